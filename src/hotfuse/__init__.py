@@ -1,0 +1,1 @@
+"""Hotfuse: a tiered, profile-guided JIT for neural-network inference."""

@@ -1,0 +1,109 @@
+"""Decisions and events are values: `explain()`, the command line and the tests read the same objects."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+EvidenceValue = str | int | float | bool | None
+
+
+class Action(StrEnum):
+    """What was done."""
+
+    CAPTURE = "capture"
+    DEPLOY = "deploy"
+    KEEP = "keep"
+    REFUSE = "refuse"
+    DROP = "drop"
+    FALLBACK = "fallback"
+    NOTICE = "notice"
+
+
+class Why(StrEnum):
+    """Every reason a decision can have; a new reason is a new member, never free text."""
+
+    FIRST_CALL = "first call of this structure"
+    NEW_SHAPE = "shapes outside every captured guard"
+    VERIFIED = "outputs agreed with the model's own"
+    MISMATCH = "outputs disagreed with the model's own"
+    NOT_CAPTURABLE = "the model cannot be captured"
+    NOT_SENDABLE = "the model cannot be sent to a worker process"
+    WORKER_DIED = "the capture worker died"
+    TIMEOUT = "the capture took too long"
+    RANDOM = "the model draws random numbers"
+    STATEFUL = "the model changes its own state"
+    WEIGHTS_CHANGED = "a parameter or buffer changed"
+    MODEL_CHANGED = "a module attribute, hook or mode changed"
+    GRAD_NEEDED = "gradients were asked for"
+    TOO_MANY = "the limit of captured graphs was reached"
+    RUN_FAILED = "the captured graph raised an error"
+    NO_MAPPING = "the operator has no mapping of its own"
+    DATA_DEPENDENT = "the operator's result shape depends on data"
+    GUARD_MISS = "a guard did not hold"
+    UNSUPPORTED_CALL = "the call's arguments cannot be described"
+    TURNED_OFF = "switched off by the settings"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision with its reason and the evidence it rested on."""
+
+    action: Action
+    why: Why
+    subject: str = ""
+    evidence: Mapping[str, EvidenceValue] = field(default_factory=dict[str, EvidenceValue])
+    at: float = 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """A plain dict for JSON."""
+        return {"action": self.action.value, "why": self.why.value, "subject": self.subject,
+                "evidence": dict(self.evidence), "at": self.at}
+
+    def __str__(self) -> str:
+        detail = ", ".join(f"{k}={v}" for k, v in self.evidence.items())
+        return f"{self.action.value} {self.subject}: {self.why.value}" + (f" ({detail})" if detail else "")
+
+
+class EventLog:
+    """A bounded, thread-safe list of decisions, and counters that never lose a count."""
+
+    def __init__(self, limit: int = 4096, debug: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lock = threading.Lock()
+        self._decisions: deque[Decision] = deque(maxlen=limit)
+        self._counts: Counter[str] = Counter()
+        self._clock = clock
+        self._start = clock()
+        self._debug = debug
+
+    def decide(self, action: Action, why: Why, subject: str = "", **evidence: EvidenceValue) -> Decision:
+        """Record a decision and return it."""
+        decision = Decision(action, why, subject, evidence, round(self._clock() - self._start, 6))
+        with self._lock:
+            self._decisions.append(decision)
+            self._counts[f"{action.name.lower()}.{why.name.lower()}"] += 1
+        if self._debug >= 1:
+            print(f"hotfuse: {decision}", file=sys.stderr)
+        return decision
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Bump a named counter."""
+        with self._lock:
+            self._counts[name] += by
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """Everything decided so far, oldest first (bounded)."""
+        with self._lock:
+            return tuple(self._decisions)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """All counters, one per (action, reason) and per named count."""
+        with self._lock:
+            return dict(self._counts)

@@ -1,0 +1,86 @@
+"""Settings are one frozen value that is passed in; the environment is read once, at the edge.
+
+A field marked `affects_code` belongs to every cache key (`Settings.code_key`), so adding a field
+can never make two different programs share a cache entry.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Literal
+
+from hotfuse.base.errors import InputError
+
+Objective = Literal["latency", "energy", "memory"]
+CaptureMode = Literal["background", "inline", "off"]
+
+
+def _code(default: object) -> object:
+    return field(default=default, metadata={"affects_code": True})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that may be chosen about a run."""
+
+    objective: Objective = _code("latency")  # type: ignore[assignment]
+    exact: bool = _code(True)  # type: ignore[assignment]
+    threads: int | None = _code(None)  # type: ignore[assignment]
+    partition_nodes: int = _code(256)  # type: ignore[assignment]
+    """Most nodes in one partition at tier 0; keeps later re-planning cheap."""
+
+    capture: CaptureMode = "background"
+    """`background`: in a worker process; `inline`: in the call (tools and tests); `off`: never."""
+    capture_timeout_s: float = 300.0
+    max_entries: int = 8
+    """Captured graphs kept per model before the least recently used is dropped."""
+    max_captures: int = 16
+    """Captures tried per model; a model that keeps changing stays on its own code after that."""
+    rtol: float = 1e-4
+    """Relative error allowed between a captured graph and the model's own fp32 outputs."""
+    profiles: str | None = None
+    cache_dir: Path = Path("~/.cache/hotfuse")
+    debug: int = 0
+    max_events: int = 4096
+
+    def code_key(self) -> tuple[tuple[str, object], ...]:
+        """The part of the settings that changes generated code, for cache keys."""
+        return tuple((f.name, getattr(self, f.name)) for f in fields(self) if f.metadata.get("affects_code"))
+
+    def with_(self, **changes: object) -> Settings:
+        """A copy with some fields changed; unknown names are the caller's error."""
+        known = {f.name for f in fields(self)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise InputError(
+                f"unknown setting {unknown[0]!r}", hint="one of " + ", ".join(sorted(known))
+            )
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+_ENV = {"HOTFUSE_DEBUG": "debug", "HOTFUSE_CACHE_DIR": "cache_dir", "HOTFUSE_CAPTURE": "capture", "HOTFUSE_PROFILES": "profiles"}
+
+
+def from_env(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the environment once; a malformed variable is an error that names it."""
+    environ = os.environ if environ is None else environ
+    changes: dict[str, object] = {}
+    for var, name in _ENV.items():
+        if (text := environ.get(var)) is None or text == "":
+            continue
+        if name == "debug":
+            if not text.isdecimal():
+                raise InputError(f"{var}={text!r} is not a debug level", hint="a number from 0 to 7")
+            changes[name] = int(text)
+        elif name == "cache_dir":
+            changes[name] = Path(text)
+        elif name == "capture":
+            if text not in ("background", "inline", "off"):
+                raise InputError(f"{var}={text!r} is not a capture mode", hint="background, inline or off")
+            changes[name] = text
+        else:
+            changes[name] = text
+    return Settings().with_(**changes)

@@ -1,0 +1,1 @@
+"""The hypergraph: types, graph, text form, verifier, rewriting, structural hash."""
