@@ -1,1 +1,1 @@
-"""TODO one line."""
+"""One row per op: what the graph's vocabulary means, how it touches memory, what it costs."""
