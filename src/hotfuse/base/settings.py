@@ -61,7 +61,12 @@ class Settings:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-_ENV = {"HOTFUSE_DEBUG": "debug", "HOTFUSE_CACHE_DIR": "cache_dir", "HOTFUSE_CAPTURE": "capture", "HOTFUSE_PROFILES": "profiles"}
+_ENV = {
+    "HOTFUSE_DEBUG": "debug",
+    "HOTFUSE_CACHE_DIR": "cache_dir",
+    "HOTFUSE_CAPTURE": "capture",
+    "HOTFUSE_PROFILES": "profiles",
+}
 
 
 def from_env(environ: Mapping[str, str] | None = None) -> Settings:
