@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hotfuse.base.errors import ModelError
@@ -31,12 +31,51 @@ class Sym:
 
 Dim = int | Sym
 
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+"""A name that stands in text without quotes."""
+STRING = r'"(?:[^"\\\n]|\\.)*"'
+"""A quoted string, on one line."""
+MAX_DEPTH = 64
+"""How deep anything may nest in text: far more than any model needs, far less than Python's stack holds."""
+
+_ODD = re.compile("[\"\\\\\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
+_SHORT = {c: "\\" + letter for letter, c in _LETTERS.items() if letter != "/"}
+
+
+def quote(text: str) -> str:
+    """A JSON string that shows every character on one line; lone surrogates survive."""
+    return '"' + _ODD.sub(lambda m: _SHORT.get(m.group(), f"\\u{ord(m.group()):04x}"), text) + '"'
+
+
+def unquote(text: str) -> str:
+    """The string that `quote` wrote; raises ValueError on an unknown escape."""
+    body = text[1:-1]
+    return _ESCAPE.sub(_unescape, body) if "\\" in body else body
+
+
+def _unescape(m: re.Match[str]) -> str:
+    if m.group(1) is not None:
+        return chr(int(m.group(1), 16))
+    if m.group(2) not in _LETTERS:
+        raise ValueError(f"unknown escape \\{m.group(2)}")
+    return _LETTERS[m.group(2)]
+
+
+def _power(a: int, b: int) -> int:
+    """Bounded, because expressions come from files: a dimension never needs more than 4096 bits."""
+    if b < 0 or a.bit_length() * b > 4096:
+        raise ModelError(f"dimension {a} ** {b} is not a size")
+    return a**b
+
+
 _EVAL: dict[str, Callable[..., int]] = {
     "+": lambda *a: sum(a),
     "*": lambda *a: math.prod(a),
     "//": lambda a, b: a // b,
     "%": lambda a, b: a % b,
-    "**": lambda a, b: a**b,
+    "**": _power,
     "ceildiv": lambda a, b: -(-a // b),
     "max": max,
     "min": min,
@@ -52,6 +91,11 @@ _ARITY = {"//": 2, "%": 2, "**": 2, "ceildiv": 2, "==": 2, "!=": 2, "<": 2, "<="
 _PREFIX = {"max", "min", "ceildiv", "and", "or", "not"}
 
 
+def well_formed(op: str, operands: int) -> bool:
+    """Whether there is such an operator, and it takes so many operands."""
+    return op in _EVAL and operands >= 1 and _ARITY.get(op, operands) == operands
+
+
 def sym(name: str) -> Sym:
     """A named symbol."""
     return Sym("sym", (name,))
@@ -59,13 +103,13 @@ def sym(name: str) -> Sym:
 
 def expr(op: str, *args: Dim) -> Dim:
     """An expression, folded when every operand is a number; `+` and `*` keep their operands sorted."""
-    if op not in _EVAL or _ARITY.get(op, len(args)) != len(args):
+    if not well_formed(op, len(args)):
         raise ModelError(f"malformed dimension expression {op!r} of {len(args)} operands")
     if op in ("+", "*"):
         unit = 0 if op == "+" else 1
         flat: list[Dim] = []
         for a in args:
-            flat.extend(_dims(a) if isinstance(a, Sym) and a.op == op else (a,))
+            flat.extend(dims_in(a) if isinstance(a, Sym) and a.op == op else (a,))
         number = _EVAL[op](*[a for a in flat if isinstance(a, int)], unit)
         if op == "*" and number == 0:
             return 0
@@ -80,7 +124,8 @@ def expr(op: str, *args: Dim) -> Dim:
     return Sym(op, args)
 
 
-def _dims(e: Sym) -> Iterator[Dim]:
+def dims_in(e: Sym) -> Iterator[Dim]:
+    """The operands of an expression; none for a symbol."""
     for a in e.args:
         if not isinstance(a, str):
             yield a
@@ -92,7 +137,7 @@ def symbols(d: Dim) -> frozenset[str]:
         return frozenset()
     if d.op == "sym":
         return frozenset({str(d.args[0])})
-    return frozenset[str]().union(*(symbols(a) for a in _dims(d)))
+    return frozenset[str]().union(*(symbols(a) for a in dims_in(d)))
 
 
 def evaluate(d: Dim, env: Mapping[str, int]) -> int:
@@ -101,7 +146,7 @@ def evaluate(d: Dim, env: Mapping[str, int]) -> int:
         return d
     if d.op == "sym":
         return env[str(d.args[0])]
-    return int(_EVAL[d.op](*(evaluate(a, env) for a in _dims(d))))
+    return int(_EVAL[d.op](*(evaluate(a, env) for a in dims_in(d))))
 
 
 def rename(d: Dim, names: Mapping[str, str]) -> Dim:
@@ -111,7 +156,7 @@ def rename(d: Dim, names: Mapping[str, str]) -> Dim:
     if d.op == "sym":
         name = str(d.args[0])
         return sym(names.get(name, name))
-    return expr(d.op, *(rename(a, names) for a in _dims(d)))
+    return expr(d.op, *(rename(a, names) for a in dims_in(d)))
 
 
 def show(d: Dim) -> str:
@@ -119,66 +164,70 @@ def show(d: Dim) -> str:
     if isinstance(d, int):
         return str(d)
     if d.op == "sym":
-        return str(d.args[0])
-    parts = [show(a) for a in _dims(d)]
+        name = str(d.args[0])
+        return name if NAME.fullmatch(name) else quote(name)
+    parts = [show(a) for a in dims_in(d)]
     if d.op in _PREFIX:
         return f"{d.op}({', '.join(parts)})"
     return "(" + f" {d.op} ".join(parts) + ")"
 
 
-_TOKEN = re.compile(r"\s*(-?\d+|[A-Za-z_][A-Za-z0-9_.]*|\*\*|//|==|!=|<=|[-+*%<(),])")
+class DimSyntaxError(ModelError):
+    """Malformed text of a dimension; `at` is the index of the faulty token."""
+
+    def __init__(self, what: str, at: int) -> None:
+        super().__init__(what)
+        self.at = at
 
 
-class _Reader:
-    """A reader for the fully parenthesized form that `show` writes."""
+def read(tokens: Sequence[str], at: int, depth: int = 0) -> tuple[Dim, int]:
+    """Read what `show` writes from tokens that end with an empty one; nothing is folded or sorted."""
+    token = tokens[at]
+    if depth > MAX_DEPTH:
+        raise DimSyntaxError("dimension expression nested too deeply", at)
+    if token == "(":
+        part, at = read(tokens, at + 1, depth + 1)
+        op, parts = tokens[at], [part]
+        if op == ")":
+            return part, at + 1
+        while tokens[at] == op and op not in _PREFIX:
+            part, at = read(tokens, at + 1, depth + 1)
+            parts.append(part)
+        if tokens[at] != ")" or not well_formed(op, len(parts)):
+            raise DimSyntaxError("malformed dimension", at)
+        return Sym(op, tuple(parts)), at + 1
+    if token in _PREFIX and tokens[at + 1] == "(":
+        parts, at, end = list[Dim](), at + 1, ","
+        while end == ",":
+            part, at = read(tokens, at + 1, depth + 1)
+            parts.append(part)
+            end = tokens[at]
+        if end != ")" or not well_formed(token, len(parts)):
+            raise DimSyntaxError("malformed dimension", at)
+        return Sym(token, tuple(parts)), at + 1
+    if NAME.fullmatch(token):
+        return sym(token), at + 1
+    try:
+        return (sym(unquote(token)) if token.startswith('"') and len(token) > 1 else int(token)), at + 1
+    except ValueError as e:
+        raise DimSyntaxError("a dimension expected", at) from e
 
-    def __init__(self, text: str) -> None:
-        self.text, self.pos = text, 0
 
-    def peek(self) -> str:
-        m = _TOKEN.match(self.text, self.pos)
-        return m.group(1) if m else ""
-
-    def take(self, want: str = "") -> str:
-        m = _TOKEN.match(self.text, self.pos)
-        if not m or (want and m.group(1) != want):
-            raise ModelError(f"malformed dimension {self.text!r}", where=f"column {self.pos + 1}")
-        self.pos = m.end()
-        return m.group(1)
-
-    def dim(self, depth: int = 0) -> Dim:
-        if depth > 100:
-            raise ModelError("dimension expression nested too deeply")
-        token = self.take()
-        if re.fullmatch(r"-?\d+", token):
-            return int(token)
-        if token == "(":
-            parts, op = [self.dim(depth + 1)], ""
-            while self.peek() != ")":
-                token = self.take()
-                if op and token != op:
-                    raise ModelError(f"mixed operators in {self.text!r}", where=f"column {self.pos}")
-                op = token
-                parts.append(self.dim(depth + 1))
-            self.take(")")
-            return expr(op, *parts) if op else parts[0]
-        if token in _PREFIX and self.peek() == "(":
-            self.take("(")
-            parts = [self.dim(depth + 1)]
-            while self.peek() == ",":
-                self.take(",")
-                parts.append(self.dim(depth + 1))
-            self.take(")")
-            return expr(token, *parts)
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]*", token):
-            raise ModelError(f"malformed dimension {self.text!r}", where=f"column {self.pos}")
-        return sym(token)
+_TOKEN = re.compile(rf"\s*({STRING}|-?[0-9]+|{NAME.pattern}|\*\*|//|==|!=|<=|\S)")
 
 
 def parse(text: str) -> Dim:
-    """Read one dimension or predicate."""
-    reader = _Reader(text)
-    d = reader.dim()
-    if reader.text[reader.pos:].strip():
-        raise ModelError(f"malformed dimension {text!r}", where=f"column {reader.pos + 1}")
-    return d
+    """Read one dimension or predicate, into normal form."""
+    tokens = [*_TOKEN.findall(text.strip()), ""]
+    try:
+        d, at = read(tokens, 0)
+    except DimSyntaxError as e:
+        raise ModelError(f"malformed dimension {text!r}", where=f"token {e.at + 1}", because=e.what) from e
+    if at != len(tokens) - 1:
+        raise ModelError(f"malformed dimension {text!r}", where=f"token {at + 1}")
+    return normal(d)
+
+
+def normal(d: Dim) -> Dim:
+    """The same expression as `expr` builds it: folded, flattened and sorted."""
+    return rename(d, {})
