@@ -1,1 +1,1 @@
-"""TODO one line."""
+"""What we run on: CPU features that really execute, topology, fingerprint."""

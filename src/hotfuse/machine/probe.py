@@ -1,0 +1,109 @@
+"""Which CPU features really execute.
+
+Some machines advertise instructions that trap when used (seen: AMX in a virtual machine). A feature is therefore
+believed only when it is advertised *and* an instruction of it ran in a throw-away process: `machine.trial` forks one
+child per feature, so a trap kills only that child. The whole probe takes some tens of milliseconds and its
+result is kept for the life of the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotfuse.base.errors import InternalError
+from hotfuse.machine.features import RETURNS, Feature, known_features
+
+_TRIAL = Path(__file__).with_name("trial.py")
+_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a feature's trial showed."""
+
+    name: str
+    advertised: bool
+    executes: bool
+    detail: str
+    """How the trial ended: `ran`, `killed by SIGILL`, ..."""
+
+    @property
+    def usable(self) -> bool:
+        """Advertised and executed: the only features code may be compiled for."""
+        return self.advertised and self.executes
+
+    def to_dict(self) -> dict[str, object]:
+        """A plain dict for JSON."""
+        return {
+            "name": self.name,
+            "advertised": self.advertised,
+            "executes": self.executes,
+            "usable": self.usable,
+            "detail": self.detail,
+        }
+
+
+def advertised_flags(cpuinfo: str | None = None) -> frozenset[str]:
+    """The words the kernel lists as this CPU's features; empty where the system does not say."""
+    if cpuinfo is None:
+        path = Path("/proc/cpuinfo")
+        cpuinfo = path.read_text(errors="replace") if path.exists() else ""
+    for line in cpuinfo.splitlines():
+        key, _, words = line.partition(":")
+        if key.strip().lower() in ("flags", "features"):
+            return frozenset(words.split())
+    return frozenset()
+
+
+def probe(features: Sequence[Feature], flags: frozenset[str]) -> tuple[Probed, ...]:
+    """Run the code of each feature in a process of its own and report how it ended."""
+    if not features:
+        return ()
+    if sys.platform != "linux":
+        return tuple(Probed(f.name, f.flag in flags, False, "not probed: needs Linux") for f in features)
+    request = json.dumps([{"code": f.code.hex(), "tiles": f.tiles} for f in features])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", str(_TRIAL)],
+            input=request,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=True,
+        )
+        answers: list[dict[str, int | None]] = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as e:
+        stderr = getattr(e, "stderr", None) or ""
+        raise InternalError("the feature probe's process failed", because=f"{e} {stderr}".strip()) from e
+    return tuple(_judge(f, flags, a) for f, a in zip(features, answers, strict=True))
+
+
+def _judge(feature: Feature, flags: frozenset[str], answer: dict[str, int | None]) -> Probed:
+    returned, killer = answer["returned"], answer["signal"]
+    if killer:
+        detail = f"killed by {signal.Signals(killer).name}"
+    elif returned == RETURNS:
+        detail = "ran"
+    elif returned == 255 and feature.tiles:
+        detail = "the kernel refuses tile state"
+    else:
+        detail = f"returned {returned}"
+    return Probed(feature.name, feature.flag in flags, detail == "ran", detail)
+
+
+@functools.cache
+def features() -> tuple[Probed, ...]:
+    """Every known feature of this machine's architecture, probed once per process."""
+    return probe(known_features(), advertised_flags())
+
+
+def usable_features() -> frozenset[str]:
+    """The names of the features code may be compiled for."""
+    return frozenset(p.name for p in features() if p.usable)
