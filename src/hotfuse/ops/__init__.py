@@ -1,1 +1,32 @@
-"""One row per op: what the graph's vocabulary means, how it touches memory, what it costs."""
+"""One row per op: what the graph's vocabulary means, how it touches memory, what it costs.
+
+Importing the package fills the table; a family of ops is one file.
+"""
+
+from hotfuse.ops import (
+    attention,
+    contract,
+    conv,
+    index,
+    misc,
+    movement,
+    norm,
+    pointwise,
+    recurrent,
+    reduce,
+    sym,
+)
+
+__all__ = [
+    "attention",
+    "contract",
+    "conv",
+    "index",
+    "misc",
+    "movement",
+    "norm",
+    "pointwise",
+    "recurrent",
+    "reduce",
+    "sym",
+]

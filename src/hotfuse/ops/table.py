@@ -34,6 +34,8 @@ class Access(StrEnum):
     INDEXING = "indexing"
     RECURRENT = "recurrent"
     CONTROL = "control"
+    HOST = "host"
+    """Numbers of the host only, such as a size: no tensor is read."""
     OPAQUE = "opaque"
 
 
@@ -48,7 +50,7 @@ class OpRow:
     access: Access
     flops: FlopFn
     view: bool = False
-    """The result may share memory with the first input, so it moves no bytes."""
+    """A result may share memory with an input, and then no bytes move."""
 
 
 _ROWS: dict[str, OpRow] = {}
@@ -69,6 +71,12 @@ def defop(name: str, access: Access, flops: FlopFn = no_flops, *, view: bool = F
         raise InternalError(f"op {name} has two rows")
     row = _ROWS[name] = OpRow(name, access, flops, view)
     return row
+
+
+def defops(names: str, access: Access, flops: FlopFn = no_flops, *, view: bool = False) -> None:
+    """One row for each of the ATen ops named, which all read and cost alike."""
+    for name in names.split():
+        defop(f"aten.{name}", access, flops, view=view)
 
 
 def rows() -> dict[str, OpRow]:

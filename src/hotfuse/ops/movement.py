@@ -1,0 +1,35 @@
+"""Ops that put elements elsewhere by a rule over positions: views, joins, splits, pads, repeats. No arithmetic.
+
+Rows with `view` may give their input's memory back.
+"""
+
+from __future__ import annotations
+
+from hotfuse.ops.table import Access, defops
+
+_M = Access.MOVEMENT
+
+defops(
+    """view reshape _unsafe_view _reshape_alias view_as reshape_as flatten unflatten ravel squeeze unsqueeze
+    permute transpose t numpy_T mT mH matrix_H adjoint swapaxes swapdims movedim moveaxis
+    expand expand_as broadcast_to broadcast_tensors meshgrid
+    slice select narrow diagonal linalg_diagonal as_strided unfold view_as_real view_as_complex
+    split split_with_sizes tensor_split hsplit vsplit dsplit chunk unsafe_chunk unsafe_split unsafe_split_with_sizes
+    unbind atleast_1d atleast_2d atleast_3d""",
+    _M,
+    view=True,
+)
+# These give their input back in special cases: nothing to pad, one tensor to join, one repeat.
+defops("pad", _M, view=True)
+defops(
+    """cat concat concatenate stack _stack hstack vstack dstack column_stack row_stack block_diag cartesian_prod
+    combinations constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
+    replication_pad2d replication_pad3d _pad_circular _pad_enum repeat repeat_interleave tile roll flip fliplr flipud
+    rot90 diag diag_embed diagflat pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle im2col
+    slice_scatter select_scatter diagonal_scatter as_strided_scatter narrow_copy pad_sequence vander linalg_vander
+    view_copy permute_copy expand_copy squeeze_copy unsqueeze_copy transpose_copy t_copy slice_copy select_copy
+    diagonal_copy as_strided_copy unfold_copy split_copy split_with_sizes_copy unbind_copy view_as_real_copy
+    view_as_complex_copy _reshape_copy _pack_padded_sequence _pad_packed_sequence
+    fft_fftshift fft_ifftshift""",
+    _M,
+)
