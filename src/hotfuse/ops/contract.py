@@ -31,13 +31,14 @@ defops("_weight_int4pack_mm", _C, matmul("self", "mat2"))
 defops(
     """linalg_inv linalg_inv_ex inverse linalg_solve linalg_solve_ex linalg_solve_triangular triangular_solve
     linalg_det det linalg_slogdet slogdet logdet linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve
-    linalg_cholesky linalg_cholesky_ex cholesky cholesky_inverse cholesky_solve linalg_ldl_factor linalg_ldl_solve
+    linalg_cholesky linalg_cholesky_ex cholesky cholesky_inverse cholesky_solve linalg_ldl_factor linalg_ldl_factor_ex
+    linalg_ldl_solve lu_solve lu_unpack linalg_tensorinv linalg_tensorsolve
     linalg_matrix_power matrix_power linalg_matrix_exp matrix_exp linalg_householder_product""",
     Access.OPAQUE,
     costs.cubic(1),
 )
 defops(
-    """linalg_qr qr linalg_svd svd linalg_svdvals linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_lstsq
+    """linalg_qr qr geqrf ormqr orgqr linalg_svd svd linalg_svdvals linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_lstsq
     linalg_pinv pinverse linalg_matrix_rank linalg_cond nuclear_norm""",
     Access.OPAQUE,
     costs.cubic(10),

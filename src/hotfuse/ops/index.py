@@ -9,7 +9,7 @@ _I = Access.INDEXING
 
 defops(
     """gather take take_along_dim index _unsafe_index index_select embedding masked_select nonzero nonzero_numpy
-    nonzero_static argwhere one_hot
+    nonzero_static argwhere one_hot _unsafe_masked_index _unsafe_masked_index_put_accumulate
     scatter index_copy index_fill masked_scatter put index_put _unsafe_index_put _index_put_impl
     max_unpool2d max_unpool3d
     upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d

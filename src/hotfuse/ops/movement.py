@@ -29,7 +29,7 @@ defops(
     slice_scatter select_scatter diagonal_scatter as_strided_scatter narrow_copy pad_sequence vander linalg_vander
     view_copy permute_copy expand_copy squeeze_copy unsqueeze_copy transpose_copy t_copy slice_copy select_copy
     diagonal_copy as_strided_copy unfold_copy split_copy split_with_sizes_copy unbind_copy view_as_real_copy
-    view_as_complex_copy _reshape_copy _pack_padded_sequence _pad_packed_sequence
+    view_as_complex_copy _reshape_copy _pack_padded_sequence _pad_packed_sequence _chunk_cat
     fft_fftshift fft_ifftshift""",
     _M,
 )

@@ -5,7 +5,7 @@ Softmax and running sums belong here too: each output element depends on its row
 
 from __future__ import annotations
 
-from hotfuse.ops.costs import CHEAP, DIVIDE, FUNCTION, SOFTMAX, distances, per_input, per_operand, sorting
+from hotfuse.ops.costs import CHEAP, DIVIDE, FUNCTION, SOFTMAX, distances, per_input, per_operand, per_output, sorting
 from hotfuse.ops.table import Access, defops
 
 _R = Access.REDUCTION
@@ -13,7 +13,7 @@ _R = Access.REDUCTION
 defops(
     """sum nansum prod amax amin aminmax max min argmax argmin all any count_nonzero trace sum_to_size
     cumsum cumprod cummax cummin diff trapezoid trapz cumulative_trapezoid equal allclose
-    _is_all_true _is_any_true bincount histc""",
+    _is_all_true _is_any_true bincount histc histogram histogramdd hash_tensor""",
     _R,
     per_input(CHEAP),
 )
@@ -31,6 +31,8 @@ defops(
     _R,
     per_input(SOFTMAX),
 )
+# Each output element takes two of its row: the value and its gate.
+defops("glu", _R, per_output(FUNCTION))
 defops("median nanmedian mode quantile nanquantile kthvalue", _R, sorting)
 defops("cdist _cdist_forward _euclidean_dist pdist", _R, distances)
 defops(

@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import torch
+from torch._ops import OpOverloadPacket
 
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim
@@ -110,3 +112,41 @@ def resolve(op: str) -> Callable[..., Any]:
         return getattr(found, overload) if overload else found
     except (AttributeError, RuntimeError) as e:
         raise InternalError(f"no operator {op}", because=str(e)) from e
+
+
+# --- what torch's own schema says: derived, never written by hand -----------------------------------------------------
+
+
+def _overload(op: str) -> Any:
+    """The operator of one schema; an op named without overload takes its default or its first one."""
+    found = resolve(op)
+    if isinstance(found, OpOverloadPacket):
+        names = found.overloads()
+        return getattr(found, "default" if "default" in names else names[0])
+    return found
+
+
+@cache
+def schema_of(op: str) -> Any:
+    """The torch schema of an op; None for ops of other vocabularies, which are pure by promise."""
+    return getattr(_overload(op), "_schema", None)
+
+
+@cache
+def is_random(op: str) -> bool:
+    """Whether the op may draw from a random generator; `draws_random` knows about a particular node."""
+    return torch.Tag.nondeterministic_seeded in getattr(_overload(op), "tags", ())
+
+
+@cache
+def is_mutating(op: str) -> bool:
+    """Whether the op writes into one of its arguments."""
+    schema = schema_of(op)
+    return schema is not None and bool(schema.is_mutable)
+
+
+@cache
+def is_view(op: str) -> bool:
+    """Whether the schema lets a result share memory with an argument that is not written."""
+    schema = schema_of(op)
+    return schema is not None and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
