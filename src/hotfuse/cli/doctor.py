@@ -1,0 +1,194 @@
+"""`hotfuse doctor`: what is installed, what the machine really does, and whether the parts start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Annotated, Literal
+
+import typer
+
+from hotfuse.base.errors import HotfuseError
+from hotfuse.base.settings import Settings, from_env
+from hotfuse.cli.output import heading, print_json, reports_errors, rows
+from hotfuse.machine.fingerprint import make_fingerprint
+from hotfuse.machine.probe import features, usable_features
+from hotfuse.machine.topology import Topology, topology
+
+PACKAGES = ("hotfuse", "torch", "numpy", "onnx", "ml_dtypes", "cloudpickle", "onnxruntime", "transformers", "triton")
+
+Status = Literal["ok", "warn", "FAIL"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was tried, and how it went."""
+
+    name: str
+    status: Status
+    detail: str
+
+
+@reports_errors
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Check this installation: versions, devices, CPU features that really execute, threads, cache, worker."""
+    settings = from_env()
+    top = topology()
+    probed = features()
+    report: dict[str, object] = {
+        "versions": versions(),
+        "devices": devices(),
+        "machine": top.to_dict(),
+        "features": [p.to_dict() for p in probed],
+        "fingerprint": make_fingerprint(top, usable_features()).to_dict(),
+    }
+    checks = [
+        check_threads(top),
+        check_cache(settings),
+        check_worker(),
+        check_entry_point(),
+        check_bf16(),
+    ]
+    report["checks"] = [asdict(c) for c in checks]
+    report["ok"] = all(c.status != "FAIL" for c in checks)
+    if as_json:
+        print_json(report)
+    else:
+        _show(top, checks)
+    if not report["ok"]:
+        raise typer.Exit(1)
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that matter; an absent optional one is shown as absent."""
+    found = {"python": sys.version.split()[0]}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def devices() -> list[dict[str, object]]:
+    """Every device torch can use here."""
+    import torch
+
+    found: list[dict[str, object]] = [{"device": "cpu", "name": torch.backends.cpu.get_cpu_capability()}]
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            p = torch.cuda.get_device_properties(i)
+            found.append(
+                {
+                    "device": f"cuda:{i}",
+                    "name": p.name,
+                    "memory_bytes": p.total_memory,
+                    "capability": f"{p.major}.{p.minor}",
+                }
+            )
+    return found
+
+
+def check_threads(top: Topology) -> Check:
+    """Whether torch would start more threads than there are CPUs for them."""
+    import torch
+
+    threads = torch.get_num_threads()
+    room = min(top.usable_cpus, top.cpu_quota or top.usable_cpus)
+    detail = f"torch uses {threads}, {top.usable_cpus} CPUs usable"
+    if top.cpu_quota is not None:
+        detail += f", quota {top.cpu_quota:g} CPUs"
+    if limit := os.environ.get("OMP_NUM_THREADS"):
+        detail += f", OMP_NUM_THREADS={limit}"
+    return Check("threads", "warn" if threads > room else "ok", detail)
+
+
+def check_cache(settings: Settings) -> Check:
+    """Whether the cache folder can be made and written."""
+    folder = settings.cache_dir.expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as e:
+        return Check("cache folder", "FAIL", f"{folder}: {e.strerror or e}; set HOTFUSE_CACHE_DIR to a writable folder")
+    return Check("cache folder", "ok", f"{folder} is writable")
+
+
+def _in_process(name: str, code: str, *, fatal: bool, hint: str = "", timeout_s: float = 120.0) -> Check:
+    """Run a few lines of Python in a process of their own; its death is a finding, not a crash."""
+    start = time.monotonic()
+    bad: Status = "FAIL" if fatal else "warn"
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout_s)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return Check(name, bad, str(e))
+    if done.returncode < 0:
+        return Check(name, bad, f"killed by signal {-done.returncode}" + (f"; {hint}" if hint else ""))
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return Check(name, bad, last + (f"; {hint}" if hint else ""))
+    return Check(name, "ok", f"{done.stdout.strip()} in {time.monotonic() - start:.1f} s")
+
+
+def check_worker() -> Check:
+    """Whether a process that can capture models starts."""
+    return _in_process("worker process", "import hotfuse.frontends, torch; print('started')", fatal=True)
+
+
+def check_bf16() -> Check:
+    """Whether torch's own bf16 kernels survive here: they trust advertised features, which may trap."""
+    code = "import torch; torch.nn.functional.linear(*[torch.ones(64, 64, dtype=torch.bfloat16)] * 2); print('ran')"
+    hint = "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 may keep torch from using what traps"
+    return _in_process("torch bf16 linear", code, fatal=False, hint=hint)
+
+
+def check_entry_point() -> Check:
+    """Whether `torch.compile(backend="hotfuse")` will find us."""
+    name = "torch.compile backend"
+    found = [e for e in metadata.entry_points(group="torch_dynamo_backends") if e.name == "hotfuse"]
+    if not found:
+        return Check(name, "FAIL", "the entry point is not registered; reinstall the package")
+    try:
+        backend: object = found[0].load()
+    except (ImportError, AttributeError, HotfuseError) as e:
+        return Check(name, "FAIL", f"{found[0].value} does not load: {e}")
+    if not callable(backend):
+        return Check(name, "FAIL", f"{found[0].value} is not callable")
+    return Check(name, "ok", f"registered as {found[0].value}")
+
+
+def _size(value: object) -> str:
+    return "unknown" if not isinstance(value, int) else f"{value / (1 << 30):.1f} GiB"
+
+
+def _show(top: Topology, checks: list[Check]) -> None:
+    heading("versions")
+    rows(("package", "version"), versions().items(), header=False)
+    heading("\nmachine")
+    caches = ", ".join(f"L{c.level} {c.kind} {c.bytes >> 10} KiB" for c in top.caches) or "unknown"
+    facts = [
+        ("cpu", f"{top.cpu} ({top.arch})"),
+        ("os", f"{top.os} {top.kernel}"),
+        ("cores", f"{top.physical_cores or '?'} physical, {top.logical_cpus} logical, {top.usable_cpus} usable"),
+        ("caches", caches),
+        ("memory", _size(top.memory_bytes)),
+    ]
+    rows(("fact", "value"), facts, header=False)
+    heading("\ndevices")
+    listed = [(d["device"], d["name"], _size(d["memory_bytes"]) if "memory_bytes" in d else "") for d in devices()]
+    rows(("device", "name", "memory"), listed, header=False)
+    heading("\nCPU features (believed only when advertised and executed)")
+    yes_no = {True: "yes", False: "no"}
+    body = [(p.name, yes_no[p.advertised], yes_no[p.executes], p.detail) for p in features()]
+    rows(("feature", "advertised", "executes", "detail"), body)
+    heading("\nchecks")
+    rows(("check", "status", "detail"), [(c.name, c.status, c.detail) for c in checks], header=False)
+

@@ -1,0 +1,177 @@
+"""Inputs for a model from the command line: `.npy` files, numbers, or random values by declared shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from hotfuse.base.errors import InputError
+
+Array = npt.NDArray[Any]
+
+_DTYPES: dict[str, Any] = {
+    "float": np.float32,
+    "double": np.float64,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float8e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8e5m2": ml_dtypes.float8_e5m2,
+    "bool": np.bool_,
+    "string": np.object_,
+    "complex64": np.complex64,
+    "complex128": np.complex128,
+    **{name: np.dtype(name) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")},
+}
+_MAX_ELEMENTS = 1 << 31
+
+
+class Declared(Protocol):
+    """An input as ONNX Runtime's interface describes it."""
+
+    @property
+    def name(self) -> str:
+        """The input's name."""
+        ...
+
+    @property
+    def type(self) -> str:
+        """Such as `tensor(float)`."""
+        ...
+
+    @property
+    def shape(self) -> Sequence[int | str | None]:
+        """Numbers, names of dynamic dims, or None."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Feeds:
+    """What the model is run with, and how it came about."""
+
+    arrays: dict[str, Array]
+    dims: dict[str, int]
+    """Dynamic dims by name; an unnamed one is called `input.axis`."""
+    chosen: frozenset[str]
+    """The dims among them that nobody gave: shown, so that the user can give them."""
+    sources: dict[str, str]
+    """`random`, a file's name or a number, per input."""
+
+
+def make_feeds(declared: Sequence[Declared], given: Mapping[str, str], dims: Mapping[str, str], seed: int) -> Feeds:
+    """One array per declared input."""
+    names = [d.name for d in declared]
+    for name in given:
+        if name not in names:
+            raise InputError(f"the model has no input {name!r}", hint="one of " + ", ".join(names))
+    numbers = {name: _dim(name, text) for name, text in dims.items()}
+    loaded = {name: _load(name, text) for name, text in given.items() if text.endswith(".npy")}
+    bound = _dims_of_files(declared, loaded)
+    for name, number in numbers.items():
+        if bound.setdefault(name, number) != number:
+            raise InputError(f"--dim {name}={number} contradicts a file, where it is {bound[name]}")
+    rng = np.random.default_rng(seed)
+    chosen: set[str] = set()
+    arrays: dict[str, Array] = {}
+    sources: dict[str, str] = {}
+    for d in declared:
+        if d.name in loaded:
+            arrays[d.name], sources[d.name] = loaded[d.name], given[d.name]
+            continue
+        shape = tuple(_extent(d.name, axis, dim, bound, chosen) for axis, dim in enumerate(d.shape))
+        if math.prod(shape) > _MAX_ELEMENTS:
+            raise InputError(f"input {d.name!r} of shape {shape} is too large to make up", hint="give smaller --dim")
+        dtype = _dtype(d)
+        if d.name in given:
+            arrays[d.name], sources[d.name] = _filled(d.name, given[d.name], shape, dtype), given[d.name]
+        else:
+            arrays[d.name], sources[d.name] = _random(rng, shape, dtype), "random"
+    unknown = [name for name in numbers if name not in _dim_names(declared)]
+    if unknown:
+        known = ", ".join(sorted(_dim_names(declared))) or "the model has no dynamic dims"
+        raise InputError(f"no input has a dynamic dim {unknown[0]!r}", hint=known)
+    return Feeds(arrays, bound, frozenset(chosen), sources)
+
+
+def _dim(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise InputError(f"--dim {name}={text} is not a size", hint=f"--dim {name}=64")
+    return int(text)
+
+
+def _dim_name(input_name: str, axis: int, dim: int | str | None) -> str:
+    return dim if isinstance(dim, str) and dim else f"{input_name}.{axis}"
+
+
+def _dim_names(declared: Sequence[Declared]) -> set[str]:
+    return {_dim_name(d.name, i, dim) for d in declared for i, dim in enumerate(d.shape) if not isinstance(dim, int)}
+
+
+def _dims_of_files(declared: Sequence[Declared], loaded: Mapping[str, Array]) -> dict[str, int]:
+    """Dynamic dims that the given files fix, so that made-up inputs agree with them."""
+    bound: dict[str, int] = {}
+    for d in declared:
+        if (array := loaded.get(d.name)) is None or array.ndim != len(d.shape):
+            continue
+        for axis, dim in enumerate(d.shape):
+            if not isinstance(dim, int):
+                bound.setdefault(_dim_name(d.name, axis, dim), array.shape[axis])
+    return bound
+
+
+def _extent(input_name: str, axis: int, dim: int | str | None, bound: dict[str, int], chosen: set[str]) -> int:
+    if isinstance(dim, int) and dim >= 0:
+        return dim
+    name = _dim_name(input_name, axis, dim)
+    if name not in bound:
+        # The first axis is a batch nearly always; 64 suits a sequence and divides by a network's strides.
+        bound[name] = 1 if axis == 0 else 64
+        chosen.add(name)
+    return bound[name]
+
+
+def _dtype(d: Declared) -> Any:
+    inner = d.type.removeprefix("tensor(").removesuffix(")")
+    if not d.type.startswith("tensor(") or inner not in _DTYPES:
+        raise InputError(
+            f"input {d.name!r} is a {d.type}, which the command line cannot make up",
+            hint="run the model from Python with hotfuse.InferenceSession",
+        )
+    return _DTYPES[inner]
+
+
+def _load(name: str, text: str) -> Array:
+    try:
+        # Pickled arrays could run code while loading.
+        array: Array = np.load(Path(text), allow_pickle=False)
+    except (OSError, ValueError, EOFError) as e:
+        raise InputError(
+            f"cannot read {text} for input {name!r}", because=str(e), hint="a .npy file written by numpy.save"
+        ) from e
+    return array
+
+
+def _filled(name: str, text: str, shape: tuple[int, ...], dtype: Any) -> Array:
+    try:
+        return np.full(shape, float(text) if "." in text or "e" in text.lower() else int(text)).astype(dtype)
+    except (ValueError, OverflowError) as e:
+        raise InputError(
+            f"--input {name}={text} is neither a .npy file nor a number", hint=f"--input {name}=file.npy"
+        ) from e
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Normal floats; small non-negative integers, which are safe as indices; coin flips."""
+    if dtype is np.bool_:
+        return np.asarray(rng.integers(0, 2, shape)).astype(np.bool_)
+    if dtype is np.object_:
+        return np.full(shape, "hotfuse", dtype=object)
+    if np.dtype(dtype).kind in "iu":
+        return np.asarray(rng.integers(0, 8, shape)).astype(dtype)
+    return np.asarray(rng.standard_normal(shape)).astype(dtype)
