@@ -6,6 +6,8 @@ reaches a user, and a library's exception is always chained (`raise ... from e`)
 
 from __future__ import annotations
 
+from hotfuse.base.events import Why
+
 
 class HotfuseError(Exception):
     """The root of Hotfuse's errors: a sentence, and up to three lines that help."""
@@ -42,6 +44,12 @@ class InputError(HotfuseError, ValueError):
 
 class CaptureError(HotfuseError):
     """A model that runs but cannot become a graph; it keeps running as the user's own code."""
+
+    def __init__(
+        self, what: str, *, where: str = "", because: str = "", hint: str = "", why: Why = Why.NOT_CAPTURABLE
+    ) -> None:
+        super().__init__(what, where=where, because=because, hint=hint)
+        self.why = why
 
 
 class InternalError(HotfuseError):

@@ -48,6 +48,7 @@ class Why(StrEnum):
     GUARD_MISS = "a guard did not hold"
     UNSUPPORTED_CALL = "the call's arguments cannot be described"
     TURNED_OFF = "switched off by the settings"
+    NO_EFFECT = "accepted for compatibility, without effect"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,52 @@
+"""What a front end hands over, in a form that crosses a pipe: text and plain bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotfuse.frontends.ship import TensorInfo
+from hotfuse.ir.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor argument as the calls showed it: shape, which dims varied, strides, dtype and device."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    dynamic: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A captured graph, with where each of its params comes from."""
+
+    graph: Graph
+    shared: dict[str, int]
+    """Param key -> number of the tensor in the shipment."""
+    constants: dict[str, TensorInfo]
+    """Param key -> a tensor that capture made, with its data."""
+    grad_regions: bool = False
+    notes: tuple[str, ...] = ()
+    """Fallbacks taken while capturing, for `explain()`."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def info_header(info: TensorInfo) -> dict[str, Any]:
+    """The JSON part of a tensor's description (its data travels as bytes beside it)."""
+    return {"dtype": dtype_name(info.dtype), "shape": list(info.shape), "device": info.device}
+
+
+def info_from(header: dict[str, Any], data: bytes) -> TensorInfo:
+    """The inverse of `info_header`; constants arrive contiguous."""
+    shape = tuple(int(s) for s in header["shape"])
+    return TensorInfo(getattr(torch, str(header["dtype"])), shape, (), str(header["device"]), False, False, data)

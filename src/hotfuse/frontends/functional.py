@@ -1,0 +1,192 @@
+"""In-place ops on intermediates become pure ops: the traced program's variables are tracked by storage.
+
+A tensor variable of the traced program is a `Cell`: a storage and the chain of views that leads from the storage's
+root to it. Reading a cell gives an up-to-date value, replaying its views if the storage was written since; writing a cell
+pushes the new value up through the inverse of each view and makes it the storage's root:
+
+    h = linear(x); h[:, 5] = 3    -->    h0 = linear(x); s = select(h0, 1, 5); s1 = fill(s, 3); h1 = select_scatter(h0, s1, 1, 5)
+
+What belongs to the caller (inputs, parameters, buffers) may not be written: the model is then stateful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hotfuse.base.errors import CaptureError
+from hotfuse.base.events import Why
+from hotfuse.ir.graph import Arg, Value
+
+aten = torch.ops.aten
+Emit = Callable[..., Any]
+"""`emit(op, *args)` adds a pure node and gives its value (a tuple for several)."""
+
+
+@dataclass(slots=True)
+class Storage:
+    """Memory of the traced program: its current contents, and whose it is."""
+
+    root: Value
+    version: int = 0
+    owner: str = ""
+    """Non-empty for memory of the caller, which must not be written."""
+    unsure: list[Storage] = field(default_factory=list["Storage"])
+    """Storages that may or may not be the same memory: none of them can be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One step from a storage's root: a view op with its arguments after the first, and which result of it."""
+
+    op: Any
+    rest: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
+    index: int | None
+
+
+@dataclass(slots=True)
+class Cell:
+    """A tensor variable of the traced program."""
+
+    storage: Storage
+    chain: tuple[View, ...]
+    value: Value
+    version: int
+
+
+def _step(emit: Emit, view: View, parent: Value) -> Value:
+    out = emit(view.op, parent, *view.rest, **dict(view.kwargs))
+    return out if view.index is None else out[view.index]
+
+
+def read(cell: Cell, emit: Emit) -> Value:
+    """The cell's value now."""
+    if cell.version != cell.storage.version:
+        value = cell.storage.root
+        for view in cell.chain:
+            value = _step(emit, view, value)
+        cell.value, cell.version = value, cell.storage.version
+    return cell.value
+
+
+def write(cell: Cell, new: Value, emit: Emit, where: str) -> None:
+    """Make `new` the contents of the cell, and so of every cell on the same storage."""
+    storage = cell.storage
+    if storage.owner:
+        raise CaptureError(
+            f"the model changes {storage.owner} in place", where=where, why=Why.STATEFUL,
+            because="a captured graph has no side effects", hint="write to a copy, and return what changed",
+        )
+    if storage.unsure:
+        raise CaptureError(
+            "an in-place op writes memory that may be shared through a reshape or a conversion", where=where,
+            hint="use the out-of-place form of this op",
+        )
+    parents: list[Value] = []
+    while len(parents) < len(cell.chain):
+        parents.append(storage.root if not parents else _step(emit, cell.chain[len(parents) - 1], parents[-1]))
+    value = new
+    for view, parent in zip(reversed(cell.chain), reversed(parents), strict=True):
+        inverse = _INVERSE.get(view.op.overloadpacket)
+        if inverse is None:
+            raise CaptureError(f"an in-place op writes through {view.op}", where=where,
+                               because="this view has no inverse here", hint="use the out-of-place form of this op")
+        value = inverse(emit, parent, value, view)
+    storage.root = value
+    storage.version += 1
+    cell.value, cell.version = (new if cell.chain else value), storage.version
+
+
+def _arg(view: View, index: int, name: str, default: Arg) -> Arg:
+    return view.rest[index] if index < len(view.rest) else dict(view.kwargs).get(name, default)
+
+
+def _reshape(emit: Emit, parent: Value, value: Value, _view: View) -> Value:
+    return emit(aten.reshape_as.default, value, parent)
+
+
+def _transpose(emit: Emit, _parent: Value, value: Value, view: View) -> Value:
+    return emit(view.op, value, *view.rest)
+
+
+def _permute(emit: Emit, _parent: Value, value: Value, view: View) -> Value:
+    dims = [int(d) for d in view.rest[0]]  # type: ignore[union-attr, arg-type]
+    dims = [d % len(dims) for d in dims]
+    return emit(aten.permute.default, value, tuple(dims.index(i) for i in range(len(dims))))
+
+
+def _same(_emit: Emit, _parent: Value, value: Value, _view: View) -> Value:
+    return value
+
+
+def _select(emit: Emit, parent: Value, value: Value, view: View) -> Value:
+    return emit(aten.select_scatter.default, parent, value, *view.rest)
+
+
+def _slice(emit: Emit, parent: Value, value: Value, view: View) -> Value:
+    return emit(aten.slice_scatter.default, parent, value, *view.rest)
+
+
+def _diagonal(emit: Emit, parent: Value, value: Value, view: View) -> Value:
+    return emit(aten.diagonal_scatter.default, parent, value, *view.rest)
+
+
+def _unbind(emit: Emit, parent: Value, value: Value, view: View) -> Value:
+    return emit(aten.select_scatter.default, parent, value, _arg(view, 0, "dim", 0), view.index)
+
+
+def _split(emit: Emit, parent: Value, value: Value, view: View) -> Value:
+    size, dim = view.rest[0], _arg(view, 1, "dim", 0)
+    assert view.index is not None
+    if isinstance(size, tuple):
+        if not all(isinstance(s, int) for s in size):
+            raise CaptureError("an in-place op writes through a split of symbolic sizes")
+        start = sum(size[: view.index])  # type: ignore[arg-type]
+        stop = start + size[view.index]  # type: ignore[operator]
+    elif isinstance(size, int):
+        start, stop = size * view.index, size * (view.index + 1)
+    else:
+        raise CaptureError("an in-place op writes through a split of symbolic size")
+    return emit(aten.slice_scatter.default, parent, value, dim, start, stop)
+
+
+_INVERSE: dict[Any, Callable[[Emit, Value, Value, View], Value]] = {
+    aten.view: _reshape, aten.reshape: _reshape, aten._unsafe_view: _reshape, aten.flatten: _reshape,
+    aten.unflatten: _reshape, aten.squeeze: _reshape, aten.unsqueeze: _reshape, aten.view_as: _reshape,
+    aten.ravel: _reshape,
+    aten.transpose: _transpose, aten.t: _transpose, aten.permute: _permute,
+    aten.detach: _same, aten.alias: _same, aten.contiguous: _same, aten.to: _same,
+    aten.select: _select, aten.slice: _slice, aten.diagonal: _diagonal,
+    aten.unbind: _unbind, aten.split: _split, aten.split_with_sizes: _split,
+}
+
+_MAYBE = {aten.reshape, aten.flatten, aten.unflatten, aten.ravel}
+
+
+def aliases(op: Any, source: torch.Tensor, result: torch.Tensor) -> bool | None:
+    """Whether the result of an op that may alias its first input does; None when it cannot be told."""
+    packet = op.overloadpacket
+    if packet in (aten.to, aten.type_as):
+        return source.dtype == result.dtype and source.device == result.device and source.stride() == result.stride()
+    if packet is aten.contiguous:
+        return source.is_contiguous()
+    if packet in _MAYBE:
+        return True if source.is_contiguous() else None
+    return True
+
+
+def pure_variant(op: Any, where: str) -> Any:
+    """`aten.add_.Tensor` -> `aten.add.Tensor`."""
+    name = op.overloadpacket.__name__
+    namespace = getattr(torch.ops, op.namespace)
+    written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    if name.endswith("_") and written == [op._schema.arguments[0].name] and hasattr(namespace, name[:-1]):
+        packet = getattr(namespace, name[:-1])
+        if op._overloadname in packet.overloads():
+            return getattr(packet, op._overloadname)
+    raise CaptureError(f"{op} writes memory and has no pure form here", where=where,
+                       hint="use the out-of-place form of this op")

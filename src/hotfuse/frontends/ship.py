@@ -1,0 +1,171 @@
+"""How a module travels to a worker process: code and structure whole, tensors as descriptions.
+
+cloudpickle carries classes and functions of `__main__` by value, so a script needs no import guard. Weights never
+travel: each tensor becomes a number and a description, and the worker builds a fake tensor from it. Only small tensors
+that are neither parameters nor buffers travel with their data, because tracing may need their values.
+
+The blob goes through a pipe between a process and its own child, and nowhere else: it is never written to a file or database.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import torch
+from torch import nn
+
+from hotfuse.base.errors import CaptureError
+from hotfuse.base.events import Why
+
+SMALL = 256
+"""Most elements of a plain tensor that travels with its data."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a worker needs to know of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    device: str
+    parameter: bool
+    requires_grad: bool
+    data: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """A blob for the worker, and what was found on the way, numbered as in the blob."""
+
+    blob: bytes
+    tensors: tuple[torch.Tensor, ...]
+    modules: tuple[nn.Module, ...]
+
+
+def ship(target: Any, extra: Any = None) -> Shipment:
+    """Pack a module or function (and plain data) for a worker."""
+    out = io.BytesIO()
+    packer = _Packer(out)
+    try:
+        with _by_value(target):
+            packer.dump((target, extra))
+    except CaptureError:
+        raise
+    except Exception as e:
+        raise CaptureError(
+            "the model cannot be sent to a worker process", why=Why.NOT_SENDABLE,
+            because=f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}",
+            hint="keep locks, files and handles out of the module's attributes",
+        ) from e
+    return Shipment(out.getvalue(), tuple(packer.tensors), tuple(packer.modules))
+
+
+def unship(blob: bytes, mode: Any) -> tuple[Any, Any, list[torch.Tensor]]:
+    """Rebuild (target, extra) with fake tensors of the given mode; also all the tensors by number."""
+    reader = _Unpacker(io.BytesIO(blob), mode)
+    target, extra = reader.load()
+    return target, extra, reader.tensors
+
+
+def describe(t: torch.Tensor, *, with_data: bool = False) -> TensorInfo:
+    """The description of one tensor."""
+    if t.layout is not torch.strided or t.is_quantized or type(t) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+        raise CaptureError(f"a {type(t).__name__} with layout {t.layout} cannot be described", why=Why.NOT_SENDABLE)
+    data = None
+    if with_data:
+        flat = t.detach().cpu().contiguous().view(-1)
+        data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return TensorInfo(t.dtype, tuple(t.shape), tuple(t.stride()), str(t.device), isinstance(t, nn.Parameter),
+                      t.requires_grad, data)
+
+
+def restore(info: TensorInfo) -> torch.Tensor:
+    """A real tensor from a description with data."""
+    assert info.data is not None
+    if not info.data:
+        return torch.empty(info.shape, dtype=info.dtype, device=info.device)
+    flat = torch.frombuffer(bytearray(info.data), dtype=torch.uint8).view(info.dtype)
+    return flat.view(info.shape).to(info.device)
+
+
+class _Packer(cloudpickle.Pickler):
+    """Replaces tensors by numbers and notes the modules it passes."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.tensors: list[torch.Tensor] = []
+        self.modules: list[nn.Module] = []
+        self._numbers: dict[int, int] = {}
+        self._seen: set[int] = set()
+        self._registered: set[int] = set()
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, nn.Module):
+            if id(obj) not in self._seen:
+                self._seen.add(id(obj))
+                self.modules.append(obj)
+                self._registered.update(id(b) for b in obj._buffers.values() if b is not None)
+            return None
+        if not isinstance(obj, torch.Tensor):
+            return None
+        if id(obj) not in self._numbers:
+            self._numbers[id(obj)] = len(self.tensors)
+            self.tensors.append(obj)
+        plain = not isinstance(obj, nn.Parameter) and id(obj) not in self._registered
+        return self._numbers[id(obj)], describe(obj, with_data=plain and obj.numel() <= SMALL)
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, mode: Any) -> None:
+        super().__init__(file)
+        self.mode = mode
+        self.tensors: list[torch.Tensor] = []
+        self._made: dict[int, torch.Tensor] = {}
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:
+        number, info = pid
+        if number not in self._made:
+            made = self._made[number] = self._make(info)
+            while len(self.tensors) <= number:
+                self.tensors.append(made)
+            self.tensors[number] = made
+        return self._made[number]
+
+    def _make(self, info: TensorInfo) -> torch.Tensor:
+        if info.data is not None:
+            return restore(info)
+        with self.mode:
+            t = torch.empty_strided(info.shape, info.stride, dtype=info.dtype, device=info.device)
+            return nn.Parameter(t, requires_grad=info.requires_grad) if info.parameter else t
+
+
+@contextmanager
+def _by_value(target: Any) -> Iterator[None]:
+    """Carry a function by value when it leans on tensors or modules of its own file.
+
+    Importing that file again in the worker would build those anew, with other weights.
+    """
+    module = sys.modules.get(getattr(target, "__module__", "") or "")
+    if (
+        not isinstance(target, types.FunctionType)
+        or module is None
+        or module.__name__ == "__main__"
+        or not any(isinstance(target.__globals__.get(n), nn.Module | torch.Tensor) for n in target.__code__.co_names)
+        or module.__name__ in cloudpickle.list_registry_pickle_by_value()
+    ):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)

@@ -1,0 +1,156 @@
+"""A PyTorch module or function becomes a graph, through torch.export on fake weights.
+
+This runs in a worker process (or in the caller's, for tools and tests). Nothing is decomposed: `linear`, `layer_norm`,
+`scaled_dot_product_attention` stay whole. Dims that the calls showed to vary are left to torch to generalize (`Dim.AUTO`);
+what tracing assumed about them becomes the graph's guards.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import sympy
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from hotfuse.base.errors import CaptureError
+from hotfuse.base.structure import Spec, flatten, unflatten
+from hotfuse.frontends.captured import Captured, TensorSpec
+from hotfuse.frontends.fx import Role, to_graph
+from hotfuse.frontends.ship import TensorInfo, describe, unship
+from hotfuse.ir.dims import Sym, expr
+from hotfuse.ops.torch_types import dim_of, pred_of
+
+
+class Flat(nn.Module):
+    """The user's model with flat tensors in and flat leaves out."""
+
+    def __init__(self, target: Any, spec: Spec) -> None:
+        super().__init__()
+        self.target = target
+        self._spec = spec
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        """Put the call together, make it, take the result apart."""
+        args, kwargs = unflatten(self._spec, tensors)
+        return tuple(flatten(self.target(*args, **kwargs), numbers=True)[0])
+
+
+def capture_shipment(blob: bytes, inputs: Sequence[TensorSpec]) -> Captured:
+    """Capture what `ship((module, spec))` packed."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    target, spec, tensors = unship(blob, mode)
+    return capture(target, spec, tensors, inputs, mode)
+
+
+def capture(
+    target: Any, spec: Spec, tensors: Sequence[torch.Tensor], inputs: Sequence[TensorSpec], mode: FakeTensorMode
+) -> Captured:
+    """Export `target` for calls that look like `inputs`; raises CaptureError with the user's line."""
+    flat = Flat(target, spec)
+    with mode:
+        args = tuple(torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device=t.device) for t in inputs)
+    auto = torch.export.Dim.AUTO
+    dynamic = tuple({d: auto for d in sorted(t.dynamic)} for t in inputs)
+    program = _export(flat, args, dynamic)
+    numbers = {_memory(t): i for i, t in enumerate(tensors)}
+    roles: list[Role] = []
+    shared: dict[str, int] = {}
+    constants: dict[str, TensorInfo] = {}
+    for entry in program.graph_signature.input_specs:
+        if entry.kind is InputKind.USER_INPUT:
+            roles.append(Role("input" if _is_tensor(program, entry.arg.name) else "unused"))
+            continue
+        key, found = _weight(flat, program, entry)
+        roles.append(Role("param", key))
+        if (number := numbers.get(_memory(found))) is not None:
+            shared[key] = number
+        elif isinstance(found, torch.Tensor) and not isinstance(found, FakeTensor):
+            constants[key] = describe(found.detach(), with_data=True)
+        else:
+            raise CaptureError(f"the graph holds {entry.kind.name.lower()} {key!r} whose data is not known here")
+    done = to_graph(program.graph_module, roles, guards=_guards(program, mode), strip_prefix="target")
+    used = {p.key for p in done.graph.params}
+    return Captured(
+        done.graph,
+        {k: n for k, n in shared.items() if k in used},
+        {k: c for k, c in constants.items() if k in used},
+        done.grad_regions,
+    )
+
+
+def _export(flat: Flat, args: tuple[torch.Tensor, ...], dynamic: tuple[dict[int, Any], ...]) -> Any:
+    quiet = [logging.getLogger(name) for name in ("torch.export", "torch._export", "torch.fx", "torch._dynamo")]
+    levels = [log.level for log in quiet]
+    for log in quiet:
+        log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return torch.export.export(flat, args, dynamic_shapes={"tensors": dynamic}, strict=False)
+    except CaptureError:
+        raise
+    except Exception as e:
+        first = next((line for line in str(e).splitlines() if line.strip()), "")
+        raise CaptureError(
+            "the model cannot be captured", where=_user_line(e), because=f"{type(e).__name__}: {first[:300]}",
+            hint="it keeps running as it is; avoid branches on tensor values for a graph",
+        ) from e
+    finally:
+        for log, level in zip(quiet, levels, strict=True):
+            log.setLevel(level)
+
+
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parent.parent)
+
+
+def _user_line(e: BaseException) -> str:
+    """The deepest frame of the traceback that is the user's own."""
+    lines = [f for f in traceback.extract_tb(e.__traceback__) if not f.filename.startswith((_TORCH, _OURS, "<"))]
+    return f"{lines[-1].filename}:{lines[-1].lineno} in {lines[-1].name}" if lines else ""
+
+
+def _memory(t: Any) -> Any:
+    """What makes two tensors the same one; export keeps memory, not always objects."""
+    if not isinstance(t, torch.Tensor):
+        return None
+    return t.untyped_storage()._cdata, t.storage_offset(), tuple(t.shape), tuple(t.stride()), t.dtype
+
+
+def _is_tensor(program: Any, name: str) -> bool:
+    node = next(n for n in program.graph.nodes if n.op == "placeholder" and n.name == name)
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _weight(flat: Flat, program: Any, entry: Any) -> tuple[str, Any]:
+    """A placeholder's key in the model's terms, and the tensor it stands for."""
+    name = str(entry.target)
+    key = name.removeprefix("target.") or name
+    if entry.kind is InputKind.PARAMETER:
+        return key, flat.get_parameter(name)
+    if entry.kind is InputKind.BUFFER:
+        return key, flat.get_buffer(name)
+    return key, program.constants.get(name)
+
+
+def _guards(program: Any, mode: FakeTensorMode) -> tuple[Sym, ...]:
+    """What tracing assumed about the dims, as predicates."""
+    found: list[Any] = []
+    for symbol, bounds in program.range_constraints.items():
+        d = dim_of(symbol)
+        if isinstance(bounds.lower, sympy.Integer):
+            found.append(expr("<=", int(bounds.lower), d))
+        if isinstance(bounds.upper, sympy.Integer):
+            found.append(expr("<=", d, int(bounds.upper)))
+    assert mode.shape_env is not None
+    found += [pred_of(g.expr) for g in mode.shape_env.guards]
+    return tuple(dict.fromkeys(g for g in found if isinstance(g, Sym)))
