@@ -28,6 +28,8 @@ class DType(StrEnum):
     F8E5M2 = "f8e5m2"
     F8E5M2FNUZ = "f8e5m2fnuz"
     F8E8M0FNU = "f8e8m0fnu"
+    F6E2M3 = "f6e2m3"
+    F6E3M2 = "f6e3m2"
     F4E2M1 = "f4e2m1"
     C128 = "c128"
     C64 = "c64"
@@ -48,7 +50,7 @@ class DType(StrEnum):
     STR = "str"
 
 
-_BITS = {"bool": 8, "str": 64, "f8": 8, "bf": 16, "f4": 4, "c1": 128, "c6": 64, "c3": 32}
+_BITS = {"bool": 8, "str": 64, "f8": 8, "bf": 16, "f6": 6, "f4": 4, "c1": 128, "c6": 64, "c3": 32}
 
 
 def bits(dtype: DType) -> int:

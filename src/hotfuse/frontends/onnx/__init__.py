@@ -1,1 +1,23 @@
-"""TODO one line."""
+"""ONNX models: load, run at once, trace into the graph's vocabulary.
+
+`OP_TABLES` lists the modules that fill the operator registry, one per family; importing this package fills it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+OP_TABLES: tuple[str, ...] = (
+    "sequence",
+    "ops_activation",
+    "ops_contract",
+    "ops_conv",
+    "ops_logical",
+    "ops_math",
+    "ops_norm",
+    "ops_pool",
+    "ops_reduce",
+)
+
+for _name in OP_TABLES:
+    import_module(f"hotfuse.frontends.onnx.{_name}")

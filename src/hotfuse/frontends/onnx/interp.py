@@ -1,0 +1,359 @@
+"""Run an ONNX model at once: names become slots of a list, nodes become calls, values die after their last use.
+
+`Program` is a compiled graph. Nested graphs and functions are programs too; what a nested graph uses from outside is
+appended to its inputs, so a program never looks outside itself. The tracer walks the same programs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from hotfuse.base.errors import HotfuseError, InputError, ModelError
+from hotfuse.frontends.onnx.model import AttrRef, FunctionKey, OnnxFunction, OnnxGraph, OnnxModel, OnnxNode, Port
+from hotfuse.frontends.onnx.registry import OpFn, find
+from hotfuse.frontends.onnx.values import Value, from_any
+
+ABSENT, UNUSED = 0, 1
+"""Slots that every program has: an optional input not given, and a result nobody reads."""
+
+MAX_STEPS = 1_000_000
+"""Most nodes after functions are expanded: far above real models, and below what a hostile file could ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCtx:
+    """The context an operator's function sees at run time: every number is known."""
+
+    opset: int
+    n_outputs: int
+
+    def ints(self, t: Any) -> list[Any]:
+        """The numbers in a tensor, flat."""
+        return t.reshape(-1).tolist()
+
+    def tensor(self, numbers: Sequence[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """A 1-d tensor of numbers."""
+        return torch.tensor(numbers, dtype=dtype)
+
+    def known(self, t: Any) -> bool:
+        """Always: the data is here."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node ready to run: `call(*[env[i] for i in ins])` gives the outs."""
+
+    node: OnnxNode
+    opset: int
+    call: Callable[..., Any]
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    programs: tuple[Program, ...] = ()
+    """Nested graphs (control), or the body (function call)."""
+    fn: OpFn | None = None
+    """The registry's function; None for control, function calls and fallbacks."""
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    kind: str = "op"
+    """`op`, `control`, `function` or `fallback`."""
+
+
+@dataclass(slots=True)
+class Program:
+    """A compiled graph."""
+
+    name: str
+    steps: tuple[Step, ...]
+    template: list[Value]
+    """Slots before a run: constants in place, None elsewhere."""
+    in_slots: tuple[int, ...]
+    out_slots: tuple[int, ...]
+    captures: tuple[str, ...]
+    """Names from outside, appended to the inputs."""
+    consts: Mapping[int, str]
+    """Slot -> key of the constant in `OnnxModule.weights`."""
+    graph: OnnxGraph | None = None
+    _flat: tuple[tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tuple[int, ...], OnnxNode], ...] = ()
+
+    def __post_init__(self) -> None:
+        self._flat = tuple((s.call, s.ins, s.outs, frees, s.node) for s, frees in zip(self.steps, self.frees(), strict=True))
+
+    def frees(self) -> list[tuple[int, ...]]:
+        """Per step, the slots nobody reads afterwards."""
+        keep = {ABSENT, UNUSED, *self.out_slots, *self.consts}
+        dead: list[tuple[int, ...]] = []
+        seen = set(keep)
+        for s in reversed(self.steps):
+            last = tuple(i for i in dict.fromkeys((*s.ins, *s.outs)) if i not in seen)
+            seen.update(last)
+            dead.append(last)
+        return dead[::-1]
+
+    def __call__(self, *args: Value) -> tuple[Value, ...]:
+        return self.run(args)
+
+    def run(self, args: Sequence[Value]) -> tuple[Value, ...]:
+        """Run all steps; an error names the node it happened in."""
+        env = self.template.copy()
+        for slot, value in zip(self.in_slots, args, strict=True):
+            env[slot] = value
+        node = None
+        try:
+            for call, ins, outs, frees, node in self._flat:
+                result = call(*[env[i] for i in ins])
+                if isinstance(result, tuple):
+                    for slot, value in zip(outs, result):  # noqa: B905  an operator may return outputs nobody declared
+                        env[slot] = value
+                else:
+                    env[outs[0]] = result
+                for slot in frees:
+                    env[slot] = None
+        except HotfuseError:
+            raise
+        except Exception as e:
+            raise node_error(node, self.name, e) from e
+        return tuple([env[i] for i in self.out_slots])
+
+
+def node_error(node: OnnxNode | None, graph: str, e: Exception) -> ModelError:
+    """An operator's own exception as one that says which node and what it was given."""
+    if node is None:
+        return ModelError("a graph cannot start", where=f"graph {graph!r}", because=f"{type(e).__name__}: {e}")
+    lines = str(e).strip().splitlines()
+    return ModelError(
+        f"operator {node.op} of node {node.title!r} failed",
+        where=f"graph {graph!r}, node {node.index}",
+        because=f"{type(e).__name__}: {lines[0] if lines else ''}",
+        hint="check the inputs' shapes and types against the model",
+    )
+
+
+@dataclass(slots=True)
+class _Scope:
+    """Names of one graph; unknown names come from the scope around it, as captures."""
+
+    parent: _Scope | None = None
+    slots: dict[str, int] = field(default_factory=dict[str, int])
+    captures: dict[str, int] = field(default_factory=dict[str, int])
+    size: int = 2
+
+    def new(self, name: str) -> int:
+        self.slots[name] = self.size
+        self.size += 1
+        return self.size - 1
+
+    def lookup(self, name: str) -> int:
+        if not name:
+            return ABSENT
+        if (slot := self.slots.get(name)) is not None:
+            return slot
+        if self.parent is None:
+            raise ModelError(f"value {name!r} is used but never computed")
+        self.parent.lookup(name)
+        slot = self.captures[name] = self.new(name)
+        return slot
+
+
+@dataclass(slots=True)
+class Compiler:
+    """Compiles graphs and functions of one model."""
+
+    functions: Mapping[FunctionKey, OnnxFunction]
+    on_fallback: Callable[[str], None]
+    weights: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    steps: int = 0
+
+    def graph(
+        self,
+        graph: OnnxGraph,
+        opsets: Mapping[str, int],
+        *,
+        parent: _Scope | None = None,
+        attrs: Mapping[str, Any] | None = None,
+        path: str = "",
+    ) -> Program:
+        """A graph; inputs with an initializer are not among the program's inputs unless the graph is nested."""
+        scope = _Scope(parent)
+        consts: dict[int, tuple[str, Value]] = {}
+        ports = [p.name for p in graph.inputs if parent is not None or p.name not in graph.initializers]
+        in_slots = [scope.new(n) for n in ports]
+        for name, value in graph.initializers.items():
+            if name not in scope.slots:
+                consts[scope.new(name)] = (path + name, value)
+        steps = self._steps(graph.nodes, opsets, scope, attrs, consts, path)
+        outs = tuple(scope.lookup(p.name) for p in graph.outputs)
+        return self._program(graph.name, scope, in_slots, outs, steps, consts, graph)
+
+    def function(self, fn: OnnxFunction, n_in: int, given: Mapping[str, Any], n_out: int, path: str) -> Program:
+        """A function's body with its attributes filled in; takes `n_in` inputs, the rest are absent."""
+        scope = _Scope()
+        in_slots = [scope.new(n) for n in fn.inputs[:n_in]]
+        for n in fn.inputs[n_in:]:
+            scope.slots[n] = ABSENT
+        consts: dict[int, tuple[str, Value]] = {}
+        steps = self._steps(fn.nodes, fn.opsets, scope, {**fn.defaults, **given}, consts, path)
+        outs = tuple(scope.lookup(n) for n in fn.outputs[:n_out])
+        return self._program(fn.name, scope, in_slots, outs, steps, consts, None)
+
+    def _program(self, name: str, scope: _Scope, in_slots: list[int], outs: tuple[int, ...], steps: list[Step],
+                 consts: dict[int, tuple[str, Value]], graph: OnnxGraph | None) -> Program:
+        template: list[Value] = [None] * scope.size
+        for slot, (key, value) in consts.items():
+            template[slot] = value
+            if isinstance(value, torch.Tensor):
+                self.weights[key] = value
+        slots = (*in_slots, *scope.captures.values())
+        return Program(name, tuple(steps), template, slots, outs, tuple(scope.captures),
+                       {slot: key for slot, (key, _) in consts.items()}, graph)
+
+    def _steps(self, nodes: Sequence[OnnxNode], opsets: Mapping[str, int], scope: _Scope, attrs: Mapping[str, Any] | None,
+               consts: dict[int, tuple[str, Value]], path: str) -> list[Step]:
+        steps: list[Step] = []
+        for node in nodes:
+            self.steps += 1
+            if self.steps > MAX_STEPS:
+                raise ModelError("functions expand to too many nodes", because=f"more than {MAX_STEPS}")
+            given = _fill(node.attrs, attrs)
+            if node.op == "Constant" and node.domain == "":
+                consts[scope.new(node.outputs[0])] = (path + node.outputs[0], constant_value(node, given))
+                continue
+            steps.append(self._step(node, given, opsets, scope, path))
+        return steps
+
+    def _step(self, node: OnnxNode, given: dict[str, Any], opsets: Mapping[str, int], scope: _Scope, path: str) -> Step:
+        opset = opsets.get(node.domain, 1)
+        ins = tuple(scope.lookup(i) for i in node.inputs)
+        inner = f"{path}{node.title}/"
+        programs: tuple[Program, ...] = ()
+        fn: OpFn | None = None
+        key = (node.domain, node.op, node.overload)
+        if key in self.functions:
+            body = self.function(self.functions[key], len(ins), given, len(node.outputs), inner)
+            call, programs, kind = body, (body,), "function"
+        elif node.domain == "" and node.op in control.KINDS:
+            graphs = [g for g in given.values() if isinstance(g, OnnxGraph)]
+            order = control.graph_order(node, given)
+            programs = self._nested(order, opsets, scope, inner)
+            ins = (*ins, *(scope.lookup(n) for n in programs[0].captures))
+            plain = {k: v for k, v in given.items() if not any(v is g for g in graphs)}
+            call, kind, given = control.bind(node, opset, programs, plain), "control", plain
+        elif (row := find(node.domain, node.op, opset)) is not None:
+            fn, kind = row.fn, "op"
+            call = partial(fn, NodeCtx(opset, len(node.outputs)), **given)
+        else:
+            call, kind = fallback.bind(node, opsets, given, self.on_fallback), "fallback"
+        outs = tuple(scope.new(o) if o else UNUSED for o in node.outputs)
+        return Step(node, opset, call, ins, outs or (UNUSED,), programs, fn, given, kind)
+
+    def _nested(self, graphs: Sequence[OnnxGraph], opsets: Mapping[str, int], scope: _Scope, path: str) -> tuple[Program, ...]:
+        """Nested graphs that all take the same captures after their inputs."""
+        made = [self.graph(g, opsets, parent=scope, path=f"{path}{i}/") for i, g in enumerate(graphs)]
+        names = tuple(dict.fromkeys(n for p in made for n in p.captures))
+        for p in made:
+            n_ports = len(p.in_slots) - len(p.captures)
+            own = dict(zip(p.captures, p.in_slots[n_ports:], strict=True))
+            p.in_slots = (*p.in_slots[:n_ports], *(own.get(n, UNUSED) for n in names))
+            p.captures = names
+        return tuple(made)
+
+
+def _fill(attrs: Mapping[str, Any], env: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Attributes with references to the function's own replaced; an absent one is dropped."""
+    filled: dict[str, Any] = {}
+    for name, value in attrs.items():
+        if isinstance(value, AttrRef):
+            if env is not None and value.name in env:
+                filled[name] = env[value.name]
+        else:
+            filled[name] = _fill_graph(value, env) if isinstance(value, OnnxGraph) and env is not None else value
+    return filled
+
+
+def _fill_graph(graph: OnnxGraph, env: Mapping[str, Any]) -> OnnxGraph:
+    nodes = tuple(
+        OnnxNode(n.op, n.domain, n.inputs, n.outputs, _fill(n.attrs, env), n.name, n.overload, n.index) for n in graph.nodes
+    )
+    return OnnxGraph(graph.name, graph.inputs, graph.outputs, nodes, graph.initializers, graph.types)
+
+
+def constant_value(node: OnnxNode, attrs: Mapping[str, Any]) -> Value:
+    """What a Constant node holds."""
+    import numpy as np
+
+    for name, value in attrs.items():
+        match name:
+            case "value" | "sparse_value":
+                return value
+            case "value_float" | "value_floats":
+                return torch.tensor(value, dtype=torch.float32)
+            case "value_int" | "value_ints":
+                return torch.tensor(value, dtype=torch.int64)
+            case "value_string" | "value_strings":
+                return np.array(value, dtype=object)
+            case _:
+                continue
+    raise ModelError(f"node {node.title!r} is a Constant without a value")
+
+
+class OnnxModule(torch.nn.Module):
+    """A loaded model as a torch module: `forward(*inputs) -> tuple` in the order of the graph's inputs and outputs."""
+
+    def __init__(self, model: OnnxModel, on_fallback: Callable[[str], None] | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.fallbacks: Counter[str] = Counter()
+        """Per operator, how often it ran through `onnx.reference`."""
+        self._on_fallback = on_fallback
+        compiler = Compiler(model.functions, self._fell_back)
+        try:
+            self.program = compiler.graph(model.graph, model.opsets)
+        except ModelError as e:
+            raise ModelError(f"cannot load {model.source}: {e.what}", where=e.where, because=e.because, hint=e.hint) from e
+        self.weights: dict[str, torch.Tensor] = compiler.weights
+        """Every constant tensor by name: initializers, Constant nodes, those of nested graphs under a path."""
+
+    def _fell_back(self, op: str) -> None:
+        self.fallbacks[op] += 1
+        if self._on_fallback is not None:
+            self._on_fallback(op)
+
+    @property
+    def inputs(self) -> tuple[Port, ...]:
+        """The inputs a call must give, in order."""
+        return self.model.inputs
+
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The outputs, in order."""
+        return self.model.outputs
+
+    def forward(self, *inputs: Value) -> tuple[Value, ...]:
+        """Run the model on tensors (NumPy arrays are taken too)."""
+        if len(inputs) != len(self.program.in_slots):
+            raise InputError(f"the model takes {len(self.program.in_slots)} inputs, {len(inputs)} were given",
+                             hint="in order: " + ", ".join(p.name for p in self.inputs))
+        with torch.no_grad():
+            return self.program.run([x if isinstance(x, torch.Tensor) else from_any(x) for x in inputs])
+
+    def run_with(self, inputs: Sequence[Value], overrides: Mapping[str, Value]) -> tuple[Value, ...]:
+        """Run with other values for initializers that the model also declares as inputs."""
+        program = self.program
+        keys = {key: slot for slot, key in program.consts.items()}
+        template = program.template.copy()
+        allowed = {p.name for p in self.model.overridable}
+        for name, value in overrides.items():
+            if name not in allowed:
+                raise InputError(f"unknown input {name!r}", hint="one of " + ", ".join(p.name for p in self.inputs))
+            template[keys[name]] = from_any(value)
+        other = Program(program.name, program.steps, template, program.in_slots, program.out_slots, (), program.consts)
+        with torch.no_grad():
+            return other.run([from_any(x) for x in inputs])
+
+
+from hotfuse.frontends.onnx import control, fallback  # noqa: E402

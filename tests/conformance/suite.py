@@ -1,0 +1,149 @@
+"""ONNX's own node cases, run through our loader and interpreter.
+
+`python -m tests.conformance.suite [filter ...]` prints what passes and fails by operator; `-v` also the reasons.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from hotfuse.frontends.onnx.interp import OnnxModule
+from hotfuse.frontends.onnx.load import load
+from hotfuse.frontends.onnx.values import to_numpy
+
+KNOWN = Path(__file__).with_name("known_failures.txt")
+
+Runner = Callable[[bytes, list[Any]], list[Any]]
+"""A model's bytes and one call's NumPy inputs -> NumPy outputs."""
+
+
+@functools.cache
+def cases() -> dict[str, Any]:
+    """Every node case by name. The generators write files into the current folder's data path, so they run in a temporary one."""
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as _, np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        return {c.name: c for c in load_model_tests(kind="node")}
+
+
+def op_of(case: Any) -> str:
+    """The operator a case is about."""
+    return case.model.graph.node[-1].op_type if case.model.graph.node else "?"
+
+
+def interpret(data: bytes, inputs: list[Any]) -> list[Any]:
+    """Load and run at once."""
+    return [to_numpy(v) for v in OnnxModule(load(data))(*inputs)]
+
+
+def check(case: Any, run: Runner = interpret) -> None:
+    """Raise AssertionError, or what the model raised, unless every output agrees."""
+    data = case.model.SerializeToString()
+    for inputs, expected in case.data_sets:
+        got = run(data, [_plain(x) for x in inputs])
+        _agree(got, [_plain(x) for x in expected], case.rtol, case.atol)
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, onnx.TensorProto):
+        return numpy_helper.to_array(x)
+    if isinstance(x, onnx.SequenceProto):
+        return numpy_helper.to_list(x)
+    if isinstance(x, onnx.OptionalProto):
+        return numpy_helper.to_optional(x)
+    if isinstance(x, (list, tuple)):
+        return [_plain(y) for y in x]
+    return x
+
+
+def _agree(got: Any, want: Any, rtol: float, atol: float) -> None:
+    if want is None:
+        assert got is None, f"expected nothing, got {got!r}"
+        return
+    if isinstance(want, list):
+        assert isinstance(got, list), f"expected a sequence, got {type(got)}"
+        assert len(got) == len(want), f"{len(got)} values, expected {len(want)}"
+        for g, w in zip(got, want, strict=True):
+            _agree(g, w, rtol, atol)
+        return
+    assert isinstance(got, np.ndarray), f"expected an array, got {type(got)}"
+    want = np.asarray(want)
+    assert got.shape == want.shape, f"shape {got.shape}, expected {want.shape}"
+    if want.dtype == object or want.dtype.kind in "US":
+        assert got.dtype == object, f"dtype {got.dtype}, expected strings"
+        assert got.tolist() == want.tolist(), "strings differ"
+        return
+    assert got.dtype == want.dtype, f"dtype {got.dtype}, expected {want.dtype}"
+    if want.dtype.name == "bfloat16":
+        rtol = max(rtol, 2**-6)
+    if want.dtype.kind == "V" or want.dtype.name not in np.sctypeDict:
+        got, want = got.astype(np.float32), want.astype(np.float32)
+    np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
+
+
+def outcome(case: Any, run: Runner = interpret) -> str:
+    """Empty when the case passes, otherwise why not, in one line."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            check(case, run)
+        except Exception as e:  # a failing case may raise anything; the reason is what we report
+            because = getattr(e, "because", "")
+            text = f"{type(e).__name__}: {e.what}: {because}" if because else f"{type(e).__name__}: {e}"
+            return " ".join(text.split())[:300]
+    return ""
+
+
+def known_failures() -> dict[str, str]:
+    """Case name -> reason, from the checked-in list."""
+    found: dict[str, str] = {}
+    for line in KNOWN.read_text().splitlines() if KNOWN.exists() else []:
+        name, _, reason = line.partition("#")
+        if name.strip():
+            found[name.strip()] = reason.strip()
+    return found
+
+
+def _selected(filters: list[str]) -> Iterator[Any]:
+    for name, case in cases().items():
+        if not filters or any(f in name or f == op_of(case) for f in filters):
+            yield case
+
+
+def main(argv: list[str]) -> int:
+    """Print passes and failures by operator."""
+    verbose = "-v" in argv
+    run = interpret
+    start = time.perf_counter()
+    good: Counter[str] = Counter()
+    bad: dict[str, list[tuple[str, str]]] = {}
+    for case in _selected([a for a in argv if not a.startswith("-")]):
+        why = outcome(case, run)
+        if why:
+            bad.setdefault(op_of(case), []).append((case.name, why))
+        else:
+            good[op_of(case)] += 1
+    for op, failures in sorted(bad.items()):
+        print(f"{op}: {good[op]} pass, {len(failures)} fail")
+        for name, why in failures if verbose else failures[:1]:
+            print(f"    {name}: {why}")
+    total = sum(len(f) for f in bad.values())
+    print(f"{sum(good.values())} pass, {total} fail, {time.perf_counter() - start:.1f} s")
+    return 1 if total else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
