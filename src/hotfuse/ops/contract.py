@@ -38,8 +38,8 @@ defops(
     costs.cubic(1),
 )
 defops(
-    """linalg_qr qr geqrf ormqr orgqr linalg_svd svd linalg_svdvals linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_lstsq
-    linalg_pinv pinverse linalg_matrix_rank linalg_cond nuclear_norm""",
+    """linalg_qr qr geqrf ormqr orgqr linalg_svd svd linalg_svdvals linalg_eig linalg_eigh linalg_eigvals
+    linalg_eigvalsh linalg_lstsq linalg_pinv pinverse linalg_matrix_rank linalg_cond nuclear_norm""",
     Access.OPAQUE,
     costs.cubic(10),
 )

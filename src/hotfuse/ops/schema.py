@@ -34,7 +34,7 @@ def _find(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, de
 
 
 def draws_random(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether this call draws random numbers: dropout and recurrent layers do only in training and at a rate above 0."""
+    """Whether this call draws random numbers: dropout does only in training and at a rate above 0."""
     if not is_random(op):
         return False
     names = argument_names(op)
