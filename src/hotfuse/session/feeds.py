@@ -1,0 +1,224 @@
+"""NumPy in, NumPy out: what a feed may be, and results that nobody else holds.
+
+A feed is judged exactly as ONNX Runtime judges it (names, then element type, then rank and sizes; names of symbolic
+sizes are not compared across inputs; a declared rank of zero means that nothing is known). Two things are
+kinder than there: arrays in foreign byte order are converted instead of misread, and element types that only
+`ml_dtypes` has are taken.
+
+Arrays go in without a copy where they can, since nothing below writes to them. Results come out as fresh, contiguous,
+writable arrays: one that shares memory with an input, a weight or another result is copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from hotfuse.frontends.onnx.model import DeclaredDim, Port, PortType
+from hotfuse.frontends.onnx.values import BY_CODE, BY_NUMPY, Elem, Value, from_any, from_numpy, to_numpy
+from hotfuse.session.args import tensor_shape
+from hotfuse.session.errors import Fail, InvalidArgument, UnsupportedFeed
+from hotfuse.session.ortvalue import OrtValue
+
+Array = np.ndarray[Any, Any]
+_FIX = "Please fix either the inputs/outputs or the model."
+_STRING = 8
+_SEQUENCE_CODE = 3
+"""ONNX Runtime's number for sequences, which its messages show."""
+
+_storage_use_count = cast(Callable[[int], int], torch._C._storage_Use_Count)  # pyright: ignore[reportPrivateUsage]
+_SOLE = 2
+"""The count of a storage that one tensor holds: the tensor, and the handle made to ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One input, with its declared type taken apart once so that a call need not."""
+
+    name: str
+    kind: str
+    optional: bool
+    elem: Elem | None
+    dims: tuple[DeclaredDim, ...]
+    used: bool
+    """Whether any node reads it: only then must it have a value."""
+
+
+def slot(port: Port, used: bool = True) -> Slot:
+    """Prepare an input for `admit`."""
+    declared: PortType = port.type
+    optional = declared.kind == "optional"
+    inner = declared.of if optional and declared.of is not None else declared
+    leaf = inner.of if inner.kind == "sequence" and inner.of is not None else inner
+    return Slot(port.name, inner.kind, optional, BY_CODE.get(leaf.elem), tensor_shape(declared), used)
+
+
+def admit(s: Slot, value: object) -> Value:
+    """A feed as the model takes it, or the error ONNX Runtime would raise."""
+    if isinstance(value, OrtValue):
+        value = value.value
+    if value is None:
+        if s.optional or not s.used:
+            return None
+        raise Fail(f"Missing Input: {s.name}", because="it was fed as None and its type is not optional")
+    if s.kind == "tensor" and s.elem is not None:
+        return _tensor(s, s.elem, value)
+    if s.kind == "sequence":
+        return _sequence(s, value)
+    return from_any(value)
+
+
+def _tensor(s: Slot, elem: Elem, value: object) -> Value:
+    if isinstance(value, np.ndarray):
+        array = np.asarray(cast(Array, value))
+    else:
+        array = _listed(s, elem, value)
+    if array.dtype != elem.np:
+        array = _same_type(elem, array)
+    if s.dims and not _fits(s.dims, array.shape):
+        _refuse_shape(s, array.shape)
+    return _enter(array)
+
+
+def _enter(array: Array) -> Value:
+    if array.dtype.kind == "O" and not all(isinstance(x, str) for x in array.flat):
+        array = np.array([_text(x) for x in array.flat], dtype=object).reshape(array.shape)
+    if not (array.flags.c_contiguous and array.flags.aligned):
+        array = array.copy(order="C")
+    return from_numpy(array)
+
+
+def _text(x: object) -> str:
+    return x.decode("utf-8", errors="replace") if isinstance(x, bytes) else str(x)
+
+
+def _listed(s: Slot, elem: Elem, value: object) -> Array:
+    """Lists of numbers are taken as arrays of the declared type; other objects are not."""
+    if isinstance(value, list):
+        try:
+            array = np.array(cast(list[object], value), dtype=elem.np)
+        except (ValueError, TypeError, OverflowError) as e:
+            raise UnsupportedFeed(
+                "Could not create tensor from given input list", where=f"input {s.name!r}", because=str(e)
+            ) from e
+        return array
+    if isinstance(value, dict):
+        raise InvalidArgument(
+            f"Unexpected input data type. Actual: (map) , expected: (tensor({elem.name}))", where=f"input {s.name!r}"
+        )
+    if hasattr(value, "__iter__"):
+        raise UnsupportedFeed(
+            f"Input must be a list of dictionaries or a single numpy array for input '{s.name}'.",
+            because=f"it is a {type(value).__name__}", hint="pass a numpy array",
+        )
+    raise UnsupportedFeed(
+        f"Unable to handle object of type {type(value)}", where=f"input {s.name!r}", hint="pass a numpy array"
+    )
+
+
+def _same_type(elem: Elem, array: Array) -> Array:
+    """The array in native form if its element type is the declared one; refused otherwise."""
+    kind = array.dtype.kind
+    if kind in "UST":
+        array = array.astype(object)
+    elif not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    found = BY_NUMPY.get(array.dtype)
+    if found is None:
+        raise UnsupportedFeed(
+            f"Element type {array.dtype} can't be converted to an ONNX type.", hint="a numeric, bool or string array"
+        )
+    if found.code != elem.code:
+        raise InvalidArgument(
+            f"Unexpected input data type. Actual: (tensor({found.name})) , expected: (tensor({elem.name}))",
+            hint=f"convert it with .astype({elem.np.name!r})" if elem.code != _STRING else "",
+        )
+    return array
+
+
+def _fits(declared: tuple[DeclaredDim, ...], shape: tuple[int, ...]) -> bool:
+    return len(declared) == len(shape) and all(
+        want == got or not isinstance(want, int) for want, got in zip(declared, shape, strict=True)
+    )
+
+
+def _refuse_shape(s: Slot, shape: tuple[int, ...]) -> None:
+    if len(shape) != len(s.dims):
+        raise InvalidArgument(f"Invalid rank for input: {s.name} Got: {len(shape)} Expected: {len(s.dims)} {_FIX}")
+    wrong = "".join(
+        f" index: {i} Got: {got} Expected: {want}\n"
+        for i, (got, want) in enumerate(zip(shape, s.dims, strict=True))
+        if isinstance(want, int) and got != want
+    )
+    raise InvalidArgument(f"Got invalid dimensions for input: {s.name} for the following indices\n{wrong} {_FIX}")
+
+
+def _sequence(s: Slot, value: object) -> Value:
+    if isinstance(value, np.ndarray):
+        raise InvalidArgument(
+            f"input with name: '{s.name}' expected to be of type: {_SEQUENCE_CODE} but received a tensor",
+            hint="pass a list of arrays",
+        )
+    if not isinstance(value, list):
+        raise UnsupportedFeed(
+            f"Iterable of arrays should be given as a list for input '{s.name}'.",
+            because=f"it is a {type(value).__name__}",
+        )
+    items: list[Value] = []
+    for item in cast(list[object], value):
+        if not isinstance(item, np.ndarray):
+            raise UnsupportedFeed("Input is not a tensor", where=f"input {s.name!r}, a sequence",
+                                  because=f"an element is a {type(item).__name__}")
+        array: Array = np.asarray(cast(Array, item))
+        if s.elem is not None and array.dtype != s.elem.np:
+            try:
+                array = _same_type(s.elem, array)
+            except InvalidArgument as e:
+                raise UnsupportedFeed("tensor to be added has a different data type", where=f"input {s.name!r}",
+                                      because=e.what) from e
+        items.append(_enter(array))
+    return items
+
+
+def _references(values: list[Value], i: int) -> int:
+    return sys.getrefcount(values[i])
+
+
+_ONE_OWNER = _references([torch.empty(0)], 0)
+"""What `_references` counts when the list alone holds a value."""
+
+
+def release(values: list[Value]) -> list[Any]:
+    """Results as NumPy arrays of their own.
+
+    The caller must hold the results in this list alone, and still hold the inputs, so that any other holder shows up in
+    a count: of the tensor object, or of the memory behind it. Counting too many only costs a copy.
+    """
+    return [_release(values, i) for i in range(len(values))]
+
+
+def _release(values: list[Value], i: int) -> Any:
+    if isinstance(values[i], torch.Tensor):
+        mine = _references(values, i) == _ONE_OWNER
+        t: torch.Tensor = values[i]
+        storage = t.untyped_storage()
+        mine = mine and _storage_use_count(storage._cdata) == _SOLE  # pyright: ignore[reportPrivateUsage]
+        if not t.is_contiguous():
+            t = t.contiguous()
+        elif not mine or storage.nbytes() > 2 * t.nbytes + 64:
+            t = t.clone()  # also a small piece that would keep a large block alive
+        return to_numpy(t)
+    if isinstance(values[i], (list, tuple)):
+        return [_copy(x) for x in values[i]]
+    return _copy(values[i])
+
+
+def _copy(v: Value) -> Any:
+    if isinstance(v, torch.Tensor):
+        return to_numpy(v.clone(memory_format=torch.contiguous_format))
+    return np.array(cast(Array, v)) if isinstance(v, np.ndarray) else v

@@ -1,0 +1,345 @@
+"""`InferenceSession`: an ONNX model behind ONNX Runtime's call signatures.
+
+An application changes one import. What differs is only what `explain()` and `stats()` add, and that options which steer
+ONNX Runtime's own machinery have no effect; each of those is recorded as a decision when the session starts.
+Any number of threads may call `run` at once: a call touches nothing of the session but counters.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, cast
+
+import torch
+
+from hotfuse.base.errors import HotfuseError, InputError, ModelError
+from hotfuse.base.events import Action, Decision, EventLog, Why
+from hotfuse.base.settings import Settings, from_env
+from hotfuse.frontends.onnx.interp import OnnxModule
+from hotfuse.frontends.onnx.load import all_nodes, load
+from hotfuse.frontends.onnx.model import OnnxGraph, OnnxModel, Port
+from hotfuse.frontends.onnx.values import Value
+from hotfuse.session import providers as eps
+from hotfuse.session.args import ModelMetadata, NodeArg, complete, fix_dims, metadata, node_args
+from hotfuse.session.errors import Fail, InvalidArgument, Unavailable, UnsupportedFeed, WrongCall, load_error, run_error
+from hotfuse.session.feeds import admit, release, slot
+from hotfuse.session.options import RunOptions, SessionOptions, check_severity
+from hotfuse.session.ortvalue import IOBinding, OrtValue
+
+_OVERRIDABLE_SINCE = 4
+"""Before this IR version every initializer had to be listed as an input, and was a constant all the same."""
+_ASYNC_WORKERS = 4
+
+Source = str | os.PathLike[str] | bytes
+AsyncCallback = Callable[[list[Any], Any, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReport:
+    """What a session runs and what it decided."""
+
+    model: str
+    decisions: tuple[Decision, ...]
+    fallbacks: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"model": self.model, "decisions": [d.to_dict() for d in self.decisions],
+                "fallbacks": dict(self.fallbacks)}
+
+    def __str__(self) -> str:
+        lines = [f"session of {self.model}", *(f"  {d}" for d in self.decisions)]
+        lines += [f"  fallback {op}: ran {n} times through onnx.reference" for op, n in self.fallbacks.items()]
+        return "\n".join(lines)
+
+
+class InferenceSession:
+    """Runs an ONNX model; the signatures are ONNX Runtime's."""
+
+    def __init__(self, path_or_bytes: Source, sess_options: SessionOptions | None = None,
+                 providers: Sequence[eps.Provider] | None = None,
+                 provider_options: Sequence[dict[Any, Any]] | None = None, *,
+                 settings: Settings | None = None, **kwargs: Any) -> None:
+        if not isinstance(path_or_bytes, (str, os.PathLike, bytes)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise WrongCall(f"Unable to load from type '{type(path_or_bytes)}'", hint="a path, or the file's bytes")
+        options = SessionOptions() if sess_options is None else sess_options
+        if not isinstance(options, SessionOptions):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise WrongCall("sess_options must be a SessionOptions", because=f"it is a {type(options).__name__}",
+                            hint="make it with hotfuse.SessionOptions()")
+        if options.log_severity_level != -1:
+            check_severity(options.log_severity_level)
+        settings = from_env() if settings is None else settings
+        settings = settings.with_(threads=options.threads or settings.threads, debug=max(options.debug, settings.debug))
+        self._options = options
+        self._settings = settings
+        self._events = EventLog(settings.max_events, settings.debug)
+        self._closed = False
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._note_ignored("session option", options.ignored())
+        self._note_ignored("argument", {k: str(v) for k, v in kwargs.items()})
+        self.set_providers(providers, provider_options)
+        try:
+            model = load(path_or_bytes)
+            self._module = OnnxModule(model, self._fell_back)
+        except ModelError as e:
+            raise load_error(e) from e
+        self._describe(model, path_or_bytes)
+
+    def _describe(self, model: OnnxModel, source: Source) -> None:
+        sizes = self._options.free_dimensions
+        used = _names_used(model)
+        inputs = [fix_dims(p, sizes) for p in model.inputs]
+        overridable = [fix_dims(p, sizes) for p in model.overridable if model.ir_version >= _OVERRIDABLE_SINCE]
+        self._model = model
+        self._meta = metadata(model)
+        self._inputs = node_args(inputs)
+        self._overridable = node_args(overridable)
+        self._slots = [slot(p, p.name in used) for p in inputs]
+        self._override_slots = {p.name: slot(p) for p in overridable}
+        self._required = [p.name for p in inputs if p.type.kind != "optional"]
+        self._known = frozenset(p.name for p in (*inputs, *overridable))
+        self._output_names = [p.name for p in model.outputs]
+        self._output_index = {name: i for i, name in reversed(list(enumerate(self._output_names)))}
+        self._open_outputs: tuple[tuple[Port, ...], Source] | None = (
+            tuple(fix_dims(p, sizes) for p in model.outputs), source
+        )
+        self._outputs: list[NodeArg] = []
+
+    # Running
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
+            run_options: RunOptions | None = None) -> list[Any]:
+        """Compute outputs: those named, in that order, or all of them; arrays, lists of arrays or None."""
+        self._require(input_feed)
+        return self._run(output_names, input_feed, run_options)
+
+    def _require(self, input_feed: Mapping[str, Any]) -> None:
+        if self._closed:
+            raise InputError("the session is closed", hint="make a new one")
+        if not isinstance(input_feed, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise WrongCall("input_feed must be a dict of name to value",
+                            because=f"it is a {type(input_feed).__name__}")
+        missing = [name for name in self._required if name not in input_feed]
+        if missing:
+            raise InputError(f"Required inputs ({missing}) are missing from input feed ({list(input_feed)}).")
+
+    def _run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
+             run_options: RunOptions | None) -> list[Any]:
+        wanted = self._wanted(output_names)
+        if run_options is not None:
+            self._check_run_options(run_options)
+        for name in input_feed:
+            if name not in self._known:
+                self._refuse_name(name)
+        args = tuple([admit(s, input_feed.get(s.name)) for s in self._slots])
+        overrides: dict[str, Value] = {}
+        if len(self._override_slots) and any(name in self._override_slots for name in input_feed):
+            overrides = {n: admit(s, input_feed[n]) for n, s in self._override_slots.items() if n in input_feed}
+        self._events.count("calls")
+        results = self._guarded(args, overrides)
+        picked = [results[i] for i in wanted]
+        del results
+        return release(picked)
+
+    def _guarded(self, args: tuple[Value, ...], overrides: Mapping[str, Value]) -> Sequence[Value]:
+        """Serve a call; whatever fails inside becomes an error of ours that keeps the cause."""
+        try:
+            return self._serve_with(args, overrides) if overrides else self._serve(args)
+        except HotfuseError as e:
+            self._events.count("errors")
+            renamed = run_error(e)
+            if renamed is e:
+                raise
+            raise renamed from e
+        except MemoryError as e:
+            self._events.count("errors")
+            raise Fail("the model needs more memory than there is", because=str(e)) from e
+        except Exception as e:
+            self._events.count("errors")
+            raise Fail("the model failed", because=f"{type(e).__name__}: {e}") from e
+
+    def _serve(self, args: tuple[Value, ...]) -> tuple[Value, ...]:
+        """One call of the model, all inputs in order: the only place that runs it."""
+        return _with_threads(self._settings.threads, self._module, *args)
+
+    def _serve_with(self, args: tuple[Value, ...], overrides: Mapping[str, Value]) -> tuple[Value, ...]:
+        """The rare call that replaces an initializer: always by the model's own definition."""
+        self._events.count("calls_with_overrides")
+        return _with_threads(self._settings.threads, self._module.run_with, args, overrides)
+
+    def _wanted(self, output_names: Sequence[str] | None) -> list[int]:
+        if not output_names:
+            return list(range(len(self._output_names)))
+        if isinstance(output_names, str) or not isinstance(output_names, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise WrongCall("run(): output_names must be a list of names", because=f"it is {output_names!r}")
+        wanted: list[int] = []
+        for name in output_names:
+            if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise WrongCall("run(): output_names must be a list of names", because=f"one is {name!r}")
+            if name not in self._output_index:
+                raise InvalidArgument(f"Invalid output name:{name}", hint="one of " + ", ".join(self._output_names))
+            wanted.append(self._output_index[name])
+        return wanted
+
+    def _refuse_name(self, name: object) -> None:
+        if not isinstance(name, str):
+            raise WrongCall("run(): input names must be strings", because=f"one is {name!r}")
+        raise InvalidArgument(f"Invalid input name: {name}", hint="one of " + ", ".join(sorted(self._known)))
+
+    def _check_run_options(self, run_options: object) -> None:
+        if not isinstance(run_options, RunOptions):
+            raise WrongCall("run(): run_options must be a RunOptions", because=f"it is a {type(run_options).__name__}")
+        if run_options.terminate:
+            raise Fail("Exiting due to terminate flag being set to true.")
+
+    def run_async(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], callback: AsyncCallback,
+                  user_data: Any, run_options: RunOptions | None = None) -> None:
+        """Run on another thread; `callback(results, user_data, error)` gets the outputs or an error text."""
+        self._require(input_feed)
+
+        def work() -> None:
+            try:
+                results, error = self._run(output_names, input_feed, run_options), ""
+            except HotfuseError as e:
+                results, error = [], str(e)
+            callback(results, user_data, error)
+
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_ASYNC_WORKERS, thread_name_prefix="hotfuse-async")
+            self._pool.submit(work)
+
+    def run_with_ort_values(self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue],
+                            run_options: RunOptions | None = None) -> list[OrtValue]:
+        """Like `run`, with values held in `OrtValue`s on both sides."""
+        return [OrtValue(v) for v in self.run(output_names, input_dict_ort_values, run_options)]
+
+    def io_binding(self) -> IOBinding:
+        """A holder for inputs and outputs that are used again and again."""
+        return IOBinding(self, sorted(self._known), self.run)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
+        """Run on what is bound; the results are in the binding."""
+        if iobinding.session is not self:
+            raise InputError("IOBinding must be used with the session that created it.")
+        try:
+            iobinding.execute(run_options)
+        except (InvalidArgument, Fail) as e:
+            raise UnsupportedFeed(f"Error in execution: {e.what}", where=e.where, because=e.because, hint=e.hint) from e
+
+    # What the session says about itself
+
+    def get_inputs(self) -> list[NodeArg]:
+        """The inputs a call must give."""
+        return list(self._inputs)
+
+    def get_outputs(self) -> list[NodeArg]:
+        """The outputs, with sizes completed by shape inference."""
+        with self._lock:
+            if self._open_outputs is not None:
+                ports, source = self._open_outputs
+                self._outputs = node_args(complete(ports, source, self._options.free_dimensions))
+                self._open_outputs = None
+        return list(self._outputs)
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """Inputs that have a default in the model."""
+        return list(self._overridable)
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """What the file says about itself."""
+        return self._meta
+
+    def get_session_options(self) -> SessionOptions:
+        """The options the session was made with."""
+        return self._options
+
+    def get_providers(self) -> list[str]:
+        """Where the model runs."""
+        return [eps.CPU]
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """There are none to set."""
+        return {eps.CPU: {}}
+
+    def set_providers(self, providers: Sequence[eps.Provider] | None = None,
+                      provider_options: Sequence[dict[Any, Any]] | None = None) -> None:
+        """Accepted; what is not available is warned about and recorded."""
+        self._note_ignored("provider", eps.refused(providers, provider_options))
+
+    def disable_fallback(self) -> None:
+        """Accepted; there is no other provider to fall back to."""
+        self._note_ignored("call", {"disable_fallback": ""})
+
+    def enable_fallback(self) -> None:
+        """Accepted; there is no other provider to fall back to."""
+
+    def end_profiling(self) -> str:
+        """ONNX Runtime's profile file does not exist here; without profiling asked for, its answer is an empty name."""
+        if self._options.enable_profiling:
+            raise Unavailable("there is no ONNX Runtime profile file", because="Hotfuse keeps its own records",
+                                 hint="read explain() and stats()")
+        return ""
+
+    def explain(self) -> SessionReport:
+        """What runs and why, ignored options included."""
+        return SessionReport(self._model.source, self._events.decisions, dict(self._module.fallbacks))
+
+    def stats(self) -> dict[str, int]:
+        """Counters: calls, errors, fallbacks, one per kind of decision."""
+        return {"calls": 0, "errors": 0, **self._events.counts}
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until no background work is pending; True when there is none."""
+        return True
+
+    def close(self) -> None:
+        """Let go of threads; later runs are refused."""
+        with self._lock:
+            self._closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def _fell_back(self, op: str) -> None:
+        self._events.count("fallbacks")
+
+    def _note_ignored(self, what: str, ignored: Mapping[str, str]) -> None:
+        for name, value in ignored.items():
+            self._events.decide(Action.NOTICE, Why.NO_EFFECT, f"{what} {name}", value=value)
+
+
+def _with_threads(count: int | None, call: Callable[..., tuple[Value, ...]], *args: Any) -> tuple[Value, ...]:
+    """Call with torch's thread count of the calling thread set, and put back afterwards."""
+    if count is None or (before := torch.get_num_threads()) == count:
+        return call(*args)
+    torch.set_num_threads(count)
+    try:
+        return call(*args)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _names_used(model: OnnxModel) -> frozenset[str]:
+    """Every name that some node, nested graphs included, or the result reads."""
+    used = {p.name for p in model.graph.outputs}
+    for node in all_nodes(model.graph.nodes):
+        used.update(node.inputs)
+        for attr in node.attrs.values():
+            for g in cast(list[Any], attr) if isinstance(attr, list) else [attr]:
+                if isinstance(g, OnnxGraph):
+                    used.update(p.name for p in g.outputs)
+    return frozenset(used)
