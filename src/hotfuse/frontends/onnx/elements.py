@@ -149,3 +149,13 @@ def norm_axis(axis: int, rank: int) -> int:
     if not -rank <= axis < rank and not (rank == 0 and axis in (0, -1)):
         raise ModelError(f"axis {axis} is out of range for a tensor of rank {rank}")
     return axis + rank if axis < 0 else axis
+
+
+def is_known(n: Any, value: int) -> bool:
+    """Whether a size is known to be `value`; asking a symbolic one would tie the graph to the answer."""
+    return isinstance(n, int) and n == value
+
+
+def zero_of(x: Array) -> Array:
+    """The zero of a NumPy value: an empty string for strings."""
+    return np.array("", dtype=object) if x.dtype.kind == "O" else np.zeros((), x.dtype)
