@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from hotfuse.base.errors import ModelError
@@ -157,6 +158,40 @@ def rename(d: Dim, names: Mapping[str, str]) -> Dim:
         name = str(d.args[0])
         return sym(names.get(name, name))
     return expr(d.op, *(rename(a, names) for a in dims_in(d)))
+
+
+def solve(d: Dim, value: int, env: Mapping[str, int]) -> dict[str, int] | None:
+    """The one new symbol that makes `d` equal `value`, if it stands once, under sums and products only.
+
+    Gives {} when nothing is left to find and the two are equal; None when no value of the symbol fits.
+    Raises LookupError when the expression has not exactly one new symbol in such a place.
+    """
+    while isinstance(d, Sym) and d.op != "sym":
+        new = [a for a in dims_in(d) if symbols(a) - env.keys()]
+        if not new:
+            return {} if evaluate(d, env) == value else None
+        if len(new) > 1 or d.op not in ("+", "*"):
+            raise LookupError(show(d))
+        rest = _EVAL[d.op](*(evaluate(a, env) for a in dims_in(d) if a is not new[0]))
+        if d.op == "*" and (rest == 0 or value % rest):
+            return None
+        d, value = new[0], value // rest if d.op == "*" else value - rest
+    if isinstance(d, int):
+        return {} if d == value else None
+    name = str(d.args[0])
+    if name in env:
+        return {} if env[name] == value else None
+    return {name: value}
+
+
+def solvable(d: Dim, known: AbstractSet[str]) -> str | None:
+    """The symbol that `solve` would find when the known ones are bound; None when there is none."""
+    while isinstance(d, Sym) and d.op != "sym":
+        new = [a for a in dims_in(d) if symbols(a) - known]
+        if len(new) != 1 or d.op not in ("+", "*"):
+            return None
+        d = new[0]
+    return None if isinstance(d, int) or d.args[0] in known else str(d.args[0])
 
 
 def show(d: Dim) -> str:

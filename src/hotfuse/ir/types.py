@@ -121,3 +121,31 @@ class ObjectType:
 
 
 Type = TensorType | ScalarType | SequenceType | OptionalType | ObjectType
+
+
+def dims_of(t: Type) -> tuple[Dim, ...]:
+    """Every dimension a type mentions: a tensor's shape, an integer's expression, an element's."""
+    match t:
+        case TensorType(shape=shape):
+            return shape
+        case ScalarType(expr=expr):
+            return () if expr is None else (expr,)
+        case SequenceType(elem) | OptionalType(elem):
+            return dims_of(elem)
+        case ObjectType():
+            return ()
+
+
+def with_dims(t: Type, dims: tuple[Dim, ...]) -> Type:
+    """The same type with other dimensions, as many as `dims_of` gives."""
+    match t:
+        case TensorType():
+            return TensorType(t.dtype, dims, t.layout, t.device)
+        case ScalarType(kind, expr):
+            return t if expr is None else ScalarType(kind, dims[0])
+        case SequenceType(elem):
+            return SequenceType(with_dims(elem, dims))
+        case OptionalType(elem):
+            return OptionalType(with_dims(elem, dims))
+        case ObjectType():
+            return t
