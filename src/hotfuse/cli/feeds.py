@@ -57,7 +57,7 @@ class Feeds:
 
     arrays: dict[str, Array]
     dims: dict[str, int]
-    """Dynamic dims by name; an unnamed one is called `input.axis`."""
+    """Dynamic dims by name; an unnamed one is called `input.axis`, and every one may be."""
     chosen: frozenset[str]
     """The dims among them that nobody gave: shown, so that the user can give them."""
     sources: dict[str, str]
@@ -71,6 +71,7 @@ def make_feeds(declared: Sequence[Declared], given: Mapping[str, str], dims: Map
         if name not in names:
             raise InputError(f"the model has no input {name!r}", hint="one of " + ", ".join(names))
     numbers = {name: _dim(name, text) for name, text in dims.items()}
+    _check_dims(declared, numbers)
     loaded = {name: _load(name, text) for name, text in given.items() if text.endswith(".npy")}
     bound = _dims_of_files(declared, loaded)
     for name, number in numbers.items():
@@ -92,10 +93,6 @@ def make_feeds(declared: Sequence[Declared], given: Mapping[str, str], dims: Map
             arrays[d.name], sources[d.name] = _filled(d.name, given[d.name], shape, dtype), given[d.name]
         else:
             arrays[d.name], sources[d.name] = _random(rng, shape, dtype), "random"
-    unknown = [name for name in numbers if name not in _dim_names(declared)]
-    if unknown:
-        known = ", ".join(sorted(_dim_names(declared))) or "the model has no dynamic dims"
-        raise InputError(f"no input has a dynamic dim {unknown[0]!r}", hint=known)
     return Feeds(arrays, bound, frozenset(chosen), sources)
 
 
@@ -106,11 +103,17 @@ def _dim(name: str, text: str) -> int:
 
 
 def _dim_name(input_name: str, axis: int, dim: int | str | None) -> str:
-    return dim if isinstance(dim, str) and dim else f"{input_name}.{axis}"
+    """Exporters write `?` for a dim they know nothing about: two of those need not be equal."""
+    return dim if isinstance(dim, str) and dim not in ("", "?") else f"{input_name}.{axis}"
 
 
-def _dim_names(declared: Sequence[Declared]) -> set[str]:
-    return {_dim_name(d.name, i, dim) for d in declared for i, dim in enumerate(d.shape) if not isinstance(dim, int)}
+def _check_dims(declared: Sequence[Declared], given: Mapping[str, int]) -> None:
+    dynamic = [(d.name, axis, dim) for d in declared for axis, dim in enumerate(d.shape) if not isinstance(dim, int)]
+    names = [_dim_name(*place) for place in dynamic]
+    for name in given:
+        if name not in names and name not in [f"{place[0]}.{place[1]}" for place in dynamic]:
+            hint = "one of " + ", ".join(dict.fromkeys(names)) if names else "the model has no dynamic dims"
+            raise InputError(f"no input has a dynamic dim {name!r}", hint=hint)
 
 
 def _dims_of_files(declared: Sequence[Declared], loaded: Mapping[str, Array]) -> dict[str, int]:
@@ -128,6 +131,8 @@ def _dims_of_files(declared: Sequence[Declared], loaded: Mapping[str, Array]) ->
 def _extent(input_name: str, axis: int, dim: int | str | None, bound: dict[str, int], chosen: set[str]) -> int:
     if isinstance(dim, int) and dim >= 0:
         return dim
+    if (place := f"{input_name}.{axis}") in bound:
+        return bound[place]
     name = _dim_name(input_name, axis, dim)
     if name not in bound:
         # The first axis is a batch nearly always; 64 suits a sequence and divides by a network's strides.
