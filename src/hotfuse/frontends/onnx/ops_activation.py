@@ -163,9 +163,10 @@ def dropout_1(ctx: Ctx, x: Tensor, *, ratio: float = 0.5, **_: Any) -> Any:
 
 def _seeded_keep(x: Tensor, ratio: float, seed: int) -> Tensor:
     """The keep mask a seed stands for, as ONNX's reference draws it: fixed numbers, so fixed sizes."""
-    if not all(isinstance(n, int) for n in x.shape):
+    sizes: tuple[Any, ...] = tuple(x.shape)
+    if not all(isinstance(n, int) for n in sizes):
         raise DataDependent("seeded dropout over symbolic sizes")
-    return torch.from_numpy(np.asarray(np.random.RandomState(seed).uniform(0, 1.0, tuple(x.shape)) >= ratio))
+    return torch.from_numpy(np.asarray(np.random.RandomState(seed).uniform(0, 1.0, sizes) >= ratio))
 
 
 @onnx_op("Dropout", since=12)

@@ -1,0 +1,318 @@
+"""RNN, GRU and LSTM: torch's fused operators when the attributes allow, an explicit loop when not.
+
+Inside, everything is time-major and one direction at a time; a direction that reads backwards is the forward one over
+a reversed sequence. torch's operators know only the default activations, no clipping and no peepholes; a sequence shorter
+than the others needs its state frozen, which torch cannot do for the LSTM's cell but which masking does elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hotfuse.base.errors import ModelError
+
+from .registry import Ctx, DataDependent, onnx_op
+
+Act = Callable[[Tensor], Tensor]
+
+# name -> (takes alpha, takes beta, default alpha, default beta, meaning)
+_ACTIVATIONS: dict[str, tuple[bool, bool, float, float, Callable[[Tensor, float, float], Tensor]]] = {
+    "relu": (False, False, 0, 0, lambda x, a, b: torch.relu(x)),
+    "tanh": (False, False, 0, 0, lambda x, a, b: torch.tanh(x)),
+    "sigmoid": (False, False, 0, 0, lambda x, a, b: torch.sigmoid(x)),
+    "affine": (True, True, 1, 0, lambda x, a, b: x * a + b),
+    "leakyrelu": (True, False, 0.01, 0, lambda x, a, b: F.leaky_relu(x, a)),
+    "thresholdedrelu": (True, False, 1, 0, lambda x, a, b: F.threshold(x, a, 0.0)),
+    "scaledtanh": (True, True, 1, 1, lambda x, a, b: a * torch.tanh(b * x)),
+    "hardsigmoid": (True, True, 0.2, 0.5, lambda x, a, b: torch.clamp(x * a + b, 0, 1)),
+    "elu": (True, False, 1, 0, lambda x, a, b: F.elu(x, a)),
+    "softsign": (False, False, 0, 0, lambda x, a, b: F.softsign(x)),
+    "softplus": (False, False, 0, 0, lambda x, a, b: F.softplus(x)),
+}
+
+
+def _activations(names: Sequence[str], alphas: Sequence[float] | None, betas: Sequence[float] | None) -> list[Act]:
+    """Each activation takes the next alpha and beta if it has such a parameter, or its default."""
+    a, b = list(alphas or ()), list(betas or ())
+
+    def bind(name: str) -> Act:
+        row = _ACTIVATIONS.get(name.lower())
+        if row is None:
+            raise ModelError(f"a recurrent layer's activation is {name!r}", because="ONNX defines no such one")
+        alpha = a.pop(0) if row[0] and a else row[2]
+        beta = b.pop(0) if row[1] and b else row[3]
+        return lambda x: row[4](x, alpha, beta)
+
+    return [bind(name) for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One direction of one layer, as its cell sees it."""
+
+    w: Tensor
+    r: Tensor
+    bias: Tensor | None
+    acts: list[Act]
+    plain: bool  # default activations, no clip: what torch's operators compute
+    clip: float | None
+
+
+def _steps(x: Tensor) -> int:
+    """How often an explicit loop runs: only a plain number can be unrolled into a graph."""
+    n: Any = x.shape[0]
+    if not isinstance(n, int):
+        raise DataDependent("a recurrent loop over a symbolic number of steps")
+    return n
+
+
+def _reversed(x: Tensor, lens: Tensor | None) -> Tensor:
+    """Each sequence backwards, its padding left in place."""
+    if lens is None:
+        return x.flip(0)
+    t = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
+    at = torch.where(t < lens, lens - 1 - t, t)
+    return torch.gather(x, 0, at.unsqueeze(2).expand(-1, -1, x.shape[2]))
+
+
+def _valid(x: Tensor, lens: Tensor) -> Tensor:
+    """(time, batch, 1): which steps belong to a sequence."""
+    return (torch.arange(x.shape[0], device=x.device).unsqueeze(1) < lens).unsqueeze(2)
+
+
+def _last_valid(y: Tensor, lens: Tensor, h0: Tensor) -> Tensor:
+    """The output at each sequence's last step; the initial state of an empty one."""
+    at = (lens - 1).clamp(min=0).reshape(1, -1, 1).expand(1, -1, y.shape[2])
+    return torch.where((lens > 0).unsqueeze(1), torch.gather(y, 0, at)[0], h0)
+
+
+def _clipped(x: Tensor, layer: _Layer) -> Tensor:
+    return x if layer.clip is None else x.clamp(-layer.clip, layer.clip)
+
+
+def _reorder(t: Tensor | None, order: Sequence[int], n: int) -> Tensor | None:
+    """Blocks of rows in torch's gate order instead of ONNX's."""
+    if t is None:
+        return None
+    parts = t.chunk(n, 0)
+    return torch.cat([parts[i] for i in order])
+
+
+def _fused(fn: Callable[..., Any], x: Tensor, hx: Any, layer: _Layer, order: Sequence[int]) -> Any:
+    gates = len(order)
+    params = [_reorder(layer.w, order, gates), _reorder(layer.r, order, gates)]
+    if layer.bias is not None:
+        params += [_reorder(half, order, gates) for half in layer.bias.chunk(2, 0)]
+    return fn(x, hx, params, layer.bias is not None, 1, 0.0, False, False, False)
+
+
+def _loop(
+    x: Tensor, states: tuple[Tensor, ...], lens: Tensor | None, step: Callable[..., tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """Run `step(x_t, *states)`; the first state is the output. A finished sequence keeps its states and outputs 0."""
+    out: list[Tensor] = []
+    valid = None if lens is None else _valid(x, lens)
+    for t in range(_steps(x)):
+        new = step(x[t], *states)
+        if valid is None:
+            out.append(new[0])
+        else:
+            new = tuple(torch.where(valid[t], a, b) for a, b in zip(new, states, strict=True))
+            out.append(torch.where(valid[t], new[0], torch.zeros_like(new[0])))
+        states = new
+    y = torch.stack(out) if out else x.new_zeros([0, *states[0].shape])
+    return (y, *states)
+
+
+def _directions(
+    ctx: Ctx,
+    x: Tensor,
+    lens: Tensor | None,
+    initial: Sequence[Tensor | None],
+    direction: str,
+    layout: int,
+    hidden: Any,
+    cell: Callable[..., tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]:
+    """Lay the input out, run the cell once per direction, put the results together."""
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise ModelError(f"a recurrent layer's direction is {direction!r}", because="ONNX defines no such one")
+    if layout:
+        x = x.transpose(0, 1)
+        initial = [None if h is None else h.transpose(0, 1) for h in initial]
+    if lens is not None:
+        lens = lens.to(torch.int64)
+    got: list[tuple[Tensor, ...]] = []
+    for d in range(2 if direction == "bidirectional" else 1):
+        back = direction == "reverse" or d == 1
+        start = [x.new_zeros([x.shape[1], hidden]) if h is None else h[d] for h in initial]
+        y, *states = cell(d, _reversed(x, lens) if back else x, lens, *start)
+        got.append((_reversed(y, lens) if back else y, *states))
+    y = torch.stack([g[0] for g in got], 1)
+    finals = [torch.stack([g[i] for g in got], 0) for i in range(1, len(got[0]))]
+    if layout:
+        return (y.permute(2, 0, 1, 3), *(f.transpose(0, 1) for f in finals))
+    return (y, *finals)
+
+
+def _layer(
+    d: int,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None,
+    default: Sequence[str],
+    names: Sequence[str] | None,
+    alphas: Sequence[float] | None,
+    betas: Sequence[float] | None,
+    clip: float | None,
+) -> _Layer:
+    given = list(names) if names else list(default) * int(w.shape[0])
+    used = given[len(default) * d : len(default) * (d + 1)]
+    acts = _activations(given, alphas, betas)[len(default) * d : len(default) * (d + 1)]
+    plain = [n.lower() for n in used] == [n.lower() for n in default] and clip is None
+    return _Layer(w[d], r[d], None if b is None else b[d], acts, plain, clip)
+
+
+def _masked(y: Tensor, h: Tensor, lens: Tensor | None, h0: Tensor) -> tuple[Tensor, Tensor]:
+    """A full-length result cut to the sequences' own lengths."""
+    if lens is None:
+        return y, h
+    return torch.where(_valid(y, lens), y, torch.zeros_like(y)), _last_valid(y, lens, h0)
+
+
+@onnx_op("RNN")
+def rnn(
+    ctx: Ctx,
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    sequence_lens: Tensor | None = None,
+    initial_h: Tensor | None = None,
+    *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    activations: Sequence[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+    **_: Any,
+) -> tuple[Tensor, ...]:
+    def cell(d: int, xs: Tensor, lens: Tensor | None, h0: Tensor) -> tuple[Tensor, ...]:
+        layer = _layer(d, w, r, b, ["Tanh"], activations, activation_alpha, activation_beta, clip)
+        if layer.plain:
+            y, h = _fused(torch.rnn_tanh, xs, h0.unsqueeze(0), layer, (0,))
+            return _masked(y, h[0], lens, h0)
+        bias = None if layer.bias is None else sum(layer.bias.chunk(2))
+
+        def step(x_t: Tensor, h: Tensor) -> tuple[Tensor]:
+            return (layer.acts[0](_clipped(x_t + F.linear(h, layer.r), layer)),)
+
+        return _loop(F.linear(xs, layer.w, bias), (h0,), lens, step)
+
+    return _directions(ctx, x, sequence_lens, [initial_h], direction, layout, r.shape[-1], cell)
+
+
+@onnx_op("GRU")
+def gru(
+    ctx: Ctx,
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    sequence_lens: Tensor | None = None,
+    initial_h: Tensor | None = None,
+    *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    activations: Sequence[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    layout: int = 0,
+    linear_before_reset: int = 0,
+    **_: Any,
+) -> tuple[Tensor, ...]:
+    """torch's GRU resets after the product, which is ONNX's `linear_before_reset`."""
+
+    def cell(d: int, xs: Tensor, lens: Tensor | None, h0: Tensor) -> tuple[Tensor, ...]:
+        layer = _layer(d, w, r, b, ["Sigmoid", "Tanh"], activations, activation_alpha, activation_beta, clip)
+        if layer.plain and linear_before_reset:
+            y, h = _fused(torch.gru, xs, h0.unsqueeze(0), layer, (1, 0, 2))
+            return _masked(y, h[0], lens, h0)
+        f, g = layer.acts
+        wb, rb = (None, None) if layer.bias is None else layer.bias.chunk(2)
+        n = layer.r.shape[1]
+        r_zr, r_h = layer.r[: 2 * n], layer.r[2 * n :]
+        b_zr, b_h = (None, None) if rb is None else (rb[: 2 * n], rb[2 * n :])
+
+        def step(x_t: Tensor, h: Tensor) -> tuple[Tensor]:
+            z, reset = f(_clipped(x_t[:, : 2 * n] + F.linear(h, r_zr, b_zr), layer)).chunk(2, 1)
+            if linear_before_reset:
+                inner = reset * F.linear(h, r_h, b_h)
+            else:
+                inner = F.linear(reset * h, r_h, b_h)
+            new = g(_clipped(x_t[:, 2 * n :] + inner, layer))
+            return ((1 - z) * new + z * h,)
+
+        return _loop(F.linear(xs, layer.w, wb), (h0,), lens, step)
+
+    return _directions(ctx, x, sequence_lens, [initial_h], direction, layout, r.shape[-1], cell)
+
+
+@onnx_op("LSTM")
+def lstm(
+    ctx: Ctx,
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    sequence_lens: Tensor | None = None,
+    initial_h: Tensor | None = None,
+    initial_c: Tensor | None = None,
+    p: Tensor | None = None,
+    *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    activations: Sequence[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+    layout: int = 0,
+    **_: Any,
+) -> tuple[Tensor, ...]:
+    """ONNX orders the gates i, o, f, c; torch i, f, g, o. Peepholes are i, o, f."""
+
+    def cell(d: int, xs: Tensor, lens: Tensor | None, h0: Tensor, c0: Tensor) -> tuple[Tensor, ...]:
+        layer = _layer(d, w, r, b, ["Sigmoid", "Tanh", "Tanh"], activations, activation_alpha, activation_beta, clip)
+        frozen_cell = lens is not None and ctx.n_outputs > 2
+        if layer.plain and p is None and not input_forget and not frozen_cell:
+            y, h, c = _fused(torch.lstm, xs, [h0.unsqueeze(0), c0.unsqueeze(0)], layer, (0, 2, 3, 1))
+            y, last = _masked(y, h[0], lens, h0)
+            return y, last, c[0]
+        f, g, squash = layer.acts
+        bias = None if layer.bias is None else sum(layer.bias.chunk(2))
+        peep = None if p is None else p[d].chunk(3)
+
+        def step(x_t: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+            i, o, forget, new = (x_t + F.linear(h, layer.r)).chunk(4, 1)
+            if peep is not None:
+                i, forget = i + peep[0] * c, forget + peep[2] * c
+            i = f(_clipped(i, layer))
+            forget = 1 - i if input_forget else f(_clipped(forget, layer))
+            c = forget * c + i * g(_clipped(new, layer))
+            if peep is not None:
+                o = o + peep[1] * c
+            return f(_clipped(o, layer)) * squash(c), c
+
+        return _loop(F.linear(xs, layer.w, bias), (h0, c0), lens, step)
+
+    return _directions(ctx, x, sequence_lens, [initial_h, initial_c], direction, layout, r.shape[-1], cell)
