@@ -18,6 +18,8 @@ from hotfuse.frontends.onnx.model import DeclaredDim, OnnxModel, Port, PortType
 
 _GENERATED = "unk__"
 """How shape inference names the sizes it makes up."""
+_NO_VERSION = 2**63 - 1
+"""What ONNX Runtime shows for a file that gives no version."""
 _SMALL = 4096
 """Constants up to this many bytes are kept for shape inference: shapes, axes and the like."""
 
@@ -47,7 +49,8 @@ class ModelMetadata:
 def metadata(model: OnnxModel) -> ModelMetadata:
     """A model's metadata in ONNX Runtime's words."""
     m = model.meta
-    return ModelMetadata(m.producer_name, m.graph_name, m.domain, m.description, m.graph_description, m.version,
+    version = _NO_VERSION if m.version is None else m.version
+    return ModelMetadata(m.producer_name, m.graph_name, m.domain, m.description, m.graph_description, version,
                          dict(m.custom))
 
 
@@ -119,7 +122,7 @@ def _merge(port: Port, inferred: ValueInfoProto | None) -> Port:
     dims: list[DeclaredDim] = []
     for d in inferred.type.tensor_type.shape.dim:
         if d.HasField("dim_value"):
-            dims.append(int(d.dim_value))
+            dims.append(int(d.dim_value) if d.dim_value >= 0 else None)
         else:
             dims.append(d.dim_param if d.dim_param and not d.dim_param.startswith(_GENERATED) else None)
     declared = port.type.shape

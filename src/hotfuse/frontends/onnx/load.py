@@ -85,7 +85,7 @@ def from_proto(proto: ModelProto, external: ExternalData, source: str = "model")
     graph = reader.graph(proto.graph, opsets, frozenset(), 0)
     meta = ModelMeta(
         proto.producer_name, proto.producer_version, proto.graph.name, proto.domain, proto.doc_string,
-        proto.graph.doc_string, proto.model_version, {p.key: p.value for p in proto.metadata_props},
+        proto.graph.doc_string, proto.model_version if proto.HasField("model_version") else None, {p.key: p.value for p in proto.metadata_props},
     )
     return OnnxModel(graph, opsets, functions, meta, proto.ir_version, source)
 

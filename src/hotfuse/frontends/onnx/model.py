@@ -124,7 +124,7 @@ class ModelMeta:
     domain: str = ""
     description: str = ""
     graph_description: str = ""
-    version: int = 0
+    version: int | None = None
     custom: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
