@@ -107,6 +107,7 @@ class _Namer:
         values: dict[str, Arg] = {}
         order = self.order(graph)
         _number(tuple(v.type for v in graph.inputs), self.symbols)
+        _number(tuple(v.type for i in order for v in graph.nodes[i].outs), self.symbols)
 
         def define(v: Value) -> Value:
             new = Value(f"v{len(values)}", _type(v.type, self.symbol))
@@ -131,7 +132,6 @@ class _Namer:
             take_params([v.name for v in node.ins])
             args = tuple(map_values(a, values) for a in node.args)
             attrs = tuple((n, map_values(a, values)) for n, a in node.attrs)
-            _number(tuple(v.type for v in node.outs), self.symbols)
             outs = tuple(define(v) for v in node.outs)
             graphs = tuple(replace(self.graph(g).graph, name=f"g{k}") for k, g in enumerate(node.graphs))
             nodes.append(Node(node.kind, node.op, args, outs, attrs, graphs, Loc()))

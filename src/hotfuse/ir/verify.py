@@ -21,7 +21,9 @@
     gives (cond, carried, one element of each scan output); the node gives (carried, scan outputs).
 18. `control.scan([states], [scanned], [captures])` has one graph; it takes (states, a slice of each scanned, captures)
     and gives (states, one element of each scan output); the node gives the same number.
-19. What passes into or out of a nested graph keeps its dtype, where both sides are tensors.
+19. `control.map([sequences], [captures])` has one graph; it takes (an element of each sequence, captures) and gives an
+    element of each of the node's outputs.
+20. What passes into or out of a nested graph keeps its dtype, where both sides are tensors.
 
 Symbols are facts about sizes, shared by a graph and the graphs nested in it.
 """
@@ -214,6 +216,8 @@ class _Verifier:
                 self.loop(node)
             case "control.scan":
                 self.scan(node)
+            case "control.map":
+                self.map(node)
             case _:
                 self.fail(13, f"there is no control node {node.op}")
         for i, graph in enumerate(node.graphs):
@@ -254,6 +258,14 @@ class _Verifier:
         self.agree(zip((*states, *scanned, *captures), body.inputs, strict=True))
         self.agree(zip(body.outputs, node.outs, strict=True))
 
+    def map(self, node: Node) -> None:
+        if len(node.args) != 2 or len(node.graphs) != 1:
+            self.fail(19, f"{len(node.args)} arguments and {len(node.graphs)} graphs")
+        sequences, captures = (self.group(19, a) for a in node.args)
+        body = node.graphs[0]
+        self.arity(19, body, len(sequences) + len(captures), len(node.outs))
+        self.agree(zip(captures, body.inputs[len(sequences):], strict=True))
+
     def group(self, invariant: int, arg: Arg) -> tuple[Arg, ...]:
         if not isinstance(arg, tuple):
             self.fail(invariant, f"a tuple of values is expected, not {arg!r}")
@@ -270,7 +282,7 @@ class _Verifier:
                 continue
             a, b = one.type, other.type
             if isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype != b.dtype:
-                self.fail(19, f"%{one.name} is {show_type(a)}, %{other.name} is {show_type(b)}")
+                self.fail(20, f"%{one.name} is {show_type(a)}, %{other.name} is {show_type(b)}")
 
 
 def _head(node: Node) -> str:

@@ -1,0 +1,68 @@
+"""Nodes whose work is done elsewhere, is known beforehand, or is not wanted.
+
+    %n: int(s0) = aten.sym_size.int(%x, 0)                          readers of %m read %n
+    %m: int(s0) = aten.sym_size.int(%h, 0)                    ->
+    %k: int(64) = aten.sym_size.int(%x, 1)                          readers of %k read 64
+"""
+
+from __future__ import annotations
+
+from hotfuse.ir.graph import Arg, Node
+from hotfuse.ir.rewrite import Context, Replacement, Rule
+from hotfuse.ir.types import ScalarKind, ScalarType
+from hotfuse.simplify.facts import binds_symbols, escapes, is_pure, mutates
+
+_NOTE = "one node less"
+
+
+def _is_size(node: Node) -> bool:
+    return node.op.startswith(("aten.sym_size.", "aten.sym_numel.", "sym.")) and len(node.outs) == 1
+
+
+def _known_size(node: Node, _context: Context) -> Replacement | None:
+    """A size whose expression is a number is that number."""
+    if not _is_size(node) or not is_pure(node):
+        return None
+    t = node.outs[0].type
+    if isinstance(t, ScalarType) and t.kind is ScalarKind.INT and isinstance(t.expr, int):
+        return Replacement(values={node.outs[0].name: t.expr})
+    return None
+
+
+def _same_size(node: Node, context: Context) -> Replacement | None:
+    """Two sizes with one expression are one number."""
+    if not _is_size(node) or not is_pure(node):
+        return None
+    t = node.outs[0].type
+    if not isinstance(t, ScalarType) or t.kind is not ScalarKind.INT or t.expr is None:
+        return None
+    earlier = context.earlier_size(node)
+    return None if earlier is None else Replacement(values={node.outs[0].name: earlier})
+
+
+def _same_node(node: Node, context: Context) -> Replacement | None:
+    """Two pure nodes with the same op and arguments; not where both results could be seen to be two tensors."""
+    if not is_pure(node):
+        return None
+    twin = context.earlier_twin(node)
+    if twin is None or context.fact(mutates):
+        return None
+    if any(escapes(a, context) and escapes(b, context) for a in node.outs for b in twin.outs):
+        return None
+    values: dict[str, Arg] = {old.name: new for old, new in zip(node.outs, twin.outs, strict=True)}
+    return Replacement(values=values)
+
+
+def _dead(node: Node, context: Context) -> Replacement | None:
+    """A pure node that nothing reads; what binds a size that depends on data stays."""
+    if any(context.is_used(v) for v in node.outs) or not is_pure(node) or binds_symbols(node, context):
+        return None
+    return Replacement()
+
+
+RULES = (
+    Rule("drop-dead", _dead, _NOTE),
+    Rule("fold-known-size", _known_size, _NOTE),
+    Rule("share-size", _same_size, _NOTE),
+    Rule("share-node", _same_node, _NOTE),
+)
