@@ -1,0 +1,58 @@
+"""Real ONNX models give ONNX Runtime's outputs, over several shapes, before and after capture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import hotfuse
+from benchmarks import zoo
+
+pytestmark = pytest.mark.zoo
+
+RTOL = 1e-4
+
+
+def load(name: str) -> zoo.ZooModel:
+    try:
+        return zoo.load(name)
+    except zoo.ZooUnavailable as e:
+        pytest.skip(str(e))
+
+
+def agree(got: Sequence[Any], want: Sequence[Any], where: str) -> None:
+    """Same dtypes and shapes, and no element further off than RTOL of the largest one."""
+    assert len(got) == len(want)
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
+        assert (g.dtype, g.shape) == (w.dtype, w.shape), f"{where}, output {i}"
+        error = float(np.abs(g.astype(np.float64) - w).max() / np.abs(w).max())
+        assert error <= RTOL, f"{where}, output {i}: relative error {error:.2e}"
+
+
+def reference(model: zoo.ZooModel) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(model.path, options)
+
+
+@pytest.mark.parametrize("name", zoo.names("onnx"))
+def test_outputs_equal_onnx_runtime(name: str) -> None:
+    model = load(name)
+    peer = reference(model)
+    cases = [model.inputs(seed=1, variant=v) for v in range(model.variants)]
+    wanted = [peer.run(None, case) for case in cases]
+    assert len(cases) >= 3
+    with hotfuse.InferenceSession(model.path) as session:
+        assert [i.name for i in session.get_inputs()] == [i.name for i in peer.get_inputs()]
+        assert [o.name for o in session.get_outputs()] == [o.name for o in peer.get_outputs()]
+        for v, (case, want) in enumerate(zip(cases, wanted, strict=True)):
+            agree(session.run(None, case), want, f"{name} variant {v}")
+        assert session.wait(timeout=240)
+        for v, (case, want) in enumerate(zip(cases, wanted, strict=True)):
+            agree(session.run(None, case), want, f"{name} variant {v} after capture")
+        assert session.explain().to_dict()["fallbacks"] == {}, "every operator has a mapping of its own"

@@ -1,0 +1,54 @@
+"""Torch models through `hotfuse.jit` give eager's outputs, over several shapes, before and after capture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import hotfuse
+from benchmarks import zoo
+
+pytestmark = pytest.mark.zoo
+
+RTOL = 1e-4
+FULL = ("bert-base",)
+"""Run with all their layers once; the others with two, which is the same architecture."""
+
+
+def load(name: str) -> zoo.ZooModel:
+    try:
+        return zoo.load(name, reduced=name not in FULL)
+    except zoo.ZooUnavailable as e:
+        pytest.skip(str(e))
+
+
+def agree(got: Any, want: Any, where: str) -> None:
+    """The same structure, dtypes and shapes, and no element further off than RTOL of the largest one."""
+    assert type(got) is type(want), where
+    flat_got, spec_got = pytree.tree_flatten(got)
+    flat_want, spec_want = pytree.tree_flatten(want)
+    assert spec_got == spec_want, where
+    for i, (g, w) in enumerate(zip(flat_got, flat_want, strict=True)):
+        assert (g.dtype, g.shape) == (w.dtype, w.shape), f"{where}, leaf {i}"
+        error = float((g.double() - w.double()).abs().max() / w.double().abs().max())
+        assert error <= RTOL, f"{where}, leaf {i}: relative error {error:.2e}"
+
+
+@pytest.mark.parametrize("name", zoo.names("torch"))
+def test_outputs_equal_eager(name: str) -> None:
+    model = load(name)
+    module = model.module
+    assert module is not None
+    cases = [model.inputs(seed=1, variant=v) for v in range(model.variants)]
+    assert len(cases) >= 3
+    with torch.inference_mode():
+        wanted = [module(**case) for case in cases]
+        with hotfuse.jit(module) as fast:
+            for v, (case, want) in enumerate(zip(cases, wanted, strict=True)):
+                agree(fast(**case), want, f"{name} variant {v}")
+            assert fast.wait(timeout=240)
+            for v, (case, want) in enumerate(zip(cases, wanted, strict=True)):
+                agree(fast(**case), want, f"{name} variant {v} after capture")
