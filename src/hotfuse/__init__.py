@@ -1,1 +1,49 @@
-"""Hotfuse: a tiered, profile-guided JIT for neural-network inference."""
+"""Hotfuse: a tiered, profile-guided JIT for neural-network inference.
+
+    fast = hotfuse.jit(model)                        # a PyTorch module or function
+    sess = hotfuse.InferenceSession("model.onnx")    # ONNX Runtime's call signatures
+    torch.compile(model, backend="hotfuse")
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hotfuse.api import Jit, jit
+    from hotfuse.base.errors import CaptureError, HotfuseError, InputError, InternalError, ModelError
+    from hotfuse.base.settings import Settings
+    from hotfuse.explain import Explanation
+    from hotfuse.session import InferenceSession, RunOptions, SessionOptions
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "jit": "api",
+    "Jit": "api",
+    "Settings": "base.settings",
+    "Explanation": "explain",
+    "InferenceSession": "session",
+    "SessionOptions": "session",
+    "RunOptions": "session",
+    "HotfuseError": "base.errors",
+    "ModelError": "base.errors",
+    "InputError": "base.errors",
+    "CaptureError": "base.errors",
+    "InternalError": "base.errors",
+}
+
+__all__ = [  # noqa: RUF022
+    "jit", "Jit", "InferenceSession", "SessionOptions", "RunOptions", "Settings", "Explanation", "HotfuseError",
+    "ModelError", "InputError", "CaptureError", "InternalError", "__version__",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import each public name when it is first used: a PyTorch user never pays for ONNX."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'hotfuse' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"hotfuse.{home}"), name)
+    return value

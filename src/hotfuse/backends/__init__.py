@@ -1,1 +1,1 @@
-"""TODO one line."""
+"""Back ends: partition in, callable artifact out."""

@@ -1,1 +1,1 @@
-"""TODO one line."""
+"""Work beside inference: worker processes and what they are asked to do."""

@@ -9,6 +9,7 @@ import torch
 
 from hotfuse.frontends.ship import TensorInfo
 from hotfuse.ir.graph import Graph
+from hotfuse.ops.torch_types import named_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +50,4 @@ def info_header(info: TensorInfo) -> dict[str, Any]:
 def info_from(header: dict[str, Any], data: bytes) -> TensorInfo:
     """The inverse of `info_header`; constants arrive contiguous."""
     shape = tuple(int(s) for s in header["shape"])
-    return TensorInfo(getattr(torch, str(header["dtype"])), shape, (), str(header["device"]), False, False, data)
+    return TensorInfo(named_dtype(str(header["dtype"])), shape, (), str(header["device"]), False, False, data)

@@ -19,14 +19,14 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export.graph_signature import InputKind
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.structure import Spec, flatten, unflatten
 from hotfuse.frontends.captured import Captured, TensorSpec
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.frontends.ship import TensorInfo, describe, unship
-from hotfuse.ir.dims import Sym, expr
+from hotfuse.ir.dims import Dim, Sym, expr, symbols
 from hotfuse.ops.torch_types import dim_of, pred_of
 
 
@@ -143,8 +143,8 @@ def _weight(flat: Flat, program: Any, entry: Any) -> tuple[str, Any]:
 
 
 def _guards(program: Any, mode: FakeTensorMode) -> tuple[Sym, ...]:
-    """What tracing assumed about the dims, as predicates."""
-    found: list[Any] = []
+    """What tracing assumed about the inputs' dims; what depends on data is asserted inside the graph."""
+    found: list[Dim] = []
     for symbol, bounds in program.range_constraints.items():
         d = dim_of(symbol)
         if isinstance(bounds.lower, sympy.Integer):
@@ -153,4 +153,10 @@ def _guards(program: Any, mode: FakeTensorMode) -> tuple[Sym, ...]:
             found.append(expr("<=", d, int(bounds.upper)))
     assert mode.shape_env is not None
     found += [pred_of(g.expr) for g in mode.shape_env.guards]
-    return tuple(dict.fromkeys(g for g in found if isinstance(g, Sym)))
+    unbacked = _unbacked(program)
+    return tuple(dict.fromkeys(g for g in found if isinstance(g, Sym) and not symbols(g) & unbacked))
+
+
+def _unbacked(program: Any) -> set[str]:
+    """Symbols that stand for numbers only the data can give."""
+    return {str(s) for s in program.range_constraints if free_unbacked_symbols(s)}

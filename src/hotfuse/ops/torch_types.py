@@ -65,6 +65,14 @@ def torch_dtype(dtype: DType) -> torch.dtype:
         raise CaptureError(f"element type {dtype.value} has no torch dtype") from None
 
 
+def named_dtype(name: str) -> torch.dtype:
+    """The torch dtype of that name (`float32`), and of no other attribute of torch."""
+    for dtype in _FROM_TORCH:
+        if str(dtype) == f"torch.{name}":
+            return dtype
+    raise CaptureError(f"no element type {name!r}")
+
+
 # --- sizes -----------------------------------------------------------------------------------------------------------
 
 Expr = Any

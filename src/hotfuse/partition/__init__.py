@@ -1,1 +1,1 @@
-"""TODO one line."""
+"""The partition manager: which nodes run as one unit."""

@@ -1,1 +1,1 @@
-"""TODO one line."""
+"""The inference engine: plans, guards, weight watching, the slot, and the policy around them."""

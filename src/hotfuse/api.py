@@ -1,0 +1,142 @@
+"""`hotfuse.jit`: a PyTorch module or function, served at once and captured beside."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hotfuse.base.errors import InputError
+from hotfuse.base.events import EventLog
+from hotfuse.base.settings import Objective, Settings, from_env
+from hotfuse.base.structure import Spec
+from hotfuse.compile import requests, wire
+from hotfuse.compile.service import service
+from hotfuse.explain import Explanation, explain_engine
+from hotfuse.frontends.captured import Captured, TensorSpec
+from hotfuse.frontends.ship import restore, ship
+from hotfuse.pipeline import compile_tier0
+from hotfuse.runtime.engine import Capture, Engine
+from hotfuse.runtime.watch import Watch
+
+_SHIPPING = threading.Lock()
+
+
+def ask(header: dict[str, Any], blobs: Sequence[bytes], settings: Settings) -> Captured:
+    """Have a request done by the worker process, or here when captures are inline."""
+    if settings.capture == "inline":
+        return requests.handle(header, list(blobs))
+    return wire.answer_from_message(service().ask(header, blobs, settings.capture_timeout_s))
+
+
+class TorchModel:
+    """A module or function as an engine serves it."""
+
+    def __init__(self, target: Callable[..., Any], settings: Settings) -> None:
+        self.target = target
+        self.settings = settings
+        self.name = type(target).__name__ if isinstance(target, nn.Module) else getattr(target, "__name__", "function")
+        self.call = target
+
+    def capture(self, spec: Spec, inputs: Sequence[TensorSpec]) -> Capture:
+        """Ship the model to the worker and bind what comes back to the live tensors."""
+        with _SHIPPING:
+            shipment = ship(self.target, spec)
+        watch = Watch(shipment.modules, shipment.tensors)
+        header = {"kind": "torch", "inputs": wire.specs_to_json(inputs)}
+        captured = ask(header, [shipment.blob], self.settings)
+        weights: dict[str, torch.Tensor] = {k: shipment.tensors[n] for k, n in captured.shared.items()}
+        weights |= {k: restore(info) for k, info in captured.constants.items()}
+        return Capture(captured, weights, watch)
+
+
+class Jit:
+    """A served model: call it like the model itself."""
+
+    def __init__(self, target: Callable[..., Any], settings: Settings) -> None:
+        self._target = target
+        log = EventLog(settings.max_events, settings.debug)
+        self._engine = Engine(
+            TorchModel(target, settings),
+            lambda graph, weights: compile_tier0(graph, weights, settings),
+            lambda job: service().submit(job),
+            settings,
+            log,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Same structure, dtypes and values as the model's own call; never waits for a compile."""
+        return self._engine(*args, **kwargs)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until no background work is pending; True if drained in time."""
+        return self._engine.wait(timeout)
+
+    def explain(self) -> Explanation:
+        """What runs now and why."""
+        return explain_engine(self._engine)
+
+    def stats(self) -> dict[str, Any]:
+        """Plain counters."""
+        return engine_stats(self._engine)
+
+    def close(self) -> None:
+        """Drop all plans; later calls run the model's own code."""
+        self._engine.close()
+
+    def __enter__(self) -> Jit:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the model's own (`config`, `eval`, `state_dict`)."""
+        if name.startswith("__") or "_target" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._target, name)
+
+
+def engine_stats(engine: Engine) -> dict[str, Any]:
+    """An engine's counters as a plain dict."""
+    counts = engine.counts()
+    events = engine.log.counts
+    entries = [e for s in list(engine.sites.values()) for e in s.entries]
+    return {
+        "calls": counts["calls"],
+        "calls_per_tier": {"module": counts["module_calls"], "0": counts["graph_calls"]},
+        "captures": sum(n for k, n in events.items() if k.startswith("capture.")),
+        "swaps": events.get("deploy.verified", 0),
+        "plans": len(entries),
+        "guard_misses": counts["guard_misses"],
+        "deopts": counts["deopts"],
+        "rejected": events.get("refuse.mismatch", 0),
+        "refused": sum(n for k, n in events.items() if k.startswith("refuse.")),
+        "events": events,
+    }
+
+
+def jit(
+    model: Callable[..., Any], *, objective: Objective = "latency", exact: bool = True, profiles: str | None = None,
+    threads: int | None = None, settings: Settings | None = None,
+) -> Jit:
+    """Serve a module or function: its own code at first, captured graphs as soon as they are proven.
+
+    `threads` bounds torch's threads during a call; `settings` replaces what the environment says.
+    """
+    if not callable(model):
+        raise InputError(f"hotfuse.jit needs a module or function, not {type(model).__name__}")
+    if isinstance(model, type):
+        raise InputError(f"hotfuse.jit needs an instance, not the class {model.__name__}", hint=f"{model.__name__}(...)")
+    if objective not in ("latency", "energy", "memory"):
+        raise InputError(f"unknown objective {objective!r}", hint="latency, energy or memory")
+    if threads is not None and threads < 1:
+        raise InputError(f"threads={threads} is not a number of threads")
+    base = settings or from_env()
+    asked = {"objective": objective, "exact": exact, "threads": threads, "profiles": profiles}
+    defaults = {"objective": "latency", "exact": True, "threads": None, "profiles": None}
+    changes = {name: value for name, value in asked.items() if value != defaults[name]}
+    return Jit(model, base.with_(**changes))

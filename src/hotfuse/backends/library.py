@@ -1,0 +1,83 @@
+"""The library back end: each node is a call of its torch operator. Coverage is total."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hotfuse.backends.protocol import Artifact
+from hotfuse.backends.pycode import flat_function
+from hotfuse.base.errors import InternalError
+from hotfuse.ir.graph import Graph, Kind, Node, Value
+from hotfuse.ir.types import TensorType
+from hotfuse.ops import control
+from hotfuse.ops.control import ScanAxes, Stacked
+from hotfuse.ops.table import resolve
+from hotfuse.ops.torch_args import to_torch
+from hotfuse.ops.torch_types import torch_dtype
+
+
+class LibraryBackend:
+    """Compiles any graph into calls of torch operators."""
+
+    name = "library"
+
+    def compile(self, graph: Graph, weights: Mapping[str, Any]) -> Artifact:
+        """The graph as calls of torch operators on these weights."""
+        run, source = flat_function(graph, meaning, weights)
+        return Artifact(graph, run, self.name, source)
+
+
+def meaning(node: Node) -> tuple[Callable[..., Any], bool]:
+    """A node's callable, and whether it returns a sequence even for one result."""
+    if node.kind is Kind.CONTROL:
+        return _control(node), True
+    fn = resolve(node.op)
+    schema = getattr(fn, "_schema", None)
+    if schema is None:
+        return fn, False
+    several = len(schema.returns) > 1 or any("List" in str(r.type) for r in schema.returns)
+    return getattr(fn, "_op", fn), several  # `_op` is the operator without its Python wrapper
+
+
+def _control(node: Node) -> Callable[..., tuple[Any, ...]]:
+    """The reference meaning of a control node, with its nested graphs compiled."""
+    bodies = [flat_function(g, meaning, {})[0] for g in node.graphs]
+    match node.op:
+        case "control.if":
+            then, other = bodies
+            return lambda cond, captures: control.run_if(cond, then, other, captures)
+        case "control.loop":
+            carried = _length(node, 2)
+            stacked = tuple(_one_step(v, 0) for v in node.outs[carried:])
+            return lambda trip, cond, state, captures: control.run_loop(
+                trip, cond, state, bodies[0], captures, stacked
+            )
+        case "control.scan":
+            axes = ScanAxes(**{k: tuple(to_torch(v)) for k, v in node.attrs})
+            steps = zip(node.outs[_length(node, 0) :], axes.out_axes, strict=True)
+            stacked = tuple(_one_step(v, axis) for v, axis in steps)
+
+            def scan(states: Any, scanned: Any, captures: Any, **_axes: Any) -> tuple[Any, ...]:
+                return control.run_scan(states, scanned, bodies[0], axes, captures, stacked)
+
+            return scan
+        case _:
+            raise InternalError(f"no meaning for {node.op}")
+
+
+def _length(node: Node, at: int) -> int:
+    group = node.args[at]
+    if not isinstance(group, tuple):
+        raise InternalError(f"argument {at} of {node.op} is not a group of values")
+    return len(group)
+
+
+def _one_step(v: Value, axis: int) -> Stacked:
+    """One step of a stacked output: its type without the stacking axis."""
+    if not isinstance(v.type, TensorType):
+        return Stacked(None, None)
+    shape: list[int | None] = [d if isinstance(d, int) else None for d in v.type.shape]
+    if shape:
+        del shape[axis]
+    return Stacked(torch_dtype(v.type.dtype), tuple(shape))

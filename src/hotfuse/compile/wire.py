@@ -1,0 +1,92 @@
+"""Messages between a process and its workers: a JSON header and raw byte blobs, length first.
+
+Answers hold text and bytes only, so a worker can never make its parent run code.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+from hotfuse.base.errors import CaptureError, InternalError
+from hotfuse.base.events import Why
+from hotfuse.frontends.captured import Captured, TensorSpec, dtype_name, info_from, info_header
+from hotfuse.ir.text import parse, show
+from hotfuse.ops.torch_types import named_dtype
+
+_MAX_HEADER = 64 << 20
+Message = tuple[dict[str, Any], list[bytes]]
+
+
+def send(pipe: BinaryIO, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+    """Write one message."""
+    text = json.dumps({**header, "sizes": [len(b) for b in blobs]}).encode()
+    pipe.write(struct.pack("<I", len(text)))
+    pipe.write(text)
+    for blob in blobs:
+        pipe.write(blob)
+    pipe.flush()
+
+
+def receive(pipe: BinaryIO) -> Message:
+    """Read one message; raises EOFError when the other side is gone."""
+    (length,) = struct.unpack("<I", _exactly(pipe, 4))
+    if length > _MAX_HEADER:
+        raise InternalError(f"a message header of {length} bytes")
+    header = json.loads(_exactly(pipe, length))
+    return header, [_exactly(pipe, size) for size in header.pop("sizes")]
+
+
+def _exactly(pipe: BinaryIO, size: int) -> bytes:
+    parts: list[bytes] = []
+    while size:
+        part = pipe.read(size)
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def specs_to_json(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+    """Tensor arguments as JSON."""
+    return [
+        {"shape": s.shape, "stride": s.stride, "dtype": dtype_name(s.dtype), "device": s.device,
+         "dynamic": sorted(s.dynamic)}
+        for s in specs
+    ]
+
+
+def specs_from_json(data: Sequence[dict[str, Any]]) -> list[TensorSpec]:
+    """The inverse of `specs_to_json`."""
+    return [
+        TensorSpec(tuple(s["shape"]), tuple(s["stride"]), named_dtype(s["dtype"]), s["device"], frozenset(s["dynamic"]))
+        for s in data
+    ]
+
+
+def answer_to_message(done: Captured) -> Message:
+    """A captured graph as a message."""
+    header = {
+        "ok": True, "graph": show(done.graph), "shared": done.shared, "grad_regions": done.grad_regions,
+        "notes": done.notes, "constants": {k: info_header(c) for k, c in done.constants.items()},
+    }
+    return header, [c.data or b"" for c in done.constants.values()]
+
+
+def error_to_message(e: CaptureError) -> Message:
+    """A refusal as a message."""
+    return {"ok": False, "error": e.to_dict(), "why": e.why.name}, []
+
+
+def answer_from_message(message: Message) -> Captured:
+    """The captured graph, or the refusal raised."""
+    header, blobs = message
+    if not header["ok"]:
+        e = header["error"]
+        raise CaptureError(e["what"], where=e["where"], because=e["because"], hint=e["try"], why=Why[header["why"]])
+    constants = {k: info_from(c, b) for (k, c), b in zip(header["constants"].items(), blobs, strict=True)}
+    return Captured(parse(header["graph"]), dict(header["shared"]), constants, bool(header["grad_regions"]),
+                    tuple(header["notes"]))

@@ -1,0 +1,150 @@
+"""`explain()`: what runs now and why, as one value with three faces: text, dict and HTML."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from hotfuse.base.structure import describe
+from hotfuse.ir.dims import show as show_dim
+from hotfuse.ir.text import show, show_type
+from hotfuse.ops.table import lookup, packet
+from hotfuse.runtime.engine import Engine
+from hotfuse.runtime.site import Entry
+
+
+class Explanation:
+    """A snapshot of an engine; it does not change while the engine goes on."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self._data = data
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: strings, numbers, lists and dicts."""
+        return json.loads(json.dumps(self._data))
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write one self-contained page."""
+        target = Path(path)
+        target.write_text(_page(self._data), encoding="utf-8")
+        return target
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self._data))
+
+
+def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None) -> Explanation:
+    """What an engine runs now and every decision that led there."""
+    sites: list[dict[str, Any]] = []
+    for site in list(engine.sites.values()):
+        refused = [g.refused for g in site.groups.values() if g.refused]
+        plans = [_entry(e) for e in site.entries]
+        sites.append({"call": describe(site.spec), "plans": plans, "refused": refused,
+                      "pending": any(g.pending for g in site.groups.values())})
+    return Explanation(
+        {
+            "model": engine.model.name,
+            "objective": engine.settings.objective,
+            "exact": engine.settings.exact,
+            "counts": engine.counts(),
+            "sites": sites,
+            "fallbacks": dict(fallbacks or {}),
+            "decisions": [d.to_dict() for d in engine.log.decisions],
+        }
+    )
+
+
+def _entry(entry: Entry) -> dict[str, Any]:
+    plan = entry.plan
+    parts: list[dict[str, Any]] = []
+    for part in plan.partitioning.parts:
+        nodes = plan.graph.nodes[part.first : part.last]
+        ops = Counter(packet(n.op) for n in nodes)
+        access = Counter(lookup(n.op).access.value for n in nodes)
+        parts.append({"index": part.index, "nodes": len(nodes), "begins": part.cut.value, "device": part.device,
+                      "backend": plan.artifacts[part.index].backend, "ops": dict(ops.most_common()),
+                      "access": dict(access.most_common())})
+    return {
+        "tier": plan.tier,
+        "calls": entry.calls,
+        "inputs": [f"%{v.name}: {show_type(v.type)}" for v in plan.graph.inputs],
+        "guards": [show_dim(g) for g in plan.graph.guards],
+        "nodes": len(plan.graph.nodes),
+        "params": len(plan.graph.params),
+        "partitions": parts,
+        "notes": list(entry.notes),
+        "graph": show(plan.graph),
+    }
+
+
+def _lines(data: dict[str, Any]) -> list[str]:
+    c = data["counts"]
+    out = [
+        f"{data['model']}: {c['calls']} calls, {c['graph_calls']} in a captured graph, "
+        f"{c['module_calls']} in the model's own code",
+    ]
+    for site in data["sites"]:
+        out.append(f"call {site['call']}")
+        for i, plan in enumerate(site["plans"]):
+            out.append(f"  plan {i}: tier {plan['tier']}, {plan['nodes']} nodes in {len(plan['partitions'])} partitions, "
+                       f"{plan['calls']} calls")
+            out.append("    inputs: " + ", ".join(plan["inputs"]))
+            if plan["guards"]:
+                out.append("    guards: " + ", ".join(plan["guards"]))
+            for part in plan["partitions"]:
+                top = ", ".join(f"{op} x{n}" for op, n in list(part["ops"].items())[:6])
+                out.append(f"    partition {part['index']} ({part['backend']}, {part['nodes']} nodes, begins at "
+                           f"{part['begins']}): {top}")
+            out += [f"    note: {note}" for note in plan["notes"]]
+        if site["pending"]:
+            out.append("  a capture is under way")
+        for reason in site["refused"]:
+            out += ["  stays in the model's own code:"] + ["    " + line for line in reason.splitlines()]
+    for name, n in data["fallbacks"].items():
+        out.append(f"fallback {name}: {n}")
+    out.append("decisions:")
+    for d in data["decisions"]:
+        detail = ", ".join(f"{k}={v}" for k, v in d["evidence"].items() if v not in ("", None))
+        out.append(f"  {d['at']:8.3f} s  {d['action']}: {d['why']}" + (f" ({detail})" if detail else ""))
+    return out
+
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #1b1f24 }
+h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
+table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #d8dee4;
+vertical-align: top } pre { background: #f6f8fa; padding: 1rem; overflow: auto; font-size: 12px } .num { text-align: right }
+"""
+
+
+def _table(head: list[str], rows: list[list[Any]]) -> str:
+    cells = "".join(f"<th>{html.escape(h)}</th>" for h in head)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(x))}</td>" for x in row) + "</tr>" for row in rows)
+    return f"<table><tr>{cells}</tr>{body}</table>"
+
+
+def _page(data: dict[str, Any]) -> str:
+    parts = [f"<h1>{html.escape(data['model'])}</h1>",
+             _table(["counter", "value"], [[k, v] for k, v in data["counts"].items()])]
+    for site in data["sites"]:
+        parts.append(f"<h2>call {html.escape(site['call'])}</h2>")
+        for plan in site["plans"]:
+            rows = [[p["index"], p["backend"], p["nodes"], p["begins"], ", ".join(f"{k} x{n}" for k, n in p["ops"].items())]
+                    for p in plan["partitions"]]
+            parts.append(f"<p>tier {plan['tier']}, {plan['nodes']} nodes, {plan['calls']} calls; inputs "
+                         f"{html.escape(', '.join(plan['inputs']))}; guards {html.escape(', '.join(plan['guards']) or 'none')}</p>")
+            parts.append(_table(["partition", "back end", "nodes", "begins at", "ops"], rows))
+            parts.append(f"<details><summary>graph</summary><pre>{html.escape(plan['graph'])}</pre></details>")
+        for reason in site["refused"]:
+            parts.append(f"<p>stays in the model's own code:</p><pre>{html.escape(reason)}</pre>")
+    if data["fallbacks"]:
+        parts.append("<h2>fallbacks</h2>" + _table(["operator", "calls"], [[k, v] for k, v in data["fallbacks"].items()]))
+    rows = [[f"{d['at']:.3f}", d["action"], d["why"], ", ".join(f"{k}={v}" for k, v in d["evidence"].items())]
+            for d in data["decisions"]]
+    parts.append("<h2>decisions</h2>" + _table(["seconds", "action", "why", "evidence"], rows))
+    title = html.escape(f"hotfuse: {data['model']}")
+    return (f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style></head>"
+            f"<body>{''.join(parts)}</body></html>")

@@ -1,0 +1,374 @@
+"""The engine: serves a model, captures it beside, proves the graph, and takes it over.
+
+A call never waits: it runs in a captured plan whose guard holds, or in the model's own code. The engine knows no
+compiler and no front end: both come in as functions, so tests drive it with fakes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from hotfuse.base.errors import CaptureError, HotfuseError, InputError
+from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.settings import Settings
+from hotfuse.base.structure import NUMBER, TENSOR, Spec, describe, flatten, unflatten
+from hotfuse.frontends.captured import Captured, TensorSpec
+from hotfuse.ir.graph import Graph
+from hotfuse.runtime.guards import compile_guard
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.site import Entry, Group, Site, specs_of
+from hotfuse.runtime.tally import Counts, Tally, total
+from hotfuse.runtime.verify import disagreement
+from hotfuse.runtime.watch import Change, Watch
+
+MAX_SITES = 64
+_TENSORS = {torch.Tensor, nn.Parameter}
+_C = torch._C
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A captured graph with the live tensors it runs on, and the watch over them."""
+
+    captured: Captured
+    weights: Mapping[str, torch.Tensor]
+    watch: Watch
+
+
+class Model(Protocol):
+    """What an engine serves."""
+
+    name: str
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own code."""
+        ...
+
+    def capture(self, spec: Spec, inputs: Sequence[TensorSpec]) -> Capture:
+        """A graph for calls like these; may take seconds; raises CaptureError."""
+        ...
+
+
+Compile = Callable[[Graph, Mapping[str, torch.Tensor]], Plan]
+Submit = Callable[[Callable[[], None]], None]
+
+
+@dataclass(slots=True)
+class Sample:
+    """A real call: copies of what went in and what came out."""
+
+    inputs: list[torch.Tensor]
+    outputs: list[Any]
+    out_spec: Spec
+
+
+class Engine:
+    """Serves one model."""
+
+    def __init__(self, model: Model, compile: Compile, submit: Submit, settings: Settings, log: EventLog) -> None:
+        self.model = model
+        self.settings = settings
+        self.log = log
+        self._compile = compile
+        self._submit = submit
+        self.sites: dict[Spec, Site] = {}
+        self._plain: dict[tuple[Any, ...], Spec] = {}
+        self._watch: Watch | None = None
+        self._generation = 0
+        self._captures = 0
+        self._unsupported = ""
+        self._clock = itertools.count(1)
+        self._everyone: list[Counts] = []
+        self._tally = Tally(self._everyone)
+        self._lock = threading.Lock()
+        self._idle = threading.Condition()
+        self._pending = 0
+        self.closed = False
+        if settings.capture == "off":
+            log.decide(Action.KEEP, Why.TURNED_OFF, model.name)
+        _ENGINES.add(self)
+
+    # --- the call path ---------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Serve one call."""
+        if torch.compiler.is_compiling():
+            return self.model.call(*args, **kwargs)
+        threads = self.settings.threads
+        if threads is None or torch.get_num_threads() == threads:
+            return self._serve(args, kwargs)
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return self._serve(args, kwargs)
+        finally:
+            torch.set_num_threads(before)
+
+    def _serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        counts = self._tally.mine
+        counts.calls += 1
+        leaves = (*args, *kwargs.values()) if kwargs else args
+        for leaf in leaves:
+            if type(leaf) not in _TENSORS:
+                return self._serve_nested(args, kwargs, counts)
+        key = (len(args), *kwargs)
+        spec = self._plain.get(key)
+        if spec is None:
+            spec = self._plain[key] = flatten((args, kwargs))[1]
+        return self._serve_flat(spec, leaves, args, kwargs, counts)
+
+    def _serve_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any], counts: Counts) -> Any:
+        try:
+            leaves, spec = flatten((args, kwargs))
+            hash(spec)
+        except (InputError, TypeError) as e:
+            self.log.count("unsupported_calls")
+            if not self._unsupported:
+                self._unsupported = str(e)
+                self.log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self.model.name, because=str(e).splitlines()[0])
+            counts.module_calls += 1
+            return self.model.call(*args, **kwargs)
+        for leaf in leaves:
+            if type(leaf) not in _TENSORS:
+                counts.module_calls += 1
+                return self.model.call(*args, **kwargs)
+        return self._serve_flat(spec, leaves, args, kwargs, counts)
+
+    def _serve_flat(
+        self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], counts: Counts
+    ) -> Any:
+        if _C._is_any_autocast_enabled() or _C._len_torch_function_stack() or _C._len_torch_dispatch_stack():
+            counts.module_calls += 1  # the caller changed what torch ops mean
+            return self.model.call(*args, **kwargs)
+        site = self.sites.get(spec)
+        if site is not None:
+            for entry in site.entries:
+                if entry.guard(*leaves):
+                    watch = self._watch
+                    if watch is not None and (change := watch.check()) is not Change.NONE:
+                        self._changed(change)
+                        if change is Change.MODEL:
+                            break
+                    if entry.default_dtype is not torch.get_default_dtype() or (
+                        entry.grad_regions and torch.is_grad_enabled() and self._wants_grad(leaves)
+                    ):
+                        break
+                    try:
+                        outs = entry.plan.run(*leaves)
+                    except Exception as e:
+                        self._withdraw(site, entry, e)
+                        break
+                    counts.graph_calls += 1
+                    entry.calls += 1
+                    entry.last_used = next(self._clock)
+                    return outs[0] if entry.bare else unflatten(entry.out_spec, outs)
+            else:
+                counts.guard_misses += 1
+        return self._own_code(spec, leaves, args, kwargs, counts)
+
+    def _wants_grad(self, leaves: Sequence[torch.Tensor]) -> bool:
+        return any(t.requires_grad for t in leaves) or (self._watch is not None and self._watch.any_grad)
+
+    # --- the model's own code, and learning from it ----------------------------------------------
+
+    def _own_code(
+        self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], counts: Counts
+    ) -> Any:
+        counts.module_calls += 1
+        wanted = self._wanted(spec, leaves)
+        if wanted is None:
+            return self.model.call(*args, **kwargs)
+        site, group, specs = wanted
+        inputs = [t.detach().clone() for t in leaves]
+        try:
+            result = self.model.call(*args, **kwargs)
+        except BaseException:
+            self._done(group)
+            raise
+        try:
+            outputs, out_spec = flatten(result, numbers=True)
+            hash(out_spec)
+        except (InputError, TypeError) as e:
+            group.refused = str(e)
+            self.log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self.model.name, because=str(e).splitlines()[0])
+            self._done(group)
+            return result
+        copies = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in outputs]
+        sample = Sample(inputs, copies, out_spec)
+
+        def job() -> None:
+            try:
+                self._learn(site, group, specs, sample)
+            finally:
+                self._done(group)
+
+        if self.settings.capture == "inline":
+            job()
+        else:
+            self._submit(job)
+        return result
+
+    def _wanted(self, spec: Spec, leaves: Sequence[torch.Tensor]) -> tuple[Site, Group, list[TensorSpec]] | None:
+        """Whether this call should be captured; marks its group as pending if so."""
+        if self.settings.capture == "off" or self.closed:
+            return None
+        with self._lock:
+            site = self.sites.get(spec)
+            if site is None:
+                if len(self.sites) >= MAX_SITES:
+                    self.log.count("structures_over_limit")
+                    return None
+                site = self.sites[spec] = Site(spec)
+            group = site.group(leaves, self.settings.max_entries)
+            if group is None:
+                self.log.count("groups_over_limit")
+                return None
+            shapes = tuple(tuple(t.shape) for t in leaves)
+            group.note(shapes)
+            if group.pending or group.refused or shapes in group.tried:
+                return None
+            if self._captures >= self.settings.max_captures:
+                group.refused = Why.TOO_MANY.value
+                self.log.decide(Action.REFUSE, Why.TOO_MANY, self.model.name, captures=self._captures)
+                return None
+            why = Why.NEW_SHAPE if group.tried else Why.FIRST_CALL
+            group.tried.add(shapes)
+            group.pending = True
+            group.captures += 1
+            self._captures += 1
+            self.log.decide(Action.CAPTURE, why, self.model.name, call=describe(spec)[:120],
+                            dynamic=str([sorted(v) for v in group.varied]))
+            specs = specs_of(leaves, group.varied)
+        with self._idle:
+            self._pending += 1
+        return site, group, specs
+
+    def _learn(self, site: Site, group: Group, specs: list[TensorSpec], sample: Sample) -> None:
+        """Capture, compile, verify, deploy: in the background, reporting every outcome as a decision."""
+        try:
+            self._capture_and_deploy(site, specs, sample)
+        except CaptureError as e:
+            dynamic = any(s.dynamic for s in specs)
+            evidence = {"what": e.what, "where": e.where, "because": e.because}
+            self.log.decide(Action.REFUSE, e.why, self.model.name, dynamic=dynamic, **evidence)
+            if dynamic:  # dims that cannot vary together may still be captured one shape at a time
+                for varied in group.varied:
+                    varied.clear()
+                group.first = tuple(s.shape for s in specs)
+            elif e.why not in (Why.WORKER_DIED, Why.MODEL_CHANGED):
+                group.refused = str(e)
+        except Exception as e:
+            text = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
+            self.log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self.model.name, what=text.splitlines()[0][:300])
+            group.refused = str(e)
+
+    def _capture_and_deploy(self, site: Site, specs: list[TensorSpec], sample: Sample) -> None:
+        generation = self._generation
+        done = self.model.capture(site.spec, specs)
+        graph = done.captured.graph
+        plan = self._compile(graph, done.weights)
+        guard, text = compile_guard(graph, tuple(t.is_contiguous() for t in sample.inputs))
+        bare = sample.out_spec is TENSOR or sample.out_spec is NUMBER
+        entry = Entry(guard, text, plan, sample.out_spec, bare, done.captured.grad_regions, torch.get_default_dtype(),
+                      done.captured.notes)
+        with torch.no_grad():
+            difference = disagreement(plan.run(*sample.inputs), sample.outputs, self.settings.rtol)
+        if difference:
+            raise CaptureError("the captured graph disagrees with the model", because=difference, why=Why.MISMATCH)
+        with self._lock:
+            if self.closed:
+                return
+            if generation != self._generation or not done.watch.same_now():
+                raise CaptureError("the model changed while it was captured", why=Why.MODEL_CHANGED)
+            kept = site.entries
+            if len(kept) >= self.settings.max_entries:
+                coldest = min(kept, key=lambda e: e.last_used)
+                kept = tuple(e for e in kept if e is not coldest)
+                self.log.decide(Action.DROP, Why.TOO_MANY, self.model.name, calls=coldest.calls)
+            self._watch = done.watch
+            site.entries = (entry, *kept)
+        self.log.decide(Action.DEPLOY, Why.VERIFIED, self.model.name, tier=0, nodes=len(graph.nodes),
+                        partitions=len(plan.artifacts))
+
+    # --- changes ---------------------------------------------------------------------------------
+
+    def _changed(self, change: Change) -> None:
+        self.log.decide(
+            Action.NOTICE if change is Change.VALUES else Action.DROP,
+            Why.WEIGHTS_CHANGED if change is Change.VALUES else Why.MODEL_CHANGED, self.model.name,
+        )
+        if change is not Change.MODEL:
+            return
+        with self._lock:
+            self._generation += 1
+            self._watch = None
+            for site in self.sites.values():
+                if site.entries:
+                    self._tally.mine.deopts += len(site.entries)
+                site.entries = ()
+                site.groups = {k: g for k, g in site.groups.items() if g.pending}
+                for group in site.groups.values():
+                    group.tried.clear()
+
+    def _withdraw(self, site: Site, entry: Entry, error: Exception) -> None:
+        """A plan that raised is dropped; the call goes on in the model's own code, which may raise the same."""
+        first = str(error).strip().splitlines()
+        self.log.decide(Action.DROP, Why.RUN_FAILED, self.model.name, error=f"{type(error).__name__}: "
+                        f"{first[0][:200] if first else ''}")
+        self._tally.mine.deopts += 1
+        with self._lock:
+            site.entries = tuple(e for e in site.entries if e is not entry)
+
+    # --- control ---------------------------------------------------------------------------------
+
+    def _done(self, group: Group) -> None:
+        group.pending = False
+        with self._idle:
+            self._pending -= 1
+            self._idle.notify_all()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until no background work is pending; True if drained in time."""
+        with self._idle:
+            return self._idle.wait_for(lambda: self._pending <= 0, timeout)
+
+    def counts(self) -> dict[str, int]:
+        """Call counters over all threads."""
+        return total(self._everyone)
+
+    def close(self) -> None:
+        """Drop every plan; later calls run the model's own code."""
+        with self._lock:
+            self.closed = True
+            self._watch = None
+            for site in self.sites.values():
+                site.entries = ()
+
+    def after_fork(self) -> None:
+        """In a forked child: what was pending belongs to the parent."""
+        self._lock = threading.Lock()
+        self._idle = threading.Condition()
+        self._pending = 0
+        for site in self.sites.values():
+            for group in site.groups.values():
+                group.pending = False
+
+
+_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for engine in list(_ENGINES):
+        engine.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

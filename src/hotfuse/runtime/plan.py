@@ -1,0 +1,45 @@
+"""An immutable plan: a partitioned graph whose partitions are compiled, and one function that runs them in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hotfuse.backends.protocol import Artifact, Backend, Run
+from hotfuse.backends.pycode import flat_function
+from hotfuse.ir.graph import Graph, Kind, Node, output_values
+from hotfuse.ir.subgraph import extract
+from hotfuse.partition.cut import Partitioning
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a call runs in, from beginning to end."""
+
+    partitioning: Partitioning
+    artifacts: tuple[Artifact, ...]
+    run: Run
+    tier: int
+
+    @property
+    def graph(self) -> Graph:
+        """The graph this plan computes."""
+        return self.partitioning.graph
+
+
+def build(partitioning: Partitioning, backend: Backend, weights: Mapping[str, Any], tier: int = 0) -> Plan:
+    """Compile each partition and chain them; a single partition runs without a chain."""
+    graph = partitioning.graph
+    if len(partitioning.parts) <= 1:
+        artifact = backend.compile(graph, weights)
+        return Plan(partitioning, (artifact,), artifact.run, tier)
+    pieces = [
+        backend.compile(extract(graph, range(p.first, p.last), f"{graph.name}.p{p.index}"), weights)
+        for p in partitioning.parts
+    ]
+    calls = {f"plan.p{i}": a for i, a in enumerate(pieces)}
+    nodes = tuple(Node(Kind.OPERATOR, op, a.graph.inputs, output_values(a.graph)) for op, a in calls.items())
+    outline = Graph(graph.name, graph.inputs, graph.params, nodes, graph.outputs)
+    run, _ = flat_function(outline, lambda node: (calls[node.op].run, True), weights)
+    return Plan(partitioning, tuple(pieces), run, tier)

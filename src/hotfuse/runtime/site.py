@@ -1,0 +1,78 @@
+"""A call site: one call structure, the plans captured for it, and what its calls looked like.
+
+`entries` is one immutable tuple, exchanged by a single reference store: a call reads it once and runs wholly in the plan
+it found there, whatever is swapped in meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hotfuse.base.structure import Spec
+from hotfuse.frontends.captured import TensorSpec
+from hotfuse.runtime.guards import Guard
+from hotfuse.runtime.plan import Plan
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A guard and the plan behind it: they travel together."""
+
+    guard: Guard
+    guard_text: str
+    plan: Plan
+    out_spec: Spec
+    bare: bool
+    """The model returns one tensor and nothing around it."""
+    grad_regions: bool
+    default_dtype: torch.dtype
+    notes: tuple[str, ...] = ()
+    calls: int = 0
+    last_used: int = 0
+
+
+@dataclass(slots=True)
+class Group:
+    """Calls of one structure whose tensors have the same dtypes, ranks, devices and contiguity."""
+
+    first: tuple[tuple[int, ...], ...]
+    varied: list[set[int]]
+    captures: int = 0
+    pending: bool = False
+    refused: str = ""
+    tried: set[tuple[tuple[int, ...], ...]] = field(default_factory=set[tuple[tuple[int, ...], ...]])
+
+    def note(self, shapes: tuple[tuple[int, ...], ...]) -> None:
+        """Learn which dims vary."""
+        for seen, before, now in zip(self.varied, self.first, shapes, strict=True):
+            seen.update(d for d, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """Everything about one call structure."""
+
+    spec: Spec
+    entries: tuple[Entry, ...] = ()
+    groups: dict[Any, Group] = field(default_factory=dict[Any, Group])
+
+    def group(self, leaves: Sequence[torch.Tensor], limit: int) -> Group | None:
+        """The group of a call; None when there are too many already."""
+        key = tuple((t.dtype, t.dim(), str(t.device), t.is_contiguous()) for t in leaves)
+        found = self.groups.get(key)
+        if found is None and len(self.groups) < limit:
+            shapes = tuple(tuple(t.shape) for t in leaves)
+            found = self.groups[key] = Group(shapes, [set() for _ in leaves])
+        return found
+
+
+def specs_of(leaves: Sequence[torch.Tensor], varied: Sequence[set[int]]) -> list[TensorSpec]:
+    """The leaves as capture needs to know them."""
+    return [
+        TensorSpec(tuple(t.shape), tuple(t.stride()), t.dtype, str(t.device), frozenset(v))
+        for t, v in zip(leaves, varied, strict=True)
+    ]

@@ -1,0 +1,70 @@
+"""Judging a plan's outputs against the model's own.
+
+Integers, booleans and strings must be equal. Floats may differ by a relative error measured against the largest magnitude
+in the reference (so that a sum near zero is not judged by its cancellation); NaN and infinities must
+stand in the same places. Half precisions get the tolerance their format allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+_HALF_RTOL = {torch.float16: 5e-3, torch.bfloat16: 2e-2}
+
+
+def disagreement(got: Sequence[Any], want: Sequence[Any], rtol: float) -> str:
+    """Empty when the outputs agree; else the first difference, in words."""
+    if len(got) != len(want):
+        return f"{len(got)} outputs instead of {len(want)}"
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
+        if text := _one(g, w, rtol):
+            return f"output {i}: {text}"
+    return ""
+
+
+def _one(got: Any, want: Any, rtol: float) -> str:
+    if isinstance(want, torch.Tensor):
+        return _tensor(got, want, rtol) if isinstance(got, torch.Tensor) else f"{type(got).__name__}, not a tensor"
+    if isinstance(want, np.ndarray):
+        same = isinstance(got, np.ndarray) and got.dtype == want.dtype and np.array_equal(got, want)
+        return "" if same else "arrays differ"
+    if isinstance(want, list | tuple):
+        if not isinstance(got, list | tuple):
+            return f"{type(got).__name__}, not a sequence"
+        return disagreement(got, want, rtol)
+    if isinstance(want, float):
+        return "" if got == want or (want != want and got != got) or abs(got - want) <= rtol * abs(want) else "numbers"
+    return "" if type(got) is type(want) and got == want else f"{got!r} instead of {want!r}"
+
+
+def _tensor(got: torch.Tensor, want: torch.Tensor, rtol: float) -> str:
+    if got.dtype != want.dtype:
+        return f"dtype {got.dtype} instead of {want.dtype}"
+    if got.shape != want.shape:
+        return f"shape {tuple(got.shape)} instead of {tuple(want.shape)}"
+    if got.device != want.device:
+        return f"device {got.device} instead of {want.device}"
+    got, want = got.detach(), want.detach()
+    if not (want.is_floating_point() or want.is_complex()):
+        return "" if torch.equal(got, want) else "integer values differ"
+    wide = torch.complex128 if want.is_complex() else torch.float64
+    g, w = got.to(wide), want.to(wide)
+    finite = torch.isfinite(w)
+    if not torch.equal(torch.isfinite(g), finite):
+        return "NaN or infinity in other places"
+    special = ~finite
+    if special.any() and not torch.equal(
+        torch.nan_to_num(g[special].abs(), nan=-1.0), torch.nan_to_num(w[special].abs(), nan=-1.0)
+    ):
+        return "NaN or infinity differ"
+    g, w = g[finite], w[finite]
+    if not w.numel():
+        return ""
+    error = float((g - w).abs().max())
+    scale = float(w.abs().max())
+    allowed = max(rtol, _HALF_RTOL.get(want.dtype, 0.0))
+    return "" if error <= allowed * scale or error == 0 else f"relative error {error / scale if scale else error:.2e}"

@@ -1,0 +1,81 @@
+"""Noticing that the user's model is no longer the one that was captured.
+
+Checked on every call, so it is made of a few C-level sweeps: identities of module attributes, parameters, buffers and
+hooks; addresses and versions of tensors. Snapshots hold references, so an address or identity cannot be reused.
+
+| what happened | how it shows | what follows |
+| --- | --- | --- |
+| weights changed in place (`load_state_dict`, an optimizer step) | tensor version | plans that hold copies are stale; tier 0 reads live tensors |
+| memory exchanged (`.to()`, `p.data = ...`) | address | the same, or a new capture if dtype, shape or device changed |
+| parameter, buffer or submodule replaced, `train()`/`eval()`, attribute set, hook added | identity, count | a new capture |
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import nn
+
+_INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
+_DICTS = ("__dict__", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+_version = operator.attrgetter("_version")
+
+
+class Change(StrEnum):
+    """What a check found."""
+
+    NONE = "none"
+    VALUES = "values"
+    """Weights hold other numbers in the same place, or lie elsewhere with the same type."""
+    MODEL = "model"
+    """The captured graph may no longer describe the model."""
+
+
+class Watch:
+    """A snapshot of modules and tensors that can be compared with the present at little cost."""
+
+    def __init__(self, modules: Sequence[nn.Module], tensors: Sequence[torch.Tensor]) -> None:
+        self._modules = tuple(modules)
+        self._dicts: list[dict[str, Any]] = [getattr(m, d) for m in modules for d in _DICTS]
+        places = [(d, key) for d in self._dicts for key in d if key not in _INTERNAL]
+        self._owners = [d for d, _ in places]
+        self._keys = [k for _, k in places]
+        self._held: list[Any] = list(map(operator.getitem, self._owners, self._keys))
+        self._ids = list(map(id, self._held))
+        self._sizes = list(map(len, self._dicts))
+        self._classes = [type(m) for m in modules]
+        self._tensors = tuple(t for t in tensors if t.layout is torch.strided)
+        self._versioned = tuple(t for t in self._tensors if not t.is_inference())
+        self.any_grad = any(t.requires_grad for t in tensors)
+        self._note_tensors()
+
+    def _note_tensors(self) -> None:
+        self._types = [(t.dtype, t.shape, t.device, t.stride()) for t in self._tensors]
+        self._versions = list(map(_version, self._versioned))
+        self._addresses = list(map(torch.Tensor.data_ptr, self._tensors))
+
+    def check(self) -> Change:
+        """Compare with the present; weights that only hold other values are noted and reported once."""
+        if list(map(len, self._dicts)) != self._sizes:
+            return Change.MODEL
+        try:
+            if list(map(id, map(operator.getitem, self._owners, self._keys))) != self._ids:
+                return Change.MODEL
+        except KeyError:  # one attribute deleted and another set
+            return Change.MODEL
+        if (
+            list(map(torch.Tensor.data_ptr, self._tensors)) == self._addresses
+            and list(map(_version, self._versioned)) == self._versions
+        ):
+            return Change.NONE
+        types = self._types
+        self._note_tensors()
+        return Change.VALUES if types == self._types else Change.MODEL
+
+    def same_now(self) -> bool:
+        """Whether nothing at all changed since the snapshot (for captures that take a while)."""
+        return self.check() is Change.NONE and [type(m) for m in self._modules] == self._classes
