@@ -133,7 +133,7 @@ def attention(
     mask = attn_mask
     if mask is not None:
         # a mask may be shorter than the keys; only a fixed size can show that it is not
-        gap = kv_len - mask.shape[-1]
+        gap: Any = kv_len - mask.shape[-1]
         if not (isinstance(gap, int) and gap == 0):
             mask = F.pad(mask, [0, gap], value=False if mask.dtype == torch.bool else -math.inf)
     square = bool(is_causal) and mask is None and valid is None and past_key is None

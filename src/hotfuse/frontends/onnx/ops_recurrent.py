@@ -1,8 +1,8 @@
 """RNN, GRU and LSTM: torch's fused operators when the attributes allow, an explicit loop when not.
 
 Inside, everything is time-major and one direction at a time; a direction that reads backwards is the forward one over
-a reversed sequence. torch's operators know only the default activations, no clipping and no peepholes; a sequence shorter
-than the others needs its state frozen, which torch cannot do for the LSTM's cell but which masking does elsewhere.
+a reversed sequence. torch's operators know only the default activations, no clipping and no peepholes; a sequence
+shorter than the others needs its state frozen, which torch cannot do for the LSTM's cell; masking does it elsewhere.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def rnn(
         if layer.plain:
             y, h = _fused(torch.rnn_tanh, xs, h0.unsqueeze(0), layer, (0,))
             return _masked(y, h[0], lens, h0)
-        bias = None if layer.bias is None else sum(layer.bias.chunk(2))
+        bias = None if layer.bias is None else torch.add(*layer.bias.chunk(2))
 
         def step(x_t: Tensor, h: Tensor) -> tuple[Tensor]:
             return (layer.acts[0](_clipped(x_t + F.linear(h, layer.r), layer)),)
@@ -299,7 +299,7 @@ def lstm(
             y, last = _masked(y, h[0], lens, h0)
             return y, last, c[0]
         f, g, squash = layer.acts
-        bias = None if layer.bias is None else sum(layer.bias.chunk(2))
+        bias = None if layer.bias is None else torch.add(*layer.bias.chunk(2))
         peep = None if p is None else p[d].chunk(3)
 
         def step(x_t: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
