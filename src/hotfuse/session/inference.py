@@ -26,7 +26,16 @@ from hotfuse.frontends.onnx.model import OnnxGraph, OnnxModel, Port
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.session import providers as eps
 from hotfuse.session.args import ModelMetadata, NodeArg, complete, fix_dims, metadata, node_args
-from hotfuse.session.errors import Fail, InvalidArgument, Unavailable, UnsupportedFeed, WrongCall, load_error, run_error
+from hotfuse.session.errors import (
+    Fail,
+    InvalidArgument,
+    InvalidGraph,
+    Unavailable,
+    UnsupportedFeed,
+    WrongCall,
+    load_error,
+    run_error,
+)
 from hotfuse.session.feeds import admit, release, slot
 from hotfuse.session.options import RunOptions, SessionOptions, check_severity
 from hotfuse.session.ortvalue import IOBinding, OrtValue
@@ -89,6 +98,11 @@ class InferenceSession:
             self._module = OnnxModule(model, self._fell_back)
         except ModelError as e:
             raise load_error(e) from e
+        except HotfuseError:
+            raise
+        except Exception as e:
+            # A damaged file that got past every check of its own: still the model's error, with the cause kept.
+            raise InvalidGraph("cannot load the model: malformed", because=f"{type(e).__name__}: {e}") from e
         self._describe(model, path_or_bytes)
 
     def _describe(self, model: OnnxModel, source: Source) -> None:

@@ -84,8 +84,10 @@ def from_proto(proto: ModelProto, external: ExternalData, source: str = "model")
     _check_calls(functions, source)
     graph = reader.graph(proto.graph, opsets, frozenset(), 0)
     meta = ModelMeta(
-        proto.producer_name, proto.producer_version, proto.graph.name, proto.domain, proto.doc_string,
-        proto.graph.doc_string, proto.model_version if proto.HasField("model_version") else None, {p.key: p.value for p in proto.metadata_props},
+        _lenient(proto.producer_name), _lenient(proto.producer_version), _lenient(proto.graph.name),
+        _lenient(proto.domain), _lenient(proto.doc_string), _lenient(proto.graph.doc_string),
+        proto.model_version if proto.HasField("model_version") else None,
+        {_lenient(p.key): _lenient(p.value) for p in proto.metadata_props},
     )
     return OnnxModel(graph, opsets, functions, meta, proto.ir_version, source)
 
@@ -100,9 +102,16 @@ class _Reader:
     def error(self, what: str, where: str, because: str = "", hint: str = "") -> ModelError:
         return ModelError(f"cannot load {self.source}: {what}", where=where, because=because, hint=hint)
 
+    def text(self, where: str, *names: Any) -> None:
+        """Refuse names that are not UTF-8, which protobuf hands out as bytes."""
+        for name in names:
+            if not isinstance(name, str):
+                raise self.error("a name is not text", where, f"it is {name!r}", _DAMAGED)
+
     def opsets(self, imports: Iterable[Any], where: str) -> dict[str, int]:
         found: dict[str, int] = {}
         for entry in imports:
+            self.text(where, entry.domain)
             domain = domain_of(entry.domain)
             if found.get(domain, entry.version) != entry.version:
                 raise self.error(f"opset of domain {domain or 'ai.onnx'!r} imported twice", where)
@@ -114,6 +123,7 @@ class _Reader:
     def function(self, f: FunctionProto, *, partial: bool = False) -> OnnxFunction:
         """A function; a partial one (an operator's body made for one node) may leave outputs out."""
         where = f"function {f.name!r}"
+        self.text(where, f.name, f.domain, f.overload, *f.input, *f.output, *f.attribute)
         opsets = self.opsets(f.opset_import, where)
         scope = {n for n in f.input if n}
         if len(scope) != len(f.input):
@@ -129,6 +139,7 @@ class _Reader:
 
     def graph(self, g: GraphProto, opsets: Mapping[str, int], outer: frozenset[str], depth: int, *, in_function: bool = False) -> OnnxGraph:
         where = f"graph {g.name!r}"
+        self.text(where, g.name, *(v.name for v in (*g.input, *g.output, *g.value_info, *g.initializer)))
         if depth > MAX_DEPTH:
             raise self.error("graphs nested too deeply", where, f"more than {MAX_DEPTH} levels")
         inputs = tuple(self._port(p, where) for p in g.input)
@@ -165,6 +176,7 @@ class _Reader:
         nodes: list[OnnxNode] = []
         for index, n in enumerate(protos):
             label = f"node {n.name or index!r} ({n.op_type}) of {where}"
+            self.text(label, n.op_type, n.domain, n.name, n.overload, *n.input, *n.output)
             domain = domain_of(n.domain)
             if not n.op_type:
                 raise self.error("a node has no operator", label)
@@ -178,6 +190,7 @@ class _Reader:
             visible = outer | scope if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in n.attribute) else outer
             attrs: dict[str, Any] = {}
             for a in n.attribute:
+                self.text(label, a.name, a.ref_attr_name)
                 if a.name in attrs or not a.name:
                     raise self.error(f"attribute {a.name!r} is given twice or has no name", label)
                 attrs[a.name] = self._attr(a, opsets, visible, label, depth, in_function=in_function)
@@ -259,10 +272,16 @@ class _Reader:
                 case "dim_value":
                     raise self.error("a declared size is negative", where, f"it is {d.dim_value}", _DAMAGED)
                 case "dim_param":
-                    dims.append(str(d.dim_param) or None)
+                    self.text(where, d.dim_param)
+                    dims.append(d.dim_param or None)
                 case _:
                     dims.append(None)
         return tuple(dims)
+
+
+def _lenient(text: Any) -> str:
+    """Descriptions need not be UTF-8 to be shown; protobuf hands out such text as bytes."""
+    return text if isinstance(text, str) else bytes(text).decode("utf-8", errors="replace")
 
 
 def _strip(names: Iterable[str]) -> tuple[str, ...]:

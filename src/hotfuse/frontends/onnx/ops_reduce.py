@@ -30,12 +30,12 @@ def _reduction(name: str, reduce: Reducer, *, axes_input_since: int = 18, guard:
     """Two rows, for the axes as an attribute and as an input; `guard` lets unsigned types in."""
 
     def with_attribute(ctx: Ctx, x: Tensor, *, axes: Sequence[int] | None = None, keepdims: int = 1) -> Tensor:
-        return reduce(x, _axes(ctx, x, axes, 0), bool(keepdims))
+        return reduce(x, _axes(ctx, x, axes, 0), keepdims == 1)
 
     def with_input(
         ctx: Ctx, x: Tensor, axes: Tensor | None = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0
     ) -> Tensor:
-        return reduce(x, _axes(ctx, x, axes, noop_with_empty_axes), bool(keepdims))
+        return reduce(x, _axes(ctx, x, axes, noop_with_empty_axes), keepdims == 1)
 
     onnx_op(name)(guard(with_attribute) if guard else with_attribute)
     onnx_op(name, since=axes_input_since)(guard(with_input) if guard else with_input)
@@ -146,8 +146,8 @@ def _arg(ctx: Ctx, x: Tensor, axis: int, keepdims: int, last: int, pick: Callabl
     x = to_ordered(x)
     axis = norm_axis(axis, x.dim())
     if not last:
-        return pick(x, axis, bool(keepdims))
-    return x.shape[axis] - 1 - pick(x.flip(axis), axis, bool(keepdims))
+        return pick(x, axis, keepdims == 1)
+    return x.shape[axis] - 1 - pick(x.flip(axis), axis, keepdims == 1)
 
 
 @onnx_op("ArgMax")
