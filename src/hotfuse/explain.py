@@ -13,7 +13,7 @@ from hotfuse.ir.dims import show as show_dim
 from hotfuse.ir.text import show, show_type
 from hotfuse.ops.table import lookup, packet
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.site import Entry
+from hotfuse.runtime.plan import Plan
 
 
 class Explanation:
@@ -41,7 +41,7 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None) -> E
     sites: list[dict[str, Any]] = []
     for site in list(engine.sites.values()):
         refused = [g.refused for g in site.groups.values() if g.refused]
-        plans = [_entry(e) for e in site.entries]
+        plans = [explain_plan(e.plan, e.calls, e.notes) for e in site.entries]
         sites.append({"call": describe(site.spec), "plans": plans, "refused": refused,
                       "pending": any(g.pending for g in site.groups.values())})
     return Explanation(
@@ -57,8 +57,8 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None) -> E
     )
 
 
-def _entry(entry: Entry) -> dict[str, Any]:
-    plan = entry.plan
+def explain_plan(plan: Plan, calls: int, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A plan as plain data."""
     parts: list[dict[str, Any]] = []
     for part in plan.partitioning.parts:
         nodes = plan.graph.nodes[part.first : part.last]
@@ -69,13 +69,13 @@ def _entry(entry: Entry) -> dict[str, Any]:
                       "access": dict(access.most_common())})
     return {
         "tier": plan.tier,
-        "calls": entry.calls,
+        "calls": calls,
         "inputs": [f"%{v.name}: {show_type(v.type)}" for v in plan.graph.inputs],
         "guards": [show_dim(g) for g in plan.graph.guards],
         "nodes": len(plan.graph.nodes),
         "params": len(plan.graph.params),
         "partitions": parts,
-        "notes": list(entry.notes),
+        "notes": list(notes),
         "graph": show(plan.graph),
     }
 

@@ -51,6 +51,8 @@ class Converted:
     graph: Graph
     grad_regions: bool
     """The program switched gradients off somewhere, so it must not run where they are wanted."""
+    constants: dict[str, torch.Tensor]
+    """Tensors that tracing stored in the graph module, by param key."""
 
 
 def to_graph(
@@ -60,7 +62,7 @@ def to_graph(
     """Convert; `roles` says for each placeholder, in order, what it stands for."""
     c = _Converter(name, strip_prefix)
     graph = c.convert(gm, roles, guards)
-    return Converted(graph, c.grad_regions)
+    return Converted(graph, c.grad_regions, c.constants)
 
 
 _SKIP_DIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "torch/", "<")
@@ -105,13 +107,15 @@ class _Converter:
         self.mutates = False
         self.grad_regions = False
         self.loc = Loc()
+        self.constants: dict[str, torch.Tensor] = {}
+        self._params: dict[str, Param] = {}
 
     # --- the graph -------------------------------------------------------------------------------
 
     def convert(self, gm: fx.GraphModule, roles: Sequence[Role], guards: tuple[Sym, ...]) -> Graph:
         self.mutates = _mutates(gm)
         inputs: list[Value] = []
-        params: dict[str, Param] = {}
+        params = self._params
         places = [n for n in gm.graph.nodes if n.op == "placeholder"]
         if len(places) != len(roles):
             raise InternalError(f"{len(places)} placeholders, {len(roles)} roles")
@@ -128,7 +132,6 @@ class _Converter:
             else:
                 params[role.key] = Param(value, role.key)
                 self.env[place] = self._own(value, f"parameter or buffer {role.key!r}")
-        self._params = params
         outputs = self._body(gm)
         used = {v.name for n in self.nodes for v in n.ins} | {v.name for out in outputs for v in values_in(out)}
         kept = tuple(p for p in params.values() if p.value.name in used)
@@ -166,7 +169,7 @@ class _Converter:
             key = f"constant.{node.target}"
             if key not in self._params:
                 self._params[key] = Param(self._value(node.name, node.meta.get("val", target)), key)
-                self.fakes[self._params[key].value.name] = node.meta.get("val", target)
+                self.constants[key] = target
             return self._own(self._params[key].value, f"constant {node.target!r}")
         return target
 
@@ -196,6 +199,15 @@ class _Converter:
             return self._cond(node)
         if target is hop.while_loop:
             return self._while(node)
+        if target is torch._C._set_grad_enabled:
+            self.grad_regions = True
+            return None
+        if target is torch.amp.autocast_mode._enter_autocast:
+            if len(node.args) > 2 and node.args[2] is not False:
+                raise CaptureError("the model enables autocast inside", hint="call it under autocast from outside")
+            return None
+        if target is torch.amp.autocast_mode._exit_autocast:
+            return None
         raise CaptureError(f"the graph calls {getattr(target, '__name__', target)}", because="no meaning for it here")
 
     def _operator(self, node: fx.Node, op: Any) -> Any:
@@ -313,7 +325,6 @@ class _Converter:
         cond_gm, body_gm = self.env[cond], self.env[body]  # type: ignore[index]
         start = self._splice(cond_gm, first)[0]
         inner = _Converter("body", self.strip_prefix)
-        inner._params = {}
         fakes = [self.fakes[v.name] if isinstance(v, Value) else v for v in first]
         step = inner._value("iteration", 0)
         go = inner._value("go", self.fakes[start.name] if isinstance(start, Value) else start)
