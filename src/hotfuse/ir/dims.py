@@ -34,13 +34,14 @@ Dim = int | Sym
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """A name that stands in text without quotes."""
-STRING = r'"(?:[^"\\\n]|\\.)*"'
-"""A quoted string, on one line."""
+STRING = r'"(?:[^"\\\n]|\\.)*"?'
+"""A quoted string, on one line; one that does not end is a token too, so that no text is scanned again and again."""
 MAX_DEPTH = 64
 """How deep anything may nest in text: far more than any model needs, far less than Python's stack holds."""
 
 _ODD = re.compile("[\"\\\\\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_COMPLETE = re.compile(STRING.removesuffix("?"), re.DOTALL)
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "\\": "\\", "/": "/"}
 _SHORT = {c: "\\" + letter for letter, c in _LETTERS.items() if letter != "/"}
 
@@ -51,7 +52,9 @@ def quote(text: str) -> str:
 
 
 def unquote(text: str) -> str:
-    """The string that `quote` wrote; raises ValueError on an unknown escape."""
+    """The string that `quote` wrote; raises ValueError on an unknown escape, or when it does not end."""
+    if not _COMPLETE.fullmatch(text):
+        raise ValueError("a quoted string expected")
     body = text[1:-1]
     return _ESCAPE.sub(_unescape, body) if "\\" in body else body
 
@@ -243,7 +246,7 @@ def read(tokens: Sequence[str], at: int, depth: int = 0) -> tuple[Dim, int]:
     if NAME.fullmatch(token):
         return sym(token), at + 1
     try:
-        return (sym(unquote(token)) if token.startswith('"') and len(token) > 1 else int(token)), at + 1
+        return (sym(unquote(token)) if token.startswith('"') else int(token)), at + 1
     except ValueError as e:
         raise DimSyntaxError("a dimension expected", at) from e
 

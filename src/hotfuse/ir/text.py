@@ -249,8 +249,6 @@ class _Reader:
 
     def string(self) -> str:
         token = self.tokens[self.at]
-        if token[:1] != '"' or len(token) < 2:
-            self.fail("a quoted string expected")
         try:
             text = unquote(token)
         except ValueError as e:
