@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for the zoo, which is not installed
 
@@ -16,13 +18,13 @@ import torch
 import hotfuse
 from benchmarks import zoo
 
-QUERY = "How do I make a neural network run faster?"
+QUERY = "Which tricks speed up deep learning inference?"
 SENTENCES = [
-    "Fusing operations saves trips to memory.",
+    "Fusing the layers of a neural network saves trips to memory.",
     "A just-in-time compiler specializes code while it runs.",
     "The cat sat on the warm window sill.",
-    "Quantization trades a little accuracy for speed.",
-    "Simmer the tomatoes with garlic for twenty minutes.",
+    "Quantized models trade a little accuracy for speed.",
+    "She planted tomatoes and garlic in the garden.",
     "It rained all day in the mountains.",
 ]
 
@@ -49,7 +51,7 @@ def encoder() -> tuple[torch.nn.Module, list[dict[str, torch.Tensor]]]:
     return model, [{"input_ids": i, "attention_mask": torch.ones_like(i)} for i in ids]
 
 
-def embed(model: torch.nn.Module, call: dict[str, torch.Tensor]) -> torch.Tensor:
+def embed(model: Callable[..., Any], call: dict[str, torch.Tensor]) -> torch.Tensor:
     """A unit vector: the mean over the tokens."""
     return torch.nn.functional.normalize(model(**call).last_hidden_state.mean(1), dim=-1)[0]
 
@@ -57,6 +59,15 @@ def embed(model: torch.nn.Module, call: dict[str, torch.Tensor]) -> torch.Tensor
 def milliseconds(start: float) -> str:
     """Time since then."""
     return f"{(time.perf_counter() - start) * 1e3:.1f} ms"
+
+
+def in_graph(fast: hotfuse.Jit, calls: list[dict[str, torch.Tensor]]) -> int:
+    """Serve every sentence once; how many of the calls a captured graph took."""
+    before = fast.stats()["calls_per_tier"]["0"]
+    for call in calls:
+        embed(fast, call)
+        time.sleep(0.02)  # requests come one by one, and the worker shares the cores with them
+    return fast.stats()["calls_per_tier"]["0"] - before
 
 
 @torch.inference_mode()
@@ -74,17 +85,18 @@ def main() -> None:
         say(f"first call of hotfuse.jit: {milliseconds(start)}, on your own module: no call waits for a capture")
 
         start = time.perf_counter()
-        served = 0
-        deadline = start + 40
-        while not fast.wait(0) and time.perf_counter() < deadline:
-            embed(fast, calls[served % len(calls)])
-            served += 1
-        say(f"capturing beside {served} served calls took {milliseconds(start)}")
+        rounds, everywhere = 0, False
+        while not everywhere and time.perf_counter() < start + 40:
+            everywhere = in_graph(fast, calls) == len(calls)
+            rounds += 1
+        say(f"served {rounds * len(calls)} more calls in {milliseconds(start)}, the capture running beside them")
+        if not everywhere:
+            say("this machine is busy: the capture has not finished, and the model's own code goes on serving")
 
         vectors = [embed(fast, call) for call in calls]
         start = time.perf_counter()
         again = embed(fast, calls[0])
-        say(f"a call on the captured graph: {milliseconds(start)}")
+        say(f"a call now:                {milliseconds(start)}")
         worst = max((first - expected).abs().max().item(), (again - expected).abs().max().item())
         say(f"largest difference from eager: {worst:.1e}")
 
@@ -94,7 +106,8 @@ def main() -> None:
             say(f"  {score:5.2f}  {text}")
 
         say(f"\n{fast.explain()}")
-        say("\ncounters: " + ", ".join(f"{k}={v}" for k, v in sorted(fast.stats().items())))
+        counters = {k: v for k, v in fast.stats().items() if isinstance(v, int)}
+        say("\ncounters: " + ", ".join(f"{k} {v}" for k, v in counters.items()))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,9 @@ def _random(config: str, model: str, small: dict[str, Any], **options: Any) -> C
 
 def _minilm(_reduced: bool) -> torch.nn.Module:
     paths = fetch_files(MINILM_FILES)
-    made: torch.nn.Module = _transformers().AutoModel.from_pretrained(paths[0].parent, local_files_only=True)
+    t = _transformers()
+    t.utils.logging.disable_progress_bar()
+    made: torch.nn.Module = t.AutoModel.from_pretrained(paths[0].parent, local_files_only=True)
     return made.eval()
 
 
