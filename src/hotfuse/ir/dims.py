@@ -228,7 +228,7 @@ def read(tokens: Sequence[str], at: int, depth: int = 0) -> tuple[Dim, int]:
         op, parts = tokens[at], [part]
         if op == ")":
             return part, at + 1
-        while tokens[at] == op and op not in _PREFIX:
+        while tokens[at] == op and op in _EVAL and op not in _PREFIX:
             part, at = read(tokens, at + 1, depth + 1)
             parts.append(part)
         if tokens[at] != ")" or not well_formed(op, len(parts)):

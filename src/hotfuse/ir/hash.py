@@ -136,8 +136,8 @@ class _Namer:
             graphs = tuple(replace(self.graph(g).graph, name=f"g{k}") for k, g in enumerate(node.graphs))
             nodes.append(Node(node.kind, node.op, args, outs, attrs, graphs, Loc()))
         take_params([v.name for v in output_values(graph)])
-        unused = {name: show_type(_type(p.value.type, lambda s: self.symbols.get(s, "_"))) for name, p in waiting.items()}
-        take_params(sorted(unused, key=unused.__getitem__))
+        types = {k: _type(p.value.type, lambda s: self.symbols.get(s, "_")) for k, p in waiting.items()}
+        take_params(sorted(types, key=lambda k: show_type(types[k])))
         outputs = tuple(map_values(a, values) for a in graph.outputs)
         guards = sorted((dims.rename(g, {s: self.symbol(s) for s in _symbols(g)}) for g in graph.guards), key=str)
         canon = Graph(
