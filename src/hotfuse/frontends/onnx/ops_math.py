@@ -213,9 +213,14 @@ def mean_of(ctx: Ctx, *xs: Tensor) -> Tensor:
     return functools.reduce(torch.add, xs) / len(xs)
 
 
+_LARGEST = torch.finfo(torch.float32).max
+
+
 @onnx_op("Clip")
-def clip_6(ctx: Ctx, x: Tensor, *, min: float | None = None, max: float | None = None) -> Tensor:
-    return x if min is None and max is None else torch.clamp(x, min, max)
+def clip_6(ctx: Ctx, x: Tensor, *, min: float = -_LARGEST, max: float = _LARGEST) -> Tensor:
+    """Bounds not given are the largest floats, which infinities do exceed."""
+    limits = torch.finfo(x.dtype)
+    return torch.clamp(x, limits.min if min < limits.min else min, limits.max if max > limits.max else max)
 
 
 @onnx_op("Clip", since=11)
@@ -231,7 +236,8 @@ def _cumulative(
     if reverse:
         x = x.flip(dim)
     if exclusive:
-        x = torch.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - dim) + [1, -1], start)
+        n = x.shape[dim]
+        x = torch.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - dim) + [1, 0], start).narrow(dim, 0, n)
     y = run(x, dim, dtype=x.dtype)
     return y.flip(dim) if reverse else y
 

@@ -107,10 +107,12 @@ def split(
 
 
 def _split(ctx: Ctx, x: Tensor, axis: int, sizes: Sequence[Any] | None, parts: int | None) -> tuple[Tensor, ...]:
-    """Equal parts where no sizes are given; the last one takes the remainder."""
-    if sizes is None:
-        parts = parts or ctx.n_outputs
-        n: Any = x.shape[axis]
+    """Equal parts where no sizes are given; from version 18 on the last ones may be smaller."""
+    parts = parts or ctx.n_outputs
+    n: Any = x.shape[axis]
+    if sizes is None and ctx.opset < 18:
+        sizes = [n // parts] * parts
+    elif sizes is None:
         each = -(-n // parts)
         # min and max keep the later parts from going negative when there are more parts than rows
         ends = [torch.sym_min(each * (i + 1), n) for i in range(parts)] if parts > 1 else [n]
