@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .registry import Ctx, DataDependent, onnx_op
+from hotfuse.frontends.onnx.registry import Ctx, DataDependent, onnx_op
 
 
 @onnx_op("Relu")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 
-from .registry import Ctx, onnx_op
-from .windows import pad_spatial, per_axis, pooled_size, same_pads, symmetric, window_pads
+from hotfuse.frontends.onnx.registry import Ctx, onnx_op
+from hotfuse.frontends.onnx.windows import pad_spatial, per_axis, pooled_size, same_pads, symmetric, window_pads
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONV_T: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}

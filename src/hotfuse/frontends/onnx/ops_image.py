@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 
-from .registry import Ctx, onnx_op
+from hotfuse.frontends.onnx.registry import Ctx, onnx_op
 
 _GRID_MODES = {
     "linear": "bilinear",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 
-from .registry import Ctx, onnx_op
+from hotfuse.frontends.onnx.registry import Ctx, onnx_op
 
 _TRAINING = "ai.onnx.preview.training"
 # a label no class has, for torch's operators when ONNX ignores none

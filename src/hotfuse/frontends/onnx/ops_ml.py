@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 
-from .registry import Ctx, onnx_op
+from hotfuse.frontends.onnx.registry import Ctx, onnx_op
 
 _ML = "ai.onnx.ml"
 
@@ -217,10 +217,10 @@ def tree_ensemble(
     own = list(range(inner, inner + leaves))
     yes = [i + inner * bool(f) for i, f in zip(nodes_truenodeids, nodes_trueleafs, strict=True)] + own
     no = [i + inner * bool(f) for i, f in zip(nodes_falsenodeids, nodes_falseleafs, strict=True)] + own
-    modes = [*nodes_modes.reshape(-1).tolist(), *[_LEAF] * leaves]
+    modes = [*ctx.ints(nodes_modes), *[_LEAF] * leaves]
     members = None
     if membership_values is not None and 6 in modes:
-        members = _member_sets(membership_values.reshape(-1), modes).to(x.dtype)
+        members = _member_sets(ctx.ints(membership_values), modes, x.dtype)
     trees = _Trees(
         torch.tensor(tree_roots),
         torch.tensor([*nodes_featureids, *pad]),
@@ -241,18 +241,18 @@ def tree_ensemble(
     return _post_transform(scores, ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[post_transform])
 
 
-def _member_sets(values: Tensor, modes: Sequence[int]) -> Tensor:
+def _member_sets(values: Sequence[float], modes: Sequence[int], dtype: torch.dtype) -> Tensor:
     """One NaN-ended set per member node, in order, as rows padded with NaN."""
     sets: list[list[float]] = [[]]
-    for v in values.tolist():
+    for v in values:
         if v != v:
             sets.append([])
         else:
             sets[-1].append(v)
     longest = max(1, max(len(s) for s in sets))
-    out = torch.full((len(modes), longest), torch.nan, dtype=values.dtype)
+    out = torch.full((len(modes), longest), torch.nan, dtype=dtype)
     for row, members in zip([i for i, m in enumerate(modes) if m == 6], sets, strict=False):
-        out[row, : len(members)] = torch.tensor(members, dtype=values.dtype)
+        out[row, : len(members)] = torch.tensor(members, dtype=dtype)
     return out
 
 

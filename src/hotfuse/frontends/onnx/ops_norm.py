@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .registry import Ctx, onnx_op
+from hotfuse.frontends.onnx.registry import Ctx, onnx_op
 
 
 def _batch_norm(x: Tensor, scale: Tensor, b: Tensor, mean: Tensor | None, var: Tensor | None, eps: float) -> Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 
-from .registry import Ctx, onnx_op
-from .windows import Pads, pad_spatial, per_axis, pooled_size, symmetric, window_pads
+from hotfuse.frontends.onnx.registry import Ctx, onnx_op
+from hotfuse.frontends.onnx.windows import Pads, pad_spatial, per_axis, pooled_size, symmetric, window_pads
 
 _MAX: dict[int, Callable[..., Any]] = {1: torch.max_pool1d, 2: torch.max_pool2d, 3: torch.max_pool3d}
 _MAX_AT: dict[int, Callable[..., Any]] = {

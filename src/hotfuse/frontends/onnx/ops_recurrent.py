@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 
-from .registry import Ctx, DataDependent, onnx_op
+from hotfuse.frontends.onnx.registry import Ctx, DataDependent, onnx_op
 
 Act = Callable[[Tensor], Tensor]
 
