@@ -13,23 +13,16 @@ from hotfuse.base.errors import InputError
 from hotfuse.base.events import EventLog
 from hotfuse.base.settings import Objective, Settings, from_env
 from hotfuse.base.structure import Spec
-from hotfuse.compile import requests, wire
-from hotfuse.compile.service import service
+from hotfuse.compile import wire
+from hotfuse.compile.service import ask, service
 from hotfuse.explain import Explanation, explain_engine
-from hotfuse.frontends.captured import Captured, TensorSpec
+from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.ship import restore, ship
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.engine import Capture, Engine
 from hotfuse.runtime.watch import Watch
 
 _SHIPPING = threading.Lock()
-
-
-def ask(header: dict[str, Any], blobs: Sequence[bytes], settings: Settings) -> Captured:
-    """Have a request done by the worker process, or here when captures are inline."""
-    if settings.capture == "inline":
-        return requests.handle(header, list(blobs))
-    return wire.answer_from_message(service().ask(header, blobs, settings.capture_timeout_s))
 
 
 class TorchModel:

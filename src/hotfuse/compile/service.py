@@ -18,7 +18,9 @@ from typing import Any, BinaryIO
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
-from hotfuse.compile import wire
+from hotfuse.base.settings import Settings
+from hotfuse.compile import requests, wire
+from hotfuse.frontends.captured import Captured
 
 IDLE_S = 60.0
 Job = Callable[[], None]
@@ -148,6 +150,13 @@ def service() -> Service:
         if _service is None:
             _service = Service()
         return _service
+
+
+def ask(header: dict[str, Any], blobs: Sequence[bytes], settings: Settings) -> Captured:
+    """Have a request done by the worker process, or here when captures are inline."""
+    if settings.capture == "inline":
+        return requests.handle(header, list(blobs))
+    return wire.answer_from_message(service().ask(header, blobs, settings.capture_timeout_s))
 
 
 def _after_fork() -> None:

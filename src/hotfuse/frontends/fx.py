@@ -25,7 +25,6 @@ from hotfuse.base.events import Why
 from hotfuse.frontends import functional
 from hotfuse.frontends.functional import Cell, Storage, View
 from hotfuse.frontends.leaf import ControlLeaf, Leaf
-from hotfuse.ir.dims import Sym
 from hotfuse.ir.graph import Arg, Graph, Kind, Loc, Node, Param, Value, values_in
 from hotfuse.ir.types import ObjectType, Type
 from hotfuse.ops.schema import draws_random
@@ -56,12 +55,11 @@ class Converted:
 
 
 def to_graph(
-    gm: fx.GraphModule, roles: Sequence[Role], *, name: str = "main", guards: tuple[Sym, ...] = (),
-    strip_prefix: str = "",
+    gm: fx.GraphModule, roles: Sequence[Role], *, name: str = "main", strip_prefix: str = ""
 ) -> Converted:
     """Convert; `roles` says for each placeholder, in order, what it stands for."""
     c = _Converter(name, strip_prefix)
-    graph = c.convert(gm, roles, guards)
+    graph = c.convert(gm, roles)
     return Converted(graph, c.grad_regions, c.constants)
 
 
@@ -112,7 +110,7 @@ class _Converter:
 
     # --- the graph -------------------------------------------------------------------------------
 
-    def convert(self, gm: fx.GraphModule, roles: Sequence[Role], guards: tuple[Sym, ...]) -> Graph:
+    def convert(self, gm: fx.GraphModule, roles: Sequence[Role]) -> Graph:
         self.mutates = _mutates(gm)
         inputs: list[Value] = []
         params = self._params
@@ -135,7 +133,7 @@ class _Converter:
         outputs = self._body(gm)
         used = {v.name for n in self.nodes for v in n.ins} | {v.name for out in outputs for v in values_in(out)}
         kept = tuple(p for p in params.values() if p.value.name in used)
-        return Graph(self.name, tuple(inputs), kept, tuple(self.nodes), tuple(outputs), guards)
+        return Graph(self.name, tuple(inputs), kept, tuple(self.nodes), tuple(outputs))
 
     def _body(self, gm: fx.GraphModule) -> list[Arg]:
         """Convert the nodes of a (possibly inlined) graph module; gives its outputs."""
@@ -306,7 +304,7 @@ class _Converter:
     def _nested(self, gm: fx.GraphModule, name: str) -> Graph:
         inner = _Converter(name, self.strip_prefix)
         roles = [Role("input") for n in gm.graph.nodes if n.op == "placeholder"]
-        graph = inner.convert(gm, roles, ())
+        graph = inner.convert(gm, roles)
         if graph.params:
             raise CaptureError(f"a nested graph holds constants ({graph.params[0].key})")
         self.grad_regions = self.grad_regions or inner.grad_regions

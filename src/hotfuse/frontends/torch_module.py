@@ -11,23 +11,22 @@ import logging
 import traceback
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import sympy
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export.graph_signature import InputKind
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.structure import Spec, flatten, unflatten
+from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import Captured, TensorSpec
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.frontends.ship import TensorInfo, describe, unship
-from hotfuse.ir.dims import Dim, Sym, expr, symbols
-from hotfuse.ops.torch_types import dim_of, pred_of
 
 
 class Flat(nn.Module):
@@ -77,10 +76,11 @@ def capture(
             constants[key] = describe(found.detach(), with_data=True)
         else:
             raise CaptureError(f"the graph holds {entry.kind.name.lower()} {key!r} whose data is not known here")
-    done = to_graph(program.graph_module, roles, guards=_guards(program, mode), strip_prefix="target")
+    done = to_graph(program.graph_module, roles, strip_prefix="target")
     used = {p.key for p in done.graph.params}
+    guards = assumptions(_shape_env(program), input_symbols(done.graph))
     return Captured(
-        done.graph,
+        replace(done.graph, guards=guards),
         {k: n for k, n in shared.items() if k in used},
         {k: c for k, c in constants.items() if k in used},
         done.grad_regions,
@@ -126,6 +126,14 @@ def _memory(t: Any) -> Any:
     return t.untyped_storage()._cdata, t.storage_offset(), tuple(t.shape), tuple(t.stride()), t.dtype
 
 
+def _shape_env(program: Any) -> ShapeEnv:
+    """The environment that export traced with: not the one of the fakes it was given."""
+    for node in program.graph.nodes:
+        if isinstance(val := node.meta.get("val"), FakeTensor) and val.fake_mode.shape_env is not None:
+            return val.fake_mode.shape_env
+    return ShapeEnv()
+
+
 def _is_tensor(program: Any, name: str) -> bool:
     node = next(n for n in program.graph.nodes if n.op == "placeholder" and n.name == name)
     return isinstance(node.meta.get("val"), torch.Tensor)
@@ -140,23 +148,3 @@ def _weight(flat: Flat, program: Any, entry: Any) -> tuple[str, Any]:
     if entry.kind is InputKind.BUFFER:
         return key, flat.get_buffer(name)
     return key, program.constants.get(name)
-
-
-def _guards(program: Any, mode: FakeTensorMode) -> tuple[Sym, ...]:
-    """What tracing assumed about the inputs' dims; what depends on data is asserted inside the graph."""
-    found: list[Dim] = []
-    for symbol, bounds in program.range_constraints.items():
-        d = dim_of(symbol)
-        if isinstance(bounds.lower, sympy.Integer):
-            found.append(expr("<=", int(bounds.lower), d))
-        if isinstance(bounds.upper, sympy.Integer):
-            found.append(expr("<=", d, int(bounds.upper)))
-    assert mode.shape_env is not None
-    found += [pred_of(g.expr) for g in mode.shape_env.guards]
-    unbacked = _unbacked(program)
-    return tuple(dict.fromkeys(g for g in found if isinstance(g, Sym) and not symbols(g) & unbacked))
-
-
-def _unbacked(program: Any) -> set[str]:
-    """Symbols that stand for numbers only the data can give."""
-    return {str(s) for s in program.range_constraints if free_unbacked_symbols(s)}
