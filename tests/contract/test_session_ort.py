@@ -13,11 +13,19 @@ from onnx import ModelProto, helper
 
 import hotfuse.session as hf
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.settings import Settings
 from tests.faults import make_models as mk
 from tests.faults.make_models import I64, B, F, S, node, raw, typed, value
 
 ort = pytest.importorskip("onnxruntime")
 ort.set_default_logger_severity(4)
+
+
+@pytest.fixture(autouse=True)
+def no_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that do not ask for a capture stay in the model's own code."""
+    monkeypatch.setenv("HOTFUSE_CAPTURE", "off")
+
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 Y = np.full((1, 3), 2, dtype=np.float32)
@@ -117,6 +125,8 @@ def constant_out() -> ModelProto:
 
 
 Pair = tuple[Any, Any]
+OWN, CAPTURED = Settings(capture="off"), Settings(capture="inline")
+"""The model's own code only; and a capture within the first call, so that the second runs in the graph."""
 
 
 def both(made: ModelProto, **options: Any) -> Pair:
@@ -519,10 +529,12 @@ def test_path_forms_and_external_data(tmp_path: Path) -> None:
         same(hf.InferenceSession(form).run(None, feed), want)
 
 
-def test_inputs_are_left_alone_and_outputs_are_ours() -> None:
+@pytest.mark.parametrize("settings", [OWN, CAPTURED], ids=["own code", "captured"])
+def test_inputs_are_left_alone_and_outputs_are_ours(settings: Settings) -> None:
     """Nothing a caller does to arrays after a run may change what the session computes, nor the other way round."""
-    session = hf.InferenceSession(constant_out().SerializeToString())
+    session = hf.InferenceSession(constant_out().SerializeToString(), settings=settings)
     x = X.copy()
+    session.run(None, {"x": x})
     first = session.run(None, {"x": x})
     np.testing.assert_array_equal(x, X)
     for i, out in enumerate(first):

@@ -11,7 +11,7 @@ from hotfuse.session.errors import (
     UnsupportedFeed,
     WrongCall,
 )
-from hotfuse.session.inference import InferenceSession, SessionReport
+from hotfuse.session.inference import InferenceSession
 from hotfuse.session.options import (
     ExecutionMode,
     ExecutionOrder,
@@ -40,7 +40,6 @@ __all__ = [
     "OrtValue",
     "RunOptions",
     "SessionOptions",
-    "SessionReport",
     "UnsupportedFeed",
     "WrongCall",
     "get_all_providers",

@@ -11,15 +11,16 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
 
 import torch
 
+from hotfuse.api import engine_stats
 from hotfuse.base.errors import HotfuseError, InputError, ModelError
-from hotfuse.base.events import Action, Decision, EventLog, Why
+from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings, from_env
+from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import all_nodes, load
 from hotfuse.frontends.onnx.model import OnnxGraph, OnnxModel, Port
@@ -39,6 +40,7 @@ from hotfuse.session.errors import (
 from hotfuse.session.feeds import admit, release, slot
 from hotfuse.session.options import RunOptions, SessionOptions, check_severity
 from hotfuse.session.ortvalue import IOBinding, OrtValue
+from hotfuse.session.serving import engine_for
 
 _OVERRIDABLE_SINCE = 4
 """Before this IR version every initializer had to be listed as an input, and was a constant all the same."""
@@ -46,25 +48,6 @@ _ASYNC_WORKERS = 4
 
 Source = str | os.PathLike[str] | bytes
 AsyncCallback = Callable[[list[Any], Any, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SessionReport:
-    """What a session runs and what it decided."""
-
-    model: str
-    decisions: tuple[Decision, ...]
-    fallbacks: Mapping[str, int]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {"model": self.model, "decisions": [d.to_dict() for d in self.decisions],
-                "fallbacks": dict(self.fallbacks)}
-
-    def __str__(self) -> str:
-        lines = [f"session of {self.model}", *(f"  {d}" for d in self.decisions)]
-        lines += [f"  fallback {op}: ran {n} times through onnx.reference" for op, n in self.fallbacks.items()]
-        return "\n".join(lines)
 
 
 class InferenceSession:
@@ -95,7 +78,7 @@ class InferenceSession:
         self.set_providers(providers, provider_options)
         try:
             model = load(path_or_bytes)
-            self._module = OnnxModule(model, self._fell_back)
+            self._module = OnnxModule(model)
         except ModelError as e:
             raise load_error(e) from e
         except HotfuseError:
@@ -103,6 +86,7 @@ class InferenceSession:
         except Exception as e:
             # A damaged file that got past every check of its own: still the model's error, with the cause kept.
             raise InvalidGraph("cannot load the model: malformed", because=f"{type(e).__name__}: {e}") from e
+        self._engine = engine_for(self._module, settings, self._events)
         self._describe(model, path_or_bytes)
 
     def _describe(self, model: OnnxModel, source: Source) -> None:
@@ -155,7 +139,6 @@ class InferenceSession:
         overrides: dict[str, Value] = {}
         if len(self._override_slots) and any(name in self._override_slots for name in input_feed):
             overrides = {n: admit(s, input_feed[n]) for n, s in self._override_slots.items() if n in input_feed}
-        self._events.count("calls")
         results = self._guarded(args, overrides)
         picked = [results[i] for i in wanted]
         del results
@@ -180,7 +163,7 @@ class InferenceSession:
 
     def _serve(self, args: tuple[Value, ...]) -> tuple[Value, ...]:
         """One call of the model, all inputs in order: the only place that runs it."""
-        return _with_threads(self._settings.threads, self._module, *args)
+        return self._engine(*args)
 
     def _serve_with(self, args: tuple[Value, ...], overrides: Mapping[str, Value]) -> tuple[Value, ...]:
         """The rare call that replaces an initializer: always by the model's own definition."""
@@ -301,23 +284,27 @@ class InferenceSession:
                                  hint="read explain() and stats()")
         return ""
 
-    def explain(self) -> SessionReport:
-        """What runs and why, ignored options included."""
-        return SessionReport(self._model.source, self._events.decisions, dict(self._module.fallbacks))
+    def explain(self) -> Explanation:
+        """What runs now and why, ignored options included."""
+        return explain_engine(self._engine, dict(self._module.fallbacks))
 
-    def stats(self) -> dict[str, int]:
-        """Counters: calls, errors, fallbacks, one per kind of decision."""
-        return {"calls": 0, "errors": 0, **self._events.counts}
+    def stats(self) -> dict[str, Any]:
+        """Plain counters: those of `hotfuse.jit`, and errors and fallbacks."""
+        stats = engine_stats(self._engine)
+        events = stats["events"]
+        stats["calls"] += events.get("calls_with_overrides", 0)
+        return {**stats, "errors": events.get("errors", 0), "fallbacks": sum(self._module.fallbacks.values())}
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until no background work is pending; True when there is none."""
-        return True
+        """Until no background work is pending; True if drained in time."""
+        return self._engine.wait(timeout)
 
     def close(self) -> None:
-        """Let go of threads; later runs are refused."""
+        """Drop all plans and threads; later runs are refused."""
         with self._lock:
             self._closed = True
             pool, self._pool = self._pool, None
+        self._engine.close()
         if pool is not None:
             pool.shutdown(wait=True)
 
@@ -328,12 +315,9 @@ class InferenceSession:
                  trace: TracebackType | None) -> None:
         self.close()
 
-    def _fell_back(self, op: str) -> None:
-        self._events.count("fallbacks")
-
     def _note_ignored(self, what: str, ignored: Mapping[str, str]) -> None:
         for name, value in ignored.items():
-            self._events.decide(Action.NOTICE, Why.NO_EFFECT, f"{what} {name}", value=value)
+            self._events.decide(Action.NOTICE, Why.NO_EFFECT, f"{what} {name}", what=what, name=name, value=value)
 
 
 def _with_threads(count: int | None, call: Callable[..., tuple[Value, ...]], *args: Any) -> tuple[Value, ...]:

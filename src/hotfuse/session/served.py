@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec
 from hotfuse.compile import wire
 from hotfuse.compile.service import ask
-from hotfuse.frontends.captured import TensorSpec
+from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.ship import restore, ship
 from hotfuse.runtime.engine import Capture
@@ -27,10 +27,10 @@ class OnnxServed:
         self.name = module.model.source
         self.call = module.forward
 
-    def capture(self, spec: Spec, inputs: Sequence[TensorSpec]) -> Capture:
+    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
         """Ship the model without its weights to the worker and bind what comes back to them."""
-        del spec  # an ONNX call is a flat row of tensors
-        header = {"kind": "onnx", "inputs": wire.specs_to_json(inputs)}
+        del spec, watching  # an ONNX call is a flat row of tensors, and its weights are nobody else's
+        header = {"kind": "onnx", "call": wire.call_to_json(call)}
         captured = ask(header, [ship(self.module.model).blob], self.settings)
         weights: dict[str, Any] = {k: restore(c) for k, c in captured.constants.items()}
         for p in captured.graph.params:

@@ -1,0 +1,49 @@
+"""An ONNX model as the engine serves it: the interpreter at first, a captured graph once it is proven."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from hotfuse.base.events import EventLog
+from hotfuse.base.settings import Settings
+from hotfuse.base.structure import Spec
+from hotfuse.compile import wire
+from hotfuse.compile.service import ask, service
+from hotfuse.frontends.captured import TensorSpec
+from hotfuse.frontends.onnx.interp import OnnxModule
+from hotfuse.frontends.ship import restore, ship
+from hotfuse.pipeline import compile_tier0
+from hotfuse.runtime.engine import Capture, Engine
+from hotfuse.runtime.watch import Watch
+
+_SHIPPING = threading.Lock()
+
+
+class ServedModel:
+    """What the engine asks of a model, for one read from an ONNX file."""
+
+    def __init__(self, module: OnnxModule, settings: Settings) -> None:
+        self.name = module.model.source
+        self.call = module.forward
+        self._module = module
+        self._settings = settings
+
+    def capture(self, spec: Spec, inputs: Sequence[TensorSpec]) -> Capture:
+        """Ship the model without its weights to the worker, and bind what comes back to the weights here."""
+        with _SHIPPING:
+            shipment = ship(self._module.model)
+        captured = ask({"kind": "onnx", "inputs": wire.specs_to_json(inputs)}, [shipment.blob], self._settings)
+        weights = {**self._module.weights, **{k: restore(info) for k, info in captured.constants.items()}}
+        return Capture(captured, weights, Watch((), ()))  # nobody outside can reach the weights, so none need watching
+
+
+def engine_for(module: OnnxModule, settings: Settings, log: EventLog) -> Engine:
+    """An engine that serves the module."""
+    return Engine(
+        ServedModel(module, settings),
+        lambda graph, weights: compile_tier0(graph, weights, settings),
+        lambda job: service().submit(job),
+        settings,
+        log,
+    )
