@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from hotfuse.base.structure import Spec
 from hotfuse.compile import wire
 from hotfuse.compile.service import ask, service
 from hotfuse.explain import Explanation, explain_engine
-from hotfuse.frontends.captured import TensorSpec
+from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.ship import restore, ship
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.engine import Capture, Engine
@@ -34,12 +34,13 @@ class TorchModel:
         self.name = type(target).__name__ if isinstance(target, nn.Module) else getattr(target, "__name__", "function")
         self.call = target
 
-    def capture(self, spec: Spec, inputs: Sequence[TensorSpec]) -> Capture:
+    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
         """Ship the model to the worker and bind what comes back to the live tensors."""
         with _SHIPPING:
             shipment = ship(self.target, spec)
         watch = Watch(shipment.modules, shipment.tensors)
-        header = {"kind": "torch", "inputs": wire.specs_to_json(inputs)}
+        watching(watch)
+        header = {"kind": "torch", "call": wire.call_to_json(call)}
         captured = ask(header, [shipment.blob], self.settings)
         weights: dict[str, torch.Tensor] = {k: shipment.tensors[n] for k, n in captured.shared.items()}
         weights |= {k: restore(info) for k, info in captured.constants.items()}

@@ -15,13 +15,13 @@ from hotfuse.simplify import simplify
 
 
 def _torch(header: dict[str, Any], blobs: list[bytes]) -> Captured:
-    return capture_shipment(blobs[0], wire.specs_from_json(header["inputs"]))
+    return capture_shipment(blobs[0], wire.call_from_json(header["call"]))
 
 
 def _onnx(header: dict[str, Any], blobs: list[bytes]) -> Captured:
     from hotfuse.frontends.onnx.capture import capture_shipment as capture_onnx  # a PyTorch user never pays for ONNX
 
-    return capture_onnx(blobs[0], wire.specs_from_json(header["inputs"]))
+    return capture_onnx(blobs[0], wire.call_from_json(header["call"]))
 
 
 _KINDS: dict[str, Callable[[dict[str, Any], list[bytes]], Captured]] = {"torch": _torch, "onnx": _onnx}

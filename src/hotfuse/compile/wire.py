@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.events import Why
-from hotfuse.frontends.captured import Captured, TensorSpec, dtype_name, info_from, info_header
+from hotfuse.frontends.captured import CallSpec, Captured, TensorSpec, dtype_name, info_from, info_header
 from hotfuse.ir.text import parse, show
 from hotfuse.ops.torch_types import named_dtype
 
@@ -50,21 +50,23 @@ def _exactly(pipe: BinaryIO, size: int) -> bytes:
     return b"".join(parts)
 
 
-def specs_to_json(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-    """Tensor arguments as JSON."""
-    return [
+def call_to_json(call: CallSpec) -> dict[str, Any]:
+    """A call as JSON."""
+    inputs = [
         {"shape": s.shape, "stride": s.stride, "dtype": dtype_name(s.dtype), "device": s.device,
          "dynamic": sorted(s.dynamic)}
-        for s in specs
+        for s in call.inputs
     ]
+    return {"inputs": inputs, "grad_mode": call.grad_mode}
 
 
-def specs_from_json(data: Sequence[dict[str, Any]]) -> list[TensorSpec]:
-    """The inverse of `specs_to_json`."""
-    return [
+def call_from_json(data: dict[str, Any]) -> CallSpec:
+    """The inverse of `call_to_json`."""
+    inputs = tuple(
         TensorSpec(tuple(s["shape"]), tuple(s["stride"]), named_dtype(s["dtype"]), s["device"], frozenset(s["dynamic"]))
-        for s in data
-    ]
+        for s in data["inputs"]
+    )
+    return CallSpec(inputs, bool(data["grad_mode"]))
 
 
 def answer_to_message(done: Captured) -> Message:

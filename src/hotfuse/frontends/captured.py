@@ -24,6 +24,14 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CallSpec:
+    """What a capture is for: the tensors of a call, and whether gradients were enabled around it."""
+
+    inputs: tuple[TensorSpec, ...]
+    grad_mode: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Captured:
     """A captured graph, with where each of its params comes from."""
 

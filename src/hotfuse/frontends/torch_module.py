@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.structure import Spec, flatten, unflatten
 from hotfuse.frontends.assumptions import assumptions, input_symbols
-from hotfuse.frontends.captured import Captured, TensorSpec
+from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.frontends.ship import TensorInfo, describe, unship
 
@@ -43,23 +43,24 @@ class Flat(nn.Module):
         return tuple(flatten(self.target(*args, **kwargs), numbers=True)[0])
 
 
-def capture_shipment(blob: bytes, inputs: Sequence[TensorSpec]) -> Captured:
+def capture_shipment(blob: bytes, call: CallSpec) -> Captured:
     """Capture what `ship((module, spec))` packed."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     target, spec, tensors = unship(blob, mode)
-    return capture(target, spec, tensors, inputs, mode)
+    return capture(target, spec, tensors, call, mode)
 
 
 def capture(
-    target: Any, spec: Spec, tensors: Sequence[torch.Tensor], inputs: Sequence[TensorSpec], mode: FakeTensorMode
+    target: Any, spec: Spec, tensors: Sequence[torch.Tensor], call: CallSpec, mode: FakeTensorMode
 ) -> Captured:
-    """Export `target` for calls that look like `inputs`; raises CaptureError with the user's line."""
+    """Export `target` for calls that look like `call`; raises CaptureError with the user's line."""
     flat = Flat(target, spec)
     with mode:
-        args = tuple(torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device=t.device) for t in inputs)
+        args = tuple(torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device=t.device) for t in call.inputs)
     auto = torch.export.Dim.AUTO
-    dynamic = tuple({d: auto for d in sorted(t.dynamic)} for t in inputs)
-    program = _export(flat, args, dynamic)
+    dynamic = tuple({d: auto for d in sorted(t.dynamic)} for t in call.inputs)
+    with torch.set_grad_enabled(call.grad_mode):
+        program = _export(flat, args, dynamic)
     numbers = {_memory(t): i for i, t in enumerate(tensors)}
     roles: list[Role] = []
     shared: dict[str, int] = {}
@@ -93,7 +94,7 @@ def _export(flat: Flat, args: tuple[torch.Tensor, ...], dynamic: tuple[dict[int,
     for log in quiet:
         log.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.export(flat, args, dynamic_shapes={"tensors": dynamic}, strict=False)
     except CaptureError:

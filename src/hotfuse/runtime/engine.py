@@ -21,7 +21,7 @@ from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, describe, flatten, unflatten
-from hotfuse.frontends.captured import Captured, TensorSpec
+from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.guards import compile_guard
 from hotfuse.runtime.plan import Plan
@@ -53,8 +53,11 @@ class Model(Protocol):
         """The model's own code."""
         ...
 
-    def capture(self, spec: Spec, inputs: Sequence[TensorSpec]) -> Capture:
-        """A graph for calls like these; may take seconds; raises CaptureError."""
+    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
+        """A graph for calls like these; may take seconds; raises CaptureError.
+
+        `watching` is told what to watch before anything can fail, so that a refused model that changes is tried again.
+        """
         ...
 
 
@@ -85,6 +88,7 @@ class Engine:
         self._watch: Watch | None = None
         self._generation = 0
         self._captures = 0
+        self._exhausted = False
         self._unsupported = ""
         self._clock = itertools.count(1)
         self._everyone: list[Counts] = []
@@ -152,7 +156,7 @@ class Engine:
         site = self.sites.get(spec)
         if site is not None:
             for entry in site.entries:
-                if entry.guard(*leaves):
+                if entry.grad_mode is torch.is_grad_enabled() and entry.guard(*leaves):
                     watch = self._watch
                     if watch is not None and (change := watch.check()) is not Change.NONE:
                         self._changed(change)
@@ -187,7 +191,7 @@ class Engine:
         wanted = self._wanted(spec, leaves)
         if wanted is None:
             return self.model.call(*args, **kwargs)
-        site, group, specs = wanted
+        site, group, call = wanted
         inputs = [t.detach().clone() for t in leaves]
         try:
             result = self.model.call(*args, **kwargs)
@@ -207,7 +211,7 @@ class Engine:
 
         def job() -> None:
             try:
-                self._learn(site, group, specs, sample)
+                self._learn(site, group, call, sample)
             finally:
                 self._done(group)
 
@@ -217,10 +221,12 @@ class Engine:
             self._submit(job)
         return result
 
-    def _wanted(self, spec: Spec, leaves: Sequence[torch.Tensor]) -> tuple[Site, Group, list[TensorSpec]] | None:
+    def _wanted(self, spec: Spec, leaves: Sequence[torch.Tensor]) -> tuple[Site, Group, CallSpec] | None:
         """Whether this call should be captured; marks its group as pending if so."""
-        if self.settings.capture == "off" or self.closed:
+        if self.settings.capture == "off" or self.closed or self._exhausted:
             return None
+        if (watch := self._watch) is not None and (change := watch.check()) is not Change.NONE:
+            self._changed(change)  # what was refused may be possible now
         with self._lock:
             site = self.sites.get(spec)
             if site is None:
@@ -237,7 +243,7 @@ class Engine:
             if group.pending or group.refused or shapes in group.tried:
                 return None
             if self._captures >= self.settings.max_captures:
-                group.refused = Why.TOO_MANY.value
+                self._exhausted = True
                 self.log.decide(Action.REFUSE, Why.TOO_MANY, self.model.name, captures=self._captures)
                 return None
             why = Why.NEW_SHAPE if group.tried else Why.FIRST_CALL
@@ -247,23 +253,23 @@ class Engine:
             self._captures += 1
             self.log.decide(Action.CAPTURE, why, self.model.name, call=describe(spec)[:120],
                             dynamic=str([sorted(v) for v in group.varied]))
-            specs = specs_of(leaves, group.varied)
+            call = CallSpec(tuple(specs_of(leaves, group.varied)), torch.is_grad_enabled())
         with self._idle:
             self._pending += 1
-        return site, group, specs
+        return site, group, call
 
-    def _learn(self, site: Site, group: Group, specs: list[TensorSpec], sample: Sample) -> None:
+    def _learn(self, site: Site, group: Group, call: CallSpec, sample: Sample) -> None:
         """Capture, compile, verify, deploy: in the background, reporting every outcome as a decision."""
         try:
-            self._capture_and_deploy(site, specs, sample)
+            self._capture_and_deploy(site, call, sample)
         except CaptureError as e:
-            dynamic = any(s.dynamic for s in specs)
+            dynamic = any(s.dynamic for s in call.inputs)
             evidence = {"what": e.what, "where": e.where, "because": e.because}
             self.log.decide(Action.REFUSE, e.why, self.model.name, dynamic=dynamic, **evidence)
             if dynamic:  # dims that cannot vary together may still be captured one shape at a time
                 for varied in group.varied:
                     varied.clear()
-                group.first = tuple(s.shape for s in specs)
+                group.first = tuple(s.shape for s in call.inputs)
             elif e.why not in (Why.WORKER_DIED, Why.MODEL_CHANGED):
                 group.refused = str(e)
         except Exception as e:
@@ -271,15 +277,15 @@ class Engine:
             self.log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self.model.name, what=text.splitlines()[0][:300])
             group.refused = str(e)
 
-    def _capture_and_deploy(self, site: Site, specs: list[TensorSpec], sample: Sample) -> None:
+    def _capture_and_deploy(self, site: Site, call: CallSpec, sample: Sample) -> None:
         generation = self._generation
-        done = self.model.capture(site.spec, specs)
+        done = self.model.capture(site.spec, call, self._watching)
         graph = done.captured.graph
         plan = self._compile(graph, done.weights)
         guard, text = compile_guard(graph, tuple(t.is_contiguous() for t in sample.inputs))
         bare = sample.out_spec is TENSOR or sample.out_spec is NUMBER
-        entry = Entry(guard, text, plan, sample.out_spec, bare, done.captured.grad_regions, torch.get_default_dtype(),
-                      done.captured.notes)
+        entry = Entry(guard, text, plan, sample.out_spec, bare, call.grad_mode, done.captured.grad_regions,
+                      torch.get_default_dtype(), done.captured.notes)
         with torch.no_grad():
             difference = disagreement(plan.run(*sample.inputs), sample.outputs, self.settings.rtol)
         if difference:
@@ -299,6 +305,12 @@ class Engine:
         self.log.decide(Action.DEPLOY, Why.VERIFIED, self.model.name, tier=0, nodes=len(graph.nodes),
                         partitions=len(plan.artifacts))
 
+    def _watching(self, watch: Watch) -> None:
+        """Before anything is deployed, the newest watch is the one that counts."""
+        with self._lock:
+            if not any(site.entries for site in self.sites.values()):
+                self._watch = watch
+
     # --- changes ---------------------------------------------------------------------------------
 
     def _changed(self, change: Change) -> None:
@@ -311,9 +323,10 @@ class Engine:
         with self._lock:
             self._generation += 1
             self._watch = None
+            if any(site.entries for site in self.sites.values()):
+                self._captures = 0  # the budget bounds fruitless captures, not a model that is updated for years
             for site in self.sites.values():
-                if site.entries:
-                    self._tally.mine.deopts += len(site.entries)
+                self._tally.mine.deopts += len(site.entries)
                 site.entries = ()
                 site.groups = {k: g for k, g in site.groups.items() if g.pending}
                 for group in site.groups.values():

@@ -28,6 +28,8 @@ class Entry:
     out_spec: Spec
     bare: bool
     """The model returns one tensor and nothing around it."""
+    grad_mode: bool
+    """Whether gradients were enabled around the captured call; user code may ask."""
     grad_regions: bool
     default_dtype: torch.dtype
     notes: tuple[str, ...] = ()
@@ -62,7 +64,7 @@ class Site:
 
     def group(self, leaves: Sequence[torch.Tensor], limit: int) -> Group | None:
         """The group of a call; None when there are too many already."""
-        key = tuple((t.dtype, t.dim(), str(t.device), t.is_contiguous()) for t in leaves)
+        key = (torch.is_grad_enabled(), *((t.dtype, t.dim(), str(t.device), t.is_contiguous()) for t in leaves))
         found = self.groups.get(key)
         if found is None and len(self.groups) < limit:
             shapes = tuple(tuple(t.shape) for t in leaves)

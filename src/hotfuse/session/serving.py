@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from hotfuse.base.events import EventLog
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec
 from hotfuse.compile import wire
 from hotfuse.compile.service import ask, service
-from hotfuse.frontends.captured import TensorSpec
+from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.ship import restore, ship
 from hotfuse.pipeline import compile_tier0
@@ -29,11 +29,11 @@ class ServedModel:
         self._module = module
         self._settings = settings
 
-    def capture(self, spec: Spec, inputs: Sequence[TensorSpec]) -> Capture:
+    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
         """Ship the model without its weights to the worker, and bind what comes back to the weights here."""
         with _SHIPPING:
             shipment = ship(self._module.model)
-        captured = ask({"kind": "onnx", "inputs": wire.specs_to_json(inputs)}, [shipment.blob], self._settings)
+        captured = ask({"kind": "onnx", "call": wire.call_to_json(call)}, [shipment.blob], self._settings)
         weights = {**self._module.weights, **{k: restore(info) for k, info in captured.constants.items()}}
         return Capture(captured, weights, Watch((), ()))  # nobody outside can reach the weights, so none need watching
 

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.frontends.assumptions import assumptions, input_symbols
-from hotfuse.frontends.captured import Captured, TensorSpec
+from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.trace import Traced, fresh_mode, trace
@@ -19,12 +19,12 @@ from hotfuse.frontends.ship import TensorInfo, describe, unship
 from hotfuse.ir.graph import Arg, Value
 
 
-def capture_shipment(blob: bytes, inputs: Sequence[TensorSpec]) -> Captured:
+def capture_shipment(blob: bytes, call: CallSpec) -> Captured:
     """Capture what `ship(OnnxModel)` packed."""
     mode = fresh_mode()
     model, _, _ = unship(blob, mode)
     module = OnnxModule(model)
-    return to_captured(trace(module, inputs, mode), set(module.weights))
+    return to_captured(trace(module, call.inputs, mode), set(module.weights))
 
 
 def to_captured(traced: Traced, weights: set[str]) -> Captured:
