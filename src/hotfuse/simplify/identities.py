@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hotfuse.ir.graph import Node, Value
+from hotfuse.ir.graph import Node, Token, Value
 from hotfuse.ir.rewrite import Context, Replacement, Rule
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ops.schema import argument
@@ -50,12 +50,16 @@ def _always(_node: Node, _x: Value, _context: Context) -> bool:
 
 def _stays(node: Node, _x: Value, _context: Context) -> bool:
     """`to` gives its input back unless a copy or a memory format is asked for; dtype and device are in the type."""
-    return argument(node, "copy", False) is False and argument(node, "memory_format") is None
+    return argument(node, "copy", False) is False and _keeps_format(node)
 
 
 def _needless_copy(node: Node, x: Value, context: Context) -> bool:
     """A copy of a dense tensor has its strides; a copy of a strided one would be laid out anew."""
-    return argument(node, "memory_format") is None and is_dense(x, context)
+    return _keeps_format(node) and is_dense(x, context)
+
+
+def _keeps_format(node: Node) -> bool:
+    return argument(node, "memory_format") in (None, Token("memory_format", "preserve_format"))
 
 
 def _evaluates(node: Node, _x: Value, _context: Context) -> bool:
