@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import EventLog
 from hotfuse.base.settings import Settings
-from hotfuse.base.structure import Spec
+from hotfuse.base.structure import TENSOR, Spec, describe
 from hotfuse.compile import wire
 from hotfuse.compile.service import ask, service
 from hotfuse.frontends.captured import CallSpec
@@ -31,6 +32,9 @@ class ServedModel:
 
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
         """Ship the model without its weights to the worker, and bind what comes back to the weights here."""
+        if any(child is not TENSOR for child in spec.children[0].children):
+            raise CaptureError("a call with sequences or absent inputs", because=f"its inputs are {describe(spec)}",
+                               hint="such calls stay in the interpreter")
         with _SHIPPING:
             shipment = ship(self._module.model)
         captured = ask({"kind": "onnx", "call": wire.call_to_json(call)}, [shipment.blob], self._settings)
