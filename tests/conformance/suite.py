@@ -1,6 +1,7 @@
 """ONNX's own node cases, run through our loader and interpreter.
 
-`python -m tests.conformance.suite [filter ...]` prints what passes and fails by operator; `-v` also the reasons.
+`python -m tests.conformance.suite [filter ...]` prints what passes and fails by operator; `-v` all the reasons, `--trace` runs the
+traced graphs instead.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import torch
 from onnx import numpy_helper
 
+from hotfuse.frontends.captured import TensorSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
-from hotfuse.frontends.onnx.values import to_numpy
+from hotfuse.frontends.onnx.trace import trace
+from hotfuse.frontends.onnx.values import from_any, to_numpy
 
 KNOWN = Path(__file__).with_name("known_failures.txt")
 
@@ -47,6 +51,27 @@ def op_of(case: Any) -> str:
 def interpret(data: bytes, inputs: list[Any]) -> list[Any]:
     """Load and run at once."""
     return [to_numpy(v) for v in OnnxModule(load(data))(*inputs)]
+
+
+def specs_of(values: list[Any]) -> list[TensorSpec | None]:
+    """What a call's inputs look like to the tracer, every dimension static."""
+    return [
+        TensorSpec(tuple(v.shape), tuple(v.stride()), v.dtype, "cpu") if isinstance(v, torch.Tensor) else None
+        for v in values
+    ]
+
+
+LEAVES: Counter[str] = Counter()
+"""Operators that stayed whole in traced cases."""
+
+
+def through_trace(data: bytes, inputs: list[Any]) -> list[Any]:
+    """Load, trace into ATen, run the traced graph."""
+    module = OnnxModule(load(data))
+    values = [from_any(x) for x in inputs]
+    traced = trace(module, specs_of(values))
+    LEAVES.update(traced.leaves.keys())
+    return [to_numpy(v) for v in traced(*values)]
 
 
 def check(case: Any, run: Runner = interpret) -> None:
@@ -126,7 +151,7 @@ def _selected(filters: list[str]) -> Iterator[Any]:
 def main(argv: list[str]) -> int:
     """Print passes and failures by operator."""
     verbose = "-v" in argv
-    run = interpret
+    run = through_trace if "--trace" in argv else interpret
     start = time.perf_counter()
     good: Counter[str] = Counter()
     bad: dict[str, list[tuple[str, str]]] = {}
@@ -141,6 +166,8 @@ def main(argv: list[str]) -> int:
         for name, why in failures if verbose else failures[:1]:
             print(f"    {name}: {why}")
     total = sum(len(f) for f in bad.values())
+    if LEAVES:
+        print("kept whole: " + ", ".join(f"{op} {n}" for op, n in LEAVES.most_common()))
     print(f"{sum(good.values())} pass, {total} fail, {time.perf_counter() - start:.1f} s")
     return 1 if total else 0
 

@@ -7,13 +7,21 @@ Captures are the values a body uses from outside; they come last and are the sam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from hotfuse.base.errors import ModelError
+
+Kind = Literal["if", "loop", "scan", "map"]
 Body = Callable[..., tuple[Any, ...]]
+
+MAX_TRIPS = 1_000_000
+"""Most iterations of one loop: far above what models do, and some seconds of work; more is a damaged file's."""
+_NO_COUNT = 2**63 - 1
+"""What exporters write as the count of a loop that only its condition ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +51,14 @@ def run_loop(
     stacked along a new first axis; `stacked` describes those for a loop that never runs.
     """
     limit = None if trip is None else int(trip)
+    if limit is not None and MAX_TRIPS < limit < _NO_COUNT:
+        raise _too_long(f"its trip count is {limit}")
     state = list(carried)
     steps: list[list[Any]] = [[] for _ in stacked]
     go, i = (True if cond is None else truth(cond)), 0
     while go and (limit is None or i < limit):
+        if i >= MAX_TRIPS:
+            raise _too_long(f"its condition still held after {i} iterations")
         out = body(torch.tensor(i), torch.tensor(True), *state, *captures)
         go = truth(out[0])
         state = list(out[1 : 1 + len(state)])
@@ -54,6 +66,11 @@ def run_loop(
             acc.append(value)
         i += 1
     return (*state, *(_stack(acc, spec, 0) for acc, spec in zip(steps, stacked, strict=True)))
+
+
+def _too_long(because: str) -> ModelError:
+    return ModelError(f"a loop runs for more than {MAX_TRIPS} iterations", because=because,
+                      hint="the model is damaged, or its loop does not end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +120,38 @@ def run_map(sequences: Sequence[Any], body: Body, n_out: int, captures: Sequence
     """
     results: tuple[list[Any], ...] = tuple([] for _ in range(n_out))
     for i in range(len(sequences[0])):
-        out = body(*(s[i] if isinstance(s, list) else s for s in sequences), *captures)
+        out = body(*(s[i] if isinstance(s, (list, tuple)) else s for s in sequences), *captures)
         for acc, value in zip(results, out, strict=True):
             acc.append(value)
     return results
+
+
+def run(kind: Kind, bodies: Sequence[Body], args: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Run a control node from its arguments as a graph holds them.
+
+    if    (cond, captures)                  -> outs
+    loop  (trip, cond, carried, captures)   -> carried, then stacked steps
+    scan  (states, scanned, captures)       -> states, then stacked steps
+    map   (sequences, captures)             -> lists
+
+    Keyword arguments, one entry per stacked output: `dtypes` and `shapes` (loop, scan: what one step gives, None where
+    unknown), `out_axes`, `out_reverse` (scan); one entry per scanned input: `in_axes`, `in_reverse`; `n_out` (map).
+    """
+    match kind:
+        case "if":
+            return run_if(args[0], bodies[0], bodies[1], args[1])
+        case "loop":
+            return run_loop(args[0], args[1], args[2], bodies[0], args[3], _stacked(attrs))
+        case "scan":
+            axes = ScanAxes(*(tuple(attrs[n]) for n in ("in_axes", "in_reverse", "out_axes", "out_reverse")))
+            return run_scan(args[0], args[1], bodies[0], axes, args[2], _stacked(attrs))
+        case "map":
+            return run_map(args[0], bodies[0], attrs["n_out"], args[1])
+
+
+def _stacked(attrs: Mapping[str, Any]) -> tuple[Stacked, ...]:
+    pairs = zip(attrs.get("dtypes", ()), attrs.get("shapes", ()), strict=True)
+    return tuple(Stacked(d, None if s is None else tuple(s)) for d, s in pairs)
 
 
 def truth(cond: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,15 @@ from hotfuse.frontends.onnx.model import OnnxNode, PortType
 from hotfuse.frontends.onnx.values import BY_CODE, elem_of, from_any, is_tensor, to_numpy
 
 
+COUNTS: Counter[str] = Counter()
+"""Runs through `onnx.reference` in this process, per operator."""
+
+
+def count(op: str) -> None:
+    """Count a run that has no module to count it."""
+    COUNTS[op] += 1
+
+
 def bind(node: OnnxNode, opsets: Mapping[str, int], attrs: Mapping[str, Any], on_fallback: Callable[[str], None]) -> Callable[..., Any]:
     """A callable that runs the node by ONNX's definition; an operator ONNX does not know is the model's error."""
     opset = opsets.get(node.domain, 1)
@@ -26,7 +36,7 @@ def bind(node: OnnxNode, opsets: Mapping[str, int], attrs: Mapping[str, Any], on
             because="it has no mapping, is not a function of the model and is not in the `onnx` package",
             hint="export the model with standard operators",
         )
-    return _Fallback(node, opsets, dict(attrs), schema, on_fallback)
+    return Fallback(node, opsets, dict(attrs), schema, on_fallback)
 
 
 def schema_of(op: str, opset: int, domain: str) -> Any:
@@ -37,7 +47,7 @@ def schema_of(op: str, opset: int, domain: str) -> Any:
         return None
 
 
-class _Fallback:
+class Fallback:
     """Runs one node; the ways to run it are made once per input types."""
 
     def __init__(self, node: OnnxNode, opsets: Mapping[str, int], attrs: dict[str, Any], schema: Any,
@@ -53,10 +63,10 @@ class _Fallback:
         key = tuple((elem_of(a).code, a.ndim) if is_tensor(a) else type(a) for a in args)
         run = self.made.get(key)
         if run is None:
-            run = self.made[key] = self._expand(args) or self._reference
+            run = self.made[key] = self.expand(args) or self._reference
         return run(*args)
 
-    def _expand(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+    def expand(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """The operator's definition by other operators, compiled; None when it has none or needs this very node."""
         from hotfuse.frontends.onnx.interp import Compiler
         from hotfuse.frontends.onnx.load import function_from_proto
@@ -139,7 +149,7 @@ def attr_default(a: Any) -> Any:
 def type_proto(v: Any) -> TypeProto:
     """The type of a value, as far as it can be told."""
     if is_tensor(v):
-        return helper.make_tensor_type_proto(elem_of(v).code, list(v.shape))
+        return helper.make_tensor_type_proto(elem_of(v).code, [d if isinstance(d, int) else str(d) for d in v.shape])
     if isinstance(v, list):
         return helper.make_sequence_type_proto(type_proto(v[0]) if v else helper.make_tensor_type_proto(1, None))
     return TypeProto()

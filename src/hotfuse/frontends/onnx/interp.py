@@ -166,7 +166,7 @@ class Compiler:
 
     functions: Mapping[FunctionKey, OnnxFunction]
     on_fallback: Callable[[str], None]
-    weights: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    weights: dict[str, Value] = field(default_factory=dict[str, Value])
     steps: int = 0
 
     def graph(
@@ -204,13 +204,15 @@ class Compiler:
     def _program(self, name: str, scope: _Scope, in_slots: list[int], outs: tuple[int, ...], steps: list[Step],
                  consts: dict[int, tuple[str, Value]], graph: OnnxGraph | None) -> Program:
         template: list[Value] = [None] * scope.size
+        keys: dict[int, str] = {}
         for slot, (key, value) in consts.items():
             template[slot] = value
-            if isinstance(value, torch.Tensor):
-                self.weights[key] = value
+            while self.weights.get(key, value) is not value:  # node names need not be unique
+                key += "+"
+            self.weights[key] = value
+            keys[slot] = key
         slots = (*in_slots, *scope.captures.values())
-        return Program(name, tuple(steps), template, slots, outs, tuple(scope.captures),
-                       {slot: key for slot, (key, _) in consts.items()}, graph)
+        return Program(name, tuple(steps), template, slots, outs, tuple(scope.captures), keys, graph)
 
     def _steps(self, nodes: Sequence[OnnxNode], opsets: Mapping[str, int], scope: _Scope, attrs: Mapping[str, Any] | None,
                consts: dict[int, tuple[str, Value]], path: str) -> list[Step]:
@@ -245,9 +247,9 @@ class Compiler:
             call, kind, given = control.bind(node, opset, programs, plain), "control", plain
         elif (row := find(node.domain, node.op, opset)) is not None:
             fn, kind = row.fn, "op"
-            call = partial(fn, NodeCtx(opset, len(node.outputs)), **given)
+            call = limits.guard(node, given, partial(fn, NodeCtx(opset, len(node.outputs)), **given))
         else:
-            call, kind = fallback.bind(node, opsets, given, self.on_fallback), "fallback"
+            call, kind = limits.guard(node, given, fallback.bind(node, opsets, given, self.on_fallback)), "fallback"
         outs = tuple(scope.new(o) if o else UNUSED for o in node.outputs)
         return Step(node, opset, call, ins, outs or (UNUSED,), programs, fn, given, kind)
 
@@ -315,8 +317,8 @@ class OnnxModule(torch.nn.Module):
             self.program = compiler.graph(model.graph, model.opsets)
         except ModelError as e:
             raise ModelError(f"cannot load {model.source}: {e.what}", where=e.where, because=e.because, hint=e.hint) from e
-        self.weights: dict[str, torch.Tensor] = compiler.weights
-        """Every constant tensor by name: initializers, Constant nodes, those of nested graphs under a path."""
+        self.weights: dict[str, Value] = compiler.weights
+        """Every constant by name (strings and 4-bit numbers are NumPy arrays): initializers, Constant nodes, those of nested graphs under a path."""
 
     def _fell_back(self, op: str) -> None:
         self.fallbacks[op] += 1
@@ -344,16 +346,16 @@ class OnnxModule(torch.nn.Module):
     def run_with(self, inputs: Sequence[Value], overrides: Mapping[str, Value]) -> tuple[Value, ...]:
         """Run with other values for initializers that the model also declares as inputs."""
         program = self.program
-        keys = {key: slot for slot, key in program.consts.items()}
         template = program.template.copy()
         allowed = {p.name for p in self.model.overridable}
         for name, value in overrides.items():
             if name not in allowed:
                 raise InputError(f"unknown input {name!r}", hint="one of " + ", ".join(p.name for p in self.inputs))
-            template[keys[name]] = from_any(value)
+            default = self.model.graph.initializers[name]
+            template[next(i for i in program.consts if program.template[i] is default)] = from_any(value)
         other = Program(program.name, program.steps, template, program.in_slots, program.out_slots, (), program.consts)
         with torch.no_grad():
             return other.run([from_any(x) for x in inputs])
 
 
-from hotfuse.frontends.onnx import control, fallback  # noqa: E402
+from hotfuse.frontends.onnx import control, fallback, limits  # noqa: E402
