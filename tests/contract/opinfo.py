@@ -5,11 +5,13 @@ The same cases feed the op table's contract (what do the ops really do?) and the
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -56,14 +58,22 @@ def cases(op: str, per_dtype: int) -> Iterator[Case]:
     for dtype in DTYPES:
         if not info.supports_dtype(dtype, "cpu"):
             continue
-        torch.manual_seed(0)
+        seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # All of them: a generator left halfway sets the grad mode when it is collected, in the middle of a trace.
-            samples = list(info.sample_inputs("cpu", dtype, requires_grad=False))
+            # The function itself: `info.sample_inputs` walks the stack in search of a unittest, very slowly.
+            samples = list(info.sample_inputs_func(info, "cpu", dtype, False))
         spread = samples[:: max(1, len(samples) // per_dtype)][:per_dtype]  # neighbours are often alike
         for index, sample in enumerate(spread):
             yield _case(op, dtype, index, info.op, (sample.input, *sample.args), sample.kwargs)
+
+
+def seed(number: int = 0) -> None:
+    """Seed what the CPU's samples draw from."""
+    torch.default_generator.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
 
 
 def _case(op: str, dtype: torch.dtype, index: int, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Case:

@@ -20,7 +20,7 @@ def _multi_head(node: costs.Node) -> costs.Dim:
     if len(x) != 3:
         return 0
     b, s, e = x
-    return costs.expr("+", costs.expr("*", b, s, e, e, 8), costs.expr("*", b, s, s, e, 4))
+    return costs.plus(costs.times(b, s, e, e, 8), costs.times(b, s, s, e, 4))
 
 
 defops("_native_multi_head_attention _transformer_encoder_layer_fwd", Access.ATTENTION, _multi_head)

@@ -14,9 +14,9 @@ defops("mm bmm _int_mm _weight_int8pack_mm _scaled_mm _grouped_mm", _C, matmul("
 defops("mv", _C, matmul("self", "vec"))
 defops("dot vdot", _C, matmul("self", "tensor"))
 defops("linalg_vecdot", _C, costs.per_input(2))
-defops("addmm _addmm_activation", _C, matmul("mat1", "mat2", plus=2))
-defops("addmv", _C, matmul("mat", "vec", plus=2))
-defops("baddbmm", _C, matmul("batch1", "batch2", plus=2))
+defops("addmm _addmm_activation", _C, matmul("mat1", "mat2", extra=2))
+defops("addmv", _C, matmul("mat", "vec", extra=2))
+defops("baddbmm", _C, matmul("batch1", "batch2", extra=2))
 defops("addbmm", _C, costs.addbmm)
 defops("outer ger kron", _C, costs.per_output(1))
 defops("addr", _C, costs.per_output(3))
@@ -32,7 +32,7 @@ defops(
     """linalg_inv linalg_inv_ex inverse linalg_solve linalg_solve_ex linalg_solve_triangular triangular_solve
     linalg_det det linalg_slogdet slogdet logdet linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve
     linalg_cholesky linalg_cholesky_ex cholesky cholesky_inverse cholesky_solve linalg_ldl_factor linalg_ldl_factor_ex
-    linalg_ldl_solve lu_solve lu_unpack linalg_tensorinv linalg_tensorsolve
+    linalg_ldl_solve lu_solve lu_unpack linalg_tensorinv linalg_tensorsolve _lu_with_info
     linalg_matrix_power matrix_power linalg_matrix_exp matrix_exp linalg_householder_product""",
     Access.OPAQUE,
     costs.cubic(1),

@@ -24,9 +24,19 @@ CHEAP, DIVIDE, FUNCTION, SPECIAL = 1, 4, 12, 60
 Shape = tuple[Dim, ...]
 
 
+def times(*factors: Dim) -> Dim:
+    """A product; 1 of nothing."""
+    return expr("*", 1, *factors)
+
+
+def plus(*terms: Dim) -> Dim:
+    """A sum; 0 of nothing."""
+    return expr("+", 0, *terms)
+
+
 def product(dims: Shape) -> Dim:
     """The number of elements of a shape."""
-    return expr("*", *dims)
+    return times(*dims)
 
 
 def shape(arg: Arg) -> Shape:
@@ -51,31 +61,31 @@ def in_shape(node: Node) -> Shape:
 
 def per_output(k: int) -> FlopFn:
     """`k` operations per element of the first result."""
-    return lambda node: expr("*", product(out_shape(node)), k)
+    return lambda node: times(product(out_shape(node)), k)
 
 
 def per_input(k: int) -> FlopFn:
     """`k` operations per element of the first tensor read."""
-    return lambda node: expr("*", product(in_shape(node)), k)
+    return lambda node: times(product(in_shape(node)), k)
 
 
 def per_operand(node: Node) -> Dim:
     """One operation per element of every tensor read."""
-    return expr("+", *(product(t.shape) for t in tensors(node)))
+    return plus(*(product(t.shape) for t in tensors(node)))
 
 
 def sorting(node: Node) -> Dim:
     """n·log2 n comparisons along the last dimension; an unknown length counts as 1024."""
     dims = in_shape(node)
     length = dims[-1] if dims and isinstance(dims[-1], int) else 1024
-    return expr("*", product(dims), max(1, (length - 1).bit_length()))
+    return times(product(dims), max(1, (length - 1).bit_length()))
 
 
 def fourier(node: Node) -> Dim:
     """5·n·log2 n for a transform of all elements."""
     dims = max(in_shape(node), out_shape(node), key=len)
     length = dims[-1] if dims and isinstance(dims[-1], int) else 1024
-    return expr("*", product(dims), 5 * max(1, (length - 1).bit_length()))
+    return times(product(dims), 5 * max(1, (length - 1).bit_length()))
 
 
 def cubic(k: int) -> FlopFn:
@@ -83,7 +93,7 @@ def cubic(k: int) -> FlopFn:
 
     def flops(node: Node) -> Dim:
         dims = in_shape(node)
-        return expr("*", product(dims), dims[-1], k) if len(dims) >= 2 else 0
+        return times(product(dims), dims[-1], k) if len(dims) >= 2 else 0
 
     return flops
 
@@ -94,16 +104,16 @@ def cubic(k: int) -> FlopFn:
 def matmul_flops(a: Shape, b: Shape, out: Shape) -> Dim:
     """2·(elements of the result)·(length of the contracted dimension)."""
     inner = a[-1] if a else b[0] if b else 1
-    return expr("*", product(out), inner, 2)
+    return times(product(out), inner, 2)
 
 
-def matmul(first: str, second: str, *, plus: int = 0) -> FlopFn:
-    """A product of two named arguments, and `plus` operations per element for what is added to it."""
+def matmul(first: str, second: str, *, extra: int = 0) -> FlopFn:
+    """A product of two named arguments, and `extra` operations per element for what is added to it."""
 
     def flops(node: Node) -> Dim:
         out = out_shape(node)
         main = matmul_flops(shape(argument(node, first)), shape(argument(node, second)), out)
-        return expr("+", main, expr("*", product(out), plus))
+        return plus(main, times(product(out), extra))
 
     return flops
 
@@ -112,14 +122,14 @@ def linear(node: Node) -> Dim:
     """x·Wᵀ and the bias where there is one."""
     out = out_shape(node)
     main = matmul_flops(shape(argument(node, "input")), (), out)
-    return expr("+", main, product(out) if argument(node, "bias") is not None else 0)
+    return plus(main, product(out) if argument(node, "bias") is not None else 0)
 
 
 def addbmm(node: Node) -> Dim:
     """A sum over the batch of products."""
     b, n, k = shape(argument(node, "batch1"))
     m = shape(argument(node, "batch2"))[-1]
-    return expr("+", expr("*", b, n, m, k, 2), product(out_shape(node)))
+    return plus(times(b, n, m, k, 2), product(out_shape(node)))
 
 
 def einsum(node: Node) -> Dim:
@@ -147,7 +157,7 @@ def einsum(node: Node) -> Dim:
     total: Dim = 0
     for i in range(1, len(terms)):
         live |= set(terms[i]) - {"."}
-        total = expr("+", total, expr("*", batch, *(sizes[c] for c in sorted(live)), 2))
+        total = plus(total, times(batch, *(sizes[c] for c in sorted(live)), 2))
         later = set("".join(terms[i + 1 :])) | set(right)
         live &= later
     return total if len(terms) > 1 else per_input(1)(node)
@@ -157,7 +167,7 @@ def tensordot(node: Node) -> Dim:
     """All indices of both operands, the contracted ones once."""
     a, dims = shape(argument(node, "self")), argument(node, "dims_self", ())
     contracted = [a[d] for d in dims if isinstance(d, int)] if isinstance(dims, tuple) else []
-    return expr("*", product(out_shape(node)), *contracted, 2)
+    return times(product(out_shape(node)), *contracted, 2)
 
 
 def chain(name: str) -> FlopFn:
@@ -167,7 +177,7 @@ def chain(name: str) -> FlopFn:
         mats = argument(node, name, ())
         shapes = [shape(m) for m in mats] if isinstance(mats, tuple) else []
         rows = shapes[0][0] if shapes and len(shapes[0]) == 2 else 1
-        return expr("+", 0, *(expr("*", rows, *s, 2) for s in shapes[1:]))
+        return plus(*(times(rows, *s, 2) for s in shapes[1:]))
 
     return flops
 
@@ -175,12 +185,12 @@ def chain(name: str) -> FlopFn:
 def bilinear(node: Node) -> Dim:
     """y_o = x1ᵀ·W_o·x2."""
     rows = product(shape(argument(node, "input1"))[:-1])
-    return expr("*", rows, product(shape(argument(node, "weight"))), 2)
+    return times(rows, product(shape(argument(node, "weight"))), 2)
 
 
 def distances(node: Node) -> Dim:
     """Pairwise distances: three operations per coordinate of each pair."""
-    return expr("*", product(out_shape(node)), in_shape(node)[-1] if in_shape(node) else 1, 3)
+    return times(product(out_shape(node)), in_shape(node)[-1] if in_shape(node) else 1, 3)
 
 
 # --- windows ---------------------------------------------------------------------------------------------------------
@@ -190,14 +200,14 @@ def convolution(node: Node) -> Dim:
     """2·(elements of the result)·(inputs of one output channel); transposed ones scatter each input instead."""
     x, w = shape(argument(node, "input")), shape(argument(node, "weight"))
     transposed = "transpose" in node.op or argument(node, "transposed", False) is True
-    main = expr("*", product(x if transposed else out_shape(node)), *w[1:], 2)
-    return expr("+", main, product(out_shape(node)) if argument(node, "bias") is not None else 0)
+    main = times(product(x if transposed else out_shape(node)), *w[1:], 2)
+    return plus(main, product(out_shape(node)) if argument(node, "bias") is not None else 0)
 
 
 def conv_tbc(node: Node) -> Dim:
     """A convolution over time with channels last."""
     kernel, c_in, _ = shape(argument(node, "weight"))
-    return expr("*", product(out_shape(node)), c_in, kernel, 2)
+    return times(product(out_shape(node)), c_in, kernel, 2)
 
 
 def window(node: Node) -> Dim:
@@ -207,7 +217,7 @@ def window(node: Node) -> Dim:
     rank = next((n for n in (1, 2, 3) if f"pool{n}d" in node.op), 1)
     if len(sizes) == 1:
         sizes = sizes * rank
-    return expr("*", product(out), *(s for s in sizes if isinstance(s, int)))
+    return times(product(out), *(s for s in sizes if isinstance(s, int)))
 
 
 # --- attention, recurrence -------------------------------------------------------------------------------------------
@@ -221,8 +231,8 @@ def attention(node: Node) -> Dim:
     q, k, v = (shape(argument(node, n)) for n in ("query", "key", "value"))
     if not (len(q) >= 2 and len(k) >= 2 and len(v) >= 2):
         return 0
-    scores = expr("*", *q[:-1], k[-2])
-    return expr("+", expr("*", scores, q[-1], 2), expr("*", scores, v[-1], 2), expr("*", scores, SOFTMAX))
+    scores = times(*q[:-1], k[-2])
+    return plus(times(scores, q[-1], 2), times(scores, v[-1], 2), times(scores, SOFTMAX))
 
 
 def recurrent(node: Node) -> Dim:
@@ -232,8 +242,8 @@ def recurrent(node: Node) -> Dim:
     weights = [shape(p) for p in params] if isinstance(params, tuple) else []
     matrices = [w for w in weights if len(w) == 2]
     gates = [w[0] for w in matrices[::2]]
-    per_step = (*(expr("*", *w, 2) for w in matrices), *(expr("*", g, FUNCTION) for g in gates))
-    return expr("*", steps, expr("+", 0, *per_step))
+    per_step = (*(times(*w, 2) for w in matrices), *(times(g, FUNCTION) for g in gates))
+    return times(steps, plus(*per_step))
 
 
 def cell(node: Node) -> Dim:
@@ -241,5 +251,5 @@ def cell(node: Node) -> Dim:
     x, wi, wh = in_shape(node), shape(argument(node, "w_ih")), shape(argument(node, "w_hh"))
     if not wi or not wh:
         return per_input(FUNCTION)(node)
-    per_row = expr("+", expr("*", *wi, 2), expr("*", *wh, 2), expr("*", wi[0], FUNCTION))
-    return expr("*", product(x[:-1]), per_row)
+    per_row = plus(times(*wi, 2), times(*wh, 2), times(wi[0], FUNCTION))
+    return times(product(x[:-1]), per_row)

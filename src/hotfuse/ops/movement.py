@@ -19,10 +19,10 @@ defops(
     _M,
     view=True,
 )
-# These give their input back in special cases: nothing to pad, one tensor to join, one repeat.
-defops("pad", _M, view=True)
+# These give their input back in special cases: nothing to pad, one tensor to combine.
+defops("pad cartesian_prod", _M, view=True)
 defops(
-    """cat concat concatenate stack _stack hstack vstack dstack column_stack row_stack block_diag cartesian_prod
+    """cat concat concatenate stack _stack hstack vstack dstack column_stack row_stack block_diag
     combinations constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
     replication_pad2d replication_pad3d _pad_circular _pad_enum repeat repeat_interleave tile roll flip fliplr flipud
     rot90 diag diag_embed diagflat pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle im2col

@@ -14,7 +14,7 @@ _P = Access.POINTWISE
 defops(
     """abs absolute neg negative sign sgn signbit ceil floor round trunc fix frac square relu relu6 hardtanh
     hardshrink softshrink threshold leaky_relu prelu _prelu_kernel clamp clamp_min clamp_max clip nan_to_num deg2rad
-    rad2deg conj_physical angle special_round
+    rad2deg angle special_round
     isnan isinf isfinite isposinf isneginf isreal
     logical_not logical_and logical_or logical_xor
     bitwise_not bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift
@@ -59,8 +59,8 @@ defops(
 # Casts and copies. Those with `view` give their input back when there is nothing to change.
 defops("clone _to_copy copy lift_fresh_copy detach_copy alias_copy fill zero", _P)
 defops(
-    """to type_as contiguous positive alias detach lift lift_fresh data conj _conj resolve_conj resolve_neg _neg_view
-    real imag""",
+    """to type_as contiguous positive alias detach lift lift_fresh data conj _conj conj_physical resolve_conj
+    resolve_neg _neg_view real imag""",
     _P,
     view=True,
 )
