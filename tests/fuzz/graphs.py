@@ -31,7 +31,11 @@ ANY_TEXT = st.text(st.characters(), max_size=6) | st.text("ab \"\\\n%@#{}[](),:=
 _NAMES = ["x", "h", "w.1", "a b", "%q", '"', "é", "/m/MatMul_0", "onnx::Add_1", "0", "param", "return"]
 NAMES = st.sampled_from(_NAMES) | ANY_TEXT
 SYMBOLS = ["s0", "s1", "batch size", "max", "u+1", "N"]
-OPS = ["aten.add.Tensor", "aten.linear.default", "onnx.ai.onnx.ml::Scaler", "sym.mul", "custom.op-1"]
+OPS = [
+    "aten.add.Tensor", "aten.linear.default", "onnx.ai.onnx.ml::Scaler", "sym.mul", "custom.op-1", "aten.nothing.default",
+    "aten.transpose.int", "aten.permute.default", "aten.view.default", "aten.dropout.default", "aten.to.dtype",
+    "aten.sym_size.int", "aten.clone.default", "aten.add_.Tensor", "aten.rand.default",
+]  # fmt: skip
 SCALARS: st.SearchStrategy[Any] = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats().map(constant), st.complex_numbers().map(constant), ANY_TEXT,
     st.sampled_from(DType), st.builds(Token, st.sampled_from(["device", "memory_format", "odd kind"]), ANY_TEXT),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
 
 from hotfuse.ir.build import Builder
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Token, Value
@@ -18,6 +19,7 @@ from hotfuse.ops.table import resolve
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.ops.torch_types import tensor_type
 from hotfuse.simplify import simplify
+from tests.fuzz.graphs import graphs
 
 V = "value"
 PLAIN = ["detach", "alias", "clone", "lift_fresh_copy", "contiguous", "relu", "neg", "abs", "t"]
@@ -156,3 +158,14 @@ def check(graph: Graph) -> None:
             assert (f.dtype, f.shape, f.stride()) == (e.dtype, e.shape, e.stride())
             assert bits_of(f) == bits_of(e)
         assert sharing([*inputs, param], found) == sharing([*inputs, param], expected)
+
+
+@settings(deadline=None, max_examples=150)
+@given(graphs())
+def test_any_graph_stays_well_formed(graph: Graph) -> None:
+    """Also where ops are called with arguments that make no sense: rules look, and leave them alone."""
+    after, trace = simplify(graph)
+    verify(after)
+    assert (after is graph) == (not trace)
+    assert after.inputs == graph.inputs
+    assert after.params == graph.params

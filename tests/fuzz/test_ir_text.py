@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotfuse.base.errors import ModelError
+from hotfuse.base.errors import InternalError, ModelError
 from hotfuse.ir.dims import quote, unquote
 from hotfuse.ir.graph import Graph
+from hotfuse.ir.hash import structural_hash
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
+from hotfuse.simplify import simplify
 from tests.fuzz.graphs import ANY_TEXT, graphs
 
 SPLINTERS = [
@@ -56,8 +58,15 @@ def test_broken_text_is_a_model_error(graph: Graph, data: st.DataObject) -> None
         parsed = parse(text)
     except ModelError as e:
         assert re.fullmatch(r"line \d+, column \d+", e.where)
+        return
+    assert show(parse(show(parsed))) == show(parsed)
+    try:
+        verify(parsed)
+    except InternalError as e:
+        assert "breaks invariant" in e.what
     else:
-        assert show(parse(show(parsed))) == show(parsed)
+        verify(simplify(parsed)[0])
+        assert structural_hash(parsed)
 
 
 @pytest.mark.parametrize("opening", ["[", "(", "seq<", "graph g() { control.if() {"])
