@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from hotfuse.backends.protocol import Artifact
 from hotfuse.backends.pycode import flat_function
@@ -43,6 +43,9 @@ def meaning(node: Node) -> tuple[Callable[..., Any], bool]:
 def _control(node: Node) -> Callable[..., tuple[Any, ...]]:
     """The reference meaning of a control node, with its nested graphs compiled."""
     bodies = [flat_function(g, meaning, {})[0] for g in node.graphs]
+    if node.op == "control.map" or any(name == "dtypes" for name, _ in node.attrs):
+        kind = cast(control.Kind, node.op.removeprefix("control."))
+        return lambda *args, **attrs: control.run(kind, bodies, args, attrs)  # the node says all that its outs may not
     match node.op:
         case "control.if":
             then, other = bodies

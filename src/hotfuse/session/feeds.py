@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from hotfuse.frontends.onnx.model import DeclaredDim, Port, PortType
-from hotfuse.frontends.onnx.values import BY_CODE, BY_NUMPY, Elem, Value, from_any, from_numpy, to_numpy
+from hotfuse.frontends.onnx.values import BY_CODE, BY_NUMPY, ELEMS, Elem, Value, from_any, from_numpy, to_numpy
 from hotfuse.session.args import tensor_shape
 from hotfuse.session.errors import Fail, InvalidArgument, UnsupportedFeed
 from hotfuse.session.ortvalue import OrtValue
@@ -32,6 +32,9 @@ _SEQUENCE_CODE = 3
 """ONNX Runtime's number for sequences, which its messages show."""
 
 _storage_use_count = cast(Callable[[int], int], torch._C._storage_Use_Count)  # pyright: ignore[reportPrivateUsage]
+_NATIVE = frozenset(e.code for e in ELEMS if e.np.isbuiltin == 1 and e.np.kind in "fiub")
+_PLAIN = frozenset(e.torch for e in ELEMS if e.code in _NATIVE)
+_SMALL = 1 << 14
 _SOLE = 2
 """The count of a storage that one tensor holds: the tensor, and the handle made to ask."""
 
@@ -45,6 +48,10 @@ class Slot:
     optional: bool
     elem: Elem | None
     dims: tuple[DeclaredDim, ...]
+    fixed: tuple[tuple[int, int], ...]
+    """The dims that are numbers, with their places."""
+    native: bool
+    """NumPy itself has the element type, so that torch takes arrays of it as they are."""
     used: bool
     """Whether any node reads it: only then must it have a value."""
 
@@ -55,7 +62,10 @@ def slot(port: Port, used: bool = True) -> Slot:
     optional = declared.kind == "optional"
     inner = declared.of if optional and declared.of is not None else declared
     leaf = inner.of if inner.kind == "sequence" and inner.of is not None else inner
-    return Slot(port.name, inner.kind, optional, BY_CODE.get(leaf.elem), tensor_shape(declared), used)
+    dims, elem = tensor_shape(declared), BY_CODE.get(leaf.elem)
+    fixed = tuple((i, d) for i, d in enumerate(dims) if isinstance(d, int))
+    native = elem is not None and elem.code in _NATIVE
+    return Slot(port.name, inner.kind, optional, elem, dims, fixed, native, used)
 
 
 def admit(s: Slot, value: object) -> Value:
@@ -80,8 +90,15 @@ def _tensor(s: Slot, elem: Elem, value: object) -> Value:
         array = _listed(s, elem, value)
     if array.dtype != elem.np:
         array = _same_type(elem, array)
-    if s.dims and not _fits(s.dims, array.shape):
-        _refuse_shape(s, array.shape)
+    if s.dims:
+        shape = array.shape
+        if len(shape) != len(s.dims):
+            _refuse_shape(s, shape)
+        for i, size in s.fixed:
+            if shape[i] != size:
+                _refuse_shape(s, shape)
+    if s.native and array.flags.carray:
+        return torch.from_numpy(array)
     return _enter(array)
 
 
@@ -141,12 +158,6 @@ def _same_type(elem: Elem, array: Array) -> Array:
     return array
 
 
-def _fits(declared: tuple[DeclaredDim, ...], shape: tuple[int, ...]) -> bool:
-    return len(declared) == len(shape) and all(
-        want == got or not isinstance(want, int) for want, got in zip(declared, shape, strict=True)
-    )
-
-
 def _refuse_shape(s: Slot, shape: tuple[int, ...]) -> None:
     if len(shape) != len(s.dims):
         raise InvalidArgument(f"Invalid rank for input: {s.name} Got: {len(shape)} Expected: {len(s.dims)} {_FIX}")
@@ -204,6 +215,8 @@ def release(values: list[Value]) -> list[Any]:
 
 def _release(values: list[Value], i: int) -> Any:
     if isinstance(values[i], torch.Tensor):
+        if values[i].dtype in _PLAIN and values[i].nbytes <= _SMALL and not values[i].requires_grad:
+            return values[i].numpy(force=not values[i].is_cpu).copy()  # cheaper than finding out who else holds it
         mine = _references(values, i) == _ONE_OWNER
         t: torch.Tensor = values[i]
         storage = t.untyped_storage()
