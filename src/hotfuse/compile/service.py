@@ -32,7 +32,7 @@ class Worker:
     def __init__(self) -> None:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path), "OMP_NUM_THREADS": "1",
                "HOTFUSE_CAPTURE": "off"}
-        self._log: BinaryIO = tempfile.TemporaryFile()
+        self._log: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hotfuse.compile.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self._log, env=env,

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 from torch._guards import tracing
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.frontends.fx import Converted, Role, to_graph
@@ -30,7 +31,7 @@ def capture_dynamo(gm: fx.GraphModule, name: str) -> Converted:
         return fx.Interpreter(gm).run(*args)
 
     try:
-        with warnings.catch_warnings(), tracing(None), mode, fx.traceback.preserve_node_meta():
+        with warnings.catch_warnings(), tracing(None), mode, preserve_node_meta():
             warnings.simplefilter("ignore")
             traced = make_fx(interpret, pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
     except CaptureError:

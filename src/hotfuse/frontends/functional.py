@@ -181,6 +181,9 @@ def aliases(op: Any, source: torch.Tensor, result: torch.Tensor) -> bool | None:
 
 def pure_variant(op: Any, where: str) -> Any:
     """`aten.add_.Tensor` -> `aten.add.Tensor`."""
+    if torch.Tag.inplace_view in op.tags:
+        raise CaptureError(f"{op} changes the shape of a tensor in place", where=where,
+                           hint="use the out-of-place form of this op")
     name = op.overloadpacket.__name__
     namespace = getattr(torch.ops, op.namespace)
     written = [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]

@@ -1,3 +1,5 @@
+# pyright: reportPrivateUsage=false
+# Torch keeps what a front end needs private.
 """An fx graph of undecomposed ATen ops becomes the hypergraph.
 
 torch.export, Dynamo and the ONNX tracer all hand over the same thing, a `GraphModule` whose nodes carry fake tensors in

@@ -1,3 +1,5 @@
+# pyright: reportPrivateUsage=false
+# Torch keeps what a front end needs private.
 """How a module travels to a worker process: code and structure whole, tensors as descriptions.
 
 cloudpickle carries classes and functions of `__main__` by value, so a script needs no import guard. Weights never
@@ -13,7 +15,7 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -149,7 +151,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 @contextmanager
-def _by_value(target: Any) -> Iterator[None]:
+def _by_value(target: Any) -> Generator[None]:
     """Carry a function by value when it leans on tensors or modules of its own file.
 
     Importing that file again in the worker would build those anew, with other weights.

@@ -1,3 +1,5 @@
+# pyright: reportPrivateUsage=false
+# Torch keeps what a front end needs private.
 """A PyTorch module or function becomes a graph, through torch.export on fake weights.
 
 This runs in a worker process (or in the caller's, for tools and tests). Nothing is decomposed: `linear`, `layer_norm`,
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+import types
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,13 +37,23 @@ class Flat(nn.Module):
 
     def __init__(self, target: Any, spec: Spec) -> None:
         super().__init__()
-        self.target = target
+        self.target = _as_forward(target)
         self._spec = spec
 
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
         """Put the call together, make it, take the result apart."""
         args, kwargs = unflatten(self._spec, tensors)
         return tuple(flatten(self.target(*args, **kwargs), numbers=True)[0])
+
+
+def _as_forward(target: Any) -> Any:
+    """A function under the name `forward`: export keeps the source lines of frames with that name only."""
+    if not isinstance(target, types.FunctionType):
+        return target
+    code = target.__code__.replace(co_name="forward")
+    named = types.FunctionType(code, target.__globals__, "forward", target.__defaults__, target.__closure__)
+    named.__kwdefaults__ = target.__kwdefaults__
+    return named
 
 
 def capture_shipment(blob: bytes, call: CallSpec) -> Captured:

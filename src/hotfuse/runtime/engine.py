@@ -1,3 +1,5 @@
+# pyright: reportPrivateUsage=false
+# Torch has no public question for its dispatch modes.
 """The engine: serves a model, captures it beside, proves the graph, and takes it over.
 
 A call never waits: it runs in a captured plan whose guard holds, or in the model's own code. The engine knows no

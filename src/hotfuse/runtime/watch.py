@@ -5,9 +5,11 @@ hooks; addresses and versions of tensors. Snapshots hold references, so an addre
 
 | what happened | how it shows | what follows |
 | --- | --- | --- |
-| weights changed in place (`load_state_dict`, an optimizer step) | tensor version | plans that hold copies are stale; tier 0 reads live tensors |
-| memory exchanged (`.to()`, `p.data = ...`) | address | the same, or a new capture if dtype, shape or device changed |
-| parameter, buffer or submodule replaced, `train()`/`eval()`, attribute set, hook added | identity, count | a new capture |
+| weights written (`load_state_dict`, an optimizer) | version | tier 0 reads live tensors; copies are stale |
+| memory exchanged (`.to()`, `p.data = ...`) | address | the same; a new capture if the type changed |
+| parts replaced, `train()`, attributes, hooks | identity, count | a new capture |
+
+Writing through `p.data` in place leaves no trace that torch would show; tier 0 reads the live numbers all the same.
 """
 
 from __future__ import annotations

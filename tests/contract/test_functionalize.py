@@ -1,0 +1,168 @@
+"""In-place ops on intermediates become pure ones, through every view we can invert; all else is refused with its line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import hotfuse
+from hotfuse import Settings
+from hotfuse.ops.table import is_mutating
+
+PROGRAMS: dict[str, Any] = {}
+
+
+def program(fn: Any) -> Any:
+    PROGRAMS[fn.__name__] = fn
+    return fn
+
+
+@program
+def whole(x: Any) -> Any:
+    h = x * 2
+    h.add_(1)
+    h.relu_()
+    return h
+
+
+@program
+def row_and_column(x: Any) -> Any:
+    h = x + 0
+    h[1] = 7.0
+    h[:, 2] += x[:, 0]
+    return h, h.sum()
+
+
+@program
+def slices_of_slices(x: Any) -> Any:
+    h = x.clone()
+    h[1:, 1:][:, ::2].mul_(3)
+    return h
+
+
+@program
+def a_view_taken_before_the_write(x: Any) -> Any:
+    h = x.clone()
+    v = h[0]
+    w = h.view(-1)
+    h.mul_(2)
+    v.add_(1)
+    return v, w, h
+
+
+@program
+def through_transposes(x: Any) -> Any:
+    h = x.clone()
+    h.t()[0].zero_()
+    h.transpose(0, 1)[1].fill_(2.0)
+    h.permute(1, 0)[2].copy_(x[:, 0])
+    return h
+
+
+@program
+def through_shapes(x: Any) -> Any:
+    h = x.clone()
+    h.unsqueeze(0)[0, 1].add_(1)
+    h.view(-1)[3:5].neg_()
+    h.reshape(-1)[:2] = 0
+    h.flatten()[6:].mul_(4)
+    return h.squeeze()
+
+
+@program
+def through_splits(x: Any) -> Any:
+    h = x.clone()
+    a, b = h.split([1, 3], dim=1)
+    b.mul_(2)
+    for row in h.unbind(0):
+        row.add_(1)
+    h.diagonal().zero_()
+    return a, b, h
+
+
+@program
+def masks_and_indices(x: Any) -> Any:
+    h = x.clone()
+    h[x > 0] = 0.5
+    h.masked_fill_(x < -1, 9.0)
+    h.index_fill_(0, torch.tensor([1]), 3.0)
+    h.scatter_(1, torch.zeros(3, 1, dtype=torch.long), 4.0)
+    h[torch.tensor([0, 2])] = x[torch.tensor([2, 0])]
+    return h
+
+
+@program
+def keeps_its_dtype(x: Any) -> Any:
+    h = x.float()
+    h = h + 0
+    h.mul_(x.double())
+    i = torch.arange(4)
+    i[1:] += 2
+    return h, i
+
+
+@program
+def same_memory_twice(x: Any) -> Any:
+    h = x.clone()
+    v = h.detach()
+    c = h.contiguous()
+    v.add_(1)
+    c.mul_(2)
+    return h, v, c
+
+
+@program
+def out_of_a_branch(x: Any) -> Any:
+    h = torch.zeros(3, 4)
+    for i in range(3):
+        h[i] = x[i] * i
+        if i == 1:
+            h += 1
+    return h
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_with_in_place_ops(name: str) -> None:
+    fn = PROGRAMS[name]
+    fast = hotfuse.jit(fn, settings=Settings(capture="inline"))
+    with torch.no_grad():
+        for seed in range(3):
+            x = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+            kept = x.clone()
+            torch.testing.assert_close(fast(x), fn(x), rtol=0, atol=0)
+            assert torch.equal(x, kept)
+    assert fast.stats()["calls_per_tier"]["0"] == 2, str(fast.explain())
+    graph = next(iter(fast._engine.sites.values())).entries[0].plan.graph
+    assert not [n.op for n in graph.nodes if is_mutating(n.op)]
+
+
+def bad_reshape(x: Any) -> Any:
+    h = x.clone().t()
+    h.reshape(-1).add_(1)
+    return h
+
+
+def bad_expand(x: Any) -> Any:
+    h = x[:, :1].clone()
+    h.expand(3, 4)[0, 0] = 1
+    return h
+
+
+def bad_resize(x: Any) -> Any:
+    h = x.clone()
+    h.unsqueeze_(0)
+    return h
+
+
+@pytest.mark.parametrize("fn", [bad_reshape, bad_expand, bad_resize])
+def test_what_cannot_be_made_pure_keeps_the_users_code(fn: Any) -> None:
+    fast = hotfuse.jit(fn, settings=Settings(capture="inline"))
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.randn(3, 4)
+            torch.testing.assert_close(fast(x), fn(x))
+    assert fast.stats()["calls_per_tier"]["0"] == 0
+    said = [d for d in fast.explain().to_dict()["decisions"] if d["action"] == "refuse"]
+    assert said and "test_functionalize.py" in said[0]["evidence"]["where"], said
