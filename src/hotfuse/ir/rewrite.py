@@ -15,6 +15,7 @@ values the user can see included), and every value it names is defined before th
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -101,8 +102,10 @@ class Context:
         self._place: dict[int, tuple[int, ...]] = {}
         self._producer: dict[str, int] = {}
         self._readers: dict[str, set[int]] = {}
-        self._twins: dict[str, list[int]] = {}
-        self._sizes: dict[Type, list[int]] = {}
+        self._keys: dict[int, str] = {}
+        self._twins: dict[str, list[tuple[tuple[int, ...], int]]] = {}
+        self._reaching: dict[Callable[[Node], bool], dict[str, bool]] = {}
+        self._sizes: dict[Type, list[tuple[tuple[int, ...], int]]] = {}
         self._facts: dict[Callable[[Graph], object], object] = {}
         self._outputs = list(graph.outputs)
         self._output_names = {v.name for v in output_values(graph)}
@@ -145,35 +148,47 @@ class Context:
 
     def reaches_output(self, value: Value, through: Callable[[Node], bool]) -> bool:
         """Whether an output is the value, or is made from it by a chain of nodes for which `through` holds."""
-        todo, seen = [value], {value.name}
-        while todo:
-            v = todo.pop()
-            if v.name in self._output_names:
-                return True
-            for i in self._readers.get(v.name, ()):
-                node = self._nodes[i]
-                if through(node):
-                    todo += [o for o in node.outs if o.name not in seen]
-                    seen.update(o.name for o in node.outs)
-        return False
+        known = self._reaching.setdefault(through, {})
+        came_from: dict[str, str] = {value.name: ""}
+        todo, found = [value.name], False
+        while todo and not found:
+            name = todo.pop()
+            if known.get(name, name in self._output_names):
+                found = True
+                while name:  # all the way here leads to an output
+                    known[name] = True
+                    name = came_from[name]
+            elif name not in known:
+                for i in self._readers.get(name, ()):
+                    if through(self._nodes[i]):
+                        for out in self._nodes[i].outs:
+                            if out.name not in came_from:
+                                came_from[out.name] = name
+                                todo.append(out.name)
+        if not found:
+            known.update(dict.fromkeys(came_from, False))
+        return found
 
     def earlier_twin(self, node: Node) -> Node | None:
-        """An earlier node with the same op, arguments, nested graphs and output types."""
+        """The first node with the same op, arguments, nested graphs and output types, if it stands before this one."""
         at = self._producer[node.outs[0].name]
-        twins = [i for i in self._twins.get(_key(node), ()) if i in self._nodes and _key(self._nodes[i]) == _key(node)]
-        earlier = [i for i in twins if self._place[i] < self._place[at]]
-        return self._nodes[min(earlier, key=self._place.__getitem__)] if earlier else None
+        twins = self._twins[self._keys[at]]
+        while self._keys.get(twins[0][1]) != self._keys[at]:
+            heapq.heappop(twins)
+        first = twins[0][1]
+        return None if first == at else self._nodes[first]
 
     def earlier_size(self, node: Node) -> Value | None:
-        """An input, or the result of an earlier node, that is the same integer expression as the node's result."""
+        """An input, or the first result of an earlier node, that is the same expression as the node's first result."""
         wanted = node.outs[0].type
         for v in self.graph.inputs:
             if v.type == wanted:
                 return v
-        place = self._place[self._producer[node.outs[0].name]]
-        found = [i for i in self._sizes.get(wanted, ()) if i in self._nodes and self._place[i] < place]
-        found = [i for i in found if self._nodes[i].outs[0].type == wanted]
-        return self._nodes[min(found, key=self._place.__getitem__)].outs[0] if found else None
+        sizes = self._sizes[wanted]
+        while sizes[0][1] not in self._nodes:
+            heapq.heappop(sizes)
+        first = self._nodes[sizes[0][1]].outs[0]
+        return None if first.name == node.outs[0].name else first
 
     # -- the driver's side
 
@@ -185,13 +200,15 @@ class Context:
         for v in node.ins:
             self._readers.setdefault(v.name, set()).add(at)
         if node.outs:
-            self._twins.setdefault(_key(node), []).append(at)
+            key = self._keys[at] = _key(node)
+            heapq.heappush(self._twins.setdefault(key, []), (place, at))
             first = node.outs[0].type
             if isinstance(first, ScalarType) and first.expr is not None:
-                self._sizes.setdefault(first, []).append(at)
+                heapq.heappush(self._sizes.setdefault(first, []), (place, at))
 
     def _remove(self, at: int) -> Node:
         node = self._nodes.pop(at)
+        self._keys.pop(at, None)
         for v in node.ins:
             self._readers[v.name].discard(at)
         for v in node.outs:
@@ -203,6 +220,7 @@ class Context:
         """Put a replacement in a node's place; gives the nodes to look at again."""
         place = self._place[at]
         node = self._remove(at)
+        self._reaching.clear()
         again = {self._producer[v.name] for v in node.ins if v.name in self._producer}
         readers = {i for v in node.outs for i in self._readers.get(v.name, ()) if v.name in by.values}
         for k, new in enumerate(by.nodes):
