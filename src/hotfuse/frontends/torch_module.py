@@ -109,7 +109,8 @@ def _export(flat: Flat, args: tuple[torch.Tensor, ...], dynamic: tuple[dict[int,
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.export.export(flat, args, dynamic_shapes={"tensors": dynamic}, strict=False)
+            shapes = {"tensors": dynamic} if args else None  # a function of nothing has no name to give shapes to
+            return torch.export.export(flat, args, dynamic_shapes=shapes, strict=False)
     except CaptureError:
         raise
     except Exception as e:
