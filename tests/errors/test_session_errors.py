@@ -50,6 +50,13 @@ MODELS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "undefined output": (lambda: broken([node("Add", ["x", "x"], ["o"])], "p"), "InvalidGraph", "'p'"),
     "defined twice": (lambda: broken([node("Relu", ["x"], ["o"])] * 2), "InvalidGraph", "'o'"),
     "cycle": (lambda: broken([node("Add", ["x", "p"], ["o"]), node("Relu", ["o"], ["p"])]), "InvalidGraph", "'p'"),
+    "too few inputs": (lambda: broken([node("Add", ["x"], ["o"])]), "InvalidGraph", "has 1 inputs"),
+    "too many inputs": (lambda: broken([node("Relu", ["x", "x"], ["o"])]), "InvalidGraph", "has 2 inputs"),
+    "too many outputs": (lambda: broken([node("Relu", ["x"], ["o", "p"])]), "InvalidGraph", "has 2 outputs"),
+    "unknown attribute": (lambda: broken([node("Relu", ["x"], ["o"], slope=1.0)]), "InvalidGraph", "'slope'"),
+    "attribute of another kind": (lambda: broken([node("Elu", ["x"], ["o"], alpha="a")]), "InvalidGraph", "'alpha'"),
+    "missing attribute": (lambda: broken([node("Cast", ["x"], ["o"])]), "InvalidGraph", "lacks attribute 'to'"),
+    "name that is no text": (lambda: good().SerializeToString().replace(b"Add", b"A\xffd"), "InvalidGraph", "not text"),
     "short data": (
         lambda: broken([node("Add", ["x", "w"], ["o"])], "o", [short_raw()]),
         "InvalidGraph",

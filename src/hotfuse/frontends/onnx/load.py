@@ -5,7 +5,8 @@ What is checked, so that later stages need not ask again:
  2. every tensor's data has exactly the length its dims and element type need; external data stays in the folder;
  3. every graph is in SSA form: a name is defined once, and before its first use, in the graph or one around it;
  4. every node's domain is imported, graph outputs are defined, attributes are of a known kind and not repeated;
- 5. functions are defined once and do not call each other in a circle; nesting is bounded.
+ 5. functions are defined once and do not call each other in a circle; nesting is bounded;
+ 6. every node of the graph fits its operator's schema (`schema.py`), where ONNX has one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from google.protobuf.message import DecodeError
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
 from hotfuse.base.errors import ModelError
+from hotfuse.frontends.onnx import schema
 from hotfuse.frontends.onnx.model import (
     AttrRef,
     DeclaredDim,
@@ -83,6 +85,9 @@ def from_proto(proto: ModelProto, external: ExternalData, source: str = "model")
         functions[key] = fn
     _check_calls(functions, source)
     graph = reader.graph(proto.graph, opsets, frozenset(), 0)
+    for node in all_nodes(graph.nodes):
+        if (node.domain, node.op, node.overload) not in functions:
+            schema.check(node, opsets[node.domain])
     meta = ModelMeta(
         _lenient(proto.producer_name), _lenient(proto.producer_version), _lenient(proto.graph.name),
         _lenient(proto.domain), _lenient(proto.doc_string), _lenient(proto.graph.doc_string),
