@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
-
 from hotfuse.frontends.onnx.registry import Ctx, DataDependent, onnx_op
 
 _PRECISION = {1: torch.float32, 10: torch.float16, 11: torch.float64, 16: torch.bfloat16}

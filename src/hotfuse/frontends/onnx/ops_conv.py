@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
-
 from hotfuse.frontends.onnx.registry import Ctx, onnx_op
 from hotfuse.frontends.onnx.windows import pad_spatial, per_axis, pooled_size, same_pads, symmetric, window_pads
 

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
-
 from hotfuse.frontends.onnx.registry import Ctx, onnx_op
 
 _TRAINING = "ai.onnx.preview.training"

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
-
 from hotfuse.frontends.onnx.registry import Ctx, onnx_op
 
 _ML = "ai.onnx.ml"

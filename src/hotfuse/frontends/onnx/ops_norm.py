@@ -16,7 +16,8 @@ def _batch_norm(x: Tensor, scale: Tensor, b: Tensor, mean: Tensor | None, var: T
     """Without statistics they are taken from the batch. Mixed element types meet in the parameters' type."""
     wide = x.dtype
     for t in (scale, b, mean, var):
-        wide = wide if t is None else torch.promote_types(wide, t.dtype)
+        if t is not None and t.dtype is not wide:  # asking torch would leave a node in the graph
+            wide = torch.promote_types(wide, t.dtype)
     args = [None if t is None else t.to(wide) for t in (mean, var, scale, b)]
     data = x.to(wide).unsqueeze(1) if x.dim() == 1 else x.to(wide)
     y = torch.batch_norm(data, args[2], args[3], args[0], args[1], mean is None, 0.0, eps, False)

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
-
 from hotfuse.frontends.onnx.registry import Ctx, DataDependent, onnx_op
 
 Act = Callable[[Tensor], Tensor]

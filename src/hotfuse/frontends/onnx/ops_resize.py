@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
-
 from hotfuse.frontends.onnx.registry import Ctx, onnx_op
 
 
@@ -147,6 +146,8 @@ def _whole(x: Tensor, axes: Sequence[_Axis], how: _How, scaled: bool) -> Tensor 
     n = x.dim() - 2
     if not 1 <= n <= 3 or not x.dtype.is_floating_point or any(a.axis < 2 for a in axes) or how.antialias:
         return None
+    if not scaled and any(a.width is not a.out for a in axes):
+        return None  # one scale kept for all axes: the sizes were rounded from it
     by_axis = {a.axis: a for a in axes}
     size = [by_axis[i].out if i in by_axis else x.shape[i] for i in range(2, x.dim())]
     factor = [float(by_axis[i].scale) if i in by_axis else 1.0 for i in range(2, x.dim())] if scaled else None
