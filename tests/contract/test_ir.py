@@ -19,7 +19,7 @@ from hotfuse.ir.graph import Graph, Kind, Node, Param, Value
 from hotfuse.ir.rewrite import SIZE, Context, Measure, Replacement, Rule, apply
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import parse, show
-from hotfuse.ir.types import DType, Layout, SequenceType, TensorType
+from hotfuse.ir.types import DType, Layout, ScalarKind, ScalarType, SequenceType, TensorType
 from hotfuse.ir.verify import invariants, verify
 
 BASE = parse("""
@@ -42,7 +42,7 @@ graph main(%x: f32[s0, 64], %c: bool[], %seq: seq<f32[s0]>) where (2 <= s0) {
       return %go, %s, %e
     }
   }
-  %sc: f32[64], %so: f32[s0, 64] = control.scan([%w], [%x], [], input_axes=[0]) {
+  %sc: f32[64], %so: f32[s0, 64] = control.scan([%w], [%x], [], in_axes=[0]) {
     graph body(%s: f32[64], %slice: f32[64]) {
       return %s, %slice
     }
@@ -79,6 +79,7 @@ W = BASE.params[0]
 LINEAR, COPY, IF, LOOP, SCAN, MAP, NONZERO = BASE.nodes
 H, S0 = LINEAR.outs[0], sym("s0")
 LAST = len(BASE.nodes) - 1
+COUNT = ScalarType(ScalarKind.INT, 0)
 F32, F16 = TensorType(DType.F32, (4,)), TensorType(DType.F16, (4,))
 
 
@@ -154,12 +155,14 @@ BROKEN: list[tuple[int, str, Callable[[], Graph]]] = [
     (19, "outputs", lambda: node(BASE, 5, outs=(*MAP.outs, Value("q", F32)))),
     (20, "capture", lambda: nested(2, 0, lambda g: replace(g, inputs=(Value("a", F16),), outputs=(1,)))),
     (20, "result", lambda: node(BASE, 2, outs=(typed(IF.outs[0], dtype=DType.F16),))),
+    (21, "iteration", lambda: nested(3, 0, lambda g: replace(g, inputs=(Value("it", COUNT), *g.inputs[1:])))),
+    (21, "state", lambda: nested(4, 0, lambda g: replace(g, inputs=(Value("s", COUNT), g.inputs[1]), outputs=(1, 2)))),
 ]
 
 
 def test_base_is_well_formed_and_the_list_complete() -> None:
     assert verify(BASE) is BASE
-    assert set(invariants()) == {number for number, _, _ in BROKEN} == set(range(1, 21))
+    assert set(invariants()) == {number for number, _, _ in BROKEN} == set(range(1, 22))
 
 
 @pytest.mark.parametrize(
@@ -398,4 +401,20 @@ graph main(%x: f32[s0, 8], %c: bool[]) {
     assert nonzero.bytes is None
     assert graph_cost(graph, env).bytes is None
     assert graph_cost(replace(graph, nodes=graph.nodes[:3]), env).bytes == sum(c.bytes or 0 for c in (mm, view, loop))
+    assert node_cost(graph.nodes[0], {}) == Cost(None, None)
+
+
+def test_cost_of_a_scan_counts_its_steps() -> None:
+    graph = parse("""
+graph main(%s: f32[3], %x: f32[3, s0]) {
+  %t: f32[3], %ys: f32[s0, 3] = control.scan([%s], [%x], [], in_axes=[1]) {
+    graph body(%s: f32[3], %e: f32[3]) {
+      %n: f32[3] = aten.add.Tensor(%s, %e)
+      return %n, %n
+    }
+  }
+  return %t, %ys
+}
+""")
+    assert node_cost(graph.nodes[0], {"s0": 7}).bytes == 7 * 3 * 3 * 4
     assert node_cost(graph.nodes[0], {}) == Cost(None, None)

@@ -128,6 +128,9 @@ class _Maker:
         def like(args: tuple[Arg, ...], element: bool = False) -> list[Type]:
             return [a.type if isinstance(a, Value) and not element else obj for a in args]
 
+        def unsaid(types: list[Type]) -> list[Type]:  # a number that changes is typed without its value
+            return [ScalarType(t.kind) if isinstance(t, ScalarType) else t for t in types]
+
         def nested(takes: list[Type], gives: int) -> Graph:
             return self.draw(graphs(takes=takes, gives=gives, symbols=tuple(self.bound), depth=self.depth + 1))
 
@@ -138,10 +141,10 @@ class _Maker:
             inner = (nested(like(captures), n), nested(like(captures), n))
         elif kind == "loop":
             args, n = (None, None, carried, captures), len(carried) + extra
-            inner = (nested([obj, obj, *like(carried), *like(captures)], n + 1),)
+            inner = (nested([obj, obj, *unsaid(like(carried)), *like(captures)], n + 1),)
         elif kind == "scan":
             args, n = (carried, scanned, captures), len(carried) + extra
-            inner = (nested([*like(carried), *like(scanned, True), *like(captures)], n),)
+            inner = (nested([*unsaid(like(carried)), *like(scanned, True), *like(captures)], n),)
         else:
             args, n = (scanned, captures), extra + 1
             inner = (nested([*like(scanned, True), *like(captures)], n),)

@@ -87,7 +87,7 @@ def _scan_length(node: Node, env: Mapping[str, int]) -> int | None:
     """The scanned inputs' common extent; the axis is the first unless the node says otherwise."""
     scanned = node.args[1]
     first = scanned[0] if isinstance(scanned, tuple) and scanned else None
-    axes = node.attr("input_axes")
+    axes = node.attr("in_axes")
     axis = axes[0] if isinstance(axes, tuple) and axes else 0
     if not isinstance(first, Value) or not isinstance(first.type, TensorType) or not isinstance(axis, int):
         return None

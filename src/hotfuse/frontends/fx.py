@@ -28,7 +28,7 @@ from hotfuse.frontends import functional
 from hotfuse.frontends.functional import Cell, Storage, View
 from hotfuse.frontends.leaf import ControlLeaf, Leaf
 from hotfuse.ir.graph import Arg, Graph, Kind, Loc, Node, Param, Value, values_in
-from hotfuse.ir.types import ObjectType, Type
+from hotfuse.ir.types import ObjectType, ScalarType, Type
 from hotfuse.ops.schema import draws_random
 from hotfuse.ops.sym import sym_name
 from hotfuse.ops.torch_args import from_torch, to_torch
@@ -326,11 +326,11 @@ class _Converter:
         start = self._splice(cond_gm, first)[0]
         inner = _Converter("body", self.strip_prefix)
         fakes = [self.fakes[v.name] if isinstance(v, Value) else v for v in first]
-        step = inner._value("iteration", 0)
-        go = inner._value("go", self.fakes[start.name] if isinstance(start, Value) else start)
-        ins = [inner._value(f"c{i}", f) for i, f in enumerate(fakes)]
-        after = inner._splice(body_gm, ins)
         n = len(carried)  # type: ignore[arg-type]
+        step = inner._changing("iteration", 0)
+        go = inner._value("go", self.fakes[start.name] if isinstance(start, Value) else start)
+        ins = [inner._changing(f"c{i}", f) if i < n else inner._value(f"c{i}", f) for i, f in enumerate(fakes)]
+        after = inner._splice(body_gm, ins)
         again = inner._splice(cond_gm, [*after, *ins[n:]])[0]
         graph = Graph("body", (step, go, *ins), (), tuple(inner.nodes), (again, *after))
         args = (None, start, tuple(first[:n]), tuple(first[n:]))
@@ -351,6 +351,11 @@ class _Converter:
         self.names.add(unique)
         self.fakes[unique] = val
         return Value(unique, type_of(val))
+
+    def _changing(self, name: str, val: Any) -> Value:
+        """A loop body's value: a number there is another one in each iteration, so its type must not tell it."""
+        value = self._value(name, val)
+        return Value(value.name, ScalarType(value.type.kind)) if isinstance(value.type, ScalarType) else value
 
     def _own(self, value: Value, owner: str) -> Cell:
         return Cell(Storage(value, owner=owner), (), value, 0)

@@ -24,6 +24,7 @@
 19. `control.map([sequences], [captures])` has one graph; it takes (an element of each sequence, captures) and gives an
     element of each of the node's outputs.
 20. What passes into or out of a nested graph keeps its dtype, where both sides are tensors.
+21. In the body of a loop or scan, a number that changes (the iteration, what is carried) is typed without its value.
 
 Symbols are facts about sizes, shared by a graph and the graphs nested in it.
 """
@@ -38,7 +39,7 @@ from hotfuse.base.errors import InternalError, ModelError
 from hotfuse.ir.dims import MAX_DEPTH, Dim, Sym, normal, solvable, symbols
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Token, Value, sources, values_in
 from hotfuse.ir.text import show_node, show_type, show_value
-from hotfuse.ir.types import DType, OptionalType, SequenceType, TensorType, Type, dims_of
+from hotfuse.ir.types import DType, OptionalType, ScalarType, SequenceType, TensorType, Type, dims_of
 
 _OP = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[^\s.()]+)+")
 _PREDICATES = {"==", "!=", "<", "<=", "and", "or", "not"}
@@ -244,6 +245,7 @@ class _Verifier:
         self.arity(17, body, 2 + len(carried) + len(captures), len(node.outs) + 1)
         if len(node.outs) < len(carried):
             self.fail(17, f"{len(carried)} values are carried, {len(node.outs)} come out")
+        self.changing((body.inputs[0], *body.inputs[2:2 + len(carried)]))
         self.agree(zip((*carried, *captures), body.inputs[2:], strict=True))
         self.agree(zip(body.outputs[1:], node.outs, strict=True))
 
@@ -255,6 +257,7 @@ class _Verifier:
         self.arity(18, body, len(states) + len(scanned) + len(captures), len(node.outs))
         if len(node.outs) < len(states):
             self.fail(18, f"{len(states)} states, {len(node.outs)} outputs")
+        self.changing(body.inputs[:len(states)])
         self.agree(zip((*states, *scanned, *captures), body.inputs, strict=True))
         self.agree(zip(body.outputs, node.outs, strict=True))
 
@@ -275,6 +278,11 @@ class _Verifier:
         if (len(graph.inputs), len(graph.outputs)) != (takes, gives):
             found = f"takes {len(graph.inputs)} and gives {len(graph.outputs)}"
             self.fail(invariant, f"graph {graph.name!r} {found}; expected {takes} and {gives}")
+
+    def changing(self, values: Sequence[Value]) -> None:
+        for v in values:
+            if isinstance(v.type, ScalarType) and v.type.expr is not None:
+                self.fail(21, f"{show_value(v)} is another number in the next iteration")
 
     def agree(self, pairs: Iterable[tuple[Arg, Arg]]) -> None:
         for one, other in pairs:
