@@ -1,0 +1,150 @@
+"""Tile programs as frozen data: kernels made of loops and instructions over small tiles held in registers.
+
+    kernel ::= name(sizes...) buffers { stmt... }
+    stmt   ::= instr | loop | when
+    loop   ::= outs = for var in lo..hi step s [parallel | serial | unroll] carry (inner = init, ...) { stmt... yield tile... }
+    when   ::= if pred { stmt... }
+    instr  ::= tiles = op(operands) {attrs}
+    tile   ::= dtype x static extents; f32[9, 48] lives in registers, f32[] is one number
+    access ::= buffer[index...] walking tile axis a along buffer dim axes[a], with valid[a] elements present
+
+All index arithmetic is `ir.dims` expressions over loop variables and the kernel's sizes, so a program is shape-generic when
+sizes are symbols and specialized when they are numbers: one description serves both tiers. Elements of a tile beyond
+`valid` do not exist in memory: loads give `fill` there and stores skip them, which is how tails are written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hotfuse.ir.dims import Dim
+from hotfuse.ir.graph import Loc
+from hotfuse.ir.types import DType
+
+
+@dataclass(frozen=True, slots=True)
+class TileType:
+    """A tile: element type and static extents, outermost first; `()` is a single number."""
+
+    dtype: DType
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A value in registers, assigned once."""
+
+    name: str
+    type: TileType
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class BufferKind(StrEnum):
+    """Whose memory a buffer is."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    CONST = "const"
+    """Prepared once, such as packed weights."""
+    SCRATCH = "scratch"
+    """Private to the kernel; one copy per thread when used inside a parallel loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory: element (i, j, ...) lies `i*stride[0] + j*stride[1] + ...` elements behind its base."""
+
+    name: str
+    kind: BufferKind
+    dtype: DType
+    shape: tuple[Dim, ...]
+    stride: tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where a tile lies in a buffer.
+
+    Tile element (e0, e1, ...) is buffer element `index`, moved by `e_a * step[a]` along buffer dim `axes[a]` for every tile axis
+    a; `axes[a] = -1` repeats the same elements along a. `valid[a]` is how many elements along a exist (None: all of them).
+    """
+
+    buffer: str
+    index: tuple[Dim, ...]
+    axes: tuple[int, ...] = ()
+    step: tuple[Dim, ...] = ()
+    """Empty means 1 along every axis."""
+    valid: tuple[Dim | None, ...] = ()
+    """Empty means that all elements exist."""
+
+
+Operand = Tile | Access | Dim | float | DType
+"""A tile, a place in memory, an integer expression, a literal, or a dtype (of a cast)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instr:
+    """One instruction; `op` names its row in `tile.isa`."""
+
+    op: str
+    args: tuple[Operand, ...]
+    outs: tuple[Tile, ...] = ()
+    attrs: tuple[tuple[str, int | float | str | tuple[int, ...]], ...] = ()
+    loc: Loc = Loc()
+
+
+class LoopKind(StrEnum):
+    """How iterations may run."""
+
+    SERIAL = "serial"
+    PARALLEL = "parallel"
+    """In any order, at once; carries nothing."""
+    UNROLL = "unroll"
+    """Written out: the trip count is a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Counts `var` from `lo` (inclusive) to `hi` (exclusive) by `step`; `carried` tiles go from one iteration to the next."""
+
+    var: str
+    lo: Dim
+    hi: Dim
+    step: int
+    kind: LoopKind
+    body: tuple[Stmt, ...]
+    carried: tuple[tuple[Tile, Tile], ...] = ()
+    """(tile inside the body, its first value); inside it holds the previous iteration's yield."""
+    yields: tuple[Tile, ...] = ()
+    """What the body hands on, in the order of `carried`."""
+    outs: tuple[Tile, ...] = ()
+    """The last yields, or the first values if the loop did not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """Runs the body if a predicate over loop variables and sizes holds; defines nothing for the outside."""
+
+    pred: Dim
+    body: tuple[Stmt, ...]
+
+
+Stmt = Instr | Loop | When
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A tile program: `sizes` are the symbols that a call gives as integers, in order."""
+
+    name: str
+    sizes: tuple[str, ...]
+    buffers: tuple[Buffer, ...]
+    body: tuple[Stmt, ...]
+    loc: Loc = Loc()
+
+    def buffer(self, name: str) -> Buffer:
+        """The buffer of that name."""
+        return next(b for b in self.buffers if b.name == name)
