@@ -37,8 +37,8 @@ class NodeCtx:
         """The numbers in a tensor, flat."""
         return t.reshape(-1).tolist()
 
-    def tensor(self, numbers: Sequence[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """A 1-d tensor of numbers."""
+    def tensor(self, numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """A 1-d tensor of numbers, or a 0-d one of a number."""
         return torch.tensor(numbers, dtype=dtype)
 
     def known(self, t: Any) -> bool:

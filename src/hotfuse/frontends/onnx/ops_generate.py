@@ -26,7 +26,7 @@ def shape(ctx: Ctx, x: Value, *, start: int = 0, end: int | None = None) -> Tens
 
 @onnx_op("Size")
 def size(ctx: Ctx, x: Value) -> Tensor:
-    return ctx.tensor([math.prod(x.shape)]).reshape(())
+    return ctx.tensor(math.prod(x.shape))
 
 
 @onnx_op("ConstantOfShape")

@@ -21,7 +21,12 @@ def _from_front(index: Tensor, size: Any) -> Tensor:
 @onnx_op("Gather")
 @moves(0)
 def gather(ctx: Ctx, x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
-    before = (slice(None),) * norm_axis(axis, x.dim())
+    axis = norm_axis(axis, x.dim())
+    if indices.dim() == 0:  # torch would read a lone index from the data
+        if ctx.known(indices):
+            return x.select(axis, ctx.ints(indices)[0])
+        return x.index_select(axis, _from_front(indices.reshape(1), x.shape[axis])).squeeze(axis)
+    before = (slice(None),) * axis
     return x[(*before, indices.to(torch.int64))]
 
 

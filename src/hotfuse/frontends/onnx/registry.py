@@ -19,7 +19,7 @@ symbolic while tracing. Sizes in `x.shape` may be symbolic: compute with them, a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,8 +49,8 @@ class Ctx(Protocol):
         """The numbers in an integer tensor, flat; symbolic while tracing; raises DataDependent if unknown."""
         ...
 
-    def tensor(self, numbers: Sequence[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """A 1-d tensor of numbers that may be symbolic."""
+    def tensor(self, numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """A 1-d tensor of numbers that may be symbolic; one number alone gives a 0-d tensor."""
         ...
 
     def known(self, t: torch.Tensor) -> bool:

@@ -44,7 +44,7 @@ def sequence_erase(ctx: Ctx, seq: Sequence_, position: torch.Tensor | None = Non
 
 @onnx_op("SequenceLength", since=11)
 def sequence_length(ctx: Ctx, seq: Sequence_) -> torch.Tensor:
-    return ctx.tensor([len(seq)]).reshape(())
+    return ctx.tensor(len(seq))
 
 
 def _index(ctx: Ctx, position: torch.Tensor, limit: int, op: str, wrap: int | None = None) -> int:

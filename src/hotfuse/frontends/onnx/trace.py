@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, _constrain_range_for_size
+from torch.overrides import TorchFunctionMode
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.frontends.captured import TensorSpec
@@ -137,16 +138,22 @@ def trace(module: OnnxModule, inputs: Sequence[TensorSpec | None], mode: FakeTen
         first = next((line for line in str(e).splitlines() if line.strip()), "")
         raise CaptureError(f"{module.model.source} cannot be traced", where=level.where,
                            because=f"{type(e).__name__}: {first[:300]}", hint="it keeps running as it is") from e
-    keys = tuple(k for k in level.consts)
-    order_placeholders(gm, [*level.inputs, *(level.consts[k] for k in keys)])
+    drop_unused(level)
+    keys = tuple(level.consts)
+    order_placeholders(gm, [*level.inputs, *level.consts.values()])
     return Traced(gm, len(inputs), keys, {k: session.constants[k] for k in keys}, env, session.leaves, session.counts.total())
 
 
 def fake_inputs(mode: FakeTensorMode, env: ShapeEnv, specs: Sequence[TensorSpec | None], types: Sequence[PortType]) -> list[Any]:
-    """Fake tensors; dynamic dims that the model gives one name share one symbol."""
+    """Fake tensors. Dynamic dims that the model gives one name share one symbol.
+
+    So do unnamed ones of equal size in different inputs (batches, mostly): the graph then only serves calls where they are
+    equal, which is checked like any repeated symbol, and some torch operators would fix them to a number otherwise.
+    """
     from torch._dynamo.source import ConstantSource
 
     named: dict[str, Any] = {}
+    unnamed: dict[int, Any] = {}
     out: list[Any] = []
     for i, (spec, port) in enumerate(zip(specs, types, strict=True)):
         if spec is None:
@@ -154,21 +161,35 @@ def fake_inputs(mode: FakeTensorMode, env: ShapeEnv, specs: Sequence[TensorSpec 
             continue
         declared = port.shape if port.shape is not None and len(port.shape) == len(spec.shape) else (None,) * len(spec.shape)
         shape: list[Any] = []
+        mine: dict[int, Any] = {}
         for d, size in enumerate(spec.shape):
-            name = declared[d]
             if d not in spec.dynamic:
                 shape.append(size)
-            elif isinstance(name, str) and name in named:
-                shape.append(named[name])
-            else:
+                continue
+            name = declared[d]
+            name = name if isinstance(name, str) and name.isprintable() and any(c.isalnum() for c in name) else None
+            dim = named.get(name) if name is not None else unnamed.get(size)
+            if dim is None:
                 source = ConstantSource(f"input{i}_{d}")
-                hint = size if size > 1 else 17 + len(named)  # 0 and 1 would be burnt in
+                hint = size if size > 1 else 17 + 2 * len(out) + d  # 0 and 1 would be burnt in
                 dim = env.create_symintnode(env.create_symbol(hint, source, DimDynamic.DYNAMIC), hint=hint, source=source)
-                shape.append(dim)
-                named[name if isinstance(name, str) else f"\0{i}.{d}"] = dim
+            if name is not None:
+                named[name] = dim
+            else:
+                mine.setdefault(size, dim)
+            shape.append(dim)
+        unnamed = {**mine, **unnamed}
         with mode:
             out.append(torch.empty(shape, dtype=spec.dtype, device=spec.device))
     return out
+
+
+def drop_unused(level: Level) -> None:
+    """Remove the constants that nothing reads after all (their numbers were enough)."""
+    for key, node in list(level.consts.items()):
+        if not node.users:
+            del level.consts[key]
+            node.graph.erase_node(node)
 
 
 def order_placeholders(gm: fx.GraphModule, order: Sequence[fx.Node | Mapping[str, Any]]) -> None:
@@ -203,9 +224,11 @@ class TraceCtx:
             raise DataDependent("the numbers are in the data")
         return list(known.flat)
 
-    def tensor(self, numbers: Sequence[Any], dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """A 1-d tensor of numbers that may be symbolic."""
-        return self.level.materialize(shape_algebra.array(numbers), dtype)
+    def tensor(self, numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """A 1-d tensor of numbers that may be symbolic, or a 0-d one of a number."""
+        several = isinstance(numbers, Sequence)
+        known = shape_algebra.array(numbers) if several else shape_algebra.array([numbers], ())
+        return self.level.materialize(known, dtype)
 
     def known(self, t: Any) -> bool:
         """Whether `ints` would succeed."""
@@ -230,7 +253,8 @@ class Level:
 
         def flat() -> tuple[Any, ...]:
             self.tracer = get_proxy_mode().tracer  # type: ignore[union-attr]
-            return tuple(self.as_output(v) for v in body())
+            with _WholeRecurrent(self):
+                return tuple(self.as_output(v) for v in body())
 
         with self.session.mode:
             return make_fx(flat, tracing_mode="real", pre_dispatch=True)()
@@ -450,6 +474,32 @@ class Level:
         attrs = {k: str(v) if isinstance(v, PortType) else self._attr(v) for k, v in step.attrs.items()}
         target = Leaf(leaves.leaf_name(node.op, node.domain, step.opset, n_out))
         return self.emit(target, args, attrs, vals, tupled=n_out > 1)
+
+
+class _WholeRecurrent(TorchFunctionMode):
+    """Keeps recurrent operators whole with types of our own: torch's fake kernels would fix batch and length to numbers."""
+
+    _OPS: ClassVar[dict[Any, Any]] = {
+        torch.lstm: torch.ops.aten.lstm.input,
+        torch.gru: torch.ops.aten.gru.input,
+        torch.rnn_tanh: torch.ops.aten.rnn_tanh.input,
+        torch.rnn_relu: torch.ops.aten.rnn_relu.input,
+    }
+
+    def __init__(self, level: Level) -> None:
+        super().__init__()
+        self.level = level
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        op = self._OPS.get(func)
+        if op is None or kwargs or len(args) != 9:
+            return func(*args, **(kwargs or {}))
+        x, start, bidirectional = args[0], args[1], args[7]
+        states = list(start) if isinstance(start, (list, tuple)) else [start]
+        with disable_proxy_modes_tracing():
+            y = x.new_empty((*x.shape[:-1], states[0].shape[-1] * (2 if bidirectional else 1)))
+            vals = [y, *(torch.empty_like(s) for s in states)]
+        return tuple(self.level.emit(op, args, {}, vals, tupled=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,8 +119,10 @@ def _nested(level: Level, program: Program, stand_ins: Sequence[Any], captures: 
 
 def _close(level: Level, nested: Sequence[Nested]) -> list[Value]:
     """Give all nested graphs the same constants behind their inputs; gives those as values of the outer graph."""
-    from hotfuse.frontends.onnx.trace import order_placeholders
+    from hotfuse.frontends.onnx.trace import drop_unused, order_placeholders
 
+    for n in nested:
+        drop_unused(n.level)
     metas = {key: node.meta for n in nested for key, node in n.level.consts.items()}
     for n in nested:
         order_placeholders(n.gm, [*n.level.inputs, *(n.level.consts.get(k, metas[k]) for k in metas)])
