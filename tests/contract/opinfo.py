@@ -66,7 +66,7 @@ def cases(op: str, per_dtype: int) -> Iterator[Case]:
             samples = list(info.sample_inputs_func(info, "cpu", dtype, False))
         spread = samples[:: max(1, len(samples) // per_dtype)][:per_dtype]  # neighbours are often alike
         for index, sample in enumerate(spread):
-            yield _case(op, dtype, index, info.op, (sample.input, *sample.args), sample.kwargs)
+            yield _case(op, dtype, index, (sample.input, *sample.args), sample.kwargs)
 
 
 def seed(number: int = 0) -> None:
@@ -76,18 +76,25 @@ def seed(number: int = 0) -> None:
     np.random.seed(number)
 
 
-def _case(op: str, dtype: torch.dtype, index: int, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Case:
+def call_op(op: str, *args: Any, **kwargs: Any) -> Any:
+    """An op by its name in the database; a function of this module, so that a worker process can find it."""
+    return _BY_NAME[op].op(*args, **kwargs)
+
+
+def _case(op: str, dtype: torch.dtype, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Case:
     leaves, spec = tree_flatten((args, kwargs))
     at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    tensors = tuple(leaves[i] for i in at)
+    leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     def fn(*tensors: torch.Tensor) -> Any:
         filled = list(leaves)
         for i, t in zip(at, tensors, strict=True):
             filled[i] = t
         a, k = tree_unflatten(filled, spec)
-        return call(*a, **k)
+        return call_op(op, *a, **k)
 
-    return Case(op, dtype, index, fn, tuple(leaves[i] for i in at))
+    return Case(op, dtype, index, fn, tensors)
 
 
 def _name(info: Any) -> str:
