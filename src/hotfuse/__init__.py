@@ -15,7 +15,22 @@ if TYPE_CHECKING:
     from hotfuse.base.errors import CaptureError, HotfuseError, InputError, InternalError, ModelError
     from hotfuse.base.settings import Settings
     from hotfuse.explain import Explanation
-    from hotfuse.session import InferenceSession, RunOptions, SessionOptions
+    from hotfuse.session import (
+        ExecutionMode,
+        ExecutionOrder,
+        GraphOptimizationLevel,
+        InferenceSession,
+        IOBinding,
+        ModelMetadata,
+        NodeArg,
+        OrtValue,
+        RunOptions,
+        SessionOptions,
+        get_all_providers,
+        get_available_providers,
+        get_device,
+        set_default_logger_severity,
+    )
 
 __version__ = "0.1.0"
 
@@ -32,11 +47,25 @@ _HOMES = {
     "InputError": "base.errors",
     "CaptureError": "base.errors",
     "InternalError": "base.errors",
+    # What applications also import from onnxruntime.
+    "ExecutionMode": "session",
+    "ExecutionOrder": "session",
+    "GraphOptimizationLevel": "session",
+    "IOBinding": "session",
+    "ModelMetadata": "session",
+    "NodeArg": "session",
+    "OrtValue": "session",
+    "get_all_providers": "session",
+    "get_available_providers": "session",
+    "get_device": "session",
+    "set_default_logger_severity": "session",
 }
 
 __all__ = [  # noqa: RUF022
     "jit", "Jit", "InferenceSession", "SessionOptions", "RunOptions", "Settings", "Explanation", "HotfuseError",
-    "ModelError", "InputError", "CaptureError", "InternalError", "__version__",
+    "ModelError", "InputError", "CaptureError", "InternalError", "ExecutionMode", "ExecutionOrder",
+    "GraphOptimizationLevel", "IOBinding", "ModelMetadata", "NodeArg", "OrtValue", "get_all_providers",
+    "get_available_providers", "get_device", "set_default_logger_severity", "__version__",
 ]  # fmt: skip
 
 

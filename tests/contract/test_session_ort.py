@@ -430,6 +430,20 @@ def test_option_defaults_equal() -> None:
         assert {k: int(v) for k, v in theirs.__members__.items()} == {k: int(v) for k, v in ours.__members__.items()}
 
 
+def test_one_import_changes() -> None:
+    """`import hotfuse as ort`: the names applications use are there."""
+    import hotfuse
+
+    names = [
+        "InferenceSession", "SessionOptions", "RunOptions", "GraphOptimizationLevel", "ExecutionMode", "OrtValue",
+        "IOBinding", "NodeArg", "ModelMetadata", "get_available_providers", "get_device", "set_default_logger_severity",
+    ]  # fmt: skip
+    for name in names:
+        assert hasattr(ort, name) and getattr(hotfuse, name) is getattr(hf, name)
+    assert set(hotfuse.get_available_providers()) <= set(ort.get_available_providers())
+    assert hotfuse.get_device() == ort.get_device()
+
+
 def test_session_surface() -> None:
     """Every public method of ONNX Runtime's session but those for other devices and tuning exists."""
     elsewhere = {

@@ -1,6 +1,6 @@
 """Runs damaged models one after another, in a process that a crash or a hang may cost.
 
-    python -m tests.faults.mutation_worker {hotfuse|onnxruntime} FOLDER FIRST LAST
+    python -m tests.faults.mutation_worker {hotfuse|captured|onnxruntime} FOLDER FIRST LAST
 
 Case k is FOLDER/k.onnx. A line is printed before and after each case, so that the parent knows which one to blame;
 outputs are left in FOLDER/k.<library>.npz.
@@ -68,6 +68,27 @@ def hotfuse(path: Path) -> dict[str, Any]:
     return {"outcome": "ran", "text": ""}
 
 
+def captured(path: Path) -> dict[str, Any]:
+    """A model that runs, again with a capture: the graph must give what the model's own code gave."""
+    from hotfuse.base.settings import Settings
+    from hotfuse.session import InferenceSession
+
+    session = InferenceSession(path, settings=Settings(capture="inline"))
+    feed = feed_for(session.get_inputs())
+    own, graph = session.run(None, feed), session.run(None, feed)
+    stats = session.stats()
+    bad = [i for i, (a, b) in enumerate(zip(own, graph, strict=True)) if not _same(a, b)]
+    if bad or stats["deopts"] or stats["rejected"]:
+        return {"outcome": "bug", "text": f"outputs {bad} differ\n{session.explain()}"}
+    return {"outcome": "ran", "text": "", "in_graph": stats["calls_per_tier"]["0"]}
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True) if a.dtype.kind == "f" else np.array_equal(a, b)
+
+
 def onnxruntime(path: Path) -> dict[str, Any]:
     """The same with ONNX Runtime, whose every exception is a refusal."""
     import onnxruntime as ort
@@ -107,7 +128,7 @@ def main(library: str, folder: str, first: str, last: str) -> None:
     """Run cases first..last-1."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    run = {"hotfuse": hotfuse, "onnxruntime": onnxruntime}[library]
+    run = {"hotfuse": hotfuse, "captured": captured, "onnxruntime": onnxruntime}[library]
     print("ready", flush=True)
     for k in range(int(first), int(last)):
         print(f"begin {k}", flush=True)
