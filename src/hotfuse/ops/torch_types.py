@@ -141,7 +141,7 @@ def _ceil(a: Expr) -> Dim:
 
 
 def _trunc(a: Expr) -> Dim:
-    if not a.replace(tsf.ToFloat, lambda x: x).is_nonnegative:
+    if not a.replace(tsf.ToFloat, lambda x: x).replace(tsf.IntTrueDiv, lambda n, d: n / d).is_nonnegative:
         raise _unsaid(a, "rounding towards zero is only known for sizes")
     return _floor(a)
 
