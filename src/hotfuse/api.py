@@ -38,7 +38,7 @@ class TorchModel:
         """Ship the model to the worker and bind what comes back to the live tensors."""
         with _SHIPPING:
             shipment = ship(self.target, spec)
-        watch = Watch(shipment.modules, shipment.tensors)
+        watch = Watch(shipment.modules, shipment.tensors, [self.target])
         watching(watch)
         header = {"kind": "torch", "call": wire.call_to_json(call)}
         captured = ask(header, [shipment.blob], self.settings)

@@ -226,6 +226,40 @@ def test_a_changed_model_is_noticed(change: Any) -> None:
     assert any(k.split(".")[1] in ("weights_changed", "model_changed") for k in events), events
 
 
+SCALE: Any = 2.0
+INNER: Any = nn.Linear(4, 4)
+
+
+def by_globals(x: torch.Tensor) -> torch.Tensor:
+    return INNER(x) * SCALE
+
+
+class ByGlobals(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * SCALE
+
+
+def test_rebound_globals_and_closures_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    offset = torch.ones(4)
+
+    def by_closure(x: torch.Tensor) -> torch.Tensor:
+        return x + offset
+
+    models = [by_globals, ByGlobals(), by_closure]
+    fasts = [served(m) for m in models]
+    x = torch.randn(3, 4)
+    for fast, model in zip(fasts, models, strict=True):
+        check(fast, model, x)
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    monkeypatch.setitem(globals(), "INNER", nn.Linear(4, 4))
+    offset = torch.full((4,), 5.0)
+    for fast, model in zip(fasts, models, strict=True):
+        for _ in range(3):
+            torch.testing.assert_close(fast(x), model(x))
+    INNER.weight.mul_(2)
+    torch.testing.assert_close(fasts[0](x), by_globals(x))
+
+
 def test_a_changed_dtype_is_noticed() -> None:
     model = Mlp().eval()
     fast = served(model)

@@ -15,7 +15,8 @@ Writing through `p.data` in place leaves no trace that torch would show; tier 0 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -37,13 +38,44 @@ class Change(StrEnum):
     """The captured graph may no longer describe the model."""
 
 
-class Watch:
-    """A snapshot of modules and tensors that can be compared with the present at little cost."""
+class _Cell:
+    """A closure's variable, readable like a mapping."""
 
-    def __init__(self, modules: Sequence[nn.Module], tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, cell: types.CellType) -> None:
+        self._cell = cell
+
+    def __getitem__(self, _key: str) -> Any:
+        try:
+            return self._cell.cell_contents
+        except ValueError:  # not assigned yet
+            return None
+
+
+def names_read(function: Callable[..., Any]) -> list[tuple[Any, str]]:
+    """The global and closure variables a function names: what it means when they are rebound."""
+    if not isinstance(function, types.FunctionType):
+        return []
+    places: list[tuple[Any, str]] = [
+        (function.__globals__, n) for n in function.__code__.co_names if n in function.__globals__
+    ]
+    return places + [(_Cell(c), n) for c, n in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True)]
+
+
+class Watch:
+    """A snapshot of modules and tensors that can be compared with the present at little cost.
+
+    Global and closure variables count where `functions` and the modules' own `forward` name them.
+    """
+
+    def __init__(
+        self, modules: Sequence[nn.Module], tensors: Sequence[torch.Tensor],
+        functions: Sequence[Callable[..., Any]] = (),
+    ) -> None:
         self._modules = tuple(modules)
         self._dicts: list[dict[str, Any]] = [getattr(m, d) for m in modules for d in _DICTS]
-        places = [(d, key) for d in self._dicts for key in d if key not in _INTERNAL]
+        places: list[tuple[Any, str]] = [(d, key) for d in self._dicts for key in d if key not in _INTERNAL]
+        for forward in (*functions, *dict.fromkeys(type(m).forward for m in modules)):
+            places += names_read(forward)
         self._owners = [d for d, _ in places]
         self._keys = [k for _, k in places]
         self._held: list[Any] = list(map(operator.getitem, self._owners, self._keys))
@@ -56,7 +88,7 @@ class Watch:
         self._note_tensors()
 
     def _note_tensors(self) -> None:
-        self._types = [(t.dtype, t.shape, t.device, t.stride()) for t in self._tensors]
+        self._kinds = [(t.dtype, t.shape, t.device, t.stride()) for t in self._tensors]
         self._versions = list(map(_version, self._versioned))
         self._addresses = list(map(torch.Tensor.data_ptr, self._tensors))
 
@@ -74,9 +106,9 @@ class Watch:
             and list(map(_version, self._versioned)) == self._versions
         ):
             return Change.NONE
-        types = self._types
+        kinds = self._kinds
         self._note_tensors()
-        return Change.VALUES if types == self._types else Change.MODEL
+        return Change.VALUES if kinds == self._kinds else Change.MODEL
 
     def same_now(self) -> bool:
         """Whether nothing at all changed since the snapshot (for captures that take a while)."""
