@@ -140,8 +140,11 @@ def check_direct(case: Case) -> None:
         agree(g, w, case)
 
 
-def check_traced(case: Case) -> None:
-    """Traced with the first input's sizes symbolic: torch operators only, and the same numbers as run at once."""
+def check_traced(case: Case, grow: tuple[int, ...] = ()) -> None:
+    """Traced with the first input's sizes symbolic: torch operators only, and the same numbers as run at once.
+
+    The graph must serve other sizes too: axes in `grow` get one element more.
+    """
     arrays = case.arrays()
     module = OnnxModule(load(model_of(case, arrays)))
     values = [from_any(a) for a in feeds(case, arrays).values()]
@@ -156,3 +159,12 @@ def check_traced(case: Case) -> None:
     assert bool(traced.leaves) == case.leaf, traced.leaves
     for g, w in zip(traced(*values), module(*values), strict=True):
         agree(g, np.asarray(to_numpy(w)), case)
+    for axis in grow:
+        first = values[0] if values else None
+        if not isinstance(first, torch.Tensor) or first.dim() < 2 or first.shape[axis] < 2 or case.leaf:
+            continue
+        if len(case.inputs) == 4 and case.op == "Resize":
+            continue  # its sizes are given, and stay
+        larger = [torch.cat([first, first.narrow(axis, 0, 1)], axis), *values[1:]]
+        for g, w in zip(traced(*larger), module(*larger), strict=True):
+            agree(g, np.asarray(to_numpy(w)), case)

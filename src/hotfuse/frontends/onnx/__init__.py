@@ -24,6 +24,7 @@ OP_TABLES: tuple[str, ...] = (
     "ops_microsoft_attention",
     "ops_microsoft_quant",
     "ops_ml",
+    "ops_ml_trees",
     "ops_movement",
     "ops_norm",
     "ops_pad",

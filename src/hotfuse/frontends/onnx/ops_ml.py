@@ -1,9 +1,8 @@
-"""ai.onnx.ml: label tables, scalers, linear models and tree ensembles, as classical models export them."""
+"""ai.onnx.ml: label tables, scalers and linear models, as classical models export them; trees are in `ops_ml_trees`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,7 @@ def normalizer(ctx: Ctx, x: Tensor, *, norm: str = "MAX") -> Tensor:
     return work / torch.where(size == 0, torch.ones_like(size), size)
 
 
-def _post_transform(scores: Tensor, name: str) -> Tensor:
+def post_transformed(scores: Tensor, name: str) -> Tensor:
     if name == "NONE":
         return scores
     if name == "LOGISTIC":
@@ -73,7 +72,41 @@ def linear_regressor(
 ) -> Tensor:
     w = torch.tensor(coefficients, dtype=torch.float32).reshape(targets, -1)
     b = None if not intercepts else torch.tensor(intercepts, dtype=torch.float32)
-    return _post_transform(torch.nn.functional.linear(x.float(), w, b), post_transform)
+    return post_transformed(torch.nn.functional.linear(x.float(), w, b), post_transform)
+
+
+def chosen(ctx: Ctx, at: Tensor, ints: Sequence[int] | None, strings: Sequence[str] | None) -> Any:
+    """The class labels at positions; text is not a tensor, so it needs the positions' numbers."""
+    if ints:
+        return torch.tensor(ints, dtype=torch.int64)[at]
+    if strings:
+        return np.array([strings[i] for i in ctx.ints(at)], dtype=object)
+    return at
+
+
+@onnx_op("LinearClassifier", domain=_ML)
+def linear_classifier(
+    ctx: Ctx,
+    x: Tensor,
+    *,
+    coefficients: Sequence[float],
+    classlabels_ints: Sequence[int] | None = None,
+    classlabels_strings: Sequence[str] | None = None,
+    intercepts: Sequence[float] | None = None,
+    multi_class: int = 0,
+    post_transform: str = "NONE",
+) -> tuple[Any, Tensor]:
+    """One row of coefficients for two classes means a score and its opposite."""
+    w = torch.tensor(coefficients, dtype=torch.float32).reshape(-1, x.shape[1])
+    b = None if not intercepts else torch.tensor(intercepts, dtype=torch.float32)
+    scores = torch.nn.functional.linear(x.float(), w, b)
+    labels = classlabels_ints or classlabels_strings or ()
+    if w.shape[0] == 1 and len(labels) == 2:
+        scores = torch.cat([-scores, scores], 1)
+    if scores.shape[1] == 1:
+        raise ModelError("LinearClassifier with one class", because="its label has no definition")
+    at = scores.argmax(1)
+    return chosen(ctx, at, classlabels_ints, classlabels_strings), post_transformed(scores, post_transform)
 
 
 # ---- label encoder -------------------------------------------------------------------------------------------------
@@ -125,182 +158,3 @@ def _lookup(x: Tensor, keys: Tensor, values: Tensor, default: float) -> Tensor:
         hit = hit | (torch.isnan(flat) & torch.isnan(keys.to(x.dtype)))
     found = values[hit.to(torch.uint8).argmax(-1)]
     return torch.where(hit.any(-1), found, torch.full_like(found, default))
-
-
-# ---- trees ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Trees:
-    """All nodes of all trees in one table; leaves point at themselves, so walking on is harmless."""
-
-    roots: Tensor
-    feature: Tensor
-    split: Tensor
-    mode: Tensor
-    missing: Tensor
-    yes: Tensor
-    no: Tensor
-    depth: int
-    members: Tensor | None  # (nodes, longest set), NaN-padded
-
-
-_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")
-_LEAF = _MODES.index("LEAF")
-
-
-def _depth(roots: Sequence[int], yes: Sequence[int], no: Sequence[int], leaf: Sequence[bool]) -> int:
-    depth, level = 0, set(roots)
-    while level := {n for i in level if not leaf[i] for n in (yes[i], no[i])}:
-        depth += 1
-        if depth > len(leaf):
-            raise ModelError("a tree ensemble's nodes form a cycle", because="a branch leads back to its ancestor")
-    return depth
-
-
-def _walk(x: Tensor, t: _Trees) -> Tensor:
-    """(N, trees): the leaf where each row ends in each tree."""
-    at = t.roots.unsqueeze(0).expand(x.shape[0], -1)
-    for _ in range(t.depth):
-        value = torch.gather(x, 1, t.feature[at])
-        split, mode = t.split[at], t.mode[at]
-        go = (mode == 0) & (value <= split)
-        for m, test in ((1, value < split), (2, value >= split), (3, value > split), (4, value == split)):
-            go = go | ((mode == m) & test)
-        go = go | ((mode == 5) & (value != split))
-        if t.members is not None:
-            go = go | ((mode == 6) & (t.members[at] == value.unsqueeze(-1)).any(-1))
-        go = go | (torch.isnan(value) & t.missing[at])
-        at = torch.where(go, t.yes[at], t.no[at])
-    return at
-
-
-def _aggregate(per_leaf: Tensor, present: Tensor, at: Tensor, how: str) -> Tensor:
-    """(N, targets) from each tree's leaf; a target with no leaf at all is zero."""
-    picked = per_leaf[at]
-    if how in ("SUM", "AVERAGE"):
-        total = picked.sum(1)
-        return total / at.shape[1] if how == "AVERAGE" else total
-    some = present[at]
-    fill = torch.inf if how == "MIN" else -torch.inf
-    masked = picked.masked_fill(~some, fill)
-    best = masked.amin(1) if how == "MIN" else masked.amax(1)
-    return torch.where(some.any(1), best, torch.zeros_like(best))
-
-
-@onnx_op("TreeEnsemble", domain=_ML)
-def tree_ensemble(
-    ctx: Ctx,
-    x: Tensor,
-    *,
-    leaf_targetids: Sequence[int],
-    leaf_weights: Tensor,
-    nodes_falseleafs: Sequence[int],
-    nodes_falsenodeids: Sequence[int],
-    nodes_featureids: Sequence[int],
-    nodes_modes: Tensor,
-    nodes_splits: Tensor,
-    nodes_trueleafs: Sequence[int],
-    nodes_truenodeids: Sequence[int],
-    tree_roots: Sequence[int],
-    aggregate_function: int = 1,
-    membership_values: Tensor | None = None,
-    n_targets: int = 1,
-    nodes_hitrates: Tensor | None = None,
-    nodes_missing_value_tracks_true: Sequence[int] | None = None,
-    post_transform: int = 0,
-) -> Tensor:
-    """Inner nodes first, then the leaves, in one table."""
-    inner, leaves = len(nodes_featureids), len(leaf_targetids)
-    pad = [0] * leaves
-    own = list(range(inner, inner + leaves))
-    yes = [i + inner * bool(f) for i, f in zip(nodes_truenodeids, nodes_trueleafs, strict=True)] + own
-    no = [i + inner * bool(f) for i, f in zip(nodes_falsenodeids, nodes_falseleafs, strict=True)] + own
-    modes = [*ctx.ints(nodes_modes), *[_LEAF] * leaves]
-    members = None
-    if membership_values is not None and 6 in modes:
-        members = _member_sets(ctx.ints(membership_values), modes, x.dtype)
-    trees = _Trees(
-        torch.tensor(tree_roots),
-        torch.tensor([*nodes_featureids, *pad]),
-        torch.cat([nodes_splits.to(x.dtype), torch.zeros(leaves, dtype=x.dtype)]),
-        torch.tensor(modes),
-        torch.tensor([bool(m) for m in (nodes_missing_value_tracks_true or [0] * inner)] + [False] * leaves),
-        torch.tensor(yes),
-        torch.tensor(no),
-        _depth(tree_roots, yes, no, [m == _LEAF for m in modes]),
-        members,
-    )
-    per_leaf = torch.zeros(inner + leaves, n_targets, dtype=x.dtype)
-    rows, cols = torch.tensor(own), torch.tensor(leaf_targetids)
-    per_leaf = per_leaf.index_put((rows, cols), leaf_weights.to(x.dtype))
-    present = torch.zeros_like(per_leaf, dtype=torch.bool).index_put((rows, cols), torch.tensor(True))
-    how = ("AVERAGE", "SUM", "MIN", "MAX")[aggregate_function]
-    scores = _aggregate(per_leaf, present, _walk(x, trees), how)
-    return _post_transform(scores, ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[post_transform])
-
-
-def _member_sets(values: Sequence[float], modes: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """One NaN-ended set per member node, in order, as rows padded with NaN."""
-    sets: list[list[float]] = [[]]
-    for v in values:
-        if v != v:
-            sets.append([])
-        else:
-            sets[-1].append(v)
-    longest = max(1, max(len(s) for s in sets))
-    out = torch.full((len(modes), longest), torch.nan, dtype=dtype)
-    for row, members in zip([i for i, m in enumerate(modes) if m == 6], sets, strict=False):
-        out[row, : len(members)] = torch.tensor(members, dtype=dtype)
-    return out
-
-
-def _old_trees(x: Tensor, attrs: dict[str, Any], kind: str, n: int) -> tuple[_Trees, Tensor, Tensor]:
-    """The ensemble of versions 1 to 3: nodes named by (tree, node), leaves weighted by a separate table."""
-    ids = list(zip(attrs["nodes_treeids"], attrs["nodes_nodeids"], strict=True))
-    place = {key: i for i, key in enumerate(ids)}
-    modes = [_MODES.index(m) for m in attrs["nodes_modes"]]
-    leaf = [m == _LEAF for m in modes]
-    trees = attrs["nodes_treeids"]
-    yes = [i if leaf[i] else place[(trees[i], v)] for i, v in enumerate(attrs["nodes_truenodeids"])]
-    no = [i if leaf[i] else place[(trees[i], v)] for i, v in enumerate(attrs["nodes_falsenodeids"])]
-    # a tree's root is the node no other node leads to; the first of the tree, when it is alone
-    led = {c for i in range(len(ids)) if not leaf[i] for c in (yes[i], no[i])}
-    roots = [i for i in range(len(ids)) if i not in led]
-    splits = attrs.get("nodes_values_as_tensor")
-    values = splits.to(x.dtype) if splits is not None else torch.tensor(attrs["nodes_values"], dtype=x.dtype)
-    missing = attrs.get("nodes_missing_value_tracks_true") or [0] * len(ids)
-    table = _Trees(
-        torch.tensor(roots),
-        torch.tensor(attrs["nodes_featureids"]),
-        values,
-        torch.tensor(modes),
-        torch.tensor([bool(m) for m in missing]),
-        torch.tensor(yes),
-        torch.tensor(no),
-        _depth(roots, yes, no, leaf),
-        None,
-    )
-    weights = attrs.get(f"{kind}_weights_as_tensor")
-    w = weights.float() if weights is not None else torch.tensor(attrs[f"{kind}_weights"], dtype=torch.float32)
-    rows = torch.tensor([place[k] for k in zip(attrs[f"{kind}_treeids"], attrs[f"{kind}_nodeids"], strict=True)])
-    cols = torch.tensor(attrs[f"{kind}_ids"])
-    per_leaf = torch.zeros(len(ids), n).index_put((rows, cols), w, accumulate=True)
-    present = torch.zeros(len(ids), n, dtype=torch.bool).index_put((rows, cols), torch.tensor(True))
-    return table, per_leaf, present
-
-
-def _base(attrs: dict[str, Any]) -> Tensor | None:
-    given = attrs.get("base_values_as_tensor")
-    if given is not None:
-        return given.float().reshape(-1)
-    return torch.tensor(attrs["base_values"], dtype=torch.float32) if attrs.get("base_values") else None
-
-
-@onnx_op("TreeEnsembleRegressor", domain=_ML)
-def tree_ensemble_regressor(ctx: Ctx, x: Tensor, *, n_targets: int = 1, **attrs: Any) -> Tensor:
-    work = x if x.dtype.is_floating_point else x.float()
-    trees, per_leaf, present = _old_trees(work, attrs, "target", n_targets)
-    scores = _aggregate(per_leaf, present, _walk(work, trees), attrs.get("aggregate_function", "SUM"))
-    base = _base(attrs)
-    return _post_transform(scores if base is None else scores + base, attrs.get("post_transform", "NONE"))
