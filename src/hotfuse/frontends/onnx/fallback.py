@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import AttributeProto, NodeProto, TypeProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, NodeProto, TypeProto, helper, numpy_helper
 
 from hotfuse.base.errors import ModelError
-from hotfuse.frontends.onnx.model import OnnxNode, PortType
+from hotfuse.frontends.onnx.model import OnnxGraph, OnnxNode, PortType
 from hotfuse.frontends.onnx.values import BY_CODE, elem_of, from_any, is_tensor, to_numpy
 
 
@@ -56,7 +56,7 @@ class Fallback:
         self.opset = opsets.get(node.domain, 1)
         self.count = on_fallback
         self.title = f"{node.domain}::{node.op}" if node.domain else node.op
-        self.proto = node_proto(node, attrs, schema)
+        self.proto = node_proto(_renamed(node), attrs, schema, opsets)
         self.made: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -118,19 +118,36 @@ def run_reference(proto: NodeProto, opsets: Mapping[str, int], args: tuple[Any, 
     return tuple(next(found) if n else None for n in proto.output)
 
 
-def node_proto(node: OnnxNode, attrs: Mapping[str, Any], schema: Any) -> NodeProto:
-    """The node as ONNX writes it, with names of our own."""
-    proto = NodeProto(op_type=node.op, domain=node.domain, name=node.title)
-    proto.input.extend(f"in{i}" if n else "" for i, n in enumerate(node.inputs))
-    proto.output.extend(f"out{i}" if n else "" for i, n in enumerate(node.outputs))
+def _renamed(node: OnnxNode) -> OnnxNode:
+    """The node with names of our own, as a model of one node needs them."""
+    ins = tuple(f"in{i}" if n else "" for i, n in enumerate(node.inputs))
+    outs = tuple(f"out{i}" if n else "" for i, n in enumerate(node.outputs))
+    return OnnxNode(node.op, node.domain, ins, outs, node.attrs, node.title, node.overload, node.index)
+
+
+def node_proto(node: OnnxNode, attrs: Mapping[str, Any], schema: Any, opsets: Mapping[str, int]) -> NodeProto:
+    """A node as ONNX writes it."""
+    proto = NodeProto(op_type=node.op, domain=node.domain, name=node.title, overload=node.overload)
+    proto.input.extend(node.inputs)
+    proto.output.extend(node.outputs)
     for name, value in attrs.items():
         declared = schema.attributes.get(name) if schema is not None else None
-        proto.attribute.append(attr_proto(name, value, int(declared.type) if declared else None))
+        proto.attribute.append(attr_proto(name, value, int(declared.type) if declared else None, opsets))
     return proto
 
 
-def attr_proto(name: str, value: Any, kind: int | None) -> AttributeProto:
+def graph_proto(graph: OnnxGraph, opsets: Mapping[str, int]) -> GraphProto:
+    """A graph as ONNX writes it."""
+    nodes = [node_proto(n, n.attrs, schema_of(n.op, opsets.get(n.domain, 1), n.domain), opsets) for n in graph.nodes]
+    ports = [[helper.make_value_info(p.name, port_type_proto(p.type)) for p in side] for side in (graph.inputs, graph.outputs)]
+    tensors = [numpy_helper.from_array(to_numpy(v), name) for name, v in graph.initializers.items()]
+    return helper.make_graph(nodes, graph.name, ports[0], ports[1], tensors)
+
+
+def attr_proto(name: str, value: Any, kind: int | None, opsets: Mapping[str, int]) -> AttributeProto:
     """One attribute; `kind` settles what an empty list is of."""
+    if isinstance(value, OnnxGraph):
+        return helper.make_attribute(name, graph_proto(value, opsets))
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return helper.make_attribute(name, numpy_helper.from_array(to_numpy(value)))
     if isinstance(value, PortType):

@@ -91,9 +91,11 @@ def result_types(node: OnnxNode, opset: int, args: Sequence[Any], attrs: Mapping
     schema = fallback.schema_of(node.op, opset, node.domain)
     if schema is None:
         return nothing
-    bound = OnnxNode(node.op, node.domain, tuple("" if a is None else f"in{i}" for i, a in enumerate(args)), node.outputs)
+    ins = tuple("" if a is None else f"in{i}" for i, a in enumerate(args))
+    outs = tuple(f"out{i}" if n else "" for i, n in enumerate(node.outputs))
+    bound = OnnxNode(node.op, node.domain, ins, outs)
     try:
-        proto = fallback.node_proto(bound, attrs, schema)
+        proto = fallback.node_proto(bound, attrs, schema, {node.domain: opset})
         types = {f"in{i}": fallback.type_proto(a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
         if len(types) != sum(a is not None for a in args):
             return nothing
