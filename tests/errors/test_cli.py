@@ -12,7 +12,9 @@ import pytest
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
+from hotfuse.base.errors import CaptureError
 from hotfuse.cli import app
+from hotfuse.compile import service
 
 runner = CliRunner()
 
@@ -70,6 +72,32 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 )
 def test_options_that_make_no_sense(model: Path, options: list[str], text: str) -> None:
     assert text in fails("run", model, *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [(["--dim", "n"], "name=value"), (["--dim", "n=many"], "is not a size"), (["--dim", "m=3"], "no input has a dynamic")],
+)
+def test_show_options_that_make_no_sense(model: Path, options: list[str], text: str) -> None:
+    assert text in fails("show", model, *options)
+
+
+def test_show_of_what_is_no_tensor_or_no_model(tmp_path: Path) -> None:
+    fails("show", tmp_path / "no.onnx", kind="ModelError")
+    sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
+    length = helper.make_tensor_value_info("n", TensorProto.INT64, [])
+    graph = helper.make_graph([helper.make_node("SequenceLength", ["s"], ["n"])], "seq", [sequence], [length])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "s.onnx")
+    assert "declared as seq(tensor(float))" in fails("show", tmp_path / "s.onnx")
+
+
+def test_show_of_what_cannot_be_captured_names_the_open_dims(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object) -> None:
+        raise CaptureError("small.onnx cannot be traced", because="of this test")
+
+    monkeypatch.setattr(service, "ask", refuse)
+    text = fails("show", model, kind="CaptureError")
+    assert "because: of this test" in text and "--dim name=size: n" in text
 
 
 def test_an_array_of_the_wrong_shape(model: Path, tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 from hotfuse.cli import app, doctor, output
 from hotfuse.cli.feeds import make_feeds
 from hotfuse.cli.output import pairs, print_json, rows
+from hotfuse.ir.dims import Sym
+from hotfuse.ir.text import parse
 
 runner = CliRunner()
 
@@ -62,7 +64,7 @@ def test_version() -> None:
 def test_help_names_every_command() -> None:
     done = invoke("--help")
     assert done.exit_code == 0
-    for command in ("run", "doctor"):
+    for command in ("run", "show", "doctor"):
         assert command in done.stdout
 
 
@@ -101,6 +103,32 @@ def test_run_takes_dims_from_given_files(model: Path, tmp_path: Path) -> None:
 def test_run_is_repeatable_by_seed(model: Path) -> None:
     one, same, other = (ok_json("run", model, "--seed", s)["outputs"] for s in (1, 1, 2))
     assert one == same != other
+
+
+def test_show_prints_a_graph_that_parses(model: Path) -> None:
+    done = invoke("show", model)
+    assert done.exit_code == 0, done.output
+    graph = parse(done.stdout)
+    assert [n.op for n in graph.nodes] == ["aten.add.Tensor", "aten.relu.default"]
+    symbol = graph.inputs[0].type.shape[0]
+    assert isinstance(symbol, Sym) and graph.inputs[1].type.shape[0] == symbol, "dims of one name are one dim"
+    report = ok_json("show", model, "--stage", "ir")
+    assert parse(report["graph"]) == graph and (report["nodes"], report["params"]) == (2, 0)
+
+
+def test_show_fixes_dims_that_are_given(model: Path) -> None:
+    graph = parse(invoke("show", model, "--dim", "batch=3").stdout)
+    assert [v.type.shape for v in graph.inputs] == [(3, 4), (3, 4)] and graph.guards == ()
+
+
+def test_show_partitions(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = ok_json("show", model, "--stage", "partitions", "--dim", "batch=3")
+    (part,) = report["partitions"]
+    assert (part["nodes"], part["begins"], part["inputs"], part["outputs"]) == (2, "start of the graph", 2, 2)
+    assert part["flops"] == 24 and part["ops"] == {"aten.add": 1, "aten.relu": 1}
+    assert part["bytes"] == 12 * 4 * 5, "three tensors of the addition, two of the relu"
+    done = invoke("show", model, "--stage", "partitions")
+    assert done.exit_code == 0 and "2 nodes in 1 partitions" in done.stdout and "aten.relu x1" in done.stdout
 
 
 class Port:
@@ -150,7 +178,7 @@ def test_doctor_reports_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HOTFUSE_CACHE_DIR", str(tmp_path / "cache"))
     report = ok_json("doctor")
     checks = {c["name"]: c for c in report["checks"]}
-    assert report["ok"] and checks["cache folder"]["status"] == "ok" and checks["worker process"]["status"] == "ok"
+    assert report["ok"] and checks["cache folder"]["status"] == "ok" and checks["capture in a worker"]["status"] == "ok"
     assert report["versions"]["torch"].startswith("2.") and report["versions"]["hotfuse"] == version("hotfuse")
     assert report["devices"][0]["device"] == "cpu" and report["machine"]["logical_cpus"] >= 1
     assert len(report["fingerprint"]["key"]) == 16
@@ -162,7 +190,7 @@ def test_doctor_finds_what_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     blocked.write_text("not a folder")
     monkeypatch.setenv("HOTFUSE_CACHE_DIR", str(blocked))
     # The two slow checks are not the subject here.
-    monkeypatch.setattr(doctor, "check_worker", lambda: doctor.Check("worker process", "ok", ""))
+    monkeypatch.setattr(doctor, "check_worker", lambda: doctor.Check("capture in a worker", "ok", ""))
     dies = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
     monkeypatch.setattr(doctor, "check_bf16", lambda: doctor._in_process("dies", dies, fatal=False, hint="a way out"))
     done = invoke("doctor")

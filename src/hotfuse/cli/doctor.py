@@ -138,9 +138,26 @@ def _in_process(name: str, code: str, *, fatal: bool, hint: str = "", timeout_s:
     return Check(name, "ok", f"{done.stdout.strip()} in {time.monotonic() - start:.1f} s")
 
 
-def check_worker() -> Check:
-    """Whether a process that can capture models starts."""
-    return _in_process("worker process", "import hotfuse.frontends, torch; print('started')", fatal=True)
+def check_worker(timeout_s: float = 120.0) -> Check:
+    """Whether a worker process starts and captures a small model, and the captured graph is proven and deployed."""
+    import torch
+
+    from hotfuse.api import jit
+
+    name = "capture in a worker"
+    start = time.monotonic()
+    settings = from_env().with_(capture="background")
+    with torch.inference_mode(), jit(torch.nn.Linear(4, 4).eval(), settings=settings) as fast:
+        fast(torch.ones(1, 4))
+        drained = fast.wait(timeout_s)
+        if fast.stats()["swaps"]:
+            taken = time.monotonic() - start
+            return Check(name, "ok", f"captured, verified and deployed a small model in {taken:.1f} s")
+        last = fast.explain().to_dict()["decisions"][-1]
+    if not drained:
+        return Check(name, "FAIL", f"no answer within {timeout_s:g} s")
+    detail = ", ".join(f"{k}: {v}" for k, v in last["evidence"].items() if v)
+    return Check(name, "FAIL", f"{last['why']}; {detail}")
 
 
 def check_bf16() -> Check:
