@@ -73,8 +73,12 @@ class Site:
 
 
 def specs_of(leaves: Sequence[torch.Tensor], varied: Sequence[set[int]]) -> list[TensorSpec]:
-    """The leaves as capture needs to know them."""
+    """The leaves as capture needs to know them.
+
+    A dim of size 0 or 1 broadcasts or is empty, so a graph that is generic in it excludes the very call it is for: there
+    it stays static, and the dims beside it vary.
+    """
     return [
-        TensorSpec(tuple(t.shape), tuple(t.stride()), t.dtype, str(t.device), frozenset(v))
+        TensorSpec(tuple(t.shape), tuple(t.stride()), t.dtype, str(t.device), frozenset(d for d in v if t.shape[d] > 1))
         for t, v in zip(leaves, varied, strict=True)
     ]
