@@ -20,12 +20,7 @@ _MS = "com.microsoft"
 
 
 def _mask_bias(mask: Tensor, q_len: Any, kv_len: Any, value: float, dtype: torch.dtype) -> Tensor:
-    """A mask index in any of its forms as numbers to add to the scores.
-
-    Per batch: a key count; the ends followed by the starts of the valid keys; one flag per key; one per query and key.
-    """
-    if mask.dim() == 1:
-        raise ModelError("a mask of lengths needs the batch size", because="it is resolved before this point")
+    """Flags per key, or per query and key, as numbers to add to the scores."""
     keep = mask != 0
     while keep.dim() < 4:
         keep = keep.unsqueeze(1)
@@ -36,7 +31,7 @@ def _mask_bias(mask: Tensor, q_len: Any, kv_len: Any, value: float, dtype: torch
 
 
 def _key_mask(mask: Tensor, batch: Any, kv_len: Any) -> Tensor:
-    """1-d masks as one flag per key."""
+    """A 1-d mask as one flag per key: per batch a count of keys, or the ends and then the starts of the valid ones."""
     if mask.dim() != 1:
         return mask
     keys = torch.arange(kv_len, device=mask.device)
@@ -109,7 +104,9 @@ def attention(
     """One product makes queries, keys and values."""
     if do_rotary or past_present_share_buffer:
         raise ModelError(
-            "com.microsoft::Attention with rotary positions or a shared cache buffer", because="not on CPU"
+            "com.microsoft::Attention with rotary positions or a shared cache buffer",
+            because="their layouts belong to one GPU kernel",
+            hint="export without do_rotary and past_present_share_buffer",
         )
     qkv = F.linear(x, weights.t(), bias)
     third = weights.shape[1] // 3
@@ -256,7 +253,9 @@ def group_query_attention(
     refused = any(t is not None for t in unsupported) or smooth_softmax > 0 or other.get("kv_cache_bit_width")
     if refused or other.get("qk_output") or other.get("sliding_window_cache") or not causal:
         raise ModelError(
-            "com.microsoft::GroupQueryAttention with sinks, norms, quantized or ring caches", because="rare"
+            "com.microsoft::GroupQueryAttention with an option that is not supported",
+            because="it has head sinks, query or key norms, a quantized or ring cache, or shows its scores",
+            hint="export without these options",
         )
     if key is None or value is None:
         size = query.shape[2] // (num_heads + 2 * kv_num_heads)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
-from hotfuse.frontends.onnx import ops_pool, ops_recurrent
+from hotfuse.frontends.onnx import ops_microsoft, ops_pool, ops_recurrent
 from hotfuse.frontends.onnx.ops_quant import (
     dequantize_linear,
     dynamic_quantize_linear,
@@ -281,3 +282,75 @@ def dynamic_quantize_lstm(
         p,
         **attrs,
     )
+
+
+@onnx_op("QLinearWhere", domain=_MS)
+def qlinear_where(
+    ctx: Ctx,
+    condition: Tensor,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor,
+    y: Tensor,
+    y_scale: Tensor,
+    y_zero: Tensor,
+    z_scale: Tensor,
+    z_zero: Tensor,
+) -> Tensor:
+    picked = torch.where(condition, _real(x, x_scale, x_zero), _real(y, y_scale, y_zero))
+    return _stored(picked, z_scale, z_zero, x.dtype)
+
+
+@onnx_op("QEmbedLayerNormalization", domain=_MS)
+def qembed_layer_norm(
+    ctx: Ctx,
+    input_ids: Tensor,
+    segment_ids: Tensor | None,
+    *rest: Tensor | None,
+    epsilon: float = 1e-12,
+) -> tuple[Tensor, ...]:
+    """Five tables (words, positions, segments, gamma, beta), the mask, then the tables' scales and zero points."""
+    tables, mask, scales, zeros = rest[:5], rest[5], rest[6:11], rest[11:16]
+    real = [None if t is None or s is None else _real(t, s, z) for t, s, z in zip(tables, scales, zeros, strict=True)]
+    word, position, segment, gamma, beta = real
+    if word is None or position is None or gamma is None or beta is None:
+        raise ModelError("com.microsoft::QEmbedLayerNormalization", because="a table or its scale is not given")
+    out = ops_microsoft.embed_layer_norm(
+        ctx, input_ids, segment_ids, word, position, segment, gamma, beta, mask, epsilon=epsilon
+    )
+    return out[:2]
+
+
+@onnx_op("GatherBlockQuantized", domain=_MS)
+def gather_block_quantized(
+    ctx: Ctx,
+    data: Any,
+    indices: Tensor,
+    scales: Tensor,
+    zero_points: Any = None,
+    *,
+    bits: int = 4,
+    block_size: int = 128,
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> Tensor:
+    """Rows of a blockwise quantized table: taken first, expanded after. Bytes hold numbers packed along the last axis."""
+    rank = scales.dim()
+    axis, along = gather_axis % rank, quantize_axis % rank - rank
+    if axis == along + rank:
+        raise ModelError("com.microsoft::GatherBlockQuantized", because="it gathers along the quantized axis")
+
+    def taken(t: Any) -> Tensor:
+        packed = isinstance(t, Tensor) and t.dtype == torch.uint8
+        tensor = t if isinstance(t, Tensor) else torch.from_numpy(t.astype(np.int32))
+        rows = tensor[(slice(None),) * axis + (indices,)]
+        return _unpacked(rows, bits) if packed else rows
+
+    values, scale = taken(data), scales[(slice(None),) * axis + (indices,)]
+    packed = isinstance(data, Tensor) and data.dtype == torch.uint8
+    zero: Any = 2 ** (bits - 1) if packed else 0
+    if zero_points is not None:
+        zero = taken(zero_points).narrow(along, 0, scale.shape[along])
+        zero = zero.repeat_interleave(block_size, along).narrow(along, 0, values.shape[along]).to(scale.dtype)
+    wide = scale.repeat_interleave(block_size, along).narrow(along, 0, values.shape[along])
+    return (values.to(scale.dtype) - zero) * wide
