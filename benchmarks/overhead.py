@@ -3,7 +3,8 @@
     python -m benchmarks.overhead [--threads N] [--rounds N] [--json]
 
 - first result: `hotfuse.jit(model)(x)`, from making the wrapper to having the outputs, against the first eager call of
-  an equal model; each pair in a fresh process, because only a fresh process has a first call.
+  an equal model, loading what `hotfuse.jit` needs included; each in a fresh process, because only a fresh process has a
+  first call.
 - steady: after `wait()`, with the captured graph in place, call by call in turns with eager.
 
 The last line of output is one JSON document.
@@ -89,7 +90,10 @@ def steady(
         timings, ratios = interleave(
             {"eager": lambda: call(model), "hotfuse": lambda: call(fast)}, rounds=rounds, inner=inner
         )
-        return timings, ratios, dict(fast.stats())
+        stats = dict(fast.stats())
+        if stats["calls_per_tier"]["0"] < rounds * inner:
+            raise RuntimeError(f"the captured graph did not serve:\n{fast.explain()}")
+        return timings, ratios, stats
 
 
 def row(name: str, timings: dict[str, Timing], ratio: float, limit: float) -> str:
