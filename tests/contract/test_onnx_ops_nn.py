@@ -579,6 +579,30 @@ def ml(op: str, x: Any, at: int = 1, **kw: Any) -> Case:
 
 
 ML = [
+    ml(
+        "Imputer",
+        lambda rng: np.array([[1, np.nan, 3], [np.nan, 2, 0]], np.float32),
+        attrs={"imputed_value_floats": [7.0, 8.0, 9.0], "replaced_value_float": float("nan")},
+    ),
+    ml("Imputer", ints(0, 3, 3, 4), attrs={"imputed_value_int64s": [7], "replaced_value_int64": 1}),
+    Case("FeatureVectorizer", (f(3, 2), f(3, 4)), {"inputdimensions": [2, 4]}, opset=1, domain="ai.onnx.ml"),
+    ml("OneHotEncoder", ints(0, 5, 2, 3), attrs={"cats_int64s": [1, 2, 4], "zeros": 1}),
+    *[
+        ml(
+            "SVMRegressor",
+            f(4, 3),
+            attrs={
+                "coefficients": [0.5, -1.0],
+                "kernel_params": [0.3, 0.2, 3.0],
+                "kernel_type": kernel,
+                "n_supports": 2,
+                "rho": [0.25],
+                "support_vectors": [0.1, 0.5, -0.3, 1.0, -1.0, 0.2],
+            },
+            tolerance=1e-4,
+        )
+        for kernel in ("LINEAR", "POLY", "RBF", "SIGMOID")
+    ],
     *[
         ml(
             "TreeEnsembleClassifier",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -158,3 +158,87 @@ def _lookup(x: Tensor, keys: Tensor, values: Tensor, default: float) -> Tensor:
         hit = hit | (torch.isnan(flat) & torch.isnan(keys.to(x.dtype)))
     found = values[hit.to(torch.uint8).argmax(-1)]
     return torch.where(hit.any(-1), found, torch.full_like(found, default))
+
+
+# ---- features ------------------------------------------------------------------------------------------------------
+
+
+@onnx_op("Imputer", domain=_ML)
+def imputer(
+    ctx: Ctx,
+    x: Tensor,
+    *,
+    imputed_value_floats: Sequence[float] | None = None,
+    imputed_value_int64s: Sequence[int] | None = None,
+    replaced_value_float: float = 0.0,
+    replaced_value_int64: int = 0,
+) -> Tensor:
+    """One number for all features, or one per feature, where the replaced value stands; NaN stands for NaN."""
+    if x.dtype.is_floating_point:
+        nan = replaced_value_float != replaced_value_float
+        gap = torch.isnan(x) if nan else x == replaced_value_float
+        return torch.where(gap, torch.tensor(imputed_value_floats or [0.0], dtype=x.dtype), x)
+    return torch.where(x == replaced_value_int64, torch.tensor(imputed_value_int64s or [0], dtype=x.dtype), x)
+
+
+@onnx_op("FeatureVectorizer", domain=_ML)
+def feature_vectorizer(ctx: Ctx, *xs: Tensor, inputdimensions: Sequence[int]) -> Tensor:
+    """Inputs side by side as float, each cut or zero-padded to its declared width."""
+    parts: list[Tensor] = []
+    for x, wide in zip(xs, inputdimensions, strict=True):
+        row = x.unsqueeze(1) if x.dim() == 1 else x
+        parts.append(torch.nn.functional.pad(row.float(), [0, wide - row.shape[1]]))
+    return torch.cat(parts, 1)
+
+
+@onnx_op("OneHotEncoder", domain=_ML)
+def one_hot_encoder(
+    ctx: Ctx,
+    x: Any,
+    *,
+    cats_int64s: Sequence[int] | None = None,
+    cats_strings: Sequence[str] | None = None,
+    zeros: int = 1,
+) -> Tensor:
+    """Which category each element is; one that is none of them is all zeros, or an error."""
+    if isinstance(x, Tensor):
+        hit = x.long().unsqueeze(-1) == torch.tensor(cats_int64s or [], dtype=torch.int64)
+    else:
+        hit = torch.from_numpy(_array(x)[..., None] == np.array(cats_strings or [], dtype=object))
+    if not zeros and not all(ctx.ints(hit.any(-1))):
+        raise ModelError("OneHotEncoder met a value that is none of its categories", because="zeros is 0")
+    return hit.float()
+
+
+_KERNELS: dict[str, Callable[[Tensor, Tensor, float, float, float], Tensor]] = {
+    "LINEAR": lambda x, v, g, c, d: x @ v.t(),
+    "POLY": lambda x, v, g, c, d: (g * (x @ v.t()) + c) ** d,
+    "RBF": lambda x, v, g, c, d: torch.exp(-g * torch.cdist(x, v).square()),
+    "SIGMOID": lambda x, v, g, c, d: torch.tanh(g * (x @ v.t()) + c),
+}
+
+
+@onnx_op("SVMRegressor", domain=_ML)
+def svm_regressor(
+    ctx: Ctx,
+    x: Tensor,
+    *,
+    coefficients: Sequence[float],
+    rho: Sequence[float],
+    kernel_params: Sequence[float] = (0.0, 0.0, 0.0),
+    kernel_type: str = "LINEAR",
+    n_supports: int = 0,
+    one_class: int = 0,
+    post_transform: str = "NONE",
+    support_vectors: Sequence[float] = (),
+) -> Tensor:
+    """A weighted sum of kernels with the support vectors, or a plain product when there are none."""
+    work, weights = x.float(), torch.tensor(coefficients, dtype=torch.float32)
+    gamma, coef0, degree = (list(kernel_params) + [0.0] * 3)[:3]
+    if n_supports:
+        vectors = torch.tensor(support_vectors, dtype=torch.float32).reshape(n_supports, -1)
+        near = _KERNELS[kernel_type](work, vectors, gamma, coef0, degree)
+    else:
+        near = work
+    y = (near @ weights).unsqueeze(1) + rho[0]
+    return torch.where(y > 0, 1.0, -1.0) if one_class else post_transformed(y, post_transform)
