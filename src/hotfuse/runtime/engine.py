@@ -76,6 +76,15 @@ class Sample:
     out_spec: Spec
 
 
+def _snapshot(t: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides: the graph is captured for this layout, so it is guarded and verified on it."""
+    t = t.detach()
+    if t.layout is not torch.strided or t.is_contiguous():
+        return t.clone()
+    span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return t.as_strided((span,), (1,)).clone().as_strided(t.shape, t.stride())
+
+
 class Engine:
     """Serves one model."""
 
@@ -194,7 +203,7 @@ class Engine:
         if wanted is None:
             return self.model.call(*args, **kwargs)
         site, group, call = wanted
-        inputs = [t.detach().clone() for t in leaves]
+        inputs = [_snapshot(t) for t in leaves]
         try:
             result = self.model.call(*args, **kwargs)
         except BaseException:
