@@ -75,6 +75,7 @@ def in_graph(fast: hotfuse.Jit, calls: list[dict[str, torch.Tensor]]) -> int:
 @torch.inference_mode()
 def main() -> None:
     """The demonstration."""
+    torch.set_num_threads(1)  # a small model, and the capture shares the cores
     model, calls, real = encoder()
     embed(model, calls[0])  # torch's own warming up is nobody's merit
     start = time.perf_counter()
@@ -88,9 +89,11 @@ def main() -> None:
 
         start = time.perf_counter()
         rounds, everywhere = 0, False
-        while not everywhere and time.perf_counter() < start + 40:
+        while not everywhere and (left := start + 45 - time.perf_counter()) > 0:
             everywhere = in_graph(fast, calls) == len(calls)
             rounds += 1
+            if left < 35:  # a busy machine: give the capture, which runs at the lowest priority, the cores
+                fast.wait(left)
         say(f"served {rounds * len(calls)} more calls in {milliseconds(start)}, the capture running beside them")
         if not everywhere:
             say("this machine is busy: the capture has not finished, and the model's own code goes on serving")
