@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from hotfuse.ir.dims import Dim
+from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Loc
 from hotfuse.ir.types import DType
 
@@ -64,6 +64,16 @@ class Buffer:
     stride: tuple[Dim, ...]
 
 
+def row_major(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The strides of a dense buffer, last dimension fastest."""
+    strides: list[Dim] = []
+    step: Dim = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step = expr("*", step, extent)
+    return tuple(reversed(strides))
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """Where a tile lies in a buffer.
@@ -81,8 +91,11 @@ class Access:
     """Empty means that all elements exist."""
 
 
-Operand = Tile | Access | Dim | float | DType
-"""A tile, a place in memory, an integer expression, a literal, or a dtype (of a cast)."""
+Operand = Tile | Access | Dim | float
+"""A tile, a place in memory, an integer expression, or a literal."""
+
+Attr = int | float | str | tuple[int, ...]
+"""What an attribute may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +105,7 @@ class Instr:
     op: str
     args: tuple[Operand, ...]
     outs: tuple[Tile, ...] = ()
-    attrs: tuple[tuple[str, int | float | str | tuple[int, ...]], ...] = ()
+    attrs: tuple[tuple[str, Attr], ...] = ()
     loc: Loc = Loc()
 
 

@@ -1,0 +1,248 @@
+"""Runs a kernel on NumPy arrays, statement by statement: the oracle for back ends, and the sanitizer for lowerings.
+
+It refuses what native code would do silently: an element outside a buffer, a write to an input, an iteration of a parallel loop
+that touches what another one writes. Iterations of parallel loops run in a shuffled order. Scratch memory begins as NaN, anew in
+every iteration of a parallel loop, since there it is a thread's own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hotfuse.base.errors import HotfuseError, InternalError
+from hotfuse.ir import dims
+from hotfuse.ir.dims import Dim
+from hotfuse.tile.isa import compute
+from hotfuse.tile.memory import NUMPY, Array, Place, poison
+from hotfuse.tile.program import (
+    Access,
+    Buffer,
+    BufferKind,
+    Instr,
+    Kernel,
+    Loop,
+    LoopKind,
+    Operand,
+    Stmt,
+    Tile,
+    TileType,
+    When,
+)
+from hotfuse.tile.text import show_head
+
+_READS = {"load", "gather"}
+_WRITES = {"store", "scatter"}
+
+
+def run(kernel: Kernel, buffers: Mapping[str, Array], sizes: Mapping[str, int], *, seed: int = 0) -> None:
+    """Run a kernel; outputs are written into the given arrays.
+
+    An array is its buffer's memory: either it has the buffer's shape and strides, or it is a contiguous block over which the
+    declared strides run. `seed` decides the order of parallel iterations.
+    """
+    if set(sizes) != set(kernel.sizes):
+        raise InternalError(f"kernel {kernel.name} has sizes {', '.join(kernel.sizes)}; given are {', '.join(sizes)}")
+    needed = {b.name for b in kernel.buffers if b.kind is not BufferKind.SCRATCH}
+    if set(buffers) != needed:
+        raise InternalError(f"kernel {kernel.name} has buffers {', '.join(sorted(needed))}; given are {', '.join(buffers)}")
+    _Run(kernel, buffers, dict(sizes), random.Random(seed)).block(kernel.body)
+
+
+def bind(buffer: Buffer, array: Array, sizes: Mapping[str, int]) -> Array:
+    """A view of the array's memory that has the buffer's shape and strides."""
+    shape = tuple(dims.evaluate(d, sizes) for d in buffer.shape)
+    stride = tuple(dims.evaluate(d, sizes) for d in buffer.stride)
+    what = f"buffer {buffer.name}: {buffer.dtype.value}{list(shape)} with strides {list(stride)}"
+    if array.dtype != NUMPY[buffer.dtype]:
+        raise InternalError(f"{what} was given an array of {array.dtype}")
+    item = array.dtype.itemsize
+    same = array.shape == shape and all(
+        n <= 1 or s * item == given for n, s, given in zip(shape, stride, array.strides, strict=True)
+    )
+    reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
+    if not same and (not array.flags.c_contiguous or min((*shape, *stride, 0)) < 0 or (0 not in shape and reach > array.size)):
+        raise InternalError(f"{what} does not fit an array of {array.shape} with strides {array.strides}")
+    writeable = bool(array.flags.writeable) and buffer.kind in (BufferKind.OUTPUT, BufferKind.SCRATCH)
+    if buffer.kind is BufferKind.OUTPUT and not writeable:
+        raise InternalError(f"{what} was given an array that cannot be written")
+    return np.lib.stride_tricks.as_strided(array, shape, [s * item for s in stride], writeable=writeable)
+
+
+@dataclass(slots=True)
+class _Races:
+    """Who touched an element last: iterations of parallel loops have numbers, 0 being the kernel itself.
+
+    When a parallel loop is through, its iterations count as the one around it, whose later statements may use their results.
+    """
+
+    parent: list[int] = field(default_factory=lambda: [0])
+    through: list[bool] = field(default_factory=lambda: [False])
+    path: list[int] = field(default_factory=lambda: [0])
+    writer: dict[str, Array] = field(default_factory=dict[str, Array])
+    reader: dict[str, Array] = field(default_factory=dict[str, Array])
+
+    def enter(self) -> int:
+        self.parent.append(self.path[-1])
+        self.through.append(False)
+        self.path.append(len(self.parent) - 1)
+        return self.path[-1]
+
+    def touch(self, place: Place, spots: tuple[Array, ...] | None, writes: bool) -> None:
+        if place.name not in self.writer:
+            self.writer[place.name] = np.zeros(place.view.shape, np.int64)
+            self.reader[place.name] = np.zeros(place.view.shape, np.int64)
+        for table in (self.writer, self.reader) if writes else (self.writer,):
+            shadow = table[place.name]
+            last = shadow[spots] if spots is not None else place.window(shadow)
+            if last.size and (last.min() < self.path[-1] or last.max() > self.path[-1]):
+                self.judge(np.unique(last).tolist(), place.name)
+        mine = (self.writer if writes else self.reader)[place.name]
+        if spots is not None:
+            mine[spots] = self.path[-1]
+        else:
+            place.window(mine)[...] = self.path[-1]
+
+    def judge(self, owners: list[int], name: str) -> None:
+        for owner in owners:
+            while self.through[owner]:
+                owner = self.parent[owner]
+            if owner not in self.path:
+                raise InternalError(f"a race in {name}: two iterations of a parallel loop use the same element, one writes it")
+
+
+class _Run:
+    """One run of one kernel."""
+
+    def __init__(self, kernel: Kernel, given: Mapping[str, Array], env: dict[str, int], order: random.Random) -> None:
+        self.kernel, self.env, self.order = kernel, env, order
+        self.tiles: dict[str, Array] = {}
+        self.scratch = tuple(b for b in kernel.buffers if b.kind is BufferKind.SCRATCH)
+        self.views = {b.name: bind(b, given[b.name], env) for b in kernel.buffers if b.kind is not BufferKind.SCRATCH}
+        self.watched = {b.name for b in kernel.buffers if b.kind is BufferKind.OUTPUT}
+        self.races = _Races()
+        self.shapes = {
+            b.name: (
+                tuple(dims.evaluate(d, env) for d in b.shape),
+                sum((dims.evaluate(n, env) - 1) * dims.evaluate(s, env) for n, s in zip(b.shape, b.stride, strict=True)) + 1,
+            )
+            for b in self.scratch
+        }
+        self.views.update(self.own_scratch())
+
+    def own_scratch(self) -> dict[str, Array]:
+        return {b.name: bind(b, poison((max(self.shapes[b.name][1], 1),), b.dtype), self.env) for b in self.scratch}
+
+    def block(self, stmts: Sequence[Stmt]) -> None:
+        for stmt in stmts:
+            match stmt:
+                case Instr():
+                    self.instr(stmt)
+                case Loop():
+                    self.loop(stmt)
+                case When():
+                    if self.number(stmt.pred):
+                        self.block(stmt.body)
+
+    def number(self, d: Dim) -> int:
+        try:
+            return d if isinstance(d, int) else dims.evaluate(d, self.env)
+        except (KeyError, ZeroDivisionError) as e:
+            raise InternalError(f"{dims.show(d)} has no value", where=self.kernel.name, because=repr(e)) from e
+
+    def loop(self, loop: Loop) -> None:
+        values = range(self.number(loop.lo), self.number(loop.hi), loop.step)
+        if loop.kind is LoopKind.PARALLEL:
+            self.parallel(loop, values)
+            return
+        carried = [self.tiles[init.name] for _, init in loop.carried]
+        for self.env[loop.var] in values:
+            for (inner, _), value in zip(loop.carried, carried, strict=True):
+                self.tiles[inner.name] = value
+            self.block(loop.body)
+            carried = [self.tiles[t.name] for t in loop.yields]
+        self.env.pop(loop.var, None)
+        for out, value in zip(loop.outs, carried, strict=True):
+            self.tiles[out.name] = value
+
+    def parallel(self, loop: Loop, values: range) -> None:
+        outer = self.views
+        started: list[int] = []
+        for value in self.order.sample(values, len(values)):
+            self.env[loop.var] = value
+            if self.scratch:
+                self.views = outer | self.own_scratch()
+            started.append(self.races.enter())
+            self.block(loop.body)
+            self.races.path.pop()
+        self.views = outer
+        self.env.pop(loop.var, None)
+        for iteration in started:
+            self.races.through[iteration] = True
+
+    def instr(self, instr: Instr) -> None:
+        try:
+            shape = _region(instr)
+            args = [self.operand(a, shape) for a in instr.args]
+            if isinstance(args[0] if args else None, Place) and len(self.races.path) > 1:
+                self.watch(instr, args)
+            result = compute(instr.op, args, instr.outs[0].type if instr.outs else None, instr.attrs)
+        except (HotfuseError, KeyError, ValueError, IndexError) as e:
+            at = ", ".join(f"{name} = {value}" for name, value in self.env.items())
+            raise InternalError(
+                f"kernel {self.kernel.name} fails: {e.what if isinstance(e, HotfuseError) else e!r}",
+                where=f"{show_head(instr)}  where {at}" + (f" at {instr.loc}" if str(instr.loc) else ""),
+                because=e.because if isinstance(e, HotfuseError) else "",
+            ) from e
+        if result is not None:
+            self.tiles[instr.outs[0].name] = result
+
+    def watch(self, instr: Instr, args: list[Any]) -> None:
+        place: Place = args[0]
+        if place.name not in self.watched or place.empty or instr.op not in _READS | _WRITES:
+            return
+        spots = None
+        if instr.op in ("gather", "scatter"):
+            spots = place.scattered(int(dict(instr.attrs)["dim"]), args[1])  # type: ignore[arg-type]
+        self.races.touch(place, spots, instr.op in _WRITES)
+
+    def operand(self, arg: Operand, shape: tuple[int, ...]) -> Any:
+        match arg:
+            case Tile(name=name):
+                return self.tiles[name]
+            case Access():
+                return self.place(arg, shape)
+            case float():
+                return arg
+            case _:
+                return self.number(arg)
+
+    def place(self, access: Access, shape: tuple[int, ...]) -> Place:
+        valid = access.valid or (None,) * len(shape)
+        return Place(
+            access.buffer,
+            self.views[access.buffer],
+            tuple(map(self.number, access.index)),
+            access.axes,
+            tuple(map(self.number, access.step)) or (1,) * len(access.axes),
+            shape,
+            tuple(n if v is None else min(max(self.number(v), 0), n) for n, v in zip(shape, valid, strict=True)),
+        )
+
+
+def _region(instr: Instr) -> tuple[int, ...]:
+    """The extents of the tile that an instruction's access speaks of."""
+    if instr.outs:
+        return instr.outs[0].type.shape
+    last = instr.args[-1] if instr.args else None
+    return _type(last).shape if instr.op in _WRITES else ()
+
+
+def _type(arg: Operand | None) -> TileType:
+    if not isinstance(arg, Tile):
+        raise InternalError("a store needs a tile")
+    return arg.type
