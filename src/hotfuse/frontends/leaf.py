@@ -45,6 +45,7 @@ class Leaf:
         object.__setattr__(self, "__name__", "leaf_" + _identifier(self.op))  # fx writes targets by their name
 
     def __call__(self, *args: Any, **attrs: Any) -> Any:
+        """Run the operator."""
         return table.resolve(self.op)(*args, **attrs)
 
 
@@ -73,4 +74,5 @@ class ControlLeaf:
         object.__setattr__(self, "__name__", f"control_{self.kind}")
 
     def __call__(self, *args: Any, **attrs: Any) -> tuple[Any, ...]:
+        """Run the nested graphs as the kind says."""
         return control.run(self.kind, self.graphs, args, attrs)

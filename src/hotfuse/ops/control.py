@@ -69,8 +69,11 @@ def run_loop(
 
 
 def _too_long(because: str) -> ModelError:
-    return ModelError(f"a loop runs for more than {MAX_TRIPS} iterations", because=because,
-                      hint="the model is damaged, or its loop does not end")
+    return ModelError(
+        f"a loop runs for more than {MAX_TRIPS} iterations",
+        because=because,
+        hint="the model is damaged, or its loop does not end",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,9 @@ def bind(node: OnnxNode, opset: int, programs: Sequence[Program], attrs: Mapping
 
 def _want(node: OnnxNode, holds: bool) -> None:
     if not holds:
-        raise ModelError(f"node {node.title!r} ({node.op}) does not fit its graph",
-                         because="inputs or outputs differ in number")
+        raise ModelError(
+            f"node {node.title!r} ({node.op}) does not fit its graph", because="inputs or outputs differ in number"
+        )
 
 
 def stacked_of(body: Program, first: int) -> tuple[Stacked, ...]:
@@ -75,7 +76,7 @@ def _loop(node: OnnxNode, body: Program) -> Callable[..., Any]:
 
     def loop(*args: Any) -> tuple[Any, ...]:
         if missing > 0:
-            args = (*args[: len(node.inputs)], *(None,) * missing, *args[len(node.inputs):])
+            args = (*args[: len(node.inputs)], *(None,) * missing, *args[len(node.inputs) :])
         return run_loop(args[0], args[1], args[2 : 2 + n], body, args[2 + n :], stacked)
 
     return loop

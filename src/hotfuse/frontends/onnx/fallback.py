@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -12,9 +12,9 @@ import torch
 from onnx import AttributeProto, GraphProto, NodeProto, TypeProto, helper, numpy_helper
 
 from hotfuse.base.errors import ModelError
-from hotfuse.frontends.onnx.model import OnnxGraph, OnnxNode, PortType
+from hotfuse.frontends.onnx.load import function_from_proto
+from hotfuse.frontends.onnx.model import OnnxFunction, OnnxGraph, OnnxNode, PortType
 from hotfuse.frontends.onnx.values import BY_CODE, elem_of, from_any, is_tensor, to_numpy
-
 
 COUNTS: Counter[str] = Counter()
 """Runs through `onnx.reference` in this process, per operator."""
@@ -25,7 +25,17 @@ def count(op: str) -> None:
     COUNTS[op] += 1
 
 
-def bind(node: OnnxNode, opsets: Mapping[str, int], attrs: Mapping[str, Any], on_fallback: Callable[[str], None]) -> Callable[..., Any]:
+CompileBody = Callable[[OnnxFunction, int, Mapping[str, Any], int], Callable[..., Any]]
+"""How a definition by other operators becomes a callable: (function, inputs, attributes, outputs)."""
+
+
+def bind(
+    node: OnnxNode,
+    opsets: Mapping[str, int],
+    attrs: Mapping[str, Any],
+    on_fallback: Callable[[str], None],
+    compile_body: CompileBody,
+) -> Fallback:
     """A callable that runs the node by ONNX's definition; an operator ONNX does not know is the model's error."""
     opset = opsets.get(node.domain, 1)
     schema = schema_of(node.op, opset, node.domain)
@@ -36,7 +46,7 @@ def bind(node: OnnxNode, opsets: Mapping[str, int], attrs: Mapping[str, Any], on
             because="it has no mapping, is not a function of the model and is not in the `onnx` package",
             hint="export the model with standard operators",
         )
-    return Fallback(node, opsets, dict(attrs), schema, on_fallback)
+    return Fallback(node, opsets, dict(attrs), schema, on_fallback, compile_body)
 
 
 def schema_of(op: str, opset: int, domain: str) -> Any:
@@ -47,37 +57,52 @@ def schema_of(op: str, opset: int, domain: str) -> Any:
         return None
 
 
+_MAX_MADE = 64
+"""Ways to run one node that are kept: shapes may keep changing."""
+
+
 class Fallback:
     """Runs one node; the ways to run it are made once per input types."""
 
-    def __init__(self, node: OnnxNode, opsets: Mapping[str, int], attrs: dict[str, Any], schema: Any,
-                 on_fallback: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        node: OnnxNode,
+        opsets: Mapping[str, int],
+        attrs: dict[str, Any],
+        schema: Any,
+        on_fallback: Callable[[str], None],
+        compile_body: CompileBody,
+    ) -> None:
         self.node, self.opsets, self.attrs, self.schema = node, opsets, attrs, schema
         self.opset = opsets.get(node.domain, 1)
         self.count = on_fallback
+        self.compile_body = compile_body
         self.title = f"{node.domain}::{node.op}" if node.domain else node.op
         self.proto = node_proto(_renamed(node), attrs, schema, opsets)
         self.made: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
-        key = tuple((elem_of(a).code, a.ndim) if is_tensor(a) else type(a) for a in args)
+        """Run the node."""
+        by_shape = self.schema.has_context_dependent_function  # such a definition is made for one shape
+        key = tuple(
+            (elem_of(a).code, tuple(a.shape) if by_shape else a.ndim) if is_tensor(a) else type(a) for a in args
+        )
         run = self.made.get(key)
         if run is None:
+            if len(self.made) >= _MAX_MADE:
+                self.made.clear()
             run = self.made[key] = self.expand(args) or self._reference
         return run(*args)
 
     def expand(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         """The operator's definition by other operators, compiled; None when it has none or needs this very node."""
-        from hotfuse.frontends.onnx.interp import Compiler
-        from hotfuse.frontends.onnx.load import function_from_proto
-
         body = self._body(args)
         if body is None:
             return None
         function = function_from_proto(body, self.node.op, self.opsets)
         defaults = {n: attr_default(a) for n, a in self.schema.attributes.items() if a.default_value.type}
         given = {**defaults, **self.attrs}
-        return Compiler({}, self.count).function(function, len(args), given, len(self.node.outputs), "")
+        return self.compile_body(function, len(args), given, len(self.node.outputs))
 
     def _body(self, args: tuple[Any, ...]) -> Any:
         if self.schema.has_function:
@@ -113,7 +138,7 @@ def run_reference(proto: NodeProto, opsets: Mapping[str, int], args: tuple[Any, 
     imports = [helper.make_opsetid(d, v) for d, v in {"": onnx.defs.onnx_opset_version(), **opsets}.items()]
     model = helper.make_model(helper.make_graph([proto], "fallback", inputs, outputs), opset_imports=imports)
     with np.errstate(all="ignore"):
-        results: list[Any] = ReferenceEvaluator(model).run(None, given)
+        results = cast(list[Any], ReferenceEvaluator(model).run(None, given))
     found = iter(from_any(r) for r in results)
     return tuple(next(found) if n else None for n in proto.output)
 
@@ -139,7 +164,10 @@ def node_proto(node: OnnxNode, attrs: Mapping[str, Any], schema: Any, opsets: Ma
 def graph_proto(graph: OnnxGraph, opsets: Mapping[str, int]) -> GraphProto:
     """A graph as ONNX writes it."""
     nodes = [node_proto(n, n.attrs, schema_of(n.op, opsets.get(n.domain, 1), n.domain), opsets) for n in graph.nodes]
-    ports = [[helper.make_value_info(p.name, port_type_proto(p.type)) for p in side] for side in (graph.inputs, graph.outputs)]
+    ports = [
+        [helper.make_value_info(p.name, port_type_proto(p.type)) for p in side]
+        for side in (graph.inputs, graph.outputs)
+    ]
     tensors = [numpy_helper.from_array(to_numpy(v), name) for name, v in graph.initializers.items()]
     return helper.make_graph(nodes, graph.name, ports[0], ports[1], tensors)
 
@@ -160,7 +188,11 @@ def attr_default(a: Any) -> Any:
     value = helper.get_attribute_value(a.default_value)
     if isinstance(value, bytes):
         return value.decode("utf-8")
-    return value if isinstance(value, (int, float, str)) else [v.decode("utf-8") if isinstance(v, bytes) else v for v in value]
+    return (
+        value
+        if isinstance(value, (int, float, str))
+        else [v.decode("utf-8") if isinstance(v, bytes) else v for v in value]
+    )
 
 
 def type_proto(v: Any) -> TypeProto:

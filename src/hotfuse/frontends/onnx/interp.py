@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hotfuse.base.errors import HotfuseError, InputError, ModelError
+from hotfuse.frontends.onnx import control, fallback, limits
 from hotfuse.frontends.onnx.model import AttrRef, FunctionKey, OnnxFunction, OnnxGraph, OnnxModel, OnnxNode, Port
 from hotfuse.frontends.onnx.registry import OpFn, find
 from hotfuse.frontends.onnx.values import Value, from_any
@@ -62,6 +63,8 @@ class Step:
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     kind: str = "op"
     """`op`, `control`, `function` or `fallback`."""
+    definition: fallback.Fallback | None = None
+    """What a fallback runs: ONNX's own definition of the operator."""
 
 
 @dataclass(slots=True)
@@ -82,7 +85,9 @@ class Program:
     _flat: tuple[tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tuple[int, ...], OnnxNode], ...] = ()
 
     def __post_init__(self) -> None:
-        self._flat = tuple((s.call, s.ins, s.outs, frees, s.node) for s, frees in zip(self.steps, self.frees(), strict=True))
+        self._flat = tuple(
+            (s.call, s.ins, s.outs, frees, s.node) for s, frees in zip(self.steps, self.frees(), strict=True)
+        )
 
     def frees(self) -> list[tuple[int, ...]]:
         """Per step, the slots nobody reads afterwards."""
@@ -96,6 +101,7 @@ class Program:
         return dead[::-1]
 
     def __call__(self, *args: Value) -> tuple[Value, ...]:
+        """Run as a body of control operators."""
         return self.run(args)
 
     def run(self, args: Sequence[Value]) -> tuple[Value, ...]:
@@ -105,7 +111,7 @@ class Program:
             env[slot] = value
         node = None
         try:
-            for call, ins, outs, frees, node in self._flat:
+            for call, ins, outs, frees, node in self._flat:  # noqa: B007  the handler below reads it
                 result = call(*[env[i] for i in ins])
                 if isinstance(result, tuple):
                     for slot, value in zip(outs, result):  # noqa: B905  an operator may return outputs nobody declared
@@ -168,6 +174,9 @@ class Compiler:
     on_fallback: Callable[[str], None]
     weights: dict[str, Value] = field(default_factory=dict[str, Value])
     steps: int = 0
+    """Nodes compiled so far, those of a function once per call of it."""
+    made: dict[tuple[Any, ...], tuple[Program, int]] = field(default_factory=dict[tuple[Any, ...], tuple[Program, int]])
+    """Functions called without attributes are compiled once; with how many steps they are."""
 
     def graph(
         self,
@@ -201,8 +210,16 @@ class Compiler:
         outs = tuple(scope.lookup(n) for n in fn.outputs[:n_out])
         return self._program(fn.name, scope, in_slots, outs, steps, consts, None)
 
-    def _program(self, name: str, scope: _Scope, in_slots: list[int], outs: tuple[int, ...], steps: list[Step],
-                 consts: dict[int, tuple[str, Value]], graph: OnnxGraph | None) -> Program:
+    def _program(
+        self,
+        name: str,
+        scope: _Scope,
+        in_slots: list[int],
+        outs: tuple[int, ...],
+        steps: list[Step],
+        consts: dict[int, tuple[str, Value]],
+        graph: OnnxGraph | None,
+    ) -> Program:
         template: list[Value] = [None] * scope.size
         keys: dict[int, str] = {}
         for slot, (key, value) in consts.items():
@@ -214,13 +231,18 @@ class Compiler:
         slots = (*in_slots, *scope.captures.values())
         return Program(name, tuple(steps), template, slots, outs, tuple(scope.captures), keys, graph)
 
-    def _steps(self, nodes: Sequence[OnnxNode], opsets: Mapping[str, int], scope: _Scope, attrs: Mapping[str, Any] | None,
-               consts: dict[int, tuple[str, Value]], path: str) -> list[Step]:
+    def _steps(
+        self,
+        nodes: Sequence[OnnxNode],
+        opsets: Mapping[str, int],
+        scope: _Scope,
+        attrs: Mapping[str, Any] | None,
+        consts: dict[int, tuple[str, Value]],
+        path: str,
+    ) -> list[Step]:
         steps: list[Step] = []
         for node in nodes:
-            self.steps += 1
-            if self.steps > MAX_STEPS:
-                raise ModelError("functions expand to too many nodes", because=f"more than {MAX_STEPS}")
+            self._count(1)
             given = _fill(node.attrs, attrs)
             if node.op == "Constant" and node.domain == "":
                 consts[scope.new(node.outputs[0])] = (path + node.outputs[0], constant_value(node, given))
@@ -234,9 +256,10 @@ class Compiler:
         inner = f"{path}{node.title}/"
         programs: tuple[Program, ...] = ()
         fn: OpFn | None = None
+        definition: fallback.Fallback | None = None
         key = (node.domain, node.op, node.overload)
         if key in self.functions:
-            body = self.function(self.functions[key], len(ins), given, len(node.outputs), inner)
+            body = self._called(key, len(ins), given, len(node.outputs), inner)
             call, programs, kind = body, (body,), "function"
         elif node.domain == "" and node.op in control.KINDS:
             graphs = [g for g in given.values() if isinstance(g, OnnxGraph)]
@@ -249,11 +272,36 @@ class Compiler:
             fn, kind = row.fn, "op"
             call = limits.guard(node, given, partial(fn, NodeCtx(opset, len(node.outputs)), **given))
         else:
-            call, kind = limits.guard(node, given, fallback.bind(node, opsets, given, self.on_fallback)), "fallback"
+            definition, kind = fallback.bind(node, opsets, given, self.on_fallback, self.body), "fallback"
+            call = limits.guard(node, given, definition)
         outs = tuple(scope.new(o) if o else UNUSED for o in node.outputs)
-        return Step(node, opset, call, ins, outs or (UNUSED,), programs, fn, given, kind)
+        return Step(node, opset, call, ins, outs or (UNUSED,), programs, fn, given, kind, definition)
 
-    def _nested(self, graphs: Sequence[OnnxGraph], opsets: Mapping[str, int], scope: _Scope, path: str) -> tuple[Program, ...]:
+    def body(self, fn: OnnxFunction, n_in: int, given: Mapping[str, Any], n_out: int) -> Program:
+        """An operator's definition by others, on its own: it sees no function or weight of the model."""
+        return Compiler({}, self.on_fallback).function(fn, n_in, given, n_out, "")
+
+    def _called(self, key: FunctionKey, n_in: int, given: dict[str, Any], n_out: int, path: str) -> Program:
+        """The body of a called function; shared between calls, so that nested calls cannot multiply."""
+        call = (key, n_in, n_out)
+        if given or call not in self.made:
+            before = self.steps
+            program = self.function(self.functions[key], n_in, given, n_out, path)
+            if not given:
+                self.made[call] = (program, self.steps - before)
+            return program
+        program, steps = self.made[call]
+        self._count(steps)
+        return program
+
+    def _count(self, steps: int) -> None:
+        self.steps += steps
+        if self.steps > MAX_STEPS:
+            raise ModelError("functions expand to too many nodes", because=f"more than {MAX_STEPS}")
+
+    def _nested(
+        self, graphs: Sequence[OnnxGraph], opsets: Mapping[str, int], scope: _Scope, path: str
+    ) -> tuple[Program, ...]:
         """Nested graphs that all take the same captures after their inputs."""
         made = [self.graph(g, opsets, parent=scope, path=f"{path}{i}/") for i, g in enumerate(graphs)]
         names = tuple(dict.fromkeys(n for p in made for n in p.captures))
@@ -279,7 +327,8 @@ def _fill(attrs: Mapping[str, Any], env: Mapping[str, Any] | None) -> dict[str, 
 
 def _fill_graph(graph: OnnxGraph, env: Mapping[str, Any]) -> OnnxGraph:
     nodes = tuple(
-        OnnxNode(n.op, n.domain, n.inputs, n.outputs, _fill(n.attrs, env), n.name, n.overload, n.index) for n in graph.nodes
+        OnnxNode(n.op, n.domain, n.inputs, n.outputs, _fill(n.attrs, env), n.name, n.overload, n.index)
+        for n in graph.nodes
     )
     return OnnxGraph(graph.name, graph.inputs, graph.outputs, nodes, graph.initializers, graph.types)
 
@@ -316,9 +365,14 @@ class OnnxModule(torch.nn.Module):
         try:
             self.program = compiler.graph(model.graph, model.opsets)
         except ModelError as e:
-            raise ModelError(f"cannot load {model.source}: {e.what}", where=e.where, because=e.because, hint=e.hint) from e
+            raise ModelError(
+                f"cannot load {model.source}: {e.what}", where=e.where, because=e.because, hint=e.hint
+            ) from e
         self.weights: dict[str, Value] = compiler.weights
-        """Every constant by name (strings and 4-bit numbers are NumPy arrays): initializers, Constant nodes, those of nested graphs under a path."""
+        """Every constant by name: initializers, Constant nodes, those of nested graphs under a path.
+
+        Strings and 4-bit numbers are NumPy arrays.
+        """
 
     def _fell_back(self, op: str) -> None:
         self.fallbacks[op] += 1
@@ -338,8 +392,10 @@ class OnnxModule(torch.nn.Module):
     def forward(self, *inputs: Value) -> tuple[Value, ...]:
         """Run the model on tensors (NumPy arrays are taken too)."""
         if len(inputs) != len(self.program.in_slots):
-            raise InputError(f"the model takes {len(self.program.in_slots)} inputs, {len(inputs)} were given",
-                             hint="in order: " + ", ".join(p.name for p in self.inputs))
+            raise InputError(
+                f"the model takes {len(self.program.in_slots)} inputs, {len(inputs)} were given",
+                hint="in order: " + ", ".join(p.name for p in self.inputs),
+            )
         with torch.no_grad():
             return self.program.run([x if isinstance(x, torch.Tensor) else from_any(x) for x in inputs])
 
@@ -356,6 +412,3 @@ class OnnxModule(torch.nn.Module):
         other = Program(program.name, program.steps, template, program.in_slots, program.out_slots, (), program.consts)
         with torch.no_grad():
             return other.run([from_any(x) for x in inputs])
-
-
-from hotfuse.frontends.onnx import control, fallback, limits  # noqa: E402

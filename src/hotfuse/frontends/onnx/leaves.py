@@ -18,7 +18,7 @@ from onnx import shape_inference
 
 from hotfuse.base.errors import HotfuseError, InternalError
 from hotfuse.frontends.onnx import fallback
-from hotfuse.frontends.onnx.interp import NodeCtx, node_error
+from hotfuse.frontends.onnx.interp import Compiler, NodeCtx, node_error
 from hotfuse.frontends.onnx.model import OnnxNode, domain_of
 from hotfuse.frontends.onnx.registry import find
 from hotfuse.frontends.onnx.values import BY_CODE
@@ -75,14 +75,15 @@ def _defined(node: OnnxNode, opset: int, args: Sequence[Any], attrs: Mapping[str
     names = tuple("" if a is None else f"in{i}" for i, a in enumerate(args))
     bound = OnnxNode(node.op, node.domain, names, node.outputs, name=node.name)
     opsets = {"": onnx.defs.onnx_opset_version(), node.domain: opset}
-    return fallback.bind(bound, opsets, attrs, fallback.count)(*args)
+    return fallback.bind(bound, opsets, attrs, fallback.count, Compiler({}, fallback.count).body)(*args)
 
 
 register_namespace("onnx", resolve)
 
 
-def result_types(node: OnnxNode, opset: int, args: Sequence[Any], attrs: Mapping[str, Any],
-                 fresh: Callable[[], Any]) -> list[tuple[torch.dtype, list[Any]] | None]:
+def result_types(
+    node: OnnxNode, opset: int, args: Sequence[Any], attrs: Mapping[str, Any], fresh: Callable[[], Any]
+) -> list[tuple[torch.dtype, list[Any]] | None]:
     """What ONNX's shape inference says of a node's results: element type and sizes, None where it says nothing.
 
     Sizes it only names are those of the inputs when the name is one of theirs, otherwise `fresh()`.
@@ -99,10 +100,13 @@ def result_types(node: OnnxNode, opset: int, args: Sequence[Any], attrs: Mapping
         types = {f"in{i}": fallback.type_proto(a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)}
         if len(types) != sum(a is not None for a in args):
             return nothing
-        found = shape_inference.infer_node_outputs(schema, proto, types, opset_imports=[onnx.helper.make_opsetid(node.domain, opset)])
+        found = shape_inference.infer_node_outputs(
+            schema, proto, types, opset_imports=[onnx.helper.make_opsetid(node.domain, opset)]
+        )
     except (RuntimeError, ValueError, TypeError, onnx.shape_inference.InferenceError):
         return nothing  # no rank is known; the value stays untyped
-    names = {str(d): d for a in args if isinstance(a, torch.Tensor) for d in a.shape if not isinstance(d, int)}
+    sizes: list[Any] = [d for a in args if isinstance(a, torch.Tensor) for d in a.shape]
+    names = {str(d): d for d in sizes if not isinstance(d, int)}
     out: list[tuple[torch.dtype, list[Any]] | None] = []
     for i in range(len(node.outputs)):
         t = found.get(f"out{i}")
@@ -111,7 +115,13 @@ def result_types(node: OnnxNode, opset: int, args: Sequence[Any], attrs: Mapping
             out.append(None)
             continue
         dims = t.tensor_type.shape.dim
-        out.append((elem.torch, [
-            d.dim_value if d.HasField("dim_value") else names[d.dim_param] if d.dim_param in names else fresh() for d in dims
-        ]))
+        out.append(
+            (
+                elem.torch,
+                [
+                    d.dim_value if d.HasField("dim_value") else names[d.dim_param] if d.dim_param in names else fresh()
+                    for d in dims
+                ],
+            )
+        )
     return out

@@ -38,7 +38,7 @@ from hotfuse.frontends.onnx.model import (
 from hotfuse.frontends.onnx.tensors import ExternalData, sparse_value, tensor_value
 from hotfuse.frontends.onnx.values import Value
 
-MAX_DEPTH = 32
+MAX_DEPTH = 24
 """Graphs in graphs, and functions calling functions: real models stay below ten."""
 
 _DAMAGED = "the file may be truncated or damaged: copy or export it again"
@@ -53,9 +53,13 @@ def load(source: str | os.PathLike[str] | bytes) -> OnnxModel:
     except ModelError:
         raise
     except DecodeError as e:
-        raise ModelError(f"cannot load {name}: not an ONNX model", because=str(e) or "the bytes do not parse", hint=_DAMAGED) from e
+        raise ModelError(
+            f"cannot load {name}: not an ONNX model", because=str(e) or "the bytes do not parse", hint=_DAMAGED
+        ) from e
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError) as e:
-        raise ModelError(f"cannot load {name}: malformed model", because=f"{type(e).__name__}: {e}", hint=_DAMAGED) from e
+        raise ModelError(
+            f"cannot load {name}: malformed model", because=f"{type(e).__name__}: {e}", hint=_DAMAGED
+        ) from e
 
 
 def _read(source: str | os.PathLike[str] | bytes) -> tuple[str, bytes, Path | None]:
@@ -71,7 +75,9 @@ def _read(source: str | os.PathLike[str] | bytes) -> tuple[str, bytes, Path | No
 def from_proto(proto: ModelProto, external: ExternalData, source: str = "model") -> OnnxModel:
     """Check and decode a parsed model."""
     if not proto.HasField("graph"):
-        raise ModelError(f"cannot load {source}: no graph in it", because="the bytes do not describe an ONNX model", hint=_DAMAGED)
+        raise ModelError(
+            f"cannot load {source}: no graph in it", because="the bytes do not describe an ONNX model", hint=_DAMAGED
+        )
     reader = _Reader(external, source)
     opsets = reader.opsets(proto.opset_import, "the model")
     if not opsets:
@@ -89,8 +95,12 @@ def from_proto(proto: ModelProto, external: ExternalData, source: str = "model")
         if (node.domain, node.op, node.overload) not in functions:
             schema.check(node, opsets[node.domain])
     meta = ModelMeta(
-        _lenient(proto.producer_name), _lenient(proto.producer_version), _lenient(proto.graph.name),
-        _lenient(proto.domain), _lenient(proto.doc_string), _lenient(proto.graph.doc_string),
+        _lenient(proto.producer_name),
+        _lenient(proto.producer_version),
+        _lenient(proto.graph.name),
+        _lenient(proto.domain),
+        _lenient(proto.doc_string),
+        _lenient(proto.graph.doc_string),
         proto.model_version if proto.HasField("model_version") else None,
         {_lenient(p.key): _lenient(p.value) for p in proto.metadata_props},
     )
@@ -121,7 +131,9 @@ class _Reader:
             if found.get(domain, entry.version) != entry.version:
                 raise self.error(f"opset of domain {domain or 'ai.onnx'!r} imported twice", where)
             if not 1 <= entry.version <= 10_000:
-                raise self.error(f"opset version {entry.version} of domain {domain or 'ai.onnx'!r}", where, hint=_DAMAGED)
+                raise self.error(
+                    f"opset version {entry.version} of domain {domain or 'ai.onnx'!r}", where, hint=_DAMAGED
+                )
             found[domain] = int(entry.version)
         return found
 
@@ -139,10 +151,21 @@ class _Reader:
             if out and out not in scope:
                 raise self.error(f"output {out!r} is never computed", where)
         defaults = {a.name: self._attr(a, opsets, scope, where, 0) for a in f.attribute_proto}
-        return OnnxFunction(domain_of(f.domain), f.name, tuple(f.input), outputs, nodes, opsets,
-                            tuple(f.attribute), defaults, f.overload)
+        return OnnxFunction(
+            domain_of(f.domain),
+            f.name,
+            tuple(f.input),
+            outputs,
+            nodes,
+            opsets,
+            tuple(f.attribute),
+            defaults,
+            f.overload,
+        )
 
-    def graph(self, g: GraphProto, opsets: Mapping[str, int], outer: frozenset[str], depth: int, *, in_function: bool = False) -> OnnxGraph:
+    def graph(
+        self, g: GraphProto, opsets: Mapping[str, int], outer: frozenset[str], depth: int, *, in_function: bool = False
+    ) -> OnnxGraph:
         where = f"graph {g.name!r}"
         self.text(where, g.name, *(v.name for v in (*g.input, *g.output, *g.value_info, *g.initializer)))
         if depth > MAX_DEPTH:
@@ -175,8 +198,17 @@ class _Reader:
             found[name] = sparse_value(s, self.external, f"sparse initializer {name!r} of {where}")
         return found
 
-    def _nodes(self, protos: Iterable[NodeProto], opsets: Mapping[str, int], scope: set[str], where: str, depth: int,
-               *, outer: frozenset[str] = frozenset(), in_function: bool = False) -> tuple[OnnxNode, ...]:
+    def _nodes(
+        self,
+        protos: Iterable[NodeProto],
+        opsets: Mapping[str, int],
+        scope: set[str],
+        where: str,
+        depth: int,
+        *,
+        outer: frozenset[str] = frozenset(),
+        in_function: bool = False,
+    ) -> tuple[OnnxNode, ...]:
         """Decode nodes in order; `scope` grows by what they define."""
         nodes: list[OnnxNode] = []
         for index, n in enumerate(protos):
@@ -186,13 +218,25 @@ class _Reader:
             if not n.op_type:
                 raise self.error("a node has no operator", label)
             if domain not in opsets:
-                raise self.error(f"domain {domain or 'ai.onnx'!r} of operator {n.op_type} is not imported", label,
-                                 "the file has no opset version for it", "export the model again, with that opset import")
+                raise self.error(
+                    f"domain {domain or 'ai.onnx'!r} of operator {n.op_type} is not imported",
+                    label,
+                    "the file has no opset version for it",
+                    "export the model again, with that opset import",
+                )
             for i in n.input:
                 if i and i not in scope and i not in outer:
-                    raise self.error(f"input {i!r} is used before it is computed", label,
-                                     "nodes must come in a topological order", _DAMAGED)
-            visible = outer | scope if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in n.attribute) else outer
+                    raise self.error(
+                        f"input {i!r} is used before it is computed",
+                        label,
+                        "nodes must come in a topological order",
+                        _DAMAGED,
+                    )
+            visible = (
+                outer | scope
+                if any(a.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for a in n.attribute)
+                else outer
+            )
             attrs: dict[str, Any] = {}
             for a in n.attribute:
                 self.text(label, a.name, a.ref_attr_name)
@@ -201,14 +245,26 @@ class _Reader:
                 attrs[a.name] = self._attr(a, opsets, visible, label, depth, in_function=in_function)
             for o in n.output:
                 if o and o in scope:
-                    raise self.error(f"value {o!r} is computed twice", label, "each name may be defined only once", _DAMAGED)
+                    raise self.error(
+                        f"value {o!r} is computed twice", label, "each name may be defined only once", _DAMAGED
+                    )
                 if o:
                     scope.add(o)
-            nodes.append(OnnxNode(n.op_type, domain, _strip(n.input), _strip(n.output), attrs, n.name, n.overload, index))
+            nodes.append(
+                OnnxNode(n.op_type, domain, _strip(n.input), _strip(n.output), attrs, n.name, n.overload, index)
+            )
         return tuple(nodes)
 
-    def _attr(self, a: AttributeProto, opsets: Mapping[str, int], visible: Iterable[str], where: str, depth: int,
-              *, in_function: bool = False) -> Any:
+    def _attr(
+        self,
+        a: AttributeProto,
+        opsets: Mapping[str, int],
+        visible: Iterable[str],
+        where: str,
+        depth: int,
+        *,
+        in_function: bool = False,
+    ) -> Any:
         if a.ref_attr_name:
             if not in_function:
                 raise self.error(f"attribute {a.name!r} refers to a function's attribute outside of a function", where)
@@ -242,7 +298,9 @@ class _Reader:
             case AttributeProto.TYPE_PROTOS:
                 return [self._type(t, label) for t in a.type_protos]
             case _:
-                raise self.error(f"attribute {a.name!r} is of an unknown kind", where, f"its type is {a.type}", _DAMAGED)
+                raise self.error(
+                    f"attribute {a.name!r} is of an unknown kind", where, f"its type is {a.type}", _DAMAGED
+                )
 
     def _port(self, v: ValueInfoProto, where: str) -> Port:
         return Port(v.name, self._type(v.type, f"{v.name!r} of {where}"))
@@ -312,7 +370,9 @@ def _check_calls(functions: Mapping[FunctionKey, OnnxFunction], source: str) -> 
     def visit(key: FunctionKey, path: tuple[FunctionKey, ...]) -> int:
         if key in path or len(path) > MAX_DEPTH:
             circle = " -> ".join(k[1] for k in (*path, key))
-            raise ModelError(f"cannot load {source}: functions call each other in a circle or too deeply", because=circle)
+            raise ModelError(
+                f"cannot load {source}: functions call each other in a circle or too deeply", because=circle
+            )
         if key not in depth:
             called = {(n.domain, n.op, n.overload) for n in all_nodes(functions[key].nodes)} & functions.keys()
             depth[key] = 1 + max((visit(k, (*path, key)) for k in sorted(called)), default=0)

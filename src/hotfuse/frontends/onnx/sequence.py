@@ -56,7 +56,9 @@ def _index(ctx: Ctx, position: torch.Tensor, limit: int, op: str, wrap: int | No
 
 
 @onnx_op("SplitToSequence", since=11)
-def split_to_sequence(ctx: Ctx, x: torch.Tensor, split: torch.Tensor | None = None, *, axis: int = 0, keepdims: int = 1) -> Sequence_:
+def split_to_sequence(
+    ctx: Ctx, x: torch.Tensor, split: torch.Tensor | None = None, *, axis: int = 0, keepdims: int = 1
+) -> Sequence_:
     size = x.shape[axis]
     if split is None:
         parts = torch.split(x, 1, axis)
@@ -76,7 +78,7 @@ def concat_from_sequence(ctx: Ctx, seq: Sequence_, *, axis: int, new_axis: int =
 
 
 @onnx_op("Optional", since=15)
-def optional(ctx: Ctx, value: Any = None, *, type: PortType | None = None) -> Any:  # noqa: A002  ONNX's name
+def optional(ctx: Ctx, value: Any = None, *, type: PortType | None = None) -> Any:
     return value
 
 

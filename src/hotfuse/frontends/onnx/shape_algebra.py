@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from hotfuse.frontends.onnx.registry import DataDependent
 from hotfuse.frontends.onnx.values import BY_CODE
 
-Numbers = np.ndarray[Any, np.dtype[np.object_]]
+Numbers = np.ndarray[Any, Any]
 Row = Callable[..., Any]
 """(operands as arrays or None, attributes by name) -> array, or (array, dtype) when the element type changes."""
 
@@ -143,8 +143,9 @@ def _expand(x: Numbers, shape: Numbers) -> Numbers:
 
 
 def _reduce(fn: Callable[[list[Any]], Any]) -> Row:
-    def row(x: Numbers, given: Numbers | None = None, *, axes: Any = None, keepdims: int = 1,
-            noop_with_empty_axes: int = 0) -> Numbers:
+    def row(
+        x: Numbers, given: Numbers | None = None, *, axes: Any = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    ) -> Numbers:
         at = _plain(given)[0] if given is not None else axes
         if x.ndim > 1 or (not at and noop_with_empty_axes):
             raise DataDependent("a reduction of sizes in several dimensions")
@@ -172,7 +173,9 @@ def _to_int(n: Any) -> Any:
     return torch.sym_int(n) if isinstance(n, (float, torch.SymFloat)) else int(n) if isinstance(n, bool) else n
 
 
-def _split(x: Numbers, sizes: Numbers | None = None, *, axis: int = 0, split: Any = None, num_outputs: int | None = None) -> Any:
+def _split(
+    x: Numbers, sizes: Numbers | None = None, *, axis: int = 0, split: Any = None, num_outputs: int | None = None
+) -> Any:
     at = _plain(sizes)[0] if sizes is not None else split
     if at is None:
         raise DataDependent("an even split of sizes")
@@ -230,7 +233,9 @@ ROWS: dict[str, Row] = {
 }
 
 
-def evaluate(op: str, operands: list[Numbers | None], attrs: dict[str, Any], dtype: torch.dtype) -> list[tuple[Numbers, torch.dtype]] | None:
+def evaluate(
+    op: str, operands: list[Numbers | None], attrs: dict[str, Any], dtype: torch.dtype
+) -> list[tuple[Numbers, torch.dtype]] | None:
     """The results of an operator on known numbers, with their element types; None when no row says."""
     row = ROWS.get(op)
     if row is None:
@@ -239,7 +244,9 @@ def evaluate(op: str, operands: list[Numbers | None], attrs: dict[str, Any], dty
         found = row(*operands, **attrs)
     except (DataDependent, GuardOnDataDependentSymNode, TypeError, ValueError, IndexError):
         return None  # the tensors themselves are still traced; only their contents stay unknown
-    results = found if isinstance(found, tuple) and not (len(found) == 2 and isinstance(found[1], torch.dtype)) else (found,)
+    results = (
+        found if isinstance(found, tuple) and not (len(found) == 2 and isinstance(found[1], torch.dtype)) else (found,)
+    )
     out: list[tuple[Numbers, torch.dtype]] = []
     for r in results:
         numbers, kind = r if isinstance(r, tuple) else (r, dtype)

@@ -32,37 +32,64 @@ class ExternalData:
         entries = {e.key: e.value for e in proto.external_data}
         location = entries.get("location", "")
         if self.folder is None:
-            raise ModelError("tensor data lies in another file, but the model was given as bytes", where=where,
-                             because=f"its data is in {location!r}", hint="pass the model's path instead")
+            raise ModelError(
+                "tensor data lies in another file, but the model was given as bytes",
+                where=where,
+                because=f"its data is in {location!r}",
+                hint="pass the model's path instead",
+            )
         path = self._confined(location, where)
         offset, length = _number(entries, "offset", 0, where), _number(entries, "length", nbytes, where)
         if length != nbytes:
-            raise ModelError("external data of the wrong length", where=where,
-                             because=f"the tensor needs {nbytes} bytes and its entry says {length}")
+            raise ModelError(
+                "external data of the wrong length",
+                where=where,
+                because=f"the tensor needs {nbytes} bytes and its entry says {length}",
+            )
         try:
             size = path.stat().st_size
             if offset + nbytes > size:
-                raise ModelError("external data file too short", where=where,
-                                 because=f"{location!r} has {size} bytes, {offset + nbytes} are needed",
-                                 hint="the file may be truncated: copy it again")
+                raise ModelError(
+                    "external data file too short",
+                    where=where,
+                    because=f"{location!r} has {size} bytes, {offset + nbytes} are needed",
+                    hint="the file may be truncated: copy it again",
+                )
             with path.open("rb") as f:
                 f.seek(offset)
                 return f.read(nbytes)
         except OSError as e:
-            raise ModelError(f"cannot read external data {location!r}", where=where, because=str(e),
-                             hint="keep the data file next to the model") from e
+            raise ModelError(
+                f"cannot read external data {location!r}",
+                where=where,
+                because=str(e),
+                hint="keep the data file next to the model",
+            ) from e
 
     def _confined(self, location: str, where: str) -> Path:
         assert self.folder is not None
-        bad = not location or "\0" in location or os.path.isabs(location) or ".." in Path(location.replace("\\", "/")).parts
+        bad = (
+            not location
+            or "\0" in location
+            or os.path.isabs(location)
+            or ".." in Path(location.replace("\\", "/")).parts
+        )
         root = Path(os.path.realpath(self.folder))
         path = root if bad else Path(os.path.realpath(root / location))
         if bad or not path.is_relative_to(root) or path == root:
-            raise ModelError("external data outside the model's folder", where=where, because=f"its path is {location!r}",
-                             hint="put the data file next to the model and name it by a relative path without links")
+            raise ModelError(
+                "external data outside the model's folder",
+                where=where,
+                because=f"its path is {location!r}",
+                hint="put the data file next to the model and name it by a relative path without links",
+            )
         if not path.is_file():
-            raise ModelError(f"external data {location!r} is missing", where=where, because="no such file",
-                             hint="keep the data file next to the model")
+            raise ModelError(
+                f"external data {location!r} is missing",
+                where=where,
+                because="no such file",
+                hint="keep the data file next to the model",
+            )
         return path
 
 
@@ -79,8 +106,11 @@ def tensor_value(proto: TensorProto, external: ExternalData, where: str) -> Valu
     """Decode a tensor: torch's where it has the element type, NumPy otherwise."""
     elem = BY_CODE.get(proto.data_type)
     if elem is None:
-        raise ModelError(f"tensor with unknown element type {proto.data_type}", where=where,
-                         hint="a newer `onnx` package may know it")
+        raise ModelError(
+            f"tensor with unknown element type {proto.data_type}",
+            where=where,
+            hint="a newer `onnx` package may know it",
+        )
     dims = [int(d) for d in proto.dims]
     if any(d < 0 for d in dims):
         raise ModelError("tensor with a negative size", where=where, because=f"its dims are {dims}")
@@ -99,9 +129,12 @@ def tensor_value(proto: TensorProto, external: ExternalData, where: str) -> Valu
         if elem.code == _STRING:
             raise ModelError("string tensor with raw data", where=where)
         if len(raw) != (need := _nbytes(elem, count)):
-            raise ModelError("tensor data of the wrong length", where=where,
-                             because=f"{dims} of {elem.name} needs {need} bytes and {len(raw)} are present",
-                             hint="the file may be truncated or damaged: copy or export it again")
+            raise ModelError(
+                "tensor data of the wrong length",
+                where=where,
+                because=f"{dims} of {elem.name} needs {need} bytes and {len(raw)} are present",
+                hint="the file may be truncated or damaged: copy or export it again",
+            )
         return _from_raw(raw, elem, dims)
     return _from_field(proto, elem, dims, count, where)
 
@@ -128,9 +161,12 @@ def _from_field(proto: TensorProto, elem: Elem, dims: list[int], count: int, whe
     else:
         need = count
     if have != need:
-        raise ModelError("tensor data of the wrong length", where=where,
-                         because=f"{dims} of {elem.name} needs {need} entries in {elem.field} and {have} are present",
-                         hint="the file may be truncated or damaged: copy or export it again")
+        raise ModelError(
+            "tensor data of the wrong length",
+            where=where,
+            because=f"{dims} of {elem.name} needs {need} entries in {elem.field} and {have} are present",
+            hint="the file may be truncated or damaged: copy or export it again",
+        )
     if elem.code == _STRING:
         strings = np.array([s.decode("utf-8") for s in proto.string_data], dtype=object)
         return strings.reshape(dims)
@@ -152,13 +188,16 @@ def sparse_value(proto: SparseTensorProto, external: ExternalData, where: str) -
         raise ModelError("sparse tensor with malformed values or indices", where=where)
     n = values.numel()
     if values.dim() != 1 or indices.shape not in ((n,), (n, len(dims))):
-        raise ModelError("sparse tensor whose indices do not match its values", where=where,
-                         because=f"{n} values, indices of shape {list(indices.shape)}")
+        raise ModelError(
+            "sparse tensor whose indices do not match its values",
+            where=where,
+            because=f"{n} values, indices of shape {list(indices.shape)}",
+        )
     if indices.dim() == 2:
         bounds = torch.tensor(dims, dtype=torch.int64)
         if n and bool(((indices < 0) | (indices >= bounds)).any()):
             raise ModelError("sparse tensor with an index out of range", where=where)
-        strides = torch.tensor([math.prod(dims[i + 1:]) for i in range(len(dims))], dtype=torch.int64)
+        strides = torch.tensor([math.prod(dims[i + 1 :]) for i in range(len(dims))], dtype=torch.int64)
         indices = (indices * strides).sum(1)
     if n and bool(((indices < 0) | (indices >= count)).any()):
         raise ModelError("sparse tensor with an index out of range", where=where)

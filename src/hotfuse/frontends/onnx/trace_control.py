@@ -20,12 +20,12 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.frontends.leaf import UNKNOWN, ControlLeaf, Leaf
 from hotfuse.frontends.onnx import control, leaves, shape_algebra
 from hotfuse.frontends.onnx.model import OnnxGraph
+from hotfuse.frontends.onnx.trace_level import Level, Opaque, drop_unused, order_placeholders
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.ops.control import run_map
 
 if TYPE_CHECKING:
     from hotfuse.frontends.onnx.interp import Program, Step
-    from hotfuse.frontends.onnx.trace import Level
 
 
 def trace_step(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
@@ -87,8 +87,6 @@ def _simple(level: Level, v: Value) -> Value:
 
 def _nested(level: Level, program: Program, stand_ins: Sequence[Any], captures: Captures) -> Nested:
     """Trace a nested graph; its inputs are the stand-ins, then the captures, then the captures' symbols."""
-    from hotfuse.frontends.onnx.trace import Level, Opaque
-
     inner = Level(level.session)
     vals: list[Any] = []
 
@@ -119,8 +117,6 @@ def _nested(level: Level, program: Program, stand_ins: Sequence[Any], captures: 
 
 def _close(level: Level, nested: Sequence[Nested]) -> list[Value]:
     """Give all nested graphs the same constants behind their inputs; gives those as values of the outer graph."""
-    from hotfuse.frontends.onnx.trace import drop_unused, order_placeholders
-
     for n in nested:
         drop_unused(n.level)
     metas = {key: node.meta for n in nested for key, node in n.level.consts.items()}
@@ -129,8 +125,15 @@ def _close(level: Level, nested: Sequence[Nested]) -> list[Value]:
     return [level.const(level.session.constants[k]) for k in metas]
 
 
-def _emit(level: Level, kind: Any, nested: Sequence[Nested], args: Sequence[Any], captures: Captures, vals: Sequence[Any],
-          **attrs: Any) -> list[Value]:
+def _emit(
+    level: Level,
+    kind: Any,
+    nested: Sequence[Nested],
+    args: Sequence[Any],
+    captures: Captures,
+    vals: Sequence[Any],
+    **attrs: Any,
+) -> list[Value]:
     behind = _close(level, nested)
     leaf = ControlLeaf(kind, tuple(n.gm for n in nested))
     every = (*captures.values, *captures.symbols, *behind)
@@ -186,7 +189,9 @@ def _if(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
     vals: list[Any] = []
     for a, b in zip(nested[0].vals, nested[1].vals, strict=True):
         changed = _changed(a, b)
-        vals.append(UNKNOWN if changed is None else _visible(level, before, _fresh_like(level, a, changed) if changed else a))
+        vals.append(
+            UNKNOWN if changed is None else _visible(level, before, _fresh_like(level, a, changed) if changed else a)
+        )
     return _emit(level, "if", nested, [cond], captures, vals)
 
 
@@ -201,7 +206,9 @@ def _decided(level: Level, cond: Value) -> bool | None:
         return None
 
 
-def _settle(level: Level, vals: Sequence[Any], trace_body: Callable[[list[Any]], tuple[Nested, list[Any]]]) -> tuple[Nested, list[Any]]:
+def _settle(
+    level: Level, vals: Sequence[Any], trace_body: Callable[[list[Any]], tuple[Nested, list[Any]]]
+) -> tuple[Nested, list[Any]]:
     """Trace a body until the types of its carried values are stable; gives it with those types as seen outside."""
     types: list[Any] = [v if isinstance(v, torch.Tensor) else UNKNOWN for v in vals]
     changing: list[set[int]] = [set() for _ in vals]
@@ -232,7 +239,9 @@ def _steps(level: Level, before: set[Any], vals: Sequence[Any], length: Any, axe
             continue
         with disable_proxy_modes_tracing():
             shape = list(one.shape)
-            shape.insert(axis + len(shape) + 1 if axis < 0 else axis, level.session.fresh() if length is None else length)
+            shape.insert(
+                axis + len(shape) + 1 if axis < 0 else axis, level.session.fresh() if length is None else length
+            )
             out.append(torch.empty(shape, dtype=one.dtype))
     return out
 
@@ -244,7 +253,8 @@ def _stacked_attrs(program: Program, first: int, vals: Sequence[Any]) -> dict[st
     for declared, val in zip(control.stacked_of(program, first), vals, strict=True):
         if isinstance(val, torch.Tensor):
             dtypes.append(val.dtype)
-            shapes.append([s if isinstance(s, int) else None for s in val.shape])
+            sizes: list[Any] = list(val.shape)
+            shapes.append([s if isinstance(s, int) else None for s in sizes])
         else:
             dtypes.append(declared.dtype)
             shapes.append(None if declared.shape is None else list(declared.shape))
@@ -268,8 +278,15 @@ def _loop(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
     nested, vals = _settle(level, carried, trace_body)
     steps = nested.vals[1 + n :]
     stacked = _steps(level, before, steps, None, [0] * len(steps))
-    return _emit(level, "loop", [nested], [trip, cond, tuple(carried)], captures, [*vals, *stacked],
-                 **_stacked_attrs(body, 1 + n, steps))
+    return _emit(
+        level,
+        "loop",
+        [nested],
+        [trip, cond, tuple(carried)],
+        captures,
+        [*vals, *stacked],
+        **_stacked_attrs(body, 1 + n, steps),
+    )
 
 
 def _scan(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
@@ -293,9 +310,19 @@ def _scan(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
     steps = nested.vals[n:]
     length = scanned[0].shape[axes.in_axes[0]] if isinstance(scanned[0], torch.Tensor) else None
     stacked = _steps(level, before, steps, length, axes.out_axes)
-    return _emit(level, "scan", [nested], [tuple(states), tuple(scanned)], captures, [*vals, *stacked],
-                 **_stacked_attrs(body, n, steps), in_axes=list(axes.in_axes), in_reverse=list(axes.in_reverse),
-                 out_axes=list(axes.out_axes), out_reverse=list(axes.out_reverse))
+    return _emit(
+        level,
+        "scan",
+        [nested],
+        [tuple(states), tuple(scanned)],
+        captures,
+        [*vals, *stacked],
+        **_stacked_attrs(body, n, steps),
+        in_axes=list(axes.in_axes),
+        in_reverse=list(axes.in_reverse),
+        out_axes=list(axes.out_axes),
+        out_reverse=list(axes.out_reverse),
+    )
 
 
 def _map(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
@@ -348,7 +375,9 @@ def _unrolled(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
     if lengths is not None:
         numbers = level.numbers(lengths)
         if numbers is None or not shape_algebra.is_static(numbers):
-            raise CaptureError("a Scan of opset 8 with lengths that only a run can tell", hint="export with opset 9 or later")
+            raise CaptureError(
+                "a Scan of opset 8 with lengths that only a run can tell", hint="export with opset 9 or later"
+            )
         lengths = _Lengths([int(n) for n in numbers.flat])
     bodies: Any = [_Inline(level, p) for p in step.programs]
     return control.bind(step.node, step.opset, bodies, step.attrs)(lengths, *args[1:])

@@ -110,7 +110,9 @@ def from_numpy(array: Any, *, copy: bool = False) -> torch.Tensor | np.ndarray[A
         raise InputError(f"element type {a.dtype} has no ONNX counterpart", hint="pass a numeric, bool or string array")
     if elem.torch is None:
         if elem.code == 8 and a.size and any(isinstance(s, bytes) for s in a.flat):
-            a = np.array([s.decode("utf-8") if isinstance(s, bytes) else s for s in a.flat], dtype=object).reshape(a.shape)
+            a = np.array([s.decode("utf-8") if isinstance(s, bytes) else s for s in a.flat], dtype=object).reshape(
+                a.shape
+            )
         return a.copy() if copy else a
     if copy or not a.flags.writeable or any(s < 0 for s in a.strides):
         a = a.copy()
