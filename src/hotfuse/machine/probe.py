@@ -2,7 +2,7 @@
 
 Some machines advertise instructions that trap when used (seen: AMX in a virtual machine). A feature is therefore
 believed only when it is advertised *and* an instruction of it ran in a throw-away process: `machine.trial` forks one
-child per feature, so a trap kills only that child. The whole probe takes some tens of milliseconds and its
+child per feature, so a trap kills only that child. The whole probe takes about a tenth of a second and its
 result is kept for the life of the process.
 """
 
