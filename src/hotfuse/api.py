@@ -101,9 +101,13 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
     entries = [e for s in list(engine.sites.values()) for e in s.entries]
     return {
         "calls": counts["calls"],
-        "calls_per_tier": {"module": counts["module_calls"], "0": counts["graph_calls"]},
+        "calls_per_tier": {
+            "module": counts["module_calls"],
+            "0": counts["graph_calls"] - counts["native_calls"],
+            "1": counts["native_calls"],
+        },
         "captures": sum(n for k, n in events.items() if k.startswith("capture.")),
-        "swaps": events.get("deploy.verified", 0),
+        "swaps": sum(n for k, n in events.items() if k.startswith("deploy.")),
         "plans": len(entries),
         "guard_misses": counts["guard_misses"],
         "deopts": counts["deopts"],

@@ -32,6 +32,12 @@ class Settings:
     partition_nodes: int = _code(256)  # type: ignore[assignment]
     """Most nodes in one partition at tier 0; keeps later re-planning cheap."""
 
+    tiers: int = 1
+    """The highest tier to try: 0 stays on library kernels, 1 adds generated ones."""
+    hot_calls: int = 3
+    """Calls in a captured graph after which the next tier is tried."""
+    race_s: float = 1.0
+    """Most seconds spent measuring a new plan against the one it would replace."""
     capture: CaptureMode = "background"
     """`background`: in a worker process; `inline`: in the call (tools and tests); `off`: never."""
     capture_timeout_s: float = 300.0

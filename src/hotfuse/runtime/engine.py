@@ -27,6 +27,7 @@ from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.guards import compile_guard
 from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.race import race
 from hotfuse.runtime.site import Entry, Group, Site, specs_of
 from hotfuse.runtime.tally import Counts, Tally, total
 from hotfuse.runtime.verify import disagreement
@@ -64,6 +65,9 @@ class Model(Protocol):
 
 
 Compile = Callable[[Graph, Mapping[str, torch.Tensor]], Plan]
+"""A graph as a tier-0 plan, at once."""
+Improve = Callable[[Graph, Mapping[str, torch.Tensor]], Plan]
+"""The same as a plan of a higher tier; may take seconds; raises a HotfuseError where there is none."""
 Submit = Callable[[Callable[[], None]], None]
 
 
@@ -88,11 +92,15 @@ def _snapshot(t: torch.Tensor) -> torch.Tensor:
 class Engine:
     """Serves one model."""
 
-    def __init__(self, model: Model, compile: Compile, submit: Submit, settings: Settings, log: EventLog) -> None:
+    def __init__(
+        self, model: Model, compile: Compile, submit: Submit, settings: Settings, log: EventLog,
+        improve: Improve | None = None,
+    ) -> None:
         self.model = model
         self.settings = settings
         self.log = log
         self._compile = compile
+        self._improve = improve
         self._submit = submit
         self.sites: dict[Spec, Site] = {}
         self._plain: dict[tuple[Any, ...], Spec] = {}
@@ -177,13 +185,19 @@ class Engine:
                         entry.grad_regions and torch.is_grad_enabled() and self._wants_grad(leaves)
                     ):
                         break
+                    plan = entry.plan
                     try:
-                        outs = entry.plan.run(*leaves)
+                        outs = plan.run(*leaves)
                     except Exception as e:
                         self._withdraw(site, entry, e)
                         break
                     counts.graph_calls += 1
                     entry.calls += 1
+                    entry.heat += 1
+                    if plan.tier:
+                        counts.native_calls += 1
+                    elif entry.heat == self.settings.hot_calls and self._improve is not None:
+                        self._promote(entry)
                     entry.last_used = next(self._clock)
                     return outs[0] if entry.bare else unflatten(entry.out_spec, outs)
             else:
@@ -295,7 +309,7 @@ class Engine:
         plan = self._compile(graph, done.weights)
         guard, text = compile_guard(graph, tuple(t.is_contiguous() for t in sample.inputs))
         bare = sample.out_spec is TENSOR or sample.out_spec is NUMBER
-        entry = Entry(guard, text, plan, sample.out_spec, bare, call.grad_mode, done.captured.grad_regions,
+        entry = Entry(guard, text, plan, plan, done.weights, sample.inputs, sample.out_spec, bare, call.grad_mode, done.captured.grad_regions,
                       torch.get_default_dtype(), done.captured.notes)
         with torch.no_grad():
             difference = disagreement(plan.run(*sample.inputs), sample.outputs, self.settings.rtol)
@@ -306,6 +320,8 @@ class Engine:
                 return
             if generation != self._generation or not done.watch.same_now():
                 raise CaptureError("the model changed while it was captured", why=Why.MODEL_CHANGED)
+            if self._watch is not None and self._watch.check() is Change.MODEL:
+                self._drop_all()  # plans of an older model, which no call has met since
             kept = site.entries
             if len(kept) >= self.settings.max_entries:
                 coldest = min(kept, key=lambda e: e.last_used)
@@ -315,6 +331,60 @@ class Engine:
             site.entries = (entry, *kept)
         self.log.decide(Action.DEPLOY, Why.VERIFIED, self.model.name, tier=0, nodes=len(graph.nodes),
                         partitions=len(plan.artifacts))
+
+    # --- higher tiers ----------------------------------------------------------------------------
+
+    def _promote(self, entry: Entry) -> None:
+        """A hot plan gets a try at the next tier, beside inference."""
+        if entry.grad_mode or entry.improving or self.closed or self.settings.tiers < 1:
+            return
+        entry.improving = True
+        with self._idle:
+            self._pending += 1
+
+        def job() -> None:
+            try:
+                self._try_better(entry)
+            finally:
+                entry.improving = False
+                self._finished()
+
+        if self.settings.capture == "inline":
+            job()
+        else:
+            self._submit(job)
+
+    def _try_better(self, entry: Entry) -> None:
+        """Compile, prove, measure; swap only what won. Whatever happens is a decision."""
+        assert self._improve is not None
+        generation, name = self._generation, self.model.name
+        versions = [t._version for t in entry.weights.values() if not t.is_inference()]
+        try:
+            better = self._improve(entry.baseline.graph, entry.weights)
+            with torch.no_grad():
+                want = entry.baseline.run(*entry.sample)
+                difference = disagreement(better.run(*entry.sample), want, self.settings.rtol)
+        except Exception as e:
+            text = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
+            self.log.decide(Action.REFUSE, Why.NOT_COMPILED, name, tier=1, what=text.splitlines()[0][:300])
+            return
+        if difference:
+            self.log.decide(Action.REFUSE, Why.MISMATCH, name, tier=better.tier, because=difference)
+            return
+        trial = race(entry.baseline.run, better.run, entry.sample, self.settings.race_s)
+        evidence = {"tier": better.tier, "us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1),
+                    "rounds": trial.rounds}
+        if not trial.won:
+            self.log.decide(Action.REFUSE, Why.NOT_FASTER, name, **evidence)
+            return
+        with self._lock:
+            same = versions == [t._version for t in entry.weights.values() if not t.is_inference()]
+            if self.closed or generation != self._generation or not same:
+                self.log.decide(Action.REFUSE, Why.WEIGHTS_CHANGED, name, tier=better.tier)
+                return
+            entry.heat = 0
+            entry.plan = better
+        self.log.decide(Action.DEPLOY, Why.FASTER, name, **evidence)
 
     def _watching(self, watch: Watch) -> None:
         """Before anything is deployed, the newest watch is the one that counts."""
@@ -330,18 +400,27 @@ class Engine:
             Why.WEIGHTS_CHANGED if change is Change.VALUES else Why.MODEL_CHANGED, self.model.name,
         )
         if change is not Change.MODEL:
+            for site in self.sites.values():
+                for entry in site.entries:  # copies of weights are stale; the baseline reads them live
+                    if entry.plan is not entry.baseline:
+                        self._tally.mine.deopts += 1
+                        entry.plan, entry.heat = entry.baseline, 0
             return
         with self._lock:
             self._generation += 1
             self._watch = None
             if any(site.entries for site in self.sites.values()):
                 self._captures = 0  # the budget bounds fruitless captures, not a model that is updated for years
+            self._drop_all()
             for site in self.sites.values():
-                self._tally.mine.deopts += len(site.entries)
-                site.entries = ()
                 site.groups = {k: g for k, g in site.groups.items() if g.pending}
                 for group in site.groups.values():
                     group.tried.clear()
+
+    def _drop_all(self) -> None:
+        for site in self.sites.values():
+            self._tally.mine.deopts += len(site.entries)
+            site.entries = ()
 
     def _withdraw(self, site: Site, entry: Entry, error: Exception) -> None:
         """A plan that raised is dropped; the call goes on in the model's own code, which may raise the same."""
@@ -349,6 +428,9 @@ class Engine:
         self.log.decide(Action.DROP, Why.RUN_FAILED, self.model.name, error=f"{type(error).__name__}: "
                         f"{first[0][:200] if first else ''}")
         self._tally.mine.deopts += 1
+        if entry.plan is not entry.baseline:
+            entry.plan = entry.baseline
+            return
         with self._lock:
             site.entries = tuple(e for e in site.entries if e is not entry)
 
@@ -356,6 +438,9 @@ class Engine:
 
     def _done(self, group: Group) -> None:
         group.pending = False
+        self._finished()
+
+    def _finished(self) -> None:
         with self._idle:
             self._pending -= 1
             self._idle.notify_all()

@@ -6,7 +6,7 @@ it found there, whatever is swapped in meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +20,18 @@ from hotfuse.runtime.plan import Plan
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A guard and the plan behind it: they travel together."""
+    """A guard and the plan behind it: they travel together.
+
+    `plan` is the slot that a higher tier swaps by one reference store; `baseline` is the proven tier-0 plan behind it.
+    """
 
     guard: Guard
     guard_text: str
     plan: Plan
+    baseline: Plan
+    weights: Mapping[str, torch.Tensor]
+    sample: Sequence[torch.Tensor]
+    """Inputs of a real call, to prove and measure a better plan with."""
     out_spec: Spec
     bare: bool
     """The model returns one tensor and nothing around it."""
@@ -34,7 +41,10 @@ class Entry:
     default_dtype: torch.dtype
     notes: tuple[str, ...] = ()
     calls: int = 0
+    heat: int = 0
+    """Calls since the plan was last exchanged."""
     last_used: int = 0
+    improving: bool = False
 
 
 @dataclass(slots=True)

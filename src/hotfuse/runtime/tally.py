@@ -8,10 +8,10 @@ import threading
 class Counts:
     """One thread's counters."""
 
-    __slots__ = ("calls", "deopts", "graph_calls", "guard_misses", "module_calls")
+    __slots__ = ("calls", "deopts", "graph_calls", "guard_misses", "module_calls", "native_calls")
 
     def __init__(self) -> None:
-        self.calls = self.graph_calls = self.module_calls = self.guard_misses = self.deopts = 0
+        self.calls = self.graph_calls = self.module_calls = self.guard_misses = self.deopts = self.native_calls = 0
 
 
 class Tally(threading.local):

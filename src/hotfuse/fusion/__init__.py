@@ -1,0 +1,1 @@
+"""Which nodes run as one kernel."""
