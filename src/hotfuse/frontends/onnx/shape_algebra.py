@@ -98,7 +98,8 @@ def _plain(*operands: Numbers | None) -> list[list[Any]]:
 
 def _gather(x: Numbers, indices: Numbers, *, axis: int = 0) -> Numbers:
     flat = _plain(indices)[0]
-    return np.take(x, np.array(flat, dtype=np.int64).reshape(indices.shape), axis)
+    found: Any = np.take(x, np.array(flat, dtype=np.int64).reshape(indices.shape), axis)
+    return found if isinstance(found, np.ndarray) else array([found], ())  # NumPy unwraps a single element
 
 
 def _concat(*parts: Numbers, axis: int = 0) -> Numbers:
