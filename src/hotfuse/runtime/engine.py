@@ -308,9 +308,13 @@ class Engine:
         graph = done.captured.graph
         plan = self._compile(graph, done.weights)
         guard, text = compile_guard(graph, tuple(t.is_contiguous() for t in sample.inputs))
+        if not guard(*sample.inputs):
+            raise CaptureError("the captured graph excludes the very call it was captured for", because=text)
         bare = sample.out_spec is TENSOR or sample.out_spec is NUMBER
-        entry = Entry(guard, text, plan, plan, done.weights, sample.inputs, sample.out_spec, bare, call.grad_mode, done.captured.grad_regions,
-                      torch.get_default_dtype(), done.captured.notes)
+        entry = Entry(
+            guard, text, plan, plan, done.weights, sample.inputs, sample.out_spec, bare, call.grad_mode,
+            done.captured.grad_regions, torch.get_default_dtype(), done.captured.notes,
+        )
         with torch.no_grad():
             difference = disagreement(plan.run(*sample.inputs), sample.outputs, self.settings.rtol)
         if difference:
