@@ -211,6 +211,8 @@ class _Converter:
         raise CaptureError(f"the graph calls {getattr(target, '__name__', target)}", because="no meaning for it here")
 
     def _operator(self, node: fx.Node, op: Any) -> Any:
+        if "val" not in node.meta and not node.users and op._schema.returns and not op._schema.is_mutable:
+            return None  # a call that failed while tracing, before another way was taken
         args = tuple(self._read(a) for a in node.args)
         attrs = tuple((k, self._read(a)) for k, a in sorted(node.kwargs.items()))
         if draws_random(str(op), args, dict(attrs)):
