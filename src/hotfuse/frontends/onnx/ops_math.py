@@ -226,7 +226,12 @@ def clip_6(ctx: Ctx, x: Tensor, *, min: float = -_LARGEST, max: float = _LARGEST
 @onnx_op("Clip", since=11)
 @orders()
 def clip(ctx: Ctx, x: Tensor, lowest: Tensor | None = None, highest: Tensor | None = None) -> Tensor:
-    return x if lowest is None and highest is None else torch.clamp(x, lowest, highest)
+    if lowest is None and highest is None:
+        return x
+    if all(t is None or ctx.known(t) for t in (lowest, highest)):  # plain numbers trace into a simpler operator
+        low, high = (None if t is None else ctx.ints(t)[0] for t in (lowest, highest))
+        return torch.clamp(x, low, high)
+    return torch.clamp(x, lowest, highest)
 
 
 def _cumulative(

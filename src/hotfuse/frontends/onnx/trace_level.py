@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -155,8 +155,7 @@ class Level:
 
         def flat() -> tuple[Any, ...]:
             self.tracer = get_proxy_mode().tracer  # type: ignore[union-attr]
-            with _WholeRecurrent(self):
-                return tuple(self.as_output(v) for v in body())
+            return tuple(self.as_output(v) for v in body())
 
         with self.session.mode:
             return make_fx(flat, tracing_mode="real", pre_dispatch=True)()
@@ -307,7 +306,8 @@ class Level:
         assert step.fn is not None
         try:
             attrs = {k: self._attr(v) for k, v in step.attrs.items()}
-            out = step.fn(TraceCtx(self, step.opset, len(step.node.outputs)), *args, **attrs)
+            with _WholeRecurrent(self) if step.node.op in _RECURRENT else nullcontext():
+                out = step.fn(TraceCtx(self, step.opset, len(step.node.outputs)), *args, **attrs)
         except Exception as e:  # whatever keeps a function from tracing, the operator itself can still run whole
             self.session.forget_pending()
             first = next((line for line in str(e).splitlines() if line.strip()), "")
@@ -427,6 +427,7 @@ class _Const:
 _NO_LIST = frozenset(
     {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu}
 )
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 _STRUCTURAL = frozenset(
     {"SequenceConstruct", "SequenceAt", "SequenceInsert", "SequenceErase", "SequenceLength", "SequenceEmpty"}
 )
