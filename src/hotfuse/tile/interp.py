@@ -53,10 +53,18 @@ def run(kernel: Kernel, buffers: Mapping[str, Array], sizes: Mapping[str, int], 
     _Run(kernel, buffers, dict(sizes), random.Random(seed)).block(kernel.body)
 
 
+def number(d: Dim, env: Mapping[str, int]) -> int:
+    """The value of an integer expression."""
+    try:
+        return dims.evaluate(d, env)
+    except (KeyError, ZeroDivisionError, HotfuseError) as e:
+        raise InternalError(f"{dims.show(d)} has no value", because=repr(e)) from e
+
+
 def bind(buffer: Buffer, array: Array, sizes: Mapping[str, int]) -> Array:
     """A view of the array's memory that has the buffer's shape and strides."""
-    shape = tuple(dims.evaluate(d, sizes) for d in buffer.shape)
-    stride = tuple(dims.evaluate(d, sizes) for d in buffer.stride)
+    shape = tuple(number(d, sizes) for d in buffer.shape)
+    stride = tuple(number(d, sizes) for d in buffer.stride)
     what = f"buffer {buffer.name}: {buffer.dtype.value}{list(shape)} with strides {list(stride)}"
     if array.dtype != NUMPY[buffer.dtype]:
         raise InternalError(f"{what} was given an array of {array.dtype}")
@@ -125,17 +133,14 @@ class _Run:
         self.views = {b.name: bind(b, given[b.name], env) for b in kernel.buffers if b.kind is not BufferKind.SCRATCH}
         self.watched = {b.name for b in kernel.buffers if b.kind is BufferKind.OUTPUT}
         self.races = _Races()
-        self.shapes = {
-            b.name: (
-                tuple(dims.evaluate(d, env) for d in b.shape),
-                sum((dims.evaluate(n, env) - 1) * dims.evaluate(s, env) for n, s in zip(b.shape, b.stride, strict=True)) + 1,
-            )
+        self.reach = {
+            b.name: sum((number(n, env) - 1) * number(s, env) for n, s in zip(b.shape, b.stride, strict=True)) + 1
             for b in self.scratch
         }
         self.views.update(self.own_scratch())
 
     def own_scratch(self) -> dict[str, Array]:
-        return {b.name: bind(b, poison((max(self.shapes[b.name][1], 1),), b.dtype), self.env) for b in self.scratch}
+        return {b.name: bind(b, poison((max(self.reach[b.name], 1),), b.dtype), self.env) for b in self.scratch}
 
     def block(self, stmts: Sequence[Stmt]) -> None:
         for stmt in stmts:
@@ -149,10 +154,7 @@ class _Run:
                         self.block(stmt.body)
 
     def number(self, d: Dim) -> int:
-        try:
-            return d if isinstance(d, int) else dims.evaluate(d, self.env)
-        except (KeyError, ZeroDivisionError) as e:
-            raise InternalError(f"{dims.show(d)} has no value", where=self.kernel.name, because=repr(e)) from e
+        return d if isinstance(d, int) else number(d, self.env)
 
     def loop(self, loop: Loop) -> None:
         values = range(self.number(loop.lo), self.number(loop.hi), loop.step)

@@ -174,6 +174,9 @@ def store(use: Use) -> tuple[TileType, ...]:
     """A tile of the buffer's element type; nothing comes out."""
     use.arity(2)
     _stored(use, use.tile(1))
+    access = use.args[0]
+    if isinstance(access, Access) and -1 in access.axes:
+        use.fail("a store cannot repeat an element")
     return ()
 
 
@@ -204,9 +207,6 @@ def scatter(use: Use) -> tuple[TileType, ...]:
 
 def _stored(use: Use, tile: TileType) -> Buffer:
     buffer = use.access(0, len(tile.shape))
-    access = use.args[0]
-    if isinstance(access, Access) and -1 in access.axes:
-        use.fail("a store cannot repeat an element")
     if buffer.dtype != tile.dtype:
         use.fail(f"{show_type(tile)} cannot be stored in {buffer.name}, which holds {buffer.dtype.value}")
     return buffer

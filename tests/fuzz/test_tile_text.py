@@ -1,0 +1,89 @@
+"""Kernels print and parse back to themselves and run; malformed text is a ModelError with a place, and nothing else."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotfuse.base.errors import InternalError, ModelError
+from hotfuse.tile.interp import run
+from hotfuse.tile.text import parse, show
+from hotfuse.tile.verify import verify
+from tests.fuzz.kernels import random_arrays, random_kernel, random_sizes
+
+SPLINTERS = [
+    "", '"', "%", "(", "}", "[", "1e999", "²", "\\", "-", "kernel", "@", "#", "for", "9" * 5000, "\ud800", "..", "yield", "()",
+    "float(", "(2 ** -1)", "(1 // 0)", "*", "1.5", "valid(*)", "if", "carry(", "{axis=1}",
+]  # fmt: skip
+ANY_TEXT = st.text(st.characters(), max_size=6) | st.text("ab \"\\\n%@#{}[](),:=/*.", max_size=5)
+RANDOM = st.randoms(use_true_random=False)
+
+
+@settings(deadline=None, max_examples=200)
+@given(RANDOM)
+def test_round_trip(rng: random.Random) -> None:
+    kernel = random_kernel(rng, odd=True)
+    text = show(kernel)
+    back = parse(text)
+    assert back == kernel
+    # Equality takes 1 and 1.0 for the same, and -0.0 for 0.0; repr and text do not.
+    assert repr(back) == repr(kernel)
+    assert show(back) == text
+    verify(back)
+
+
+@settings(deadline=None, max_examples=60)
+@given(RANDOM, st.integers(0, 2**32 - 1))
+def test_kernels_run_in_any_order(rng: random.Random, seed: int) -> None:
+    kernel = random_kernel(rng)
+    sizes = random_sizes(kernel, seed)
+    results: list[dict[str, bytes]] = []
+    for order in (1, 2):
+        arrays = random_arrays(kernel, sizes, seed)
+        run(kernel, arrays, sizes, seed=order)
+        results.append({name: np.ascontiguousarray(a).tobytes() for name, a in arrays.items()})
+    assert results[0] == results[1]
+
+
+@settings(deadline=None, max_examples=300)
+@given(RANDOM, st.data())
+def test_broken_text_is_a_model_error(rng: random.Random, data: st.DataObject) -> None:
+    text = show(random_kernel(rng, odd=True))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(text)))
+        end = min(len(text), at + data.draw(st.integers(0, 12)))
+        other = data.draw(st.integers(0, max(len(text) - 8, 0)))
+        new = data.draw(st.sampled_from([*SPLINTERS, text[other:other + 8]]) | ANY_TEXT)
+        text = text[:at] + new + text[end:]
+    try:
+        parsed = parse(text)
+    except ModelError as e:
+        assert re.fullmatch(r"line \d+, column \d+", e.where)
+        return
+    assert show(parse(show(parsed))) == show(parsed)
+    try:
+        verify(parsed)
+    except InternalError as e:
+        assert "breaks invariant" in e.what
+
+
+@pytest.mark.parametrize("opening", ["(", "x[", "max(", "if 1 {", "for i in 0..1 {", "load ", "[", "%", "0..", "carry("])
+def test_deep_nesting_is_refused(opening: str) -> None:
+    deep = opening * 20_000
+    for text in (f"kernel k() {{ load x[{deep}", f"kernel k() {{ {deep}", f"kernel k() {{ input x: f32[{deep}", deep):
+        with pytest.raises(ModelError):
+            parse(text)
+
+
+@pytest.mark.parametrize(
+    "junk", [" " * 200_000, "#" * 200_000, '"' * 20_000, "%" * 20_000, "\\" * 20_000, '"\\' * 99_000, "1." * 99_000],
+    ids=lambda junk: repr(junk[:2]),
+)  # fmt: skip
+def test_long_junk_ends_quickly(junk: str) -> None:
+    with pytest.raises(ModelError):
+        parse("kernel k(" + junk)
