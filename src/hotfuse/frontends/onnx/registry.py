@@ -10,6 +10,7 @@ node's attributes by name, and returns one value or a tuple of them:
     @onnx_op("Softmax", since=13)
     def softmax(ctx, x, *, axis=-1): return torch.softmax(x, axis)
 
+Attributes are Python numbers, strings and lists of them (never to be changed in place) or values, one per name.
 Values are torch tensors; strings and element types torch lacks (int4, float4, ...) are NumPy arrays; sequences are
 lists; an empty optional is None. Numbers that come in as tensors (axes, shapes, pads) are read with `ctx.ints(t)`,
 never with `.tolist()`, and tensors made of sizes are built with `ctx.tensor(numbers)`, so that shape arithmetic stays
