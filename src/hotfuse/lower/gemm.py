@@ -1,0 +1,235 @@
+"""C[M, N] = finish(A[M, K] @ B[K, N]) as a tile program, B packed into panels.
+
+    parallel (group of rows, panel)             a group of A's rows stays in the second-level cache, a panel in the nearer ones
+      for block of rows                         balanced: no block is more than one row higher than another
+        acc = 0                               mr x nr numbers in registers, several sets of them when rows are few
+        for k in 0..K step unroll:
+          acc = mma(acc, A[rows, k], B[panel, k, :]); ...
+        finish(acc)                           bias, activation, residual ... and the stores, row by row
+
+M may be a number or known only at run time. A number gives one or two heights of blocks; otherwise every height up to `mr` is
+written, and a call takes at most two of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hotfuse.ir.dims import Dim, expr
+from hotfuse.ir.types import DType
+from hotfuse.lower.tiling import GemmTiling, balance
+from hotfuse.tile.build import KernelBuilder
+from hotfuse.tile.program import Buffer, Tile
+
+_LINE = 16
+"""fp32 numbers in a cache line."""
+_SPREAD = 4
+"""Over how many blocks of rows the fetching of the next panel is spread, when their number is not known."""
+MIN_TASKS = 16
+"""Iterations of the parallel loop to aim at: enough for threads to share evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What is to be multiplied."""
+
+    a: Buffer
+    """[M, K], rows any distance apart."""
+    b: Buffer
+    """[panels, K, nr]."""
+    m: Dim
+    k: int
+    panels: int
+    tiling: GemmTiling
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One register tile with its sums complete."""
+
+    builder: KernelBuilder
+    acc: Tile
+    row: Dim
+    """First row of C."""
+    panel: Dim
+    scratch: Buffer | None
+    """Where the sums lie, when they are to be read back row by row."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of this tile."""
+        return self.acc.type.shape[0]
+
+    def each_row(self, body: Callable[[Tile, Dim], None]) -> None:
+        """Call the body with every row, [1, nr], and its number in C: in a loop, or written out."""
+        b, nr = self.builder, self.acc.type.shape[1]
+        if self.scratch is None:
+            for i in range(self.rows):
+                body(b.extract(self.acc, (i, 0), (1, nr)), expr("+", self.row, i))
+            return
+        with b.loop("r", 0, self.rows) as r:
+            body(b.load(self.scratch, (r.var, 0), (1, nr)), expr("+", self.row, r.var))
+
+
+Finish = Callable[[Finished], None]
+
+
+@contextlib.contextmanager
+def let(b: KernelBuilder, name: str, value: Dim) -> Iterator[Dim]:
+    """A name for a number inside the `with`, as a loop of one round: what is long is written, and computed, once."""
+    if isinstance(value, int) or value.op == "sym":
+        yield value
+        return
+    with b.loop(name, value, expr("+", value, 1)) as once:
+        yield once.var
+
+
+def product(b: KernelBuilder, p: Product, finish: Finish, *, in_loop: bool) -> None:
+    """Write the loops of a product; `in_loop` keeps long epilogues short by looping over rows through scratch memory."""
+    t = p.tiling
+    scratch = b.scratch("sums", DType.F32, (t.mr, t.nr)) if in_loop else None
+    count, rows, extra = _blocks(p)
+    groups = _groups(p, count)
+    span = _span(count, groups)
+    with contextlib.ExitStack() as scope:
+        count, rows, extra, groups = (scope.enter_context(let(b, "blocks", d)) for d in (count, rows, extra, groups))
+        task = scope.enter_context(b.parallel("task", expr("*", groups, p.panels))).var
+        panel: Dim = task
+        lo: Dim = 0
+        hi = count
+        if groups != 1:
+            panel = scope.enter_context(let(b, "panel", expr("%", task, p.panels)))
+            group = expr("//", task, p.panels)
+            lo = scope.enter_context(let(b, "first", expr("//", expr("*", group, count), groups)))
+            hi = scope.enter_context(let(b, "end", expr("//", expr("*", expr("+", group, 1), count), groups)))
+        for height in _heights(p):
+            if isinstance(rows, int):
+                _run_of_blocks(b, p, finish, scratch, height, panel, _range(height, lo, hi, count, rows, extra), span)
+            else:
+                with b.when(expr("or", expr("==", rows, height), expr("==", rows, height - 1))):
+                    _run_of_blocks(
+                        b, p, finish, scratch, height, panel, _range(height, lo, hi, count, rows, extra), span
+                    )
+
+
+def _blocks(p: Product) -> tuple[Dim, Dim, Dim]:
+    """Number of blocks, rows of the lower ones, number of the blocks with one more row."""
+    if isinstance(p.m, int):
+        blocks = balance(p.m, p.tiling.mr)
+        return blocks.count, blocks.rows, blocks.extra
+    count = expr("max", 1, expr("ceildiv", p.m, p.tiling.mr))
+    return count, expr("//", p.m, count), expr("%", p.m, count)
+
+
+def _heights(p: Product) -> tuple[int, ...]:
+    if isinstance(p.m, int):
+        blocks = balance(p.m, p.tiling.mr)
+        return tuple(h for h in ((blocks.rows + 1,) if blocks.extra else ()) + (blocks.rows,) if h)
+    return tuple(range(p.tiling.mr, 0, -1))
+
+
+def _groups(p: Product, count: Dim) -> Dim:
+    """Groups of rows: as many as keep each in cache, more when there are few panels to share among threads."""
+    per_group = max(1, p.tiling.group_rows // p.tiling.mr)
+    share = -(-MIN_TASKS // p.panels) if p.panels < MIN_TASKS else 1
+    return expr("min", count, expr("max", share, expr("ceildiv", count, per_group)))
+
+
+def _span(count: Dim, groups: Dim) -> int:
+    """Blocks over which fetching the next panel is spread."""
+    if isinstance(count, int) and isinstance(groups, int):
+        return max(1, count // groups)
+    return _SPREAD
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Blocks of one height: their numbers, where the first block's group begins, and the first row of block i."""
+
+    lo: Dim
+    hi: Dim
+    first: Dim
+    rows: Dim
+    extra: Dim
+
+    def row(self, block: Dim) -> Dim:
+        if self.extra == 0:
+            return expr("*", block, self.rows)
+        return expr("+", expr("*", block, self.rows), expr("min", block, self.extra))
+
+
+def _range(height: int, lo: Dim, hi: Dim, count: Dim, rows: Dim, extra: Dim) -> _Range:
+    """The blocks of a height in [lo, hi): those before `extra` have a row more than the others."""
+    if isinstance(rows, int):
+        if extra == 0:
+            return _Range(lo, hi, lo, rows, 0)
+        if height == rows:
+            return _Range(expr("max", lo, extra), hi, lo, rows, extra)
+        return _Range(lo, expr("min", hi, extra), lo, rows, extra)
+    higher = expr("+", height, expr("*", rows, -1))
+    start = expr("*", extra, expr("+", 1, expr("*", higher, -1)))
+    stop = expr("+", count, expr("*", higher, expr("+", extra, expr("*", count, -1))))
+    return _Range(expr("max", lo, start), expr("min", hi, stop), lo, rows, extra)
+
+
+def _run_of_blocks(
+    b: KernelBuilder, p: Product, finish: Finish, scratch: Buffer | None, height: int, panel: Dim, r: _Range, span: int
+) -> None:
+    with b.loop("block", r.lo, r.hi) as block:
+        nth = expr("+", block.var, expr("*", r.first, -1))
+        with let(b, "row", r.row(block.var)) as row:
+            acc = _sums(b, p, height, row, panel, expr("min", nth, span - 1), 0 if _streams(p, height) else span)
+            if scratch is not None:
+                b.store(scratch, (0, 0), acc)
+            finish(Finished(b, acc, row, panel, scratch))
+
+
+def _streams(p: Product, height: int) -> bool:
+    """Whether a panel is read once, from end to end, as happens when one block has all rows: that the hardware foresees."""
+    rows = p.m if isinstance(p.m, int) else 2 * height - 1  # two blocks or more have more than half of mr rows each
+    return rows <= p.tiling.mr
+
+
+def _sums(b: KernelBuilder, p: Product, height: int, row: Dim, panel: Dim, nth: Dim, span: int) -> Tile:
+    """One register tile of A @ B; `span` is over how many blocks the next panel's fetching is spread, 0 for none."""
+    t = p.tiling
+    sets = t.sets(height)
+    unroll = max(t.unroll, sets)
+    zero = b.fill(0.0, DType.F32, (height, t.nr))
+    accs = [zero] * sets
+    steps = p.k // unroll
+    if steps:
+        with b.loop("k", 0, steps * unroll, unroll, carry=accs) as k:
+            if t.next_panel and span and p.panels > 1:
+                _fetch_next(b, p, panel, nth, span, k.var, steps, unroll)
+            accs = list(k.carried)
+            for u in range(unroll):
+                accs[u % sets] = _step(b, p, accs[u % sets], row, panel, expr("+", k.var, u), ahead=t.ahead)
+                b.effect("barrier_spill")
+            k.yields(*accs)
+        accs = list(k.outs)
+    for i in range(p.k - steps * unroll):
+        accs[i % sets] = _step(b, p, accs[i % sets], row, panel, steps * unroll + i, ahead=0)
+    while len(accs) > 1:
+        accs = [b.map("add", *accs[i : i + 2]) if i + 1 < len(accs) else accs[i] for i in range(0, len(accs), 2)]
+    return accs[0]
+
+
+def _step(b: KernelBuilder, p: Product, acc: Tile, row: Dim, panel: Dim, k: Dim, *, ahead: int) -> Tile:
+    t = p.tiling
+    if ahead:
+        for j in range(0, t.nr, _LINE):
+            b.prefetch(p.b, (panel, expr("+", k, ahead), j))
+    lhs = b.load(p.a, (row, k), (acc.type.shape[0], 1))
+    rhs = b.load(p.b, (panel, k, 0), (1, t.nr))
+    return b.mma(acc, lhs, rhs)
+
+
+def _fetch_next(b: KernelBuilder, p: Product, panel: Dim, nth: Dim, span: int, k: Dim, steps: int, unroll: int) -> None:
+    """This iteration's share of the next panel's lines."""
+    lines = -(-p.tiling.nr * unroll // (_LINE * span))
+    at = expr("+", expr("*", nth, steps * lines * _LINE), expr("*", k, lines * _LINE // unroll))
+    for i in range(lines):
+        b.prefetch(p.b, (expr("+", panel, 1), 0, expr("+", at, i * _LINE)), level=2)

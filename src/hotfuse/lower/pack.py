@@ -1,0 +1,139 @@
+"""Weights laid out once for a kernel: panels of columns, each panel contiguous over the shared dimension.
+
+    W[N, K] or W[K, N]  ->  panels[ceil(N / nr)][K][nr], zero beyond N
+
+What is to be packed is plain data, so that a worker process decides it and the process that owns the weights carries it out.
+Several weights that meet the same input lie behind each other, each beginning with its own panel.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotfuse.base.errors import InternalError
+from hotfuse.ir.dims import Dim
+from hotfuse.ir.types import DType
+
+_NUMPY = {DType.F32: np.dtype(np.float32)}
+_PAGE = 4096
+_HUGE = 2 << 20
+_LINE = 64
+
+Array = npt.NDArray[Any]
+
+
+class Order(StrEnum):
+    """How a weight lies before packing."""
+
+    NK = "nk"
+    """A linear layer's: one row per output."""
+    KN = "kn"
+    """A matrix product's right operand."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackSource:
+    """One weight: the name under which the caller hands it over, and its extents."""
+
+    name: str
+    order: Order
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackSpec:
+    """A packed buffer, as data."""
+
+    sources: tuple[PackSource, ...]
+    k: int
+    nr: int
+    dtype: DType = DType.F32
+
+    def panels_of(self, source: PackSource) -> int:
+        """Panels of one weight; the last may be partly zero."""
+        return -(-source.n // self.nr)
+
+    @property
+    def panels(self) -> int:
+        """Panels of all weights."""
+        return sum(self.panels_of(s) for s in self.sources)
+
+    @property
+    def panel_stride(self) -> int:
+        """Elements from one panel to the next: a line more where panels would begin at the same place of every page."""
+        size = _NUMPY[self.dtype].itemsize
+        used = self.k * self.nr
+        return used + (_LINE // size if used * size % _PAGE == 0 else 0)
+
+    @property
+    def shape(self) -> tuple[Dim, ...]:
+        """Panels, steps of K, columns of a panel."""
+        return (self.panels, self.k, self.nr)
+
+    @property
+    def stride(self) -> tuple[Dim, ...]:
+        """Elements between panels, steps and columns."""
+        return (self.panel_stride, self.nr, 1)
+
+    @property
+    def bytes(self) -> int:
+        """What the packed buffer takes."""
+        return self.panels * self.panel_stride * _NUMPY[self.dtype].itemsize
+
+
+def supported(dtype: DType) -> bool:
+    """Whether weights of an element type can be packed."""
+    return dtype in _NUMPY
+
+
+def pack(spec: PackSpec, weights: Mapping[str, Array]) -> Array:
+    """Carry a spec out: the packed buffer as one flat array."""
+    flat = aligned(spec.panels * spec.panel_stride, _NUMPY[spec.dtype])
+    size = flat.itemsize
+    strides = (spec.panel_stride * size, spec.nr * size, size)
+    panels = np.lib.stride_tricks.as_strided(flat, (spec.panels, spec.k, spec.nr), strides)
+    at = 0
+    for source in spec.sources:
+        weight = _columns(spec, source, weights)
+        full, rest = divmod(source.n, spec.nr)
+        whole = weight[:, : full * spec.nr].reshape(spec.k, full, spec.nr)
+        panels[at : at + full] = whole.transpose(1, 0, 2)
+        if rest:
+            panels[at + full, :, :rest] = weight[:, full * spec.nr :]
+        at += spec.panels_of(source)
+    return flat
+
+
+def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -> Array:
+    """A weight as K x N."""
+    if source.name not in weights:
+        raise InternalError(f"there is no weight {source.name!r} to pack")
+    weight = weights[source.name]
+    shape = (source.n, spec.k) if source.order is Order.NK else (spec.k, source.n)
+    if weight.shape != shape or weight.dtype != _NUMPY[spec.dtype]:
+        raise InternalError(
+            f"weight {source.name} is {weight.dtype}{list(weight.shape)}, to be packed as {spec.dtype.value}{list(shape)}"
+        )
+    return weight.T if source.order is Order.NK else weight
+
+
+def aligned(count: int, dtype: np.dtype[Any]) -> Array:
+    """Zeros that begin on a cache line; large ones on huge pages, where the system has them to give."""
+    size = max(count * dtype.itemsize, 1)
+    align = _HUGE if size >= _HUGE else _LINE
+    if align == _LINE:
+        raw = np.zeros(size + align, np.uint8)
+    else:
+        memory = mmap.mmap(-1, size + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        raw = np.frombuffer(memory, np.uint8)
+    start = -raw.ctypes.data % align
+    return raw[start : start + count * dtype.itemsize].view(dtype)
