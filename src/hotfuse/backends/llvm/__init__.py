@@ -1,0 +1,1 @@
+"""Machine code for tile kernels through LLVM: emission, targets, compiling, loading and calling."""

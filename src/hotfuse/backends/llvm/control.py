@@ -1,0 +1,224 @@
+"""Statements: loops with carried tiles, conditions, and parallel loops as functions of their own.
+
+Serial loops are written rotated (test, body, test), so that the body is one run of code; carried tiles are phis and stay in
+registers. A parallel loop's body becomes a function that runs a share of the iterations; small work calls it directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from hotfuse.backends.llvm.code import Fn, Scope, Val, vec
+from hotfuse.backends.llvm.parallel import WORK_PER_THREAD, loop_work, trips
+from hotfuse.backends.llvm.state import State
+from hotfuse.base.errors import InternalError
+from hotfuse.ir.dims import Dim, expr
+from hotfuse.tile.program import Instr, Loop, LoopKind, Stmt, Tile, When
+
+Block = Callable[[State, Sequence[Stmt]], None]
+"""Emits statements one after the other."""
+MAX_UNROLL = 4096
+
+
+def emit_loop(s: State, loop: Loop, block: Block, enter: Callable[[State, str, str], State]) -> None:
+    """Any loop; `enter` prepares the state of an outlined function."""
+    if loop.kind is LoopKind.UNROLL:
+        _unrolled(s, loop, block)
+    elif loop.kind is LoopKind.PARALLEL and s.parallel:
+        _parallel(s, loop, block, enter)
+    else:
+        serial(s, loop, s.fn.i64(loop.lo), s.fn.i64(loop.hi), block)
+
+
+def _unrolled(s: State, loop: Loop, block: Block) -> None:
+    lo, hi = s.fn.fold(loop.lo), s.fn.fold(loop.hi)
+    if not isinstance(lo, int) or not isinstance(hi, int) or len(range(lo, hi, loop.step)) > MAX_UNROLL:
+        raise InternalError(f"loop {loop.var} cannot be written out", where=s.kernel.name, because=f"it runs {lo} to {hi}")
+    values = [s.tile(init) for _, init in loop.carried]
+    for at in range(lo, hi, loop.step):
+        s.fn.known[loop.var] = at
+        s.vals.update({inner.name: v for (inner, _), v in zip(loop.carried, values, strict=True)})
+        block(s, loop.body)
+        values = [s.tile(t) for t in loop.yields]
+    s.fn.known.pop(loop.var, None)
+    s.vals.update({out.name: v for out, v in zip(loop.outs, values, strict=True)})
+
+
+def serial(s: State, loop: Loop, lo: str, hi: str, block: Block) -> None:
+    """A loop that counts; bounds are operands."""
+    fn = s.fn
+    body, done = fn.labels("body", "done")
+    guarded = not (lo.lstrip("-").isdigit() and hi.lstrip("-").isdigit() and int(lo) < int(hi))
+    first = [s.tile(init) for _, init in loop.carried]
+    if guarded:
+        some = fn.val(f"icmp slt i64 {lo}, {hi}")
+        fn.do(f"br i1 {some}, label %{body}, label %{done}")
+    else:
+        fn.do(f"br label %{body}")
+    before = fn.block
+    fn.label(body)
+    var, after = fn.fresh(_safe(loop.var)), fn.fresh("next")
+    phis: list[str] = []
+    fn.out.append(phis)  # type: ignore[arg-type]
+    for (inner, _), v in zip(loop.carried, first, strict=True):
+        names = [[fn.fresh("c") for _ in v.widths] for _ in v.rows]
+        s.vals[inner.name] = Val(inner.type, names, v.widths)
+    scope = Scope(len(fn.scopes), [])
+    fn.out.append(scope.lines)
+    fn.scopes.append(scope)
+    fn.depth_of[loop.var], fn.symbol[loop.var] = scope.depth, var
+    block(s, loop.body)
+    fn.scopes.pop()
+    del fn.depth_of[loop.var], fn.symbol[loop.var]
+    latch = fn.block
+    fn.out.append(f"  {after} = add nsw i64 {var}, {loop.step}")
+    more = fn.val(f"icmp slt i64 {after}, {hi}")
+    fn.do(f"br i1 {more}, label %{body}, label %{done}")
+    phis.append(f"  {var} = phi i64 [{lo}, %{before}], [{after}, %{latch}]")
+    fn.label(done)
+    yields = [s.tile(t) for t in loop.yields]
+    for k, (inner, _) in enumerate(loop.carried):
+        start, inside, end = first[k], s.vals[inner.name], yields[k]
+        rows: list[list[str]] = []
+        for r, names in enumerate(inside.rows):
+            row: list[str] = []
+            for c, w in enumerate(inside.widths):
+                ty, a, b = vec(inside.ty, w), start.rows[r][c], end.rows[r][c]
+                phis.append(f"  {names[c]} = phi {ty} [{a}, %{before}], [{b}, %{latch}]")
+                row.append(fn.val(f"phi {ty} [{a}, %{before}], [{b}, %{latch}]") if guarded else b)
+            rows.append(row)
+        s.vals[loop.outs[k].name] = Val(loop.outs[k].type, rows, inside.widths)
+
+
+def _safe(name: str) -> str:
+    """A stem for a name in LLVM's text."""
+    return "".join(ch if ch.isalnum() else "_" for ch in name) + "_"
+
+
+def emit_when(s: State, when: When, block: Block) -> None:
+    """A condition; what is known to hold or fail needs no branch."""
+    fn = s.fn
+    bit = fn.truth(when.pred)
+    if bit == "true":
+        block(s, when.body)
+    if bit in ("true", "false"):
+        return
+    then, after = fn.labels("then", "after")
+    fn.do(f"br i1 {bit}, label %{then}, label %{after}")
+    fn.label(then)
+    block(s, when.body)
+    fn.do(f"br label %{after}")
+    fn.label(after)
+
+
+# ---- parallel loops ------------------------------------------------------------------------------------------------------
+
+
+def uses(stmts: Sequence[Stmt]) -> Iterator[tuple[Instr | None, int, Tile]]:
+    """Every use of a tile: the instruction and the operand's place, or None where a loop carries or yields it."""
+    for stmt in stmts:
+        match stmt:
+            case Instr():
+                for at, a in enumerate(stmt.args):
+                    if isinstance(a, Tile):
+                        yield stmt, at, a
+            case When():
+                yield from uses(stmt.body)
+            case Loop():
+                for _, init in stmt.carried:
+                    yield None, 0, init
+                yield from uses(stmt.body)
+                for t in stmt.yields:
+                    yield None, 0, t
+
+
+def _captured(s: State, loop: Loop) -> list[Tile]:
+    """Tiles from outside that the body uses."""
+    found = {t.name: t for _, _, t in uses(loop.body) if t.name in s.vals}
+    return list(found.values())
+
+
+def _parallel(s: State, loop: Loop, block: Block, enter: Callable[[State, str, str], State]) -> None:
+    """Outlines the body into `share(context, thread, threads)` and runs it on as many threads as the work deserves."""
+    fn, module = s.fn, s.fn.module
+    name = f"{_safe(s.kernel.name)}par{len(module.defined)}"
+    outer = [v for v in fn.depth_of if v not in s.kernel.sizes]
+    tiles = _captured(s, loop)
+    slots = [("ptr", "%buffers"), ("ptr", "%sizes"), ("i64", fn.i64(loop.lo)), ("i64", fn.i64(trips(loop)))]
+    slots += [("i64", fn.symbol[v]) for v in outer]
+    chunks = [(vec(s.tile(t).ty, w), x) for t in tiles for row in s.tile(t).rows
+              for w, x in zip(s.tile(t).widths, row, strict=True)]  # fmt: skip
+    context = fn.alloca(f"[{8 * len(slots) + 128 * len(chunks) + 128} x i8], align 128")
+    first = -(-8 * len(slots) // 128) * 128
+    for k, (ty, x) in enumerate(slots):
+        fn.do(f"store {ty} {x}, ptr {_slot(fn, context, 8 * k)}")
+    for k, (ty, x) in enumerate(chunks):
+        fn.do(f"store {ty} {x}, ptr {_slot(fn, context, first + 128 * k)}, align 128")
+    _launch(s, loop, name, context)
+    inner = enter(s, name, "ptr %context, i64 %thread, i64 %threads")
+    _share(inner, s, loop, block, outer, tiles, first)
+
+
+def _slot(fn: Fn, base: str, at: int) -> str:
+    return fn.val(f"getelementptr i8, ptr {base}, i64 {at}")
+
+
+def _launch(s: State, loop: Loop, name: str, context: str) -> None:
+    """Choose the number of threads and call the share or the runtime."""
+    fn, module = s.fn, s.fn.module
+    limit = len(s.kernel.sizes)
+    given = fn.val(f"load i64, ptr {_slot(fn, '%sizes', 8 * limit)}")
+    worth: Dim = expr("//", loop_work(loop, fn.target.lanes), WORK_PER_THREAD)
+    threads = fn.call("llvm.smin.i64", "i64", ("i64", given), ("i64", fn.i64(trips(loop))))
+    threads = fn.call("llvm.smin.i64", "i64", ("i64", threads), ("i64", fn.i64(worth)))
+    many = fn.val(f"icmp sgt i64 {threads}, 1")
+    fork, alone, joined = fn.labels("fork", "alone", "joined")
+    fn.do(f"br i1 {many}, label %{fork}, label %{alone}")
+    fn.label(fork)
+    count = fn.val(f"trunc i64 {threads} to i32")
+    fn.call("GOMP_parallel", "void", ("ptr", f"@{name}omp"), ("ptr", context), ("i32", count), ("i32", "0"))
+    fn.do(f"br label %{joined}")
+    fn.label(alone)
+    fn.do(f"call void @{name}(ptr {context}, i64 0, i64 1)")
+    fn.do(f"br label %{joined}")
+    fn.label(joined)
+    for query in ("omp_get_thread_num", "omp_get_num_threads"):
+        module.declared.setdefault(query, f"declare i32 @{query}()")
+    module.defined[f"{name}omp"] = [
+        f"define internal void @{name}omp(ptr %context) #0 {{",
+        "  %t = call i32 @omp_get_thread_num()",
+        "  %n = call i32 @omp_get_num_threads()",
+        "  %thread = zext i32 %t to i64",
+        "  %threads = zext i32 %n to i64",
+        f"  call void @{name}(ptr %context, i64 %thread, i64 %threads)",
+        "  ret void",
+        "}",
+    ]
+
+
+def _share(inner: State, s: State, loop: Loop, block: Block, outer: list[str], tiles: list[Tile], first: int) -> None:
+    """The outlined function: unpack the context, then the thread's part of the iterations as a serial loop."""
+    fn = inner.fn
+    fn.known = dict(s.fn.known)
+    with fn.at(fn.scopes[0]):
+        lo = fn.val(f"load i64, ptr {_slot(fn, '%context', 16)}")
+        count = fn.val(f"load i64, ptr {_slot(fn, '%context', 24)}")
+        for k, v in enumerate(outer):
+            fn.symbol[v] = fn.val(f"load i64, ptr {_slot(fn, '%context', 32 + 8 * k)}")
+            fn.depth_of[v] = 0
+        at = first
+        for t in tiles:
+            outside = s.tile(t)
+            rows: list[list[str]] = []
+            for _ in outside.rows:
+                row: list[str] = []
+                for w in outside.widths:
+                    row.append(fn.val(f"load {vec(outside.ty, w)}, ptr {_slot(fn, '%context', at)}, align 128"))
+                    at += 128
+                rows.append(row)
+            inner.vals[t.name] = Val(outside.type, rows, outside.widths)
+        following = fn.val("add i64 %thread, 1")
+        bounds = [fn.val(f"udiv i64 {fn.val(f'mul i64 {t}, {count}')}, %threads") for t in ("%thread", following)]
+        low, high = (fn.val(f"add i64 {lo}, {fn.val(f'mul i64 {b}, {loop.step}')}") for b in bounds)
+    serial(inner, loop, low, high, block)
+    fn.do("ret void")

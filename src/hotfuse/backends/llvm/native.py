@@ -1,0 +1,53 @@
+"""From a tile kernel to something that runs: compile (anywhere), load (here), and what a reader may want to see of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hotfuse.backends.llvm import jit, scratch
+from hotfuse.backends.llvm.abi import NativeKernel
+from hotfuse.backends.llvm.emit import emit_kernel, symbol
+from hotfuse.backends.llvm.parallel import runtime
+from hotfuse.backends.llvm.target import Target, host
+from hotfuse.tile.program import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """Object code of one kernel: plain data, made in any process for any target."""
+
+    kernel: Kernel
+    target: Target
+    code: bytes
+    seconds: Mapping[str, float]
+    """Time per phase: emit, parse, passes, codegen."""
+
+
+def compile_kernel(kernel: Kernel, target: Target | None = None, *, passes: bool = True) -> CompiledKernel:
+    """Generate and compile; needs nothing of the machine that will run it but its target."""
+    target = target or host()
+    start = time.perf_counter()
+    text = emit_kernel(kernel, target)
+    emitted = time.perf_counter() - start
+    compiled = jit.compile_object(text, target, passes=passes)
+    return CompiledKernel(kernel, target, compiled.code, {"emit": emitted, **compiled.seconds})
+
+
+def load_kernel(compiled: CompiledKernel) -> NativeKernel:
+    """Link into this process, with the OpenMP runtime that torch uses."""
+    name = symbol(compiled.kernel)
+    loaded = jit.load_object(compiled.code, [name], runtime().symbols)
+    return NativeKernel(loaded, name, compiled.kernel, scratch.plan(compiled.kernel))
+
+
+def llvm_text(kernel: Kernel, target: Target | None = None) -> str:
+    """The kernel as generated LLVM IR."""
+    return emit_kernel(kernel, target or host())
+
+
+def assembly_text(kernel: Kernel, target: Target | None = None) -> str:
+    """The kernel as machine code in assembler's notation."""
+    target = target or host()
+    return jit.assembly(emit_kernel(kernel, target), target)

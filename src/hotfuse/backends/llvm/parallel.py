@@ -1,0 +1,126 @@
+"""Parallel loops: an outlined body, run by the OpenMP runtime that torch has loaded.
+
+Using torch's own thread pool means that our threads and torch's never compete, and that `torch.set_num_threads` holds for
+both. A kernel refers to `GOMP_parallel` and two queries by name; their addresses are bound when the code is loaded. Where
+there is no such runtime, they are bound to functions that run everything on the calling thread, and `runtime().kind` says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotfuse.backends.llvm.code import substitute
+from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
+from hotfuse.backends.llvm.target import host
+from hotfuse.ir.dims import Dim, expr, symbols
+from hotfuse.tile.program import Instr, Loop, Stmt, Tile, TileType, When
+
+SYMBOLS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+WORK_PER_THREAD = 1 << 15
+"""Vector operations that one more thread must have to do: some ten microseconds, about what waking it costs at worst."""
+_SERIAL = """
+define void @GOMP_parallel(ptr %body, ptr %data, i32 %threads, i32 %flags) {
+  call void %body(ptr %data)
+  ret void
+}
+define i32 @omp_get_thread_num() {
+  ret i32 0
+}
+define i32 @omp_get_num_threads() {
+  ret i32 1
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """Where parallel loops run."""
+
+    kind: str
+    """`gomp`, or `serial` where torch has not loaded an OpenMP runtime with GNU's interface."""
+    symbols: Mapping[str, int]
+    detail: str
+    keep: Loaded | ctypes.CDLL | None = None
+
+
+@functools.cache
+def runtime() -> Runtime:
+    """The runtime of this process, looked up once; import torch before."""
+    tried: list[str] = []
+    for path in _candidates():
+        try:
+            library = ctypes.CDLL(path)
+            found = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in SYMBOLS}
+        except (OSError, AttributeError) as e:
+            tried.append(f"{path}: {e}")
+            continue
+        return Runtime("gomp", found, path, library)
+    loaded = load_object(compile_object(_SERIAL, host()).code, SYMBOLS)
+    return Runtime("serial", {n: loaded.address(n) for n in SYMBOLS}, "; ".join(tried) or "no OpenMP library is loaded", loaded)
+
+
+def _candidates() -> list[str]:
+    """OpenMP libraries mapped into this process: torch's own first."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return []
+    found: list[str] = []
+    for line in maps.read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if path.startswith("/") and ("libgomp" in Path(path).name or "libomp" in Path(path).name) and path not in found:
+            found.append(path)
+    return sorted(found, key=lambda p: "torch" not in p)
+
+
+_COSTLY = {"exp": 12, "exp2": 10, "expm1": 16, "log": 14, "log2": 16, "log1p": 18, "sin": 24, "cos": 24, "tanh": 20,
+           "erf": 24, "pow": 60, "div": 8, "sqrt": 8, "rsqrt": 16, "recip": 8, "rem": 100, "mod": 100, "truncdiv": 40,
+           "floordiv": 40}  # fmt: skip
+
+
+def _vectors(t: TileType, lanes: int) -> int:
+    rows, cols = 1, t.shape[-1] if t.shape else 1
+    for e in t.shape[:-1]:
+        rows *= e
+    return rows * -(-cols // lanes)
+
+
+def _instr_work(instr: Instr, lanes: int) -> int:
+    types = [t.type for t in instr.outs] or [a.type for a in instr.args if isinstance(a, Tile)]
+    if not types:
+        return 1
+    work = _vectors(types[0], lanes)
+    if instr.op == "mma":
+        a = instr.args[1]
+        return work * (a.type.shape[1] if isinstance(a, Tile) else 1)
+    return work * _COSTLY.get(instr.op.removeprefix("map."), 1)
+
+
+def work(stmts: tuple[Stmt, ...], lanes: int) -> Dim:
+    """An estimate of the vector operations in statements, as an expression over what is known outside them."""
+    total: Dim = 0
+    for stmt in stmts:
+        match stmt:
+            case Instr():
+                total = expr("+", total, _instr_work(stmt, lanes))
+            case When():
+                total = expr("+", total, work(stmt.body, lanes))
+            case Loop():
+                total = expr("+", total, loop_work(stmt, lanes))
+    return total
+
+
+def trips(loop: Loop) -> Dim:
+    """How often a loop runs."""
+    return expr("max", 0, expr("ceildiv", expr("+", loop.hi, expr("*", loop.lo, -1)), loop.step))
+
+
+def loop_work(loop: Loop, lanes: int) -> Dim:
+    """The work of a loop: trips times the body's, for which inner bounds are taken at the first iteration."""
+    inside = work(loop.body, lanes)
+    if loop.var in symbols(inside):
+        inside = substitute(inside, {loop.var: loop.lo})
+    return expr("*", trips(loop), inside)

@@ -1,0 +1,108 @@
+"""What machine code is made for: an instruction-set level, and nothing beyond what was seen to execute.
+
+Levels differ in vector width and in the features LLVM may use. The features of this machine's levels come from
+`machine.probe` (advertised *and* executed); the name of the CPU only tunes scheduling, it never allows an instruction.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from hotfuse.base.errors import InternalError
+from hotfuse.machine.probe import usable_features
+
+_X86 = "x86_64-unknown-linux-gnu"
+_ARM = "aarch64-unknown-linux-gnu"
+_OPTIONAL = {"avx512": ("avx512vnni", "avx512bf16", "f16c"), "avx2": ("avx-vnni", "f16c"), "neon": (), "generic": ()}
+_NEEDS = {
+    "avx512": ("sse4.2", "avx", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
+    "avx2": ("sse4.2", "avx", "avx2", "fma"),
+    "neon": ("neon",),
+    "generic": (),
+}
+_BYTES = {"avx512": 64, "avx2": 32, "neon": 16, "generic": 16}
+_ORDER = ("avx512", "avx2", "neon", "generic")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Everything code generation needs to know of a machine; equal targets make equal code."""
+
+    triple: str
+    cpu: str
+    """LLVM's base model: a baseline, never the host's own name, which would allow what was not probed."""
+    features: tuple[str, ...]
+    """LLVM feature names, all of which must execute."""
+    vl_bytes: int
+    """Bytes of one vector register that code should fill."""
+    name: str
+    tune: str = ""
+    """The CPU to schedule for; empty leaves it to LLVM. A hint: no key may depend on it."""
+
+    @property
+    def lanes(self) -> int:
+        """How many fp32 numbers a vector holds; every dtype is cut into as many lanes, so that casts stay lane by lane."""
+        return self.vl_bytes // 4
+
+    def has(self, feature: str) -> bool:
+        """Whether code may use a feature."""
+        return feature in self.features
+
+    @property
+    def fma(self) -> bool:
+        """Whether fused multiply-add is an instruction; without it, LLVM would call a slow library function."""
+        return self.name == "neon" or self.has("fma")
+
+    @property
+    def feature_text(self) -> str:
+        """LLVM's feature string; wide vectors are wanted whatever the tuning says."""
+        wide = ("-prefer-256-bit",) if self.name == "avx512" else ()
+        return ",".join((*(f"+{f}" for f in self.features), *wide))
+
+
+def level(name: str, usable: AbstractSet[str], tune: str = "") -> Target:
+    """The target of a level on a machine that executes `usable`; raises where the machine lacks what it needs."""
+    if name not in _NEEDS:
+        raise InternalError(f"there is no instruction-set level {name!r}", hint=f"one of {', '.join(_ORDER)}")
+    missing = [f for f in _NEEDS[name] if f not in usable]
+    if missing:
+        raise InternalError(f"level {name} needs {', '.join(missing)}", because="the machine does not execute it")
+    features = (*_NEEDS[name], *(f for f in _OPTIONAL[name] if f in usable))
+    if name == "neon":
+        return Target(_ARM, "generic", features, _BYTES[name], name, tune)
+    return Target(_X86 if _is_x86() or name != "generic" else _ARM, "x86-64", features, _BYTES[name], name, tune)
+
+
+def cross_neon() -> Target:
+    """AArch64 with its baseline vectors, for compiling on another machine."""
+    return level("neon", {"neon"})
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+@functools.cache
+def host_levels() -> tuple[Target, ...]:
+    """The levels that this machine executes, best first; the last is always there."""
+    usable = usable_features()
+    names = [n for n in _ORDER if set(_NEEDS[n]) <= usable and (n == "neon") != _is_x86()] if usable else ["generic"]
+    if _is_x86() and "generic" not in names:
+        names.append("generic")
+    if not _is_x86() and "neon" not in names:
+        raise InternalError(f"no code generation for {platform.machine()!r}", because="only x86-64 and AArch64 are known")
+    return tuple(level(n, usable, tune=_host_cpu()) for n in names)
+
+
+def host() -> Target:
+    """The best level of this machine."""
+    return host_levels()[0]
+
+
+def _host_cpu() -> str:
+    from hotfuse.backends.llvm.jit import host_cpu_name
+
+    return host_cpu_name()
