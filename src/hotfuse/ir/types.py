@@ -50,7 +50,7 @@ class DType(StrEnum):
     STR = "str"
 
 
-_BITS = {"bool": 8, "str": 64, "f8": 8, "bf": 16, "f6": 6, "f4": 4, "c1": 128, "c6": 64, "c3": 32}
+_BITS = {"bool": 8, "str": 64, "f8e": 8, "bf": 16, "f6e": 6, "f4e": 4, "c1": 128, "c6": 64, "c3": 32}
 
 
 def bits(dtype: DType) -> int:
