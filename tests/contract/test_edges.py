@@ -219,7 +219,6 @@ def _close(got: tuple[torch.Tensor, ...], want: tuple[torch.Tensor, ...]) -> Non
         torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
-@pytest.mark.xfail(reason="a captured graph gives a plain tuple where the function gives a torch.Size", raises=AssertionError)
 def test_a_shape_stays_a_shape() -> None:
     fast = hotfuse.jit(lambda x: (x + 1, x.shape), settings=INLINE)
     with torch.no_grad():

@@ -50,7 +50,7 @@ _SAYS: dict[str, str] = {  # what the refusal must say, so that no op hides behi
     DATA_SIZED: "DynamicOutputShapeException|GuardOnDataDependentSymNode",
     STATEFUL: "writes memory|changes its own state",
     HELPER_SYMBOL: "PendingUnbackedSymbolNotFound",
-    NESTED: "'Cell' object is not subscriptable",
+    NESTED: "returns a list inside its results",
     BOUND: "Runtime assertion failed for expression u0 <=",
 }
 KNOWN = {op: reason for reason, ops in _REASONS.items() for op in ops.split()}

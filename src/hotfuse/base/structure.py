@@ -61,6 +61,8 @@ def _take(obj: Any, leaves: list[Any], numbers: bool) -> Spec:
         return Spec("float", cls, repr(obj))
     if isinstance(obj, _CONSTANTS):
         return Spec("constant", cls, obj)
+    if cls is torch.Size:
+        return Spec("size", cls, None, tuple(_take(o, leaves, numbers) for o in obj))
     if cls in (tuple, list):
         return Spec(cls.__name__, cls, None, tuple(_take(o, leaves, numbers) for o in obj))
     if cls is dict:
@@ -134,6 +136,7 @@ _BUILD: dict[str, Callable[[Spec, Iterator[Any]], Any]] = {
     "constant": _constant,
     "float": lambda s, _: s.cls(s.detail),  # type: ignore[misc]
     "tuple": lambda s, it: tuple(_build(c, it) for c in s.children),
+    "size": lambda s, it: torch.Size(_build(c, it) for c in s.children),
     "list": lambda s, it: [_build(c, it) for c in s.children],
     "dict": lambda s, it: {k: _build(c, it) for k, c in zip(s.detail, s.children, strict=True)},
     "namedtuple": lambda s, it: s.cls(*(_build(c, it) for c in s.children)),  # type: ignore[misc]

@@ -178,7 +178,10 @@ class _Converter:
     def _call(self, gm: fx.GraphModule, node: fx.Node) -> Any:
         target: Any = node.target
         if target is operator.getitem:
-            return self.env[node.args[0]][node.args[1]]  # type: ignore[index]
+            results = self.env[node.args[0]]  # type: ignore[index]
+            if not isinstance(results, list):
+                raise CaptureError("an operator returns a list inside its results", because="no type says that here")
+            return results[node.args[1]]  # type: ignore[index]
         if isinstance(target, torch._ops.OpOverload):
             return self._operator(node, target)
         if isinstance(target, Leaf):

@@ -110,6 +110,13 @@ class _Packer(cloudpickle.Pickler):
         self._seen: set[int] = set()
         self._registered: set[int] = set()
 
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch._ops.OpOverload):
+            return operator_named, (obj.namespace, obj._opname, obj._overloadname)
+        if isinstance(obj, torch._ops.OpOverloadPacket):
+            return operator_named, (*obj._qualified_op_name.split("::"), None)
+        return super().reducer_override(obj)
+
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, nn.Module):
             if id(obj) not in self._seen:
@@ -124,6 +131,12 @@ class _Packer(cloudpickle.Pickler):
             self.tensors.append(obj)
         plain = not isinstance(obj, nn.Parameter) and id(obj) not in self._registered
         return self._numbers[id(obj)], describe(obj, with_data=plain and obj.numel() <= SMALL)
+
+
+def operator_named(namespace: str, name: str, overload: str | None) -> Any:
+    """A torch operator by its name, which is how it travels."""
+    packet = getattr(getattr(torch.ops, namespace), name)
+    return packet if overload is None else getattr(packet, overload)
 
 
 class _Unpacker(pickle.Unpickler):
