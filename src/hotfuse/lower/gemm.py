@@ -14,7 +14,7 @@ written, and a call takes at most two of them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from hotfuse.ir.dims import Dim, expr
@@ -77,7 +77,7 @@ Finish = Callable[[Finished], None]
 
 
 @contextlib.contextmanager
-def let(b: KernelBuilder, name: str, value: Dim) -> Iterator[Dim]:
+def let(b: KernelBuilder, name: str, value: Dim) -> Generator[Dim]:
     """A name for a number inside the `with`, as a loop of one round: what is long is written, and computed, once."""
     if isinstance(value, int) or value.op == "sym":
         yield value
