@@ -301,7 +301,7 @@ class Level:
             return sizes
         if step.kind == "fallback":
             return self._expanded(step, args)
-        if any(_is_opaque(a) for a in args) and step.node.op not in _STRUCTURAL:
+        if any(_is_opaque(a) for a in args) and not _handles_lists(step, args):
             return self.leaf(step, args, "an input's type is unknown")
         assert step.fn is not None
         try:
@@ -432,6 +432,12 @@ _STRUCTURAL = frozenset(
     {"SequenceConstruct", "SequenceAt", "SequenceInsert", "SequenceErase", "SequenceLength", "SequenceEmpty"}
 )
 """Operators that only handle lists of values, whatever those are."""
+
+
+def _handles_lists(step: Step, args: Sequence[Value]) -> bool:
+    """Whether a node only puts values into a known list or takes them out."""
+    op = step.node.op
+    return op in _STRUCTURAL and (op == "SequenceConstruct" or isinstance(args[0], list))
 
 
 def _is_opaque(v: Any) -> bool:
