@@ -83,44 +83,57 @@ def bind(buffer: Buffer, array: Array, sizes: Mapping[str, int]) -> Array:
 
 @dataclass(slots=True)
 class _Races:
-    """Who touched an element last: iterations of parallel loops have numbers, 0 being the kernel itself.
+    """Who wrote an element last, and who reads it: iterations of parallel loops have numbers, 0 being the kernel itself.
 
     When a parallel loop is through, its iterations count as the one around it, whose later statements may use their results.
+    Every parallel loop has one more number for "several of its iterations", for elements that more than one of them reads.
     """
 
     parent: list[int] = field(default_factory=lambda: [0])
     through: list[bool] = field(default_factory=lambda: [False])
     path: list[int] = field(default_factory=lambda: [0])
+    several: list[int] = field(default_factory=list[int])
+    """Of the loops around; several[i] stands for iterations inside path[i]."""
     writer: dict[str, Array] = field(default_factory=dict[str, Array])
     reader: dict[str, Array] = field(default_factory=dict[str, Array])
 
-    def enter(self) -> int:
+    def number(self) -> int:
         self.parent.append(self.path[-1])
         self.through.append(False)
-        self.path.append(len(self.parent) - 1)
-        return self.path[-1]
+        return len(self.parent) - 1
 
     def touch(self, place: Place, spots: tuple[Array, ...] | None, writes: bool) -> None:
         if place.name not in self.writer:
             self.writer[place.name] = np.zeros(place.view.shape, np.int64)
             self.reader[place.name] = np.zeros(place.view.shape, np.int64)
-        for table in (self.writer, self.reader) if writes else (self.writer,):
+        for table in (self.writer, self.reader):
             shadow = table[place.name]
             last = shadow[spots] if spots is not None else place.window(shadow)
-            if last.size and (last.min() < self.path[-1] or last.max() > self.path[-1]):
-                self.judge(np.unique(last).tolist(), place.name)
-        mine = (self.writer if writes else self.reader)[place.name]
-        if spots is not None:
-            mine[spots] = self.path[-1]
-        else:
-            place.window(mine)[...] = self.path[-1]
+            mine = np.full(last.shape, self.path[-1])
+            for owner in np.unique(last).tolist():
+                other = self.unfinished(owner)
+                if other is None:
+                    continue
+                if writes or table is self.writer:
+                    raise InternalError(
+                        f"a race in {place.name}: two iterations of a parallel loop use the same element, one writes it"
+                    )
+                mine[last == owner] = other
+            if writes == (table is self.writer):
+                if spots is not None:
+                    shadow[spots] = mine
+                else:
+                    last[...] = mine
 
-    def judge(self, owners: list[int], name: str) -> None:
-        for owner in owners:
-            while self.through[owner]:
-                owner = self.parent[owner]
-            if owner not in self.path:
-                raise InternalError(f"a race in {name}: two iterations of a parallel loop use the same element, one writes it")
+    def unfinished(self, owner: int) -> int | None:
+        """None for this iteration, one around it, or one that is through; otherwise the number for that one and this."""
+        while self.through[owner]:
+            owner = self.parent[owner]
+        if owner in self.path:
+            return None
+        while owner not in self.path:
+            owner = self.parent[owner]
+        return self.several[self.path.index(owner)]
 
 
 class _Run:
@@ -172,19 +185,21 @@ class _Run:
             self.tiles[out.name] = value
 
     def parallel(self, loop: Loop, values: range) -> None:
-        outer = self.views
-        started: list[int] = []
+        outer, races = self.views, self.races
+        first = races.number()
+        races.several.append(first)
         for value in self.order.sample(values, len(values)):
             self.env[loop.var] = value
             if self.scratch:
                 self.views = outer | self.own_scratch()
-            started.append(self.races.enter())
+            races.path.append(races.number())
             self.block(loop.body)
-            self.races.path.pop()
+            races.path.pop()
         self.views = outer
         self.env.pop(loop.var, None)
-        for iteration in started:
-            self.races.through[iteration] = True
+        races.several.pop()
+        for iteration in range(first, len(races.through)):
+            races.through[iteration] = True
 
     def instr(self, instr: Instr) -> None:
         try:
