@@ -113,6 +113,11 @@ class NativeKernel:
         self.enter, self._job = entry(self.address, len(self._buffers) + 1, len(kernel.sizes) + 1)
         """Raw call: one address per buffer, the arena's address, one number per size, the number of threads."""
 
+    @property
+    def has_scratch(self) -> bool:
+        """Whether a call needs an arena."""
+        return self._scratch.slice != 0
+
     def arena(self, sizes: Mapping[str, int], threads: int) -> torch.Tensor | None:
         """Scratch memory for a call, None where none is needed."""
         if self._scratch.slice == 0:

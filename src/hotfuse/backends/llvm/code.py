@@ -347,7 +347,7 @@ class Fn:
 
     def chunk(self, v: Val, row: int, at: int, width: int) -> str:
         """Chunk `at` of a row, repeated along the row if the row has one number only."""
-        if v.widths == (1,) and width > 1:
+        if v.widths == (1,):
             return self.splat(v.ty, width, v.rows[row][0])
         return v.rows[row][at]
 

@@ -147,7 +147,7 @@ def cast(fn: Fn, source: DType, target: DType, width: int, x: str) -> str:
         zero = literal(fn, source, width, 0)
         return fn.val(f"fcmp une {ty} {x}, {zero}" if source in FLOATS else f"icmp ne {ty} {x}, {zero}")
     if target in HALVES:
-        if source is DType.F64:
+        if source is DType.F64 and target is DType.F16:  # bf16 goes through fp32, as in torch
             return narrow(fn, target, width, _to_odd_f32(fn, width, x))
         return narrow(fn, target, width, cast(fn, source, DType.F32, width, x))
     to = vec(element(target), width)
