@@ -35,8 +35,8 @@ MIN_TASKS = 16
 class Product:
     """What is to be multiplied."""
 
-    a: Buffer
-    """[M, K], rows any distance apart."""
+    lhs: Callable[[Dim, Dim, int], Tile]
+    """A[row : row + rows, k] as a tile of [rows, 1], given row, k and rows."""
     b: Buffer
     """[panels, K, nr]."""
     m: Dim
@@ -63,14 +63,14 @@ class Finished:
         return self.acc.type.shape[0]
 
     def each_row(self, body: Callable[[Tile, Dim], None]) -> None:
-        """Call the body with every row, [1, nr], and its number in C: in a loop, or written out."""
+        """Call the body with every row, [nr], and its number in C: in a loop, or written out."""
         b, nr = self.builder, self.acc.type.shape[1]
         if self.scratch is None:
             for i in range(self.rows):
-                body(b.extract(self.acc, (i, 0), (1, nr)), expr("+", self.row, i))
+                body(b.reshape(b.extract(self.acc, (i, 0), (1, nr)), (nr,)), expr("+", self.row, i))
             return
         with b.loop("r", 0, self.rows) as r:
-            body(b.load(self.scratch, (r.var, 0), (1, nr)), expr("+", self.row, r.var))
+            body(b.load(self.scratch, (r.var, 0), (nr,)), expr("+", self.row, r.var))
 
 
 Finish = Callable[[Finished], None]
@@ -222,7 +222,7 @@ def _step(b: KernelBuilder, p: Product, acc: Tile, row: Dim, panel: Dim, k: Dim,
     if ahead:
         for j in range(0, t.nr, _LINE):
             b.prefetch(p.b, (panel, expr("+", k, ahead), j))
-    lhs = b.load(p.a, (row, k), (acc.type.shape[0], 1))
+    lhs = p.lhs(row, k, acc.type.shape[0])
     rhs = b.load(p.b, (panel, k, 0), (1, t.nr))
     return b.mma(acc, lhs, rhs)
 

@@ -1,0 +1,270 @@
+"""`scaled_dot_product_attention`, with the views around it, as one kernel.
+
+    q, k, v = transpose(view(x, [B, S, H, D]), 1, 2) of projections        read in place
+    out = reshape(transpose(attention, 1, 2), [B, S, H * D])               written in place
+
+Views before and after are positions (`lower.views`): a [batch, head, row, element] view of a projection is a sum of steps, and so
+is the place of an output element. Heads that are repeated to serve several query heads are not copied either. A group that
+does anything else to an operand, or whose head width is no multiple of 8, cannot be lowered here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from hotfuse.ir.dims import Dim
+from hotfuse.ir.graph import Graph, Node, Value, output_values, sources
+from hotfuse.ir.types import DType
+from hotfuse.lower.algebra import add, divide, mul, same
+from hotfuse.lower.attention_kernel import Along, Attention, Mask, Rows, attend
+from hotfuse.lower.attention_tiling import AttentionTiling, choose
+from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.index import Position, Space, Split, counters_in
+from hotfuse.lower.lowered import Lowered, Memory, Place, tensor_type
+from hotfuse.lower.tiling import Core
+from hotfuse.lower.views import Alias, is_move, move, shape_of
+from hotfuse.ops.schema import argument
+from hotfuse.ops.table import packet
+from hotfuse.tile.build import KernelBuilder
+from hotfuse.tile.program import Buffer, BufferKind, Kernel
+
+OP = "aten.scaled_dot_product_attention"
+MAX_WIDTH = 256
+_COPIES = frozenset({"aten.contiguous", "aten.clone", "aten.detach", "aten.alias", "aten.lift_fresh"})
+"""Ops whose result has the same elements: inside a kernel they cost nothing."""
+
+
+def lower_attention(
+    graph: Graph,
+    core: Core,
+    *,
+    name: str = "attention",
+    strides: Mapping[str, tuple[int, ...]] | None = None,
+    tiling: AttentionTiling | None = None,
+) -> Lowered:
+    """A kernel for a group around one attention; `strides` are those of inputs whose type does not tell them."""
+    return _Group(graph, core, name, strides or {}, tiling).lower()
+
+
+class _Group:
+    """One group while it is lowered."""
+
+    def __init__(
+        self, graph: Graph, core: Core, name: str, strides: Mapping[str, tuple[int, ...]], tiling: AttentionTiling | None
+    ) -> None:
+        found = [n for n in graph.nodes if packet(n.op) == OP]
+        if len(found) != 1:
+            raise CannotLower(f"a group with {len(found)} attentions")
+        self.graph, self.node, self.core, self.tiling = graph, found[0], core, tiling
+        self.builder = KernelBuilder(name, self.node.loc)
+        self.memory = Memory(self.builder, graph, strides)
+        self.makers: dict[str, tuple[Node, int]] = {v.name: (n, i) for n in graph.nodes for i, v in enumerate(n.outs)}
+        self.sources = {v.name for v in sources(graph)}
+
+    def lower(self) -> Lowered:
+        q, k, v = (self.operand(n) for n in ("query", "key", "value"))
+        shapes = [_four(shape_of(x)) for x in (q, k, v)]
+        (batch, heads, queries, width), (_, kv_heads, keys, _), (*_, value_width) = shapes
+        self.check(shapes, heads, kv_heads)
+        assert isinstance(heads, int) and isinstance(kv_heads, int)
+        assert isinstance(width, int) and isinstance(value_width, int)
+        shared = heads // kv_heads if kv_heads else 1
+        scale = argument(self.node, "scale")
+        job = Attention(
+            q=self.view(q),
+            k=self.view(k, shared),
+            v=self.view(v, shared),
+            out=self.output(),
+            batch=batch,
+            heads=heads,
+            queries=queries,
+            keys=keys,
+            width=width,
+            value_width=value_width,
+            scale=float(scale) if isinstance(scale, int | float) else 1 / math.sqrt(width),
+            causal=bool(argument(self.node, "is_causal", False)),
+            mask=self.mask((batch, heads, queries, keys)),
+        )
+        attend(self.builder, job, self.tiling or choose(self.core, width))
+        return self.memory.finish(self.builder.finish())
+
+    def operand(self, name: str) -> Value:
+        value = argument(self.node, name)
+        if not isinstance(value, Value) or tensor_type(value).dtype is not DType.F32:
+            raise CannotLower(f"attention whose {name} is not an fp32 tensor", where=str(self.node.loc))
+        return value
+
+    def check(self, shapes: list[tuple[Dim, Dim, Dim, Dim]], heads: Dim, kv_heads: Dim) -> None:
+        """Whether the kernel can do what torch would."""
+        node, (q, k, v) = self.node, shapes
+        where = str(node.loc)
+        scale = argument(node, "scale")
+        if argument(node, "dropout_p", 0.0) not in (0, 0.0):
+            raise CannotLower("attention with dropout", where=where)
+        if not (scale is None or isinstance(scale, int | float)):
+            raise CannotLower("attention whose scale is known only at run time", where=where)
+        if not all(isinstance(w, int) and w % 8 == 0 and 0 < w <= MAX_WIDTH for w in (q[3], v[3])):
+            raise CannotLower(f"heads of width {q[3]} and {v[3]}", where=where)
+        if not isinstance(heads, int) or not isinstance(kv_heads, int):
+            raise CannotLower("the number of heads is known only at run time", where=where)
+        grouped = bool(argument(node, "enable_gqa", False))
+        if heads != kv_heads and not (grouped and kv_heads and heads % kv_heads == 0) or v[1] != kv_heads:
+            raise CannotLower(f"{heads} query heads meet {kv_heads} and {v[1]}", where=where)
+        agree = same(q[0], k[0]) and same(q[0], v[0]) and same(k[2], v[2]) and same(q[3], k[3])
+        if not agree or len({len(shape_of(self.operand(n))) for n in ("query", "key", "value")}) != 1:
+            raise CannotLower("attention whose operands do not have one batch", where=where)
+
+    # -- views
+
+    def view(self, value: Value, shared: int = 1) -> Rows:
+        """A tensor of [batch, head, row, element] as steps through the memory it comes from."""
+        rows = self.walked(value, shared)
+        if not _neighbours(rows):
+            raise CannotLower(f"the elements of a row of %{value.name} are not next to each other", where=str(self.node.loc))
+        return rows
+
+    def walked(self, value: Value, shared: int = 1) -> Rows:
+        shape = shape_of(value)
+        space, repeated = Space.of(shape), 1
+        head = len(shape) - 3
+        while True:
+            try:
+                source, position = self.back(value, tuple(space.root(i) for i in range(len(shape))), space)
+                break
+            except Split as split:  # repeated heads show as a quotient
+                if head < 0 or split.counter != head or repeated > 1 or not isinstance(split.inner, int):
+                    raise CannotLower(f"%{value.name} is not a strided view", where=str(self.node.loc)) from split
+                space, repeated = space.refined(split), split.inner
+        place = self.memory.place(source)
+        lead = 4 - len(shape)
+        extra = len(shape) if repeated > 1 else -1  # the counter of a head among its copies
+        dims: list[Along] = []
+        for offset, terms in _by_dim(place, position):
+            if terms.pop(extra, 0) != 0 or not terms.keys() <= set(range(len(shape))):
+                raise CannotLower(f"%{value.name} is not a strided view", where=str(self.node.loc))
+            steps = [terms.get(i - lead, 0) if i >= lead else 0 for i in range(4)]
+            dims.append(Along(offset, (steps[0], steps[1], steps[2], steps[3])))
+        return Rows(place.buffer, tuple(dims), shared * repeated)
+
+    def back(self, value: Value, position: Position, space: Space) -> tuple[Value, Position]:
+        """The source behind a chain of views, and the position there."""
+        while value.name not in self.sources:
+            node, out = self.makers[value.name]
+            if packet(node.op) in _COPIES:
+                step = Alias(_first(node), position)
+            elif is_move(node.op):
+                step = move(node, out, position, space)
+            else:
+                raise CannotLower(f"an operand of attention is computed by {node.op}", where=str(node.loc))
+            if not isinstance(step, Alias):
+                raise CannotLower(f"an operand of attention is put together by {node.op}", where=str(node.loc))
+            value, position = step.value, step.position
+        return value, position
+
+    def output(self) -> Rows:
+        """Where the elements of attention's result lie in the group's output."""
+        outs = list(dict.fromkeys(output_values(self.graph)))
+        if len(outs) != 1:
+            raise CannotLower(f"attention with {len(outs)} outputs", where=str(self.node.loc))
+        out, made = outs[0], self.node.outs[0]
+        shape = shape_of(out)
+        space = Space.of(shape)
+        for _ in range(8):
+            try:
+                value, position = out, tuple(space.root(i) for i in range(len(shape)))
+                while value.name != made.name:
+                    node, index = self.makers.get(value.name) or (self.node, 0)
+                    if packet(node.op) in _COPIES:
+                        step = Alias(_first(node), position)
+                    elif is_move(node.op):
+                        step = move(node, index, position, space)
+                    else:
+                        raise CannotLower(f"attention's result goes through {node.op}", where=str(node.loc))
+                    if not isinstance(step, Alias):
+                        raise CannotLower(f"attention's result is put together by {node.op}", where=str(node.loc))
+                    value, position = step.value, step.position
+                break
+            except Split as split:
+                space = space.refined(split)
+        else:
+            raise CannotLower("attention's result does not fit its output", where=str(self.node.loc))
+        return self.placed(out, position, space)
+
+    def placed(self, out: Value, position: Position, space: Space) -> Rows:
+        """Each dim of attention's result must be a counter of the output's own, so that every element has one place."""
+        place = self.memory.output(out)
+        stride: dict[int, Dim] = {}
+        for at, step in enumerate(place.strides):
+            for counter, coef in space.root(at).terms:
+                stride[counter] = mul(coef, step)
+        result_shape = shape_of(self.node.outs[0])
+        steps: list[Dim] = [0] * (4 - len(result_shape))
+        used: list[int] = []
+        for coord, extent in zip(position, result_shape, strict=True):
+            if coord.offset != 0 or any(c != 1 for _, c in coord.terms) or len(coord.terms) > 1:
+                raise CannotLower("attention's result is not written whole", where=str(self.node.loc))
+            if not coord.terms and extent != 1:
+                raise CannotLower("attention's result is not written whole", where=str(self.node.loc))
+            steps.append(stride[coord.terms[0][0]] if coord.terms else 0)
+            used += [k for k, _ in coord.terms]
+        live = {k for k, n in enumerate(space.extents) if n != 1}
+        full = all(same(space.extents[c.terms[0][0]], n) for c, n in zip(position, result_shape, strict=True) if c.terms)
+        if len(used) != len(set(used)) or set(used) != live or not full or steps[3] != 1:
+            raise CannotLower("attention's result does not fit its output", where=str(self.node.loc))
+        return Rows(place.buffer, (Along(0, (steps[0], steps[1], steps[2], steps[3])),))
+
+    def mask(self, shape: tuple[Dim, Dim, Dim, Dim]) -> Mask | None:
+        value = argument(self.node, "attn_mask")
+        if value is None:
+            return None
+        where = str(self.node.loc)
+        if not isinstance(value, Value) or tensor_type(value).dtype not in (DType.BOOL, DType.F32):
+            raise CannotLower("attention with a mask that is neither bool nor fp32", where=where)
+        if argument(self.node, "is_causal", False):
+            raise CannotLower("attention with a mask, and causal as well", where=where)
+        given = shape_of(value)
+        rank = len(shape_of(self.node.outs[0]))
+        if len(given) > rank:
+            raise CannotLower(f"a mask of {len(given)} dims", where=where)
+        for n, full in zip(reversed(given), reversed(shape), strict=False):
+            if n != 1 and not same(n, full):
+                raise CannotLower(f"whether a mask's dim of {n} is repeated to {full} is not known", where=where)
+        rows = self.walked(value)
+        return Mask(rows, per_query=len(given) > 1 and given[-2] != 1)
+
+
+def _first(node: Node) -> Value:
+    if not node.ins:
+        raise CannotLower(f"{node.op} of nothing", where=str(node.loc))
+    return node.ins[0]
+
+
+def _four(shape: tuple[Dim, ...]) -> tuple[Dim, Dim, Dim, Dim]:
+    """[batch, head, row, element]; leading dims that are not there are 1."""
+    if not 2 <= len(shape) <= 4:
+        raise CannotLower(f"attention over {len(shape)} dims")
+    full = (*(1,) * (4 - len(shape)), *shape)
+    return full[0], full[1], full[2], full[3]
+
+
+def _by_dim(place: Place, position: Position) -> list[tuple[Dim, dict[int, Dim]]]:
+    """Per dim of a place's buffer: the offset, and the steps by counter."""
+    if any(counters_in(c.offset) for c in position):
+        raise CannotLower("an operand of attention is not a strided view")
+    if not place.flat:
+        return [(c.offset, dict(c.terms)) for c in position]
+    offset: Dim = 0
+    terms: dict[int, Dim] = {}
+    for c, stride in zip(position, place.strides, strict=True):
+        offset = add(offset, mul(c.offset, stride))
+        for counter, coef in c.terms:
+            terms[counter] = add(terms.get(counter, 0), mul(coef, stride))
+    return [(offset, terms)]
+
+
+def _neighbours(rows: Rows) -> bool:
+    """Whether a row's elements are next to each other, and each counter moves along one dim of the buffer."""
+    axis, step = rows.walk(3)
+    once = all(sum(d.steps[c] != 0 for d in rows.dims) <= 1 for c in (2, 3))
+    return once and axis >= 0 and step == 1 and rows.buffer.stride[axis] == 1

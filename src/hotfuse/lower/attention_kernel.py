@@ -1,0 +1,439 @@
+"""softmax(Q Kᵀ · scale + mask) V as one tile program: no score leaves the core's caches.
+
+    parallel (batch, head, panel of queries)
+      Qt = (Q · scale)ᵀ                         queries become lanes: every later step is plain vector arithmetic
+      for block of keys                         one block when all keys fit, else a running softmax
+        P = K Qt + mask;  top = max over keys   register tiles of a few keys by all queries of the panel
+        P = exp(P - top); total += P            in place
+        O = O · rescale + Pᵀ V                  register tiles of a few queries by a part of V's width
+      O / total                                 written where the output's layout wants it
+
+Q, K, V and the output are views of what the projections write, read and written in place: rows any distance apart, elements of
+a row next to each other. Keys need no transposing and softmax no reduction across lanes, because lanes are queries.
+
+Special values are torch's: a row without any key left is 0; NaN and +inf among a row's scores make the row NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from hotfuse.ir.dims import Dim, expr
+from hotfuse.ir.types import DType
+from hotfuse.lower.attention_tiling import AttentionTiling
+from hotfuse.lower.tiling import balance
+from hotfuse.tile.build import KernelBuilder, remaining
+from hotfuse.tile.program import Buffer, Tile
+
+_F32 = DType.F32
+_LOG2E = math.log2(math.e)
+_NONE = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """An index along one dim of a buffer: offset + batch·steps[0] + head·steps[1] + row·steps[2] + element·steps[3]."""
+
+    offset: Dim
+    steps: tuple[Dim, Dim, Dim, Dim]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A [batch, head, row, element] view of a buffer."""
+
+    buffer: Buffer
+    dims: tuple[Along, ...]
+    """One per dim of the buffer."""
+    shared: int = 1
+    """Heads one behind the other that are the same head of this view."""
+
+    def at(self, batch: Dim, head: Dim, row: Dim, element: Dim = 0) -> tuple[Dim, ...]:
+        """An element's index."""
+        head = expr("//", head, self.shared) if self.shared > 1 else head
+        place = (batch, head, row, element)
+        return tuple(
+            expr("+", d.offset, *(expr("*", i, s) for i, s in zip(place, d.steps, strict=True))) for d in self.dims
+        )
+
+    def walk(self, counter: int) -> tuple[int, Dim]:
+        """The buffer's dim that a counter (2 is the row, 3 the element) moves along, and how far; -1 if it does not move."""
+        return next(((i, d.steps[counter]) for i, d in enumerate(self.dims) if d.steps[counter] != 0), (-1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Added to the scores, or (bool) true where a key counts: a [batch, head, query, key] view."""
+
+    rows: Rows
+    per_query: bool
+    """Whether queries have masks of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """What is to be computed."""
+
+    q: Rows
+    k: Rows
+    v: Rows
+    out: Rows
+    batch: Dim
+    heads: int
+    queries: Dim
+    keys: Dim
+    width: int
+    value_width: int
+    scale: float
+    causal: bool = False
+    """Query i sees keys 0 to i."""
+    mask: Mask | None = None
+    first: Dim = 0
+    """Row where this sequence begins, in all four: sequences may lie one behind the other."""
+
+    @property
+    def in_bits(self) -> bool:
+        """Whether scores are kept as powers of 2. With a mask of floats they are not: its least number must not overflow."""
+        return self.mask is None or self.mask.rows.buffer.dtype is DType.BOOL
+
+
+def attend(b: KernelBuilder, a: Attention, t: AttentionTiling) -> None:
+    """Write the program."""
+    panels = expr("ceildiv", a.queries, t.panel)
+    with b.parallel("task", expr("*", a.batch, a.heads, panels)) as task:
+        line, panel = _apart(task.var, panels)
+        batch, head = _apart(line, a.heads)
+        _Panel(b, a, t, batch, head, expr("*", panel, t.panel)).write()
+
+
+def _apart(i: Dim, inner: Dim) -> tuple[Dim, Dim]:
+    """(i // inner, i % inner)."""
+    return (i, 0) if inner == 1 else (expr("//", i, inner), expr("%", i, inner))
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """A block of keys."""
+
+    begin: Dim
+    end: Dim
+
+    @property
+    def count(self) -> Dim:
+        return remaining(self.end, self.begin)
+
+
+class _Panel:
+    """The program of one panel: queries `first` and on of one head."""
+
+    def __init__(self, b: KernelBuilder, a: Attention, t: AttentionTiling, batch: Dim, head: Dim, first: Dim) -> None:
+        self.b, self.a, self.t = b, a, t
+        self.batch, self.head, self.query = batch, head, first
+        whole = isinstance(a.queries, int) and a.queries % t.panel == 0
+        self.count = t.panel if whole else expr("min", t.panel, remaining(a.queries, first))
+        self.end = expr("min", a.keys, expr("+", first, t.panel)) if a.causal else a.keys
+        most = t.block if not isinstance(a.keys, int) else min(t.block, a.keys)
+        self.qt = b.scratch("qt", _F32, (a.width, t.panel))
+        self.p = b.scratch("p", _F32, (max(most, 1) + max(t.lanes, *map(t.key_rows, range(1, t.vectors + 1))), t.panel))
+        self.factor = b.scratch("factor", _F32, (t.panel,))
+
+    def read(
+        self, x: Rows, row: Dim, element: Dim, shape: tuple[int, int], valid: tuple[Dim | None, Dim | None] | tuple[()] = ()
+    ) -> Tile:
+        """Rows by elements of this panel's head."""
+        axes, step = zip(x.walk(2), x.walk(3), strict=True)
+        place = x.at(self.batch, self.head, row, element)
+        return self.b.load(x.buffer, place, shape, axes=axes, step=step, valid=valid)
+
+    # -- which shapes can occur
+
+    def widths(self) -> Iterator[tuple[int, Dim | None]]:
+        """How many vectors of queries a panel may have, and when it has them (None: always)."""
+        t, n = self.t, self.a.queries
+        if isinstance(n, int):
+            found = {-(-min(t.panel, n - q) // t.lanes) for q in range(0, n, t.panel)}
+        else:
+            found = set(range(1, t.vectors + 1))
+        for v in sorted(found, reverse=True):
+            yield v, None if len(found) == 1 else expr("==", expr("ceildiv", self.count, t.lanes), v)
+
+    def write(self) -> None:
+        """One pass when all keys fit a block; where that shows only at run time, both ways are there."""
+        a, t = self.a, self.t
+        self.transpose_queries()
+        if isinstance(a.keys, int):
+            (self.one_pass if a.keys <= t.block else self.running)()
+            return
+        with self.b.when(expr("<=", a.keys, t.block)):
+            self.one_pass()
+        with self.b.when(expr("<", t.block, a.keys)):
+            self.running()
+
+    def transpose_queries(self) -> None:
+        """Scaled queries as columns."""
+        b, a, t = self.b, self.a, self.t
+        factor = a.scale * (_LOG2E if a.in_bits else 1.0)
+        with b.loop("j", 0, self.count, t.lanes) as j, b.loop("d", 0, a.width, t.lanes) as d:
+            left = remaining(a.width, d.var) if a.width % t.lanes else None
+            row = expr("+", a.first, self.query, j.var)
+            x = self.read(a.q, row, d.var, (t.lanes, t.lanes), valid=(remaining(self.count, j.var), left))
+            x = b.transpose(b.map("mul", x, factor), (1, 0))
+            b.store(self.qt, (d.var, j.var), x, valid=(left, None))
+
+    def one_pass(self) -> None:
+        """All keys in one block."""
+        b, keys = self.b, _Keys(0, self.end)
+        for vectors, when in self.widths():
+            with _if(b, when):
+                lanes = vectors * self.t.lanes
+                top = self.scores(vectors, keys, b.fill(_NONE, _F32, (1, lanes)))
+                total = self.exponents(vectors, keys, _finite(b, top), b.fill(0.0, _F32, (1, lanes)))
+                b.store(self.factor, (0,), b.reshape(_inverse(b, total), (lanes,)))
+        for rows, g in self.groups():
+            for lo, hi, step, width in self.parts():
+                with b.loop("c", lo, hi, step) as c:
+                    acc = self.values(keys, g, rows, c.var, b.fill(0.0, _F32, (rows, width)))
+                    self.finish(acc, g, rows, c.var)
+
+    def running(self) -> None:
+        """Block by block: what has been added up so far is rescaled whenever a greater score turns up."""
+        b, a, t = self.b, self.a, self.t
+        sums = b.scratch("sums", _F32, (t.panel, a.value_width))
+        top_of = b.scratch("top", _F32, (t.panel,))
+        total_of = b.scratch("total", _F32, (t.panel,))
+        b.store(top_of, (0,), b.fill(_NONE, _F32, (t.panel,)))
+        b.store(total_of, (0,), b.fill(0.0, _F32, (t.panel,)))
+        with b.loop("z", 0, t.panel) as z:
+            b.store(sums, (z.var, 0), b.fill(0.0, _F32, (1, a.value_width)))
+        with b.loop("block", 0, self.end, t.block) as block:
+            keys = _Keys(block.var, expr("min", self.end, expr("+", block.var, t.block)))
+            for vectors, when in self.widths():
+                with _if(b, when):
+                    lanes = vectors * t.lanes
+                    before = b.load(top_of, (0,), (1, lanes), axes=(-1, 0))
+                    top = self.scores(vectors, keys, before)
+                    finite = _finite(b, top)
+                    rescale = self.power(b.map("sub", before, finite))
+                    total = b.map("mul", b.load(total_of, (0,), (1, lanes), axes=(-1, 0)), rescale)
+                    total = self.exponents(vectors, keys, finite, total)
+                    for place, tile in ((top_of, top), (total_of, total), (self.factor, rescale)):
+                        b.store(place, (0,), b.reshape(tile, (lanes,)))
+            for rows, g in self.groups():
+                for lo, hi, step, width in self.parts():
+                    with b.loop("c", lo, hi, step) as c:
+                        acc = b.map("mul", b.load(sums, (g, c.var), (rows, width)), self.factors(g, rows))
+                        b.store(sums, (g, c.var), self.values(keys, g, rows, c.var, acc))
+        total = b.load(total_of, (0,), (t.panel,))
+        b.store(self.factor, (0,), _inverse(b, total))
+        with b.loop("o", 0, self.count) as o:
+            self.finish(b.load(sums, (o.var, 0), (1, a.value_width)), o.var, 1, 0)
+
+    # -- scores
+
+    def scores(self, vectors: int, keys: _Keys, top: Tile) -> Tile:
+        """P = K Qt + mask for a block; gives the greatest score of every query, `top` included."""
+        a, t = self.a, self.t
+        rows = t.key_rows(vectors)
+        if a.mask is not None and a.mask.per_query:
+            self.mask_columns(a.mask, vectors, keys)
+        if isinstance(keys.count, int):
+            cut = balance(keys.count, rows)
+            split = expr("+", keys.begin, cut.extra * (cut.rows + 1))
+            if cut.extra:
+                top = self.score_run(vectors, cut.rows + 1, keys, keys.begin, split, top, full=True)
+            return self.score_run(vectors, cut.rows, keys, split, keys.end, top, full=True) if cut.rows else top
+        seen = keys.count
+        if a.causal:  # keys up to the first query are seen by all of them
+            seen = expr("max", 0, remaining(expr("min", keys.end, expr("+", self.query, 1)), keys.begin))
+        split = expr("+", keys.begin, expr("*", expr("//", seen, rows), rows))
+        top = self.score_run(vectors, rows, keys, keys.begin, split, top, full=True)
+        return self.score_run(vectors, rows, keys, split, keys.end, top, full=False)
+
+    def score_run(self, vectors: int, rows: int, keys: _Keys, lo: Dim, hi: Dim, top: Tile, *, full: bool) -> Tile:
+        """Tiles of so many keys, one after the other; if they are not `full`, some of their scores do not count."""
+        b, a, lanes = self.b, self.a, vectors * self.t.lanes
+        with b.loop("k", lo, hi, rows, carry=[top]) as k:
+            (top,) = k.carried
+            s = self.score_tile(rows, lanes, k.var, full)
+            if a.mask is not None:
+                s = b.map("add", s, self.mask_tile(a.mask, rows, lanes, keys, k.var, full))
+            if not full:
+                s = b.map("select", self.counting(rows, lanes, keys, k.var), s, b.fill(_NONE, _F32))
+            b.store(self.p, (remaining(k.var, keys.begin), 0), s)
+            for i in range(rows):
+                row = b.extract(s, (i, 0), (1, lanes))
+                # NaN never becomes the greatest; it comes through by its own power.
+                top = b.map("select", b.map("gt", row, top), row, top)
+            k.yields(top)
+        return k.outs[0]
+
+    def score_tile(self, rows: int, lanes: int, key: Dim, full: bool) -> Tile:
+        b, a, t = self.b, self.a, self.t
+        unroll = t.unroll
+        with b.loop("d", 0, a.width, unroll, carry=[b.fill(0.0, _F32, (rows, lanes))]) as d:
+            (acc,) = d.carried
+            for u in range(unroll):
+                at = expr("+", d.var, u)
+                acc = b.mma(acc, self.key_column(rows, key, at, full), b.load(self.qt, (at, 0), (1, lanes)))
+                b.effect("barrier_spill")
+            d.yields(acc)
+        return d.outs[0]
+
+    def key_column(self, rows: int, key: Dim, element: Dim, full: bool) -> Tile:
+        """One element of some keys; keys beyond the last are the last again, and do not count."""
+        b, a = self.b, self.a
+        if full:
+            return self.read(a.k, expr("+", a.first, key), element, (rows, 1))
+        parts: list[Tile] = []
+        for i in range(rows):
+            row = expr("min", expr("+", key, i), expr("+", a.keys, -1))
+            parts.append(self.read(a.k, expr("+", a.first, row), element, (1, 1)))
+        return b.concat(parts, 0) if rows > 1 else parts[0]
+
+    def counting(self, rows: int, lanes: int, keys: _Keys, key: Dim) -> Tile:
+        """Where a key exists and, if causal, is not ahead of the query."""
+        b, i32 = self.b, DType.I32
+        exists = b.map("lt", b.iota(remaining(key, keys.end), (rows, 1), 0, i32), b.fill(0, i32))
+        if not self.a.causal:
+            return exists
+        behind = b.map("le", b.iota(remaining(key, self.query), (rows, 1), 0, i32), b.iota(0, (1, lanes), 1, i32))
+        return b.map("and", behind, exists)
+
+    # -- masks
+
+    def mask_columns(self, mask: Mask, vectors: int, keys: _Keys) -> None:
+        """Masks of single queries, turned so that queries are lanes; P holds them until its scores come."""
+        b, t = self.b, self.t
+        with b.loop("m", keys.begin, keys.end, t.lanes) as m:
+            left = remaining(keys.end, m.var)
+            for j in range(0, vectors * t.lanes, t.lanes):
+                row, valid = expr("+", self.query, j), (remaining(self.count, j), left)
+                x = self.read(mask.rows, row, m.var, (t.lanes, t.lanes), valid=valid)
+                b.store(self.p, (remaining(m.var, keys.begin), j), b.transpose(_added(b, x), (1, 0)))
+
+    def mask_tile(self, mask: Mask, rows: int, lanes: int, keys: _Keys, key: Dim, full: bool) -> Tile:
+        b = self.b
+        if mask.per_query:
+            return b.load(self.p, (remaining(key, keys.begin), 0), (rows, lanes))
+        axis, step = mask.rows.walk(3)
+        place = mask.rows.at(self.batch, self.head, 0, key)
+        valid = () if full else (remaining(keys.end, key), None)
+        return _added(b, b.load(mask.rows.buffer, place, (rows, 1), axes=(axis, -1), step=(step, 1), valid=valid))
+
+    # -- softmax and values
+
+    def power(self, x: Tile) -> Tile:
+        """The scores' exponential."""
+        b = self.b
+        return b.map("exp2", x if self.a.in_bits else b.map("mul", x, _LOG2E))
+
+    def exponents(self, vectors: int, keys: _Keys, top: Tile, total: Tile) -> Tile:
+        """P = exp(P - top), in place; gives the sum over keys, `total` included."""
+        b, lanes = self.b, vectors * self.t.lanes
+        with b.loop("e", 0, keys.count, carry=[total]) as e:
+            x = self.power(b.map("sub", b.load(self.p, (e.var, 0), (1, lanes)), top))
+            b.store(self.p, (e.var, 0), x)
+            e.yields(b.map("add", e.carried[0], x))
+        return e.outs[0]
+
+    def groups(self) -> Iterator[tuple[int, Dim]]:
+        """Register tiles of queries: (how many, the first of them), inside the loop or condition they need."""
+        b, most, count = self.b, self.t.out_rows, self.count
+        if isinstance(count, int):
+            cut = balance(count, most)
+            split = cut.extra * (cut.rows + 1)
+            for rows, lo, hi in ((cut.rows + 1, 0, split), (cut.rows, split, count)):
+                if rows and lo < hi:
+                    with b.loop("g", lo, hi, rows) as g:
+                        yield rows, g.var
+            return
+        full = expr("*", expr("//", count, most), most)
+        with b.loop("g", 0, full, most) as g:
+            yield most, g.var
+        left = remaining(count, full)
+        heights = sorted({most, -(-most * 2 // 3), -(-most // 3)})
+        for below, rows in zip([0, *heights], heights, strict=False):
+            with b.when(expr("and", expr("<", below, left), expr("<=", left, rows))):
+                yield rows, full
+
+    def parts(self) -> Iterator[tuple[int, int, int, int]]:
+        """V's width in register tiles: (from, to, step, tile width); equal ones share their code."""
+        widths = self.t.out_widths(self.a.value_width)
+        at = 0
+        while at < len(widths):
+            same = at
+            while same < len(widths) and widths[same] == widths[at]:
+                same += 1
+            lo = sum(widths[:at])
+            yield lo, lo + widths[at] * (same - at), widths[at], widths[at]
+            at = same
+
+    def values(self, keys: _Keys, group: Dim, rows: int, column: Dim, acc: Tile) -> Tile:
+        """acc + Pᵀ V for some queries and a part of V's width."""
+        b, a = self.b, self.a
+        end, unroll = keys.end, self.t.unroll
+        if a.causal:
+            end = expr("min", end, expr("+", self.query, group, rows))
+        count = remaining(end, keys.begin)
+        if isinstance(a.keys, int) and isinstance(count, int):
+            split: Dim = count // unroll * unroll
+        else:
+            split = expr("*", expr("//", expr("max", 0, count), unroll), unroll)
+        width = acc.type.shape[1]
+
+        def step(acc: Tile, key: Dim) -> Tile:
+            weights = b.load(self.p, (key, group), (rows, 1), axes=(1, 0))
+            row = expr("+", a.first, keys.begin, key)
+            return b.mma(acc, weights, self.read(a.v, row, column, (1, width)))
+
+        for lo, hi, by in ((0, split, unroll), (split, count, 1)):
+            if lo == hi:
+                continue
+            with b.loop("k", lo, hi, by, carry=[acc]) as k:
+                (acc,) = k.carried
+                for u in range(by):
+                    acc = step(acc, expr("+", k.var, u))
+                    b.effect("barrier_spill")
+                k.yields(acc)
+            (acc,) = k.outs
+        return acc
+
+    def factors(self, group: Dim, rows: int) -> Tile:
+        """What each query's sums are multiplied by."""
+        return self.b.load(self.factor, (group,), (rows, 1), axes=(0, -1))
+
+    def finish(self, acc: Tile, group: Dim, rows: int, column: Dim) -> None:
+        """Divide by the sums of weights and store."""
+        b, a = self.b, self.a
+        place = a.out.at(self.batch, self.head, expr("+", a.first, self.query, group), column)
+        left = remaining(self.count, group) if not isinstance(self.count, int) else None
+        axes, step = zip(a.out.walk(2), a.out.walk(3), strict=True)
+        result = b.map("mul", acc, self.factors(group, rows))
+        if axes[0] < 0:  # there is one query
+            b.store(a.out.buffer, place, b.reshape(result, result.type.shape[1:]), axes=axes[1:], step=step[1:])
+        else:
+            b.store(a.out.buffer, place, result, axes=axes, step=step, valid=(left, None))
+
+
+def _if(b: KernelBuilder, when: Dim | None) -> AbstractContextManager[None]:
+    return nullcontext() if when is None else b.when(when)
+
+
+def _finite(b: KernelBuilder, top: Tile) -> Tile:
+    """Where no key counts the greatest score is -inf, and 0 stands for it: all powers are 0 then, not NaN."""
+    return b.map("select", b.map("eq", top, b.fill(_NONE, _F32)), b.fill(0.0, _F32), top)
+
+
+def _inverse(b: KernelBuilder, total: Tile) -> Tile:
+    """1 / total; a row without keys has nothing to divide."""
+    return b.map("recip", b.map("select", b.map("eq", total, b.fill(0.0, _F32)), b.fill(1.0, _F32), total))
+
+
+def _added(b: KernelBuilder, mask: Tile) -> Tile:
+    """What is added to scores: a float mask itself, 0 or -inf for a bool one."""
+    if mask.type.dtype is DType.BOOL:
+        return b.map("select", mask, b.fill(0.0, _F32), b.fill(_NONE, _F32))
+    return mask

@@ -1,0 +1,66 @@
+"""Lowered kernels as JSON and text: how they cross from the worker that made them to the process that runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hotfuse.base.errors import InternalError
+from hotfuse.ir import dims
+from hotfuse.ir.types import DType
+from hotfuse.lower.lowered import (
+    Argument,
+    BufferArgument,
+    Lowered,
+    PackArgument,
+    Role,
+    StrideArgument,
+    SymbolArgument,
+)
+from hotfuse.lower.pack import Order, PackSource, PackSpec
+from hotfuse.tile.text import parse, show
+
+
+def to_json(lowered: Lowered) -> dict[str, Any]:
+    """Plain data: the kernel as its assembly text."""
+    return {
+        "kernel": show(lowered.kernel),
+        "arguments": [_argument(a) for a in lowered.arguments],
+        "strides": [[name, [dims.show(d) for d in ds]] for name, ds in lowered.strides],
+    }
+
+
+def from_json(data: dict[str, Any]) -> Lowered:
+    """The inverse of `to_json`."""
+    strides = tuple((str(name), tuple(dims.parse(d) for d in ds)) for name, ds in data["strides"])
+    return Lowered(parse(data["kernel"]), tuple(_parsed(a) for a in data["arguments"]), strides)
+
+
+def _argument(a: Argument) -> dict[str, Any]:
+    match a:
+        case BufferArgument():
+            return {"is": "buffer", "buffer": a.buffer, "role": a.role.value, "value": a.value}
+        case SymbolArgument():
+            return {"is": "symbol", "size": a.size, "symbol": a.symbol}
+        case StrideArgument():
+            return {"is": "stride", "size": a.size, "value": a.value, "dim": a.dim}
+        case PackArgument():
+            spec = a.spec
+            return {
+                "is": "pack", "buffer": a.buffer, "k": spec.k, "nr": spec.nr, "dtype": spec.dtype.value,
+                "sources": [[s.name, s.order.value, s.n] for s in spec.sources],
+            }
+
+
+def _parsed(a: dict[str, Any]) -> Argument:
+    match a["is"]:
+        case "buffer":
+            return BufferArgument(a["buffer"], Role(a["role"]), a["value"])
+        case "symbol":
+            return SymbolArgument(a["size"], a["symbol"])
+        case "stride":
+            return StrideArgument(a["size"], a["value"], int(a["dim"]))
+        case "pack":
+            sources = tuple(PackSource(name, Order(order), int(n)) for name, order, n in a["sources"])
+            return PackArgument(a["buffer"], PackSpec(sources, int(a["k"]), int(a["nr"]), DType(a["dtype"])))
+        case other:
+            raise InternalError(f"no kernel argument of kind {other!r}")

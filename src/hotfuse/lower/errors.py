@@ -1,0 +1,12 @@
+"""Why a group of nodes cannot become a kernel."""
+
+from __future__ import annotations
+
+from hotfuse.base.errors import HotfuseError
+
+
+class CannotLower(HotfuseError):
+    """A group that has no kernel here: the plan keeps the library's operators for it, or cuts it differently."""
+
+    def __init__(self, because: str, *, where: str = "") -> None:
+        super().__init__("a group of nodes cannot be lowered", where=where, because=because)

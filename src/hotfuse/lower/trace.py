@@ -1,0 +1,94 @@
+"""What computing some values needs, without writing a kernel: loads, reductions, and which counters must stay apart.
+
+The loops are planned from this. Pieces (`cat`, `pad`) are followed in all their parts, since the loops will see each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from hotfuse.ir.graph import Node, Value
+from hotfuse.lower.index import Position, Space, counters_in, counters_of
+from hotfuse.lower.values import Apply, Definitions, Fold, Key, Load, choose
+from hotfuse.lower.views import Alias, Pieces
+from hotfuse.ops.table import packet
+
+POSITIONAL = {"aten.arange", "aten.tril", "aten.triu", "aten.eye"}
+"""Ops that use where an element is, not only what it is."""
+
+HEAVY = {
+    f"aten.{name}"
+    for name in """exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh erf gelu silu sigmoid mish softplus elu selu
+    celu log_sigmoid pow div true_divide floor_divide remainder fmod sqrt rsqrt reciprocal logaddexp xlogy logit hypot""".split()
+}
+"""Ops that cost much more than reading their result from a cache would."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """What was met on the way, operands before what uses them."""
+
+    computed: dict[Key, Value] = field(default_factory=dict[Key, Value])
+    """Pointwise results."""
+    loads: dict[Key, Value] = field(default_factory=dict[Key, Value])
+    folds: dict[Key, Node] = field(default_factory=dict[Key, Node])
+    apart: set[int] = field(default_factory=set[int])
+    """Counters whose own value matters."""
+    heavy: int = 0
+    stopped: dict[Key, Value] = field(default_factory=dict[Key, Value])
+    """Where `stop` said not to look further."""
+
+
+def _never(_: Key) -> bool:
+    return False
+
+
+def trace(
+    definitions: Definitions,
+    space: Space,
+    wanted: Iterable[tuple[Value, Position]],
+    *,
+    stop: Callable[[Key], bool] = _never,
+    running: Mapping[int, int] | None = None,
+) -> Trace:
+    """Follow values back. With `running`, pieces that are not decided by these segments are left alone."""
+    found = Trace()
+    seen: set[Key] = set()
+
+    def visit(value: Value, position: Position) -> None:
+        key = (value.name, position)
+        if key in seen:
+            return
+        seen.add(key)
+        if stop(key):
+            found.stopped[key] = value
+            return
+        for c in position:
+            found.apart |= counters_in(c.offset)
+        step = definitions.step(value, position, space)
+        match step:
+            case Load(source, where):
+                found.loads[source.name, where] = source
+            case Alias(other, where):
+                visit(other, where)
+            case Pieces():
+                one = choose(step, space, running or {})
+                chosen = [one] if one is not None else [] if running is not None else [p.content for p in step.parts]
+                for content in chosen:
+                    if isinstance(content, Alias):
+                        visit(content.value, content.position)
+            case Fold(node):
+                found.folds[key] = node
+            case Apply(node, operands):
+                for o in operands:
+                    visit(o.value, o.position)
+                name = packet(node.op)
+                found.computed[key] = value
+                found.heavy += name in HEAVY
+                if name in POSITIONAL:
+                    found.apart |= counters_of(position)
+
+    for value, position in wanted:
+        visit(value, position)
+    return found
