@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
+from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.target import Target, host_levels
+from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim, expr, sym
-from hotfuse.ir.types import DType
+from hotfuse.ir.graph import Graph, Value, output_values, sources
+from hotfuse.ir.text import parse
+from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower import gemm, pack, tiling
+from hotfuse.lower.contract import lower_contraction
+from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
 from hotfuse.lower.pack import Order, PackSource, PackSpec
+from hotfuse.ops.table import resolve
+from hotfuse.ops.torch_types import torch_dtype
 from hotfuse.tile import interp
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Kernel
@@ -112,9 +125,14 @@ def plain(m: Dim, n: int, k: int, t: tiling.GemmTiling, *, in_loop: bool, lda: D
         col = expr("*", f.panel, t.nr)
         left = remaining(n, col)
         along = b.load(bias, (col,), (t.nr,), valid=(left,))
-        f.each_row(lambda x, row: b.store(c, (row, col), b.map("add", x, along), valid=(None, left)))
+        f.each_row(lambda x, row: b.store(c, (row, col), b.map("add", x, along), valid=(left,)))
 
-    gemm.product(b, gemm.Product(a, w, rows, k, spec.panels, t), finish, in_loop=in_loop)
+    gemm.product(
+        b,
+        gemm.Product(lambda row, k, h: b.load(a, (row, k), (h, 1)), w, rows, k, spec.panels, t),
+        finish,
+        in_loop=in_loop,
+    )
     return b.finish(), spec
 
 
@@ -131,7 +149,9 @@ def run_plain(kernel: Kernel, spec: PackSpec, m: int, n: int, k: int, lda: int) 
 
 
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (1, 50, 33), (7, 5, 3), (20, 100, 18), (13, 48, 64), (40, 96, 10)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 1, 1), (1, 50, 33), (7, 5, 3), (20, 100, 18), (13, 48, 64), (40, 96, 10)]
+)
 @pytest.mark.parametrize("in_loop", [False, True])
 def test_static_products(core: tiling.Core, m: int, n: int, k: int, in_loop: bool) -> None:
     kernel, spec = plain(m, n, k, tiling.choose(core, m, [n], k), in_loop=in_loop, lda=k + 3)
@@ -144,3 +164,210 @@ def test_one_kernel_serves_every_number_of_rows(core: tiling.Core, n: int, k: in
     kernel, spec = plain(sym("m"), n, k, tiling.choose(core, sym("m"), [n], k), in_loop=True, lda=k)
     for m in (0, 1, 2, 3, 5, 8, 9, 10, 11, 12, 19, 31, 40):
         run_plain(kernel, spec, m, n, k, k)
+
+
+# --- groups
+
+
+def reference(graph: Graph, values: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The graph's own operators, in float64 where they are floats."""
+    env: dict[str, Any] = {n: t.double() if t.dtype.is_floating_point else t for n, t in values.items()}
+    for node in graph.nodes:
+        args = [_given(a, env) for a in node.args]
+        result = resolve(node.op)(*args, **{k: _given(a, env) for k, a in node.attrs})
+        for v, r in zip(node.outs, result if isinstance(result, tuple | list) else (result,), strict=True):
+            env[v.name] = r
+    return [env[v.name] for v in output_values(graph)]
+
+
+def _given(arg: Any, env: dict[str, Any]) -> Any:
+    if isinstance(arg, DType):
+        return torch_dtype(arg)
+    return env[arg.name] if isinstance(arg, Value) else arg
+
+
+def inputs_for(graph: Graph, sizes: dict[str, int], strided: bool = False) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    made: dict[str, torch.Tensor] = {}
+    for v in sources(graph):
+        assert isinstance(v.type, TensorType)
+        shape = [dims.evaluate(d, sizes) for d in v.type.shape]
+        if v.type.dtype is DType.BOOL:
+            made[v.name] = torch.rand(shape, generator=generator) < 0.5
+        elif v.type.layout.strided:
+            made[v.name] = torch.randn([*shape[:-2], 2 * shape[-2], shape[-1] + 3], generator=generator)[
+                ..., ::2, : shape[-1]
+            ]
+        else:
+            made[v.name] = torch.randn(shape, generator=generator)
+    return made
+
+
+def run(lowered: Lowered, graph: Graph, values: dict[str, torch.Tensor], sizes: dict[str, int], native: Target | None):
+    """The outputs of a lowered group, through the interpreter or as native code."""
+    strides = dict(lowered.strides)
+    outs: dict[str, torch.Tensor] = {}
+    for v in dict.fromkeys(output_values(graph)):
+        assert isinstance(v.type, TensorType)
+        shape = [dims.evaluate(d, sizes) for d in v.type.shape]
+        stride = [dims.evaluate(d, sizes) for d in strides[v.name]]
+        outs[v.name] = torch.empty_strided(shape, stride, dtype=torch_dtype(v.type.dtype)).fill_(77)
+    buffers: dict[str, torch.Tensor] = {}
+    numbers: dict[str, int] = {}
+    for a in lowered.arguments:
+        match a:
+            case BufferArgument(buffer, role, value):
+                buffers[buffer] = outs[value] if role is Role.OUTPUT else values[value]
+            case PackArgument(buffer, spec):
+                packed = pack.pack(spec, {s.name: values[s.name].numpy() for s in spec.sources})
+                buffers[buffer] = torch.from_numpy(packed)
+            case SymbolArgument(size, symbol):
+                numbers[size] = sizes[symbol]
+            case StrideArgument(size, value, dim):
+                numbers[size] = values[value].stride(dim)
+    kernel = lowered.kernel
+    assert list(numbers) == list(kernel.sizes)
+    if native is not None:
+        load_kernel(compile_kernel(kernel, native))(list(buffers.values()), list(numbers.values()))
+    else:
+        interp.run(kernel, {n: t.numpy() for n, t in buffers.items()}, numbers)
+    return [outs[v.name] for v in output_values(graph)]
+
+
+EPILOGUES = {
+    "nothing": ("", "%h"),
+    "relu": ("%y: f32[{B}, N] = aten.relu.default(%h)", "%y"),
+    "gelu": ("%y: f32[{B}, N] = aten.gelu.default(%h)", "%y"),
+    "gelu tanh": ('%y: f32[{B}, N] = aten.gelu.default(%h, approximate="tanh")', "%y"),
+    "silu": ("%y: f32[{B}, N] = aten.silu.default(%h)", "%y"),
+    "residual": ("%y: f32[{B}, N] = aten.add.Tensor(%h, %r)", "%y"),
+    "gelu, residual": (
+        "%g: f32[{B}, N] = aten.gelu.default(%h) %y: f32[{B}, N] = aten.add.Tensor(%r, %g)", "%y"
+    ),
+    "scale": ("%y: f32[{B}, N] = aten.mul.Tensor(%h, 0.125)", "%y"),
+    "column scale": ("%y: f32[{B}, N] = aten.mul.Tensor(%h, %c)", "%y"),
+    "mask": ("%y: f32[{B}, N] = aten.masked_fill.Scalar(%h, %m, -1.5)", "%y"),
+    "cast": ("%y: f64[{B}, N] = aten.to.dtype(%h, f64)", "%y"),
+    "two outputs": ("%y: f32[{B}, N] = aten.tanh.default(%h)", "%h, %y"),
+}  # fmt: skip
+
+
+def text(op: str, batch: str, n: int, k: int, epilogue: str) -> str:
+    body, outputs = EPILOGUES[epilogue]
+    product = {
+        "linear": "aten.linear.default(%x, %w, %b)",
+        "linear without bias": "aten.linear.default(%x, %w)",
+        "mm": "aten.mm.default(%x, %w)",
+        "matmul": "aten.matmul.default(%x, %w)",
+        "addmm": "aten.addmm.default(%b, %x, %w)",
+        "scaled addmm": "aten.addmm.default(%b, %x, %w, beta=0.5, alpha=2.0)",
+    }[op]
+    shape = f"[{n}, {k}]" if "linear" in op else f"[{k}, {n}]"
+    return f"""
+    graph g(%x: f32[{batch}, {k}], %r: f32[{batch}, {n}], %m: bool[{batch}, {n}]) {{
+      param %w: f32{shape} = "w"
+      param %b: f32[{n}] = "b"
+      param %c: f32[{n}] = "c"
+      %h: f32[{batch}, {n}] = {product}
+      {body.replace("{B}", batch).replace(" N]", f" {n}]")}
+      return {outputs}
+    }}"""
+
+
+def check(source: str, core: tiling.Core, sizes: dict[str, int], k: int, native: Target | None = None) -> Lowered:
+    graph = parse(source)
+    lowered = lower_contraction(graph, core)
+    values = inputs_for(graph, sizes)
+    found = run(lowered, graph, values, sizes, native)
+    for got, exact in zip(found, reference(graph, values), strict=True):
+        assert got.shape == exact.shape
+        assert torch.allclose(got.double(), exact, rtol=2e-5, atol=4e-6 * k**0.5), (got - exact).abs().max()
+    return lowered
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("batch", ["7", "s0", "2, s0"])
+def test_epilogues(epilogue: str, batch: str) -> None:
+    check(text("linear", batch, 21, 13, epilogue), CORES["avx2"], {"s0": 5}, 13)
+
+
+@pytest.mark.parametrize("op", ["linear without bias", "mm", "matmul", "addmm", "scaled addmm"])
+def test_products_in_other_words(op: str) -> None:
+    check(text(op, "10", 35, 19, "gelu"), CORES["avx512"], {}, 19)
+
+
+def test_a_vector_times_a_matrix() -> None:
+    source = """graph g(%x: f32[19]) { param %w: f32[19, 21] = "w"
+      %h: f32[21] = aten.matmul.default(%x, %w) %y: f32[21] = aten.relu.default(%h) return %y }"""
+    check(source, CORES["avx2"], {}, 19)
+
+
+def test_operands_that_have_some_batch_dims_only() -> None:
+    source = """graph g(%x: f32[3, s0, 5], %p: f32[s0, 9], %q: f32[3, 1, 1], %m: bool[3, 1, 9]) {
+      param %w: f32[9, 5] = "w"
+      %h: f32[3, s0, 9] = aten.linear.default(%x, %w)
+      %a: f32[3, s0, 9] = aten.add.Tensor(%h, %p)
+      %b: f32[3, s0, 9] = aten.mul.Tensor(%a, %q)
+      %y: f32[3, s0, 9] = aten.masked_fill.Scalar(%b, %m, 0.5)
+      return %y }"""
+    for s0 in (1, 2, 7):
+        check(source, CORES["avx2"], {"s0": s0}, 5)
+
+
+def test_rows_any_distance_apart() -> None:
+    source = """graph g(%x: f32[s0, 5]{*}) { param %w: f32[9, 5] = "w"
+      %h: f32[s0, 9] = aten.linear.default(%x, %w) return %h }"""
+    lowered = check(source, CORES["avx2"], {"s0": 11}, 5)
+    assert any(isinstance(a, StrideArgument) for a in lowered.arguments)
+
+
+SIBLINGS = """graph g(%x: f32[2, s0, 12], %r: f32[2, s0, 20]) {
+  param %wq: f32[20, 12] = "q"
+  param %wk: f32[7, 12] = "k"
+  param %wv: f32[16, 12] = "v"
+  param %bq: f32[20] = "bq"
+  param %bv: f32[16] = "bv"
+  %q: f32[2, s0, 20] = aten.linear.default(%x, %wq, %bq)
+  %k: f32[2, s0, 7] = aten.linear.default(%x, %wk)
+  %v: f32[2, s0, 16] = aten.linear.default(%x, %wv, %bv)
+  %a: f32[2, s0, 20] = aten.add.Tensor(%q, %r)
+  %g: f32[2, s0, 16] = aten.gelu.default(%v)
+  return %a, %k, %g, %v }"""
+
+
+def test_products_of_one_input_are_one_kernel() -> None:
+    lowered = check(SIBLINGS, CORES["avx2"], {"s0": 9}, 12)
+    (spec,) = [a.spec for a in lowered.arguments if isinstance(a, PackArgument)]
+    assert [s.name for s in spec.sources] == ["wq", "wk", "wv"]
+
+
+def test_what_cannot_be_lowered_says_why() -> None:
+    refused = {
+        "is not constant": """graph g(%x: f32[4, 5], %w: f32[5, 6]) { %h: f32[4, 6] = aten.mm.default(%x, %w) return %h }""",
+        "is not fp32": """graph g(%x: f16[4, 5]) { param %w: f16[5, 6] = "w" %h: f16[4, 6] = aten.mm.default(%x, %w) return %h }""",
+        "made from 2 products": """graph g(%x: f32[4, 5]) { param %w: f32[5, 6] = "w"
+          %h: f32[4, 6] = aten.mm.default(%x, %w) %i: f32[4, 6] = aten.mm.default(%x, %w)
+          %y: f32[4, 6] = aten.mul.Tensor(%h, %i) return %y }""",
+        "do not share": """graph g(%x: f32[4, 5], %z: f32[4, 5]) { param %w: f32[5, 6] = "w"
+          %h: f32[4, 6] = aten.mm.default(%x, %w) %i: f32[4, 6] = aten.mm.default(%z, %w) return %h, %i }""",
+    }
+    for because, source in refused.items():
+        with pytest.raises(CannotLower, match=because):
+            lower_contraction(parse(source), CORES["avx2"])
+
+
+def core_of(target: Target) -> tiling.Core:
+    return tiling.Core(target.lanes, 32 if target.name in ("avx512", "neon") else 16)
+
+
+@pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
+@pytest.mark.parametrize("epilogue", ["nothing", "gelu, residual", "mask"])
+@pytest.mark.parametrize(("batch", "n", "k"), [("1", 50, 33), ("20", 100, 18), ("3, s0", 48, 64), ("s0", 7, 5)])
+def test_native_groups(target: Target, epilogue: str, batch: str, n: int, k: int) -> None:
+    for s0 in (1, 13) if "s0" in batch else (0,):
+        check(text("linear", batch, n, k, epilogue), core_of(target), {"s0": s0}, k, target)
+
+
+@pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
+def test_native_siblings(target: Target) -> None:
+    check(SIBLINGS, core_of(target), {"s0": 9}, 12, target)
