@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, cast
@@ -22,9 +23,11 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.onnx.interp import OnnxModule
+from hotfuse.frontends.onnx.leaves import parse_name, runs_reference
 from hotfuse.frontends.onnx.load import all_nodes, load
 from hotfuse.frontends.onnx.model import OnnxGraph, OnnxModel, Port
 from hotfuse.frontends.onnx.values import Value
+from hotfuse.ir.graph import Graph
 from hotfuse.session import providers as eps
 from hotfuse.session.args import ModelMetadata, NodeArg, complete, fix_dims, metadata, node_args
 from hotfuse.session.errors import (
@@ -71,6 +74,7 @@ class InferenceSession:
         self._settings = settings
         self._events = EventLog(settings.max_events, settings.debug)
         self._closed = False
+        self._unmapped: set[str] = set()
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._note_ignored("session option", options.ignored())
@@ -78,7 +82,7 @@ class InferenceSession:
         self.set_providers(providers, provider_options)
         try:
             model = load(path_or_bytes)
-            self._module = OnnxModule(model)
+            self._module = OnnxModule(model, self._fell_back)
         except ModelError as e:
             raise load_error(e) from e
         except HotfuseError:
@@ -286,14 +290,30 @@ class InferenceSession:
 
     def explain(self) -> Explanation:
         """What runs now and why, ignored options included."""
-        return explain_engine(self._engine, dict(self._module.fallbacks))
+        return explain_engine(self._engine, dict(self._fallbacks()))
+
+    def _fell_back(self, op: str) -> None:
+        """Said once per operator; `stats()` and `explain()` count every run."""
+        if op not in self._unmapped:
+            self._unmapped.add(op)
+            self._events.decide(Action.FALLBACK, Why.NO_MAPPING, op)
+
+    def _fallbacks(self) -> Counter[str]:
+        """Runs through `onnx.reference` by operator: the interpreter's, and one per call for each such leaf in a graph."""
+        total = Counter(self._module.fallbacks)
+        for entry in (e for site in list(self._engine.sites.values()) for e in site.entries):
+            for name in _leaves(entry.baseline.graph):
+                if runs_reference(name):
+                    op, domain = parse_name(name)[:2]
+                    total[f"{domain}::{op}" if domain else op] += entry.calls
+        return total
 
     def stats(self) -> dict[str, Any]:
         """Plain counters: those of `hotfuse.jit`, and errors and fallbacks."""
         stats = engine_stats(self._engine)
         events = stats["events"]
         stats["calls"] += events.get("calls_with_overrides", 0)
-        return {**stats, "errors": events.get("errors", 0), "fallbacks": sum(self._module.fallbacks.values())}
+        return {**stats, "errors": events.get("errors", 0), "fallbacks": self._fallbacks().total()}
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until no background work is pending; True if drained in time."""
@@ -341,3 +361,12 @@ def _names_used(model: OnnxModel) -> frozenset[str]:
                 if isinstance(g, OnnxGraph):
                     used.update(p.name for p in g.outputs)
     return frozenset(used)
+
+
+def _leaves(graph: Graph) -> Iterator[str]:
+    """The names of operators that stayed whole, nested graphs included."""
+    for node in graph.nodes:
+        if node.op.startswith("onnx."):
+            yield node.op
+        for nested in node.graphs:
+            yield from _leaves(nested)
