@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,7 +52,7 @@ def test_a_good_model_loads_and_runs() -> None:
     assert module.inputs[0].type.shape == ("n", 2)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00", b"not a model at all", b"\xff" * 64, os.urandom(16) + b"onnx"])
+@pytest.mark.parametrize("data", [b"", b"\x00", b"not a model at all", b"\xff" * 64, bytes(range(200, 216)) + b"onnx"])
 def test_bytes_that_are_no_model(data: bytes) -> None:
     refused(data, "cannot load model")
 
