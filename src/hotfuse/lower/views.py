@@ -371,6 +371,12 @@ def _roll(m: Move) -> Moved:
     return Pieces(c, (wrapped, Part(shift, m.moved(value, d, shifted(c, -shift))))[0 if shift else 1:])
 
 
+@moves("lower.alias")
+def _alias(m: Move) -> Moved:
+    """A result under another name."""
+    return Alias(tensor(m.node.args[0], m.node), m.position)
+
+
 @moves("lower.pad")
 def _pad(m: Move) -> Moved:
     """One dim of `constant_pad_nd`: args are the value, the dim, how much before, the number."""
