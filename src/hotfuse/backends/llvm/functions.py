@@ -286,8 +286,7 @@ def tanh(c: Chunk, a: list[str]) -> str:
     power = r.two_to(n)
     # e^2x + 1 = (1 + p) 2^n + 1
     whole = r.add(r.fma(p, power, power), 1.0)
-    far = r.signed_as(r.sub(1.0, r.div(2.0, whole)), x)
-    return r.pick(r.test("olt", size, 0.625), near, far)
+    return r.signed_as(r.pick(r.test("olt", size, 0.625), near, r.sub(1.0, r.div(2.0, whole))), x)
 
 
 def erf(c: Chunk, a: list[str]) -> str:

@@ -22,7 +22,7 @@ from hotfuse.tile.program import Instr, Loop, Stmt, Tile, TileType, When
 SYMBOLS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 WORK_PER_THREAD = 1 << 15
 """Vector operations that one more thread must have to do: some ten microseconds, about what waking it costs at worst."""
-_SERIAL = """
+SERIAL_TEXT = """
 define void @GOMP_parallel(ptr %body, ptr %data, i32 %threads, i32 %flags) {
   call void %body(ptr %data)
   ret void
@@ -59,7 +59,7 @@ def runtime() -> Runtime:
             tried.append(f"{path}: {e}")
             continue
         return Runtime("gomp", found, path, library)
-    loaded = load_object(compile_object(_SERIAL, host()).code, SYMBOLS)
+    loaded = load_object(compile_object(SERIAL_TEXT, host()).code, SYMBOLS)
     return Runtime("serial", {n: loaded.address(n) for n in SYMBOLS}, "; ".join(tried) or "no OpenMP library is loaded", loaded)
 
 
