@@ -47,30 +47,26 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One register tile with its sums complete."""
+    """One register tile with its sums complete: in registers, or in scratch memory to be read back row by row."""
 
     builder: KernelBuilder
-    acc: Tile
+    sums: Tile | Buffer
+    nr: int
+    rows: Dim
+    """Rows of this tile; a number where the sums are in registers."""
     row: Dim
     """First row of C."""
     panel: Dim
-    scratch: Buffer | None
-    """Where the sums lie, when they are to be read back row by row."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of this tile."""
-        return self.acc.type.shape[0]
 
     def each_row(self, body: Callable[[Tile, Dim], None]) -> None:
         """Call the body with every row, [nr], and its number in C: in a loop, or written out."""
-        b, nr = self.builder, self.acc.type.shape[1]
-        if self.scratch is None:
-            for i in range(self.rows):
-                body(b.reshape(b.extract(self.acc, (i, 0), (1, nr)), (nr,)), expr("+", self.row, i))
+        b, nr = self.builder, self.nr
+        if isinstance(self.sums, Tile):
+            for i in range(self.sums.type.shape[0]):
+                body(b.reshape(b.extract(self.sums, (i, 0), (1, nr)), (nr,)), expr("+", self.row, i))
             return
         with b.loop("r", 0, self.rows) as r:
-            body(b.load(self.scratch, (r.var, 0), (nr,)), expr("+", self.row, r.var))
+            body(b.load(self.sums, (r.var, 0), (nr,)), expr("+", self.row, r.var))
 
 
 Finish = Callable[[Finished], None]
@@ -104,14 +100,37 @@ def product(b: KernelBuilder, p: Product, finish: Finish, *, in_loop: bool) -> N
             group = expr("//", task, p.panels)
             lo = scope.enter_context(let(b, "first", expr("//", expr("*", group, count), groups)))
             hi = scope.enter_context(let(b, "end", expr("//", expr("*", expr("+", group, 1), count), groups)))
-        for height in _heights(p):
-            if isinstance(rows, int):
-                _run_of_blocks(b, p, finish, scratch, height, panel, _range(height, lo, hi, count, rows, extra), span)
-            else:
-                with b.when(expr("or", expr("==", rows, height), expr("==", rows, height - 1))):
-                    _run_of_blocks(
-                        b, p, finish, scratch, height, panel, _range(height, lo, hi, count, rows, extra), span
-                    )
+        block = scope.enter_context(b.loop("block", lo, hi)).var
+        taller = expr("min", 1, expr("max", 0, expr("+", extra, expr("*", block, -1))))
+        height = scope.enter_context(let(b, "height", rows if extra == 0 else expr("+", rows, taller)))
+        row = scope.enter_context(let(b, "row", _first_row(block, rows, extra)))
+        at = _Block(row, panel, expr("min", expr("+", block, expr("*", lo, -1)), span - 1), span)
+        for h in _heights(p):
+            with b.when(expr("==", height, h)) if height != h else contextlib.nullcontext():
+                acc = _sums(b, p, h, at)
+                if scratch is None:
+                    finish(Finished(b, acc, t.nr, h, row, panel))
+                else:
+                    b.store(scratch, (0, 0), acc)
+        if scratch is not None:
+            finish(Finished(b, scratch, t.nr, height, row, panel))
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Where in the product a register tile is."""
+
+    row: Dim
+    panel: Dim
+    nth: Dim
+    """Which of the blocks that fetch the next panel this one is."""
+    span: int
+    """How many these are."""
+
+
+def _first_row(block: Dim, rows: Dim, extra: Dim) -> Dim:
+    before = expr("*", block, rows)
+    return before if extra == 0 else expr("+", before, expr("min", block, extra))
 
 
 def _blocks(p: Product) -> tuple[Dim, Dim, Dim]:
@@ -144,56 +163,14 @@ def _span(count: Dim, groups: Dim) -> int:
     return _SPREAD
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """Blocks of one height: their numbers, where the first block's group begins, and the first row of block i."""
-
-    lo: Dim
-    hi: Dim
-    first: Dim
-    rows: Dim
-    extra: Dim
-
-    def row(self, block: Dim) -> Dim:
-        if self.extra == 0:
-            return expr("*", block, self.rows)
-        return expr("+", expr("*", block, self.rows), expr("min", block, self.extra))
-
-
-def _range(height: int, lo: Dim, hi: Dim, count: Dim, rows: Dim, extra: Dim) -> _Range:
-    """The blocks of a height in [lo, hi): those before `extra` have a row more than the others."""
-    if isinstance(rows, int):
-        if extra == 0:
-            return _Range(lo, hi, lo, rows, 0)
-        if height == rows:
-            return _Range(expr("max", lo, extra), hi, lo, rows, extra)
-        return _Range(lo, expr("min", hi, extra), lo, rows, extra)
-    higher = expr("+", height, expr("*", rows, -1))
-    start = expr("*", extra, expr("+", 1, expr("*", higher, -1)))
-    stop = expr("+", count, expr("*", higher, expr("+", extra, expr("*", count, -1))))
-    return _Range(expr("max", lo, start), expr("min", hi, stop), lo, rows, extra)
-
-
-def _run_of_blocks(
-    b: KernelBuilder, p: Product, finish: Finish, scratch: Buffer | None, height: int, panel: Dim, r: _Range, span: int
-) -> None:
-    with b.loop("block", r.lo, r.hi) as block:
-        nth = expr("+", block.var, expr("*", r.first, -1))
-        with let(b, "row", r.row(block.var)) as row:
-            acc = _sums(b, p, height, row, panel, expr("min", nth, span - 1), 0 if _streams(p, height) else span)
-            if scratch is not None:
-                b.store(scratch, (0, 0), acc)
-            finish(Finished(b, acc, row, panel, scratch))
-
-
 def _streams(p: Product, height: int) -> bool:
     """Whether a panel is read once, from end to end, as happens when one block has all rows: that the hardware foresees."""
     rows = p.m if isinstance(p.m, int) else 2 * height - 1  # two blocks or more have more than half of mr rows each
     return rows <= p.tiling.mr
 
 
-def _sums(b: KernelBuilder, p: Product, height: int, row: Dim, panel: Dim, nth: Dim, span: int) -> Tile:
-    """One register tile of A @ B; `span` is over how many blocks the next panel's fetching is spread, 0 for none."""
+def _sums(b: KernelBuilder, p: Product, height: int, at: _Block) -> Tile:
+    """One register tile of A @ B."""
     t = p.tiling
     sets = t.sets(height)
     unroll = max(t.unroll, sets)
@@ -202,34 +179,34 @@ def _sums(b: KernelBuilder, p: Product, height: int, row: Dim, panel: Dim, nth: 
     steps = p.k // unroll
     if steps:
         with b.loop("k", 0, steps * unroll, unroll, carry=accs) as k:
-            if t.next_panel and span and p.panels > 1:
-                _fetch_next(b, p, panel, nth, span, k.var, steps, unroll)
+            if t.next_panel and p.panels > 1 and not _streams(p, height):
+                _fetch_next(b, p, at, k.var, steps, unroll)
             accs = list(k.carried)
             for u in range(unroll):
-                accs[u % sets] = _step(b, p, accs[u % sets], row, panel, expr("+", k.var, u), ahead=t.ahead)
+                accs[u % sets] = _step(b, p, accs[u % sets], at, expr("+", k.var, u), ahead=t.ahead)
                 b.effect("barrier_spill")
             k.yields(*accs)
         accs = list(k.outs)
     for i in range(p.k - steps * unroll):
-        accs[i % sets] = _step(b, p, accs[i % sets], row, panel, steps * unroll + i, ahead=0)
+        accs[i % sets] = _step(b, p, accs[i % sets], at, steps * unroll + i, ahead=0)
     while len(accs) > 1:
         accs = [b.map("add", *accs[i : i + 2]) if i + 1 < len(accs) else accs[i] for i in range(0, len(accs), 2)]
     return accs[0]
 
 
-def _step(b: KernelBuilder, p: Product, acc: Tile, row: Dim, panel: Dim, k: Dim, *, ahead: int) -> Tile:
+def _step(b: KernelBuilder, p: Product, acc: Tile, at: _Block, k: Dim, *, ahead: int) -> Tile:
     t = p.tiling
     if ahead:
         for j in range(0, t.nr, _LINE):
-            b.prefetch(p.b, (panel, expr("+", k, ahead), j))
-    lhs = p.lhs(row, k, acc.type.shape[0])
-    rhs = b.load(p.b, (panel, k, 0), (1, t.nr))
+            b.prefetch(p.b, (at.panel, expr("+", k, ahead), j))
+    lhs = p.lhs(at.row, k, acc.type.shape[0])
+    rhs = b.load(p.b, (at.panel, k, 0), (1, t.nr))
     return b.mma(acc, lhs, rhs)
 
 
-def _fetch_next(b: KernelBuilder, p: Product, panel: Dim, nth: Dim, span: int, k: Dim, steps: int, unroll: int) -> None:
+def _fetch_next(b: KernelBuilder, p: Product, at: _Block, k: Dim, steps: int, unroll: int) -> None:
     """This iteration's share of the next panel's lines."""
-    lines = -(-p.tiling.nr * unroll // (_LINE * span))
-    at = expr("+", expr("*", nth, steps * lines * _LINE), expr("*", k, lines * _LINE // unroll))
+    lines = -(-p.tiling.nr * unroll // (_LINE * at.span))
+    start = expr("+", expr("*", at.nth, steps * lines * _LINE), expr("*", k, lines * _LINE // unroll))
     for i in range(lines):
-        b.prefetch(p.b, (expr("+", panel, 1), 0, expr("+", at, i * _LINE)), level=2)
+        b.prefetch(p.b, (expr("+", at.panel, 1), 0, expr("+", start, i * _LINE)), level=2)
