@@ -1,1 +1,33 @@
 """Lowering: a group of graph nodes becomes one tile kernel, or a reason why not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hotfuse.ir.graph import Graph
+from hotfuse.lower.attention import OP as ATTENTION
+from hotfuse.lower.attention import lower_attention
+from hotfuse.lower.contract import is_contraction, lower_contraction
+from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.group import Options, lower_group
+from hotfuse.lower.lowered import Lowered
+from hotfuse.lower.tiling import Core
+from hotfuse.ops.table import packet
+
+
+def lower(graph: Graph, core: Core) -> Lowered:
+    """The kernel of a closed group; raises CannotLower with the reason where there is none."""
+    if any(is_contraction(n) for n in graph.nodes):
+        return lower_contraction(graph, core, name=_name(graph))
+    if any(packet(n.op) == ATTENTION for n in graph.nodes):
+        return lower_attention(graph, core, name=_name(graph))
+    return lower_group(replace(graph, name=_name(graph)), Options(vector_bytes=core.lanes * 4))
+
+
+def _name(graph: Graph) -> str:
+    """What the kernel is called in profiles and disassembly: the ops it computes."""
+    ops = dict.fromkeys(packet(n.op).partition(".")[2] for n in graph.nodes)
+    return "_".join(ops)[:60]
+
+
+__all__ = ["CannotLower", "Core", "Lowered", "lower"]

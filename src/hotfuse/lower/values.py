@@ -99,8 +99,8 @@ def choose(pieces: Pieces, space: Space, running: Mapping[int, int]) -> Alias | 
     Raises `Cut` where a loop has to stop between two pieces.
     """
     content = pieces.parts[0].content
-    for part in pieces.parts[1:]:
-        side = _reached(pieces.along, part.start, space, running)
+    sides = [_reached(pieces.along, part.start, space, running) for part in pieces.parts[1:]]
+    for part, side in zip(pieces.parts[1:], sides, strict=True):
         if side is None:
             return None
         if not side:
@@ -173,8 +173,15 @@ class Evaluator:
 
     def known(self, value: Value, position: Position) -> Tile | None:
         """The tile, if it has been computed."""
-        key = (value.name, position)
+        return self.known_key((value.name, position))
+
+    def known_key(self, key: Key) -> Tile | None:
+        """The same by key."""
         return next((s.tiles[key] for s in reversed(self._scopes) if key in s.tiles), None)
+
+    def stored(self, key: Key) -> bool:
+        """Whether it would be loaded, having been kept."""
+        return any(key in s.kept for s in self._scopes)
 
     # -- computing
 
@@ -238,7 +245,7 @@ class Evaluator:
         result: Tile | None = None
         rank = len(self.axes)
         for a, (along, step) in enumerate(zip(self.axes, steps, strict=True)):
-            if step == 0:
+            if step == 0 or along.extent == 1:
                 continue
             shape = _trimmed([along.extent if i == a else 1 for i in range(rank)])
             one = b.iota(base if result is None and step == 1 else 0, shape, len(shape) - (rank - a))

@@ -1,0 +1,280 @@
+"""From a plan to statements: loops over rows, phases over columns, vectors with their tails.
+
+A loop that vectors run along is written in up to three parts: several vectors at once, single vectors, and a last one of which
+only some lanes exist. Values that do not change inside a loop are computed before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hotfuse.ir.dims import Dim, expr
+from hotfuse.ir.graph import Graph, Value
+from hotfuse.lower import folds
+from hotfuse.lower.algebra import add, mul, sub
+from hotfuse.lower.index import Coord, Position, counters_of
+from hotfuse.lower.lowered import Memory, Place, tensor_type
+from hotfuse.lower.plan import FoldPlan, Phase, Plan
+from hotfuse.lower.trace import trace
+from hotfuse.lower.values import Along, Evaluator
+from hotfuse.tile.program import LoopKind, Tile
+
+_CHUNK = 16384
+"""Elements of a flat loop that one thread takes at a time."""
+
+Carried = dict[int, list[Tile]]
+"""Accumulators by the width of the vectors that they belong to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a loop: elements per step, from, to, and whether the last step may have fewer."""
+
+    width: int
+    start: Dim
+    stop: Dim
+    partial: bool
+
+
+def parts(start: Dim, stop: Dim, widths: Sequence[int]) -> list[Part]:
+    """A stretch cut into steps of these widths, widest first, and a rest."""
+    found: list[Part] = []
+    at = start
+    for width in dict.fromkeys(widths):
+        left = sub(stop, at)
+        if isinstance(left, int):
+            if left < width:
+                continue
+            end = add(at, left // width * width)
+        else:
+            end = add(at, expr("*", expr("//", left, width), width))
+        found.append(Part(width, at, end, False))
+        at = end
+    left = sub(stop, at)
+    if isinstance(left, int):
+        if left > 0:
+            found.append(Part(1 << (left - 1).bit_length(), at, stop, True))
+    elif widths[-1] > 1:
+        found.append(Part(widths[-1], at, stop, True))
+    return found
+
+
+class Writer:
+    """Writes one nest."""
+
+    def __init__(self, memory: Memory, graph: Graph, plan: Plan) -> None:
+        self.plan, self.memory, self.b = plan, memory, memory.builder
+        self.at = Evaluator(memory, graph, plan.space, plan.merged)
+        self.unroll = 2 if plan.heavy else 4
+        self.row_vector = any(k in plan.rows for k in plan.vector)
+
+    def write(self) -> None:
+        """The whole nest."""
+        leaders = [k for k in self.plan.rows if k not in self.plan.merged]
+        last = [k for k in leaders if k == self.plan.turned] + [k for k in leaders if k in self.plan.vector]
+        order = [k for k in leaders if k not in last] + last
+        self.hoist()
+        self.rows(order, outermost=True)
+
+    # -- rows
+
+    def extent(self, leader: int) -> Dim:
+        """How far a loop runs."""
+        space = self.plan.space
+        return mul(space.extents[leader], *(space.extents[k] for k, to in self.plan.merged.items() if to == leader))
+
+    def segments(self, leader: int) -> list[tuple[int, Dim, Dim]]:
+        """A loop's stretches between its cuts."""
+        limits = [0, *self.plan.space.cuts[leader], self.extent(leader)]
+        return [(i, lo, hi) for i, (lo, hi) in enumerate(zip(limits, limits[1:], strict=False))]
+
+    def widths(self, leader: int) -> list[int]:
+        """Elements per step along a counter with a tile axis."""
+        lanes = self.plan.lanes
+        return [lanes] if self.plan.turned is not None else [lanes * self.unroll, lanes]
+
+    def rows(self, order: Sequence[int], outermost: bool = False) -> None:
+        """The loops over rows from here on."""
+        if not order:
+            self.row()
+            return
+        leader, rest = order[0], order[1:]
+        tiled = leader in self.plan.vector or leader == self.plan.turned
+        for segment, lo, hi in self.segments(leader):
+            if not tiled:
+                kind = LoopKind.PARALLEL if outermost else LoopKind.SERIAL
+                with self.b.loop(f"i{leader}", lo, hi, 1, kind) as loop, self.at.loops({leader: loop.var}, None, {leader: segment}):
+                    self.hoist()
+                    self.rows(rest)
+            elif outermost:
+                self.in_chunks(leader, lo, hi, lambda a, z, s=segment: self.row_parts(leader, s, a, z, rest))
+            else:
+                self.row_parts(leader, segment, lo, hi, rest)
+
+    def in_chunks(self, leader: int, lo: Dim, hi: Dim, body: Callable[[Dim, Dim], None]) -> None:
+        """A flat loop shared among threads, unless it is short for sure."""
+        length = sub(hi, lo)
+        chunk = _CHUNK // 16 if self.plan.phases or self.plan.turned is not None else _CHUNK
+        if isinstance(length, int) and length <= chunk:
+            body(lo, hi)
+            return
+        with self.b.loop(f"c{leader}", lo, hi, chunk, LoopKind.PARALLEL) as loop:
+            body(loop.var, expr("min", add(loop.var, chunk), hi))
+
+    def row_parts(self, leader: int, segment: int, lo: Dim, hi: Dim, rest: Sequence[int]) -> None:
+        """A loop over rows that has a tile axis."""
+        for part in parts(lo, hi, self.widths(leader)):
+            with self.b.loop(f"v{leader}", part.start, part.stop, part.width) as loop:
+                valid = sub(part.stop, loop.var) if part.partial else None
+                along = (*self.at.axes, Along(leader, part.width, valid))
+                with self.at.loops({leader: loop.var}, along, {leader: segment}):
+                    self.hoist()
+                    self.rows(rest)
+
+    def hoist(self, more: Sequence[tuple[Value, Position]] = ()) -> None:
+        """Compute what the loops inside need and do not change."""
+        wanted = [w for p in self.plan.phases for w in p.wanted] if not more else list(more)
+        if not more:
+            wanted += [(g.value, g.position) for g in self.plan.row_goals]
+        open_ = {*self.at.at, *(k for k, to in self.plan.merged.items() if to in self.at.at)}
+        space = self.plan.space
+        found = trace(self.at.definitions, space, wanted, stop=self.at.stored, running=self.at.running)
+        unknown = {key for key in found.folds if self.at.known_key(key) is None}
+        for key, value in found.computed.items():
+            if counters_of(key[1]) <= open_ and not self._needs(value, key[1], unknown):
+                self.at.tile(value, key[1])
+
+    def _needs(self, value: Value, position: Position, unknown: set[tuple[str, Position]]) -> bool:
+        """Whether a reduction that has not been computed yet is below a value."""
+        if not unknown:
+            return False
+        below = trace(self.at.definitions, self.plan.space, [(value, position)], stop=self.at.stored, running=self.at.running)
+        return any(key in unknown for key in below.folds)
+
+    # -- one row (or a vector of rows)
+
+    def row(self) -> None:
+        """Phases, then what is stored once per row."""
+        for phase in self.plan.phases:
+            self.phase(phase)
+        for g in self.plan.row_goals:
+            self.at.store(g.value, g.position, self.at.tile(g.value, g.position))
+
+    def phase(self, phase: Phase) -> None:
+        """One run over the columns."""
+        leaders = [k for k in phase.columns if k not in self.plan.merged]
+        vector = next((k for k in leaders if k in self.plan.vector), None)
+        if vector is not None:
+            leaders = [k for k in leaders if k != vector] + [vector]
+        kept = self.places(phase)
+        carried = self.first(phase, vector)
+        carried = self.columns(phase, leaders, vector, carried, kept)
+        for n, fold in enumerate(phase.folds):
+            self.at.give(fold.out, fold.position, self.finish(phase, fold, n, carried))
+        for (value, position), (place, where) in kept.items():
+            self.at.keep(value, position, place, where)
+
+    def places(self, phase: Phase) -> dict[tuple[Value, Position], tuple[Place, Position]]:
+        """Where this phase stores what later ones want: the output it is, or a scratch row."""
+        found: dict[tuple[Value, Position], tuple[Place, Position]] = {}
+        outputs = {(g.value.name, g.position): g for g in phase.goals}
+        for value, position in phase.kept:
+            if (value.name, position) in outputs:
+                found[value, position] = (self.memory.output(value), position)
+                continue
+            if self.row_vector:
+                continue
+            size: Dim = 1
+            terms: list[tuple[int, Dim]] = []
+            for k in reversed(phase.columns):
+                terms.append((k, size))
+                size = mul(size, self.plan.space.extents[k])
+            buffer = self.b.scratch(f"kept.{value.name}", tensor_type(value).dtype, (size,))
+            found[value, position] = (Place(buffer, (1,), True), (Coord(0, tuple(sorted(terms))),))
+        return found
+
+    def first(self, phase: Phase, vector: int | None) -> Carried:
+        """Accumulators before the first column, per width of vectors that will be used."""
+        if not phase.folds:
+            return {}
+        widths = {1: [a.extent for a in self.at.axes]}
+        if vector is not None:
+            used = [p.width for _, lo, hi in self.segments(vector) for p in parts(lo, hi, self.widths(vector))]
+            widths = {w: [w] for w in dict.fromkeys(used)}
+        return {w: [t for f in phase.folds for t in folds.start(self.b, f, shape)] for w, shape in widths.items()}
+
+    def columns(
+        self, phase: Phase, order: Sequence[int], vector: int | None, carried: Carried,
+        kept: Mapping[tuple[Value, Position], tuple[Place, Position]],
+    ) -> Carried:  # fmt: skip
+        """The loops over columns from here on; gives the accumulators after them."""
+        if not order:
+            return self.column(phase, carried, 1, None, kept)
+        leader, rest = order[0], order[1:]
+        for segment, lo, hi in self.segments(leader):
+            if leader == vector:
+                for part in parts(lo, hi, self.widths(leader)):
+                    carried = self.column_part(phase, leader, segment, part, carried, kept)
+                continue
+            flat = [t for tiles in carried.values() for t in tiles]
+            with self.b.loop(f"k{leader}", lo, hi, carry=flat) as loop:
+                with self.at.loops({leader: loop.var}, None, {leader: segment}):
+                    self.hoist(phase.wanted)
+                    inside = self.columns(phase, rest, vector, _like(carried, loop.carried), kept)
+                    loop.yields(*(t for tiles in inside.values() for t in tiles))
+            carried = _like(carried, loop.outs)
+        return carried
+
+    def column_part(
+        self, phase: Phase, leader: int, segment: int, part: Part, carried: Carried,
+        kept: Mapping[tuple[Value, Position], tuple[Place, Position]],
+    ) -> Carried:  # fmt: skip
+        """A stretch of the loop that vectors run along."""
+        mine = carried.get(part.width, [])
+        with self.b.loop(f"k{leader}", part.start, part.stop, part.width, carry=mine) as loop:
+            valid = sub(part.stop, loop.var) if part.partial else None
+            with self.at.loops({leader: loop.var}, (Along(leader, part.width, valid),), {leader: segment}):
+                present = None
+                if valid is not None and phase.folds:
+                    present = self.b.map("lt", self.b.iota(0, (part.width,), 0), self.b.index(valid))
+                inside = self.column(phase, {part.width: list(loop.carried)}, part.width, present, kept)
+                loop.yields(*inside.get(part.width, []))
+        return {**carried, part.width: list(loop.outs)} if mine else carried
+
+    def column(
+        self, phase: Phase, carried: Carried, width: int, present: Tile | None,
+        kept: Mapping[tuple[Value, Position], tuple[Place, Position]],
+    ) -> Carried:  # fmt: skip
+        """What happens at one place of the columns."""
+        held = list(carried.get(width, []))
+        new: list[Tile] = []
+        for fold in phase.folds:
+            count = 2 if fold.function.startswith("arg") else 1
+            mine, held = held[:count], held[count:]
+            new += folds.step(self.at, fold, mine, present)
+        for g in phase.goals:
+            self.at.store(g.value, g.position, self.at.tile(g.value, g.position))
+        stored = {(g.value.name, g.position) for g in phase.goals}
+        for (value, position), (place, where) in kept.items():
+            if (value.name, position) not in stored:
+                self.at.store(value, where, self.at.tile(value, position), place)
+        return {width: new} if new else {}
+
+    def finish(self, phase: Phase, fold: FoldPlan, n: int, carried: Carried) -> Tile:
+        """A reduction's result from the accumulators of every width."""
+        counts = [2 if f.function.startswith("arg") else 1 for f in phase.folds]
+        skip = sum(counts[:n])
+        total: list[Tile] | None = None
+        for tiles in carried.values():
+            mine = tiles[skip : skip + counts[n]]
+            one = mine if self.at.axes else folds.across(self.b, fold, mine)
+            total = one if total is None else folds.together(self.b, fold, total, one)
+        assert total is not None
+        return folds.result(self.at, fold, total)
+
+
+def _like(carried: Carried, tiles: Sequence[Tile]) -> Carried:
+    """The tiles in the same arrangement."""
+    rest = iter(tiles)
+    return {w: [next(rest) for _ in old] for w, old in carried.items()}
