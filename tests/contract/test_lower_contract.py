@@ -16,6 +16,7 @@ from hotfuse.ir.graph import Graph, Value, output_values, sources
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower import gemm, pack, tiling
+from hotfuse.lower.codec import from_json, to_json
 from hotfuse.lower.contract import lower_contraction
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
@@ -314,6 +315,11 @@ def test_operands_that_have_some_batch_dims_only() -> None:
         check(source, CORES["avx2"], {"s0": s0}, 5)
 
 
+def test_one_column() -> None:
+    for batch in ("7", "2, s0"):
+        check(text("linear", batch, 1, 13, "gelu, residual"), CORES["avx512"], {"s0": 5}, 13)
+
+
 def test_rows_any_distance_apart() -> None:
     source = """graph g(%x: f32[s0, 5]{*}) { param %w: f32[9, 5] = "w"
       %h: f32[s0, 9] = aten.linear.default(%x, %w) return %h }"""
@@ -341,12 +347,32 @@ def test_products_of_one_input_are_one_kernel() -> None:
     assert [s.name for s in spec.sources] == ["wq", "wk", "wv"]
 
 
+GATED = """graph g(%x: f32[s0, 12]) {
+  param %wg: f32[{n}, 12] = "g"
+  param %wu: f32[{n}, 12] = "u"
+  param %bu: f32[{n}] = "b"
+  %g: f32[s0, {n}] = aten.linear.default(%x, %wg)
+  %u: f32[s0, {n}] = aten.linear.default(%x, %wu, %bu)
+  %a: f32[s0, {n}] = aten.silu.default(%g)
+  %y: f32[s0, {n}] = aten.mul.Tensor(%a, %u)
+  return %y, %u }"""
+
+
+@pytest.mark.parametrize("core", [CORES["avx512"], CORES["avx2"]], ids=["avx512", "avx2"])
+@pytest.mark.parametrize("n", [1, 37, 64])
+def test_products_that_meet_in_one_output(core: tiling.Core, n: int) -> None:
+    lowered = check(GATED.replace("{n}", str(n)), core, {"s0": 9}, 12)
+    (spec,) = [a.spec for a in lowered.arguments if isinstance(a, PackArgument)]
+    assert spec.together and spec.width * 2 == spec.nr
+    assert from_json(to_json(lowered)) == lowered
+
+
 def test_what_cannot_be_lowered_says_why() -> None:
     refused = {
         "is not constant": """graph g(%x: f32[4, 5], %w: f32[5, 6]) { %h: f32[4, 6] = aten.mm.default(%x, %w) return %h }""",
         "is not fp32": """graph g(%x: f16[4, 5]) { param %w: f16[5, 6] = "w" %h: f16[4, 6] = aten.mm.default(%x, %w) return %h }""",
-        "made from 2 products": """graph g(%x: f32[4, 5]) { param %w: f32[5, 6] = "w"
-          %h: f32[4, 6] = aten.mm.default(%x, %w) %i: f32[4, 6] = aten.mm.default(%x, %w)
+        "different widths": """graph g(%x: f32[4, 5]) { param %w: f32[5, 6] = "w" param %v: f32[5, 1] = "v"
+          %h: f32[4, 6] = aten.mm.default(%x, %w) %i: f32[4, 1] = aten.mm.default(%x, %v)
           %y: f32[4, 6] = aten.mul.Tensor(%h, %i) return %y }""",
         "do not share": """graph g(%x: f32[4, 5], %z: f32[4, 5]) { param %w: f32[5, 6] = "w"
           %h: f32[4, 6] = aten.mm.default(%x, %w) %i: f32[4, 6] = aten.mm.default(%z, %w) return %h, %i }""",
@@ -370,4 +396,5 @@ def test_native_groups(target: Target, epilogue: str, batch: str, n: int, k: int
 
 @pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
 def test_native_siblings(target: Target) -> None:
+    check(GATED.replace("{n}", "37"), core_of(target), {"s0": 9}, 12, target)
     check(SIBLINGS, core_of(target), {"s0": 9}, 12, target)

@@ -47,6 +47,7 @@ def _argument(a: Argument) -> dict[str, Any]:
             spec = a.spec
             return {
                 "is": "pack", "buffer": a.buffer, "k": spec.k, "nr": spec.nr, "dtype": spec.dtype.value,
+                "together": spec.together,
                 "sources": [[s.name, s.order.value, s.n] for s in spec.sources],
             }
 
@@ -61,6 +62,6 @@ def _parsed(a: dict[str, Any]) -> Argument:
             return StrideArgument(a["size"], a["value"], int(a["dim"]))
         case "pack":
             sources = tuple(PackSource(name, Order(order), int(n)) for name, order, n in a["sources"])
-            return PackArgument(a["buffer"], PackSpec(sources, int(a["k"]), int(a["nr"]), DType(a["dtype"])))
+            return PackArgument(a["buffer"], PackSpec(sources, int(a["k"]), int(a["nr"]), DType(a["dtype"]), bool(a["together"])))
         case other:
             raise InternalError(f"no kernel argument of kind {other!r}")

@@ -2,6 +2,7 @@
 
     y = gelu(linear(x, W, b)) + r        one kernel: the sums stay in registers until y is stored
     q, k, v = linear(x, Wq), ...           one kernel over the panels of all three, three outputs
+    y = silu(linear(x, Wg)) * linear(x, Wu)  one kernel whose panels have columns of both
 
 The batch dims of x are one dimension of rows where that costs nothing: when every other operand either has all of them, in order,
 or none. Otherwise each row finds its batch indices by division.
@@ -134,7 +135,8 @@ class _Group:
         self.original = graph
         self.k = found[0].k
         self.m = product(self.batch)
-        self.tiling = choose(core, self.m, [c.n for c in found], self.k)
+        self.together = self._meet(graph, found)
+        self.tiling = choose(core, self.m, [c.n for c in found], self.k, together=self.together)
         if self.flattens(graph, found, strides):
             graph = self.flattened(graph, found)
             found = tuple(
@@ -144,7 +146,8 @@ class _Group:
         else:
             self.rows = self.batch
         self.graph, self.found = graph, found
-        self.spec = PackSpec(tuple(PackSource(c.weight.name, c.order, c.n) for c in found), self.k, self.tiling.nr)
+        weights = tuple(PackSource(c.weight.name, c.order, c.n) for c in found)
+        self.spec = PackSpec(weights, self.k, self.tiling.nr, together=self.together)
         self.builder = KernelBuilder(name or self.title(), loc=found[0].node.loc)
         self.memory = Memory(self.builder, graph, strides)
 
@@ -213,19 +216,32 @@ class _Group:
         write_product(b, p, lambda f: self._finish(f, owners), in_loop=in_loop)
         return self._call(packed)
 
-    def _owners(self) -> list[list[Value]]:
-        """Per product, the outputs that are made from its result."""
-        uses: dict[str, set[int]] = {c.out.name: {i} for i, c in enumerate(self.found)}
-        for node in self.graph.nodes:
+    @staticmethod
+    def _origins(graph: Graph, found: tuple[Contraction, ...]) -> dict[str, set[int]]:
+        """Per value, the products that it is made from."""
+        of: dict[str, set[int]] = {c.out.name: {i} for i, c in enumerate(found)}
+        for node in graph.nodes:
             if not is_contraction(node):
-                of = set[int]().union(*(uses.get(v.name, set()) for v in node.ins))
-                uses.update({v.name: of for v in node.outs})
+                union = set[int]().union(*(of.get(v.name, set()) for v in node.ins))
+                of.update({v.name: union for v in node.outs})
+        return of
+
+    def _meet(self, graph: Graph, found: tuple[Contraction, ...]) -> bool:
+        """Whether an output needs several products at once."""
+        of = self._origins(graph, found)
+        meet = any(len(of.get(v.name, ())) > 1 for v in output_values(graph))
+        if meet and len({c.n for c in found}) > 1:
+            raise CannotLower("products of different widths meet in one output")
+        return meet
+
+    def _owners(self) -> list[list[Value]]:
+        """Per product, the outputs that are made from its result; those of products that meet are all the first one's."""
+        of = self._origins(self.graph, self.found)
         owners: list[list[Value]] = [[] for _ in self.found]
         for v in dict.fromkeys(output_values(self.graph)):
-            of = uses.get(v.name, set())
-            if len(of) != 1:
-                raise CannotLower(f"output %{v.name} is made from {len(of)} products of the group")
-            (owner,) = of
+            if not of.get(v.name):
+                raise CannotLower(f"output %{v.name} is not made from a product of the group")
+            owner = 0 if self.together else min(of[v.name])
             full = (*self.rows, self.found[owner].n)
             shape = shape_of(v)
             if len(shape) != len(full) or not all(same(a, b) for a, b in zip(shape, full, strict=True)):
@@ -270,28 +286,32 @@ class _Group:
 
     def _finish(self, f: Finished, owners: list[list[Value]]) -> None:
         """Everything that happens to a tile of sums; each product has its own panels."""
+        if self.together or len(self.found) == 1:
+            self._finish_some(f, self.found, owners[0], f.panel)
+            return
         start = 0
         for c, outs, source in zip(self.found, owners, self.spec.sources, strict=True):
-            panels = self.spec.panels_of(source)
-            if len(self.found) == 1:
-                self._finish_one(f, c, outs, f.panel)
-            elif outs:
-                inside = expr("and", expr("<=", start, f.panel), expr("<", f.panel, start + panels))
-                with self.builder.when(inside):
-                    self._finish_one(f, c, outs, expr("+", f.panel, -start))
-            start += panels
+            end = start + self.spec.panels_of(source)
+            if outs:
+                with self.builder.when(expr("and", expr("<=", start, f.panel), expr("<", f.panel, end))):
+                    self._finish_some(f, (c,), outs, expr("+", f.panel, -start))
+            start = end
 
-    def _finish_one(self, f: Finished, c: Contraction, outs: list[Value], panel: Dim) -> None:
-        nr, rank = self.tiling.nr, len(self.rows)
-        column = mul(panel, nr)
-        space = Space.of((*self.rows, c.n))
+    def _finish_some(self, f: Finished, some: tuple[Contraction, ...], outs: list[Value], panel: Dim) -> None:
+        """The outputs of products whose columns lie side by side in the tile."""
+        b, n, width, rank = self.builder, some[0].n, self.spec.width, len(self.rows)
+        column = mul(panel, width)
+        space = Space.of((*self.rows, n))
         position = tuple(space.root(i) for i in range(rank + 1))
         at = Evaluator(self.memory, self.graph, space)
-        along = Along(rank, nr, None if c.n % nr == 0 else remaining(c.n, column))
+        along = [Along(rank, width, None if n % width == 0 else remaining(n, column))] if n > 1 else []
 
         def row(sums: Tile, number: Dim) -> None:
-            with _batch(self.builder, number, self.rows) as where, at.loops({**where, rank: column}, [along]):
-                at.give(c.out, position, self._with_bias(at, c, sums, position))
+            with _batch(b, number, self.rows) as where, at.loops({**where, rank: column}, along):
+                for i, c in enumerate(some):
+                    own = sums if len(some) == 1 and n > 1 else b.extract(sums, (i * width,), (width if n > 1 else 1,))
+                    own = own if n > 1 else b.reshape(own, ())
+                    at.give(c.out, position, self._with_bias(at, c, own, position))
                 for v in outs:
                     at.store(v, position, at.tile(v, position))
 

@@ -3,7 +3,8 @@
     W[N, K] or W[K, N]  ->  panels[ceil(N / nr)][K][nr], zero beyond N
 
 What is to be packed is plain data, so that a worker process decides it and the process that owns the weights carries it out.
-Several weights that meet the same input lie behind each other, each beginning with its own panel.
+Several weights that meet the same input lie behind each other, each beginning with its own panel; or together, when their
+products are wanted at the same time: then every panel has as many columns of each, side by side.
 """
 
 from __future__ import annotations
@@ -55,15 +56,22 @@ class PackSpec:
     k: int
     nr: int
     dtype: DType = DType.F32
+    together: bool = False
+
+    @property
+    def width(self) -> int:
+        """Columns of one weight in a panel."""
+        return self.nr // len(self.sources) if self.together else self.nr
 
     def panels_of(self, source: PackSource) -> int:
-        """Panels of one weight; the last may be partly zero."""
-        return -(-source.n // self.nr)
+        """Panels that hold one weight; the last may be partly zero."""
+        return -(-source.n // self.width)
 
     @property
     def panels(self) -> int:
         """Panels of all weights."""
-        return sum(self.panels_of(s) for s in self.sources)
+        each = [self.panels_of(s) for s in self.sources]
+        return max(each) if self.together else sum(each)
 
     @property
     def panel_stride(self) -> int:
@@ -99,15 +107,18 @@ def pack(spec: PackSpec, weights: Mapping[str, Array]) -> Array:
     size = flat.itemsize
     strides = (spec.panel_stride * size, spec.nr * size, size)
     panels = np.lib.stride_tricks.as_strided(flat, (spec.panels, spec.k, spec.nr), strides)
-    at = 0
+    at = left = 0
     for source in spec.sources:
-        weight = _columns(spec, source, weights)
-        full, rest = divmod(source.n, spec.nr)
-        whole = weight[:, : full * spec.nr].reshape(spec.k, full, spec.nr)
-        panels[at : at + full] = whole.transpose(1, 0, 2)
+        weight, width = _columns(spec, source, weights), spec.width
+        full, rest = divmod(source.n, width)
+        whole = weight[:, : full * width].reshape(spec.k, full, width)
+        panels[at : at + full, :, left : left + width] = whole.transpose(1, 0, 2)
         if rest:
-            panels[at + full, :, :rest] = weight[:, full * spec.nr :]
-        at += spec.panels_of(source)
+            panels[at + full, :, left : left + rest] = weight[:, full * width :]
+        if spec.together:
+            left += width
+        else:
+            at += spec.panels_of(source)
     return flat
 
 

@@ -80,12 +80,13 @@ def rows_for(registers: int, vectors: int) -> int:
     return max(1, min(MAX_ROWS, (registers - vectors - 1) // vectors))
 
 
-def choose(core: Core, m: Dim, ns: Sequence[int], k: int) -> GemmTiling:
+def choose(core: Core, m: Dim, ns: Sequence[int], k: int, *, together: bool = False) -> GemmTiling:
     """The tiling for a product with one weight or several of so many columns; M may be known only at run time.
 
+    `together` shares every panel equally among the weights.
     The panel's width depends on the columns and the core alone, so that generic and specialized code share packed weights.
     """
-    vectors, why = _panel(core, ns)
+    vectors, why = _panel(core, ns, len(ns) if together else 1)
     mr = rows_for(core.registers, vectors)
     group = max(mr, core.l2 // 2 // max(4 * k, 1))
     if isinstance(m, int) and m <= mr:
@@ -94,20 +95,20 @@ def choose(core: Core, m: Dim, ns: Sequence[int], k: int) -> GemmTiling:
     return GemmTiling(core.lanes, core.registers, vectors, mr, 4 if isinstance(m, int) else 2, group, 0, True, why)
 
 
-def _panel(core: Core, ns: Sequence[int]) -> tuple[int, str]:
+def _panel(core: Core, ns: Sequence[int], parts: int) -> tuple[int, str]:
     """How many vectors wide a panel is: columns computed in vain weighed against loads per multiply-add."""
-    order = (3, 4, 2, 1) if core.registers >= 32 else (2, 1)
-    costs = {v: _cost(core, ns, v) for v in order}
+    widths = (3, 4, 2, 1) if core.registers >= 32 else (2, 1)
+    order = [v for v in widths if v % parts == 0] or [parts]
+    padded = {v: sum(-n % (v // parts * core.lanes) for n in ns) for v in order}
+    costs = {v: _cost(core, sum(ns) + padded[v], v) for v in order}
     least = min(costs.values())
     vectors = next(v for v in order if costs[v] <= least * (1 + SLACK))
-    nr = vectors * core.lanes
-    return vectors, f"{rows_for(core.registers, vectors)}x{nr}: {sum(-n % nr for n in ns)} of {sum(ns)} columns padded"
+    shape = f"{rows_for(core.registers, vectors)}x{vectors * core.lanes}"
+    return vectors, f"{shape}: {padded[vectors]} columns beside {sum(ns)} are padding"
 
 
-def _cost(core: Core, ns: Sequence[int], vectors: int) -> float:
-    nr = vectors * core.lanes
-    loads = 1 / vectors + 1 / rows_for(core.registers, vectors)
-    return sum(n + -n % nr for n in ns) * (1 + LOAD_SHARE * loads)
+def _cost(core: Core, columns: int, vectors: int) -> float:
+    return columns * (1 + LOAD_SHARE * (1 / vectors + 1 / rows_for(core.registers, vectors)))
 
 
 @dataclass(frozen=True, slots=True)
