@@ -26,7 +26,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 levels = pytest.mark.parametrize("target", LEVELS, ids=[t.name for t in LEVELS])
 
 
-def run_native(kernel: Kernel, arrays: Mapping[str, Array], sizes: Mapping[str, int], target: Target, threads: int = 1) -> None:
+def run_native(
+    kernel: Kernel, arrays: Mapping[str, Array], sizes: Mapping[str, int], target: Target, threads: int = 1
+) -> None:
     """Run on copies that lie between canary bytes; the outputs' bytes are copied back, and no canary may have changed."""
     native = load_kernel(compile_kernel(kernel, target))
     given = [b for b in kernel.buffers if b.kind is not BufferKind.SCRATCH]
@@ -34,7 +36,7 @@ def run_native(kernel: Kernel, arrays: Mapping[str, Array], sizes: Mapping[str, 
     for buffer in given:
         array = arrays[buffer.name]
         held.append(np.full(array.nbytes + 2 * PAD, CANARY, np.uint8))
-        held[-1][PAD:PAD + array.nbytes] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+        held[-1][PAD : PAD + array.nbytes] = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
     arena = native.arena(sizes, threads)
     base = 0 if arena is None else -(-arena.data_ptr() // 64) * 64
     native.enter(*[h.ctypes.data + PAD for h in held], base, *[sizes[s] for s in kernel.sizes], threads)
@@ -42,9 +44,9 @@ def run_native(kernel: Kernel, arrays: Mapping[str, Array], sizes: Mapping[str, 
         assert (h[:PAD] == CANARY).all() and (h[-PAD:] == CANARY).all(), f"written outside {buffer.name}"
         if buffer.kind is BufferKind.OUTPUT:
             array = arrays[buffer.name]
-            array[...] = np.frombuffer(h[PAD:PAD + array.nbytes].tobytes(), array.dtype).reshape(array.shape)
+            array[...] = np.frombuffer(h[PAD : PAD + array.nbytes].tobytes(), array.dtype).reshape(array.shape)
         else:
-            assert h[PAD:h.size - PAD].tobytes() == arrays[buffer.name].tobytes(), f"{buffer.name} was written"
+            assert h[PAD : h.size - PAD].tobytes() == arrays[buffer.name].tobytes(), f"{buffer.name} was written"
 
 
 def blank(kernel: Kernel, arrays: dict[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:
@@ -66,15 +68,23 @@ def compare(got: Array, want: Array, ulps: float, what: str) -> None:
     assert (np.isnan(g) == np.isnan(w)).all(), f"{what}: NaN differs\n{g}\n{w}"
     info = ml_dtypes.finfo(got.dtype)
     near = np.maximum(np.abs(np.where(np.isfinite(w), w, float(info.max))), float(info.smallest_normal))
-    unit = 2.0 ** np.floor(np.log2(near)) * float(info.eps)
+    unit = 2.0 ** (np.floor(np.log2(near)) + math.log2(float(info.eps)))
     same = (g == w) | (np.isnan(g) & np.isnan(w))
     with np.errstate(invalid="ignore"):
         off = np.where(same, 0, np.abs(g - w) / unit)
-    assert off.size == 0 or off.max() <= ulps, f"{what}: off by {off.max()} ulp: {g.ravel()[off.argmax()]!r} for {w.ravel()[off.argmax()]!r}"
+    assert off.size == 0 or off.max() <= ulps, (
+        f"{what}: off by {off.max()} ulp: {g.ravel()[off.argmax()]!r} for {w.ravel()[off.argmax()]!r}"
+    )
 
 
-def check(kernel: Kernel, arrays: dict[str, Array], sizes: Mapping[str, int], target: Target, ulps: float = 0.0,
-          threads: int = 1) -> None:  # fmt: skip
+def check(
+    kernel: Kernel,
+    arrays: dict[str, Array],
+    sizes: Mapping[str, int],
+    target: Target,
+    ulps: float = 0.0,
+    threads: int = 1,
+) -> None:
     """The native kernel and the interpreter agree."""
     want = {n: a.copy() for n, a in blank(kernel, arrays, sizes).items()}
     got = {n: a.copy() for n, a in want.items()}
@@ -92,10 +102,16 @@ def numbers(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], smal
         return rng.integers(0, 2, shape).astype(bool)
     if dtype in FLOATS:
         x = rng.standard_normal(shape) * (1 if small else 3)
-        special = [0.0, -0.0, 1.0, -1.0, 1.5, 2.5] if small else [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 1.5, 2.5]
+        special = (
+            [0.0, -0.0, 1.0, -1.0, 1.5, 2.5]
+            if small
+            else [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 1.5, 2.5]
+        )
         return np.where(rng.random(shape) < 0.25, rng.choice(special, shape), x).astype(kind)
     info = np.iinfo(kind)
     x = rng.integers(-9 if info.min < 0 else 0, 10, shape, dtype=np.int64).astype(kind)
     if small:
         return x
-    return np.where(rng.random(shape) < 0.25, rng.choice(np.array([info.min, info.max, 0, 1], kind), shape), x).astype(kind)
+    return np.where(rng.random(shape) < 0.25, rng.choice(np.array([info.min, info.max, 0, 1], kind), shape), x).astype(
+        kind
+    )

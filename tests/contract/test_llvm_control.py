@@ -45,7 +45,11 @@ def gemm(known: bool, mr: int = 3, nr: int = 20) -> Kernel:
 @pytest.mark.parametrize("known", [True, False])
 def test_gemm(known: bool, target: Target) -> None:
     rng = np.random.default_rng(1)
-    arrays = {"x": numbers(rng, F32, (7, 11), True), "w": numbers(rng, F32, (11, 45), True), "bias": numbers(rng, F32, (45,), True)}
+    arrays = {
+        "x": numbers(rng, F32, (7, 11), True),
+        "w": numbers(rng, F32, (11, 45), True),
+        "bias": numbers(rng, F32, (45,), True),
+    }
     check(gemm(known), arrays, {} if known else {"M": 7, "N": 45, "K": 11}, target, 4096.0)
     if not known:
         empty = {"x": np.zeros((7, 0), np.float32), "w": np.zeros((0, 45), np.float32), "bias": arrays["bias"]}
@@ -62,7 +66,11 @@ def test_loops(target: Target) -> None:
     one, two = b.load(x, (0,), (5,)), b.load(x, (5,), (5,))
     with b.loop("i", 0, n, carry=[one, two, b.index(3)]) as i:
         a, c, count = i.carried
-        i.yields(c, b.map("add", a, b.load(x, (expr("+", 20, expr("*", i.var, -1)),), (5,))), b.map("add", count, b.index(i.var)))
+        i.yields(
+            c,
+            b.map("add", a, b.load(x, (expr("+", 20, expr("*", i.var, -1)),), (5,))),
+            b.map("add", count, b.index(i.var)),
+        )
     b.store(b.output("p", F32, (5,)), (0,), i.outs[0])
     b.store(b.output("q", F32, (5,)), (0,), i.outs[1])
     b.store(b.output("r", DType.I64, ()), (), i.outs[2])
@@ -83,10 +91,27 @@ def test_index_arithmetic(target: Target) -> None:
     b = KernelBuilder("indices")
     p, q = b.size("p"), b.size("q")
     y, z = b.output("y", DType.I64, (40,)), b.output("z", DType.I64, (40,))
-    terms = [expr("+", p, q, 3), expr("*", p, q), expr("//", p, 7), expr("%", p, 7), expr("//", p, 8), expr("%", p, 8), expr("ceildiv", p, 5),
-             expr("max", p, q, 2), expr("min", p, q), expr("==", p, q), expr("!=", p, q), expr("<", p, q), expr("<=", p, q),
-             expr("and", p, q), expr("or", expr("<", p, 0), expr("<", q, 0)), expr("not", p), expr("**", p, 3),
-             expr("//", p, -3), expr("%", p, -3)]  # fmt: skip
+    terms = [
+        expr("+", p, q, 3),
+        expr("*", p, q),
+        expr("//", p, 7),
+        expr("%", p, 7),
+        expr("//", p, 8),
+        expr("%", p, 8),
+        expr("ceildiv", p, 5),
+        expr("max", p, q, 2),
+        expr("min", p, q),
+        expr("==", p, q),
+        expr("!=", p, q),
+        expr("<", p, q),
+        expr("<=", p, q),
+        expr("and", p, q),
+        expr("or", expr("<", p, 0), expr("<", q, 0)),
+        expr("not", p),
+        expr("**", p, 3),
+        expr("//", p, -3),
+        expr("%", p, -3),
+    ]
     for k, t in enumerate(terms):
         b.store(y, (k,), b.index(t))
     for k, t in enumerate([expr("//", p, q), expr("%", p, q), expr("ceildiv", p, q)]):
@@ -227,8 +252,16 @@ def test_unknown_symbols_are_told() -> None:
     b = KernelBuilder("ok")
     b.store(b.output("y", F32, (1,)), (0,), b.fill(1.0, F32, (1,)))
     kernel = b.finish()
-    wrong = Kernel("wrong", (), kernel.buffers, tuple(
-        s if not hasattr(s, "args") or s.op != "store" else type(s)(s.op, (type(s.args[0])("y", (sym("nowhere"),), (0,)), s.args[1]))
-        for s in kernel.body))  # fmt: skip
+    wrong = Kernel(
+        "wrong",
+        (),
+        kernel.buffers,
+        tuple(
+            s
+            if not hasattr(s, "args") or s.op != "store"
+            else type(s)(s.op, (type(s.args[0])("y", (sym("nowhere"),), (0,)), s.args[1]))
+            for s in kernel.body
+        ),
+    )
     with pytest.raises(InternalError, match="nowhere"):
         compile_kernel(wrong)

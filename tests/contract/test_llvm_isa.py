@@ -28,16 +28,28 @@ def shapes_for(k: int, least_rank: int = 0) -> list[tuple[int, ...]]:
     return [usable[k % len(usable)], usable[(k + 3) % len(usable)]]
 
 
-def check_elements(name: str, dtypes: tuple[DType, ...], apply: Apply, target: Target, ulps: Callable[[DType], float],
-                   least_rank: int = 0, small: bool = False) -> None:  # fmt: skip
+def check_elements(
+    name: str,
+    dtypes: tuple[DType, ...],
+    apply: Apply,
+    target: Target,
+    ulps: Callable[[DType], float],
+    least_rank: int = 0,
+    small: bool = False,
+) -> None:
     """One kernel that applies an instruction to tiles of every element type and some shapes."""
     rng = np.random.default_rng(sum(map(ord, name)))
     for k, dtype in enumerate(dtypes):
         b = KernelBuilder(f"{name}_{dtype.value}")
         arrays: dict[str, Array] = {}
 
-        def operand(shape: tuple[int, ...], kind: DType | None = None, b: KernelBuilder = b, dtype: DType = dtype,
-                    arrays: dict[str, Array] = arrays) -> Tile:  # fmt: skip
+        def operand(
+            shape: tuple[int, ...],
+            kind: DType | None = None,
+            b: KernelBuilder = b,
+            dtype: DType = dtype,
+            arrays: dict[str, Array] = arrays,
+        ) -> Tile:
             kind = kind or dtype
             x = b.input(f"x{len(arrays)}", kind, shape)
             arrays[x.name] = numbers(rng, kind, shape, small)
@@ -54,8 +66,28 @@ def test_every_instruction_has_an_emission() -> None:
     assert set(EMISSIONS) == set(isa.rows())
 
 
-FUNCTIONS = ("exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "erf", "pow", "rsqrt", "recip", "sqrt", "fma")
-MAPS = sorted(n for n, r in isa.rows().items() if r.category is isa.Category.MAP and n not in ("map.select", "map.cast", "map.bitcast"))
+FUNCTIONS = (
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log1p",
+    "sin",
+    "cos",
+    "tanh",
+    "erf",
+    "pow",
+    "rsqrt",
+    "recip",
+    "sqrt",
+    "fma",
+)
+MAPS = sorted(
+    n
+    for n, r in isa.rows().items()
+    if r.category is isa.Category.MAP and n not in ("map.select", "map.cast", "map.bitcast")
+)
 
 
 @levels
@@ -69,7 +101,10 @@ def test_map(name: str, target: Target) -> None:
 
     def apply(b: KernelBuilder, x: Tile, operand: Any) -> Tile:
         shape = x.type.shape
-        others = [operand(tuple(1 if i == len(shape) - 1 - k else e for i, e in enumerate(shape)), None) for k in range(row.arity - 1)]
+        others = [
+            operand(tuple(1 if i == len(shape) - 1 - k else e for i, e in enumerate(shape)), None)
+            for k in range(row.arity - 1)
+        ]
         return b.emit(name, x, *others)
 
     check_elements(short, row.dtypes, apply, target, ulps)
@@ -79,12 +114,20 @@ def test_map(name: str, target: Target) -> None:
 def test_literal_operands(target: Target) -> None:
     """NaN and plain literals beside tiles that hold NaN: maximum and minimum hand NaN on from either side."""
     for name in ("max", "min", "add", "lt", "eq", "fma"):
-        for value in (0.0, math.nan, math.inf, -0.0):
-            def apply(b: KernelBuilder, x: Tile, operand: Any, name: str = name, value: float = value) -> Tile:
-                return b.map(name, x, value, x) if name == "fma" else b.map(name, b.map(name, value, x), x) if name in ("max", "min") \
-                    else b.map(name, x, value)  # fmt: skip
+        for value in (0.0, math.nan, math.inf):
 
-            check_elements(f"{name}_literal", FLOATS, apply, target, lambda d: 0.0 if d in (DType.F32, DType.F64) else 1.0)
+            def apply(b: KernelBuilder, x: Tile, operand: Any, name: str = name, value: float = value) -> Tile:
+                return (
+                    b.map(name, x, value, x)
+                    if name == "fma"
+                    else b.map(name, b.map(name, value, x), x)
+                    if name in ("max", "min")
+                    else b.map(name, x, value)
+                )
+
+            check_elements(
+                f"{name}_literal", FLOATS, apply, target, lambda d: 0.0 if d in (DType.F32, DType.F64) else 1.0
+            )
 
 
 @levels
@@ -111,11 +154,13 @@ def test_halves_round_to_even(target: Target) -> None:
     for dtype in (DType.F16, DType.BF16):
         n = 1 << 16
         every = np.arange(n, dtype=np.uint16).view(NUMPY[dtype])
-        wide = every.astype(np.float64)
         with np.errstate(all="ignore"):
+            wide = every.astype(np.float64)
             halfway = np.where(np.isfinite(wide), (wide + np.roll(wide, -1)) / 2, wide)
             for source, kind in ((DType.F32, np.float32), (DType.F64, np.float64)):
-                values = np.concatenate([halfway, halfway * (1 + 2.0**-22), halfway * (1 - 2.0**-22), halfway * (1 + 2.0**-45)]).astype(kind)
+                values = np.concatenate(
+                    [halfway, halfway * (1 + 2.0**-22), halfway * (1 - 2.0**-22), halfway * (1 + 2.0**-45)]
+                ).astype(kind)
                 b = KernelBuilder(f"halves_{dtype.value}_{source.value}")
                 x, h = b.input("x", source, (4 * n,)), b.input("h", dtype, (n,))
                 y, w = b.output("y", dtype, (4 * n,)), b.output("w", source, (n,))
@@ -131,8 +176,12 @@ def test_halves_round_to_even(target: Target) -> None:
 
 @levels
 def test_bitcast(target: Target) -> None:
-    pairs = [(a, b) for a in isa.row("map.bitcast").dtypes for b in isa.row("map.bitcast").dtypes
-             if NUMPY[a].itemsize == NUMPY[b].itemsize]  # fmt: skip
+    pairs = [
+        (a, b)
+        for a in isa.row("map.bitcast").dtypes
+        for b in isa.row("map.bitcast").dtypes
+        if NUMPY[a].itemsize == NUMPY[b].itemsize
+    ]
     rng = np.random.default_rng(5)
     b = KernelBuilder("bitcast")
     arrays: dict[str, Array] = {}
@@ -158,8 +207,15 @@ def test_reduce_and_scan(name: str, target: Target) -> None:
         return b.emit(name, x, axis=len(x.type.shape) - 1)
 
     for which in (apply, last):
-        check_elements(name, isa.row(name).dtypes, which, target, lambda d: (64.0 if d in (DType.F32, DType.F64) else 2.0) if sums else 0.0,
-                       least_rank=1, small=sums)  # fmt: skip
+        check_elements(
+            name,
+            isa.row(name).dtypes,
+            which,
+            target,
+            lambda d: (64.0 if d in (DType.F32, DType.F64) else 2.0) if sums else 0.0,
+            least_rank=1,
+            small=sums,
+        )
 
 
 @levels
@@ -204,9 +260,20 @@ def test_transposes(target: Target) -> None:
 
 
 @levels
-@pytest.mark.parametrize("a,b_,acc", [(DType.F32, DType.F32, DType.F32), (DType.F64, DType.F64, DType.F64), (DType.F16, DType.F16, DType.F32),
-                                      (DType.BF16, DType.BF16, DType.F32), (DType.I8, DType.I8, DType.I32), (DType.U8, DType.I8, DType.I32),
-                                      (DType.U8, DType.U8, DType.I32), (DType.I32, DType.I32, DType.I32), (DType.I64, DType.I64, DType.I64)])  # fmt: skip
+@pytest.mark.parametrize(
+    "a,b_,acc",
+    [
+        (DType.F32, DType.F32, DType.F32),
+        (DType.F64, DType.F64, DType.F64),
+        (DType.F16, DType.F16, DType.F32),
+        (DType.BF16, DType.BF16, DType.F32),
+        (DType.I8, DType.I8, DType.I32),
+        (DType.U8, DType.I8, DType.I32),
+        (DType.U8, DType.U8, DType.I32),
+        (DType.I32, DType.I32, DType.I32),
+        (DType.I64, DType.I64, DType.I64),
+    ],
+)
 def test_mma(a: DType, b_: DType, acc: DType, target: Target) -> None:
     rng = np.random.default_rng(4)
     for m, k, n in ((1, 1, 1), (3, 4, 19), (2, 5, 16), (4, 2, 7)):
@@ -219,5 +286,9 @@ def test_mma(a: DType, b_: DType, acc: DType, target: Target) -> None:
         z = b.output("z", acc, (m, n))
         other = b.map("add", left, left) if a in FLOATS else b.map("sub", left, left)
         b.store(z, (0, 0), b.mma(first, other, b.load(w, (0, 0), (k, n))))
-        arrays = {"x": numbers(rng, a, (m, k), True), "w": numbers(rng, b_, (k, n), True), "c": numbers(rng, acc, (m, n), True)}
+        arrays = {
+            "x": numbers(rng, a, (m, k), True),
+            "w": numbers(rng, b_, (k, n), True),
+            "c": numbers(rng, acc, (m, n), True),
+        }
         check(b.finish(), arrays, {}, target, 256.0 if acc in FLOATS else 0.0)

@@ -19,11 +19,65 @@ from tests.contract.native import levels
 
 Array = np.ndarray[Any, np.dtype[Any]]
 LIMIT = 2.0
-SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, -3.0, 1e-45, -1e-45, 1.1754942e-38, 1.1754944e-38,
-                    3.4028235e38, -3.4028235e38, 88.72283, 88.72284, 89.0, -87.33655, -103.97208, -103.97209, -104.0, 127.99999, 128.0,
-                    -126.0, -149.0, -149.5, -150.0, 0.70710677, 0.7071068, 1.4142135, 1.4142137, 0.99999994, 1.0000001, 0.625, 0.92,
-                    0.925, 3.9, 4.0, 9.01, 10.0, -17.3, -25.0, 1.5707964, 3.1415927, 16777216.0, 16777217.0, 2.0**40, 2.0**41, 1e30],
-                   np.float32)  # fmt: skip
+SPECIAL = np.array(
+    [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1.0,
+        -1.0,
+        2.0,
+        -2.0,
+        0.5,
+        -0.5,
+        3.0,
+        -3.0,
+        1e-45,
+        -1e-45,
+        1.1754942e-38,
+        1.1754944e-38,
+        3.4028235e38,
+        -3.4028235e38,
+        88.72283,
+        88.72284,
+        89.0,
+        -87.33655,
+        -103.97208,
+        -103.97209,
+        -104.0,
+        127.99999,
+        128.0,
+        -126.0,
+        -149.0,
+        -149.5,
+        -150.0,
+        0.70710677,
+        0.7071068,
+        1.4142135,
+        1.4142137,
+        0.99999994,
+        1.0000001,
+        0.625,
+        0.92,
+        0.925,
+        3.9,
+        4.0,
+        9.01,
+        10.0,
+        -17.3,
+        -25.0,
+        1.5707964,
+        3.1415927,
+        16777216.0,
+        16777217.0,
+        2.0**40,
+        2.0**41,
+        1e30,
+    ],
+    np.float32,
+)
 
 
 def _erf(x: Array) -> Array:
@@ -31,9 +85,20 @@ def _erf(x: Array) -> Array:
 
 
 UNARY: dict[str, Callable[[Array], Array]] = {
-    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log1p": np.log1p, "sin": np.sin, "cos": np.cos,
-    "tanh": np.tanh, "erf": _erf, "rsqrt": lambda x: 1 / np.sqrt(x), "recip": np.reciprocal, "sqrt": np.sqrt,
-}  # fmt: skip
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log2": np.log2,
+    "log1p": np.log1p,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+    "erf": _erf,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "recip": np.reciprocal,
+    "sqrt": np.sqrt,
+}
 
 
 def points(per_exponent: int, seed: int) -> Array:
@@ -41,7 +106,9 @@ def points(per_exponent: int, seed: int) -> Array:
     rng = np.random.default_rng(seed)
     exponents = np.repeat(np.arange(512, dtype=np.uint32) << 23, per_exponent)
     every = (exponents | rng.integers(0, 1 << 23, exponents.size, dtype=np.uint32)).view(np.float32)
-    dense = np.concatenate([rng.uniform(-s, s, 1000 * per_exponent // 10 + 1) for s in (1, 4, 12, 110, 160, 1e4)]).astype(np.float32)
+    dense = np.concatenate(
+        [rng.uniform(-s, s, 1000 * per_exponent // 10 + 1) for s in (1, 4, 12, 110, 160, 1e4)]
+    ).astype(np.float32)
     near_one = (np.float32(1) + rng.uniform(-0.6, 0.6, 100 * per_exponent)).astype(np.float32)
     x = np.concatenate([SPECIAL, every, dense, near_one])
     return np.concatenate([x, np.zeros(-x.size % 16, np.float32)])
@@ -83,7 +150,9 @@ def test_unary(name: str, target: Target) -> None:
     off = ulps(run(name, target, x), want)
     worst = int(off.argmax())
     print(f"{name} on {target.name}: {off.max():.3f} ulp at {x[worst]!r}, {x.size} points")
-    assert off.max() <= LIMIT, f"{name}({x[worst]!r}) = {run(name, target, x)[worst]!r}, wanted {want[worst]!r}: {off.max()} ulp"
+    assert off.max() <= LIMIT, (
+        f"{name}({x[worst]!r}) = {run(name, target, x)[worst]!r}, wanted {want[worst]!r}: {off.max()} ulp"
+    )
 
 
 @levels
@@ -103,12 +172,14 @@ def test_pow(target: Target) -> None:
     x, y = (np.concatenate([v, np.ones(pad, np.float32)]) for v in (x, y))
     with np.errstate(all="ignore"):
         want = np.array([_pow(p, q) for p, q in zip(a.ravel().tolist(), b.ravel().tolist(), strict=True)])
-        rest = np.power(x[want.size:].astype(np.float64), y[want.size:].astype(np.float64))
+        rest = np.power(x[want.size :].astype(np.float64), y[want.size :].astype(np.float64))
     want = np.concatenate([want, rest])
     off = ulps(run("pow", target, x, y), want)
     worst = int(off.argmax())
     print(f"pow on {target.name}: {off.max():.3f} ulp")
-    assert off.max() <= LIMIT, f"pow({x[worst]!r}, {y[worst]!r}) = {run('pow', target, x, y)[worst]!r}, wanted {want[worst]!r}"
+    assert off.max() <= LIMIT, (
+        f"pow({x[worst]!r}, {y[worst]!r}) = {run('pow', target, x, y)[worst]!r}, wanted {want[worst]!r}"
+    )
 
 
 def _pow(x: float, y: float) -> float:

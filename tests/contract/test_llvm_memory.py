@@ -1,4 +1,4 @@
-"""Native loads, stores, gathers and scatters against the interpreter: tails, strides, steps, and memory that must stay untouched."""
+"""Native loads, stores, gathers and scatters against the interpreter: tails, strides, and memory that must not change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ DTYPES = isa.row("load").dtypes
 def test_tails(dtype: DType, target: Target) -> None:
     """A copy in tiles that do not fit: the last ones are cut, in both directions, with sizes known and unknown."""
     rng = np.random.default_rng(1)
-    for m, n, rows, cols, known in ((5, 37, 2, 16, False), (3, 5, 4, 8, True), (1, 64, 1, 24, False), (7, 1, 3, 1, False), (4, 33, 3, 20, True)):
+    for m, n, rows, cols, known in (
+        (5, 37, 2, 16, False),
+        (3, 5, 4, 8, True),
+        (1, 64, 1, 24, False),
+        (7, 1, 3, 1, False),
+        (4, 33, 3, 20, True),
+    ):
         b = KernelBuilder("copy")
         M, N = (m, n) if known else (b.size("M"), b.size("N"))
         x, y = b.input("x", dtype, (M, N)), b.output("y", dtype, (M, N))
@@ -106,13 +112,26 @@ def test_gather_and_scatter(dtype: DType, target: Target) -> None:
         for k, t in enumerate(tiles):
             b.store(b.output(f"y{k}", dtype, t.type.shape), (0,) * len(t.type.shape), t)
         new = tiles[0]
-        arrays = {"x": numbers(rng, dtype, (9, 21), True), "rows": rng.integers(0, 9, (5, 1)).astype(NUMPY[kind]),
-                  "each": rng.integers(0, 9, (5, 21)).astype(NUMPY[kind])}  # fmt: skip
+        arrays = {
+            "x": numbers(rng, dtype, (9, 21), True),
+            "rows": rng.integers(0, 9, (5, 1)).astype(NUMPY[kind]),
+            "each": rng.integers(0, 9, (5, 21)).astype(NUMPY[kind]),
+        }
         for reduce in ("none", "add") if dtype is not DType.BOOL else ("none",):
             p, q = b.output(f"p{reduce}", dtype, (9, 21)), b.output(f"q{reduce}", dtype, (9, 21))
             v = b.output(f"v{reduce}", dtype, (14, 30))
-            b.scatter(p, (0, 0), b.load(rows, (2, 0), (1, 1)), b.load(x, (0, 0), (1, 21)), dim=0, reduce=reduce, valid=(None, C))
-            b.scatter(q, (0, 0), b.load(each, (0, 0), (1, 21)), b.load(x, (1, 0), (1, 21)), dim=0, reduce=reduce, valid=(1, C))
+            b.scatter(
+                p,
+                (0, 0),
+                b.load(rows, (2, 0), (1, 1)),
+                b.load(x, (0, 0), (1, 21)),
+                dim=0,
+                reduce=reduce,
+                valid=(None, C),
+            )
+            b.scatter(
+                q, (0, 0), b.load(each, (0, 0), (1, 21)), b.load(x, (1, 0), (1, 21)), dim=0, reduce=reduce, valid=(1, C)
+            )
             b.scatter(v, (0, 0), b.load(each, (0, 0), (5, 21)), new, dim=1, reduce=reduce, valid=(R, C))
         check(b.finish(), arrays, {"R": 4, "C": 19}, target, 2.0 if dtype.value[0] in "fb" else 0.0)
 
@@ -135,8 +154,12 @@ def test_reading_stops_at_the_end_of_memory(target: Target) -> None:
                 b.store(y, (i.var,), b.load(x, (i.var,), (16,), valid=valid), valid=valid)
             b.store(y, (0,), b.load(x, (0,), (n,)))
             with b.loop("j", 0, N, 8) as j:
-                b.store(y, (j.var,), b.load(x, (j.var,), (8,), step=(b.size("one"),), valid=(remaining(N, j.var),)),
-                        valid=(remaining(N, j.var),))  # fmt: skip
+                b.store(
+                    y,
+                    (j.var,),
+                    b.load(x, (j.var,), (8,), step=(b.size("one"),), valid=(remaining(N, j.var),)),
+                    valid=(remaining(N, j.var),),
+                )
             values = np.arange(1, n + 1).astype(NUMPY[dtype])
             at = page - values.nbytes
             memory[at:page] = values.tobytes()

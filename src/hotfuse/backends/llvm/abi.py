@@ -71,7 +71,14 @@ go:
   ret ptr @_Py_NoneStruct
 }
 """
-_API = ("PyLong_AsVoidPtr", "PyErr_Occurred", "PyErr_BadArgument", "PyEval_SaveThread", "PyEval_RestoreThread", "Py_IncRef")
+_API = (
+    "PyLong_AsVoidPtr",
+    "PyErr_Occurred",
+    "PyErr_BadArgument",
+    "PyEval_SaveThread",
+    "PyEval_RestoreThread",
+    "Py_IncRef",
+)
 
 
 class _MethodDef(ctypes.Structure):

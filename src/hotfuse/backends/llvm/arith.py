@@ -175,7 +175,9 @@ def magnitude(c: Chunk, a: list[str]) -> str:
 
 def sign(c: Chunk, a: list[str]) -> str:
     """-1, 0 or 1; NaN gives 0."""
-    greater, less = ("fcmp ogt", "fcmp olt") if c.real else ("icmp ugt" if c.dtype in UNSIGNED else "icmp sgt", "icmp slt")
+    greater, less = (
+        ("fcmp ogt", "fcmp olt") if c.real else ("icmp ugt" if c.dtype in UNSIGNED else "icmp sgt", "icmp slt")
+    )
     up = c.pick(c.op(greater, a[0], c.const(0)), c.const(1), c.const(0))
     if not c.real and c.dtype in UNSIGNED:
         return up

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hotfuse.backends.llvm.target import Target
@@ -130,7 +130,9 @@ class Module:
         for body in self.defined.values():
             lines.append("")
             lines.extend(flat(body))
-        wide = f'"prefer-vector-width"="{self.target.vl_bytes * 8}" "min-legal-vector-width"="{self.target.vl_bytes * 8}"'
+        wide = (
+            f'"prefer-vector-width"="{self.target.vl_bytes * 8}" "min-legal-vector-width"="{self.target.vl_bytes * 8}"'
+        )
         tune = f' "tune-cpu"="{self.target.tune}"' if self.target.tune else ""
         lines.extend(["", f'attributes #0 = {{ nounwind "frame-pointer"="none" {wide}{tune} }}', "!0 = !{}", ""])
         return "\n".join(lines)
@@ -236,7 +238,7 @@ class Fn:
         return self.depth_of[name]
 
     @contextlib.contextmanager
-    def at(self, scope: Scope) -> Iterator[None]:
+    def at(self, scope: Scope) -> Generator[None]:
         """Write into a scope's beginning for a while; no block may be started there."""
         out, self.out = self.out, scope.lines
         try:

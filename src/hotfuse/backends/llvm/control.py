@@ -33,7 +33,9 @@ def emit_loop(s: State, loop: Loop, block: Block, enter: Callable[[State, str, s
 def _unrolled(s: State, loop: Loop, block: Block) -> None:
     lo, hi = s.fn.fold(loop.lo), s.fn.fold(loop.hi)
     if not isinstance(lo, int) or not isinstance(hi, int) or len(range(lo, hi, loop.step)) > MAX_UNROLL:
-        raise InternalError(f"loop {loop.var} cannot be written out", where=s.kernel.name, because=f"it runs {lo} to {hi}")
+        raise InternalError(
+            f"loop {loop.var} cannot be written out", where=s.kernel.name, because=f"it runs {lo} to {hi}"
+        )
     values = [s.tile(init) for _, init in loop.carried]
     for at in range(lo, hi, loop.step):
         s.fn.known[loop.var] = at

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hotfuse.backends.llvm.code import FLOATS, HALVES, UNSIGNED, Fn, Val, element, number, vec
+from hotfuse.backends.llvm.code import FLOATS, HALVES, UNSIGNED, Fn, Val, element, number, suffix, vec
 from hotfuse.backends.llvm.state import State, lanewise
 from hotfuse.ir.types import DType, bits
 from hotfuse.tile.memory import NUMPY
@@ -71,7 +71,9 @@ def widen(fn: Fn, dtype: DType, width: int, x: str) -> str:
     normal = b.op("add", magnitude, (127 - 15) << 23)
     special = b.op("add", normal, (128 - 16) << 23)
     tiny = b.to_float(b.op("add", normal, 1 << 23))
-    exact = b.of_float(fn.val(f"fsub {vec('float', width)} {tiny}, {fn.splat('float', width, number('float', 2.0**-14))}"))
+    exact = b.of_float(
+        fn.val(f"fsub {vec('float', width)} {tiny}, {fn.splat('float', width, number('float', 2.0**-14))}")
+    )
     result = b.pick(b.op("icmp eq", exponent, 0x7C00 << 13), special, normal)
     result = b.pick(b.op("icmp eq", exponent, 0), exact, result)
     return b.to_float(b.op("or", result, b.op("shl", b.op("and", raw, 0x8000), 16)))
@@ -123,8 +125,6 @@ def _to_odd_f32(fn: Fn, width: int, x: str) -> str:
 
 def absolute(fn: Fn, ty: str, width: int, x: str) -> str:
     """A float without its sign."""
-    from hotfuse.backends.llvm.code import suffix
-
     return fn.call(f"llvm.fabs.{suffix(ty, width)}", vec(ty, width), (vec(ty, width), x))
 
 

@@ -36,45 +36,58 @@ class Real:
         self.whole = Chunk(c.fn, DType.I64 if c.dtype is DType.F64 else DType.I32, c.width)
 
     def const(self, x: float) -> str:
+        """A literal."""
         return self.c.const(x)
 
     def _of(self, x: str | float) -> str:
         return x if isinstance(x, str) else self.const(x)
 
     def add(self, a: str | float, b: str | float) -> str:
+        """a + b."""
         return self.c.op("fadd", self._of(a), self._of(b))
 
     def sub(self, a: str | float, b: str | float) -> str:
+        """a - b."""
         return self.c.op("fsub", self._of(a), self._of(b))
 
     def mul(self, a: str | float, b: str | float) -> str:
+        """a b."""
         return self.c.op("fmul", self._of(a), self._of(b))
 
     def div(self, a: str | float, b: str | float) -> str:
+        """a / b."""
         return self.c.op("fdiv", self._of(a), self._of(b))
 
     def fma(self, a: str | float, b: str | float, c: str | float) -> str:
+        """a b + c."""
         return self.c.fma(self._of(a), self._of(b), self._of(c))
 
     def neg(self, a: str) -> str:
+        """-a."""
         return self.fn.val(f"fneg {self.c.ty} {a}")
 
     def abs(self, a: str) -> str:
+        """|a|."""
         return self.c.call("fabs", a)
 
     def signed_as(self, a: str, sign: str) -> str:
+        """|a| with another's sign."""
         return self.c.call("copysign", a, sign)
 
     def test(self, how: str, a: str, b: str | float) -> str:
+        """A comparison."""
         return self.c.op(f"fcmp {how}", a, self._of(b))
 
     def pick(self, cond: str, a: str | float, b: str | float) -> str:
+        """A select."""
         return self.c.pick(cond, self._of(a), self._of(b))
 
     def at_most(self, a: str, limit: float) -> str:
+        """Limited from above; NaN stays."""
         return self.pick(self.test("ogt", a, limit), limit, a)
 
     def at_least(self, a: str, limit: float) -> str:
+        """Limited from below; NaN stays."""
         return self.pick(self.test("olt", a, limit), limit, a)
 
     def poly(self, x: str, coefficients: Sequence[float]) -> str:
@@ -85,15 +98,19 @@ class Real:
         return self._of(acc)
 
     def bits(self, a: str) -> str:
+        """The bits as an integer."""
         return self.fn.val(f"bitcast {self.c.ty} {a} to {self.whole.ty}")
 
     def float(self, a: str) -> str:
+        """Bits as a float."""
         return self.fn.val(f"bitcast {self.whole.ty} {a} to {self.c.ty}")
 
     def int(self, name: str, a: str, b: str | int) -> str:
+        """Integer arithmetic on bits."""
         return self.whole.op(name, a, self.whole.const(b) if isinstance(b, int) else b)
 
     def from_int(self, a: str) -> str:
+        """An integer's value as a float."""
         return self.fn.val(f"sitofp {self.whole.ty} {a} to {self.c.ty}")
 
     def rounded(self, scaled: str) -> tuple[str, str]:
@@ -110,11 +127,15 @@ class Real:
 # ---- exponentials --------------------------------------------------------------------------------------------------------
 
 
-def _scaled(r: Real, p: str, n_float: str, n: str) -> str:
-    """p * 2^n where the result may overflow or be denormal: one instruction, or two exact half steps."""
+def _scaled(r: Real, p: str, n_float: str, n: str, narrow: bool = False) -> str:
+    """p * 2^n: one instruction, or two exact half steps where the result may overflow or be denormal (not `narrow`)."""
     if r.fn.target.name == "avx512" and r.width == 16:
         ty = r.c.ty
-        return r.fn.call("llvm.x86.avx512.mask.scalef.ps.512", ty, (ty, p), (ty, n_float), (ty, p), ("i16", "-1"), ("i32", "4"))
+        return r.fn.call(
+            "llvm.x86.avx512.mask.scalef.ps.512", ty, (ty, p), (ty, n_float), (ty, p), ("i16", "-1"), ("i32", "4")
+        )
+    if narrow:
+        return r.mul(p, r.two_to(n))
     half = r.int("ashr", n, 1)
     return r.mul(r.mul(p, r.two_to(half)), r.two_to(r.int("sub", n, half)))
 
@@ -282,11 +303,9 @@ def tanh(c: Chunk, a: list[str]) -> str:
     z = r.mul(x, x)
     near = r.fma(r.mul(x, z), r.poly(z, k.TANH), x)
     far = r.at_most(size, 10.0)
-    p, _, n = _exp_reduced(r, r.add(far, far))
-    power = r.two_to(n)
-    # e^2x + 1 = (1 + p) 2^n + 1
-    whole = r.add(r.fma(p, power, power), 1.0)
-    return r.signed_as(r.pick(r.test("olt", size, 0.625), near, r.sub(1.0, r.div(2.0, whole))), x)
+    p, n_float, n = _exp_reduced(r, r.add(far, far))
+    whole = r.add(_scaled(r, r.add(p, 1.0), n_float, n, narrow=True), 1.0)
+    return r.signed_as(r.pick(r.test("olt", size, 0.55), near, r.sub(1.0, r.div(2.0, whole))), x)
 
 
 def erf(c: Chunk, a: list[str]) -> str:
@@ -299,8 +318,7 @@ def erf(c: Chunk, a: list[str]) -> str:
     power = r.mul(t, r.poly(t, k.ERFC))
     n_float, n = r.rounded(r.add(power, _MAGIC))
     rest = r.sub(power, n_float)
-    two_n = r.two_to(n)
-    complement = r.mul(r.fma(rest, r.poly(rest, k.EXP2), 1.0), two_n)
+    complement = _scaled(r, r.fma(rest, r.poly(rest, k.EXP2_SHORT), 1.0), n_float, n, narrow=True)
     far = r.signed_as(r.sub(1.0, complement), x)
     return r.pick(r.test("olt", size, 0.92), near, far)
 

@@ -23,8 +23,8 @@ from hotfuse.backends.llvm.code import (
     suffix,
     vec,
 )
-from hotfuse.backends.llvm.convert import half_bits, to_i64
-from hotfuse.backends.llvm.state import State, access_of, attr, indices, int_attr, source_row
+from hotfuse.backends.llvm.convert import half_bits
+from hotfuse.backends.llvm.state import State, access_of, attr, indices
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, Sym, expr
 from hotfuse.ir.types import DType
@@ -119,7 +119,9 @@ def walk(s: State, access: Access, shape: tuple[int, ...]) -> Walk:
     rank = len(shape)
     axes = access.axes
     if len(axes) != rank:
-        raise InternalError(f"access of {buffer.name} has {len(axes)} axes for a tile of rank {rank}", where=s.kernel.name)
+        raise InternalError(
+            f"access of {buffer.name} has {len(axes)} axes for a tile of rank {rank}", where=s.kernel.name
+        )
     step = access.step or (1,) * rank
     valid = access.valid or (None,) * rank
     size = size_of(buffer.dtype)
@@ -217,12 +219,14 @@ def dummy(fn: Fn) -> str:
 
 
 def from_memory(fn: Fn, dtype: DType, width: int, raw: str) -> str:
+    """A chunk as it is held in registers: bool is a byte in memory and a bit here."""
     if dtype is not DType.BOOL:
         return raw
     return fn.val(f"icmp ne {vec('i8', width)} {raw}, {'0' if width == 1 else 'zeroinitializer'}")
 
 
 def to_memory(fn: Fn, dtype: DType, width: int, value: str) -> str:
+    """The reverse of `from_memory`."""
     return fn.val(f"zext {vec('i1', width)} {value} to {vec('i8', width)}") if dtype is DType.BOOL else value
 
 

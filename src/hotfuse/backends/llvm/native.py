@@ -25,7 +25,7 @@ class CompiledKernel:
     """Time per phase: emit, parse, passes, codegen."""
 
 
-def compile_kernel(kernel: Kernel, target: Target | None = None, *, passes: bool = True) -> CompiledKernel:
+def compile_kernel(kernel: Kernel, target: Target | None = None, *, passes: bool = False) -> CompiledKernel:
     """Generate and compile; needs nothing of the machine that will run it but its target."""
     target = target or host()
     start = time.perf_counter()

@@ -60,7 +60,9 @@ def runtime() -> Runtime:
             continue
         return Runtime("gomp", found, path, library)
     loaded = load_object(compile_object(SERIAL_TEXT, host()).code, SYMBOLS)
-    return Runtime("serial", {n: loaded.address(n) for n in SYMBOLS}, "; ".join(tried) or "no OpenMP library is loaded", loaded)
+    return Runtime(
+        "serial", {n: loaded.address(n) for n in SYMBOLS}, "; ".join(tried) or "no OpenMP library is loaded", loaded
+    )
 
 
 def _candidates() -> list[str]:

@@ -38,7 +38,7 @@ def neutral(name: str, dtype: DType) -> float:
 
 def _split(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
     """Rows as (outer, along the axis, inner); the axis is not the last one."""
-    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1:-1])
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 : -1])
 
 
 def _widened(fn: Fn, a: Val) -> Val:
@@ -273,7 +273,5 @@ def _as(fn: Fn, v: Val, dtype: DType) -> Val:
     """The tile in the accumulator's type; number tiles stay numbers."""
     if v.type.dtype is dtype:
         return v
-    rows = [
-        [convert.cast(fn, v.type.dtype, dtype, w, x) for w, x in zip(v.widths, row, strict=True)] for row in v.rows
-    ]
+    rows = [[convert.cast(fn, v.type.dtype, dtype, w, x) for w, x in zip(v.widths, row, strict=True)] for row in v.rows]
     return Val(TileType(dtype, v.type.shape), rows, v.widths)

@@ -57,7 +57,9 @@ def emit_gather(s: State, instr: Instr) -> Val:
                 raw = load_vector(fn, w.buffer, moved(fn, pointer, start * size_of(out.dtype)), width, mask, fill)
             else:
                 extra = _index_bytes(s, index, source, c, width, step)
-                raw = load_spread(fn, w.buffer, spread_pointers(fn, pointer, w.last, start, width, extra), width, mask, fill)
+                raw = load_spread(
+                    fn, w.buffer, spread_pointers(fn, pointer, w.last, start, width, extra), width, mask, fill
+                )
             row.append(from_memory(fn, out.dtype, width, raw))
             start += width
         rows.append(row)

@@ -43,7 +43,7 @@ def assemble(fn: Fn, out: TileType, numbers: Sequence[Spot]) -> Val:
         row: list[str] = []
         start = r * cols
         for width in widths:
-            lanes = tuple(numbers[start:min(start + width, (r + 1) * cols)])
+            lanes = tuple(numbers[start : min(start + width, (r + 1) * cols)])
             if (width, lanes) not in known:
                 known[(width, lanes)] = _collect(fn, ty, width, lanes)  # type: ignore[index]
             row.append(known[(width, lanes)])  # type: ignore[index]
@@ -85,7 +85,9 @@ def _collect(fn: Fn, ty: str, width: int, lanes: tuple[Spot, ...]) -> str:
     return vectors[0][0]
 
 
-def _blend(fn: Fn, wide: str, width: int, a: tuple[str, set[int]], b: tuple[str, set[int]] | None) -> tuple[str, set[int]]:
+def _blend(
+    fn: Fn, wide: str, width: int, a: tuple[str, set[int]], b: tuple[str, set[int]] | None
+) -> tuple[str, set[int]]:
     if b is None:
         return a
     mask = ", ".join(
@@ -163,7 +165,7 @@ def emit_transpose(s: State, instr: Instr) -> Val:
 
 def _permuted(shape: Sequence[int], perm: Sequence[int]) -> list[int]:
     """Row-major positions of a permuted tile's elements in the original."""
-    strides = [math.prod(shape[i + 1:]) for i in range(len(shape))]
+    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     walk = itertools.product(*(range(shape[p]) for p in perm))
     return [sum(i * strides[p] for i, p in zip(index, perm, strict=True)) for index in walk]
 
@@ -173,8 +175,8 @@ def _blocked(fn: Fn, a: Val, out: TileType, perm: Sequence[int]) -> Val:
     lanes, shape, ty = fn.target.lanes, a.type.shape, a.ty
     widths = fn.widths(out.shape[-1])
     rows = [["" for _ in widths] for _ in range(row_count(out.shape))]
-    row_strides = [math.prod(shape[i + 1:-1]) for i in range(len(shape) - 1)]
-    out_strides = [math.prod(out.shape[i + 1:-1]) for i in range(len(out.shape) - 1)]
+    row_strides = [math.prod(shape[i + 1 : -1]) for i in range(len(shape) - 1)]
+    out_strides = [math.prod(out.shape[i + 1 : -1]) for i in range(len(out.shape) - 1)]
     turned = perm[-1]
     others = [p for p in range(len(shape) - 1) if p != turned]
     for at in itertools.product(*(range(shape[p]) for p in others)):
@@ -212,7 +214,7 @@ def emit_extract(s: State, instr: Instr) -> Val:
     a, out, start = s.tiles(instr)[0], instr.outs[0].type, ints_attr(instr, "start")
     shape = a.type.shape
     numbers = spots(a)
-    strides = [math.prod(shape[i + 1:]) for i in range(len(shape))]
+    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     walk = itertools.product(*(range(first, first + n) for first, n in zip(start, out.shape, strict=True)))
     return assemble(s.fn, out, [numbers[sum(i * k for i, k in zip(at, strides, strict=True))] for at in walk])
 
@@ -225,7 +227,7 @@ def emit_concat(s: State, instr: Instr) -> Val:
     numbers: list[Spot] = []
     for i in range(outer):
         for all_, block in sources:
-            numbers.extend(all_[i * block:(i + 1) * block])
+            numbers.extend(all_[i * block : (i + 1) * block])
     return assemble(s.fn, out, numbers)
 
 

@@ -87,7 +87,7 @@ def constant(fn: Fn, type_: TileType, value: float) -> Val:
 def source_row(out: Sequence[int], shape: Sequence[int], index: Sequence[int]) -> int:
     """Which row of an operand meets the row `index` of a broadcast result."""
     lead = shape[:-1]
-    index = index[len(index) - len(lead):] if lead else ()
+    index = index[len(index) - len(lead) :] if lead else ()
     row = 0
     for extent, i in zip(lead, index, strict=True):
         row = row * extent + (0 if extent == 1 else i)
@@ -121,6 +121,4 @@ def lanewise(fn: Fn, out: TileType, args: Sequence[Val], f: Lanewise) -> Val:
 
 
 def _row(fn: Fn, widths: tuple[int, ...], args: Sequence[Val], sources: tuple[int, ...], f: Lanewise) -> list[str]:
-    return [
-        f(w, [fn.chunk(a, r, c, w) for a, r in zip(args, sources, strict=True)]) for c, w in enumerate(widths)
-    ]
+    return [f(w, [fn.chunk(a, r, c, w) for a, r in zip(args, sources, strict=True)]) for c, w in enumerate(widths)]

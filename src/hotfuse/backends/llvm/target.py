@@ -93,7 +93,9 @@ def host_levels() -> tuple[Target, ...]:
     if _is_x86() and "generic" not in names:
         names.append("generic")
     if not _is_x86() and "neon" not in names:
-        raise InternalError(f"no code generation for {platform.machine()!r}", because="only x86-64 and AArch64 are known")
+        raise InternalError(
+            f"no code generation for {platform.machine()!r}", because="only x86-64 and AArch64 are known"
+        )
     return tuple(level(n, usable, tune=_host_cpu()) for n in names)
 
 
