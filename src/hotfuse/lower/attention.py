@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph, Node, Value, output_values, sources
 from hotfuse.ir.types import DType
-from hotfuse.lower.algebra import add, divide, mul, same
-from hotfuse.lower.attention_kernel import Along, Attention, Mask, Rows, attend
+from hotfuse.lower.algebra import add, mul, same
+from hotfuse.lower.attention_data import Along, Attention, Mask, Rows
+from hotfuse.lower.attention_kernel import attend
 from hotfuse.lower.attention_tiling import AttentionTiling, choose
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.index import Position, Space, Split, counters_in
@@ -27,7 +28,6 @@ from hotfuse.lower.views import Alias, is_move, move, shape_of
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.tile.build import KernelBuilder
-from hotfuse.tile.program import Buffer, BufferKind, Kernel
 
 OP = "aten.scaled_dot_product_attention"
 MAX_WIDTH = 256
@@ -109,7 +109,7 @@ class _Group:
         if not isinstance(heads, int) or not isinstance(kv_heads, int):
             raise CannotLower("the number of heads is known only at run time", where=where)
         grouped = bool(argument(node, "enable_gqa", False))
-        if heads != kv_heads and not (grouped and kv_heads and heads % kv_heads == 0) or v[1] != kv_heads:
+        if (heads != kv_heads and not (grouped and kv_heads and heads % kv_heads == 0)) or v[1] != kv_heads:
             raise CannotLower(f"{heads} query heads meet {kv_heads} and {v[1]}", where=where)
         agree = same(q[0], k[0]) and same(q[0], v[0]) and same(k[2], v[2]) and same(q[3], k[3])
         if not agree or len({len(shape_of(self.operand(n))) for n in ("query", "key", "value")}) != 1:

@@ -23,81 +23,15 @@ from dataclasses import dataclass
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
+from hotfuse.lower.attention_data import Attention, Mask, Rows
 from hotfuse.lower.attention_tiling import AttentionTiling
 from hotfuse.lower.tiling import balance
 from hotfuse.tile.build import KernelBuilder, remaining
-from hotfuse.tile.program import Buffer, Tile
+from hotfuse.tile.program import Tile
 
 _F32 = DType.F32
 _LOG2E = math.log2(math.e)
 _NONE = -math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Along:
-    """An index along one dim of a buffer: offset + batch·steps[0] + head·steps[1] + row·steps[2] + element·steps[3]."""
-
-    offset: Dim
-    steps: tuple[Dim, Dim, Dim, Dim]
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A [batch, head, row, element] view of a buffer."""
-
-    buffer: Buffer
-    dims: tuple[Along, ...]
-    """One per dim of the buffer."""
-    shared: int = 1
-    """Heads one behind the other that are the same head of this view."""
-
-    def at(self, batch: Dim, head: Dim, row: Dim, element: Dim = 0) -> tuple[Dim, ...]:
-        """An element's index."""
-        head = expr("//", head, self.shared) if self.shared > 1 else head
-        place = (batch, head, row, element)
-        return tuple(
-            expr("+", d.offset, *(expr("*", i, s) for i, s in zip(place, d.steps, strict=True))) for d in self.dims
-        )
-
-    def walk(self, counter: int) -> tuple[int, Dim]:
-        """The buffer's dim that a counter (2 is the row, 3 the element) moves along, and how far; -1 if it does not move."""
-        return next(((i, d.steps[counter]) for i, d in enumerate(self.dims) if d.steps[counter] != 0), (-1, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """Added to the scores, or (bool) true where a key counts: a [batch, head, query, key] view."""
-
-    rows: Rows
-    per_query: bool
-    """Whether queries have masks of their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """What is to be computed."""
-
-    q: Rows
-    k: Rows
-    v: Rows
-    out: Rows
-    batch: Dim
-    heads: int
-    queries: Dim
-    keys: Dim
-    width: int
-    value_width: int
-    scale: float
-    causal: bool = False
-    """Query i sees keys 0 to i."""
-    mask: Mask | None = None
-    first: Dim = 0
-    """Row where this sequence begins, in all four: sequences may lie one behind the other."""
-
-    @property
-    def in_bits(self) -> bool:
-        """Whether scores are kept as powers of 2. With a mask of floats they are not: its least number must not overflow."""
-        return self.mask is None or self.mask.rows.buffer.dtype is DType.BOOL
 
 
 def attend(b: KernelBuilder, a: Attention, t: AttentionTiling) -> None:
@@ -135,18 +69,27 @@ class _Panel:
         whole = isinstance(a.queries, int) and a.queries % t.panel == 0
         self.count = t.panel if whole else expr("min", t.panel, remaining(a.queries, first))
         self.end = expr("min", a.keys, expr("+", first, t.panel)) if a.causal else a.keys
+        self.one_block: bool | None = a.keys <= t.block if isinstance(a.keys, int) else None
+        """Whether all keys fit one block; None where that shows only at run time."""
         most = t.block if not isinstance(a.keys, int) else min(t.block, a.keys)
+        most = max(most, 1) + max(t.lanes, *map(t.key_rows, range(1, t.vectors + 1)))
+        wide = t.panel + t.out_rows  # a block's last tile of queries may reach beyond the panel
         self.qt = b.scratch("qt", _F32, (a.width, t.panel))
-        self.p = b.scratch("p", _F32, (max(most, 1) + max(t.lanes, *map(t.key_rows, range(1, t.vectors + 1))), t.panel))
-        self.factor = b.scratch("factor", _F32, (t.panel,))
+        self.p = b.scratch("p", _F32, (most, -(-wide // t.lanes) * t.lanes))
+        self.inverse = b.scratch("inverse", _F32, (t.panel,))
+        if a.mask is not None and a.mask.per_query:
+            self.columns = b.scratch("columns", _F32, (most, t.panel))
+        if self.one_block is not True:
+            self.top, self.total, self.rescale = (b.scratch(n, _F32, (wide,)) for n in ("top", "total", "rescale"))
+            self.sums = b.scratch("sums", _F32, (wide, a.value_width))
 
     def read(
         self, x: Rows, row: Dim, element: Dim, shape: tuple[int, int], valid: tuple[Dim | None, Dim | None] | tuple[()] = ()
     ) -> Tile:
         """Rows by elements of this panel's head."""
-        axes, step = zip(x.walk(2), x.walk(3), strict=True)
+        (axis, step), (last, near) = x.walk(2), x.walk(3)
         place = x.at(self.batch, self.head, row, element)
-        return self.b.load(x.buffer, place, shape, axes=axes, step=step, valid=valid)
+        return self.b.load(x.buffer, place, shape, axes=(axis, last), step=(step, near), valid=valid)
 
     # -- which shapes can occur
 
@@ -162,15 +105,23 @@ class _Panel:
 
     def write(self) -> None:
         """One pass when all keys fit a block; where that shows only at run time, both ways are there."""
-        a, t = self.a, self.t
+        b, t = self.b, self.t
         self.transpose_queries()
-        if isinstance(a.keys, int):
-            (self.one_pass if a.keys <= t.block else self.running)()
+        if self.one_block is True:
+            self.weights(_Keys(0, self.end))
+            self.whole(_Keys(0, self.end))
             return
-        with self.b.when(expr("<=", a.keys, t.block)):
-            self.one_pass()
-        with self.b.when(expr("<", t.block, a.keys)):
-            self.running()
+        several = expr("<", t.block, self.a.keys)
+        self.begin(several)
+        with b.loop("block", 0, self.end, t.block) as block:
+            keys = _Keys(block.var, expr("min", self.end, expr("+", block.var, t.block)))
+            self.weights(keys)
+            with b.when(expr("not", several)):
+                self.whole(keys)
+            with b.when(several):
+                self.more(keys)
+        with b.when(expr("or", several, expr("==", self.end, 0))), b.loop("o", 0, self.count) as o:
+            self.finish(b.load(self.sums, (o.var, 0), (1, self.a.value_width)), o.var, 1, 0)
 
     def transpose_queries(self) -> None:
         """Scaled queries as columns."""
@@ -183,53 +134,54 @@ class _Panel:
             x = b.transpose(b.map("mul", x, factor), (1, 0))
             b.store(self.qt, (d.var, j.var), x, valid=(left, None))
 
-    def one_pass(self) -> None:
-        """All keys in one block."""
-        b, keys = self.b, _Keys(0, self.end)
+    # -- block by block: what has been added up so far is rescaled whenever a greater score turns up
+
+    def begin(self, several: Dim) -> None:
+        """Nothing has been added up."""
+        b, t = self.b, self.t
+        b.store(self.top, (0,), b.fill(_NONE, _F32, (t.panel,)))
+        for place in (self.total, self.inverse):
+            b.store(place, (0,), b.fill(0.0, _F32, (t.panel,)))
+        with b.when(expr("or", several, expr("==", self.end, 0))), b.loop("z", 0, self.sums.shape[0]) as z:
+            b.store(self.sums, (z.var, 0), b.fill(0.0, _F32, (1, self.a.value_width)))
+
+    def weights(self, keys: _Keys) -> None:
+        """P, and what the sums have to be multiplied by."""
+        b = self.b
         for vectors, when in self.widths():
+            shape = (1, vectors * self.t.lanes)
             with _if(b, when):
-                lanes = vectors * self.t.lanes
-                top = self.scores(vectors, keys, b.fill(_NONE, _F32, (1, lanes)))
-                total = self.exponents(vectors, keys, _finite(b, top), b.fill(0.0, _F32, (1, lanes)))
-                b.store(self.factor, (0,), b.reshape(_inverse(b, total), (lanes,)))
+                if self.one_block is True:
+                    top = _finite(b, self.scores(vectors, keys, b.fill(_NONE, _F32, shape)))
+                    total = self.exponents(vectors, keys, top, b.fill(0.0, _F32, shape))
+                else:
+                    before, total = (b.load(x, (0,), shape, axes=(-1, 0)) for x in (self.top, self.total))
+                    greatest = self.scores(vectors, keys, before)
+                    top = _finite(b, greatest)
+                    rescale = self.power(b.map("sub", before, top))
+                    total = self.exponents(vectors, keys, top, b.map("mul", total, rescale))
+                    for place, tile in ((self.top, greatest), (self.total, total), (self.rescale, rescale)):
+                        b.store(place, (0,), b.reshape(tile, shape[1:]))
+                b.store(self.inverse, (0,), b.reshape(_inverse(b, total), shape[1:]))
+
+    def whole(self, keys: _Keys) -> None:
+        """All of Pᵀ V at once, to the output."""
+        b = self.b
         for rows, g in self.groups():
             for lo, hi, step, width in self.parts():
                 with b.loop("c", lo, hi, step) as c:
                     acc = self.values(keys, g, rows, c.var, b.fill(0.0, _F32, (rows, width)))
                     self.finish(acc, g, rows, c.var)
 
-    def running(self) -> None:
-        """Block by block: what has been added up so far is rescaled whenever a greater score turns up."""
-        b, a, t = self.b, self.a, self.t
-        sums = b.scratch("sums", _F32, (t.panel, a.value_width))
-        top_of = b.scratch("top", _F32, (t.panel,))
-        total_of = b.scratch("total", _F32, (t.panel,))
-        b.store(top_of, (0,), b.fill(_NONE, _F32, (t.panel,)))
-        b.store(total_of, (0,), b.fill(0.0, _F32, (t.panel,)))
-        with b.loop("z", 0, t.panel) as z:
-            b.store(sums, (z.var, 0), b.fill(0.0, _F32, (1, a.value_width)))
-        with b.loop("block", 0, self.end, t.block) as block:
-            keys = _Keys(block.var, expr("min", self.end, expr("+", block.var, t.block)))
-            for vectors, when in self.widths():
-                with _if(b, when):
-                    lanes = vectors * t.lanes
-                    before = b.load(top_of, (0,), (1, lanes), axes=(-1, 0))
-                    top = self.scores(vectors, keys, before)
-                    finite = _finite(b, top)
-                    rescale = self.power(b.map("sub", before, finite))
-                    total = b.map("mul", b.load(total_of, (0,), (1, lanes), axes=(-1, 0)), rescale)
-                    total = self.exponents(vectors, keys, finite, total)
-                    for place, tile in ((top_of, top), (total_of, total), (self.factor, rescale)):
-                        b.store(place, (0,), b.reshape(tile, (lanes,)))
-            for rows, g in self.groups():
-                for lo, hi, step, width in self.parts():
-                    with b.loop("c", lo, hi, step) as c:
-                        acc = b.map("mul", b.load(sums, (g, c.var), (rows, width)), self.factors(g, rows))
-                        b.store(sums, (g, c.var), self.values(keys, g, rows, c.var, acc))
-        total = b.load(total_of, (0,), (t.panel,))
-        b.store(self.factor, (0,), _inverse(b, total))
-        with b.loop("o", 0, self.count) as o:
-            self.finish(b.load(sums, (o.var, 0), (1, a.value_width)), o.var, 1, 0)
+    def more(self, keys: _Keys) -> None:
+        """A block's part of Pᵀ V, added to what the blocks before gave."""
+        b, rows = self.b, self.t.out_rows
+        with b.loop("g", 0, self.count, rows) as g:
+            factors = b.load(self.rescale, (g.var,), (rows, 1), axes=(0, -1))
+            for lo, hi, step, width in self.parts():
+                with b.loop("c", lo, hi, step) as c:
+                    acc = b.map("mul", b.load(self.sums, (g.var, c.var), (rows, width)), factors)
+                    b.store(self.sums, (g.var, c.var), self.values(keys, g.var, rows, c.var, acc))
 
     # -- scores
 
@@ -239,30 +191,34 @@ class _Panel:
         rows = t.key_rows(vectors)
         if a.mask is not None and a.mask.per_query:
             self.mask_columns(a.mask, vectors, keys)
-        if isinstance(keys.count, int):
+        if isinstance(keys.count, int) and not a.causal:
             cut = balance(keys.count, rows)
             split = expr("+", keys.begin, cut.extra * (cut.rows + 1))
             if cut.extra:
                 top = self.score_run(vectors, cut.rows + 1, keys, keys.begin, split, top, full=True)
             return self.score_run(vectors, cut.rows, keys, split, keys.end, top, full=True) if cut.rows else top
-        seen = keys.count
         if a.causal:  # keys up to the first query are seen by all of them
             seen = expr("max", 0, remaining(expr("min", keys.end, expr("+", self.query, 1)), keys.begin))
-        split = expr("+", keys.begin, expr("*", expr("//", seen, rows), rows))
+            split = expr("+", keys.begin, expr("*", expr("//", seen, rows), rows))
+        else:  # the last tile overlaps the one before; fewer keys than a tile has go the other way
+            split = expr("+", keys.begin, expr("*", keys.count, expr("<=", rows, keys.count)))
         top = self.score_run(vectors, rows, keys, keys.begin, split, top, full=True)
-        return self.score_run(vectors, rows, keys, split, keys.end, top, full=False)
+        few = rows if a.causal else max(2, rows // 2)
+        return self.score_run(vectors, few, keys, split, keys.end, top, full=False)
 
     def score_run(self, vectors: int, rows: int, keys: _Keys, lo: Dim, hi: Dim, top: Tile, *, full: bool) -> Tile:
         """Tiles of so many keys, one after the other; if they are not `full`, some of their scores do not count."""
         b, a, lanes = self.b, self.a, vectors * self.t.lanes
         with b.loop("k", lo, hi, rows, carry=[top]) as k:
             (top,) = k.carried
-            s = self.score_tile(rows, lanes, k.var, full)
+            overlaps = full and not a.causal and not isinstance(keys.count, int)
+            key = expr("min", k.var, remaining(keys.end, rows)) if overlaps else k.var
+            s = self.score_tile(rows, lanes, key, full)
             if a.mask is not None:
-                s = b.map("add", s, self.mask_tile(a.mask, rows, lanes, keys, k.var, full))
+                s = b.map("add", s, self.mask_tile(a.mask, rows, lanes, keys, key, full))
             if not full:
-                s = b.map("select", self.counting(rows, lanes, keys, k.var), s, b.fill(_NONE, _F32))
-            b.store(self.p, (remaining(k.var, keys.begin), 0), s)
+                s = b.map("select", self.counting(rows, lanes, keys, key), s, b.fill(_NONE, _F32))
+            b.store(self.p, (remaining(key, keys.begin), 0), s)
             for i in range(rows):
                 row = b.extract(s, (i, 0), (1, lanes))
                 # NaN never becomes the greatest; it comes through by its own power.
@@ -305,19 +261,19 @@ class _Panel:
     # -- masks
 
     def mask_columns(self, mask: Mask, vectors: int, keys: _Keys) -> None:
-        """Masks of single queries, turned so that queries are lanes; P holds them until its scores come."""
+        """Masks of single queries, turned so that queries are lanes."""
         b, t = self.b, self.t
         with b.loop("m", keys.begin, keys.end, t.lanes) as m:
             left = remaining(keys.end, m.var)
             for j in range(0, vectors * t.lanes, t.lanes):
                 row, valid = expr("+", self.query, j), (remaining(self.count, j), left)
                 x = self.read(mask.rows, row, m.var, (t.lanes, t.lanes), valid=valid)
-                b.store(self.p, (remaining(m.var, keys.begin), j), b.transpose(_added(b, x), (1, 0)))
+                b.store(self.columns, (remaining(m.var, keys.begin), j), b.transpose(_added(b, x), (1, 0)))
 
     def mask_tile(self, mask: Mask, rows: int, lanes: int, keys: _Keys, key: Dim, full: bool) -> Tile:
         b = self.b
         if mask.per_query:
-            return b.load(self.p, (remaining(key, keys.begin), 0), (rows, lanes))
+            return b.load(self.columns, (remaining(key, keys.begin), 0), (rows, lanes))
         axis, step = mask.rows.walk(3)
         place = mask.rows.at(self.batch, self.head, 0, key)
         valid = () if full else (remaining(keys.end, key), None)
@@ -401,21 +357,17 @@ class _Panel:
             (acc,) = k.outs
         return acc
 
-    def factors(self, group: Dim, rows: int) -> Tile:
-        """What each query's sums are multiplied by."""
-        return self.b.load(self.factor, (group,), (rows, 1), axes=(0, -1))
-
     def finish(self, acc: Tile, group: Dim, rows: int, column: Dim) -> None:
         """Divide by the sums of weights and store."""
         b, a = self.b, self.a
         place = a.out.at(self.batch, self.head, expr("+", a.first, self.query, group), column)
         left = remaining(self.count, group) if not isinstance(self.count, int) else None
-        axes, step = zip(a.out.walk(2), a.out.walk(3), strict=True)
-        result = b.map("mul", acc, self.factors(group, rows))
-        if axes[0] < 0:  # there is one query
-            b.store(a.out.buffer, place, b.reshape(result, result.type.shape[1:]), axes=axes[1:], step=step[1:])
+        (axis, step), (last, near) = a.out.walk(2), a.out.walk(3)
+        result = b.map("mul", acc, b.load(self.inverse, (group,), (rows, 1), axes=(0, -1)))
+        if axis < 0:  # there is one query
+            b.store(a.out.buffer, place, b.reshape(result, result.type.shape[1:]), axes=(last,), step=(near,))
         else:
-            b.store(a.out.buffer, place, result, axes=axes, step=step, valid=(left, None))
+            b.store(a.out.buffer, place, result, axes=(axis, last), step=(step, near), valid=(left, None))
 
 
 def _if(b: KernelBuilder, when: Dim | None) -> AbstractContextManager[None]:

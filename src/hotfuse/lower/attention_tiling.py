@@ -62,4 +62,4 @@ def choose(core: Core, width: int) -> AttentionTiling:
         panel_bytes //= 2
     out_rows = min(MAX_OUT_ROWS, (core.registers - out_vectors - 1) // out_vectors)
     block = max(64, min(512, core.l2 // 4 // panel_bytes // 64 * 64))
-    return AttentionTiling(core.lanes, core.registers, vectors, out_vectors, out_rows, block, 4)
+    return AttentionTiling(core.lanes, core.registers, vectors, out_vectors, out_rows, block, 2)
