@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# The suite keeps every core busy; captures that tests wait for must not starve behind it.
+os.environ.setdefault("HOTFUSE_WORKER_NICE", "0")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,7 +18,7 @@ from hotfuse.compile.service import ask, service
 from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.ship import restore, ship
-from hotfuse.pipeline import compile_tier0
+from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.engine import Capture, Engine
 from hotfuse.runtime.watch import Watch
 
@@ -41,7 +41,7 @@ class TorchModel:
         watch = Watch(shipment.modules, shipment.tensors, [self.target])
         watching(watch)
         header = {"kind": "torch", "call": wire.call_to_json(call)}
-        captured = ask(header, [shipment.blob], self.settings)
+        captured = wire.answer_from_message(ask(header, [shipment.blob], self.settings))
         weights: dict[str, torch.Tensor] = {k: shipment.tensors[n] for k, n in captured.shared.items()}
         weights |= {k: restore(info) for k, info in captured.constants.items()}
         return Capture(captured, weights, watch)
@@ -59,6 +59,7 @@ class Jit:
             lambda job: service().submit(job),
             settings,
             log,
+            lambda graph, weights, sample: compile_tier1(graph, weights, sample, settings),
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,6 +102,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
     entries = [e for s in list(engine.sites.values()) for e in s.entries]
     return {
         "calls": counts["calls"],
+        "graph_calls": counts["graph_calls"],
         "calls_per_tier": {
             "module": counts["module_calls"],
             "0": counts["graph_calls"] - counts["native_calls"],

@@ -6,17 +6,23 @@ process that serves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.library import LibraryBackend
+from hotfuse.backends.llvm.group import artifact
+from hotfuse.backends.protocol import Artifact
+from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
+from hotfuse.compile.fetch import NativeParts, fetch, load, renamed
 from hotfuse.ir.graph import Graph
-from hotfuse.partition.cut import Partitioning, cut
-from hotfuse.runtime.plan import Plan, build
+from hotfuse.ir.text import show
+from hotfuse.partition.cut import Partition, Partitioning, cut
+from hotfuse.runtime.plan import Plan, assemble, build
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,8 @@ class Job:
 
     settings: Settings
     weights: Mapping[str, torch.Tensor]
+    sample: Sequence[torch.Tensor] = ()
+    """Inputs of a real call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +59,46 @@ TIER0: tuple[Stage, ...] = (
 )
 
 
-def compile_tier0(graph: Graph, weights: Mapping[str, torch.Tensor], settings: Settings) -> Plan:
-    """A graph as a tier-0 plan on these weights."""
-    value: Any = graph
-    job = Job(settings, weights)
-    for stage in TIER0:
+def _asked(graph: Graph, job: Job) -> NativeParts:
+    sizes = bind(graph, [tuple(t.shape) for t in job.sample])
+    if isinstance(sizes, Mismatch):
+        raise InternalError("a sample call does not fit its own graph", because=str(sizes))
+    return fetch({"kind": "tier1", "graph": show(graph), "dims": sizes}, job.settings)
+
+
+def _native(parts: NativeParts, job: Job) -> Plan:
+    library = LibraryBackend()
+    loaded = [load(k) for k in parts.kernels]
+
+    def compiled(part: Partition, piece: Graph) -> Artifact:
+        kernel = parts.chosen[part.index]
+        if kernel < 0:
+            return library.compile(piece, job.weights)
+        lowered = renamed(parts.kernels[kernel].lowered, piece)
+        return artifact(piece, lowered, loaded[kernel], job.weights, parts.kernels[kernel].ops)
+
+    return assemble(parts.partitioning, compiled, job.weights, tier=1)
+
+
+TIER1: tuple[Stage, ...] = (
+    Stage("kernels", _asked, needs="ir", gives="object code"),
+    Stage("native", _native, needs="object code", gives="plan"),
+)
+
+
+def compile_tier1(
+    graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings
+) -> Plan:
+    """A graph as a plan with generated kernels where they pay; raises InternalError where none does."""
+    return _run(TIER1, graph, Job(settings, weights, sample))
+
+
+def _run(stages: tuple[Stage, ...], value: Any, job: Job) -> Any:
+    for stage in stages:
         value = stage.run(value, job)
     return value
+
+
+def compile_tier0(graph: Graph, weights: Mapping[str, torch.Tensor], settings: Settings) -> Plan:
+    """A graph as a tier-0 plan on these weights."""
+    return _run(TIER0, graph, Job(settings, weights))

@@ -21,7 +21,7 @@ def served(model: Any, **changes: Any) -> hotfuse.Jit:
 
 
 def in_graph(fast: hotfuse.Jit) -> int:
-    return fast.stats()["calls_per_tier"]["0"]
+    return fast.stats()["graph_calls"]
 
 
 def check(fast: hotfuse.Jit, model: Any, *args: Any, graph: bool = True, **kwargs: Any) -> None:

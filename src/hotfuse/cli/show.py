@@ -59,7 +59,7 @@ def _capture(model: Path, sizes: dict[str, str]) -> tuple[Captured, list[tuple[i
     specs = specs_of(loaded.inputs, sizes)
     header = {"kind": "onnx", "call": wire.call_to_json(CallSpec(tuple(specs)))}
     try:
-        return ask(header, [ship(loaded).blob], from_env()), [s.shape for s in specs]
+        return wire.answer_from_message(ask(header, [ship(loaded).blob], from_env())), [s.shape for s in specs]
     except CaptureError as e:
         open_dims = ", ".join(_open_dims(loaded.inputs))
         hint = f"fix some of its open dims with --dim name=size: {open_dims}" if open_dims else e.hint

@@ -6,36 +6,56 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hotfuse.base.errors import InternalError
+from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.compile import wire
 from hotfuse.frontends.captured import Captured
 from hotfuse.frontends.torch_module import capture_shipment
 from hotfuse.ir.verify import verify
 from hotfuse.simplify import simplify
 
-
-def _torch(header: dict[str, Any], blobs: list[bytes]) -> Captured:
-    return capture_shipment(blobs[0], wire.call_from_json(header["call"]))
+Header = dict[str, Any]
 
 
-def _onnx(header: dict[str, Any], blobs: list[bytes]) -> Captured:
+def _torch(header: Header, blobs: list[bytes]) -> wire.Message:
+    return wire.answer_to_message(_finished(capture_shipment(blobs[0], wire.call_from_json(header["call"]))))
+
+
+def _onnx(header: Header, blobs: list[bytes]) -> wire.Message:
     from hotfuse.frontends.onnx.capture import capture_shipment as capture_onnx  # a PyTorch user never pays for ONNX
 
-    return capture_onnx(blobs[0], wire.call_from_json(header["call"]))
+    return wire.answer_to_message(_finished(capture_onnx(blobs[0], wire.call_from_json(header["call"]))))
 
 
-_KINDS: dict[str, Callable[[dict[str, Any], list[bytes]], Captured]] = {"torch": _torch, "onnx": _onnx}
+def _tier1(header: Header, blobs: list[bytes]) -> wire.Message:
+    from hotfuse.compile import native  # nor anyone for LLVM before it is needed
+
+    return native.handle(header, blobs)
 
 
-def handle(header: dict[str, Any], blobs: list[bytes]) -> Captured:
-    """Do what the request asks for."""
-    kind = str(header.get("kind"))
-    if kind not in _KINDS:
-        raise InternalError(f"no request of kind {kind!r}")
-    done = _KINDS[kind](header, blobs)
+_KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {"torch": _torch, "onnx": _onnx, "tier1": _tier1}
+
+
+def _finished(done: Captured) -> Captured:
     graph, _ = simplify(verify(done.graph))
     used = {p.key for p in verify(graph).params}
     return replace(
         done, graph=graph, shared={k: n for k, n in done.shared.items() if k in used},
         constants={k: c for k, c in done.constants.items() if k in used},
     )
+
+
+def answer(header: Header, blobs: list[bytes]) -> wire.Message:
+    """Do what the request asks for; whatever goes wrong is an answer too."""
+    kind = str(header.get("kind"))
+    try:
+        if kind not in _KINDS:
+            raise InternalError(f"no request of kind {kind!r}")
+        return _KINDS[kind](header, blobs)
+    except CaptureError as e:
+        return wire.error_to_message(e)
+    except HotfuseError as e:
+        return wire.error_to_message(CaptureError(e.what, where=e.where, because=e.because, hint=e.hint))
+    except Exception as e:
+        text = str(e).strip().splitlines()
+        because = f"{type(e).__name__}: {text[0][:300] if text else ''}"
+        return wire.error_to_message(CaptureError(f"the request {kind!r} failed", because=because))

@@ -21,7 +21,6 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
 from hotfuse.compile import requests, wire
-from hotfuse.frontends.captured import Captured
 
 IDLE_S = 60.0
 PAUSE_S = 0.01
@@ -156,11 +155,11 @@ def service() -> Service:
         return _service
 
 
-def ask(header: dict[str, Any], blobs: Sequence[bytes], settings: Settings) -> Captured:
-    """Have a request done by the worker process, or here when captures are inline."""
+def ask(header: dict[str, Any], blobs: Sequence[bytes], settings: Settings) -> wire.Message:
+    """Have a request done by the worker process, or here when captures are inline; a refusal raises CaptureError."""
     if settings.capture == "inline":
-        return requests.handle(header, list(blobs))
-    return wire.answer_from_message(service().ask(header, blobs, settings.capture_timeout_s))
+        return wire.checked(requests.answer(header, list(blobs)))
+    return wire.checked(service().ask(header, blobs, settings.capture_timeout_s))
 
 
 def _after_fork() -> None:

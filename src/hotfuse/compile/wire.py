@@ -83,12 +83,18 @@ def error_to_message(e: CaptureError) -> Message:
     return {"ok": False, "error": e.to_dict(), "why": e.why.name}, []
 
 
-def answer_from_message(message: Message) -> Captured:
-    """The captured graph, or the refusal raised."""
-    header, blobs = message
+def checked(message: Message) -> Message:
+    """The message, or the refusal it carries raised."""
+    header, _ = message
     if not header["ok"]:
         e = header["error"]
         raise CaptureError(e["what"], where=e["where"], because=e["because"], hint=e["try"], why=Why[header["why"]])
+    return message
+
+
+def answer_from_message(message: Message) -> Captured:
+    """The captured graph, or the refusal raised."""
+    header, blobs = checked(message)
     constants = {k: info_from(c, b) for (k, c), b in zip(header["constants"].items(), blobs, strict=True)}
     return Captured(parse(header["graph"]), dict(header["shared"]), constants, bool(header["grad_regions"]),
                     tuple(header["notes"]))

@@ -1,6 +1,7 @@
 """The worker process: reads a request, captures, answers; ends when its parent does.
 
-Started as `python -m hotfuse.compile.worker`. User code may print: standard output is moved out of its way first.
+Started as `python -m hotfuse.compile.worker`. User code may print: standard output is moved out of its way first. It runs at
+the lowest priority, so that it takes only what inference leaves; HOTFUSE_WORKER_NICE says otherwise (a busy test machine).
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import signal
 import sys
 from typing import BinaryIO
 
-from hotfuse.base.errors import CaptureError, HotfuseError
 from hotfuse.compile import requests, wire
 
 
@@ -21,22 +21,7 @@ def serve(requests_in: BinaryIO, answers_out: BinaryIO) -> None:
             header, blobs = wire.receive(requests_in)
         except EOFError:
             return
-        wire.send(answers_out, *answer(header, blobs))
-
-
-def answer(header: dict[str, object], blobs: list[bytes]) -> wire.Message:
-    """One request's answer; whatever goes wrong is an answer too."""
-    try:
-        return wire.answer_to_message(requests.handle(header, blobs))
-    except CaptureError as e:
-        return wire.error_to_message(e)
-    except HotfuseError as e:
-        return wire.error_to_message(CaptureError(e.what, where=e.where, because=e.because, hint=e.hint))
-    except Exception as e:
-        text = str(e).strip().splitlines()
-        return wire.error_to_message(
-            CaptureError("the model cannot be captured", because=f"{type(e).__name__}: {text[0][:300] if text else ''}")
-        )
+        wire.send(answers_out, *requests.answer(header, blobs))
 
 
 def main() -> None:
@@ -45,7 +30,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     if hasattr(os, "nice"):
-        os.nice(19)
+        os.nice(int(os.environ.get("HOTFUSE_WORKER_NICE", "19")))
     import torch
 
     torch.set_num_threads(1)

@@ -5,6 +5,7 @@ Nodes join the group that makes one of their inputs when that keeps the group co
     contraction + pointwise consumers of its own shape     -> one kernel with an epilogue
     pointwise, reduction and view chains                    -> one kernel over rows
     linears with the same input                             -> one kernel with several outputs
+    attention with the views around it                      -> one kernel that reads and writes the projections' layout
 
 This is the rule a fused tier starts from; whether a group can be lowered, and whether it pays, is decided later and by others.
 """
@@ -22,6 +23,7 @@ MAX_NODES = 48
 """Most nodes in a group: beyond it registers spill and compile time grows."""
 
 _LINEAR = frozenset({"aten.linear", "aten.mm", "aten.addmm", "aten.matmul"})
+_ATTENTION = "aten.scaled_dot_product_attention"
 _ROWS = frozenset({Access.POINTWISE, Access.REDUCTION, Access.MOVEMENT})
 
 
@@ -31,7 +33,7 @@ class Group:
 
     nodes: tuple[int, ...]
     kind: str
-    """`contract`, `rows`, or `library` for nodes left to their operators."""
+    """`contract`, `attention`, `rows`, or `library` for nodes left to their operators."""
 
 
 @dataclass(slots=True)
@@ -69,7 +71,46 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
         home.append(chosen)
         reach.append({chosen}.union(*(reach[m] for m in makers)) if makers else {chosen})
     merged = _merge_siblings(graph, groups, params)
+    _absorb_views(graph, merged)
     return _ordered(graph, [Group(tuple(g.nodes), _settled(graph, g)) for g in merged if g.nodes])
+
+
+def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
+    """Attention takes in the views that only it reads, and those through which alone its result is read."""
+    owner = {i: g for g in groups for i in g.nodes}
+    maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
+    readers: dict[str, list[int]] = {}
+    for i, n in enumerate(graph.nodes):
+        for v in n.ins:
+            readers.setdefault(v.name, []).append(i)
+    returned = {v.name for v in output_values(graph)}
+
+    def alone(v: Value) -> int:
+        """The only reader of a value, -1 if there are others."""
+        found = readers.get(v.name, [])
+        return found[0] if len(found) == 1 and v.name not in returned else -1
+
+    def take(i: int, into: _Open) -> None:
+        owner[i].nodes.remove(i)
+        into.nodes.append(i)
+        owner[i] = into
+
+    for g in [g for g in groups if g.kind == "attention"]:
+        (centre,) = g.nodes
+        for v in graph.nodes[centre].ins[:3]:
+            reader, name = centre, v
+            while (m := maker.get(name.name, -1)) >= 0 and _is_view(graph.nodes[m]) and alone(name) == reader:
+                take(m, g)
+                reader, name = m, graph.nodes[m].ins[0]
+        last = centre
+        while (after := alone(graph.nodes[last].outs[0])) >= 0 and _is_view(graph.nodes[after]):
+            take(after, g)
+            last = after
+        g.nodes.sort()
+
+
+def _is_view(node: Node) -> bool:
+    return lookup(node.op).access is Access.MOVEMENT and len(node.outs) == 1 and len(node.ins) >= 1
 
 
 def _settled(graph: Graph, g: _Open) -> str:
@@ -82,6 +123,8 @@ def _kind(node: Node, params: set[str]) -> str:
     if node.kind is not Kind.OPERATOR or any(isinstance(v.type, ScalarType) for v in node.outs) or not node.outs:
         return "library"
     row = lookup(node.op)
+    if packet(node.op) == _ATTENTION:
+        return "attention"
     if packet(node.op) in _LINEAR:
         weight = node.args[2] if packet(node.op) == "aten.addmm" else node.args[1]
         return "contract" if isinstance(weight, Value) and weight.name in params else "library"
@@ -95,7 +138,7 @@ def _shape(node: Node) -> tuple[object, ...] | None:
 
 def _joins(into: _Open, kind: str, node: Node) -> bool:
     """Whether a node's access fits a group's."""
-    if len(into.nodes) >= MAX_NODES or kind == "contract":
+    if len(into.nodes) >= MAX_NODES or kind in ("contract", "attention") or into.kind == "attention":
         return False
     if into.kind == "contract":
         return lookup(node.op).access is Access.POINTWISE and _shape(node) == into.shape

@@ -23,6 +23,8 @@ class Cut(StrEnum):
     TRANSFER = "transfer node"
     DEVICE = "device change"
     SIZE = "size limit"
+    KERNEL = "kernel of its own"
+    REST = "end of a kernel"
 
 
 @dataclass(frozen=True, slots=True)

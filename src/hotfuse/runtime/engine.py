@@ -66,7 +66,7 @@ class Model(Protocol):
 
 Compile = Callable[[Graph, Mapping[str, torch.Tensor]], Plan]
 """A graph as a tier-0 plan, at once."""
-Improve = Callable[[Graph, Mapping[str, torch.Tensor]], Plan]
+Improve = Callable[[Graph, Mapping[str, torch.Tensor], Sequence[torch.Tensor]], Plan]
 """The same as a plan of a higher tier; may take seconds; raises a HotfuseError where there is none."""
 Submit = Callable[[Callable[[], None]], None]
 
@@ -364,13 +364,13 @@ class Engine:
         generation, name = self._generation, self.model.name
         versions = [t._version for t in entry.weights.values() if not t.is_inference()]
         try:
-            better = self._improve(entry.baseline.graph, entry.weights)
+            better = self._improve(entry.baseline.graph, entry.weights, entry.sample)
             with torch.no_grad():
                 want = entry.baseline.run(*entry.sample)
                 difference = disagreement(better.run(*entry.sample), want, self.settings.rtol)
         except Exception as e:
-            text = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
-            self.log.decide(Action.REFUSE, Why.NOT_COMPILED, name, tier=1, what=text.splitlines()[0][:300])
+            text = f"{e.what}: {e.because}" if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
+            self.log.decide(Action.REFUSE, Why.NOT_COMPILED, name, tier=1, what=text.strip(": ").splitlines()[0][:500])
             return
         if difference:
             self.log.decide(Action.REFUSE, Why.MISMATCH, name, tier=better.tier, because=difference)

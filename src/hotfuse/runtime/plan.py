@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from hotfuse.backends.protocol import Artifact, Backend, Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.ir.graph import Graph, Kind, Node, output_values
 from hotfuse.ir.subgraph import extract
-from hotfuse.partition.cut import Partitioning
+from hotfuse.partition.cut import Cut, Partition, Partitioning
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,21 @@ class Plan:
 
 
 def build(partitioning: Partitioning, backend: Backend, weights: Mapping[str, Any], tier: int = 0) -> Plan:
-    """Compile each partition and chain them; a single partition runs without a chain."""
+    """Compile every partition with one back end."""
+    return assemble(partitioning, lambda _part, piece: backend.compile(piece, weights), weights, tier)
+
+
+def assemble(
+    partitioning: Partitioning, compiled: Callable[[Partition, Graph], Artifact], weights: Mapping[str, Any], tier: int
+) -> Plan:
+    """Have each partition compiled, and chain them; a single partition runs without a chain."""
     graph = partitioning.graph
     if len(partitioning.parts) <= 1:
-        artifact = backend.compile(graph, weights)
+        part = partitioning.parts[0] if partitioning.parts else Partition(0, 0, 0, Cut.START, "")
+        artifact = compiled(part, graph)
         return Plan(partitioning, (artifact,), artifact.run, tier)
     pieces = [
-        backend.compile(extract(graph, range(p.first, p.last), f"{graph.name}.p{p.index}"), weights)
-        for p in partitioning.parts
+        compiled(p, extract(graph, range(p.first, p.last), f"{graph.name}.p{p.index}")) for p in partitioning.parts
     ]
     calls = {f"plan.p{i}": a for i, a in enumerate(pieces)}
     nodes = tuple(Node(Kind.OPERATOR, op, a.graph.inputs, output_values(a.graph)) for op, a in calls.items())

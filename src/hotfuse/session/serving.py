@@ -14,7 +14,7 @@ from hotfuse.compile.service import ask, service
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.ship import restore, ship
-from hotfuse.pipeline import compile_tier0
+from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.engine import Capture, Engine
 from hotfuse.runtime.watch import Watch
 
@@ -37,7 +37,7 @@ class ServedModel:
                                hint="such calls stay in the interpreter")
         with _SHIPPING:
             shipment = ship(self._module.model)
-        captured = ask({"kind": "onnx", "call": wire.call_to_json(call)}, [shipment.blob], self._settings)
+        captured = wire.answer_from_message(ask({"kind": "onnx", "call": wire.call_to_json(call)}, [shipment.blob], self._settings))
         weights = {**self._module.weights, **{k: restore(info) for k, info in captured.constants.items()}}
         return Capture(captured, weights, Watch((), ()))  # nobody outside can reach the weights, so none need watching
 
@@ -50,4 +50,5 @@ def engine_for(module: OnnxModule, settings: Settings, log: EventLog) -> Engine:
         lambda job: service().submit(job),
         settings,
         log,
+        lambda graph, weights, sample: compile_tier1(graph, weights, sample, settings),
     )

@@ -99,13 +99,22 @@ def _stub() -> tuple[Loaded, _MethodDef, Any]:
     return loaded, method, make
 
 
-def entry(address: int, pointers: int, sizes: int) -> tuple[Callable[..., None], Any]:
-    """A function of integers that calls native code `void f(ptr, ptr)`, and what must live as long as it."""
+class _Job(int):
+    """The address of what the stub reads; as the function's `self`, it keeps the code alive as long as the function."""
+
+    words: Any
+    loaded: Loaded
+
+
+def entry(loaded: Loaded, name: str, pointers: int, sizes: int) -> Callable[..., None]:
+    """A function of integers that calls native code `void name(ptr, ptr)`."""
     if pointers + sizes < 1:
         raise InternalError("native code without any argument")
-    job = (ctypes.c_int64 * 3)(address, pointers, pointers + sizes)
+    words = (ctypes.c_int64 * 3)(loaded.address(name), pointers, pointers + sizes)
+    job = _Job(ctypes.addressof(words))
+    job.words, job.loaded = words, loaded
     _, method, make = _stub()
-    return make(ctypes.addressof(method), ctypes.addressof(job), None), job
+    return make(ctypes.addressof(method), job, None)
 
 
 class NativeKernel:
@@ -117,7 +126,7 @@ class NativeKernel:
         self._buffers = [b for b in kernel.buffers if b.kind is not BufferKind.SCRATCH]
         self._scratch = scratch
         self.address = loaded.address(name)
-        self.enter, self._job = entry(self.address, len(self._buffers) + 1, len(kernel.sizes) + 1)
+        self.enter = entry(loaded, name, len(self._buffers) + 1, len(kernel.sizes) + 1)
         """Raw call: one address per buffer, the arena's address, one number per size, the number of threads."""
 
     @property

@@ -1,0 +1,80 @@
+"""Tier 1 in the serving process: ask the worker, check what came, and link its object code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hotfuse.backends.llvm.abi import NativeKernel
+from hotfuse.backends.llvm.native import CompiledKernel, load_kernel
+from hotfuse.backends.llvm.target import host
+from hotfuse.base.errors import InternalError
+from hotfuse.base.settings import Settings
+from hotfuse.compile.service import ask
+from hotfuse.ir.graph import Graph
+from hotfuse.ir.normal import normalized
+from hotfuse.ir.text import parse
+from hotfuse.lower.codec import from_json
+from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, StrideArgument
+from hotfuse.partition.cut import Cut, Partition, Partitioning, device_of
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCode:
+    """A kernel as the worker made it."""
+
+    lowered: Lowered
+    code: bytes
+    ops: str
+
+
+@dataclass(frozen=True, slots=True)
+class NativeParts:
+    """A graph in the order its kernels need, cut into kernels and the runs of library nodes between them."""
+
+    partitioning: Partitioning
+    chosen: tuple[int, ...]
+    """Per partition the kernel's number, or -1 for the library."""
+    kernels: tuple[KernelCode, ...]
+    notes: tuple[str, ...]
+
+
+def fetch(request: dict[str, Any], settings: Settings) -> NativeParts:
+    """Have the worker make kernels for a graph."""
+    header, codes = ask(request, [], settings)
+    kernels = tuple(
+        KernelCode(from_json(k), code, str(k["ops"])) for k, code in zip(header["kernels"], codes, strict=True)
+    )
+    if not kernels:
+        raise InternalError("no part of the graph has a kernel", because="; ".join(header["notes"])[:500])
+    graph = parse(header["graph"])
+    parts: list[Partition] = []
+    for i, (first, last, kernel) in enumerate(header["parts"]):
+        why = Cut.KERNEL if kernel >= 0 else Cut.START if i == 0 else Cut.REST
+        parts.append(Partition(i, first, last, why, device_of(graph.nodes[first])))
+    chosen = tuple(int(kernel) for _, _, kernel in header["parts"])
+    return NativeParts(Partitioning(graph, tuple(parts)), chosen, kernels, tuple(header["notes"]))
+
+
+def load(kernel: KernelCode) -> NativeKernel:
+    """Link a kernel's object code into this process."""
+    return load_kernel(CompiledKernel(kernel.lowered.kernel, host(), kernel.code, {}))
+
+
+def renamed(lowered: Lowered, piece: Graph) -> Lowered:
+    """A kernel made for the normal form of a group, speaking of the group's own values."""
+    normal = normalized(piece)
+    names = {n.name: v.name for n, v in zip(_values(normal), _values(piece), strict=True)}
+    arguments = tuple(
+        replace(a, value=names[a.value])
+        if isinstance(a, BufferArgument | StrideArgument)
+        else replace(a, spec=replace(a.spec, sources=tuple(replace(s, name=names[s.name]) for s in a.spec.sources)))
+        if isinstance(a, PackArgument)
+        else a
+        for a in lowered.arguments
+    )
+    return replace(lowered, arguments=arguments, strides=tuple((names[n], s) for n, s in lowered.strides))
+
+
+def _values(graph: Graph) -> list[Any]:
+    return [*graph.inputs, *(p.value for p in graph.params), *(v for n in graph.nodes for v in n.outs)]

@@ -1,0 +1,108 @@
+"""The first run of a new kernel: in the worker, on made-up data, against the library.
+
+A kernel that crashes takes the worker with it, not the server; one that is wrong or slower than torch's own operators never
+leaves. What passes is proven again on real inputs, in place, before it serves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotfuse.backends.library import LibraryBackend
+from hotfuse.backends.llvm.group import artifact
+from hotfuse.backends.llvm.native import CompiledKernel, load_kernel
+from hotfuse.backends.protocol import Run
+from hotfuse.base.errors import InternalError
+from hotfuse.ir.dims import evaluate, symbols
+from hotfuse.ir.graph import Graph, Value, sources
+from hotfuse.ir.types import TensorType
+from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.lowered import Lowered
+from hotfuse.ops.torch_types import torch_dtype
+
+RTOL = 1e-4
+"""Largest error against float32 operators, relative to the largest magnitude in the result."""
+ROUNDS = 7
+MOST_S = 0.25
+"""Most seconds spent timing one kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A kernel's time and the library's, for the same group on the same data."""
+
+    kernel_us: float
+    library_us: float
+
+
+def attempt(graph: Graph, lowered: Lowered, compiled: CompiledKernel, sizes: Mapping[str, int]) -> Outcome:
+    """Run a kernel; raises CannotLower when it is wrong or does not pay."""
+    generator = torch.Generator().manual_seed(0)
+    data = {v.name: _made_up(v, sizes, generator) for v in sources(graph)}
+    weights = {p.key: data[p.value.name] for p in graph.params}
+    inputs = [data[v.name] for v in graph.inputs]
+    library = LibraryBackend().compile(graph, weights).run
+    native = artifact(graph, lowered, load_kernel(compiled), weights, "").run
+    with torch.no_grad():
+        for got, want in zip(native(*inputs), library(*inputs), strict=True):
+            _agree(got, want)
+        outcome = _timed(native, library, inputs)
+    if outcome.kernel_us >= outcome.library_us:
+        raise CannotLower(
+            f"its kernel takes {outcome.kernel_us:.0f} us where the library takes {outcome.library_us:.0f}"
+        )
+    return outcome
+
+
+def _made_up(v: Value, sizes: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
+    if not isinstance(v.type, TensorType):
+        raise CannotLower(f"%{v.name} is not a tensor")
+    if any(symbols(d) - set(sizes) for d in v.type.shape):
+        raise CannotLower(f"a size of %{v.name} depends on data")
+    shape = [evaluate(d, sizes) for d in v.type.shape]
+    dtype = torch_dtype(v.type.dtype)
+    if dtype.is_floating_point:
+        made = torch.randn(shape, generator=generator).to(dtype)
+    else:
+        made = torch.randint(0, 2, shape, generator=generator).to(dtype)
+    order = v.type.layout.order
+    if order is None:
+        return made
+    back = [order.index(d) for d in range(len(order))]
+    return made.permute(order).contiguous().permute(back)
+
+
+def _agree(got: Any, want: Any) -> None:
+    if got.dtype != want.dtype or got.shape != want.shape:
+        raise InternalError(f"a kernel gives {got.dtype}{list(got.shape)} instead of {want.dtype}{list(want.shape)}")
+    if not want.dtype.is_floating_point:
+        if not torch.equal(got, want):
+            raise InternalError("a kernel gives other integers than the library")
+        return
+    finite = torch.isfinite(want)
+    if not torch.equal(torch.isfinite(got), finite):
+        raise InternalError("a kernel gives NaN or infinity elsewhere than the library")
+    error = (got[finite].double() - want[finite].double()).abs()
+    scale = float(want[finite].abs().max()) if finite.any() else 0.0
+    allowed = RTOL if want.dtype in (torch.float32, torch.float64) else 2e-2
+    if error.numel() and float(error.max()) > allowed * scale:
+        raise InternalError(f"a kernel differs from the library by {float(error.max()) / (scale or 1):.1e}")
+
+
+def _timed(native: Run, library: Run, inputs: list[torch.Tensor]) -> Outcome:
+    """Least times over interleaved rounds: the worker runs at the lowest priority, so most rounds are disturbed."""
+    best = [float("inf"), float("inf")]
+    start = time.perf_counter()
+    for n in range(ROUNDS):
+        for side, run in enumerate((native, library)):
+            begin = time.perf_counter()
+            run(*inputs)
+            best[side] = min(best[side], time.perf_counter() - begin)
+        if n >= 2 and time.perf_counter() - start > MOST_S:
+            break
+    return Outcome(best[0] * 1e6, best[1] * 1e6)
