@@ -21,6 +21,8 @@ MAX_ROWS = 10
 """Rows of A that are read side by side: more of them, a multiple of a page apart, push each other out of an 8-way cache."""
 LOAD_SHARE = 0.5
 """What a load costs next to a multiply-add: about half the loads find a free slot beside the arithmetic."""
+MIN_GROUP = 96
+"""Rows that a group has at least: every group reads all weights again, which may come from memory."""
 SLACK = 0.02
 """How much dearer a preferred panel width may be."""
 
@@ -88,7 +90,7 @@ def choose(core: Core, m: Dim, ns: Sequence[int], k: int, *, together: bool = Fa
     """
     vectors, why = _panel(core, ns, len(ns) if together else 1)
     mr = rows_for(core.registers, vectors)
-    group = max(mr, core.l2 // 2 // max(4 * k, 1))
+    group = max(MIN_GROUP, core.l2 // 2 // max(4 * k, 1))
     if isinstance(m, int) and m <= mr:
         why += f"; all {m} rows in one tile"
     # Code for all heights is long: there, a shorter inner loop costs nothing measurable and halves the compile time.
