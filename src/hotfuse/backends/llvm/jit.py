@@ -47,7 +47,9 @@ class Compiled:
     """Time per phase: parse, passes, codegen."""
 
 
+@functools.cache
 def _machine(target: Target) -> Any:
+    """LLVM's description of a target, which takes about a millisecond to make."""
     _initialize()
     return llvm.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu, features=target.feature_text, opt=3, reloc="pic", codemodel="jitdefault", jit=True
@@ -68,7 +70,7 @@ def _light_passes(module: Any, machine: Any) -> None:
     """Clean up what generating leaves behind; nothing is vectorized or unrolled.
 
     Off by default: emission already hoists and shares index arithmetic, so on GEMM, softmax and elementwise kernels these passes
-    cost 1 to 3 ms and gained nothing (softmax lost a tenth).
+    cost 1 to 3 ms and gained nothing.
     """
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1))
     manager = llvm.create_new_function_pass_manager()

@@ -184,25 +184,29 @@ def chunk_mask(s: State, w: Walk, rank: int, cols: int, start: int, width: int, 
     mask = fixed
     if bound is not None and not isinstance(bound, int):
         scope = fn.scope_of(bound)
-        key = ("mask", bound, start, width, here)
+        key = ("mask", bound, cols, start, width)
         mask = scope.memo.get(key, "")
         if not mask:
-            count = fn.i64(bound)
+            lanes = _count_vector(fn, scope, bound, cols, width)
             with fn.at(scope):
-                mask = scope.memo[key] = _lanes_below(fn, count, start, width, here)
+                text = f"icmp slt {vec('i32', width)} {iota('i32', width, start)}, {lanes}"
+                mask = scope.memo[key] = fn.val(text)
     if row == "true":
         return mask
     rows = fn.splat("i1", width, row)
     return rows if not mask else fn.val(f"and {vec('i1', width)} {rows}, {mask}")
 
 
-def _lanes_below(fn: Fn, count: str, start: int, width: int, here: int) -> str:
-    """Lanes start.. that lie below a count; the count is clamped first so that 32 bits hold it."""
-    most = fn.call("llvm.smin.i64", "i64", ("i64", count), ("i64", str(start + here)))
-    least = fn.call("llvm.smax.i64", "i64", ("i64", most), ("i64", "0"))
-    small = fn.val(f"trunc i64 {least} to i32")
-    lanes = fn.splat("i32", width, small)
-    return fn.val(f"icmp slt {vec('i32', width)} {iota('i32', width, start)}, {lanes}")
+def _count_vector(fn: Fn, scope: Scope, bound: Dim, cols: int, width: int) -> str:
+    """How many of `cols` elements exist, in every lane; limited first, so that 32 bits hold it."""
+    key = ("count", bound, cols, width)
+    if key not in scope.memo:
+        count = fn.i64(bound)
+        with fn.at(scope):
+            most = fn.call("llvm.smin.i64", "i64", ("i64", count), ("i64", str(cols)))
+            least = fn.call("llvm.smax.i64", "i64", ("i64", most), ("i64", "0"))
+            scope.memo[key] = fn.splat("i32", width, fn.val(f"trunc i64 {least} to i32"))
+    return scope.memo[key]
 
 
 def dummy(fn: Fn) -> str:

@@ -73,7 +73,7 @@ def level(name: str, usable: AbstractSet[str], tune: str = "") -> Target:
     features = (*_NEEDS[name], *(f for f in _OPTIONAL[name] if f in usable))
     if name == "neon":
         return Target(_ARM, "generic", features, _BYTES[name], name, tune)
-    return Target(_X86 if _is_x86() or name != "generic" else _ARM, "x86-64", features, _BYTES[name], name, tune)
+    return Target(_X86, "x86-64", features, _BYTES[name], name, tune)
 
 
 def cross_neon() -> Target:
@@ -87,15 +87,14 @@ def _is_x86() -> bool:
 
 @functools.cache
 def host_levels() -> tuple[Target, ...]:
-    """The levels that this machine executes, best first; the last is always there."""
+    """The levels that this machine executes, best first; the last is the architecture's baseline."""
     usable = usable_features()
-    names = [n for n in _ORDER if set(_NEEDS[n]) <= usable and (n == "neon") != _is_x86()] if usable else ["generic"]
-    if _is_x86() and "generic" not in names:
-        names.append("generic")
-    if not _is_x86() and "neon" not in names:
-        raise InternalError(
-            f"no code generation for {platform.machine()!r}", because="only x86-64 and AArch64 are known"
-        )
+    if _is_x86():
+        names = [n for n in ("avx512", "avx2", "generic") if set(_NEEDS[n]) <= usable]
+    elif platform.machine().lower() in ("aarch64", "arm64"):
+        names, usable = ["neon"], usable | {"neon"}
+    else:
+        raise InternalError(f"no code generation for {platform.machine()!r}", because="only x86-64 and AArch64 are known")
     return tuple(level(n, usable, tune=_host_cpu()) for n in names)
 
 
