@@ -6,7 +6,7 @@ import math
 
 from hotfuse.ir.types import DType
 from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.expand import Computes, Expansion, Function, expands
+from hotfuse.lower.expand import HALVES, Computes, Expansion, Function, expands
 from hotfuse.tile.program import Tile
 
 _FLOAT = Computes.FLOAT
@@ -119,7 +119,12 @@ def _div(e: Expansion, a: Tile, b: Tile) -> Tile:
     if mode == "floor":
         return _floor_divided(e, a, b)
     if mode == "trunc":
-        return e.map("trunc", e.map("div", a, b)) if e.floating else e.map("truncdiv", a, b)
+        if not e.floating:
+            return e.map("truncdiv", a, b)
+        quotient = e.map("div", a, b)
+        if e.out in HALVES:  # torch rounds the quotient first
+            quotient = e.cast(e.cast(quotient, e.out), e.dtype)
+        return e.map("trunc", quotient)
     if not e.floating:
         a, b = e.cast(a, e.out), e.cast(b, e.out)
     return e.map("div", a, b)

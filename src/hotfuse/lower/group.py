@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values
-from hotfuse.ir.types import TensorType
+from hotfuse.ir.dims import sym, symbols
+from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, sources
+from hotfuse.ir.types import TensorType, dims_of
 from hotfuse.lower import expand, primitive
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.index import Refine, Space, counters_of
@@ -62,11 +63,21 @@ def lower_group(graph: Graph, options: Options | None = None, strides: Mapping[s
     for out in graph.outputs:
         if not isinstance(out, Value) or not isinstance(out.type, TensorType):
             raise CannotLower("an output is not a tensor")
+    _sizes_known(graph)
     definitions = Definitions(simple)
     outputs = list(dict.fromkeys(output_values(graph)))
     for v in outputs:
         tensor_type(v)
     return _Kernel(simple, definitions, outputs, options or Options(), strides or {}).lowered()
+
+
+def _sizes_known(graph: Graph) -> None:
+    """Every symbol must be the size of some input's dim, or a call could not give it."""
+    shown = {d for v in graph.inputs if isinstance(v.type, TensorType) for d in v.type.shape}
+    used = [d for v in (*sources(graph), *(o for n in graph.nodes for o in n.outs)) for d in dims_of(v.type)]
+    for name in sorted(frozenset[str]().union(*map(symbols, used))):
+        if sym(name) not in shown:
+            raise CannotLower(f"no input of the group shows the size {name}")
 
 
 @dataclass(slots=True)

@@ -201,7 +201,7 @@ class Writer:
         widths = {1: [a.extent for a in self.at.axes]}
         if vector is not None:
             used = [p.width for _, lo, hi in self.segments(vector) for p in parts(lo, hi, self.widths(vector))]
-            widths = {w: [w] for w in dict.fromkeys(used)}
+            widths = {w: [w] for w in dict.fromkeys(used)} or {1: []}  # a dim of extent 0 has no parts
         return {w: [t for f in phase.folds for t in folds.start(self.b, f, shape)] for w, shape in widths.items()}
 
     def columns(
