@@ -254,6 +254,38 @@ def test_cross_attention_with_lengths_known_at_run_time() -> None:
         check(call(graph, lowered, args, interpreted), exact(block(2), args))
 
 
+@BOTH_WAYS
+@pytest.mark.parametrize("sq", [1, 2, 3, 4])
+@pytest.mark.parametrize("d", [8, 40, 64])
+def test_few_queries(sq: int, d: int, execute: Callable[..., None], core: Core) -> None:
+    for sk in (1, 5, 16, 33):
+        both(block(2), inputs(2, sq, sk, 2, d, dv=24), core=core, execute=execute)
+    masks = (numbers(2, 1, 1, 21) > 0, numbers(1, 2, sq, 21), torch.full((1, 1, sq, 21), -INF))
+    for mask in masks:
+        args = [*inputs(2, sq, 21, 2, d), mask]
+        both(block(2), args, core=core, execute=execute, expected=block(2)(*args))
+
+
+@EVERYWHERE
+def test_one_query_of_a_decoder(execute: Callable[..., None], core: Core) -> None:
+    """Keys grow from call to call, heads are grouped."""
+    function = block(4, 2, enable_gqa=True)
+    example = inputs(2, 1, 37, 4, 16, h_kv=2)
+    graph = graph_of(function, example, [{}, {1: "k"}, {1: "k"}])
+    lowered = lower_attention(graph, core)
+    for sk in (2, 7, 16, 17, 70):
+        args = inputs(2, 1, sk, 4, 16, h_kv=2)
+        check(call(graph, lowered, args, execute), exact(function, args))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_special_inputs_of_one_query(which: int) -> None:
+    for value in (NAN, INF, -INF):
+        args = inputs(1, 1, 20, 2, 16)
+        args[which][0, 7 if which else 0, 3] = value
+        both(block(2), args, expected=block(2)(*args))
+
+
 # --- options
 
 

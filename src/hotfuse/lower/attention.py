@@ -231,7 +231,7 @@ class _Group:
             if n != 1 and not same(n, full):
                 raise CannotLower(f"whether a mask's dim of {n} is repeated to {full} is not known", where=where)
         rows = self.walked(value)
-        return Mask(rows, per_query=len(given) > 1 and given[-2] != 1)
+        return Mask(rows, per_query=rows.walk(2)[0] >= 0)
 
 
 def _first(node: Node) -> Value:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
-from hotfuse.tile.program import Buffer
+from hotfuse.tile.build import KernelBuilder
+from hotfuse.tile.program import Buffer, Tile
+
+Valid = tuple[Dim | None, Dim | None] | tuple[()]
+"""How many rows and elements exist; empty where all do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class Rows:
     shared: int = 1
     """Heads one behind the other that are the same head of this view."""
 
-    def at(self, batch: Dim, head: Dim, row: Dim, element: Dim = 0) -> tuple[Dim, ...]:
+    def at(self, batch: Dim, head: Dim, row: Dim, element: Dim) -> tuple[Dim, ...]:
         """An element's index."""
         head = expr("//", head, self.shared) if self.shared > 1 else head
         place = (batch, head, row, element)
@@ -38,6 +43,19 @@ class Rows:
     def walk(self, counter: int) -> tuple[int, Dim]:
         """The buffer's dim that a counter (2 is the row, 3 the element) moves along, and how far; -1 if it does not move."""
         return next(((i, d.steps[counter]) for i, d in enumerate(self.dims) if d.steps[counter] != 0), (-1, 1))
+
+    def read(self, b: KernelBuilder, place: tuple[Dim, Dim, Dim, Dim], shape: tuple[int, int], valid: Valid = ()) -> Tile:
+        """Rows by elements from a place on."""
+        (axis, step), (last, near) = self.walk(2), self.walk(3)
+        return b.load(self.buffer, self.at(*place), shape, axes=(axis, last), step=(step, near), valid=valid)
+
+    def write(self, b: KernelBuilder, place: tuple[Dim, Dim, Dim, Dim], tile: Tile, valid: Valid = ()) -> None:
+        """Store rows by elements; a view that has one row takes one."""
+        (axis, step), (last, near) = self.walk(2), self.walk(3)
+        if axis < 0:
+            b.store(self.buffer, self.at(*place), b.reshape(tile, tile.type.shape[1:]), axes=(last,), step=(near,))
+        else:
+            b.store(self.buffer, self.at(*place), tile, axes=(axis, last), step=(step, near), valid=valid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +89,46 @@ class Attention:
     """Row where this sequence begins, in all four: sequences may lie one behind the other."""
 
     @property
+    def factor(self) -> float:
+        """What queries are multiplied by."""
+        return self.scale * (LOG2E if self.in_bits else 1.0)
+
+    @property
     def in_bits(self) -> bool:
         """Whether scores are kept as powers of 2. With a mask of floats they are not: its least number must not overflow."""
         return self.mask is None or self.mask.rows.buffer.dtype is DType.BOOL
+
+
+# --- pieces that every kernel of attention is made of
+
+F32 = DType.F32
+LOG2E = math.log2(math.e)
+NONE = -math.inf
+"""The score of a key that does not count."""
+
+
+def greater(b: KernelBuilder, x: Tile, top: Tile) -> Tile:
+    """The greater score; NaN never becomes the greatest, it comes through by its own power."""
+    return b.map("select", b.map("gt", x, top), x, top)
+
+
+def finite(b: KernelBuilder, top: Tile) -> Tile:
+    """Where no key counts the greatest score is -inf, and 0 stands for it: all powers are 0 then, not NaN."""
+    return b.map("select", b.map("eq", top, b.fill(NONE, F32)), b.fill(0.0, F32), top)
+
+
+def power(b: KernelBuilder, a: Attention, x: Tile) -> Tile:
+    """The exponential of scores."""
+    return b.map("exp2", x if a.in_bits else b.map("mul", x, LOG2E))
+
+
+def inverse(b: KernelBuilder, total: Tile) -> Tile:
+    """1 / total; a row without keys has nothing to divide."""
+    return b.map("recip", b.map("select", b.map("eq", total, b.fill(0.0, F32)), b.fill(1.0, F32), total))
+
+
+def added(b: KernelBuilder, mask: Tile) -> Tile:
+    """What is added to scores: a float mask itself, 0 or -inf for a bool one."""
+    if mask.type.dtype is DType.BOOL:
+        return b.map("select", mask, b.fill(0.0, F32), b.fill(NONE, F32))
+    return mask

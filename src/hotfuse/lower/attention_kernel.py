@@ -16,26 +16,37 @@ Special values are torch's: a row without any key left is 0; NaN and +inf among 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
-from hotfuse.lower.attention_data import Attention, Mask, Rows
+from hotfuse.lower.attention_data import (
+    F32,
+    NONE,
+    Attention,
+    Mask,
+    Rows,
+    Valid,
+    added,
+    finite,
+    greater,
+    inverse,
+    power,
+)
+from hotfuse.lower.attention_few import attend_few, is_few
 from hotfuse.lower.attention_tiling import AttentionTiling
 from hotfuse.lower.tiling import balance
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Tile
 
-_F32 = DType.F32
-_LOG2E = math.log2(math.e)
-_NONE = -math.inf
-
 
 def attend(b: KernelBuilder, a: Attention, t: AttentionTiling) -> None:
     """Write the program."""
+    if is_few(a):
+        attend_few(b, a, t)
+        return
     panels = expr("ceildiv", a.queries, t.panel)
     with b.parallel("task", expr("*", a.batch, a.heads, panels)) as task:
         line, panel = _apart(task.var, panels)
@@ -71,25 +82,20 @@ class _Panel:
         self.end = expr("min", a.keys, expr("+", first, t.panel)) if a.causal else a.keys
         self.one_block: bool | None = a.keys <= t.block if isinstance(a.keys, int) else None
         """Whether all keys fit one block; None where that shows only at run time."""
-        most = t.block if not isinstance(a.keys, int) else min(t.block, a.keys)
-        most = max(most, 1) + max(t.lanes, *map(t.key_rows, range(1, t.vectors + 1)))
+        most = expr("+", expr("min", t.block, a.keys), max(t.lanes, *map(t.key_rows, range(1, t.vectors + 1))))
         wide = t.panel + t.out_rows  # a block's last tile of queries may reach beyond the panel
-        self.qt = b.scratch("qt", _F32, (a.width, t.panel))
-        self.p = b.scratch("p", _F32, (most, -(-wide // t.lanes) * t.lanes))
-        self.inverse = b.scratch("inverse", _F32, (t.panel,))
+        self.qt = b.scratch("qt", F32, (a.width, t.panel))
+        self.p = b.scratch("p", F32, (most, -(-wide // t.lanes) * t.lanes))
+        self.inverse = b.scratch("inverse", F32, (t.panel,))
         if a.mask is not None and a.mask.per_query:
-            self.columns = b.scratch("columns", _F32, (most, t.panel))
+            self.columns = b.scratch("columns", F32, (most, t.panel))
         if self.one_block is not True:
-            self.top, self.total, self.rescale = (b.scratch(n, _F32, (wide,)) for n in ("top", "total", "rescale"))
-            self.sums = b.scratch("sums", _F32, (wide, a.value_width))
+            self.top, self.total, self.rescale = (b.scratch(n, F32, (wide,)) for n in ("top", "total", "rescale"))
+            self.sums = b.scratch("sums", F32, (wide, a.value_width))
 
-    def read(
-        self, x: Rows, row: Dim, element: Dim, shape: tuple[int, int], valid: tuple[Dim | None, Dim | None] | tuple[()] = ()
-    ) -> Tile:
+    def read(self, x: Rows, row: Dim, element: Dim, shape: tuple[int, int], valid: Valid = ()) -> Tile:
         """Rows by elements of this panel's head."""
-        (axis, step), (last, near) = x.walk(2), x.walk(3)
-        place = x.at(self.batch, self.head, row, element)
-        return self.b.load(x.buffer, place, shape, axes=(axis, last), step=(step, near), valid=valid)
+        return x.read(self.b, (self.batch, self.head, row, element), shape, valid)
 
     # -- which shapes can occur
 
@@ -126,12 +132,11 @@ class _Panel:
     def transpose_queries(self) -> None:
         """Scaled queries as columns."""
         b, a, t = self.b, self.a, self.t
-        factor = a.scale * (_LOG2E if a.in_bits else 1.0)
         with b.loop("j", 0, self.count, t.lanes) as j, b.loop("d", 0, a.width, t.lanes) as d:
             left = remaining(a.width, d.var) if a.width % t.lanes else None
             row = expr("+", a.first, self.query, j.var)
             x = self.read(a.q, row, d.var, (t.lanes, t.lanes), valid=(remaining(self.count, j.var), left))
-            x = b.transpose(b.map("mul", x, factor), (1, 0))
+            x = b.transpose(b.map("mul", x, a.factor), (1, 0))
             b.store(self.qt, (d.var, j.var), x, valid=(left, None))
 
     # -- block by block: what has been added up so far is rescaled whenever a greater score turns up
@@ -139,11 +144,11 @@ class _Panel:
     def begin(self, several: Dim) -> None:
         """Nothing has been added up."""
         b, t = self.b, self.t
-        b.store(self.top, (0,), b.fill(_NONE, _F32, (t.panel,)))
+        b.store(self.top, (0,), b.fill(NONE, F32, (t.panel,)))
         for place in (self.total, self.inverse):
-            b.store(place, (0,), b.fill(0.0, _F32, (t.panel,)))
+            b.store(place, (0,), b.fill(0.0, F32, (t.panel,)))
         with b.when(expr("or", several, expr("==", self.end, 0))), b.loop("z", 0, self.sums.shape[0]) as z:
-            b.store(self.sums, (z.var, 0), b.fill(0.0, _F32, (1, self.a.value_width)))
+            b.store(self.sums, (z.var, 0), b.fill(0.0, F32, (1, self.a.value_width)))
 
     def weights(self, keys: _Keys) -> None:
         """P, and what the sums have to be multiplied by."""
@@ -152,17 +157,17 @@ class _Panel:
             shape = (1, vectors * self.t.lanes)
             with _if(b, when):
                 if self.one_block is True:
-                    top = _finite(b, self.scores(vectors, keys, b.fill(_NONE, _F32, shape)))
-                    total = self.exponents(vectors, keys, top, b.fill(0.0, _F32, shape))
+                    top = finite(b, self.scores(vectors, keys, b.fill(NONE, F32, shape)))
+                    total = self.exponents(vectors, keys, top, b.fill(0.0, F32, shape))
                 else:
                     before, total = (b.load(x, (0,), shape, axes=(-1, 0)) for x in (self.top, self.total))
                     greatest = self.scores(vectors, keys, before)
-                    top = _finite(b, greatest)
-                    rescale = self.power(b.map("sub", before, top))
+                    top = finite(b, greatest)
+                    rescale = power(b, self.a, b.map("sub", before, top))
                     total = self.exponents(vectors, keys, top, b.map("mul", total, rescale))
                     for place, tile in ((self.top, greatest), (self.total, total), (self.rescale, rescale)):
                         b.store(place, (0,), b.reshape(tile, shape[1:]))
-                b.store(self.inverse, (0,), b.reshape(_inverse(b, total), shape[1:]))
+                b.store(self.inverse, (0,), b.reshape(inverse(b, total), shape[1:]))
 
     def whole(self, keys: _Keys) -> None:
         """All of Pᵀ V at once, to the output."""
@@ -170,7 +175,7 @@ class _Panel:
         for rows, g in self.groups():
             for lo, hi, step, width in self.parts():
                 with b.loop("c", lo, hi, step) as c:
-                    acc = self.values(keys, g, rows, c.var, b.fill(0.0, _F32, (rows, width)))
+                    acc = self.values(keys, g, rows, c.var, b.fill(0.0, F32, (rows, width)))
                     self.finish(acc, g, rows, c.var)
 
     def more(self, keys: _Keys) -> None:
@@ -217,19 +222,17 @@ class _Panel:
             if a.mask is not None:
                 s = b.map("add", s, self.mask_tile(a.mask, rows, lanes, keys, key, full))
             if not full:
-                s = b.map("select", self.counting(rows, lanes, keys, key), s, b.fill(_NONE, _F32))
+                s = b.map("select", self.counting(rows, lanes, keys, key), s, b.fill(NONE, F32))
             b.store(self.p, (remaining(key, keys.begin), 0), s)
             for i in range(rows):
-                row = b.extract(s, (i, 0), (1, lanes))
-                # NaN never becomes the greatest; it comes through by its own power.
-                top = b.map("select", b.map("gt", row, top), row, top)
+                top = greater(b, b.extract(s, (i, 0), (1, lanes)), top)
             k.yields(top)
         return k.outs[0]
 
     def score_tile(self, rows: int, lanes: int, key: Dim, full: bool) -> Tile:
         b, a, t = self.b, self.a, self.t
         unroll = t.unroll
-        with b.loop("d", 0, a.width, unroll, carry=[b.fill(0.0, _F32, (rows, lanes))]) as d:
+        with b.loop("d", 0, a.width, unroll, carry=[b.fill(0.0, F32, (rows, lanes))]) as d:
             (acc,) = d.carried
             for u in range(unroll):
                 at = expr("+", d.var, u)
@@ -268,7 +271,7 @@ class _Panel:
             for j in range(0, vectors * t.lanes, t.lanes):
                 row, valid = expr("+", self.query, j), (remaining(self.count, j), left)
                 x = self.read(mask.rows, row, m.var, (t.lanes, t.lanes), valid=valid)
-                b.store(self.columns, (remaining(m.var, keys.begin), j), b.transpose(_added(b, x), (1, 0)))
+                b.store(self.columns, (remaining(m.var, keys.begin), j), b.transpose(added(b, x), (1, 0)))
 
     def mask_tile(self, mask: Mask, rows: int, lanes: int, keys: _Keys, key: Dim, full: bool) -> Tile:
         b = self.b
@@ -277,20 +280,15 @@ class _Panel:
         axis, step = mask.rows.walk(3)
         place = mask.rows.at(self.batch, self.head, 0, key)
         valid = () if full else (remaining(keys.end, key), None)
-        return _added(b, b.load(mask.rows.buffer, place, (rows, 1), axes=(axis, -1), step=(step, 1), valid=valid))
+        return added(b, b.load(mask.rows.buffer, place, (rows, 1), axes=(axis, -1), step=(step, 1), valid=valid))
 
     # -- softmax and values
-
-    def power(self, x: Tile) -> Tile:
-        """The scores' exponential."""
-        b = self.b
-        return b.map("exp2", x if self.a.in_bits else b.map("mul", x, _LOG2E))
 
     def exponents(self, vectors: int, keys: _Keys, top: Tile, total: Tile) -> Tile:
         """P = exp(P - top), in place; gives the sum over keys, `total` included."""
         b, lanes = self.b, vectors * self.t.lanes
         with b.loop("e", 0, keys.count, carry=[total]) as e:
-            x = self.power(b.map("sub", b.load(self.p, (e.var, 0), (1, lanes)), top))
+            x = power(b, self.a, b.map("sub", b.load(self.p, (e.var, 0), (1, lanes)), top))
             b.store(self.p, (e.var, 0), x)
             e.yields(b.map("add", e.carried[0], x))
         return e.outs[0]
@@ -360,32 +358,11 @@ class _Panel:
     def finish(self, acc: Tile, group: Dim, rows: int, column: Dim) -> None:
         """Divide by the sums of weights and store."""
         b, a = self.b, self.a
-        place = a.out.at(self.batch, self.head, expr("+", a.first, self.query, group), column)
         left = remaining(self.count, group) if not isinstance(self.count, int) else None
-        (axis, step), (last, near) = a.out.walk(2), a.out.walk(3)
         result = b.map("mul", acc, b.load(self.inverse, (group,), (rows, 1), axes=(0, -1)))
-        if axis < 0:  # there is one query
-            b.store(a.out.buffer, place, b.reshape(result, result.type.shape[1:]), axes=(last,), step=(near,))
-        else:
-            b.store(a.out.buffer, place, result, axes=(axis, last), step=(step, near), valid=(left, None))
+        place = (self.batch, self.head, expr("+", a.first, self.query, group), column)
+        a.out.write(b, place, result, valid=(left, None))
 
 
 def _if(b: KernelBuilder, when: Dim | None) -> AbstractContextManager[None]:
     return nullcontext() if when is None else b.when(when)
-
-
-def _finite(b: KernelBuilder, top: Tile) -> Tile:
-    """Where no key counts the greatest score is -inf, and 0 stands for it: all powers are 0 then, not NaN."""
-    return b.map("select", b.map("eq", top, b.fill(_NONE, _F32)), b.fill(0.0, _F32), top)
-
-
-def _inverse(b: KernelBuilder, total: Tile) -> Tile:
-    """1 / total; a row without keys has nothing to divide."""
-    return b.map("recip", b.map("select", b.map("eq", total, b.fill(0.0, _F32)), b.fill(1.0, _F32), total))
-
-
-def _added(b: KernelBuilder, mask: Tile) -> Tile:
-    """What is added to scores: a float mask itself, 0 or -inf for a bool one."""
-    if mask.type.dtype is DType.BOOL:
-        return b.map("select", mask, b.fill(0.0, _F32), b.fill(_NONE, _F32))
-    return mask

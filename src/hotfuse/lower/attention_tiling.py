@@ -38,6 +38,13 @@ class AttentionTiling:
         """Keys of a score tile for a panel that has so many vectors of queries."""
         return max(1, min(MAX_KEY_ROWS, (self.registers - vectors - 1) // vectors))
 
+    def few_rows(self, queries: int) -> int:
+        """Keys of a tile when there are few queries: a power of 2, at most a vector's lanes."""
+        rows = self.lanes
+        while rows > 1 and rows * queries + queries > self.registers - 4:
+            rows //= 2
+        return rows
+
     def out_widths(self, width: int) -> list[int]:
         """V's width in parts of at most `out_vectors` vectors, none much narrower than another."""
         vectors = -(-width // self.lanes)
