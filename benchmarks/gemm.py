@@ -27,13 +27,13 @@ import torch.nn.functional as F
 from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import Target, host
+from hotfuse.compile.native import host_core
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType
 from hotfuse.lower import pack
 from hotfuse.lower.contract import lower_contraction
 from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role
-from hotfuse.lower.tiling import Core, core_for
-from hotfuse.machine.topology import topology
+from hotfuse.lower.tiling import Core
 from hotfuse.tile.build import KernelBuilder
 
 ROWS = (1, 4, 16, 64, 128, 512)
@@ -42,12 +42,6 @@ BURST = 1e-3
 """Seconds that one contender runs before the next takes its turn."""
 
 Call = Callable[[], torch.Tensor]
-
-
-def host_core(target: Target) -> Core:
-    """What tiling needs to know of this machine."""
-    caches = {c.level: c.bytes for c in topology().caches if c.kind in ("data", "unified")}
-    return core_for(target.lanes, many_registers=target.name in ("avx512", "neon"), l1=caches.get(1), l2=caches.get(2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import typer
 
 from hotfuse.base.errors import CaptureError, InputError
 from hotfuse.base.settings import from_env
+from hotfuse.cli.kernels import show_kernels
 from hotfuse.cli.output import heading, pairs, print_json, reports_errors, rows
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ class StageName(StrEnum):
 
     IR = "ir"
     PARTITIONS = "partitions"
+    KERNELS = "kernels"
+    TILE = "tile"
+    LLVM = "llvm"
+    ASM = "asm"
 
 
 @reports_errors
@@ -36,6 +41,9 @@ def show(
     model: Annotated[Path, typer.Argument(help="An ONNX model.")],
     stage: Annotated[StageName, typer.Option(help="Which stage.")] = StageName.IR,
     dims: Annotated[list[str] | None, typer.Option("--dim", help="name=size: fix a dynamic dim.")] = None,
+    kernel: Annotated[
+        str | None, typer.Option(help="Stages tile, llvm, asm: only kernels whose name contains this.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show a model's captured graph, or the partitions it is cut into."""
@@ -43,8 +51,10 @@ def show(
     captured, shapes = _capture(model, sizes)
     if stage is StageName.IR:
         _show_ir(captured, as_json)
-    else:
+    elif stage is StageName.PARTITIONS:
         _show_partitions(captured.graph, shapes, as_json)
+    else:
+        show_kernels(captured.graph, shapes, stage.value, kernel or "", as_json)
 
 
 def _capture(model: Path, sizes: dict[str, str]) -> tuple[Captured, list[tuple[int, ...]]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotfuse.backends.llvm.native import compile_kernel
-from hotfuse.backends.llvm.target import host
+from hotfuse.backends.llvm.target import Target, host
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.trial import attempt
 from hotfuse.fusion.groups import Group, group, reordered
@@ -69,9 +69,8 @@ class _Shop:
         return len(self.codes) - 1
 
 
-def host_core() -> Core:
+def host_core(target: Target) -> Core:
     """What tiling needs to know of this machine."""
-    target = host()
     caches = {(c.level, c.kind): c.bytes for c in topology().caches}
     l1, l2 = caches.get((1, "data")), caches.get((2, "unified"))
     return core_for(target.lanes, many_registers=target.name in ("avx512", "neon"), l1=l1, l2=l2)
@@ -79,7 +78,7 @@ def host_core() -> Core:
 
 def make(graph: Graph, sizes: Mapping[str, int]) -> Message:
     """Everything the serving process needs to build a tier-1 plan; `sizes` are those of a real call."""
-    core = host_core()
+    core = host_core(host())
     shop = _Shop(lambda g: lower(g, core), sizes)
     groups: list[tuple[Group, int]] = []
     for g in group(graph):

@@ -20,7 +20,7 @@ from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import evaluate, symbols
 from hotfuse.ir.graph import Graph, Value, sources
-from hotfuse.ir.types import TensorType
+from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import Lowered
 from hotfuse.ops.torch_types import torch_dtype
@@ -59,7 +59,9 @@ def attempt(graph: Graph, lowered: Lowered, compiled: CompiledKernel, sizes: Map
     return outcome
 
 
-def _made_up(v: Value, sizes: Mapping[str, int], generator: torch.Generator) -> torch.Tensor:
+def _made_up(v: Value, sizes: Mapping[str, int], generator: torch.Generator) -> Any:
+    if isinstance(v.type, ScalarType) and v.type.expr is not None and not symbols(v.type.expr) - set(sizes):
+        return evaluate(v.type.expr, sizes)
     if not isinstance(v.type, TensorType):
         raise CannotLower(f"%{v.name} is not a tensor")
     if any(symbols(d) - set(sizes) for d in v.type.shape):
@@ -94,7 +96,7 @@ def _agree(got: Any, want: Any) -> None:
         raise InternalError(f"a kernel differs from the library by {float(error.max()) / (scale or 1):.1e}")
 
 
-def _timed(native: Run, library: Run, inputs: list[torch.Tensor]) -> Outcome:
+def _timed(native: Run, library: Run, inputs: list[Any]) -> Outcome:
     """Least times over interleaved rounds: the worker runs at the lowest priority, so most rounds are disturbed."""
     best = [float("inf"), float("inf")]
     start = time.perf_counter()

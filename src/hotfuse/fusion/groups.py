@@ -42,7 +42,6 @@ class _Open:
 
     kind: str
     nodes: list[int] = field(default_factory=list[int])
-    shape: tuple[object, ...] | None = None
 
 
 def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tuple[Group, ...]:
@@ -51,28 +50,38 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
     maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
     home: list[int] = []
     groups: list[_Open] = []
-    reach: list[set[int]] = []  # per node: groups it depends on, its own included
+    needs: list[set[int]] = []  # per group: the groups it reads from
+    fed: dict[str, int] = {}  # input of a product -> the group of products that reads it
 
     for i, node in enumerate(graph.nodes):
         makers = [maker[v.name] for v in node.ins if v.name in maker]
         kind = _kind(node, params) if fits(node) else "library"
         chosen = -1
         if kind != "library":
-            for m in reversed(makers):  # the latest input is the likeliest to still be in registers
-                g = home[m]
-                if _joins(groups[g], kind, node) and not _cycle(g, makers, home, reach):
+            joinable = [home[m] for m in reversed(makers) if _joins(groups[home[m]], kind, node, graph.nodes[m])]
+            if kind == "contract" and (sibling := fed.get(_data(node))) is not None:
+                joinable.append(sibling)  # linears of one input are one kernel
+            for g in joinable:  # the latest input is the likeliest to still be in registers
+                if len(groups[g].nodes) < MAX_NODES and not _cycle(g, {home[m] for m in makers}, needs):
                     chosen = g
                     break
         if chosen < 0:
             chosen = len(groups)
             groups.append(_Open(kind))
+            needs.append(set())
         groups[chosen].nodes.append(i)
-        groups[chosen].shape = groups[chosen].shape or _shape(node)
+        if kind == "contract":
+            fed.setdefault(_data(node), chosen)
         home.append(chosen)
-        reach.append({chosen}.union(*(reach[m] for m in makers)) if makers else {chosen})
-    merged = _merge_siblings(graph, groups, params)
-    _absorb_views(graph, merged)
-    return _ordered(graph, [Group(tuple(g.nodes), _settled(graph, g)) for g in merged if g.nodes])
+        needs[chosen] |= {home[m] for m in makers} - {chosen}
+    _absorb_views(graph, groups)
+    return _ordered(graph, [Group(tuple(g.nodes), _settled(graph, g)) for g in groups if g.nodes])
+
+
+def _data(node: Node) -> str:
+    """The activation that a product with a constant weight reads."""
+    data = node.args[1] if packet(node.op) == "aten.addmm" else node.args[0]
+    return data.name if isinstance(data, Value) else ""
 
 
 def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
@@ -136,49 +145,27 @@ def _shape(node: Node) -> tuple[object, ...] | None:
     return first.shape if isinstance(first, TensorType) else None
 
 
-def _joins(into: _Open, kind: str, node: Node) -> bool:
-    """Whether a node's access fits a group's."""
-    if len(into.nodes) >= MAX_NODES or kind in ("contract", "attention") or into.kind == "attention":
+def _joins(into: _Open, kind: str, node: Node, made: Node) -> bool:
+    """Whether a node that reads the result of `made` fits the group that `made` is in."""
+    if kind in ("contract", "attention") or into.kind == "attention":
         return False
     if into.kind == "contract":
-        return lookup(node.op).access is Access.POINTWISE and _shape(node) == into.shape
+        return lookup(node.op).access is Access.POINTWISE and _shape(node) == _shape(made)
     return into.kind == "rows"
 
 
-def _cycle(g: int, makers: Sequence[int], home: Sequence[int], reach: Sequence[set[int]]) -> bool:
-    """Joining would make the group depend on itself through a node outside."""
-    return any(home[m] != g and g in reach[m] for m in makers)
-
-
-def _merge_siblings(graph: Graph, groups: list[_Open], params: set[str]) -> list[_Open]:
-    """Contractions of one input whose groups do not depend on each other become one group."""
-    by_input: dict[str, list[_Open]] = {}
-    for g in groups:
-        if g.kind == "contract":
-            node = graph.nodes[g.nodes[0]]
-            data = node.args[1] if packet(node.op) == "aten.addmm" else node.args[0]
-            if isinstance(data, Value) and data.name not in params:
-                by_input.setdefault(data.name, []).append(g)
-    for family in by_input.values():
-        first = family[0]
-        for other in family[1:]:
-            if len(first.nodes) + len(other.nodes) <= MAX_NODES and _independent(graph, first.nodes, other.nodes):
-                first.nodes = sorted(first.nodes + other.nodes)
-                other.nodes = []
-    return groups
-
-
-def _independent(graph: Graph, a: Sequence[int], b: Sequence[int]) -> bool:
-    """No path leads from one set of nodes to the other."""
-    for source, target in ((a, b), (b, a)):
-        tainted = {v.name for i in source for v in graph.nodes[i].outs}
-        for i in range(min(source), max(target) + 1):
-            node = graph.nodes[i]
-            if any(v.name in tainted for v in node.ins):
-                if i in target:
-                    return False
-                tainted.update(v.name for v in node.outs)
-    return True
+def _cycle(g: int, sources: set[int], needs: Sequence[set[int]]) -> bool:
+    """Whether reading from `sources` would make group `g` wait for itself."""
+    seen: set[int] = set()
+    waiting = [s for s in sources if s != g]
+    while waiting:
+        at = waiting.pop()
+        if at == g:
+            return True
+        if at not in seen:
+            seen.add(at)
+            waiting.extend(needs[at])
+    return False
 
 
 def _ordered(graph: Graph, groups: list[Group]) -> tuple[Group, ...]:
@@ -203,12 +190,3 @@ def _ordered(graph: Graph, groups: list[Group]) -> tuple[Group, ...]:
 def reordered(graph: Graph, groups: Sequence[Group]) -> Graph:
     """The same graph with each group's nodes next to each other, in the groups' order."""
     return replace(graph, nodes=tuple(graph.nodes[i] for g in groups for i in g.nodes))
-
-
-def outputs_of(graph: Graph, g: Group) -> tuple[Value, ...]:
-    """The values a group hands to the outside."""
-    inside = set(g.nodes)
-    made = [v for i in g.nodes for v in graph.nodes[i].outs]
-    outside = {v.name for i, n in enumerate(graph.nodes) if i not in inside for v in n.ins}
-    outside |= {v.name for v in output_values(graph)}
-    return tuple(v for v in made if v.name in outside)

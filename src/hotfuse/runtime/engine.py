@@ -340,7 +340,10 @@ class Engine:
 
     def _promote(self, entry: Entry) -> None:
         """A hot plan gets a try at the next tier, beside inference."""
-        if entry.grad_mode or entry.improving or self.closed or self.settings.tiers < 1:
+        if entry.improving or self.closed or self.settings.tiers < 1:
+            return
+        if entry.grad_mode:
+            self.log.decide(Action.KEEP, Why.GRAD_NEEDED, self.model.name, tier=0, hint="call it under torch.no_grad()")
             return
         entry.improving = True
         with self._idle:

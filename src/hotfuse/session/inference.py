@@ -167,7 +167,8 @@ class InferenceSession:
 
     def _serve(self, args: tuple[Value, ...]) -> tuple[Value, ...]:
         """One call of the model, all inputs in order: the only place that runs it."""
-        return self._engine(*args)
+        with torch.no_grad():
+            return self._engine(*args)
 
     def _serve_with(self, args: tuple[Value, ...], overrides: Mapping[str, Value]) -> tuple[Value, ...]:
         """The rare call that replaces an initializer: always by the model's own definition."""

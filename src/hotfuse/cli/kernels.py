@@ -1,0 +1,82 @@
+"""The later stages of `hotfuse show`: which kernels a graph gets, and each of them as tile assembly, LLVM IR or machine code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hotfuse.base.errors import InputError
+from hotfuse.base.settings import from_env
+from hotfuse.cli.output import heading, print_json, rows
+
+if TYPE_CHECKING:
+    from hotfuse.ir.graph import Graph
+    from hotfuse.tile.program import Kernel
+
+
+def show_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str, wanted: str, as_json: bool) -> None:
+    """Print the table of kernels (`kernels`), or their code at one stage."""
+    header = _made(graph, shapes)
+    kernels: list[dict[str, Any]] = header["kernels"]
+    if stage == "kernels":
+        _table(header, as_json)
+        return
+    from hotfuse.tile.text import parse
+
+    chosen = [k for k in (parse(d["kernel"]) for d in kernels) if wanted in k.name]
+    if not chosen:
+        names = ", ".join(parse(d["kernel"]).name for d in kernels)
+        raise InputError(f"no kernel has {wanted!r} in its name", hint=names or "the graph has no kernels at all")
+    texts = {k.name: _writer(stage)(k) for k in chosen}
+    if as_json:
+        print_json({"stage": stage, "kernels": texts})
+        return
+    for name, text in texts.items():
+        mark = {"tile": "#", "llvm": ";", "asm": "#"}[stage]
+        typer.echo(f"{mark} kernel {name}\n{text}")
+
+
+def _writer(stage: str) -> Callable[[Kernel], str]:
+    from hotfuse.backends.llvm.native import assembly_text, llvm_text
+    from hotfuse.tile.text import show
+
+    return {"tile": show, "llvm": llvm_text, "asm": assembly_text}[stage]
+
+
+def _made(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+    """What the worker makes of the graph, at the sizes it was looked at with."""
+    from hotfuse.analysis.shapes import Mismatch, bind
+    from hotfuse.compile.service import ask
+    from hotfuse.ir.text import show
+
+    sizes = bind(graph, shapes)
+    if isinstance(sizes, Mismatch):
+        raise InputError("the chosen sizes do not fit the graph", because=str(sizes), hint="fix dims with --dim")
+    return ask({"kind": "tier1", "graph": show(graph), "dims": sizes}, [], from_env())[0]
+
+
+def _table(header: dict[str, Any], as_json: bool) -> None:
+    from hotfuse.tile.text import parse
+
+    uses = [kernel for _, _, kernel in header["parts"]]
+    found = [
+        {
+            "name": parse(k["kernel"]).name, "ops": k["ops"], "uses": uses.count(i), "compile_s": k["compile_s"],
+            "kernel_us": k["kernel_us"], "library_us": k["library_us"],
+        }
+        for i, k in enumerate(header["kernels"])
+    ]  # fmt: skip
+    library = sum(last - first for first, last, kernel in header["parts"] if kernel < 0)
+    if as_json:
+        print_json({"stage": "kernels", "kernels": found, "library_nodes": library, "notes": header["notes"]})
+        return
+    heading(f"{len(found)} kernels; {library} nodes stay with the library; times are the worker's, on one thread")
+    body = [
+        (k["name"], k["uses"], f"{k['compile_s'] * 1e3:.0f}", f"{k['kernel_us']:.1f}", f"{k['library_us']:.1f}", k["ops"])
+        for k in found
+    ]
+    rows(("kernel", "uses", "compile ms", "us", "library us", "ops"), body)
+    for note in header["notes"]:
+        typer.echo(f"# {note}")

@@ -1,0 +1,232 @@
+"""Tier 1 from the outside: kernels serve, at every size the guard admits, and give way when the model changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from onnx import TensorProto, helper
+from torch import nn
+
+import hotfuse
+import hotfuse.runtime.engine as engine_module
+from hotfuse import Settings
+from hotfuse.compile import native, trial
+from hotfuse.fusion.groups import group, reordered
+from hotfuse.ir.text import parse
+from hotfuse.ir.verify import verify
+from hotfuse.lower.codec import from_json, to_json
+from hotfuse.lower.errors import CannotLower
+from hotfuse.runtime.race import Trial
+
+INLINE = Settings(capture="inline", hot_calls=1)
+
+
+@pytest.fixture(autouse=True)
+def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clocks decide nothing here."""
+    monkeypatch.setattr(engine_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    with torch.no_grad():
+        yield
+
+
+def backends(fast: Any) -> list[str]:
+    plans = [p for s in fast.explain().to_dict()["sites"] for p in s["plans"] if p["tier"] == 1]
+    return [part["backend"] for p in plans for part in p["partitions"]]
+
+
+def native_calls(fast: Any) -> int:
+    return fast.stats()["calls_per_tier"]["1"]
+
+
+class Block(nn.Module):
+    """One encoder layer: everything tier 1 knows, and an op it does not."""
+
+    def __init__(self, width: int = 48, heads: int = 3) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        b, s, w = x.shape
+        h = self.norm1(x)
+        q, k, v = (p(h).view(b, s, self.heads, -1).transpose(1, 2) for p in (self.q, self.k, self.v))
+        a = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, s, w)
+        x = x + self.o(a)
+        x = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return x.index_select(1, order)
+
+
+def test_an_encoder_layer_at_many_sizes() -> None:
+    model = Block().eval()
+    fast = hotfuse.jit(model, settings=INLINE)
+    seen = 0
+    for b, s in ((2, 9), (3, 16), (2, 9), (4, 5), (2, 33), (5, 2), (3, 70), (2, 16), (7, 3)):
+        for _ in range(2):
+            x, order = torch.randn(b, s, 48), torch.randperm(s)
+            got, want = fast(x, order), model(x, order)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+            seen = native_calls(fast)
+    assert seen >= 10, str(fast.explain())
+    assert backends(fast).count("llvm") >= 5 and "library" in backends(fast), str(fast.explain())
+
+
+def test_changed_weights_are_packed_again() -> None:
+    model = Block().eval()
+    fast = hotfuse.jit(model, settings=INLINE)
+    x, order = torch.randn(2, 8, 48), torch.arange(8)
+    for _ in range(3):
+        fast(x, order)
+    assert native_calls(fast) >= 1, str(fast.explain())
+    model.up.weight.mul_(1.5)
+    for _ in range(4):
+        torch.testing.assert_close(fast(x, order), model(x, order), rtol=1e-4, atol=1e-4)
+    assert fast.stats()["deopts"] == 1 and fast.stats()["events"]["deploy.faster"] == 2
+
+
+def test_inputs_that_lie_differently_inside_a_plan() -> None:
+    def mix(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        picked = x.index_select(0, i).transpose(0, 1)  # a library result that is not contiguous
+        return torch.exp(picked) * 2 + picked
+
+    fast = hotfuse.jit(mix, settings=INLINE)
+    for n in (5, 5, 8, 8, 13, 13):
+        x, i = torch.randn(n, 6), torch.randperm(n)
+        torch.testing.assert_close(fast(x, i), mix(x, i), rtol=1e-5, atol=1e-5)
+    assert native_calls(fast) >= 2, str(fast.explain())
+
+
+def test_special_values_and_tails() -> None:
+    def chain(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return torch.softmax(x, -1), torch.tanh(x) + torch.sigmoid(x), x.amax(-1, keepdim=True)
+
+    fast = hotfuse.jit(chain, settings=INLINE)
+    for n in (3, 3, 17, 17, 31, 64, 65, 100):
+        x = torch.randn(4, n)
+        x[0, 0], x[1, -1], x[2, n // 2] = float("nan"), float("inf"), float("-inf")
+        for got, want in zip(fast(x), chain(x), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert native_calls(fast) >= 3, str(fast.explain())
+
+
+def test_gradients_keep_tier_0_and_say_so() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    fast = hotfuse.jit(model, settings=INLINE)
+    with torch.enable_grad():
+        for _ in range(4):
+            fast(torch.randn(3, 8)).sum().backward()
+    assert native_calls(fast) == 0 and fast.stats()["events"]["keep.grad_needed"] == 1
+
+
+def test_sessions_reach_tier_1() -> None:
+    w = np.random.default_rng(0).standard_normal((16, 32)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])]
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", c]) for n, c in (("x", 16), ("y", 32))]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], [onnx.numpy_helper.from_array(w, "w")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    session = hotfuse.InferenceSession(model.SerializeToString(), settings=INLINE)
+    for n in (3, 3, 5, 5, 9, 9):
+        x = np.random.default_rng(n).standard_normal((n, 16)).astype(np.float32)
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], np.maximum(x @ w, 0), rtol=1e-4, atol=1e-4)
+    assert native_calls(session) >= 2, str(session.explain())
+
+
+# --- the pieces ----------------------------------------------------------------------------------
+
+LAYER = """graph main(%x: f32[s0, 64], %r: f32[s0, 64]) where (2 <= s0) {
+  param %w: f32[64, 64] = "w"
+  param %b: f32[64] = "b"
+  param %v: f32[64, 64] = "v"
+  %h: f32[s0, 64] = aten.linear.default(%x, %w, %b)
+  %g: f32[s0, 64] = aten.gelu.default(%h)
+  %k: f32[s0, 64] = aten.linear.default(%x, %v, None)
+  %sorted: f32[s0, 64], %places: i64[s0, 64] = aten.sort.default(%g)
+  %late: f32[s0, 64] = aten.add.Tensor(%k, %sorted)
+  %y: f32[s0, 64] = aten.add.Tensor(%g, %r)
+  return %y, %late
+}
+"""
+
+
+def test_groups_never_depend_on_themselves() -> None:
+    graph = parse(LAYER)
+    groups = group(graph)
+    verify(reordered(graph, groups))
+    kinds = {graph.nodes[i].op: g.kind for g in groups for i in g.nodes}
+    assert kinds["aten.linear.default"] == "contract" and kinds["aten.sort.default"] == "library"
+    first = next(g for g in groups if g.kind == "contract")
+    ops = [graph.nodes[i].op for i in first.nodes]
+    assert ops.count("aten.linear.default") == 2, "linears of one input share a kernel"
+    late = next(i for i, n in enumerate(graph.nodes) if n.outs[0].name == "late")
+    assert late not in first.nodes, "what waits for the sort cannot be in the kernel that feeds it"
+
+
+def test_groups_of_random_graphs_can_always_be_ordered() -> None:
+    rng = np.random.default_rng(0)
+    ops = ["aten.tanh.default({0})", "aten.add.Tensor({0}, {1})", "aten.linear.default({0}, %w, None)",
+           "aten.sort.default({0})", "aten.mul.Tensor({0}, {1})", "aten.softmax.int({0}, -1)"]
+    for _ in range(60):
+        names, lines = ["%x"], []
+        for i in range(40):
+            a, b = (names[int(rng.integers(max(0, len(names) - 9), len(names)))] for _ in range(2))
+            op = ops[int(rng.integers(len(ops)))].format(a, b)
+            extra = f", %p{i}: i64[8, 8]" if "sort" in op else ""
+            lines.append(f"  %n{i}: f32[8, 8]{extra} = {op}")
+            names.append(f"%n{i}")
+        text = 'graph main(%x: f32[8, 8]) {\n  param %w: f32[8, 8] = "w"\n' + "\n".join(lines)
+        graph = parse(text + f"\n  return {', '.join(names[-6:])}\n}}\n")
+        groups = group(graph)
+        assert sorted(i for g in groups for i in g.nodes) == list(range(40))
+        verify(reordered(graph, groups))
+
+
+def test_kernels_cross_the_pipe_as_text() -> None:
+    header, codes = native.make(parse(LAYER), {"s0": 7})
+    assert len(codes) == len(header["kernels"]) >= 1
+    for k in header["kernels"]:
+        assert to_json(from_json(k))["kernel"] == k["kernel"]
+        assert to_json(from_json(k))["arguments"] == k["arguments"]
+
+
+def test_layers_that_are_alike_are_compiled_once() -> None:
+    lines = ["graph main(%x0: f32[s0, 64]) where (2 <= s0) {"]
+    lines += [f'  param %w{i}: f32[64, 64] = "w{i}"' for i in range(5)]
+    for i in range(5):
+        lines += [f"  %h{i}: f32[s0, 64] = aten.linear.default(%x{i}, %w{i}, None)",
+                  f"  %x{i + 1}: f32[s0, 64] = aten.tanh.default(%h{i})"]
+    header, codes = native.make(parse("\n".join([*lines, "  return %x5", "}", ""])), {"s0": 4})
+    assert len(codes) == 1 and [k for _, _, k in header["parts"]] == [0] * 5
+
+
+def test_a_slower_kernel_never_leaves_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(3.0, 2.0))
+    header, codes = native.make(parse(LAYER), {"s0": 7})
+    assert not codes and all(k < 0 for _, _, k in header["parts"])
+    assert any("the library takes" in n for n in header["notes"])
+
+
+def test_a_wrong_kernel_never_leaves_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = trial.artifact
+
+    def wrong(*args: Any) -> Any:
+        made = right(*args)
+        return type(made)(made.graph, lambda *a: tuple(o + 1 for o in made.run(*a)), made.backend, made.source)
+
+    monkeypatch.setattr(trial, "artifact", wrong)
+    header, codes = native.make(parse(LAYER), {"s0": 7})
+    assert not codes and any("differs from the library" in n for n in header["notes"])
+
+
+def test_sizes_that_depend_on_data_are_not_tried() -> None:
+    text = LAYER.replace("s0", "u0").replace(" where (2 <= u0)", "")
+    value = parse(text).inputs[0]
+    with pytest.raises(CannotLower, match="depends on data"):
+        trial._made_up(value, {}, torch.Generator())
