@@ -36,6 +36,8 @@ def _terms(d: Dim) -> Terms:
                 return (((d,), 1),)
             product = _collect([((*a, *b), m * n) for a, m in product for b, n in part])
         return product
+    if d.op == "**" and isinstance(d.args[1], int) and 0 <= d.args[1] <= 4:
+        return _terms(expr("*", 1, *(next(dims_in(d)),) * d.args[1]))
     if d.op == "sym":
         return (((d,), 1),)
     inner = expr(d.op, *(normal(a) for a in dims_in(d)))

@@ -123,8 +123,6 @@ class _Kernel:
             kept = frozenset(d for d in range(len(shape_of(value))) if not isinstance(dims, tuple) or d not in dims)
             nest = _Nest(value, left, kept, scalar)
             plan, done = self._planned(nest, memory)
-            if not done:
-                raise CannotLower("no output fits the loops of the first reduction")
             nests.append((plan, memory))
             left = [v for v in left if v not in done]
         while left:
@@ -159,6 +157,8 @@ class _Kernel:
         rows = None if nest.rows is None else frozenset(k for r in nest.rows for k in space.roots[r])
         if nest.rows is None:
             goals = self._together(goals, nest.root, space)
+        if not goals:
+            raise CannotLower("no output fits the loops of the first reduction")
         planner = Planner(self.definitions, memory, space, nest.extras)
         try:
             plan = planner.plan(goals, rows, self.options.vector_bytes, nest.scalar)

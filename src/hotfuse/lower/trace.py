@@ -51,8 +51,9 @@ def trace(
     *,
     stop: Callable[[Key], bool] = _never,
     running: Mapping[int, int] | None = None,
+    undecided: bool = True,
 ) -> Trace:
-    """Follow values back. With `running`, pieces that are not decided by these segments are left alone."""
+    """Follow values back; of pieces that the `running` segments do not decide between, all, or none."""
     found = Trace()
     seen: set[Key] = set()
 
@@ -74,7 +75,7 @@ def trace(
                 visit(other, where)
             case Pieces():
                 one = choose(step, space, running or {})
-                chosen = [one] if one is not None else [] if running is not None else [p.content for p in step.parts]
+                chosen = [one] if one is not None else [p.content for p in step.parts] if undecided else []
                 for content in chosen:
                     if isinstance(content, Alias):
                         visit(content.value, content.position)

@@ -7,7 +7,7 @@ only some lanes exist. Values that do not change inside a loop are computed befo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Value
@@ -134,12 +134,10 @@ class Writer:
 
     def hoist(self, more: Sequence[tuple[Value, Position]] = ()) -> None:
         """Compute what the loops inside need and do not change."""
-        wanted = [w for p in self.plan.phases for w in p.wanted] if not more else list(more)
-        if not more:
-            wanted += [(g.value, g.position) for g in self.plan.row_goals]
+        wanted = list(more) or [*self.goals(), *((f.input, f.at) for f in self.needed())]
         open_ = {*self.at.at, *(k for k, to in self.plan.merged.items() if to in self.at.at)}
         space = self.plan.space
-        found = trace(self.at.definitions, space, wanted, stop=self.at.stored, running=self.at.running)
+        found = trace(self.at.definitions, space, wanted, stop=self.at.stored, running=self.at.running, undecided=False)
         unknown = {key for key in found.folds if self.at.known_key(key) is None}
         for key, value in found.computed.items():
             if counters_of(key[1]) <= open_ and not self._needs(value, key[1], unknown):
@@ -149,15 +147,41 @@ class Writer:
         """Whether a reduction that has not been computed yet is below a value."""
         if not unknown:
             return False
-        below = trace(self.at.definitions, self.plan.space, [(value, position)], stop=self.at.stored, running=self.at.running)
+        here = [(value, position)]
+        below = trace(self.at.definitions, self.plan.space, here, stop=self.at.stored, running=self.at.running)
         return any(key in unknown for key in below.folds)
 
     # -- one row (or a vector of rows)
 
+    def goals(self) -> list[tuple[Value, Position]]:
+        """Every output and its place."""
+        both = (*self.plan.row_goals, *(g for p in self.plan.phases for g in p.goals))
+        return [(g.value, g.position) for g in both]
+
+    def needed(self) -> list[FoldPlan]:
+        """The reductions that the running segments' outputs depend on: beside a pad, or in another part of a cat, there
+        is nothing to reduce."""
+        plans = {(f.out.name, f.position): f for p in self.plan.phases for f in p.folds}
+        if not any(self.plan.space.cuts):
+            return list(plans.values())
+        found: dict[tuple[str, Position], FoldPlan] = {}
+        wanted = self.goals()
+        while wanted:
+            reach = trace(self.at.definitions, self.plan.space, wanted, running=self.at.running)
+            new = [key for key in reach.folds if key not in found]
+            found.update((key, plans[key]) for key in new)
+            wanted = [(plans[key].input, plans[key].at) for key in new]
+        return list(found.values())
+
     def row(self) -> None:
         """Phases, then what is stored once per row."""
+        needed = self.needed()
         for phase in self.plan.phases:
-            self.phase(phase)
+            folds_here = [f for f in phase.folds if f in needed]
+            if len(folds_here) == len(phase.folds):
+                self.phase(phase)
+            elif folds_here or phase.goals:
+                self.phase(replace(phase, folds=folds_here, kept=[]))
         for g in self.plan.row_goals:
             self.at.store(g.value, g.position, self.at.tile(g.value, g.position))
 

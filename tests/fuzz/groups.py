@@ -1,0 +1,207 @@
+"""Random groups: functions made of pointwise ops, views and reductions, valid by construction, from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+
+UNARY: list[Callable[[Tensor], Tensor]] = [
+    torch.relu, torch.sigmoid, torch.tanh, torch.exp, torch.neg, torch.abs, torch.square, F.gelu, F.silu, F.hardswish,
+    F.elu, F.softplus, torch.floor, torch.sin, torch.erf, lambda x: x * 0.5 + 1, lambda x: 2 - x, lambda x: x.clamp(-1, 1),
+    lambda x: torch.sqrt(x.abs() + 0.1), lambda x: torch.where(x > 0, x, x * 0.1), lambda x: x.masked_fill(x < -1, 0.25),
+]  # fmt: skip
+BINARY: list[Callable[[Tensor, Tensor], Tensor]] = [
+    torch.add, torch.sub, torch.mul, torch.maximum, torch.minimum, lambda a, b: a / (b.abs() + 1),
+    lambda a, b: torch.where(a > b, a, b * 0.5), lambda a, b: torch.add(a, b, alpha=0.5), lambda a, b: a.lerp(b, 0.3),
+]  # fmt: skip
+SIZES = [1, 1, 2, 3, 4, 5, 7, 8, 16, 17, 33]
+
+
+@dataclass
+class Step:
+    """One op on earlier values, by number."""
+
+    name: str
+    fn: Callable[..., Any]
+    of: tuple[int, ...]
+
+
+@dataclass
+class RandomGroup:
+    """A function of tensors; calling it runs the steps."""
+
+    seed: int
+    inputs: list[Tensor]
+    steps: list[Step]
+    outputs: list[int]
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        values = list(tensors)
+        for s in self.steps:
+            values.append(s.fn(*(values[i] for i in s.of)))
+        return tuple(values[i] for i in self.outputs)
+
+    def __str__(self) -> str:
+        shapes = ", ".join(str(tuple(t.shape)) for t in self.inputs)
+        lines = [f"seed {self.seed}; inputs {shapes}"]
+        lines += [f"  v{len(self.inputs) + i} = {s.name}{s.of}" for i, s in enumerate(self.steps)]
+        return "\n".join([*lines, f"  return {self.outputs}"])
+
+
+class _Maker:
+    def __init__(self, seed: int) -> None:
+        self.r = random.Random(seed)
+        self.values: list[Tensor] = []
+        self.steps: list[Step] = []
+
+    def add(self, name: str, fn: Callable[..., Any], *of: int) -> None:
+        self.values.append(fn(*(self.values[i] for i in of)))
+        self.steps.append(Step(name, fn, of))
+
+    def pick(self) -> int:
+        """Later values more often, so that chains grow."""
+        n = len(self.values)
+        return max(self.r.randrange(n), self.r.randrange(n))
+
+    def partner(self, at: int) -> int | None:
+        shape = self.values[at].shape
+        fits = [i for i, v in enumerate(self.values) if _broadcast(v.shape, shape)]
+        return self.r.choice(fits) if fits else None
+
+    def step(self) -> None:
+        at = self.pick()
+        x = self.values[at]
+        if x.numel() > 6000:
+            at = 0
+            x = self.values[0]
+        match self.r.choices(["unary", "binary", "view", "reduce", "norm", "join"], [4, 5, 5, 2, 1, 2])[0]:
+            case "unary":
+                i = self.r.randrange(len(UNARY))
+                self.add(f"unary{i}", UNARY[i], at)
+            case "binary":
+                other = self.partner(at)
+                if other is not None:
+                    i = self.r.randrange(len(BINARY))
+                    pair = (at, other) if self.r.random() < 0.5 else (other, at)
+                    self.add(f"binary{i}", BINARY[i], *pair)
+            case "view":
+                self.view(at, x)
+            case "reduce":
+                self.reduce(at, x)
+            case "norm":
+                self.norm(at, x)
+            case _:
+                self.join(at, x)
+
+    def view(self, at: int, x: Tensor) -> None:
+        r, rank = self.r, x.dim()
+        match r.randrange(8):
+            case 0 if rank >= 2:
+                a, b = r.sample(range(rank), 2)
+                self.add(f"transpose{a, b}", lambda t: t.transpose(a, b), at)
+            case 1 if rank >= 2:
+                order = r.sample(range(rank), rank)
+                self.add(f"permute{order}", lambda t: t.permute(order), at)
+            case 2 if rank >= 2:
+                d = r.randrange(rank - 1)
+                self.add(f"flatten{d}", lambda t: t.flatten(d, d + 1), at)
+            case 3 if rank >= 1 and rank < 5:
+                d = r.randrange(rank)
+                n = x.shape[d]
+                factors = [f for f in range(2, n) if n % f == 0]
+                if factors:
+                    f = r.choice(factors)
+                    self.add(f"unflatten{d, f}", lambda t: t.unflatten(d, (f, n // f)), at)
+            case 4 if rank >= 1:
+                d = r.randrange(rank)
+                n = x.shape[d]
+                lo = r.randrange(n)
+                hi, step = r.randint(lo + 1, n), r.choice([1, 1, 2])
+                index = (*[slice(None)] * d, slice(lo, hi, step))
+                self.add(f"slice{d, lo, hi, step}", lambda t: t[index], at)
+            case 5 if rank < 5:
+                d, n = r.randint(0, rank), r.choice([1, 2, 5])
+                self.add(f"expand{d, n}", lambda t: t.unsqueeze(d).expand(*t.shape[:d], n, *t.shape[d:]), at)
+            case 6 if rank >= 1:
+                d = r.randrange(rank)
+                self.add(f"flip{d}", lambda t: t.flip(d), at)
+            case 7 if rank >= 1:
+                d = r.randrange(rank)
+                i = r.randrange(-x.shape[d], x.shape[d])
+                self.add(f"select{d, i}", lambda t: t.select(d, i), at)
+            case _:
+                pass
+
+    def reduce(self, at: int, x: Tensor) -> None:
+        r, rank = self.r, x.dim()
+        dims = sorted(r.sample(range(rank), r.randint(1, rank))) if rank else []
+        if not dims:
+            return
+        keep = r.random() < 0.6
+        fn = r.choice(["sum", "mean", "amax", "amin"])
+        self.add(f"{fn}{dims, keep}", lambda t: getattr(t, fn)(dim=dims, keepdim=keep), at)
+
+    def norm(self, at: int, x: Tensor) -> None:
+        r, rank = self.r, x.dim()
+        if not rank:
+            return
+        d = r.randrange(rank)
+        match r.randrange(3):
+            case 0:
+                self.add(f"softmax{d}", lambda t: torch.softmax(t, d), at)
+            case 1:
+                shape = x.shape[d:]
+                self.add(f"layer_norm{d}", lambda t: F.layer_norm(t, shape), at)
+            case _:
+                self.add(f"log_softmax{d}", lambda t: torch.log_softmax(t, d), at)
+
+    def join(self, at: int, x: Tensor) -> None:
+        r, rank = self.r, x.dim()
+        if not rank:
+            return
+        d = r.randrange(rank)
+        fits = [i for i, v in enumerate(self.values) if v.dim() == rank and _same_but(v.shape, x.shape, d)]
+        if r.random() < 0.5:
+            of = tuple(r.choice(fits) for _ in range(r.randint(1, 2)))
+            self.add(f"cat{d}", lambda *t: torch.cat(t, d), at, *of)
+        else:
+            amount = [0] * (2 * (rank - 1 - d)) + [r.randint(0, 3), r.randint(0, 3)]
+            self.add(f"pad{amount}", lambda t: F.pad(t, amount, value=0.5), at)
+
+
+def _broadcast(shape: torch.Size, to: torch.Size) -> bool:
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
+
+
+def _same_but(a: torch.Size, b: torch.Size, d: int) -> bool:
+    return all(i == d or m == n for i, (m, n) in enumerate(zip(a, b, strict=True)))
+
+
+def random_group(seed: int) -> RandomGroup:
+    """The group of a seed: inputs that broadcast against each other, some steps, some outputs."""
+    m = _Maker(seed)
+    generator = torch.Generator().manual_seed(seed)
+    rank = m.r.randint(1, 4)
+    full = [m.r.choice(SIZES) for _ in range(rank)]
+    for _ in range(m.r.randint(1, 3)):
+        shape = [n if m.r.random() < 0.75 else 1 for n in full][m.r.choice([0, 0, 0, m.r.randrange(rank)]):]
+        m.values.append(torch.randn(shape, generator=generator))
+        if m.r.random() < 0.2 and len(shape) >= 2:  # not contiguous
+            m.values[-1] = m.values[-1].transpose(0, 1).contiguous().transpose(0, 1)
+    inputs = list(m.values)
+    target = m.r.randint(1, 8)
+    for _ in range(4 * target):
+        if len(m.steps) < target:
+            m.step()
+    if not m.steps:
+        m.add("relu", torch.relu, 0)
+    made = range(len(inputs), len(m.values))
+    outputs = sorted({len(m.values) - 1, *(m.r.choice(made) for _ in range(m.r.choice([0, 0, 1, 2])))})
+    return RandomGroup(seed, inputs, m.steps, outputs)
