@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 
 import numpy as np
@@ -11,9 +12,9 @@ import torch
 
 from hotfuse.backends.llvm import control, parallel, scratch
 from hotfuse.backends.llvm.abi import NativeKernel
-from hotfuse.backends.llvm.jit import compile_object, load_object
+from hotfuse.backends.llvm.jit import load_object
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
-from hotfuse.backends.llvm.target import Target, cross_neon, host, host_levels, level
+from hotfuse.backends.llvm.target import Target, cross_neon, host_levels, level
 from hotfuse.base.errors import InputError, InternalError
 from hotfuse.ir.dims import expr, sym
 from hotfuse.ir.types import DType
@@ -188,8 +189,30 @@ def test_small_work_stays_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_runtime_is_the_one_torch_uses() -> None:
     assert parallel.runtime().kind == "gomp"
-    loaded = load_object(compile_object(parallel.SERIAL_TEXT, host()).code, parallel.SYMBOLS)
-    assert all(loaded.address(name) for name in parallel.SYMBOLS)
+    assert "torch" in parallel.runtime().detail
+
+
+def test_without_a_runtime_one_thread_does_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(parallel, "_candidates", lambda: ["/nowhere/libgomp.so"])
+    alone = parallel.runtime.__wrapped__()
+    assert alone.kind == "serial" and "nowhere" in alone.detail
+    kernel = gemm(False)
+    loaded = load_object(compile_kernel(kernel).code, ["gemm"], alone.symbols)
+    native = NativeKernel(loaded, "gemm", kernel, scratch.plan(kernel))
+    x, w, bias, y = torch.randn(40, 20), torch.randn(20, 50), torch.randn(50), torch.zeros(40, 50)
+    native([x, w, bias, y], (40, 50, 20), 4)
+    torch.testing.assert_close(y, torch.relu(x @ w + bias), atol=1e-4, rtol=1e-4)
+
+
+def test_the_entered_function_keeps_its_code() -> None:
+    """The bare function may outlive everything else of the kernel."""
+    enter = load_kernel(compile_kernel(gemm(True))).enter
+    gc.collect()
+    load_kernel(compile_kernel(scratch_kernel(2)))
+    x, w, bias, y = torch.randn(7, 11), torch.randn(11, 45), torch.randn(45), torch.zeros(7, 45)
+    enter(x.data_ptr(), w.data_ptr(), bias.data_ptr(), y.data_ptr(), 0, 1)
+    torch.testing.assert_close(y, torch.relu(x @ w + bias), atol=1e-4, rtol=1e-4)
 
 
 def test_calls_from_many_threads() -> None:

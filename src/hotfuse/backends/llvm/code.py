@@ -347,6 +347,14 @@ class Fn:
             return vector.removeprefix(f"splat ({ty} ").removesuffix(")")
         return self.val(f"extractelement {vec(ty, width)} {vector}, i64 {at}")
 
+    def number_at(self, v: Val, row: int, col: int) -> str:
+        """One number of a tile."""
+        for name, w in zip(v.rows[row], v.widths, strict=True):
+            if col < w:
+                return self.lane(v.ty, w, name, col)
+            col -= w
+        raise InternalError(f"a tile of {v.cols} columns has no column {col}", where=self.kernel.name)
+
     def chunk(self, v: Val, row: int, at: int, width: int) -> str:
         """Chunk `at` of a row, repeated along the row if the row has one number only."""
         if v.widths == (1,):

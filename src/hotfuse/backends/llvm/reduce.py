@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hotfuse.backends.llvm import convert
+from hotfuse.backends.llvm import convert, dot
 from hotfuse.backends.llvm.arith import ARITHMETIC, Chunk, Function
 from hotfuse.backends.llvm.code import FLOATS, HALVES, UNSIGNED, Fn, Val, iota, lane_mask, vec
 from hotfuse.backends.llvm.state import State, int_attr, lanewise
@@ -240,12 +240,14 @@ def emit_mma(s: State, instr: Instr) -> Val:
     """`mma`: acc + a @ b; each number of a is spread over a row of b and multiplied into the accumulator's vectors."""
     fn = s.fn
     acc, a, b = s.tiles(instr)
+    if dot.applies(fn.target, acc, a, b):
+        return dot.emit_dot(fn, acc, a, b)
     dtype = acc.type.dtype
     wide_a, wide_b = _as(fn, a, dtype), _as(fn, b, dtype)
     rows = [list(r) for r in acc.rows]
     for k in range(a.cols):
         for i in range(acc.type.shape[0]):
-            one = number_at(fn, wide_a, i, k)
+            one = fn.number_at(wide_a, i, k)
             for j, w in enumerate(acc.widths):
                 c = Chunk(fn, dtype, w)
                 x, y = fn.splat(acc.ty, w, one), wide_b.rows[k][j]
@@ -258,15 +260,6 @@ def multiply_add(c: Chunk, x: str, y: str, z: str) -> str:
     if c.real:
         return c.call("fma", x, y, z) if c.fn.target.fma else c.op("fadd", c.op("fmul", x, y), z)
     return c.op("add", c.op("mul", x, y), z)
-
-
-def number_at(fn: Fn, v: Val, row: int, col: int) -> str:
-    """One number of a tile."""
-    for name, w in zip(v.rows[row], v.widths, strict=True):
-        if col < w:
-            return fn.lane(v.ty, w, name, col)
-        col -= w
-    raise IndexError(col)
 
 
 def _as(fn: Fn, v: Val, dtype: DType) -> Val:
