@@ -64,9 +64,19 @@ def explain_plan(plan: Plan, calls: int, notes: tuple[str, ...] = ()) -> dict[st
         nodes = plan.graph.nodes[part.first : part.last]
         ops = Counter(packet(n.op) for n in nodes)
         access = Counter(lookup(n.op).access.value for n in nodes)
-        parts.append({"index": part.index, "nodes": len(nodes), "begins": part.cut.value, "device": part.device,
-                      "backend": plan.artifacts[part.index].backend, "ops": dict(ops.most_common()),
-                      "access": dict(access.most_common())})
+        made = plan.artifacts[part.index]
+        parts.append(
+            {
+                "index": part.index,
+                "nodes": len(nodes),
+                "begins": part.cut.value,
+                "device": part.device,
+                "backend": made.backend,
+                "kernel": made.source if made.backend != "library" else "",
+                "ops": dict(ops.most_common()),
+                "access": dict(access.most_common()),
+            }
+        )
     return {
         "tier": plan.tier,
         "calls": calls,
@@ -75,7 +85,7 @@ def explain_plan(plan: Plan, calls: int, notes: tuple[str, ...] = ()) -> dict[st
         "nodes": len(plan.graph.nodes),
         "params": len(plan.graph.params),
         "partitions": parts,
-        "notes": list(notes),
+        "notes": [*notes, *plan.notes],
         "graph": show(plan.graph),
     }
 
@@ -96,8 +106,8 @@ def _lines(data: dict[str, Any]) -> list[str]:
                 out.append("    guards: " + ", ".join(plan["guards"]))
             for part in plan["partitions"]:
                 top = ", ".join(f"{op} x{n}" for op, n in list(part["ops"].items())[:6])
-                out.append(f"    partition {part['index']} ({part['backend']}, {part['nodes']} nodes, begins at "
-                           f"{part['begins']}): {top}")
+                what = part["kernel"] or f"{part['nodes']} nodes, begins at {part['begins']}"
+                out.append(f"    partition {part['index']} ({part['backend']}, {what}): {top}")
             out += [f"    note: {note}" for note in plan["notes"]]
         if site["pending"]:
             out.append("  a capture is under way")

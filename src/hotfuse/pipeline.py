@@ -7,7 +7,7 @@ process that serves.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,9 +75,9 @@ def _native(parts: NativeParts, job: Job) -> Plan:
         if kernel < 0:
             return library.compile(piece, job.weights)
         lowered = renamed(parts.kernels[kernel].lowered, piece)
-        return artifact(piece, lowered, loaded[kernel], job.weights, parts.kernels[kernel].ops)
+        return artifact(piece, lowered, loaded[kernel], job.weights, parts.kernels[kernel].about)
 
-    return assemble(parts.partitioning, compiled, job.weights, tier=1)
+    return replace(assemble(parts.partitioning, compiled, job.weights, tier=1), notes=parts.notes)
 
 
 TIER1: tuple[Stage, ...] = (

@@ -21,6 +21,8 @@ class Plan:
     artifacts: tuple[Artifact, ...]
     run: Run
     tier: int
+    notes: tuple[str, ...] = ()
+    """What stayed with the library, and why."""
 
     @property
     def graph(self) -> Graph:
