@@ -264,6 +264,23 @@ def test_other_targets_compile() -> None:
         assert ("vfmadd" in text) == target.fma
 
 
+def test_byte_products_use_the_instruction_where_it_is() -> None:
+    b = KernelBuilder("bytes")
+    x, w, y = b.input("x", DType.U8, (3, 8)), b.const("w", DType.I8, (8, 16)), b.output("y", DType.I32, (3, 16))
+    acc = b.fill(0, DType.I32, (3, 16))
+    b.store(y, (0, 0), b.mma(acc, b.load(x, (0, 0), (3, 8)), b.load(w, (0, 0), (8, 16))))
+    kernel = b.finish()
+    avx2 = {"sse4.2", "avx", "avx2", "fma"}
+    wide = avx2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+    for target, there in (
+        (level("avx2", avx2), False),
+        (level("avx2", avx2 | {"avx-vnni"}), True),
+        (level("avx512", wide), False),
+        (level("avx512", wide | {"avx512vnni"}), True),
+    ):
+        assert ("vpdpbusd" in assembly_text(kernel, target)) == there
+
+
 def test_levels_need_what_executes() -> None:
     with pytest.raises(InternalError, match="avx512f"):
         level("avx512", {"avx2", "fma"})

@@ -24,6 +24,8 @@ _NEEDS = {
     "generic": (),
 }
 _BYTES = {"avx512": 64, "avx2": 32, "neon": 16, "generic": 16}
+_LLVM = {"avx-vnni": "avxvnni"}
+"""Features that LLVM spells otherwise than the probe."""
 _ORDER = ("avx512", "avx2", "neon", "generic")
 
 
@@ -35,7 +37,7 @@ class Target:
     cpu: str
     """LLVM's base model: a baseline, never the host's own name, which would allow what was not probed."""
     features: tuple[str, ...]
-    """LLVM feature names, all of which must execute."""
+    """The probe's names of features, all of which must execute."""
     vl_bytes: int
     """Bytes of one vector register that code should fill."""
     name: str
@@ -60,7 +62,7 @@ class Target:
     def feature_text(self) -> str:
         """LLVM's feature string; wide vectors are wanted whatever the tuning says."""
         wide = ("-prefer-256-bit",) if self.name == "avx512" else ()
-        return ",".join((*(f"+{f}" for f in self.features), *wide))
+        return ",".join((*(f"+{_LLVM.get(f, f)}" for f in self.features), *wide))
 
 
 def level(name: str, usable: AbstractSet[str], tune: str = "") -> Target:
