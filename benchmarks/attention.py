@@ -33,7 +33,7 @@ from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import host
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.lower.attention import lower_attention
-from hotfuse.lower.attention_packed import Packed, lower_packed, sequences
+from hotfuse.lower.attention_packed import Packed, lower_packed, sizes
 from hotfuse.lower.lowered import BufferArgument, Lowered, SymbolArgument
 from hotfuse.lower.lowered import Role as Is
 from hotfuse.lower.tiling import Core
@@ -224,18 +224,17 @@ def packed_cells(threads: Sequence[int], rounds: int, clock: Callable[[], float]
     def loop() -> torch.Tensor:
         return torch.cat([attention(x[None, a:b], None)[0] for a, b in itertools.pairwise(offsets)])
 
-    kernel = load_kernel(compile_kernel(lower_packed(Packed(HEADS, WIDTH, one_projection=True), core)))
-    runs = sequences(offsets)
+    job = Packed(HEADS, WIDTH, batch, one_projection=True)
+    kernel = load_kernel(compile_kernel(lower_packed(job, core)))
+    given = sizes(job, offsets)
     cells: list[Cell] = []
     for count in threads:
         torch.set_num_threads(count)
-        arena, base = scratch(kernel, (tokens, 0, longest), count)
+        arena, base = scratch(kernel, given, count)
 
         def ours(count: int = count, base: int = base, keep: object = arena) -> torch.Tensor:
             out = torch.empty(tokens, wide)
-            a, b = x.data_ptr(), out.data_ptr()
-            for begin, length in runs:
-                kernel.enter(a, b, base, tokens, begin, length, count)
+            kernel.enter(x.data_ptr(), out.data_ptr(), base, *given, count)
             return out
 
         def from_padding(mask: torch.Tensor) -> torch.Tensor:

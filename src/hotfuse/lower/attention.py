@@ -17,7 +17,7 @@ from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph, Node, Value, output_values, sources
 from hotfuse.ir.types import DType
 from hotfuse.lower.algebra import add, mul, same
-from hotfuse.lower.attention_data import Along, Attention, Mask, Rows
+from hotfuse.lower.attention_data import MAX_WIDTH, Along, Attention, Mask, Rows
 from hotfuse.lower.attention_kernel import attend
 from hotfuse.lower.attention_tiling import AttentionTiling, choose
 from hotfuse.lower.errors import CannotLower
@@ -30,7 +30,6 @@ from hotfuse.ops.table import packet
 from hotfuse.tile.build import KernelBuilder
 
 OP = "aten.scaled_dot_product_attention"
-MAX_WIDTH = 256
 _COPIES = frozenset({"aten.contiguous", "aten.clone", "aten.detach", "aten.alias", "aten.lift_fresh"})
 """Ops whose result has the same elements: inside a kernel they cost nothing."""
 

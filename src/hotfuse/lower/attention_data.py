@@ -10,6 +10,8 @@ from hotfuse.ir.types import DType
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Buffer, Tile
 
+MAX_WIDTH = 256
+"""The widest heads: wider ones would need more registers for outputs than there are."""
 Valid = tuple[Dim | None, Dim | None] | tuple[()]
 """How many rows and elements exist; empty where all do."""
 
@@ -87,6 +89,8 @@ class Attention:
     mask: Mask | None = None
     first: Dim = 0
     """Row where this sequence begins, in all four: sequences may lie one behind the other."""
+    most_keys: Dim | None = None
+    """The most that `keys` can be, where that changes in the kernel's loops."""
 
     @property
     def factor(self) -> float:

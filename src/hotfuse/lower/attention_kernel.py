@@ -49,12 +49,12 @@ def attend(b: KernelBuilder, a: Attention, t: AttentionTiling) -> None:
         return
     panels = expr("ceildiv", a.queries, t.panel)
     with b.parallel("task", expr("*", a.batch, a.heads, panels)) as task:
-        line, panel = _apart(task.var, panels)
-        batch, head = _apart(line, a.heads)
-        _Panel(b, a, t, batch, head, expr("*", panel, t.panel)).write()
+        line, panel = apart(task.var, panels)
+        batch, head = apart(line, a.heads)
+        Panel(b, a, t, batch, head, expr("*", panel, t.panel)).write()
 
 
-def _apart(i: Dim, inner: Dim) -> tuple[Dim, Dim]:
+def apart(i: Dim, inner: Dim) -> tuple[Dim, Dim]:
     """(i // inner, i % inner)."""
     return (i, 0) if inner == 1 else (expr("//", i, inner), expr("%", i, inner))
 
@@ -71,7 +71,7 @@ class _Keys:
         return remaining(self.end, self.begin)
 
 
-class _Panel:
+class Panel:
     """The program of one panel: queries `first` and on of one head."""
 
     def __init__(self, b: KernelBuilder, a: Attention, t: AttentionTiling, batch: Dim, head: Dim, first: Dim) -> None:
@@ -82,7 +82,7 @@ class _Panel:
         self.end = expr("min", a.keys, expr("+", first, t.panel)) if a.causal else a.keys
         self.one_block: bool | None = a.keys <= t.block if isinstance(a.keys, int) else None
         """Whether all keys fit one block; None where that shows only at run time."""
-        most = expr("+", expr("min", t.block, a.keys), max(t.lanes, *map(t.key_rows, range(1, t.vectors + 1))))
+        most = expr("+", expr("min", t.block, a.most_keys or a.keys), max(t.lanes, *map(t.key_rows, range(1, t.vectors + 1))))
         wide = t.panel + t.out_rows  # a block's last tile of queries may reach beyond the panel
         self.qt = b.scratch("qt", F32, (a.width, t.panel))
         self.p = b.scratch("p", F32, (most, -(-wide // t.lanes) * t.lanes))
@@ -230,6 +230,7 @@ class _Panel:
         return k.outs[0]
 
     def score_tile(self, rows: int, lanes: int, key: Dim, full: bool) -> Tile:
+        """Some keys by all queries."""
         b, a, t = self.b, self.a, self.t
         unroll = t.unroll
         with b.loop("d", 0, a.width, unroll, carry=[b.fill(0.0, F32, (rows, lanes))]) as d:
@@ -274,6 +275,7 @@ class _Panel:
                 b.store(self.columns, (remaining(m.var, keys.begin), j), b.transpose(added(b, x), (1, 0)))
 
     def mask_tile(self, mask: Mask, rows: int, lanes: int, keys: _Keys, key: Dim, full: bool) -> Tile:
+        """What is added to a tile of scores."""
         b = self.b
         if mask.per_query:
             return b.load(self.columns, (remaining(key, keys.begin), 0), (rows, lanes))
