@@ -104,6 +104,18 @@ def test_inputs_that_lie_differently_inside_a_plan() -> None:
     assert native_calls(fast) >= 2, str(fast.explain())
 
 
+def test_lazily_negated_views() -> None:
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x) + x
+
+    fast = hotfuse.jit(shifted, settings=INLINE)
+    for _ in range(4):
+        x = torch.randn(6, 4, dtype=torch.complex64).conj().imag
+        assert x.is_neg()
+        torch.testing.assert_close(fast(x), shifted(x), rtol=1e-5, atol=1e-5)
+    assert native_calls(fast) >= 1, str(fast.explain())
+
+
 def test_special_values_and_tails() -> None:
     def chain(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return torch.softmax(x, -1), torch.tanh(x) + torch.sigmoid(x), x.amax(-1, keepdim=True)

@@ -34,6 +34,8 @@ from hotfuse.runtime.verify import disagreement
 from hotfuse.runtime.watch import Change, Watch
 
 MAX_SITES = 64
+MAX_TRIES = 3
+"""Captures of one kind of call that may fail for a passing reason before it is given up."""
 _TENSORS = {torch.Tensor, nn.Parameter}
 _C = torch._C
 
@@ -295,7 +297,9 @@ class Engine:
                 for varied in group.varied:
                     varied.clear()
                 group.first = tuple(s.shape for s in call.inputs)
-            elif e.why not in (Why.WORKER_DIED, Why.MODEL_CHANGED):
+            elif e.why in (Why.WORKER_DIED, Why.MODEL_CHANGED, Why.MISMATCH) and group.captures < MAX_TRIES:
+                group.tried.discard(tuple(s.shape for s in call.inputs))  # it may have been the moment, not the model
+            else:
                 group.refused = str(e)
         except Exception as e:
             text = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"

@@ -92,8 +92,10 @@ class _Glue:
     def _settled(self, v: Value, name: str) -> list[str]:
         """Make sure an input lies as its type says."""
         t = v.type
-        if not isinstance(t, TensorType) or t.layout.strided or not self._reads(v.name):
+        if not isinstance(t, TensorType) or not self._reads(v.name):
             return []
+        if t.layout.strided:  # read where it lies, whatever its strides; a lazily negated view holds other numbers
+            return [f"if {name}.is_neg(): {name} = {name}.resolve_neg()"]
         if t.layout.order is None:
             return [f"if not {name}.is_contiguous(): {name} = settle({name}, None, name)"]
         order = self._name("order", t.layout)
