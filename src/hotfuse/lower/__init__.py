@@ -8,6 +8,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.lower.attention import OP as ATTENTION
 from hotfuse.lower.attention import lower_attention
 from hotfuse.lower.contract import is_contraction, lower_contraction
+from hotfuse.lower.conv import is_convolution, lower_convolution
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.group import Options, lower_group
 from hotfuse.lower.lowered import Lowered
@@ -19,6 +20,8 @@ def lower(graph: Graph, core: Core) -> Lowered:
     """The kernel of a closed group; raises CannotLower with the reason where there is none."""
     if any(is_contraction(n) for n in graph.nodes):
         return lower_contraction(graph, core, name=_name(graph))
+    if any(is_convolution(n) for n in graph.nodes):
+        return lower_convolution(graph, core, name=_name(graph))
     if any(packet(n.op) == ATTENTION for n in graph.nodes):
         return lower_attention(graph, core, name=_name(graph))
     return lower_group(replace(graph, name=_name(graph)), Options(vector_bytes=core.lanes * 4))

@@ -82,8 +82,13 @@ def let(b: KernelBuilder, name: str, value: Dim) -> Generator[Dim]:
         yield once.var
 
 
-def product(b: KernelBuilder, p: Product, finish: Finish, *, in_loop: bool) -> None:
-    """Write the loops of a product; `in_loop` keeps long epilogues short by looping over rows through scratch memory."""
+def product(
+    b: KernelBuilder, p: Product, finish: Finish, *, in_loop: bool, begin: Callable[[Dim], None] | None = None
+) -> None:
+    """Write the loops of a product; `in_loop` keeps long epilogues short by looping over rows through scratch memory.
+
+    `begin` is called where a panel has been chosen and its rows are still to come.
+    """
     t = p.tiling
     scratch = b.scratch("sums", DType.F32, (t.mr, t.nr)) if in_loop else None
     count, rows, extra = _blocks(p)
@@ -100,6 +105,8 @@ def product(b: KernelBuilder, p: Product, finish: Finish, *, in_loop: bool) -> N
             group = expr("//", task, p.panels)
             lo = scope.enter_context(let(b, "first", expr("//", expr("*", group, count), groups)))
             hi = scope.enter_context(let(b, "end", expr("//", expr("*", expr("+", group, 1), count), groups)))
+        if begin is not None:
+            begin(panel)
         block = scope.enter_context(b.loop("block", lo, hi)).var
         taller = expr("min", 1, expr("max", 0, expr("+", extra, expr("*", block, -1))))
         height = scope.enter_context(let(b, "height", rows if extra == 0 else expr("+", rows, taller)))

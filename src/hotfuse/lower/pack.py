@@ -37,6 +37,13 @@ class Order(StrEnum):
     """A linear layer's: one row per output."""
     KN = "kn"
     """A matrix product's right operand."""
+    WINDOW = "window"
+    """A convolution's, [outputs, inputs, lines, columns]: steps go by line, column, input."""
+    PLANES = "planes"
+    """The same where the image lies plane by plane: steps go by line, input, column."""
+
+
+_STEPS = {Order.WINDOW: (2, 3, 1, 0), Order.PLANES: (2, 1, 3, 0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +134,25 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
     if source.name not in weights:
         raise InternalError(f"there is no weight {source.name!r} to pack")
     weight = weights[source.name]
+    if source.order in _STEPS:
+        return _windows(spec, source, weight)
     shape = (source.n, spec.k) if source.order is Order.NK else (spec.k, source.n)
     if weight.shape != shape or weight.dtype != _NUMPY[spec.dtype]:
         raise InternalError(
             f"weight {source.name} is {weight.dtype}{list(weight.shape)}, to be packed as {spec.dtype.value}{list(shape)}"
         )
     return weight.T if source.order is Order.NK else weight
+
+
+def _windows(spec: PackSpec, source: PackSource, weight: Array) -> Array:
+    """A convolution's weight as K x N; one over a line has windows of one line."""
+    if weight.ndim == 3:
+        weight = weight[:, :, np.newaxis, :]
+    if weight.shape[0] != source.n or weight.size != source.n * spec.k or weight.dtype != _NUMPY[spec.dtype]:
+        raise InternalError(
+            f"weight {source.name} is {weight.dtype}{list(weight.shape)}, to be packed as {source.n} windows of {spec.k}"
+        )
+    return weight.transpose(_STEPS[source.order]).reshape(spec.k, source.n)
 
 
 def aligned(count: int, dtype: np.dtype[Any]) -> Array:

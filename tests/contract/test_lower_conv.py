@@ -1,0 +1,284 @@
+"""Convolutions through the tile interpreter and as native code, against float64; then a small network in place."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.target import Target, host_levels
+from hotfuse.ir import dims
+from hotfuse.ir.graph import Graph, Value, output_values, sources
+from hotfuse.ir.text import parse
+from hotfuse.ir.types import TensorType
+from hotfuse.lower import pack
+from hotfuse.lower.codec import from_json, to_json
+from hotfuse.lower.conv import lower_convolution
+from hotfuse.lower.conv_shape import Axis, strips
+from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, SymbolArgument
+from hotfuse.lower.pack import Order, PackSource, PackSpec
+from hotfuse.lower.tiling import Core
+from hotfuse.ops.table import resolve
+from hotfuse.tile import interp
+
+CORES = {"avx512": Core(16, 32), "avx2": Core(8, 16), "generic": Core(4, 16), "tiny caches": Core(8, 16, 1 << 10, 4 << 10)}
+GUARD = 64
+"""Elements around every buffer that no kernel may write, and none may use."""
+LAST = "{0,2,3,1}"
+EPILOGUES = {
+    "nothing": ("", "%h"),
+    "relu": ("%y: T = aten.relu.default(%h)", "%y"),
+    "hardswish": ("%y: T = aten.hardswish.default(%h)", "%y"),
+    "silu": ("%y: T = aten.silu.default(%h)", "%y"),
+    "residual": ("%a: T = aten.add.Tensor(%h, %r) %y: T = aten.relu.default(%a)", "%y"),
+    "batch norm": (
+        "%a: T = aten.batch_norm.default(%h, %g, %o, %m, %v, False, 0.1, 1e-05, False) %y: T = aten.relu.default(%a)",
+        "%y",
+    ),
+    "batch norm, silu, residual": (
+        "%a: T = aten.batch_norm.default(%h, %g, %o, %m, %v, False, 0.1, 1e-05, False) %s: T = aten.silu.default(%a) "
+        "%y: T = aten.add.Tensor(%s, %r)",
+        "%y",
+    ),
+    "two outputs": ("%y: T = aten.sigmoid.default(%h)", "%h, %y"),
+    "per image": ("%y: T = aten.mul.Tensor(%h, %q)", "%y"),
+}
+
+
+def text(
+    size: tuple[int, int], window: tuple[int, int], channels: tuple[int, int], *, n: str = "1", stride: int = 1,
+    padding: tuple[int, int] | int = 0, dilation: int = 1, groups: int = 1, epilogue: str = "relu", into: str = LAST,
+    out: str = LAST,
+) -> str:  # fmt: skip
+    """A group as text."""
+    pads = padding if isinstance(padding, tuple) else (padding, padding)
+    ic, oc = channels
+    oh, ow = (Axis(s, w, stride, p, dilation).out for s, w, p in zip(size, window, pads, strict=True))
+    body, outputs = EPILOGUES[epilogue]
+    kind = f"f32[{n}, {oc}, {oh}, {ow}]{out}"
+    reads = {name for name in ("r", "q") if f"%{name})" in body or f"%{name}," in body}
+    more = "".join(f", %r: {kind}" if r == "r" else f", %q: f32[{n}, {oc}, 1, 1]" for r in sorted(reads))
+    params = "".join(f'param %{p}: f32[{oc}] = "{p}"\n' for p in "bgomv" if p == "b" or f"%{p}," in body)
+    return f"""graph g(%x: f32[{n}, {ic}, {size[0]}, {size[1]}]{into}{more}) {{
+      param %w: f32[{oc}, {ic // groups}, {window[0]}, {window[1]}] = "w"
+      {params}
+      %h: {kind} = aten.conv2d.default(%x, %w, %b, [{stride}, {stride}], [{pads[0]}, {pads[1]}], [{dilation}, {dilation}], {groups})
+      {body.replace(": T", f": {kind}")}
+      return {outputs} }}"""
+
+
+def guarded(shape: list[int], strides: list[int], fill: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """A tensor in the middle of its memory, and all of that memory."""
+    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    memory = torch.full((extent + 2 * GUARD,), fill)
+    return memory.as_strided(shape, strides, GUARD), memory
+
+
+def laid_out(v: Value, sizes: dict[str, int]) -> tuple[list[int], list[int]]:
+    assert isinstance(v.type, TensorType)
+    shape = [dims.evaluate(d, sizes) for d in v.type.shape]
+    order = v.type.layout.order or tuple(range(len(shape)))
+    strides = [0] * len(shape)
+    step = 1
+    for d in reversed(order):
+        strides[d], step = step, step * shape[d]
+    return shape, strides
+
+
+def reference(graph: Graph, values: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    env: dict[str, Any] = {n: t.double() for n, t in values.items()}
+
+    def given(a: Any) -> Any:
+        return env[a.name] if isinstance(a, Value) else a
+
+    for node in graph.nodes:
+        (out,) = node.outs
+        env[out.name] = resolve(node.op)(*map(given, node.args), **{k: given(a) for k, a in node.attrs})
+    return [env[v.name] for v in output_values(graph)]
+
+
+def check(source: str, core: Core, native: Target | None = None, **sizes: int) -> Lowered:
+    """Lower, send through JSON, run, compare; nothing around the buffers may change or be used."""
+    graph = parse(source)
+    lowered = from_json(to_json(lower_convolution(graph, core)))
+    generator = torch.Generator().manual_seed(3)
+    values: dict[str, torch.Tensor] = {}
+    for v in sources(graph):
+        values[v.name], _ = guarded(*laid_out(v, sizes), math.nan)
+        values[v.name].copy_(torch.randn(values[v.name].shape, generator=generator))
+    if "v" in values:
+        values["v"].abs_().add_(0.5)
+    outs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    for v in dict.fromkeys(output_values(graph)):
+        shape, strides = laid_out(v, sizes)
+        assert [dims.evaluate(d, sizes) for d in dict(lowered.strides)[v.name]] == strides
+        outs[v.name] = guarded(shape, strides, 77.0)
+    buffers: dict[str, torch.Tensor] = {}
+    numbers: list[int] = []
+    for a in lowered.arguments:
+        match a:
+            case BufferArgument(buffer, role, value):
+                buffers[buffer] = outs[value][0] if role is Role.OUTPUT else values[value]
+            case PackArgument(buffer, spec):
+                buffers[buffer] = torch.from_numpy(pack.pack(spec, {s.name: values[s.name].numpy() for s in spec.sources}))
+            case SymbolArgument(_, symbol):
+                numbers.append(sizes[symbol])
+            case _:
+                raise AssertionError(a)
+    if native is not None:
+        load_kernel(compile_kernel(lowered.kernel, native))(list(buffers.values()), numbers)
+    else:
+        flat = {n: t.as_strided((t.numel(),), (1,)).numpy() if lowered.kernel.buffer(n).kind != "const" else t.numpy()
+                for n, t in buffers.items()}  # fmt: skip
+        interp.run(lowered.kernel, flat, dict(zip(lowered.kernel.sizes, numbers, strict=True)))
+    weight = values["w"]
+    bound = 4e-6 * (weight.numel() / weight.shape[0]) ** 0.5
+    for v, exact in zip(output_values(graph), reference(graph, values), strict=True):
+        got, memory = outs[v.name]
+        assert torch.allclose(got.double(), exact, rtol=2e-5, atol=bound), (got - exact).abs().max()
+        assert (memory[:GUARD] == 77).all() and (memory[-GUARD:] == 77).all()
+    return lowered
+
+
+# --- shapes
+
+
+@pytest.mark.parametrize("axis", [Axis(9, 3, 1, 1), Axis(14, 7, 2, 3), Axis(5, 5, 1, 4, 2), Axis(4, 3, 3, 2), Axis(8, 1, 2)])
+@pytest.mark.parametrize("together", [True, False])
+def test_blocks_read_every_element_once_and_nothing_outside(axis: Axis, together: bool) -> None:
+    for most in (1, 2, 4, 9):
+        read: set[tuple[int, int]] = set()
+        for strip in strips(axis, most, together=together):
+            for b in range(strip.count):
+                for segment in strip.block.segments:
+                    for p in segment.parts:
+                        part = strip.block.parts[p]
+                        for i in range(part.rows):
+                            at = strip.first + b * strip.block.rows + part.start + i
+                            for c in range(segment.first, segment.last):
+                                assert (at, c) not in read
+                                read.add((at, c))
+        inside = {
+            (at, c)
+            for at in range(axis.out)
+            for c in range(axis.window)
+            if 0 <= at * axis.stride - axis.padding + c * axis.dilation < axis.size
+        }
+        assert read == inside
+
+
+@pytest.mark.parametrize("order", [Order.WINDOW, Order.PLANES])
+def test_packed_windows(order: Order) -> None:
+    weight = np.arange(5 * 3 * 2 * 4, dtype=np.float32).reshape(5, 3, 2, 4)
+    spec = PackSpec((PackSource("w", order, 5),), 24, 4)
+    flat = pack.pack(spec, {"w": weight})
+    for n, i, h, w in np.ndindex(*weight.shape):
+        k = (h * 4 + w) * 3 + i if order is Order.WINDOW else (h * 3 + i) * 4 + w
+        assert flat[n // 4 * spec.panel_stride + k * 4 + n % 4] == weight[n, i, h, w]
+    with pytest.raises(Exception, match="to be packed as 5 windows of 24"):
+        pack.pack(spec, {"w": weight[:, :2]})
+
+
+# --- kernels
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "1x1": {"size": (5, 7), "window": (1, 1), "channels": (19, 21)},
+    "1x1, stride": {"size": (6, 7), "window": (1, 1), "channels": (8, 33), "stride": 2},
+    "3x3": {"size": (6, 11), "window": (3, 3), "channels": (5, 21), "padding": 1},
+    "3x3, no padding": {"size": (5, 9), "window": (3, 3), "channels": (33, 8)},
+    "3x3, stride": {"size": (9, 8), "window": (3, 3), "channels": (4, 16), "stride": 2, "padding": 1},
+    "3x3, dilation": {"size": (9, 10), "window": (3, 3), "channels": (6, 17), "padding": 2, "dilation": 2},
+    "5x5": {"size": (7, 6), "window": (5, 5), "channels": (3, 9), "padding": 2},
+    "7x7, stride, few channels": {"size": (13, 15), "window": (7, 7), "channels": (3, 20), "stride": 2, "padding": 3},
+    "1x5": {"size": (3, 12), "window": (1, 5), "channels": (7, 10), "padding": (0, 2)},
+    "5x1": {"size": (8, 4), "window": (5, 1), "channels": (2, 5), "padding": (2, 0)},
+    "more padding than window": {"size": (3, 3), "window": (2, 2), "channels": (2, 5), "padding": 1, "stride": 3},
+    "one pixel": {"size": (3, 3), "window": (3, 3), "channels": (9, 40)},
+    "one channel in, one out": {"size": (5, 6), "window": (3, 3), "channels": (1, 1), "padding": 1},
+    "depthwise 3x3": {"size": (6, 9), "window": (3, 3), "channels": (21, 21), "groups": 21, "padding": 1},
+    "depthwise 5x5, stride": {"size": (9, 11), "window": (5, 5), "channels": (16, 16), "groups": 16, "padding": 2, "stride": 2},
+    "depthwise, dilation": {"size": (9, 8), "window": (3, 3), "channels": (5, 5), "groups": 5, "padding": 2, "dilation": 2},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("core", CORES)
+def test_meaning(shape: str, core: str) -> None:
+    check(text(**SHAPES[shape], n="2"), CORES[core])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("into", "out"), [(LAST, ""), ("", LAST), ("", "")])
+def test_planes(shape: str, into: str, out: str) -> None:
+    source = text(**SHAPES[shape], n="2", into=into, out=out)
+    if "depthwise" in shape and not into:
+        with pytest.raises(CannotLower, match="plane by plane"):
+            lower_convolution(parse(source), CORES["avx2"])
+        return
+    check(source, CORES["avx2"])
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("shape", ["1x1", "3x3", "depthwise 3x3", "one channel in, one out"])
+@pytest.mark.parametrize("n", ["1", "2", "s0"])
+def test_epilogues(epilogue: str, shape: str, n: str) -> None:
+    check(text(**SHAPES[shape], epilogue=epilogue, n=n), CORES["avx2"], s0=3)
+
+
+@pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_native(target: Target, shape: str) -> None:
+    core = Core(target.lanes, 32 if target.name in ("avx512", "neon") else 16)
+    check(text(**SHAPES[shape], n="2", epilogue="batch norm, silu, residual"), core, target)
+    if "depthwise" not in shape:
+        check(text(**SHAPES[shape], epilogue="residual", into="", out=""), core, target)
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("shape", ["1x1", "3x3", "depthwise 3x3"])
+def test_native_epilogues(epilogue: str, shape: str) -> None:
+    target = host_levels()[0]
+    check(text(**SHAPES[shape], epilogue=epilogue, n="s0"), Core(target.lanes, 16), target, s0=3)
+
+
+def test_one_dim() -> None:
+    for into, stride, groups in (("{0,2,1}", 1, 1), ("", 2, 1), ("{0,2,1}", 2, 6)):
+        out = Axis(17, 5, stride, 2).out
+        source = f"""graph g(%x: f32[2, 6, 17]{into}) {{ param %w: f32[6, {6 // groups}, 5] = "w"
+          param %b: f32[6] = "b"
+          %h: f32[2, 6, {out}]{{0,2,1}} = aten.conv1d.default(%x, %w, %b, [{stride}], [2], [1], {groups})
+          %y: f32[2, 6, {out}]{{0,2,1}} = aten.gelu.default(%h) return %y }}"""
+        check(source, CORES["avx2"])
+        check(source, CORES["avx2"], host_levels()[0])
+
+
+def test_convolution_by_its_general_name() -> None:
+    source = """graph g(%x: f32[1, 3, 5, 5]) { param %w: f32[4, 3, 3, 3] = "w"
+      %h: f32[1, 4, 5, 5] = aten.convolution.default(%x, %w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1) return %h }"""
+    check(source, CORES["avx2"])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ((", 1)", ", 2)"), "2 groups of channels"),
+        (("%x: f32[1, 4, 6, 6]", "%x: f32[1, 4, s0, 6]"), "known only at run time"),
+        (("[1, 1], 1)", '"same", [1, 1], 1)'), "padding"),
+    ],
+)
+def test_what_is_refused(change: tuple[str, str], reason: str) -> None:
+    source = """graph g(%x: f32[1, 4, 6, 6]) { param %w: f32[4, 4, 3, 3] = "w"
+      %h: f32[1, 4, 6, 6] = aten.conv2d.default(%x, %w, None, [1, 1], [1, 1], [1, 1], 1) return %h }"""
+    if "same" in change[1]:
+        changed = source.replace("[1, 1], [1, 1], [1, 1], 1)", '[1, 1], "same", [1, 1], 1)').replace("2d.default", "2d.padding")
+    else:
+        changed = source.replace(*change)
+    if "groups" in reason:
+        changed = changed.replace("f32[4, 4, 3, 3]", "f32[4, 2, 3, 3]")
+    with pytest.raises(CannotLower, match=reason):
+        lower_convolution(parse(changed), CORES["avx2"])
