@@ -15,6 +15,7 @@ import torch
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.llvm.group import artifact
+from hotfuse.backends.llvm.parallel import runtime
 from hotfuse.backends.protocol import Artifact
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
@@ -77,7 +78,9 @@ def _native(parts: NativeParts, job: Job) -> Plan:
         lowered = renamed(parts.kernels[kernel].lowered, piece)
         return artifact(piece, lowered, loaded[kernel], job.weights, parts.kernels[kernel].about)
 
-    return replace(assemble(parts.partitioning, compiled, job.weights, tier=1), notes=parts.notes)
+    serial = runtime().kind == "serial"
+    notes = ("kernels run on one thread: " + runtime().detail,) if serial else ()
+    return replace(assemble(parts.partitioning, compiled, job.weights, tier=1), notes=(*notes, *parts.notes))
 
 
 TIER1: tuple[Stage, ...] = (

@@ -20,7 +20,7 @@ from hotfuse.machine.fingerprint import make_fingerprint
 from hotfuse.machine.probe import features, usable_features
 from hotfuse.machine.topology import Topology, topology
 
-PACKAGES = ("hotfuse", "torch", "numpy", "onnx", "ml_dtypes", "cloudpickle", "onnxruntime", "transformers", "triton")
+PACKAGES = ("hotfuse", "torch", "numpy", "onnx", "ml_dtypes", "cloudpickle", "llvmlite", "onnxruntime", "transformers", "triton")
 
 Status = Literal["ok", "warn", "FAIL"]
 
@@ -53,6 +53,7 @@ def doctor(
         check_threads(top),
         check_cache(settings),
         check_worker(),
+        check_native_code(),
         check_entry_point(),
         check_bf16(),
     ]
@@ -158,6 +159,30 @@ def check_worker(timeout_s: float = 120.0) -> Check:
         return Check(name, "FAIL", f"no answer within {timeout_s:g} s")
     detail = ", ".join(f"{k}: {v}" for k, v in last["evidence"].items() if v)
     return Check(name, "FAIL", f"{last['why']}; {detail}")
+
+
+def check_native_code() -> Check:
+    """Whether a generated kernel runs, for which instructions it is made, and whether it can use threads."""
+    code = """
+import torch
+from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.parallel import runtime
+from hotfuse.backends.llvm.target import host
+from hotfuse.ir.types import DType
+from hotfuse.tile.build import KernelBuilder
+b = KernelBuilder("twice")
+x, y = b.input("x", DType.F32, (64,)), b.output("y", DType.F32, (64,))
+t = b.load(x, (0,), (64,))
+b.store(y, (0,), b.map("add", t, t))
+data, out = torch.arange(64.0), torch.empty(64)
+load_kernel(compile_kernel(b.finish()))([data, out])
+assert torch.equal(out, data * 2)
+print(f"{host().name} code, threads by {runtime().kind}: compiled, loaded and ran")
+"""
+    found = _in_process("native code", code, fatal=False, hint="models stay on library kernels")
+    if found.status == "ok" and "threads by serial" in found.detail:
+        return Check(found.name, "warn", f"{found.detail}; torch has loaded no OpenMP runtime that kernels can use")
+    return found
 
 
 def check_bf16() -> Check:
