@@ -104,10 +104,14 @@ def _lines(data: dict[str, Any]) -> list[str]:
             out.append("    inputs: " + ", ".join(plan["inputs"]))
             if plan["guards"]:
                 out.append("    guards: " + ", ".join(plan["guards"]))
+            alike: dict[str, list[int]] = {}
             for part in plan["partitions"]:
                 top = ", ".join(f"{op} x{n}" for op, n in list(part["ops"].items())[:6])
                 what = part["kernel"] or f"{part['nodes']} nodes, begins at {part['begins']}"
-                out.append(f"    partition {part['index']} ({part['backend']}, {what}): {top}")
+                alike.setdefault(f"({part['backend']}, {what}): {top}", []).append(part["index"])
+            for text, indexes in alike.items():
+                times = f" and {len(indexes) - 1} more like it" if len(indexes) > 1 else ""
+                out.append(f"    partition {indexes[0]}{times} {text}")
             out += [f"    note: {note}" for note in plan["notes"]]
         if site["pending"]:
             out.append("  a capture is under way")
