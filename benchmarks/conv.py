@@ -1,0 +1,183 @@
+"""Convolution + bias + activation: generated kernels against torch in both memory formats.
+
+    python -m benchmarks.conv [--rounds N] [--threads T] [--quick] [--json]
+
+The distinct convolutions of ResNet-50 and the depthwise ones of MobileNetV3-Large at 224 x 224, one image. Contenders take turns in
+short bursts, and all of them allocate their result: torch with channels first, torch with channels last, oneDNN with packed weights
+and the activation fused, and ours, with channels last. A ratio above 1 means that ours is faster than the best of torch; `least`
+compares the fastest bursts, which other load disturbs least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.gemm import Call, geomean, turns
+from hotfuse.backends.llvm.group import artifact
+from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.target import host
+from hotfuse.compile.native import host_core
+from hotfuse.ir.text import parse
+from hotfuse.lower.conv import lower_convolution
+from hotfuse.lower.conv_shape import Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One convolution, of square windows on square images."""
+
+    inputs: int
+    outputs: int
+    size: int
+    window: int
+    stride: int = 1
+    groups: int = 1
+    act: str = "relu"
+
+    @property
+    def padding(self) -> int:
+        """As much as keeps the size."""
+        return self.window // 2
+
+    @property
+    def out(self) -> int:
+        """Outputs along a side."""
+        return Axis(self.size, self.window, self.stride, self.padding).out
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.out**2 * self.outputs * self.inputs // self.groups * self.window**2
+
+    def __str__(self) -> str:
+        kind = "depthwise " if self.groups > 1 else ""
+        return f"{kind}{self.inputs}->{self.outputs} {self.window}x{self.window}/{self.stride} @{self.size} {self.act}"
+
+
+RESNET50 = (
+    Shape(3, 64, 224, 7, 2),
+    Shape(64, 64, 56, 1), Shape(64, 64, 56, 3), Shape(64, 256, 56, 1), Shape(256, 64, 56, 1),
+    Shape(256, 128, 56, 1), Shape(128, 128, 56, 3, 2), Shape(128, 512, 28, 1), Shape(256, 512, 56, 1, 2),
+    Shape(512, 128, 28, 1), Shape(128, 128, 28, 3),
+    Shape(512, 256, 28, 1), Shape(256, 256, 28, 3, 2), Shape(256, 1024, 14, 1), Shape(512, 1024, 28, 1, 2),
+    Shape(1024, 256, 14, 1), Shape(256, 256, 14, 3),
+    Shape(1024, 512, 14, 1), Shape(512, 512, 14, 3, 2), Shape(512, 2048, 7, 1), Shape(1024, 2048, 14, 1, 2),
+    Shape(2048, 512, 7, 1), Shape(512, 512, 7, 3),
+)  # fmt: skip
+MOBILENET = tuple(
+    Shape(c, c, size, window, stride, c, act)
+    for c, size, window, stride, act in (
+        (16, 112, 3, 1, "relu"), (64, 112, 3, 2, "relu"), (72, 56, 3, 1, "relu"), (72, 56, 5, 2, "relu"),
+        (120, 28, 5, 1, "relu"), (240, 28, 3, 2, "hardswish"), (200, 14, 3, 1, "hardswish"),
+        (184, 14, 3, 1, "hardswish"), (480, 14, 3, 1, "hardswish"), (672, 14, 3, 1, "hardswish"),
+        (672, 14, 5, 2, "hardswish"), (960, 7, 5, 1, "hardswish"),
+    )
+)  # fmt: skip
+
+
+def contenders(s: Shape) -> tuple[dict[str, Call], float]:
+    """Every way to do it on the same data, and the seconds that ours took to compile."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, s.inputs, s.size, s.size, generator=generator)
+    w = torch.randn(s.outputs, s.inputs // s.groups, s.window, s.window, generator=generator)
+    w /= (w.numel() / s.outputs) ** 0.5
+    b = torch.randn(s.outputs, generator=generator)
+    last = x.contiguous(memory_format=torch.channels_last)
+    w_last = w.contiguous(memory_format=torch.channels_last)
+    act: Any = getattr(F, s.act)
+    calls: dict[str, Call] = {
+        "torch": lambda: act(F.conv2d(x, w, b, s.stride, s.padding, 1, s.groups)),
+        "torch channels last": lambda: act(F.conv2d(last, w_last, b, s.stride, s.padding, 1, s.groups)),
+    }
+    if torch.backends.mkldnn.is_available():
+        both = [s.stride] * 2
+        packed = torch.ops.mkldnn._reorder_convolution_weight(
+            w, [s.padding] * 2, both, [1, 1], s.groups, list(x.shape)
+        )
+        fused = torch.ops.mkldnn._convolution_pointwise
+        calls["onednn packed"] = lambda: fused(
+            last, packed, b, [s.padding] * 2, both, [1, 1], s.groups, s.act, [], ""
+        )  # fmt: skip
+    run, seconds = ours(s, w, b)
+    calls["ours"] = lambda: run(last)[0]
+    exact = act(F.conv2d(x.double(), w.double(), b.double(), s.stride, s.padding, 1, s.groups))
+    for name, call in calls.items():
+        worst = (call() - exact).abs().max().item()
+        if not worst < 1e-4:
+            raise SystemExit(f"{name} is wrong by {worst} at {s}")
+    return calls, seconds
+
+
+def ours(s: Shape, w: torch.Tensor, b: torch.Tensor) -> tuple[Any, float]:
+    """The kernel with its call; the first convolution reads its image as eager lays it out, which is channels last here."""
+    kind = f"f32[1, {s.outputs}, {s.out}, {s.out}]{{0,2,3,1}}"
+    graph = parse(f"""graph layer(%x: f32[1, {s.inputs}, {s.size}, {s.size}]{{0,2,3,1}}) {{
+      param %w: f32[{s.outputs}, {s.inputs // s.groups}, {s.window}, {s.window}] = "w"
+      param %b: f32[{s.outputs}] = "b"
+      %h: {kind} = aten.conv2d.default(%x, %w, %b, [{s.stride}, {s.stride}], [{s.padding}, {s.padding}], [1, 1], {s.groups})
+      %y: {kind} = aten.{s.act}.default(%h)
+      return %y }}""")
+    lowered = lower_convolution(graph, host_core(host()), name="layer")
+    compiled = compile_kernel(lowered.kernel)
+    run = artifact(graph, lowered, load_kernel(compiled), {"w": w, "b": b}, "").run
+    return run, sum(compiled.seconds.values())
+
+
+def measure(shapes: tuple[Shape, ...], rounds: int, label: str) -> dict[str, Any]:
+    """All shapes of one kind; prints a line for each."""
+    rows: list[dict[str, Any]] = []
+    for s in shapes:
+        calls, seconds = contenders(s)
+        times = turns(calls, rounds)
+        row: dict[str, Any] = {"shape": str(s), "compile_ms": round(seconds * 1e3, 1)}
+        for what, pick in (("median", statistics.median), ("least", min)):
+            found = {n: pick(t) for n, t in times.items()}
+            best = min(t for n, t in found.items() if n != "ours")
+            row[what] = {n: round(t * 1e6, 1) for n, t in found.items()}
+            row[f"ratio_{what}"] = round(best / found["ours"], 3)
+            row[f"ratio_{what}_eager"] = round(found["torch"] / found["ours"], 3)
+        row["gflops"] = round(s.operations / row["least"]["ours"] / 1e3, 1)
+        rows.append(row)
+        print(f"{s!s:44} least us {row['least']}  ratio {row['ratio_least']:.2f} (median {row['ratio_median']:.2f}), "
+              f"over eager {row['ratio_least_eager']:.2f}, {row['gflops']:.0f} GFLOP/s, compiled in {row['compile_ms']:.0f} ms",
+              flush=True)  # fmt: skip
+    ratios = [k for k in rows[0] if k.startswith("ratio")]
+    summary = {k: round(geomean([r[k] for r in rows]), 3) for k in ratios}
+    worst = min(rows, key=lambda r: r["ratio_least"])
+    print(f"# {label}: geometric means {summary}, worst {worst['shape']} {worst['ratio_least']}", flush=True)
+    return {"summary": summary, "shapes": rows}
+
+
+def main() -> int:
+    """Run all shapes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="every fourth shape")
+    parser.add_argument("--json", action="store_true", help="end with one JSON document")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    step = 4 if options.quick else 1
+    with torch.inference_mode():
+        result = {
+            label: measure(shapes[::step], options.rounds, label)
+            for label, shapes in (("resnet50", RESNET50), ("mobilenet_v3_large depthwise", MOBILENET))
+        }
+    total = geomean([r["ratio_least"] for part in result.values() for r in part["shapes"]])
+    print(f"# all: {total:.3f} of the best torch, by least times" if math.isfinite(total) else "# nothing measured")
+    if options.json:
+        print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
