@@ -39,12 +39,13 @@ def summarize(times_ms: list[float]) -> Timing:
 
 
 def interleave(
-    contenders: Mapping[str, Callable[[], object]], *, rounds: int, inner: int = 1, warm_up: int = 3
+    contenders: Mapping[str, Callable[[], object]], *, rounds: int, inner: int = 1, warm_up: int = 3, rest_s: float = 0.0
 ) -> tuple[dict[str, Timing], dict[str, float]]:
     """Time contenders in turns, the order turning round; `inner` calls are timed together where one is too short.
 
     Gives each one's timing, and the median over rounds of its time divided by the first one's *of the same
-    round*, which a drifting machine disturbs least.
+    round*, which a drifting machine disturbs least. With `rest_s`, every turn begins with a pause, in which the threads
+    of whoever came before stop spinning, and a call that is not counted.
     """
     names = list(contenders)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -57,6 +58,9 @@ def interleave(
         for i in range(rounds):
             for name in names if i % 2 == 0 else reversed(names):
                 call = contenders[name]
+                if rest_s:
+                    time.sleep(rest_s)
+                    call()
                 start = time.perf_counter()
                 for _ in range(inner):
                     call()

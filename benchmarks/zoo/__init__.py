@@ -37,6 +37,8 @@ class ZooModel:
     make_inputs: Callable[[int, int], dict[str, Any]]
     path: Path | None = None
     module: torch.nn.Module | None = None
+    timed: int = 0
+    """The variant to measure speed with; it may lie beyond `variants`, which tests run over."""
 
     def inputs(self, seed: int = 0, variant: int = 0) -> dict[str, Any]:
         """Inputs by name: NumPy arrays for ONNX, torch tensors (keyword arguments) for torch."""
@@ -64,8 +66,9 @@ def load(name: str, *, reduced: bool = False) -> ZooModel:
         entry = ONNX_MODELS[name]
         (path,) = fetch_files((entry.file,))
         return ZooModel(
-            name, "onnx", entry.variants, lambda s, v: entry.inputs(np.random.default_rng((s, v)), v), path=path
-        )
+            name, "onnx", entry.variants, lambda s, v: entry.inputs(np.random.default_rng((s, v)), v), path=path,
+            timed=entry.timed,
+        )  # fmt: skip
     torch_entry = TORCH_MODELS[name]
     return ZooModel(
         name,
@@ -73,6 +76,7 @@ def load(name: str, *, reduced: bool = False) -> ZooModel:
         torch_entry.variants,
         lambda s, v: torch_entry.inputs(torch.Generator().manual_seed(s * 1000 + v), v),
         module=torch_entry.build(reduced),
+        timed=torch_entry.timed,
     )
 
 

@@ -30,6 +30,8 @@ class OnnxEntry:
     file: ModelFile
     inputs: Callable[[np.random.Generator, int], Arrays]
     variants: int = 3
+    timed: int = 0
+    """The variant to measure speed with; it may lie beyond those that tests run over."""
 
 
 def _speech(rng: np.random.Generator, batch: int, rate: int) -> Arrays:
@@ -82,7 +84,7 @@ def _images(*shapes: tuple[int, int, int]) -> Callable[[np.random.Generator, int
     return make
 
 
-_DET = _images((1, 64, 96), (1, 160, 128), (2, 96, 96))
+_DET = _images((1, 64, 96), (1, 160, 128), (2, 96, 96), (1, 320, 320))
 _REC = _images((1, 48, 80), (2, 48, 160), (1, 48, 320))
 _CLS = _images((1, 48, 192), (2, 48, 96), (6, 48, 192))
 
@@ -110,6 +112,7 @@ ONNX_MODELS: dict[str, OnnxEntry] = {
             "9ccdacc4719d8aa7e45a77536bfabec45a03ba1f2fad5e241ab4060b24238a85",
         ),
         _silero_sequence,
+        timed=2,
     ),
     "magika": OnnxEntry(
         ModelFile(
@@ -126,6 +129,7 @@ ONNX_MODELS: dict[str, OnnxEntry] = {
             "d2a7720d45a54257208b1e13e36a8479894cb74155a5efe29462512d42f49da9",
         ),
         _DET,
+        timed=3,
     ),
     "ppocr-v4-rec": OnnxEntry(
         ModelFile(
@@ -134,6 +138,7 @@ ONNX_MODELS: dict[str, OnnxEntry] = {
             "48fc40f24f6d2a207a2b1091d3437eb3cc3eb6b676dc3ef9c37384005483683b",
         ),
         _REC,
+        timed=2,
     ),
     "ppocr-cls": OnnxEntry(
         ModelFile(
@@ -150,6 +155,7 @@ ONNX_MODELS: dict[str, OnnxEntry] = {
             "090f04abcd9d9a7498bc4ebf677e4cb9bdce1fe4197ddb7e529f1ef44e1ff94f",
         ),
         _DET,
+        timed=3,
     ),
     "ppocr-v6-rec": OnnxEntry(
         ModelFile(
@@ -158,6 +164,7 @@ ONNX_MODELS: dict[str, OnnxEntry] = {
             "6f327246b50388f3c176ae304bd95767ea6dc0c9ae92153ef8cbe210b3c14884",
         ),
         _REC,
+        timed=2,
     ),
 }
 """Both OCR wheels carry the same text-direction classifier, `ppocr-cls`."""
