@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.backends.llvm.group import artifact
-from hotfuse.backends.llvm.parallel import runtime
 from hotfuse.backends.protocol import Artifact
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
-from hotfuse.compile.fetch import NativeParts, fetch, load, renamed
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
+from hotfuse.lower.own_sizes import with_own_sizes
 from hotfuse.partition.cut import Partition, Partitioning, cut
 from hotfuse.runtime.plan import Plan, assemble, build
+
+if TYPE_CHECKING:
+    from hotfuse.compile.fetch import NativeParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ TIER0: tuple[Stage, ...] = (
 
 
 def _asked(graph: Graph, job: Job) -> NativeParts:
+    from hotfuse.compile.fetch import fetch  # LLVM is loaded when a plan first gets that far
+
     sizes = bind(graph, [tuple(t.shape) for t in job.sample])
     if isinstance(sizes, Mismatch):
         raise InternalError("a sample call does not fit its own graph", because=str(sizes))
@@ -68,6 +71,10 @@ def _asked(graph: Graph, job: Job) -> NativeParts:
 
 
 def _native(parts: NativeParts, job: Job) -> Plan:
+    from hotfuse.backends.llvm.group import artifact
+    from hotfuse.backends.llvm.parallel import runtime
+    from hotfuse.compile.fetch import load, renamed
+
     library = LibraryBackend()
     loaded = [load(k) for k in parts.kernels]
 

@@ -20,7 +20,7 @@ from hotfuse.ir.graph import Graph, output_values
 from hotfuse.ir.types import TensorType
 from hotfuse.lower.lowered import BufferArgument, Lowered, StrideArgument, SymbolArgument
 from hotfuse.lower.lowered import Role as BufferRole
-from hotfuse.ops.torch_types import torch_dtype
+from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.tile.interp import run
 from hotfuse.tile.memory import NUMPY
 

@@ -22,7 +22,7 @@ from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
 from hotfuse.lower.pack import Order, PackSource, PackSpec
 from hotfuse.ops.table import resolve
-from hotfuse.ops.torch_types import torch_dtype
+from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.tile import interp
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Kernel

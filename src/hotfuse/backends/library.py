@@ -14,7 +14,7 @@ from hotfuse.ops import control
 from hotfuse.ops.control import ScanAxes, Stacked
 from hotfuse.ops.table import resolve
 from hotfuse.ops.torch_args import to_torch
-from hotfuse.ops.torch_types import torch_dtype
+from hotfuse.ops.torch_dtypes import torch_dtype
 
 
 class LibraryBackend:

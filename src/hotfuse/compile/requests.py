@@ -9,7 +9,6 @@ from typing import Any
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.compile import wire
 from hotfuse.frontends.captured import Captured
-from hotfuse.frontends.torch_module import capture_shipment
 from hotfuse.ir.verify import verify
 from hotfuse.simplify import simplify
 
@@ -17,6 +16,8 @@ Header = dict[str, Any]
 
 
 def _torch(header: Header, blobs: list[bytes]) -> wire.Message:
+    from hotfuse.frontends.torch_module import capture_shipment  # torch.export takes a second to import
+
     return wire.answer_to_message(_finished(capture_shipment(blobs[0], wire.call_from_json(header["call"]))))
 
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
-from hotfuse.compile import requests, wire
+from hotfuse.compile import wire
 
 IDLE_S = 60.0
 PAUSE_S = 0.01
@@ -158,6 +158,8 @@ def service() -> Service:
 def ask(header: dict[str, Any], blobs: Sequence[bytes], settings: Settings) -> wire.Message:
     """Have a request done by the worker process, or here when captures are inline; a refusal raises CaptureError."""
     if settings.capture == "inline":
+        from hotfuse.compile import requests  # the worker's business otherwise
+
         return wire.checked(requests.answer(header, list(blobs)))
     return wire.checked(service().ask(header, blobs, settings.capture_timeout_s))
 

@@ -23,7 +23,7 @@ from hotfuse.ir.graph import Graph, Value, sources
 from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import Lowered
-from hotfuse.ops.torch_types import torch_dtype
+from hotfuse.ops.torch_dtypes import torch_dtype
 
 RTOL = 1e-4
 """Largest error against float32 operators, relative to the largest magnitude in the result."""

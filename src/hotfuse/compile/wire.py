@@ -14,7 +14,7 @@ from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.events import Why
 from hotfuse.frontends.captured import CallSpec, Captured, TensorSpec, dtype_name, info_from, info_header
 from hotfuse.ir.text import parse, show
-from hotfuse.ops.torch_types import named_dtype
+from hotfuse.ops.torch_dtypes import named_dtype
 
 _MAX_HEADER = 64 << 20
 Message = tuple[dict[str, Any], list[bytes]]

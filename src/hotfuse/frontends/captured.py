@@ -9,7 +9,7 @@ import torch
 
 from hotfuse.frontends.ship import TensorInfo
 from hotfuse.ir.graph import Graph
-from hotfuse.ops.torch_types import named_dtype
+from hotfuse.ops.torch_dtypes import named_dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ from hotfuse.ir.types import ObjectType, ScalarType, Type
 from hotfuse.ops.schema import draws_random
 from hotfuse.ops.sym import sym_name
 from hotfuse.ops.torch_args import from_torch, to_torch
-from hotfuse.ops.torch_types import dtype_of, scalar_type, tensor_type
+from hotfuse.ops.torch_dtypes import dtype_of
+from hotfuse.ops.torch_types import scalar_type, tensor_type
 
 hop = torch.ops.higher_order
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +26,7 @@ from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.index import Position
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
-from hotfuse.ops.torch_types import dtype_of, torch_dtype
+from hotfuse.ops.torch_dtypes import dtype_of, torch_dtype
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import Tile
@@ -87,9 +89,11 @@ def rows() -> Mapping[str, Row]:
     return _ROWS
 
 
+@cache
 def _load() -> None:
     """The rows register themselves when their modules are imported, which import this one."""
-    from hotfuse.lower import expand_logic, expand_make, expand_math  # noqa: F401
+    for name in ("expand_logic", "expand_make", "expand_math"):
+        import_module(f"hotfuse.lower.{name}")
 
 
 def reads(node: Node, value: Value) -> bool:

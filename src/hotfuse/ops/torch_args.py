@@ -10,7 +10,7 @@ import torch
 from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.ir.graph import Arg, Token, Value
 from hotfuse.ir.types import DType
-from hotfuse.ops.torch_types import dtype_of, torch_dtype
+from hotfuse.ops.torch_dtypes import dtype_of, torch_dtype
 
 _TOKENS = {"device": torch.device, "memory_format": lambda n: getattr(torch, n), "layout": lambda n: getattr(torch, n)}
 _FORMATS = {"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"}

@@ -15,7 +15,7 @@ from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, Sym, symbols
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import TensorType
-from hotfuse.ops.torch_types import torch_dtype
+from hotfuse.ops.torch_dtypes import torch_dtype
 
 Guard = Callable[..., bool]
 

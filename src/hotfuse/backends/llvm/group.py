@@ -23,7 +23,7 @@ from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
 from hotfuse.lower.pack import pack
-from hotfuse.ops.torch_types import torch_dtype
+from hotfuse.ops.torch_dtypes import torch_dtype
 
 copies: Counter[str] = Counter()
 """Per kernel, how many inputs had to be copied into the layout it was made for."""
