@@ -3,6 +3,7 @@
 Nodes join the group that makes one of their inputs when that keeps the group convex and their access classes fit:
 
     contraction + pointwise consumers of its own shape     -> one kernel with an epilogue
+    convolution + pointwise consumers and batch norms       -> one kernel with an epilogue
     pointwise, reduction and view chains                    -> one kernel over rows
     linears with the same input                             -> one kernel with several outputs
     attention with the views around it                      -> one kernel that reads and writes the projections' layout
@@ -23,6 +24,8 @@ MAX_NODES = 48
 """Most nodes in a group: beyond it registers spill and compile time grows."""
 
 _LINEAR = frozenset({"aten.linear", "aten.mm", "aten.addmm", "aten.matmul"})
+_CONVOLUTION = frozenset({"aten.conv1d", "aten.conv2d", "aten.convolution"})
+_BATCH_NORM = "aten.batch_norm"
 _ATTENTION = "aten.scaled_dot_product_attention"
 _ROWS = frozenset({Access.POINTWISE, Access.REDUCTION, Access.MOVEMENT})
 
@@ -33,7 +36,7 @@ class Group:
 
     nodes: tuple[int, ...]
     kind: str
-    """`contract`, `attention`, `rows`, or `library` for nodes left to their operators."""
+    """`contract`, `convolution`, `attention`, `rows`, or `library` for nodes left to their operators."""
 
 
 @dataclass(slots=True)
@@ -137,6 +140,8 @@ def _kind(node: Node, params: set[str]) -> str:
     if packet(node.op) in _LINEAR:
         weight = node.args[2] if packet(node.op) == "aten.addmm" else node.args[1]
         return "contract" if isinstance(weight, Value) and weight.name in params else "library"
+    if packet(node.op) in _CONVOLUTION:
+        return "convolution" if isinstance(node.args[1], Value) and node.args[1].name in params else "library"
     return "rows" if row.access in _ROWS else "library"
 
 
@@ -147,10 +152,13 @@ def _shape(node: Node) -> tuple[object, ...] | None:
 
 def _joins(into: _Open, kind: str, node: Node, made: Node) -> bool:
     """Whether a node that reads the result of `made` fits the group that `made` is in."""
-    if kind in ("contract", "attention") or into.kind == "attention":
+    if kind in ("contract", "convolution", "attention") or into.kind == "attention":
         return False
     if into.kind == "contract":
         return lookup(node.op).access is Access.POINTWISE and _shape(node) == _shape(made)
+    if into.kind == "convolution":
+        fits = lookup(node.op).access is Access.POINTWISE or packet(node.op) == _BATCH_NORM
+        return fits and _shape(node) == _shape(made)
     return into.kind == "rows"
 
 

@@ -1,0 +1,125 @@
+"""Which values of a graph lie with their channels innermost: the results of convolutions and what is computed between them.
+
+    %a = conv2d(%x, ...)   f32[1, 64, 56, 56]{0,2,3,1}      channels of a pixel are one run of memory
+    %b = relu(%a)          the same
+    %c = view(%b, ...)     reads a row-major copy
+
+Only types change, and copies are put where they matter: torch's own operators accept any strides and give back the order that
+they were given, but a view needs the strides that the capture saw, and so does whoever gets the graph's outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_values, output_values
+from hotfuse.ir.types import Layout, TensorType
+from hotfuse.ops.table import Access, lookup, packet
+
+CONVOLUTIONS = frozenset({"aten.conv1d", "aten.conv2d", "aten.convolution"})
+_SPATIAL = frozenset({
+    "aten.batch_norm", "aten.max_pool2d", "aten.avg_pool2d", "aten.adaptive_avg_pool2d", "aten.cat", "aten.conv2d",
+    "aten.upsample_nearest2d", "aten.upsample_bilinear2d",
+})  # fmt: skip
+"""Ops that are not pointwise and give back the order they were given."""
+_COPIES = frozenset(["aten.clone", "aten.contiguous", "aten.to", "aten._to_copy", "aten.copy"])
+"""Pointwise ops that may choose an order themselves."""
+_REDUCTIONS = frozenset(["aten.mean", "aten.sum", "aten.amax", "aten.amin"])
+"""Ops that read any order, and whose results are too small to matter."""
+
+
+def channels_last(graph: Graph) -> Graph:
+    """The graph with convolutions and what lies between them in channels-last order; the same graph without convolutions."""
+    if not any(packet(n.op) in CONVOLUTIONS for n in graph.nodes):
+        return graph
+    return _Change(graph).made()
+
+
+class _Change:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.params = {p.value.name for p in graph.params}
+        self.new: dict[str, Arg] = {}
+        """Values that were retyped, by name."""
+        self.back: dict[str, Value] = {}
+        """Their row-major copies, where one was wanted."""
+        self.nodes: list[Node] = []
+        self.taken = {v.name for n in graph.nodes for v in n.outs} | {v.name for v in graph.inputs} | self.params
+
+    def made(self) -> Graph:
+        for node in self.graph.nodes:
+            self.nodes.append(self._node(node))
+        outputs: list[Arg] = []
+        copies = {v.name: self._copy(v) for v in dict.fromkeys(output_values(self.graph)) if v.name in self.new}
+        for out in self.graph.outputs:
+            outputs.append(map_values(out, dict(copies)))
+        return replace(self.graph, nodes=tuple(self.nodes), outputs=tuple(outputs))
+
+    def _node(self, node: Node) -> Node:
+        changed = [v for v in node.ins if v.name in self.new]
+        if self._follows(node, changed):
+            node = self._with(node, self.new)
+            (out,) = node.outs
+            moved = replace(out, type=_last(out))
+            self.new[out.name] = moved
+            return replace(node, outs=(moved,))
+        if not changed:
+            return node
+        if packet(node.op) in _REDUCTIONS and len(node.outs) == 1:
+            return self._with(node, self.new)
+        return self._with(node, {v.name: self._copy(v) for v in changed})
+
+    @staticmethod
+    def _with(node: Node, values: dict[str, Arg]) -> Node:
+        args = tuple(map_values(a, values) for a in node.args)
+        return replace(node, args=args, attrs=tuple((k, map_values(a, values)) for k, a in node.attrs))
+
+    def _follows(self, node: Node, changed: list[Value]) -> bool:
+        """Whether a node's result is to lie channels last."""
+        if node.kind is not Kind.OPERATOR or len(node.outs) != 1 or not _can_move(node.outs[0]):
+            return False
+        name = packet(node.op)
+        if name in CONVOLUTIONS and not node.op.endswith(".padding"):
+            weight = node.args[1]
+            return isinstance(weight, Value) and weight.name in self.params
+        rank = _rank(node.outs[0])
+        if not any(_rank(v) == rank for v in changed):
+            return False
+        if name in _SPATIAL:
+            return True
+        same = any(_shape(v) == _shape(node.outs[0]) for v in changed)
+        return lookup(node.op).access is Access.POINTWISE and name not in _COPIES and same
+
+    def _copy(self, v: Value) -> Value:
+        """A value in the order the capture saw."""
+        if v.name not in self.back:
+            name, n = f"{v.name}_rows", 0
+            while name in self.taken:
+                n += 1
+                name = f"{v.name}_rows{n}"
+            self.taken.add(name)
+            source = self.new[v.name]
+            self.back[v.name] = Value(name, v.type)
+            self.nodes.append(Node(Kind.OPERATOR, "aten.contiguous.default", (source,), (self.back[v.name],)))
+        return self.back[v.name]
+
+
+def _shape(v: Value) -> tuple[object, ...] | None:
+    return v.type.shape if isinstance(v.type, TensorType) else None
+
+
+def _rank(v: Value) -> int:
+    return len(v.type.shape) if isinstance(v.type, TensorType) else -1
+
+
+def _can_move(v: Value) -> bool:
+    """Row-major images; those of one pixel lie the same either way."""
+    t = v.type
+    if not isinstance(t, TensorType) or t.layout != Layout() or len(t.shape) not in (3, 4):
+        return False
+    return any(n != 1 for n in t.shape[2:]) and t.shape[1] != 1
+
+
+def _last(v: Value) -> TensorType:
+    assert isinstance(v.type, TensorType)
+    return replace(v.type, layout=Layout((0, *range(2, len(v.type.shape)), 1)))
