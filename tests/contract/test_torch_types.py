@@ -16,14 +16,13 @@ from torch.utils._sympy import functions as tsf
 from hotfuse.base.errors import CaptureError
 from hotfuse.ir.dims import Sym, evaluate, parse, show, sym
 from hotfuse.ir.types import ROW_MAJOR, STRIDED, DType, Layout, ScalarKind, ScalarType, TensorType
+from hotfuse.ops.torch_dtypes import dtype_of, torch_dtype
 from hotfuse.ops.torch_types import (
     dim_of,
-    dtype_of,
     layout_of,
     pred_of,
     scalar_type,
     tensor_type,
-    torch_dtype,
 )
 
 
