@@ -151,3 +151,8 @@ def factors_at_least_one(d: Dim) -> frozenset[str]:
 def mentions(d: Dim, names: AbstractSet[str]) -> bool:
     """Whether one of the symbols occurs."""
     return not isinstance(d, int) and not names.isdisjoint(symbols(d))
+
+
+def terms_of(d: Dim) -> Terms:
+    """A size as a sum of products of unknowns."""
+    return _terms(d)

@@ -96,5 +96,4 @@ def _masked_fill(e: Expansion, x: Tile, mask: Tile, value: Tile) -> Tile:
 @expands("heaviside", "self values")
 def _heaviside(e: Expansion, x: Tile, values: Tile) -> Tile:
     step = e.map("select", e.map("gt", x, 0), e.fill(1), e.fill(0))
-    step = e.map("select", e.map("eq", x, 0), values, step)
-    return e.map("select", e.map("isnan", x), x, step) if e.floating else step
+    return e.map("select", e.map("eq", x, 0), values, step)

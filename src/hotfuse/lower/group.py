@@ -169,7 +169,7 @@ class _Kernel:
 
     def _together(self, goals: list[Goal], root: Value, space: Space) -> list[Goal]:
         """The root, and the outputs that cover its loops as wholly as it does."""
-        full: set[int] = {k for k, n in enumerate(space.extents) if n != 1}
+        full = frozenset(k for k, n in enumerate(space.extents) if n != 1)
         own = [g for g in goals if g.value.name == root.name]
         return own + [g for g in goals if g.value.name != root.name and counters_of(g.position) == full]
 

@@ -16,7 +16,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hotfuse.ir.dims import Dim, Sym, expr, sym, symbols
-from hotfuse.lower.algebra import add, at_most, divide, factors_at_least_one, mul, normal, not_negative, product, same, sub
+from hotfuse.lower.algebra import (
+    add,
+    at_most,
+    divide,
+    factors_at_least_one,
+    mul,
+    normal,
+    not_negative,
+    product,
+    same,
+    sub,
+)
 from hotfuse.lower.errors import CannotLower
 
 
@@ -191,15 +202,18 @@ class Space:
             else:
                 whole[k] = times
         start = divide(c.offset, inner)
-        start, left = (start, 0) if start is not None else (0, c.offset)
-        if isinstance(left, int) and isinstance(inner, int):
-            start, left = divmod(left, inner)
+        if start is not None:
+            left: Dim = 0
+        elif isinstance(c.offset, int) and isinstance(inner, int) and inner:
+            start, left = divmod(c.offset, inner)
+        else:
+            start, left = 0, c.offset
         remainder = coord(left, rest)
         if self.below(remainder, inner):
             return coord(start, whole), remainder
         for k, f in rest.items():
-            size = divide(inner, f)
-            if size is not None and size != 1 and divide(self.extents[k], size) not in (None, 1):
+            size = divide(inner, f if not_negative(f, self.positive) else mul(f, -1))
+            if size not in (None, 1) and not_negative(size) and divide(self.extents[k], size) not in (None, 1):
                 raise Split(k, size)
         at = as_dim(c)
         return Coord(expr("//", at, inner)), Coord(expr("%", at, inner))

@@ -21,9 +21,12 @@ from hotfuse.lower.views import Alias, shape_of
 from hotfuse.ops.table import packet
 
 _RESHAPES = {
-    f"aten.{n}" for n in "view reshape _unsafe_view flatten unflatten squeeze unsqueeze view_as reshape_as ravel".split()
-} | {"lower.alias"}
-_TURNS = {f"aten.{n}" for n in "permute transpose t mT numpy_T swapaxes swapdims movedim".split()}
+    "aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.squeeze", "aten.unsqueeze",
+    "aten.view_as", "aten.reshape_as", "aten.ravel", "lower.alias",
+}  # fmt: skip
+_TURNS = {
+    "aten.permute", "aten.transpose", "aten.t", "aten.mT", "aten.numpy_T", "aten.swapaxes", "aten.swapdims", "aten.movedim",
+}  # fmt: skip
 
 
 def land(definitions: Definitions, graph: Graph, space: Space, root: Value, base: Position) -> dict[str, Position]:

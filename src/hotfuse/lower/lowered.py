@@ -156,9 +156,9 @@ class Memory:
         self.runtime.append(StrideArgument(name, value.name, dim))
         return self.builder.size(name)
 
-    def finish(self, kernel: Kernel) -> Lowered:
-        """The kernel with its call."""
-        by_buffer = {a.buffer: a for a in self.arguments}
+    def finish(self, kernel: Kernel, packs: Mapping[str, PackArgument] | None = None) -> Lowered:
+        """The kernel with its call; `packs` are its packed buffers."""
+        by_buffer: dict[str, BufferArgument | PackArgument] = {**{a.buffer: a for a in self.arguments}, **(packs or {})}
         by_size = {a.size: a for a in self.runtime}
         buffers = [by_buffer[b.name] for b in kernel.buffers if b.kind is not BufferKind.SCRATCH]
         sizes = [by_size.get(s, SymbolArgument(s, s)) for s in kernel.sizes]

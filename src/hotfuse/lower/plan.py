@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Node, Value
@@ -201,13 +202,13 @@ class Planner:
         last = Phase(self.columns, [])
         for g in goals:
             used = counters_of(g.position)
-            if used == set(self.rows):
+            if used == frozenset(self.rows):
                 row_goals.append(g)
-            elif used == {*self.rows, *self.columns}:
+            elif used == frozenset((*self.rows, *self.columns)):
                 last.goals.append(g)
             else:
                 raise CannotLower(f"%{g.value.name} would be stored more than once, or not wholly, by one nest of loops")
-        return (phases + [last] if last.goals else phases), row_goals
+        return ([*phases, last] if last.goals else phases), row_goals
 
     # -- what is kept from one phase to the next
 
@@ -265,7 +266,7 @@ class Planner:
     def _merged(self, classes: Sequence[tuple[int, ...]], apart: set[int]) -> dict[int, int]:
         merged: dict[int, int] = {}
         for order in dict.fromkeys(classes):
-            for outer, inner in reversed(list(zip(order, order[1:], strict=False))):
+            for outer, inner in reversed(list(pairwise(order))):
                 if self._joins(outer, inner, apart):
                     merged[outer] = merged.get(inner, inner)
         return merged

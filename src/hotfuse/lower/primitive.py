@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value
@@ -42,8 +43,8 @@ def decomposes(names: str) -> Callable[[Rule], Rule]:
 
 def rules() -> Mapping[str, Rule]:
     """Every rule by the op's name."""
-    from hotfuse.lower import primitive_norms, primitive_reduce  # noqa: F401
-
+    for name in ("primitive_norms", "primitive_reduce"):
+        import_module(f"hotfuse.lower.{name}")
     return _RULES
 
 

@@ -14,7 +14,7 @@ are left out, so that tiles broadcast against each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -151,7 +151,7 @@ class Evaluator:
     @contextmanager
     def loops(
         self, at: Mapping[int, Dim], axes: Sequence[Along] | None = None, segments: Mapping[int, int] | None = None
-    ) -> Iterator[None]:
+    ) -> Generator[None]:
         """Inside the loops of some more counters; tiles computed here are forgotten at the end."""
         before = (self.at, self.axes, self.running)
         self.at = {**self.at, **at}

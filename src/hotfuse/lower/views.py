@@ -124,9 +124,10 @@ def shape_of(v: Value) -> tuple[Dim, ...]:
 
 def size(arg: Arg) -> Dim:
     """A number of the host as a size."""
-    if isinstance(arg, Value) and isinstance(arg.type, ScalarType) and arg.type.expr is not None:
-        if arg.type.kind is ScalarKind.INT:
-            return arg.type.expr
+    if isinstance(arg, Value) and isinstance(arg.type, ScalarType) and arg.type.kind is ScalarKind.INT:
+        if arg.type.expr is None:
+            raise CannotLower(f"%{arg.name} is not a size that is known")
+        return arg.type.expr
     if isinstance(arg, int):
         return int(arg)
     raise CannotLower(f"{arg.name if isinstance(arg, Value) else arg} is not a size that is known")
@@ -141,10 +142,9 @@ def size(arg: Arg) -> Dim:
     "aten.squeeze_copy", "aten.unsqueeze_copy", "aten._reshape_copy", "aten.atleast_1d", "aten.atleast_2d",
 )  # fmt: skip
 def _reshape(m: Move) -> Moved:
-    value = m.value()
-    if m.node.op.startswith("aten.view") and isinstance(m.node.outs[0].type, TensorType):
-        if isinstance(value.type, TensorType) and value.type.dtype is not m.node.outs[0].type.dtype:
-            raise CannotLower("a view as another element type reads bits")
+    value, out = m.value(), m.node.outs[0]
+    if isinstance(value.type, TensorType) and isinstance(out.type, TensorType) and value.type.dtype is not out.type.dtype:
+        raise CannotLower("a view as another element type reads bits")
     return Alias(value, m.space.reshaped(m.position, m.shape, shape_of(value)))
 
 

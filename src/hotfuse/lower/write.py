@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Value
@@ -54,7 +55,8 @@ def parts(start: Dim, stop: Dim, widths: Sequence[int]) -> list[Part]:
     left = sub(stop, at)
     if isinstance(left, int):
         if left > 0:
-            found.append(Part(1 << (left - 1).bit_length(), at, stop, True))
+            width = 1 << (left - 1).bit_length()
+            found.append(Part(width, at, stop, left != width))
     elif widths[-1] > 1:
         found.append(Part(widths[-1], at, stop, True))
     return found
@@ -87,7 +89,7 @@ class Writer:
     def segments(self, leader: int) -> list[tuple[int, Dim, Dim]]:
         """A loop's stretches between its cuts."""
         limits = [0, *self.plan.space.cuts[leader], self.extent(leader)]
-        return [(i, lo, hi) for i, (lo, hi) in enumerate(zip(limits, limits[1:], strict=False))]
+        return [(i, lo, hi) for i, (lo, hi) in enumerate(pairwise(limits))]
 
     def widths(self, leader: int) -> list[int]:
         """Elements per step along a counter with a tile axis."""
@@ -191,6 +193,7 @@ class Writer:
         vector = next((k for k in leaders if k in self.plan.vector), None)
         if vector is not None:
             leaders = [k for k in leaders if k != vector] + [vector]
+        self.hoist(phase.wanted)
         kept = self.places(phase)
         carried = self.first(phase, vector)
         carried = self.columns(phase, leaders, vector, carried, kept)
@@ -242,11 +245,13 @@ class Writer:
                     carried = self.column_part(phase, leader, segment, part, carried, kept)
                 continue
             flat = [t for tiles in carried.values() for t in tiles]
-            with self.b.loop(f"k{leader}", lo, hi, carry=flat) as loop:
-                with self.at.loops({leader: loop.var}, None, {leader: segment}):
-                    self.hoist(phase.wanted)
-                    inside = self.columns(phase, rest, vector, _like(carried, loop.carried), kept)
-                    loop.yields(*(t for tiles in inside.values() for t in tiles))
+            with (
+                self.b.loop(f"k{leader}", lo, hi, carry=flat) as loop,
+                self.at.loops({leader: loop.var}, None, {leader: segment}),
+            ):
+                self.hoist(phase.wanted)
+                inside = self.columns(phase, rest, vector, _like(carried, loop.carried), kept)
+                loop.yields(*(t for tiles in inside.values() for t in tiles))
             carried = _like(carried, loop.outs)
         return carried
 
@@ -281,9 +286,16 @@ class Writer:
             self.at.store(g.value, g.position, self.at.tile(g.value, g.position))
         stored = {(g.value.name, g.position) for g in phase.goals}
         for (value, position), (place, where) in kept.items():
-            if (value.name, position) not in stored:
+            if (value.name, position) not in stored and self.exists(phase, value, position):
                 self.at.store(value, where, self.at.tile(value, position), place)
         return {width: new} if new else {}
+
+    def exists(self, phase: Phase, value: Value, position: Position) -> bool:
+        """Whether a value is part of what the running segments compute: beside a pad, it is not even there."""
+        if not any(self.plan.space.cuts):
+            return True
+        reach = trace(self.at.definitions, self.plan.space, phase.wanted, running=self.at.running)
+        return (value.name, position) in reach.computed
 
     def finish(self, phase: Phase, fold: FoldPlan, n: int, carried: Carried) -> Tile:
         """A reduction's result from the accumulators of every width."""
