@@ -26,6 +26,8 @@ _COPIES = frozenset(["aten.clone", "aten.contiguous", "aten.to", "aten._to_copy"
 """Pointwise ops that may choose an order themselves."""
 _REDUCTIONS = frozenset(["aten.mean", "aten.sum", "aten.amax", "aten.amin"])
 """Ops that read any order, and whose results are too small to matter."""
+_POOLS = frozenset({"aten.adaptive_avg_pool2d", "aten.avg_pool2d", "aten.max_pool2d"})
+"""The same where one pixel is left."""
 
 
 def channels_last(graph: Graph) -> Graph:
@@ -44,6 +46,7 @@ class _Change:
         self.back: dict[str, Value] = {}
         """Their row-major copies, where one was wanted."""
         self.nodes: list[Node] = []
+        self.returned = {v.name for v in output_values(graph)}
         self.taken = {v.name for n in graph.nodes for v in n.outs} | {v.name for v in graph.inputs} | self.params
 
     def made(self) -> Graph:
@@ -65,9 +68,17 @@ class _Change:
             return replace(node, outs=(moved,))
         if not changed:
             return node
-        if packet(node.op) in _REDUCTIONS and len(node.outs) == 1:
+        if self._reads_any(node):
             return self._with(node, self.new)
         return self._with(node, {v.name: self._copy(v) for v in changed})
+
+    def _reads_any(self, node: Node) -> bool:
+        """Whether a node may read channels-last values without anyone noticing it in the result."""
+        if len(node.outs) != 1 or node.outs[0].name in self.returned:
+            return False
+        left = _shape(node.outs[0]) or ()
+        name = packet(node.op)
+        return name in _REDUCTIONS or (name in _POOLS and all(n == 1 for n in left[2:]))
 
     @staticmethod
     def _with(node: Node, values: dict[str, Arg]) -> Node:
