@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.target import Target, host_levels
+from hotfuse.backends.llvm.target import Target, cross_neon, host_levels, level
 from hotfuse.base.errors import InputError
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.ir import dims
@@ -172,14 +172,14 @@ ON_ANY = [{0: "b", 1: "s"}] * 3
 
 def both(
     function: Callable[..., Tensor], args: Sequence[Tensor], *, core: Core = AVX512, tiling: AttentionTiling | None = None,
-    expected: Tensor | None = None, dynamic: Sequence[dict[int, str]] = (), example: Sequence[Tensor] | None = None,
+    expected: Tensor | None = None, dynamic: Sequence[dict[int, str]] = (), tolerance: float = 3e-6,
     execute: Callable[..., None] = interpreted,
 ) -> Tensor:  # fmt: skip
     """Lower, run, compare."""
-    graph = graph_of(function, example or args, dynamic)
+    graph = graph_of(function, args, dynamic)
     lowered = lower_attention(graph, core, tiling=tiling)
     result = call(graph, lowered, args, execute)
-    check(result, exact(function, args) if expected is None else expected)
+    check(result, exact(function, args) if expected is None else expected, tolerance)
     return result
 
 
@@ -511,7 +511,7 @@ def test_random_attention(seed: int) -> None:
     dynamic: list[dict[int, str]] = []
     if sq > 4 and b > 1 and len(args) == 3 and sk > 1:
         dynamic = [{0: "b", 1: "q"}, {0: "b", 1: "k"}, {0: "b", 1: "k"}] if sq != sk else ON_ANY
-    both(function, args, core=_core(target), tiling=tiling, dynamic=dynamic, execute=native(target))
+    both(function, args, core=_core(target), tiling=tiling, dynamic=dynamic, execute=native(target), tolerance=1e-5)
 
 
 # --- what is refused
@@ -546,6 +546,12 @@ def test_tiles_fit_the_registers(core: Core, width: int) -> None:
     assert sum(t.out_widths(width)) == width and min(t.out_widths(width)) > 0
     assert width % t.unroll == 0
     assert 4 * width * t.panel <= core.l1
+
+
+def test_code_for_another_machine() -> None:
+    graph = graph_of(block(2), inputs(3, 37, 37, 2, 16), ON_ANY)
+    for core, target in ((Core(4, 32), cross_neon()), (GENERIC, level("generic", set()))):
+        assert compile_kernel(lower_attention(graph, core).kernel, target).code.startswith(b"\x7fELF")
 
 
 def test_threads_share_heads_and_panels() -> None:

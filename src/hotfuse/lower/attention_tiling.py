@@ -61,8 +61,7 @@ def choose(core: Core, width: int) -> AttentionTiling:
     Scores of a block of keys and the block's part of V are meant to stay in the second-level cache, a panel of queries in the
     first.
     """
-    many = core.registers >= 32
-    vectors, out_vectors = (4, 2) if many else (2, 1)
+    vectors, out_vectors = (4 if core.registers >= 32 else 2), 2
     panel_bytes = 4 * core.lanes * vectors
     while vectors > 1 and panel_bytes * width > core.l1 * 3 // 4:
         vectors //= 2
