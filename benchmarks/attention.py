@@ -110,7 +110,7 @@ def dense(m: Made, args: Sequence[torch.Tensor], threads: int) -> Call:
     """A call of a dense kernel: the result is allocated, everything else is bound."""
     named = dict(zip(m.names, args, strict=True))
     env = dict(zip(m.symbols, args[0].shape[:2], strict=True)) if m.symbols else {}
-    pointers: list[int] = []
+    at, pointers = 0, list[int]()
     sizes: list[int] = []
     for a in m.lowered.arguments:
         match a:
@@ -196,7 +196,7 @@ def dense_cells(threads: Sequence[int], rounds: int, clock: Callable[[], float],
                 for name, call in calls.items():
                     check(f"{name}, {kind}, length {length}", call, exact)
                 operations = 4 * length**2 * HEADS * WIDTH / (2 if kind == "causal" else 1)
-                cells.append(Cell(f"{kind} {length}", count, operations, turns(calls, rounds, clock)))
+                cells.append(Cell(f"{kind} {length}", count, operations, turns(dict(calls), rounds, clock)))
                 report(cells[-1])
     return cells
 
@@ -249,7 +249,7 @@ def packed_cells(threads: Sequence[int], rounds: int, clock: Callable[[], float]
         check("ours, packed", ours, from_padding(added).double())
         check("loop", loop, from_padding(real).double())
         operations = sum(4 * n**2 * wide for n in PACKED)
-        cells.append(Cell("packed", count, operations, turns(calls, rounds, clock)))
+        cells.append(Cell("packed", count, operations, turns(dict(calls), rounds, clock)))
         report(cells[-1])
     return cells
 
