@@ -19,7 +19,6 @@ from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
-from hotfuse.lower.own_sizes import with_own_sizes
 from hotfuse.partition.cut import Partition, Partitioning, cut
 from hotfuse.runtime.plan import Plan, assemble, build
 
@@ -74,6 +73,7 @@ def _native(parts: NativeParts, job: Job) -> Plan:
     from hotfuse.backends.llvm.group import artifact
     from hotfuse.backends.llvm.parallel import runtime
     from hotfuse.compile.fetch import load, renamed
+    from hotfuse.lower.own_sizes import with_own_sizes
 
     library = LibraryBackend()
     loaded = [load(k) for k in parts.kernels]
@@ -82,8 +82,9 @@ def _native(parts: NativeParts, job: Job) -> Plan:
         kernel = parts.chosen[part.index]
         if kernel < 0:
             return library.compile(piece, job.weights)
-        lowered = renamed(parts.kernels[kernel].lowered, piece)
-        return artifact(piece, lowered, loaded[kernel], job.weights, parts.kernels[kernel].about)
+        own, _ = with_own_sizes(piece)
+        lowered = renamed(parts.kernels[kernel].lowered, own)
+        return replace(artifact(own, lowered, loaded[kernel], job.weights, parts.kernels[kernel].about), graph=piece)
 
     serial = runtime().kind == "serial"
     notes = ("kernels run on one thread: " + runtime().detail,) if serial else ()

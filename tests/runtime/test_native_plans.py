@@ -242,3 +242,23 @@ def test_sizes_that_depend_on_data_are_not_tried() -> None:
     value = parse(text).inputs[0]
     with pytest.raises(CannotLower, match="depends on data"):
         trial._made_up(value, {}, torch.Generator())
+
+def test_a_group_is_cut_before_the_node_that_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    ops = ["tanh", "exp", "sigmoid", "lgamma", "neg", "abs", "relu"]
+    lines = ["graph main(%x0: f32[s0, 64]) where (2 <= s0) {"]
+    lines += [f"  %x{i + 1}: f32[s0, 64] = aten.{op}.default(%x{i})" for i, op in enumerate(ops)]
+    header, codes = native.make(parse("\n".join([*lines, "  return %x7", "}", ""])), {"s0": 4})
+    assert header["parts"] == [[0, 3, 0], [3, 4, -1], [4, 7, 1]] and len(codes) == 2, header["notes"]
+    assert any("cut before lgamma" in n for n in header["notes"])
+
+
+def test_kernels_behind_strides_serve_every_size() -> None:
+    net = nn.Sequential(nn.AvgPool1d(2, 2), nn.Conv1d(4, 8, 3, stride=2), nn.Hardswish(), nn.BatchNorm1d(8), nn.Tanh())
+    model = net.eval()
+    fast = hotfuse.jit(model, settings=INLINE)
+    for n in (40, 41, 40, 60, 60, 77, 90, 13, 100):
+        x = torch.randn(2, 4, n)
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+    assert native_calls(fast) >= 6, str(fast.explain())

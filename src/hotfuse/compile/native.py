@@ -1,7 +1,7 @@
 """Tier 1 in the worker: group, lower, generate, compile. The answer is text and object code.
 
-Groups that are alike but for their names (the layers of an encoder) are compiled once. A group that cannot be lowered, or whose
-pieces cannot, stays with the library; each such decision is a note.
+Groups that are alike but for their names (the layers of an encoder) are compiled once, and tried once per size. A group that
+cannot be lowered is cut where that begins, and what is left stays with the library; each such decision is a note.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotfuse.backends.llvm.native import compile_kernel
+from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel
 from hotfuse.backends.llvm.target import Target, host
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.trial import attempt
 from hotfuse.fusion.groups import Group, group, reordered
 from hotfuse.fusion.layout import channels_last
+from hotfuse.ir.dims import evaluate, symbols
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.subgraph import extract
@@ -24,12 +25,27 @@ from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
 from hotfuse.lower import Core, lower
 from hotfuse.lower.codec import to_json
+from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import Lowered
+from hotfuse.lower.own_sizes import with_own_sizes
 from hotfuse.lower.tiling import core_for
 from hotfuse.machine.topology import topology
 from hotfuse.ops.table import packet
 
 Message = tuple[dict[str, Any], list[bytes]]
+
+BUDGET_S = 10.0
+"""After so long, a group whose first attempt fails is not cut into smaller ones any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A kernel that compiled, before any trial."""
+
+    lowered: Lowered
+    compiled: CompiledKernel
+    ops: str
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -41,33 +57,69 @@ class _Shop:
     """What the symbols are in a real call, to try kernels with."""
     kernels: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     codes: list[bytes] = field(default_factory=list[bytes])
-    known: dict[str, int] = field(default_factory=dict[str, int])
+    lowered: dict[str, Lowered | str] = field(default_factory=dict[str, "Lowered | str"])
+    """Per group as text: its kernel before code generation, or why there is none."""
+    made: dict[str, _Made] = field(default_factory=dict[str, _Made])
+    numbers: dict[str, int] = field(default_factory=dict[str, int])
+    tried: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict[tuple[str, tuple[int, ...]], int])
     notes: dict[str, int] = field(default_factory=dict[str, int])
+    until: float = field(default_factory=lambda: time.perf_counter() + BUDGET_S)
+
+    def lowers(self, piece: Graph) -> str:
+        """Why a group has no kernel; empty if it has one, as far as lowering goes."""
+        normal = normalized(with_own_sizes(piece)[0])
+        return self._lowered(normal, show(normal))[1]
+
+    def _lowered(self, normal: Graph, text: str) -> tuple[Lowered | None, str]:
+        if text not in self.lowered:
+            try:
+                self.lowered[text] = self.lower(normal)
+            except HotfuseError as e:
+                self.lowered[text] = e.because or e.what
+        found = self.lowered[text]
+        return (None, found) if isinstance(found, str) else (found, "")
 
     def kernel(self, piece: Graph) -> int:
-        """The number of the kernel for a group, made if its like has not been seen; -1 where there is none."""
-        normal = normalized(piece)
+        """The number of the kernel for a group, made if its like has not been seen; -1 where there is none or it loses."""
+        own, meaning = with_own_sizes(piece)
+        normal = normalized(own)
         text = show(normal)
-        if text not in self.known:
-            self.known[text] = self._make(normal)
-        return self.known[text]
+        sizes = {**self.sizes, **{n: evaluate(d, self.sizes) for n, d in meaning.items() if symbols(d) <= self.sizes.keys()}}
+        key = (text, tuple(sizes[n] for n in meaning if n in sizes))
+        if key not in self.tried:
+            self.tried[key] = self._try(normal, text, sizes)
+        return self.tried[key]
 
-    def _make(self, normal: Graph) -> int:
+    def _try(self, normal: Graph, text: str, sizes: Mapping[str, int]) -> int:
         ops = "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for n in normal.nodes))
-        start = time.perf_counter()
         try:
-            lowered = self.lower(normal)
-            compiled = compile_kernel(lowered.kernel)
-            made = time.perf_counter() - start
-            outcome = attempt(normal, lowered, compiled, self.sizes)
+            if text not in self.made:
+                start = time.perf_counter()
+                lowered, why = self._lowered(normal, text)
+                if lowered is None:
+                    raise CannotLower(why)
+                compiled = compile_kernel(lowered.kernel)
+                self.made[text] = _Made(lowered, compiled, ops, time.perf_counter() - start)
+            made = self.made[text]
+            outcome = attempt(normal, made.lowered, made.compiled, sizes)
         except HotfuseError as e:
-            note = f"{ops} stays with the library: {e.because or e.what}"
-            self.notes[note] = self.notes.get(note, 0) + 1
+            self.note(f"{ops} stays with the library: {e.because or e.what}")
             return -1
-        self.kernels.append({**to_json(lowered), "ops": ops, "compile_s": round(made, 4),
-                             "kernel_us": round(outcome.kernel_us, 1), "library_us": round(outcome.library_us, 1)})
-        self.codes.append(compiled.code)
-        return len(self.codes) - 1
+        if text not in self.numbers:
+            self.kernels.append({**to_json(made.lowered), "ops": ops, "compile_s": round(made.seconds, 4),
+                                 "kernel_us": round(outcome.kernel_us, 1), "library_us": round(outcome.library_us, 1)})
+            self.codes.append(made.compiled.code)
+            self.numbers[text] = len(self.codes) - 1
+        return self.numbers[text]
+
+    def note(self, text: str) -> None:
+        """Remember a decision."""
+        self.notes[text] = self.notes.get(text, 0) + 1
+
+    @property
+    def spent(self) -> bool:
+        """Whether it is too late for second attempts."""
+        return time.perf_counter() > self.until
 
 
 def host_core(target: Target) -> Core:
@@ -100,15 +152,42 @@ def make(graph: Graph, sizes: Mapping[str, int]) -> Message:
 
 
 def _settle(graph: Graph, g: Group, shop: _Shop) -> list[tuple[Group, int]]:
-    """A group with its kernel; halves of it where the whole has none and the halves may."""
+    """A group with its kernel; pieces of it where the whole has none and the pieces may.
+
+    What cannot be lowered is cut in front of the node that is to blame; what can, but loses to the library, in the middle.
+    """
     if g.kind == "library":
         return [(g, -1)]
-    kernel = shop.kernel(extract(graph, g.nodes, "group"))
-    if kernel >= 0 or len(g.nodes) == 1:
-        return [(g, kernel)]
-    first = _prefix(g)
+    piece = extract(graph, g.nodes, "group")
+    if g.kind == "recurrent":  # beside its centre it has only what prepares it, which is nothing to compile alone
+        return [(g, shop.kernel(piece))]
+    why = shop.lowers(piece) if len(g.nodes) > 1 else ""
+    if why and not shop.spent:
+        first = _blamed(graph, g, shop)
+        op = packet(graph.nodes[g.nodes[first]].op).removeprefix("aten.")
+        shop.note(f"a group of {len(g.nodes)} is cut before {op}: {why}")
+    else:
+        kernel = shop.kernel(piece)
+        if kernel >= 0 or len(g.nodes) == 1 or why or shop.spent:
+            return [(g, kernel)]
+        first = _prefix(g)
     rest = g.nodes[first:]
     return [*_settle(graph, Group(g.nodes[:first], g.kind), shop), *_settle(graph, Group(rest, "rows"), shop)]
+
+
+def _blamed(graph: Graph, g: Group, shop: _Shop) -> int:
+    """How many of a group's nodes, from the first, can be lowered together; at least 1, also where not even that one can.
+
+    Found by bisection: what makes a group impossible rarely becomes possible with more nodes.
+    """
+    good, bad = 1, len(g.nodes)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if shop.lowers(extract(graph, g.nodes[:middle], "group")):
+            bad = middle
+        else:
+            good = middle
+    return good
 
 
 def _prefix(g: Group) -> int:

@@ -1,0 +1,87 @@
+"""A group in sizes of its own: what its inputs show, whatever those sizes are made of outside.
+
+    f32[1, 16, ((s0 + -1) // 2) + 1]  ->  f32[1, 32, ((s0 + -1) // 2) + 1]       no input shows s0
+    f32[1, 16, n0]                    ->  f32[1, 32, n0]                         n0 stands for ((s0 + -1) // 2) + 1
+
+A kernel can only be told sizes that lie in the shapes it is called with. Behind a strided convolution those are quotients of the
+model's sizes, and groups that differ in nothing else become the same kernel this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hotfuse.ir.dims import Dim, Sym, dims_in, expr, sym, symbols
+from hotfuse.ir.graph import Arg, Graph, Node, Param, Value, map_values, sources
+from hotfuse.ir.types import TensorType, Type, dims_of, with_dims
+from hotfuse.lower.algebra import add, mul, sub, terms_of
+
+Unknowns = tuple[Sym, ...]
+
+
+def with_own_sizes(graph: Graph) -> tuple[Graph, dict[str, Dim]]:
+    """The group without guards and in its own symbols, and what each of them is in the symbols outside.
+
+    Equal groups get equal names. Sizes that cannot be read off an input keep theirs.
+    """
+    types = [v.type for v in (*sources(graph), *(o for n in graph.nodes for o in n.outs))]
+    taken = frozenset[str]().union(*(symbols(d) for t in types for d in dims_of(t)))
+    if not taken:
+        return replace(graph, guards=()), {}
+    found: dict[Unknowns, Dim] = {}
+    meaning: dict[str, Dim] = {}
+    shown = [d for v in graph.inputs if isinstance(v.type, TensorType) for d in v.type.shape if not isinstance(d, int)]
+    for d in (*(d for d in shown if d.op == "sym"), *(d for d in shown if d.op != "sym")):
+        if symbols(_translated(d, found)) - meaning.keys():
+            name = next(n for n in (f"n{i}" for i in range(len(meaning), 10**6)) if n not in taken | meaning.keys())
+            if (pair := _unknown_in(d, sym(name), found, meaning)) is not None:
+                found[pair[0]] = pair[1]
+                meaning[name] = d
+    return _retyped(graph, lambda t: with_dims(t, tuple(_translated(d, found) for d in dims_of(t)))), meaning
+
+
+def _unknown_in(d: Sym, name: Sym, found: dict[Unknowns, Dim], known: dict[str, Dim]) -> tuple[Unknowns, Dim] | None:
+    """A product of unknowns that `d` shows once the rest of `d` is known, and what it is when `d` is called `name`."""
+    terms = terms_of(d)
+    for product, factor in terms:
+        rest = add(*(_translated(mul(*unknowns, n), found) for unknowns, n in terms if unknowns != product))
+        if factor == 1 and product and not symbols(rest) - known.keys():
+            return product, sub(name, rest)
+    return None
+
+
+def _translated(d: Dim, found: dict[Unknowns, Dim]) -> Dim:
+    """A size in the group's symbols, as far as they are known; the largest known products count first."""
+    total: list[Dim] = []
+    for unknowns, factor in terms_of(d):
+        left = list(unknowns)
+        parts: list[Dim] = [factor]
+        for product in sorted(found, key=len, reverse=True):
+            while all(left.count(u) >= product.count(u) for u in product):
+                for u in product:
+                    left.remove(u)
+                parts.append(found[product])
+        parts += [u if u.op == "sym" else expr(u.op, *(_translated(a, found) for a in dims_in(u))) for u in left]
+        total.append(mul(*parts))
+    return add(*total)
+
+
+def _retyped(graph: Graph, fn: Callable[[Type], Type]) -> Graph:
+    """The graph with other types; nested graphs, which kernels do not have, stay."""
+    new: dict[str, Arg] = {}
+
+    def value(v: Value) -> Value:
+        made = Value(v.name, fn(v.type))
+        new[v.name] = made
+        return made
+
+    inputs = tuple(value(v) for v in graph.inputs)
+    params = tuple(Param(value(p.value), p.key) for p in graph.params)
+    nodes: list[Node] = []
+    for n in graph.nodes:
+        args = tuple(map_values(a, new) for a in n.args)
+        attrs = tuple((k, map_values(a, new)) for k, a in n.attrs)
+        nodes.append(replace(n, args=args, attrs=attrs, outs=tuple(value(v) for v in n.outs)))
+    outputs = tuple(map_values(o, new) for o in graph.outputs)
+    return Graph(graph.name, inputs, params, tuple(nodes), outputs)
