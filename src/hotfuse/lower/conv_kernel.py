@@ -29,8 +29,8 @@ from hotfuse.tile.program import Buffer, Tile
 
 _LINE = 16
 """fp32 numbers in a cache line."""
-_WRITTEN_OUT = 24
-"""Up to so many steps of a run are written out instead of looped over."""
+_WRITTEN_OUT = 8
+"""Up to so many steps of a run are written out instead of looped over: long code does not stay in the instruction cache."""
 
 
 @dataclass(frozen=True, slots=True)
