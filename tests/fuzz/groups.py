@@ -153,7 +153,9 @@ class _Maker:
         if not rank:
             return
         d = r.randrange(rank)
-        match r.randrange(3):
+        match r.randrange(4):
+            case 3:
+                self.add(f"cumsum{d}", lambda t: t.cumsum(d), at)
             case 0:
                 self.add(f"softmax{d}", lambda t: torch.softmax(t, d), at)
             case 1:

@@ -18,7 +18,7 @@ from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.expand import FLOATS
 from hotfuse.lower.index import ORIGIN, Coord, scaled, summed
 from hotfuse.lower.lowered import tensor_type
-from hotfuse.lower.plan import FoldPlan
+from hotfuse.lower.plan import FoldPlan, ScanPlan
 from hotfuse.lower.values import Evaluator
 from hotfuse.lower.views import shape_of
 from hotfuse.tile.build import KernelBuilder
@@ -109,6 +109,25 @@ def together(b: KernelBuilder, fold: FoldPlan, one: Sequence[Tile], other: Seque
         equal = b.map("or", equal, b.map("and", b.map("isnan", one[0]), b.map("isnan", other[0])))
     better = b.map("or", better, b.map("and", equal, b.map("lt", other[1], one[1])))
     return [b.map("select", better, o, i) for i, o in zip(one, other, strict=True)]
+
+
+def running(b: KernelBuilder, scans: Sequence[ScanPlan], shape: Sequence[int]) -> list[Tile]:
+    """Running sums before the first element."""
+    return [b.fill(0 if s.function == "sum" else 1, tensor_type(s.node.outs[0]).dtype, shape) for s in scans]
+
+
+def scan(at: Evaluator, plan: ScanPlan, before: Tile, *, across: bool) -> Tile:
+    """Give the running sums at the elements at hand; what comes out is the sum up to and with the last one."""
+    b, out = at.builder, plan.node.outs[0]
+    x = at.tile(plan.node.ins[0], plan.position)
+    extents = [a.extent for a in at.axes]
+    if not across or not extents:
+        total = b.map(_MAPS[plan.function], before, x)
+        at.give(out, plan.position, total)
+        return total
+    sums = b.map(_MAPS[plan.function], b.scan(plan.function, b.bcast(x, extents), 0), before)
+    at.give(out, plan.position, sums)
+    return b.reshape(b.extract(sums, (extents[0] - 1,), (1,)), ())
 
 
 def result(at: Evaluator, fold: FoldPlan, held: Sequence[Tile]) -> Tile:

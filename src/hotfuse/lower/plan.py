@@ -24,7 +24,7 @@ from hotfuse.lower.algebra import add, mul, normal, same
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.index import Coord, Position, Space, counters_of
 from hotfuse.lower.lowered import Memory, Place, tensor_type
-from hotfuse.lower.trace import Trace, trace
+from hotfuse.lower.trace import Trace, scanned_dim, trace
 from hotfuse.lower.values import Definitions, Key
 from hotfuse.lower.views import shape_of
 
@@ -68,6 +68,19 @@ class FoldPlan:
         return tuple(int(d) for d in dims) if isinstance(dims, tuple) else ()  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True, slots=True)
+class ScanPlan:
+    """A running sum along the one column."""
+
+    node: Node
+    position: Position
+
+    @property
+    def function(self) -> str:
+        """sum or prod."""
+        return self.node.op.rsplit(".", 1)[1]
+
+
 @dataclass(slots=True)
 class Phase:
     """One run over the columns."""
@@ -77,6 +90,7 @@ class Phase:
     goals: list[Goal] = field(default_factory=list[Goal])
     kept: list[tuple[Value, Position]] = field(default_factory=list[tuple[Value, Position]])
     """What is stored for later phases."""
+    scans: list[ScanPlan] = field(default_factory=list[ScanPlan])
 
     @property
     def wanted(self) -> list[tuple[Value, Position]]:
@@ -127,11 +141,17 @@ class Planner:
         own = [k for root in self.space.roots for k in root if not self._extra(k)]
         if rows is None:
             rows = frozenset(k for key in reach.folds for k in counters_of(key[1])) if reach.folds else frozenset(own)
+            if not reach.folds and reach.scans:
+                rows -= {self._along(node, key[1]) for key, node in reach.scans.items()}
         self.rows = tuple(k for k in own if k in rows and self.space.extents[k] != 1)
         self.columns = tuple(k for k in own if k not in rows and self.space.extents[k] != 1)
         for (_, position), node in reach.folds.items():
             self._fold(node, position)
         phases, row_goals = self._phases(goals)
+        for phase in phases:
+            self._scan(phase)
+        if any(trace(self.definitions, self.space, [(g.value, g.position)]).scans for g in row_goals):
+            raise CannotLower("a running sum is wanted once per row")
         self._keep(phases)
         self._gather_accesses(goals)
         classes = [self.rows, *dict.fromkeys(p.columns for p in phases)]
@@ -176,6 +196,23 @@ class Planner:
             depth = max(depth, self._fold(other, where).depth + 1)
         self.folds[key] = FoldPlan(node, position, value, tuple(at), columns, depth)
         return self.folds[key]
+
+    def _along(self, node: Node, position: Position) -> int:
+        """The counter that a running sum follows."""
+        c = position[scanned_dim(node)]
+        others = {k for i, o in enumerate(position) for k in counters_of((o,)) if i != scanned_dim(node)}
+        if len(c.terms) != 1 or c.terms[0][1] != 1 or c.offset != 0 or c.terms[0][0] in others:
+            if counters_of((c,)) or c.offset != 0:
+                raise CannotLower("a running sum is wanted out of order")
+            return -1  # a dim of extent 1
+        return c.terms[0][0]
+
+    def _scan(self, phase: Phase) -> None:
+        found = trace(self.definitions, self.space, phase.wanted).scans
+        for (_, position), node in found.items():
+            if (self._along(node, position),) != (phase.columns or (-1,)):
+                raise CannotLower("a running sum does not go along the only loop inside a row")
+            phase.scans.append(ScanPlan(node, position))
 
     def _over(self, shape: tuple[Dim, ...]) -> tuple[tuple[int, ...], Position]:
         """The columns that run over these dims, and the places along them."""

@@ -3,6 +3,7 @@
     softmax(x, -1)   ->   m = lower.reduce.max(x); e = exp(x - m); e / lower.reduce.sum(e)
 
     lower.reduce.F(x) {dims, less}    F: sum mean prod max min any all argmax argmin; a mean divides by the count minus `less`
+    lower.scan.F(x) {dim}             F: sum prod; every element with those before it
     lower.pad(x, dim, before, number)
     lower.alias(x)                    a result under the name that the group gave it
 

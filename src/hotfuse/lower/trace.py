@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hotfuse.ir.graph import Node, Value
+from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.index import Position, Space, counters_in, counters_of
 from hotfuse.lower.values import Apply, Definitions, Fold, Key, Load, choose
 from hotfuse.lower.views import Alias, Pieces
@@ -35,11 +36,21 @@ class Trace:
     """Pointwise results."""
     loads: dict[Key, Value] = field(default_factory=dict[Key, Value])
     folds: dict[Key, Node] = field(default_factory=dict[Key, Node])
+    scans: dict[Key, Node] = field(default_factory=dict[Key, Node])
+    """Running sums: they are computed in the same loop as what uses them, so their operands are followed too."""
     apart: set[int] = field(default_factory=set[int])
     """Counters whose own value matters."""
     heavy: int = 0
     stopped: dict[Key, Value] = field(default_factory=dict[Key, Value])
     """Where `stop` said not to look further."""
+
+
+def scanned_dim(node: Node) -> int:
+    """The dim that a running sum goes along."""
+    dim = node.attr("dim")
+    if not isinstance(dim, int):
+        raise CannotLower(f"a running sum along {dim}")
+    return dim
 
 
 def _never(_: Key) -> bool:
@@ -81,6 +92,10 @@ def trace(
                 for content in chosen:
                     if isinstance(content, Alias):
                         visit(content.value, content.position)
+            case Fold(node) if node.op.startswith("lower.scan."):
+                visit(node.ins[0], position)
+                found.scans[key] = node
+                found.apart |= counters_of((position[scanned_dim(node)],))
             case Fold(node):
                 found.folds[key] = node
             case Apply(node, operands):

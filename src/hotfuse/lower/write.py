@@ -24,8 +24,9 @@ from hotfuse.tile.program import LoopKind, Tile
 _CHUNK = 16384
 """Elements of a flat loop that one thread takes at a time."""
 
+RUNNING = 0
 Carried = dict[int, list[Tile]]
-"""Accumulators by the width of the vectors that they belong to."""
+"""Accumulators by the width of the vectors that they belong to; under `RUNNING`, the running sums so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +141,18 @@ class Writer:
         open_ = {*self.at.at, *(k for k, to in self.plan.merged.items() if to in self.at.at)}
         space = self.plan.space
         found = trace(self.at.definitions, space, wanted, stop=self.at.stored, running=self.at.running, undecided=False)
-        unknown = {key for key in found.folds if self.at.known_key(key) is None}
+        unknown = {key for key in (*found.folds, *found.scans) if self.at.known_key(key) is None}
         for key, value in found.computed.items():
             if counters_of(key[1]) <= open_ and not self._needs(value, key[1], unknown):
                 self.at.tile(value, key[1])
 
     def _needs(self, value: Value, position: Position, unknown: set[tuple[str, Position]]) -> bool:
-        """Whether a reduction that has not been computed yet is below a value."""
+        """Whether a reduction or running sum that has not been computed yet is below a value."""
         if not unknown:
             return False
         here = [(value, position)]
         below = trace(self.at.definitions, self.plan.space, here, stop=self.at.stored, running=self.at.running)
-        return any(key in unknown for key in below.folds)
+        return any(key in unknown for key in (*below.folds, *below.scans))
 
     # -- one row (or a vector of rows)
 
@@ -196,6 +197,8 @@ class Writer:
         self.hoist(phase.wanted)
         kept = self.places(phase)
         carried = self.first(phase, vector)
+        if phase.scans:
+            carried[RUNNING] = folds.running(self.b, phase.scans, [a.extent for a in self.at.axes])
         carried = self.columns(phase, leaders, vector, carried, kept)
         for n, fold in enumerate(phase.folds):
             self.at.give(fold.out, fold.position, self.finish(phase, fold, n, carried))
@@ -260,16 +263,18 @@ class Writer:
         kept: Mapping[tuple[Value, Position], tuple[Place, Position]],
     ) -> Carried:  # fmt: skip
         """A stretch of the loop that vectors run along."""
-        mine = carried.get(part.width, [])
-        with self.b.loop(f"k{leader}", part.start, part.stop, part.width, carry=mine) as loop:
+        mine, sums = carried.get(part.width, []), carried.get(RUNNING, [])
+        with self.b.loop(f"k{leader}", part.start, part.stop, part.width, carry=[*mine, *sums]) as loop:
             valid = sub(part.stop, loop.var) if part.partial else None
             with self.at.loops({leader: loop.var}, (Along(leader, part.width, valid),), {leader: segment}):
                 present = None
                 if valid is not None and phase.folds:
                     present = self.b.map("lt", self.b.iota(0, (part.width,), 0), self.b.index(valid))
-                inside = self.column(phase, {part.width: list(loop.carried)}, part.width, present, kept)
-                loop.yields(*inside.get(part.width, []))
-        return {**carried, part.width: list(loop.outs)} if mine else carried
+                before = {part.width: list(loop.carried[: len(mine)]), RUNNING: list(loop.carried[len(mine):])}
+                inside = self.column(phase, before, part.width, present, kept)
+                loop.yields(*inside.get(part.width, []), *inside.get(RUNNING, []))
+        outs = {part.width: list(loop.outs[: len(mine)]), RUNNING: list(loop.outs[len(mine):])}
+        return carried | {w: tiles for w, tiles in outs.items() if tiles}
 
     def column(
         self, phase: Phase, carried: Carried, width: int, present: Tile | None,
@@ -278,6 +283,9 @@ class Writer:
         """What happens at one place of the columns."""
         held = list(carried.get(width, []))
         new: list[Tile] = []
+        sums: list[Tile] = []
+        for scan, before in zip(phase.scans, carried.get(RUNNING, []), strict=True):
+            sums.append(folds.scan(self.at, scan, before, across=not self.row_vector))
         for fold in phase.folds:
             count = 2 if fold.function.startswith("arg") else 1
             mine, held = held[:count], held[count:]
@@ -288,7 +296,7 @@ class Writer:
         for (value, position), (place, where) in kept.items():
             if (value.name, position) not in stored and self.exists(phase, value, position):
                 self.at.store(value, where, self.at.tile(value, position), place)
-        return {width: new} if new else {}
+        return {w: tiles for w, tiles in ((width, new), (RUNNING, sums)) if tiles}
 
     def exists(self, phase: Phase, value: Value, position: Position) -> bool:
         """Whether a value is part of what the running segments compute: beside a pad, it is not even there."""
@@ -302,7 +310,7 @@ class Writer:
         counts = [2 if f.function.startswith("arg") else 1 for f in phase.folds]
         skip = sum(counts[:n])
         total: list[Tile] | None = None
-        for tiles in carried.values():
+        for tiles in (t for w, t in carried.items() if w != RUNNING):
             mine = tiles[skip : skip + counts[n]]
             one = mine if self.at.axes else folds.across(self.b, fold, mine)
             total = one if total is None else folds.together(self.b, fold, total, one)
