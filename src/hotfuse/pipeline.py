@@ -73,7 +73,7 @@ def _native(parts: NativeParts, job: Job) -> Plan:
     from hotfuse.backends.llvm.group import artifact
     from hotfuse.backends.llvm.parallel import runtime
     from hotfuse.compile.fetch import load, renamed
-    from hotfuse.lower.own_sizes import with_own_sizes
+    from hotfuse.lower.own_sizes import anchored, with_own_sizes
 
     library = LibraryBackend()
     loaded = [load(k) for k in parts.kernels]
@@ -82,9 +82,10 @@ def _native(parts: NativeParts, job: Job) -> Plan:
         kernel = parts.chosen[part.index]
         if kernel < 0:
             return library.compile(piece, job.weights)
-        own, _ = with_own_sizes(piece)
+        called = anchored(parts.partitioning.graph, piece)
+        own, _ = with_own_sizes(called)
         lowered = renamed(parts.kernels[kernel].lowered, own)
-        return replace(artifact(own, lowered, loaded[kernel], job.weights, parts.kernels[kernel].about), graph=piece)
+        return replace(artifact(own, lowered, loaded[kernel], job.weights, parts.kernels[kernel].about), graph=called)
 
     serial = runtime().kind == "serial"
     notes = ("kernels run on one thread: " + runtime().detail,) if serial else ()

@@ -8,9 +8,10 @@ import pytest
 
 from hotfuse.ir.dims import evaluate, symbols
 from hotfuse.ir.graph import Graph
+from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.types import dims_of
-from hotfuse.lower.own_sizes import with_own_sizes
+from hotfuse.lower.own_sizes import anchored, with_own_sizes
 
 BEHIND_STRIDES = """graph group(%x: f32[1, 16, (((s0 + -1) // 2) + 1)]) {
   %y: f32[1, 16, (((s0 + -1) // 2) + 1)] = aten.relu.default(%x)
@@ -77,3 +78,19 @@ def test_what_no_input_shows_keeps_its_name() -> None:
 def test_groups_that_differ_only_outside_become_equal() -> None:
     other = BEHIND_STRIDES.replace("(s0 + -1) // 2", "(s7 + -1) // 8")
     assert show(with_own_sizes(parse(BEHIND_STRIDES))[0]) == show(with_own_sizes(parse(other))[0])
+
+
+def test_a_size_that_no_input_shows_comes_with_an_input_of_the_graph() -> None:
+    graph = parse("""graph main(%k: f32[s2], %i: f32[s0, s1], %x: f32[(s0 * s1), 4]) {
+  %r: f32[(s0 * s1), 4] = aten.relu.default(%x)
+  %y: f32[s0, s1, 4] = aten.view.default(%r, [0, 0, 4])
+  %z: f32[s0, s1, 4] = aten.exp.default(%y)
+  return %z
+}
+""")
+    piece = extract(graph, [1, 2], "group")
+    assert [v.name for v in anchored(graph, piece).inputs] == ["r", "i"]
+    assert "%r: f32[(n0 * n1), 4]" in show(with_own_sizes(anchored(graph, piece))[0])
+    assert "%y: f32[s0, s1, 4]" in show(with_own_sizes(piece)[0])
+    alone = extract(graph, [0], "group")
+    assert anchored(graph, alone) == alone

@@ -27,10 +27,10 @@ from hotfuse.lower import Core, lower
 from hotfuse.lower.codec import to_json
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import Lowered
-from hotfuse.lower.own_sizes import with_own_sizes
+from hotfuse.lower.own_sizes import anchored, with_own_sizes
 from hotfuse.lower.tiling import core_for
 from hotfuse.machine.topology import topology
-from hotfuse.ops.table import packet
+from hotfuse.ops.table import Access, lookup, packet
 
 Message = tuple[dict[str, Any], list[bytes]]
 
@@ -156,9 +156,9 @@ def _settle(graph: Graph, g: Group, shop: _Shop) -> list[tuple[Group, int]]:
 
     What cannot be lowered is cut in front of the node that is to blame; what can, but loses to the library, in the middle.
     """
-    if g.kind == "library":
-        return [(g, -1)]
-    piece = extract(graph, g.nodes, "group")
+    if g.kind == "library" or all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in g.nodes):
+        return [(g, -1)]  # what only moves data is views to torch, and those cost nothing
+    piece = _piece(graph, g.nodes)
     if g.kind == "recurrent":  # beside its centre it has only what prepares it, which is nothing to compile alone
         return [(g, shop.kernel(piece))]
     why = shop.lowers(piece) if len(g.nodes) > 1 else ""
@@ -175,6 +175,10 @@ def _settle(graph: Graph, g: Group, shop: _Shop) -> list[tuple[Group, int]]:
     return [*_settle(graph, Group(g.nodes[:first], g.kind), shop), *_settle(graph, Group(rest, "rows"), shop)]
 
 
+def _piece(graph: Graph, nodes: Sequence[int]) -> Graph:
+    return anchored(graph, extract(graph, nodes, "group"))
+
+
 def _blamed(graph: Graph, g: Group, shop: _Shop) -> int:
     """How many of a group's nodes, from the first, can be lowered together; at least 1, also where not even that one can.
 
@@ -183,7 +187,7 @@ def _blamed(graph: Graph, g: Group, shop: _Shop) -> int:
     good, bad = 1, len(g.nodes)
     while bad - good > 1:
         middle = (good + bad) // 2
-        if shop.lowers(extract(graph, g.nodes[:middle], "group")):
+        if shop.lowers(_piece(graph, g.nodes[:middle])):
             bad = middle
         else:
             good = middle

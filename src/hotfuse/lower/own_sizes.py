@@ -25,8 +25,7 @@ def with_own_sizes(graph: Graph) -> tuple[Graph, dict[str, Dim]]:
 
     Equal groups get equal names. Sizes that cannot be read off an input keep theirs.
     """
-    types = [v.type for v in (*sources(graph), *(o for n in graph.nodes for o in n.outs))]
-    taken = frozenset[str]().union(*(symbols(d) for t in types for d in dims_of(t)))
+    taken = _mentioned(graph)
     if not taken:
         return replace(graph, guards=()), {}
     found: dict[Unknowns, Dim] = {}
@@ -39,6 +38,29 @@ def with_own_sizes(graph: Graph) -> tuple[Graph, dict[str, Dim]]:
                 found[pair[0]] = pair[1]
                 meaning[name] = d
     return _retyped(graph, lambda t: with_dims(t, tuple(_translated(d, found) for d in dims_of(t)))), meaning
+
+
+def anchored(graph: Graph, piece: Graph) -> Graph:
+    """A piece of a graph, given those of the graph's inputs that show sizes which none of its own inputs show.
+
+        %y: f32[s0, s1] = view(%x: f32[(s0 * s1)])      needs to be told s0 or s1; nothing else of such an input is read
+    """
+    own, meaning = with_own_sizes(piece)
+    hidden = _mentioned(own) - meaning.keys()
+    extra: list[Value] = []
+    present = {v.name for v in piece.inputs}
+    for v in graph.inputs if hidden else ():
+        if isinstance(v.type, TensorType) and v.name not in present:
+            shown = {str(d.args[0]) for d in v.type.shape if not isinstance(d, int) and d.op == "sym"}
+            if shown & hidden:
+                extra.append(v)
+                hidden -= shown
+    return replace(piece, inputs=(*piece.inputs, *extra)) if extra else piece
+
+
+def _mentioned(graph: Graph) -> frozenset[str]:
+    values = (*sources(graph), *(o for n in graph.nodes for o in n.outs))
+    return frozenset[str]().union(*(symbols(d) for v in values for d in dims_of(v.type)))
 
 
 def _unknown_in(d: Sym, name: Sym, found: dict[Unknowns, Dim], known: dict[str, Dim]) -> tuple[Unknowns, Dim] | None:
