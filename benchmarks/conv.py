@@ -1,16 +1,18 @@
 """Convolution + bias + activation: generated kernels against torch in both memory formats.
 
-    python -m benchmarks.conv [--rounds N] [--threads T] [--quick] [--json]
+    python -m benchmarks.conv [--rounds N] [--threads T] [--quick] [--others] [--json]
 
 The distinct convolutions of ResNet-50 and the depthwise ones of MobileNetV3-Large at 224 x 224, one image. Contenders take turns in
 short bursts, and all of them allocate their result: torch with channels first, torch with channels last, oneDNN with packed weights
-and the activation fused, and ours, with channels last. A ratio above 1 means that ours is faster than the best of torch; `least`
-compares the fastest bursts, which other load disturbs least.
+and the activation fused, and ours, with channels last. `--others` adds ONNX Runtime and OpenVINO, where they are installed, on a
+model of the one layer: they are given channels first and convert at both ends, as they would once for a whole network. A ratio
+above 1 means that ours is faster than the best of the others; `least` compares the fastest bursts, which other load disturbs least.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import statistics
@@ -18,8 +20,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import onnx
 import torch
 import torch.nn.functional as F
+from onnx import helper, numpy_helper
 
 from benchmarks.gemm import Call, geomean, turns
 from hotfuse.backends.llvm.group import artifact
@@ -87,7 +91,7 @@ MOBILENET = tuple(
 )  # fmt: skip
 
 
-def contenders(s: Shape) -> tuple[dict[str, Call], float]:
+def contenders(s: Shape, others: bool = False) -> tuple[dict[str, Call], float]:
     """Every way to do it on the same data, and the seconds that ours took to compile."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, s.inputs, s.size, s.size, generator=generator)
@@ -110,6 +114,8 @@ def contenders(s: Shape) -> tuple[dict[str, Call], float]:
         calls["onednn packed"] = lambda: fused(
             last, packed, b, [s.padding] * 2, both, [1, 1], s.groups, s.act, [], ""
         )  # fmt: skip
+    if others:
+        calls |= runtimes(s, x, w, b)
     run, seconds = ours(s, w, b)
     image = x if s.inputs < FEW else last
     calls["ours"] = lambda: run(image)[0]
@@ -119,6 +125,36 @@ def contenders(s: Shape) -> tuple[dict[str, Call], float]:
         if not worst < 1e-4:
             raise SystemExit(f"{name} is wrong by {worst} at {s}")
     return calls, seconds
+
+
+def runtimes(s: Shape, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> dict[str, Call]:
+    """The layer as an ONNX model in other runtimes, on as many threads as torch has."""
+    image, into = x.numpy(), ["x", "w", "b"]
+    attributes = {"strides": [s.stride] * 2, "pads": [s.padding] * 4, "group": s.groups}
+    names = {"relu": "Relu", "hardswish": "HardSwish"}
+    nodes = [helper.make_node("Conv", into, ["h"], **attributes), helper.make_node(names[s.act], ["h"], ["y"])]
+    ends = [
+        helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape)
+        for n, shape in (("x", list(x.shape)), ("y", [1, s.outputs, s.out, s.out]))
+    ]
+    weights = [numpy_helper.from_array(t.numpy(), n) for n, t in (("w", w), ("b", b))]
+    graph = helper.make_graph(nodes, "layer", ends[:1], ends[1:], weights)
+    opset = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+    calls: dict[str, Call] = {}
+    if importlib.util.find_spec("onnxruntime"):
+        ort: Any = importlib.import_module("onnxruntime")
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        calls["onnxruntime"] = lambda: torch.from_numpy(session.run(None, {"x": image})[0])
+    if importlib.util.find_spec("openvino"):
+        openvino: Any = importlib.import_module("openvino")
+        core = openvino.Core()
+        hints = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+        request = core.compile_model(core.read_model(model, b""), "CPU", hints).create_infer_request()
+        calls["openvino"] = lambda: torch.from_numpy(request.infer([image], share_inputs=True, share_outputs=True)[0])
+    return calls
 
 
 def ours(s: Shape, w: torch.Tensor, b: torch.Tensor) -> tuple[Any, float]:
@@ -137,11 +173,11 @@ def ours(s: Shape, w: torch.Tensor, b: torch.Tensor) -> tuple[Any, float]:
     return run, sum(compiled.seconds.values())
 
 
-def measure(shapes: tuple[Shape, ...], rounds: int, label: str) -> dict[str, Any]:
+def measure(shapes: tuple[Shape, ...], rounds: int, label: str, others: bool) -> dict[str, Any]:
     """All shapes of one kind; prints a line for each."""
     rows: list[dict[str, Any]] = []
     for s in shapes:
-        calls, seconds = contenders(s)
+        calls, seconds = contenders(s, others)
         times = turns(calls, rounds)
         row: dict[str, Any] = {"shape": str(s), "compile_ms": round(seconds * 1e3, 1)}
         for what, pick in (("median", statistics.median), ("least", min)):
@@ -168,17 +204,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="every fourth shape")
+    parser.add_argument("--others", action="store_true", help="ONNX Runtime and OpenVINO too")
     parser.add_argument("--json", action="store_true", help="end with one JSON document")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     step = 4 if options.quick else 1
     with torch.inference_mode():
         result = {
-            label: measure(shapes[::step], options.rounds, label)
+            label: measure(shapes[::step], options.rounds, label, options.others)
             for label, shapes in (("resnet50", RESNET50), ("mobilenet_v3_large depthwise", MOBILENET))
         }
     total = geomean([r["ratio_least"] for part in result.values() for r in part["shapes"]])
-    print(f"# all: {total:.3f} of the best torch, by least times" if math.isfinite(total) else "# nothing measured")
+    print(f"# all: {total:.3f} of the best other, by least times" if math.isfinite(total) else "# nothing measured")
     if options.json:
         print(json.dumps(result))
     return 0
