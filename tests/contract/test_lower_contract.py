@@ -81,14 +81,14 @@ def test_blocks_are_balanced(mr: int) -> None:
 # --- packing
 
 
-@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("order", [Order.NK, Order.KN, Order.ROWS])
 @pytest.mark.parametrize(("n", "k", "nr"), [(48, 8, 16), (50, 7, 16), (1, 1, 8), (5, 128, 8), (33, 64, 16)])
 def test_panels_hold_the_weight_and_zeros(order: Order, n: int, k: int, nr: int) -> None:
-    weight = f32(n, k) if order is Order.NK else f32(k, n)
+    weight = f32(k, n) if order is Order.KN else f32(n, k)
     spec = PackSpec((PackSource("w", order, n),), k, nr)
     flat = pack.pack(spec, {"w": weight})
     assert flat.nbytes == spec.bytes and flat.ctypes.data % 64 == 0
-    columns = weight.T if order is Order.NK else weight
+    columns = weight if order is Order.KN else weight.T
     for p in range(spec.panels):
         panel = flat[p * spec.panel_stride :][: k * nr].reshape(k, nr)
         width = min(nr, n - p * nr)

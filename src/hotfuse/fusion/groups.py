@@ -7,6 +7,7 @@ Nodes join the group that makes one of their inputs when that keeps the group co
     pointwise, reduction and view chains                    -> one kernel over rows
     linears with the same input                             -> one kernel with several outputs
     attention with the views around it                      -> one kernel that reads and writes the projections' layout
+    a recurrent layer with what makes its weights and zeros -> one kernel over the whole sequence
 
 This is the rule a fused tier starts from; whether a group can be lowered, and whether it pays, is decided later and by others.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values
+from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, values_in
 from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.ops.table import Access, lookup, packet
 
@@ -27,6 +28,8 @@ _LINEAR = frozenset({"aten.linear", "aten.mm", "aten.addmm", "aten.matmul"})
 _CONVOLUTION = frozenset({"aten.conv1d", "aten.conv2d", "aten.convolution"})
 _BATCH_NORM = "aten.batch_norm"
 _ATTENTION = "aten.scaled_dot_product_attention"
+_RECURRENT = frozenset({"aten.lstm.input", "aten.gru.input"})
+_ZEROS = frozenset({"aten.zeros", "aten.zeros_like", "aten.new_zeros"})
 _ROWS = frozenset({Access.POINTWISE, Access.REDUCTION, Access.MOVEMENT})
 
 
@@ -36,7 +39,7 @@ class Group:
 
     nodes: tuple[int, ...]
     kind: str
-    """`contract`, `convolution`, `attention`, `rows`, or `library` for nodes left to their operators."""
+    """`contract`, `convolution`, `attention`, `recurrent`, `rows`, or `library` for nodes left to their operators."""
 
 
 @dataclass(slots=True)
@@ -78,6 +81,7 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
         home.append(chosen)
         needs[chosen] |= {home[m] for m in makers} - {chosen}
     _absorb_views(graph, groups)
+    _absorb_constants(graph, groups, params)
     return _ordered(graph, [Group(tuple(g.nodes), _settled(graph, g)) for g in groups if g.nodes])
 
 
@@ -102,6 +106,13 @@ def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
         found = readers.get(v.name, [])
         return found[0] if len(found) == 1 and v.name not in returned else -1
 
+    def inside(i: int, g: _Open) -> bool:
+        """Whether all that a node makes is read in a group, and nowhere else."""
+        made = graph.nodes[i].outs
+        return not any(v.name in returned for v in made) and all(
+            owner[r] is g for v in made for r in readers.get(v.name, [])
+        )
+
     def take(i: int, into: _Open) -> None:
         owner[i].nodes.remove(i)
         into.nodes.append(i)
@@ -109,20 +120,46 @@ def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
 
     for g in [g for g in groups if g.kind == "attention"]:
         (centre,) = g.nodes
-        for v in graph.nodes[centre].ins[:3]:
-            reader, name = centre, v
-            while (m := maker.get(name.name, -1)) >= 0 and _is_view(graph.nodes[m]) and alone(name) == reader:
-                take(m, g)
-                reader, name = m, graph.nodes[m].ins[0]
+        waiting = [maker.get(v.name, -1) for v in graph.nodes[centre].ins[:3]]
+        while ready := next((m for m in waiting if m >= 0 and _is_view(graph.nodes[m]) and inside(m, g)), None):
+            take(ready, g)
+            waiting = [m for m in waiting if m != ready] + [maker.get(graph.nodes[ready].ins[0].name, -1)]
         last = centre
-        while (after := alone(graph.nodes[last].outs[0])) >= 0 and _is_view(graph.nodes[after]):
+        while (after := alone(graph.nodes[last].outs[0])) >= 0 and _is_view(graph.nodes[after]) and (
+            len(graph.nodes[after].outs) == 1
+        ):
             take(after, g)
             last = after
         g.nodes.sort()
 
 
+def _absorb_constants(graph: Graph, groups: list[_Open], params: set[str]) -> None:
+    """A recurrent layer takes in what only it reads: views of params that are its weights, and zeros to begin with."""
+    owner = {i: g for g in groups for i in g.nodes}
+    readers: dict[str, set[int]] = {v.name: {-1} for v in output_values(graph)}
+    constant = set(params)
+    for i, n in enumerate(graph.nodes):
+        for v in n.ins:
+            readers.setdefault(v.name, set()).add(i)
+        moves = n.kind is Kind.OPERATOR and lookup(n.op).access is Access.MOVEMENT
+        if moves and n.ins and all(v.name in constant for v in n.ins):
+            constant |= {v.name for v in n.outs}
+    for g in [g for g in groups if g.kind == "recurrent"]:
+        (centre,) = g.nodes
+        states = {v.name for v in values_in(graph.nodes[centre].args[1])}
+        for i in range(centre - 1, -1, -1):
+            node = graph.nodes[i]
+            begins = any(v.name in states for v in node.outs)
+            prepares = packet(node.op) in _ZEROS if begins else all(v.name in constant for v in node.outs)
+            read = set[int]().union(*(readers.get(v.name, set()) for v in node.outs))
+            if prepares and read and read <= set(g.nodes):
+                owner[i].nodes.remove(i)
+                g.nodes.append(i)
+        g.nodes.sort()
+
+
 def _is_view(node: Node) -> bool:
-    return lookup(node.op).access is Access.MOVEMENT and len(node.outs) == 1 and len(node.ins) >= 1
+    return node.kind is Kind.OPERATOR and lookup(node.op).access is Access.MOVEMENT and len(node.ins) >= 1
 
 
 def _settled(graph: Graph, g: _Open) -> str:
@@ -137,6 +174,8 @@ def _kind(node: Node, params: set[str]) -> str:
     row = lookup(node.op)
     if packet(node.op) == _ATTENTION:
         return "attention"
+    if node.op in _RECURRENT:
+        return "recurrent"
     if packet(node.op) in _LINEAR:
         weight = node.args[2] if packet(node.op) == "aten.addmm" else node.args[1]
         return "contract" if isinstance(weight, Value) and weight.name in params else "library"
@@ -152,7 +191,7 @@ def _shape(node: Node) -> tuple[object, ...] | None:
 
 def _joins(into: _Open, kind: str, node: Node, made: Node) -> bool:
     """Whether a node that reads the result of `made` fits the group that `made` is in."""
-    if kind in ("contract", "convolution", "attention") or into.kind == "attention":
+    if kind in ("contract", "convolution", "attention", "recurrent") or into.kind in ("attention", "recurrent"):
         return False
     if into.kind == "contract":
         return lookup(node.op).access is Access.POINTWISE and _shape(node) == _shape(made)

@@ -12,6 +12,7 @@ from hotfuse.lower.conv import is_convolution, lower_convolution
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.group import Options, lower_group
 from hotfuse.lower.lowered import Lowered
+from hotfuse.lower.recurrent import is_recurrent, lower_recurrent
 from hotfuse.lower.tiling import Core
 from hotfuse.ops.table import packet
 
@@ -22,6 +23,8 @@ def lower(graph: Graph, core: Core) -> Lowered:
         return lower_contraction(graph, core, name=_name(graph))
     if any(is_convolution(n) for n in graph.nodes):
         return lower_convolution(graph, core, name=_name(graph))
+    if any(is_recurrent(n) for n in graph.nodes):
+        return lower_recurrent(graph, core, name=_name(graph))
     if any(packet(n.op) == ATTENTION for n in graph.nodes):
         return lower_attention(graph, core, name=_name(graph))
     return lower_group(replace(graph, name=_name(graph)), Options(vector_bytes=core.lanes * 4))

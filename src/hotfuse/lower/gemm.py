@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
@@ -199,6 +199,11 @@ def _sums(b: KernelBuilder, p: Product, height: int, at: _Block) -> Tile:
     while len(accs) > 1:
         accs = [b.map("add", *accs[i : i + 2]) if i + 1 < len(accs) else accs[i] for i in range(0, len(accs), 2)]
     return accs[0]
+
+
+def sums(b: KernelBuilder, p: Product, height: int, row: Dim, panel: Dim) -> Tile:
+    """One register tile of A @ B, for loops other than those of `product`: nothing is fetched for a next panel."""
+    return _sums(b, replace(p, tiling=replace(p.tiling, next_panel=False)), height, _Block(row, panel, 0, 1))
 
 
 def _step(b: KernelBuilder, p: Product, acc: Tile, at: _Block, k: Dim, *, ahead: int) -> Tile:

@@ -37,6 +37,8 @@ class Order(StrEnum):
     """A linear layer's: one row per output."""
     KN = "kn"
     """A matrix product's right operand."""
+    ROWS = "rows"
+    """Some rows of a linear layer's weight, or of several behind each other: [..., K], rows counted over all dims but the last."""
     WINDOW = "window"
     """A convolution's, [outputs, inputs, lines, columns]: steps go by line, column, input."""
     PLANES = "planes"
@@ -53,6 +55,8 @@ class PackSource:
     name: str
     order: Order
     n: int
+    first: int = 0
+    """Where the rows of `Order.ROWS` begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +140,14 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
     weight = weights[source.name]
     if source.order in _STEPS:
         return _windows(spec, source, weight)
-    shape = (source.n, spec.k) if source.order is Order.NK else (spec.k, source.n)
+    if source.order is Order.ROWS:
+        weight = weight.reshape(-1, spec.k)[source.first : source.first + source.n]
+    shape = (spec.k, source.n) if source.order is Order.KN else (source.n, spec.k)
     if weight.shape != shape or weight.dtype != _NUMPY[spec.dtype]:
         raise InternalError(
             f"weight {source.name} is {weight.dtype}{list(weight.shape)}, to be packed as {spec.dtype.value}{list(shape)}"
         )
-    return weight.T if source.order is Order.NK else weight
+    return weight if source.order is Order.KN else weight.T
 
 
 def _windows(spec: PackSpec, source: PackSource, weight: Array) -> Array:

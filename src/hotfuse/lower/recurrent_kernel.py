@@ -1,0 +1,384 @@
+"""A recurrent layer's whole sequence as a tile program.
+
+    parallel block of batch rows                few enough that their gates fit the registers
+      for layer, direction
+        state = initial state
+        for chunk of time steps                 what a chunk needs stays in the second-level cache
+          xs = the chunk's inputs               in the order in which they are taken, so a direction is only an order
+          gx = xs @ Wi + biases                 all steps of the chunk at once
+          for step
+            for panel                           the same units of every gate side by side
+              sums = h @ Wh
+              c, h' = gates(gx + sums, c, h)    in registers; h' is a second buffer, as later panels still read h
+
+Blocks of rows never meet, so nothing is shared between threads. Weights are packed by panels whose columns belong to `lanes`
+units of every gate; columns beyond the hidden size are zero and so are their states.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from hotfuse.ir.dims import Dim, expr
+from hotfuse.ir.types import DType
+from hotfuse.lower.gemm import Product, let, sums
+from hotfuse.lower.lowered import Place
+from hotfuse.lower.tiling import Core, GemmTiling, balance, rows_for
+from hotfuse.tile.build import KernelBuilder, remaining
+from hotfuse.tile.program import Buffer, Tile
+
+GATES = {"lstm": (0, 1, 3, 2), "gru": (0, 1, 2)}
+"""Per cell, torch's gates in the order in which a panel has them: those with a sigmoid first."""
+UNROLL = 4
+MAX_CHUNK = 48
+"""Most time steps of a chunk: by then the input's weights are read seldom enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One direction of one layer, packed by panels; biases are panels of one row."""
+
+    inputs: int
+    wi: Buffer
+    wh: Buffer
+    bi: Buffer | None
+    bh: Buffer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """What is to be computed."""
+
+    cell: str
+    hidden: int
+    steps: Dim
+    batch: Dim
+    directions: int
+    weights: tuple[Weights, ...]
+    """By layer, then direction."""
+    x: Place
+    """[step, batch, input], or [batch, step, input]."""
+    batch_first: bool
+    initial: tuple[Place | None, ...]
+    """h and, for an LSTM, c: [layer and direction, batch, unit]; None is zero."""
+    y: Place | None
+    """Like x, of the last layer; None where nobody reads it."""
+    finals: tuple[Place | None, ...]
+    """The last states, laid out like the initial ones."""
+
+
+def tiling(core: Core, cell: str) -> GemmTiling:
+    """Panels of one vector per gate, and as many rows as that leaves registers for."""
+    vectors = len(GATES[cell])
+    rows = rows_for(core.registers, vectors)
+    return GemmTiling(core.lanes, core.registers, vectors, rows, UNROLL, rows, 0, False, f"{rows} rows, {vectors} gates")
+
+
+def recur(b: KernelBuilder, job: Recurrent, core: Core) -> None:
+    """Write the program."""
+    _Writer(b, job, core).write()
+
+
+def _up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+class _Writer:
+    def __init__(self, b: KernelBuilder, job: Recurrent, core: Core) -> None:
+        self.b, self.job, self.tiling = b, job, tiling(core, job.cell)
+        t, f32 = self.tiling, DType.F32
+        self.panels = -(-job.hidden // t.lanes)
+        self.rows = min(t.mr, job.batch) if isinstance(job.batch, int) else t.mr
+        """Most rows of a block."""
+        self.heights = self._heights()
+        self.chunk = self._chunk(core)
+        taken = job.steps if isinstance(job.steps, int) and job.steps < self.chunk else self.chunk
+        wide = max(w.inputs for w in job.weights)
+        most = max(1, taken * self.rows)
+        self.xs = b.scratch("xs", f32, (most, _up(wide, t.lanes)))
+        self.gx = b.scratch("gx", f32, (most, self.panels * t.nr))
+        units = self.panels * t.lanes
+        self.h = b.scratch("h", f32, (2, self.rows, units))
+        self.c = b.scratch("c", f32, (self.rows, units)) if job.cell == "lstm" else None
+        self.sums = b.scratch("sums", f32, (self.rows, t.nr)) if len(self.heights) > 1 else None
+        between = len(job.weights) // job.directions - 1
+        shape = (expr("*", job.steps, self.rows), job.directions * job.hidden)
+        self.ys = [b.scratch("ys", f32, shape) for _ in range(min(between, 2))]
+        """What layers hand on, in turns."""
+        self.row: Dim = 0
+        self.height: Dim = self.rows
+
+    def _heights(self) -> tuple[int, ...]:
+        """How high blocks may be."""
+        if not isinstance(self.job.batch, int):
+            return tuple(range(self.tiling.mr, 0, -1))
+        blocks = balance(self.job.batch, self.tiling.mr)
+        return (blocks.rows + 1, blocks.rows) if blocks.extra else (blocks.rows,)
+
+    def _chunk(self, core: Core) -> int:
+        """Steps of a chunk: a quarter of the second-level cache for their gates, and whole register tiles of rows."""
+        t = self.tiling
+        tiles = core.l2 // 4 // (4 * t.mr * self.rows * self.panels * t.nr)
+        return min(MAX_CHUNK, t.mr * max(2, tiles))
+
+    def write(self) -> None:
+        """The blocks of rows."""
+        b, batch, mr = self.b, self.job.batch, self.tiling.mr
+        if isinstance(batch, int) and batch <= mr:
+            self.block()
+            return
+        count = expr("ceildiv", batch, mr)
+        safe = expr("max", 1, count)  # an empty batch has no blocks, and nothing to divide
+        with contextlib.ExitStack() as scope:
+            rows, extra = (scope.enter_context(let(b, n, expr(op, batch, safe))) for n, op in (("rows", "//"), ("extra", "%")))
+            block = scope.enter_context(b.parallel("block", count)).var
+            if extra == 0:
+                self.height, self.row = rows, expr("*", block, rows)
+            else:
+                taller = expr("min", 1, expr("max", 0, expr("+", extra, expr("*", block, -1))))
+                first = expr("+", expr("*", block, rows), expr("min", block, extra))
+                self.height = scope.enter_context(let(b, "height", expr("+", rows, taller)))
+                self.row = scope.enter_context(let(b, "row", first))
+            self.block()
+
+    def block(self) -> None:
+        """All layers and directions of a block of rows."""
+        job = self.job
+        for at in range(len(job.weights)):
+            layer, direction = divmod(at, job.directions)
+            self.sequence(layer, direction, at)
+
+    def sequence(self, layer: int, direction: int, at: int) -> None:
+        """One direction of one layer."""
+        b, job, weights = self.b, self.job, self.job.weights[at]
+        self.begin(at)
+        with self.chunks() as (start, steps):
+
+            def time(s: Dim) -> Dim:
+                taken = expr("+", start, s)
+                return expr("+", job.steps, -1, expr("*", taken, -1)) if direction else taken
+
+            self.copy(layer, weights.inputs, steps, time)
+            self.project(weights, steps)
+            with b.loop("s", 0, steps) as s, let(b, "time", time(s.var)) as now:
+                parity = expr("%", expr("+", start, s.var), 2)
+                self.step(layer, direction, weights, s.var, now, parity)
+        self.end(at)
+
+    @contextlib.contextmanager
+    def chunks(self) -> Generator[tuple[Dim, Dim]]:
+        """(first step, number of steps) of each chunk."""
+        steps = self.job.steps
+        if isinstance(steps, int) and steps <= self.chunk:
+            yield 0, steps
+            return
+        with self.b.loop("start", 0, steps, self.chunk) as start:
+            if isinstance(steps, int) and steps % self.chunk == 0:
+                yield start.var, self.chunk
+                return
+            with let(self.b, "taken", expr("min", self.chunk, remaining(steps, start.var))) as taken:
+                yield start.var, taken
+
+    # -- states and inputs
+
+    def _units(self, body: Callable[[Dim, Dim, Dim | None], None]) -> None:
+        """Every row and vector of units of the block, with how many units there are."""
+        b, hidden, lanes = self.b, self.job.hidden, self.tiling.lanes
+        with b.loop("r", 0, self.height) as r, b.loop("u", 0, self.panels * lanes, lanes) as u:
+            body(r.var, u.var, None if hidden % lanes == 0 else remaining(hidden, u.var))
+
+    def begin(self, at: int) -> None:
+        """Bring the initial states in."""
+        b, lanes = self.b, self.tiling.lanes
+
+        def one(r: Dim, u: Dim, left: Dim | None) -> None:
+            for place, own in zip(self.job.initial, self._own(0), strict=True):
+                if place is None:
+                    tile = b.fill(0.0, DType.F32, (lanes,))
+                else:
+                    tile = _read(b, place, (at, expr("+", self.row, r), u), (2,), (lanes,), (left,))
+                b.store(own[0], (*own[1], r, u), tile)
+
+        self._units(one)
+
+    def end(self, at: int) -> None:
+        """Hand the last states out."""
+        b, lanes = self.b, self.tiling.lanes
+        if not any(self.job.finals):
+            return
+
+        def one(r: Dim, u: Dim, left: Dim | None) -> None:
+            for place, own in zip(self.job.finals, self._own(expr("%", self.job.steps, 2)), strict=True):
+                if place is not None:
+                    tile = b.load(own[0], (*own[1], r, u), (lanes,))
+                    _write(b, place, (at, expr("+", self.row, r), u), (2,), tile, (left,))
+
+        self._units(one)
+
+    def _own(self, parity: Dim) -> list[tuple[Buffer, tuple[Dim, ...]]]:
+        """The block's own copies of the states."""
+        return [(self.h, (parity,)), *([(self.c, ())] if self.c is not None else [])]
+
+    def _sequence_at(self, time: Dim, row: Dim, element: Dim) -> tuple[Dim, Dim, Dim]:
+        return (row, time, element) if self.job.batch_first else (time, row, element)
+
+    def copy(self, layer: int, inputs: int, steps: Dim, time: Callable[[Dim], Dim]) -> None:
+        """The chunk's inputs, step by step, row by row."""
+        b, lanes = self.b, self.tiling.lanes
+        with (
+            b.loop("s", 0, steps) as s,
+            let(b, "time", time(s.var)) as now,
+            b.loop("r", 0, self.height) as r,
+            b.loop("k", 0, inputs, lanes) as k,
+        ):
+            left = None if inputs % lanes == 0 else remaining(inputs, k.var)
+            if layer == 0:
+                where = self._sequence_at(now, expr("+", self.row, r.var), k.var)
+                tile = _read(b, self.job.x, where, (2,), (lanes,), (left,))
+            else:
+                tile = b.load(self.ys[(layer - 1) % 2], (self._nth(now, r.var), k.var), (lanes,), valid=(left,))
+            b.store(self.xs, (self._nth(s.var, r.var), k.var), tile)
+
+    def _nth(self, step: Dim, row: Dim) -> Dim:
+        """The place of a step's row where all rows of a step lie behind each other."""
+        return expr("+", expr("*", step, self.height), row)
+
+    # -- products
+
+    def project(self, weights: Weights, steps: Dim) -> None:
+        """What the inputs give to the gates, for all steps of the chunk."""
+        b, t = self.b, self.tiling
+        m = expr("*", steps, self.height)
+        p = Product(lambda row, k, h: b.load(self.xs, (row, k), (h, 1)), weights.wi, m, weights.inputs, self.panels, t)
+        biases = [weights.bi, weights.bh] if self.job.cell == "lstm" else [weights.bi]
+        with b.loop("panel", 0, self.panels) as panel:
+            bias = self._bias(biases, panel.var)
+
+            def tile(row: Dim, height: int) -> None:
+                acc = sums(b, p, height, row, panel.var)
+                total = acc if bias is None else b.map("add", acc, bias)
+                b.store(self.gx, (row, expr("*", panel.var, t.nr)), total)
+
+            self._tiles(m, tile)
+
+    def _bias(self, buffers: list[Buffer | None], panel: Dim) -> Tile | None:
+        tiles = [self.b.load(x, (panel, 0, 0), (1, self.tiling.nr)) for x in buffers if x is not None]
+        return self.b.map("add", *tiles) if len(tiles) > 1 else tiles[0] if tiles else None
+
+    def _tiles(self, m: Dim, tile: Callable[[Dim, int], None]) -> None:
+        """Cover rows with register tiles: balanced where their number is known, else high ones and then low ones."""
+        b, mr = self.b, self.tiling.mr
+        if isinstance(m, int):
+            blocks = balance(m, mr)
+            parts: list[tuple[int, Dim]] = [(blocks.rows, m)] if blocks.rows else []
+            if blocks.extra:
+                parts.insert(0, (blocks.rows + 1, blocks.extra * (blocks.rows + 1)))
+        else:
+            parts = []
+            done: Dim = 0
+            for h in [h for h in (mr, 2) if h <= mr]:
+                done = expr("+", done, expr("*", expr("//", remaining(m, done), h), h))
+                parts.append((h, done))
+            parts.append((1, m))
+        begin: Dim = 0
+        with contextlib.ExitStack() as scope:
+            for height, end in parts:
+                end = scope.enter_context(let(b, "end", end))
+                with b.loop("row", begin, end, height) as row:
+                    tile(row.var, height)
+                begin = end
+
+    def step(self, layer: int, direction: int, weights: Weights, s: Dim, time: Dim, parity: Dim) -> None:
+        """One time step of the block."""
+        b, t, hidden = self.b, self.tiling, self.job.hidden
+
+        def lhs(row: Dim, k: Dim, rows: int) -> Tile:
+            return b.load(self.h, (parity, row, k), (rows, 1))
+
+        p = Product(lhs, weights.wh, self.height, hidden, self.panels, t)
+        with b.loop("panel", 0, self.panels) as panel:
+            bias = self._bias([weights.bh], panel.var) if self.job.cell == "gru" else None
+
+            def finish(tile: Tile, row: Dim) -> None:
+                rows = tile.type.shape[0]
+                gx = b.load(self.gx, (self._nth(s, row), expr("*", panel.var, t.nr)), (rows, t.nr))
+                new = self.cell(gx, tile if bias is None else b.map("add", tile, bias), row, panel.var, parity)
+                self.hand_on(layer, direction, time, row, panel.var, new)
+
+            for h in self.heights:
+                with b.when(expr("==", self.height, h)) if self.height != h else contextlib.nullcontext():
+                    acc = sums(b, p, h, 0, panel.var)
+                    if self.sums is None:
+                        finish(acc, 0)
+                    else:
+                        b.store(self.sums, (0, 0), acc)
+            if self.sums is not None:
+                with b.loop("r", 0, self.height) as r:
+                    finish(b.load(self.sums, (r.var, 0), (1, t.nr)), r.var)
+
+    # -- cells
+
+    def cell(self, gx: Tile, gh: Tile, row: Dim, panel: Dim, parity: Dim) -> Tile:
+        """The new h of some rows and a panel's units; states of the block are updated."""
+        b, lanes = self.b, self.tiling.lanes
+        rows = gx.type.shape[0]
+        unit = expr("*", panel, lanes)
+
+        def part(tile: Tile, first: int, gates: int = 1) -> Tile:
+            return b.extract(tile, (0, first * lanes), (rows, gates * lanes))
+
+        def sigmoid(x: Tile) -> Tile:
+            return b.map("recip", b.map("add", b.map("exp", b.map("neg", x)), 1.0))
+
+        if self.c is not None:
+            gates = b.map("add", gx, gh)
+            soft = sigmoid(part(gates, 0, 3))
+            c = b.load(self.c, (row, unit), (rows, lanes))
+            new = b.map("mul", part(soft, 0), b.map("tanh", part(gates, 3)))
+            c = b.map("fma", part(soft, 1), c, new)
+            b.store(self.c, (row, unit), c)
+            h = b.map("mul", part(soft, 2), b.map("tanh", c))
+        else:
+            soft = sigmoid(b.map("add", part(gx, 0, 2), part(gh, 0, 2)))
+            new = b.map("tanh", b.map("fma", part(soft, 0), part(gh, 2), part(gx, 2)))
+            old = b.load(self.h, (parity, row, unit), (rows, lanes))
+            h = b.map("fma", part(soft, 1), b.map("sub", old, new), new)
+        b.store(self.h, (expr("+", 1, expr("*", parity, -1)), row, unit), h)
+        return h
+
+    def hand_on(self, layer: int, direction: int, time: Dim, row: Dim, panel: Dim, h: Tile) -> None:
+        """The step's output, to the next layer or out of the kernel."""
+        b, job, lanes = self.b, self.job, self.tiling.lanes
+        unit = expr("*", panel, lanes)
+        left = None if job.hidden % lanes == 0 else remaining(job.hidden, unit)
+        element = expr("+", direction * job.hidden, unit)
+        if (layer + 1) * job.directions < len(job.weights):
+            b.store(self.ys[layer % 2], (self._nth(time, row), element), h, valid=(None, left))
+        elif job.y is not None:
+            where = self._sequence_at(time, expr("+", self.row, row), element)
+            _write(b, job.y, where, (0 if job.batch_first else 1, 2), h, (None, left))
+
+
+def _along(place: Place, where: tuple[Dim, ...], dims: tuple[int, ...]) -> tuple[tuple[Dim, ...], tuple[int, ...], tuple[Dim, ...]]:
+    """Index, axes and steps of a tile that walks along some dims of a value."""
+    if not place.flat:
+        return where, dims, ()
+    at = expr("+", 0, *(expr("*", i, s) for i, s in zip(where, place.strides, strict=True)))
+    return (at,), (0,) * len(dims), tuple(place.strides[d] for d in dims)
+
+
+def _read(
+    b: KernelBuilder, place: Place, where: tuple[Dim, ...], dims: tuple[int, ...], shape: tuple[int, ...],
+    valid: tuple[Dim | None, ...],
+) -> Tile:  # fmt: skip
+    index, axes, step = _along(place, where, dims)
+    return b.load(place.buffer, index, shape, axes=axes, step=step, valid=valid)
+
+
+def _write(
+    b: KernelBuilder, place: Place, where: tuple[Dim, ...], dims: tuple[int, ...], tile: Tile, valid: tuple[Dim | None, ...]
+) -> None:
+    index, axes, step = _along(place, where, dims)
+    b.store(place.buffer, index, tile, axes=axes, step=step, valid=valid)
