@@ -30,6 +30,8 @@ def _initialize() -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     llvm.initialize_native_asmparser()
+    # Index arithmetic is already hoisted to where it changes; looking for better takes LLVM longer than all the rest.
+    llvm.set_option("", "-disable-lsr")
 
 
 def host_cpu_name() -> str:
