@@ -36,6 +36,8 @@ Message = tuple[dict[str, Any], list[bytes]]
 
 BUDGET_S = 10.0
 """After so long, a group whose first attempt fails is not cut into smaller ones any more."""
+WORTH_CUTTING = 6
+"""Nodes in a group that loses to the library, from which on its halves are tried: those of a few fused ops lose as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +170,9 @@ def _settle(graph: Graph, g: Group, shop: _Shop) -> list[tuple[Group, int]]:
         shop.note(f"a group of {len(g.nodes)} is cut before {op}: {why}")
     else:
         kernel = shop.kernel(piece)
-        if kernel >= 0 or len(g.nodes) == 1 or why or shop.spent:
-            return [(g, kernel)]
         first = _prefix(g)
+        if kernel >= 0 or len(g.nodes) == 1 or why or shop.spent or not first:
+            return [(g, kernel)]
     rest = g.nodes[first:]
     return [*_settle(graph, Group(g.nodes[:first], g.kind), shop), *_settle(graph, Group(rest, "rows"), shop)]
 
@@ -195,8 +197,10 @@ def _blamed(graph: Graph, g: Group, shop: _Shop) -> int:
 
 
 def _prefix(g: Group) -> int:
-    """Where to cut a group that has no kernel: behind a contraction or convolution, or in the middle."""
-    return 1 if g.kind in ("contract", "convolution") else len(g.nodes) // 2
+    """Where to cut a group that loses: behind a contraction or convolution, in the middle of a long one; 0 for not at all."""
+    if g.kind in ("contract", "convolution"):
+        return 1
+    return len(g.nodes) // 2 if len(g.nodes) >= WORTH_CUTTING else 0
 
 
 def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:

@@ -18,7 +18,7 @@ from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.scratch import LINE
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.base.errors import InternalError
-from hotfuse.ir.dims import Dim, evaluate, symbols
+from hotfuse.ir.dims import Dim, dims_in, evaluate, symbols
 from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
@@ -133,12 +133,22 @@ class _Glue:
         return f"{name} = strided({shape}, [{', '.join(self._number(d, sizes) for d in strides)}], dtype={dtype})"
 
     def _number(self, d: Dim, sizes: Mapping[str, str]) -> str:
+        """A size as Python."""
         if isinstance(d, int):
-            return str(d)
+            return str(d) if d >= 0 else f"({d})"
         if d.op == "sym":
             return sizes[str(d.args[0])]
-        env = ", ".join(f"{s!r}: {sizes[s]}" for s in sorted(symbols(d)))
-        return f"evaluate({self._name('dim', d)}, {{{env}}})"
+        parts = [self._number(a, sizes) for a in dims_in(d)]
+        match d.op:
+            case "+" | "*" | "//" | "%":
+                return f"({f' {d.op} '.join(parts)})"
+            case "max" | "min":
+                return f"{d.op}({', '.join(parts)})" if len(parts) > 1 else parts[0]
+            case "ceildiv":
+                return f"(-(-{parts[0]} // {parts[1]}))"
+            case _:
+                env = ", ".join(f"{s!r}: {sizes[s]}" for s in sorted(symbols(d)))
+                return f"evaluate({self._name('dim', d)}, {{{env}}})"
 
     def _name(self, prefix: str, value: Any) -> str:
         name = f"{prefix}{len(self.bound)}"
