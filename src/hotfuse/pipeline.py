@@ -23,7 +23,8 @@ from hotfuse.partition.cut import Partition, Partitioning, cut
 from hotfuse.runtime.plan import Plan, assemble, build
 
 if TYPE_CHECKING:
-    from hotfuse.compile.fetch import NativeParts
+    from hotfuse.backends.llvm.abi import NativeKernel
+    from hotfuse.compile.fetch import Body, NativeParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +71,37 @@ def _asked(graph: Graph, job: Job) -> NativeParts:
 
 
 def _native(parts: NativeParts, job: Job) -> Plan:
-    from hotfuse.backends.llvm.group import artifact
     from hotfuse.backends.llvm.parallel import runtime
-    from hotfuse.compile.fetch import load, renamed
+    from hotfuse.compile.fetch import load
+
+    plan = _assembled(parts.body, parts, [load(k) for k in parts.kernels], job)
+    serial = runtime().kind == "serial"
+    notes = ("kernels run on one thread: " + runtime().detail,) if serial else ()
+    return replace(plan, notes=(*notes, *parts.notes))
+
+
+def _assembled(body: Body, parts: NativeParts, loaded: Sequence[NativeKernel], job: Job) -> Plan:
+    """The plan of a graph, or of a branch in it."""
+    from hotfuse.backends.branching import branching
+    from hotfuse.backends.llvm.group import artifact
+    from hotfuse.compile.fetch import renamed
     from hotfuse.lower.own_sizes import anchored, with_own_sizes
 
     library = LibraryBackend()
-    loaded = [load(k) for k in parts.kernels]
 
     def compiled(part: Partition, piece: Graph) -> Artifact:
-        kernel = parts.chosen[part.index]
+        kernel = body.chosen[part.index]
+        if part.index in body.branches:
+            plans = [_assembled(b, parts, loaded, job) for b in body.branches[part.index]]
+            return branching(piece, [(p.run, p.artifacts) for p in plans], job.weights)
         if kernel < 0:
             return library.compile(piece, job.weights)
-        called = anchored(parts.partitioning.graph, piece)
+        called = anchored(body.partitioning.graph, piece)
         own, _ = with_own_sizes(called)
         lowered = renamed(parts.kernels[kernel].lowered, own)
         return replace(artifact(own, lowered, loaded[kernel], job.weights, parts.kernels[kernel].about), graph=called)
 
-    serial = runtime().kind == "serial"
-    notes = ("kernels run on one thread: " + runtime().detail,) if serial else ()
-    return replace(assemble(parts.partitioning, compiled, job.weights, tier=1), notes=(*notes, *parts.notes))
+    return assemble(body.partitioning, compiled, job.weights, tier=1)
 
 
 TIER1: tuple[Stage, ...] = (
@@ -102,7 +114,10 @@ def compile_tier1(
     graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings
 ) -> Plan:
     """A graph as a plan with generated kernels where they pay; raises InternalError where none does."""
-    return _run(TIER1, graph, Job(settings, weights, sample))
+    from hotfuse.compile.freeze import frozen
+
+    settled, constants = frozen(graph, weights)
+    return _run(TIER1, settled, Job(settings, constants, sample))
 
 
 def _run(stages: tuple[Stage, ...], value: Any, job: Job) -> Any:

@@ -1,0 +1,74 @@
+"""What follows from weights alone is computed once, when a plan with copies of weights is made.
+
+    %a = slice(%w, 0, 0, 128)   %b = cat([%a, %c])   %y = linear(%x, %b)     ->     param %b   %y = linear(%x, %b)
+
+Exporters write down how weights are put together (the gates of an LSTM, positions, masks), and every call would do it again. Only
+for tiers that are withdrawn when a weight changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from hotfuse.backends.library import LibraryBackend
+from hotfuse.ir.graph import Graph, Kind, Node, Param, Value, output_values, values_in
+from hotfuse.ir.subgraph import extract
+from hotfuse.ir.types import TensorType
+from hotfuse.ops.table import is_mutating, is_random, packet
+
+EXTRA_BYTES = 1 << 20
+"""How much larger than the weights it is made of a plan's constants may be."""
+_UNDEFINED = frozenset({"aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided", "aten.empty_permuted"})
+
+
+def frozen(graph: Graph, weights: Mapping[str, torch.Tensor]) -> tuple[Graph, Mapping[str, torch.Tensor]]:
+    """The graph without nodes that depend on weights only, and the weights with what those nodes give."""
+    chosen = _constant(graph)
+    if not chosen:
+        return graph, weights
+    piece = extract(graph, chosen, f"{graph.name}.constants")
+    with torch.no_grad():
+        made = LibraryBackend().compile(piece, weights).run()
+    read = {p.key: weights[p.key] for p in piece.params}
+    if _bytes(made) > _bytes(tuple(read.values())) + EXTRA_BYTES:
+        return graph, weights
+    keys = {v.name: f"frozen:{v.name}" for v in output_values(piece)}
+    params = (*graph.params, *(Param(v, keys[v.name]) for v in output_values(piece)))
+    nodes = tuple(n for i, n in enumerate(graph.nodes) if i not in chosen)
+    used = {v.name for n in nodes for v in n.ins} | {v.name for v in output_values(graph)}
+    kept = tuple(p for p in params if p.value.name in used)
+    return replace(graph, params=kept, nodes=nodes), {**weights, **dict(zip(keys.values(), made, strict=True))}
+
+
+def _constant(graph: Graph) -> set[int]:
+    """Nodes that give the same tensors in every call, except those that give one of the graph's outputs."""
+    returned = {v.name for out in graph.outputs for v in values_in(out)}
+    known = {p.value.name for p in graph.params}
+    chosen: set[int] = set()
+    for i, node in enumerate(graph.nodes):
+        if all(v.name in known for v in node.ins) and _computable(node) and not any(v.name in returned for v in node.outs):
+            chosen.add(i)
+            known.update(v.name for v in node.outs)
+    return chosen
+
+
+def _computable(node: Node) -> bool:
+    return (
+        node.kind is Kind.OPERATOR
+        and bool(node.outs)
+        and all(_static(v) for v in node.outs)
+        and packet(node.op) not in _UNDEFINED
+        and not is_random(node.op)
+        and not is_mutating(node.op)
+    )
+
+
+def _static(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and v.type.device == "cpu" and all(isinstance(d, int) for d in v.type.shape)
+
+
+def _bytes(tensors: tuple[torch.Tensor, ...]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)

@@ -1,0 +1,79 @@
+"""Constants of a plan: computed once from weights, never from anything a call could change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import hotfuse
+import hotfuse.runtime.engine as engine
+from hotfuse.base.settings import Settings
+from hotfuse.compile.freeze import frozen
+from hotfuse.ir.text import parse, show
+from hotfuse.ir.verify import verify
+from hotfuse.runtime.race import Trial
+
+GATES = """graph main(%x: f32[2, 4]) {
+  param %w: f32[8, 4] = "w"
+  param %e: f32[4, 4] = "e"
+  %a: f32[4, 4] = aten.slice.Tensor(%w, 0, 0, 4)
+  %b: f32[4, 4] = aten.slice.Tensor(%w, 0, 4, 8)
+  %c: f32[8, 4] = aten.cat.default([%b, %a])
+  %n: f32[4, 4] = aten.neg.default(%e)
+  %r: f32[4, 4] = aten.bernoulli.default(%e)
+  %y: f32[2, 8] = aten.linear.default(%x, %c, None)
+  %z: f32[4, 4] = aten.add.Tensor(%r, %e)
+  return %y, %z, %n
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def test_only_what_weights_alone_decide_is_frozen() -> None:
+    weights = {"w": torch.randn(8, 4), "e": torch.rand(4, 4)}
+    graph, found = frozen(parse(GATES), weights)
+    ops = [n.op for n in verify(graph).nodes]
+    assert ops == ["aten.neg.default", "aten.bernoulli.default", "aten.linear.default", "aten.add.Tensor"], show(graph)
+    assert [p.key for p in graph.params] == ["e", "frozen:c"], "what an output is made of stays computed"
+    assert torch.equal(found["frozen:c"], torch.cat([weights["w"][4:], weights["w"][:4]]))
+
+
+def test_large_results_of_small_weights_stay_computed() -> None:
+    text = """graph main(%x: f32[1, 4096]) {
+  param %w: f32[1, 4096] = "w"
+  %a: f32[4096, 4096] = aten.repeat.default(%w, [4096, 1])
+  %y: f32[4096, 4096] = aten.add.Tensor(%x, %a)
+  return %y
+}
+"""
+    graph = parse(text)
+    assert frozen(graph, {"w": torch.zeros(1, 4096)})[0] is graph
+
+
+def test_a_changed_weight_reaches_frozen_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+
+    class Gated(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.randn(64, 32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            swapped = torch.cat([self.w[32:], self.w[:32]])
+            return torch.tanh(torch.nn.functional.linear(x, swapped))
+
+    model = Gated().eval()
+    fast = hotfuse.jit(model, settings=Settings(capture="inline", hot_calls=1))
+    x = torch.randn(16, 32)
+    for _ in range(4):
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+    model.w.mul_(2)
+    for _ in range(4):
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
