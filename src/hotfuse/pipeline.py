@@ -101,7 +101,7 @@ def _assembled(body: Body, parts: NativeParts, loaded: Sequence[NativeKernel], j
         lowered = renamed(parts.kernels[kernel].lowered, own)
         return replace(artifact(own, lowered, loaded[kernel], job.weights, parts.kernels[kernel].about), graph=called)
 
-    return assemble(body.partitioning, compiled, job.weights, tier=1)
+    return assemble(body.partitioning, compiled, job.weights, tier=1, as_extracted=True)
 
 
 TIER1: tuple[Stage, ...] = (

@@ -116,6 +116,17 @@ def test_lazily_negated_views() -> None:
     assert native_calls(fast) >= 1, str(fast.explain())
 
 
+def test_a_kernel_that_is_the_whole_graph_takes_its_inputs_in_order_of_use() -> None:
+    def apart(a: torch.Tensor, unused: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.exp(b) * 2 - a
+
+    fast = hotfuse.jit(apart, settings=INLINE)
+    for _ in range(4):
+        a, b = torch.randn(5, 6), torch.randn(5, 6)
+        torch.testing.assert_close(fast(a, a, b), apart(a, a, b), rtol=1e-5, atol=1e-5)
+    assert native_calls(fast) >= 1 and backends(fast) == ["llvm"], str(fast.explain())
+
+
 def test_special_values_and_tails() -> None:
     def chain(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return torch.softmax(x, -1), torch.tanh(x) + torch.sigmoid(x), x.amax(-1, keepdim=True)
@@ -241,7 +252,7 @@ def test_sizes_that_depend_on_data_are_not_tried() -> None:
     text = LAYER.replace("s0", "u0").replace(" where (2 <= u0)", "")
     value = parse(text).inputs[0]
     with pytest.raises(CannotLower, match="depends on data"):
-        trial._made_up(value, {}, torch.Generator())
+        trial._made_up(value, {}, torch.Generator())  # pyright: ignore[reportPrivateUsage]
 
 def test_a_group_is_cut_before_the_node_that_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))

@@ -57,18 +57,28 @@ def _made(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     return ask({"kind": "tier1", "graph": show(graph), "dims": sizes}, [], from_env())[0]
 
 
+def _parts(body: dict[str, Any]) -> list[list[int]]:
+    """The parts of a graph and, in place of one that branches, those of its branches."""
+    found: list[list[int]] = []
+    for i, part in enumerate(body["parts"]):
+        inside: list[dict[str, Any]] = body["branches"].get(str(i), [])
+        found += [p for b in inside for p in _parts(b)] if inside else [part]
+    return found
+
+
 def _table(header: dict[str, Any], as_json: bool) -> None:
     from hotfuse.tile.text import parse
 
-    uses = [kernel for _, _, kernel in header["parts"]]
-    found = [
+    parts = _parts(header)
+    uses = [kernel for _, _, kernel in parts]
+    found: list[dict[str, Any]] = [
         {
             "name": parse(k["kernel"]).name, "ops": k["ops"], "uses": uses.count(i), "compile_s": k["compile_s"],
             "kernel_us": k["kernel_us"], "library_us": k["library_us"],
         }
         for i, k in enumerate(header["kernels"])
     ]  # fmt: skip
-    library = sum(last - first for first, last, kernel in header["parts"] if kernel < 0)
+    library = sum(last - first for first, last, kernel in parts if kernel < 0)
     if as_json:
         print_json({"stage": "kernels", "kernels": found, "library_nodes": library, "notes": header["notes"]})
         return

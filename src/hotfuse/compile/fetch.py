@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,12 +31,21 @@ class KernelCode:
 
 
 @dataclass(frozen=True, slots=True)
-class NativeParts:
+class Body:
     """A graph in the order its kernels need, cut into kernels and the runs of library nodes between them."""
 
     partitioning: Partitioning
     chosen: tuple[int, ...]
     """Per partition the kernel's number, or -1 for the library."""
+    branches: Mapping[int, tuple[Body, ...]]
+    """The branches of partitions that are a control node with kernels inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeParts:
+    """What the worker made of a graph."""
+
+    body: Body
     kernels: tuple[KernelCode, ...]
     notes: tuple[str, ...]
 
@@ -48,13 +58,18 @@ def fetch(request: dict[str, Any], settings: Settings) -> NativeParts:
     )
     if not kernels:
         raise InternalError("no part of the graph has a kernel", because="; ".join(header["notes"])[:500])
-    graph = parse(header["graph"])
+    return NativeParts(_body(header), kernels, tuple(header["notes"]))
+
+
+def _body(data: dict[str, Any]) -> Body:
+    graph = parse(data["graph"])
+    branches = {int(i): tuple(_body(b) for b in bodies) for i, bodies in data["branches"].items()}
     parts: list[Partition] = []
-    for i, (first, last, kernel) in enumerate(header["parts"]):
-        why = Cut.KERNEL if kernel >= 0 else Cut.START if i == 0 else Cut.REST
+    for i, (first, last, kernel) in enumerate(data["parts"]):
+        why = Cut.KERNEL if kernel >= 0 else Cut.CONTROL if i in branches else Cut.START if i == 0 else Cut.REST
         parts.append(Partition(i, first, last, why, device_of(graph.nodes[first])))
-    chosen = tuple(int(kernel) for _, _, kernel in header["parts"])
-    return NativeParts(Partitioning(graph, tuple(parts)), chosen, kernels, tuple(header["notes"]))
+    chosen = tuple(int(kernel) for _, _, kernel in data["parts"])
+    return Body(Partitioning(graph, tuple(parts)), chosen, branches)
 
 
 def _kernel(data: dict[str, Any], code: bytes) -> KernelCode:

@@ -17,6 +17,7 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.trial import attempt
 from hotfuse.fusion.groups import Group, group, reordered
 from hotfuse.fusion.layout import channels_last
+from hotfuse.ir.branches import IF, branches
 from hotfuse.ir.dims import evaluate, symbols
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.normal import normalized
@@ -134,23 +135,41 @@ def host_core(target: Target) -> Core:
 def make(graph: Graph, sizes: Mapping[str, int]) -> Message:
     """Everything the serving process needs to build a tier-1 plan; `sizes` are those of a real call."""
     core = host_core(host())
-    graph = channels_last(graph)
     shop = _Shop(lambda g: lower(g, core), sizes)
+    header = {"ok": True, **_body(graph, shop), "kernels": shop.kernels,
+              "notes": [f"{n} ({k} times)" if k > 1 else n for n, k in shop.notes.items()]}
+    return header, shop.codes
+
+
+def _body(graph: Graph, shop: _Shop) -> dict[str, Any]:
+    """A graph in the order its kernels need: [first node, end, kernel or -1] per part, and the bodies of parts that branch."""
+    graph = channels_last(graph)
     groups: list[tuple[Group, int]] = []
     for g in group(graph):
         groups += _settle(graph, g, shop)
     ordered = verify(reordered(graph, [g for g, _ in groups]))
     parts: list[list[int]] = []
+    bodies: dict[str, list[dict[str, Any]]] = {}
     at = 0
     for g, kernel in groups:
-        if parts and kernel < 0 and parts[-1][2] < 0:
+        entered = _entered(ordered, at, shop)
+        if parts and kernel < 0 and parts[-1][2] < 0 and not entered and str(len(parts) - 1) not in bodies:
             parts[-1][1] = at + len(g.nodes)
         else:
             parts.append([at, at + len(g.nodes), kernel])
+        if entered:
+            bodies[str(len(parts) - 1)] = entered
         at += len(g.nodes)
-    header = {"ok": True, "graph": show(ordered), "parts": parts, "kernels": shop.kernels,
-              "notes": [f"{n} ({k} times)" if k > 1 else n for n, k in shop.notes.items()]}
-    return header, shop.codes
+    return {"graph": show(ordered), "parts": parts, "branches": bodies}
+
+
+def _entered(graph: Graph, at: int, shop: _Shop) -> list[dict[str, Any]]:
+    """The branches of a node, each a body of its own; none where no branch has a kernel."""
+    node = graph.nodes[at]
+    if node.op != IF:
+        return []
+    made = [_body(b.graph, shop) for b in branches(graph, node)]
+    return made if any(body["branches"] or any(kernel >= 0 for _, _, kernel in body["parts"]) for body in made) else []
 
 
 def _settle(graph: Graph, g: Group, shop: _Shop) -> list[tuple[Group, int]]:

@@ -36,11 +36,20 @@ def build(partitioning: Partitioning, backend: Backend, weights: Mapping[str, An
 
 
 def assemble(
-    partitioning: Partitioning, compiled: Callable[[Partition, Graph], Artifact], weights: Mapping[str, Any], tier: int
+    partitioning: Partitioning,
+    compiled: Callable[[Partition, Graph], Artifact],
+    weights: Mapping[str, Any],
+    tier: int,
+    *,
+    as_extracted: bool = False,
 ) -> Plan:
-    """Have each partition compiled, and chain them; a single partition runs without a chain."""
+    """Have each partition compiled, and chain them; a single partition runs without a chain.
+
+    With `as_extracted` that is only so where the graph is what `extract` makes of it: what was compiled elsewhere for the
+    partition takes its inputs in that order.
+    """
     graph = partitioning.graph
-    if len(partitioning.parts) <= 1:
+    if len(partitioning.parts) <= 1 and not (as_extracted and _reordered(graph)):
         part = partitioning.parts[0] if partitioning.parts else Partition(0, 0, 0, Cut.START, "")
         artifact = compiled(part, graph)
         return Plan(partitioning, (artifact,), artifact.run, tier)
@@ -52,3 +61,9 @@ def assemble(
     outline = Graph(graph.name, graph.inputs, graph.params, nodes, graph.outputs)
     run, _ = flat_function(outline, lambda node: (calls[node.op].run, True), weights)
     return Plan(partitioning, tuple(pieces), run, tier)
+
+
+def _reordered(graph: Graph) -> bool:
+    """Whether all nodes taken out of a graph would have other inputs, params or outputs, or in another order."""
+    whole = extract(graph, range(len(graph.nodes)), graph.name)
+    return (whole.inputs, whole.params, whole.outputs) != (graph.inputs, graph.params, graph.outputs)
