@@ -276,25 +276,28 @@ def test_convolution_by_its_general_name() -> None:
     check(source, CORES["avx2"])
 
 
+@pytest.mark.parametrize(("padding", "dilation", "out"), [("same", 1, 6), ("same", 2, 6), ("valid", 1, 4)])
+def test_padding_by_name(padding: str, dilation: int, out: int) -> None:
+    check(NAMED.format(window=3, padding=padding, dilation=dilation, out=out, size=6, inputs=4, groups=1), CORES["avx2"])
+
+
+NAMED = """graph g(%x: f32[1, 4, {size}, 6]) {{ param %w: f32[4, {inputs}, {window}, {window}] = "w"
+  %h: f32[1, 4, {out}, {out}] = aten.conv2d.padding(%x, %w, None, [1, 1], "{padding}", [{dilation}, {dilation}], {groups})
+  return %h }}"""
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ((", 1)", ", 2)"), "2 groups of channels"),
-        (("%x: f32[1, 4, 6, 6]", "%x: f32[1, 4, s0, 6]"), "known only at run time"),
-        (("[1, 1], 1)", '"same", [1, 1], 1)'), "padding"),
+        ({"groups": 2, "inputs": 2}, "2 groups of channels"),
+        ({"size": "s0"}, "known only at run time"),
+        ({"window": 2, "padding": "same", "out": 6}, "more on one side"),
     ],
 )
-def test_what_is_refused(change: tuple[str, str], reason: str) -> None:
-    source = """graph g(%x: f32[1, 4, 6, 6]) { param %w: f32[4, 4, 3, 3] = "w"
-      %h: f32[1, 4, 6, 6] = aten.conv2d.default(%x, %w, None, [1, 1], [1, 1], [1, 1], 1) return %h }"""
-    if "same" in change[1]:
-        changed = source.replace("[1, 1], [1, 1], [1, 1], 1)", '[1, 1], "same", [1, 1], 1)').replace("2d.default", "2d.padding")
-    else:
-        changed = source.replace(*change)
-    if "groups" in reason:
-        changed = changed.replace("f32[4, 4, 3, 3]", "f32[4, 2, 3, 3]")
+def test_what_is_refused(change: dict[str, Any], reason: str) -> None:
+    usual: dict[str, Any] = {"window": 3, "padding": "valid", "dilation": 1, "out": 4, "size": 6, "inputs": 4, "groups": 1}
     with pytest.raises(CannotLower, match=reason):
-        lower_convolution(parse(changed), CORES["avx2"])
+        lower_convolution(parse(NAMED.format(**usual | change)), CORES["avx2"])
 
 
 # --- layouts

@@ -90,7 +90,7 @@ class _Change:
         if node.kind is not Kind.OPERATOR or len(node.outs) != 1 or not _can_move(node.outs[0]):
             return False
         name = packet(node.op)
-        if name in CONVOLUTIONS and not node.op.endswith(".padding"):
+        if name in CONVOLUTIONS:
             weight = node.args[1]
             return isinstance(weight, Value) and weight.name in self.params
         rank = _rank(node.outs[0])

@@ -111,12 +111,25 @@ def _convolution(node: Node, params: set[str]) -> Convolution:
     if groups != 1 and not own:
         raise CannotLower(f"{groups} groups of channels", where=where)
     rank = len(xs) - 2
-    moves = [_numbers(node, n, default, rank) for n, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
-    axes = [Axis(n, k, *move) for n, k, *move in zip(numbers[-rank:], numbers[2 : 2 + rank], *moves, strict=True)]
+    windows = numbers[2 : 2 + rank]
+    stride, dilation = (_numbers(node, n, 1, rank) for n in ("stride", "dilation"))
+    padding = _padding(node, windows, dilation)
+    axes = [Axis(*axis) for axis in zip(numbers[-rank:], windows, stride, padding, dilation, strict=True)]
     if any(a.out < 1 for a in axes):
         raise CannotLower("the window is larger than the image", where=where)
     lines = axes[0] if rank == 2 else Axis(1, 1)
     return Convolution(node, x, weight, bias, inputs, outputs, lines, axes[-1], own)
+
+
+def _padding(node: Node, windows: list[int], dilation: tuple[int, ...]) -> tuple[int, ...]:
+    """How far the window reaches beyond the image on both sides; by name it must be equally far."""
+    given = argument(node, "padding", 0)
+    if not isinstance(given, str):
+        return _numbers(node, "padding", 0, len(windows))
+    beyond = [0 if given == "valid" else d * (k - 1) for k, d in zip(windows, dilation, strict=True)]
+    if any(n % 2 for n in beyond):
+        raise CannotLower(f"{node.op} with padding {given}, which is more on one side", where=str(node.loc))
+    return tuple(n // 2 for n in beyond)
 
 
 def _numbers(node: Node, name: str, default: int, rank: int) -> tuple[int, ...]:
