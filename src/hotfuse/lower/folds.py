@@ -116,10 +116,12 @@ def running(b: KernelBuilder, scans: Sequence[ScanPlan], shape: Sequence[int]) -
     return [b.fill(0 if s.function == "sum" else 1, tensor_type(s.node.outs[0]).dtype, shape) for s in scans]
 
 
-def scan(at: Evaluator, plan: ScanPlan, before: Tile, *, across: bool) -> Tile:
+def scan(at: Evaluator, plan: ScanPlan, before: Tile, present: Tile | None, *, across: bool) -> Tile:
     """Give the running sums at the elements at hand; what comes out is the sum up to and with the last one."""
     b, out = at.builder, plan.node.outs[0]
     x = at.tile(plan.node.ins[0], plan.position)
+    if present is not None:
+        x = b.map("select", present, x, b.fill(0 if plan.function == "sum" else 1, x.type.dtype))
     extents = [a.extent for a in at.axes]
     if not across or not extents:
         total = b.map(_MAPS[plan.function], before, x)

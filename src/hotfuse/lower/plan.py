@@ -210,8 +210,11 @@ class Planner:
     def _scan(self, phase: Phase) -> None:
         found = trace(self.definitions, self.space, phase.wanted).scans
         for (_, position), node in found.items():
-            if (self._along(node, position),) != (phase.columns or (-1,)):
+            along = self._along(node, position)
+            if (along,) != (phase.columns or (-1,)):
                 raise CannotLower("a running sum does not go along the only loop inside a row")
+            if along >= 0 and not same(self.space.extents[along], shape_of(node.outs[0])[scanned_dim(node)]):
+                raise CannotLower("a running sum is only a part of the loop that it goes along")
             phase.scans.append(ScanPlan(node, position))
 
     def _over(self, shape: tuple[Dim, ...]) -> tuple[tuple[int, ...], Position]:

@@ -129,6 +129,8 @@ def _reached(along: Coord, start: Dim, space: Space, running: Mapping[int, int])
 
 @dataclass(slots=True)
 class _Scope:
+    axes: tuple[int, ...] = ()
+    """The counters that tiles made here have axes for."""
     tiles: dict[Key, Tile] = field(default_factory=dict[Key, Tile])
     kept: dict[Key, tuple[Place, Position]] = field(default_factory=dict[Key, tuple[Place, Position]])
 
@@ -158,7 +160,7 @@ class Evaluator:
         self.running = {**self.running, **(segments or {})}
         if axes is not None:
             self.axes = tuple(axes)
-        self._scopes.append(_Scope())
+        self._scopes.append(_Scope(tuple(a.counter for a in self.axes)))
         yield
         self._scopes.pop()
         self.at, self.axes, self.running = before
@@ -177,7 +179,11 @@ class Evaluator:
 
     def known_key(self, key: Key) -> Tile | None:
         """The same by key."""
-        return next((s.tiles[key] for s in reversed(self._scopes) if key in s.tiles), None)
+        axes = tuple(a.counter for a in self.axes)
+        for scope in reversed(self._scopes):
+            if key in scope.tiles and (scope.axes == axes or not scope.tiles[key].type.shape):
+                return scope.tiles[key]
+        return None
 
     def stored(self, key: Key) -> bool:
         """Whether it would be loaded, having been kept."""

@@ -13,7 +13,7 @@ from itertools import pairwise
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.lower import folds
-from hotfuse.lower.algebra import add, mul, sub
+from hotfuse.lower.algebra import add, at_most, mul, sub
 from hotfuse.lower.index import Coord, Position, counters_of
 from hotfuse.lower.lowered import Memory, Place, tensor_type
 from hotfuse.lower.plan import FoldPlan, Phase, Plan
@@ -89,7 +89,12 @@ class Writer:
 
     def segments(self, leader: int) -> list[tuple[int, Dim, Dim]]:
         """A loop's stretches between its cuts."""
-        limits = [0, *self.plan.space.cuts[leader], self.extent(leader)]
+        space, extent = self.plan.space, self.extent(leader)
+        limits: list[Dim] = [0]
+        for cut in space.cuts[leader]:  # a cut may lie outside: then one of the stretches beside it is empty
+            cut = cut if at_most(cut, extent, space.positive) else expr("min", cut, extent)
+            limits.append(cut if at_most(0, cut, space.positive) else expr("max", cut, 0))
+        limits.append(extent)
         return [(i, lo, hi) for i, (lo, hi) in enumerate(pairwise(limits))]
 
     def widths(self, leader: int) -> list[int]:
@@ -132,7 +137,8 @@ class Writer:
                 valid = sub(part.stop, loop.var) if part.partial else None
                 along = (*self.at.axes, Along(leader, part.width, valid))
                 with self.at.loops({leader: loop.var}, along, {leader: segment}):
-                    self.hoist()
+                    if not rest:  # tiles made before all axes are there would not fit those made inside
+                        self.hoist()
                     self.rows(rest)
 
     def hoist(self, more: Sequence[tuple[Value, Position]] = ()) -> None:
@@ -268,7 +274,7 @@ class Writer:
             valid = sub(part.stop, loop.var) if part.partial else None
             with self.at.loops({leader: loop.var}, (Along(leader, part.width, valid),), {leader: segment}):
                 present = None
-                if valid is not None and phase.folds:
+                if valid is not None and (phase.folds or phase.scans):
                     present = self.b.map("lt", self.b.iota(0, (part.width,), 0), self.b.index(valid))
                 before = {part.width: list(loop.carried[: len(mine)]), RUNNING: list(loop.carried[len(mine):])}
                 inside = self.column(phase, before, part.width, present, kept)
@@ -285,7 +291,8 @@ class Writer:
         new: list[Tile] = []
         sums: list[Tile] = []
         for scan, before in zip(phase.scans, carried.get(RUNNING, []), strict=True):
-            sums.append(folds.scan(self.at, scan, before, across=not self.row_vector))
+            here = self.exists(phase, scan.node.outs[0], scan.position)
+            sums.append(folds.scan(self.at, scan, before, present, across=not self.row_vector) if here else before)
         for fold in phase.folds:
             count = 2 if fold.function.startswith("arg") else 1
             mine, held = held[:count], held[count:]
@@ -303,7 +310,7 @@ class Writer:
         if not any(self.plan.space.cuts):
             return True
         reach = trace(self.at.definitions, self.plan.space, phase.wanted, running=self.at.running)
-        return (value.name, position) in reach.computed
+        return (value.name, position) in reach.computed or (value.name, position) in reach.scans
 
     def finish(self, phase: Phase, fold: FoldPlan, n: int, carried: Carried) -> Tile:
         """A reduction's result from the accumulators of every width."""
