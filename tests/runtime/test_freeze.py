@@ -9,6 +9,7 @@ import torch
 
 import hotfuse
 import hotfuse.runtime.engine as engine
+from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.settings import Settings
 from hotfuse.compile.freeze import frozen
 from hotfuse.ir.text import parse, show
@@ -54,7 +55,7 @@ def test_large_results_of_small_weights_stay_computed() -> None:
 }
 """
     graph = parse(text)
-    assert frozen(graph, {"w": torch.zeros(1, 4096)})[0] is graph
+    assert frozen(graph, {"w": torch.zeros(1, 4096)})[0] == graph
 
 
 def test_a_changed_weight_reaches_frozen_constants(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,3 +78,32 @@ def test_a_changed_weight_reaches_frozen_constants(monkeypatch: pytest.MonkeyPat
     model.w.mul_(2)
     for _ in range(4):
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_constants_of_branches_become_captures() -> None:
+    text = """graph main(%x: f32[2, 4], %c: bool[]) {
+  param %w: f32[4, 4] = "w"
+  %y: f32[2, 4] = control.if(%c, [%x, %w]) {
+    graph then(%a: f32[2, 4], %b: f32[4, 4]) {
+      %n: f32[4, 4] = aten.neg.default(%b)
+      %r: f32[2, 4] = aten.linear.default(%a, %n, None)
+      return %r
+    }
+    graph else(%a: f32[2, 4], %b: f32[4, 4]) {
+      %e: f32[4, 4] = aten.exp.default(%b)
+      %n: f32[4, 4] = aten.tanh.default(%e)
+      %r: f32[2, 4] = aten.linear.default(%a, %n, None)
+      return %r
+    }
+  }
+  return %y
+}
+"""
+    graph, weights = parse(text), {"w": torch.randn(4, 4)}
+    settled, constants = frozen(graph, weights)
+    (node,) = verify(parse(show(settled))).nodes
+    assert [[n.op for n in g.nodes] for g in node.graphs] == [["aten.linear.default"]] * 2
+    x = torch.randn(2, 4)
+    before, after = LibraryBackend().compile(graph, weights).run, LibraryBackend().compile(settled, constants).run
+    for cond in (torch.tensor(True), torch.tensor(False)):
+        assert torch.equal(before(x, cond)[0], after(x, cond)[0])

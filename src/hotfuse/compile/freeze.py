@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from hotfuse.backends.library import LibraryBackend
+from hotfuse.ir.branches import IF, branches
 from hotfuse.ir.graph import Graph, Kind, Node, Param, Value, output_values, values_in
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.types import TensorType
@@ -24,8 +25,12 @@ EXTRA_BYTES = 1 << 20
 _UNDEFINED = frozenset({"aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided", "aten.empty_permuted"})
 
 
-def frozen(graph: Graph, weights: Mapping[str, torch.Tensor]) -> tuple[Graph, Mapping[str, torch.Tensor]]:
-    """The graph without nodes that depend on weights only, and the weights with what those nodes give."""
+Weights = Mapping[str, torch.Tensor]
+
+
+def frozen(graph: Graph, weights: Weights, prefix: str = "frozen:") -> tuple[Graph, Weights]:
+    """The graph without nodes that depend on weights only, and the weights with what those nodes give, under `prefix`."""
+    graph, weights = _inside_branches(graph, weights, prefix)
     chosen = _constant(graph)
     if not chosen:
         return graph, weights
@@ -35,12 +40,33 @@ def frozen(graph: Graph, weights: Mapping[str, torch.Tensor]) -> tuple[Graph, Ma
     read = {p.key: weights[p.key] for p in piece.params}
     if _bytes(made) > _bytes(tuple(read.values())) + EXTRA_BYTES:
         return graph, weights
-    keys = {v.name: f"frozen:{v.name}" for v in output_values(piece)}
+    keys = {v.name: f"{prefix}{v.name}" for v in output_values(piece)}
     params = (*graph.params, *(Param(v, keys[v.name]) for v in output_values(piece)))
     nodes = tuple(n for i, n in enumerate(graph.nodes) if i not in chosen)
     used = {v.name for n in nodes for v in n.ins} | {v.name for v in output_values(graph)}
     kept = tuple(p for p in params if p.value.name in used)
     return replace(graph, params=kept, nodes=nodes), {**weights, **dict(zip(keys.values(), made, strict=True))}
+
+
+def _inside_branches(graph: Graph, weights: Weights, prefix: str) -> tuple[Graph, Weights]:
+    """Branches with their constants computed outside: each comes in as one more capture of both branches."""
+    found = dict(weights)
+    params, nodes = list(graph.params), list[Node]()
+    for i, node in enumerate(graph.nodes):
+        if node.op == IF and isinstance(captures := node.args[1], tuple):
+            made = [frozen(b.graph, weights, f"{prefix}{i}.{k}.") for k, b in enumerate(branches(graph, node))]
+            added = [(k, p) for k, (g, _) in enumerate(made) for p in g.params if p.key not in weights]
+            outer = tuple(Value(p.key, p.value.type) for _, p in added)
+            graphs = list[Graph]()
+            for k, (old, (g, _)) in enumerate(zip(node.graphs, made, strict=True)):
+                inner = [p.value if k == b else v for (b, p), v in zip(added, outer, strict=True)]
+                graphs.append(replace(old, nodes=g.nodes, inputs=(*old.inputs, *inner)))
+            node = replace(node, args=(node.args[0], (*captures, *outer)), graphs=tuple(graphs))
+            params += [Param(v, p.key) for v, (_, p) in zip(outer, added, strict=True)]
+            for _, more in made:
+                found.update(more)
+        nodes.append(node)
+    return replace(graph, params=tuple(params), nodes=tuple(nodes)), found
 
 
 def _constant(graph: Graph) -> set[int]:
