@@ -23,6 +23,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -88,7 +89,7 @@ def told(plan: Mapping[str, Any]) -> str:
         return "no plan"
     why = "" if plan["tier"] else f" ({plan['refused'] or 'not tried'})"
     return (
-        f"tier {plan['tier']}{why}, {plan['native']} native and {plan['library']} library partitions, "
+        f"tier {plan['tier']}{why}, {plan['native']} native, {plan['library']} library, {plan['branches']} branching parts, "
         f"{plan['library_nodes']} of {plan['nodes']} nodes with the library"
     )
 
@@ -139,11 +140,11 @@ def served(found: dict[str, Any]) -> dict[str, Any]:
     if not plans:
         raise Absent(f"no captured graph: {refused or 'no reason given'}")
     plan = max(plans, key=lambda p: p["calls"])
-    library = [p for p in plan["partitions"] if p["backend"] != "llvm"]
+    kinds = Counter(p["backend"] for p in plan["partitions"])
     return {
-        "tier": plan["tier"], "native": len(plan["partitions"]) - len(library), "library": len(library),
-        "nodes": plan["nodes"], "library_nodes": sum(p["nodes"] for p in library), "refused": refused,
-        "notes": plan["notes"],
+        "tier": plan["tier"], "native": kinds["llvm"], "library": kinds["library"], "branches": kinds["branches"],
+        "nodes": plan["nodes"], "refused": refused, "notes": plan["notes"],
+        "library_nodes": sum(p["nodes"] for p in plan["partitions"] if p["backend"] == "library"),
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Real ONNX models give ONNX Runtime's outputs, over several shapes, before and after capture."""
+"""Real ONNX models give ONNX Runtime's outputs, over several shapes: at first, captured, and in generated kernels."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ import onnxruntime
 import pytest
 
 import hotfuse
+import hotfuse.runtime.engine as engine
 from benchmarks import zoo
+from hotfuse.base.settings import from_env
+from hotfuse.runtime.race import Trial
 
 pytestmark = pytest.mark.zoo
 
 RTOL = 1e-4
 LEARNING = 2
 """Passes until every shape is in a captured graph: each may show that one more dim varies."""
+
+
+@pytest.fixture(autouse=True)
+def kernels_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which tier serves must not depend on how busy the machine is."""
+    monkeypatch.setattr(engine, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
 
 
 def load(name: str) -> zoo.ZooModel:
@@ -49,7 +58,7 @@ def test_outputs_equal_onnx_runtime(name: str) -> None:
     cases = [model.inputs(seed=1, variant=v) for v in range(model.variants)]
     wanted = [peer.run(None, case) for case in cases]
     assert len(cases) >= 3
-    with hotfuse.InferenceSession(model.path) as session:
+    with hotfuse.InferenceSession(model.path, settings=from_env().with_(hot_calls=1)) as session:
         assert [i.name for i in session.get_inputs()] == [i.name for i in peer.get_inputs()]
         assert [o.name for o in session.get_outputs()] == [o.name for o in peer.get_outputs()]
 
@@ -66,4 +75,10 @@ def test_outputs_equal_onnx_runtime(name: str) -> None:
             serve("while learning")
         assert session.wait(timeout=240)
         assert serve("at last") == len(cases), str(session.explain())
+        assert session.wait(timeout=240)
+        before = session.stats()["calls_per_tier"]["1"]
+        serve("in kernels")
+        native = session.stats()["calls_per_tier"]["1"] - before
+        assert native == len(cases), str(session.explain())
+        assert not {"refuse.mismatch", "drop.run_failed"} & set(session.stats()["events"]), str(session.explain())
         assert session.explain().to_dict()["fallbacks"] == {}, "every operator has a mapping of its own"
