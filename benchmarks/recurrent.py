@@ -141,7 +141,8 @@ def measured(job: Job, threads: int, rounds: int, clock: Callable[[], float]) ->
     picks: dict[str, Callable[[list[float]], float]] = {"median": statistics.median, "low": low, "least": min}
     micro = {label: {n: round(pick(t) * 1e6, 2) for n, t in times.items()} for label, pick in picks.items()}
     ratios = {
-        label: {n: round(us / found["ours"], 2) for n, us in found.items() if n != "ours"} for label, found in micro.items()
+        label: {n: float(f"{us / found['ours']:.3g}") for n, us in found.items() if n != "ours"}
+        for label, found in micro.items()
     }
     print(
         f"t{threads} {job.cell:4} hidden {job.hidden:3} steps {job.steps:3} batch {job.batch}  median us {micro['median']}"

@@ -20,13 +20,14 @@ from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import Target, host_levels
 from hotfuse.compile import trial
 from hotfuse.fusion.groups import group
-from hotfuse.ir.graph import Graph
+from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.text import parse
+from hotfuse.ir.types import Layout, TensorType
 from hotfuse.ir.verify import verify
 from hotfuse.lower import lower, pack
 from hotfuse.lower.codec import from_json, to_json
 from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, SymbolArgument
+from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
 from hotfuse.lower.pack import Order, PackSource, PackSpec
 from hotfuse.lower.tiling import Core
 from hotfuse.runtime.race import Trial
@@ -117,8 +118,8 @@ def outputs(lowered: Lowered, layer: Layer, data: list[Tensor], weights: dict[st
                 buffers[buffer] = torch.from_numpy(packed)
             case SymbolArgument(size, symbol):
                 sizes[size] = {"t": layer.steps, "b": layer.batch}[symbol]
-            case _:
-                raise AssertionError(a)
+            case StrideArgument(size, value, dim):
+                sizes[size] = values[value].stride(dim)
     if native is None:
         interp.run(lowered.kernel, {n: t.numpy() for n, t in buffers.items()}, sizes)
     else:
@@ -196,6 +197,25 @@ def test_one_kernel_serves_every_length_and_batch(layer: Layer) -> None:
                     torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=2e-6)
             elif batch:  # torch refuses empty sequences; the states pass through
                 assert all(torch.equal(a, b) for a, b in zip(got[1:], data[1:], strict=True))
+
+
+@pytest.mark.parametrize("native", [None, *host_levels()], ids=lambda t: t.name if t else "interpreted")
+def test_a_sequence_that_lies_differently(native: Target | None) -> None:
+    layer = Layer("gru", 7, 18, 5, 3)
+    weights = {n: w.detach().clone() for n, w in layer.module.named_parameters()}
+    graph = layer.graph(weights)
+    x = graph.inputs[0]
+    assert isinstance(x.type, TensorType)
+    strided = Value(x.name, replace(x.type, layout=Layout(strided=True)))
+    node = graph.nodes[0]
+    graph = replace(graph, inputs=(strided, *graph.inputs[1:]), nodes=(replace(node, args=(strided, *node.args[1:])),))
+    target = native or host_levels()[0]
+    lowered = lower(graph, Core(target.lanes, 32 if target.name == "avx512" else 16))
+    data = [torch.randn(3, 7, 5).permute(2, 0, 1), layer.data()[1]]
+    with torch.no_grad():
+        got = outputs(lowered, layer, data, weights, native)
+        for result, exact in zip(got, layer.exact(layer.module, data), strict=True):
+            torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=2e-6)
 
 
 def test_extreme_gates_saturate() -> None:
