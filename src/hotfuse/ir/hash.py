@@ -95,6 +95,31 @@ def _number(types: tuple[Type, ...], known: dict[str, str]) -> None:
                 known[name] = f"s{len(known)}"
 
 
+def _number_rest(types: tuple[Type, ...], known: dict[str, str]) -> None:
+    """Number the symbols that cannot be solved for by where they stand, which says nothing of their names."""
+    todo = [d for t in types for d in dims_of(t) if not isinstance(d, int)]
+    marks: dict[str, list[str]] = {}
+    for i, d in enumerate(todo):
+        for s in dims.symbols(d) - known.keys():
+            marks.setdefault(s, []).append(f"{i:06d} {_marked(d, s, known)}")
+    for s in sorted(marks, key=lambda s: marks[s]):
+        known[s] = f"s{len(known)}"
+
+
+_COMMUTES = frozenset({"+", "*", "max", "min", "and", "or", "==", "!="})
+
+
+def _marked(d: dims.Dim, name: str, known: dict[str, str]) -> str:
+    """An expression with one symbol pointed at, and those that have no number yet all alike."""
+    if isinstance(d, int):
+        return str(d)
+    if d.op == "sym":
+        symbol = str(d.args[0])
+        return "@" if symbol == name else known.get(symbol, "?")
+    parts = [_marked(a, name, known) for a in dims.dims_in(d)]
+    return f"{d.op}({', '.join(sorted(parts) if d.op in _COMMUTES else parts)})"
+
+
 class _Namer:
     """Gives canonical names; nested graphs share the symbols of the graph around them."""
 
@@ -107,7 +132,9 @@ class _Namer:
         values: dict[str, Arg] = {}
         order = self.order(graph)
         _number(tuple(v.type for v in graph.inputs), self.symbols)
-        _number(tuple(v.type for i in order for v in graph.nodes[i].outs), self.symbols)
+        made = tuple(v.type for i in order for v in graph.nodes[i].outs)
+        _number(made, self.symbols)
+        _number_rest((*(v.type for v in graph.inputs), *made), self.symbols)
 
         def define(v: Value) -> Value:
             new = Value(f"v{len(values)}", _type(v.type, self.symbol))
