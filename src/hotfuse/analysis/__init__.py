@@ -1,1 +1,1 @@
-"""TODO one line."""
+"""Pure facts about a graph: liveness, sizes, cost."""

@@ -1,1 +1,1 @@
-"""TODO one line."""
+"""Model to graph: torch modules, Dynamo, ONNX."""
