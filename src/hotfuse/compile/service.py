@@ -23,6 +23,8 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile import wire
 
 IDLE_S = 60.0
+STOP_S = 10.0
+"""Longest wait for the job in hand when the process ends."""
 PAUSE_S = 0.01
 """Before a job: the call that submitted it returns first, instead of waiting for the interpreter lock."""
 Job = Callable[[], None]
@@ -104,6 +106,7 @@ class Service:
         self._worker: Worker | None = None
         self.started = 0
         """Workers started so far."""
+        self._stopping = False
 
     def submit(self, job: Job) -> None:
         """Run a job in the background; jobs run one after another and handle their own errors."""
@@ -115,6 +118,8 @@ class Service:
 
     def ask(self, header: dict[str, Any], blobs: Sequence[bytes], timeout: float) -> wire.Message:
         """Ask the worker, from inside a job; a worker found dead is replaced once."""
+        if self._stopping:
+            raise CaptureError("the process is ending", why=Why.TURNED_OFF)
         if self._worker is None or not self._worker.alive:
             self._worker = Worker()
             self.started += 1
@@ -133,6 +138,8 @@ class Service:
                 self.close()
                 continue
             time.sleep(PAUSE_S)
+            if self._stopping:
+                return
             job()
 
     def close(self) -> None:
@@ -140,6 +147,15 @@ class Service:
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
+
+
+    def stop(self, timeout: float) -> None:
+        """End the worker and wait for the job in hand: a thread inside native code must not outlive the interpreter."""
+        self._stopping = True
+        self._queue.put(lambda: None)
+        self.close()
+        if self._thread is not None:
+            self._thread.join(timeout)
 
 
 _service: Service | None = None
@@ -173,7 +189,7 @@ def _after_fork() -> None:
 
 def _at_exit() -> None:
     if _service is not None:
-        _service.close()
+        _service.stop(STOP_S)
 
 
 os.register_at_fork(after_in_child=_after_fork)
