@@ -163,6 +163,15 @@ def rename(d: Dim, names: Mapping[str, str]) -> Dim:
     return expr(d.op, *(rename(a, names) for a in dims_in(d)))
 
 
+def substitute(d: Dim, by: Mapping[str, Dim]) -> Dim:
+    """The expression with some symbols replaced by expressions."""
+    if isinstance(d, int):
+        return d
+    if d.op == "sym":
+        return by.get(str(d.args[0]), d)
+    return expr(d.op, *(substitute(a, by) for a in dims_in(d)))
+
+
 def solve(d: Dim, value: int, env: Mapping[str, int]) -> dict[str, int] | None:
     """The one new symbol that makes `d` equal `value`, if it stands once, under sums and products only.
 

@@ -9,12 +9,12 @@ model's sizes, and groups that differ in nothing else become the same kernel thi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from hotfuse.ir.dims import Dim, Sym, dims_in, expr, sym, symbols
-from hotfuse.ir.graph import Arg, Graph, Node, Param, Value, map_values, sources
-from hotfuse.ir.types import TensorType, Type, dims_of, with_dims
+from hotfuse.ir.graph import Graph, Value, sources
+from hotfuse.ir.retype import retyped
+from hotfuse.ir.types import TensorType, dims_of, with_dims
 from hotfuse.lower.algebra import add, mul, sub, terms_of
 
 Unknowns = tuple[Sym, ...]
@@ -37,7 +37,7 @@ def with_own_sizes(graph: Graph) -> tuple[Graph, dict[str, Dim]]:
             if (pair := _unknown_in(d, sym(name), found, meaning)) is not None:
                 found[pair[0]] = pair[1]
                 meaning[name] = d
-    return _retyped(graph, lambda t: with_dims(t, tuple(_translated(d, found) for d in dims_of(t)))), meaning
+    return retyped(graph, lambda t: with_dims(t, tuple(_translated(d, found) for d in dims_of(t)))), meaning
 
 
 def anchored(graph: Graph, piece: Graph) -> Graph:
@@ -87,23 +87,3 @@ def _translated(d: Dim, found: dict[Unknowns, Dim]) -> Dim:
         parts += [u if u.op == "sym" else expr(u.op, *(_translated(a, found) for a in dims_in(u))) for u in left]
         total.append(mul(*parts))
     return add(*total)
-
-
-def _retyped(graph: Graph, fn: Callable[[Type], Type]) -> Graph:
-    """The graph with other types; nested graphs, which kernels do not have, stay."""
-    new: dict[str, Arg] = {}
-
-    def value(v: Value) -> Value:
-        made = Value(v.name, fn(v.type))
-        new[v.name] = made
-        return made
-
-    inputs = tuple(value(v) for v in graph.inputs)
-    params = tuple(Param(value(p.value), p.key) for p in graph.params)
-    nodes: list[Node] = []
-    for n in graph.nodes:
-        args = tuple(map_values(a, new) for a in n.args)
-        attrs = tuple((k, map_values(a, new)) for k, a in n.attrs)
-        nodes.append(replace(n, args=args, attrs=attrs, outs=tuple(value(v) for v in n.outs)))
-    outputs = tuple(map_values(o, new) for o in graph.outputs)
-    return Graph(graph.name, inputs, params, tuple(nodes), outputs)

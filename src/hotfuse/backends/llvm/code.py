@@ -12,12 +12,12 @@ from __future__ import annotations
 import contextlib
 import math
 import struct
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hotfuse.backends.llvm.target import Target
 from hotfuse.base.errors import InternalError
-from hotfuse.ir.dims import Dim, Sym, expr, symbols
+from hotfuse.ir.dims import Dim, Sym, substitute, symbols
 from hotfuse.ir.types import DType, bits
 from hotfuse.tile.program import Kernel, TileType
 
@@ -374,12 +374,3 @@ def lane_mask(width: int, present: int) -> str:
     if width == 1:
         return "true" if present else "false"
     return "<" + ", ".join(f"i1 {'true' if i < present else 'false'}" for i in range(width)) + ">"
-
-
-def substitute(d: Dim, by: Mapping[str, Dim]) -> Dim:
-    """The expression with some symbols replaced by expressions."""
-    if isinstance(d, int):
-        return d
-    if d.op == "sym":
-        return by.get(str(d.args[0]), d)
-    return expr(d.op, *(substitute(a, by) for a in d.args if not isinstance(a, str)))
