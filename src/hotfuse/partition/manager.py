@@ -1,0 +1,207 @@
+"""The partition manager: a partitioned graph as an immutable value, and the four ways to adjust it.
+
+    fuse(p, a, b)        two partitions become one; what lies between them and does not depend on `a` runs before it, the rest after
+    split(p, a, at)      the first `at` nodes of a partition, and the others
+    reorder(p, order)    another order of execution
+    place(p, a, where)   other threads, or another device
+
+Each is checked against the graph's dependences, yields a new value, and adds a `Diff` to its history; a refusal raises
+`CannotChange` and changes nothing. A call that runs in a plan made from an older value is not disturbed. Nodes are known by their
+index in one base graph that no adjustment touches, so node lists stay valid while partitions come and go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hotfuse.base.events import EvidenceValue
+from hotfuse.ir.graph import Graph
+from hotfuse.partition.change import CannotChange, Change, Diff, History
+from hotfuse.partition.cut import Cut, Partition, Partitioning, device_of
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a partition runs: on which device, with how many threads (0: as many as the process uses)."""
+
+    device: str = "cpu"
+    threads: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.device}, {self.threads} threads" if self.threads else self.device
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A partition: its number, which is never given twice, and its nodes in the base graph's order."""
+
+    number: int
+    nodes: tuple[int, ...]
+    cut: Cut
+    where: Where
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioned:
+    """A graph cut into partitions, in the order in which they run."""
+
+    graph: Graph
+    needs: tuple[tuple[int, ...], ...]
+    """Per node of the graph the nodes it reads from; shared by all values made from one graph."""
+    parts: tuple[Part, ...]
+    history: History
+    next: int
+    """The number the next new partition gets."""
+
+    def part(self, number: int) -> Part:
+        """The partition of that number."""
+        for p in self.parts:
+            if p.number == number:
+                return p
+        raise CannotChange(f"there is no partition {number}", because=f"there are {[p.number for p in self.parts][:16]}")
+
+
+def node_needs(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """Per node, the nodes whose results it reads."""
+    maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
+    return tuple(tuple(dict.fromkeys(maker[v.name] for v in n.ins if v.name in maker)) for n in graph.nodes)
+
+
+def partitioned(graph: Graph, groups: Iterable[Sequence[int]], why: str, cuts: Sequence[Cut] = ()) -> Partitioned:
+    """A graph cut into these groups of nodes, in this order."""
+    parts: list[Part] = []
+    for k, nodes in enumerate(groups):
+        if not nodes:
+            raise CannotChange(f"partition {k} has no nodes")
+        where = Where(device_of(graph.nodes[nodes[0]]) or "cpu")
+        parts.append(Part(k, tuple(sorted(nodes)), cuts[k] if cuts else (Cut.REST if k else Cut.START), where))
+    seen = sorted(i for p in parts for i in p.nodes)
+    if seen != list(range(len(graph.nodes))):
+        raise CannotChange("partitions must hold every node once", because=f"{len(seen)} of {len(graph.nodes)} nodes")
+    needs = node_needs(graph)
+    _check_order(parts, needs)
+    diff = Diff(Change.BEGIN, (), tuple(p.number for p in parts), len(graph.nodes), why)
+    return Partitioned(graph, needs, tuple(parts), History().with_(diff), len(parts))
+
+
+def from_partitioning(cut: Partitioning, why: str = "the first cut") -> Partitioned:
+    """The value that adjustments of a conservative cut start from."""
+    return partitioned(cut.graph, [range(p.first, p.last) for p in cut.parts], why, [p.cut for p in cut.parts])
+
+
+def fuse(of: Partitioned, a: int, b: int, why: str, **evidence: EvidenceValue) -> Partitioned:
+    """Two partitions as one, which keeps the first one's place and reason."""
+    if a == b:
+        raise CannotChange(f"partition {a} cannot be fused with itself")
+    places = {p.number: i for i, p in enumerate(of.parts)}
+    first, last = sorted((places[of.part(a).number], places[of.part(b).number]))
+    one, other = of.parts[first], of.parts[last]
+    if one.where != other.where:
+        raise CannotChange(f"partitions {a} and {b} run in different places", because=f"{one.where}; {other.where}")
+    between = of.parts[first + 1 : last]
+    behind = _depending(one, between, of.needs)
+    if behind:
+        late = {i for p in behind for i in p.nodes}
+        if any(m in late for i in other.nodes for m in of.needs[i]):
+            names = ", ".join(str(p.number) for p in behind[:4])
+            raise CannotChange(f"partitions {a} and {b} cannot be one", because=f"what {names} compute lies between them")
+    after = {p.number for p in behind}
+    made = Part(of.next, tuple(sorted((*one.nodes, *other.nodes))), one.cut, one.where)
+    parts = (*of.parts[:first], *(p for p in between if p.number not in after), made, *behind, *of.parts[last + 1 :])
+    diff = Diff(Change.FUSE, (one.number, other.number), (made.number,), len(made), why, evidence)
+    return replace(of, parts=parts, history=of.history.with_(diff), next=of.next + 1)
+
+
+def split(of: Partitioned, number: int, at: int, why: str, **evidence: EvidenceValue) -> Partitioned:
+    """A partition in two; the base graph's order holds inside it, so the first part never waits for the second."""
+    old = of.part(number)
+    if not 0 < at < len(old):
+        raise CannotChange(f"partition {number} cannot be cut at {at}", because=f"it has {len(old)} nodes")
+    pieces = (
+        Part(of.next, old.nodes[:at], old.cut, old.where),
+        Part(of.next + 1, old.nodes[at:], Cut.REST, old.where),
+    )
+    place = of.parts.index(old)
+    diff = Diff(Change.SPLIT, (number,), (of.next, of.next + 1), len(old), why, evidence)
+    parts = (*of.parts[:place], *pieces, *of.parts[place + 1 :])
+    return replace(of, parts=parts, history=of.history.with_(diff), next=of.next + 2)
+
+
+def reorder(of: Partitioned, order: Sequence[int], why: str, **evidence: EvidenceValue) -> Partitioned:
+    """The same partitions in another order."""
+    by_number = {p.number: p for p in of.parts}
+    if sorted(order) != sorted(by_number):
+        raise CannotChange("an order must name every partition once", because=f"{len(order)} names, {len(by_number)} partitions")
+    parts = tuple(by_number[k] for k in order)
+    _check_order(parts, of.needs)
+    moved = tuple(new.number for old, new in zip(of.parts, parts, strict=True) if old is not new)
+    diff = Diff(Change.REORDER, moved, moved, sum(len(by_number[k]) for k in moved), why, evidence)
+    return replace(of, parts=parts, history=of.history.with_(diff))
+
+
+def place(of: Partitioned, number: int, where: Where, why: str, **evidence: EvidenceValue) -> Partitioned:
+    """A partition on other threads, or on the other device its values lie on."""
+    old = of.part(number)
+    if where.threads < 0 or not where.device:
+        raise CannotChange(f"partition {number} cannot run on {where}")
+    devices = {d for i in old.nodes if (d := device_of(of.graph.nodes[i]))}
+    if devices - {where.device}:
+        raise CannotChange(f"partition {number} cannot run on {where.device}", because=f"its values lie on {min(devices)}",
+                           hint="put transfer nodes around it first")
+    parts = tuple(replace(p, where=where) if p is old else p for p in of.parts)
+    diff = Diff(Change.PLACE, (number,), (number,), len(old), why, {"from": str(old.where), "to": str(where), **evidence})
+    return replace(of, parts=parts, history=of.history.with_(diff))
+
+
+def part_needs(of: Partitioned) -> dict[int, frozenset[int]]:
+    """Per partition, the partitions it reads from."""
+    home = {i: p.number for p in of.parts for i in p.nodes}
+    return {p.number: frozenset(home[m] for i in p.nodes for m in of.needs[i]) - {p.number} for p in of.parts}
+
+
+def independent(of: Partitioned) -> list[tuple[int, int]]:
+    """Neighbours in the order of execution of which the second does not wait for the first."""
+    needs = part_needs(of)
+    pairs = zip(of.parts, of.parts[1:], strict=False)
+    return [(a.number, b.number) for a, b in pairs if a.number not in needs[b.number]]
+
+
+def partitioning(of: Partitioned) -> Partitioning:
+    """The form a plan is assembled from: nodes in the order of execution, each partition a run of neighbours."""
+    order = [i for p in of.parts for i in p.nodes]
+    graph = of.graph
+    if order != list(range(len(order))):
+        graph = replace(graph, nodes=tuple(graph.nodes[i] for i in order))
+    parts: list[Partition] = []
+    at = 0
+    for k, p in enumerate(of.parts):
+        parts.append(Partition(k, at, at + len(p), p.cut, p.where.device))
+        at += len(p)
+    return Partitioning(graph, tuple(parts))
+
+
+def _depending(on: Part, candidates: Sequence[Part], needs: Sequence[tuple[int, ...]]) -> list[Part]:
+    """Those of some partitions, in order of execution, that need results of `on`, directly or not."""
+    tainted = set(on.nodes)
+    found: list[Part] = []
+    for p in candidates:
+        if any(m in tainted for i in p.nodes for m in needs[i]):
+            found.append(p)
+            tainted.update(p.nodes)
+    return found
+
+
+def _check_order(parts: Sequence[Part], needs: Sequence[tuple[int, ...]]) -> None:
+    """Every node comes after what it reads, and nothing of a partition depends on it through another one."""
+    done: set[int] = set()
+    for p in parts:
+        own = set(p.nodes)
+        for i in p.nodes:
+            if late := [m for m in needs[i] if m not in done and m not in own]:
+                because = f"node {i} reads node {late[0]}, which comes later"
+                raise CannotChange(f"partition {p.number} cannot run there", because=because)
+        done |= own
