@@ -180,15 +180,22 @@ def test_blocks_read_every_element_once_and_nothing_outside(axis: Axis, together
         assert read == inside
 
 
-@pytest.mark.parametrize("order", [Order.WINDOW, Order.PLANES])
-def test_packed_windows(order: Order) -> None:
-    weight = np.arange(5 * 3 * 2 * 4, dtype=np.float32).reshape(5, 3, 2, 4)
-    spec = PackSpec((PackSource("w", order, 5),), 24, 4)
+def test_packed_windows() -> None:
+    weight = np.arange(6 * 3 * 2 * 4, dtype=np.float32).reshape(6, 3, 2, 4)
+    spec = PackSpec((PackSource("w", Order.WINDOW, 6),), 24, 4)
     flat = pack.pack(spec, {"w": weight})
+    halves = PackSpec(tuple(PackSource("w", Order.WINDOW, 3, first) for first in (0, 3)), 24, 4)
+    by_group = pack.pack(halves, {"w": weight})
+    taps = (5, 0, 2)
+    turned = PackSpec((PackSource("w", Order.TURNED, 3, 2, taps),), 4 * len(taps), 4)
+    some = pack.pack(turned, {"w": weight})
     for n, i, h, w in np.ndindex(*weight.shape):
-        k = (h * 4 + w) * 3 + i if order is Order.WINDOW else (h * 3 + i) * 4 + w
+        k = (h * 4 + w) * 3 + i
         assert flat[n // 4 * spec.panel_stride + k * 4 + n % 4] == weight[n, i, h, w]
-    with pytest.raises(Exception, match="to be packed as 5 windows of 24"):
+        assert by_group[n // 3 * halves.panel_stride + k * 4 + n % 3] == weight[n, i, h, w]
+        if n >= 2 and (at := h * 4 + w) in taps:
+            assert some[(taps.index(at) * 4 + n - 2) * 4 + i] == weight[n, i, h, w]
+    with pytest.raises(Exception, match="to be packed as 6 windows of 24"):
         pack.pack(spec, {"w": weight[:, :2]})
 
 

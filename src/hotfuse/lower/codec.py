@@ -48,7 +48,7 @@ def _argument(a: Argument) -> dict[str, Any]:
             return {
                 "is": "pack", "buffer": a.buffer, "k": spec.k, "nr": spec.nr, "dtype": spec.dtype.value,
                 "together": spec.together,
-                "sources": [[s.name, s.order.value, s.n, s.first] for s in spec.sources],
+                "sources": [[s.name, s.order.value, s.n, s.first, list(s.taps)] for s in spec.sources],
             }
 
 
@@ -61,7 +61,10 @@ def _parsed(a: dict[str, Any]) -> Argument:
         case "stride":
             return StrideArgument(a["size"], a["value"], int(a["dim"]))
         case "pack":
-            sources = tuple(PackSource(name, Order(order), int(n), int(first)) for name, order, n, first in a["sources"])
+            sources = tuple(
+                PackSource(name, Order(order), int(n), int(first), tuple(int(t) for t in taps))
+                for name, order, n, first, taps in a["sources"]
+            )
             return PackArgument(a["buffer"], PackSpec(sources, int(a["k"]), int(a["nr"]), DType(a["dtype"]), bool(a["together"])))
         case other:
             raise InternalError(f"no kernel argument of kind {other!r}")

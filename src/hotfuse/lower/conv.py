@@ -242,7 +242,7 @@ class _Group:
             self.core, conv.columns.out, conv.outputs, k,
             4 * conv.columns.stride * (apart if isinstance(apart, int) else 1),
         )  # fmt: skip
-        packed, spec = self._packed(Order.PLANES if planar else Order.WINDOW, k, cut.nr)
+        packed, spec = self._packed(Order.WINDOW, k, cut.nr)
         dense(self.builder, self._task(place, packed, spec, planar), cut, self.core, self.finish)
         return packed, spec
 

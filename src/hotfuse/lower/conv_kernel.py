@@ -219,7 +219,7 @@ class _Dense:
             tiles = list(plane.carried)
             for column in range(segment.first, segment.last):
                 at = expr("+", _start(task, line, pixel, down, column), expr("*", plane.var, task.x.channel))
-                k = expr("+", expr("*", down, self.run), expr("*", plane.var, task.columns.window), column)
+                k = expr("+", expr("*", down, self.run), column * task.inputs, plane.var)
                 tiles = self._step(parts, at, panel, k, tiles)
             plane.yields(*tiles)
         return list(plane.outs)

@@ -40,12 +40,9 @@ class Order(StrEnum):
     ROWS = "rows"
     """Some rows of a linear layer's weight, or of several behind each other: [..., K], rows counted over all dims but the last."""
     WINDOW = "window"
-    """A convolution's, [outputs, inputs, lines, columns]: steps go by line, column, input."""
-    PLANES = "planes"
-    """The same where the image lies plane by plane: steps go by line, input, column."""
-
-
-_STEPS = {Order.WINDOW: (2, 3, 1, 0), Order.PLANES: (2, 1, 3, 0)}
+    """A convolution's, [outputs, inputs, window...]: steps go by place of the window, then input."""
+    TURNED = "turned"
+    """A transposed convolution's, [inputs, outputs, window...]: steps go by `taps`, then input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,9 @@ class PackSource:
     order: Order
     n: int
     first: int = 0
-    """Where the rows of `Order.ROWS` begin."""
+    """Where the rows of `Order.ROWS` begin, a group's outputs of `Order.WINDOW`, or its inputs of `Order.TURNED`."""
+    taps: tuple[int, ...] = ()
+    """The places of a window that are wanted, counted through, in this order (`Order.TURNED`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
     if source.name not in weights:
         raise InternalError(f"there is no weight {source.name!r} to pack")
     weight = weights[source.name]
-    if source.order in _STEPS:
+    if source.order in (Order.WINDOW, Order.TURNED):
         return _windows(spec, source, weight)
     if source.order is Order.ROWS:
         weight = weight.reshape(-1, spec.k)[source.first : source.first + source.n]
@@ -151,14 +150,18 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
 
 
 def _windows(spec: PackSpec, source: PackSource, weight: Array) -> Array:
-    """A convolution's weight as K x N; one over a line has windows of one line."""
-    if weight.ndim == 3:
-        weight = weight[:, :, np.newaxis, :]
-    if weight.shape[0] != source.n or weight.size != source.n * spec.k or weight.dtype != _NUMPY[spec.dtype]:
+    """A convolution's weight, or one of its groups, as K x N."""
+    flat = weight.reshape(*weight.shape[:2], -1)
+    if source.order is Order.WINDOW:
+        flat = flat[source.first : source.first + source.n].transpose(2, 1, 0)
+    else:
+        inputs = spec.k // max(1, len(source.taps))
+        flat = flat[source.first : source.first + inputs, :, list(source.taps)].transpose(2, 0, 1)
+    if flat.shape[2] != source.n or flat.shape[0] * flat.shape[1] != spec.k or flat.dtype != _NUMPY[spec.dtype]:
         raise InternalError(
             f"weight {source.name} is {weight.dtype}{list(weight.shape)}, to be packed as {source.n} windows of {spec.k}"
         )
-    return weight.transpose(_STEPS[source.order]).reshape(spec.k, source.n)
+    return flat.reshape(spec.k, source.n)
 
 
 def aligned(count: int, dtype: np.dtype[Any]) -> Array:

@@ -64,11 +64,13 @@ class GemmTiling:
     next_panel: bool
     """Whether the next panel is fetched into the second-level cache while this one is used."""
     why: str
+    width: int = 0
+    """Columns of a panel where the last vector is a narrower one; 0 for whole vectors."""
 
     @property
     def nr(self) -> int:
         """Columns of a panel."""
-        return self.lanes * self.vectors
+        return self.width or self.lanes * self.vectors
 
     def sets(self, rows: int) -> int:
         """Accumulator sets for a tile of so many rows: few accumulators alone would wait for each other."""
