@@ -33,7 +33,15 @@ def _tier1(header: Header, blobs: list[bytes]) -> wire.Message:
     return native.handle(header, blobs)
 
 
-_KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {"torch": _torch, "onnx": _onnx, "tier1": _tier1}
+def _probes(header: Header, blobs: list[bytes]) -> wire.Message:
+    from hotfuse.compile import probes
+
+    return probes.handle(header, blobs)
+
+
+_KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {
+    "torch": _torch, "onnx": _onnx, "tier1": _tier1, "probes": _probes,
+}  # fmt: skip
 
 
 def _finished(done: Captured) -> Captured:
