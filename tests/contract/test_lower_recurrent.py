@@ -14,8 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.engine as engine_module
+import hotfuse.runtime.improve as improve_module
 from hotfuse import Settings
+from hotfuse.backends.llvm import parallel
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import Target, host_levels
 from hotfuse.compile import trial
@@ -32,6 +33,7 @@ from hotfuse.lower.pack import Order, PackSource, PackSpec
 from hotfuse.lower.tiling import Core
 from hotfuse.runtime.race import Trial
 from hotfuse.tile import interp
+from hotfuse.tile.program import BufferKind
 
 Tensor = torch.Tensor
 CORES = {"avx512": Core(16, 32), "avx2": Core(8, 16), "generic": Core(4, 16), "tiny caches": Core(8, 16, 1 << 10, 4 << 10)}
@@ -154,7 +156,7 @@ SMALL = [
     Layer("lstm", 6, 9, 5, 2, layers=3, both=True, batch_first=True),
     Layer("gru", 4, 5, 3, 5, layers=2, both=True, biased=False),
 ]
-LONG = [Layer("lstm", 4, 6, 61, 2), Layer("gru", 4, 6, 53, 1, both=True), Layer("lstm", 4, 6, 50, 3, layers=2)]
+LONG = [Layer("lstm", 4, 6, 61, 2), Layer("lstm", 3, 5, 3, 60), Layer("gru", 4, 6, 53, 1, both=True), Layer("lstm", 4, 6, 50, 3, layers=2)]
 
 
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
@@ -175,6 +177,33 @@ def test_sequences_of_several_chunks(layer: Layer) -> None:
 def test_native_code(target: Target, layer: Layer) -> None:
     core = Core(target.lanes, 32 if target.name == "avx512" else 16)
     check(layer, core, target)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer("lstm", 20, 40, 5, 1),
+        Layer("gru", 20, 40, 50, 6, layers=2, both=True),
+        Layer("lstm", 20, 40, 5, 13, batch_first=True),
+        Layer("lstm", 20, 33, 7, 55, symbolic=True),
+        Layer("gru", 8, 33, 7, 61),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("l2", [1 << 10, 1 << 20], ids=["threads share panels", "threads share rows"])
+def test_threads(layer: Layer, l2: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(parallel, "AWAKE_WORK", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        target = host_levels()[0]
+        lowered = check(layer, Core(target.lanes, 32 if target.name == "avx512" else 16, l2=l2), target)
+    finally:
+        torch.set_num_threads(before)
+    shared = {b.name for b in lowered.kernel.buffers if b.kind is BufferKind.SHARED}
+    assert bool(shared) == (l2 == 1 << 10 or layer.batch in (1, 6) and not layer.symbolic)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +322,7 @@ def test_a_group_takes_in_what_prepares_it() -> None:
 @pytest.fixture
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    monkeypatch.setattr(engine_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     with torch.no_grad():
         yield

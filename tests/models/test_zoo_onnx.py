@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 import hotfuse
-import hotfuse.runtime.engine as engine
+import hotfuse.runtime.improve as improve
 from benchmarks import zoo
 from hotfuse.base.settings import from_env
 from hotfuse.runtime.race import Trial
@@ -25,7 +25,7 @@ LEARNING = 2
 @pytest.fixture(autouse=True)
 def kernels_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which tier serves must not depend on how busy the machine is."""
-    monkeypatch.setattr(engine, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    monkeypatch.setattr(improve, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
 
 
 def load(name: str) -> zoo.ZooModel:

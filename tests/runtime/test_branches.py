@@ -12,7 +12,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import hotfuse
-import hotfuse.runtime.engine as engine_module
+import hotfuse.runtime.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.branching import branching
 from hotfuse.backends.library import LibraryBackend
@@ -29,7 +29,7 @@ INLINE = Settings(capture="inline", hot_calls=1)
 @pytest.fixture(autouse=True)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    monkeypatch.setattr(engine_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     with torch.no_grad():
         yield

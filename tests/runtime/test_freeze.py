@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hotfuse
-import hotfuse.runtime.engine as engine
+import hotfuse.runtime.improve as improve
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.settings import Settings
 from hotfuse.compile.freeze import frozen
@@ -59,7 +59,7 @@ def test_large_results_of_small_weights_stay_computed() -> None:
 
 
 def test_a_changed_weight_reaches_frozen_constants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    monkeypatch.setattr(improve, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
 
     class Gated(torch.nn.Module):
         def __init__(self) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import hotfuse.runtime.engine as engine_module
+import hotfuse.runtime.improve as improve_module
 from hotfuse.api import TorchModel, engine_stats
 from hotfuse.base.errors import InternalError
 from hotfuse.base.events import EventLog
@@ -18,8 +20,11 @@ from hotfuse.base.settings import Settings
 from hotfuse.ir.graph import Graph
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.engine import Engine
+from hotfuse.runtime.pace import Pace
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.race import Trial, race
+from hotfuse.runtime.race import ALPHA, Trial, growth, race
+from hotfuse.runtime.samples import Samples
+from hotfuse.runtime.tiers import is_hot, threshold
 
 SETTINGS = Settings(capture="inline", hot_calls=2)
 
@@ -46,7 +51,7 @@ def no_grad() -> Iterator[None]:
 
 
 def race_says(monkeypatch: pytest.MonkeyPatch, won: bool) -> None:
-    monkeypatch.setattr(engine_module, "race", lambda *_a, **_k: Trial(100.0, 50.0 if won else 150.0, 9, won))
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0 if won else 150.0, 9, won))
 
 
 def served(model: nn.Module, compiler: Any, settings: Settings = SETTINGS) -> Engine:
@@ -73,7 +78,7 @@ def test_a_hot_plan_is_exchanged_for_a_faster_one(monkeypatch: pytest.MonkeyPatc
     calls(engine, 3, model)
     assert compiler.made == 1 and tier(engine) == 1
     stats = engine_stats(engine)
-    assert stats["calls_per_tier"] == {"module": 1, "0": 2, "1": 2} and stats["events"]["deploy.faster"] == 1
+    assert stats["calls_per_tier"] == {"module": 1, "0": 2, "1": 2, "2": 0} and stats["events"]["deploy.faster"] == 1
 
 
 @pytest.mark.parametrize(
@@ -160,4 +165,137 @@ def test_a_race_is_decided_by_most_rounds_and_a_margin() -> None:
     assert not outcome(taking(1.0), taking(0.99))
     assert not outcome(taking(1.0), taking(1.2))
     assert not outcome(taking(1.0), taking(0.1, 1.1, 1.1))  # a lucky round or two is no win
-    assert race(taking(0.001), taking(0.0005), (), 0.01, clock=lambda: now[0]).rounds >= 5
+    assert race(taking(0.001), taking(0.0005), (), 0.01, clock=lambda: now[0]).rounds == 7  # settled, so no more
+    tied = race(taking(1.0), taking(0.5, 1.5), (), 1e6, clock=lambda: now[0])
+    assert not tied.won and not tied.settled and tied.rounds == 200
+
+
+def test_looking_often_does_not_make_a_loser_win() -> None:
+    rng = np.random.default_rng(11)
+    ever = 0
+    for _ in range(1000):
+        wins = np.cumsum(rng.random(200) < 0.5)
+        ever += any(growth(int(w), n + 1) >= 1 / ALPHA for n, w in enumerate(wins))
+    assert 0 < ever <= 1000 * ALPHA
+
+
+def varied(engine: Engine, model: nn.Module, rows: Sequence[int]) -> None:
+    for n in rows:
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(engine(x), model(x))
+
+
+def test_sizes_that_recur_get_plans_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    race_says(monkeypatch, won=True)
+    model, compiler = nn.Linear(4, 4).eval(), Compiler()
+    engine = served(model, compiler, SETTINGS.with_(watch_rate=2))
+    varied(engine, model, [3, 5, 6, 7] + [9] * 120)
+    entry = next(iter(engine.sites.values())).entries[0]
+    assert list(entry.versions) == [(9,)] and entry.versions[(9,)].tier == 2
+    assert "s0" not in str(entry.versions[(9,)].graph.inputs[0].type)
+    stats = engine_stats(engine)
+    assert stats["calls_per_tier"]["2"] > 50 and stats["events"]["specialize.recurs"] == 1
+    before = engine.counts()["tier1_calls"]
+    varied(engine, model, [4, 8])  # other sizes: the generic plan, and no capture
+    assert engine.counts()["tier1_calls"] == before + 2
+    model.weight.mul_(2)
+    varied(engine, model, [9])
+    assert entry.plan is entry.baseline and not entry.versions
+
+
+def test_the_rarest_version_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    race_says(monkeypatch, won=True)
+    model = nn.Linear(4, 4).eval()
+    engine = served(model, Compiler(), SETTINGS.with_(watch_rate=2, max_versions=2))
+    varied(engine, model, [3, 5] + [9] * 150 + [11] * 300 + [13] * 600)
+    entry = next(e for e in next(iter(engine.sites.values())).entries if e.symbols)
+    assert set(entry.versions) == {(11,), (13,)} and engine_stats(engine)["events"]["drop.rare"] == 1
+
+
+def test_without_kept_inputs_plans_are_proven_on_made_up_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    race_says(monkeypatch, won=True)
+    model = nn.Linear(4, 4).eval()
+    engine = served(model, Compiler(), SETTINGS.with_(keep_inputs=False))
+    secret = torch.full((3, 4), 42.0)
+    for _ in range(6):
+        engine(secret)
+    entry = next(iter(engine.sites.values())).entries[0]
+    assert tier(engine) == 1 and not any(torch.equal(t, secret) for t in entry.samples.inputs() or ())
+
+
+def test_a_plan_that_became_slower_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    race_says(monkeypatch, won=True)
+    slow: list[bool] = []
+
+    def twist(out: torch.Tensor) -> torch.Tensor:
+        if slow:
+            time.sleep(0.002)
+        return out
+
+    model = nn.Linear(4, 4).eval()
+    engine = served(model, Compiler(twist), SETTINGS.with_(watch_rate=1))
+    calls(engine, 40, model)
+    assert tier(engine) == 1
+    slow.append(True)
+    race_says(monkeypatch, won=False)
+    calls(engine, 40, model)
+    events = engine_stats(engine)["events"]
+    assert tier(engine) == 0 and events["drop.regressed"] == 1
+
+
+def test_float64_judges_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    race_says(monkeypatch, won=True)
+    model = nn.Linear(4, 4).eval()
+    strict = SETTINGS.with_(rtol=0.0)
+    near = Compiler(lambda out: out * (1 + 2**-24))  # rounds to the same numbers or to their neighbours
+    engine = served(model, near, strict)
+    x = torch.randn(3, 4)
+    for _ in range(6):
+        engine(x)
+    far = served(model, Compiler(lambda out: out * 1.001), strict)
+    for _ in range(6):
+        far(x)
+    assert tier(far) == 0 and engine_stats(far)["events"]["refuse.mismatch"] == 1
+    said = [d for d in far.log.decisions if d.why.name == "MISMATCH"]
+    assert said[0].evidence["judge"] == "float64"
+
+
+def test_more_threads_open_what_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    race_says(monkeypatch, won=False)
+    model, compiler = nn.Linear(4, 4).eval(), Compiler()
+    engine = served(model, compiler)
+    calls(engine, 8, model)
+    assert compiler.made == 1
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        calls(engine, 8, model)
+    finally:
+        torch.set_num_threads(threads)
+    assert compiler.made == 2
+
+
+def test_samples_stay_within_their_budget() -> None:
+    samples = Samples(4000)
+    for n in (*range(1, 101), *[7] * 60):
+        samples.note((n,), [torch.zeros(n, 4)])
+    assert samples.bytes <= 4000 and next(iter(samples.shares())) == (7,)
+    assert samples.inputs((7,)) is not None and sum(samples.shares().values()) <= 1.001
+
+
+def test_pace_alarms_on_slower_calls_only() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        pace = Pace()
+        assert not any(pace.note((), 1.0 + 0.1 * rng.random()) for _ in range(500))
+    pace = Pace()
+    steady = [pace.note((), 1.0) for _ in range(100)]
+    slower = [pace.note((), 1.5) for _ in range(200)]
+    assert not any(steady) and any(slower)
+
+
+@pytest.mark.parametrize(("nodes", "calls_needed"), [(10, 3), (256, 6), (2560, 33)])
+def test_the_threshold_grows_with_the_code(nodes: int, calls_needed: int) -> None:
+    assert threshold(3, nodes) == calls_needed
+    assert is_hot(calls_needed, 0.0, 3, nodes) and not is_hot(calls_needed - 1, 0.0, 3, nodes)
+    assert is_hot(3, 1.0, 3, nodes)  # long calls are hot sooner

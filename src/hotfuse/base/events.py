@@ -17,6 +17,7 @@ class Action(StrEnum):
     """What was done."""
 
     CAPTURE = "capture"
+    SPECIALIZE = "specialize"
     DEPLOY = "deploy"
     KEEP = "keep"
     REFUSE = "refuse"
@@ -48,6 +49,11 @@ class Why(StrEnum):
     RUN_FAILED = "the captured graph raised an error"
     NO_MAPPING = "the operator has no mapping of its own"
     DATA_DEPENDENT = "the operator's result shape depends on data"
+    RECURS = "it recurs in enough calls to be compiled for"
+    REGRESSED = "it became slower than it was"
+    KEPT_PACE = "it became slower, and so did what it replaced"
+    RARE = "calls of its kind have become rare"
+    EARLY = "part of its kernels are ready and already pay"
     GUARD_MISS = "a guard did not hold"
     UNSUPPORTED_CALL = "the call's arguments cannot be described"
     TURNED_OFF = "switched off by the settings"
@@ -74,12 +80,26 @@ class Decision:
         return f"{self.action.value} {self.subject}: {self.why.value}" + (f" ({detail})" if detail else "")
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took time, on the axis that decisions are on."""
+
+    track: str
+    """`calls`, `compile`, ...: what is drawn in one row."""
+    name: str
+    begin: float
+    end: float
+    thread: int
+    evidence: Mapping[str, EvidenceValue] = field(default_factory=dict[str, EvidenceValue])
+
+
 class EventLog:
-    """A bounded, thread-safe list of decisions, and counters that never lose a count."""
+    """Bounded, thread-safe lists of decisions and of what took time, and counters that never lose a count."""
 
     def __init__(self, limit: int = 4096, debug: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
         self._decisions: deque[Decision] = deque(maxlen=limit)
+        self._spans: deque[Span] = deque(maxlen=4 * limit)
         self._counts: Counter[str] = Counter()
         self._clock = clock
         self._start = clock()
@@ -94,6 +114,19 @@ class EventLog:
         if self._debug >= 1:
             print(f"hotfuse: {decision}", file=sys.stderr)
         return decision
+
+    def now(self) -> float:
+        """Seconds since the log began."""
+        return self._clock() - self._start
+
+    def span(self, track: str, name: str, begin: float, **evidence: EvidenceValue) -> None:
+        """Record what began at `begin` (see `now`) and ends here."""
+        self._spans.append(Span(track, name, begin, self.now(), threading.get_ident(), evidence))
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Everything that took time so far, oldest first (bounded)."""
+        return tuple(self._spans)  # appending takes no lock: both are one step of the interpreter
 
     def count(self, name: str, by: int = 1) -> None:
         """Bump a named counter."""

@@ -32,8 +32,8 @@ class Settings:
     partition_nodes: int = _code(256)  # type: ignore[assignment]
     """Most nodes in one partition at tier 0; keeps later re-planning cheap."""
 
-    tiers: int = 1
-    """The highest tier to try: 0 stays on library kernels, 1 adds generated ones."""
+    tiers: int = 2
+    """The highest tier to try: 0 stays on library kernels, 1 adds generated ones, 2 those that bet on what recurs."""
     hot_calls: int = 3
     """Calls in a captured graph after which the next tier is tried."""
     race_s: float = 1.0
@@ -41,8 +41,26 @@ class Settings:
     capture: CaptureMode = "background"
     """`background`: in a worker process; `inline`: in the call (tools and tests); `off`: never."""
     capture_timeout_s: float = 300.0
+    compile_workers: int = 0
+    """Worker processes for background work; 0 is half the cores."""
+    compile_memory_mb: int = 4096
+    """Memory of one worker beyond its libraries; one that needs more is ended."""
+    compile_share: float = 0.25
+    """The part of all cores that workers may take while calls use the whole machine."""
+    unit_timeout_s: float = 60.0
+    """Most seconds spent on compiling and trying one kernel."""
     max_entries: int = 8
     """Captured graphs kept per model before the least recently used is dropped."""
+    watch: bool = True
+    """Whether calls are sampled for statistics of the data that flows through the graph."""
+    watch_rate: int = 64
+    """In the steady state, one call in so many is looked at."""
+    max_versions: int = 4
+    """Plans of tier 2 kept beside a captured graph: more kinds of calls than that share the generic plan."""
+    sample_bytes: int = 64 << 20
+    """Memory for inputs of real calls, kept to prove new plans on."""
+    keep_inputs: bool = True
+    """False: inputs are never kept; plans are proven on made-up ones of the same shapes."""
     max_captures: int = 16
     """Captures tried per model; a model that keeps changing stays on its own code after that."""
     rtol: float = 1e-4

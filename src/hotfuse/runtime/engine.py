@@ -2,8 +2,9 @@
 # Torch has no public question for its dispatch modes.
 """The engine: serves a model, captures it beside, proves the graph, and takes it over.
 
-A call never waits: it runs in a captured plan whose guard holds, or in the model's own code. The engine knows no
-compiler and no front end: both come in as functions, so tests drive it with fakes.
+A call never waits: it runs in a captured plan whose guard holds, or in the model's own code. Some calls are looked at: timed,
+noted as samples, and asked whether their plan has earned a better one (`improve`). The engine knows no compiler and no front
+end: both come in as functions, so tests drive it with fakes.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,12 +27,13 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, describe, flatten, unflatten
 from hotfuse.frontends.captured import CallSpec, Captured
-from hotfuse.ir.graph import Graph
-from hotfuse.runtime.guards import compile_guard
+from hotfuse.runtime.guards import compile_guard, compile_signature
+from hotfuse.runtime.improve import Compile, Improve, Improver
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.race import race
-from hotfuse.runtime.site import Entry, Group, Site, specs_of
+from hotfuse.runtime.samples import Samples, made_up, snapshot
+from hotfuse.runtime.site import NO_VERSIONS, Entry, Group, Site, specs_of
 from hotfuse.runtime.tally import Counts, Tally, total
+from hotfuse.runtime.tiers import interval
 from hotfuse.runtime.verify import disagreement
 from hotfuse.runtime.watch import Change, Watch
 
@@ -66,10 +70,6 @@ class Model(Protocol):
         ...
 
 
-Compile = Callable[[Graph, Mapping[str, torch.Tensor]], Plan]
-"""A graph as a tier-0 plan, at once."""
-Improve = Callable[[Graph, Mapping[str, torch.Tensor], Sequence[torch.Tensor]], Plan]
-"""The same as a plan of a higher tier; may take seconds; raises a HotfuseError where there is none."""
 Submit = Callable[[Callable[[], None]], None]
 
 
@@ -80,15 +80,6 @@ class Sample:
     inputs: list[torch.Tensor]
     outputs: list[Any]
     out_spec: Spec
-
-
-def _snapshot(t: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides: the graph is captured for this layout, so it is guarded and verified on it."""
-    t = t.detach()
-    if t.layout is not torch.strided or t.is_contiguous():
-        return t.clone()
-    span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return t.as_strided((span,), (1,)).clone().as_strided(t.shape, t.stride())
 
 
 class Engine:
@@ -102,12 +93,13 @@ class Engine:
         self.settings = settings
         self.log = log
         self._compile = compile
-        self._improve = improve
         self._submit = submit
+        self._improver = Improver(self, compile, improve) if improve is not None and settings.tiers >= 1 else None
         self.sites: dict[Spec, Site] = {}
         self._plain: dict[tuple[Any, ...], Spec] = {}
         self._watch: Watch | None = None
-        self._generation = 0
+        self.generation = 0
+        """Grows whenever the model is no longer the one that was captured."""
         self._captures = 0
         self._exhausted = False
         self._unsupported = ""
@@ -188,23 +180,44 @@ class Engine:
                     ):
                         break
                     plan = entry.plan
+                    if entry.versions is not NO_VERSIONS:
+                        plan = entry.versions.get(entry.signature(*leaves), plan)
+                    number = entry.calls = entry.calls + 1
                     try:
-                        outs = plan.run(*leaves)
+                        outs = plan.run(*leaves) if number < entry.next_look else self._looked_at(entry, plan, leaves)
                     except Exception as e:
-                        self._withdraw(site, entry, e)
+                        self._withdraw(site, entry, plan, e)
                         break
-                    counts.graph_calls += 1
-                    entry.calls += 1
-                    entry.heat += 1
-                    if plan.tier:
-                        counts.native_calls += 1
-                    elif entry.heat == self.settings.hot_calls and self._improve is not None:
-                        self._promote(entry)
+                    if plan.tier == 1:
+                        counts.tier1_calls += 1
+                    elif plan.tier:
+                        counts.tier2_calls += 1
+                    else:
+                        counts.tier0_calls += 1
                     entry.last_used = next(self._clock)
                     return outs[0] if entry.bare else unflatten(entry.out_spec, outs)
             else:
                 counts.guard_misses += 1
         return self._own_code(spec, leaves, args, kwargs, counts)
+
+    def _looked_at(self, entry: Entry, plan: Plan, leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """Serve a call and learn from it: its time, its sizes, and whether anything should change."""
+        number = entry.calls
+        since, entry.looked = max(1, number - entry.looked), number
+        entry.next_look = number + interval(entry.heat, self.settings.watch_rate)
+        began = self.log.now()
+        begin = time.perf_counter()
+        outs = plan.run(*leaves)
+        spent = time.perf_counter() - begin
+        self.log.span("calls", f"tier {plan.tier}", began, call=number)
+        self._tally.mine.looked_at += 1
+        entry.heat += since
+        entry.seconds += spent * since
+        signature = entry.signature(*leaves)
+        entry.samples.note(signature, leaves)
+        if self._improver is not None:
+            self._improver.consider(entry, plan, signature, spent)
+        return outs
 
     def _wants_grad(self, leaves: Sequence[torch.Tensor]) -> bool:
         return any(t.requires_grad for t in leaves) or (self._watch is not None and self._watch.any_grad)
@@ -219,7 +232,7 @@ class Engine:
         if wanted is None:
             return self.model.call(*args, **kwargs)
         site, group, call = wanted
-        inputs = [_snapshot(t) for t in leaves]
+        inputs = [snapshot(t) for t in leaves]
         try:
             result = self.model.call(*args, **kwargs)
         except BaseException:
@@ -307,7 +320,7 @@ class Engine:
             group.refused = str(e)
 
     def _capture_and_deploy(self, site: Site, call: CallSpec, sample: Sample) -> None:
-        generation = self._generation
+        generation = self.generation
         done = self.model.capture(site.spec, call, self._watching)
         graph = done.captured.graph
         plan = self._compile(graph, done.weights)
@@ -315,9 +328,12 @@ class Engine:
         if not guard(*sample.inputs):
             raise CaptureError("the captured graph excludes the very call it was captured for", because=text)
         bare = sample.out_spec is TENSOR or sample.out_spec is NUMBER
+        symbols, signature = compile_signature(graph)
+        samples = Samples(self.settings.sample_bytes, snapshot if self.settings.keep_inputs else made_up)
+        samples.note(signature(*sample.inputs), sample.inputs)
         entry = Entry(
-            guard, text, plan, plan, done.weights, sample.inputs, sample.out_spec, bare, call.grad_mode,
-            done.captured.grad_regions, torch.get_default_dtype(), done.captured.notes,
+            guard, text, plan, plan, done.weights, sample.out_spec, bare, call.grad_mode,
+            done.captured.grad_regions, torch.get_default_dtype(), symbols, signature, samples, done.captured.notes,
         )
         with torch.no_grad():
             difference = disagreement(plan.run(*sample.inputs), sample.outputs, self.settings.rtol)
@@ -326,7 +342,7 @@ class Engine:
         with self._lock:
             if self.closed:
                 return
-            if generation != self._generation or not done.watch.same_now():
+            if generation != self.generation or not done.watch.same_now():
                 raise CaptureError("the model changed while it was captured", why=Why.MODEL_CHANGED)
             if self._watch is not None and self._watch.check() is Change.MODEL:
                 self._drop_all()  # plans of an older model, which no call has met since
@@ -339,63 +355,6 @@ class Engine:
             site.entries = (entry, *kept)
         self.log.decide(Action.DEPLOY, Why.VERIFIED, self.model.name, tier=0, nodes=len(graph.nodes),
                         partitions=len(plan.artifacts))
-
-    # --- higher tiers ----------------------------------------------------------------------------
-
-    def _promote(self, entry: Entry) -> None:
-        """A hot plan gets a try at the next tier, beside inference."""
-        if entry.improving or self.closed or self.settings.tiers < 1:
-            return
-        if entry.grad_mode:
-            self.log.decide(Action.KEEP, Why.GRAD_NEEDED, self.model.name, tier=0, hint="call it under torch.no_grad()")
-            return
-        entry.improving = True
-        with self._idle:
-            self._pending += 1
-
-        def job() -> None:
-            try:
-                self._try_better(entry)
-            finally:
-                entry.improving = False
-                self._finished()
-
-        if self.settings.capture == "inline":
-            job()
-        else:
-            self._submit(job)
-
-    def _try_better(self, entry: Entry) -> None:
-        """Compile, prove, measure; swap only what won. Whatever happens is a decision."""
-        assert self._improve is not None
-        generation, name = self._generation, self.model.name
-        versions = [t._version for t in entry.weights.values() if not t.is_inference()]
-        try:
-            better = self._improve(entry.baseline.graph, entry.weights, entry.sample)
-            with torch.no_grad():
-                want = entry.baseline.run(*entry.sample)
-                difference = disagreement(better.run(*entry.sample), want, self.settings.rtol)
-        except Exception as e:
-            text = f"{e.what}: {e.because}" if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
-            self.log.decide(Action.REFUSE, Why.NOT_COMPILED, name, tier=1, what=text.strip(": ").splitlines()[0][:500])
-            return
-        if difference:
-            self.log.decide(Action.REFUSE, Why.MISMATCH, name, tier=better.tier, because=difference)
-            return
-        trial = race(entry.baseline.run, better.run, entry.sample, self.settings.race_s)
-        evidence = {"tier": better.tier, "us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1),
-                    "rounds": trial.rounds}
-        if not trial.won:
-            self.log.decide(Action.REFUSE, Why.NOT_FASTER, name, **evidence)
-            return
-        with self._lock:
-            same = versions == [t._version for t in entry.weights.values() if not t.is_inference()]
-            if self.closed or generation != self._generation or not same:
-                self.log.decide(Action.REFUSE, Why.WEIGHTS_CHANGED, name, tier=better.tier)
-                return
-            entry.heat = 0
-            entry.plan = better
-        self.log.decide(Action.DEPLOY, Why.FASTER, name, **evidence)
 
     def _watching(self, watch: Watch) -> None:
         """Before anything is deployed, the newest watch is the one that counts."""
@@ -413,12 +372,10 @@ class Engine:
         if change is not Change.MODEL:
             for site in self.sites.values():
                 for entry in site.entries:  # copies of weights are stale; the baseline reads them live
-                    if entry.plan is not entry.baseline:
-                        self._tally.mine.deopts += 1
-                        entry.plan, entry.heat = entry.baseline, 0
+                    self.demote(entry)
             return
         with self._lock:
-            self._generation += 1
+            self.generation += 1
             self._watch = None
             if any(site.entries for site in self.sites.values()):
                 self._captures = 0  # the budget bounds fruitless captures, not a model that is updated for years
@@ -433,19 +390,50 @@ class Engine:
             self._tally.mine.deopts += len(site.entries)
             site.entries = ()
 
-    def _withdraw(self, site: Site, entry: Entry, error: Exception) -> None:
+    def demote(self, entry: Entry) -> None:
+        """Back to the baseline, and a fresh start for what was refused."""
+        if entry.plan is not entry.baseline or entry.versions is not NO_VERSIONS:
+            self._tally.mine.deopts += 1
+            entry.versions, entry.plan = NO_VERSIONS, entry.baseline
+        entry.cool()
+        entry.refused.clear()
+
+    def _withdraw(self, site: Site, entry: Entry, plan: Plan, error: Exception) -> None:
         """A plan that raised is dropped; the call goes on in the model's own code, which may raise the same."""
         first = str(error).strip().splitlines()
-        self.log.decide(Action.DROP, Why.RUN_FAILED, self.model.name, error=f"{type(error).__name__}: "
-                        f"{first[0][:200] if first else ''}")
+        text = f"{type(error).__name__}: {first[0][:200] if first else ''}"
+        self.log.decide(Action.DROP, Why.RUN_FAILED, self.model.name, tier=plan.tier, error=text)
         self._tally.mine.deopts += 1
-        if entry.plan is not entry.baseline:
-            entry.plan = entry.baseline
+        if plan is not entry.baseline:
+            entry.refused[f"tier {plan.tier}"] = text
+            entry.versions, entry.plan = NO_VERSIONS, entry.baseline
             return
         with self._lock:
             site.entries = tuple(e for e in site.entries if e is not entry)
 
     # --- control ---------------------------------------------------------------------------------
+
+    def beside(self, job: Callable[[], None]) -> None:
+        """Run a job in the background, or here and now where the settings say so; `wait` waits for it."""
+        with self._idle:
+            self._pending += 1
+
+        def counted() -> None:
+            try:
+                job()
+            finally:
+                self._finished()
+
+        if self.settings.capture == "inline":
+            counted()
+        else:
+            self._submit(counted)
+
+    @contextmanager
+    def exchanging(self, generation: int) -> Generator[bool]:
+        """The right to exchange plans; False if the model has changed since."""
+        with self._lock:
+            yield not self.closed and generation == self.generation
 
     def _done(self, group: Group) -> None:
         group.pending = False

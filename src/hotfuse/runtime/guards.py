@@ -83,3 +83,18 @@ def _known(d: Dim | Sym, names: dict[str, str]) -> None:
     missing = symbols(d) - set(names)
     if missing:
         raise InternalError(f"a guard mentions {sorted(missing)[0]}, which no input dimension shows")
+
+
+def compile_signature(graph: Graph) -> tuple[tuple[str, ...], Callable[..., tuple[int, ...]]]:
+    """The symbols that inputs show, and a function that reads their values off a call's tensors."""
+    places: dict[str, str] = {}
+    for i, v in enumerate(graph.inputs):
+        if isinstance(v.type, TensorType):
+            for k, d in enumerate(v.type.shape):
+                if not isinstance(d, int) and d.op == "sym":
+                    places.setdefault(str(d.args[0]), f"t{i}.shape[{k}]")
+    args = ", ".join(f"t{i}" for i in range(len(graph.inputs)))
+    source = f"def signature({args}):\n    return ({''.join(f'{p}, ' for p in places.values())})\n"
+    bound: dict[str, Any] = {"__builtins__": {}}
+    exec(compile(source, f"<hotfuse signature {graph.name}>", "exec"), bound)
+    return tuple(places), bound["signature"]

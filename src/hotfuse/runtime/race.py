@@ -1,7 +1,10 @@
-"""Two plans measured against each other on one real call: interleaved, alternating who goes first.
+"""Two plans measured against each other on real calls: interleaved, alternating who goes first, until the question is settled.
 
-A machine flips between speeds within milliseconds, so rounds are judged in pairs: the new plan wins if it is faster in most
-of them, and by a margin on the median. Inference goes on beside, so both sides see the same disturbance.
+A machine flips between speeds within milliseconds, so rounds are judged in pairs: did the new plan beat the old one by the margin?
+The evidence is a bet that cannot be won by patience: against "it does so in at most half of all rounds" a stake is put on every
+round, its expected growth is at most 1 if that is true, and so the chance that it ever grows 1/ALPHA-fold is at most ALPHA,
+however often one looks. A plan that wins every round is through after seven of them; one that keeps losing is out as soon. What is
+not settled when the time is up is refused.
 """
 
 from __future__ import annotations
@@ -9,15 +12,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import comb
 from statistics import median
 from typing import Any
 
 import torch
 
 MARGIN = 0.97
-"""The new median must be below this fraction of the old one."""
-MOST = 0.65
-"""Fraction of rounds the new plan must win."""
+"""What counts as faster: below this fraction of the other's time in the same round."""
+ALPHA = 0.05
+"""Chance of deploying a plan that is not faster in most rounds."""
+FEWEST_ROUNDS, MOST_ROUNDS = 7, 200
+"""However short the time, enough rounds that one that wins them all can pass; however long it is, an end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +34,40 @@ class Trial:
     new_us: float
     rounds: int
     won: bool
+    settled: bool = True
+    """Whether the test decided before the time was up."""
+
+
+def growth(wins: int, rounds: int) -> float:
+    """How much the stake grew: the likelihood of the wins under a chance drawn evenly from (1/2, 1), over that under 1/2."""
+    losses = rounds - wins
+    # The integral of p^wins (1-p)^losses over (1/2, 1) is a tail of a binomial with rounds + 1 throws at 1/2.
+    tail = sum(comb(rounds + 1, k) for k in range(wins + 1)) / 2 ** (rounds + 1)
+    return 2 * 2**rounds * tail / ((rounds + 1) * comb(rounds, losses))
 
 
 def race(
     old: Callable[..., Any], new: Callable[..., Any], args: Sequence[Any], budget_s: float,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = time.perf_counter, pause: Callable[[float], None] | None = None,
 ) -> Trial:
-    """Measure until the budget is spent, at least 5 and at most 200 rounds, after one warm-up each."""
+    """Measure until settled, after one warm-up each; `pause` is told after a round how long it took, to let others work."""
     times: tuple[list[float], list[float]] = ([], [])
+    wins = 0
     with torch.no_grad():
         old(*args)
         new(*args)
         start = clock()
-        while len(times[0]) < 5 or (len(times[0]) < 200 and clock() - start < budget_s):
+        while True:
             order = (0, 1) if len(times[0]) % 2 == 0 else (1, 0)
             for side in order:
                 run = (old, new)[side]
                 begin = clock()
                 run(*args)
                 times[side].append(clock() - begin)
-    before, after = median(times[0]), median(times[1])
-    wins = sum(b < a for a, b in zip(*times, strict=True)) / len(times[0])
-    return Trial(before * 1e6, after * 1e6, len(times[0]), after < MARGIN * before and wins >= MOST)
+            wins += times[1][-1] < MARGIN * times[0][-1]
+            rounds = len(times[0])
+            won, lost = growth(wins, rounds) >= 1 / ALPHA, growth(rounds - wins, rounds) >= 1 / ALPHA
+            if won or lost or rounds >= MOST_ROUNDS or (rounds >= FEWEST_ROUNDS and clock() - start >= budget_s):
+                return Trial(median(times[0]) * 1e6, median(times[1]) * 1e6, rounds, won, won or lost)
+            if pause is not None:
+                pause(times[0][-1] + times[1][-1])

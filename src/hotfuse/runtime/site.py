@@ -6,8 +6,9 @@ it found there, whatever is swapped in meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,14 +16,19 @@ import torch
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.runtime.guards import Guard
+from hotfuse.runtime.pace import Pace
 from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.samples import Samples, Signature
+
+NO_VERSIONS: Mapping[Signature, Plan] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A guard and the plan behind it: they travel together.
+    """A guard and the plans behind it: they travel together.
 
     `plan` is the slot that a higher tier swaps by one reference store; `baseline` is the proven tier-0 plan behind it.
+    `versions` is the inline cache before it: plans for sizes that recur, one immutable mapping, exchanged as a whole.
     """
 
     guard: Guard
@@ -30,8 +36,6 @@ class Entry:
     plan: Plan
     baseline: Plan
     weights: Mapping[str, torch.Tensor]
-    sample: Sequence[torch.Tensor]
-    """Inputs of a real call, to prove and measure a better plan with."""
     out_spec: Spec
     bare: bool
     """The model returns one tensor and nothing around it."""
@@ -39,12 +43,36 @@ class Entry:
     """Whether gradients were enabled around the captured call; user code may ask."""
     grad_regions: bool
     default_dtype: torch.dtype
+    symbols: tuple[str, ...]
+    """The graph's symbols that inputs show."""
+    signature: Callable[..., Signature]
+    """Their values in a call."""
+    samples: Samples
+    """Inputs of real calls, to prove and measure better plans with."""
     notes: tuple[str, ...] = ()
+    versions: Mapping[Signature, Plan] = field(default_factory=lambda: NO_VERSIONS)
     calls: int = 0
+    next_look: int = 1
+    """The call that is looked at next: timed, noted, and asked whether it should change anything."""
+    looked: int = 0
+    """The call that was looked at last."""
     heat: int = 0
     """Calls since the plan was last exchanged."""
+    seconds: float = 0.0
+    """Time spent in them, as far as it was looked at."""
     last_used: int = 0
     improving: bool = False
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+    """What was tried and lost, with the reason; not tried again until something changed."""
+    stamp: tuple[int, ...] = ()
+    """What the refusals rest on."""
+    pace: Pace = field(default_factory=Pace)
+
+    def cool(self) -> None:
+        """The plan was exchanged: its calls count from here, and the first of them are looked at."""
+        self.heat, self.seconds = 0, 0.0
+        self.looked, self.next_look = self.calls, self.calls + 1
+        self.pace.forget()
 
 
 @dataclass(slots=True)

@@ -8,10 +8,11 @@ import threading
 class Counts:
     """One thread's counters."""
 
-    __slots__ = ("calls", "deopts", "graph_calls", "guard_misses", "module_calls", "native_calls")
+    __slots__ = ("calls", "deopts", "guard_misses", "looked_at", "module_calls", "tier0_calls", "tier1_calls", "tier2_calls")
 
     def __init__(self) -> None:
-        self.calls = self.graph_calls = self.module_calls = self.guard_misses = self.deopts = self.native_calls = 0
+        self.calls = self.module_calls = self.tier0_calls = self.tier1_calls = self.tier2_calls = 0
+        self.guard_misses = self.deopts = self.looked_at = 0
 
 
 class Tally(threading.local):
@@ -24,4 +25,5 @@ class Tally(threading.local):
 
 def total(everyone: list[Counts]) -> dict[str, int]:
     """The sum over all threads that ever called."""
-    return {name: sum(getattr(c, name) for c in list(everyone)) for name in Counts.__slots__}
+    found = {name: sum(getattr(c, name) for c in list(everyone)) for name in Counts.__slots__}
+    return {**found, "graph_calls": found["tier0_calls"] + found["tier1_calls"] + found["tier2_calls"]}

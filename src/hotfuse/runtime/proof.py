@@ -1,0 +1,68 @@
+"""The proof a plan must pass before it serves: real inputs, compared with the baseline; where they differ, float64 judges.
+
+Two float32 programs that add in another order differ, and neither is the truth. Within the tolerance they agree. Beyond it the
+baseline is run once more in float64, where its operators allow that, and the new plan passes if it is no farther from that than
+twice the baseline is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotfuse.backends.protocol import Run
+from hotfuse.runtime.verify import disagreement
+
+SLACK = 2.0
+"""How much larger than the baseline's the error against float64 may be."""
+
+Wide = Callable[[], Run]
+"""Makes the baseline in float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was found."""
+
+    difference: str
+    """Empty when the plan passed."""
+    inputs: int
+    judge: str
+    """`tier 0` or `float64`."""
+
+
+def prove(new: Run, baseline: Run, calls: Sequence[Sequence[torch.Tensor]], rtol: float, wide: Wide) -> Proof:
+    """Run both on every call."""
+    judge = "tier 0"
+    with torch.no_grad():
+        for inputs in calls:
+            got, want = new(*inputs), baseline(*inputs)
+            difference = disagreement(got, want, rtol)
+            if difference:
+                judge = "float64"
+                if not _closer(got, want, inputs, wide):
+                    return Proof(difference, len(calls), judge)
+    return Proof("", len(calls), judge)
+
+
+def _closer(got: Sequence[Any], want: Sequence[Any], inputs: Sequence[torch.Tensor], wide: Wide) -> bool:
+    """Whether the new outputs are as near to float64's as the baseline's are."""
+    try:
+        truth = wide()(*[t.double() if t.is_floating_point() else t for t in inputs])
+    except RuntimeError:  # an operator that insists on float32: there is no truth to be had this way
+        return False
+    for g, w, t in zip(got, want, truth, strict=True):
+        if not (isinstance(t, torch.Tensor) and t.dtype is torch.float64 and isinstance(g, torch.Tensor)):
+            if disagreement([g], [w], 0.0):
+                return False
+            continue
+        if g.dtype != w.dtype or g.shape != w.shape or not torch.equal(torch.isfinite(g), torch.isfinite(t)):
+            return False
+        finite = torch.isfinite(t)
+        mine, theirs = ((x.double() - t)[finite].abs() for x in (g, w))
+        if mine.numel() and float(mine.max()) > SLACK * float(theirs.max()):
+            return False
+    return True

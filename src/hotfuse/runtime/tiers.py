@@ -1,0 +1,69 @@
+"""The policy: when a plan has earned a better one. Pure functions of counts, so tests need no clock.
+
+| from | to | when |
+| --- | --- | --- |
+| the model's own code | 0 library kernels | the first call of its kind: capture runs beside |
+| 0 | 1 generated, generic in its sizes | calls exceed a threshold that grows with the code, or time enough went by in it |
+| 1 | 2 specialized | a size or a branch recurs in so many of many calls that betting on it is likely to pay |
+| 2 | 1 | the bet misses too often, or measures slower than it did |
+| 1, 2 | 0 | weights changed under it, or it raised an error |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NODES_PER_STEP = 256
+"""A graph of so many nodes doubles the number of calls it must serve before it is compiled."""
+HOT_S = 0.2
+"""Seconds spent in a plan after which it is hot, however few the calls."""
+FEWEST = 24
+"""Sampled calls without which nothing is said to recur."""
+SHARE = 0.2
+"""Part of the calls that one size must have to be compiled for."""
+PREDICTABLE = 0.8
+"""How often a branch must have gone the same way to be bet on."""
+MISSING = 0.5
+"""A specialized plan that fewer calls than this hit is taken out of the way."""
+
+
+def threshold(hot_calls: int, nodes: int) -> int:
+    """Calls after which a plan of so many nodes is hot."""
+    return hot_calls * (1 + nodes // NODES_PER_STEP)
+
+
+def is_hot(calls: int, seconds: float, hot_calls: int, nodes: int) -> bool:
+    """Whether a tier-0 plan is worth compiling."""
+    return calls >= threshold(hot_calls, nodes) or (calls >= hot_calls and seconds >= HOT_S)
+
+
+def interval(calls: int, steady: int) -> int:
+    """How many calls until the next one is looked at: every one at first, 1 in `steady` in the end."""
+    return 1 if calls < 8 else min(steady, max(2, calls // 8))
+
+
+@dataclass(frozen=True, slots=True)
+class Bet:
+    """What a specialized plan would assume."""
+
+    kind: str
+    """`sizes` or `branch`."""
+    value: tuple[int, ...]
+    share: float
+    samples: int
+
+
+def recurring(shares: dict[tuple[int, ...], float], samples: int, limit: int) -> list[Bet]:
+    """The sizes worth a plan of their own, the commonest first, at most `limit`."""
+    if samples < FEWEST:
+        return []
+    return [Bet("sizes", s, share, samples) for s, share in shares.items() if share >= SHARE][:limit]
+
+
+def predictable(outcomes: tuple[float, float], samples: int) -> bool | None:
+    """Which way a branch goes, if it goes that way often enough; `outcomes` weigh how often it was false and true."""
+    total = sum(outcomes)
+    if samples < FEWEST or total <= 0:
+        return None
+    likely = outcomes[1] >= outcomes[0]
+    return likely if max(outcomes) / total >= PREDICTABLE else None
