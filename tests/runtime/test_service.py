@@ -111,7 +111,7 @@ def test_an_unknown_request_is_refused_not_fatal() -> None:
 
     own.submit(job)
     jobs_done(own)
-    own.close()
+    own.stop(10)
     assert [header["ok"] for header, _ in said] == [False, False]
     assert own.started == 1
 
@@ -184,3 +184,32 @@ def test_a_process_ends_while_a_capture_runs() -> None:
         """
     )
     assert done.returncode == 0 and done.stdout == "fine\n", done.stderr
+
+
+def test_a_process_ends_while_kernels_are_compiled() -> None:
+    """The job in hand is told at once, so that nobody waits for the compile, and no thread dies inside native code."""
+    start = time.monotonic()
+    done = run_script(
+        """
+        import time, torch, hotfuse
+        from hotfuse.compile.service import service
+        layers = [torch.nn.Sequential(torch.nn.Linear(64, 64 + i), torch.nn.GELU(), torch.nn.Linear(64 + i, 64))
+                  for i in range(24)]
+        fast = hotfuse.jit(torch.nn.Sequential(*layers).eval(), settings=hotfuse.Settings(hot_calls=1))
+        with torch.no_grad():
+            x = torch.ones(2, 64)
+            fast(x); assert fast.wait(120)
+            before = service().pool.counts()["requests"]
+            fast(x)                                     # hot now: kernels are asked for
+            while service().pool.counts()["requests"] == before:
+                time.sleep(0.001)
+            time.sleep(0.05)
+        print(time.monotonic(), service().worker.pid)
+        """
+    )
+    end = time.monotonic()
+    assert done.returncode == 0, done.stderr
+    printed, pid = done.stdout.split()
+    assert end - float(printed) < 30 and end - start < 200  # generous: the compile alone takes seconds
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)

@@ -1,7 +1,7 @@
-"""The service that runs jobs beside inference: one background thread, one worker process, started when needed.
+"""The service that runs jobs beside inference: one background thread, and the pool of workers that jobs ask.
 
-A job runs in the thread and may ask the worker. The worker is niced, ends after a while without work, is killed when it
-takes too long, and is started again when it died. After a fork the child starts with a service of its own.
+Jobs run one after another; what they ask for runs in worker processes (`compile.pool`). After a fork the child starts with a
+service of its own. A process that ends kills its workers and waits for the job in hand, a bounded time.
 """
 
 from __future__ import annotations
@@ -9,20 +9,16 @@ from __future__ import annotations
 import atexit
 import os
 import queue
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
-from hotfuse.base.errors import CaptureError
-from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
 from hotfuse.compile import wire
+from hotfuse.compile.pool import URGENT, Limits, Pool, Task
+from hotfuse.compile.process import Worker
 
-IDLE_S = 60.0
 STOP_S = 10.0
 """Longest wait for the job in hand when the process ends."""
 PAUSE_S = 0.01
@@ -30,82 +26,14 @@ PAUSE_S = 0.01
 Job = Callable[[], None]
 
 
-class Worker:
-    """A worker process and the pipes to it."""
-
-    def __init__(self) -> None:
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path), "OMP_NUM_THREADS": "1",
-               "HOTFUSE_CAPTURE": "off"}
-        self._log: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "hotfuse.compile.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._log, env=env,
-        )
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.poll() is None
-
-    def ask(self, header: dict[str, Any], blobs: Sequence[bytes], timeout: float) -> wire.Message:
-        """Send a request and wait for its answer; a late or dead worker raises CaptureError."""
-        late = threading.Event()
-
-        def kill() -> None:
-            late.set()
-            self._process.kill()
-
-        timer = threading.Timer(timeout, kill)
-        timer.daemon = True
-        timer.start()
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            wire.send(self._process.stdin, header, blobs)  # type: ignore[arg-type]
-            return wire.receive(self._process.stdout)  # type: ignore[arg-type]
-        except (EOFError, OSError) as e:
-            self.close()
-            if late.is_set():
-                raise CaptureError(f"the capture took longer than {timeout:g} s", why=Why.TIMEOUT) from e
-            raise CaptureError(
-                f"the capture worker died with status {self._process.returncode}", because=self._last_words(),
-                why=Why.WORKER_DIED,
-            ) from e
-        finally:
-            timer.cancel()
-
-    def _last_words(self) -> str:
-        self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - 2000))
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
-
-    def close(self) -> None:
-        """End the process, at once."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:  # unsent bytes of a dead worker's request
-                    continue
-
-
 class Service:
-    """A queue of jobs, a thread that runs them, and the worker they use."""
+    """A queue of jobs, a thread that runs them, and the pool of workers they use."""
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Pool | None = None) -> None:
         self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._worker: Worker | None = None
-        self.started = 0
-        """Workers started so far."""
+        self.pool = pool or Pool()
         self._stopping = False
 
     def submit(self, job: Job) -> None:
@@ -117,45 +45,36 @@ class Service:
                 self._thread.start()
 
     def ask(self, header: dict[str, Any], blobs: Sequence[bytes], timeout: float) -> wire.Message:
-        """Ask the worker, from inside a job; a worker found dead is replaced once."""
-        if self._stopping:
-            raise CaptureError("the process is ending", why=Why.TURNED_OFF)
-        if self._worker is None or not self._worker.alive:
-            self._worker = Worker()
-            self.started += 1
-        return self._worker.ask(header, blobs, timeout)
+        """Have a worker answer, before anything that nobody waits for; a late or dead one raises CaptureError."""
+        task = Task(f"a request of kind {header.get('kind')}", header, blobs, URGENT, timeout)
+        return self.pool.submit(task).result()
+
+    @property
+    def started(self) -> int:
+        """Workers started so far."""
+        return int(self.pool.counts()["workers_started"])
 
     @property
     def worker(self) -> Worker | None:
-        """The worker, if one runs now."""
-        return self._worker if self._worker is not None and self._worker.alive else None
+        """One of the workers that run now."""
+        return next(iter(self.pool.workers), None)
 
     def _serve(self) -> None:
         while True:
-            try:
-                job = self._queue.get(timeout=IDLE_S)
-            except queue.Empty:
-                self.close()
-                continue
+            job = self._queue.get()
             time.sleep(PAUSE_S)
             if self._stopping:
                 return
             job()
 
-    def close(self) -> None:
-        """End the worker; the next job starts another."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.close()
-
-
     def stop(self, timeout: float) -> None:
-        """End the worker and wait for the job in hand: a thread inside native code must not outlive the interpreter."""
+        """End the workers and wait for the job in hand: a thread inside native code must not outlive the interpreter."""
         self._stopping = True
         self._queue.put(lambda: None)
-        self.close()
+        until = time.monotonic() + timeout
+        self.pool.close(timeout)
         if self._thread is not None:
-            self._thread.join(timeout)
+            self._thread.join(max(0.0, until - time.monotonic()))
 
 
 _service: Service | None = None
@@ -177,12 +96,22 @@ def ask(header: dict[str, Any], blobs: Sequence[bytes], settings: Settings) -> w
         from hotfuse.compile import requests  # the worker's business otherwise
 
         return wire.checked(requests.answer(header, list(blobs)))
-    return wire.checked(service().ask(header, blobs, settings.capture_timeout_s))
+    return wire.checked(sized(settings).ask(header, blobs, settings.capture_timeout_s))
+
+
+def sized(settings: Settings) -> Service:
+    """The service, its pool within these settings' limits; whoever asks last decides."""
+    own = service()
+    memory = settings.compile_memory_mb << 20
+    own.pool.limit(Limits(settings.compile_workers, memory, settings.compile_share))
+    return own
 
 
 def _after_fork() -> None:
     """Threads and pipes belong to the parent: the child begins anew."""
     global _service, _making
+    if _service is not None:
+        _service.pool.abandon()
     _service = None
     _making = threading.Lock()
 

@@ -23,10 +23,10 @@ Message = tuple[dict[str, Any], list[bytes]]
 def send(pipe: BinaryIO, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
     """Write one message."""
     text = json.dumps({**header, "sizes": [len(b) for b in blobs]}).encode()
-    pipe.write(struct.pack("<I", len(text)))
-    pipe.write(text)
-    for blob in blobs:
-        pipe.write(blob)
+    for data in (struct.pack("<I", len(text)) + text, *blobs):
+        left = memoryview(data)
+        while left:  # an unbuffered pipe may take a part
+            left = left[pipe.write(left) :]
     pipe.flush()
 
 

@@ -1,0 +1,290 @@
+"""The pool of workers: order, deadlines, memory, deaths, replacement, cancellation and its governor, on workers without torch."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotfuse import CaptureError
+from hotfuse.base.events import Why
+from hotfuse.compile.pool import Limits, Pool, Task
+from hotfuse.compile.process import Worker
+from hotfuse.compile.scheduler import BURST_S, Governor, Meter
+
+SCRIPT = """
+import json, os, signal, struct, sys, time
+def exactly(n):
+    data = b""
+    while len(data) < n:
+        part = os.read(0, n - len(data))
+        if not part: sys.exit(0)
+        data += part
+    return data
+hoard = []
+while True:
+    header = json.loads(exactly(struct.unpack("<I", exactly(4))[0]))
+    blobs = [exactly(n) for n in header.pop("sizes")]
+    if header.get("sleep"): time.sleep(header["sleep"])
+    if header.get("spin"):
+        end = time.process_time() + header["spin"]
+        while time.process_time() < end: pass
+    if header.get("die"):
+        print("about to die", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if header.get("die_once") and not os.path.exists(header["die_once"]):
+        open(header["die_once"], "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if header.get("eat"): hoard.append(b"x" * header["eat"])
+    if header.get("hold"): time.sleep(header["hold"])
+    answer = {"ok": True, "pid": os.getpid(), "said": header.get("say"), "got": sum(map(len, blobs)), "sizes": [],
+              "usage": {"cpu_s": time.process_time(), "peak_rss": 1}}
+    text = json.dumps(answer).encode()
+    os.write(1, struct.pack("<I", len(text)) + text)
+"""
+
+
+def light(memory: int) -> Worker:
+    return Worker(memory, (sys.executable, "-S", "-c", SCRIPT))
+
+
+@pytest.fixture
+def pools() -> Iterator[Any]:
+    made: list[Pool] = []
+
+    def make(workers: int = 1, **changes: Any) -> Pool:
+        idle = changes.pop("idle_s", 60.0)
+        load = changes.pop("load", lambda: 0.0)
+        made.append(Pool(Limits(workers, **changes), light, load, idle))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.close()
+
+
+def said(future: Future[Any]) -> Any:
+    return future.result(60)[0]["said"]
+
+
+def blocked(pool: Pool) -> Future[Any]:
+    """Keep the only worker busy until it has begun, so that what follows must wait."""
+    future = pool.submit(Task("first", {"sleep": 0.4, "say": "first"}))
+    while pool.counts()["workers_started"] == 0 or not pool.workers:
+        time.sleep(0.005)
+    return future
+
+
+def test_answers_come_back_with_their_bytes(pools: Any) -> None:
+    pool = pools(2)
+    big = os.urandom(3 << 20)
+    futures = [pool.submit(Task(f"t{i}", {"say": i}, [big, b"tail"])) for i in range(6)]
+    assert [said(f) for f in futures] == list(range(6))
+    assert {f.result()[0]["got"] for f in futures} == {len(big) + 4}
+    assert 1 <= pool.counts()["workers_started"] <= 2 and pool.counts()["answered"] == 6
+
+
+def test_the_most_valuable_goes_first_and_values_may_change(pools: Any) -> None:
+    pool = pools(1)
+    first = blocked(pool)
+    worth = {"a": 1.0, "b": 2.0, "c": 3.0}
+    order: list[str] = []
+    futures = []
+    for name in worth:
+        future = pool.submit(Task(name, {"say": name}, priority=lambda n=name: worth[n]))
+        future.add_done_callback(lambda f: order.append(f.result()[0]["said"]))
+        futures.append(future)
+    worth["a"] = 9.0  # it became hot while it waited
+    for f in [first, *futures]:
+        f.result(60)
+    assert order == ["a", "c", "b"]
+
+
+def test_a_newer_request_replaces_the_one_that_waits(pools: Any) -> None:
+    pool = pools(1)
+    first = blocked(pool)
+    old = pool.submit(Task("unit", {"say": "old"}, key="unit"))
+    new = pool.submit(Task("unit", {"say": "new"}, key="unit"))
+    other = pool.submit(Task("unit", {"say": "other"}, key="another"))
+    with pytest.raises(CancelledError):
+        old.result(60)
+    assert [said(f) for f in (first, new, other)] == ["first", "new", "other"]
+    assert pool.counts()["replaced"] == 1 and pool.counts()["answered"] == 3
+
+
+def test_a_deadline_ends_the_worker_and_the_next_one_serves(pools: Any) -> None:
+    pool = pools(1)
+    late = pool.submit(Task("slow", {"sleep": 60}, timeout=0.3, tries=3))
+    with pytest.raises(CaptureError, match="took longer") as caught:
+        late.result(60)
+    assert caught.value.why is Why.TIMEOUT
+    assert said(pool.submit(Task("next", {"say": 1}))) == 1
+    assert pool.counts()["late"] == 1 and pool.counts()["workers_started"] == 2
+
+
+def test_a_request_that_kills_twice_is_refused_with_the_reason(pools: Any) -> None:
+    pool = pools(1)
+    for started in (2, 2):  # the second time it does not get a worker any more
+        with pytest.raises(CaptureError, match="died with status -9 over unit 7") as caught:
+            pool.submit(Task("unit 7", {"die": 1}, tries=2, key="u7")).result(60)
+        assert caught.value.because == "about to die" and caught.value.why is Why.WORKER_DIED
+        assert pool.counts()["workers_started"] == started
+    assert pool.counts()["workers_died"] == 2 and pool.counts()["refused"] == 2
+    with pytest.raises(CaptureError, match="died"):
+        pool.submit(Task("capture", {"die": 1})).result(60)
+    assert pool.counts()["workers_died"] == 3
+    assert said(pool.submit(Task("next", {"say": 1}))) == 1
+
+
+def test_a_request_whose_worker_died_once_is_done_by_another(pools: Any, tmp_path: Path) -> None:
+    pool = pools(1)
+    future = pool.submit(Task("unit", {"die_once": str(tmp_path / "died"), "say": 5}, tries=2, key="u"))
+    assert said(future) == 5 and pool.counts()["workers_died"] == 1
+
+
+def test_a_worker_that_eats_memory_is_ended_and_a_fat_one_replaced(pools: Any) -> None:
+    pool = pools(1, memory=64 << 20)
+    with pytest.raises(CaptureError, match="died") as caught:
+        pool.submit(Task("hungry", {"eat": 150 << 20, "hold": 30})).result(60)
+    assert "64 MiB" in caught.value.because
+    assert said(pool.submit(Task("fat", {"eat": 40 << 20, "say": 1}))) == 1
+    assert said(pool.submit(Task("next", {"say": 2}))) == 2
+    assert pool.counts()["workers_recycled"] >= 1 and pool.counts()["worker_peak_bytes"] > 0
+
+
+def test_cancelling_drops_what_waits_and_ends_what_runs(pools: Any) -> None:
+    pool = pools(1)
+    running = pool.submit(Task("mine", {"sleep": 60}, owner="m"))
+    waiting = pool.submit(Task("mine too", {"say": 1}, owner="m"))
+    other = pool.submit(Task("other", {"say": 2}, owner="o"))
+    while not pool.workers:
+        time.sleep(0.01)
+    assert pool.cancel("m") == 2
+    with pytest.raises(CaptureError) as caught:
+        running.result(60)
+    assert caught.value.why is Why.TURNED_OFF
+    with pytest.raises(CancelledError):
+        waiting.result(60)
+    assert said(other) == 2
+
+
+def test_closing_ends_everything_in_bounded_time(pools: Any) -> None:
+    pool = pools(2)
+    futures = [pool.submit(Task("slow", {"sleep": 60})) for _ in range(4)]
+    while len(pool.workers) < 2:
+        time.sleep(0.01)
+    pids = [w.pid for w in pool.workers]
+    start = time.monotonic()
+    pool.close()
+    assert time.monotonic() - start < 20
+    for f in futures:
+        with pytest.raises(CaptureError):
+            f.result(1)
+    for pid in pids:  # neither running nor a zombie
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    with pytest.raises(CaptureError, match="ending"):
+        pool.submit(Task("late", {})).result(1)
+
+
+def test_idle_workers_go_and_come_back(pools: Any) -> None:
+    pool = pools(1, idle_s=0.1)
+    assert said(pool.submit(Task("one", {"say": 1}))) == 1
+    until = time.monotonic() + 30
+    while pool.workers and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not pool.workers
+    assert said(pool.submit(Task("two", {"say": 2}))) == 2 and pool.counts()["workers_started"] == 2
+
+
+def test_workers_killed_at_random_lose_nothing(pools: Any) -> None:
+    pool = pools(2)
+    rng = random.Random(0)
+    stop = threading.Event()
+
+    def murder() -> None:
+        while not stop.wait(0.08):
+            if (alive := pool.workers) and rng.random() < 0.7:
+                try:
+                    os.kill(rng.choice(alive).pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+
+    thread = threading.Thread(target=murder)
+    thread.start()
+    futures = [pool.submit(Task(f"t{i}", {"say": i, "sleep": 0.02}, tries=50)) for i in range(60)]
+    try:
+        assert [said(f) for f in futures] == list(range(60))
+    finally:
+        stop.set()
+        thread.join()
+    assert pool.counts()["workers_died"] >= 1
+
+
+def test_a_busy_machine_stops_workers_and_an_idle_one_lets_them_go(pools: Any) -> None:
+    load = [1.0]
+    pool = pools(1, share=0.0, load=lambda: load[0])
+    start = time.monotonic()
+    future = pool.submit(Task("work", {"spin": BURST_S * Governor(0.0).cores + 0.5, "say": 1}, timeout=5.0))
+    while pool.counts()["pauses"] == 0:
+        time.sleep(0.01)
+        assert time.monotonic() - start < 60
+    waiting = pool.submit(Task("next", {"say": 2}))
+    (worker,) = pool.workers
+    used = worker.cpu_s()
+    time.sleep(0.5)
+    assert worker.cpu_s() - used <= 0.1 and not future.done() and not waiting.done()
+    load[0] = 0.0
+    assert said(future) == 1 and said(waiting) == 2
+
+
+def test_the_governor_gives_what_is_left_and_a_share() -> None:
+    g = Governor(share=0.1, cores=2)
+    assert not any(g.step(0.1, 0.1, load=0.5) for _ in range(100))  # one core of two is idle, one worker uses it
+    stopped = [g.step(0.1, 0.0 if g.paused else 0.1, load=1.0) for _ in range(1000)]
+    assert 0.70 < sum(stopped) / 1000 < 0.85  # a share of 0.2 cores carries a worker a fifth of the time
+    assert not g.step(1.0, 0.0, load=0.0)
+    niced = Governor(share=0.1, cores=2)
+    assert not any(niced.step(0.1, 0.015, load=1.0) for _ in range(1000))  # priority alone keeps it below its share
+
+
+def test_the_meter_counts_what_is_not_niced(tmp_path: Path) -> None:
+    stat, now = tmp_path / "stat", [0.0]
+    stat.write_text("cpu 0 0 0 0 0 0 0 0\n")
+    meter = Meter(stat, lambda: now[0])
+    now[0] = 1e6
+    stat.write_text("cpu 30 40 10 20 0 0 0 0\n")
+    assert meter() == pytest.approx(0.4)
+    now[0] = 2e6
+    stat.write_text("cpu 30 140 10 20 0 0 0 0\n")
+    assert meter() == pytest.approx(0.0, abs=1e-3)
+    missing = Meter(tmp_path / "none", lambda: now[0])
+    now[0] = 3e6
+    assert 0.0 <= missing() <= 1.0
+
+
+def test_a_forked_child_lets_go_of_the_workers(pools: Any) -> None:
+    pool = pools(1)
+    assert said(pool.submit(Task("one", {"say": 1}))) == 1
+    (worker,) = pool.workers
+    pid = os.fork()
+    if pid == 0:
+        pool.abandon()
+        time.sleep(3)  # holding a copy of the pipe would keep the worker alive that long
+        os._exit(0)
+    assert said(pool.submit(Task("two", {"say": 2}))) == 2
+    worker._in.close()  # pyright: ignore[reportPrivateUsage]
+    until = time.monotonic() + 2.5
+    while worker.alive and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not worker.alive
+    os.waitpid(pid, 0)
