@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hotfuse.base.structure import describe
+from hotfuse.base.trace import chrome_trace
 from hotfuse.ir.dims import show as show_dim
 from hotfuse.ir.text import show, show_type
 from hotfuse.ops.table import lookup, packet
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.site import Entry
 
 
 class Explanation:
@@ -32,6 +34,13 @@ class Explanation:
         target.write_text(_page(self._data), encoding="utf-8")
         return target
 
+    def to_trace(self, path: str | Path) -> Path:
+        """Write calls, compiles and swaps on one time axis, for Chrome's or Perfetto's trace viewer."""
+        target = Path(path)
+        trace = chrome_trace(self._data["model"], self._data["spans"], self._data["decisions"])
+        target.write_text(json.dumps(trace), encoding="utf-8")
+        return target
+
     def __str__(self) -> str:
         return "\n".join(_lines(self._data))
 
@@ -41,7 +50,7 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None) -> E
     sites: list[dict[str, Any]] = []
     for site in list(engine.sites.values()):
         refused = [g.refused for g in site.groups.values() if g.refused]
-        plans = [explain_plan(e.plan, e.calls, e.notes) for e in site.entries]
+        plans = [_explain_entry(e) for e in site.entries]
         sites.append({"call": describe(site.spec), "plans": plans, "refused": refused,
                       "pending": any(g.pending for g in site.groups.values())})
     return Explanation(
@@ -53,8 +62,27 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None) -> E
             "sites": sites,
             "fallbacks": dict(fallbacks or {}),
             "decisions": [d.to_dict() for d in engine.log.decisions],
+            "spans": [s.to_dict() for s in engine.log.spans],
         }
     )
+
+
+def _explain_entry(entry: Entry) -> dict[str, Any]:
+    """A captured graph: the plan that serves it, its specialized versions, and why there is nothing better."""
+    shares = entry.samples.shares()
+    versions = [
+        {"sizes": {n: v for n, v in zip(entry.symbols, s, strict=True)}, "share": round(shares.get(s, 0.0), 3),
+         "partitions": len(p.partitioning.parts), "tier": p.tier}
+        for s, p in entry.versions.items()
+    ]
+    measured = entry.pace.typical_us()
+    return {
+        **explain_plan(entry.plan, entry.calls, entry.notes),
+        "versions": versions,
+        "refused": dict(entry.refused),
+        "measured_us": None if measured is None else round(measured, 1),
+        "samples": {"taken": entry.samples.taken, "bytes": entry.samples.bytes},
+    }
 
 
 def explain_plan(plan: Plan, calls: int, notes: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -100,7 +128,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
         out.append(f"call {site['call']}")
         for i, plan in enumerate(site["plans"]):
             out.append(f"  plan {i}: tier {plan['tier']}, {plan['nodes']} nodes in {len(plan['partitions'])} partitions, "
-                       f"{plan['calls']} calls")
+                       f"{plan['calls']} calls" + (f", {us:g} us a call" if (us := plan.get("measured_us")) else ""))
             out.append("    inputs: " + ", ".join(plan["inputs"]))
             if plan["guards"]:
                 out.append("    guards: " + ", ".join(plan["guards"]))
@@ -112,6 +140,11 @@ def _lines(data: dict[str, Any]) -> list[str]:
             for text, indexes in alike.items():
                 times = f" and {len(indexes) - 1} more like it" if len(indexes) > 1 else ""
                 out.append(f"    partition {indexes[0]}{times} {text}")
+            for version in plan.get("versions", ()):
+                sizes = ", ".join(f"{n}={v}" for n, v in version["sizes"].items())
+                out.append(f"    version for {sizes}: tier {version['tier']}, {version['partitions']} partitions, "
+                           f"{version['share']:.0%} of the sampled calls")
+            out += [f"    not higher: {what}: {why}" for what, why in plan.get("refused", {}).items()]
             out += [f"    note: {note}" for note in plan["notes"]]
         if site["pending"]:
             out.append("  a capture is under way")

@@ -92,6 +92,11 @@ class Span:
     thread: int
     evidence: Mapping[str, EvidenceValue] = field(default_factory=dict[str, EvidenceValue])
 
+    def to_dict(self) -> dict[str, object]:
+        """A plain dict for JSON."""
+        return {"track": self.track, "name": self.name, "begin": round(self.begin, 6), "end": round(self.end, 6),
+                "thread": self.thread, "evidence": dict(self.evidence)}
+
 
 class EventLog:
     """Bounded, thread-safe lists of decisions and of what took time, and counters that never lose a count."""
