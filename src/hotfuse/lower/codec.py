@@ -24,7 +24,7 @@ def to_json(lowered: Lowered) -> dict[str, Any]:
     """Plain data: the kernel as its assembly text."""
     return {
         "kernel": show(lowered.kernel),
-        "arguments": [_argument(a) for a in lowered.arguments],
+        "arguments": [argument_to_json(a) for a in lowered.arguments],
         "strides": [[name, [dims.show(d) for d in ds]] for name, ds in lowered.strides],
     }
 
@@ -32,10 +32,11 @@ def to_json(lowered: Lowered) -> dict[str, Any]:
 def from_json(data: dict[str, Any]) -> Lowered:
     """The inverse of `to_json`."""
     strides = tuple((str(name), tuple(dims.parse(d) for d in ds)) for name, ds in data["strides"])
-    return Lowered(parse(data["kernel"]), tuple(_parsed(a) for a in data["arguments"]), strides)
+    return Lowered(parse(data["kernel"]), tuple(argument_from_json(a) for a in data["arguments"]), strides)
 
 
-def _argument(a: Argument) -> dict[str, Any]:
+def argument_to_json(a: Argument) -> dict[str, Any]:
+    """One argument as plain data."""
     match a:
         case BufferArgument():
             return {"is": "buffer", "buffer": a.buffer, "role": a.role.value, "value": a.value}
@@ -52,7 +53,8 @@ def _argument(a: Argument) -> dict[str, Any]:
             }
 
 
-def _parsed(a: dict[str, Any]) -> Argument:
+def argument_from_json(a: dict[str, Any]) -> Argument:
+    """The inverse of `argument_to_json`."""
     match a["is"]:
         case "buffer":
             return BufferArgument(a["buffer"], Role(a["role"]), a["value"])
