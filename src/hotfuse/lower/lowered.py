@@ -18,7 +18,7 @@ from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.pack import PackSpec
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.memory import NUMPY
-from hotfuse.tile.program import Buffer, BufferKind, Kernel
+from hotfuse.tile.program import OWN, Buffer, BufferKind, Kernel
 
 
 class Role(StrEnum):
@@ -160,7 +160,7 @@ class Memory:
         """The kernel with its call; `packs` are its packed buffers."""
         by_buffer: dict[str, BufferArgument | PackArgument] = {**{a.buffer: a for a in self.arguments}, **(packs or {})}
         by_size = {a.size: a for a in self.runtime}
-        buffers = [by_buffer[b.name] for b in kernel.buffers if b.kind is not BufferKind.SCRATCH]
+        buffers = [by_buffer[b.name] for b in kernel.buffers if b.kind not in OWN]
         sizes = [by_size.get(s, SymbolArgument(s, s)) for s in kernel.sizes]
         outs = tuple((v.name, self.output(v).strides) for v in dict.fromkeys(output_values(self.graph)))
         return Lowered(kernel, (*buffers, *sizes), outs)

@@ -134,6 +134,10 @@ class KernelBuilder:
         """Memory of the kernel's own."""
         return self.buffer(name, BufferKind.SCRATCH, dtype, shape, stride)
 
+    def shared(self, name: str, dtype: DType, shape: Sequence[Dim], stride: Sequence[Dim] | None = None) -> Buffer:
+        """Memory of the kernel's own that its threads have in common."""
+        return self.buffer(name, BufferKind.SHARED, dtype, shape, stride)
+
     # -- structure
 
     @contextmanager

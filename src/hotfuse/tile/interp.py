@@ -8,7 +8,7 @@ every iteration of a parallel loop, since there it is a thread's own.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from hotfuse.ir.dims import Dim
 from hotfuse.tile.isa import compute
 from hotfuse.tile.memory import NUMPY, Array, Place, poison
 from hotfuse.tile.program import (
+    OWN,
     Access,
     Buffer,
     BufferKind,
@@ -47,7 +48,7 @@ def run(kernel: Kernel, buffers: Mapping[str, Array], sizes: Mapping[str, int], 
     """
     if set(sizes) != set(kernel.sizes):
         raise InternalError(f"kernel {kernel.name} has sizes {', '.join(kernel.sizes)}; given are {', '.join(sizes)}")
-    needed = {b.name for b in kernel.buffers if b.kind is not BufferKind.SCRATCH}
+    needed = {b.name for b in kernel.buffers if b.kind not in OWN}
     if set(buffers) != needed:
         raise InternalError(f"kernel {kernel.name} has buffers {', '.join(sorted(needed))}; given are {', '.join(buffers)}")
     _Run(kernel, buffers, dict(sizes), random.Random(seed)).block(kernel.body)
@@ -75,7 +76,7 @@ def bind(buffer: Buffer, array: Array, sizes: Mapping[str, int]) -> Array:
     reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
     if not same and (not array.flags.c_contiguous or min((*shape, *stride, 0)) < 0 or (0 not in shape and reach > array.size)):
         raise InternalError(f"{what} does not fit an array of {array.shape} with strides {array.strides}")
-    writeable = bool(array.flags.writeable) and buffer.kind in (BufferKind.OUTPUT, BufferKind.SCRATCH)
+    writeable = bool(array.flags.writeable) and buffer.kind in (BufferKind.OUTPUT, *OWN)
     if buffer.kind is BufferKind.OUTPUT and not writeable:
         raise InternalError(f"{what} was given an array that cannot be written")
     return np.lib.stride_tricks.as_strided(array, shape, [s * item for s in stride], writeable=writeable)
@@ -143,17 +144,18 @@ class _Run:
         self.kernel, self.env, self.order = kernel, env, order
         self.tiles: dict[str, Array] = {}
         self.scratch = tuple(b for b in kernel.buffers if b.kind is BufferKind.SCRATCH)
-        self.views = {b.name: bind(b, given[b.name], env) for b in kernel.buffers if b.kind is not BufferKind.SCRATCH}
-        self.watched = {b.name for b in kernel.buffers if b.kind is BufferKind.OUTPUT}
+        self.views = {b.name: bind(b, given[b.name], env) for b in kernel.buffers if b.kind not in OWN}
+        self.watched = {b.name for b in kernel.buffers if b.kind in (BufferKind.OUTPUT, BufferKind.SHARED)}
         self.races = _Races()
         self.reach = {
             b.name: sum((number(n, env) - 1) * number(s, env) for n, s in zip(b.shape, b.stride, strict=True)) + 1
-            for b in self.scratch
+            for b in kernel.buffers
+            if b.kind in OWN
         }
-        self.views.update(self.own_scratch())
+        self.views.update(self.own(b for b in kernel.buffers if b.kind in OWN))
 
-    def own_scratch(self) -> dict[str, Array]:
-        return {b.name: bind(b, poison((max(self.reach[b.name], 1),), b.dtype), self.env) for b in self.scratch}
+    def own(self, buffers: Iterable[Buffer]) -> dict[str, Array]:
+        return {b.name: bind(b, poison((max(self.reach[b.name], 1),), b.dtype), self.env) for b in buffers}
 
     def block(self, stmts: Sequence[Stmt]) -> None:
         for stmt in stmts:
@@ -191,7 +193,7 @@ class _Run:
         for value in self.order.sample(values, len(values)):
             self.env[loop.var] = value
             if self.scratch:
-                self.views = outer | self.own_scratch()
+                self.views = outer | self.own(self.scratch)
             races.path.append(races.number())
             self.block(loop.body)
             races.path.pop()

@@ -51,6 +51,12 @@ class BufferKind(StrEnum):
     """Prepared once, such as packed weights."""
     SCRATCH = "scratch"
     """Private to the kernel; one copy per thread when used inside a parallel loop."""
+    SHARED = "shared"
+    """Private to the kernel; all threads see the same copy, so that one parallel loop may read what another wrote."""
+
+
+OWN = frozenset({BufferKind.SCRATCH, BufferKind.SHARED})
+"""Memory that no caller gives."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@
  6. A buffer has an element type of the instruction set, and one stride per dim.
  7. Integer expressions are well formed, and mention only sizes and, inside loops, the variables of these loops.
  8. An instruction is in the table, and its operands, attributes and outs satisfy its type rule.
- 9. Only outputs and scratch are written.
+ 9. Only outputs, scratch and shared memory are written.
 10. A loop's step is a positive number, and an unrolled loop's trip count is a number.
 11. A loop yields a tile and has an out for each one that it carries, all four of one type.
 12. A parallel loop carries nothing.
@@ -29,6 +29,7 @@ from hotfuse.tile import isa
 from hotfuse.tile.affine import trip_count
 from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import (
+    OWN,
     Access,
     Attr,
     Buffer,
@@ -193,7 +194,7 @@ class _Verifier:
             self.fail(8, f"{e.what}{': ' if e.because else ''}{e.because}", e)
         if instr.op in _WRITERS:
             buffer = self.buffers[instr.args[0].buffer]  # type: ignore[union-attr]
-            if buffer.kind not in (BufferKind.OUTPUT, BufferKind.SCRATCH):
+            if buffer.kind not in (BufferKind.OUTPUT, *OWN):
                 self.fail(9, f"{buffer.name} is {buffer.kind.value}")
         for tile in instr.outs:
             self.define(tile)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from hotfuse.backends.llvm import scratch
 from hotfuse.backends.llvm.code import Fn, Scope, Val, vec
-from hotfuse.backends.llvm.parallel import WORK_PER_THREAD, loop_work, trips
+from hotfuse.backends.llvm.parallel import loop_work, threads_worth, trips
 from hotfuse.backends.llvm.state import State
 from hotfuse.base.errors import InternalError
-from hotfuse.ir.dims import Dim, expr
-from hotfuse.tile.program import Instr, Loop, LoopKind, Stmt, Tile, When
+from hotfuse.tile.program import BufferKind, Instr, Loop, LoopKind, Stmt, Tile, When
 
 Block = Callable[[State, Sequence[Stmt]], None]
 """Emits statements one after the other."""
@@ -69,7 +69,9 @@ def serial(s: State, loop: Loop, lo: str, hi: str, block: Block) -> None:
     fn.out.append(scope.lines)
     fn.scopes.append(scope)
     fn.depth_of[loop.var], fn.symbol[loop.var] = scope.depth, var
+    s.around.append(loop)
     block(s, loop.body)
+    s.around.pop()
     fn.scopes.pop()
     del fn.depth_of[loop.var], fn.symbol[loop.var]
     latch = fn.block
@@ -148,6 +150,8 @@ def _parallel(s: State, loop: Loop, block: Block, enter: Callable[[State, str, s
     tiles = _captured(s, loop)
     slots = [("ptr", "%buffers"), ("ptr", "%sizes"), ("i64", fn.i64(loop.lo)), ("i64", fn.i64(trips(loop)))]
     slots += [("i64", fn.symbol[v]) for v in outer]
+    common = _on_stack(s)
+    slots += [("ptr", s.bases[name]) for name in common]
     chunks = [(vec(s.tile(t).ty, w), x) for t in tiles for row in s.tile(t).rows
               for w, x in zip(s.tile(t).widths, row, strict=True)]  # fmt: skip
     context = fn.alloca(f"[{8 * len(slots) + 128 * len(chunks) + 128} x i8], align 128")
@@ -158,7 +162,15 @@ def _parallel(s: State, loop: Loop, block: Block, enter: Callable[[State, str, s
         fn.do(f"store {ty} {x}, ptr {_slot(fn, context, first + 128 * k)}, align 128")
     _launch(s, loop, name, context)
     inner = enter(s, name, "ptr %context, i64 %thread, i64 %threads")
+    for k, name in enumerate(common, 4 + len(outer)):
+        with inner.fn.at(inner.fn.scopes[0]):
+            inner.bases[name] = inner.fn.val(f"load ptr, ptr {_slot(inner.fn, '%context', 8 * k)}")
     _share(inner, s, loop, block, outer, tiles, first)
+
+
+def _on_stack(s: State) -> list[str]:
+    """Buffers on this function's stack that the threads it forks have in common."""
+    return [n for n in scratch.plan(s.kernel).stack if s.kernel.buffer(n).kind is BufferKind.SHARED]
 
 
 def _slot(fn: Fn, base: str, at: int) -> str:
@@ -170,7 +182,7 @@ def _launch(s: State, loop: Loop, name: str, context: str) -> None:
     fn, module = s.fn, s.fn.module
     limit = len(s.kernel.sizes)
     given = fn.val(f"load i64, ptr {_slot(fn, '%sizes', 8 * limit)}")
-    worth: Dim = expr("//", loop_work(loop, fn.target.lanes), WORK_PER_THREAD)
+    worth = threads_worth(loop_work(loop, fn.target.lanes), [trips(around) for around in s.around])
     threads = fn.call("llvm.smin.i64", "i64", ("i64", given), ("i64", fn.i64(trips(loop))))
     threads = fn.call("llvm.smin.i64", "i64", ("i64", threads), ("i64", fn.i64(worth)))
     many = fn.val(f"icmp sgt i64 {threads}, 1")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from hotfuse.tile.program import Instr, Loop, Stmt, Tile, TileType, When
 SYMBOLS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 WORK_PER_THREAD = 1 << 15
 """Vector operations that one more thread must have to do: some ten microseconds, about what waking it costs at worst."""
+AWAKE_WORK = 1 << 12
+"""The same where the loop before was parallel as well, so that threads are awake: about two microseconds."""
 SERIAL_TEXT = """
 define void @GOMP_parallel(ptr %body, ptr %data, i32 %threads, i32 %flags) {
   call void %body(ptr %data)
@@ -112,6 +114,14 @@ def work(stmts: tuple[Stmt, ...], lanes: int) -> Dim:
             case Loop():
                 total = expr("+", total, loop_work(stmt, lanes))
     return total
+
+
+def threads_worth(work: Dim, repeats: Sequence[Dim]) -> Dim:
+    """How many threads work deserves that is shared out again in every round of the loops around: the first round wakes them."""
+    once = expr("//", work, WORK_PER_THREAD)
+    if all(r == 1 for r in repeats):
+        return once
+    return expr("min", expr("//", expr("*", work, *repeats), WORK_PER_THREAD), expr("//", work, AWAKE_WORK))
 
 
 def trips(loop: Loop) -> Dim:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hotfuse.backends.llvm.code import Fn, Val, element, number, row_count
 from hotfuse.base.errors import InternalError
-from hotfuse.tile.program import Access, Instr, Kernel, Operand, Tile, TileType
+from hotfuse.tile.program import Access, Instr, Kernel, Loop, Operand, Tile, TileType
 
 
 @dataclass(slots=True)
@@ -24,6 +24,8 @@ class State:
     """Loaded tiles whose only use is to be spread over vectors number by number (the left operand of `mma`)."""
     parallel: bool = True
     """Whether a parallel loop met now may fork; inside one it may not."""
+    around: list[Loop] = field(default_factory=list[Loop])
+    """The serial loops that are open, outermost first."""
 
     def tile(self, operand: Operand) -> Val:
         """A tile operand's registers; a literal is a tile of one number once its type is known."""
