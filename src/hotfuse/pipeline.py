@@ -115,9 +115,10 @@ def compile_tier1(
 ) -> Plan:
     """A graph as a plan with generated kernels where they pay; raises InternalError where none does."""
     from hotfuse.compile.freeze import frozen
+    from hotfuse.compile.literals import with_numbers
 
     settled, constants = frozen(graph, weights)
-    return _run(TIER1, settled, Job(settings, constants, sample))
+    return _run(TIER1, with_numbers(settled, constants), Job(settings, constants, sample))
 
 
 def _run(stages: tuple[Stage, ...], value: Any, job: Job) -> Any:

@@ -6,7 +6,7 @@ Nodes join the group that makes one of their inputs when that keeps the group co
     convolution + pointwise consumers and batch norms       -> one kernel with an epilogue
     pointwise, reduction and view chains                    -> one kernel over rows
     linears with the same input                             -> one kernel with several outputs
-    attention with the views around it                      -> one kernel that reads and writes the projections' layout
+    attention, whole or spelled out, with the views around it -> one kernel that reads and writes the projections' layout
     a recurrent layer with what makes its weights and zeros -> one kernel over the whole sequence
 
 This is the rule a fused tier starts from; whether a group can be lowered, and whether it pays, is decided later and by others.
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from hotfuse.analysis.attention import FUSED, written
 from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, values_in
 from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.ops.table import Access, lookup, packet
@@ -27,7 +28,6 @@ MAX_NODES = 48
 _LINEAR = frozenset({"aten.linear", "aten.mm", "aten.addmm", "aten.matmul"})
 _CONVOLUTION = frozenset({"aten.conv1d", "aten.conv2d", "aten.convolution"})
 _BATCH_NORM = "aten.batch_norm"
-_ATTENTION = "aten.scaled_dot_product_attention"
 _RECURRENT = frozenset({"aten.lstm.input", "aten.gru.input"})
 _ZEROS = frozenset({"aten.zeros", "aten.zeros_like", "aten.new_zeros"})
 _ROWS = frozenset({Access.POINTWISE, Access.REDUCTION, Access.MOVEMENT})
@@ -58,12 +58,16 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
     groups: list[_Open] = []
     needs: list[set[int]] = []  # per group: the groups it reads from
     fed: dict[str, int] = {}  # input of a product -> the group of products that reads it
+    spelled = {i: w for w in written(graph) if all(fits(graph.nodes[i]) for i in w.nodes) for i in w.nodes}
+    begun: dict[int, int] = {}  # last node of an attention that is spelled out -> its group
 
     for i, node in enumerate(graph.nodes):
         makers = [maker[v.name] for v in node.ins if v.name in maker]
         kind = _kind(node, params) if fits(node) else "library"
         chosen = -1
-        if kind != "library":
+        if i in spelled:  # nobody outside reads what is inside, so it never waits for itself
+            kind, chosen = "attention", begun.get(spelled[i].nodes[-1], -1)
+        elif kind != "library":
             joinable = [home[m] for m in reversed(makers) if _joins(groups[home[m]], kind, node, graph.nodes[m])]
             if kind == "contract" and (sibling := fed.get(_data(node))) is not None:
                 joinable.append(sibling)  # linears of one input are one kernel
@@ -75,6 +79,8 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
             chosen = len(groups)
             groups.append(_Open(kind))
             needs.append(set())
+        if i in spelled:
+            begun[spelled[i].nodes[-1]] = chosen
         groups[chosen].nodes.append(i)
         if kind == "contract":
             fed.setdefault(_data(node), chosen)
@@ -119,9 +125,9 @@ def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
         owner[i] = into
 
     for g in [g for g in groups if g.kind == "attention"]:
-        (centre,) = g.nodes
-        waiting = [maker.get(v.name, -1) for v in graph.nodes[centre].ins[:3]]
-        while ready := next((m for m in waiting if m >= 0 and _is_view(graph.nodes[m]) and inside(m, g)), None):
+        centre = g.nodes[-1]
+        waiting = [maker.get(v.name, -1) for v in _operands(graph, g)]
+        while (ready := next((m for m in waiting if m >= 0 and _is_view(graph.nodes[m]) and inside(m, g)), -1)) >= 0:
             take(ready, g)
             waiting = [m for m in waiting if m != ready] + [maker.get(graph.nodes[ready].ins[0].name, -1)]
         last = centre
@@ -131,6 +137,12 @@ def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
             take(after, g)
             last = after
         g.nodes.sort()
+
+
+def _operands(graph: Graph, g: _Open) -> tuple[Value, ...]:
+    """What an attention reads: queries, keys, values, mask."""
+    made = {v.name for i in g.nodes for v in graph.nodes[i].outs}
+    return tuple(v for i in g.nodes for v in graph.nodes[i].ins if v.name not in made)
 
 
 def _absorb_constants(graph: Graph, groups: list[_Open], params: set[str]) -> None:
@@ -159,7 +171,9 @@ def _absorb_constants(graph: Graph, groups: list[_Open], params: set[str]) -> No
 
 
 def _is_view(node: Node) -> bool:
-    return node.kind is Kind.OPERATOR and lookup(node.op).access is Access.MOVEMENT and len(node.ins) >= 1
+    """Whether a node moves one tensor's elements; what puts several together is none."""
+    moves = node.kind is Kind.OPERATOR and lookup(node.op).access is Access.MOVEMENT
+    return moves and sum(isinstance(v.type, TensorType) for v in node.ins) == 1
 
 
 def _settled(graph: Graph, g: _Open) -> str:
@@ -172,7 +186,7 @@ def _kind(node: Node, params: set[str]) -> str:
     if node.kind is not Kind.OPERATOR or any(isinstance(v.type, ScalarType) for v in node.outs) or not node.outs:
         return "library"
     row = lookup(node.op)
-    if packet(node.op) == _ATTENTION:
+    if packet(node.op) == FUSED:
         return "attention"
     if node.op in _RECURRENT:
         return "recurrent"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hotfuse.analysis.attention import written
 from hotfuse.ir.graph import Graph
 from hotfuse.lower.attention import OP as ATTENTION
 from hotfuse.lower.attention import lower_attention
@@ -19,14 +20,14 @@ from hotfuse.ops.table import packet
 
 def lower(graph: Graph, core: Core) -> Lowered:
     """The kernel of a closed group; raises CannotLower with the reason where there is none."""
+    if any(packet(n.op) == ATTENTION for n in graph.nodes) or written(graph):
+        return lower_attention(graph, core, name=_name(graph))
     if any(is_contraction(n) for n in graph.nodes):
         return lower_contraction(graph, core, name=_name(graph))
     if any(is_convolution(n) for n in graph.nodes):
         return lower_convolution(graph, core, name=_name(graph))
     if any(is_recurrent(n) for n in graph.nodes):
         return lower_recurrent(graph, core, name=_name(graph))
-    if any(packet(n.op) == ATTENTION for n in graph.nodes):
-        return lower_attention(graph, core, name=_name(graph))
     return lower_group(replace(graph, name=_name(graph)), Options(vector_bytes=core.lanes * 4))
 
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
-from hotfuse.tile.build import KernelBuilder
+from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Buffer, Tile
 
 MAX_WIDTH = 256
 """The widest heads: wider ones would need more registers for outputs than there are."""
+_STEP = 8
+"""Widths of V that need no masking are multiples of this."""
 Valid = tuple[Dim | None, Dim | None] | tuple[()]
 """How many rows and elements exist; empty where all do."""
 
@@ -55,7 +57,8 @@ class Rows:
         """Store rows by elements; a view that has one row takes one."""
         (axis, step), (last, near) = self.walk(2), self.walk(3)
         if axis < 0:
-            b.store(self.buffer, self.at(*place), b.reshape(tile, tile.type.shape[1:]), axes=(last,), step=(near,))
+            row = b.reshape(tile, tile.type.shape[1:])
+            b.store(self.buffer, self.at(*place), row, axes=(last,), step=(near,), valid=valid[1:])
         else:
             b.store(self.buffer, self.at(*place), tile, axes=(axis, last), step=(step, near), valid=valid)
 
@@ -67,6 +70,8 @@ class Mask:
     rows: Rows
     per_query: bool
     """Whether queries have masks of their own."""
+    hides: bool = False
+    """Whether a bool mask is true where a key does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,21 @@ class Attention:
     """Row where this sequence begins, in all four: sequences may lie one behind the other."""
     most_keys: Dim | None = None
     """The most that `keys` can be, where that changes in the kernel's loops."""
+    empty_is_nan: bool = False
+    """Whether a query that the mask leaves no key is NaN, as after a plain softmax, rather than 0."""
+    nan_is_zero: bool = False
+    """Whether weights that are NaN count as 0."""
+
+    @property
+    def padded(self) -> int:
+        """The width of V in tiles: what is beyond `value_width` is neither read nor written."""
+        return -(-self.value_width // _STEP) * _STEP
+
+    def valid(self, rows: Dim | None, column: Dim) -> Valid:
+        """How much of a tile that begins at a column of V exists."""
+        if self.value_width != self.padded:
+            return rows, remaining(self.value_width, column)
+        return () if rows is None else (rows, None)
 
     @property
     def factor(self) -> float:
@@ -126,13 +146,25 @@ def power(b: KernelBuilder, a: Attention, x: Tile) -> Tile:
     return b.map("exp2", x if a.in_bits else b.map("mul", x, LOG2E))
 
 
-def inverse(b: KernelBuilder, total: Tile) -> Tile:
+def inverse(b: KernelBuilder, a: Attention, total: Tile) -> Tile:
     """1 / total; a row without keys has nothing to divide."""
+    if a.empty_is_nan:
+        if isinstance(a.keys, int) and a.keys > 0:
+            return b.map("recip", total)
+        none = b.cast(b.index(expr("==", a.keys, 0)), F32)  # a sum over no keys at all is 0, whatever it is divided by
+        return b.map("recip", b.map("add", total, none))
     return b.map("recip", b.map("select", b.map("eq", total, b.fill(0.0, F32)), b.fill(1.0, F32), total))
 
 
-def added(b: KernelBuilder, mask: Tile) -> Tile:
+def finished(b: KernelBuilder, a: Attention, sums: Tile, factor: Tile) -> Tile:
+    """Sums of weighted values divided by the sum of weights."""
+    result = b.map("mul", sums, factor)
+    return b.map("select", b.map("isnan", factor), b.fill(0.0, F32), result) if a.nan_is_zero else result
+
+
+def added(b: KernelBuilder, mask: Tile, hides: bool = False) -> Tile:
     """What is added to scores: a float mask itself, 0 or -inf for a bool one."""
     if mask.type.dtype is DType.BOOL:
-        return b.map("select", mask, b.fill(0.0, F32), b.fill(NONE, F32))
+        one, other = b.fill(0.0, F32), b.fill(NONE, F32)
+        return b.map("select", mask, *((other, one) if hides else (one, other)))
     return mask

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
-from hotfuse.lower.attention_data import F32, NONE, Attention, added, finite, greater, inverse, power
+from hotfuse.lower.attention_data import F32, NONE, Attention, added, finished, finite, greater, inverse, power
 from hotfuse.lower.attention_tiling import AttentionTiling
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Tile
@@ -78,7 +78,7 @@ class _Few:
                 s = b.reshape(b.reduce("sum", total, 1), (rows,))
                 if a.mask is not None:
                     x = a.mask.rows.read(b, (self.batch, self.head, i, key), (1, rows), valid=() if full else (None, left))
-                    s = b.map("add", s, b.reshape(added(b, x), (rows,)))
+                    s = b.map("add", s, b.reshape(added(b, x, a.mask.hides), (rows,)))
                 if not full:
                     exists = b.map("lt", b.iota(remaining(key, a.keys), (rows,), 0, DType.I32), b.fill(0, DType.I32))
                     s = b.map("select", exists, s, b.fill(NONE, F32))
@@ -115,15 +115,15 @@ class _Few:
             x = power(b, a, b.map("sub", x, top))
             b.store(self.p, (query, e.var), x, valid=left)
             e.yields(b.map("add", e.carried[0], x))
-        return inverse(b, b.reduce("sum", e.outs[0], 0))
+        return inverse(b, a, b.reduce("sum", e.outs[0], 0))
 
     def output(self, factors: list[Tile]) -> None:
         """P V / total."""
         b, a, t = self.b, self.a, self.t
         factor = b.concat([b.reshape(f, (1, 1)) for f in factors], 0) if len(factors) > 1 else b.reshape(factors[0], (1, 1))
         widest = max(1, (t.registers - 8) // self.n) * t.lanes
-        for column in range(0, a.value_width, widest):
-            width = min(widest, a.value_width - column)
+        for column in range(0, a.padded, widest):
+            width = min(widest, a.padded - column)
             acc = b.fill(0.0, F32, (self.n, width))
             split = expr("*", expr("//", a.keys, t.unroll), t.unroll)
             for lo, hi, by in ((0, split, t.unroll), (split, a.keys, 1)):
@@ -134,7 +134,7 @@ class _Few:
                     for u in range(by):
                         key = expr("+", k.var, u)
                         row = (self.batch, self.head, expr("+", a.first, key), column)
-                        acc = b.mma(acc, b.load(self.p, (0, key), (self.n, 1)), a.v.read(b, row, (1, width)))
+                        acc = b.mma(acc, b.load(self.p, (0, key), (self.n, 1)), a.v.read(b, row, (1, width), a.valid(None, column)))
                     k.yields(acc)
                 (acc,) = k.outs
-            a.out.write(b, (self.batch, self.head, a.first, column), b.map("mul", acc, factor))
+            a.out.write(b, (self.batch, self.head, a.first, column), finished(b, a, acc, factor), a.valid(None, column))

@@ -30,6 +30,7 @@ from hotfuse.lower.attention_data import (
     Rows,
     Valid,
     added,
+    finished,
     finite,
     greater,
     inverse,
@@ -91,7 +92,7 @@ class Panel:
             self.columns = b.scratch("columns", F32, (most, t.panel))
         if self.one_block is not True:
             self.top, self.total, self.rescale = (b.scratch(n, F32, (wide,)) for n in ("top", "total", "rescale"))
-            self.sums = b.scratch("sums", F32, (wide, a.value_width))
+            self.sums = b.scratch("sums", F32, (wide, a.padded))
 
     def read(self, x: Rows, row: Dim, element: Dim, shape: tuple[int, int], valid: Valid = ()) -> Tile:
         """Rows by elements of this panel's head."""
@@ -127,7 +128,7 @@ class Panel:
             with b.when(several):
                 self.more(keys)
         with b.when(expr("or", several, expr("==", self.end, 0))), b.loop("o", 0, self.count) as o:
-            self.finish(b.load(self.sums, (o.var, 0), (1, self.a.value_width)), o.var, 1, 0)
+            self.finish(b.load(self.sums, (o.var, 0), (1, self.a.padded)), o.var, 1, 0)
 
     def transpose_queries(self) -> None:
         """Scaled queries as columns."""
@@ -148,7 +149,7 @@ class Panel:
         for place in (self.total, self.inverse):
             b.store(place, (0,), b.fill(0.0, F32, (t.panel,)))
         with b.when(expr("or", several, expr("==", self.end, 0))), b.loop("z", 0, self.sums.shape[0]) as z:
-            b.store(self.sums, (z.var, 0), b.fill(0.0, F32, (1, self.a.value_width)))
+            b.store(self.sums, (z.var, 0), b.fill(0.0, F32, (1, self.a.padded)))
 
     def weights(self, keys: _Keys) -> None:
         """P, and what the sums have to be multiplied by."""
@@ -167,7 +168,7 @@ class Panel:
                     total = self.exponents(vectors, keys, top, b.map("mul", total, rescale))
                     for place, tile in ((self.top, greatest), (self.total, total), (self.rescale, rescale)):
                         b.store(place, (0,), b.reshape(tile, shape[1:]))
-                b.store(self.inverse, (0,), b.reshape(inverse(b, total), shape[1:]))
+                b.store(self.inverse, (0,), b.reshape(inverse(b, self.a, total), shape[1:]))
 
     def whole(self, keys: _Keys) -> None:
         """All of Pᵀ V at once, to the output."""
@@ -232,15 +233,22 @@ class Panel:
     def score_tile(self, rows: int, lanes: int, key: Dim, full: bool) -> Tile:
         """Some keys by all queries."""
         b, a, t = self.b, self.a, self.t
-        unroll = t.unroll
-        with b.loop("d", 0, a.width, unroll, carry=[b.fill(0.0, F32, (rows, lanes))]) as d:
+        acc = b.fill(0.0, F32, (rows, lanes))
+        even = a.width // t.unroll * t.unroll
+
+        def step(acc: Tile, at: Dim) -> Tile:
+            return b.mma(acc, self.key_column(rows, key, at, full), b.load(self.qt, (at, 0), (1, lanes)))
+
+        with b.loop("d", 0, even, t.unroll, carry=[acc]) as d:
             (acc,) = d.carried
-            for u in range(unroll):
-                at = expr("+", d.var, u)
-                acc = b.mma(acc, self.key_column(rows, key, at, full), b.load(self.qt, (at, 0), (1, lanes)))
+            for u in range(t.unroll):
+                acc = step(acc, expr("+", d.var, u))
                 b.effect("barrier_spill")
             d.yields(acc)
-        return d.outs[0]
+        (acc,) = d.outs
+        for at in range(even, a.width):
+            acc = step(acc, at)
+        return acc
 
     def key_column(self, rows: int, key: Dim, element: Dim, full: bool) -> Tile:
         """One element of some keys; keys beyond the last are the last again, and do not count."""
@@ -272,7 +280,7 @@ class Panel:
             for j in range(0, vectors * t.lanes, t.lanes):
                 row, valid = expr("+", self.query, j), (remaining(self.count, j), left)
                 x = self.read(mask.rows, row, m.var, (t.lanes, t.lanes), valid=valid)
-                b.store(self.columns, (remaining(m.var, keys.begin), j), b.transpose(added(b, x), (1, 0)))
+                b.store(self.columns, (remaining(m.var, keys.begin), j), b.transpose(added(b, x, mask.hides), (1, 0)))
 
     def mask_tile(self, mask: Mask, rows: int, lanes: int, keys: _Keys, key: Dim, full: bool) -> Tile:
         """What is added to a tile of scores."""
@@ -282,7 +290,7 @@ class Panel:
         axis, step = mask.rows.walk(3)
         place = mask.rows.at(self.batch, self.head, 0, key)
         valid = () if full else (remaining(keys.end, key), None)
-        return added(b, b.load(mask.rows.buffer, place, (rows, 1), axes=(axis, -1), step=(step, 1), valid=valid))
+        return added(b, b.load(mask.rows.buffer, place, (rows, 1), axes=(axis, -1), step=(step, 1), valid=valid), mask.hides)
 
     # -- softmax and values
 
@@ -317,7 +325,7 @@ class Panel:
 
     def parts(self) -> Iterator[tuple[int, int, int, int]]:
         """V's width in register tiles: (from, to, step, tile width); equal ones share their code."""
-        widths = self.t.out_widths(self.a.value_width)
+        widths = self.t.out_widths(self.a.padded)
         at = 0
         while at < len(widths):
             same = at
@@ -343,7 +351,7 @@ class Panel:
         def step(acc: Tile, key: Dim) -> Tile:
             weights = b.load(self.p, (key, group), (rows, 1), axes=(1, 0))
             row = expr("+", a.first, keys.begin, key)
-            return b.mma(acc, weights, self.read(a.v, row, column, (1, width)))
+            return b.mma(acc, weights, self.read(a.v, row, column, (1, width), a.valid(None, column)))
 
         for lo, hi, by in ((0, split, unroll), (split, count, 1)):
             if lo == hi:
@@ -361,9 +369,9 @@ class Panel:
         """Divide by the sums of weights and store."""
         b, a = self.b, self.a
         left = remaining(self.count, group) if not isinstance(self.count, int) else None
-        result = b.map("mul", acc, b.load(self.inverse, (group,), (rows, 1), axes=(0, -1)))
+        result = finished(b, a, acc, b.load(self.inverse, (group,), (rows, 1), axes=(0, -1)))
         place = (self.batch, self.head, expr("+", a.first, self.query, group), column)
-        a.out.write(b, place, result, valid=(left, None))
+        a.out.write(b, place, result, valid=a.valid(left, column))
 
 
 def _if(b: KernelBuilder, when: Dim | None) -> AbstractContextManager[None]:

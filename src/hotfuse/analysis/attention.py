@@ -1,0 +1,243 @@
+"""Attention that a graph spells out, found by its shape.
+
+    scores = matmul(q * s, transpose(k) * s)          or baddbmm; scales may stand on either side, or on the scores
+    scores = scores + mask                            or where(mask, scores, -inf), masked_fill(scores, hidden, -inf)
+    weights = softmax(scores, -1)                     or that with NaN replaced by 0
+    out = matmul(weights, v)
+
+Exporters write attention like this. Nothing is rewritten: whoever makes one kernel of these nodes knows from here what they
+compute, and the nodes stay what they are for everyone else. What lies between the first and the last node is read by nobody
+else, or it could not stay inside a kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from hotfuse.ir.dims import Dim
+from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values
+from hotfuse.ir.types import TensorType
+from hotfuse.ops.schema import argument
+from hotfuse.ops.table import packet
+
+FUSED = "aten.scaled_dot_product_attention"
+_PRODUCTS = frozenset({"aten.matmul", "aten.bmm"})
+_SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
+_MAX_RANK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One attention that is spelled out."""
+
+    nodes: tuple[int, ...]
+    """In the graph's order; the last one gives the result."""
+    q: Value
+    k: Value
+    """[..., element, key]: as the product takes it."""
+    v: Value
+    scale: float
+    mask: Value | None
+    """Added to the scores, or (bool) true where a key counts."""
+    hides: bool
+    """Whether a bool mask is true where a key does not count."""
+    empty_is_nan: bool
+    """Whether a query without any key left gives NaN, as a plain softmax does, or 0."""
+
+
+def written(graph: Graph) -> tuple[Written, ...]:
+    """Every attention that a graph spells out, in the order of their last nodes."""
+    if not any(packet(n.op) in _SOFTMAX for n in graph.nodes):
+        return ()
+    view = _View(graph)
+    found = [_match(view, i) for i, n in enumerate(graph.nodes) if packet(n.op) in _PRODUCTS]
+    return tuple(w for w in found if w is not None)
+
+
+class _View:
+    """Who makes and who reads a value."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.nodes = graph.nodes
+        self.maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
+        self.readers: dict[str, list[int]] = {}
+        for i, n in enumerate(graph.nodes):
+            for v in n.ins:
+                self.readers.setdefault(v.name, []).append(i)
+        self.returned = {v.name for v in output_values(graph)}
+
+    def inner(self, v: object, by: Sequence[int]) -> int:
+        """The node that makes a value which only these nodes read; -1 for any other."""
+        if not isinstance(v, Value) or v.name in self.returned or set(self.readers.get(v.name, ())) != set(by):
+            return -1
+        at = self.maker.get(v.name, -1)
+        return at if at >= 0 and self.nodes[at].kind is Kind.OPERATOR and len(self.nodes[at].outs) == 1 else -1
+
+
+@dataclass(slots=True)
+class _Found:
+    """What has been gathered on the way from the result back to the operands."""
+
+    nodes: list[int]
+    scale: float = 1.0
+    mask: Value | None = None
+    hides: bool = False
+
+
+def _match(view: _View, last: int) -> Written | None:
+    p, v = view.nodes[last].args[:2]
+    found = _Found([last])
+    at, empty_is_nan = _softmax(view, p, found)
+    if at < 0 or not isinstance(v, Value):
+        return None
+    scores = _scores(view, view.nodes[at].args[0], at, found)
+    if scores < 0:
+        return None
+    product = view.nodes[scores]
+    q, k = (product.args[1:3] if packet(product.op) == "aten.baddbmm" else product.args[:2])
+    q, k = _unscaled(view, q, scores, found), _unscaled(view, k, scores, found)
+    if q is None or k is None or not _fits(_shape(q), _shape(k), _shape(v), _shape(found.mask) if found.mask else ()):
+        return None
+    nodes = tuple(sorted(set(found.nodes)))
+    return Written(nodes, q, k, v, found.scale, found.mask, found.hides, empty_is_nan)
+
+
+def _softmax(view: _View, p: object, found: _Found) -> tuple[int, bool]:
+    """The softmax that gives the weights, and whether NaN stays NaN; (-1, ..) for none."""
+    at = view.inner(p, found.nodes)
+    if at >= 0 and packet(view.nodes[at].op) == "aten.where":  # where(isnan(p), 0, p)
+        cond, zero, plain = view.nodes[at].args[:3]
+        test = view.inner(cond, [at])
+        if test < 0 or packet(view.nodes[test].op) != "aten.isnan" or zero != 0 or view.nodes[test].args[0] != plain:
+            return -1, False
+        found.nodes += [at, test]
+        inner = view.inner(plain, [at, test])
+        return (_over_last(view, inner, found), False)
+    return (_over_last(view, at, found), True)
+
+
+def _over_last(view: _View, at: int, found: _Found) -> int:
+    if at < 0 or packet(view.nodes[at].op) not in _SOFTMAX:
+        return -1
+    node = view.nodes[at]
+    rank = len(_shape(node.outs[0]))
+    if argument(node, "dim") not in (-1, rank - 1) or argument(node, "dtype") is not None or argument(node, "half_to_float"):
+        return -1
+    found.nodes.append(at)
+    return at
+
+
+def _scores(view: _View, value: object, reader: int, found: _Found) -> int:
+    """The product that the scores come from; what is done to them in between is gathered."""
+    at = view.inner(value, [reader])
+    if at < 0:
+        return -1
+    node = view.nodes[at]
+    op = packet(node.op)
+    if op in _PRODUCTS or op == "aten.baddbmm":
+        if op == "aten.baddbmm" and not _biased(view, node, at, found):
+            return -1
+        found.nodes.append(at)
+        return at
+    before = (found.scale, found.mask, found.hides, list(found.nodes))
+    for inner in _undone(view, node, at, found):
+        found.nodes.append(at)
+        product = _scores(view, inner, at, found)
+        if product >= 0:
+            return product
+        found.scale, found.mask, found.hides, found.nodes = (*before[:3], list(before[3]))
+    return -1
+
+
+def _undone(view: _View, node: Node, at: int, found: _Found) -> list[object]:
+    """The scores before a step, and what the step did; several candidates where both operands could be them."""
+    op, args = packet(node.op), node.args
+    if op in ("aten.mul", "aten.div") and _is_factor(args[1]) and not node.attrs:
+        found.scale *= args[1] if op == "aten.mul" else 1 / args[1]
+        return [args[0]]
+    if found.mask is not None or found.scale != 1:
+        return []  # what is added before a scale is scaled as well
+    full = _shape(node.outs[0])
+    if op == "aten.add" and not node.attrs and all(isinstance(a, Value) for a in args):
+        for score, mask in ((args[0], args[1]), (args[1], args[0])):
+            if isinstance(score, Value) and isinstance(mask, Value) and _shape(score) == full and _leads(view, score, at):
+                _set_mask(view, mask, at, found)
+                return [score]
+        return []
+    if op == "aten.masked_fill" and args[2] == -math.inf and isinstance(args[1], Value):
+        found.mask, found.hides = args[1], True
+        return [args[0]]
+    if op == "aten.where" and isinstance(args[0], Value) and -math.inf in args[1:3]:
+        found.mask, found.hides = args[0], args[1] == -math.inf
+        return [args[2] if found.hides else args[1]]
+    return []
+
+
+def _is_factor(arg: object) -> TypeGuard[float]:
+    """Whether an argument is a number that something may be scaled by, or divided by."""
+    return isinstance(arg, int | float) and math.isfinite(arg) and arg != 0
+
+
+def _leads(view: _View, value: Value, reader: int) -> bool:
+    """Whether a value looks like scores: a product, perhaps scaled."""
+    at = view.inner(value, [reader])
+    while at >= 0 and packet(view.nodes[at].op) in ("aten.mul", "aten.div"):
+        at = view.inner(view.nodes[at].args[0], [at])
+    return at >= 0 and packet(view.nodes[at].op) in (*_PRODUCTS, "aten.baddbmm")
+
+
+def _set_mask(view: _View, mask: Value, reader: int, found: _Found) -> None:
+    """A mask, as it is or, where it is made of -inf and 0, as the bools that it is made from."""
+    found.mask, found.hides = mask, False
+    at = view.inner(mask, [reader])
+    if at >= 0 and packet(view.nodes[at].op) == "aten.where":
+        cond, a, b = view.nodes[at].args[:3]
+        if isinstance(cond, Value) and sorted((str(a), str(b))) == ["-inf", "0.0"]:
+            found.mask, found.hides = cond, a == -math.inf
+            found.nodes.append(at)
+
+
+def _biased(view: _View, node: Node, at: int, found: _Found) -> bool:
+    """What a product with a bias adds and scales."""
+    alpha, beta = argument(node, "alpha", 1), argument(node, "beta", 1)
+    if not isinstance(alpha, int | float) or beta not in (0, 1):
+        return False
+    if beta == 1:
+        bias = node.args[0]
+        if found.mask is not None or found.scale != 1 or not isinstance(bias, Value):
+            return False
+        _set_mask(view, bias, at, found)
+    found.scale *= float(alpha)
+    return True
+
+
+def _unscaled(view: _View, value: object, reader: int, found: _Found) -> Value | None:
+    """An operand before it was scaled."""
+    while isinstance(value, Value):
+        at = view.inner(value, [reader])
+        if at < 0:
+            return value
+        node = view.nodes[at]
+        op, args = packet(node.op), node.args
+        if len(args) != 2 or node.attrs or not isinstance(args[0], Value) or _shape(args[0]) != _shape(value):
+            return value
+        if op in ("aten.mul", "aten.div") and _is_factor(args[1]):
+            found.scale *= args[1] if op == "aten.mul" else 1 / args[1]
+        elif op not in ("aten.add", "aten.sub") or args[1] != 0:
+            return value
+        found.nodes.append(at)
+        value, reader = args[0], at
+    return None
+
+
+def _shape(v: Value) -> tuple[Dim, ...]:
+    return v.type.shape if isinstance(v.type, TensorType) else ()
+
+
+def _fits(q: tuple[Dim, ...], k: tuple[Dim, ...], v: tuple[Dim, ...], mask: tuple[Dim, ...]) -> bool:
+    """Whether these are operands of one attention, without repetition along batch dims."""
+    one_rank = len(q) == len(k) == len(v) and 2 <= len(q) <= _MAX_RANK and len(mask) <= len(q)
+    return one_rank and q[:-2] == k[:-2] == v[:-2] and q[-1] == k[-2] and k[-1] == v[-2]

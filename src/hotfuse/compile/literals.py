@@ -1,0 +1,102 @@
+"""Weights that are one number become numbers in the graph, where the plan is withdrawn when a weight changes.
+
+    %y = aten.mul.Tensor(%x, %half)            ->     %y = aten.mul.Tensor(%x, 0.5)
+    %y = aten.pow.Tensor_Tensor(%x, %two)      ->     %y = aten.pow.Tensor_Scalar(%x, 2.0)
+
+Exporters store every constant as a tensor. A kernel that knows the number needs no load, squares instead of raising to a
+power, and attention can tell a scale or a mask of -inf from any other tensor. Only fp32 numbers that meet fp32 tensors, so that
+nothing changes in how an operator computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+
+from hotfuse.ir.graph import Arg, Graph, Node, Value, output_values
+from hotfuse.ir.types import DType, TensorType
+
+Weights = Mapping[str, torch.Tensor]
+_Rewritten = tuple[str, tuple[Arg, ...]] | None
+
+
+def _second(op: str) -> Callable[[tuple[Arg, ...]], _Rewritten]:
+    """The number is the second operand."""
+    return lambda args: (op, args) if isinstance(args[0], Value) and isinstance(args[1], float) else None
+
+
+def _either(op: str) -> Callable[[tuple[Arg, ...]], _Rewritten]:
+    """Operands may change places."""
+
+    def rewritten(args: tuple[Arg, ...]) -> _Rewritten:
+        if isinstance(args[0], float) and isinstance(args[1], Value):
+            return op, (args[1], args[0])
+        return (op, args) if isinstance(args[1], float) and isinstance(args[0], Value) else None
+
+    return rewritten
+
+
+def _difference(args: tuple[Arg, ...]) -> _Rewritten:
+    if isinstance(args[0], float) and isinstance(args[1], Value):
+        return "aten.rsub.Scalar", (args[1], args[0])
+    return _second("aten.sub.Tensor")(args)
+
+
+def _choice(args: tuple[Arg, ...]) -> _Rewritten:
+    numbers = (isinstance(args[1], float), isinstance(args[2], float))
+    forms = {(True, True): "Scalar", (True, False): "ScalarSelf", (False, True): "ScalarOther"}
+    return (f"aten.where.{forms[numbers]}", args) if numbers in forms else None
+
+
+_OPS: dict[str, Callable[[tuple[Arg, ...]], _Rewritten]] = {
+    "aten.add.Tensor": _either("aten.add.Tensor"),
+    "aten.mul.Tensor": _either("aten.mul.Tensor"),
+    "aten.div.Tensor": _second("aten.div.Tensor"),
+    "aten.sub.Tensor": _difference,
+    "aten.pow.Tensor_Tensor": _second("aten.pow.Tensor_Scalar"),
+    "aten.where.self": _choice,
+}
+
+
+def with_numbers(graph: Graph, weights: Weights) -> Graph:
+    """The graph with its one-number weights written into the nodes that read them."""
+    numbers = {p.value.name: _number(p.value, weights[p.key]) for p in graph.params}
+    known = {n: x for n, x in numbers.items() if x is not None}
+    if not known:
+        return graph
+    nodes = tuple(_told(n, known) for n in graph.nodes)
+    if all(a is b for a, b in zip(nodes, graph.nodes, strict=True)):
+        return graph
+    used = {v.name for n in nodes for v in n.ins} | {v.name for v in output_values(graph)}
+    return replace(graph, nodes=nodes, params=tuple(p for p in graph.params if p.value.name in used))
+
+
+def _number(v: Value, weight: torch.Tensor) -> float | None:
+    if not isinstance(v.type, TensorType) or v.type.dtype is not DType.F32 or weight.numel() != 1:
+        return None
+    return float(weight.item())
+
+
+def _told(node: Node, numbers: Mapping[str, float]) -> Node:
+    if node.op not in _OPS or node.attrs or len(node.outs) != 1:
+        return node
+    args = tuple(numbers.get(a.name, a) if isinstance(a, Value) else a for a in node.args)
+    if args == node.args:
+        return node
+    made = _OPS[node.op](args)
+    if made is None or not _keeps_type(node, made[1]):
+        return node
+    return replace(node, op=made[0], args=made[1])
+
+
+def _keeps_type(node: Node, args: tuple[Arg, ...]) -> bool:
+    """Whether what is left of the operands still has the result's rank and element type."""
+    out = node.outs[0].type
+    left = [a.type for a in args if isinstance(a, Value)]
+    if not isinstance(out, TensorType) or out.dtype is not DType.F32:
+        return False
+    tensors = [t for t in left if isinstance(t, TensorType)]
+    numbers = [t for t in tensors if t.dtype is not DType.BOOL]
+    return all(t.dtype is DType.F32 for t in numbers) and max(len(t.shape) for t in tensors) == len(out.shape)
