@@ -91,7 +91,10 @@ class Changed(nn.Parameter):
 
 def not_plain() -> dict[str, Any]:
     numbers = torch.randn(4, dtype=torch.complex64)
+    freed = torch.randn(5)
+    freed.untyped_storage().resize_(0)
     return {
+        "freed": freed, "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
         "negated": numbers.conj().imag, "conjugated": numbers.conj(), "zero": torch._efficientzerotensor((3,)),
         "meta": torch.empty(3, device="meta"), "sparse": torch.eye(3).to_sparse(), "csr": torch.eye(3).to_sparse_csr(),
         "mkldnn": torch.randn(3, 4).to_mkldnn(), "subclass": torch.randn(3).as_subclass(Subclass),

@@ -188,8 +188,17 @@ look:
   %nothing.more = icmp eq i64 %more, 0
   %all = icmp eq i64 %base, MUST
   %plain = and i1 %nothing.more, %all
-  %answer = zext i1 %plain to i32
-  ret i32 %answer
+  br i1 %plain, label %memory, label %no
+memory:
+  %data = call ptr @hf_data(ptr %object)
+  %there = icmp ne ptr %data, null
+  br i1 %there, label %yes, label %gone
+gone:
+  %count = call i64 @hf_numel(ptr %object)
+  %empty = icmp eq i64 %count, 0
+  br i1 %empty, label %yes, label %no
+yes:
+  ret i32 1
 no:
   ret i32 0
 }
