@@ -1,0 +1,87 @@
+"""Watching must survive what happens to it: a killed analyzer, a ring nobody drains."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from hotfuse.profile.analyzer import MAX_RESTARTS, Analyzer
+from hotfuse.profile.records import Batch, Subject
+
+
+def calls(n: int) -> Batch:
+    batch = Batch(n)
+    for i in range(n):
+        batch.call(Subject(0, 1, i, i), 0, 5, 1)
+    return batch
+
+
+def until(condition: Callable[[], object], seconds: float = 30) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_killed_analyzer_is_started_again() -> None:
+    analyzer = Analyzer()
+    try:
+        analyzer.publish(calls(10))
+        assert analyzer.flush(30)
+        before = analyzer.snapshot
+        first = analyzer.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        assert until(lambda: analyzer.pid not in (None, first))
+        assert analyzer.snapshot is before  # the last one stays until there is a new one
+        analyzer.publish(calls(7))
+        assert analyzer.flush(30)
+        assert analyzer.snapshot.records == 7 and analyzer.stats()["analyzer_restarts"] == 1
+        assert analyzer.stats()["records_dropped"] == 0
+    finally:
+        analyzer.stop()
+
+
+def test_an_analyzer_that_keeps_dying_is_given_up() -> None:
+    analyzer = Analyzer()
+    try:
+        analyzer.publish(calls(1))
+        killed: set[int] = set()
+
+        def kill() -> bool:
+            pid = analyzer.pid
+            if pid is not None and pid not in killed:
+                killed.add(pid)
+                os.kill(pid, signal.SIGKILL)
+            return bool(analyzer.given_up)
+
+        assert until(kill) and len(killed) == MAX_RESTARTS + 1
+        assert "times within a minute" in analyzer.given_up
+        before = analyzer.stats()["records"]
+        analyzer.publish(calls(5))
+        assert analyzer.stats()["records"] == before and not analyzer.flush(0.2)
+    finally:
+        analyzer.stop()
+
+
+def test_a_stopped_analyzer_never_blocks_a_producer() -> None:
+    analyzer = Analyzer(slots=64)
+    try:
+        analyzer.publish(calls(1))
+        assert analyzer.flush(30)
+        pid = analyzer.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        for _ in range(50):
+            analyzer.publish(calls(10))
+        assert analyzer.stats()["records_dropped"] == 500 - 64
+        os.kill(pid, signal.SIGCONT)
+        assert analyzer.flush(30) and analyzer.snapshot.records == 65
+        analyzer.publish(calls(3))  # room again
+        assert analyzer.flush(30) and analyzer.snapshot.records == 68
+    finally:
+        analyzer.stop()
