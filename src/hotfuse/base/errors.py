@@ -54,3 +54,10 @@ class CaptureError(HotfuseError):
 
 class InternalError(HotfuseError):
     """A broken promise of our own: worth a bug report."""
+
+
+class CallFault(HotfuseError, IndexError):
+    """A call whose data ask for what does not exist, such as an index outside its tensor; nothing outside was read.
+
+    Whoever runs a plan answers such a call with the model's own code, which raises in its own words.
+    """

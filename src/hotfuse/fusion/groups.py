@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hotfuse.analysis.attention import FUSED, written
+from hotfuse.fusion.reads import from_memory, reads_places
 from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, values_in
 from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.ops.table import Access, lookup, packet
@@ -69,6 +70,8 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
             kind, chosen = "attention", begun.get(spelled[i].nodes[-1], -1)
         elif kind != "library":
             joinable = [home[m] for m in reversed(makers) if _joins(groups[home[m]], kind, node, graph.nodes[m])]
+            if (data := from_memory(node)) in maker:
+                joinable = [g for g in joinable if g != home[maker[data]]]
             if kind == "contract" and (sibling := fed.get(_data(node))) is not None:
                 joinable.append(sibling)  # linears of one input are one kernel
             for g in joinable:  # the latest input is the likeliest to still be in registers
@@ -195,7 +198,7 @@ def _kind(node: Node, params: set[str]) -> str:
         return "contract" if isinstance(weight, Value) and weight.name in params else "library"
     if packet(node.op) in _CONVOLUTION:
         return "convolution" if isinstance(node.args[1], Value) and node.args[1].name in params else "library"
-    return "rows" if row.access in _ROWS else "library"
+    return "rows" if row.access in _ROWS or reads_places(node) else "library"
 
 
 def _shape(node: Node) -> tuple[object, ...] | None:

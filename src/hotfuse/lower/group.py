@@ -59,16 +59,31 @@ def lower_group(graph: Graph, options: Options | None = None, strides: Mapping[s
     for node in graph.nodes:
         if not supported(node):
             raise CannotLower(f"{node.op} is no pointwise op, movement or reduction known here", where=str(node.loc))
-    simple = primitive.simplified(graph)
     for out in graph.outputs:
         if not isinstance(out, Value) or not isinstance(out.type, TensorType):
             raise CannotLower("an output is not a tensor")
     _sizes_known(graph)
-    definitions = Definitions(simple)
     outputs = list(dict.fromkeys(output_values(graph)))
     for v in outputs:
         tensor_type(v)
-    return _Kernel(simple, definitions, outputs, options or Options(), strides or {}).lowered()
+    problem: CannotLower | None = None
+    for cuts in _ways(graph):
+        simple = primitive.simplified(graph, cuts=cuts)
+        try:
+            return _Kernel(simple, Definitions(simple), outputs, options or Options(), strides or {}).lowered()
+        except CannotLower as e:
+            problem = problem or e
+    assert problem is not None
+    raise problem
+
+
+def _ways(graph: Graph) -> tuple[bool, ...]:
+    """How windows are kept inside: checked where channels are vectors anyway, else by cutting loops where that works."""
+    if not any("pool" in n.op for n in graph.nodes):
+        return (False,)
+    orders = [v.type.layout.order for v in graph.inputs if isinstance(v.type, TensorType)]
+    last = any(order is not None and order[-1] == 1 for order in orders)
+    return (False, True) if last else (True, False)
 
 
 def _sizes_known(graph: Graph) -> None:

@@ -8,7 +8,8 @@
     lower.alias(x)                    a result under the name that the group gave it
 
 What stays whole keeps its ATen name. Half precision is computed in f32 between a composite op's input and its result, as torch
-does. The rows are in `primitive_norms` and `primitive_reduce`.
+does. The rows are in `primitive_norms`, `primitive_pool`, `primitive_reduce` and `primitive_resize`; `windows` and `picks`
+say what the movements that they use mean.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def decomposes(names: str) -> Callable[[Rule], Rule]:
 
 def rules() -> Mapping[str, Rule]:
     """Every rule by the op's name."""
-    for name in ("primitive_norms", "primitive_reduce"):
+    for name in ("primitive_norms", "primitive_pool", "primitive_reduce", "primitive_resize"):
         import_module(f"hotfuse.lower.{name}")
     return _RULES
 
@@ -57,6 +58,8 @@ class Draft:
     nodes: list[Node] = field(default_factory=list[Node])
     origin: Node | None = None
     """The node being replaced: new ones carry its place in the user's code."""
+    cuts: bool = False
+    """Whether loops stop where windows begin and cease to fit, instead of checking every place."""
 
     def add(
         self, op: str, args: tuple[Arg, ...], dtype: DType, shape: tuple[Dim, ...], attrs: Mapping[str, Arg] | None = None
@@ -142,11 +145,11 @@ def _broadcast(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Dim, ...]:
     return tuple(n if m == 1 else m for m, n in zip(left, right, strict=True))
 
 
-def simplified(graph: Graph) -> Graph:
+def simplified(graph: Graph, *, cuts: bool = False) -> Graph:
     """The group with composite ops replaced; results keep their names."""
     table = rules()
     draft = Draft({v.name for v in graph.inputs} | {p.value.name for p in graph.params}
-                  | {v.name for n in graph.nodes for v in n.outs})  # fmt: skip
+                  | {v.name for n in graph.nodes for v in n.outs}, cuts=cuts)  # fmt: skip
     for node in graph.nodes:
         rule = table.get(packet(node.op))
         if rule is None:

@@ -12,6 +12,7 @@ from hotfuse.lower.algebra import add
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.expand import FLOATS, HALVES
 from hotfuse.lower.primitive import Draft, decomposes, dtype
+from hotfuse.lower.primitive_resize import bordered
 from hotfuse.lower.views import shape_of, size
 
 
@@ -217,8 +218,11 @@ def _prelu(d: Draft, node: Node) -> Sequence[Value]:
 def _pad(d: Draft, node: Node) -> Sequence[Value]:
     """One dim after the other; `pad` lists them from the last one on."""
     x, amounts = d.value(), d.arg("pad")
-    if d.arg("mode", "constant") != "constant" or not isinstance(amounts, tuple):
-        raise CannotLower(f"padding with mode {d.arg('mode')}")
+    mode = d.arg("mode", "constant")
+    if mode != "constant":
+        return (bordered(d, x, amounts, str(mode)),)
+    if not isinstance(amounts, tuple):
+        raise CannotLower(f"padding by {amounts}")
     number = d.arg("value", 0)
     number = 0 if number is None else number
     if not isinstance(number, int | float) or (dtype(x) not in FLOATS and not math.isfinite(number)):

@@ -12,7 +12,7 @@ from hotfuse.ir.graph import Node, Value
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.index import Position, Space, counters_in, counters_of
 from hotfuse.lower.values import Apply, Definitions, Fold, Key, Load, choose
-from hotfuse.lower.views import Alias, Pieces
+from hotfuse.lower.views import Alias, Inside, Pick, Picked, Pieces
 from hotfuse.ops.table import packet
 
 POSITIONAL = {"aten.arange", "aten.tril", "aten.triu", "aten.eye"}
@@ -38,6 +38,7 @@ class Trace:
     folds: dict[Key, Node] = field(default_factory=dict[Key, Node])
     scans: dict[Key, Node] = field(default_factory=dict[Key, Node])
     """Running sums: they are computed in the same loop as what uses them, so their operands are followed too."""
+    picks: dict[Pick, None] = field(default_factory=dict[Pick, None])
     apart: set[int] = field(default_factory=set[int])
     """Counters whose own value matters."""
     heavy: int = 0
@@ -92,6 +93,14 @@ def trace(
                 for content in chosen:
                     if isinstance(content, Alias):
                         visit(content.value, content.position)
+            case Inside(along, _, content, _):
+                visit(content.value, content.position)
+                found.apart |= counters_of((along,))
+            case Picked(source, where, picks):
+                for p in picks:
+                    visit(p.index.value, p.index.position)
+                    found.picks[p] = None
+                found.loads[source.name, where] = source
             case Fold(node) if node.op.startswith("lower.scan."):
                 visit(node.ins[0], position)
                 found.scans[key] = node

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 
 from hotfuse.ir.dims import Dim, dims_in, expr
 from hotfuse.ir.graph import Graph, Node, Value, sources
-from hotfuse.ir.types import TensorType
+from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower import expand
-from hotfuse.lower.algebra import add, at_most, mul, same, sub
+from hotfuse.lower.algebra import add, at_most, mul, not_negative, same, sub
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.index import Coord, Cut, Position, Space, counters_in
 from hotfuse.lower.lowered import Memory, Place, tensor_type
-from hotfuse.lower.views import Alias, Pieces, broadcast, is_move, move, shape_of
+from hotfuse.lower.views import Alias, Inside, Pick, Picked, Pieces, broadcast, is_move, move, shape_of
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Tile
 
@@ -57,7 +57,7 @@ class Fold:
     position: Position
 
 
-Step = Load | Apply | Fold | Alias | Pieces
+Step = Load | Apply | Fold | Alias | Pieces | Inside | Picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,10 @@ class Definitions:
             return Load(value, position)
         node, out = self.nodes[value.name]
         if is_move(node.op):
-            return move(node, out, position, space)
+            moved = move(node, out, position, space)
+            if isinstance(moved, Picked) and moved.value.name not in self.sources:
+                raise CannotLower(f"{node.op} picks from what the same kernel computes", where=str(node.loc))
+            return moved
         if node.op.startswith(("lower.reduce.", "lower.scan.")):
             return Fold(node, position)
         if not expand.known(node.op):
@@ -116,15 +119,25 @@ def _reached(along: Coord, start: Dim, space: Space, running: Mapping[int, int])
             return True
         if at_most(add(limits[1], 1), start, space.positive):
             return False
-    if len(along.terms) != 1 or along.terms[0][1] not in (1, -1) or counters_in(along.offset):
+    if len(along.terms) != 1 or counters_in(along.offset):
         raise CannotLower("a piece begins in the middle of a loop that runs along several dims")
-    (counter, direction), = along.terms
-    # Going up, counter + offset >= start from start - offset on; going down, offset - counter >= start up to offset - start.
-    at = sub(start, along.offset) if direction == 1 else sub(add(along.offset, 1), start)
+    (counter, factor), = along.terms
+    at = _first(factor, sub(start, along.offset))
     for i, cut in enumerate(space.cuts[counter]):
         if same(cut, at):
-            return None if counter not in running else (running[counter] > i) == (direction == 1)
+            return None if counter not in running else (running[counter] > i) == (factor == 1 or not_negative(factor))
     raise Cut(counter, at)
+
+
+def _first(factor: Dim, distance: Dim) -> Dim:
+    """Going up, the first counter with counter * factor >= distance; going down, the first one without."""
+    if factor == 1:
+        return distance
+    if factor == -1:
+        return sub(1, distance)
+    if not isinstance(factor, int) or not isinstance(distance, int):  # the order of such cuts would not be known
+        raise CannotLower(f"a piece begins at {distance}, which steps of {factor} may pass by")
+    return -(-distance // factor) if factor > 0 else -distance // -factor + 1
 
 
 @dataclass(slots=True)
@@ -217,6 +230,12 @@ class Evaluator:
                 if isinstance(content, Alias):
                     return self.tile(content.value, content.position)
                 return expand.literal(self.builder, content, tensor_type(value).dtype)
+            case Inside(along, extent, content, number):
+                x = self.tile(content.value, content.position)
+                outside = expand.literal(self.builder, number, x.type.dtype)
+                return self.builder.map("select", self.inside(along, extent), x, outside)
+            case Picked():
+                return self.picked(step)
             case Fold(node):
                 raise CannotLower(f"{node.op} is not available where it is wanted")
             case Apply(node, operands):
@@ -271,6 +290,75 @@ class Evaluator:
             elif k not in self.merged:
                 raise CannotLower("a value is wanted outside the loop that it depends on")
         return at, tuple(terms.get(a.counter, 0) for a in self.axes)
+
+    def inside(self, c: Coord, extent: Dim) -> Tile:
+        """Whether a place along a dim exists."""
+        b = self.builder
+        base, steps = self._base(c.offset, dict(c.terms))
+        if all(step == 0 for step in steps):
+            fits = expr("and", expr("<=", 0, base), expr("<", base, self.number(extent)))
+            return b.map("ne", b.index(fits), 0)
+        at = self.index_tile(c)
+        return b.map("and", b.map("ge", at, 0), b.map("lt", at, b.index(self.number(extent))))
+
+    # -- places that are data
+
+    def pick(self, p: Pick) -> Tile:
+        """Where an index tensor points, limited to what exists; anything else is a fault of the call."""
+        key = (f"{p.index.value.name} picks {p.extent}{' or wraps' if p.wraps else ''}", p.index.position)
+        found = self.known_key(key)
+        if found is not None:
+            return found
+        b = self.builder
+        at = b.cast(self.tile(p.index.value, p.index.position), DType.I64)
+        if not p.trusted:
+            extent = b.index(self.number(p.extent))
+            if p.wraps:
+                at = b.map("select", b.map("lt", at, 0), b.map("add", at, extent), at)
+            fits = b.map("lt", b.bitcast(at, DType.U64), b.bitcast(extent, DType.U64))
+            missing = self._missing(at.type.shape)
+            b.effect("require", fits if missing is None else b.map("or", fits, missing))
+            at = b.map("select", fits, at, 0)
+        self._scopes[-1].tiles[key] = at
+        return at
+
+    def _missing(self, shape: Sequence[int]) -> Tile | None:
+        """Where a tile's elements do not exist; None where all of them do."""
+        b, rank, found = self.builder, len(self.axes), None
+        for a, along in enumerate(self.axes):
+            at = len(shape) - (rank - a)
+            if along.valid is not None and at >= 0 and shape[at] != 1:
+                one = b.map("ge", b.iota(0, [along.extent if i == at else 1 for i in range(at, len(shape))], 0),
+                            b.index(along.valid))  # fmt: skip
+                found = one if found is None else b.map("or", found, one)
+        return found
+
+    def picked(self, step: Picked) -> Tile:
+        """Elements whose place along some dims is data."""
+        b, place = self.builder, self.memory.place(step.value)
+        index, axes, steps = self._access(place, step.position)
+        total: Tile | None = None
+        along = 0
+        for p in step.picks:
+            along = 0 if place.flat else p.dim
+            at = self.pick(p)
+            if place.flat and place.strides[p.dim] != 1:
+                at = b.map("mul", at, b.index(place.strides[p.dim]))
+            total = at if total is None else b.map("add", total, at)
+        if total is None or (len(step.picks) > 1 and not place.flat):
+            raise CannotLower("several indexes into a strided tensor")
+        own = (1,) * (len(axes) - len(total.type.shape)) + total.type.shape
+        shape = _trimmed([a.extent if d >= 0 or n != 1 else 1 for a, d, n in zip(self.axes, axes, own, strict=True)])
+        unknown = [p.extent for p in step.picks if not not_negative(sub(p.extent, 1), self.space.positive)]
+        if unknown and not shape:
+            shape = (1,) * min(1, len(axes))
+        skip = len(axes) - len(shape)
+        valid = [a.valid if d >= 0 or n != 1 else None for a, d, n in zip(self.axes, axes, own, strict=True)][skip:]
+        if unknown and not shape:
+            raise CannotLower(f"whether an indexed dim of {unknown[0]} has any element is not known")
+        if unknown:  # nothing is read from a tensor without elements
+            valid[-1] = expr("min", shape[-1] if valid[-1] is None else valid[-1], mul(shape[-1], *unknown))
+        return b.gather(place.buffer, index, total, shape, dim=along, axes=axes[skip:], step=steps[skip:], valid=valid)
 
     # -- memory
 

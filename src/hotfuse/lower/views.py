@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Node, Value
@@ -44,6 +46,38 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
+class Inside:
+    """An element where its place along a dim exists, a number elsewhere; `content` may be read in either case."""
+
+    along: Coord
+    extent: Dim
+    content: Alias
+    number: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Along a dim of this extent, the place that an index tensor's element says."""
+
+    dim: int
+    extent: Dim
+    index: Alias
+    wraps: bool
+    """Whether negative numbers count from the end."""
+    trusted: bool
+    """Whether the index lies inside by construction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """An element of a value in memory, whose place along some dims is data; the position says 0 there."""
+
+    value: Value
+    position: Position
+    picks: tuple[Pick, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """A node to be looked through."""
 
@@ -77,7 +111,7 @@ class Move:
         return Alias(value, (*self.position[:dim], c, *self.position[dim + 1:]))
 
 
-Moved = Alias | Pieces
+Moved = Alias | Pieces | Inside | Picked
 Row = Callable[[Move], Moved]
 _ROWS: dict[str, Row] = {}
 
@@ -93,18 +127,28 @@ def moves(*names: str) -> Callable[[Row], Row]:
     return note
 
 
+@cache
+def _load() -> None:
+    """Rows of other modules register themselves when these are imported, which import this one."""
+    for name in ("windows", "picks"):
+        import_module(f"hotfuse.lower.{name}")
+
+
 def is_move(op: str) -> bool:
     """Whether there is a row."""
+    _load()
     return packet(op) in _ROWS
 
 
 def rows() -> tuple[str, ...]:
     """Every op that has one."""
+    _load()
     return tuple(_ROWS)
 
 
 def move(node: Node, out: int, position: Position, space: Space) -> Moved:
     """Where the element at a position of a node's result comes from."""
+    _load()
     return _ROWS[packet(node.op)](Move(node, out, position, space))
 
 

@@ -151,6 +151,9 @@ class Writer:
         for key, value in found.computed.items():
             if counters_of(key[1]) <= open_ and not self._needs(value, key[1], unknown):
                 self.at.tile(value, key[1])
+        for p in found.picks:
+            if counters_of(p.index.position) <= open_ and not self._needs(p.index.value, p.index.position, unknown):
+                self.at.pick(p)
 
     def _needs(self, value: Value, position: Position, unknown: set[tuple[str, Position]]) -> bool:
         """Whether a reduction or running sum that has not been computed yet is below a value."""

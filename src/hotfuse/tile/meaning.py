@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hotfuse.base.errors import CallFault
 from hotfuse.ir.types import DType
 from hotfuse.tile.memory import NUMPY, Array, Place
 from hotfuse.tile.program import TileType
@@ -153,6 +154,12 @@ def scatter(out: None, place: Place, index: Array, tile: Array, dim: int, reduce
 def count(out: None, place: Place, tile: Array) -> None:
     """Add the number of non-zero elements to a counter; other threads may do the same at the same time."""
     place.write(place.read(0) + np.count_nonzero(tile))
+
+
+def require(out: None, tile: Array) -> None:
+    """Every element must be true; native code counts where it is not, and goes on."""
+    if not tile.all():
+        raise CallFault("an index points outside its tensor")
 
 
 def fill(out: TileType, number: float) -> Array:

@@ -236,6 +236,13 @@ def count(use: Use) -> tuple[TileType, ...]:
     return ()
 
 
+def require(use: Use) -> tuple[TileType, ...]:
+    """Truth values; nothing comes out."""
+    use.arity(1)
+    use.tile(0, (DType.BOOL,))
+    return ()
+
+
 def hint(use: Use) -> tuple[TileType, ...]:
     """No operands, no outs."""
     use.arity(0)

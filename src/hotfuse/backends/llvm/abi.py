@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hotfuse.backends.llvm import faults
 from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.scratch import LINE, Scratch
 from hotfuse.backends.llvm.target import host
@@ -126,7 +127,7 @@ class NativeKernel:
         self._buffers = [b for b in kernel.buffers if b.kind is not BufferKind.SCRATCH]
         self._scratch = scratch
         self.address = loaded.address(name)
-        self.enter = entry(loaded, name, len(self._buffers) + 1, len(kernel.sizes) + 1)
+        self.enter = faults.guarded(kernel, entry(loaded, name, len(self._buffers) + 1, len(kernel.sizes) + 1))
         """Raw call: one address per buffer, the arena's address, one number per size, the number of threads."""
 
     @property

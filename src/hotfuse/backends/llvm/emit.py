@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hotfuse.backends.llvm import scattered, scratch
+from hotfuse.backends.llvm import faults, scattered, scratch
 from hotfuse.backends.llvm.arith import ARITHMETIC, TESTS, emit_map, emit_select, integer_power
 from hotfuse.backends.llvm.code import Fn, Module, Val
 from hotfuse.backends.llvm.control import emit_loop, emit_when, uses
@@ -40,6 +40,7 @@ EMISSIONS: dict[str, Emission] = {
     "prefetch": scattered.emit_prefetch,
     "count": scattered.emit_count,
     "barrier_spill": scattered.emit_barrier_spill,
+    "require": faults.emit_require,
     **MOVES,
     **{f"map.{name}": emit_map(f) for name, f in ARITHMETIC.items()},
     **{f"map.{name}": emit_map(f, is_test=True) for name, f in TESTS.items()},

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hotfuse.backends.llvm import jit, scratch
+from hotfuse.backends.llvm import faults, jit, scratch
 from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.emit import emit_kernel, symbol
 from hotfuse.backends.llvm.parallel import runtime
@@ -38,7 +38,7 @@ def compile_kernel(kernel: Kernel, target: Target | None = None, *, passes: bool
 def load_kernel(compiled: CompiledKernel) -> NativeKernel:
     """Link into this process, with the OpenMP runtime that torch uses."""
     name = symbol(compiled.kernel)
-    loaded = jit.load_object(compiled.code, [name], runtime().symbols)
+    loaded = jit.load_object(compiled.code, [name], {**runtime().symbols, **faults.SYMBOLS})
     return NativeKernel(loaded, name, compiled.kernel, scratch.plan(compiled.kernel))
 
 
