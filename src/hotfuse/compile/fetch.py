@@ -54,16 +54,17 @@ def fetch(request: dict[str, Any], settings: Settings) -> NativeParts:
     """Have the worker make kernels for a graph."""
     header, codes = ask(request, [], settings)
     kernels = tuple(
-        _kernel(k, code) for k, code in zip(header["kernels"], codes, strict=True)
+        kernel_from_json(k, code) for k, code in zip(header["kernels"], codes, strict=True)
     )
     if not kernels:
         raise InternalError("no part of the graph has a kernel", because="; ".join(header["notes"])[:500])
-    return NativeParts(_body(header), kernels, tuple(header["notes"]))
+    return NativeParts(body_from_json(header), kernels, tuple(header["notes"]))
 
 
-def _body(data: dict[str, Any]) -> Body:
+def body_from_json(data: dict[str, Any]) -> Body:
+    """A body as the worker sent it."""
     graph = parse(data["graph"])
-    branches = {int(i): tuple(_body(b) for b in bodies) for i, bodies in data["branches"].items()}
+    branches = {int(i): tuple(body_from_json(b) for b in bodies) for i, bodies in data["branches"].items()}
     parts: list[Partition] = []
     for i, (first, last, kernel) in enumerate(data["parts"]):
         why = Cut.KERNEL if kernel >= 0 else Cut.CONTROL if i in branches else Cut.START if i == 0 else Cut.REST
@@ -72,7 +73,8 @@ def _body(data: dict[str, Any]) -> Body:
     return Body(Partitioning(graph, tuple(parts)), chosen, branches)
 
 
-def _kernel(data: dict[str, Any], code: bytes) -> KernelCode:
+def kernel_from_json(data: dict[str, Any], code: bytes) -> KernelCode:
+    """A kernel as the worker sent it."""
     lowered = from_json(data)
     about = f"{lowered.kernel.name}: {data['kernel_us']:.1f} us in the worker, the library {data['library_us']:.1f} us"
     return KernelCode(lowered, code, about)
