@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hotfuse.analysis.attention import FUSED, written
+from hotfuse.analysis.convolution import is_convolution, padding_in_front
 from hotfuse.fusion.reads import from_memory, reads_places
 from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, values_in
 from hotfuse.ir.types import ScalarType, TensorType
@@ -27,7 +28,6 @@ MAX_NODES = 48
 """Most nodes in a group: beyond it registers spill and compile time grows."""
 
 _LINEAR = frozenset({"aten.linear", "aten.mm", "aten.addmm", "aten.matmul"})
-_CONVOLUTION = frozenset({"aten.conv1d", "aten.conv2d", "aten.convolution"})
 _BATCH_NORM = "aten.batch_norm"
 _RECURRENT = frozenset({"aten.lstm.input", "aten.gru.input"})
 _ZEROS = frozenset({"aten.zeros", "aten.zeros_like", "aten.new_zeros"})
@@ -91,6 +91,7 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
         needs[chosen] |= {home[m] for m in makers} - {chosen}
     _absorb_views(graph, groups)
     _absorb_constants(graph, groups, params)
+    _absorb_padding(graph, groups)
     return _ordered(graph, [Group(tuple(g.nodes), _settled(graph, g)) for g in groups if g.nodes])
 
 
@@ -173,6 +174,18 @@ def _absorb_constants(graph: Graph, groups: list[_Open], params: set[str]) -> No
         g.nodes.sort()
 
 
+def _absorb_padding(graph: Graph, groups: list[_Open]) -> None:
+    """A convolution takes in the zeros that are put around its input: it reads as if they were there."""
+    owner = {i: g for g in groups for i in g.nodes}
+    number = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
+    for g in [g for g in groups if g.kind == "convolution"]:
+        conv = next(graph.nodes[i] for i in g.nodes if is_convolution(graph.nodes[i]))
+        if (found := padding_in_front(graph, conv)) is not None:
+            at = number[found[0].outs[0].name]
+            owner[at].nodes.remove(at)
+            g.nodes.insert(0, at)
+
+
 def _is_view(node: Node) -> bool:
     """Whether a node moves one tensor's elements; what puts several together is none."""
     moves = node.kind is Kind.OPERATOR and lookup(node.op).access is Access.MOVEMENT
@@ -196,7 +209,7 @@ def _kind(node: Node, params: set[str]) -> str:
     if packet(node.op) in _LINEAR:
         weight = node.args[2] if packet(node.op) == "aten.addmm" else node.args[1]
         return "contract" if isinstance(weight, Value) and weight.name in params else "library"
-    if packet(node.op) in _CONVOLUTION:
+    if is_convolution(node):
         return "convolution" if isinstance(node.args[1], Value) and node.args[1].name in params else "library"
     return "rows" if row.access in _ROWS or reads_places(node) else "library"
 

@@ -12,27 +12,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hotfuse.analysis.convolution import is_convolution
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_values, output_values
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.ops.table import Access, lookup, packet
 
-CONVOLUTIONS = frozenset({"aten.conv1d", "aten.conv2d", "aten.convolution"})
 _SPATIAL = frozenset({
-    "aten.batch_norm", "aten.max_pool2d", "aten.avg_pool2d", "aten.adaptive_avg_pool2d", "aten.cat", "aten.conv2d",
-    "aten.upsample_nearest2d", "aten.upsample_bilinear2d",
+    "aten.batch_norm", "aten.cat", "aten.pad", "aten.constant_pad_nd", "aten.pixel_shuffle", "aten.pixel_unshuffle",
+    *(f"aten.{kind}_pool{rank}d" for kind in ("max", "avg", "adaptive_avg") for rank in (2, 3)),
+    *(f"aten.upsample_{kind}" for kind in ("nearest2d", "bilinear2d", "bicubic2d", "nearest3d", "trilinear3d")),
+    "aten._upsample_nearest_exact2d", "aten.reflection_pad2d", "aten.replication_pad2d", "aten.group_norm",
 })  # fmt: skip
 """Ops that are not pointwise and give back the order they were given."""
 _COPIES = frozenset(["aten.clone", "aten.contiguous", "aten.to", "aten._to_copy", "aten.copy"])
 """Pointwise ops that may choose an order themselves."""
 _REDUCTIONS = frozenset(["aten.mean", "aten.sum", "aten.amax", "aten.amin"])
 """Ops that read any order, and whose results are too small to matter."""
-_POOLS = frozenset({"aten.adaptive_avg_pool2d", "aten.avg_pool2d", "aten.max_pool2d"})
+_POOLS = frozenset(f"aten.{kind}_pool{rank}d" for kind in ("max", "avg", "adaptive_avg") for rank in (2, 3))
 """The same where one pixel is left."""
 
 
 def channels_last(graph: Graph) -> Graph:
     """The graph with convolutions and what lies between them in channels-last order; the same graph without convolutions."""
-    if not any(packet(n.op) in CONVOLUTIONS for n in graph.nodes):
+    if not any(is_convolution(n) for n in graph.nodes):
         return graph
     return _Change(graph).made()
 
@@ -90,7 +92,7 @@ class _Change:
         if node.kind is not Kind.OPERATOR or len(node.outs) != 1 or not _can_move(node.outs[0]):
             return False
         name = packet(node.op)
-        if name in CONVOLUTIONS:
+        if is_convolution(node):
             weight = node.args[1]
             return isinstance(weight, Value) and weight.name in self.params
         rank = _rank(node.outs[0])
@@ -126,7 +128,7 @@ def _rank(v: Value) -> int:
 def _can_move(v: Value) -> bool:
     """Row-major images; those of one pixel lie the same either way."""
     t = v.type
-    if not isinstance(t, TensorType) or t.layout != Layout() or len(t.shape) not in (3, 4):
+    if not isinstance(t, TensorType) or t.layout != Layout() or len(t.shape) not in (3, 4, 5):
         return False
     return any(n != 1 for n in t.shape[2:]) and t.shape[1] != 1
 

@@ -3,22 +3,27 @@
     y = relu(batch_norm(conv2d(x, W)) + r)      one kernel: the sums stay in registers until y is stored
 
 Windows of one element that move by one are a matrix product over all pixels. The others are products too, whose left side is
-read from the image in place. A convolution along one dim is one over images of a single line.
+read from the image in place. Sizes may be numbers or known only at run time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from hotfuse.analysis.convolution import is_convolution
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Arg, Graph, Node, Value, map_values, output_values, sources
-from hotfuse.ir.types import DType, Layout, TensorType
-from hotfuse.lower import conv_shape, gemm, primitive, tiling
+from hotfuse.ir.types import Layout, TensorType
+from hotfuse.lower import conv_shape, gemm, primitive
 from hotfuse.lower.algebra import mul, product, same
 from hotfuse.lower.conv_finish import Finish, Where
-from hotfuse.lower.conv_kernel import Image, Task, dense, depthwise
-from hotfuse.lower.conv_shape import Axis
+from hotfuse.lower.conv_kernel import Groups, dense
+from hotfuse.lower.conv_own import depthwise
+from hotfuse.lower.conv_read import Convolution, Phase, the_convolution
+from hotfuse.lower.conv_rows import Task, Way
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import (
     BufferArgument,
@@ -31,114 +36,23 @@ from hotfuse.lower.lowered import (
 )
 from hotfuse.lower.pack import Order, PackSource, PackSpec
 from hotfuse.lower.tiling import Core
-from hotfuse.lower.views import shape_of
-from hotfuse.ops.schema import argument
-from hotfuse.ops.table import packet
+from hotfuse.lower.views import is_move, shape_of
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Buffer, BufferKind, Tile
 
-CONVOLUTIONS = frozenset({"aten.conv1d", "aten.conv2d", "aten.convolution"})
 _MOST_OWN = 14
 """Most pixels of a depthwise register tile."""
 
-
-@dataclass(frozen=True, slots=True)
-class Convolution:
-    """The convolution of a group."""
-
-    node: Node
-    x: Value
-    weight: Value
-    bias: Value | None
-    inputs: int
-    """Input channels that one output channel reads."""
-    outputs: int
-    lines: Axis
-    columns: Axis
-    own: bool
-    """Depthwise: every channel for itself."""
-
-    @property
-    def out(self) -> Value:
-        """The result."""
-        return self.node.outs[0]
-
-    @property
-    def matrix(self) -> bool:
-        """Whether it is a plain matrix product over pixels."""
-        still = all(a.window == a.stride == 1 and a.padding == 0 for a in (self.lines, self.columns))
-        return still and not self.own
-
-
-def is_convolution(node: Node) -> bool:
-    """Whether a node is one that this file knows."""
-    return packet(node.op) in CONVOLUTIONS
+__all__ = ["is_convolution", "lower_convolution"]
 
 
 def lower_convolution(graph: Graph, core: Core, *, name: str = "") -> Lowered:
     """The kernel of a group; raises CannotLower where it cannot be one. The weight must be a param of the graph."""
-    found = [n for n in graph.nodes if is_convolution(n)]
-    if len(found) != 1:
-        raise CannotLower(f"{len(found)} convolutions in one group")
-    conv = _convolution(found[0], {p.value.name for p in graph.params})
+    plain, conv = the_convolution(graph)
     for v in output_values(graph):
         if shape_of(v) != shape_of(conv.out):
             raise CannotLower(f"output %{v.name} has another shape than the convolution")
-    return _Group(primitive.simplified(graph), graph, conv, core, name).lowered()
-
-
-def _convolution(node: Node, params: set[str]) -> Convolution:
-    """A node's operands by role."""
-    where = str(node.loc)
-    x, weight, bias = (argument(node, n) for n in ("input", "weight", "bias"))
-    if not isinstance(x, Value) or not isinstance(weight, Value) or not isinstance(bias, Value | None):
-        raise CannotLower(f"{node.op} of {x} and {weight}", where=where)
-    if weight.name not in params:
-        raise CannotLower(f"the weight %{weight.name} is not constant", where=where)
-    if argument(node, "transposed", False):
-        raise CannotLower("a transposed convolution", where=where)
-    for v in (x, weight, node.outs[0], *(() if bias is None else (bias,))):
-        if not isinstance(v.type, TensorType) or v.type.dtype is not DType.F32:
-            raise CannotLower(f"%{v.name} is not fp32", where=where)
-    xs, ws = shape_of(x), shape_of(weight)
-    if len(xs) != len(ws) or len(xs) not in (3, 4):
-        raise CannotLower(f"an input of {len(xs)} dims and a weight of {len(ws)}", where=where)
-    numbers = [n for n in (*ws, *xs[1:]) if isinstance(n, int) and n > 0]
-    if len(numbers) != len(ws) + len(xs) - 1:
-        raise CannotLower("the size of the images is known only at run time", where=where)
-    outputs, inputs, groups = numbers[0], numbers[1], argument(node, "groups", 1)
-    own = groups == outputs == xs[1] and inputs == 1 and outputs > 1
-    if groups != 1 and not own:
-        raise CannotLower(f"{groups} groups of channels", where=where)
-    rank = len(xs) - 2
-    windows = numbers[2 : 2 + rank]
-    stride, dilation = (_numbers(node, n, 1, rank) for n in ("stride", "dilation"))
-    padding = _padding(node, windows, dilation)
-    axes = [Axis(*axis) for axis in zip(numbers[-rank:], windows, stride, padding, dilation, strict=True)]
-    if any(a.out < 1 for a in axes):
-        raise CannotLower("the window is larger than the image", where=where)
-    lines = axes[0] if rank == 2 else Axis(1, 1)
-    return Convolution(node, x, weight, bias, inputs, outputs, lines, axes[-1], own)
-
-
-def _padding(node: Node, windows: list[int], dilation: tuple[int, ...]) -> tuple[int, ...]:
-    """How far the window reaches beyond the image on both sides; by name it must be equally far."""
-    given = argument(node, "padding", 0)
-    if not isinstance(given, str):
-        return _numbers(node, "padding", 0, len(windows))
-    beyond = [0 if given == "valid" else d * (k - 1) for k, d in zip(windows, dilation, strict=True)]
-    if any(n % 2 for n in beyond):
-        raise CannotLower(f"{node.op} with padding {given}, which is more on one side", where=str(node.loc))
-    return tuple(n // 2 for n in beyond)
-
-
-def _numbers(node: Node, name: str, default: int, rank: int) -> tuple[int, ...]:
-    given = argument(node, name, default)
-    many = given if isinstance(given, tuple) else (given,)
-    numbers = tuple(n for n in many if isinstance(n, int))
-    if len(numbers) != len(many) or len(numbers) not in (1, rank):
-        raise CannotLower(f"{node.op} with {name} {given}", where=str(node.loc))
-    return numbers * rank if len(numbers) == 1 else numbers
+    return _Group(primitive.simplified(plain), graph, conv, core, name).lowered()
 
 
 def _channels_last(v: Value) -> bool:
@@ -157,21 +71,22 @@ class _Group:
 
     def __init__(self, graph: Graph, original: Graph, conv: Convolution, core: Core, name: str) -> None:
         self.original, self.core = original, core
-        flat = conv.matrix and self._flattens(graph, conv)
-        self.graph = _flattened(graph, conv) if flat else graph
-        params = {p.value.name for p in self.graph.params}
+        self.flat = conv.matrix and self._flattens(graph, conv)
+        self.graph = _flattened(graph, conv) if self.flat else graph
         node = next(n for n in self.graph.nodes if is_convolution(n))
-        self.conv = replace(conv, node=node, x=node.ins[0]) if flat else _convolution(node, params)
-        self.flat = flat
+        x = node.args[0]
+        assert isinstance(x, Value)
+        self.conv = replace(conv, node=node, x=x)
         self.builder = KernelBuilder(name or "convolution", loc=node.loc)
         self.memory = Memory(self.builder, self.graph)
         outs = list(dict.fromkeys(output_values(self.graph)))
-        self.finish = Finish(self.memory, self.graph, self.conv.out, self.conv.bias, outs)
+        self.finish = Finish(self.memory, self.graph, self.conv.out, self.conv.bias, outs, core.lanes)
 
     @staticmethod
     def _flattens(graph: Graph, conv: Convolution) -> bool:
         """Whether pixels may be counted through: every value has all of them, channels innermost, or none."""
         full = (shape_of(conv.x), shape_of(conv.out))
+        rank = len(full[0])
         ends = {v.name for v in (*sources(graph), *output_values(graph))}
 
         def fits(v: Value) -> bool:
@@ -180,8 +95,10 @@ class _Group:
             shape = v.type.shape
             if shape in full:
                 return v.name not in ends or _channels_last(v)
-            spread = (*shape[:-3], *shape[-2:]) if len(shape) == 4 else shape[1:]
-            return all(n == 1 for n in spread) and len(shape) <= 4
+            if len(shape) == 1:  # per channel as a bias or to a view; anything else would spread it along pixels
+                return all(is_convolution(n) or is_move(n.op) for n in graph.nodes if v in n.ins)
+            aligned = (1,) * (rank - len(shape)) + shape
+            return len(aligned) == rank and all(n == 1 for i, n in enumerate(aligned) if i != 1)
 
         return all(fits(v) for v in (*sources(graph), *(v for n in graph.nodes for v in n.outs)))
 
@@ -198,61 +115,105 @@ class _Group:
             packed, spec = self._dense(place)
         return self._call(packed, spec)
 
-    def _packed(self, order: Order, k: int, width: int) -> tuple[Buffer, PackSpec]:
-        spec = PackSpec((PackSource(self.conv.weight.name, order, self.conv.outputs),), k, width)
+    def _packed(self, sources_: Sequence[PackSource], k: int, width: int) -> tuple[Buffer, PackSpec]:
+        spec = PackSpec(tuple(sources_), k, width)
         return self.builder.buffer("panels", BufferKind.CONST, spec.dtype, spec.shape, spec.stride), spec
+
+    def _weight(self, taps: tuple[int, ...] = ()) -> list[PackSource]:
+        """Where the panels of every group come from."""
+        conv, name = self.conv, self.conv.weight.name
+        if conv.turned:
+            return [PackSource(name, Order.TURNED, conv.outputs, g * conv.inputs, taps) for g in range(conv.groups)]
+        return [PackSource(name, Order.WINDOW, conv.outputs, g * conv.outputs) for g in range(conv.groups)]
 
     def _product(self, place: Place) -> tuple[Buffer, PackSpec]:
         """One long line of pixels."""
         b, conv, finish = self.builder, self.conv, self.finish
         pixels = shape_of(conv.x)[-1]
-        cut = tiling.choose(self.core, pixels, [conv.outputs], conv.inputs)
-        packed, spec = self._packed(Order.WINDOW, conv.inputs, cut.nr)
+        cut = conv_shape.product(self.core, pixels, conv.outputs, conv.inputs)
+        packed, spec = self._packed(self._weight(), conv.inputs, cut.nr)
         finish.make_room(cut.nr)
-        step = place.strides[-1]
+        step, last = place.strides[-1], len(shape_of(conv.x)) - 1
+        where = Where(dict.fromkeys((0, *range(2, last)), 0), last)
 
         def lhs(row: Dim, k: Dim, rows: int) -> Tile:
             at = expr("+", expr("*", row, step), k)
             return b.load(place.buffer, (at,), (rows, 1), axes=(0, 0), step=(step, 1))
 
         def done(f: gemm.Finished) -> None:
-            column = mul(f.panel, cut.nr)
+            channels = finish.channels_from(mul(f.panel, cut.nr), cut.nr)
             if isinstance(f.sums, Tile):
-                finish.parts(Where(0, 0), f.row, column, [(0, f.sums)], None)
+                finish.parts(where, f.row, channels, [(0, f.sums)], None)
+            elif finish.single:
+                finish.line(where, f.row, f.rows, f.sums)
             else:
-                f.each_row(lambda sums, row: finish.tile(Where(0, 0), row, column, sums))
+                f.each_row(lambda sums, row: finish.tile(where, row, channels, sums))
 
         in_loop = not finish.short or not isinstance(pixels, int)
         gemm.product(b, gemm.Product(lhs, packed, pixels, conv.inputs, spec.panels, cut), done, in_loop=in_loop,
-                     begin=lambda panel: finish.prepare(mul(panel, cut.nr), cut.nr))  # fmt: skip
+                     begin=lambda panel: finish.prepare(finish.channels_from(mul(panel, cut.nr), cut.nr), cut.nr))  # fmt: skip
         return packed, spec
 
-    def _task(self, place: Place, packed: Buffer, spec: PackSpec, planar: bool) -> Task:
-        shape, strides, conv = shape_of(self.conv.x), place.strides, self.conv
-        line: Dim = strides[2] if len(shape) == 4 else 0
-        image = Image(place.buffer, strides[0], strides[1], line, strides[-1])
-        return Task(image, packed, shape[0], conv.inputs, conv.lines, conv.columns, spec.panels, spec.nr, planar)
+    def _row_dim(self) -> int:
+        """The spatial dim that rows run along: the last one that has an extent."""
+        ways = self.conv.ways
+        return next((i for i in reversed(range(len(ways))) if not ways[i][0].axis.trivial or len(ways[i]) > 1), len(ways) - 1)
+
+    def _task(self, place: Place, packed: Buffer, phases: Sequence[Phase], k: int = 0) -> Task:
+        strides, conv, row = place.strides, self.conv, self._row_dim()
+        ways = [Way(p.axis, strides[2 + i], 2 + i, p.step, p.first) for i, p in enumerate(phases)]
+        outer = tuple(w for i, w in enumerate(ways) if i != row)
+        channel = 1 if conv.inputs * conv.groups == 1 else strides[1]
+        return Task(place.buffer, strides[0], channel, outer, ways[row], shape_of(conv.x)[0], conv.inputs, packed, k)
 
     def _dense(self, place: Place) -> tuple[Buffer, PackSpec]:
-        conv = self.conv
-        planar = conv.inputs > 1 and place.strides[1] != 1
-        k = conv.inputs * conv.lines.window * conv.columns.window
-        apart = place.strides[-1]
+        conv, row = self.conv, self._row_dim()
+        phases = list(itertools.product(*conv.ways))
+        counts = [math.prod(p.axis.window for p in several) for several in phases]
+        taps = [t for several in phases for t in self._taps(several)] if conv.turned else []
+        columns = conv.ways[row][0].axis
+        apart = place.strides[2 + row]
         cut = conv_shape.choose(
-            self.core, conv.columns.out, conv.outputs, k,
-            4 * conv.columns.stride * (apart if isinstance(apart, int) else 1),
+            self.core, columns.out, conv.outputs, max(counts) * conv.inputs,
+            4 * columns.stride * (apart if isinstance(apart, int) else 1),
         )  # fmt: skip
-        packed, spec = self._packed(Order.WINDOW, k, cut.nr)
-        dense(self.builder, self._task(place, packed, spec, planar), cut, self.core, self.finish)
+        steps = sum(counts) * conv.inputs
+        if steps == 0:
+            raise CannotLower("no output reads an input")
+        packed, spec = self._packed(self._weight(tuple(taps)), steps, cut.nr)
+        tasks = [
+            self._task(place, packed, several, sum(counts[:i]) * conv.inputs) for i, several in enumerate(phases)
+        ]
+        groups = Groups(conv.groups, conv.outputs, spec.panels // conv.groups)
+        dense(self.builder, tasks, groups, cut, self.core, self.finish)
         return packed, spec
+
+    def _taps(self, phases: Sequence[Phase]) -> list[int]:
+        """The places of a turned window that a phase of all dims uses, counted through, in the order of its steps.
+
+        Steps go by the outer dims first, and along a row last.
+        """
+        row = self._row_dim()
+        order = [i for i in range(len(phases)) if i != row] + [row]
+        found: list[int] = []
+        for chosen in itertools.product(*(phases[i].taps for i in order)):
+            at = dict(zip(order, chosen, strict=True))
+            place = 0
+            for i, n in enumerate(self.conv.windows):
+                place = place * n + at[i]
+            found.append(place)
+        return found
 
     def _own(self, place: Place) -> tuple[Buffer, PackSpec]:
         conv = self.conv
         if place.strides[1] != 1:
             raise CannotLower("a depthwise convolution whose channels lie plane by plane")
-        packed, spec = self._packed(Order.WINDOW, conv.lines.window * conv.columns.window, self.core.lanes)
-        most = max(2, min(_MOST_OWN, self.core.registers - conv.columns.window - 2))
-        depthwise(self.builder, self._task(place, packed, spec, False), most, conv.outputs, self.finish)
+        columns = conv.ways[self._row_dim()][0].axis
+        source = PackSource(conv.weight.name, Order.WINDOW, conv.channels)
+        packed, spec = self._packed([source], math.prod(conv.windows), self.core.lanes)
+        most = max(2, min(_MOST_OWN, self.core.registers - columns.window - 2))
+        task = self._task(place, packed, [way[0] for way in conv.ways])
+        depthwise(self.builder, task, spec.nr, most, conv.channels, self.finish)
         return packed, spec
 
     def _call(self, packed: Buffer, spec: PackSpec) -> Lowered:
@@ -274,7 +235,7 @@ class _Group:
 def _flattened(graph: Graph, conv: Convolution) -> Graph:
     """The same group on images of one line that has all pixels: types only, as nothing in it looks at them."""
     full = {shape_of(conv.x), shape_of(conv.out)}
-    order = Layout((0, 2, 1)) if len(shape_of(conv.x)) == 3 else Layout((0, 2, 3, 1))
+    order = Layout((0, *range(2, len(shape_of(conv.x))), 1))
 
     def flat(t: TensorType) -> TensorType:
         if t.shape not in full:

@@ -1,19 +1,20 @@
 """What happens to a convolution's sums before they are stored: bias, normalization, activation, residual.
 
 What depends on the channel alone (a batch norm's scale and shift, say) is computed once per panel and kept in scratch memory.
-Short epilogues work on whole register tiles; long ones go through scratch memory pixel by pixel, to keep the code short.
+Short epilogues work on whole register tiles; long ones go through scratch memory pixel by pixel, to keep the code short. The
+sums of a single output channel lie one behind the other there, and are finished many pixels at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType
 from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.index import Position, Space, counters_of
+from hotfuse.lower.index import Position, Space, counters_of, scaled, shifted
 from hotfuse.lower.lowered import Memory, tensor_type
 from hotfuse.lower.values import Along, Apply, Definitions, Evaluator
 from hotfuse.lower.views import Alias, shape_of
@@ -28,18 +29,41 @@ _FEW = 6
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The output row that is being computed."""
+    """The row of outputs that is being computed."""
 
-    image: Dim
-    line: Dim
+    places: Mapping[int, Dim]
+    """Where it is along the dims of the result that are neither channels nor the row's own."""
+    pixel: int
+    """The row's own dim."""
+    step: int = 1
+    """How far apart neighbours of the row are."""
+    first: int = 0
+    """Where the row begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """A panel's channels."""
+
+    at: Dim
+    end: Dim
+    """The first that does not belong to it any more, if the panel is wider."""
+    exact: bool
+    """Whether panels are never wider."""
+
+    def along(self, width: int) -> Along:
+        """The panel as a tile axis."""
+        return Along(1, width, None if self.exact else remaining(self.end, self.at))
 
 
 class Finish:
     """Writes epilogues; one per kernel."""
 
-    def __init__(self, memory: Memory, graph: Graph, sums: Value, bias: Value | None, outs: Sequence[Value]) -> None:
+    def __init__(
+        self, memory: Memory, graph: Graph, sums: Value, bias: Value | None, outs: Sequence[Value], lanes: int
+    ) -> None:
         self.builder = memory.builder
-        self.sums, self.bias, self.outs = sums, bias, tuple(outs)
+        self.sums, self.bias, self.outs, self.lanes = sums, bias, tuple(outs), lanes
         self.shape = shape_of(sums)
         self.space = Space.of(self.shape)
         self.position: Position = tuple(self.space.root(i) for i in range(len(self.shape)))
@@ -48,7 +72,13 @@ class Finish:
         self.channels = self._per_channel(after)
         self.kept: list[Buffer] = []
         later = [n for n in graph.nodes if any(v.name in after for v in n.ins)]
-        self.short = len(later) <= _FEW and all(packet(n.op).split(".")[-1] in _CHEAP for n in later)
+        cheap = all(packet(n.op).split(".")[-1] in _CHEAP for n in later)
+        self.short = len(later) <= _FEW and cheap and not self.single
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one output channel, so that vectors run along pixels."""
+        return self.shape[1] == 1
 
     def _after(self, graph: Graph) -> set[str]:
         """The sums and everything made from them."""
@@ -90,65 +120,80 @@ class Finish:
             raise CannotLower(f"the number of output channels is {n}")
         return n
 
-    def _along(self, column: Dim, width: int) -> list[Along]:
-        n = self.columns
-        return [Along(1, width, None if n % width == 0 else remaining(n, column))] if n > 1 else []
+    def channels_from(self, at: Dim, width: int) -> Channels:
+        """The channels of a panel where all panels lie behind each other."""
+        return Channels(at, self.columns, self.columns % width == 0)
 
     def make_room(self, width: int) -> None:
         """Scratch memory for what is computed once per channel: `width` of them at a time."""
         for i in range(len(self.channels)):
             self.kept.append(self.builder.scratch(f"channel{i}", DType.F32, (width,)))
 
-    def prepare(self, column: Dim, width: int, at: Dim = 0) -> None:
-        """Compute it for the channels from `column` on, and keep it at a place of the scratch memory."""
+    def prepare(self, channels: Channels, width: int, at: Dim = 0) -> None:
+        """Compute it for a panel's channels, and keep it at a place of the scratch memory."""
         if not self.channels:
             return
-        shape = (width,) if self.columns > 1 else (1,)
-        with self.at.loops({1: column}, self._along(column, width)):
+        shape = (1,) if self.single else (width,)
+        with self.at.loops({1: channels.at}, [] if self.single else [channels.along(width)]):
             for (value, position), buffer in zip(self.channels, self.kept, strict=True):
                 self.builder.store(buffer, (at,), self.builder.bcast(self.at.tile(value, position), shape))
 
-    def tile(self, where: Where, pixel: Dim, column: Dim, sums: Tile, kept: Dim = 0) -> None:
-        """The sums of one pixel, [width], or of several, [rows, width]."""
-        b, at = self.builder, self.at
+    def tile(self, where: Where, pixel: Dim, channels: Channels, sums: Tile, kept: Dim = 0) -> None:
+        """The sums of one pixel, [width], or of several, [rows, width]; of a single channel, [pixels]."""
+        b = self.builder
         width = sums.type.shape[-1]
-        several = len(sums.type.shape) == 2
-        places = {0: where.image, 1: column, len(self.shape) - 1: pixel}
-        if len(self.shape) == 4:
-            places[2] = where.line
-        axes = self._along(column, width)
-        if self.columns == 1:
-            sums, width = b.reshape(b.extract(sums, (0,), (1,)), ()), 1
-        if several:
-            axes = [Along(len(self.shape) - 1, sums.type.shape[0]), *axes]
-        with at.loops(places, axes):
-            for (value, position), buffer in zip(self.channels, self.kept, strict=True):
-                at.give(value, position, b.load(buffer, (kept,), (width,) if self.columns > 1 else ()))
-            at.give(self.sums, self.position, self._with_bias(sums))
+        axes = [channels.along(width)]
+        if len(sums.type.shape) == 2:
+            axes = [Along(where.pixel, sums.type.shape[0]), *axes]
+        self._store(where, pixel, channels.at, sums, axes, lambda buffer: b.load(buffer, (kept,), (width,)))
+
+    def line(self, where: Where, pixel: Dim, rows: Dim, scratch: Buffer) -> None:
+        """The sums of a single channel for some pixels, one behind the other in scratch memory."""
+        b = self.builder
+        if self.shape[where.pixel] == 1:
+            self._store(where, pixel, 0, b.load(scratch, (0, 0)), [], lambda buffer: b.load(buffer, (0,)))
+            return
+        with b.loop("pixel", 0, rows, self.lanes) as i:
+            left = remaining(rows, i.var)
+            sums = b.load(scratch, (i.var, 0), (self.lanes,), axes=(0,), valid=(left,))
+            axes = [Along(where.pixel, self.lanes, left)]
+            self._store(where, expr("+", pixel, i.var), 0, sums, axes, lambda buffer: b.load(buffer, (0,)))
+
+    def _store(
+        self, where: Where, pixel: Dim, column: Dim, sums: Tile, axes: list[Along], kept: Callable[[Buffer], Tile]
+    ) -> None:
+        at, position = self.at, self._position(where)
+        with at.loops({**where.places, 1: column, where.pixel: pixel}, axes):
+            for (value, place), buffer in zip(self.channels, self.kept, strict=True):
+                at.give(value, place, kept(buffer))
+            if self.bias is not None:
+                sums = self.builder.map("add", sums, at.tile(self.bias, (position[1],)))
+            at.give(self.sums, position, sums)
             for v in self.outs:
-                at.store(v, self.position, at.tile(v, self.position))
+                at.store(v, position, at.tile(v, position))
 
-    def _with_bias(self, sums: Tile) -> Tile:
-        if self.bias is None:
-            return sums
-        return self.builder.map("add", sums, self.at.tile(self.bias, (self.position[1],)))
+    def _position(self, where: Where) -> Position:
+        if where.step == 1 and where.first == 0:
+            return self.position
+        moved = shifted(scaled(self.position[where.pixel], where.step), where.first)
+        return (*self.position[: where.pixel], moved, *self.position[where.pixel + 1 :])
 
-    def parts(self, where: Where, pixel: Dim, column: Dim, parts: Sequence[tuple[int, Tile]], scratch: Buffer | None) -> None:
+    def parts(
+        self, where: Where, pixel: Dim, channels: Channels, parts: Sequence[tuple[int, Tile]], scratch: Buffer | None
+    ) -> None:
         """All sums of a block: tiles of [rows, width] with the place of their first pixel in the block."""
         b = self.builder
-        if scratch is not None:
+        if scratch is None:
             for start, tile in parts:
-                b.store(scratch, (start, 0), tile)
-            rows = max(start + tile.type.shape[0] for start, tile in parts)
-            with b.loop("pixel", 0, rows) as i:
-                sums = b.load(scratch, (i.var, 0), (parts[0][1].type.shape[1],))
-                self.tile(where, expr("+", pixel, i.var), column, sums)
+                rows, width = tile.type.shape
+                self.tile(where, expr("+", pixel, start), channels, tile if rows > 1 else b.reshape(tile, (width,)))
             return
         for start, tile in parts:
-            rows, width = tile.type.shape
-            if rows > 1 and self.columns > 1:
-                self.tile(where, expr("+", pixel, start), column, tile)
-                continue
-            for i in range(rows):
-                one = b.reshape(b.extract(tile, (i, 0), (1, width)), (width,))
-                self.tile(where, expr("+", pixel, start + i), column, one)
+            b.store(scratch, (start, 0), tile)
+        rows = max(start + tile.type.shape[0] for start, tile in parts)
+        if self.single:
+            self.line(where, pixel, rows, scratch)
+            return
+        with b.loop("pixel", 0, rows) as i:
+            sums = b.load(scratch, (i.var, 0), (parts[0][1].type.shape[1],))
+            self.tile(where, expr("+", pixel, i.var), channels, sums)

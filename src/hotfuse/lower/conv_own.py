@@ -1,0 +1,118 @@
+"""Depthwise convolutions as tile programs: every channel for itself, a vector of channels at a time.
+
+    parallel group of rows
+      for row, for block of pixels, for vector of channels
+        for lines of the window that lie inside the image
+          every input once, multiplied with the weights of all pixels that see it
+        finish(sums)
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from hotfuse.ir.dims import Dim, expr
+from hotfuse.ir.types import DType
+from hotfuse.lower.algebra import mul
+from hotfuse.lower.conv_finish import Channels, Finish
+from hotfuse.lower.conv_rows import Row, Task, along, over_window, rows, start, step_of
+from hotfuse.lower.conv_shape import Block
+from hotfuse.lower.gemm import MIN_TASKS, let
+from hotfuse.tile.build import KernelBuilder, remaining
+from hotfuse.tile.program import Tile
+
+
+def depthwise(b: KernelBuilder, task: Task, width: int, most: int, channels: int, finish: Finish) -> None:
+    """Every output channel reads its own input channel; channels are innermost in memory, `width` of them in a panel."""
+    _Own(b, task, width, most, channels, finish).write()
+
+
+class _Own:
+    def __init__(self, b: KernelBuilder, task: Task, width: int, most: int, channels: int, finish: Finish) -> None:
+        self.b, self.task, self.width, self.most, self.finish = b, task, width, most, finish
+        self.all, self.panels = channels, -(-channels // width)
+
+    def write(self) -> None:
+        b, task, finish, width = self.b, self.task, self.finish, self.width
+        finish.make_room(width * self.panels)
+        self.scratch = None if finish.short else b.scratch("sums", DType.F32, (self.most, width))
+        with contextlib.ExitStack() as scope:
+            parts = scope.enter_context(let(b, "parts", expr("min", task.rows, MIN_TASKS)))
+            part = scope.enter_context(b.parallel("task", parts)).var
+            bounds = (expr("//", expr("*", p, task.rows), parts) for p in (part, expr("+", part, 1)))
+            lo, hi = (scope.enter_context(let(b, "rows", d)) for d in bounds)
+            if finish.channels:
+                with b.loop("panel", 0, self.panels) as ahead:
+                    finish.prepare(self._channels(ahead.var), width, expr("*", ahead.var, width))
+            row = scope.enter_context(rows(b, task, lo, hi))
+            along(
+                b, task, self.most, lambda block, pixel, _: self._block(row, block, pixel),
+                lambda pixel: self._pixel(row, pixel), together=False,
+            )  # fmt: skip
+
+    def _channels(self, panel: Dim) -> Channels:
+        return self.finish.channels_from(expr("*", panel, self.width), self.width)
+
+    def _valid(self, channels: Channels) -> tuple[Dim, ...]:
+        return () if channels.exact else (remaining(self.all, channels.at),)
+
+    def _block(self, row: Row, block: Block, pixel: Dim) -> None:
+        with self.b.loop("panel", 0, self.panels) as panel:
+            channels = self._channels(panel.var)
+            self._finish(row, pixel, channels, self._sums(row, block, pixel, panel.var, channels))
+
+    def _sums(self, row: Row, block: Block, pixel: Dim, panel: Dim, channels: Channels) -> list[Tile]:
+        """One vector of channels for every pixel of a block; each input is loaded once per line of the window."""
+        b, task, columns = self.b, self.task, self.task.columns
+        uses: dict[int, list[tuple[int, int]]] = {}
+        for segment in block.segments:
+            for part in (block.parts[i] for i in segment.parts):
+                for i in range(part.start, part.start + part.rows):
+                    for c in range(segment.first, segment.last):
+                        uses.setdefault(i * columns.stride + c * columns.dilation, []).append((i, c))
+        wanted = sorted({c for use in uses.values() for _, c in use})
+
+        def line(taps: tuple[Dim, ...], tiles: list[Tile]) -> list[Tile]:
+            k = step_of(task, taps, 0)
+            weights = {c: b.load(task.panels, (panel, expr("+", k, c), 0), (self.width,)) for c in wanted}
+            at = expr("+", start(task, row, pixel, taps, 0), channels.at)
+            for place in sorted(uses):
+                here = expr("+", at, mul(place, task.row.apart))
+                x = b.load(task.x, (here,), (self.width,), valid=self._valid(channels))
+                for i, c in uses[place]:
+                    tiles[i] = b.map("fma", x, weights[c], tiles[i])
+            b.effect("barrier_spill")
+            return tiles
+
+        zero = b.fill(0.0, DType.F32, (self.width,))
+        return over_window(b, row, [zero] * block.rows, line)
+
+    def _pixel(self, row: Row, pixel: Dim) -> None:
+        """A pixel whose window's columns are known at run time."""
+        b, task = self.b, self.task
+        first, last = task.columns.bounds(pixel)
+        with b.loop("panel", 0, self.panels) as panel:
+            channels = self._channels(panel.var)
+
+            def line(taps: tuple[Dim, ...], tiles: list[Tile]) -> list[Tile]:
+                with b.loop("across", first, last, carry=tiles) as column:
+                    weight = b.load(task.panels, (panel.var, step_of(task, taps, column.var), 0), (self.width,))
+                    at = expr("+", start(task, row, pixel, taps, column.var), channels.at)
+                    x = b.load(task.x, (at,), (self.width,), valid=self._valid(channels))
+                    column.yields(b.map("fma", x, weight, column.carried[0]))
+                return list(column.outs)
+
+            tiles = over_window(b, row, [b.fill(0.0, DType.F32, (self.width,))], line)
+            self._finish(row, pixel, channels, tiles)
+
+    def _finish(self, row: Row, pixel: Dim, channels: Channels, tiles: list[Tile]) -> None:
+        b, finish = self.b, self.finish
+        if self.scratch is None:
+            for i, tile in enumerate(tiles):
+                finish.tile(row.where, expr("+", pixel, i), channels, tile, channels.at)
+            return
+        for i, tile in enumerate(tiles):
+            b.store(self.scratch, (i, 0), tile)
+        with b.loop("pixel", 0, len(tiles)) as i:
+            sums = b.load(self.scratch, (i.var, 0), (self.width,))
+            finish.tile(row.where, expr("+", pixel, i.var), channels, sums, channels.at)
