@@ -15,6 +15,7 @@ import hotfuse.session as hf
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings
 from hotfuse.frontends.onnx.values import BY_CODE, ELEMS
+from hotfuse.session.options import adopted
 from tests.faults import make_models as mk
 from tests.faults.make_models import I64, B, F, S, node, raw, typed, value
 
@@ -641,3 +642,16 @@ def test_many_threads_at_once() -> None:
         t.join()
     assert not failures
     assert ours.stats()["calls"] == 80
+
+
+def test_another_runtimes_options_are_read() -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    theirs = onnxruntime.SessionOptions()
+    theirs.intra_op_num_threads = 3
+    theirs.enable_cpu_mem_arena = False
+    theirs.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    ours = adopted(theirs)
+    assert ours.threads == 3 and not ours.enable_cpu_mem_arena
+    assert set(ours.ignored()) >= {"enable_cpu_mem_arena", "graph_optimization_level"}
+    with pytest.raises(HotfuseError, match="must be a SessionOptions"):
+        adopted(object())

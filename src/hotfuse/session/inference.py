@@ -41,7 +41,7 @@ from hotfuse.session.errors import (
     run_error,
 )
 from hotfuse.session.feeds import admit, release, slot
-from hotfuse.session.options import RunOptions, SessionOptions, check_severity
+from hotfuse.session.options import RunOptions, SessionOptions, adopted, check_severity
 from hotfuse.session.ortvalue import IOBinding, OrtValue
 from hotfuse.session.serving import engine_for
 
@@ -56,16 +56,13 @@ AsyncCallback = Callable[[list[Any], Any, str], None]
 class InferenceSession:
     """Runs an ONNX model; the signatures are ONNX Runtime's."""
 
-    def __init__(self, path_or_bytes: Source, sess_options: SessionOptions | None = None,
+    def __init__(self, path_or_bytes: Source, sess_options: SessionOptions | Any | None = None,
                  providers: Sequence[eps.Provider] | None = None,
                  provider_options: Sequence[dict[Any, Any]] | None = None, *,
                  settings: Settings | None = None, **kwargs: Any) -> None:
         if not isinstance(path_or_bytes, (str, os.PathLike, bytes)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise WrongCall(f"Unable to load from type '{type(path_or_bytes)}'", hint="a path, or the file's bytes")
-        options = SessionOptions() if sess_options is None else sess_options
-        if not isinstance(options, SessionOptions):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise WrongCall("sess_options must be a SessionOptions", because=f"it is a {type(options).__name__}",
-                            hint="make it with hotfuse.SessionOptions()")
+        options = SessionOptions() if sess_options is None else adopted(sess_options)
         if options.log_severity_level != -1:
             check_severity(options.log_severity_level)
         settings = from_env() if settings is None else settings

@@ -196,6 +196,24 @@ class SessionOptions(_Options):
         return {**changed, **{f"config {key}": value for key, value in config.items()}}
 
 
+def adopted(given: object) -> SessionOptions:
+    """The options of a session: ours, or another runtime's of the same kind, whose fields are read once.
+
+    An application that changes only which `InferenceSession` it makes hands over ONNX Runtime's options. What cannot be read off
+    such an object (configuration strings, free dimensions) has no effect.
+    """
+    if isinstance(given, SessionOptions):
+        return given
+    if not all(hasattr(given, name) for name in ("intra_op_num_threads", "graph_optimization_level", *_LOG_FIELDS)):
+        raise WrongCall("sess_options must be a SessionOptions", because=f"it is a {type(given).__name__}",
+                        hint="make it with hotfuse.SessionOptions() or onnxruntime.SessionOptions()")
+    options = SessionOptions()
+    for name, default in _SESSION_FIELDS.items():
+        value = getattr(given, name, default)
+        setattr(options, name, value if isinstance(default, str) else int(value))
+    return options
+
+
 class RunOptions(_Options):
     """ONNX Runtime's run options; `terminate` stops a run before it starts, the rest has no effect."""
 
