@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from hotfuse.backends.protocol import Artifact
+from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.graph import Graph, Kind, Node, Value
@@ -31,7 +31,7 @@ class LibraryBackend:
 def meaning(node: Node) -> tuple[Callable[..., Any], bool]:
     """A node's callable, and whether it returns a sequence even for one result."""
     if node.kind is Kind.CONTROL:
-        return _control(node), True
+        return control_meaning(node, [flat_function(g, meaning, {})[0] for g in node.graphs]), True
     fn = resolve(node.op)
     schema = getattr(fn, "_schema", None)
     if schema is None:
@@ -40,9 +40,8 @@ def meaning(node: Node) -> tuple[Callable[..., Any], bool]:
     return getattr(fn, "_op", fn), several  # `_op` is the operator without its Python wrapper
 
 
-def _control(node: Node) -> Callable[..., tuple[Any, ...]]:
-    """The reference meaning of a control node, with its nested graphs compiled."""
-    bodies = [flat_function(g, meaning, {})[0] for g in node.graphs]
+def control_meaning(node: Node, bodies: Sequence[Run]) -> Callable[..., tuple[Any, ...]]:
+    """The reference meaning of a control node whose nested graphs are these functions."""
     if node.op == "control.map" or any(name == "dtypes" for name, _ in node.attrs):
         kind = cast(control.Kind, node.op.removeprefix("control."))
         return lambda *args, **attrs: control.run(kind, bodies, args, attrs)  # the node says all that its outs may not

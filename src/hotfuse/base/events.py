@@ -55,6 +55,7 @@ class Why(StrEnum):
     RARE = "calls of its kind have become rare"
     EARLY = "part of its kernels are ready and already pay"
     GUARD_MISS = "a guard did not hold"
+    DRIFT = "what flows through the graph changed"
     UNSUPPORTED_CALL = "the call's arguments cannot be described"
     TURNED_OFF = "switched off by the settings"
     NO_EFFECT = "accepted for compatibility, without effect"

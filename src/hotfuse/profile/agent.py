@@ -1,0 +1,148 @@
+"""Which calls are sampled, and what that may cost.
+
+Each captured graph has a `Sampler`, and a call asks one question of it: has the call's number reached `at`? After a sample,
+`at` moves on by an interval:
+
+    new, or changed    1 call in 4, doubling after every few samples, up to `watch_rate` (1 in 64)
+    slow models        not less than a few samples a second: where a call takes long, few calls are all there are
+    in any case        not more than `BUDGET` of the calls' time: a sample measures its own cost, and waits until it is earned
+
+The interval varies by a quarter, so that traffic with a period of its own is seen at all its phases.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+DENSE = 4
+"""Calls between samples of what is new."""
+STEP = 8
+"""Samples after which the interval doubles."""
+PER_SECOND = 8
+"""Samples a second that a slow model gets all the same, while they are cheap."""
+BUDGET = 0.005
+"""The part of the time that samples may take: half of what is promised, because some costs are not seen from inside."""
+FREE = 4
+"""First samples that are taken before their cost is known."""
+
+
+class Sampler:
+    """When one captured graph is sampled next. Made for many threads without a lock: a lost update moves one sample."""
+
+    __slots__ = ("_rate", "_seed", "at", "call_ns", "cost_ns", "interval", "last", "since", "taken", "total_cost_ns", "total_ns")
+
+    def __init__(self, rate: int, seed: int = 1) -> None:
+        self._rate = max(1, rate)
+        self._seed = seed * 2654435761 % 2**32 | 1
+        self.at = 1
+        """The number of the call that is sampled next."""
+        self.taken = 0
+        self.since = 0
+        """Samples since the graph was new or changed."""
+        self.interval = DENSE
+        self.last = 0
+        """The number of the call that was sampled last."""
+        self.call_ns = 0.0
+        """What a call takes without a sample, of late."""
+        self.cost_ns = 0.0
+        """What a sample costs on top, of late."""
+        self.total_cost_ns = 0
+        self.total_ns = 0
+        """Time of the calls these samples stand for."""
+
+    def took(self, number: int, call_ns: int, cost_ns: int) -> None:
+        """A sample was taken at that call: the call's own time, and what watching added to it."""
+        self.taken += 1
+        self.since += 1
+        weight = 0.25 if self.taken > 1 else 1.0
+        self.call_ns += weight * (max(1, call_ns) - self.call_ns)
+        self.cost_ns += weight * (cost_ns - self.cost_ns)
+        self.total_cost_ns += cost_ns
+        self.total_ns += int(self.call_ns * max(1, number - self.last))
+        self.last = number
+        self.interval = self._next()
+        self.at = number + self._jittered(self.interval)
+
+    def _next(self) -> int:
+        wanted = min(self._rate, DENSE << min(16, (self.since - 1) // STEP))
+        often = int(1e9 / (PER_SECOND * self.call_ns))
+        wanted = max(1, min(wanted, often))
+        if self.since <= FREE:
+            return wanted
+        return max(wanted, int(self.cost_ns / (BUDGET * self.call_ns)) + 1)
+
+    def _jittered(self, interval: int) -> int:
+        self._seed = (self._seed * 1664525 + 1013904223) % 2**32
+        spread = interval // 4
+        return interval if not spread else interval - spread + (self._seed >> 8) % (2 * spread + 1)
+
+    def changed(self, number: int) -> None:
+        """The traffic changed: look closely again, from the next call on if that is affordable."""
+        self.since = min(self.since, FREE + 1)  # what a sample costs is known, and the budget holds
+        self.interval = self._next() if self.taken else DENSE
+        self.at = min(self.at, number + self.interval)
+
+    @property
+    def overhead(self) -> float:
+        """The part of all time that went into watching."""
+        return self.total_cost_ns / max(1, self.total_ns + self.total_cost_ns)
+
+
+class Agent:
+    """The samplers of one model, by the key of the captured graph."""
+
+    def __init__(self, rate: int, *, on: bool = True) -> None:
+        self._rate = rate
+        self.on = on
+        self._samplers: dict[int, Sampler] = {}
+        self._past = [0, 0, 0]
+        self._lock = threading.Lock()
+
+    def sampler(self, key: int) -> Sampler:
+        """The sampler of a captured graph; one that is never due when watching is switched off."""
+        with self._lock:
+            found = self._samplers.get(key)
+            if found is None:
+                found = self._samplers[key] = Sampler(self._rate, key + 1)
+                if not self.on:
+                    found.at = 1 << 62
+            return found
+
+    def due(self, key: int, number: int) -> bool:
+        """Whether that call is sampled; the call path compares with `sampler(key).at` itself."""
+        return number >= self.sampler(key).at
+
+    def changed(self, key: int, number: Callable[[], int]) -> None:
+        """Drift was signalled."""
+        sampler = self._samplers.get(key)
+        if sampler is not None and self.on:
+            sampler.changed(number())
+
+    def forget(self, key: int) -> None:
+        """A captured graph is gone; what it cost still counts."""
+        with self._lock:
+            if (gone := self._samplers.pop(key, None)) is not None:
+                for i, n in enumerate((gone.taken, gone.total_cost_ns, gone.total_ns)):
+                    self._past[i] += n
+
+    def off(self) -> None:
+        """Take no more samples."""
+        self.on = False
+        with self._lock:
+            for sampler in self._samplers.values():
+                sampler.at = 1 << 62
+
+    def after_fork(self) -> None:
+        """In a forked child: no more samples, and a lock that nobody holds."""
+        self._lock = threading.Lock()
+        self.off()
+
+    def stats(self) -> dict[str, int | float]:
+        """Counters."""
+        with self._lock:
+            now = list(self._samplers.values())
+        taken = self._past[0] + sum(s.taken for s in now)
+        cost = self._past[1] + sum(s.total_cost_ns for s in now)
+        total = self._past[2] + sum(s.total_ns for s in now)
+        return {"samples": taken, "watching_ns": cost, "overhead": round(cost / max(1, total + cost), 6)}

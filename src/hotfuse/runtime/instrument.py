@@ -1,0 +1,322 @@
+"""The instrumented variant of a plan: the same partitions, with looks at values, clocks and branches in between.
+
+A variant is built in the background and run on sampled calls only. Where partitions are library calls, every node can be looked
+behind: its graph is made into one flat function again, whose chosen nodes are wrapped. Where they are kernels, looks are taken
+between them. A plan that hides its branches inside native code is now and then sampled in its baseline instead, which shows them.
+
+What watching adds (looks, records) is measured on the way and taken out of the times. A look that fails is counted and
+never touches the call.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hotfuse.analysis.cost import FREE, Cost, node_cost, value_bytes
+from hotfuse.analysis.shapes import Mismatch, bind
+from hotfuse.backends.library import control_meaning, meaning
+from hotfuse.backends.protocol import Artifact, Run
+from hotfuse.backends.pycode import flat_function
+from hotfuse.ir.graph import Graph, Kind, Node, output_values, sources, values_in
+from hotfuse.ops.control import truth
+from hotfuse.profile.names import Names
+from hotfuse.profile.records import Batch, Subject
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.points import Point, choose
+
+MAX_CONTROL = 32
+"""Outcomes of control nodes noted in one call; a loop around a branch could give any number."""
+MAX_COSTS = 64
+"""Signatures whose flops and bytes are worked out."""
+_now = time.perf_counter_ns
+
+
+class Look(Protocol):
+    """Adds a value's record to a batch: `backends.llvm.probe.Probes.look`."""
+
+    def __call__(self, t: Any, batch: Batch, s: Subject, item: int, flags: int = 0, keep: int = 1) -> bool:
+        """False for what cannot be looked at."""
+        ...
+
+
+@dataclass(slots=True)
+class _Sample:
+    """One sampled call while it runs."""
+
+    batch: Batch
+    subject: Subject
+    times: list[int]
+    """Nanoseconds per partition, -1 for one that did not run."""
+    cost: int = 0
+    outcomes: int = 0
+    began: int = 0
+    cost_before: int = 0
+
+
+class _Here(threading.local):
+    sample: _Sample | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a sampled call gave."""
+
+    outs: tuple[Any, ...]
+    ns: int
+    """The call's own time."""
+    cost_ns: int
+    """What watching added."""
+
+
+class Variant:
+    """A plan, instrumented."""
+
+    def __init__(self, plan: Plan, weights: Mapping[str, Any], graph: int, names: Names, look: Look) -> None:
+        self.plan = plan
+        """Kept, so that nobody takes another plan for this one."""
+        self.failed = 0
+        """Looks that raised an error."""
+        self._graph, self._names, self._look = graph, names, look
+        self._here = _Here()
+        self._costs: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._parts = [names.item(graph, f"{'' if plan.tier == 0 else f'tier {plan.tier} '}partition {p.index}")
+                       for p in plan.partitioning.parts]
+        self.native: Callable[..., tuple[tuple[Any, ...], Sequence[int]]] | None = getattr(plan, "timed", None)
+        boundary = {v.name for a in plan.artifacts for v in output_values(a.graph)}
+        in_library = plan.tier == 0 and all(p.key in weights for p in plan.graph.params)
+        if in_library:
+            visible = None
+        else:
+            visible = boundary if self.native is None else {v.name for v in output_values(plan.graph)}
+        self.points = choose(plan.partitioning, visible=visible)
+        self._at = {p.value: (names.item(graph, p.value), p) for p in self.points}
+        self._inputs = [(i, self._at[v.name]) for i, v in enumerate(plan.graph.inputs) if v.name in self._at]
+        self._outputs: list[tuple[int, tuple[int, Point]]] = []
+        self.hidden = False
+        """Whether there are control nodes whose outcome this variant cannot see."""
+        self._run = self._flat(weights) if in_library else self._chain()
+
+    # --- building --------------------------------------------------------------------------------
+
+    def _flat(self, weights: Mapping[str, Any]) -> Run:
+        """Every node its own call again; the first and last node of a partition carry its clock."""
+        parts = self.plan.partitioning.parts
+        first = {p.first: p.index for p in parts}
+        last = {p.last - 1: p.index for p in parts}
+        at = {id(n): i for i, n in enumerate(self.plan.graph.nodes)}
+
+        def wrapped(node: Node) -> tuple[Callable[..., Any], bool]:
+            fn, several = self._meaning(node, "")
+            i = at[id(node)]
+            points = [(k, self._at[v.name]) for k, v in enumerate(node.outs) if v.name in self._at]
+            if points or i in first or i in last:
+                fn = self._around(fn, points, first.get(i), last.get(i), several or len(node.outs) > 1)
+            return fn, several
+
+        return flat_function(self.plan.graph, wrapped, weights)[0]
+
+    def _meaning(self, node: Node, inside: str) -> tuple[Callable[..., Any], bool]:
+        """A node's callable; control nodes tell which way they went, at every depth."""
+        if node.kind is not Kind.CONTROL:
+            return meaning(node)
+        name = inside + control_name(node)
+        item = self._names.item(self._graph, name)
+        bodies = [
+            flat_function(g, lambda n, path=f"{name}, {i}: ": self._meaning(n, path), {})[0] for i, g in enumerate(node.graphs)
+        ]
+        if node.op == "control.if":
+            then, other = bodies
+            return control_meaning(node, [self._told(then, item, 1), self._told(other, item, 0)]), True
+        return self._counted(node, bodies, item), True
+
+    def _told(self, body: Run, item: int, outcome: int) -> Run:
+        def run(*args: Any) -> tuple[Any, ...]:
+            self._outcome(item, outcome, loop=False)
+            return body(*args)
+
+        return run
+
+    def _counted(self, node: Node, bodies: Sequence[Run], item: int) -> Run:
+        """A loop that counts its trips; the count is the call's own, so calls from many threads do not meet."""
+        local = threading.local()
+        (body,) = bodies
+
+        def counting(*args: Any) -> tuple[Any, ...]:
+            local.trips += 1
+            return body(*args)
+
+        loop = control_meaning(node, [counting])
+
+        def run(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+            outer = getattr(local, "trips", 0)  # a loop may run inside itself only through another one
+            local.trips = 0
+            try:
+                outs = loop(*args, **kwargs)
+                self._outcome(item, local.trips, loop=True)
+            finally:
+                local.trips = outer
+            return outs
+
+        return run
+
+    def _chain(self) -> Run:
+        """The plan's partitions one by one; the whole plan where it cannot be taken apart or keeps its own clock."""
+        plan, graph = self.plan, self.plan.graph
+        control = any(n.kind is Kind.CONTROL for n in graph.nodes)
+        params = {p.value.name for p in graph.params}
+        whole = len(plan.artifacts) != len(plan.partitioning.parts) or any(v.name in params for v in output_values(graph))
+        if self.native is not None or whole or len(plan.artifacts) <= 1:
+            self.hidden = control
+            names = [v.name for v in output_values(graph)]
+            flat = all(not isinstance(o, tuple) for o in graph.outputs) and len(names) == len(graph.outputs)
+            if flat:
+                self._outputs = [(k, self._at[n]) for k, n in enumerate(names) if n in self._at and n not in
+                                 {v.name for v in graph.inputs}]
+            return self._timed_run if self.native is not None else plan.run
+        steps = {f"plan.p{i}": self._step(i, a) for i, a in enumerate(plan.artifacts)}
+        nodes = tuple(
+            Node(Kind.OPERATOR, op, a.graph.inputs, output_values(a.graph)) for op, a in zip(steps, plan.artifacts, strict=True)
+        )
+        outline = Graph(graph.name, graph.inputs, (), nodes, graph.outputs)
+        return flat_function(outline, lambda node: (steps[node.op], True), {})[0]
+
+    def _step(self, index: int, artifact: Artifact) -> Run:
+        piece = artifact.graph
+        taken = {v.name: i for i, v in enumerate(piece.inputs)}
+        run = artifact.run
+        for node in piece.nodes:
+            if node.kind is not Kind.CONTROL:
+                continue
+            cond = next((taken.get(v.name) for v in values_in(node.args[0])), None) if node.op == "control.if" else None
+            if cond is None or any(n.kind is Kind.CONTROL for g in node.graphs for n in g.nodes):
+                self.hidden = True
+            if cond is not None:
+                run = self._asked(run, self._names.item(self._graph, control_name(node)), cond)
+        points = [(k, self._at[v.name]) for k, v in enumerate(output_values(piece)) if v.name in self._at]
+        return self._around(run, points, index, index, True)
+
+    def _asked(self, run: Run, item: int, cond: int) -> Run:
+        def asked(*args: Any) -> tuple[Any, ...]:
+            outs = run(*args)
+            self._outcome(item, int(truth(args[cond])), loop=False)
+            return outs
+
+        return asked
+
+    def _around(
+        self, fn: Callable[..., Any], points: Sequence[tuple[int, tuple[int, Point]]], begin: int | None, end: int | None,
+        several: bool,
+    ) -> Callable[..., Any]:
+        """A call with the clock of a partition around it, and looks at what it gives."""
+        here = self._here
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            s = here.sample
+            if s is None:
+                return fn(*args, **kwargs)
+            if begin is not None:
+                s.cost_before = s.cost
+                s.began = _now()
+            out = fn(*args, **kwargs)
+            done = _now()
+            if end is not None:
+                s.times[end] = done - s.began - (s.cost - s.cost_before)
+            if points:
+                for k, (item, point) in points:
+                    self._see(s, out[k] if several else out, item, point)
+                s.cost += _now() - done
+            return out
+
+        return call
+
+    # --- running ---------------------------------------------------------------------------------
+
+    def __call__(self, number: int, inputs: Sequence[Any], publish: Callable[[Batch], None]) -> Sampled:
+        """Serve a call and publish what it showed; errors of the plan are the caller's, as without watching."""
+        start = _now()
+        shapes = tuple([tuple(t.shape) for t in inputs])
+        signature = self._names.signature(self._graph, shapes)
+        batch = Batch(len(self._at) + len(self._parts) + MAX_CONTROL + 1)
+        subject = Subject(self._graph, signature, number, time.time_ns())
+        s = _Sample(batch, subject, [-1] * len(self._parts))
+        for i, (item, point) in self._inputs:
+            self._see(s, inputs[i], item, point)
+        self._here.sample = s
+        before = _now()
+        s.cost = 0
+        try:
+            outs = self._run(*inputs)
+        finally:
+            self._here.sample = None
+        after = _now()
+        for k, (item, point) in self._outputs:
+            self._see(s, outs[k], item, point)
+        costs = self._costs.get(signature)
+        for i, ns in enumerate(s.times):
+            if ns >= 0:
+                moved, flops = costs[i] if costs is not None else (-1, -1)
+                batch.partition(subject, self._parts[i], ns, moved, flops)
+        own = max(1, after - before - s.cost)
+        inside = s.cost
+        batch.call(subject, self.plan.tier, own, before - start + inside)
+        publish(batch)
+        return Sampled(outs, own, before - start + inside + _now() - after)
+
+    def _timed_run(self, *inputs: Any) -> tuple[Any, ...]:
+        assert self.native is not None
+        outs, times = self.native(*inputs)
+        s = self._here.sample
+        if s is not None:
+            s.times[: len(times)] = times
+        return outs
+
+    def _see(self, s: _Sample, value: Any, item: int, point: Point) -> None:
+        try:
+            self._look(value, s.batch, s.subject, item, point.flags, point.keep)
+        except Exception:  # whatever went wrong is no reason to fail a call that needs none of this; it is counted
+            self.failed += 1
+
+    def _outcome(self, item: int, outcome: int, loop: bool) -> None:
+        s = self._here.sample
+        if s is not None and s.outcomes < MAX_CONTROL:
+            s.outcomes += 1
+            s.batch.control(s.subject, item, outcome, loop)
+
+    # --- on paper --------------------------------------------------------------------------------
+
+    def needs_costs(self, signature: int) -> bool:
+        """Whether a signature's flops and bytes are still to be worked out."""
+        return signature not in self._costs and len(self._costs) < MAX_COSTS
+
+    def work_out(self, signature: int, shapes: Sequence[Sequence[int]]) -> None:
+        """Flops and bytes per partition, in the background; lets go of the interpreter after every node."""
+        graph = self.plan.graph
+        env = bind(graph, list(shapes))
+        found: list[tuple[int, int]] = []
+        for part in self.plan.partitioning.parts:
+            total = FREE
+            if not isinstance(env, Mismatch):
+                for node in graph.nodes[part.first : part.last]:
+                    total = total + node_cost(node, env)
+                    time.sleep(0)
+                made = self.plan.artifacts[part.index] if part.index < len(self.plan.artifacts) else None
+                if made is not None and made.backend != "library":  # what is fused moves only what goes in and out
+                    ends = [value_bytes(v, env) for v in dict.fromkeys((*sources(made.graph), *output_values(made.graph)))]
+                    total = Cost(total.flops, None if None in ends else sum(e for e in ends if e is not None))
+            else:
+                total = Cost(None, None)
+            found.append((_known(total.bytes), _known(total.flops)))
+        self._costs[signature] = tuple(found)
+
+
+def _known(n: int | None) -> int:
+    return -1 if n is None else n
+
+
+def control_name(node: Node) -> str:
+    """A name that the node keeps through every tier: that of what it gives; inside another one, that one's name comes first."""
+    return f"{node.op.removeprefix('control.')} {node.outs[0].name if node.outs else node.loc}"

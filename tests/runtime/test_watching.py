@@ -1,0 +1,455 @@
+"""Sampling and instrumented plans: the same outputs, the right records, a budget that holds, and nothing on the call path."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hotfuse import Settings
+from hotfuse.backends.llvm.probe import Probes, compile_all
+from hotfuse.base.events import EventLog
+from hotfuse.compile import trial
+from hotfuse.ir.graph import Graph
+from hotfuse.ir.text import parse
+from hotfuse.ir.verify import verify
+from hotfuse.partition.cut import cut
+from hotfuse.pipeline import compile_tier0, compile_tier1
+from hotfuse.profile import agent as agent_module
+from hotfuse.profile.agent import BUDGET, DENSE, Agent, Sampler
+from hotfuse.profile.analyzer import Analyzer
+from hotfuse.profile.names import MAX_SIGNATURES, OTHER, Names
+from hotfuse.profile.records import Batch, Flag, Kind, split
+from hotfuse.profile.shown import watched_text
+from hotfuse.runtime.instrument import Variant
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.points import Place, choose, masks
+from hotfuse.runtime.watcher import DEEP, Shared, Watcher
+
+INLINE = Settings(capture="inline", hot_calls=1)
+
+MODEL = """graph main(%x: f32[s0, 16], %keep: bool[s0, 16], %c: bool[]) where (2 <= s0) {
+  param %w: f32[16, 16] = "w"
+  %h: f32[s0, 16] = aten.linear.default(%x, %w, None)
+  %m: f32[s0, 16] = aten.masked_fill.Scalar(%h, %keep, 0.0)
+  %r: f32[s0, 16] = aten.relu.default(%m)
+  %y: f32[s0, 16] = control.if(%c, [%r, %c]) {
+    graph then(%a: f32[s0, 16], %b: bool[]) {
+      %t: f32[s0, 16] = aten.tanh.default(%a)
+      return %t
+    }
+    graph else(%a: f32[s0, 16], %b: bool[]) {
+      %n: bool[] = aten.logical_not.default(%b)
+      %y: f32[s0, 16] = control.if(%n, [%a]) {
+        graph then(%p: f32[s0, 16]) {
+          %q: f32[s0, 16] = aten.exp.default(%p)
+          return %q
+        }
+        graph else(%p: f32[s0, 16]) {
+          %q: f32[s0, 16] = aten.neg.default(%p)
+          return %q
+        }
+      }
+      return %y
+    }
+  }
+  %z: f32[s0, 16] = aten.add.Tensor(%y, %x)
+  return %z
+}
+"""
+LOOP = """graph main(%x: f32[4], %n: i64[]) {
+  %y: f32[4] = control.loop(%n, None, [%x], []) {
+    graph body(%i: i64[], %go: bool[], %s: f32[4]) {
+      %t: f32[4] = aten.add.Tensor(%s, 1.0)
+      return %go, %t
+    }
+  }
+  return %y
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_clocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clocks decide nothing here."""
+    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    with torch.no_grad():
+        yield
+
+
+@functools.cache
+def probes() -> Probes:
+    return Probes(compile_all())
+
+
+def graph_of(text: str) -> Graph:
+    return verify(parse(text))
+
+
+def weights() -> dict[str, torch.Tensor]:
+    return {"w": torch.randn(16, 16) / 4}
+
+
+def inputs(rows: int = 5, cond: bool = True) -> list[torch.Tensor]:
+    return [torch.randn(rows, 16), torch.rand(rows, 16) < 0.5, torch.tensor(cond)]
+
+
+def sampled(variant: Variant, args: Sequence[Any]) -> tuple[tuple[Any, ...], dict[Kind, np.ndarray]]:
+    batches: list[Batch] = []
+    done = variant(1, args, batches.append)
+    (batch,) = batches
+    raw = np.frombuffer(b"".join(batch.record(i) for i in range(batch.count)), np.uint8).reshape(batch.count, -1)
+    return done.outs, split(raw)
+
+
+def variant_of(plan: Plan, held: dict[str, Any]) -> tuple[Variant, Names, int]:
+    names = Names()
+    number = names.graph("m")
+    return Variant(plan, held, number, names, probes().look), names, number
+
+
+def by_name(records: np.ndarray, names: Names, graph: int) -> dict[str, Any]:
+    return {names.item_name(graph, int(r["item"])): r for r in records}
+
+
+# --- where to look ----------------------------------------------------------------------------------------------------
+
+
+def test_points_and_masks() -> None:
+    graph = graph_of(MODEL)
+    assert masks(graph) == {"keep", "c"}
+    points = {p.value: p for p in choose(cut(graph))}
+    assert points["keep"].place is Place.MASK and points["keep"].flags == Flag.MASK | Flag.INPUT
+    assert points["x"].place is Place.INPUT and points["r"].place is Place.RELU and points["z"].place is Place.OUTPUT
+    assert "w" not in points and "h" not in points
+    assert len(choose(cut(graph), budget=2)) == 2
+    assert {p.value for p in choose(cut(graph), visible={"z"})} == {"x", "keep", "c", "z"}
+
+
+def test_planes_of_convolutions_are_rows() -> None:
+    graph = graph_of("""graph main(%x: f32[1, 3, 8, 8]) {
+      param %w: f32[4, 3, 3, 3] = "w"
+      %c: f32[1, 4, 6, 6] = aten.conv2d.default(%x, %w, None)
+      %r: f32[1, 4, 6, 6] = aten.relu.default(%c)
+      %s: f32[1, 4, 6, 6] = aten.softmax.int(%r, 3)
+      return %s
+    }""")
+    keep = {p.value: p.keep for p in choose(cut(graph))}
+    assert keep == {"x": 1, "r": 2, "s": 1}
+
+
+# --- variants ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cond", [True, False])
+def test_a_tier_0_variant(cond: bool) -> None:
+    held = weights()
+    plan = compile_tier0(graph_of(MODEL), held, INLINE)
+    variant, names, g = variant_of(plan, held)
+    args = inputs(7, cond)
+    args[0][3] = 0
+    outs, records = sampled(variant, args)
+    for got, want in zip(outs, plan.run(*args), strict=True):
+        assert torch.equal(got, want)
+    values = by_name(records[Kind.VALUE], names, g)
+    assert set(values) == {"x", "keep", "c", "r", "y", "z"}
+    relu = torch.relu((args[0] @ held["w"].T).masked_fill(args[1], 0.0))
+    assert values["r"]["zeros"] == int((relu == 0).sum()) and values["keep"]["valid"] == int(args[1].sum())
+    assert values["r"]["max"] == pytest.approx(float(relu.max()), rel=1e-6)
+    assert values["z"]["absmax"] == float(outs[0].abs().max()) and tuple(values["z"]["shape"][:2]) == (7, 16)
+    control = by_name(records[Kind.CONTROL], names, g)
+    assert control["if y"]["outcome"] == cond
+    assert set(control) == ({"if y"} if cond else {"if y", "if y, 1: if y"})
+    if not cond:
+        assert control["if y, 1: if y"]["outcome"] == 1
+    parts = by_name(records[Kind.PARTITION], names, g)
+    assert len(parts) == len(plan.partitioning.parts) == 3 and all(p["ns"] > 0 for p in parts.values())
+    (call,) = records[Kind.CALL]
+    assert call["tier"] == 0 and sum(p["ns"] for p in parts.values()) <= call["ns"] and call["cost_ns"] > 0
+    assert names.shapes(g, int(call["signature"])) == ((7, 16), (7, 16), ())
+    assert variant.failed == 0 and not variant.hidden
+
+
+@pytest.mark.parametrize("trips", [0, 3])
+def test_trips_of_a_loop(trips: int) -> None:
+    plan = compile_tier0(graph_of(LOOP), {}, INLINE)
+    variant, names, g = variant_of(plan, {})
+    (out,), records = sampled(variant, [torch.zeros(4), torch.tensor(trips)])
+    assert torch.equal(out, torch.full((4,), float(trips)))
+    (loop,) = records[Kind.CONTROL]
+    assert loop["outcome"] == trips and loop["flags"] == Flag.LOOP and names.item_name(g, int(loop["item"])) == "loop y"
+
+
+def test_a_tier_1_variant() -> None:
+    held = weights()
+    plan = compile_tier1(graph_of(MODEL), held, inputs(), INLINE)
+    assert plan.tier == 1
+    variant, names, g = variant_of(plan, held)
+    for cond in (True, False):
+        args = inputs(6, cond)
+        outs, records = sampled(variant, args)
+        for got, want in zip(outs, plan.run(*args), strict=True):
+            assert torch.equal(got, want)
+        values = by_name(records[Kind.VALUE], names, g)
+        assert {"x", "keep", "c", "z"} <= set(values)
+        assert values["z"]["absmax"] == float(outs[0].abs().max())
+        assert len(records[Kind.PARTITION]) >= 1 and records[Kind.CALL][0]["tier"] == 1
+        seen = {n: r["outcome"] for n, r in by_name(records.get(Kind.CONTROL, ()), names, g).items()}
+        assert seen.get("if y", cond) == cond
+    assert variant.hidden  # the branch inside the branch
+
+
+def test_work_on_paper() -> None:
+    held = weights()
+    plan = compile_tier0(graph_of(MODEL), held, INLINE)
+    variant, names, g = variant_of(plan, held)
+    args = inputs(5)
+    _, before = sampled(variant, args)
+    signature = int(before[Kind.CALL][0]["signature"])
+    assert set(before[Kind.PARTITION]["flops"]) == {-1} and variant.needs_costs(signature)
+    variant.work_out(signature, [tuple(t.shape) for t in args])
+    _, after = sampled(variant, args)
+    parts = by_name(after[Kind.PARTITION], names, g)
+    assert parts["partition 0"]["flops"] >= 2 * 5 * 16 * 16 and parts["partition 0"]["bytes"] > 5 * 16 * 4
+    assert not variant.needs_costs(signature)
+
+
+def test_a_look_that_fails_leaves_the_call_alone() -> None:
+    def broken(*_a: Any, **_k: Any) -> bool:
+        raise RuntimeError("no")
+
+    held = weights()
+    plan = compile_tier0(graph_of(MODEL), held, INLINE)
+    names = Names()
+    variant = Variant(plan, held, names.graph("m"), names, broken)
+    args = inputs()
+    outs, _ = sampled(variant, args)
+    assert torch.equal(outs[0], plan.run(*args)[0]) and variant.failed == 6
+
+
+def test_an_error_of_the_plan_is_the_callers() -> None:
+    held = weights()
+    variant, _, _ = variant_of(compile_tier0(graph_of(MODEL), held, INLINE), held)
+    published: list[Batch] = []
+    with pytest.raises(RuntimeError):
+        variant(1, [torch.randn(5, 3), *inputs()[1:]], published.append)
+    assert not published
+    outs, _ = sampled(variant, inputs())  # and the next call is as ever
+    assert outs[0].shape == (5, 16)
+
+
+def test_many_threads_in_one_variant() -> None:
+    held = weights()
+    plan = compile_tier0(graph_of(MODEL), held, INLINE)
+    variant, names, g = variant_of(plan, held)
+    wrong: list[str] = []
+
+    def work(cond: bool, rows: int) -> None:
+        with torch.no_grad():
+            for _ in range(50):
+                args = inputs(rows, cond)
+                outs, records = sampled(variant, args)
+                control = by_name(records[Kind.CONTROL], names, g)
+                if control["if y"]["outcome"] != cond or not torch.equal(outs[0], plan.run(*args)[0]):
+                    wrong.append("mixed up")
+                if any(int(v["rows"]) != rows for n, v in by_name(records[Kind.VALUE], names, g).items() if n != "c"):
+                    wrong.append("rows of another call")
+
+    threads = [threading.Thread(target=work, args=(bool(i % 2), 3 + i)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+# --- when to look -----------------------------------------------------------------------------------------------------
+
+
+def serve(s: Sampler, calls: int, call_ns: int, cost_ns: int, start: int = 0) -> list[int]:
+    """Calls with a fake clock: the numbers of those that were sampled."""
+    taken = []
+    for number in range(start + 1, start + calls + 1):
+        if number >= s.at:
+            taken.append(number)
+            s.took(number, call_ns, cost_ns)
+    return taken
+
+
+def test_dense_at_first_then_one_in_64() -> None:
+    s = Sampler(64)
+    taken = serve(s, 20_000, 100_000, 1)
+    gaps = np.diff(taken)
+    assert taken[0] == 1 and gaps[:6].max() <= DENSE + 1 and 40 <= gaps[-50:].mean() <= 80
+    assert len(set(gaps[-50:])) > 5  # jitter, so that periodic traffic is seen whole
+    assert s.overhead < BUDGET
+
+
+def test_what_costs_more_is_sampled_less() -> None:
+    s = Sampler(64)
+    taken = serve(s, 200_000, 10_000, 60_000)
+    gaps = np.diff(taken)
+    assert gaps[-20:].mean() > 1_000 and s.overhead <= 1.2 * BUDGET
+
+
+def test_slow_models_are_sampled_more_often_while_that_is_cheap() -> None:
+    s = Sampler(64)
+    assert np.diff(serve(s, 2_000, 50_000_000, 10_000))[-50:].max() <= 3
+    dear = Sampler(64)
+    assert np.diff(serve(dear, 2_000, 50_000_000, 5_000_000))[-20:].mean() > 15
+    assert dear.overhead <= 1.3 * BUDGET
+
+
+def test_a_change_is_looked_at_closely() -> None:
+    s = Sampler(64)
+    serve(s, 10_000, 100_000, 1)
+    s.changed(10_000)
+    after = serve(s, 200, 100_000, 1, start=10_000)
+    assert after[0] <= 10_000 + DENSE + 1 and np.diff(after)[:3].max() <= DENSE + 1
+
+
+def test_the_agent_and_its_switch() -> None:
+    a = Agent(64)
+    s = a.sampler(3)
+    assert a.sampler(3) is s and a.due(3, 1)
+    s.took(1, 1000, 10)
+    assert not a.due(3, 2) and a.stats()["samples"] == 1 and a.stats()["watching_ns"] == 10
+    a.forget(3)
+    assert a.stats()["samples"] == 1
+    a.off()
+    assert not a.due(3, 1 << 40) and not Agent(64, on=False).due(0, 1 << 40)
+    assert agent_module.DENSE == 4
+
+
+# --- the watcher ------------------------------------------------------------------------------------------------------
+
+
+class World:
+    """A watcher with jobs that run when told to."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.shared = Shared(Analyzer())
+        self.jobs: list[Callable[[], None]] = []
+        self.log = EventLog()
+        self.watcher = Watcher("m", INLINE.with_(**changes), self.jobs.append, self.log, self.shared)
+        self.held = weights()
+        self.plan = compile_tier0(graph_of(MODEL), self.held, INLINE)
+
+    def work(self) -> None:
+        while self.jobs:
+            self.jobs.pop(0)()
+
+    def serve(self, calls: int, make: Callable[[int], list[torch.Tensor]], plan: Plan | None = None, start: int = 0) -> int:
+        plan = plan or self.plan
+        sampler = self.watcher.watch(0)
+        due = 0
+        for number in range(start + 1, start + calls + 1):
+            args = make(number)
+            if number >= sampler.at:
+                due += 1
+                outs, seconds = self.watcher.run(0, number, plan, self.plan, self.held, args)
+                assert seconds > 0
+                want = plan.run(*args)
+                assert torch.equal(outs[0], want[0]) or torch.allclose(outs[0], want[0], atol=1e-5)
+            self.work()
+        return due
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    w = World()
+    yield w
+    w.watcher.close()
+    w.shared.analyzer.stop()
+
+
+def test_a_watched_model_from_call_to_snapshot(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "BUDGET", 1e9)  # no matter what it costs on this machine
+    due = world.serve(400, lambda n: inputs(4 + n % 2, n % 10 != 0))
+    stats = world.watcher.stats()
+    assert world.shared.analyzer.flush(30)
+    assert due > 20 and stats["samples"] == due - stats["samples_not_ready"] and 0 < stats["samples_not_ready"] < 4
+    assert stats["records_dropped"] == 0 and stats["looks_failed"] == 0 and stats["records_by_python"] == 0
+    seen = world.watcher.seen(0)
+    assert seen is not None and seen.samples == stats["samples"] and len(seen.signatures) == 2
+    value, accuracy, n = world.watcher.predictable(0, "branch", "if y") or (None, 0, 0)
+    assert value == 1 and accuracy > 0.6 and n == seen.samples - 1
+    assert world.watcher.predictable(0, "shape") is not None and world.watcher.predictable(7, "shape") is None
+    text = world.watcher.text()
+    for part in ("calls sampled", "m:", "4×16", "% zero", "valid", "if y: then", "partition 0", "expected"):
+        assert part in text, text
+
+
+def test_drift_makes_it_look_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "BUDGET", 1e9)
+    monkeypatch.setattr(agent_module, "PER_SECOND", 1e9)  # every call
+    world.serve(100, lambda _: inputs(4, True))
+    assert world.shared.analyzer.flush(30)
+    assert not world.log.counts.get("notice.drift")
+    world.serve(100, lambda _: inputs(4, False), start=100)
+    assert world.shared.analyzer.flush(30)
+    assert world.log.counts["notice.drift"] >= 1
+    noticed = next(d for d in world.log.decisions if d.why.name == "DRIFT" and d.evidence["of"] == "outcome")
+    assert noticed.evidence["value"] == "if y" and "changed" in world.watcher.text()
+
+
+def test_a_plan_that_hides_its_branches_is_sampled_in_its_baseline_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_module, "BUDGET", 1e9)
+    better = compile_tier1(graph_of(MODEL), world.held, inputs(), INLINE)
+    world.serve(300, lambda n: inputs(4, n % 3 == 0), better)
+    assert world.shared.analyzer.flush(30)
+    seen = world.watcher.seen(0)
+    assert seen is not None
+    tiers = {t.item: t.n for s in seen.signatures for t in s.calls}
+    assert tiers[0] == pytest.approx(seen.samples / DEEP, abs=2) and tiers[1] == seen.samples - tiers[0]
+    assert world.watcher.predictable(0, "branch", "if y, 1: if y") == (1, 1.0, pytest.approx(tiers[0] * 2 / 3, abs=6))
+    world.watcher.keep_only(0, [world.plan])
+    assert list(world.watcher._watched[0].variants) == [id(world.plan)]
+
+
+def test_switched_off_nothing_happens() -> None:
+    w = World(watch=False)
+    assert w.serve(100, lambda _: inputs()) == 0
+    assert w.watcher.stats()["samples"] == 0 and not w.jobs and w.shared.analyzer.pid is None
+    assert "switched off" in w.watcher.text()
+
+
+def test_a_closed_watcher_lets_calls_pass(world: World) -> None:
+    world.serve(10, lambda _: inputs())
+    world.watcher.close()
+    assert world.serve(100, lambda _: inputs(), start=10) == 0
+    world.watcher.forget(0)
+    outs, _ = world.watcher.run(0, 1, world.plan, world.plan, world.held, inputs())
+    assert outs[0].shape == (5, 16)
+
+
+def test_without_probes_calls_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    import hotfuse.compile.probes as probes_module
+
+    def broken(_settings: Settings) -> Any:
+        raise OSError("no worker")
+
+    monkeypatch.setattr(probes_module, "fetch", broken)
+    w = World()
+    assert w.serve(200, lambda _: inputs()) <= 3
+    assert "watching stopped: OSError: no worker" in w.watcher.text()
+    w.watcher.close()
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_bounded_and_lead_back() -> None:
+    names = Names()
+    g = names.graph("a")
+    assert names.item(g, "x") == names.item(g, "x") and names.item_name(g, names.item(g, "y")) == "y"
+    for i in range(MAX_SIGNATURES):
+        assert names.signature(g, ((i,),)) == i + 1
+    assert names.signature(g, ((-1,),)) == OTHER and names.overflow == 1 and names.shapes(g, OTHER) is None
+    assert names.shapes(g, 3) == ((2,),) and names.graph_name(9) == "graph 9" and names.item_name(9, 9) == "item 9"
+    assert watched_text() == ""
