@@ -212,16 +212,16 @@ class _Builder:
         return tuple(result)
 
 
-def decide(plans: Sequence[Facts]) -> Decision:
-    """How to find the first of some plans whose facts hold; they must be about the same number of inputs."""
+def decide(plans: Sequence[Facts], inputs: int | None = None) -> Decision:
+    """How to find the first of some plans whose facts hold; facts may leave out some of the inputs."""
     if not plans:
         raise InternalError("no plans to decide among")
-    inputs = {1 + max((f.input for f in p if not isinstance(f, Holds)), default=-1) for p in plans}
-    if len(inputs) != 1:
-        raise InternalError("plans of one site take different numbers of inputs")
+    least = 1 + max((f.input for p in plans for f in p if not isinstance(f, Holds)), default=-1)
+    if inputs is not None and inputs < least:
+        raise InternalError(f"a fact speaks of input {least - 1} of {inputs}")
     builder = _Builder(plans)
     steps = builder.build()
-    return Decision(inputs.pop(), len(plans), builder.facts, steps, builder.common)
+    return Decision(least if inputs is None else inputs, len(plans), builder.facts, steps, builder.common)
 
 
 def describe(decision: Decision) -> list[str]:

@@ -1,7 +1,7 @@
 """The check that a call fits a captured graph, generated as one flat predicate over the call's tensors.
 
-It holds exactly what capture assumed: dtype, rank, device, static dims, equal and derived symbolic dims, and the graph's
-guards. Contiguity is part of it because user code may branch on it. The text is made of integers and names made here.
+It says what `runtime.check.holds` says of each fact; `backends.llvm.guard` says it natively. This one serves until that is
+compiled, and where native code cannot read tensors. The text is made of integers and names made here.
 """
 
 from __future__ import annotations
@@ -10,12 +10,28 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
+from hotfuse.analysis.call_facts import (
+    Aligned,
+    AllEqual,
+    Dense,
+    Fact,
+    Facts,
+    Holds,
+    Plain,
+    Ranked,
+    Sized,
+    Typed,
+    facts_of,
+    places_in,
+)
 from hotfuse.base.errors import InternalError
-from hotfuse.ir.dims import Dim, Sym, symbols
+from hotfuse.ir.dims import Dim, dims_in
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.torch_dtypes import torch_dtype
+from hotfuse.runtime.check import holds
 
 Guard = Callable[..., bool]
 
@@ -23,12 +39,13 @@ _INFIX = {"+": "+", "*": "*", "//": "//", "%": "%", "**": "**", "==": "==", "!="
           "and": "and", "or": "or"}
 
 
-def _text(d: Dim, names: dict[str, str]) -> str:
+def _text(d: Dim) -> str:
+    """An expression over places as Python; a place `t0.1` is read from a local that the guard has made of it."""
     if isinstance(d, int):
-        return str(d)
+        return str(d) if d >= 0 else f"({d})"
     if d.op == "sym":
-        return names[str(d.args[0])]
-    parts = [_text(a, names) for a in d.args if not isinstance(a, str)]
+        return str(d.args[0]).replace(".", "_")
+    parts = [_text(a) for a in dims_in(d)]
     if d.op in _INFIX:
         return "(" + f" {_INFIX[d.op]} ".join(parts) + ")"
     if d.op == "not":
@@ -36,53 +53,77 @@ def _text(d: Dim, names: dict[str, str]) -> str:
     if d.op == "ceildiv":
         return f"(-(-{parts[0]} // {parts[1]}))"
     if d.op in ("max", "min"):
-        return f"{d.op}({', '.join(parts)})"
+        return f"{d.op}({', '.join(parts)})" if len(parts) > 1 else parts[0]
     raise InternalError(f"no guard for {d.op}")
 
 
+class _Writer:
+    def __init__(self) -> None:
+        self.bound: dict[str, Any] = {
+            "max": max, "min": min, "type": type, "T": torch.Tensor, "P": nn.Parameter, "strided": torch.strided,
+            "holds": holds, "Errors": (ZeroDivisionError, RuntimeError), "__builtins__": {},
+        }
+        self.lines: list[str] = []
+        self.read: set[tuple[int, int]] = set()
+
+    def name(self, prefix: str, value: Any) -> str:
+        name = f"{prefix}{len(self.bound)}"
+        self.bound[name] = value
+        return name
+
+    def size(self, i: int, dim: int) -> str:
+        if (i, dim) not in self.read:
+            self.read.add((i, dim))
+            self.lines.append(f"t{i}_{dim} = t{i}.shape[{dim}]")
+        return f"t{i}_{dim}"
+
+    def wrong(self, fact: Fact) -> str:
+        """An expression that is true when the fact does not hold."""
+        match fact:
+            case Plain(i, device):
+                t = f"t{i}"
+                here = f"not {t}.is_cpu" if device == "cpu" else f"{t}.device != {self.name('device', torch.device(device))}"
+                return (
+                    f"(type({t}) is not T and type({t}) is not P) or {t}.layout is not strided or {here} or {t}.is_neg() or "
+                    f"{t}.is_conj() or {t}.is_quantized or {t}.is_nested or ({t}.data_ptr() == 0 and {t}.numel() != 0)"
+                )
+            case Typed(i, dtype):
+                return f"t{i}.dtype is not {self.name('dtype', torch_dtype(dtype))}"
+            case Ranked(i, rank):
+                return f"t{i}.dim() != {rank}"
+            case Dense(i, _, None, yes):
+                return f"t{i}.is_contiguous() is not {yes}"
+            case Dense(i, _, order, yes):
+                return f"t{i}.permute({order}).is_contiguous() is not {yes}"
+            case Aligned(i, count):
+                return f"t{i}.data_ptr() % {count}"
+            case Sized(i, dim, size):
+                return f"{self.size(i, dim)} != {size}"
+            case Holds(predicate):
+                for i, dim in places_in(predicate):
+                    self.size(i, dim)
+                return f"not {_text(predicate)}"
+            case AllEqual(i):
+                return f"not holds({self.name('fact', fact)}, leaves)"
+
+
+def python_guard(facts: Facts, inputs: int, name: str = "") -> tuple[Guard, str]:
+    """A predicate that all facts hold, and its text; what raises where a tensor has no memory or a divisor is 0 is False."""
+    writer = _Writer()
+    for fact in facts:
+        writer.lines.append(f"if {writer.wrong(fact)}: return False")
+    args = ", ".join(f"t{i}" for i in range(inputs))
+    if any(isinstance(f, AllEqual) for f in facts):
+        writer.lines.insert(0, f"leaves = ({args},)")
+    body = "".join(f"        {line}\n" for line in writer.lines)
+    source = f"def guard({args}):\n    try:\n{body}        return True\n    except Errors:\n        return False\n"
+    exec(compile(source, f"<hotfuse guard {name}>", "exec"), writer.bound)
+    return writer.bound["guard"], source
+
+
 def compile_guard(graph: Graph, contiguous: tuple[bool, ...]) -> tuple[Guard, str]:
-    """The predicate and its text."""
-    bound: dict[str, Any] = {"len": len, "max": max, "min": min, "__builtins__": {}}
-    names: dict[str, str] = {}
-    lines: list[str] = []
-    later: list[tuple[str, Dim]] = []
-    for i, (v, dense) in enumerate(zip(graph.inputs, contiguous, strict=True)):
-        if not isinstance(v.type, TensorType):
-            raise InternalError(f"input %{v.name} is not a tensor")
-        bound[f"d{i}"] = torch_dtype(v.type.dtype)
-        cpu = v.type.device == "cpu"
-        if not cpu:
-            bound[f"c{i}"] = torch.device(v.type.device)
-        place = f"not t{i}.is_cpu" if cpu else f"t{i}.device != c{i}"
-        lines.append(f"if t{i}.dtype is not d{i} or {place}: return False")
-        lines.append(f"s{i} = t{i}.shape")
-        lines.append(f"if len(s{i}) != {len(v.type.shape)} or t{i}.is_contiguous() is not {dense}: return False")
-        if v.type.shape:
-            lines.append("".join(f"s{i}_{k}, " for k in range(len(v.type.shape))) + f"= s{i}")
-        for k, d in enumerate(v.type.shape):
-            here = f"s{i}_{k}"
-            if isinstance(d, int):
-                lines.append(f"if {here} != {d}: return False")
-            elif d.op == "sym" and str(d.args[0]) not in names:
-                names[str(d.args[0])] = here
-            else:
-                later.append((here, d))
-    for here, d in later:
-        _known(d, names)
-        lines.append(f"if {here} != {_text(d, names)}: return False")
-    for g in graph.guards:
-        _known(g, names)
-        lines.append(f"if not {_text(g, names)}: return False")
-    args = ", ".join(f"t{i}" for i in range(len(graph.inputs)))
-    source = f"def guard({args}):\n" + "".join(f"    {line}\n" for line in lines) + "    return True\n"
-    exec(compile(source, f"<hotfuse guard {graph.name}>", "exec"), bound)
-    return bound["guard"], source
-
-
-def _known(d: Dim | Sym, names: dict[str, str]) -> None:
-    missing = symbols(d) - set(names)
-    if missing:
-        raise InternalError(f"a guard mentions {sorted(missing)[0]}, which no input dimension shows")
+    """The predicate of what capture assumed of a call, and its text."""
+    return python_guard(facts_of(graph, contiguous), len(graph.inputs), graph.name)
 
 
 def compile_signature(graph: Graph) -> tuple[tuple[str, ...], Callable[..., tuple[int, ...]]]:
