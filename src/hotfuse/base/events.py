@@ -57,6 +57,8 @@ class Why(StrEnum):
     GUARD_MISS = "a guard did not hold"
     DRIFT = "what flows through the graph changed"
     UNSUPPORTED_CALL = "the call's arguments cannot be described"
+    STORE_DAMAGED = "the profile store was damaged; a new one was begun"
+    STORE_UNUSABLE = "the profile store cannot be used; nothing is kept"
     TURNED_OFF = "switched off by the settings"
     NO_EFFECT = "accepted for compatibility, without effect"
 

@@ -1,0 +1,270 @@
+"""One database that many processes write, and what happens when it cannot be had.
+
+    busy      writers take turns: they wait, then try again with growing pauses
+    corrupt   the file is moved aside, one process at a time, and a new one begun
+    full, read-only, newer, still busy after all tries
+              this process goes on in memory; what it learns is lost when it ends
+
+Each of these is counted and told to the caller; none of them reaches a serving call as an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import StaticPool
+
+from hotfuse.profile.schema import STEPS, NewerSchema, Step, migrate
+
+T = TypeVar("T")
+BUSY_S = 5.0
+"""How long SQLite itself waits for a lock."""
+TRIES = 6
+SIDE_FILES = ("-wal", "-shm")
+
+
+class Trouble(StrEnum):
+    """Why a database could not be used as it was."""
+
+    CORRUPT = "the file is damaged; it was moved aside and a new one begun"
+    FULL = "there is no room to write"
+    READ_ONLY = "it cannot be written"
+    NEWER = "it was written by a newer version"
+    BUSY = "others kept it locked"
+    FAILED = "the database failed"
+
+
+Tell = Callable[[Trouble, str], None]
+
+
+def trouble_of(error: BaseException) -> Trouble | None:
+    """What an error of the database means; None where it says nothing about the database's state."""
+    if isinstance(error, NewerSchema):
+        return Trouble.NEWER
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    text = str(cause).lower()
+    if "malformed" in text or "not a database" in text or "disk image" in text:
+        return Trouble.CORRUPT
+    if "full" in text or "disk i/o error" in text:
+        return Trouble.FULL
+    if "readonly" in text or "read-only" in text or "unable to open" in text or isinstance(cause, PermissionError):
+        return Trouble.READ_ONLY
+    if "locked" in text or "busy" in text:
+        return Trouble.BUSY
+    if isinstance(cause, OSError):
+        return Trouble.FULL if cause.errno == 28 else Trouble.READ_ONLY
+    return Trouble.FAILED if isinstance(cause, sqlite3.OperationalError | sqlite3.InternalError) else None
+
+
+class Database:
+    """An SQLite file with write-ahead log, or memory."""
+
+    def __init__(self, path: Path | None, tell: Tell, steps: Sequence[Step] = STEPS) -> None:
+        self.path = path
+        """None once in memory."""
+        self.counts: Counter[str] = Counter()
+        self._tell, self._steps = tell, steps
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._engine = self._opened()
+
+    # -- opening
+
+    def _opened(self) -> Engine:
+        """The engine of the file, brought up to date; memory where that cannot be."""
+        while self.path is not None:
+            try:
+                return self._file(self.path)
+            except (DBAPIError, OSError, NewerSchema) as e:
+                self._give_way(e)
+        return self._memory()
+
+    def _give_way(self, error: Exception) -> None:
+        """After an error: the file is replaced, or left for memory."""
+        assert self.path is not None
+        trouble = trouble_of(error) or Trouble.FAILED
+        if trouble is Trouble.CORRUPT and self.counts[Trouble.CORRUPT.name.lower()] < 3:
+            try:
+                aside = _moved_aside(self.path)
+            except OSError as e:
+                self._report(trouble_of(e) or Trouble.FAILED, f"{self.path}: {e}")
+                self.path = None
+                return
+            self._report(
+                trouble, f"{self.path} is now {aside}" if aside else f"{self.path} was replaced by another process"
+            )
+            return
+        self._report(trouble, f"{self.path}: {_first_line(error)}; going on in memory")
+        self.path = None
+
+    def _report(self, trouble: Trouble, detail: str) -> None:
+        self.counts[trouble.name.lower()] += 1
+        self._tell(trouble, detail)
+
+    def _file(self, path: Path) -> Engine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": BUSY_S})
+        _prepare(engine, wal=True)
+        try:
+            _retried(lambda: self._migrated(engine), self.counts)
+        except BaseException:
+            engine.dispose()
+            raise
+        return engine
+
+    def _memory(self) -> Engine:
+        engine = create_engine("sqlite://", connect_args={"check_same_thread": False}, poolclass=StaticPool)
+        _prepare(engine, wal=False)
+        self._migrated(engine)
+        return engine
+
+    def _migrated(self, engine: Engine) -> None:
+        with _writing(engine) as connection:
+            migrate(connection, self._steps)
+
+    # -- use
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this process: connections of a parent are not touched after a fork."""
+        if self._pid != os.getpid():
+            self._engine.dispose(close=False)
+            self._lock = threading.RLock()
+            self._pid = os.getpid()
+        return self._engine
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Run work in a transaction of its own, in which nobody else writes; it may be run again after it failed."""
+        return self._tried(work, _writing)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Run work that only reads."""
+        return self._tried(work, _reading)
+
+    def _tried(self, work: Callable[[Connection], T], begin: Callable[[Engine], Any]) -> T:
+        for _ in range(4):  # as it is, after a damaged file was replaced, in memory
+            engine = self.engine
+
+            def once(engine: Engine = engine) -> T:
+                with begin(engine) as connection:
+                    return work(connection)
+
+            try:
+                return self._in_memory(once) if self.path is None else _retried(once, self.counts)
+            except (DBAPIError, OSError) as e:
+                if self.path is None or trouble_of(e) is None:
+                    raise
+                with self._lock:
+                    if self._engine is engine:  # nobody else has given way meanwhile
+                        engine.dispose()
+                        self._give_way(e)
+                        self._engine = self._opened()
+        raise AssertionError("memory does not give way")
+
+    def _in_memory(self, once: Callable[[], T]) -> T:
+        with self._lock:  # one connection for all threads
+            return once()
+
+    def maintain(self, statement: str) -> None:
+        """Run a statement that must stand outside transactions, such as VACUUM."""
+
+        def once() -> None:
+            with self.engine.connect() as connection:
+                raw: Any = connection.connection.dbapi_connection
+                raw.execute(statement)
+
+        if self.path is None:
+            self._in_memory(once)
+        else:
+            _retried(once, self.counts)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.engine.dispose()
+
+
+def _prepare(engine: Engine, *, wal: bool) -> None:
+    """Transactions begin where we say, and every connection waits for locks."""
+
+    def connected(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # the driver must not begin transactions on its own
+        if wal:
+            connection.execute(f"PRAGMA busy_timeout = {int(BUSY_S * 1000)}")
+            if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    def begun(connection: Connection) -> None:
+        mode = "IMMEDIATE" if connection.get_execution_options().get("writes") else "DEFERRED"
+        connection.exec_driver_sql(f"BEGIN {mode}")
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", begun)
+
+
+@contextlib.contextmanager
+def _writing(engine: Engine) -> Generator[Connection]:
+    with engine.connect().execution_options(writes=True) as connection, connection.begin():
+        yield connection
+
+
+@contextlib.contextmanager
+def _reading(engine: Engine) -> Generator[Connection]:
+    with engine.connect() as connection, connection.begin():
+        yield connection
+
+
+def _retried(once: Callable[[], T], counts: Counter[str]) -> T:
+    for attempt in range(TRIES):
+        try:
+            return once()
+        except DBAPIError as e:
+            if trouble_of(e) is not Trouble.BUSY or attempt == TRIES - 1:
+                raise
+            counts["retries"] += 1
+            time.sleep(random.uniform(0.5, 1.0) * 0.01 * 2**attempt)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _first_line(error: Exception) -> str:
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return (str(cause).splitlines() or [type(cause).__name__])[0]
+
+
+def _moved_aside(path: Path) -> Path | None:
+    """Move a damaged file and what belongs to it; None where another process has done so already."""
+    with open(f"{path}.lock", "a+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _damaged(path):
+            return None
+        aside = path.with_name(f"{path.name}.corrupt-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+        for ending in SIDE_FILES:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(f"{path}{ending}", f"{aside}{ending}")
+        os.rename(path, aside)
+        return aside
+
+
+def _damaged(path: Path) -> bool:
+    """Whether SQLite itself finds fault with a file."""
+    if not path.exists():
+        return False
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_S)) as connection:
+            return connection.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok"
+    except sqlite3.DatabaseError as e:
+        return trouble_of(e) is Trouble.CORRUPT

@@ -1,0 +1,196 @@
+"""The tables of the profile store, and the steps by which older files become newer ones.
+
+A file says in `schema_version` which steps it has seen. Opening it runs the steps it lacks, in order, in one transaction; a step
+never changes once it was released. A file with more steps than this program knows is left alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    func,
+    insert,
+    inspect,
+    select,
+)
+
+metadata = MetaData()
+
+schema_version = Table(
+    "schema_version", metadata, Column("version", Integer, primary_key=True), Column("at", Float, nullable=False)
+)
+
+machines = Table(
+    "machines",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("identity_key", String(64), nullable=False),
+    Column("tuning_key", String(64), nullable=False),
+    Column("identity", Text, nullable=False),
+    Column("tuning", Text, nullable=False),
+    Column("peaks", Text),
+    Column("seen_at", Float, nullable=False),
+    UniqueConstraint("identity_key", "tuning_key"),
+)
+
+measurements = Table(
+    "measurements",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("machine_id", Integer, ForeignKey("machines.id")),
+    Column("kernel", String(128), nullable=False),
+    Column("family", String(64), nullable=False),
+    Column("features", Text, nullable=False),
+    Column("dtype", String(16), nullable=False),
+    Column("threads", Integer, nullable=False),
+    Column("time_ns", Float, nullable=False),
+    Column("noise", Float, nullable=False),
+    Column("source", String(16), nullable=False),
+    Column("at", Float, nullable=False),
+    Index("measurements_by_family", "machine_id", "family", "at"),
+    Index("measurements_by_kernel", "kernel", "machine_id"),
+)
+
+models = Table(
+    "models",
+    metadata,
+    Column("graph", String(128), primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("seen_at", Float, nullable=False),
+)
+
+partition_profiles = Table(
+    "partition_profiles",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("machine_id", Integer, ForeignKey("machines.id")),
+    Column("graph", String(128), nullable=False),
+    Column("partition", String(128), nullable=False),
+    Column("signature", Text, nullable=False),
+    Column("calls", Integer, nullable=False),
+    Column("mean_ns", Float, nullable=False),
+    Column("p10_ns", Float, nullable=False),
+    Column("p50_ns", Float, nullable=False),
+    Column("p90_ns", Float, nullable=False),
+    Column("bytes", Float, nullable=False),
+    Column("flops", Float, nullable=False),
+    Column("bottleneck", String(32), nullable=False),
+    Column("at", Float, nullable=False),
+    Index("partition_profiles_by_graph", "graph", "partition"),
+)
+
+decisions = Table(
+    "decisions",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("graph", String(128), nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("why", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("evidence", Text, nullable=False),
+    Column("predicted_ns", Float),
+    Column("measured_ns", Float),
+    Column("at", Float, nullable=False),
+    Index("decisions_by_graph", "graph", "at"),
+)
+
+hpm_models = Table(
+    "hpm_models",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("machine_id", Integer, ForeignKey("machines.id")),
+    Column("name", String(64), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("facts", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    UniqueConstraint("name", "version"),
+)
+
+hpm_arrays = Table(
+    "hpm_arrays",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("model_id", Integer, ForeignKey("hpm_models.id"), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("dtype", String(8), nullable=False),
+    Column("shape", Text, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    UniqueConstraint("model_id", "name"),
+)
+
+drift = Table(
+    "drift",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("machine_id", Integer, ForeignKey("machines.id")),
+    Column("probe", String(64), nullable=False),
+    Column("value", Float, nullable=False),
+    Column("baseline", Float, nullable=False),
+    Column("at", Float, nullable=False),
+    Index("drift_by_probe", "machine_id", "probe", "at"),
+)
+
+FIRST = (machines, measurements, models, partition_profiles, decisions, hpm_models, hpm_arrays, drift)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change of the schema."""
+
+    version: int
+    name: str
+    run: Callable[[Connection], None]
+
+
+def _create(connection: Connection) -> None:
+    metadata.create_all(connection, tables=list(FIRST))
+
+
+STEPS: tuple[Step, ...] = (Step(1, "machines, measurements, profiles, decisions, models, drift", _create),)
+
+
+class NewerSchema(Exception):
+    """The file was written by a program that knows more steps."""
+
+    def __init__(self, found: int, known: int) -> None:
+        super().__init__(f"schema version {found}; this program knows up to {known}")
+
+
+def version_of(connection: Connection) -> int:
+    """The last step a database has seen; 0 for an empty one."""
+    if not inspect(connection).has_table(schema_version.name):
+        return 0
+    return connection.execute(select(func.max(schema_version.c.version))).scalar() or 0
+
+
+def migrate(connection: Connection, steps: Sequence[Step] = STEPS) -> tuple[int, ...]:
+    """Run the missing steps in the caller's transaction, which must exclude other writers; the versions that were run."""
+    known = max(s.version for s in steps)
+    have = version_of(connection)
+    if have > known:
+        raise NewerSchema(have, known)
+    if have == known:
+        return ()
+    metadata.create_all(connection, tables=[schema_version])
+    done: list[int] = []
+    for step in sorted(steps, key=lambda s: s.version):
+        if step.version > have:
+            step.run(connection)
+            connection.execute(insert(schema_version).values(version=step.version, at=time.time()))
+            done.append(step.version)
+    return tuple(done)

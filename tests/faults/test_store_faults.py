@@ -1,0 +1,219 @@
+"""A profile store whose file is damaged, full, forbidden or locked: callers go on, and the store says what happened."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotfuse.base.events import EventLog, Why
+from hotfuse.profile import database
+from hotfuse.profile.rows import Measurement
+from hotfuse.profile.store import Store
+
+
+def row(i: int = 0) -> Measurement:
+    return Measurement(f"k{i}", "gemm", {"n": float(i)}, "f32", 1, 100.0, 0.01, "serve", 1.0 + i)
+
+
+def filled(path: Path, rows: int = 200) -> None:
+    with Store.open(path) as store:
+        store.record_measurements([row(i) for i in range(rows)])
+        store.vacuum()
+
+
+def decided(log: EventLog) -> set[Why]:
+    return {d.why for d in log.decisions}
+
+
+@pytest.mark.parametrize("kind", ["not a database", "cut off", "scrambled", "wrong header"])
+def test_a_damaged_file_is_moved_aside(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path)
+    whole = path.read_bytes()
+    rng = random.Random(5)
+    damaged = {
+        "not a database": b"#!/bin/sh\n" * 500,
+        "cut off": whole[: len(whole) // 3],
+        "scrambled": whole[:100] + bytes(rng.randrange(256) for _ in whole[100:]),
+        "wrong header": b"SQLite format 9\0" + whole[16:],
+    }[kind]
+    path.write_bytes(damaged)
+    log = EventLog()
+    store = Store.open(path, log)
+    store.measurements()
+    store.record_measurements([row(7)])
+    assert store.measurements()[0].kernel == "k7"
+    assert store.path == path and store.counts["corrupt"] >= 1 and Why.STORE_DAMAGED in decided(log)
+    (aside,) = [p for p in tmp_path.iterdir() if ".corrupt-" in p.name and not p.name.endswith(("-wal", "-shm"))]
+    assert aside.read_bytes()[:10] == damaged[:10]  # kept for whoever wants to look
+    assert [m.kernel for m in Store.open(path).measurements()] == ["k7"]
+
+
+def test_damage_while_open(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path, 3000)
+    store = Store.open(path)
+    assert len(store.measurements()) == 3000
+    store.close()
+    size = path.stat().st_size
+    with path.open("r+b") as f:
+        f.seek(100)
+        f.write(b"\xff" * (size - 100))
+    assert store.measurements() == []
+    assert store.record_measurements([row(1)]) == 1 and len(store.measurements()) == 1
+    assert store.counts["corrupt"] == 1 and store.path == path
+
+
+def _open_and_write(path: str, n: int, gate: Any) -> None:
+    gate.wait()
+    store = Store.open(path)
+    store.record_measurements([row(n)])
+    os._exit(0 if store.path is not None else 1)
+
+
+def test_processes_that_find_the_same_damage_make_one_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    path.write_bytes(b"garbage" * 1000)
+    context = multiprocessing.get_context("fork")
+    gate = context.Barrier(6)
+    workers = [context.Process(target=_open_and_write, args=(str(path), n, gate)) for n in range(6)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join(60)
+    assert [w.exitcode for w in workers] == [0] * 6
+    assert len([p for p in tmp_path.iterdir() if ".corrupt-" in p.name]) == 1
+    assert sorted(m.kernel for m in Store.open(path).measurements()) == [f"k{n}" for n in range(6)]
+
+
+def test_a_folder_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "p.sqlite").mkdir()
+    (tmp_path / "plain").write_text("a file where a folder is needed")
+    for path in (tmp_path / "p.sqlite", tmp_path / "plain" / "p.sqlite"):
+        log = EventLog()
+        store = Store.open(path, log)
+        assert store.path is None and Why.STORE_UNUSABLE in decided(log)
+        assert store.record_measurements([row()]) == 1 and len(store.measurements()) == 1
+
+
+def _limited(path: str, answer: Any) -> None:
+    """A process whose files cannot grow: what a full disk does to SQLite."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    store = Store.open(path)
+    assert store.path is not None
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(path) + 8192, resource.RLIM_INFINITY))
+    store.record_measurements([row(i) for i in range(5000)])
+    answer.send((store.path is None, len(store.measurements()), store.counts, store.notes))
+
+
+def test_no_room(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path, 10)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_limited, args=(str(path), theirs))
+    child.start()
+    assert ours.poll(60)
+    in_memory, rows, counts, notes = ours.recv()
+    child.join(10)
+    assert in_memory and rows >= 500 and counts["full"] == 1 and "memory" in notes[0]
+    with sqlite3.connect(path) as c:  # what is on disk is whole
+        assert c.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def _forbidden(path: str, answer: Any) -> None:
+    if os.getuid() == 0:
+        os.setuid(65534)
+    store = Store.open(path)
+    wrote = store.record_measurements([row()])
+    answer.send((store.path is None, wrote, len(store.measurements()), store.counts))
+
+
+def test_read_only(tmp_path: Path) -> None:
+    folder = tmp_path / "inside"
+    path = folder / "p.sqlite"
+    filled(path, 10)
+    path.chmod(0o444)
+    folder.chmod(0o555)
+    for parent in [p for p in folder.parents if tmp_path.parents[1] in (p, *p.parents)]:
+        parent.chmod(parent.stat().st_mode | 0o055)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_forbidden, args=(str(path), theirs))
+    child.start()
+    assert ours.poll(60)
+    in_memory, wrote, rows, counts = ours.recv()
+    child.join(10)
+    folder.chmod(0o755)
+    assert in_memory and wrote == 1 and rows == 1 and counts["read_only"] == 1
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as c:
+        c.execute("BEGIN IMMEDIATE")
+        yield
+        c.execute("ROLLBACK")
+
+
+def test_a_lock_that_is_given_back_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_S", 0.01)
+    path = tmp_path / "p.sqlite"
+    store = Store.open(path)
+    lock = locked(path)
+    lock.__enter__()
+    done: list[int] = []
+    writer = threading.Thread(target=lambda: done.append(store.record_measurements([row()])))
+    writer.start()
+    while not store.counts.get("retries"):
+        time.sleep(0.001)
+    lock.__exit__(None, None, None)
+    writer.join(30)
+    assert done == [1] and store.path == path and len(store.measurements()) == 1
+
+
+def test_a_lock_that_is_never_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_S", 0.01)
+    path = tmp_path / "p.sqlite"
+    store = Store.open(path)
+    with locked(path):
+        assert store.record_measurements([row()]) == 1
+        assert store.path is None and store.counts["busy"] == 1 and len(store.measurements()) == 1
+
+
+def _killed(path: str) -> None:
+    store = Store.open(path)
+    i = 0
+    while True:
+        store.record_measurements([row(i), row(i)])
+        i += 1
+
+
+def test_a_writer_that_is_killed_leaves_whole_rows(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    filled(path, 1)
+    context = multiprocessing.get_context("fork")
+    for _ in range(5):
+        child = context.Process(target=_killed, args=(str(path),))
+        child.start()
+        time.sleep(0.15)
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+    store = Store.open(path)
+    assert store.path == path and store.notes == []
+    assert (len(store.measurements()) - 1) % 2 == 0  # transactions are there wholly or not at all
+    with sqlite3.connect(path) as c:
+        assert c.execute("PRAGMA integrity_check").fetchone() == ("ok",)
