@@ -14,17 +14,16 @@ import torch
 
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.backends.protocol import Artifact
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
-from hotfuse.partition.cut import Partition, Partitioning, cut
-from hotfuse.runtime.plan import Plan, assemble, build
+from hotfuse.partition.cut import Partitioning, cut
+from hotfuse.runtime.plan import Plan, build
 
 if TYPE_CHECKING:
-    from hotfuse.backends.llvm.abi import NativeKernel
-    from hotfuse.compile.fetch import Body, NativeParts
+    from hotfuse.compile.fetch import NativeParts
+    from hotfuse.compile.runs import RunParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,52 +60,41 @@ TIER0: tuple[Stage, ...] = (
 )
 
 
-def _asked(graph: Graph, job: Job) -> NativeParts:
+def _asked(graph: Graph, job: Job) -> tuple[Graph, NativeParts, Mapping[str, int]]:
     from hotfuse.compile.fetch import fetch  # LLVM is loaded when a plan first gets that far
 
     sizes = bind(graph, [tuple(t.shape) for t in job.sample])
     if isinstance(sizes, Mismatch):
         raise InternalError("a sample call does not fit its own graph", because=str(sizes))
-    return fetch({"kind": "tier1", "graph": show(graph), "dims": sizes}, job.settings)
+    return graph, fetch({"kind": "tier1", "graph": show(graph), "dims": sizes}, job.settings), sizes
 
 
-def _native(parts: NativeParts, job: Job) -> Plan:
+def _runs(asked: tuple[Graph, NativeParts, Mapping[str, int]], job: Job) -> tuple[Graph, RunParts, Mapping[str, int]]:
+    from hotfuse.compile.runs import fetch_runs, without_runs
+    from hotfuse.runtime.native import unavailable
+
+    graph, parts, sizes = asked
+    if why := unavailable():
+        plain = without_runs(parts)
+        return graph, replace(plain, notes=(*plain.notes, f"every kernel is entered from Python: {why}")), sizes
+    return graph, fetch_runs(parts, sizes, job.settings), sizes
+
+
+def _native(runs: tuple[Graph, RunParts, Mapping[str, int]], job: Job) -> Plan:
     from hotfuse.backends.llvm.parallel import runtime
-    from hotfuse.compile.fetch import load
+    from hotfuse.runtime.native import assembled
 
-    plan = _assembled(parts.body, parts, [load(k) for k in parts.kernels], job)
+    graph, parts, sizes = runs
+    plan = assembled(parts, job.weights, graph, sizes)
     serial = runtime().kind == "serial"
     notes = ("kernels run on one thread: " + runtime().detail,) if serial else ()
-    return replace(plan, notes=(*notes, *parts.notes))
-
-
-def _assembled(body: Body, parts: NativeParts, loaded: Sequence[NativeKernel], job: Job) -> Plan:
-    """The plan of a graph, or of a branch in it."""
-    from hotfuse.backends.branching import branching
-    from hotfuse.backends.llvm.group import artifact
-    from hotfuse.compile.fetch import renamed
-    from hotfuse.lower.own_sizes import anchored, with_own_sizes
-
-    library = LibraryBackend()
-
-    def compiled(part: Partition, piece: Graph) -> Artifact:
-        kernel = body.chosen[part.index]
-        if part.index in body.branches:
-            plans = [_assembled(b, parts, loaded, job) for b in body.branches[part.index]]
-            return branching(piece, [(p.run, p.artifacts) for p in plans], job.weights)
-        if kernel < 0:
-            return library.compile(piece, job.weights)
-        called = anchored(body.partitioning.graph, piece)
-        own, _ = with_own_sizes(called)
-        lowered = renamed(parts.kernels[kernel].lowered, own)
-        return replace(artifact(own, lowered, loaded[kernel], job.weights, parts.kernels[kernel].about), graph=called)
-
-    return assemble(body.partitioning, compiled, job.weights, tier=1, as_extracted=True)
+    return replace(plan, notes=(*notes, *plan.notes))
 
 
 TIER1: tuple[Stage, ...] = (
     Stage("kernels", _asked, needs="ir", gives="object code"),
-    Stage("native", _native, needs="object code", gives="plan"),
+    Stage("runs", _runs, needs="object code", gives="native runs"),
+    Stage("native", _native, needs="native runs", gives="plan"),
 )
 
 

@@ -39,8 +39,14 @@ def _probes(header: Header, blobs: list[bytes]) -> wire.Message:
     return probes.handle(header, blobs)
 
 
+def _runs(header: Header, blobs: list[bytes]) -> wire.Message:
+    from hotfuse.compile import runs
+
+    return runs.handle(header, blobs)
+
+
 _KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {
-    "torch": _torch, "onnx": _onnx, "tier1": _tier1, "probes": _probes,
+    "torch": _torch, "onnx": _onnx, "tier1": _tier1, "probes": _probes, "runs": _runs,
 }  # fmt: skip
 
 

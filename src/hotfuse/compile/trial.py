@@ -40,8 +40,10 @@ class Outcome:
     library_us: float
 
 
-def attempt(graph: Graph, lowered: Lowered, compiled: CompiledKernel, sizes: Mapping[str, int]) -> Outcome:
-    """Run a kernel; raises CannotLower when it is wrong or does not pay."""
+def attempt(
+    graph: Graph, lowered: Lowered, compiled: CompiledKernel, sizes: Mapping[str, int], allowance_us: float = 0.0
+) -> Outcome:
+    """Run a kernel; raises CannotLower when it is wrong, or slower than the library by more than the allowance."""
     generator = torch.Generator().manual_seed(0)
     data = {v.name: _made_up(v, sizes, generator) for v in sources(graph)}
     weights = {p.key: _tame(data[p.value.name]) for p in graph.params}
@@ -52,7 +54,7 @@ def attempt(graph: Graph, lowered: Lowered, compiled: CompiledKernel, sizes: Map
         for got, want in zip(native(*inputs), library(*inputs), strict=True):
             _agree(got, want)
         outcome = _timed(native, library, inputs)
-    if outcome.kernel_us >= outcome.library_us:
+    if outcome.kernel_us >= outcome.library_us + allowance_us:
         raise CannotLower(
             f"its kernel takes {outcome.kernel_us:.0f} us where the library takes {outcome.library_us:.0f}"
         )

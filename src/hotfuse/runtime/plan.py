@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hotfuse.backends.protocol import Artifact, Backend, Run
 from hotfuse.backends.pycode import flat_function
-from hotfuse.ir.graph import Graph, Kind, Node, output_values
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values
 from hotfuse.ir.subgraph import extract
+from hotfuse.ops.torch_args import to_torch
 from hotfuse.partition.cut import Cut, Partition, Partitioning
+
+Timed = Callable[..., tuple[tuple[Any, ...], tuple[int, ...]]]
+"""Like a Run, but gives the nanoseconds of every partition too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a plan enters at once: a partition, a native run of several, or views behind a run (no partition of their own)."""
+
+    parts: tuple[int, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    run: Run
+    timed: Timed | None = None
+    """Where several partitions are entered at once: the same call, timed inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes a plan takes besides the model's weights, for the sizes it was made with."""
+
+    arena: int = 0
+    """Intermediates of native runs, and their kernels' own memory."""
+    constants: int = 0
+    """Packed and re-ordered copies of weights."""
+    eager_peak: int | None = None
+    """What intermediates take at most when every op makes its own; None where that depends on data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +52,49 @@ class Plan:
     tier: int
     notes: tuple[str, ...] = ()
     """What stayed with the library, and why."""
+    units: tuple[Unit, ...] = ()
+    """In order; empty where the only artifact is all there is."""
+    weights: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    memory: Memory = Memory()
+    counters: Callable[[], dict[str, int]] = dict[str, int]
+    """What the plan counts while it serves: calls that left native code, arenas."""
 
     @property
     def graph(self) -> Graph:
         """The graph this plan computes."""
         return self.partitioning.graph
+
+    def timed(self, *inputs: Any) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        """A call with the nanoseconds that every partition took; views behind a run count as its last partition."""
+        if not self.units:
+            start = time.perf_counter_ns()
+            outs = self.run(*inputs)
+            return outs, (time.perf_counter_ns() - start,)
+        spent = [0] * len(self.artifacts)
+        env: dict[str, Any] = {p.value.name: self.weights[p.key] for p in self.graph.params}
+        env |= {v.name: t for v, t in zip(self.graph.inputs, inputs, strict=True)}
+        at = 0
+        for unit in self.units:
+            args = [env[v.name] for v in unit.inputs]
+            if unit.timed is not None:
+                made, inside = unit.timed(*args)
+                for part, ns in zip(unit.parts, inside, strict=True):
+                    spent[part] += ns
+            else:
+                start = time.perf_counter_ns()
+                made = unit.run(*args)
+                spent[unit.parts[-1] if unit.parts else at] += time.perf_counter_ns() - start
+            at = unit.parts[-1] if unit.parts else at
+            env |= {v.name: t for v, t in zip(unit.outputs, made, strict=True)}
+        return tuple(_resolved(o, env) for o in self.graph.outputs), tuple(spent)
+
+
+def _resolved(arg: Arg, env: Mapping[str, Any]) -> Any:
+    if isinstance(arg, Value):
+        return env[arg.name]
+    if isinstance(arg, tuple):
+        return [_resolved(a, env) for a in arg]
+    return to_torch(arg)
 
 
 def build(partitioning: Partitioning, backend: Backend, weights: Mapping[str, Any], tier: int = 0) -> Plan:
@@ -36,34 +103,30 @@ def build(partitioning: Partitioning, backend: Backend, weights: Mapping[str, An
 
 
 def assemble(
-    partitioning: Partitioning,
-    compiled: Callable[[Partition, Graph], Artifact],
-    weights: Mapping[str, Any],
-    tier: int,
-    *,
-    as_extracted: bool = False,
+    partitioning: Partitioning, compiled: Callable[[Partition, Graph], Artifact], weights: Mapping[str, Any], tier: int
 ) -> Plan:
-    """Have each partition compiled, and chain them; a single partition runs without a chain.
-
-    With `as_extracted` that is only so where the graph is what `extract` makes of it: what was compiled elsewhere for the
-    partition takes its inputs in that order.
-    """
+    """Have each partition compiled, and chain them; a single partition runs without a chain."""
     graph = partitioning.graph
-    if len(partitioning.parts) <= 1 and not (as_extracted and _reordered(graph)):
+    if len(partitioning.parts) <= 1:
         part = partitioning.parts[0] if partitioning.parts else Partition(0, 0, 0, Cut.START, "")
         artifact = compiled(part, graph)
         return Plan(partitioning, (artifact,), artifact.run, tier)
-    pieces = [
-        compiled(p, extract(graph, range(p.first, p.last), f"{graph.name}.p{p.index}")) for p in partitioning.parts
-    ]
-    calls = {f"plan.p{i}": a for i, a in enumerate(pieces)}
-    nodes = tuple(Node(Kind.OPERATOR, op, a.graph.inputs, output_values(a.graph)) for op, a in calls.items())
+    pieces = [compiled(p, piece_of(graph, p)) for p in partitioning.parts]
+    units = [Unit((i,), a.graph.inputs, output_values(a.graph), a.run) for i, a in enumerate(pieces)]
+    return Plan(partitioning, tuple(pieces), chained(graph, units, weights), tier, units=tuple(units), weights=weights)
+
+
+def piece_of(graph: Graph, part: Partition) -> Graph:
+    """A partition as a graph of its own."""
+    return extract(graph, range(part.first, part.last), f"{graph.name}.p{part.index}")
+
+
+def chained(graph: Graph, units: Sequence[Unit], weights: Mapping[str, Any]) -> Run:
+    """One function that runs units in order; a single one that takes and gives what the graph does is itself that function."""
+    if len(units) == 1 and units[0].inputs == graph.inputs and units[0].outputs == graph.outputs:
+        return units[0].run
+    runs = {f"plan.u{i}": u.run for i, u in enumerate(units)}
+    nodes = tuple(Node(Kind.OPERATOR, op, u.inputs, u.outputs) for op, u in zip(runs, units, strict=True))
     outline = Graph(graph.name, graph.inputs, graph.params, nodes, graph.outputs)
-    run, _ = flat_function(outline, lambda node: (calls[node.op].run, True), weights)
-    return Plan(partitioning, tuple(pieces), run, tier)
-
-
-def _reordered(graph: Graph) -> bool:
-    """Whether all nodes taken out of a graph would have other inputs, params or outputs, or in another order."""
-    whole = extract(graph, range(len(graph.nodes)), graph.name)
-    return (whole.inputs, whole.params, whole.outputs) != (graph.inputs, graph.params, graph.outputs)
+    run, _ = flat_function(outline, lambda node: (runs[node.op], True), weights)
+    return run

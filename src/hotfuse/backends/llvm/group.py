@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from hotfuse.backends.llvm.abi import NativeKernel
+from hotfuse.backends.llvm.constants import Constants, settled
 from hotfuse.backends.llvm.scratch import LINE
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.base.errors import InternalError
@@ -22,7 +24,6 @@ from hotfuse.ir.dims import Dim, dims_in, evaluate, symbols
 from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
-from hotfuse.lower.pack import pack
 from hotfuse.ops.torch_dtypes import torch_dtype
 
 copies: Counter[str] = Counter()
@@ -31,13 +32,18 @@ copies: Counter[str] = Counter()
 
 def artifact(graph: Graph, lowered: Lowered, kernel: NativeKernel, weights: Mapping[str, torch.Tensor], source: str) -> Artifact:
     """The group as an artifact; `lowered` speaks of the graph's values by name, weights come by param key."""
-    return Artifact(graph, _Glue(graph, lowered, kernel, weights).build(), "llvm", source)
+    return Artifact(graph, glue(graph, lowered, kernel, Constants(weights)), "llvm", source)
+
+
+def glue(graph: Graph, lowered: Lowered, kernel: NativeKernel, constants: Constants) -> Run:
+    """The group as a function of its inputs."""
+    return _Glue(graph, lowered, kernel, constants).build()
 
 
 class _Glue:
-    def __init__(self, graph: Graph, lowered: Lowered, kernel: NativeKernel, weights: Mapping[str, torch.Tensor]) -> None:
-        self.graph, self.lowered, self.kernel = graph, lowered, kernel
-        self.params = {p.value.name: weights[p.key] for p in graph.params}
+    def __init__(self, graph: Graph, lowered: Lowered, kernel: NativeKernel, constants: Constants) -> None:
+        self.graph, self.lowered, self.kernel, self.constants = graph, lowered, kernel, constants
+        self.keys = {p.value.name: p.key for p in graph.params}
         self.bound: dict[str, Any] = {
             "enter": kernel.enter, "empty": torch.empty, "strided": torch.empty_strided,
             "threads": torch.get_num_threads, "settle": _settle, "name": kernel.kernel.name,
@@ -72,7 +78,7 @@ class _Glue:
                     numbers.append(sizes[a.symbol])
                 case StrideArgument():
                     numbers.append(f"{inputs[a.value]}.stride({a.dim})" if a.value in inputs
-                                   else str(self.params[a.value].stride(a.dim)))
+                                   else str(self.constants.weights[self.keys[a.value]].stride(a.dim)))
         base = "0"
         if self.kernel.has_scratch:
             named = ", ".join(f"{s!r}: {n}" for s, n in zip(self.kernel.kernel.sizes, numbers, strict=True))
@@ -157,13 +163,12 @@ class _Glue:
 
     def _laid_out(self, value: str) -> torch.Tensor:
         param = next(p.value for p in self.graph.params if p.value.name == value)
-        t = param.type
-        assert isinstance(t, TensorType)
-        weight = self.params[value].detach()
-        return weight if t.layout.strided else _settle(weight, t.layout, self.kernel.kernel.name)
+        assert isinstance(param.type, TensorType)
+        return self.constants.param(self.keys[value], param.type.layout)
 
     def _packed(self, a: PackArgument) -> np.ndarray[Any, Any]:
-        return pack(a.spec, {s.name: self.params[s.name].detach().numpy() for s in a.spec.sources})
+        sources = tuple(replace(s, name=self.keys[s.name]) for s in a.spec.sources)
+        return self.constants.pack(replace(a.spec, sources=sources))
 
     def _address(self, memory: Any) -> str:
         self.keep.append(memory)
@@ -172,15 +177,7 @@ class _Glue:
 
 def _settle(t: torch.Tensor, layout: Layout | None, kernel: str) -> torch.Tensor:
     """The tensor, copied if it does not lie in the wanted dimension order."""
-    order = layout.order if layout is not None else None
-    if order is None:
-        if t.is_contiguous():
-            return t
+    made = settled(t, layout or Layout())
+    if made is not t:
         copies[kernel] += 1
-        return t.contiguous()
-    moved = t.permute(order)
-    if moved.is_contiguous():
-        return t
-    copies[kernel] += 1
-    back = [order.index(d) for d in range(len(order))]
-    return moved.contiguous().permute(back)
+    return made

@@ -1,0 +1,85 @@
+"""The constants of a plan: params as kernels read them, made once and shared by all kernels that want the same.
+
+A param that lies as a kernel wants it is read where it is. Otherwise there is a copy: in another order of dims, or packed into
+panels. Copies are counted, so that a plan can say what it holds besides the model's own weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hotfuse.backends.llvm.run import Constant, Word
+from hotfuse.base.errors import InternalError
+from hotfuse.ir.types import Layout
+from hotfuse.lower.codec import argument_from_json, argument_to_json
+from hotfuse.lower.lowered import PackArgument
+from hotfuse.lower.pack import PackSpec, pack
+
+
+class Constants:
+    """Memory of constants by what they are; weights come by param key."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor]) -> None:
+        self.weights = weights
+        self.bytes = 0
+        """What copies take."""
+        self.packed: set[str] = set()
+        """Keys of params of which there is a packed copy."""
+        self.read: set[str] = set()
+        """Keys of params that are read where they lie."""
+        self._made: dict[object, Any] = {}
+
+    def param(self, key: str, layout: Layout) -> torch.Tensor:
+        """A param in a layout."""
+        at = (key, layout)
+        if at not in self._made:
+            given = self.weights[key].detach()
+            made = given if layout.strided else settled(given, layout)
+            if made.data_ptr() != given.data_ptr():
+                self.bytes += made.numel() * made.element_size()
+            else:
+                self.read.add(key)
+            self._made[at] = made
+        return self._made[at]
+
+    def pack(self, spec: PackSpec) -> Any:
+        """Packed params; the spec's sources are keys."""
+        at = json.dumps(argument_to_json(PackArgument("", spec)), sort_keys=True)
+        if at not in self._made:
+            made = pack(spec, {s.name: self.weights[s.name].detach().numpy() for s in spec.sources})
+            self.bytes += made.nbytes
+            self.packed |= {s.name for s in spec.sources}
+            self._made[at] = made
+        return self._made[at]
+
+    def word(self, word: Word, kernels: Mapping[int, int]) -> tuple[int, Any]:
+        """What a word of a run's table holds, and what has to stay alive for it; `kernels` are addresses of code."""
+        match word.kind:
+            case Constant.KERNEL:
+                return kernels[word.kernel], None
+            case Constant.PARAM:
+                memory = self.param(word.key, word.layout)
+                return memory.data_ptr(), memory
+            case Constant.STRIDE:
+                return int(self.weights[word.key].stride(word.dim)), None
+            case Constant.PACK:
+                argument = argument_from_json(json.loads(word.pack))
+                if not isinstance(argument, PackArgument):
+                    raise InternalError("a word of a table packs nothing")
+                made = self.pack(argument.spec)
+                return int(made.ctypes.data), made
+
+
+def settled(t: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The tensor, copied if it does not lie in the wanted dimension order."""
+    if layout.order is None:
+        return t if t.is_contiguous() else t.contiguous()
+    moved = t.permute(layout.order)
+    if moved.is_contiguous():
+        return t
+    back = [layout.order.index(d) for d in range(len(layout.order))]
+    return moved.contiguous().permute(back)

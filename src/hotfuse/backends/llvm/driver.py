@@ -1,0 +1,166 @@
+"""The driver of a native run as LLVM IR: sizes, offsets and branches computed in native code, kernels called in order.
+
+Two functions, both `void name(ptr buffers, ptr sizes)` where sizes are the run's symbols and then the number of threads:
+
+    layout    buffers is written: [bytes of the arena, for every output its sizes and then its strides]
+    body      buffers is read:    [table, arena, control, inputs..., outputs...]
+
+`control` is two words and more: the first is set to 1 where a branch without native code was taken (nothing but the arena and
+the outputs has been written then); if the second is 1, the clock is written behind it: at the beginning, then after each partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hotfuse.backends.llvm.code import Fn, Module
+from hotfuse.backends.llvm.run import THREADS, Address, Base, Branch, Call, Mark, Run, Step, calls
+from hotfuse.backends.llvm.target import Target
+from hotfuse.base.errors import InternalError
+from hotfuse.ir.dims import Dim, expr, sym
+from hotfuse.tile.program import Kernel
+
+BODY, LAYOUT = "hf_run_body", "hf_run_layout"
+HEAD = 3
+"""Buffers before the inputs: table, arena, control."""
+CONTROL_HEAD = 2
+_CLOCK_MONOTONIC = 1
+
+
+def emit_driver(run: Run, target: Target) -> str:
+    """The text of a module with both functions."""
+    module = Module(target)
+    _layout(run, module)
+    _Body(run, module).write()
+    return module.text()
+
+
+def _function(run: Run, module: Module, name: str) -> Fn:
+    """A function that knows the run's symbols."""
+    names = (*(s.symbol for s in run.sizes), THREADS)
+    fn = Fn(module, name, "ptr %buffers, ptr %sizes", Kernel(name, names, (), ()))
+    with fn.at(fn.scopes[0]):
+        for k, symbol in enumerate(names):
+            fn.symbol[symbol] = fn.val(f"load i64, ptr {fn.val(f'getelementptr i64, ptr %sizes, i64 {k}')}")
+            fn.depth_of[symbol] = 0
+    return fn
+
+
+def _layout(run: Run, module: Module) -> None:
+    fn = _function(run, module, LAYOUT)
+    wanted: list[Dim] = [expr("+", run.arena, run.scratch)]
+    for out in run.outputs:
+        wanted += [*out.shape, *out.strides]
+    for k, d in enumerate(wanted):
+        value = fn.i64(d)
+        fn.do(f"store i64 {value}, ptr {fn.val(f'getelementptr i64, ptr %buffers, i64 {k}')}")
+    fn.do("ret void")
+
+
+class _Body:
+    def __init__(self, run: Run, module: Module) -> None:
+        self.run = run
+        self.fn = fn = _function(run, module, BODY)
+        self.loaded: dict[tuple[Base, int], str] = {}
+        made = list(calls(run.steps))
+        self.pointers = fn.alloca(f"[{max((len(c.buffers) for c in made), default=0) + 1} x ptr], align 16")
+        self.numbers = fn.alloca(f"[{max((len(c.sizes) for c in made), default=0) + 1} x i64], align 16")
+        self.clock = fn.alloca("[2 x i64], align 16")
+        with fn.at(fn.scopes[0]):
+            self.table, self.arena, self.control = (self._buffer(k) for k in range(HEAD))
+            flag = fn.val(f"load i64, ptr {fn.val(f'getelementptr i64, ptr {self.control}, i64 1')}")
+            self.timed = fn.val(f"icmp ne i64 {flag}, 0")
+            for k, symbol in enumerate(run.words):
+                if symbol:
+                    fn.symbol[symbol] = fn.val(f"load i64, ptr {fn.val(f'getelementptr i64, ptr {self.table}, i64 {k}')}")
+                    fn.depth_of[symbol] = 0
+
+    def _buffer(self, k: int) -> str:
+        return self.fn.val(f"load ptr, ptr {self.fn.val(f'getelementptr ptr, ptr %buffers, i64 {k}')}")
+
+    def write(self) -> None:
+        self._look(0)
+        self._steps(self.run.steps)
+        self.fn.do("ret void")
+
+    def _steps(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            match step:
+                case Call():
+                    self._call(step)
+                case Branch():
+                    self._branch(step)
+                case Mark():
+                    self._look(step.partition + 1)
+
+    def _base(self, a: Address) -> str:
+        """The beginning of some memory, loaded once."""
+        if a.base is Base.ARENA:
+            return self.arena
+        key = (a.base, a.index)
+        if key not in self.loaded:
+            fn = self.fn
+            with fn.at(fn.scopes[0]):
+                match a.base:
+                    case Base.TABLE:
+                        at = fn.val(f"getelementptr ptr, ptr {self.table}, i64 {a.index}")
+                        self.loaded[key] = fn.val(f"load ptr, ptr {at}")
+                    case Base.INPUT:
+                        self.loaded[key] = self._buffer(HEAD + a.index)
+                    case _:
+                        self.loaded[key] = self._buffer(HEAD + len(self.run.inputs) + a.index)
+        return self.loaded[key]
+
+    def _address(self, a: Address) -> str:
+        base = self._base(a)
+        if a.offset == 0:
+            return base
+        return self.fn.val(f"getelementptr i8, ptr {base}, i64 {self.fn.i64(a.offset)}")
+
+    def _call(self, call: Call) -> None:
+        fn = self.fn
+        for k, a in enumerate(call.buffers):
+            pointer = self._address(a)
+            fn.do(f"store ptr {pointer}, ptr {fn.val(f'getelementptr ptr, ptr {self.pointers}, i64 {k}')}")
+        if call.scratch:
+            own = self._address(Address(Base.ARENA, 0, self.run.arena))
+            fn.do(f"store ptr {own}, ptr {fn.val(f'getelementptr ptr, ptr {self.pointers}, i64 {len(call.buffers)}')}")
+        for k, d in enumerate((*call.sizes, sym(THREADS))):
+            value = fn.i64(d)
+            fn.do(f"store i64 {value}, ptr {fn.val(f'getelementptr i64, ptr {self.numbers}, i64 {k}')}")
+        code = self._base(Address(Base.TABLE, call.word, 0))
+        fn.do(f"call void {code}(ptr {self.pointers}, ptr {self.numbers})")
+
+    def _branch(self, branch: Branch) -> None:
+        fn = self.fn
+        byte = fn.val(f"load i8, ptr {self._address(branch.condition)}")
+        true = fn.val(f"icmp ne i8 {byte}, 0")
+        then, other, after = fn.labels("then", "else", "after")
+        fn.do(f"br i1 {true}, label %{then}, label %{other}")
+        for label, steps in ((then, branch.then), (other, branch.other)):
+            fn.label(label)
+            if steps is None:
+                fn.do(f"store i64 1, ptr {self.control}")
+                fn.do("ret void")
+            else:
+                self._steps(steps)
+                fn.do(f"br label %{after}")
+        if branch.then is None and branch.other is None:
+            raise InternalError("a branch without native code on either side")
+        fn.label(after)
+
+    def _look(self, at: int) -> None:
+        """Write down the time, where it is asked for."""
+        fn = self.fn
+        look, after = fn.labels("look", "go")
+        fn.do(f"br i1 {self.timed}, label %{look}, label %{after}")
+        fn.label(look)
+        fn.call("clock_gettime", "i32", ("i32", str(_CLOCK_MONOTONIC)), ("ptr", self.clock))
+        seconds = fn.val(f"load i64, ptr {self.clock}")
+        rest = fn.val(f"load i64, ptr {fn.val(f'getelementptr i64, ptr {self.clock}, i64 1')}")
+        now = fn.val(f"add i64 {fn.val(f'mul i64 {seconds}, 1000000000')}, {rest}")
+        slot = fn.val(f"getelementptr i64, ptr {self.control}, i64 {CONTROL_HEAD + at}")
+        fn.do(f"store i64 {now}, ptr {slot}")
+        fn.do(f"br label %{after}")
+        fn.label(after)
+

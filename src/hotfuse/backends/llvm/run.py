@@ -1,0 +1,201 @@
+"""A native run: kernels in order, with everything between them, as one piece of native code.
+
+    run(inputs) -> outputs          step: call k0 | call k1 | if %c { step... } else { step... }
+
+What a run is made of is decided in a worker (`compile.runs`), which also generates its driver (`driver`). The process that serves
+gets object code and a `RunCode`: how to enter it, and what the words of its table are: addresses of kernels and of constants,
+which only that process knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from hotfuse.base.errors import InternalError
+from hotfuse.ir.dims import Dim
+from hotfuse.ir.types import DType, Layout
+
+THREADS = "@threads"
+"""The symbol of the number of threads; no graph has such a name."""
+
+
+class Base(StrEnum):
+    """Whose memory."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    ARENA = "arena"
+    TABLE = "table"
+    """A constant: the table holds its address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A place: which memory, and how many bytes behind its beginning."""
+
+    base: Base
+    index: int
+    offset: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A kernel with its buffers and sizes."""
+
+    word: int
+    """Where in the table its code's address stands."""
+    buffers: tuple[Address, ...]
+    scratch: bool
+    """Whether it takes the arena's end as its own memory."""
+    sizes: tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One of two lists of steps, by a truth value in memory; None where there is no native code for a side."""
+
+    condition: Address
+    then: tuple[Step, ...] | None
+    other: tuple[Step, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The end of a partition: where a timed call looks at the clock."""
+
+    partition: int
+
+
+Step = Call | Branch | Mark
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """What an input must be for native code to read it; anything else is the fallback's."""
+
+    name: str
+    dtype: DType
+    rank: int
+    """-1: a number, or anything else that only the fallback reads."""
+    order: tuple[int, ...] | None
+    """Dense with dims in this order, outermost first; None: strides are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeSpec:
+    """A symbol of the run is a size or a stride of an input."""
+
+    symbol: str
+    input: int
+    stride: bool
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """A tensor that the run makes."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as the driver is generated from it."""
+
+    inputs: tuple[InputSpec, ...]
+    sizes: tuple[SizeSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    steps: tuple[Step, ...]
+    words: tuple[str, ...]
+    """The symbols that stand for words of the table, by place; empty where a word is an address."""
+    arena: Dim
+    """Bytes of intermediates."""
+    scratch: Dim
+    """Bytes of the kernels' own memory behind them."""
+
+
+class Constant(StrEnum):
+    """What a word of the table is."""
+
+    KERNEL = "kernel"
+    PARAM = "param"
+    STRIDE = "stride"
+    PACK = "pack"
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word of the table, as plain data: a kernel's number, a param in a layout, a stride of one, or packed params."""
+
+    kind: Constant
+    kernel: int = -1
+    key: str = ""
+    layout: Layout = Layout()
+    dim: int = 0
+    pack: str = ""
+    """The packing, as JSON text."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCode:
+    """A run as the serving process gets it."""
+
+    first: int
+    last: int
+    """The partitions it covers."""
+    inputs: tuple[InputSpec, ...]
+    sizes: tuple[SizeSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    words: tuple[Word, ...]
+    exits: tuple[int, ...]
+    """Nodes that the library computes behind the run: views that are wanted outside."""
+    returned: tuple[str, ...]
+    """The values that those nodes give to the outside."""
+    arena: Dim
+    scratch: Dim
+    code: bytes
+
+
+def calls(steps: Sequence[Step]) -> Iterator[Call]:
+    """Every call, those in branches too."""
+    for step in steps:
+        if isinstance(step, Call):
+            yield step
+        elif isinstance(step, Branch):
+            yield from calls(step.then or ())
+            yield from calls(step.other or ())
+
+
+def word_to_json(w: Word) -> dict[str, Any]:
+    """Plain data."""
+    match w.kind:
+        case Constant.KERNEL:
+            return {"is": "kernel", "kernel": w.kernel}
+        case Constant.PARAM:
+            return {"is": "param", "key": w.key, "order": w.layout.order, "strided": w.layout.strided}
+        case Constant.STRIDE:
+            return {"is": "stride", "key": w.key, "dim": w.dim}
+        case Constant.PACK:
+            return {"is": "pack", "pack": w.pack}
+
+
+def word_from_json(data: dict[str, Any]) -> Word:
+    """The inverse."""
+    match data["is"]:
+        case "kernel":
+            return Word(Constant.KERNEL, kernel=int(data["kernel"]))
+        case "param":
+            order = None if data["order"] is None else tuple(int(d) for d in data["order"])
+            return Word(Constant.PARAM, key=str(data["key"]), layout=Layout(order, bool(data["strided"])))
+        case "stride":
+            return Word(Constant.STRIDE, key=str(data["key"]), dim=int(data["dim"]))
+        case "pack":
+            return Word(Constant.PACK, pack=str(data["pack"]))
+        case other:
+            raise InternalError(f"no word of a table is a {other!r}")

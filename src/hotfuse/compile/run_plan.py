@@ -1,0 +1,449 @@
+"""Planning native runs in the worker: where every value lies, which kernel is called with what, what leaves the run.
+
+The plan goes through the nodes of a body once. Kernels are calls; views are arithmetic; a condition whose branches are native
+is a branch of the run. Where a kernel wants a value in another order than it lies in, a copying kernel goes in between. Whatever
+does not fit raises CannotLower, and the run ends before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from hotfuse.backends.llvm import scratch
+from hotfuse.backends.llvm.code import size_of
+from hotfuse.backends.llvm.places import Lies, does_nothing, fits, is_view, operand, view
+from hotfuse.backends.llvm.run import THREADS, Constant, Word
+from hotfuse.compile.fetch import renamed
+from hotfuse.ir.branches import Branch as Branched
+from hotfuse.ir.branches import branches
+from hotfuse.ir.dims import Dim, expr, substitute, sym
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value
+from hotfuse.ir.subgraph import extract
+from hotfuse.ir.types import STRIDED, DType, Layout, TensorType
+from hotfuse.lower.algebra import product, same
+from hotfuse.lower.codec import argument_to_json
+from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.lowered import (
+    BufferArgument,
+    Lowered,
+    PackArgument,
+    Role,
+    StrideArgument,
+    SymbolArgument,
+    dense_strides,
+)
+from hotfuse.lower.own_sizes import anchored, with_own_sizes
+from hotfuse.ops.table import Access, lookup
+from hotfuse.tile.program import Kernel
+
+
+@dataclass(slots=True)
+class Level:
+    """A graph cut into parts: [first node, end, kernel or -1], and the levels of parts that branch."""
+
+    graph: Graph
+    parts: list[tuple[int, int, int]]
+    branches: dict[int, list[Level]]
+
+
+class Bench(Protocol):
+    """Where kernels come from."""
+
+    def lowered(self, kernel: int) -> Lowered:
+        """A kernel by its number, speaking of a group in normal form."""
+        ...
+
+    def copying(self, dtype: DType, shape: tuple[Dim, ...], layout: Layout) -> tuple[int, Graph]:
+        """A kernel that copies a tensor into a layout, and the graph it computes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A buffer: an input of the run, a constant, or memory that a kernel writes."""
+
+    kind: str
+    """`input`, `param` or `made`."""
+    name: str
+    dtype: DType
+    elements: Dim
+    word: int = -1
+    """A constant's place in the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A place in a buffer, in elements; or a constant, by its word."""
+
+    root: int
+    offset: Dim = 0
+    word: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A kernel's call before memory is given out."""
+
+    word: int
+    kernel: int
+    buffers: tuple[Pointer, ...]
+    sizes: tuple[Dim, ...]
+    scratch: Dim
+    reads: tuple[tuple[int, str], ...]
+    """Buffers it reads, with their names in the kernel."""
+    writes: tuple[tuple[int, str], ...]
+    pointwise: Kernel | None = None
+    """The kernel, where all it computes is element by element."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBranch:
+    """A condition before memory is given out."""
+
+    condition: Pointer
+    outs: tuple[int, ...]
+    then: tuple[PlannedStep, ...] | None
+    other: tuple[PlannedStep, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMark:
+    """The end of a part."""
+
+    part: int
+
+
+PlannedStep = PlannedCall | PlannedBranch | PlannedMark
+
+
+@dataclass(slots=True)
+class Scope:
+    """One graph: its constants by value's name, and where its values lie."""
+
+    graph: Graph
+    keys: Mapping[str, str]
+    lies: dict[str, Lies]
+    top: bool
+
+
+@dataclass(slots=True)
+class State:
+    """All that grows; copied before every part, so that a part that does not fit leaves no trace."""
+
+    roots: list[Root] = field(default_factory=list[Root])
+    inputs: list[Value] = field(default_factory=list[Value])
+    words: list[Word] = field(default_factory=list[Word])
+    symbols: dict[int, str] = field(default_factory=dict[int, str])
+    """Words that are numbers, with the symbol that stands for them."""
+    strided: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """Symbols that are strides of an input: (input, dim)."""
+    steps: list[PlannedStep] = field(default_factory=list[PlannedStep])
+    lies: dict[str, Lies] = field(default_factory=dict[str, Lies])
+    """Of the graph that the run is part of."""
+    into: dict[int, int] = field(default_factory=dict[int, int])
+    """Buffers that are another buffer: results of a branch."""
+    copied: dict[tuple[Lies, Layout], Lies] = field(default_factory=dict[tuple[Lies, Layout], Lies])
+
+    def copy(self) -> State:
+        """The same, to go on from."""
+        return State(
+            list(self.roots), list(self.inputs), list(self.words), dict(self.symbols), dict(self.strided),
+            list(self.steps), dict(self.lies), dict(self.into), dict(self.copied),
+        )  # fmt: skip
+
+
+class Planner:
+    """Plans one run of a level, part by part."""
+
+    def __init__(self, level: Level, bench: Bench) -> None:
+        self.level, self.bench = level, bench
+        self.keys = {p.value.name: p.key for p in level.graph.params}
+        self.state = State()
+
+    def add(self, part: int) -> None:
+        """Go on with a part; raises CannotLower, and is as before, where it does not fit."""
+        before = self.state
+        self.state = before.copy()
+        try:
+            scope = Scope(self.level.graph, self.keys, self.state.lies, top=True)
+            steps = self._part(scope, self.level, part)  # may exchange the state, by one with more in it
+            self.state.steps += [*steps, PlannedMark(part)]
+        except CannotLower:
+            self.state = before
+            raise
+
+    # -- parts and nodes
+
+    def _part(self, scope: Scope, level: Level, part: int) -> list[PlannedStep]:
+        first, last, kernel = level.parts[part]
+        if kernel >= 0:
+            piece = anchored(level.graph, extract(level.graph, range(first, last), "group"))
+            return self._call(scope, piece, kernel)
+        if part in level.branches:
+            return self._branch(scope, level.graph.nodes[first], level.branches[part])
+        return [step for node in level.graph.nodes[first:last] for step in self._free(scope, node)]
+
+    def _free(self, scope: Scope, node: Node) -> list[PlannedStep]:
+        if does_nothing(node):
+            return []
+        if not is_view(node):
+            raise CannotLower(f"{node.op} has no kernel")
+        steps: list[PlannedStep] = []
+        for i, out in enumerate(node.outs):
+            lies = view(node, i, lambda name: self._where(scope, name))
+            if lies is None and (given := operand(node, i)) is not None:
+                dense, more = self._settled(self._where(scope, given.name), given, Layout())
+                steps += more
+                lies = view(node, i, lambda name, dense=dense: dense)
+            if lies is None:
+                raise CannotLower(f"{node.op} is not a view")
+            scope.lies[out.name] = lies
+        return steps
+
+    def _where(self, scope: Scope, name: str) -> Lies:
+        """Where a value lies; what comes from outside is an input of the run, or a constant."""
+        if name in scope.lies:
+            return scope.lies[name]
+        if name in scope.keys:
+            param = next(p.value for p in scope.graph.params if p.value.name == name)
+            scope.lies[name] = self._constant(param, scope.keys[name])
+        elif scope.top:
+            scope.lies[name] = self._input(_value(scope.graph, name))
+        else:
+            raise CannotLower(f"%{name} comes from nowhere")
+        return scope.lies[name]
+
+    def _input(self, v: Value) -> Lies:
+        s, t = self.state, _tensor(v)
+        s.inputs.append(v)
+        s.roots.append(Root("input", v.name, t.dtype, product(t.shape)))
+        if not t.layout.strided:
+            return Lies(len(s.roots) - 1, 0, dense_strides(t.shape, t.layout))
+        names = [f"@{v.name}.{d}" for d in range(len(t.shape))]
+        s.strided |= {n: (len(s.inputs) - 1, d) for d, n in enumerate(names)}
+        return Lies(len(s.roots) - 1, 0, tuple(sym(n) for n in names))
+
+    def _constant(self, v: Value, key: str) -> Lies:
+        s, t = self.state, _tensor(v)
+        word = self._word(Word(Constant.PARAM, key=key, layout=t.layout))
+        s.roots.append(Root("param", v.name, t.dtype, product(t.shape), word))
+        if not t.layout.strided:
+            return Lies(len(s.roots) - 1, 0, dense_strides(t.shape, t.layout))
+        return Lies(len(s.roots) - 1, 0, tuple(self._stride(key, d) for d in range(len(t.shape))))
+
+    def _stride(self, key: str, dim: int) -> Dim:
+        word = self._word(Word(Constant.STRIDE, key=key, dim=dim))
+        return sym(self.state.symbols.setdefault(word, f"@word{word}"))
+
+    def _word(self, word: Word) -> int:
+        if word not in self.state.words:
+            self.state.words.append(word)
+        return self.state.words.index(word)
+
+    # -- calls
+
+    def _call(self, scope: Scope, piece: Graph, kernel: int, outs: Mapping[str, int] | None = None) -> list[PlannedStep]:
+        """A kernel with its arguments; `outs` are buffers that results go into, where they exist already."""
+        own, meaning = with_own_sizes(piece)
+        lowered = renamed(self.bench.lowered(kernel), own)
+        types = {v.name: _tensor(v) for v in (*piece.inputs, *(o for n in piece.nodes for o in n.outs))
+                 if isinstance(v.type, TensorType)}  # fmt: skip
+        keys = {p.value.name: p.key for p in piece.params}
+        layouts = {p.value.name: _tensor(p.value).layout for p in piece.params}
+        strides = {name: tuple(substitute(d, meaning) for d in ds) for name, ds in lowered.strides}
+        steps: list[PlannedStep] = []
+        buffers: list[Pointer] = []
+        sizes: list[Dim] = []
+        reads: list[tuple[int, str]] = []
+        writes: list[tuple[int, str]] = []
+        for a in lowered.arguments:
+            match a:
+                case BufferArgument(role=Role.INPUT):
+                    lies = self._where(scope, a.value)
+                    if not types[a.value].layout.strided:
+                        lies, more = self._settled(lies, Value(a.value, types[a.value]), types[a.value].layout)
+                        steps += more
+                    buffers.append(Pointer(lies.root, lies.offset))
+                    reads.append((lies.root, a.buffer))
+                case BufferArgument(role=Role.OUTPUT):
+                    root = (outs or {}).get(a.value, -1)
+                    if root < 0:
+                        root = self._made(a.value, types[a.value], strides[a.value])
+                    scope.lies[a.value] = Lies(root, 0, strides[a.value])
+                    buffers.append(Pointer(root))
+                    writes.append((root, a.buffer))
+                case BufferArgument():
+                    buffers.append(Pointer(-1, 0, self._word(Word(Constant.PARAM, key=keys[a.value], layout=layouts[a.value]))))
+                case PackArgument():
+                    named = replace(a.spec, sources=tuple(replace(s, name=keys[s.name]) for s in a.spec.sources))
+                    text = json.dumps(argument_to_json(PackArgument("", named)), sort_keys=True)
+                    buffers.append(Pointer(-1, 0, self._word(Word(Constant.PACK, pack=text))))
+                case SymbolArgument():
+                    sizes.append(substitute(sym(a.symbol), meaning))
+                case StrideArgument():
+                    if a.value in keys:
+                        sizes.append(self._stride(keys[a.value], a.dim))
+                    else:
+                        sizes.append(self._where(scope, a.value).strides[a.dim])
+        own_memory = scratch.plan(lowered.kernel)
+        need: Dim = 0
+        if own_memory.needs_arena:
+            known = dict(zip(lowered.kernel.sizes, sizes, strict=True))
+            slices = expr("*", substitute(own_memory.slice, known), expr("+", sym(THREADS), 1))
+            need = expr("+", substitute(own_memory.shared, known), slices)
+        word = self._word(Word(Constant.KERNEL, kernel=kernel))
+        pointwise = all(lookup(n.op).access is Access.POINTWISE for n in piece.nodes)
+        steps.append(PlannedCall(word, kernel, tuple(buffers), tuple(sizes), need, tuple(reads), tuple(writes),
+                                 lowered.kernel if pointwise else None))  # fmt: skip
+        return steps
+
+    def _made(self, name: str, t: TensorType, strides: tuple[Dim, ...]) -> int:
+        """Memory for a result."""
+        elements = product(t.shape)
+        if not any(fits(strides, t.shape, dense_strides(t.shape, layout)) for layout in (Layout(), t.layout)):
+            reach = [expr("*", expr("+", n, -1), s) for n, s in zip(t.shape, strides, strict=True)]
+            elements = expr("max", elements, expr("+", 1, *reach))
+        self.state.roots.append(Root("made", name, t.dtype, elements))
+        return len(self.state.roots) - 1
+
+    def _settled(self, lies: Lies, v: Value, layout: Layout) -> tuple[Lies, list[PlannedStep]]:
+        """A value densely in a layout, copied where it is not known to lie so."""
+        t = _tensor(v)
+        dense = dense_strides(t.shape, layout)
+        if fits(lies.strides, t.shape, dense):
+            return lies, []
+        key = (lies, layout)
+        if key not in self.state.copied:
+            root = self._made(f"{v.name} settled", t, dense)
+            steps = self._copy(lies, t, layout, root)
+            self.state.copied[key] = Lies(root, 0, dense)
+            return self.state.copied[key], steps
+        return self.state.copied[key], []
+
+    def _copy(self, lies: Lies, t: TensorType, layout: Layout, root: int) -> list[PlannedStep]:
+        kernel, piece = self.bench.copying(t.dtype, t.shape, layout)
+        (given,), (out,) = piece.inputs, piece.nodes[-1].outs
+        scope = Scope(piece, {}, {given.name: lies}, top=False)
+        return self._call(scope, piece, kernel, {out.name: root})
+
+    # -- branches
+
+    def _branch(self, scope: Scope, node: Node, levels: Sequence[Level]) -> list[PlannedStep]:
+        condition, captures = node.args[0], node.args[1]
+        if node.attrs or not isinstance(condition, Value) or not isinstance(captures, tuple):
+            raise CannotLower(f"{node.op} of an unusual form")
+        t = _tensor(condition)
+        if t.dtype is not DType.BOOL or any(n != 1 for n in t.shape):
+            raise CannotLower("a condition that is not one truth value")
+        at = self._where(scope, condition.name)
+        outs = [self._made(v.name, _tensor(v), dense_strides(_tensor(v).shape, Layout())) for v in node.outs]
+        sides: list[tuple[PlannedStep, ...] | None] = []
+        for found, level in zip(branches(scope.graph, node), levels, strict=True):
+            lies = self._captured(scope, found, captures)  # what lies outside stays known, whatever becomes of the branch
+            before = self.state
+            self.state = before.copy()
+            try:
+                sides.append(tuple(self._side(level, lies, node.outs, outs)))
+            except CannotLower:
+                self.state = before
+                sides.append(None)
+            else:
+                self.state.lies, self.state.copied = before.lies, before.copied
+        if sides[0] is None and sides[1] is None:
+            raise CannotLower("no branch is native")
+        for v, root in zip(node.outs, outs, strict=True):
+            scope.lies[v.name] = Lies(root, 0, dense_strides(_tensor(v).shape, Layout()))
+        return [PlannedBranch(Pointer(at.root, at.offset), tuple(outs), sides[0], sides[1])]
+
+    def _captured(self, scope: Scope, found: Branched, captures: tuple[Arg, ...]) -> dict[str, Lies]:
+        """Where a branch's inputs lie."""
+        lies: dict[str, Lies] = {}
+        for inner, i in zip(found.graph.inputs, found.takes, strict=True):
+            outer = captures[i]
+            if not isinstance(outer, Value):
+                raise CannotLower("a capture that is not a value")
+            _alike(inner, outer)
+            if isinstance(outer.type, TensorType):
+                lies[inner.name] = self._where(scope, outer.name)
+        return lies
+
+    def _side(
+        self, level: Level, lies: dict[str, Lies], outs: Sequence[Value], into: Sequence[int]
+    ) -> list[PlannedStep]:
+        """The steps of one branch, its results in the given buffers."""
+        graph = level.graph
+        scope = Scope(graph, {p.value.name: p.key for p in graph.params}, lies, top=False)
+        steps = [step for part in range(len(level.parts)) for step in self._part(scope, level, part)]
+        if len(graph.outputs) != len(outs):
+            raise CannotLower("a branch with other results than its node")
+        for given, out, root in zip(graph.outputs, outs, into, strict=True):
+            if not isinstance(given, Value):
+                raise CannotLower("a branch that returns a number")
+            _alike(given, out)
+            t = _tensor(out)
+            at = self._where(scope, given.name)
+            made = self.state.roots[at.root]
+            whole = at.offset == 0 and fits(at.strides, t.shape, dense_strides(t.shape, Layout()))
+            own = made.kind == "made" and at.root not in self.state.into and _written(steps, at.root)
+            if whole and own and at.root not in into and same(made.elements, product(t.shape)):
+                self.state.into[at.root] = root
+            else:
+                steps += self._copy(at, t, Layout(), root)
+        return steps
+
+
+def _written(steps: Sequence[PlannedStep], root: int) -> bool:
+    """Whether a buffer is written in these steps, rather than before them."""
+    for step in steps:
+        match step:
+            case PlannedCall():
+                if any(r == root for r, _ in step.writes):
+                    return True
+            case PlannedBranch():
+                if root in step.outs:
+                    return True
+            case PlannedMark():
+                pass
+    return False
+
+
+def _alike(inner: Value, outer: Value) -> None:
+    """A value inside a branch and the one outside must have the same sizes under the same names."""
+    a, b = inner.type, outer.type
+    if isinstance(a, TensorType) and isinstance(b, TensorType):
+        if a.dtype is b.dtype and len(a.shape) == len(b.shape) and all(same(m, n) for m, n in zip(a.shape, b.shape, strict=True)):
+            return
+    elif a == b:
+        return
+    raise CannotLower(f"%{inner.name} is something else inside the branch")
+
+
+def _value(graph: Graph, name: str) -> Value:
+    for v in graph.inputs:
+        if v.name == name:
+            return v
+    return next(v for n in graph.nodes for v in n.outs if v.name == name)
+
+
+def _tensor(v: Value) -> TensorType:
+    if not isinstance(v.type, TensorType):
+        raise CannotLower(f"%{v.name} is not a tensor")
+    if v.type.device != "cpu":
+        raise CannotLower(f"%{v.name} is on {v.type.device}")
+    return v.type
+
+
+def copy_graph(dtype: DType, shape: tuple[Dim, ...], layout: Layout) -> Graph:
+    """A tensor with any strides, copied into a layout."""
+    given = Value("x", TensorType(dtype, shape, STRIDED))
+    made = Value("y", TensorType(dtype, shape, layout))
+    node = Node(Kind.OPERATOR, "aten.clone.default", (given,), (made,))
+    return Graph("group", (given,), (), (node,), (made,))
+
+
+def bytes_of(root: Root) -> Dim:
+    """How much memory a buffer takes."""
+    return expr("*", root.elements, size_of(root.dtype))

@@ -1,0 +1,321 @@
+"""The request of kind `runs`: a body with its kernels becomes native runs, in the worker; and asking for it.
+
+Library parts between kernels are looked at once more: views need no code, and small groups that only lost to the library by the
+cost of entering a kernel from Python are kernels after all, since inside a run that cost is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotfuse.backends.llvm import jit
+from hotfuse.backends.llvm.driver import emit_driver
+from hotfuse.backends.llvm.native import compile_kernel
+from hotfuse.backends.llvm.places import does_nothing, is_view
+from hotfuse.backends.llvm.run import InputSpec, OutputSpec, RunCode, SizeSpec, word_from_json, word_to_json
+from hotfuse.backends.llvm.target import host
+from hotfuse.base.errors import HotfuseError
+from hotfuse.base.settings import Settings
+from hotfuse.compile.fetch import Body, KernelCode, NativeParts, body_from_json, kernel_from_json
+from hotfuse.compile.native import host_core
+from hotfuse.compile.run_finish import Finished, finish
+from hotfuse.compile.run_plan import Level, PlannedBranch, Planner, copy_graph
+from hotfuse.compile.service import ask
+from hotfuse.compile.trial import attempt
+from hotfuse.ir import dims
+from hotfuse.ir.dims import Dim, evaluate, symbols
+from hotfuse.ir.graph import Graph, Kind, Node
+from hotfuse.ir.normal import normalized
+from hotfuse.ir.subgraph import extract
+from hotfuse.ir.text import parse, show
+from hotfuse.ir.types import DType, Layout, TensorType
+from hotfuse.ir.verify import verify
+from hotfuse.lower import lower
+from hotfuse.lower.codec import from_json, to_json
+from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.lowered import Lowered
+from hotfuse.lower.own_sizes import anchored, with_own_sizes
+from hotfuse.ops.table import packet
+
+Message = tuple[dict[str, Any], list[bytes]]
+
+ENTRY_US = 3.0
+"""What entering a kernel alone costs and a kernel in a run does not: glue in Python, memory for results."""
+SMALL = 1 << 15
+"""Most elements that a group without a kernel may move to be tried again for the sake of a run."""
+MOST_NODES = 24
+
+
+# --- in the worker ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Bench:
+    """Kernels by number: those that exist, and those that runs need besides."""
+
+    given: list[Lowered]
+    sizes: Mapping[str, int]
+    made: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    codes: list[bytes] = field(default_factory=list[bytes])
+    numbers: dict[str, int] = field(default_factory=dict[str, int])
+    notes: list[str] = field(default_factory=list[str])
+
+    def lowered(self, kernel: int) -> Lowered:
+        """A kernel by its number."""
+        return self.given[kernel]
+
+    def copying(self, dtype: DType, shape: tuple[Dim, ...], layout: Layout) -> tuple[int, Graph]:
+        """A kernel that copies into a layout."""
+        piece = copy_graph(dtype, shape, layout)
+        return self._kernel(piece, float("inf")), piece
+
+    def bridge(self, graph: Graph, nodes: range) -> int:
+        """A kernel for nodes that have none; -1 where there is none that pays inside a run."""
+        chosen = [graph.nodes[i] for i in nodes]
+        if len(chosen) > MOST_NODES or any(n.kind is not Kind.OPERATOR or not n.outs for n in chosen):
+            return -1
+        if max(self._elements(n) for n in chosen) > SMALL:
+            return -1
+        try:
+            return self._kernel(anchored(graph, extract(graph, nodes, "group")), ENTRY_US)
+        except HotfuseError as e:
+            self.notes.append(f"{packet(chosen[0].op).removeprefix('aten.')} interrupts a run: {e.because or e.what}")
+            return -1
+
+    def _elements(self, node: Node) -> int:
+        most = 0
+        for v in (*node.ins, *node.outs):
+            if isinstance(v.type, TensorType):
+                known = all(symbols(d) <= self.sizes.keys() for d in v.type.shape)
+                size = 1
+                for d in v.type.shape:
+                    size *= evaluate(d, self.sizes) if known else SMALL + 1
+                most = max(most, size)
+        return most
+
+    def _kernel(self, piece: Graph, allowance_us: float) -> int:
+        own, meaning = with_own_sizes(piece)
+        normal = normalized(own)
+        text = show(normal)
+        if text not in self.numbers:
+            sizes = {**self.sizes,
+                     **{n: evaluate(d, self.sizes) for n, d in meaning.items() if symbols(d) <= self.sizes.keys()}}  # fmt: skip
+            lowered = lower(normal, host_core(host()))
+            compiled = compile_kernel(lowered.kernel)
+            outcome = attempt(normal, lowered, compiled, sizes, allowance_us)
+            ops = "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for n in normal.nodes))
+            self.made.append({**to_json(lowered), "ops": ops, "compile_s": round(sum(compiled.seconds.values()), 4),
+                              "kernel_us": round(outcome.kernel_us, 1), "library_us": round(outcome.library_us, 1)})  # fmt: skip
+            self.codes.append(compiled.code)
+            self.given.append(lowered)
+            self.numbers[text] = len(self.given) - 1
+        return self.numbers[text]
+
+
+def _level(data: dict[str, Any]) -> Level:
+    parts = [(int(a), int(b), int(k)) for a, b, k in data["parts"]]
+    nested = {int(i): [_level(b) for b in bodies] for i, bodies in data["branches"].items()}
+    return Level(verify(parse(data["graph"])), parts, nested)
+
+
+def _refined(level: Level, bench: _Bench) -> Level:
+    """The level with views apart from what has to be computed, and with kernels for small groups between others."""
+    parts: list[tuple[int, int, int]] = []
+    nested: dict[int, list[Level]] = {}
+    for i, (first, last, kernel) in enumerate(level.parts):
+        if i in level.branches:
+            nested[len(parts)] = [_refined(b, bench) for b in level.branches[i]]
+        if kernel >= 0 or i in level.branches:
+            parts.append((first, last, kernel))
+        else:
+            parts += _segments(level.graph, first, last, bench)
+    return Level(level.graph, parts, nested)
+
+
+def _segments(graph: Graph, first: int, last: int, bench: _Bench) -> list[tuple[int, int, int]]:
+    free = [is_view(n) or does_nothing(n) for n in graph.nodes[first:last]]
+    if all(free):
+        return [(first, last, -1)]
+    begin = first + free.index(False)
+    end = last - free[::-1].index(False)
+    around = ([(first, begin, -1)] if begin > first else []), ([(end, last, -1)] if end < last else [])
+    kernel = bench.bridge(graph, range(begin, end))
+    if kernel >= 0:
+        return [*around[0], (begin, end, kernel), *around[1]]
+    blocks: list[list[int]] = []
+    for i in range(begin, end):
+        if blocks and free[i - first] == free[i - first - 1]:
+            blocks[-1][1] = i + 1
+        else:
+            blocks.append([i, i + 1])
+    inner = [(a, b, -1 if len(blocks) == 1 or free[a - first] else bench.bridge(graph, range(a, b))) for a, b in blocks]
+    return [*around[0], *inner, *around[1]]
+
+
+def _planned(level: Level, bench: _Bench) -> tuple[list[tuple[int, int, Finished]], set[int]]:
+    """Runs as (first part, end, run), and the branching parts that are native on both sides."""
+    found: list[tuple[int, int, Finished]] = []
+    native: set[int] = set()
+    at, count = 0, len(level.parts)
+    while at < count:
+        planner, begin, end = Planner(level, bench), at, at
+        kept = planner.state
+        while at < count:
+            try:
+                planner.add(at)
+            except CannotLower:
+                break
+            at += 1
+            if level.parts[at - 1][2] >= 0 or at - 1 in level.branches:  # views alone are the library's
+                end, kept = at, planner.state
+        if end > begin:
+            planner.state = kept
+            try:
+                found.append((begin, end, finish(planner, begin, end, bench.sizes)))
+                native |= _native(planner, level, begin, end)
+            except CannotLower as e:
+                bench.notes.append(f"parts {begin} to {end - 1} are entered one by one: {e.because or e.what}")
+        if at == begin:
+            at += 1
+    return found, native
+
+
+def _native(planner: Planner, level: Level, begin: int, end: int) -> set[int]:
+    """Parts that branch inside a run, with native code on both sides."""
+    complete = [s for s in planner.state.steps if isinstance(s, PlannedBranch)]
+    parts = [i for i in range(begin, end) if i in level.branches]
+    return {i for i, s in zip(parts, complete, strict=True) if s.then is not None and s.other is not None}
+
+
+def _answer(level: Level, bench: _Bench, codes: list[bytes]) -> dict[str, Any]:
+    """A level as JSON: its parts, its runs, and the levels inside; library parts that no run covers are one again."""
+    found, native = _planned(level, bench)
+    covered = {i for begin, end, _ in found for i in range(begin, end)}
+    parts: list[list[int]] = []
+    number: dict[int, int] = {}
+    nested: dict[str, Any] = {}
+    for i, (first, last, kernel) in enumerate(level.parts):
+        plain = kernel < 0 and i not in level.branches and i not in covered
+        before = i - 1
+        if plain and before >= 0 and level.parts[before][2] < 0 and before not in level.branches and (
+            before not in covered
+        ):
+            parts[-1][1] = last
+        else:
+            parts.append([first, last, kernel])
+        number[i] = len(parts) - 1
+        if i in level.branches:
+            nested[str(number[i])] = [_answer(b, bench, codes) if i not in native else _without(b) for b in level.branches[i]]
+    runs: list[dict[str, Any]] = []
+    for begin, end, done in found:
+        driver = jit.compile_object(emit_driver(done.run, host()), host())
+        codes.append(driver.code)
+        runs.append({**_to_json(done), "first": number[begin], "last": number[end - 1] + 1, "code": len(codes) - 1})
+    return {"graph": show(level.graph), "parts": parts, "branches": nested, "runs": runs}
+
+
+def _without(level: Level) -> dict[str, Any]:
+    """A level without runs: it is inside one."""
+    nested = {str(i): [_without(b) for b in levels] for i, levels in level.branches.items()}
+    return {"graph": show(level.graph), "parts": [list(p) for p in level.parts], "branches": nested, "runs": []}
+
+
+def _to_json(done: Finished) -> dict[str, Any]:
+    run = done.run
+    return {
+        "inputs": [[i.name, i.dtype.value, i.rank, i.order] for i in run.inputs],
+        "sizes": [[s.symbol, s.input, s.stride, s.dim] for s in run.sizes],
+        "outputs": [[o.name, o.dtype.value, _shown(o.shape), _shown(o.strides)] for o in run.outputs],
+        "words": [word_to_json(w) for w in done.words],
+        "exits": done.exits,
+        "returned": done.returned,
+        "arena": dims.show(run.arena),
+        "scratch": dims.show(run.scratch),
+    }
+
+
+def _shown(ds: Sequence[Dim]) -> list[str]:
+    return [dims.show(d) for d in ds]
+
+
+def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+    """A body and its kernels in; the body with runs, and the kernels that it needs besides, out."""
+    sizes = {str(k): int(v) for k, v in header["dims"].items()}
+    bench = _Bench([from_json(k) for k in header["kernels"]], sizes)
+    drivers: list[bytes] = []
+    body = _answer(_refined(_level(header["body"]), bench), bench, drivers)
+    answer = {"ok": True, "body": body, "kernels": bench.made, "drivers": len(drivers),
+              "notes": list(dict.fromkeys(bench.notes))}  # fmt: skip
+    return answer, [*bench.codes, *drivers]
+
+
+# --- in the serving process -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunBody:
+    """A body with its runs; inside, those of its branches."""
+
+    body: Body
+    runs: tuple[RunCode, ...]
+    branches: Mapping[int, tuple[RunBody, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """A graph as native runs and what is between them."""
+
+    body: RunBody
+    kernels: tuple[KernelCode, ...]
+    notes: tuple[str, ...]
+
+
+def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings) -> RunParts:
+    """Have the worker make runs of kernels."""
+    request = {"kind": "runs", "body": _body_json(parts.body), "dims": dict(sizes),
+               "kernels": [to_json(k.lowered) for k in parts.kernels]}  # fmt: skip
+    header, blobs = ask(request, [], settings)
+    count = len(blobs) - int(header["drivers"])
+    more = tuple(kernel_from_json(k, code) for k, code in zip(header["kernels"], blobs[:count], strict=True))
+    body = _run_body(header["body"], blobs[count:])
+    return RunParts(body, (*parts.kernels, *more), (*parts.notes, *header["notes"]))
+
+
+def without_runs(parts: NativeParts) -> RunParts:
+    """The same parts, each entered by itself."""
+
+    def plain(body: Body) -> RunBody:
+        return RunBody(body, (), {i: tuple(plain(b) for b in bodies) for i, bodies in body.branches.items()})
+
+    return RunParts(plain(parts.body), parts.kernels, parts.notes)
+
+
+def _body_json(body: Body) -> dict[str, Any]:
+    parts = [[p.first, p.last, k] for p, k in zip(body.partitioning.parts, body.chosen, strict=True)]
+    nested = {str(i): [_body_json(b) for b in bodies] for i, bodies in body.branches.items()}
+    return {"graph": show(body.partitioning.graph), "parts": parts, "branches": nested}
+
+
+def _run_body(data: dict[str, Any], codes: Sequence[bytes]) -> RunBody:
+    nested = {int(i): tuple(_run_body(b, codes) for b in bodies) for i, bodies in data["branches"].items()}
+    return RunBody(body_from_json(data), tuple(_run_code(r, codes[r["code"]]) for r in data["runs"]), nested)
+
+
+def _run_code(data: dict[str, Any], code: bytes) -> RunCode:
+    inputs = tuple(
+        InputSpec(str(name), DType(dtype), int(rank), None if order is None else tuple(int(d) for d in order))
+        for name, dtype, rank, order in data["inputs"]
+    )
+    sizes = tuple(SizeSpec(str(s), int(i), bool(stride), int(d)) for s, i, stride, d in data["sizes"])
+    outputs = tuple(OutputSpec(str(n), DType(t), _read(shape), _read(strides)) for n, t, shape, strides in data["outputs"])
+    return RunCode(
+        int(data["first"]), int(data["last"]), inputs, sizes, outputs, tuple(word_from_json(w) for w in data["words"]),
+        tuple(int(i) for i in data["exits"]), tuple(str(n) for n in data["returned"]), dims.parse(data["arena"]),
+        dims.parse(data["scratch"]), code,
+    )  # fmt: skip
+
+
+def _read(ds: Sequence[str]) -> tuple[Dim, ...]:
+    return tuple(dims.parse(d) for d in ds)

@@ -1,0 +1,156 @@
+"""A plan of native runs: what the worker made, linked into this process and chained with what stayed with the library.
+
+A run is entered once for all its partitions. Each partition still has an artifact of its own: the fallback of the run, which
+serves calls that native code does not (a tensor that lies otherwise, a branch without native code), is their chain. Their glue is
+made when it is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from hotfuse.analysis.memory import eager_peak
+from hotfuse.backends.branching import branching
+from hotfuse.backends.library import LibraryBackend
+from hotfuse.backends.llvm import enter, jit
+from hotfuse.backends.llvm.abi import NativeKernel
+from hotfuse.backends.llvm.constants import Constants
+from hotfuse.backends.llvm.driver import BODY, LAYOUT
+from hotfuse.backends.llvm.enter import NativeRun
+from hotfuse.backends.llvm.group import glue
+from hotfuse.backends.llvm.run import THREADS, RunCode
+from hotfuse.backends.protocol import Artifact, Run
+from hotfuse.base.errors import HotfuseError
+from hotfuse.compile.fetch import KernelCode, load, renamed
+from hotfuse.compile.runs import RunBody, RunParts
+from hotfuse.ir.dims import evaluate
+from hotfuse.ir.graph import Graph, Value, output_values
+from hotfuse.lower.own_sizes import anchored, with_own_sizes
+from hotfuse.partition.cut import Partition
+from hotfuse.runtime.plan import Memory, Plan, Unit, chained, piece_of
+
+
+class _Later:
+    """A function that is made when it is first called."""
+
+    def __init__(self, make: Any) -> None:
+        self._make, self._run = make, None
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        if self._run is None:
+            self._run = self._make()
+        return self._run(*args)
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What all bodies of a plan have in common."""
+
+    kernels: Sequence[KernelCode]
+    loaded: Sequence[NativeKernel]
+    constants: Constants
+    weights: Mapping[str, torch.Tensor]
+    runs: list[NativeRun] = field(default_factory=list[NativeRun])
+
+
+def assembled(parts: RunParts, weights: Mapping[str, torch.Tensor], graph: Graph, sizes: Mapping[str, int]) -> Plan:
+    """The plan; `graph` is what was captured and `sizes` are those of a real call, to say what memory it takes."""
+    shared = _Shared(parts.kernels, [load(k) for k in parts.kernels], Constants(weights), weights)
+    plan = _body(parts.body, shared)
+    runs = tuple(shared.runs)
+    memory = Memory(sum(_arena(r.code, sizes) for r in runs), shared.constants.bytes, eager_peak(graph, sizes))
+
+    def counters() -> dict[str, int]:
+        return {
+            "native_runs": len(runs),
+            "fell_back": sum(r.fell_back for r in runs),
+            "arenas_allocated": sum(r.allocated for r in runs),
+            "arena_bytes_kept": sum(r.arena_bytes for r in runs),
+        }
+
+    return replace(plan, memory=memory, counters=counters, notes=parts.notes)
+
+
+def _arena(code: RunCode, sizes: Mapping[str, int]) -> int:
+    env = {**sizes, THREADS: torch.get_num_threads()}
+    try:
+        return evaluate(code.arena, env) + evaluate(code.scratch, env)
+    except (KeyError, ZeroDivisionError, HotfuseError):
+        return 0  # a size that only data shows
+
+
+def _body(body: RunBody, shared: _Shared) -> Plan:
+    """The plan of a graph, or of a branch in it."""
+    partitioning = body.body.partitioning
+    graph = partitioning.graph
+    covered = {i for r in body.runs for i in range(r.first, r.last)}
+    made = tuple(_artifact(body, p, shared, later=p.index in covered) for p in partitioning.parts)
+    single = {p.index: Unit((p.index,), a.graph.inputs, output_values(a.graph), a.run)
+              for p, a in zip(partitioning.parts, made, strict=True)}  # fmt: skip
+    units: list[Unit] = []
+    begins = {r.first: r for r in body.runs}
+    at = 0
+    while at < len(made):
+        run = begins.get(at)
+        if run is None:
+            units.append(single[at])
+            at += 1
+        else:
+            units += _run(graph, run, [single[i] for i in range(run.first, run.last)], shared)
+            at = run.last
+    return Plan(partitioning, made, chained(graph, units, shared.weights), 1, units=tuple(units), weights=shared.weights)
+
+
+def _artifact(body: RunBody, part: Partition, shared: _Shared, *, later: bool) -> Artifact:
+    graph = body.body.partitioning.graph
+    piece = piece_of(graph, part)
+    if part.index in body.branches:
+        plans = [_body(b, shared) for b in body.branches[part.index]]
+        return branching(piece, [(p.run, p.artifacts) for p in plans], shared.weights)
+    kernel = body.body.chosen[part.index]
+    if kernel < 0:
+        return LibraryBackend().compile(piece, shared.weights)
+    called = anchored(graph, piece)
+
+    def make() -> Run:
+        own, _ = with_own_sizes(called)
+        return glue(own, renamed(shared.kernels[kernel].lowered, own), shared.loaded[kernel], shared.constants)
+
+    return Artifact(called, _Later(make) if later else make(), "llvm", shared.kernels[kernel].about)
+
+
+def _run(graph: Graph, code: RunCode, inside: Sequence[Unit], shared: _Shared) -> list[Unit]:
+    """A run, and the views behind it."""
+    values = {v.name: v for v in graph.inputs} | {v.name: v for n in graph.nodes for v in n.outs}
+    inputs = tuple(values[i.name] for i in code.inputs)
+    outputs = tuple(values[o.name] for o in code.outputs)
+    kernels = {i: k.address for i, k in enumerate(shared.loaded)}
+    words = [shared.constants.word(w, kernels) for w in code.words]
+    driver = jit.load_object(code.code, [BODY, LAYOUT])
+    fallback = chained(Graph(f"{graph.name}.fallback", inputs, graph.params, (), outputs), inside, shared.weights)
+    keep = [*(memory for _, memory in words if memory is not None), *shared.loaded]
+    native = NativeRun(code, driver, [address for address, _ in words], keep, fallback)
+    shared.runs.append(native)
+    found = [Unit(tuple(range(code.first, code.last)), inputs, outputs, native.enter, native.timed)]
+    if code.exits:
+        found.append(_views(graph, code, values, shared))
+    return found
+
+
+def _views(graph: Graph, code: RunCode, values: Mapping[str, Value], shared: _Shared) -> Unit:
+    nodes = tuple(graph.nodes[i] for i in code.exits)
+    made = {v.name for n in nodes for v in n.outs}
+    params = {p.value.name for p in graph.params}
+    inputs = tuple(dict.fromkeys(v for n in nodes for v in n.ins if v.name not in made | params))
+    outputs = tuple(values[n] for n in code.returned)
+    piece = Graph(f"{graph.name}.views", inputs, graph.params, nodes, outputs)
+    return Unit((), inputs, outputs, LibraryBackend().compile(piece, shared.weights).run)
+
+
+def unavailable() -> str:
+    """Why runs cannot be entered in this process; empty if they can."""
+    return enter.unavailable()
