@@ -16,7 +16,7 @@ from hotfuse.ir.dims import evaluate
 from hotfuse.ir.types import DType
 from hotfuse.tile import interp
 from hotfuse.tile.memory import NUMPY
-from hotfuse.tile.program import BufferKind, Kernel
+from hotfuse.tile.program import OWN, BufferKind, Kernel
 
 LEVELS = host_levels()
 FLOATS = (DType.F64, DType.F32, DType.F16, DType.BF16)
@@ -31,7 +31,7 @@ def run_native(
 ) -> None:
     """Run on copies that lie between canary bytes; the outputs' bytes are copied back, and no canary may have changed."""
     native = load_kernel(compile_kernel(kernel, target))
-    given = [b for b in kernel.buffers if b.kind is not BufferKind.SCRATCH]
+    given = [b for b in kernel.buffers if b.kind not in OWN]
     held: list[Array] = []
     for buffer in given:
         array = arrays[buffer.name]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotfuse.backends.llvm import control, parallel, scratch
+from hotfuse.backends.llvm import parallel, scratch
 from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.jit import load_object
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
@@ -150,15 +150,56 @@ def scratch_kernel(rows: int) -> Kernel:
 @levels
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_scratch_and_threads(threads: int, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
     rng = np.random.default_rng(3)
     check(scratch_kernel(3), {"x": numbers(rng, F32, (9, 37), True)}, {"M": 9, "N": 37}, target, threads=threads)
     check(scratch_kernel(1), {"x": numbers(rng, F32, (1, 5), True)}, {"M": 1, "N": 5}, target, threads=threads)
 
 
+def shared_kernel(columns: int) -> Kernel:
+    """Rounds in which every column becomes the sum of its neighbours: what one parallel loop wrote, the next one reads."""
+    b = KernelBuilder("shared")
+    rounds = b.size("rounds")
+    x, y = b.input("x", F32, (columns,)), b.output("y", F32, (columns,))
+    own = b.shared("own", F32, (2, columns + 2))
+    with b.parallel("i", columns + 2) as i:
+        inside = b.load(x, (expr("max", 0, expr("min", columns - 1, expr("+", i.var, -1))),), ())
+        b.store(own, (0, i.var), inside)
+        b.store(own, (1, i.var), inside)
+    with b.loop("round", 0, rounds) as r:
+        now = expr("%", r.var, 2)
+        with b.parallel("c", columns) as c:
+            left, right = (b.load(own, (now, expr("+", c.var, d)), ()) for d in (0, 2))
+            b.store(own, (expr("+", 1, expr("*", now, -1)), expr("+", c.var, 1)), b.map("mul", b.map("add", left, right), 0.5))
+    with b.parallel("i", columns) as i:
+        b.store(y, (i.var,), b.load(own, (expr("%", rounds, 2), expr("+", i.var, 1)), ()))
+    return b.finish()
+
+
+@levels
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("columns", [7, 9000], ids=["on the stack", "in the arena"])
+def test_what_threads_share(columns: int, threads: int, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(parallel, "AWAKE_WORK", 1)
+    kernel = shared_kernel(columns)
+    assert bool(scratch.plan(kernel).common) == (columns > 100)
+    rng = np.random.default_rng(4)
+    for rounds in (0, 1, 4) if columns < 100 else (1,):
+        check(kernel, {"x": numbers(rng, F32, (columns,), True)}, {"rounds": rounds}, target, threads=threads)
+
+
+def test_a_loop_that_forks_often_finds_threads_awake() -> None:
+    once = parallel.WORK_PER_THREAD - 1
+    assert parallel.threads_worth(once, [1]) == 0
+    assert parallel.threads_worth(once, [100]) == once // parallel.AWAKE_WORK
+    assert parallel.threads_worth(parallel.AWAKE_WORK * 2, [2]) == 0  # too little in all to wake anybody
+    assert parallel.threads_worth(parallel.AWAKE_WORK - 1, [10**6]) == 0
+
+
 def thread_numbers(monkeypatch: pytest.MonkeyPatch, worth: int, threads: int) -> int:
     """How many threads a parallel loop of 64 iterations asks the runtime for; 1 when it does not ask."""
-    monkeypatch.setattr(control, "WORK_PER_THREAD", worth)
+    monkeypatch.setattr(parallel, "WORK_PER_THREAD", worth)
     b = KernelBuilder("count_threads")
     y = b.output("y", DType.I64, (1,))
     with b.parallel("i", 64) as i:
@@ -193,7 +234,7 @@ def test_the_runtime_is_the_one_torch_uses() -> None:
 
 
 def test_without_a_runtime_one_thread_does_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
     monkeypatch.setattr(parallel, "_candidates", lambda: ["/nowhere/libgomp.so"])
     alone = parallel.runtime.__wrapped__()
     assert alone.kind == "serial" and "nowhere" in alone.detail

@@ -156,7 +156,12 @@ SMALL = [
     Layer("lstm", 6, 9, 5, 2, layers=3, both=True, batch_first=True),
     Layer("gru", 4, 5, 3, 5, layers=2, both=True, biased=False),
 ]
-LONG = [Layer("lstm", 4, 6, 61, 2), Layer("lstm", 3, 5, 3, 60), Layer("gru", 4, 6, 53, 1, both=True), Layer("lstm", 4, 6, 50, 3, layers=2)]
+LONG = [
+    Layer("lstm", 4, 6, 61, 2),
+    Layer("lstm", 3, 5, 3, 60),
+    Layer("gru", 4, 6, 53, 1, both=True),
+    Layer("lstm", 4, 6, 50, 3, layers=2),
+]
 
 
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
@@ -203,7 +208,7 @@ def test_threads(layer: Layer, l2: int, threads: int, monkeypatch: pytest.Monkey
     finally:
         torch.set_num_threads(before)
     shared = {b.name for b in lowered.kernel.buffers if b.kind is BufferKind.SHARED}
-    assert bool(shared) == (l2 == 1 << 10 or layer.batch in (1, 6) and not layer.symbolic)
+    assert bool(shared) == (l2 == 1 << 10 or (layer.batch in (1, 6) and not layer.symbolic))
 
 
 @pytest.mark.parametrize(

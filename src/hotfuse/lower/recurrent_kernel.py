@@ -1,6 +1,6 @@
 """A recurrent layer's whole sequence as a tile program.
 
-    parallel block of batch rows                few enough that their gates fit the registers
+    for block of batch rows
       for layer, direction
         state = initial state
         for chunk of time steps                 what a chunk needs stays in the second-level cache
@@ -8,11 +8,14 @@
           gx = xs @ Wi + biases                 all steps of the chunk at once
           for step
             for panel                           the same units of every gate side by side
-              sums = h @ Wh
-              c, h' = gates(gx + sums, c, h)    in registers; h' is a second buffer, as later panels still read h
+              for tile of rows                  few enough that their gates fit the registers
+                sums = h @ Wh
+                c, h' = gates(gx + sums, c, h)  in registers; h' is a second buffer, as later panels still read h
 
-Blocks of rows never meet, so nothing is shared between threads. Weights are packed by panels whose columns belong to `lanes`
-units of every gate; columns beyond the hidden size are zero and so are their states.
+Threads share the blocks, where there are several and a core's cache has room for all weights: blocks never meet. Otherwise a
+block has many rows, or all, and threads share the panels of every product: then each core reads its part of the weights
+only, which stays in its cache, and threads meet once per step. Weights are packed by panels whose columns belong to
+`lanes` units of every gate; columns beyond the hidden size are zero and so are their states.
 """
 
 from __future__ import annotations
@@ -34,6 +37,12 @@ GATES = {"lstm": (0, 1, 3, 2), "gru": (0, 1, 2)}
 UNROLL = 4
 MAX_CHUNK = 48
 """Most time steps of a chunk: by then the input's weights are read seldom enough."""
+BLOCK_ROWS = 6
+"""Most rows of a block that one thread takes from end to end: few, so that there are blocks for several threads."""
+SHARED_ROWS = 48
+"""Most rows of a block that threads share: more would only take memory."""
+USUAL_ROWS = 8
+"""What a batch of unknown size is taken for where only speed depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,58 +99,74 @@ class _Writer:
         self.b, self.job, self.tiling = b, job, tiling(core, job.cell)
         t, f32 = self.tiling, DType.F32
         self.panels = -(-job.hidden // t.lanes)
-        self.rows = min(t.mr, job.batch) if isinstance(job.batch, int) else t.mr
+        self.by_panel = self._by_panel(core)
+        """Whether threads share panels, not blocks of rows."""
+        self.limit = SHARED_ROWS if self.by_panel else min(BLOCK_ROWS, t.mr)
+        self.rows: Dim = expr("min", self.limit, job.batch) if self.by_panel or isinstance(job.batch, int) else self.limit
         """Most rows of a block."""
         self.heights = self._heights()
         self.chunk = self._chunk(core)
         taken = job.steps if isinstance(job.steps, int) and job.steps < self.chunk else self.chunk
         wide = max(w.inputs for w in job.weights)
-        most = max(1, taken * self.rows)
-        self.xs = b.scratch("xs", f32, (most, _up(wide, t.lanes)))
-        self.gx = b.scratch("gx", f32, (most, self.panels * t.nr))
+        most = expr("max", 1, expr("*", taken, self.rows))
+        memory = b.shared if self.by_panel else b.scratch
+        self.xs = memory("xs", f32, (most, _up(wide, t.lanes)))
+        self.gx = memory("gx", f32, (most, self.panels * t.nr))
         units = self.panels * t.lanes
-        self.h = b.scratch("h", f32, (2, self.rows, units))
-        self.c = b.scratch("c", f32, (self.rows, units)) if job.cell == "lstm" else None
-        self.sums = b.scratch("sums", f32, (self.rows, t.nr)) if len(self.heights) > 1 else None
+        self.h = memory("h", f32, (2, self.rows, units))
+        self.c = memory("c", f32, (self.rows, units)) if job.cell == "lstm" else None
+        self.sums = b.scratch("sums", f32, (max(self.heights), t.nr)) if len(self.heights) > 1 else None
         between = len(job.weights) // job.directions - 1
         shape = (expr("*", job.steps, self.rows), job.directions * job.hidden)
-        self.ys = [b.scratch("ys", f32, shape) for _ in range(min(between, 2))]
+        self.ys = [memory("ys", f32, shape) for _ in range(min(between, 2))]
         """What layers hand on, in turns."""
         self.row: Dim = 0
         self.height: Dim = self.rows
 
+    def _by_panel(self, core: Core) -> bool:
+        """Whether there is one block at most, or a step's weights are more than a core keeps beside everything else."""
+        few = isinstance(self.job.batch, int) and self.job.batch <= min(BLOCK_ROWS, self.tiling.mr)
+        return few or 4 * self.panels * self.tiling.nr * self.job.hidden > core.l2 // 2
+
     def _heights(self) -> tuple[int, ...]:
-        """How high blocks may be."""
-        if not isinstance(self.job.batch, int):
-            return tuple(range(self.tiling.mr, 0, -1))
-        blocks = balance(self.job.batch, self.tiling.mr)
+        """How high the register tiles of a step may be."""
+        tallest = self.tiling.mr if self.by_panel else self.limit
+        if not isinstance(self.job.batch, int) or (self.by_panel and self.job.batch > self.limit):
+            return tuple(range(tallest, 0, -1))
+        blocks = balance(self.job.batch, tallest)
         return (blocks.rows + 1, blocks.rows) if blocks.extra else (blocks.rows,)
 
     def _chunk(self, core: Core) -> int:
         """Steps of a chunk: a quarter of the second-level cache for their gates, and whole register tiles of rows."""
         t = self.tiling
-        tiles = core.l2 // 4 // (4 * t.mr * self.rows * self.panels * t.nr)
+        rows = max(1, self.rows) if isinstance(self.rows, int) else USUAL_ROWS
+        tiles = core.l2 // 4 // (4 * t.mr * rows * self.panels * t.nr)
         return min(MAX_CHUNK, t.mr * max(2, tiles))
 
     def write(self) -> None:
         """The blocks of rows."""
-        b, batch, mr = self.b, self.job.batch, self.tiling.mr
-        if isinstance(batch, int) and batch <= mr:
+        with self.balanced("block", self.job.batch, self.limit, parallel=not self.by_panel) as (self.row, self.height):
             self.block()
+
+    @contextlib.contextmanager
+    def balanced(self, name: str, total: Dim, limit: int, *, parallel: bool) -> Generator[tuple[Dim, Dim]]:
+        """(first row, number of rows) of blocks of at most so many rows, none more than one row higher than another."""
+        b = self.b
+        if isinstance(total, int) and total <= limit:
+            yield 0, total
             return
-        count = expr("ceildiv", batch, mr)
+        count = expr("ceildiv", total, limit)
         safe = expr("max", 1, count)  # an empty batch has no blocks, and nothing to divide
         with contextlib.ExitStack() as scope:
-            rows, extra = (scope.enter_context(let(b, n, expr(op, batch, safe))) for n, op in (("rows", "//"), ("extra", "%")))
-            block = scope.enter_context(b.parallel("block", count)).var
+            rows, extra = (scope.enter_context(let(b, n, expr(op, total, safe))) for n, op in (("rows", "//"), ("extra", "%")))
+            block = scope.enter_context(b.parallel(name, count) if parallel else b.loop(name, 0, count)).var
             if extra == 0:
-                self.height, self.row = rows, expr("*", block, rows)
-            else:
-                taller = expr("min", 1, expr("max", 0, expr("+", extra, expr("*", block, -1))))
-                first = expr("+", expr("*", block, rows), expr("min", block, extra))
-                self.height = scope.enter_context(let(b, "height", expr("+", rows, taller)))
-                self.row = scope.enter_context(let(b, "row", first))
-            self.block()
+                yield expr("*", block, rows), rows
+                return
+            taller = expr("min", 1, expr("max", 0, expr("+", extra, expr("*", block, -1))))
+            first = expr("+", expr("*", block, rows), expr("min", block, extra))
+            height = scope.enter_context(let(b, "height", expr("+", rows, taller)))
+            yield scope.enter_context(let(b, "row", first)), height
 
     def block(self) -> None:
         """All layers and directions of a block of rows."""
@@ -253,15 +278,21 @@ class _Writer:
         m = expr("*", steps, self.height)
         p = Product(lambda row, k, h: b.load(self.xs, (row, k), (h, 1)), weights.wi, m, weights.inputs, self.panels, t)
         biases = [weights.bi, weights.bh] if self.job.cell == "lstm" else [weights.bi]
-        with b.loop("panel", 0, self.panels) as panel:
-            bias = self._bias(biases, panel.var)
+        with self.each_panel() as panel:
+            bias = self._bias(biases, panel)
 
             def tile(row: Dim, height: int) -> None:
-                acc = sums(b, p, height, row, panel.var)
+                acc = sums(b, p, height, row, panel)
                 total = acc if bias is None else b.map("add", acc, bias)
-                b.store(self.gx, (row, expr("*", panel.var, t.nr)), total)
+                b.store(self.gx, (row, expr("*", panel, t.nr)), total)
 
             self._tiles(m, tile)
+
+    @contextlib.contextmanager
+    def each_panel(self) -> Generator[Dim]:
+        """The panels, one after the other or shared among threads."""
+        with self.b.parallel("panel", self.panels) if self.by_panel else self.b.loop("panel", 0, self.panels) as panel:
+            yield panel.var
 
     def _bias(self, buffers: list[Buffer | None], panel: Dim) -> Tile | None:
         tiles = [self.b.load(x, (panel, 0, 0), (1, self.tiling.nr)) for x in buffers if x is not None]
@@ -298,25 +329,34 @@ class _Writer:
             return b.load(self.h, (parity, row, k), (rows, 1))
 
         p = Product(lhs, weights.wh, self.height, hidden, self.panels, t)
-        with b.loop("panel", 0, self.panels) as panel:
-            bias = self._bias([weights.bh], panel.var) if self.job.cell == "gru" else None
+        with self.each_panel() as panel, self.register_tiles() as (first, height):
+            bias = self._bias([weights.bh], panel) if self.job.cell == "gru" else None
 
             def finish(tile: Tile, row: Dim) -> None:
                 rows = tile.type.shape[0]
-                gx = b.load(self.gx, (self._nth(s, row), expr("*", panel.var, t.nr)), (rows, t.nr))
-                new = self.cell(gx, tile if bias is None else b.map("add", tile, bias), row, panel.var, parity)
-                self.hand_on(layer, direction, time, row, panel.var, new)
+                gx = b.load(self.gx, (self._nth(s, row), expr("*", panel, t.nr)), (rows, t.nr))
+                new = self.cell(gx, tile if bias is None else b.map("add", tile, bias), row, panel, parity)
+                self.hand_on(layer, direction, time, row, panel, new)
 
             for h in self.heights:
-                with b.when(expr("==", self.height, h)) if self.height != h else contextlib.nullcontext():
-                    acc = sums(b, p, h, 0, panel.var)
+                with b.when(expr("==", height, h)) if height != h else contextlib.nullcontext():
+                    acc = sums(b, p, h, first, panel)
                     if self.sums is None:
-                        finish(acc, 0)
+                        finish(acc, first)
                     else:
                         b.store(self.sums, (0, 0), acc)
             if self.sums is not None:
-                with b.loop("r", 0, self.height) as r:
-                    finish(b.load(self.sums, (r.var, 0), (1, t.nr)), r.var)
+                with b.loop("r", 0, height) as r:
+                    finish(b.load(self.sums, (r.var, 0), (1, t.nr)), expr("+", first, r.var))
+
+    @contextlib.contextmanager
+    def register_tiles(self) -> Generator[tuple[Dim, Dim]]:
+        """(first row in the block, number of rows) of what the registers have room for."""
+        if not self.by_panel:
+            yield 0, self.height
+            return
+        with self.balanced("tile", self.height, self.tiling.mr, parallel=False) as found:
+            yield found
 
     # -- cells
 

@@ -19,7 +19,7 @@ from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.scratch import LINE, Scratch
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InputError, InternalError
-from hotfuse.tile.program import BufferKind, Kernel
+from hotfuse.tile.program import OWN, Kernel
 
 _METH_FASTCALL = 0x80
 _STUB = """
@@ -124,7 +124,7 @@ class NativeKernel:
     def __init__(self, loaded: Loaded, name: str, kernel: Kernel, scratch: Scratch) -> None:
         self.kernel = kernel
         self._loaded = loaded
-        self._buffers = [b for b in kernel.buffers if b.kind is not BufferKind.SCRATCH]
+        self._buffers = [b for b in kernel.buffers if b.kind not in OWN]
         self._scratch = scratch
         self.address = loaded.address(name)
         self.enter = faults.guarded(kernel, entry(loaded, name, len(self._buffers) + 1, len(kernel.sizes) + 1))
@@ -133,11 +133,11 @@ class NativeKernel:
     @property
     def has_scratch(self) -> bool:
         """Whether a call needs an arena."""
-        return self._scratch.slice != 0
+        return self._scratch.needs_arena
 
     def arena(self, sizes: Mapping[str, int], threads: int) -> torch.Tensor | None:
         """Scratch memory for a call, None where none is needed."""
-        if self._scratch.slice == 0:
+        if not self._scratch.needs_arena:
             return None
         need = self._scratch.arena_bytes(sizes, threads)
         return torch.empty(need + LINE, dtype=torch.uint8)

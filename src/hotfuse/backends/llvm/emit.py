@@ -22,7 +22,7 @@ from hotfuse.backends.llvm.shape import MOVES
 from hotfuse.backends.llvm.state import State
 from hotfuse.backends.llvm.target import Target
 from hotfuse.base.errors import InternalError
-from hotfuse.tile.program import BufferKind, Instr, Kernel, Loop, Stmt, When
+from hotfuse.tile.program import OWN, BufferKind, Instr, Kernel, Loop, Stmt, When
 
 Emission = Callable[[State, Instr], Val | None]
 
@@ -107,7 +107,7 @@ def _function(kernel: Kernel, module: Module, name: str, params: str, number_til
         for k, size in enumerate(kernel.sizes):
             fn.symbol[size] = fn.val(f"load i64, ptr {fn.val(f'getelementptr i64, ptr {sizes}, i64 {k}')}")
             fn.depth_of[size] = 0
-        given = [b for b in kernel.buffers if b.kind is not BufferKind.SCRATCH]
+        given = [b for b in kernel.buffers if b.kind not in OWN]
         for k, buffer in enumerate(given):
             s.bases[buffer.name] = fn.val(f"load ptr, ptr {fn.val(f'getelementptr ptr, ptr {buffers}, i64 {k}')}")
         _scratch(s, buffers, len(given), outlined)
@@ -115,13 +115,19 @@ def _function(kernel: Kernel, module: Module, name: str, params: str, number_til
 
 
 def _scratch(s: State, buffers: str, given: int, outlined: bool) -> None:
-    """Bind scratch buffers: stack memory, or this thread's slice of the arena."""
+    """Bind the kernel's own buffers: stack memory, or a slice of the arena, this thread's or the kernel's."""
     fn, own = s.fn, scratch.plan(s.kernel)
     for name, size in own.stack.items():
+        if outlined and s.kernel.buffer(name).kind is BufferKind.SHARED:
+            continue  # on the stack of the thread that forked, which passes its address
         s.bases[name] = fn.alloca(f"[{size} x i8], align {scratch.LINE}")
-    if not own.arena:
+    if not own.needs_arena:
         return
     arena = fn.val(f"load ptr, ptr {fn.val(f'getelementptr ptr, ptr {buffers}, i64 {given}')}")
+    for name, offset in own.common.items():
+        s.bases[name] = fn.val(f"getelementptr i8, ptr {arena}, i64 {fn.i64(offset)}")
+    if own.common:
+        arena = fn.val(f"getelementptr i8, ptr {arena}, i64 {fn.i64(own.shared)}")
     if outlined:
         at = fn.val("add i64 %thread, 1")
         arena = fn.val(f"getelementptr i8, ptr {arena}, i64 {fn.val(f'mul i64 {at}, {fn.i64(own.slice)}')}")
