@@ -110,18 +110,21 @@ def python_table(cases: tuple[Case[T], ...], inputs: int) -> Table[T]:
     """A table that serves at once."""
     if not cases:
         return Table(cases, None, _nothing, tuple, False)
-    guards = [python_guard(c.facts, inputs)[0] for c in cases]
     try:
         decision = decide([c.facts for c in cases], inputs)
-        walk, facts = python_select(decision), len(decision.facts)
+        walk, facts = python_select(decision), decision.facts
     except InternalError:  # too many differences for a tree; `native_table` says so
-        decision, walk, facts = None, _nothing, 1
-    tallies = _Tallies(len(cases), facts)
+        decision, walk, facts = None, _nothing, ()
+    shared = facts[: decision.common] if decision is not None else ()
+    fits, _ = python_guard(shared, inputs)
+    guards = [python_guard(tuple(f for f in c.facts if f not in shared), inputs)[0] for c in cases]
+    tallies = _Tallies(len(cases), max(1, len(facts)))
 
     def select(*leaves: Any) -> int:
-        for n, guard in enumerate(guards):
-            if guard(*leaves):
-                return tallies.count(n)
+        if fits(*leaves):
+            for n, guard in enumerate(guards):
+                if guard(*leaves):
+                    return tallies.count(n)
         return tallies.count(min(-1, walk(*leaves)))
 
     return Table(cases, decision, select, tallies.read, False)
