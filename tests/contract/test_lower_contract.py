@@ -370,7 +370,8 @@ def test_products_that_meet_in_one_output(core: tiling.Core, n: int) -> None:
 def test_what_cannot_be_lowered_says_why() -> None:
     refused = {
         "is not constant": """graph g(%x: f32[4, 5], %w: f32[5, 6]) { %h: f32[4, 6] = aten.mm.default(%x, %w) return %h }""",
-        "is not fp32": """graph g(%x: f16[4, 5]) { param %w: f16[5, 6] = "w" %h: f16[4, 6] = aten.mm.default(%x, %w) return %h }""",
+        "a product of i64 and i64": """graph g(%x: i64[4, 5]) { param %w: i64[5, 6] = "w"
+          %h: i64[4, 6] = aten.mm.default(%x, %w) return %h }""",
         "different widths": """graph g(%x: f32[4, 5]) { param %w: f32[5, 6] = "w" param %v: f32[5, 1] = "v"
           %h: f32[4, 6] = aten.mm.default(%x, %w) %i: f32[4, 1] = aten.mm.default(%x, %v)
           %y: f32[4, 6] = aten.mul.Tensor(%h, %i) return %y }""",

@@ -11,8 +11,7 @@ or none. Otherwise each row finds its batch indices by division.
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 
 from hotfuse.ir.dims import Dim, expr
@@ -23,8 +22,18 @@ from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.gemm import Finished, Product, let
 from hotfuse.lower.gemm import product as write_product
 from hotfuse.lower.index import Position, Space
-from hotfuse.lower.lowered import BufferArgument, Lowered, Memory, PackArgument, Place, SymbolArgument, dense_strides
-from hotfuse.lower.pack import Order, PackSource, PackSpec, supported
+from hotfuse.lower.lhs import Left
+from hotfuse.lower.lowered import (
+    BufferArgument,
+    Lowered,
+    Memory,
+    PackArgument,
+    SymbolArgument,
+    dense_strides,
+    tensor_type,
+)
+from hotfuse.lower.pack import Order, PackSource, PackSpec
+from hotfuse.lower.quant import MAX_K, Scaling, bytes_taken, column_of, corrected
 from hotfuse.lower.tiling import Core, choose
 from hotfuse.lower.values import Along, Evaluator
 from hotfuse.lower.views import broadcast, shape_of
@@ -35,6 +44,8 @@ from hotfuse.tile.program import Buffer, BufferKind, Tile
 
 CONTRACTIONS = frozenset({"aten.linear", "aten.mm", "aten.addmm", "aten.matmul"})
 _CHEAP = frozenset({"aten.add", "aten.sub", "aten.mul", "aten.relu", "aten.neg", "aten.maximum", "aten.minimum"})
+_REALS = frozenset({DType.F32, DType.F64, DType.F16, DType.BF16})
+_BYTES = frozenset({DType.I8, DType.U8})
 _FEW = 3
 """Up to so many cheap nodes are written out row by row; a longer epilogue is a loop over rows."""
 
@@ -52,6 +63,8 @@ class Contraction:
     bias: Value | None = None
     scale: float = 1.0
     bias_scale: float = 1.0
+    scaling: Scaling | None = None
+    """For a product of bytes: what makes its sums real numbers."""
 
     @property
     def out(self) -> Value:
@@ -68,17 +81,22 @@ def lower_contraction(
     graph: Graph, core: Core, strides: Mapping[str, tuple[int, ...]] | None = None, *, name: str = ""
 ) -> Lowered:
     """The kernel of a group; raises CannotLower where it cannot be one. Weights must be params of the graph."""
-    params = {p.value.name for p in graph.params}
-    found = [_contraction(n, params) for n in graph.nodes if is_contraction(n)]
+    graph, scalings = bytes_taken(graph)
+    found = _found(graph, scalings)
     if not found:
         raise CannotLower("there is no product in the group")
     first = found[0]
     if any(c.x.name != first.x.name for c in found):
         raise CannotLower("the products of the group do not share their input")
-    return _Group(graph, tuple(found), core, strides or {}, name).lowered()
+    return _Group(graph, found, core, strides or {}, name, scalings).lowered()
 
 
-def _contraction(node: Node, params: set[str]) -> Contraction:
+def _found(graph: Graph, scalings: Mapping[str, Scaling]) -> tuple[Contraction, ...]:
+    params = {p.value.name for p in graph.params}
+    return tuple(_contraction(n, params, scalings.get(n.outs[0].name)) for n in graph.nodes if is_contraction(n))
+
+
+def _contraction(node: Node, params: set[str], scaling: Scaling | None) -> Contraction:
     """A node's operands by role."""
     kind = packet(node.op)
     names = {"aten.linear": ("input", "weight"), "aten.addmm": ("mat1", "mat2"), "aten.mm": ("self", "mat2")}
@@ -93,17 +111,26 @@ def _contraction(node: Node, params: set[str]) -> Contraction:
     n, k = ws if order is Order.NK else ws[::-1]
     if not isinstance(n, int) or not isinstance(k, int) or not same(xs[-1], k) or n < 1 or k < 1:
         raise CannotLower(f"a product over {k} of {n} columns", where=str(node.loc))
-    for v in (x, weight, node.outs[0]):
-        if not isinstance(v.type, TensorType) or v.type.dtype is not DType.F32 or not supported(v.type.dtype):
-            raise CannotLower(f"%{v.name} is not fp32", where=str(node.loc))
+    _check_dtypes(node, x, weight, scaling, k)
     if kind == "aten.addmm":
         scale, bias_scale = (_number(node, a) for a in ("alpha", "beta"))
         bias = None if bias_scale == 0 else _tensor(node, "self")
-        return Contraction(node, x, weight, order, n, k, bias, scale, bias_scale)
+        return Contraction(node, x, weight, order, n, k, bias, scale, bias_scale, scaling)
     bias = argument(node, "bias") if kind == "aten.linear" else None
     if bias is not None and not isinstance(bias, Value):
         raise CannotLower(f"the bias is {bias}", where=str(node.loc))
-    return Contraction(node, x, weight, order, n, k, bias)
+    return Contraction(node, x, weight, order, n, k, bias, scaling=scaling)
+
+
+def _check_dtypes(node: Node, x: Value, weight: Value, scaling: Scaling | None, k: int) -> None:
+    """Operands of one real type, whose result has it too; or bytes."""
+    left, right, out = (tensor_type(v).dtype for v in (x, weight, node.outs[0]))
+    if scaling is not None:
+        if left not in _BYTES or right not in _BYTES or out not in (DType.F32, DType.F64) or k > MAX_K:
+            raise CannotLower(f"a product of {left.value} and {right.value} over {k}", where=str(node.loc))
+        return
+    if left not in _REALS or right is not left or out is not left:
+        raise CannotLower(f"a product of {left.value} and {right.value}", where=str(node.loc))
 
 
 def _tensor(node: Node, name: str) -> Value:
@@ -130,26 +157,33 @@ class _Group:
         core: Core,
         strides: Mapping[str, tuple[int, ...]],
         name: str,
+        scalings: Mapping[str, Scaling],
     ) -> None:
         self.batch = shape_of(found[0].x)[:-1]
         self.original = graph
         self.k = found[0].k
         self.m = product(self.batch)
         self.together = self._meet(graph, found)
+        dtype = tensor_type(found[0].x).dtype
+        self.acc = DType.I32 if dtype in _BYTES else DType.F64 if dtype is DType.F64 else DType.F32
+        if self.acc is DType.F64:  # as many lanes as fp32 has, in twice the registers
+            core = replace(core, registers=core.registers // 2)
         self.tiling = choose(core, self.m, [c.n for c in found], self.k, together=self.together)
         if self.flattens(graph, found, strides):
             graph = self.flattened(graph, found)
-            found = tuple(
-                _contraction(n, {p.value.name for p in graph.params}) for n in graph.nodes if is_contraction(n)
-            )
+            found = _found(graph, scalings)
             self.rows: tuple[Dim, ...] = (self.m,)
         else:
             self.rows = self.batch
         self.graph, self.found = graph, found
         weights = tuple(PackSource(c.weight.name, c.order, c.n) for c in found)
-        self.spec = PackSpec(weights, self.k, self.tiling.nr, together=self.together)
+        kept = DType.I8 if self.acc is DType.I32 else dtype
+        self.spec = PackSpec(weights, self.k, self.tiling.nr, kept, together=self.together)
         self.builder = KernelBuilder(name or self.title(), loc=found[0].node.loc)
         self.memory = Memory(self.builder, graph, strides)
+        shifted = any(c.scaling is not None and c.scaling.zero_w != 0 for c in found)
+        self.left = Left(self.memory, found[0].x, self.k, self.tiling, row_sums=shifted)
+        self.column_sums: Buffer | None = None
 
     def title(self) -> str:
         """The ops, and the tile they are done in."""
@@ -160,7 +194,7 @@ class _Group:
 
     def flattens(self, graph: Graph, found: tuple[Contraction, ...], strides: Mapping[str, tuple[int, ...]]) -> bool:
         """Whether rows may be counted through: every operand has all batch dims, densely, or none."""
-        weights = {c.weight.name for c in found}
+        weights = _constants(found)
         plain = [v for v in (*sources(graph), *(v for n in graph.nodes for v in n.outs)) if v.name not in weights]
         return all(self._flat(v, strides) for v in plain if isinstance(v.type, TensorType))
 
@@ -182,7 +216,7 @@ class _Group:
 
     def flattened(self, graph: Graph, found: tuple[Contraction, ...]) -> Graph:
         """The same group on matrices: types only, as nothing in it looks at batch dims."""
-        weights = {c.weight.name for c in found}
+        weights = _constants(found)
         new: dict[str, Arg] = {}
 
         def changed(v: Value) -> Value:
@@ -209,9 +243,10 @@ class _Group:
         b, spec = self.builder, self.spec
         owners = self._owners()
         packed = b.buffer("panels", BufferKind.CONST, spec.dtype, spec.shape, spec.stride)
-        p = Product(self._lhs(), packed, self.m, self.k, spec.panels, self.tiling)
+        prepare = self.left.prepare if self.left.prepares else None
+        p = Product(self.left.column, packed, self.m, self.k, spec.panels, self.tiling, self.acc, prepare)
         long = [n for n in self.graph.nodes if not is_contraction(n)]
-        simple = len(long) <= _FEW and all(packet(n.op) in _CHEAP for n in long)
+        simple = len(long) <= _FEW and all(packet(n.op) in _CHEAP for n in long) and self.acc is DType.F32
         in_loop = not simple or not isinstance(self.m, int) or len(self.found) > 1 or self.rows != (self.m,)
         write_product(b, p, lambda f: self._finish(f, owners), in_loop=in_loop)
         return self._call(packed)
@@ -249,41 +284,6 @@ class _Group:
             owners[owner].append(v)
         return owners
 
-    def _lhs(self) -> Callable[[Dim, Dim, int], Tile]:
-        """How a column of x's rows is loaded."""
-        x = self.found[0].x
-        place, shape, b = self.memory.place(x), shape_of(x), self.builder
-        if place.flat:
-            step = self._row_step(place, shape)
-            k_step = place.strides[-1]
-
-            def flat(row: Dim, k: Dim, rows: int) -> Tile:
-                at = expr("+", expr("*", row, step), expr("*", k, k_step))
-                return b.load(place.buffer, (at,), (rows, 1), axes=(0, 0), step=(step, k_step))
-
-            return flat
-        moving = [d for d, n in enumerate(shape[:-1]) if n != 1]
-        if len(moving) > 1:
-            raise CannotLower(f"the rows of %{x.name} are strided in {len(moving)} dims")
-        along = moving[0] if moving else 0
-
-        def strided(row: Dim, k: Dim, rows: int) -> Tile:
-            index: list[Dim] = [0] * len(shape)
-            index[along], index[-1] = (row if moving else 0), k
-            return b.load(place.buffer, index, (rows, 1), axes=(along if moving else -1, len(shape) - 1))
-
-        return strided
-
-    def _row_step(self, place: Place, shape: tuple[Dim, ...]) -> Dim:
-        """Elements from one row of x to the next, over all batch dims."""
-        steps = [(n, s) for n, s in zip(shape[:-1], place.strides[:-1], strict=True) if n != 1]
-        if not steps:
-            return 0
-        for (_, outer), (n, inner) in itertools.pairwise(steps):
-            if not same(outer, mul(n, inner)):
-                raise CannotLower(f"the rows of %{self.found[0].x.name} do not lie one behind the other")
-        return steps[-1][1]
-
     def _finish(self, f: Finished, owners: list[list[Value]]) -> None:
         """Everything that happens to a tile of sums; each product has its own panels."""
         if self.together or len(self.found) == 1:
@@ -306,35 +306,81 @@ class _Group:
         at = Evaluator(self.memory, self.graph, space)
         along = [Along(rank, width, None if n % width == 0 else remaining(n, column))] if n > 1 else []
 
-        def row(sums: Tile, number: Dim) -> None:
+        def each(sums: Tile, number: Dim) -> None:
             with _batch(b, number, self.rows) as where, at.loops({**where, rank: column}, along):
                 for i, c in enumerate(some):
                     own = sums if len(some) == 1 and n > 1 else b.extract(sums, (i * width,), (width if n > 1 else 1,))
                     own = own if n > 1 else b.reshape(own, ())
+                    if c.scaling is not None:
+                        columns, row = (f.panel, i * width), expr("+", number, expr("*", f.row, -1))
+                        own = self._real(at, c, own, position, columns, row)
                     at.give(c.out, position, self._with_bias(at, c, own, position))
                 for v in outs:
                     at.store(v, position, at.tile(v, position))
 
-        f.each_row(row)
+        f.each_row(each)
 
     def _with_bias(self, at: Evaluator, c: Contraction, sums: Tile, position: Position) -> Tile:
-        b = self.builder
+        b, real = self.builder, sums.type.dtype
         if c.scale != 1:
             sums = b.map("mul", sums, c.scale)
-        if c.bias is None:
-            return sums
-        shape = shape_of(c.bias)
-        if shape and shape[-1] not in (1, c.n):
-            raise CannotLower(f"the bias has {shape[-1]} columns, the product {c.n}")
-        bias = at.tile(c.bias, broadcast(position, shape_of(c.out), shape))
-        if bias.type.dtype is not DType.F32:
-            raise CannotLower(f"the bias is {bias.type.dtype.value}")
-        return b.map("add", sums, bias if c.bias_scale == 1 else b.map("mul", bias, c.bias_scale))
+        if c.bias is not None:
+            shape = shape_of(c.bias)
+            if shape and shape[-1] not in (1, c.n):
+                raise CannotLower(f"the bias has {shape[-1]} columns, the product {c.n}")
+            bias = at.tile(c.bias, broadcast(position, shape_of(c.out), shape))
+            if bias.type.dtype is not tensor_type(c.out).dtype:
+                raise CannotLower(f"the bias is {bias.type.dtype.value}")
+            bias = b.cast(bias, real)
+            sums = b.map("add", sums, bias if c.bias_scale == 1 else b.map("mul", bias, c.bias_scale))
+        return b.cast(sums, tensor_type(c.out).dtype)
+
+    def _real(
+        self, at: Evaluator, c: Contraction, sums: Tile, position: Position, columns: tuple[Dim, int], row: Dim
+    ) -> Tile:
+        """Sums of bytes as real numbers; `columns` is where their columns' sums are, `row` their row in the block."""
+        b, s, real = self.builder, c.scaling, tensor_type(c.out).dtype
+        assert s is not None
+        values = {v.name: v for v in sources(self.graph)}
+
+        def number(v: Value) -> Tile:
+            return at.tile(values[v.name], broadcast(position, shape_of(c.out), shape_of(v)))
+
+        def of_columns() -> Tile:
+            if self.column_sums is None:
+                spec = replace(self.spec, dtype=DType.I32)
+                shape, stride = (spec.panels, spec.nr), (spec.panel_stride, 1)
+                self.column_sums = b.buffer("column_sums", BufferKind.CONST, spec.dtype, shape, stride)
+            return b.load(self.column_sums, columns, sums.type.shape)
+
+        def of_row() -> Tile:
+            assert self.left.sums is not None
+            return b.load(self.left.sums, (row,))
+
+        result = b.cast(corrected(b, sums, s, self.k, number, of_columns, of_row), real)
+        factor = 1.0
+        for scale in (s.scale_x, s.scale_w):
+            if isinstance(scale, int | float):
+                factor *= scale
+        if factor != 1:
+            result = b.map("mul", result, factor)
+        if isinstance(s.scale_x, Value):
+            result = b.map("mul", result, number(s.scale_x))
+        if isinstance(s.scale_w, Value):
+            column = column_of(s.scale_w, c.order, c.n)
+            zeros = list(broadcast(position, shape_of(c.out), (1,) * len(shape_of(s.scale_w))))
+            if column >= 0:
+                zeros[column] = position[-1]
+            result = b.map("mul", result, at.tile(values[s.scale_w.name], tuple(zeros)))
+        return result
 
     def _call(self, packed: Buffer) -> Lowered:
         kernel, memory = self.builder.finish(), self.memory
         buffers: dict[str, BufferArgument | PackArgument] = {a.buffer: a for a in memory.arguments}
         buffers[packed.name] = PackArgument(packed.name, self.spec)
+        if self.column_sums is not None:
+            name = self.column_sums.name
+            buffers[name] = PackArgument(name, replace(self.spec, dtype=DType.I32))
         sizes = {a.size: a for a in memory.runtime}
         written = dict.fromkeys(output_values(self.original))
         strides = tuple((v.name, self._written(v)) for v in written)
@@ -345,6 +391,12 @@ class _Group:
         """An output's strides in its own shape; one that was written as a matrix is row-major."""
         strides, shape = self.memory.output(v).strides, shape_of(v)
         return strides if len(strides) == len(shape) else dense_strides(shape, ROW_MAJOR)
+
+
+def _constants(found: tuple[Contraction, ...]) -> set[str]:
+    """Weights and what scales them: they have no rows."""
+    scales = [f for c in found if c.scaling is not None for f in (c.scaling.zero_x, c.scaling.scale_x, c.scaling.scale_w)]
+    return {c.weight.name for c in found} | {f.name for f in scales if isinstance(f, Value)}
 
 
 @contextlib.contextmanager

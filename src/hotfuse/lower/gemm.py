@@ -18,13 +18,13 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 
 from hotfuse.ir.dims import Dim, expr
-from hotfuse.ir.types import DType
+from hotfuse.ir.types import DType, bits
 from hotfuse.lower.tiling import GemmTiling, balance
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Buffer, Tile
 
-_LINE = 16
-"""fp32 numbers in a cache line."""
+_LINE = 64
+"""Bytes of a cache line."""
 _SPREAD = 4
 """Over how many blocks of rows the fetching of the next panel is spread, when their number is not known."""
 MIN_TASKS = 16
@@ -36,13 +36,27 @@ class Product:
     """What is to be multiplied."""
 
     lhs: Callable[[Dim, Dim, int], Tile]
-    """A[row : row + rows, k] as a tile of [rows, 1], given row, k and rows."""
+    """A[row : row + rows, k] as a tile of [rows, 1], given row, k and rows; of [rows, 4] with k in fours for bytes."""
     b: Buffer
-    """[panels, K, nr]."""
+    """[panels, K, nr]; [panels, K / 4, nr, 4] for bytes."""
     m: Dim
     k: int
     panels: int
     tiling: GemmTiling
+    acc: DType = DType.F32
+    """What sums are kept in; B is widened to it, but for bytes, which are multiplied four at a time."""
+    prepare: Callable[[Dim, Dim], None] | None = None
+    """Called with the first row of a block and its height, before its sums."""
+
+    @property
+    def group(self) -> int:
+        """Steps of K that are one multiplication."""
+        return 4 if self.acc is DType.I32 else 1
+
+    @property
+    def steps(self) -> int:
+        """Multiplications along K."""
+        return -(-self.k // self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +104,7 @@ def product(
     `begin` is called where a panel has been chosen and its rows are still to come.
     """
     t = p.tiling
-    scratch = b.scratch("sums", DType.F32, (t.mr, t.nr)) if in_loop else None
+    scratch = b.scratch("sums", p.acc, (t.mr, t.nr)) if in_loop else None
     count, rows, extra = _blocks(p)
     groups = _groups(p, count)
     span = _span(count, groups)
@@ -112,6 +126,8 @@ def product(
         height = scope.enter_context(let(b, "height", rows if extra == 0 else expr("+", rows, taller)))
         row = scope.enter_context(let(b, "row", _first_row(block, rows, extra)))
         at = _Block(row, panel, expr("min", expr("+", block, expr("*", lo, -1)), span - 1), span)
+        if p.prepare is not None:
+            p.prepare(row, height)
         for h in _heights(p):
             with b.when(expr("==", height, h)) if height != h else contextlib.nullcontext():
                 acc = _sums(b, p, h, at)
@@ -181,9 +197,9 @@ def _sums(b: KernelBuilder, p: Product, height: int, at: _Block) -> Tile:
     t = p.tiling
     sets = t.sets(height)
     unroll = max(t.unroll, sets)
-    zero = b.fill(0.0, DType.F32, (height, t.nr))
+    zero = b.fill(0, p.acc, (height, t.nr))
     accs = [zero] * sets
-    steps = p.k // unroll
+    steps = p.steps // unroll
     if steps:
         with b.loop("k", 0, steps * unroll, unroll, carry=accs) as k:
             if t.next_panel and p.panels > 1 and not _streams(p, height):
@@ -194,7 +210,7 @@ def _sums(b: KernelBuilder, p: Product, height: int, at: _Block) -> Tile:
                 b.effect("barrier_spill")
             k.yields(*accs)
         accs = list(k.outs)
-    for i in range(p.k - steps * unroll):
+    for i in range(p.steps - steps * unroll):
         accs[i % sets] = _step(b, p, accs[i % sets], at, steps * unroll + i, ahead=0)
     while len(accs) > 1:
         accs = [b.map("add", *accs[i : i + 2]) if i + 1 < len(accs) else accs[i] for i in range(0, len(accs), 2)]
@@ -209,16 +225,24 @@ def sums(b: KernelBuilder, p: Product, height: int, row: Dim, panel: Dim) -> Til
 def _step(b: KernelBuilder, p: Product, acc: Tile, at: _Block, k: Dim, *, ahead: int) -> Tile:
     t = p.tiling
     if ahead:
-        for j in range(0, t.nr, _LINE):
+        for j in range(0, t.nr, _line(p)):
             b.prefetch(p.b, (at.panel, expr("+", k, ahead), j))
     lhs = p.lhs(at.row, k, acc.type.shape[0])
-    rhs = b.load(p.b, (at.panel, k, 0), (1, t.nr))
-    return b.mma(acc, lhs, rhs)
+    if p.group > 1:  # the four of a column lie side by side
+        return b.mma(acc, lhs, b.load(p.b, (at.panel, k, 0, 0), (p.group, t.nr), axes=(3, 2)))
+    return b.mma(acc, lhs, b.cast(b.load(p.b, (at.panel, k, 0), (1, t.nr)), p.acc))
+
+
+def _line(p: Product) -> int:
+    """Numbers of B in a cache line."""
+    return _LINE * 8 // bits(p.b.dtype)
 
 
 def _fetch_next(b: KernelBuilder, p: Product, at: _Block, k: Dim, steps: int, unroll: int) -> None:
     """This iteration's share of the next panel's lines."""
-    lines = -(-p.tiling.nr * unroll // (_LINE * at.span))
-    start = expr("+", expr("*", at.nth, steps * lines * _LINE), expr("*", k, lines * _LINE // unroll))
+    line = _line(p)
+    lines = -(-p.tiling.nr * p.group * unroll // (line * at.span))
+    start = expr("+", expr("*", at.nth, steps * lines * line), expr("*", k, lines * line // unroll))
     for i in range(lines):
-        b.prefetch(p.b, (expr("+", at.panel, 1), 0, expr("+", start, i * _LINE)), level=2)
+        inner = (*(0,) * (len(p.b.shape) - 2), expr("+", start, i * line))
+        b.prefetch(p.b, (expr("+", at.panel, 1), *inner), level=2)

@@ -1,6 +1,7 @@
 """Weights laid out once for a kernel: panels of columns, each panel contiguous over the shared dimension.
 
     W[N, K] or W[K, N]  ->  panels[ceil(N / nr)][K][nr], zero beyond N
+    bytes               ->  panels[ceil(N / nr)][K / 4][nr][4]: what one instruction multiplies lies side by side
 
 What is to be packed is plain data, so that a worker process decides it and the process that owns the weights carries it out.
 Several weights that meet the same input lie behind each other, each beginning with its own panel; or together, when their
@@ -21,8 +22,11 @@ import numpy.typing as npt
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.types import DType
+from hotfuse.tile.memory import NUMPY
 
-_NUMPY = {DType.F32: np.dtype(np.float32)}
+_NUMPY = {d: NUMPY[d] for d in (DType.F32, DType.F64, DType.F16, DType.BF16, DType.I8, DType.I32)}
+BYTE_GROUP = 4
+"""Bytes that one instruction multiplies and adds up."""
 _PAGE = 4096
 _HUGE = 2 << 20
 _LINE = 64
@@ -66,7 +70,18 @@ class PackSpec:
     k: int
     nr: int
     dtype: DType = DType.F32
+    """I8 is for weights of bytes; those without a sign are stored less 128. I32 is for the sums of their columns, as stored."""
     together: bool = False
+
+    @property
+    def group(self) -> int:
+        """Steps of K that lie side by side."""
+        return BYTE_GROUP if self.dtype is DType.I8 else 1
+
+    @property
+    def steps(self) -> int:
+        """Groups of steps along K."""
+        return 1 if self.dtype is DType.I32 else -(-self.k // self.group)
 
     @property
     def width(self) -> int:
@@ -87,18 +102,20 @@ class PackSpec:
     def panel_stride(self) -> int:
         """Elements from one panel to the next: a line more where panels would begin at the same place of every page."""
         size = _NUMPY[self.dtype].itemsize
-        used = self.k * self.nr
+        used = self.steps * self.nr * self.group
         return used + (_LINE // size if used * size % _PAGE == 0 else 0)
 
     @property
     def shape(self) -> tuple[Dim, ...]:
-        """Panels, steps of K, columns of a panel."""
-        return (self.panels, self.k, self.nr)
+        """Panels, steps of K, columns of a panel; bytes have a fourth dim, of the steps in a group."""
+        inner = (self.group,) if self.group > 1 else ()
+        return (self.panels, self.steps, self.nr, *inner)
 
     @property
     def stride(self) -> tuple[Dim, ...]:
         """Elements between panels, steps and columns."""
-        return (self.panel_stride, self.nr, 1)
+        inner = (self.group,) if self.group > 1 else ()
+        return (self.panel_stride, self.nr * self.group, *inner, 1)
 
     @property
     def bytes(self) -> int:
@@ -114,9 +131,31 @@ def supported(dtype: DType) -> bool:
 def pack(spec: PackSpec, weights: Mapping[str, Array]) -> Array:
     """Carry a spec out: the packed buffer as one flat array."""
     flat = aligned(spec.panels * spec.panel_stride, _NUMPY[spec.dtype])
+    if spec.dtype in (DType.I8, DType.I32):
+        _pack_bytes(spec, weights, flat)
+        return flat
     size = flat.itemsize
     strides = (spec.panel_stride * size, spec.nr * size, size)
-    panels = np.lib.stride_tricks.as_strided(flat, (spec.panels, spec.k, spec.nr), strides)
+    _fill(spec, weights, np.lib.stride_tricks.as_strided(flat, (spec.panels, spec.k, spec.nr), strides))
+    return flat
+
+
+def _pack_bytes(spec: PackSpec, weights: Mapping[str, Array], flat: Array) -> None:
+    """Panels of bytes in groups along K, or the sums of their columns."""
+    panels = np.zeros((spec.panels, -(-spec.k // BYTE_GROUP) * BYTE_GROUP, spec.nr), np.int8)
+    _fill(spec, weights, panels[:, : spec.k])
+    view = np.lib.stride_tricks.as_strided(
+        flat, (spec.panels, spec.panel_stride), (spec.panel_stride * flat.itemsize, flat.itemsize)
+    )
+    if spec.dtype is DType.I32:
+        view[:, : spec.nr] = panels.sum(1, dtype=np.int32)
+    else:
+        grouped = panels.reshape(spec.panels, spec.steps, BYTE_GROUP, spec.nr).transpose(0, 1, 3, 2)
+        view[:, : spec.steps * spec.nr * BYTE_GROUP] = grouped.reshape(spec.panels, -1)
+
+
+def _fill(spec: PackSpec, weights: Mapping[str, Array], panels: Array) -> None:
+    """Every weight's columns into its panels."""
     at = left = 0
     for source in spec.sources:
         weight, width = _columns(spec, source, weights), spec.width
@@ -129,7 +168,6 @@ def pack(spec: PackSpec, weights: Mapping[str, Array]) -> Array:
             left += width
         else:
             at += spec.panels_of(source)
-    return flat
 
 
 def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -> Array:
@@ -142,6 +180,10 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
     if source.order is Order.ROWS:
         weight = weight.reshape(-1, spec.k)[source.first : source.first + source.n]
     shape = (spec.k, source.n) if source.order is Order.KN else (source.n, spec.k)
+    if spec.dtype in (DType.I8, DType.I32) and weight.dtype in (np.uint8, np.int8):
+        weight = weight if weight.dtype == np.int8 else (weight ^ np.uint8(128)).view(np.int8)
+        if weight.shape == shape:
+            return weight if source.order is Order.KN else weight.T
     if weight.shape != shape or weight.dtype != _NUMPY[spec.dtype]:
         raise InternalError(
             f"weight {source.name} is {weight.dtype}{list(weight.shape)}, to be packed as {spec.dtype.value}{list(shape)}"

@@ -1,0 +1,108 @@
+"""The left operand of a product: rows of a tensor, read in place or made ready block by block.
+
+fp32 and fp64 are read number by number where they lie; bytes four at a time. Halves are widened once per block of rows, into
+scratch memory that the inner loop then reads: widening a number for every vector it meets would cost more than multiplying.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from hotfuse.ir.dims import Dim, expr
+from hotfuse.ir.graph import Value
+from hotfuse.ir.types import DType
+from hotfuse.lower.algebra import mul, same
+from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.lowered import Memory, Place, tensor_type
+from hotfuse.lower.tiling import GemmTiling
+from hotfuse.lower.views import shape_of
+from hotfuse.tile.build import KernelBuilder, remaining
+from hotfuse.tile.program import Buffer, Tile
+
+_HALVES = (DType.F16, DType.BF16)
+_BYTES = (DType.I8, DType.U8)
+_LINE = 16
+_PAGE = 1024
+"""fp32 numbers of a line and of a page: rows a multiple of pages apart push each other out of the cache."""
+
+
+class Left:
+    """Rows of x, all batch dims counted through."""
+
+    def __init__(self, memory: Memory, x: Value, k: int, tiling: GemmTiling, *, row_sums: bool = False) -> None:
+        self.b: KernelBuilder = memory.builder
+        self.place, self.shape, self.k, self.lanes = memory.place(x), shape_of(x), k, tiling.lanes
+        self.dtype = tensor_type(x).dtype
+        self.name = x.name
+        self.group = 4 if self.dtype in _BYTES else 1
+        wide = -(-k // self.lanes) * self.lanes
+        wide += _LINE if wide % _PAGE == 0 else 0
+        self.ready: Buffer | None = None
+        if self.dtype in _HALVES:
+            self.ready = self.b.scratch("ready", DType.F32, (tiling.mr, wide))
+        self.sums: Buffer | None = self.b.scratch("row_sums", DType.I32, (tiling.mr,)) if row_sums else None
+        self._index, self._axes, self._steps = self._walk(self.place, self.shape)
+
+    def _walk(self, place: Place, shape: tuple[Dim, ...]) -> tuple[tuple[int, ...], tuple[int, int], tuple[Dim, Dim]]:
+        """How tiles of rows by steps of K lie: index dims of the row and of K, buffer axes, and steps."""
+        if place.flat:
+            return (0, 0), (0, 0), (self._row_step(place, shape), place.strides[-1])
+        moving = [d for d, n in enumerate(shape[:-1]) if n != 1]
+        if len(moving) > 1:
+            raise CannotLower(f"the rows of %{self.name} are strided in {len(moving)} dims")
+        along = moving[0] if moving else -1
+        return (along, len(shape) - 1), (along, len(shape) - 1), (1, 1)
+
+    def _row_step(self, place: Place, shape: tuple[Dim, ...]) -> Dim:
+        """Elements from one row of x to the next, over all batch dims."""
+        steps = [(n, s) for n, s in zip(shape[:-1], place.strides[:-1], strict=True) if n != 1]
+        if not steps:
+            return 0
+        for (_, outer), (n, inner) in itertools.pairwise(steps):
+            if not same(outer, mul(n, inner)):
+                raise CannotLower(f"the rows of %{self.name} do not lie one behind the other")
+        return steps[-1][1]
+
+    def read(self, row: Dim, k: Dim, shape: tuple[int, int], valid: Sequence[Dim | None] = ()) -> Tile:
+        """Rows by steps of K, as they lie in memory."""
+        step, k_step = self._steps
+        if self.place.flat:
+            at = expr("+", expr("*", row, step), expr("*", k, k_step))
+            return self.b.load(self.place.buffer, (at,), shape, axes=self._axes, step=self._steps, valid=valid)
+        index: list[Dim] = [0] * len(self.shape)
+        if self._index[0] >= 0:
+            index[self._index[0]] = row
+        index[-1] = k
+        return self.b.load(self.place.buffer, index, shape, axes=self._axes, valid=valid)
+
+    def column(self, row: Dim, k: Dim, rows: int) -> Tile:
+        """What is multiplied with one step of B."""
+        if self.ready is not None:
+            return self.b.load(self.ready, (0, k), (rows, 1))
+        if self.group == 1:
+            return self.read(row, k, (rows, 1))
+        at = expr("*", k, self.group)
+        short = self.k % self.group and k == self.k // self.group
+        return self.read(row, at, (rows, self.group), valid=(None, self.k % self.group) if short else ())
+
+    @property
+    def prepares(self) -> bool:
+        """Whether blocks have to be made ready."""
+        return self.ready is not None or self.sums is not None
+
+    def prepare(self, row: Dim, height: Dim) -> None:
+        """Make a block of rows ready."""
+        b, width = self.b, self.lanes
+        with b.loop("r", 0, height) as r:
+            at = expr("+", row, r.var)
+            carry = [b.fill(0, DType.I32, (1, width))] if self.sums is not None else []
+            with b.loop("c", 0, self.k, width, carry=carry) as c:
+                valid = (None, remaining(self.k, c.var)) if self.k % width else ()
+                x = self.read(at, c.var, (1, width), valid=valid)
+                if self.ready is not None:
+                    b.store(self.ready, (r.var, c.var), b.cast(x, DType.F32))
+                if self.sums is not None:
+                    c.yields(b.map("add", c.carried[0], b.cast(x, DType.I32)))
+            if self.sums is not None:
+                b.store(self.sums, (r.var,), b.reshape(b.reduce("sum", c.outs[0], 1), (1,)))
