@@ -16,14 +16,20 @@ from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
+from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
 from hotfuse.partition.cut import Partitioning, cut
 from hotfuse.runtime.plan import Plan, build
 
 if TYPE_CHECKING:
+    from hotfuse.compile.drive import Compilation
     from hotfuse.compile.fetch import NativeParts
     from hotfuse.compile.runs import RunParts
+
+
+Progress = Callable[[Callable[[], Plan], float], None]
+"""Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,11 @@ class Job:
     weights: Mapping[str, torch.Tensor]
     sample: Sequence[torch.Tensor] = ()
     """Inputs of a real call."""
+    progress: Progress | None = None
+    demand: Demand | None = None
+    """How much the graph is used, where that is known."""
+    started: Callable[[Compilation], None] | None = None
+    """Given the compilation when it begins: to cancel it, to tell it of new sizes, to ask how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +72,20 @@ TIER0: tuple[Stage, ...] = (
 
 
 def _asked(graph: Graph, job: Job) -> tuple[Graph, NativeParts, Mapping[str, int]]:
-    from hotfuse.compile.fetch import fetch  # LLVM is loaded when a plan first gets that far
+    from hotfuse.compile.fetch import begin, finished  # LLVM is loaded when a plan first gets that far
 
     sizes = bind(graph, [tuple(t.shape) for t in job.sample])
     if isinstance(sizes, Mismatch):
         raise InternalError("a sample call does not fit its own graph", because=str(sizes))
-    return graph, fetch({"kind": "tier1", "graph": show(graph), "dims": sizes}, job.settings), sizes
+    compilation = begin(show(graph), sizes, job.settings, job.demand or ANY_DEMAND)
+    if job.started is not None:
+        job.started(compilation)
+
+    def early(parts: Callable[[], NativeParts], settled: float) -> None:
+        assert job.progress is not None
+        job.progress(lambda: _run(TIER1[1:], (graph, parts(), sizes), job), settled)
+
+    return graph, finished(compilation, None if job.progress is None else early), sizes
 
 
 def _runs(asked: tuple[Graph, NativeParts, Mapping[str, int]], job: Job) -> tuple[Graph, RunParts, Mapping[str, int]]:
@@ -102,11 +121,33 @@ def compile_tier1(
     graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings
 ) -> Plan:
     """A graph as a plan with generated kernels where they pay; raises InternalError where none does."""
+    return compile_units(graph, weights, sample, settings)
+
+
+def compile_units(
+    graph: Graph,
+    weights: Mapping[str, torch.Tensor],
+    sample: Sequence[torch.Tensor],
+    settings: Settings,
+    on_progress: Progress | None = None,
+    demand: Demand | None = None,
+    started: Callable[[Compilation], None] | None = None,
+) -> Plan:
+    """The same unit by unit, the most valuable first; `on_progress` may deploy what there is before all of it is done."""
+    from hotfuse.compile.fetch import account
     from hotfuse.compile.freeze import frozen
     from hotfuse.compile.literals import with_numbers
 
+    begun: list[Compilation] = []
+
+    def note(compilation: Compilation) -> None:
+        begun.append(compilation)
+        if started is not None:
+            started(compilation)
+
     settled, constants = frozen(graph, weights)
-    return _run(TIER1, with_numbers(settled, constants), Job(settings, constants, sample))
+    plan = _run(TIER1, with_numbers(settled, constants), Job(settings, constants, sample, on_progress, demand, note))
+    return replace(plan, account=account(begun[0]))
 
 
 def _run(stages: tuple[Stage, ...], value: Any, job: Job) -> Any:

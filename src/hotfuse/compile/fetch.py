@@ -1,17 +1,22 @@
-"""Tier 1 in the serving process: ask the worker, check what came, and link its object code."""
+"""Tier 1 in the serving process: have a graph's units compiled, check what came, and link its object code."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.native import CompiledKernel, load_kernel
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
-from hotfuse.compile.service import ask
+from hotfuse.compile.account import COUNTED, Account, add_up
+from hotfuse.compile.drive import Compilation, Here
+from hotfuse.compile.service import sized
+from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.text import parse
@@ -50,15 +55,44 @@ class NativeParts:
     notes: tuple[str, ...]
 
 
-def fetch(request: dict[str, Any], settings: Settings) -> NativeParts:
-    """Have the worker make kernels for a graph."""
-    header, codes = ask(request, [], settings)
-    kernels = tuple(
-        kernel_from_json(k, code) for k, code in zip(header["kernels"], codes, strict=True)
-    )
-    if not kernels:
-        raise InternalError("no part of the graph has a kernel", because="; ".join(header["notes"])[:500])
-    return NativeParts(body_from_json(header), kernels, tuple(header["notes"]))
+Progress = Callable[[Callable[[], NativeParts], float], None]
+"""Told after each kernel but the last: what there is so far, on demand, and which part of the expected saving is settled."""
+
+
+def begin(text: str, sizes: Mapping[str, int], settings: Settings, demand: Demand = ANY_DEMAND) -> Compilation:
+    """A graph to be compiled at the sizes of a real call, by the pool, or here when captures are inline."""
+    executor = Here() if settings.capture == "inline" else sized(settings).pool
+    return Compilation(executor, text, dict(sizes), demand, timeout=settings.unit_timeout_s, threads=torch.get_num_threads())
+
+
+def finished(compilation: Compilation, on_progress: Progress | None = None) -> NativeParts:
+    """Work a compilation off; raises InternalError where no part of the graph has a kernel."""
+    known: dict[int, KernelCode] = {}
+
+    def parts() -> NativeParts:
+        header, codes = compilation.message()
+        for i in range(len(known), len(codes)):
+            known[i] = kernel_from_json(header["kernels"][i], codes[i])
+        if not known:
+            raise InternalError("no part of the graph has a kernel", because="; ".join(header["notes"])[:500])
+        return NativeParts(body_from_json(header), tuple(known.values()), tuple(header["notes"]))
+
+    try:
+        compilation.run(None if on_progress is None else lambda _message, settled: on_progress(parts, settled))
+    finally:
+        add_up(compilation.graph.counts)
+    return parts()
+
+
+def account(compilation: Compilation) -> Account:
+    """What became of its units so far."""
+    counts = {k: compilation.graph.counts[k] for k in COUNTED}
+    return Account(compilation.graph.history(), tuple(compilation.describe()), counts)
+
+
+def fetch(request: Mapping[str, Any], settings: Settings) -> NativeParts:
+    """Kernels for a graph: its text, and the sizes of a real call."""
+    return finished(begin(request["graph"], request["dims"], settings))
 
 
 def body_from_json(data: dict[str, Any]) -> Body:

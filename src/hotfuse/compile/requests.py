@@ -45,8 +45,21 @@ def _runs(header: Header, blobs: list[bytes]) -> wire.Message:
     return runs.handle(header, blobs)
 
 
+def _plan(header: Header, blobs: list[bytes]) -> wire.Message:
+    from hotfuse.compile import units
+
+    return units.plan(header, blobs)
+
+
+def _unit(header: Header, blobs: list[bytes]) -> wire.Message:
+    from hotfuse.compile import units
+
+    return units.unit(header, blobs)
+
+
 _KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {
     "torch": _torch, "onnx": _onnx, "tier1": _tier1, "probes": _probes, "runs": _runs,
+    "plan": _plan, "unit": _unit,
 }  # fmt: skip
 
 

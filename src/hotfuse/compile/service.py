@@ -16,6 +16,7 @@ from typing import Any
 
 from hotfuse.base.settings import Settings
 from hotfuse.compile import wire
+from hotfuse.compile.account import totals
 from hotfuse.compile.pool import URGENT, Limits, Pool, Task
 from hotfuse.compile.process import Worker
 
@@ -105,6 +106,11 @@ def sized(settings: Settings) -> Service:
     memory = settings.compile_memory_mb << 20
     own.pool.limit(Limits(settings.compile_workers, memory, settings.compile_share))
     return own
+
+
+def counters() -> dict[str, float]:
+    """The pool's counts and the totals of all graphs' units, for `stats()`."""
+    return {**{f"units_{k}": v for k, v in totals().items()}, **(_service.pool.counts() if _service is not None else {})}
 
 
 def _after_fork() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hotfuse.backends.protocol import Artifact, Backend, Run
 from hotfuse.backends.pycode import flat_function
+from hotfuse.compile.account import Account
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values
 from hotfuse.ir.subgraph import extract
 from hotfuse.ops.torch_args import to_torch
@@ -58,6 +59,8 @@ class Plan:
     memory: Memory = Memory()
     counters: Callable[[], dict[str, int]] = dict[str, int]
     """What the plan counts while it serves: calls that left native code, arenas."""
+    account: Account | None = None
+    """How its graph came to its kernels, where it has some."""
 
     @property
     def graph(self) -> Graph:

@@ -1,0 +1,50 @@
+"""What became of a graph's units, as a value that stays with the plan made of them; and the process's totals."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hotfuse.partition.change import Diff
+
+COUNTED = ("compiled", "deduplicated", "replaced", "refused", "splits", "fusions", "fusions_tried", "fusions_refused",
+           "not_worth", "failed")
+"""What is counted per graph: units with a kernel, uses beyond the first, units asked for anew because calls changed, units
+without a kernel, cuts, pairs that became one kernel, pairs tried, pairs that stay apart, units that cost more than they save,
+units that failed outright."""
+_lock = threading.Lock()
+_totals: Counter[str] = Counter()
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """How a graph came to its kernels."""
+
+    history: tuple[Diff, ...]
+    """Every change of its partitioning."""
+    units: tuple[str, ...]
+    """Each unit with where it ended, and the pairs that stay apart with the reason: one line each."""
+    counts: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, object]:
+        """A plain dict for JSON."""
+        return {"history": [d.to_dict() for d in self.history], "units": list(self.units), "counts": dict(self.counts)}
+
+    def lines(self) -> list[str]:
+        """The same for a reader."""
+        return [*(f"partitioning: {d}" for d in self.history), *(f"unit: {u}" for u in self.units)]
+
+
+def add_up(counts: Mapping[str, int]) -> None:
+    """A graph is done: its counts are part of the process's."""
+    with _lock:
+        _totals.update({k: v for k, v in counts.items() if k in COUNTED})
+        _totals["graphs"] += 1
+
+
+def totals() -> dict[str, int]:
+    """Units of all graphs so far."""
+    with _lock:
+        return {k: _totals[k] for k in ("graphs", *COUNTED)}

@@ -1,0 +1,225 @@
+"""Working off a compilation graph: the most valuable unit goes to the next free worker, until none is left.
+
+Values are asked for anew at every step, so a unit that became more valuable overtakes; new sizes replace what has not begun. The
+executor is the pool, or this very process for tools and tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hotfuse.analysis.resources import Peaks
+from hotfuse.base.errors import CaptureError
+from hotfuse.base.events import Why
+from hotfuse.compile import pairs, wire
+from hotfuse.compile.graph import OVER, CompileGraph, State, Unit
+from hotfuse.compile.pool import Task
+from hotfuse.compile.value import Demand, Estimator, Roofline, worth
+
+SPLIT_S = 10.0
+"""After so long, a unit that fails is not cut into smaller ones any more."""
+TRIES = 2
+"""Workers that a unit may kill."""
+Progress = Callable[[Callable[[], wire.Message], float], None]
+"""Told after each kernel: what there is so far, on demand, and which part of the expected saving is settled."""
+_serial = itertools.count(1)
+
+
+class Executor(Protocol):
+    """Who does the work."""
+
+    @property
+    def size(self) -> int:
+        """How many requests run at once."""
+        ...
+
+    def submit(self, task: Task) -> Future[wire.Message]:
+        """Have a request done."""
+        ...
+
+    def cancel(self, owner: str) -> int:
+        """Drop an owner's requests."""
+        ...
+
+
+class Here:
+    """This process: each request is done when it is submitted."""
+
+    size = 1
+
+    def submit(self, task: Task) -> Future[wire.Message]:
+        """Do it now."""
+        from hotfuse.compile import requests  # the worker's business otherwise
+
+        future: Future[wire.Message] = Future()
+        future.set_running_or_notify_cancel()
+        future.set_result(requests.answer(dict(task.header), list(task.blobs)))
+        return future
+
+    def cancel(self, owner: str) -> int:
+        """Nothing ever waits here."""
+        return 0
+
+
+@dataclass(slots=True)
+class Compilation:
+    """One graph on its way to kernels. `run` works it off; the other methods may be called from other threads meanwhile."""
+
+    executor: Executor
+    text: str
+    """The graph."""
+    sizes: Mapping[str, int]
+    """Of a real call."""
+    demand: Demand = Demand()
+    estimate: Estimator = field(default_factory=Roofline)
+    timeout: float = 60.0
+    threads: int = 1
+    peaks: Peaks = Peaks()
+    clock: Callable[[], float] = time.monotonic
+    graph: CompileGraph = field(default_factory=CompileGraph)
+    owner: str = field(default_factory=lambda: f"compilation {next(_serial)}")
+    _flying: dict[Future[wire.Message], Unit] = field(default_factory=dict[Future[wire.Message], Unit])
+    _seen: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _version: int = 0
+    _until: float = 0.0
+    _cancelled: bool = False
+
+    def run(self, on_progress: Progress | None = None) -> None:
+        """Plan, then compile units until none is left; raises CaptureError where there is no plan, or nobody wants it any more."""
+        header = {"kind": "plan", "graph": self.text, "dims": dict(self.sizes)}
+        task = Task("grouping a graph", header, timeout=4 * self.timeout, owner=self.owner)
+        answer, _ = wire.checked(self.executor.submit(task).result())
+        with self._lock:
+            self.peaks = Peaks(**answer["peaks"])
+            self.graph.begin(answer["bodies"], self.demand.library_us)
+        self._until = self.clock() + SPLIT_S
+        while not self._cancelled:
+            with self._lock:
+                self._dispatch()
+                flying = list(self._flying)
+            if not flying:
+                return
+            done, _ = wait(flying, return_when=FIRST_COMPLETED)
+            with self._lock:
+                before = len(self.graph.codes)
+                for future in done:
+                    self._absorb(self._flying.pop(future), future)
+                more, settled = len(self.graph.codes) > before, self.fraction
+            if on_progress is not None and more and settled < 1.0:
+                on_progress(self.message, settled)
+        raise CaptureError("the compilation was cancelled", why=Why.TURNED_OFF)
+
+    def cancel(self) -> None:
+        """Nobody wants it any more."""
+        self._cancelled = True
+        self.executor.cancel(self.owner)
+
+    def reprofile(self, sizes: Mapping[str, int], demand: Demand | None = None) -> None:
+        """Calls have become different: what no worker has begun is compiled for the new sizes, in a new order."""
+        with self._lock:
+            self.demand = demand or self.demand
+            if dict(sizes) == dict(self.sizes):
+                return
+            self.sizes = dict(sizes)
+            self._version += 1
+            stale = [f for f in self._flying if f.cancel()]
+            waiting = [u for u in self.graph.units.values() if u.state is State.WAITING]
+            self.graph.counts["replaced"] += len(waiting) + len(stale)
+
+    def message(self) -> wire.Message:
+        """What there is so far, in the form of an answer."""
+        with self._lock:
+            return self.graph.message()
+
+    def describe(self) -> list[str]:
+        """Every unit with where it stands, and the pairs that stay apart."""
+        with self._lock:
+            return self.graph.describe()
+
+    @property
+    def fraction(self) -> float:
+        """The part of the expected saving that is settled, 0 to 1."""
+        with self._lock:
+            alive = [u for u in self.graph.units.values() if u.state not in OVER and u.of is None]
+            total = sum(map(self._saving, alive))
+            left = sum(self._saving(u) for u in alive if u.state not in (State.DONE, State.LIBRARY))
+            return 1.0 - left / total if total else 1.0
+
+    def _saving(self, unit: Unit) -> float:
+        return max(self.estimate(unit.facts).saving_s, 1e-9) * len(unit.uses)
+
+    def _value(self, unit: Unit) -> float:
+        return worth(self.estimate(unit.facts), len(unit.uses), self.demand)
+
+    def waiting(self) -> list[Unit]:
+        """What has not begun, the most valuable first."""
+        found = [u for u in self.graph.units.values() if u.state is State.WAITING]
+        return sorted(found, key=self._value, reverse=True)
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        """Give the workers what they can take, and one more to go on with while this thread is busy."""
+        for unit in self.waiting():
+            if len(self._flying) > self.executor.size:
+                return
+            if self._value(unit) < 0:
+                self.graph.counts["not_worth"] += 1
+                self.graph.settle(unit, f"{unit.ops} stays with the library: compiling it costs more than it saves")
+            elif unit.state is State.WAITING:
+                self._send(unit)
+
+    def _send(self, unit: Unit, texts: Sequence[str] = ()) -> None:
+        known = {level.ident: level.text for level in self.graph.levels}
+        if unit.of is not None:  # the neighbours may have changed since
+            unit.uses = [p for p in unit.uses if pairs.partner(self.graph, unit, p) >= 0]
+            if not unit.uses:
+                unit.state = State.FUSED
+                return
+        header: dict[str, Any] = {
+            "kind": "unit", "group": unit.kind, "dims": dict(self.sizes), "texts": list(texts),
+            "alike": [[self.graph.levels[p[0]].ident, list(pairs.nodes_of(self.graph, unit, p))] for p in unit.uses],
+            "split": unit.of is None and self.clock() < self._until, "joined": unit.of is not None, "beat": unit.apart_us,
+        }
+        unit.state, unit.version = State.RUNNING, self._version
+        task = Task(f"unit {unit.ops}", header, [known[t].encode() for t in texts], self._value(unit), self.timeout, TRIES,
+                    f"{unit.key} {self._version}", self.owner)
+        self._flying[self.executor.submit(task)] = unit
+
+    # --- answers ---------------------------------------------------------------------------------
+
+    def _absorb(self, unit: Unit, future: Future[wire.Message]) -> None:
+        if future.cancelled():
+            unit.state = State.WAITING
+            return
+        try:
+            answer, codes = wire.checked(future.result())
+        except CaptureError as e:
+            self._cancelled = self._cancelled or e.why is Why.TURNED_OFF
+            self.graph.counts["failed"] += 1
+            self.graph.settle(unit, f"{unit.ops} stays with the library: {e.what}" + (f": {e.because}" if e.because else ""))
+            return
+        if "missing" in answer:
+            self._send(unit, [str(t) for t in answer["missing"]])
+        elif "kernel" in answer:
+            self.graph.made(unit, answer, codes[0])
+            if isinstance(self.estimate, Roofline):
+                self.estimate.learn(unit.kind, float(answer["kernel"]["compile_s"]))
+            if unit.of is not None:
+                pairs.joined(self.graph, unit, answer["keys"])
+            pairs.judged(self.graph, unit, self.sizes, self.threads, self.peaks, self._seen)
+        elif unit.version != self._version and unit.of is None:
+            unit.state = State.WAITING  # what lost at sizes of yesterday may win today
+        elif "split" in answer:
+            for piece in self.graph.cut(unit, int(answer["split"]), str(answer["why"]), answer["pieces"]):
+                if piece.state is State.WAITING:
+                    pairs.requeued(self.graph, piece, self._seen)
+        else:
+            self.graph.settle(unit, str(answer["refused"]))

@@ -1,0 +1,241 @@
+"""The dynamic compilation graph: a graph's units, which are cut, fused and settled while others compile.
+
+The worker says how the graph is grouped; each distinct group is a unit, whatever the number of its uses. An answer is a kernel, a
+cut, or a refusal. The partitioning is the partition manager's, so every change is checked and remembered; what it is at any
+moment can be made into a plan, in which whatever has no kernel yet runs in the library. Who compiles what and when is
+`compile.drive`'s business, which neighbours are worth a common kernel is `compile.pairs`'s.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from hotfuse.analysis.resources import Bound, Use, Work
+from hotfuse.compile import wire
+from hotfuse.compile.value import Facts
+from hotfuse.ir.text import parse, show
+from hotfuse.partition.change import Diff
+from hotfuse.partition.manager import Partitioned, partitioned, partitioning, split
+
+Place = tuple[int, int]
+"""A use of a unit: the level it is in, and the number of its partition there."""
+
+
+class State(StrEnum):
+    """Where a unit stands."""
+
+    WAITING = "waiting"
+    RUNNING = "compiling"
+    HELD = "waiting for what it may become part of"
+    DONE = "has a kernel"
+    LIBRARY = "stays with the library"
+    CUT = "was cut"
+    FUSED = "became part of another"
+
+
+OVER = frozenset({State.CUT, State.FUSED})
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """A group of nodes and all places where the same group stands."""
+
+    key: str
+    kind: str
+    ops: str
+    facts: Facts
+    uses: list[Place] = field(default_factory=list[Place])
+    state: State = State.WAITING
+    why: str = ""
+    kernel: int = -1
+    use: Use | None = None
+    library_us: float = 0.0
+    of: tuple[Unit, Unit] | None = None
+    """The neighbours it would replace, for one put together from two; its uses are the places of the first."""
+    version: int = 0
+    """Which sizes it was asked for with."""
+
+    @property
+    def apart_us(self) -> float | None:
+        """What the kernels of the two take, where both are known."""
+        if self.of is None or self.of[0].use is None or self.of[1].use is None:
+            return None
+        return self.of[0].use.us + self.of[1].use.us
+
+
+@dataclass(slots=True)
+class Level:
+    """A graph: the main one, or that of a branch."""
+
+    ident: str
+    text: str
+    parts: Partitioned
+    units: dict[int, str]
+    """Per partition, by number, its unit's key; library nodes have none."""
+    branches: dict[int, list[int]]
+    """Per partition that is a control node, the levels of its branches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Two neighbours that stay two kernels, and why."""
+
+    first: str
+    second: str
+    because: str
+
+    def __str__(self) -> str:
+        return f"{self.first} and {self.second} stay two kernels: {self.because}"
+
+
+@dataclass(slots=True)
+class CompileGraph:
+    """All levels of a graph and all their units."""
+
+    levels: list[Level] = field(default_factory=list[Level])
+    units: dict[str, Unit] = field(default_factory=dict[str, Unit])
+    kernels: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    codes: list[bytes] = field(default_factory=list[bytes])
+    notes: Counter[str] = field(default_factory=Counter[str])
+    refusals: list[Refusal] = field(default_factory=list[Refusal])
+    counts: Counter[str] = field(default_factory=Counter[str])
+    _numbers: dict[str, int] = field(default_factory=dict[str, int])
+
+    # --- growing ---------------------------------------------------------------------------------
+
+    def begin(self, bodies: Sequence[Mapping[str, Any]], library_us: float | None) -> None:
+        """Take over the worker's grouping; a measured time of the whole graph corrects what its parts are thought to take."""
+        guessed = sum(float(g.get("library_s") or 0.0) for b in bodies for g in b["groups"])
+        scale = library_us * 1e-6 / guessed if library_us and guessed else 1.0
+        for place, body in enumerate(bodies):
+            starts = list(itertools.accumulate((int(g["nodes"]) for g in body["groups"]), initial=0))
+            groups = [range(a, b) for a, b in itertools.pairwise(starts)]
+            parts = partitioned(parse(body["graph"]), groups, "grouped by access class")
+            inside = {int(i): [int(b) for b in within] for i, within in body["branches"].items()}
+            self.levels.append(Level(body["id"], body["graph"], parts, {}, inside))
+            for number, about in enumerate(body["groups"]):
+                self._use(about, (place, number), scale)
+        self.counts["deduplicated"] = sum(len(u.uses) - 1 for u in self.units.values())
+
+    def _use(self, about: Mapping[str, Any], place: Place, scale: float = 1.0) -> Unit | None:
+        """A group stands at a place: one more use of its unit, which may be new."""
+        key = about.get("key")
+        if key is None:
+            return None
+        self.levels[place[0]].units[place[1]] = key
+        if key not in self.units:
+            seconds = about["library_s"]
+            library = None if seconds is None else float(seconds) * scale
+            facts = Facts(about["kind"], Work.from_dict(about["work"]), library, about["roof_s"])
+            self.units[key] = Unit(key, about["kind"], about["ops"], facts)
+        self.units[key].uses.append(place)
+        return self.units[key]
+
+    def made(self, unit: Unit, answer: Mapping[str, Any], code: bytes) -> None:
+        """A unit has a kernel, which another of the same text may have brought already."""
+        about = answer["kernel"]
+        if answer["text"] not in self._numbers:
+            self._numbers[answer["text"]] = len(self.codes)
+            self.kernels.append(about)
+            self.codes.append(code)
+        unit.kernel = self._numbers[answer["text"]]
+        unit.state, unit.library_us = State.DONE, float(about["library_us"])
+        unit.use = _use_from(about["use"])
+        self.counts["compiled"] += 1
+
+    def cut(self, unit: Unit, at: int, why: str, pieces: Sequence[Sequence[Mapping[str, Any]]]) -> list[Unit]:
+        """A unit in two, wherever it stands; the units that its first use became."""
+        unit.state, unit.why = State.CUT, why
+        self.notes[why] += 1
+        self.counts["splits"] += 1
+        found: list[Unit] = []
+        for i, (body, number) in enumerate(unit.uses):
+            level = self.levels[body]
+            level.parts = split(level.parts, number, at, why)
+            del level.units[number]
+            halves = pieces[i] if i < len(pieces) else pieces[0]  # a use that came while it was compiled
+            for piece, made in zip(halves, level.parts.history.diffs[-1].made, strict=True):
+                if (new := self._use(piece, (body, made))) is not None and i == 0:
+                    found.append(new)
+        unit.uses = []
+        return found
+
+    def settle(self, unit: Unit, why: str) -> None:
+        """No kernel: the library; or for two that were tried as one, what they were before."""
+        unit.state, unit.why = State.LIBRARY, why
+        if unit.of is None:
+            self.notes[why] += 1
+            self.counts["refused"] += 1
+            return
+        first, second = unit.of
+        for u in (first, second):
+            if u.state is State.HELD:
+                u.state = State.WAITING
+        self.refuse(first, second, why.partition(": ")[2] or why)
+
+    def refuse(self, first: Unit, second: Unit, because: str) -> None:
+        """Two neighbours stay apart."""
+        self.refusals.append(Refusal(first.ops, second.ops, because))
+        self.counts["fusions_refused"] += 1
+
+    # --- what there is ---------------------------------------------------------------------------
+
+    def message(self) -> wire.Message:
+        """What there is so far, in the form of an answer: the body, its kernels and their code."""
+        return {"ok": True, **self._body(0), "kernels": list(self.kernels), "notes": self.said()}, list(self.codes)
+
+    def said(self) -> list[str]:
+        """Every decision against a kernel, with how often it was taken."""
+        return [f"{n} ({k} times)" if k > 1 else n for n, k in self.notes.items()]
+
+    def _body(self, place: int) -> dict[str, Any]:
+        """[first node, end, kernel or -1] per part, and the bodies of parts that branch."""
+        level = self.levels[place]
+        made = partitioning(level.parts)
+        parts: list[list[int]] = []
+        bodies: dict[str, list[dict[str, Any]]] = {}
+        for part, run in zip(level.parts.parts, made.parts, strict=True):
+            unit = self.units.get(level.units.get(part.number, ""))
+            kernel = unit.kernel if unit is not None and unit.state is State.DONE else -1
+            entered = self._entered(level, part.number)
+            if parts and kernel < 0 and parts[-1][2] < 0 and not entered and str(len(parts) - 1) not in bodies:
+                parts[-1][1] = run.last
+            else:
+                parts.append([run.first, run.last, kernel])
+            if entered:
+                bodies[str(len(parts) - 1)] = entered
+        text = level.text if made.graph is level.parts.graph else show(made.graph)
+        return {"graph": text, "parts": parts, "branches": bodies}
+
+    def _entered(self, level: Level, number: int) -> list[dict[str, Any]]:
+        """The branches of a control node, each a body of its own; none where no branch has a kernel."""
+        made = [self._body(b) for b in level.branches.get(number, ())]
+        return made if any(b["branches"] or any(kernel >= 0 for _, _, kernel in b["parts"]) for b in made) else []
+
+    def history(self) -> tuple[Diff, ...]:
+        """How the main graph came to be partitioned as it is."""
+        return self.levels[0].parts.history.diffs if self.levels else ()
+
+    def describe(self) -> list[str]:
+        """Every unit with where it stands, the most used first, and the pairs that stay apart."""
+        shown = [u for u in self.units.values() if u.of is None or u.state is State.DONE]
+        lines = [_line(u) for u in sorted(shown, key=lambda u: -len(u.uses))]
+        return lines + [str(r) for r in dict.fromkeys(self.refusals)]
+
+
+def _line(unit: Unit) -> str:
+    text = f"{unit.ops} x{len(unit.uses)}: {unit.state.value}"
+    if unit.use is None:
+        return text
+    bound = f"{unit.use.bound.value}-bound at {unit.use.utilization:.0%}"
+    return f"{text}, {unit.use.us:.1f} us, the library {unit.library_us:.1f}, {bound}"
+
+
+def _use_from(data: Mapping[str, Any]) -> Use:
+    return Use(Work.from_dict(data), float(data["us"]), Bound(data["bound"]), float(data["utilization"]), int(data["scratch"]),
+               int(data["vectors"]), int(data["parallel"]))

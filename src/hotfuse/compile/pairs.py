@@ -1,0 +1,137 @@
+"""Two units as one: which neighbours are worth a common kernel, and what happens when it won or lost.
+
+Neighbours that both have kernels are judged by the fusion criteria on what those kernels really used, and their common kernel
+must beat the two. Neighbours that both still wait, such as what is left of a unit that was cut and the one behind it, are held
+back while their common kernel is tried against the library; if there is none, they are compiled as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from hotfuse.analysis.cost import value_bytes
+from hotfuse.analysis.resources import Peaks, Work
+from hotfuse.compile.graph import CompileGraph, Level, Place, State, Unit
+from hotfuse.compile.value import Facts
+from hotfuse.fusion.criteria import Side, judge
+from hotfuse.fusion.groups import MAX_NODES
+from hotfuse.partition.change import CannotChange
+from hotfuse.partition.manager import fuse, part_needs
+
+
+def judged(
+    graph: CompileGraph, unit: Unit, sizes: Mapping[str, int], threads: int, peaks: Peaks, seen: set[tuple[str, str]]
+) -> None:
+    """A unit has a kernel: judge it with each neighbour that has one; what passes becomes a unit of its own."""
+    for first, second, level, a, b in list(_neighbours(graph, unit)):
+        if (first.key, second.key) in seen or first.use is None or second.use is None:
+            continue
+        seen.add((first.key, second.key))
+        between = _between(level, a, b, sizes)
+        verdict = judge(Side(first.kind, first.use), Side(second.kind, second.use), between, threads, peaks)
+        if verdict.accepted:
+            _together(graph, first, second, verdict.because)
+        else:
+            graph.refuse(first, second, verdict.because)
+
+
+def requeued(graph: CompileGraph, unit: Unit, seen: set[tuple[str, str]]) -> None:
+    """A unit that waits, fresh from a cut: with a neighbour that waits too, both of rows, it is tried as one."""
+    for first, second, *_ in list(_neighbours(graph, unit)):
+        both = first.facts.work.nodes + second.facts.work.nodes
+        waiting = first.state is second.state is State.WAITING and first.kind == second.kind == "rows" and both <= MAX_NODES
+        if waiting and unit in (first, second) and (first.key, second.key) not in seen:
+            seen.add((first.key, second.key))
+            made = _together(graph, first, second, "both still waited")
+            if made.uses and len(made.uses) == len(first.uses) == len(second.uses):
+                first.state = second.state = State.HELD
+            else:
+                made.state = State.FUSED
+            return
+
+
+def joined(graph: CompileGraph, unit: Unit, keys: Sequence[str]) -> None:
+    """A common kernel won: it takes the place of the two wherever they stand alike."""
+    assert unit.of is not None and unit.use is not None
+    first, second = unit.of
+    kept: list[Place] = []
+    apart = unit.apart_us
+    for place, key in zip(unit.uses, keys, strict=False):
+        number = partner(graph, unit, place)
+        if number < 0 or key != keys[0]:
+            continue
+        level = graph.levels[place[0]]
+        against = "the library" if apart is None else "two"
+        level.parts = fuse(level.parts, place[1], number, f"one kernel is faster than {against}: {unit.why}",
+                           fused_us=round(unit.use.us, 1), apart_us=None if apart is None else round(apart, 1))
+        (made,) = level.parts.history.diffs[-1].made
+        for old, of in ((place[1], first), (number, second)):
+            del level.units[old]
+            of.uses.remove((place[0], old))
+        level.units[made] = unit.key
+        kept.append((place[0], made))
+    unit.uses = kept
+    graph.counts["fusions"] += 1
+    for u in (first, second):
+        if not u.uses:
+            u.state = State.FUSED
+        elif u.state is State.HELD:
+            u.state = State.WAITING
+
+
+def nodes_of(graph: CompileGraph, unit: Unit, place: Place) -> tuple[int, ...]:
+    """The nodes of a use, in the level's graph."""
+    parts = graph.levels[place[0]].parts
+    if unit.of is None:
+        return parts.part(place[1]).nodes
+    return tuple(sorted((*parts.part(place[1]).nodes, *parts.part(partner(graph, unit, place)).nodes)))
+
+
+def partner(graph: CompileGraph, unit: Unit, place: Place) -> int:
+    """The consumer's partition beside a use of the producer, where both are as they were and may be one; else -1."""
+    assert unit.of is not None
+    level = graph.levels[place[0]]
+    if level.units.get(place[1]) != unit.of[0].key:
+        return -1
+    for number, read in part_needs(level.parts).items():
+        if place[1] in read and level.units.get(number) == unit.of[1].key:
+            try:
+                fuse(level.parts, place[1], number, "a test")
+            except CannotChange:
+                continue
+            return number
+    return -1
+
+
+def _together(graph: CompileGraph, first: Unit, second: Unit, why: str) -> Unit:
+    kind = next((u.kind for u in (first, second) if u.kind != "rows"), "rows")
+    work = Work(first.facts.work.nodes + second.facts.work.nodes, None, None, None, None)
+    unit = Unit(f"{first.key}+{second.key}", kind, f"{first.ops} | {second.ops}", Facts(kind, work, None), why=why,
+                of=(first, second))
+    unit.uses = [p for p in first.uses if partner(graph, unit, p) >= 0]
+    graph.units[unit.key] = unit
+    if unit.uses:
+        graph.counts["fusions_tried"] += 1
+    else:
+        unit.state = State.FUSED
+    return unit
+
+
+def _neighbours(graph: CompileGraph, unit: Unit) -> Iterator[tuple[Unit, Unit, Level, int, int]]:
+    """(producer, consumer, their level, their partitions) around a unit's first use, where both are in the same state."""
+    for body, number in unit.uses[:1]:
+        level = graph.levels[body]
+        needs = part_needs(level.parts)
+        readers = [n for n, read in needs.items() if number in read]
+        for a, b in [(n, number) for n in sorted(needs[number])] + [(number, n) for n in readers]:
+            one, two = (graph.units.get(level.units.get(n, "")) for n in (a, b))
+            if one is not None and two is not None and one is not two and one.state is two.state:
+                yield one, two, level, a, b
+
+
+def _between(level: Level, a: int, b: int, sizes: Mapping[str, int]) -> int:
+    """Bytes that one partition hands to another."""
+    nodes = level.parts.graph.nodes
+    read = {v.name for i in level.parts.part(b).nodes for v in nodes[i].ins}
+    passed = [v for i in level.parts.part(a).nodes for v in nodes[i].outs if v.name in read]
+    return sum(value_bytes(v, sizes) or 0 for v in passed)

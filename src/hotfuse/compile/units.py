@@ -1,0 +1,310 @@
+"""Units of compilation in the worker: how a graph is grouped, and one group at a time from nodes to a kernel that won its trial.
+
+    plan   the graph's groups, in order, each with a key that is equal for groups that are the same but for their names
+    unit   one group: a kernel, or where to cut the group, or why it stays with the library
+
+A group that cannot be lowered is cut where that begins, one that loses to the library in the middle. What was lowered and compiled
+is kept by its text, so that the same group at other sizes costs a trial only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
+from hotfuse.analysis.resources import Peaks, library_seconds, roof_seconds, used, work_of
+from hotfuse.backends.llvm import scratch
+from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel
+from hotfuse.backends.llvm.target import Target, host
+from hotfuse.base.errors import HotfuseError
+from hotfuse.compile import trial
+from hotfuse.fusion.groups import group, reordered
+from hotfuse.fusion.layout import channels_last
+from hotfuse.fusion.own import with_own_operands
+from hotfuse.ir.branches import IF, branches
+from hotfuse.ir.dims import evaluate, symbols
+from hotfuse.ir.graph import Graph
+from hotfuse.ir.normal import normalized
+from hotfuse.ir.subgraph import extract
+from hotfuse.ir.text import parse, show
+from hotfuse.ir.verify import verify
+from hotfuse.lower import Core, lower
+from hotfuse.lower.codec import to_json
+from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.lowered import Lowered
+from hotfuse.lower.own_sizes import anchored, with_own_sizes
+from hotfuse.lower.tiling import core_for
+from hotfuse.machine.topology import topology
+from hotfuse.ops.table import Access, lookup, packet
+from hotfuse.simplify import simplify
+
+Message = tuple[dict[str, Any], list[bytes]]
+WORTH_CUTTING = 6
+"""Nodes in a group that loses to the library, from which on its halves are tried: those of a few fused ops lose as well."""
+MAX_KEPT = 256
+MAX_GRAPHS = 8
+
+
+def host_core(target: Target) -> Core:
+    """What tiling needs to know of this machine."""
+    caches = {(c.level, c.kind): c.bytes for c in topology().caches}
+    l1, l2 = caches.get((1, "data")), caches.get((2, "unified"))
+    return core_for(target.lanes, many_registers=target.name in ("avx512", "neon"), l1=l1, l2=l2)
+
+
+def host_peaks(core: Core) -> Peaks:
+    """Roofs of this machine, estimated."""
+    return Peaks(l1=core.l1, l2=core.l2, flops_per_s=core.lanes * 4 * 2.5e9)
+
+
+V = TypeVar("V")
+
+
+def _keep(cache: OrderedDict[str, V], key: str, make: Callable[[], V], most: int) -> V:
+    if key not in cache:
+        cache[key] = make()
+        while len(cache) > most:
+            cache.popitem(last=False)
+    cache.move_to_end(key)
+    return cache[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A group as a graph of its own, in its normal form."""
+
+    normal: Graph
+    text: str
+    sizes: Mapping[str, int]
+    """The call's sizes, and the piece's own."""
+    key: str
+    """The same for pieces that are compiled and tried as one."""
+
+    @property
+    def ops(self) -> str:
+        """What it computes, for a reader."""
+        return "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for n in self.normal.nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A kernel that compiled, before any trial."""
+
+    lowered: Lowered
+    compiled: CompiledKernel
+    seconds: float
+
+
+@dataclass(slots=True)
+class Bench:
+    """What a worker has at hand from earlier requests, all of it bounded."""
+
+    core: Core
+    peaks: Peaks
+    graphs: OrderedDict[str, Graph] = field(default_factory=OrderedDict[str, Graph])
+    lowered: OrderedDict[str, Lowered | str] = field(default_factory=OrderedDict[str, "Lowered | str"])
+    """Per group as text: its kernel before code generation, or why there is none."""
+    made: OrderedDict[str, _Made] = field(default_factory=OrderedDict[str, _Made])
+
+    def lowers(self, piece: Piece) -> str:
+        """Why a group has no kernel; empty if it has one, as far as lowering goes."""
+        found = self._lowered(piece)
+        return found if isinstance(found, str) else ""
+
+    def _lowered(self, piece: Piece) -> Lowered | str:
+        def make() -> Lowered | str:
+            try:
+                return lower(piece.normal, self.core)
+            except HotfuseError as e:
+                return e.because or e.what
+
+        return _keep(self.lowered, piece.text, make, MAX_KEPT)
+
+    def kernel(self, piece: Piece) -> _Made:
+        """A group's kernel, compiled; raises a HotfuseError where there is none."""
+
+        def make() -> _Made:
+            start = time.perf_counter()
+            lowered = self._lowered(piece)
+            if isinstance(lowered, str):
+                raise CannotLower(lowered)
+            return _Made(lowered, compile_kernel(lowered.kernel), time.perf_counter() - start)
+
+        return _keep(self.made, piece.text, make, MAX_KEPT)
+
+
+_bench: Bench | None = None
+
+
+def bench() -> Bench:
+    """This process's."""
+    global _bench
+    if _bench is None:
+        core = host_core(host())
+        _bench = Bench(core, host_peaks(core))
+    return _bench
+
+
+# -- the plan
+
+
+def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+    """The request of kind `plan`: a graph as text, and the sizes of a real call."""
+    sizes = {str(k): int(v) for k, v in header["dims"].items()}
+    bodies: list[dict[str, Any]] = []
+    _body(verify(parse(header["graph"])), sizes, bodies, {})
+    return {"ok": True, "bodies": bodies, "peaks": asdict(bench().peaks)}, []
+
+
+def _body(graph: Graph, sizes: Mapping[str, int], bodies: list[dict[str, Any]], known: dict[str, dict[str, Any]]) -> int:
+    """A graph in the order its groups need, appended to `bodies`; control nodes name the bodies of their branches."""
+    graph = with_own_operands(channels_last(simplify(graph)[0]))
+    groups = group(graph)
+    ordered = verify(reordered(graph, groups))
+    text = show(ordered)
+    own: dict[str, Any] = {"graph": text, "id": hashlib.sha256(text.encode()).hexdigest()[:24]}
+    place = len(bodies)
+    bodies.append(own)
+    _keep(bench().graphs, own["id"], lambda: ordered, MAX_GRAPHS)
+    found: list[dict[str, Any]] = []
+    inside: dict[str, list[int]] = {}
+    at = 0
+    for i, g in enumerate(groups):
+        nodes = range(at, at + len(g.nodes))
+        found.append(described(ordered, nodes, g.kind, sizes, known))
+        if ordered.nodes[at].op == IF:
+            inside[str(i)] = [_body(b.graph, sizes, bodies, known) for b in branches(ordered, ordered.nodes[at])]
+        at += len(g.nodes)
+    own.update(groups=found, branches=inside)
+    return place
+
+
+def described(
+    graph: Graph, nodes: Sequence[int], kind: str, sizes: Mapping[str, int], known: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """What the other side is told of a group: how many nodes, what kind, and for one that may get a kernel its key and its work.
+
+    `known` holds what was said of the same group before.
+    """
+    if kind == "library" or all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in nodes):
+        return {"nodes": len(nodes), "kind": "library"}  # what only moves data is views to torch, and those cost nothing
+    piece = piece_of(graph, nodes, sizes)
+    if piece.key not in known:
+        work, peaks = work_of(piece.normal, piece.sizes), bench().peaks
+        known[piece.key] = {
+            "nodes": len(nodes), "kind": kind, "key": piece.key, "ops": piece.ops, "work": work.to_dict(),
+            "library_s": library_seconds(piece.normal, piece.sizes, peaks), "roof_s": roof_seconds(work, peaks),
+        }  # fmt: skip
+    return known[piece.key]
+
+
+def piece_of(graph: Graph, nodes: Sequence[int], sizes: Mapping[str, int]) -> Piece:
+    """Some nodes of a graph as a piece."""
+    own, meaning = with_own_sizes(anchored(graph, extract(graph, nodes, "group")))
+    normal = normalized(own)
+    text = show(normal)
+    known = {n: evaluate(d, sizes) for n, d in meaning.items() if symbols(d) <= sizes.keys()}
+    key = hashlib.sha256(f"{text}\n{sorted(known.items())}".encode()).hexdigest()[:24]
+    return Piece(normal, text, {**sizes, **known}, key)
+
+
+# -- one unit
+
+
+def unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
+    """The request of kind `unit`: nodes of a graph that this worker has seen, or that comes along as a blob.
+
+    `alike` are the nodes of all its uses, which are cut as the first is; `split` says whether it may be cut at all. A unit that is
+    `joined` from two must also `beat` the microseconds of their two kernels, and its uses may turn out to differ.
+    """
+    texts = {str(i): b for i, b in zip(header.get("texts", ()), blobs, strict=True)}
+    wanted = {str(i) for i, _ in header["alike"]}
+    if missing := sorted(wanted - texts.keys() - bench().graphs.keys()):
+        return {"ok": True, "missing": missing}, []
+    graphs = {i: _keep(bench().graphs, i, lambda i=i: verify(parse(texts[i].decode())), MAX_GRAPHS) for i in wanted}
+    uses = [(graphs[str(i)], [int(n) for n in nodes]) for i, nodes in header["alike"]]
+    sizes = {str(k): int(v) for k, v in header["dims"].items()}
+    return _Unit(uses, str(header["group"]), sizes, bool(header["split"]), bool(header["joined"]), header["beat"]).answer()
+
+
+@dataclass(slots=True)
+class _Unit:
+    uses: Sequence[tuple[Graph, Sequence[int]]]
+    kind: str
+    sizes: Mapping[str, int]
+    may_split: bool
+    joined: bool
+    beat: float | None
+
+    def answer(self) -> Message:
+        graph, nodes = self.uses[0]
+        piece = piece_of(graph, nodes, self.sizes)
+        # A recurrent layer has beside its centre only what prepares it, which is nothing to compile alone.
+        several = len(nodes) > 1 and self.kind != "recurrent" and self.may_split
+        why = bench().lowers(piece) if several else ""
+        if why:
+            first = self._blamed(graph, nodes)
+            op = packet(graph.nodes[nodes[first]].op).removeprefix("aten.")
+            return self._cut(first, f"a group of {len(nodes)} is cut before {op}: {why}")
+        try:
+            return self._kernel(piece)
+        except HotfuseError as e:
+            why = f"{piece.ops} stays with the library: {e.because or e.what}"
+        first = _prefix(self.kind, len(nodes)) if several else 0
+        return self._cut(first, why) if first else ({"ok": True, "refused": why}, [])
+
+    def _kernel(self, piece: Piece) -> Message:
+        made = bench().kernel(piece)
+        outcome = trial.attempt(piece.normal, made.lowered, made.compiled, piece.sizes)
+        if self.beat is not None and outcome.kernel_us >= self.beat:
+            raise CannotLower(f"one kernel takes {outcome.kernel_us:.1f} us where two take {self.beat:.1f}")
+        kernel = made.lowered.kernel
+        plan = scratch.plan(kernel)
+        own = sum(plan.stack.values()) + (plan.arena_bytes(piece.sizes, 1) if plan.needs_arena else 0)
+        use = used(work_of(piece.normal, piece.sizes), outcome.kernel_us, bench().peaks, scratch=own,
+                   vectors=vectors_at_once(kernel, bench().core.lanes * 4),
+                   parallel=parallel_iterations(kernel, piece.sizes))
+        about = {**to_json(made.lowered), "ops": piece.ops, "compile_s": round(made.seconds, 4),
+                 "kernel_us": round(outcome.kernel_us, 1), "library_us": round(outcome.library_us, 1), "use": use.to_dict()}
+        text = hashlib.sha256(piece.text.encode()).hexdigest()[:24]
+        return {"ok": True, "kernel": about, "text": text, "keys": self._keys()}, [made.compiled.code]
+
+    def _keys(self) -> list[str]:
+        """The keys of all uses, where they may differ."""
+        return [piece_of(g, n, self.sizes).key for g, n in self.uses] if self.joined else []
+
+    def _cut(self, first: int, why: str) -> Message:
+        """The two pieces that each use becomes."""
+        kinds, known = (self.kind, "rows"), dict[str, dict[str, Any]]()
+        pieces = [
+            [described(g, part, k, self.sizes, known) for part, k in zip((n[:first], n[first:]), kinds, strict=True)]
+            for g, n in self.uses
+        ]
+        return {"ok": True, "split": first, "why": why, "pieces": pieces}, []
+
+    def _blamed(self, graph: Graph, nodes: Sequence[int]) -> int:
+        """How many of a group's nodes, from the first, can be lowered together; at least 1, also where not even that one can.
+
+        Found by bisection: what makes a group impossible rarely becomes possible with more nodes.
+        """
+        good, bad = 1, len(nodes)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if bench().lowers(piece_of(graph, nodes[:middle], self.sizes)):
+                bad = middle
+            else:
+                good = middle
+        return good
+
+
+def _prefix(kind: str, nodes: int) -> int:
+    """Where to cut a group that loses: behind a contraction or convolution, in the middle of a long one; 0 for not at all."""
+    if kind in ("contract", "convolution"):
+        return 1 if nodes > 1 else 0
+    return nodes // 2 if nodes >= WORTH_CUTTING else 0
+

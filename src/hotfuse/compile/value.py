@@ -1,0 +1,88 @@
+"""What a unit of compilation is worth: the time it saves while it is used, less the time it takes to make.
+
+    value = saving per call x uses in the graph x calls per second x horizon - seconds to compile
+
+The estimator is a function that is passed in; this one knows only roofs and what compiling units of the same kind took so far.
+Where nobody knows how often the model is called, units are ordered by what they save per second of compiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hotfuse.analysis.resources import Work
+
+_FIRST_GUESS = {"attention": 0.8, "contract": 0.08, "convolution": 0.15, "recurrent": 0.15}
+"""Seconds to compile a kernel, by kind, before one was seen."""
+_SHRINK = 0.3
+"""How far one observation moves the estimate of its kind."""
+LIBRARY_REACH = 0.85
+"""The part of the roof that the library's kernels reach, as a rule."""
+UNKNOWN_SAVING = 5e-6
+"""Seconds a unit of data-dependent size is thought to save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a unit before it is compiled."""
+
+    kind: str
+    work: Work
+    library_s: float | None
+    """The library's time, guessed or measured; None where it depends on data."""
+    roof_s: float | None = None
+    """The least time of a single kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """An estimate."""
+
+    saving_s: float
+    """Per call of the unit."""
+    compile_s: float
+
+
+Estimator = Callable[[Facts], Expected]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """How much a graph is used: calls per second, and for how long that may be counted on; the library's time per call if known."""
+
+    calls_per_s: float | None = None
+    horizon_s: float = 60.0
+    library_us: float | None = None
+
+
+ANY_DEMAND = Demand()
+"""Nobody knows how often the graph is called."""
+
+
+@dataclass(slots=True)
+class Roofline:
+    """The estimator that needs no measurements, and learns compile times as it goes."""
+
+    compile_s: dict[str, float] = field(default_factory=lambda: dict(_FIRST_GUESS))
+
+    def __call__(self, facts: Facts) -> Expected:
+        """The library's guessed time against a single kernel at its roof."""
+        compile_s = self.compile_s.get(facts.kind, 0.01 + 0.004 * facts.work.nodes)
+        if facts.roof_s is None or facts.library_s is None:
+            return Expected(UNKNOWN_SAVING, compile_s)
+        return Expected(max(0.0, facts.library_s / LIBRARY_REACH - facts.roof_s), compile_s)
+
+    def learn(self, kind: str, seconds: float) -> None:
+        """A unit of this kind took so long to compile."""
+        old = self.compile_s.get(kind)
+        if kind in _FIRST_GUESS or old is not None:
+            self.compile_s[kind] = seconds if old is None else old + _SHRINK * (seconds - old)
+
+
+def worth(expected: Expected, uses: int, demand: Demand) -> float:
+    """The value in seconds where the demand is known, else seconds saved per second of compiling."""
+    saved = expected.saving_s * uses
+    if demand.calls_per_s is None:
+        return saved / max(expected.compile_s, 1e-3)
+    return saved * demand.calls_per_s * demand.horizon_s - expected.compile_s

@@ -1,0 +1,126 @@
+"""Whether two neighbouring kernels should be tried as one: four criteria, each a reason with its figures.
+
+    limits            one kernel has so many registers and so much fast memory, and one loop nest at its heart
+    locality          what passes between them saves a trip to memory only where it does not stay in the cache anyway
+    complementarity   a kernel that waits for memory and one that waits for arithmetic can hide each other
+    parallelism       the fused loop must not have fewer iterations than there are threads
+
+The verdict says whether a trial is worth its compile; the trial decides. An estimate that cannot be made is a reason to refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from hotfuse.analysis.resources import Bound, Peaks, Use
+from hotfuse.base.events import EvidenceValue
+from hotfuse.fusion.groups import MAX_NODES
+
+HEARTS = frozenset({"contract", "convolution", "attention", "recurrent"})
+"""Kinds of kernels with a loop nest that nothing else fits into."""
+REGISTERS = 32
+SCRATCH = 256 << 10
+"""Bytes of its own that a kernel may have before it pushes its operands out of the second-level cache."""
+
+
+class Criterion(StrEnum):
+    """What is looked at."""
+
+    LIMITS = "hardware limits"
+    LOCALITY = "locality"
+    COMPLEMENT = "resource complementarity"
+    PARALLEL = "parallelism"
+    VALUE = "expected saving"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One criterion's answer."""
+
+    criterion: Criterion
+    holds: bool
+    text: str
+    evidence: Mapping[str, EvidenceValue] = field(default_factory=dict[str, EvidenceValue])
+
+    def __str__(self) -> str:
+        return f"{self.criterion.value}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether to try, what it may save, and every reason."""
+
+    accepted: bool
+    saving_us: float
+    reasons: tuple[Reason, ...]
+
+    @property
+    def because(self) -> str:
+        """The reasons that decided it."""
+        deciding = [str(r) for r in self.reasons if r.holds is self.accepted]
+        return "; ".join(deciding)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two kernels."""
+
+    kind: str
+    use: Use
+
+
+def judge(first: Side, second: Side, between: int, threads: int, peaks: Peaks) -> Verdict:
+    """Whether a producer and its consumer should be tried as one kernel; `between` bytes pass from one to the other."""
+    limits = _limits(first, second)
+    locality, from_memory = _locality(between, peaks)
+    complement, hidden = _complement(first.use, second.use)
+    parallel = _parallel(first.use, second.use, threads)
+    saving = peaks.call_s * 1e6 + from_memory + hidden
+    apart = first.use.us + second.use.us
+    worth = saving > 0.01 * apart
+    value = Reason(Criterion.VALUE, worth, f"{saving:.1f} us of {apart:.1f}", {"saving_us": round(saving, 2)})
+    reasons = (limits, locality, complement, parallel, value)
+    return Verdict(limits.holds and parallel.holds and worth, saving, reasons)
+
+
+def _limits(a: Side, b: Side) -> Reason:
+    hearts = [s.kind for s in (a, b) if s.kind in HEARTS]
+    nodes = a.use.work.nodes + b.use.work.nodes
+    vectors, scratch = a.use.vectors + b.use.vectors, a.use.scratch + b.use.scratch
+    evidence: dict[str, EvidenceValue] = {"nodes": nodes, "vectors": vectors, "scratch": scratch}
+    if len(hearts) == 2:
+        return Reason(Criterion.LIMITS, False, f"{hearts[0]} and {hearts[1]} each need the registers for themselves", evidence)
+    if nodes > MAX_NODES:
+        return Reason(Criterion.LIMITS, False, f"{nodes} nodes, at most {MAX_NODES}", evidence)
+    if not hearts and vectors > REGISTERS:
+        return Reason(Criterion.LIMITS, False, f"{vectors} vectors at once, {REGISTERS} registers", evidence)
+    if scratch > SCRATCH:
+        return Reason(Criterion.LIMITS, False, f"{scratch} bytes of scratch, at most {SCRATCH}", evidence)
+    return Reason(Criterion.LIMITS, True, "they fit one kernel", evidence)
+
+
+def _locality(between: int, peaks: Peaks) -> tuple[Reason, float]:
+    """What passes is written and read again: from memory where it outgrows half the cache, else at the cache's pace."""
+    fits = between <= peaks.l2 // 2
+    saved = 2 * between / peaks.bytes_per_s * 1e6 * (0.125 if fits else 1.0)
+    text = f"{between} bytes pass and {'stay in' if fits else 'outgrow'} the second-level cache"
+    return Reason(Criterion.LOCALITY, not fits, text, {"bytes": between, "saves_us": round(saved, 2)}), saved
+
+
+def _complement(a: Use, b: Use) -> tuple[Reason, float]:
+    bounds = {a.bound, b.bound}
+    if bounds == {Bound.COMPUTE, Bound.MEMORY}:
+        hidden = 0.25 * min(a.us, b.us)
+        text = "one waits for memory, the other for arithmetic"
+        return Reason(Criterion.COMPLEMENT, True, text, {"hides_us": round(hidden, 2)}), hidden
+    return Reason(Criterion.COMPLEMENT, False, f"{a.bound.value} and {b.bound.value}"), 0.0
+
+
+def _parallel(a: Use, b: Use, threads: int) -> Reason:
+    before, after = max(a.parallel, b.parallel), min(a.parallel, b.parallel)
+    evidence: dict[str, EvidenceValue] = {"before": before, "after": after, "threads": threads}
+    if after < threads <= before:
+        return Reason(Criterion.PARALLEL, False, f"{after} iterations left for {threads} threads", evidence)
+    return Reason(Criterion.PARALLEL, True, f"{after} iterations for {threads} threads", evidence)
