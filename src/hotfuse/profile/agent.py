@@ -1,11 +1,13 @@
 """Which calls are sampled, and what that may cost.
 
-Each captured graph has a `Sampler`, and a call asks one question of it: has the call's number reached `at`? After a sample,
-`at` moves on by an interval:
+Each captured graph has a `Sampler`, and a call asks one question of it: has the call's number reached `at`? A sample is followed
+by a plain call that is only timed: the difference between the two is what the sample cost, all of it, whatever it was spent
+on. Then `at` moves on by an interval:
 
     new, or changed    1 call in 4, doubling after every few samples, up to `watch_rate` (1 in 64)
     slow models        not less than a few samples a second: where a call takes long, few calls are all there are
-    in any case        not more than `BUDGET` of the calls' time: a sample measures its own cost, and waits until it is earned
+    fast models        when steady, not more than the analyzer has use for
+    in any case        not more than `BUDGET` of the calls' time
 
 The interval varies by a quarter, so that traffic with a period of its own is seen at all its phases.
 """
@@ -19,74 +21,106 @@ DENSE = 4
 """Calls between samples of what is new."""
 STEP = 8
 """Samples after which the interval doubles."""
-PER_SECOND = 8
-"""Samples a second that a slow model gets all the same, while they are cheap."""
+PER_SECOND, MOST_PER_SECOND = 8, 128
+"""Samples a second that a slow model gets all the same, while they are cheap; and those that are enough for any."""
 BUDGET = 0.005
-"""The part of the time that samples may take: half of what is promised, because some costs are not seen from inside."""
+"""The part of the time that samples may take: half of what is promised, because some costs show elsewhere."""
 FREE = 4
 """First samples that are taken before their cost is known."""
+MEMORY = 16
+"""Samples over which costs and times are averaged."""
+_NEVER = 1 << 62
 
 
 class Sampler:
     """When one captured graph is sampled next. Made for many threads without a lock: a lost update moves one sample."""
 
-    __slots__ = ("_rate", "_seed", "at", "call_ns", "cost_ns", "interval", "last", "since", "taken", "total_cost_ns", "total_ns")
+    __slots__ = (
+        "_compared", "_rate", "_seed", "at", "call_ns", "cost_ns", "inside_ns", "interval", "last", "sampled_ns", "since", "taken",
+        "total_cost_ns", "total_ns",
+    )  # fmt: skip
 
     def __init__(self, rate: int, seed: int = 1) -> None:
         self._rate = max(1, rate)
         self._seed = seed * 2654435761 % 2**32 | 1
         self.at = 1
-        """The number of the call that is sampled next."""
+        """The number of the call that is due next: for a sample, or for comparison with the one before."""
         self.taken = 0
         self.since = 0
         """Samples since the graph was new or changed."""
         self.interval = DENSE
         self.last = 0
         """The number of the call that was sampled last."""
+        self.sampled_ns = 0
+        """What the sampled call took that still wants a plain one to compare with; 0 when none does."""
+        self._compared = 0
         self.call_ns = 0.0
         """What a call takes without a sample, of late."""
         self.cost_ns = 0.0
         """What a sample costs on top, of late."""
-        self.total_cost_ns = 0
-        self.total_ns = 0
+        self.inside_ns = 0.0
+        """What of it was seen from inside: the cost is not less."""
+        self.total_cost_ns = 0.0
+        self.total_ns = 0.0
         """Time of the calls these samples stand for."""
 
-    def took(self, number: int, call_ns: int, cost_ns: int) -> None:
-        """A sample was taken at that call: the call's own time, and what watching added to it."""
+    def took(self, number: int, ns: int, inside_ns: int) -> None:
+        """A sample was taken at that call: what the call took in all, and what watching is known to have added."""
         self.taken += 1
         self.since += 1
-        weight = 0.25 if self.taken > 1 else 1.0
-        self.call_ns += weight * (max(1, call_ns) - self.call_ns)
-        self.cost_ns += weight * (cost_ns - self.cost_ns)
-        self.total_cost_ns += cost_ns
-        self.total_ns += int(self.call_ns * max(1, number - self.last))
+        weight = max(1 / MEMORY, 1 / self.taken)
+        self.inside_ns += weight * (inside_ns - self.inside_ns)
+        if not self._compared:
+            self.call_ns = max(1, ns - inside_ns)
+            self.cost_ns = inside_ns
+        self.total_ns += self.call_ns * max(1, number - self.last)
         self.last = number
+        self.sampled_ns = ns
+        self.at = number + 1
+
+    def compared(self, number: int, ns: int) -> None:
+        """The plain call behind a sample took so long."""
+        self._compared += 1
+        weight = max(1 / MEMORY, 1 / self._compared)
+        self.call_ns += weight * (max(1, ns) - self.call_ns) if self._compared > 1 else max(1, ns) - self.call_ns
+        self.cost_ns += weight * (self.sampled_ns - ns - self.cost_ns)
+        self.total_cost_ns += self.sampled_ns - ns
+        self.sampled_ns = 0
         self.interval = self._next()
         self.at = number + self._jittered(self.interval)
 
     def _next(self) -> int:
         wanted = min(self._rate, DENSE << min(16, (self.since - 1) // STEP))
-        often = int(1e9 / (PER_SECOND * self.call_ns))
-        wanted = max(1, min(wanted, often))
+        wanted = max(1, min(wanted, int(1e9 / (PER_SECOND * self.call_ns))))
         if self.since <= FREE:
             return wanted
-        return max(wanted, int(self.cost_ns / (BUDGET * self.call_ns)) + 1)
+        paid = int(max(self.inside_ns, self.cost_ns) / (BUDGET * self.call_ns)) + 1
+        steady = self.since > 4 * STEP
+        return max(wanted, paid, int(1e9 / (MOST_PER_SECOND * self.call_ns)) if steady else 1)
 
     def _jittered(self, interval: int) -> int:
         self._seed = (self._seed * 1664525 + 1013904223) % 2**32
         spread = interval // 4
         return interval if not spread else interval - spread + (self._seed >> 8) % (2 * spread + 1)
 
+    def later(self, number: int) -> None:
+        """A sample was due and could not be taken yet."""
+        self.at = number + self.interval
+
     def changed(self, number: int) -> None:
-        """The traffic changed: look closely again, from the next call on if that is affordable."""
+        """The traffic changed: look closely again, as far as that is affordable."""
         self.since = min(self.since, FREE + 1)  # what a sample costs is known, and the budget holds
         self.interval = self._next() if self.taken else DENSE
         self.at = min(self.at, number + self.interval)
 
+    def off(self) -> None:
+        """Nothing is due any more."""
+        self.at = _NEVER
+
     @property
     def overhead(self) -> float:
-        """The part of all time that went into watching."""
-        return self.total_cost_ns / max(1, self.total_ns + self.total_cost_ns)
+        """The part of all time that went into watching, as measured."""
+        return max(0.0, self.total_cost_ns) / max(1.0, self.total_ns)
 
 
 class Agent:
@@ -96,7 +130,7 @@ class Agent:
         self._rate = rate
         self.on = on
         self._samplers: dict[int, Sampler] = {}
-        self._past = [0, 0, 0]
+        self._past = [0.0, 0.0, 0.0]
         self._lock = threading.Lock()
 
     def sampler(self, key: int) -> Sampler:
@@ -106,7 +140,7 @@ class Agent:
             if found is None:
                 found = self._samplers[key] = Sampler(self._rate, key + 1)
                 if not self.on:
-                    found.at = 1 << 62
+                    found.off()
             return found
 
     def due(self, key: int, number: int) -> bool:
@@ -131,7 +165,7 @@ class Agent:
         self.on = False
         with self._lock:
             for sampler in self._samplers.values():
-                sampler.at = 1 << 62
+                sampler.off()
 
     def after_fork(self) -> None:
         """In a forked child: no more samples, and a lock that nobody holds."""
@@ -145,4 +179,4 @@ class Agent:
         taken = self._past[0] + sum(s.taken for s in now)
         cost = self._past[1] + sum(s.total_cost_ns for s in now)
         total = self._past[2] + sum(s.total_ns for s in now)
-        return {"samples": taken, "watching_ns": cost, "overhead": round(cost / max(1, total + cost), 6)}
+        return {"samples": int(taken), "watching_ns": int(cost), "overhead": round(max(0.0, cost) / max(1.0, total), 6)}

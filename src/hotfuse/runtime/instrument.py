@@ -13,19 +13,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hotfuse.analysis.cost import FREE, Cost, node_cost, value_bytes
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.library import control_meaning, meaning
-from hotfuse.backends.protocol import Artifact, Run
+from hotfuse.backends.protocol import Run
 from hotfuse.backends.pycode import flat_function
-from hotfuse.ir.graph import Graph, Kind, Node, output_values, sources, values_in
+from hotfuse.ir.graph import Kind, Node, Value, output_values, sources, values_in
 from hotfuse.ops.control import truth
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch, Subject
-from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plan import Plan, Timed, Unit, chained
 from hotfuse.runtime.points import Point, choose
 
 MAX_CONTROL = 32
@@ -69,7 +69,8 @@ class Sampled:
     ns: int
     """The call's own time."""
     cost_ns: int
-    """What watching added."""
+    """What watching is known to have added."""
+    signature: int
 
 
 class Variant:
@@ -85,14 +86,9 @@ class Variant:
         self._costs: dict[int, tuple[tuple[int, int], ...]] = {}
         self._parts = [names.item(graph, f"{'' if plan.tier == 0 else f'tier {plan.tier} '}partition {p.index}")
                        for p in plan.partitioning.parts]
-        self.native: Callable[..., tuple[tuple[Any, ...], Sequence[int]]] | None = getattr(plan, "timed", None)
-        boundary = {v.name for a in plan.artifacts for v in output_values(a.graph)}
         in_library = plan.tier == 0 and all(p.key in weights for p in plan.graph.params)
-        if in_library:
-            visible = None
-        else:
-            visible = boundary if self.native is None else {v.name for v in output_values(plan.graph)}
-        self.points = choose(plan.partitioning, visible=visible)
+        between = {v.name for u in plan.units for v in u.outputs} | {v.name for v in output_values(plan.graph)}
+        self.points = choose(plan.partitioning, visible=None if in_library else between)
         self._at = {p.value: (names.item(graph, p.value), p) for p in self.points}
         self._inputs = [(i, self._at[v.name]) for i, v in enumerate(plan.graph.inputs) if v.name in self._at]
         self._outputs: list[tuple[int, tuple[int, Point]]] = []
@@ -164,31 +160,22 @@ class Variant:
         return run
 
     def _chain(self) -> Run:
-        """The plan's partitions one by one; the whole plan where it cannot be taken apart or keeps its own clock."""
+        """The plan's units one by one, each timed inside where it can be; a plan that is one unit runs as it is."""
         plan, graph = self.plan, self.plan.graph
-        control = any(n.kind is Kind.CONTROL for n in graph.nodes)
-        params = {p.value.name for p in graph.params}
-        whole = len(plan.artifacts) != len(plan.partitioning.parts) or any(v.name in params for v in output_values(graph))
-        if self.native is not None or whole or len(plan.artifacts) <= 1:
-            self.hidden = control
-            names = [v.name for v in output_values(graph)]
-            flat = all(not isinstance(o, tuple) for o in graph.outputs) and len(names) == len(graph.outputs)
-            if flat:
-                self._outputs = [(k, self._at[n]) for k, n in enumerate(names) if n in self._at and n not in
-                                 {v.name for v in graph.inputs}]
-            return self._timed_run if self.native is not None else plan.run
-        steps = {f"plan.p{i}": self._step(i, a) for i, a in enumerate(plan.artifacts)}
-        nodes = tuple(
-            Node(Kind.OPERATOR, op, a.graph.inputs, output_values(a.graph)) for op, a in zip(steps, plan.artifacts, strict=True)
-        )
-        outline = Graph(graph.name, graph.inputs, (), nodes, graph.outputs)
-        return flat_function(outline, lambda node: (steps[node.op], True), {})[0]
+        if not plan.units:
+            self.hidden = any(n.kind is Kind.CONTROL for n in graph.nodes)
+            if all(isinstance(o, Value) for o in graph.outputs):
+                inputs = {v.name for v in graph.inputs}
+                self._outputs = [(k, self._at[v.name]) for k, v in enumerate(output_values(graph))
+                                 if v.name in self._at and v.name not in inputs]
+            return self._around(plan.run, (), 0, 0, True) if self._parts else plan.run
+        return chained(graph, [replace(u, run=self._unit(u)) for u in plan.units], plan.weights)
 
-    def _step(self, index: int, artifact: Artifact) -> Run:
-        piece = artifact.graph
-        taken = {v.name: i for i, v in enumerate(piece.inputs)}
-        run = artifact.run
-        for node in piece.nodes:
+    def _unit(self, unit: Unit) -> Run:
+        taken = {v.name: i for i, v in enumerate(unit.inputs)}
+        run = unit.run if unit.timed is None else self._timed(unit.run, unit.timed, unit.parts)
+        parts = self.plan.partitioning.parts
+        for node in (n for p in unit.parts for n in self.plan.graph.nodes[parts[p].first : parts[p].last]):
             if node.kind is not Kind.CONTROL:
                 continue
             cond = next((taken.get(v.name) for v in values_in(node.args[0])), None) if node.op == "control.if" else None
@@ -196,8 +183,21 @@ class Variant:
                 self.hidden = True
             if cond is not None:
                 run = self._asked(run, self._names.item(self._graph, control_name(node)), cond)
-        points = [(k, self._at[v.name]) for k, v in enumerate(output_values(piece)) if v.name in self._at]
-        return self._around(run, points, index, index, True)
+        points = [(k, self._at[v.name]) for k, v in enumerate(unit.outputs) if v.name in self._at]
+        part = unit.parts[0] if unit.parts and unit.timed is None else None
+        return self._around(run, points, part, part, True)
+
+    def _timed(self, plain: Run, timed: Timed, parts: Sequence[int]) -> Run:
+        def run(*args: Any) -> tuple[Any, ...]:
+            s = self._here.sample
+            if s is None:
+                return plain(*args)
+            outs, inside = timed(*args)
+            for part, ns in zip(parts, inside, strict=True):
+                s.times[part] = ns or -1  # a call that left native code shows no times
+            return outs
+
+        return run
 
     def _asked(self, run: Run, item: int, cond: int) -> Run:
         def asked(*args: Any) -> tuple[Any, ...]:
@@ -264,15 +264,7 @@ class Variant:
         inside = s.cost
         batch.call(subject, self.plan.tier, own, before - start + inside)
         publish(batch)
-        return Sampled(outs, own, before - start + inside + _now() - after)
-
-    def _timed_run(self, *inputs: Any) -> tuple[Any, ...]:
-        assert self.native is not None
-        outs, times = self.native(*inputs)
-        s = self._here.sample
-        if s is not None:
-            s.times[: len(times)] = times
-        return outs
+        return Sampled(outs, own, before - start + inside + _now() - after, signature)
 
     def _see(self, s: _Sample, value: Any, item: int, point: Point) -> None:
         try:

@@ -113,7 +113,7 @@ class Watcher:
     def run(
         self, key: int, number: int, plan: Plan, baseline: Plan, weights: Mapping[str, Any], leaves: Sequence[Any]
     ) -> tuple[tuple[Any, ...], float]:
-        """Serve a call that is due: its outputs, and the seconds it took by itself."""
+        """Serve a call that is due: its outputs, and the seconds such a call takes without watching, as last measured."""
         watched = self._watched.get(key)
         look = self._shared.look
         variant = watched.variants.get(id(plan)) if watched is not None else None
@@ -121,19 +121,22 @@ class Watcher:
             return self._plain(watched, number, plan, baseline, weights, leaves)
         watched.number = number
         sampler = watched.sampler
+        if sampler.sampled_ns:
+            start = time.perf_counter_ns()
+            outs = plan.run(*leaves)
+            ns = time.perf_counter_ns() - start
+            sampler.compared(number, ns)
+            return outs, ns * 1e-9
         sampler.at = number + sampler.interval  # nobody else takes this sample
+        publish = self._shared.analyzer.publish
         if variant.hidden and sampler.taken % DEEP == 0 and (deep := watched.variants.get(id(baseline))) is not None:
-            done = deep(number, leaves, self._shared.analyzer.publish)
-            usual = int(sampler.call_ns) or done.ns
-            sampler.took(number, usual, done.cost_ns + max(0, done.ns - usual))
-            return done.outs, usual * 1e-9
-        done = variant(number, leaves, self._shared.analyzer.publish)
-        sampler.took(number, done.ns, done.cost_ns)
-        signature = self._shared.analyzer.names.signature(watched.graph, tuple([tuple(t.shape) for t in leaves]))
-        if variant.needs_costs(signature):
+            variant = deep
+        done = variant(number, leaves, publish)
+        sampler.took(number, done.ns + done.cost_ns, done.cost_ns)
+        if variant.needs_costs(done.signature):
             shapes = [tuple(t.shape) for t in leaves]
-            self._beside(lambda: variant.work_out(signature, shapes))
-        return done.outs, done.ns * 1e-9
+            self._beside(lambda: variant.work_out(done.signature, shapes))
+        return done.outs, sampler.call_ns * 1e-9
 
     def _plain(
         self, watched: _Watched | None, number: int, plan: Plan, baseline: Plan, weights: Mapping[str, Any],
@@ -142,7 +145,10 @@ class Watcher:
         """A call without a variant to run in; has one made."""
         if watched is not None:
             self._unready += 1
-            watched.sampler.at = number + watched.sampler.interval if not self._shared.failed else 1 << 62
+            if self._shared.failed:
+                watched.sampler.off()
+            else:
+                watched.sampler.later(number)
             self._prepare(watched, plan, weights)
             if plan is not baseline:
                 self._prepare(watched, baseline, weights)
