@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +32,10 @@ class Group:
     weights: dict[str, torch.Tensor]
 
 
-def group_of(fn: Callable[..., Any], tensors: Sequence[torch.Tensor], symbolic: bool = False) -> Group:
-    """Trace a function; sizes other than 0 and 1 become symbols on request."""
+def group_of(
+    fn: Callable[..., Any], tensors: Sequence[torch.Tensor], symbolic: bool = False, constants: bool = False
+) -> Group:
+    """Trace a function; sizes other than 0 and 1 become symbols on request, and tensors it knows become params."""
 
     def flat(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
         result = fn(*args)
@@ -42,9 +43,10 @@ def group_of(fn: Callable[..., Any], tensors: Sequence[torch.Tensor], symbolic: 
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        traced = make_fx(flat, tracing_mode="symbolic" if symbolic else "fake", pre_dispatch=True)(*tensors)
-    graph = to_graph(traced, [Role("input")] * len(tensors)).graph
-    return Group(graph, {p.key: operator.attrgetter(p.key)(traced) for p in graph.params})
+        traced = make_fx(flat, tracing_mode="symbolic" if symbolic else "fake", pre_dispatch=True,
+                         _allow_non_fake_inputs=constants)(*tensors)
+    made = to_graph(traced, [Role("input")] * len(tensors))
+    return Group(made.graph, made.constants)
 
 
 def bindings(graph: Graph, tensors: Sequence[torch.Tensor]) -> dict[str, int]:

@@ -46,9 +46,9 @@ def rounded(d: Dim, to: int = LINE) -> Dim:
 
 
 def merged(values: Sequence[Live], inplace: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Which value takes over whose memory: (made, dying) pairs whose sizes are equal and whose lives meet in one step.
+    """Whose memory a value takes over: of (made, dying) pairs, those whose sizes are equal and whose lives meet in one step.
 
-    Each value is taken over at most once, and gives what it took over on: a chain of pointwise kernels stays in one place.
+    Each value is taken over at most once, and what it took over goes with it: a chain of pointwise kernels stays in one place.
     """
     by_name = {v.name: v for v in values}
     heir: dict[int, int] = {}
@@ -58,8 +58,11 @@ def merged(values: Sequence[Live], inplace: Sequence[tuple[int, int]]) -> dict[i
         if a is None or b is None or made in heir or dying in taken:
             continue
         if b.last == a.first and same(a.bytes, b.bytes):
-            heir[made] = heir.get(dying, dying)
+            heir[made] = dying
             taken.add(dying)
+    for made in heir:
+        while heir[made] in heir:
+            heir[made] = heir[heir[made]]
     return heir
 
 
