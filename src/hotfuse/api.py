@@ -20,6 +20,7 @@ from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.ship import restore, ship
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.engine import Capture, Engine
+from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.watch import Watch
 
 _SHIPPING = threading.Lock()
@@ -108,6 +109,8 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
             **{str(tier): counts[f"tier{tier}_calls"] for tier in (0, 1, 2)},
         },
         "looked_at": counts["looked_at"],
+        "watching": engine.watcher.stats(),
+        "code": epochs.counts(),
         "captures": sum(n for k, n in events.items() if k.startswith("capture.")),
         "swaps": sum(n for k, n in events.items() if k.startswith("deploy.")),
         "plans": len(entries),

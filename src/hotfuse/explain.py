@@ -13,9 +13,10 @@ from hotfuse.base.trace import chrome_trace
 from hotfuse.ir.dims import show as show_dim
 from hotfuse.ir.text import show, show_type
 from hotfuse.ops.table import lookup, packet
+from hotfuse.runtime.dispatch import InlineCache
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.site import Entry
+from hotfuse.runtime.site import Entry, Route
 
 
 class Explanation:
@@ -52,6 +53,7 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None) -> E
         refused = [g.refused for g in site.groups.values() if g.refused]
         plans = [_explain_entry(e) for e in site.entries]
         sites.append({"call": describe(site.spec), "plans": plans, "refused": refused,
+                      "dispatch": [_explain_cache(c) for c in site.caches.values()],
                       "pending": any(g.pending for g in site.groups.values())})
     return Explanation(
         {
@@ -61,10 +63,18 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None) -> E
             "counts": engine.counts(),
             "sites": sites,
             "fallbacks": dict(fallbacks or {}),
+            "watching": engine.watcher.text(),
             "decisions": [d.to_dict() for d in engine.log.decisions],
             "spans": [s.to_dict() for s in engine.log.spans],
         }
     )
+
+
+def _explain_cache(cache: InlineCache[Route]) -> dict[str, Any]:
+    """A site's inline cache: how many kinds of calls it tells apart, how often each came, and what turned calls away."""
+    hits = [{"calls": n, "sizes": None if r.signature is None else list(r.signature)} for r, n in cache.hits()]
+    return {"state": cache.state.value, "native": cache.table.native, "why_not_native": cache.reason, "hits": hits,
+            "misses": cache.misses()}
 
 
 def _explain_entry(entry: Entry) -> dict[str, Any]:
@@ -78,6 +88,7 @@ def _explain_entry(entry: Entry) -> dict[str, Any]:
     measured = entry.pace.typical_us()
     return {
         **explain_plan(entry.plan, entry.calls, entry.notes),
+        "facts": entry.guards(),
         "versions": versions,
         "refused": dict(entry.refused),
         "measured_us": None if measured is None else round(measured, 1),
@@ -126,6 +137,11 @@ def _lines(data: dict[str, Any]) -> list[str]:
     ]
     for site in data["sites"]:
         out.append(f"call {site['call']}")
+        for cache in site["dispatch"]:
+            how = "native code" if cache["native"] else "Python"
+            out.append(f"  dispatch: {cache['state']}, in {how}, {sum(h['calls'] for h in cache['hits'])} hits, "
+                       f"{sum(cache['misses'].values())} misses")
+            out += [f"    missed {n} times: {fact}" for fact, n in cache["misses"].items()]
         for i, plan in enumerate(site["plans"]):
             out.append(f"  plan {i}: tier {plan['tier']}, {plan['nodes']} nodes in {len(plan['partitions'])} partitions, "
                        f"{plan['calls']} calls" + (f", {us:g} us a call" if (us := plan.get("measured_us")) else ""))
@@ -152,6 +168,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
             out += ["  stays in the model's own code:"] + ["    " + line for line in reason.splitlines()]
     for name, n in data["fallbacks"].items():
         out.append(f"fallback {name}: {n}")
+    out += data["watching"].splitlines()
     out.append("decisions:")
     for d in data["decisions"]:
         detail = ", ".join(f"{k}={v}" for k, v in d["evidence"].items() if v not in ("", None))

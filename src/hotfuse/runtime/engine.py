@@ -22,20 +22,24 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from hotfuse.analysis.call_facts import fact_text, facts_of
 from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, describe, flatten, unflatten
 from hotfuse.frontends.captured import CallSpec, Captured
-from hotfuse.runtime.guards import compile_guard, compile_signature
+from hotfuse.runtime.check import failed
+from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.guards import compile_signature
 from hotfuse.runtime.improve import Compile, Improve, Improver
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Samples, made_up, snapshot
-from hotfuse.runtime.site import NO_VERSIONS, Entry, Group, Site, specs_of
+from hotfuse.runtime.site import Entry, Group, Site, specs_of
 from hotfuse.runtime.tally import Counts, Tally, total
 from hotfuse.runtime.tiers import interval
 from hotfuse.runtime.verify import disagreement
 from hotfuse.runtime.watch import Change, Watch
+from hotfuse.runtime.watcher import Watcher
 
 MAX_SITES = 64
 MAX_TRIES = 3
@@ -94,6 +98,7 @@ class Engine:
         self.log = log
         self._compile = compile
         self._submit = submit
+        self.watcher = Watcher(model.name, settings, self.beside, log)
         self._improver = Improver(self, compile, improve) if improve is not None and settings.tiers >= 1 else None
         self.sites: dict[Spec, Site] = {}
         self._plain: dict[tuple[Any, ...], Spec] = {}
@@ -104,6 +109,7 @@ class Engine:
         self._exhausted = False
         self._unsupported = ""
         self._clock = itertools.count(1)
+        self._keys = itertools.count()
         self._everyone: list[Counts] = []
         self._tally = Tally(self._everyone)
         self._lock = threading.Lock()
@@ -167,56 +173,71 @@ class Engine:
             counts.module_calls += 1  # the caller changed what torch ops mean
             return self.model.call(*args, **kwargs)
         site = self.sites.get(spec)
-        if site is not None:
-            for entry in site.entries:
-                if entry.grad_mode is torch.is_grad_enabled() and entry.guard(*leaves):
-                    watch = self._watch
-                    if watch is not None and (change := watch.check()) is not Change.NONE:
-                        self._changed(change)
-                        if change is Change.MODEL:
-                            break
-                    if entry.default_dtype is not torch.get_default_dtype() or (
-                        entry.grad_regions and torch.is_grad_enabled() and self._wants_grad(leaves)
-                    ):
-                        break
-                    plan = entry.plan
-                    if entry.versions is not NO_VERSIONS:
-                        plan = entry.versions.get(entry.signature(*leaves), plan)
+        cache = site.caches.get(torch.is_grad_enabled()) if site is not None else None
+        if site is not None and cache is not None:
+            slot = epochs.slot()
+            outer = slot.epoch
+            slot.epoch = outer or epochs.now  # from here on nothing this call may find is freed
+            try:
+                route = cache.dispatch(leaves)
+                if route is None:
+                    counts.guard_misses += 1
+                elif self._fits(route.entry, leaves):
+                    entry, plan, sizes = route.entry, route.version, route.signature
+                    if plan is None or sizes is None or entry.versions.get(sizes) is not plan:  # it may just have been withdrawn
+                        plan = entry.plan
                     number = entry.calls = entry.calls + 1
                     try:
-                        outs = plan.run(*leaves) if number < entry.next_look else self._looked_at(entry, plan, leaves)
+                        outs = plan.run(*leaves) if number < entry.next_look else self._looked_at(site, entry, plan, leaves)
                     except Exception as e:
                         self._withdraw(site, entry, plan, e)
-                        break
-                    if plan.tier == 1:
-                        counts.tier1_calls += 1
-                    elif plan.tier:
-                        counts.tier2_calls += 1
                     else:
-                        counts.tier0_calls += 1
-                    entry.last_used = next(self._clock)
-                    return outs[0] if entry.bare else unflatten(entry.out_spec, outs)
-            else:
-                counts.guard_misses += 1
+                        if plan.tier == 1:
+                            counts.tier1_calls += 1
+                        elif plan.tier:
+                            counts.tier2_calls += 1
+                        else:
+                            counts.tier0_calls += 1
+                        entry.last_used = next(self._clock)
+                        return outs[0] if entry.bare else unflatten(entry.out_spec, outs)
+            finally:
+                slot.epoch = outer
         return self._own_code(spec, leaves, args, kwargs, counts)
 
-    def _looked_at(self, entry: Entry, plan: Plan, leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    def _fits(self, entry: Entry, leaves: Sequence[torch.Tensor]) -> bool:
+        """What a call must find besides its tensors: the model unchanged, and nothing asked for that a plan does not do."""
+        watch = self._watch
+        if watch is not None and (change := watch.check()) is not Change.NONE:
+            self._changed(change)
+            if change is Change.MODEL:
+                return False
+        return entry.default_dtype is torch.get_default_dtype() and not (
+            entry.grad_regions and torch.is_grad_enabled() and self._wants_grad(leaves)
+        )
+
+    def _looked_at(self, site: Site, entry: Entry, plan: Plan, leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """Serve a call and learn from it: its time, its sizes, and whether anything should change."""
         number = entry.calls
         since, entry.looked = max(1, number - entry.looked), number
-        entry.next_look = number + interval(entry.heat, self.settings.watch_rate)
         began = self.log.now()
-        begin = time.perf_counter()
-        outs = plan.run(*leaves)
-        spent = time.perf_counter() - begin
+        if number >= entry.sampler.at:
+            outs, spent = self.watcher.run(entry.key, number, plan, entry.baseline, entry.weights, leaves)
+        else:
+            begin = time.perf_counter()
+            outs = plan.run(*leaves)
+            spent = time.perf_counter() - begin
         self.log.span("calls", f"tier {plan.tier}", began, call=number)
         self._tally.mine.looked_at += 1
         entry.heat += since
         entry.seconds += spent * since
+        entry.next_look = min(number + interval(entry.heat, self.settings.watch_rate), max(number + 1, entry.sampler.at))
         signature = entry.signature(*leaves)
         entry.samples.note(signature, leaves)
         if self._improver is not None:
-            self._improver.consider(entry, plan, signature, spent)
+            self._improver.consider(site, entry, plan, signature, spent)
+        if entry.heat >= self.settings.hot_calls:
+            for job in site.soft():
+                self.beside(job)
         return outs
 
     def _wants_grad(self, leaves: Sequence[torch.Tensor]) -> bool:
@@ -273,7 +294,7 @@ class Engine:
                 if len(self.sites) >= MAX_SITES:
                     self.log.count("structures_over_limit")
                     return None
-                site = self.sites[spec] = Site(spec)
+                site = self.sites[spec] = Site(spec, self.settings.max_entries)
             group = site.group(leaves, self.settings.max_entries)
             if group is None:
                 self.log.count("groups_over_limit")
@@ -324,16 +345,17 @@ class Engine:
         done = self.model.capture(site.spec, call, self._watching)
         graph = done.captured.graph
         plan = self._compile(graph, done.weights)
-        guard, text = compile_guard(graph, tuple(t.is_contiguous() for t in sample.inputs))
-        if not guard(*sample.inputs):
-            raise CaptureError("the captured graph excludes the very call it was captured for", because=text)
+        facts = facts_of(graph, tuple(t.is_contiguous() for t in sample.inputs))
+        if (wrong := failed(facts, sample.inputs)) is not None:
+            raise CaptureError("the captured graph excludes the very call it was captured for", because=fact_text(wrong))
         bare = sample.out_spec is TENSOR or sample.out_spec is NUMBER
         symbols, signature = compile_signature(graph)
         samples = Samples(self.settings.sample_bytes, snapshot if self.settings.keep_inputs else made_up)
         samples.note(signature(*sample.inputs), sample.inputs)
+        key = next(self._keys)
         entry = Entry(
-            guard, text, plan, plan, done.weights, sample.out_spec, bare, call.grad_mode,
-            done.captured.grad_regions, torch.get_default_dtype(), symbols, signature, samples, done.captured.notes,
+            key, facts, plan, plan, done.weights, sample.out_spec, bare, call.grad_mode, done.captured.grad_regions,
+            torch.get_default_dtype(), symbols, signature, samples, self.watcher.watch(key), done.captured.notes,
         )
         with torch.no_grad():
             difference = disagreement(plan.run(*sample.inputs), sample.outputs, self.settings.rtol)
@@ -346,13 +368,11 @@ class Engine:
                 raise CaptureError("the model changed while it was captured", why=Why.MODEL_CHANGED)
             if self._watch is not None and self._watch.check() is Change.MODEL:
                 self._drop_all()  # plans of an older model, which no call has met since
-            kept = site.entries
-            if len(kept) >= self.settings.max_entries:
-                coldest = min(kept, key=lambda e: e.last_used)
-                kept = tuple(e for e in kept if e is not coldest)
-                self.log.decide(Action.DROP, Why.TOO_MANY, self.model.name, calls=coldest.calls)
             self._watch = done.watch
-            site.entries = (entry, *kept)
+            gone = site.admit(entry)
+        for cold in gone:
+            self.watcher.forget(cold.key)
+            self.log.decide(Action.DROP, Why.TOO_MANY, self.model.name, calls=cold.calls)
         self.log.decide(Action.DEPLOY, Why.VERIFIED, self.model.name, tier=0, nodes=len(graph.nodes),
                         partitions=len(plan.artifacts))
 
@@ -372,7 +392,7 @@ class Engine:
         if change is not Change.MODEL:
             for site in self.sites.values():
                 for entry in site.entries:  # copies of weights are stale; the baseline reads them live
-                    self.demote(entry)
+                    self.demote(site, entry)
             return
         with self._lock:
             self.generation += 1
@@ -388,15 +408,26 @@ class Engine:
     def _drop_all(self) -> None:
         for site in self.sites.values():
             self._tally.mine.deopts += len(site.entries)
-            site.entries = ()
+            for entry in site.entries:
+                self.watcher.forget(entry.key)
+            site.clear()
 
-    def demote(self, entry: Entry) -> None:
+    def demote(self, site: Site, entry: Entry) -> None:
         """Back to the baseline, and a fresh start for what was refused."""
-        if entry.plan is not entry.baseline or entry.versions is not NO_VERSIONS:
+        if self._to_baseline(site, entry):
             self._tally.mine.deopts += 1
-            entry.versions, entry.plan = NO_VERSIONS, entry.baseline
         entry.cool()
         entry.refused.clear()
+
+    def _to_baseline(self, site: Site, entry: Entry) -> bool:
+        """Whether there was anything above it."""
+        old = [p for p in (entry.plan, *entry.versions.values()) if p is not entry.baseline]
+        entry.plan = entry.baseline
+        site.remove_versions(entry)
+        for plan in old:
+            epochs.retire(plan)
+        self.watcher.keep_only(entry.key, [entry.baseline])
+        return bool(old)
 
     def _withdraw(self, site: Site, entry: Entry, plan: Plan, error: Exception) -> None:
         """A plan that raised is dropped; the call goes on in the model's own code, which may raise the same."""
@@ -406,10 +437,11 @@ class Engine:
         self._tally.mine.deopts += 1
         if plan is not entry.baseline:
             entry.refused[f"tier {plan.tier}"] = text
-            entry.versions, entry.plan = NO_VERSIONS, entry.baseline
+            self._to_baseline(site, entry)
             return
         with self._lock:
-            site.entries = tuple(e for e in site.entries if e is not entry)
+            site.remove(entry)
+        self.watcher.forget(entry.key)
 
     # --- control ---------------------------------------------------------------------------------
 
@@ -459,7 +491,8 @@ class Engine:
             self.closed = True
             self._watch = None
             for site in self.sites.values():
-                site.entries = ()
+                site.clear()
+        self.watcher.close()
 
     def after_fork(self) -> None:
         """In a forked child: what was pending belongs to the parent."""

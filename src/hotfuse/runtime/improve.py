@@ -21,11 +21,12 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.settings import Settings
 from hotfuse.ir.graph import Graph
+from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.proof import prove
 from hotfuse.runtime.race import Trial, race
 from hotfuse.runtime.samples import Signature
-from hotfuse.runtime.site import Entry
+from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tiers import is_hot, recurring
 from hotfuse.specialize.shapes import at_sizes
 
@@ -61,7 +62,7 @@ class Serving(Protocol):
 
     def beside(self, job: Callable[[], None]) -> None: ...  # noqa: D102
     def exchanging(self, generation: int) -> AbstractContextManager[bool]: ...  # noqa: D102
-    def demote(self, entry: Entry) -> None: ...  # noqa: D102
+    def demote(self, site: Site, entry: Entry) -> None: ...  # noqa: D102
 
 
 class Improver:
@@ -73,7 +74,7 @@ class Improver:
         self._improve = improve
         self._log = engine.log
 
-    def consider(self, entry: Entry, plan: Plan, signature: Signature, seconds: float) -> None:
+    def consider(self, site: Site, entry: Entry, plan: Plan, signature: Signature, seconds: float) -> None:
         """After a call that was looked at; at most starts something."""
         settings = self._engine.settings
         stamp = (self._engine.generation, torch.get_num_threads())
@@ -93,7 +94,7 @@ class Improver:
                 self._start(entry, "tier 1", lambda: self._fuse(entry))
                 return
         elif (slower := entry.pace.note(signature, seconds)) is not None:
-            self._start(entry, "check", lambda: self._recheck(entry, *slower))
+            self._start(entry, "check", lambda: self._recheck(site, entry, *slower))
             return
         if settings.tiers >= 2 and entry.symbols and entry.plan is not entry.baseline:
             bets = recurring(entry.samples.shares(), entry.samples.taken, settings.max_versions)
@@ -102,7 +103,7 @@ class Improver:
                 sizes = new[0].value
                 self._decide(Action.SPECIALIZE, Why.RECURS, sizes=_sizes(entry, sizes), share=round(new[0].share, 3),
                              samples=new[0].samples)
-                self._start(entry, _named(sizes), lambda: self._specialize(entry, sizes))
+                self._start(entry, _named(sizes), lambda: self._specialize(site, entry, sizes))
 
     def _start(self, entry: Entry, what: str, work: Callable[[], None]) -> None:
         entry.improving = True
@@ -124,13 +125,15 @@ class Improver:
             return
 
         def deploy(better: Plan) -> None:
-            entry.plan = better
+            old, entry.plan = entry.plan, better
+            if old is not entry.baseline:
+                epochs.retire(old)
             entry.cool()
 
         self._try(entry, "tier 1", lambda: self._improve(entry.baseline.graph, entry.weights, inputs), entry.baseline,
                   entry.samples.several(PROVEN_ON), deploy)
 
-    def _specialize(self, entry: Entry, signature: Signature) -> None:
+    def _specialize(self, site: Site, entry: Entry, signature: Signature) -> None:
         """Tier 2: the same for sizes that recur."""
         inputs = entry.samples.inputs(signature)
         if inputs is None:
@@ -142,17 +145,19 @@ class Improver:
             return replace(self._improve(fixed, entry.weights, inputs), tier=2)
 
         def deploy(better: Plan) -> None:
-            kept = dict(entry.versions)
-            if len(kept) >= self._engine.settings.max_versions:
+            if len(entry.versions) >= self._engine.settings.max_versions:
                 shares = entry.samples.shares()
-                rarest = min(kept, key=lambda s: shares.get(s, 0.0))
-                del kept[rarest]
+                rarest = min(entry.versions, key=lambda s: shares.get(s, 0.0))
+                epochs.retire(entry.versions[rarest])
+                site.remove_version(entry, rarest)
                 self._decide(Action.DROP, Why.RARE, tier=2, sizes=_sizes(entry, rarest), share=round(shares.get(rarest, 0), 3))
-            entry.versions = {**kept, signature: better}
+            if not site.admit_version(entry, signature, better):
+                self._refuse(entry, _named(signature), Why.TOO_MANY, "the site serves too many kinds of calls", tier=2,
+                             sizes=_sizes(entry, signature))
 
         self._try(entry, _named(signature), make, entry.plan, [inputs], deploy, sizes=_sizes(entry, signature))
 
-    def _recheck(self, entry: Entry, reference_us: float, now_us: float) -> None:
+    def _recheck(self, site: Site, entry: Entry, reference_us: float, now_us: float) -> None:
         """A plan that became slower is raced again: it is withdrawn if what it replaced is faster now."""
         inputs = entry.samples.inputs()
         plan = entry.plan
@@ -168,7 +173,7 @@ class Improver:
             self._decide(Action.KEEP, Why.KEPT_PACE, **evidence)
             return
         self._decide(Action.DROP, Why.REGRESSED, **evidence)
-        self._engine.demote(entry)
+        self._engine.demote(site, entry)
         entry.refused["tier 1"] = "it became slower than the library"
 
     def _try(

@@ -1,7 +1,7 @@
 """A call site: one call structure, the plans captured for it, and what its calls looked like.
 
-`entries` is one immutable tuple, exchanged by a single reference store: a call reads it once and runs wholly in the plan
-it found there, whatever is swapped in meanwhile.
+A call asks the site's inline cache (`dispatch`) for its route and runs wholly in the plan it found there, whatever is swapped
+in meanwhile: tables of the cache, plans and versions are immutable and exchanged by a single reference store.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from hotfuse.analysis.call_facts import Facts, fact_text, sized
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import TensorSpec
-from hotfuse.runtime.guards import Guard
+from hotfuse.profile.agent import Sampler
+from hotfuse.runtime.dispatch import Case, InlineCache, Job
 from hotfuse.runtime.pace import Pace
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Samples, Signature
@@ -25,14 +27,14 @@ NO_VERSIONS: Mapping[Signature, Plan] = MappingProxyType({})
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A guard and the plans behind it: they travel together.
+    """What calls must bring and the plans behind it: they travel together.
 
     `plan` is the slot that a higher tier swaps by one reference store; `baseline` is the proven tier-0 plan behind it.
-    `versions` is the inline cache before it: plans for sizes that recur, one immutable mapping, exchanged as a whole.
+    `versions` are plans for sizes that recur; each has a route of its own in the inline cache, before the entry's.
     """
 
-    guard: Guard
-    guard_text: str
+    key: int
+    facts: Facts
     plan: Plan
     baseline: Plan
     weights: Mapping[str, torch.Tensor]
@@ -49,6 +51,8 @@ class Entry:
     """Their values in a call."""
     samples: Samples
     """Inputs of real calls, to prove and measure better plans with."""
+    sampler: Sampler
+    """Which calls run in an instrumented variant."""
     notes: tuple[str, ...] = ()
     versions: Mapping[Signature, Plan] = field(default_factory=lambda: NO_VERSIONS)
     calls: int = 0
@@ -67,6 +71,11 @@ class Entry:
     stamp: tuple[int, ...] = ()
     """What the refusals rest on."""
     pace: Pace = field(default_factory=Pace)
+
+    def guards(self) -> list[str]:
+        """What calls must bring, in words."""
+        names = [v.name for v in self.baseline.graph.inputs]
+        return [fact_text(f, names) for f in self.facts]
 
     def cool(self) -> None:
         """The plan was exchanged: its calls count from here, and the first of them are looked at."""
@@ -92,13 +101,90 @@ class Group:
             seen.update(d for d, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """Where a call goes: a version of an entry, or the entry's plan."""
+
+    entry: Entry
+    signature: Signature | None = None
+    version: Plan | None = None
+
+
 class Site:
     """Everything about one call structure."""
 
-    spec: Spec
-    entries: tuple[Entry, ...] = ()
-    groups: dict[Any, Group] = field(default_factory=dict[Any, Group])
+    def __init__(self, spec: Spec, limit: int) -> None:
+        self.spec = spec
+        self.entries: tuple[Entry, ...] = ()
+        self.groups: dict[Any, Group] = {}
+        self._limit = limit
+        self._soft: list[Job] = []
+        self.caches: dict[bool, InlineCache[Route]] = {}
+        """By whether gradients are enabled around the call: user code may ask."""
+
+    def _cache(self, entry: Entry) -> InlineCache[Route]:
+        if entry.grad_mode not in self.caches:
+            inputs = len(entry.baseline.graph.inputs)
+            self.caches[entry.grad_mode] = InlineCache(inputs, self._limit, self._soft.append)
+        return self.caches[entry.grad_mode]
+
+    def admit(self, entry: Entry) -> list[Entry]:
+        """Route calls to a new entry; gives the entries that had to go."""
+        self.entries = (entry, *self.entries)
+        gone = self._cache(entry).add(Case(entry.facts, Route(entry)))
+        return self._gone(gone)
+
+    def admit_version(self, entry: Entry, signature: Signature, plan: Plan) -> bool:
+        """Route calls of these sizes to a version; False where the site takes no more special cases."""
+        facts = (*entry.facts, *sized(entry.baseline.graph, dict(zip(entry.symbols, signature, strict=True))))
+        self.remove_version(entry, signature)
+        route = Route(entry, signature, plan)
+        entry.versions = {**entry.versions, signature: plan}
+        self._gone(self._cache(entry).add(Case(facts, route)))
+        return signature in entry.versions
+
+    def _gone(self, routes: Sequence[Route]) -> list[Entry]:
+        dropped: list[Entry] = []
+        for route in routes:
+            if route.signature is None:
+                self.remove(route.entry)
+                dropped.append(route.entry)
+            else:
+                kept = {s: p for s, p in route.entry.versions.items() if s != route.signature}
+                route.entry.versions = kept or NO_VERSIONS
+        return dropped
+
+    def remove(self, entry: Entry) -> None:
+        """Route nothing to an entry any more."""
+        self.entries = tuple(e for e in self.entries if e is not entry)
+        self._drop(entry, lambda _route: True)
+
+    def remove_version(self, entry: Entry, signature: Signature) -> None:
+        """Calls of these sizes take the entry's plan again."""
+        kept = {s: p for s, p in entry.versions.items() if s != signature}
+        entry.versions = kept or NO_VERSIONS
+        self._drop(entry, lambda route: route.signature == signature)
+
+    def remove_versions(self, entry: Entry) -> None:
+        """All calls of an entry take its plan again."""
+        entry.versions = NO_VERSIONS
+        self._drop(entry, lambda route: route.signature is not None)
+
+    def _drop(self, entry: Entry, which: Callable[[Route], bool]) -> None:
+        cache = self.caches.get(entry.grad_mode)
+        if cache is not None:
+            cache.remove(*[t for t in cache.table.targets if t is not None and t.entry is entry and which(t)])
+
+    def clear(self) -> None:
+        """Route nothing anywhere."""
+        self.entries = ()
+        for cache in self.caches.values():
+            cache.clear()
+
+    def soft(self) -> list[Job]:
+        """Jobs that make the dispatch native, for a site that turned out to be hot; each is given out once."""
+        jobs, self._soft[:] = list(self._soft), []
+        return jobs
 
     def group(self, leaves: Sequence[torch.Tensor], limit: int) -> Group | None:
         """The group of a call; None when there are too many already."""
