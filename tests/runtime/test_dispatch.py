@@ -46,6 +46,23 @@ def test_special_cases_come_before_general_ones_in_any_order(native: bool) -> No
         assert site.misses() == {"input 0 has rank 2": 1}
 
 
+@pytest.mark.parametrize("native", [pytest.param(True, marks=NATIVE), False])
+def test_what_is_removed_sends_its_calls_on_without_a_compile(native: bool) -> None:
+    site = cache(native=native)
+    three = special(3)
+    for case in (Case(GENERAL, "general"), three, Case((*three.facts, Sized(0, 1, 2)), "3 by 2")):
+        site.add(case)
+    table, x, y = site.table, [torch.ones(3, 2)], [torch.ones(3, 5)]
+    assert (site.dispatch(x), site.dispatch(y)) == ("3 by 2", "size 3")
+    assert site.remove("3 by 2") == 1
+    assert (site.dispatch(x), site.dispatch(y)) == ("size 3", "size 3")
+    assert site.remove(three.target, "general") == 2
+    assert site.dispatch(x) is None and site.dispatch([torch.ones(4, 4)]) is None
+    assert site.table is table and site.state is State.EMPTY and site.hits() == []
+    site.add(special(3))
+    assert site.dispatch(x) == "size 3" and site.table.targets == ("size 3",)
+
+
 def test_an_empty_site_finds_nothing() -> None:
     site = cache()
     assert site.state is State.EMPTY and site.dispatch([torch.ones(1)]) is None and site.misses() == {}
@@ -116,7 +133,7 @@ def test_a_site_whose_cases_pay_does_not_become_generic() -> None:
 def test_without_native_access_a_site_serves_in_python_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     from hotfuse.base.errors import InternalError
 
-    def broken(_table: Any) -> Any:
+    def broken(_table: Any, _inputs: int) -> Any:
         raise InternalError("native code cannot read tensors here", because="another torch")
 
     monkeypatch.setattr(dispatch_module, "native_table", broken)
@@ -173,7 +190,7 @@ def test_cases_are_exchanged_under_calls() -> None:
             jobs.pop()()
         if i % 10 == 0:
             site.reopen()
-        site.remove(f"size {(i + 3) % 6}")
+        site.remove(*[t for t in site.table.targets if t == f"size {(i + 3) % 6}"])
     stop.set()
     for t in threads:
         t.join()

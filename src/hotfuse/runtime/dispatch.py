@@ -13,6 +13,7 @@ taken until `reopen` (the traffic changed).
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -60,83 +61,126 @@ class Case(Generic[T]):
 class _Tallies:
     """Hits and misses counted by Python code, under a lock."""
 
-    def __init__(self, plans: int, facts: int) -> None:
+    def __init__(self, plans: int) -> None:
         self._lock = threading.Lock()
-        self._numbers = [0] * (plans + facts)
-        self._plans = plans
+        self._hits = [0] * plans
+        self.missed: Counter[int] = Counter()
 
     def count(self, answer: int) -> int:
         with self._lock:
-            self._numbers[answer if answer >= 0 else self._plans - 1 - answer] += 1
+            if answer >= 0:
+                self._hits[answer] += 1
+            else:
+                self.missed[-1 - answer] += 1
         return answer
 
-    def read(self) -> Sequence[int]:
+    def read(self, facts: int) -> Sequence[int]:
         with self._lock:
-            return list(self._numbers)
+            return [*self._hits, *(self.missed[n] for n in range(facts))]
 
 
 class Table(Generic[T]):
-    """Cases and the function that tells them apart; nothing in it changes but its counters."""
+    """Cases and the function that tells them apart.
+
+    Cases can only be struck out: calls that fit one then get the next case that covers it, or nothing, at the cost of a look-up
+    that they make anyway. So nothing has to be compiled where a call path finds that plans must go.
+    """
 
     def __init__(
-        self, cases: tuple[Case[T], ...], decision: Decision | None, select: Callable[..., int],
+        self, cases: tuple[Case[T], ...], decision: Callable[[], Decision | None], select: Callable[..., int],
         numbers: Callable[[], Sequence[int]], native: bool,
     ) -> None:
         self.cases = cases
-        self.targets = tuple(c.target for c in cases)
-        self.decision = decision
+        """Those that are left."""
+        self.routes: tuple[T | None, ...] = tuple(c.target for c in cases)
+        """The target of a call, by the number that `select` gives."""
         self.select = select
         """`select(*tensors)`: the number of a case, or below 0 the fact that failed."""
+        self.decision = decision
+        """What `select` goes by; None where plans differ in too many ways for one."""
         self.native = native
         self._numbers = numbers
+        self._owners: list[Case[T] | None] = list(cases)
 
-    def hits(self) -> list[int]:
-        """Hits per case since the table was made."""
-        return list(self._numbers()[: len(self.cases)])
+    def strike(self, gone: Sequence[Case[T]]) -> None:
+        """Send the calls of some cases elsewhere, by one reference store."""
+        left = tuple(c for c in self.cases if not any(c is g for g in gone))
+        routes = list(self.routes)
+        for n, case in enumerate(self._owners):
+            if case is not None and any(case is g for g in gone):
+                self._owners[n] = None
+                cover = next((c for c in left if c.covers(case)), None)
+                routes[n] = cover.target if cover is not None else None
+                for m, owner in enumerate(self._owners):  # what was sent to it before goes on with it
+                    if owner is None and self.routes[m] is case.target:
+                        routes[m] = routes[n]
+        self.cases, self.routes = left, tuple(routes)
+
+    @property
+    def targets(self) -> tuple[T, ...]:
+        """The targets of the cases that are left."""
+        return tuple(c.target for c in self.cases)
+
+    def hits(self) -> list[tuple[T, int]]:
+        """Calls that each case that is left has had since the table was made."""
+        return [(c.target, n) for c, n in zip(self._owners, self._numbers()[: len(self._owners)], strict=True) if c is not None]
 
     def misses(self) -> dict[str, int]:
         """Misses per fact since the table was made."""
-        counted = self._numbers()[len(self.cases) :]
-        if self.decision is None:
-            return {f"no one of {len(self.cases)} cases fits": n for n in counted if n}
-        return {fact_text(f): n for f, n in zip(self.decision.facts, counted, strict=True) if n}
+        counted = list(self._numbers()[len(self._owners) :])
+        if not any(counted):
+            return {}
+        decision = self.decision()
+        if decision is None:
+            return {f"no one of {len(self._owners)} cases fits": sum(counted)}
+        return {fact_text(f): n for f, n in zip(decision.facts, counted, strict=True) if n}
 
 
 def _nothing(*_leaves: Any) -> int:
     return -1
 
 
+@functools.lru_cache(256)
+def _guard(facts: Facts, inputs: int) -> Callable[..., bool]:
+    """Generating a predicate takes milliseconds, and most cases of a table were in the one before."""
+    return python_guard(facts, inputs)[0]
+
+
 def python_table(cases: tuple[Case[T], ...], inputs: int) -> Table[T]:
-    """A table that serves at once."""
-    if not cases:
-        return Table(cases, None, _nothing, tuple, False)
-    try:
-        decision = decide([c.facts for c in cases], inputs)
-        walk, facts = python_select(decision), decision.facts
-    except InternalError:  # too many differences for a tree; `native_table` says so
-        decision, walk, facts = None, _nothing, ()
-    shared = facts[: decision.common] if decision is not None else ()
-    fits, _ = python_guard(shared, inputs)
-    guards = [python_guard(tuple(f for f in c.facts if f not in shared), inputs)[0] for c in cases]
-    tallies = _Tallies(len(cases), max(1, len(facts)))
+    """A table that serves at once: cases asked one after another; which fact failed is worked out only after a miss."""
+    guards = [_guard(c.facts, inputs) for c in cases]
+
+    @functools.cache
+    def decision() -> Decision | None:
+        try:
+            return decide([c.facts for c in cases], inputs) if cases else None
+        except InternalError:  # too many differences for a tree; `native_table` says so
+            return None
+
+    tallies = _Tallies(len(cases))
 
     def select(*leaves: Any) -> int:
-        if fits(*leaves):
-            for n, guard in enumerate(guards):
-                if guard(*leaves):
-                    return tallies.count(n)
-        return tallies.count(min(-1, walk(*leaves)))
+        for n, guard in enumerate(guards):
+            if guard(*leaves):
+                return tallies.count(n)
+        tree = decision()
+        return tallies.count(min(-1, python_select(tree)(*leaves)) if tree is not None else -1)
 
-    return Table(cases, decision, select, tallies.read, False)
+    def numbers() -> Sequence[int]:
+        tree = decision() if tallies.missed else None
+        return tallies.read(len(tree.facts) if tree is not None else 1)
+
+    return Table(cases, decision, select if cases else _nothing, numbers, False)
 
 
-def native_table(table: Table[T]) -> Table[T]:
-    """The same cases with a native decision; raises InternalError where there cannot be one."""
+def native_table(table: Table[T], inputs: int) -> Table[T]:
+    """The cases that are left with a native decision; raises InternalError where there cannot be one."""
     from hotfuse.backends.llvm.guard import native_select  # LLVM is loaded when a site first gets that far
 
-    decision = table.decision or decide([c.facts for c in table.cases])
+    cases = table.cases
+    decision = decide([c.facts for c in cases], inputs)
     native = native_select(decision)
-    return Table(table.cases, decision, native.select, lambda: native.counters, True)
+    return Table(cases, lambda: decision, native.select, lambda: native.counters, True)
 
 
 class InlineCache(Generic[T]):
@@ -177,7 +221,7 @@ class InlineCache(Generic[T]):
         """The target of the first case whose facts hold."""
         table = self.table
         number = table.select(*leaves)
-        return table.targets[number] if number >= 0 else None
+        return table.routes[number] if number >= 0 else None
 
     # --- changes ---------------------------------------------------------------------------------
 
@@ -227,14 +271,12 @@ class InlineCache(Generic[T]):
             return tuple(c.target for c in gone)
 
     def remove(self, *targets: T) -> int:
-        """Drop the cases of some targets; returns how many."""
+        """Drop the cases of some targets; returns how many. Cheap enough for a call path: nothing is compiled."""
         with self._lock:
-            left = tuple(c for c in self.table.cases if not any(c.target is t for t in targets))
-            dropped = len(self.table.cases) - len(left)
-            if dropped:
-                self._exchange(left)
-        self._beside()
-        return dropped
+            gone = [c for c in self.table.cases if any(c.target is t for t in targets)]
+            if gone:
+                self.table.strike(gone)
+        return len(gone)
 
     def clear(self) -> None:
         """Drop everything, and start over."""
@@ -249,7 +291,7 @@ class InlineCache(Generic[T]):
 
     def _age(self, table: Table[T]) -> int:
         """Work out hits of late: those since the last change, which are returned, and half of what was before."""
-        hits = {id(t): n for t, n in zip(table.targets, table.hits(), strict=True)}
+        hits = {id(t): n for t, n in table.hits()}
         self._recent = {t: self._recent.get(t, 0.0) / 2 + n for t, n in hits.items()}
         return sum(hits.values())
 
@@ -267,7 +309,7 @@ class InlineCache(Generic[T]):
         if table.native or not table.cases:
             return  # done by a job that was submitted before
         try:
-            native = native_table(table)
+            native = native_table(table, self.inputs)
         except HotfuseError as e:
             with self._lock:
                 self.fallbacks += 1
@@ -275,20 +317,20 @@ class InlineCache(Generic[T]):
             return
         with self._lock:
             if self.table is table:
+                native.strike([c for c in native.cases if not any(c is left for left in table.cases)])
                 self._replace(native)
 
     def _replace(self, table: Table[T]) -> None:
         old, self.table = self.table, table
-        self._hits = [(t, n) for t, n in self._hits if any(t is p for p in table.targets)]
-        if old.cases:
+        self._hits = [(t, n) for t, n in self._hits if any(t is c.target for c in table.cases)]
+        if old.routes:
             self._fading.append(old)
             self._retire(old, lambda: self._fold(old))
 
     def _fold(self, table: Table[T]) -> None:
         with self._lock:
             self._fading.remove(table)
-            counted = [*self._hits, *zip(table.targets, table.hits(), strict=True)]
-            self._hits = [(t, sum(n for s, n in counted if s is t)) for t in self.table.targets]
+            self._hits = self._counted([*self._hits, *table.hits()])
             self._misses.update(table.misses())
 
     # --- what was seen ---------------------------------------------------------------------------
@@ -298,8 +340,11 @@ class InlineCache(Generic[T]):
         with self._lock:
             counted = list(self._hits)
             for table in (*self._fading, self.table):
-                counted += zip(table.targets, table.hits(), strict=True)
-            return [(t, sum(n for s, n in counted if s is t)) for t in self.table.targets]
+                counted += table.hits()
+            return self._counted(counted)
+
+    def _counted(self, hits: Sequence[tuple[T, int]]) -> list[tuple[T, int]]:
+        return [(c.target, sum(n for t, n in hits if t is c.target)) for c in self.table.cases]
 
     def misses(self) -> dict[str, int]:
         """Calls that fitted no case, by the fact that failed last."""

@@ -57,6 +57,10 @@ def _text(d: Dim) -> str:
     raise InternalError(f"no guard for {d.op}")
 
 
+_ORDER: tuple[type[Fact], ...] = (Ranked, Sized, Typed, Holds, Dense, Plain, Aligned, AllEqual)
+"""What tells plans apart most often and costs least comes first."""
+
+
 class _Writer:
     def __init__(self) -> None:
         self.bound: dict[str, Any] = {
@@ -81,11 +85,11 @@ class _Writer:
         """An expression that is true when the fact does not hold."""
         match fact:
             case Plain(i, device):
-                t = f"t{i}"
+                t = f"t{i}"  # that it is a tensor at all was asked before everything else
                 here = f"not {t}.is_cpu" if device == "cpu" else f"{t}.device != {self.name('device', torch.device(device))}"
                 return (
-                    f"(type({t}) is not T and type({t}) is not P) or {t}.layout is not strided or {here} or {t}.is_neg() or "
-                    f"{t}.is_conj() or {t}.is_quantized or {t}.is_nested or ({t}.data_ptr() == 0 and {t}.numel() != 0)"
+                    f"{t}.layout is not strided or {here} or {t}.is_neg() or {t}.is_conj() or"
+                    f" {t}.is_quantized or {t}.is_nested or ({t}.data_ptr() == 0 and {t}.numel() != 0)"
                 )
             case Typed(i, dtype):
                 return f"t{i}.dtype is not {self.name('dtype', torch_dtype(dtype))}"
@@ -110,7 +114,9 @@ class _Writer:
 def python_guard(facts: Facts, inputs: int, name: str = "") -> tuple[Guard, str]:
     """A predicate that all facts hold, and its text; what raises where a tensor has no memory or a divisor is 0 is False."""
     writer = _Writer()
-    for fact in facts:
+    for i in sorted({f.input for f in facts if isinstance(f, Plain)}):
+        writer.lines.append(f"if type(t{i}) is not T and type(t{i}) is not P: return False")
+    for fact in sorted(facts, key=lambda f: _ORDER.index(type(f))):
         writer.lines.append(f"if {writer.wrong(fact)}: return False")
     args = ", ".join(f"t{i}" for i in range(inputs))
     if any(isinstance(f, AllEqual) for f in facts):

@@ -19,7 +19,7 @@ class Guarded:
     """Two versions of a partition and what tells which may run; call it like either."""
 
     def __init__(self, run: Run, facts: Facts, generic: Run, inputs: int) -> None:
-        self.run, self.generic, self.facts = run, generic, facts
+        self.run, self.generic, self.facts, self.inputs = run, generic, facts, inputs
         self.table: Table[None] = python_table((Case(facts, None),), inputs)
         self.reason = ""
         """Why the guard stays in Python, if it does."""
@@ -33,7 +33,7 @@ class Guarded:
     def harden(self) -> None:
         """Compile the guard natively, for the background; where that cannot be, `reason` says why."""
         try:
-            native = native_table(self.table)
+            native = native_table(self.table, self.inputs)
         except HotfuseError as e:
             self.reason = f"{e.what}: {e.because}" if e.because else e.what
             return
@@ -45,7 +45,7 @@ class Guarded:
     def hits(self) -> int:
         """Calls in which the bet held."""
         with self._lock:
-            return sum(sum(t.hits()) for t in (*self._past, self.table))
+            return sum(n for t in (*self._past, self.table) for _, n in t.hits())
 
     @property
     def misses(self) -> dict[str, int]:
