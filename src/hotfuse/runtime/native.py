@@ -72,7 +72,7 @@ def assembled(parts: RunParts, weights: Mapping[str, torch.Tensor], graph: Graph
             "arena_bytes_kept": sum(r.arena_bytes for r in runs),
         }
 
-    return replace(plan, memory=memory, counters=counters, notes=parts.notes)
+    return replace(plan, memory=memory, counters=counters, notes=parts.notes, runs=runs)
 
 
 def _arena(code: RunCode, sizes: Mapping[str, int]) -> int:

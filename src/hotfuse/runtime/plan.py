@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotfuse.backends.protocol import Artifact, Backend, Run
 from hotfuse.backends.pycode import flat_function
@@ -14,6 +14,9 @@ from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values
 from hotfuse.ir.subgraph import extract
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.partition.cut import Cut, Partition, Partitioning
+
+if TYPE_CHECKING:
+    from hotfuse.backends.llvm.enter import NativeRun
 
 Timed = Callable[..., tuple[tuple[Any, ...], tuple[int, ...]]]
 """Like a Run, but gives the nanoseconds of every partition too."""
@@ -57,6 +60,8 @@ class Plan:
     """In order; empty where the only artifact is all there is."""
     weights: Mapping[str, Any] = field(default_factory=dict[str, Any])
     memory: Memory = Memory()
+    runs: tuple[NativeRun, ...] = ()
+    """Its native runs, those in branches too."""
     counters: Callable[[], dict[str, int]] = dict[str, int]
     """What the plan counts while it serves: calls that left native code, arenas."""
     account: Account | None = None

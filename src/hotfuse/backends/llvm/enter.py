@@ -413,6 +413,8 @@ class NativeRun:
         self._kept = _Kept(words, held)
         self.enter = _function(self._kept)
         """One call: tensors in the run's order in, a tuple of results out."""
+        self.body, self.table = words[_AT_BODY], words[_AT_TABLE]
+        """Where the driver's code and the run's table are."""
 
     def timed(self, *args: torch.Tensor) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         """A call with the nanoseconds of every partition; those of a call that fell back are all 0."""
