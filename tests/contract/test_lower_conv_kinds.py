@@ -19,6 +19,7 @@ from hotfuse.lower.conv_read import turned_phases
 from hotfuse.lower.conv_shape import Axis
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.tiling import Core
+from hotfuse.tile.text import show as show_kernel
 from tests.contract.convolving import CORES, EPILOGUES, check
 
 NATIVE = host_levels()[0]
@@ -159,6 +160,17 @@ def test_convolutions_take_the_padding_in_front_of_them() -> None:
     assert [(g.kind, len(g.nodes)) for g in group(graph)] == [("convolution", 3)]
     twice = parse(source([5, 5], [3, 3], (4, 4), pads=[(0, 1), (1, 1)]).replace("return %y", "return %y, %f"))
     assert [g.kind for g in group(twice)] == ["library", "convolution"]
+
+
+def test_quotients_by_numbers_are_products() -> None:
+    text = """graph g(%x: f32[1, 4, 6, 4]{0,2,3,1}) { param %w: f32[9, 4, 3, 3] = "w"
+      %h: f32[1, 9, 4, 2]{0,2,3,1} = aten.conv2d.default(%x, %w)
+      %a: f32[1, 9, 4, 2]{0,2,3,1} = aten.div.Tensor(%h, 6.0)
+      %y: f32[1, 9, 4, 2]{0,2,3,1} = aten.div.Tensor(%a, 0.0) return %a, %y }"""
+    kernel = check(text.replace("%a, %y }", "%a }").replace("%y: f32[1, 9, 4, 2]{0,2,3,1} = aten.div.Tensor(%a, 0.0)", ""),
+                   CORES["avx2"], NATIVE).kernel  # fmt: skip
+    assert "map.div" not in show_kernel(kernel)
+    assert "map.div" in show_kernel(lower_convolution(parse(text), CORES["avx2"]).kernel)
 
 
 def test_what_spreads_along_pixels_is_not_taken_for_channels() -> None:

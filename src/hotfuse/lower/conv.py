@@ -19,7 +19,7 @@ from hotfuse.ir.graph import Arg, Graph, Node, Value, map_values, output_values,
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.lower import conv_shape, gemm, primitive
 from hotfuse.lower.algebra import mul, product, same
-from hotfuse.lower.conv_finish import Finish, Where
+from hotfuse.lower.conv_finish import Finish, Where, without_division
 from hotfuse.lower.conv_kernel import Groups, dense
 from hotfuse.lower.conv_own import depthwise
 from hotfuse.lower.conv_read import Convolution, Phase, the_convolution
@@ -52,7 +52,7 @@ def lower_convolution(graph: Graph, core: Core, *, name: str = "") -> Lowered:
     for v in output_values(graph):
         if shape_of(v) != shape_of(conv.out):
             raise CannotLower(f"output %{v.name} has another shape than the convolution")
-    return _Group(primitive.simplified(plain), graph, conv, core, name).lowered()
+    return _Group(primitive.simplified(without_division(plain)), graph, conv, core, name).lowered()
 
 
 def _channels_last(v: Value) -> bool:
