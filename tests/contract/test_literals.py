@@ -25,6 +25,8 @@ CASES = [
     ("%y: f32[3, 4] = aten.where.self(%b, %x, %d)", "aten.where.ScalarOther(%b, %x, -inf)"),
     ("%y: f32[3, 4] = aten.where.self(%b, %c, %x)", "aten.where.ScalarSelf(%b, 0.5, %x)"),
     ("%y: f32[3, 4] = aten.where.self(%b, %c, %d)", "aten.where.Scalar(%b, 0.5, -inf)"),
+    ("%y: f32[3, 4] = aten.sub.Tensor(%x, %same)", "aten.sub.Tensor(%x, 7.0)"),
+    ("%y: f64[3, 4] = aten.mul.Tensor(%x, %g)", ""),
     ("%y: f32[1, 1, 1] = aten.mul.Tensor(%one, %e)", ""),
 ]
 
@@ -34,10 +36,12 @@ def test_numbers(line: str, expected: str) -> None:
     text = (
         "graph g(%x: f32[3, 4], %b: bool[3, 4], %one: f32[1]) {\n"
         '  param %c: f32[] = "c"\n  param %d: f32[1] = "d"\n  param %e: f32[1, 1, 1] = "e"\n'
+        '  param %same: f32[4] = "same"\n  param %g: f64[3, 4] = "g"\n'
         f"  {line}\n  return %y\n}}\n"
     )
     graph = verify(parse(text))
     weights = {"c": torch.tensor(0.5), "d": torch.tensor([-math.inf]), "e": torch.tensor([[[2.0]]])}
+    weights |= {"same": torch.full((4,), 7.0), "g": torch.full((3, 4), 2.0, dtype=torch.float64)}
     after = verify(with_numbers(graph, weights))
     shown = show(after)
     assert expected in shown if expected else after.nodes == graph.nodes

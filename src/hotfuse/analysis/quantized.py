@@ -65,6 +65,36 @@ def byte_products(graph: Graph) -> Mapping[int, ByteProduct]:
     return found
 
 
+def weight_nodes(graph: Graph) -> frozenset[int]:
+    """The nodes that make real matrices of byte weights which meet an input made from bytes, whatever scales and shifts them.
+
+    Computing these once, as is right for other constants, would hide the bytes.
+    """
+    maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
+    params = {p.value.name for p in graph.params}
+    found: set[int] = set()
+    for node in graph.nodes:
+        if packet(node.op) in PRODUCTS:
+            (x, _), (weight, chain) = (
+                _traced(graph, argument(node, n), maker) for n in PRODUCTS[packet(node.op)]
+            )
+            if x is not None and weight is not None and weight.name in params and x.name not in params:
+                found |= chain
+    return frozenset(found)
+
+
+def _traced(graph: Graph, value: object, maker: Mapping[str, int]) -> tuple[Value | None, set[int]]:
+    """The bytes at the beginning of a chain of scaling, shifting and casting; None where there are none."""
+    chain: set[int] = set()
+    while isinstance(value, Value) and _dtype(value) not in _BYTES:
+        i = maker.get(value.name, -1)
+        if i < 0 or packet(graph.nodes[i].op) not in (*_CASTS, "aten.mul", "aten.sub"):
+            return None, chain
+        chain.add(i)
+        value = graph.nodes[i].args[0]
+    return (value, chain) if isinstance(value, Value) else (None, chain)
+
+
 def made_from_bytes(graph: Graph, value: object, maker: Mapping[str, int]) -> Bytes | None:
     """How a tensor of real numbers is made from bytes; None where it is not."""
     if not isinstance(value, Value) or _dtype(value) not in _REALS:
@@ -92,9 +122,8 @@ def made_from_bytes(graph: Graph, value: object, maker: Mapping[str, int]) -> By
         value = at.args[0]
         if _dtype(value) in _BYTES:
             assert isinstance(value, Value)
-            if isinstance(zero, Value):
-                zero = _uncast(graph, zero, maker, nodes)
-            return None if zero is None else Bytes(value, zero, scale, tuple(nodes))
+            raw = _uncast(graph, zero, maker, nodes) if isinstance(zero, Value) else zero
+            return None if raw is None else Bytes(value, raw, scale, tuple(nodes))
         if _dtype(value) not in _REALS:
             return None
         i, at = step(value)

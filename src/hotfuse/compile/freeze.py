@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 
+from hotfuse.analysis.quantized import weight_nodes
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.ir.branches import IF, branches
 from hotfuse.ir.graph import Graph, Kind, Node, Param, Value, output_values, values_in
@@ -73,8 +74,11 @@ def _constant(graph: Graph) -> set[int]:
     """Nodes that give the same tensors in every call, except those that give one of the graph's outputs."""
     returned = {v.name for out in graph.outputs for v in values_in(out)}
     known = {p.value.name for p in graph.params}
+    bytewise = weight_nodes(graph)
     chosen: set[int] = set()
     for i, node in enumerate(graph.nodes):
+        if i in bytewise:  # weights of bytes stay bytes: a kernel multiplies them as they are
+            continue
         if all(v.name in known for v in node.ins) and _computable(node) and not any(v.name in returned for v in node.outs):
             chosen.add(i)
             known.update(v.name for v in node.outs)

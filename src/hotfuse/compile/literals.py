@@ -4,8 +4,8 @@
     %y = aten.pow.Tensor_Tensor(%x, %two)      ->     %y = aten.pow.Tensor_Scalar(%x, 2.0)
 
 Exporters store every constant as a tensor. A kernel that knows the number needs no load, squares instead of raising to a
-power, and attention can tell a scale or a mask of -inf from any other tensor. Only fp32 numbers that meet fp32 tensors, so that
-nothing changes in how an operator computes.
+power, and attention can tell a scale or a mask of -inf from any other tensor. Only numbers that meet tensors of their own type, so
+that nothing changes in how an operator computes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from hotfuse.ir.graph import Arg, Graph, Node, Value, output_values
 from hotfuse.ir.types import DType, TensorType
 
 Weights = Mapping[str, torch.Tensor]
+_REALS = frozenset({DType.F32, DType.F64})
+_MOST = 1 << 16
+"""Elements of the largest weight that is looked through."""
 _Rewritten = tuple[str, tuple[Arg, ...]] | None
 
 
@@ -74,15 +77,18 @@ def with_numbers(graph: Graph, weights: Weights) -> Graph:
 
 
 def _number(v: Value, weight: torch.Tensor) -> float | None:
-    if not isinstance(v.type, TensorType) or v.type.dtype is not DType.F32 or weight.numel() != 1:
+    """The one number that a weight holds, once or over and over (zero points of 0, say)."""
+    if not isinstance(v.type, TensorType) or v.type.dtype not in _REALS or not 0 < weight.numel() <= _MOST:
         return None
-    return float(weight.item())
+    first = weight.reshape(-1)[0]
+    return float(first.item()) if weight.numel() == 1 or bool((weight == first).all()) else None
 
 
 def _told(node: Node, numbers: Mapping[str, float]) -> Node:
     if node.op not in _OPS or node.attrs or len(node.outs) != 1:
         return node
-    args = tuple(numbers.get(a.name, a) if isinstance(a, Value) else a for a in node.args)
+    out = node.outs[0].type
+    args = tuple(numbers.get(a.name, a) if isinstance(a, Value) and _alike(a, out) else a for a in node.args)
     if args == node.args:
         return node
     made = _OPS[node.op](args)
@@ -91,12 +97,19 @@ def _told(node: Node, numbers: Mapping[str, float]) -> Node:
     return replace(node, op=made[0], args=made[1])
 
 
+def _alike(a: Value, out: object) -> bool:
+    return isinstance(a.type, TensorType) and isinstance(out, TensorType) and a.type.dtype is out.dtype
+
+
 def _keeps_type(node: Node, args: tuple[Arg, ...]) -> bool:
-    """Whether what is left of the operands still has the result's rank and element type."""
+    """Whether what is left of the operands still has the result's shape and element type."""
     out = node.outs[0].type
     left = [a.type for a in args if isinstance(a, Value)]
-    if not isinstance(out, TensorType) or out.dtype is not DType.F32:
+    if not isinstance(out, TensorType) or out.dtype not in _REALS:
         return False
     tensors = [t for t in left if isinstance(t, TensorType)]
     numbers = [t for t in tensors if t.dtype is not DType.BOOL]
-    return all(t.dtype is DType.F32 for t in numbers) and max(len(t.shape) for t in tensors) == len(out.shape)
+    if not numbers and out.dtype is not DType.F32:
+        return False
+    fits = [t for t in tensors if t.shape == out.shape]
+    return all(t.dtype is out.dtype for t in numbers) and bool(fits)

@@ -23,10 +23,13 @@ from hotfuse.ir.graph import Graph, Value, sources
 from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import Lowered
+from hotfuse.ops.table import packet
 from hotfuse.ops.torch_dtypes import torch_dtype
 
 RTOL = 1e-4
 """Largest error against float32 operators, relative to the largest magnitude in the result."""
+TIES = 0.01
+"""Most integers that may differ by 1 where a group rounds real numbers: sums in another order round to either side of a half."""
 ROUNDS = 7
 MOST_S = 0.25
 """Most seconds spent timing one kernel."""
@@ -50,9 +53,10 @@ def attempt(
     inputs = [data[v.name] for v in graph.inputs]
     library = LibraryBackend().compile(graph, weights).run
     native = artifact(graph, lowered, load_kernel(compiled), weights, "").run
+    rounds = any(packet(n.op) == "aten.round" for n in graph.nodes)
     with torch.no_grad():
         for got, want in zip(native(*inputs), library(*inputs), strict=True):
-            _agree(got, want)
+            _agree(got, want, rounds)
         outcome = _timed(native, library, inputs)
     if outcome.kernel_us >= outcome.library_us + allowance_us:
         raise CannotLower(
@@ -88,10 +92,14 @@ def _tame(weight: torch.Tensor) -> torch.Tensor:
     return weight / max(1, weight.shape[-1]) ** 0.5
 
 
-def _agree(got: Any, want: Any) -> None:
+def _agree(got: Any, want: Any, rounds: bool = False) -> None:
+    """Whether results agree; integers that come from rounding may fall to the other side of a tie here and there."""
     if got.dtype != want.dtype or got.shape != want.shape:
         raise InternalError(f"a kernel gives {got.dtype}{list(got.shape)} instead of {want.dtype}{list(want.shape)}")
     if not want.dtype.is_floating_point:
+        apart = (got.double() - want.double()).abs() if rounds and want.numel() else None
+        if apart is not None and float(apart.max()) <= 1 and float(apart.mean()) <= TIES:
+            return
         if not torch.equal(got, want):
             raise InternalError("a kernel gives other integers than the library")
         return

@@ -6,6 +6,7 @@ Nodes join the group that makes one of their inputs when that keeps the group co
     convolution + pointwise consumers and batch norms       -> one kernel with an epilogue
     pointwise, reduction and view chains                    -> one kernel over rows
     linears with the same input                             -> one kernel with several outputs
+    products of bytes with what makes numbers of them         -> one kernel that sums integers
     attention, whole or spelled out, with the views around it -> one kernel that reads and writes the projections' layout
     a recurrent layer with what makes its weights and zeros -> one kernel over the whole sequence
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from hotfuse.analysis.attention import FUSED, written
 from hotfuse.analysis.convolution import is_convolution, padding_in_front
+from hotfuse.analysis.quantized import byte_products
 from hotfuse.fusion.reads import from_memory, reads_places
 from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, values_in
 from hotfuse.ir.types import ScalarType, TensorType
@@ -59,15 +61,17 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
     groups: list[_Open] = []
     needs: list[set[int]] = []  # per group: the groups it reads from
     fed: dict[str, int] = {}  # input of a product -> the group of products that reads it
-    spelled = {i: w for w in written(graph) if all(fits(graph.nodes[i]) for i in w.nodes) for i in w.nodes}
-    begun: dict[int, int] = {}  # last node of an attention that is spelled out -> its group
+    bound = _bound(graph, fits)
+    begun: dict[object, int] = {}  # what binds nodes together -> their group
 
     for i, node in enumerate(graph.nodes):
         makers = [maker[v.name] for v in node.ins if v.name in maker]
         kind = _kind(node, params) if fits(node) else "library"
         chosen = -1
-        if i in spelled:  # nobody outside reads what is inside, so it never waits for itself
-            kind, chosen = "attention", begun.get(spelled[i].nodes[-1], -1)
+        if i in bound:
+            kind, chosen = bound[i][0], begun.get(bound[i], -1)
+            if chosen >= 0 and _cycle(chosen, {home[m] for m in makers}, needs):
+                chosen = -1
         elif kind != "library":
             joinable = [home[m] for m in reversed(makers) if _joins(groups[home[m]], kind, node, graph.nodes[m])]
             if (data := from_memory(node)) in maker:
@@ -82,10 +86,10 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
             chosen = len(groups)
             groups.append(_Open(kind))
             needs.append(set())
-        if i in spelled:
-            begun[spelled[i].nodes[-1]] = chosen
         groups[chosen].nodes.append(i)
-        if kind == "contract":
+        if i in bound:
+            begun[bound[i]] = chosen
+        elif kind == "contract":
             fed.setdefault(_data(node), chosen)
         home.append(chosen)
         needs[chosen] |= {home[m] for m in makers} - {chosen}
@@ -93,6 +97,19 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
     _absorb_constants(graph, groups, params)
     _absorb_padding(graph, groups)
     return _ordered(graph, [Group(tuple(g.nodes), _settled(graph, g)) for g in groups if g.nodes])
+
+
+def _bound(graph: Graph, fits: Callable[[Node], bool]) -> dict[int, tuple[str, object]]:
+    """Nodes that belong together before anything else is looked at: the kind of their group, and what binds them."""
+    bound: dict[int, tuple[str, object]] = {}
+    for w in written(graph):
+        if all(fits(graph.nodes[i]) for i in w.nodes):
+            bound |= {i: ("attention", w.nodes[-1]) for i in w.nodes}
+    for p in byte_products(graph).values():
+        nodes = (p.node, *p.x.nodes, *p.weight.nodes)
+        if all(fits(graph.nodes[i]) for i in nodes):
+            bound |= {i: ("contract", p.x.raw.name) for i in nodes}
+    return bound
 
 
 def _data(node: Node) -> str:

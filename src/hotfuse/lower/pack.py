@@ -180,11 +180,10 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
     if source.order is Order.ROWS:
         weight = weight.reshape(-1, spec.k)[source.first : source.first + source.n]
     shape = (spec.k, source.n) if source.order is Order.KN else (source.n, spec.k)
-    if spec.dtype in (DType.I8, DType.I32) and weight.dtype in (np.uint8, np.int8):
-        weight = weight if weight.dtype == np.int8 else (weight ^ np.uint8(128)).view(np.int8)
-        if weight.shape == shape:
-            return weight if source.order is Order.KN else weight.T
-    if weight.shape != shape or weight.dtype != _NUMPY[spec.dtype]:
+    wanted = _NUMPY[DType.I8 if spec.dtype is DType.I32 else spec.dtype]
+    if wanted == np.int8 and weight.dtype == np.uint8:
+        weight = (weight ^ np.uint8(128)).view(np.int8)
+    if weight.shape != shape or weight.dtype != wanted:
         raise InternalError(
             f"weight {source.name} is {weight.dtype}{list(weight.shape)}, to be packed as {spec.dtype.value}{list(shape)}"
         )

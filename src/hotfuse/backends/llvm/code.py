@@ -95,6 +95,8 @@ class Val:
     type: TileType
     rows: list[list[str]]
     widths: tuple[int, ...]
+    quads: list[str] | None = None
+    """For four rows of bytes that were loaded column by column: per chunk, the columns as 32-bit lanes."""
 
     @property
     def cols(self) -> int:

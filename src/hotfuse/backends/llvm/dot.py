@@ -31,7 +31,9 @@ def emit_dot(fn: Fn, acc: Val, a: Val, b: Val) -> Val:
     left = {(i, k): _four(fn, a, i, k) for i in range(len(rows)) for k in groups}
     for j, w in enumerate(acc.widths):
         ty = vec("i32", w)
-        right = [_interleaved(fn, [b.rows[k + d][j] for d in range(4)], w) for k in groups]
+        right = [b.quads[j]] if b.quads is not None else [
+            _interleaved(fn, [b.rows[k + d][j] for d in range(4)], w) for k in groups
+        ]
         correction = "zeroinitializer"
         if signs == (DType.I8, DType.I8):
             for r in right:
