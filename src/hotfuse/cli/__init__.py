@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hotfuse.cli import doctor, explain, run, show
+from hotfuse.cli import db, doctor, explain, run, show
 
 app = typer.Typer(
     name="hotfuse",
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 for _command in (run.run, explain.explain, show.show, doctor.doctor):
     app.command()(_command)
+app.add_typer(db.db, name="db")
 
 
 def _print_version(wanted: bool) -> None:

@@ -15,12 +15,15 @@ import typer
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings, from_env
+from hotfuse.cli.limits import Limits, limits, show_limits
 from hotfuse.cli.output import heading, print_json, reports_errors, rows
 from hotfuse.machine.fingerprint import make_fingerprint
 from hotfuse.machine.probe import features, usable_features
 from hotfuse.machine.topology import Topology, topology
 
-PACKAGES = ("hotfuse", "torch", "numpy", "onnx", "ml_dtypes", "cloudpickle", "llvmlite", "onnxruntime", "transformers", "triton")
+PACKAGES = (
+    "hotfuse", "torch", "numpy", "onnx", "ml_dtypes", "cloudpickle", "llvmlite", "sqlalchemy", "onnxruntime", "transformers", "triton",
+)  # fmt: skip
 
 Status = Literal["ok", "warn", "FAIL"]
 
@@ -37,17 +40,21 @@ class Check:
 @reports_errors
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    peaks: Annotated[bool, typer.Option("--peaks", help="Measure the machine's limits, and keep them.")] = False,
 ) -> None:
-    """Check this installation: versions, devices, CPU features that really execute, threads, cache, worker."""
+    """Check this installation: versions, devices, CPU features that really execute, limits, threads, cache, worker."""
     settings = from_env()
     top = topology()
     probed = features()
+    who = make_fingerprint(top, usable_features())
+    found = limits(settings, who, measure=peaks)
     report: dict[str, object] = {
         "versions": versions(),
         "devices": devices(),
         "machine": top.to_dict(),
         "features": [p.to_dict() for p in probed],
-        "fingerprint": make_fingerprint(top, usable_features()).to_dict(),
+        "fingerprint": who.to_dict(),
+        "limits": found.to_dict(),
     }
     checks = [
         check_threads(top),
@@ -62,7 +69,7 @@ def doctor(
     if as_json:
         print_json(report)
     else:
-        _show(top, checks)
+        _show(top, found, checks)
     if not report["ok"]:
         raise typer.Exit(1)
 
@@ -211,7 +218,7 @@ def _size(value: object) -> str:
     return "unknown" if not isinstance(value, int) else f"{value / (1 << 30):.1f} GiB"
 
 
-def _show(top: Topology, checks: list[Check]) -> None:
+def _show(top: Topology, found: Limits, checks: list[Check]) -> None:
     heading("versions")
     rows(("package", "version"), versions().items(), header=False)
     heading("\nmachine")
@@ -231,6 +238,7 @@ def _show(top: Topology, checks: list[Check]) -> None:
     yes_no = {True: "yes", False: "no"}
     body = [(p.name, yes_no[p.advertised], yes_no[p.executes], p.detail) for p in features()]
     rows(("feature", "advertised", "executes", "detail"), body)
+    show_limits(found)
     heading("\nchecks")
     rows(("check", "status", "detail"), [(c.name, c.status, c.detail) for c in checks], header=False)
 

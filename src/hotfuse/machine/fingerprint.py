@@ -2,7 +2,8 @@
 
 The *identity* is what compiled code relies on: architecture, operating system, features that execute. It is in
 cache keys, so it holds nothing that changes with a reboot, a kernel update or the number of CPUs lent to a
-container. The *tuning* part describes the machine for performance models: hints, which never make a key miss.
+container. The *tuning* part describes the machine for performance models: hints, which never make a key miss. What is measured
+(peaks, drift) changes from day to day and is kept beside both, under the machine's number in the profile store.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def make_fingerprint(top: Topology, usable: frozenset[str]) -> Fingerprint:
         "numa_nodes": str(top.numa_nodes or 1),
         "caches": caches,
         "memory": memory,
+        "max_mhz": "" if top.max_mhz is None else str(top.max_mhz),
     }
     return Fingerprint(tuple(sorted(identity.items())), tuple(sorted(tuning.items())))
 

@@ -47,6 +47,8 @@ class Topology:
     memory_bytes: int | None
     memory_limit_bytes: int | None
     """The control group's limit; None is unlimited."""
+    max_mhz: int | None = None
+    """The highest clock that the system may choose."""
 
     def to_dict(self) -> dict[str, object]:
         """A plain dict for JSON."""
@@ -115,6 +117,11 @@ def _quota(root: Path) -> float | None:
     return int(quota) / int(period) if quota and period and int(quota) > 0 else None
 
 
+def _max_mhz(root: Path) -> int | None:
+    text = read_text(root / "devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
+    return int(text) // 1000 if text and text.isdecimal() else None
+
+
 def _memory(proc: Path) -> int | None:
     for line in (read_text(proc / "meminfo") or "").splitlines():
         if line.startswith("MemTotal:"):
@@ -150,4 +157,5 @@ def topology(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) -> 
         caches=_caches(sys_root),
         memory_bytes=total,
         memory_limit_bytes=_memory_limit(sys_root, total),
+        max_mhz=_max_mhz(sys_root),
     )
