@@ -18,7 +18,7 @@ from hotfuse.compile.service import ask, service
 from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.ship import restore, ship
-from hotfuse.pipeline import compile_tier0, compile_tier1
+from hotfuse.pipeline import compile_tier0, compile_units
 from hotfuse.runtime.engine import Capture, Engine
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.watch import Watch
@@ -60,7 +60,9 @@ class Jit:
             lambda job: service().submit(job),
             settings,
             log,
-            lambda graph, weights, sample: compile_tier1(graph, weights, sample, settings),
+            lambda graph, weights, sample, /, progress=None, demand=None: compile_units(
+                graph, weights, sample, settings, progress, demand
+            ),
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -37,7 +37,9 @@ class Compiler:
         self.twist = twist
         self.frozen = False
 
-    def __call__(self, graph: Graph, weights: Mapping[str, torch.Tensor], _sample: Sequence[torch.Tensor]) -> Plan:
+    def __call__(
+        self, graph: Graph, weights: Mapping[str, torch.Tensor], _sample: Sequence[torch.Tensor], /, **_more: Any
+    ) -> Plan:
         self.made += 1
         kept = {k: w.clone() for k, w in weights.items()}  # as packed weights are: copies
         plan = compile_tier0(graph, kept, SETTINGS)
@@ -99,7 +101,7 @@ def test_only_winners_deploy(monkeypatch: pytest.MonkeyPatch, compiler: Compiler
 
 
 def test_a_compiler_that_fails_is_a_refusal() -> None:
-    def broken(*_args: Any) -> Plan:
+    def broken(*_args: Any, **_more: Any) -> Plan:
         raise InternalError("no registers left")
 
     model = nn.Linear(4, 4).eval()

@@ -208,7 +208,7 @@ class Engine:
         """What a call must find besides its tensors: the model unchanged, and nothing asked for that a plan does not do."""
         watch = self._watch
         if watch is not None and (change := watch.check()) is not Change.NONE:
-            self._changed(change)
+            self._changed(change, watch)
             if change is Change.MODEL:
                 return False
         return entry.default_dtype is torch.get_default_dtype() and not (
@@ -287,7 +287,7 @@ class Engine:
         if self.settings.capture == "off" or self.closed or self._exhausted:
             return None
         if (watch := self._watch) is not None and (change := watch.check()) is not Change.NONE:
-            self._changed(change)  # what was refused may be possible now
+            self._changed(change, watch)  # what was refused may be possible now
         with self._lock:
             site = self.sites.get(spec)
             if site is None:
@@ -366,8 +366,11 @@ class Engine:
                 return
             if generation != self.generation or not done.watch.same_now():
                 raise CaptureError("the model changed while it was captured", why=Why.MODEL_CHANGED)
-            if self._watch is not None and self._watch.check() is Change.MODEL:
-                self._drop_all()  # plans of an older model, which no call has met since
+            if self._watch is not None and (change := self._watch.check()) is not Change.NONE:
+                if change is Change.MODEL:
+                    self._drop_all()  # plans of an older model, which no call has met since
+                else:
+                    self._demote_all()  # their copies of weights are older than what the new watch takes as given
             self._watch = done.watch
             gone = site.admit(entry)
         for cold in gone:
@@ -384,15 +387,16 @@ class Engine:
 
     # --- changes ---------------------------------------------------------------------------------
 
-    def _changed(self, change: Change) -> None:
+    def _changed(self, change: Change, watch: Watch) -> None:
         self.log.decide(
             Action.NOTICE if change is Change.VALUES else Action.DROP,
             Why.WEIGHTS_CHANGED if change is Change.VALUES else Why.MODEL_CHANGED, self.model.name,
         )
         if change is not Change.MODEL:
-            for site in self.sites.values():
-                for entry in site.entries:  # copies of weights are stale; the baseline reads them live
-                    self.demote(site, entry)
+            with self._lock:  # nor may a plan be deployed meanwhile that was made of older weights
+                observed = watch.observe()
+                self._demote_all()
+                watch.accept(observed)  # not before: calls beside must not take a stale plan for a good one
             return
         with self._lock:
             self.generation += 1
@@ -404,6 +408,12 @@ class Engine:
                 site.groups = {k: g for k, g in site.groups.items() if g.pending}
                 for group in site.groups.values():
                     group.tried.clear()
+
+    def _demote_all(self) -> None:
+        """Copies of weights are stale; the baselines read them live."""
+        for site in list(self.sites.values()):
+            for entry in site.entries:
+                self.demote(site, entry)
 
     def _drop_all(self) -> None:
         for site in self.sites.values():
@@ -422,7 +432,7 @@ class Engine:
     def _to_baseline(self, site: Site, entry: Entry) -> bool:
         """Whether there was anything above it."""
         old = [p for p in (entry.plan, *entry.versions.values()) if p is not entry.baseline]
-        entry.plan = entry.baseline
+        entry.plan, entry.bets = entry.baseline, {}
         site.remove_versions(entry)
         for plan in old:
             epochs.retire(plan)
@@ -436,7 +446,7 @@ class Engine:
         self.log.decide(Action.DROP, Why.RUN_FAILED, self.model.name, tier=plan.tier, error=text)
         self._tally.mine.deopts += 1
         if plan is not entry.baseline:
-            entry.refused[f"tier {plan.tier}"] = text
+            entry.refuse(plan, text)
             self._to_baseline(site, entry)
             return
         with self._lock:

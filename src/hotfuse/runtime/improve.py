@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -20,24 +21,46 @@ from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.settings import Settings
+from hotfuse.compile.value import Demand
 from hotfuse.ir.graph import Graph
+from hotfuse.runtime.bets import Bet, place
 from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.instrument import control_name
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.proof import prove
 from hotfuse.runtime.race import Trial, race
 from hotfuse.runtime.samples import Signature
-from hotfuse.runtime.site import Entry, Site
-from hotfuse.runtime.tiers import is_hot, recurring
+from hotfuse.runtime.site import Entry, Site, named, way
+from hotfuse.runtime.tiers import FEWEST, PREDICTABLE, is_hot, recurring
+from hotfuse.runtime.watcher import Watcher
+from hotfuse.specialize.branches import conditions
 from hotfuse.specialize.shapes import at_sizes
 
 PROVEN_ON = 4
 """Kinds of calls a plan is proven on."""
+BET_ON = 16
+"""Kept calls that a bet on a branch is made up and proven with."""
+EARLY = 0.5
+"""Part of the expected saving that must be there before an unfinished plan is tried."""
+EARLY_S = 1.0
+"""Seconds of compilation before that: what is nearly done is waited for."""
 
 Weights = Mapping[str, torch.Tensor]
 Compile = Callable[[Graph, Weights], Plan]
 """A graph as a tier-0 plan, at once."""
-Improve = Callable[[Graph, Weights, Sequence[torch.Tensor]], Plan]
-"""A graph as a plan of a higher tier; may take seconds; raises a HotfuseError where there is none."""
+Progress = Callable[[Callable[[], Plan], float], None]
+"""Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is settled."""
+
+
+class Improve(Protocol):
+    """A graph as a plan of a higher tier; may take seconds; raises a HotfuseError where there is none."""
+
+    def __call__(
+        self, graph: Graph, weights: Weights, sample: Sequence[torch.Tensor], /, progress: Progress | None = None,
+        demand: Demand | None = None,
+    ) -> Plan:
+        """`demand`: how much the graph is used; `progress` may deploy what there is before all of it is done."""
+        ...
 
 
 class Named(Protocol):
@@ -59,6 +82,8 @@ class Serving(Protocol):
     def generation(self) -> int: ...  # noqa: D102
     @property
     def closed(self) -> bool: ...  # noqa: D102
+    @property
+    def watcher(self) -> Watcher: ...  # noqa: D102
 
     def beside(self, job: Callable[[], None]) -> None: ...  # noqa: D102
     def exchanging(self, generation: int) -> AbstractContextManager[bool]: ...  # noqa: D102
@@ -77,7 +102,7 @@ class Improver:
     def consider(self, site: Site, entry: Entry, plan: Plan, signature: Signature, seconds: float) -> None:
         """After a call that was looked at; at most starts something."""
         settings = self._engine.settings
-        stamp = (self._engine.generation, torch.get_num_threads())
+        stamp = (self._engine.generation, torch.get_num_threads(), self._engine.watcher.drifts(entry.key))
         if entry.stamp != stamp:  # what lost under other circumstances may win now
             entry.stamp = stamp
             entry.refused.clear()
@@ -96,14 +121,37 @@ class Improver:
         elif (slower := entry.pace.note(signature, seconds)) is not None:
             self._start(entry, "check", lambda: self._recheck(site, entry, *slower))
             return
-        if settings.tiers >= 2 and entry.symbols and entry.plan is not entry.baseline:
+        if settings.tiers < 2 or (entry.plan is entry.baseline and "tier 1" not in entry.refused):
+            return
+        if self._consider_branches(entry):
+            return
+        if entry.symbols and entry.plan is not entry.baseline and not entry.bets:
             bets = recurring(entry.samples.shares(), entry.samples.taken, settings.max_versions)
-            new = [b for b in bets if b.value not in entry.versions and _named(b.value) not in entry.refused]
+            new = [b for b in bets if b.value not in entry.versions and named(b.value) not in entry.refused]
             if new:
                 sizes = new[0].value
                 self._decide(Action.SPECIALIZE, Why.RECURS, sizes=_sizes(entry, sizes), share=round(new[0].share, 3),
                              samples=new[0].samples)
-                self._start(entry, _named(sizes), lambda: self._specialize(site, entry, sizes))
+                self._start(entry, named(sizes), lambda: self._specialize(site, entry, sizes))
+
+    def _consider_branches(self, entry: Entry) -> bool:
+        """Whether a bet on a condition was begun: one that sampled calls showed to go one way, and that has no code for it."""
+        graph = entry.baseline.graph
+        for at in conditions(graph):
+            name = control_name(graph.nodes[at])
+            seen = self._engine.watcher.predictable(entry.key, "branch", name)
+            if seen is None or seen[1] < PREDICTABLE or seen[2] < FEWEST:
+                continue
+            outcome = bool(seen[0])
+            placed = entry.bets.get(name)
+            if (placed is None and entry.bets) or (placed is not None and outcome in placed.hot):
+                continue
+            if way(name, outcome) not in entry.refused:
+                self._decide(Action.SPECIALIZE, Why.RECURS, condition=name, outcome=outcome, accuracy=round(seen[1], 3),
+                             samples=seen[2])
+                self._start(entry, way(name, outcome), partial(self._bet, entry, at, outcome, name))
+                return True
+        return False
 
     def _start(self, entry: Entry, what: str, work: Callable[[], None]) -> None:
         entry.improving = True
@@ -130,19 +178,28 @@ class Improver:
                 epochs.retire(old)
             entry.cool()
 
-        self._try(entry, "tier 1", lambda: self._improve(entry.baseline.graph, entry.weights, inputs), entry.baseline,
-                  entry.samples.several(PROVEN_ON), deploy)
+        begin, calls, tried = time.perf_counter(), entry.samples.several(PROVEN_ON), list[float]()
+
+        def early(make: Callable[[], Plan], settled: float) -> None:
+            if not tried and EARLY <= settled < 1 and time.perf_counter() - begin > EARLY_S:
+                tried.append(settled)
+                self._try(entry, "part of tier 1", make, entry.baseline, calls, deploy, settled=round(settled, 2))
+
+        def make() -> Plan:
+            return self._improve(entry.baseline.graph, entry.weights, inputs, progress=early, demand=_demand(entry))
+
+        self._try(entry, "tier 1", make, entry.plan, calls, deploy)
 
     def _specialize(self, site: Site, entry: Entry, signature: Signature) -> None:
         """Tier 2: the same for sizes that recur."""
         inputs = entry.samples.inputs(signature)
         if inputs is None:
-            entry.refused[_named(signature)] = "no inputs of this kind are kept"
+            entry.refused[named(signature)] = "no inputs of this kind are kept"
             return
 
         def make() -> Plan:
             fixed = at_sizes(entry.baseline.graph, dict(zip(entry.symbols, signature, strict=True)))
-            return replace(self._improve(fixed, entry.weights, inputs), tier=2)
+            return replace(self._improve(fixed, entry.weights, inputs, demand=_demand(entry)), tier=2)
 
         def deploy(better: Plan) -> None:
             if len(entry.versions) >= self._engine.settings.max_versions:
@@ -152,10 +209,34 @@ class Improver:
                 site.remove_version(entry, rarest)
                 self._decide(Action.DROP, Why.RARE, tier=2, sizes=_sizes(entry, rarest), share=round(shares.get(rarest, 0), 3))
             if not site.admit_version(entry, signature, better):
-                self._refuse(entry, _named(signature), Why.TOO_MANY, "the site serves too many kinds of calls", tier=2,
+                self._refuse(entry, named(signature), Why.TOO_MANY, "the site serves too many kinds of calls", tier=2,
                              sizes=_sizes(entry, signature))
 
-        self._try(entry, _named(signature), make, entry.plan, [inputs], deploy, sizes=_sizes(entry, signature))
+        self._try(entry, named(signature), make, entry.plan, [inputs], deploy, sizes=_sizes(entry, signature))
+
+    def _bet(self, entry: Entry, at: int, outcome: bool, name: str) -> None:
+        """Tier 2: the branch that is taken, written out behind its condition."""
+        graph, calls = entry.baseline.graph, entry.samples.several(BET_ON)
+        before = entry.bets.get(name)
+        made: list[Bet] = []
+
+        def plain(piece: Graph, _call: Sequence[torch.Tensor]) -> Plan:
+            return self._compile(piece, entry.weights)
+
+        def make() -> Plan:
+            made.append(place(
+                graph, at, outcome, name, calls, lambda g, call: self._improve(g, entry.weights, call), plain, before
+            ))
+            return made[0].plan(graph)
+
+        def deploy(better: Plan) -> None:
+            old, entry.plan = entry.plan, better
+            entry.bets = {**entry.bets, name: made[0]}
+            if old is not entry.baseline:
+                epochs.retire(old)
+            entry.cool()
+
+        self._try(entry, way(name, outcome), make, entry.plan, calls, deploy, condition=name, outcome=outcome)
 
     def _recheck(self, site: Site, entry: Entry, reference_us: float, now_us: float) -> None:
         """A plan that became slower is raced again: it is withdrawn if what it replaced is faster now."""
@@ -183,7 +264,7 @@ class Improver:
         """Compile, prove, measure; swap only what won. Whatever happens is a decision."""
         generation = self._engine.generation
         versions = _versions(entry.weights)
-        tier = 1 if what == "tier 1" else 2
+        tier = 1 if what.endswith("tier 1") else 2
         begin = self._log.now()
         try:
             better = make()
@@ -239,8 +320,12 @@ class Improver:
         self._log.decide(action, why, self._engine.model.name, **evidence)
 
 
-def _named(signature: Signature) -> str:
-    return "sizes " + "x".join(map(str, signature))
+def _demand(entry: Entry) -> Demand:
+    """How much a graph is used, from the calls looked at since its plan was exchanged."""
+    if not entry.heat or not entry.seconds:
+        return Demand()
+    each = entry.seconds / entry.heat
+    return Demand(calls_per_s=1 / each if each else None, library_us=each * 1e6)
 
 
 def _sizes(entry: Entry, signature: Signature) -> str:

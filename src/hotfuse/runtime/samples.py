@@ -6,8 +6,9 @@ changes is seen to change. Where inputs must not be kept, plans are proven on ma
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,11 +20,24 @@ MOST = 64
 """Signatures remembered."""
 
 
+EACH = 4
+"""Calls kept of one signature: what is in the tensors differs, too."""
+REFRESH = 8
+"""Samples of a signature after which a newer call takes the place of the oldest."""
+
+
 @dataclass(slots=True)
 class _Seen:
-    weight: float
-    inputs: Sequence[torch.Tensor] | None
-    bytes: int
+    weight: float = 0.0
+    count: int = 0
+    kept: deque[Sequence[torch.Tensor]] = field(default_factory=deque[Sequence[torch.Tensor]])
+    """The newest first."""
+    each: int = 0
+    """Bytes of one call."""
+
+    @property
+    def bytes(self) -> int:
+        return len(self.kept) * self.each
 
 
 def snapshot(t: torch.Tensor) -> torch.Tensor:
@@ -64,20 +78,28 @@ class Samples:
             if len(self._seen) >= MOST:
                 rarest = min(self._seen, key=lambda s: self._seen[s].weight)
                 self._total -= self._seen.pop(rarest).weight
-            found = self._seen[signature] = _Seen(0.0, None, 0)
+            found = self._seen[signature] = _Seen(each=sum(t.numel() * t.element_size() for t in inputs))
         found.weight += self._unit
-        if found.inputs is None:
-            size = sum(t.numel() * t.element_size() for t in inputs)
-            while self._seen and self.bytes + size > self._budget:
-                kept = [s for s, seen in self._seen.items() if seen.inputs is not None and s != signature]
-                if not kept:
-                    break
-                rarest = min(kept, key=lambda s: self._seen[s].weight)
-                self._seen[rarest].inputs, self._seen[rarest].bytes = None, 0
-            if self.bytes + size <= self._budget or self.bytes == 0:  # without any input nothing could be proven
-                found.inputs, found.bytes = [self._keep(t) for t in inputs], size
+        found.count += 1
+        if len(found.kept) < EACH or found.count % REFRESH == 0:
+            self._take(signature, found, inputs)
         if self._unit > 1e100:
             self._rescale()
+
+    def _take(self, signature: Signature, found: _Seen, inputs: Sequence[torch.Tensor]) -> None:
+        """Keep a call; room is made by second copies of other kinds, then by the rarest kinds."""
+        if len(found.kept) >= EACH:
+            found.kept.pop()
+        while self.bytes + found.each > self._budget:
+            others = [s for s, seen in self._seen.items() if seen.kept and s != signature]
+            if not others:
+                break
+            several = [s for s in others if len(self._seen[s].kept) > 1]
+            self._seen[min(several or others, key=lambda s: self._seen[s].weight)].kept.pop()
+        while found.kept and self.bytes + found.each > self._budget:
+            found.kept.pop()
+        if self.bytes + found.each <= self._budget or self.bytes == 0:  # without any input nothing could be proven
+            found.kept.appendleft([self._keep(t) for t in inputs])
 
     def _rescale(self) -> None:
         for seen in self._seen.values():
@@ -97,13 +119,14 @@ class Samples:
         return {s: seen.weight / total for s, seen in ranked}
 
     def inputs(self, signature: Signature | None = None) -> Sequence[torch.Tensor] | None:
-        """Inputs of a call of that signature; of the commonest one that has any where none is asked for."""
+        """The latest kept call of that signature; of the commonest one that has any where none is asked for."""
         if signature is not None:
             found = self._seen.get(signature)
-            return found.inputs if found is not None else None
-        return next((i for s in self.shares() if (i := self._seen[s].inputs) is not None), None)
+            return found.kept[0] if found is not None and found.kept else None
+        return next(iter(self.several(1)), None)
 
     def several(self, most: int) -> list[Sequence[torch.Tensor]]:
-        """Inputs of up to so many signatures, the commonest first."""
-        kept = [i for s in self.shares() if (i := self._seen[s].inputs) is not None]
-        return kept[:most]
+        """Up to so many calls: the latest of each signature, the commonest first, then the ones before those."""
+        ranked = [list(self._seen[s].kept) for s in self.shares()]
+        found = [kept[i] for i in range(EACH) for kept in ranked if i < len(kept)]
+        return found[:most]

@@ -17,6 +17,7 @@ from hotfuse.analysis.call_facts import Facts, fact_text, sized
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.profile.agent import Sampler
+from hotfuse.runtime.bets import Bet
 from hotfuse.runtime.dispatch import Case, InlineCache, Job
 from hotfuse.runtime.pace import Pace
 from hotfuse.runtime.plan import Plan
@@ -55,6 +56,8 @@ class Entry:
     """Which calls run in an instrumented variant."""
     notes: tuple[str, ...] = ()
     versions: Mapping[Signature, Plan] = field(default_factory=lambda: NO_VERSIONS)
+    bets: Mapping[str, Bet] = field(default_factory=dict[str, Bet])
+    """Conditions that the plan bets on, by name, with the code there is for each outcome."""
     calls: int = 0
     next_look: int = 1
     """The call that is looked at next: timed, noted, and asked whether it should change anything."""
@@ -77,11 +80,30 @@ class Entry:
         names = [v.name for v in self.baseline.graph.inputs]
         return [fact_text(f, names) for f in self.facts]
 
+    def refuse(self, plan: Plan, why: str) -> None:
+        """Whatever led to a plan is not tried again until something changed."""
+        if plan is not self.plan:
+            self.refused.update({named(s): why for s, p in self.versions.items() if p is plan})
+        elif self.bets:
+            self.refused.update({way(name, outcome): why for name, bet in self.bets.items() for outcome in bet.hot})
+        else:
+            self.refused[f"tier {plan.tier}"] = why
+
     def cool(self) -> None:
         """The plan was exchanged: its calls count from here, and the first of them are looked at."""
         self.heat, self.seconds = 0, 0.0
         self.looked, self.next_look = self.calls, self.calls + 1
         self.pace.forget()
+
+
+def named(signature: Signature) -> str:
+    """What a try at a version is called."""
+    return "sizes " + "x".join(map(str, signature))
+
+
+def way(name: str, outcome: bool) -> str:
+    """What a try at a bet is called."""
+    return f"{name} is {str(outcome).lower()}"
 
 
 @dataclass(slots=True)
@@ -173,7 +195,7 @@ class Site:
     def _drop(self, entry: Entry, which: Callable[[Route], bool]) -> None:
         cache = self.caches.get(entry.grad_mode)
         if cache is not None:
-            cache.remove(*[t for t in cache.table.targets if t is not None and t.entry is entry and which(t)])
+            cache.remove(*[t for t in cache.table.targets if t.entry is entry and which(t)])
 
     def clear(self) -> None:
         """Route nothing anywhere."""

@@ -65,6 +65,7 @@ class Shared:
                 self.failed = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
                 return
             self.analyzer.use(probes.publish)
+            self.analyzer.start()  # not in a call
             self.counters = lambda: {"values_copied": probes.copies, "values_refused": probes.refused}
             self.look = probes.look
 
@@ -80,6 +81,7 @@ class _Watched:
         self.variants: OrderedDict[int, Variant] = OrderedDict()
         self.building: set[int] = set()
         self.number = 0
+        self.drifts = 0
 
 
 class Watcher:
@@ -192,6 +194,7 @@ class Watcher:
             found = next((w for w in self._watched.values() if w.graph == drift.graph), None)
         if found is None:
             return
+        found.drifts += 1
         found.sampler.changed(found.number)
         self._log.decide(
             Action.NOTICE, Why.DRIFT, self._name, value=self._shared.analyzer.names.item_name(drift.graph, drift.item),
@@ -227,6 +230,11 @@ class Watcher:
             return None
         item = self._shared.analyzer.names.item(watched.graph, name) if kind != "shape" else 0
         return self.snapshot.predictable(kind, (watched.graph, item))
+
+    def drifts(self, key: int) -> int:
+        """How often the traffic of a captured graph was seen to change."""
+        watched = self._watched.get(key)
+        return 0 if watched is None else watched.drifts
 
     def stats(self) -> dict[str, Any]:
         """Counters: this model's samples, and the process's records."""

@@ -14,7 +14,7 @@ from hotfuse.compile.service import ask, service
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.ship import restore, ship
-from hotfuse.pipeline import compile_tier0, compile_tier1
+from hotfuse.pipeline import compile_tier0, compile_units
 from hotfuse.runtime.engine import Capture, Engine
 from hotfuse.runtime.watch import Watch
 
@@ -50,5 +50,7 @@ def engine_for(module: OnnxModule, settings: Settings, log: EventLog) -> Engine:
         lambda job: service().submit(job),
         settings,
         log,
-        lambda graph, weights, sample: compile_tier1(graph, weights, sample, settings),
+        lambda graph, weights, sample, /, progress=None, demand=None: compile_units(
+                graph, weights, sample, settings, progress, demand
+            ),
     )

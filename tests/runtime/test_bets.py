@@ -1,0 +1,94 @@
+"""A branch that always goes one way becomes straight-line code; flipping the data costs no wrong answer, and back again no compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import hotfuse
+import hotfuse.profile.agent as agent_module
+import hotfuse.runtime.improve as improve_module
+from hotfuse import Settings
+from hotfuse.runtime.race import Trial
+
+INLINE = Settings(capture="inline", hot_calls=2, watch_rate=2)
+
+
+@pytest.fixture(autouse=True)
+def new_plans_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clocks decide nothing here: samples are taken whatever they cost."""
+    monkeypatch.setattr(agent_module, "BUDGET", 1e9)
+    monkeypatch.setattr(agent_module, "MOST_PER_SECOND", 1e9, raising=False)
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))
+    with torch.no_grad():
+        yield
+
+
+class Branchy(torch.nn.Module):
+    """Which way it goes depends on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(x)
+        y = torch.cond(x.sum() > 0, lambda t: torch.relu(self.first(t)), lambda t: self.second(t) * 2, (h,))
+        return y + 1
+
+
+def serve(fast: Any, model: torch.nn.Module, sign: float, calls: int) -> None:
+    for _ in range(calls):
+        x = torch.rand(3, 8) * sign
+        torch.testing.assert_close(fast(x), model(x))
+
+
+def entry_of(fast: Any) -> Any:
+    return next(iter(fast._engine.sites.values())).entries[0]
+
+
+def settle(fast: Any, model: torch.nn.Module, sign: float) -> None:
+    """Calls until what they showed has been analyzed and acted upon."""
+    for _ in range(6):
+        serve(fast, model, sign, 100)
+        fast._engine.watcher._shared.analyzer.flush()
+
+
+def test_the_hot_branch_becomes_straight_line_code_and_flips_are_served() -> None:
+    model = Branchy().eval()
+    fast = hotfuse.jit(model, settings=INLINE)
+    settle(fast, model, 1.0)
+    entry = entry_of(fast)
+    assert list(entry.bets) and entry.plan.tier == 2, str(fast.explain())
+    (bet,) = entry.bets.values()
+    assert list(bet.hot) == [True]
+    assert not any(n.op.startswith("control.") for n in bet.hot[True].graph.nodes)
+    seen = fast._engine.watcher.seen(entry.key)
+    (control,) = [c for c in seen.controls if not c.loop]
+    assert dict(control.outcomes)[1] == pytest.approx(1.0)
+    hits = bet.outcomes.hits
+    serve(fast, model, 1.0, 10)
+    assert bet.outcomes.hits > hits and bet.outcomes.misses == 0
+    serve(fast, model, -1.0, 10)  # the bet misses: right answers from the general code behind the condition
+    assert bet.outcomes.misses >= 8
+    settle(fast, model, -1.0)
+    (bet,) = entry_of(fast).bets.values()
+    assert set(bet.hot) == {True, False}, str(fast.explain())
+    compiles = fast.stats()["events"]["specialize.recurs"]
+    misses = bet.outcomes.misses
+    settle(fast, model, 1.0)  # back again: the code is still there
+    (bet,) = entry_of(fast).bets.values()
+    assert fast.stats()["events"]["specialize.recurs"] == compiles and bet.outcomes.misses == misses
+    assert "bets that" in str(fast.explain())
+    fast.close()
+
+
+def test_without_watching_nobody_bets() -> None:
+    model = Branchy().eval()
+    fast = hotfuse.jit(model, settings=INLINE.with_(watch=False))
+    serve(fast, model, 1.0, 200)
+    assert not entry_of(fast).bets and "specialize.recurs" not in fast.stats()["events"]
+    fast.close()
