@@ -57,6 +57,15 @@ ROWS = (
         4,
     ),
     Row(
+        "EXP_SHORT",
+        "the same where nothing is subtracted from it",
+        series(lambda r: (mp.exp(r) - 1 - r) / r**2, lambda r: mp.mpf(0.5)),
+        lambda r: r**2 / mp.exp(r),
+        -0.3467,
+        0.3467,
+        3,
+    ),
+    Row(
         "EXP2",
         "2^r = 1 + r P(r), |r| <= 1/2",
         series(lambda r: (mp.power(2, r) - 1) / r, lambda r: LN2),

@@ -156,6 +156,18 @@ def test_unary(name: str, target: Target) -> None:
 
 
 @levels
+def test_decay(target: Target) -> None:
+    """e^x of what is not positive: an error that grows with |x|, as that of an x which was rounded does."""
+    rng = np.random.default_rng(3)
+    x = np.concatenate([-rng.uniform(0, 110, 200_000), -(2.0 ** rng.uniform(-40, 7, 50_000)), [0.0, -0.0, -np.inf, np.nan, -3e38]])
+    x = np.concatenate([x, np.zeros(-x.size % 16)]).astype(np.float32)
+    got, want = run("decay", target, x).astype(np.float64), np.exp(x.astype(np.float64))
+    assert np.array_equal(np.isnan(got), np.isnan(x)) and got[np.isneginf(x)] == 0
+    allowed = want * (3e-7 + 4e-9 * np.minimum(np.abs(x.astype(np.float64)), 1e3)) + 2.0**-148
+    assert (np.abs(got - want)[~np.isnan(x)] <= allowed[~np.isnan(x)]).all()
+
+
+@levels
 def test_pow(target: Target) -> None:
     """All pairs of special values, and random pairs whose power is within range or just outside."""
     rng = np.random.default_rng(9)

@@ -67,6 +67,10 @@ FLOAT: dict[str, Case] = {
     "mean of a product": (lambda x, y: (x * y).mean(), [R(30, 40), R(40)]),
     "two reductions": (lambda x: (x.sum(-1), x.amax(-1), (x * x).sum(-1)), [R(6, 50)]),
     "reductions of different dims": (lambda x: (x.sum(0), x.sum(1)), [R(6, 50)]),
+    "a result beside what is kept in another": (
+        lambda x: (torch.log_softmax(x * x, 0), torch.maximum(x * x, x)), [R(16)]
+    ),
+    "results in each other's way": (lambda x: (x * 0.5 + 1, torch.softmax(x * 0.5 + 1, -1), x.abs()), [R(5, 33)]),
     "gate by mean": (lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)), [R(2, 3, 5, 7)]),
     "cumsum": (lambda x: x.cumsum(-1), [R(5, 70)]),
     "cumsum of the first dim": (lambda x: (x * 2).cumsum(0) + 1, [R(9, 40)]),
@@ -206,11 +210,16 @@ def test_residual_and_norm_are_one_nest_that_reads_each_input_once() -> None:
     assert reading and len(reading) < len(every) / 2, "later phases read the sum that the first one stored"
 
 
-def test_softmax_keeps_its_exponentials() -> None:
+def test_softmax_keeps_its_exponentials_where_its_result_goes() -> None:
     kernel = lower_group(group_of(lambda x: torch.softmax(x, -1), [R(3, 5, 64)]).graph).kernel
+    assert not [b for b in kernel.buffers if b.kind is BufferKind.SCRATCH]
+    assert str(kernel.body).count("map.decay") == 1
+
+
+def test_exponentials_that_the_result_has_no_room_for_are_kept_aside() -> None:
+    kernel = lower_group(group_of(lambda x: torch.softmax(x, -1).half(), [R(3, 5, 64)]).graph).kernel
     assert [b for b in kernel.buffers if b.kind is BufferKind.SCRATCH]
-    text = str(kernel.body)
-    assert text.count("map.exp") == 1
+    assert str(kernel.body).count("map.decay") == 1
 
 
 def test_rules_are_of_ops_that_torch_knows() -> None:

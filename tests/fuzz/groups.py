@@ -1,4 +1,4 @@
-"""Random groups: functions made of pointwise ops, views and reductions, valid by construction, from a seed."""
+"""Random groups: functions made of pointwise ops, views, reductions, windows and lookups, valid by construction, from a seed."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ class _Maker:
         self.r = random.Random(seed)
         self.values: list[Tensor] = []
         self.steps: list[Step] = []
+        self.inputs = 0
 
     def add(self, name: str, fn: Callable[..., Any], *of: int) -> None:
         self.values.append(fn(*(self.values[i] for i in of)))
@@ -81,7 +82,8 @@ class _Maker:
         if x.numel() > 6000:
             at = 0
             x = self.values[0]
-        match self.r.choices(["unary", "binary", "view", "reduce", "norm", "join"], [4, 5, 5, 2, 1, 2])[0]:
+        kinds = ["unary", "binary", "view", "reduce", "norm", "join", "window", "pick", "border"]
+        match self.r.choices(kinds, [8, 10, 10, 4, 2, 4, 2, 2, 1])[0]:
             case "unary":
                 i = self.r.randrange(len(UNARY))
                 self.add(f"unary{i}", UNARY[i], at)
@@ -97,6 +99,12 @@ class _Maker:
                 self.reduce(at, x)
             case "norm":
                 self.norm(at, x)
+            case "window":
+                self.window(at, x)
+            case "pick":
+                self.pick_from(x)
+            case "border":
+                self.border(at, x)
             case _:
                 self.join(at, x)
 
@@ -164,6 +172,70 @@ class _Maker:
             case _:
                 self.add(f"log_softmax{d}", lambda t: torch.log_softmax(t, d), at)
 
+    def window(self, at: int, x: Tensor) -> None:
+        """A pool or a resize of the last one or two dims."""
+        r, rank = self.r, x.dim()
+        spatial = 2 if rank == 4 else 1
+        if rank not in (3, 4) or min(x.shape[-spatial:]) < 2:
+            return
+        size, stride = r.choice([1, 2, 2, 3]), r.choice([1, 1, 2, 3])
+        pad = r.randint(0, size // 2)
+        if min(x.shape[-spatial:]) + 2 * pad < size:
+            return
+        ceil, counts = r.random() < 0.3, r.random() < 0.5
+        least, most = ((F.max_pool1d, F.avg_pool1d), (F.max_pool2d, F.avg_pool2d))[spatial - 1]
+        match r.randrange(4):
+            case 0:
+                self.add(f"max_pool{size, stride, pad, ceil}", lambda t: least(t, size, stride, pad, ceil_mode=ceil), at)
+            case 1:
+                self.add(f"avg_pool{size, stride, pad, ceil, counts}",
+                         lambda t: most(t, size, stride, pad, ceil_mode=ceil, count_include_pad=counts), at)  # fmt: skip
+            case 2 if x.numel() < 2000:
+                times = r.choice([2, 3])
+                self.add(f"nearest{times}", lambda t: F.interpolate(t, scale_factor=times), at)
+            case _ if x.numel() < 2000:
+                shape = [r.choice([2, 5, 9]) for _ in range(spatial)]
+                mode, corners = ("linear", "bilinear")[spatial - 1], r.random() < 0.5
+                self.add(f"linear{shape, corners}",
+                         lambda t: F.interpolate(t, size=shape, mode=mode, align_corners=corners), at)  # fmt: skip
+            case _:
+                pass
+
+    def pick_from(self, x: Tensor) -> None:
+        """Rows of an input by numbers made from another value, or elements along a dim."""
+        r = self.r
+        at = r.randrange(self.inputs)
+        table = self.values[at]
+        if not table.dim() or not table.numel():
+            return
+        by = self.pick()
+        d = r.randrange(table.dim())
+        n = table.shape[d]
+
+        def numbers(t: Tensor) -> Tensor:
+            return (t.detach() > 0).long() * (n - 1)
+
+        if self.values[by].numel() * table.numel() // n > 4000 or self.values[by].dim() + table.dim() > 5:
+            return
+        match r.randrange(3):
+            case 0 if table.dim() == 2:
+                self.add("embedding", lambda t, i: F.embedding((i > 0).long() * (t.shape[0] - 1), t), at, by)
+            case 1 if self.values[by].dim() == 1:
+                self.add(f"index_select{d}", lambda t, i: t.index_select(d, numbers(i)), at, by)
+            case _:
+                index = (*[slice(None)] * d,)
+                self.add(f"index{d}", lambda t, i: torch.ops.aten.index(t, [*[None] * len(index), -numbers(i)]), at, by)
+
+    def border(self, at: int, x: Tensor) -> None:
+        r, rank = self.r, x.dim()
+        if rank not in (3, 4) or x.shape[-1] < 2:
+            return
+        amount = [r.randint(0, min(3, x.shape[-1] - 1)) for _ in range(2)]
+        mode = r.choice(["reflect", "replicate", "circular"])
+        if rank == 4:
+            amount += [0, 0]
+        self.add(f"{mode}{amount}", lambda t: F.pad(t, amount, mode=mode), at)
+
     def join(self, at: int, x: Tensor) -> None:
         r, rank = self.r, x.dim()
         if not rank:
@@ -198,6 +270,7 @@ def random_group(seed: int) -> RandomGroup:
         if m.r.random() < 0.2 and len(shape) >= 2:  # not contiguous
             m.values[-1] = m.values[-1].transpose(0, 1).contiguous().transpose(0, 1)
     inputs = list(m.values)
+    m.inputs = len(inputs)
     target = m.r.randint(1, 8)
     for _ in range(4 * target):
         if len(m.steps) < target:

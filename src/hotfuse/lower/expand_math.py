@@ -20,6 +20,7 @@ def _unary(function: str) -> Function:
 
 for _name in ("sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log1p", "sin", "cos", "tanh", "erf"):
     expands(_name, computes=_FLOAT)(_unary(_name))
+expands("lower.decay")(_unary("decay"))
 expands("special_erf", computes=_FLOAT)(_unary("erf"))
 expands("special_exp2", computes=_FLOAT)(_unary("exp2"))
 expands("special_expm1", computes=_FLOAT)(_unary("expm1"))
@@ -342,12 +343,12 @@ def _hard_gate(e: Expansion, x: Tile) -> Tile:
 
 @expands("hardsigmoid")
 def _hardsigmoid(e: Expansion, x: Tile) -> Tile:
-    return e.map("div", _hard_gate(e, x), 6.0)
+    return e.map("mul", _hard_gate(e, x), 1 / 6)
 
 
 @expands("hardswish")
 def _hardswish(e: Expansion, x: Tile) -> Tile:
-    return e.map("div", e.map("mul", x, _hard_gate(e, x)), 6.0)
+    return e.map("mul", e.map("mul", x, _hard_gate(e, x)), 1 / 6)
 
 
 @expands("hardshrink")

@@ -26,7 +26,8 @@ from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import Tile
 
 _MAPS = {"sum": "add", "mean": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
-_ACROSS = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "max", "min": "min", "any": "any", "all": "all"}
+_ACROSS = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "max", "min": "min", "any": "any", "all": "all",
+           "top": "max"}  # fmt: skip
 _NO_INDEX = np.iinfo(np.int64).max
 
 
@@ -43,8 +44,8 @@ def identity(fold: FoldPlan) -> float:
             return 0
         case "prod" | "all":
             return 1
-        case "max" | "argmax" | "min" | "argmin":
-            return _limit(tensor_type(fold.input).dtype, fold.function.endswith("max"))
+        case "max" | "argmax" | "min" | "argmin" | "top":
+            return _limit(tensor_type(fold.input).dtype, not fold.function.endswith("min"))
         case _:
             raise CannotLower(f"there is no reduction {fold.function}")
 
@@ -62,10 +63,17 @@ def step(at: Evaluator, fold: FoldPlan, held: Sequence[Tile], present: Tile | No
     if present is not None:
         x = b.map("select", present, x, b.fill(identity(fold), x.type.dtype))
     if not fold.function.startswith("arg"):
-        return [b.map(_MAPS[fold.function], held[0], x)]
+        return [_joined(b, fold, x, held[0])]
     index = at.index_tile(_flat(fold))
     better = _better(b, fold, x, held[0])
     return [b.map("select", better, x, held[0]), b.map("select", better, index, held[1])]
+
+
+def _joined(b: KernelBuilder, fold: FoldPlan, new: Tile, held: Tile) -> Tile:
+    """Whether a new element is NaN can be asked ahead, of what is held only when it is there: maxima ask of their first."""
+    if fold.function == "top":
+        return b.map("select", b.map("gt", new, held), new, held)
+    return b.map(_MAPS[fold.function], new, held)
 
 
 def _flat(fold: FoldPlan) -> Coord:
@@ -102,7 +110,7 @@ def across(b: KernelBuilder, fold: FoldPlan, held: Sequence[Tile]) -> list[Tile]
 def together(b: KernelBuilder, fold: FoldPlan, one: Sequence[Tile], other: Sequence[Tile]) -> list[Tile]:
     """Two accumulators of the same reduction as one."""
     if not fold.function.startswith("arg"):
-        return [b.map(_MAPS[fold.function], one[0], other[0])]
+        return [_joined(b, fold, one[0], other[0])]
     better = _better(b, fold, other[0], one[0])
     equal = b.map("eq", other[0], one[0])
     if one[0].type.dtype in FLOATS:

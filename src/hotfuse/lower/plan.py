@@ -91,6 +91,8 @@ class Phase:
     kept: list[tuple[Value, Position]] = field(default_factory=list[tuple[Value, Position]])
     """What is stored for later phases."""
     scans: list[ScanPlan] = field(default_factory=list[ScanPlan])
+    heavy: bool = False
+    """Whether functions dominate, so that few vectors at once fill the registers."""
 
     @property
     def wanted(self) -> list[tuple[Value, Position]]:
@@ -115,7 +117,7 @@ class Plan:
     lanes: int
     """How many elements a vector of the widest element type holds."""
     heavy: bool
-    """Whether functions dominate, so that few vectors at once fill the registers."""
+    """The same of what is computed for rows as vectors."""
 
 
 def counter(k: int) -> Coord:
@@ -260,6 +262,8 @@ class Planner:
                 return key in available and available[key][1].columns == phase.columns
 
             found = trace(self.definitions, self.space, phase.wanted, stop=stop)
+            columns = set(phase.columns)
+            phase.heavy = any(columns & counters_of(at) for at in found.heavy)
             for key, value in found.stopped.items():
                 made_in = available[key][1]
                 if (value, key[1]) not in made_in.kept:
@@ -281,7 +285,7 @@ class Planner:
         below = trace(self.definitions, self.space, [(value, key[1])])
         wide = [v for (_, at), v in below.loads.items() if set(phase.columns) & counters_of(at)]
         converts = any(tensor_type(v).dtype in (DType.F16, DType.BF16) for v in wide)
-        return size <= _KEPT_BYTES and (below.heavy > 0 or len(wide) >= 2 or converts)
+        return size <= _KEPT_BYTES and (bool(below.heavy) or len(wide) >= 2 or converts)
 
     # -- loops
 

@@ -2,7 +2,9 @@
 
     softmax(x, -1)   ->   m = lower.reduce.max(x); e = exp(x - m); e / lower.reduce.sum(e)
 
-    lower.reduce.F(x) {dims, less}    F: sum mean prod max min any all argmax argmin; a mean divides by the count minus `less`
+    lower.reduce.F(x) {dims, less}    F: sum mean prod max min any all argmax argmin; a mean divides by the count minus `less`;
+                                      top is a maximum that passes over NaN
+    lower.decay(x)                    e^x where x is at most 0
     lower.scan.F(x) {dim}             F: sum prod; every element with those before it
     lower.pad(x, dim, before, number)
     lower.alias(x)                    a result under the name that the group gave it

@@ -138,9 +138,14 @@ def _cumsum(d: Draft, node: Node) -> Sequence[Value]:
 
 
 def _exponentials(d: Draft, x: Value, dims: Sequence[int]) -> tuple[Value, Value]:
-    """(x - max, its exponential): what keeps softmax from overflowing."""
-    shifted = d.pointwise("sub.Tensor", x, d.reduce("max", x, dims))
-    return shifted, d.pointwise("exp.default", shifted)
+    """(x - max, its exponential): what keeps softmax from overflowing. A NaN need not show in the maximum: it will in the sum."""
+    shifted = d.pointwise("sub.Tensor", x, d.reduce("top" if dtype(x) in FLOATS else "max", x, dims))
+    return shifted, _decay(d, shifted)
+
+
+def _decay(d: Draft, x: Value) -> Value:
+    """e^x of what is at most 0."""
+    return d.add("lower.decay", (), dtype(x), shape_of(x), {"self": x})
 
 
 def _softmax_input(d: Draft, node: Node) -> tuple[Value, tuple[int, ...]]:
@@ -152,7 +157,12 @@ def _softmax_input(d: Draft, node: Node) -> tuple[Value, tuple[int, ...]]:
 def _softmax(d: Draft, node: Node) -> Sequence[Value]:
     x, dims = _softmax_input(d, node)
     _, e = _exponentials(d, x, dims)
-    return (d.pointwise("div.Tensor", e, d.reduce("sum", e, dims)),)
+    return (_share(d, e, dims),)
+
+
+def _share(d: Draft, e: Value, dims: Sequence[int]) -> Value:
+    """Parts of their sum, which is at least 1: one quotient per row, the rest are products."""
+    return d.pointwise("mul.Tensor", e, d.pointwise("reciprocal.default", d.reduce("sum", e, dims)))
 
 
 @decomposes("_safe_softmax")
@@ -160,8 +170,8 @@ def _safe_softmax(d: Draft, node: Node) -> Sequence[Value]:
     """A row of nothing but -inf gives zeros."""
     x, dims = _softmax_input(d, node)
     high = d.reduce("max", x, dims)
-    e = d.pointwise("exp.default", d.pointwise("sub.Tensor", x, high))
-    y = d.pointwise("div.Tensor", e, d.reduce("sum", e, dims))
+    e = _decay(d, d.pointwise("sub.Tensor", x, high))
+    y = _share(d, e, dims)
     masked = d.add("aten.eq.Scalar", (high, -math.inf), DType.BOOL, shape_of(high))
     return (d.add("aten.masked_fill.Scalar", (y, masked, 0.0), dtype(y), shape_of(y)),)
 

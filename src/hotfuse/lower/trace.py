@@ -19,7 +19,7 @@ POSITIONAL = {"aten.arange", "aten.tril", "aten.triu", "aten.eye"}
 """Ops that use where an element is, not only what it is."""
 
 HEAVY = {
-    "aten.exp", "aten.exp2", "aten.expm1", "aten.log", "aten.log2", "aten.log10", "aten.log1p", "aten.sin",
+    "lower.decay", "aten.exp", "aten.exp2", "aten.expm1", "aten.log", "aten.log2", "aten.log10", "aten.log1p", "aten.sin",
     "aten.cos", "aten.tan", "aten.sinh", "aten.cosh", "aten.tanh", "aten.erf", "aten.gelu", "aten.silu",
     "aten.sigmoid", "aten.mish", "aten.softplus", "aten.elu", "aten.selu", "aten.celu", "aten.log_sigmoid",
     "aten.pow", "aten.div", "aten.true_divide", "aten.floor_divide", "aten.remainder", "aten.fmod", "aten.sqrt",
@@ -41,7 +41,8 @@ class Trace:
     picks: dict[Pick, None] = field(default_factory=dict[Pick, None])
     apart: set[int] = field(default_factory=set[int])
     """Counters whose own value matters."""
-    heavy: int = 0
+    heavy: list[Position] = field(default_factory=list[Position])
+    """Where functions are computed that cost much more than reading their result from a cache would."""
     stopped: dict[Key, Value] = field(default_factory=dict[Key, Value])
     """Where `stop` said not to look further."""
 
@@ -112,7 +113,8 @@ def trace(
                     visit(o.value, o.position)
                 name = packet(node.op)
                 found.computed[key] = value
-                found.heavy += name in HEAVY
+                if name in HEAVY:
+                    found.heavy.append(position)
                 if name in POSITIONAL:
                     found.apart |= counters_of(position)
 

@@ -353,6 +353,8 @@ class Evaluator:
         if unknown and not shape:
             shape = (1,) * min(1, len(axes))
         skip = len(axes) - len(shape)
+        if len(total.type.shape) > len(shape):  # an axis of one element, along which nothing else goes
+            total = b.reshape(total, total.type.shape[len(total.type.shape) - len(shape):])
         valid = [a.valid if d >= 0 or n != 1 else None for a, d, n in zip(self.axes, axes, own, strict=True)][skip:]
         if unknown and not shape:
             raise CannotLower(f"whether an indexed dim of {unknown[0]} has any element is not known")

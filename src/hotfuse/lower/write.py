@@ -69,8 +69,9 @@ class Writer:
     def __init__(self, memory: Memory, graph: Graph, plan: Plan) -> None:
         self.plan, self.memory, self.b = plan, memory, memory.builder
         self.at = Evaluator(memory, graph, plan.space, plan.merged)
-        self.unroll = 2 if plan.heavy else 4
         self.row_vector = any(k in plan.rows for k in plan.vector)
+        self.reused: dict[str, tuple[str, Position]] = {}
+        """Outputs that hold something else before they get their own elements."""
 
     def write(self) -> None:
         """The whole nest."""
@@ -97,10 +98,10 @@ class Writer:
         limits.append(extent)
         return [(i, lo, hi) for i, (lo, hi) in enumerate(pairwise(limits))]
 
-    def widths(self, leader: int) -> list[int]:
+    def widths(self, heavy: bool) -> list[int]:
         """Elements per step along a counter with a tile axis."""
         lanes = self.plan.lanes
-        return [lanes] if self.plan.turned is not None else [lanes * self.unroll, lanes]
+        return [lanes] if self.plan.turned is not None else [lanes * (2 if heavy else 4), lanes]
 
     def rows(self, order: Sequence[int], outermost: bool = False) -> None:
         """The loops over rows from here on."""
@@ -132,7 +133,7 @@ class Writer:
 
     def row_parts(self, leader: int, segment: int, lo: Dim, hi: Dim, rest: Sequence[int]) -> None:
         """A loop over rows that has a tile axis."""
-        for part in parts(lo, hi, self.widths(leader)):
+        for part in parts(lo, hi, self.widths(self.plan.heavy)):
             with self.b.loop(f"v{leader}", part.start, part.stop, part.width) as loop:
                 valid = sub(part.stop, loop.var) if part.partial else None
                 along = (*self.at.axes, Along(leader, part.width, valid))
@@ -222,6 +223,9 @@ class Writer:
             if (value.name, position) in outputs:
                 found[value, position] = (self.memory.output(value), position)
                 continue
+            if (reused := self.overwritten(phase, value, position)) is not None:
+                found[value, position] = (reused, position)
+                continue
             if self.row_vector:
                 continue
             size: Dim = 1
@@ -233,13 +237,26 @@ class Writer:
             found[value, position] = (Place(buffer, (1,), True), (Coord(0, tuple(sorted(terms))),))
         return found
 
+    def overwritten(self, phase: Phase, value: Value, position: Position) -> Place | None:
+        """An output that a later phase over the same columns stores at the same places: until then, it holds what is kept."""
+        if any(self.plan.space.cuts):
+            return None
+        key = (value.name, position)
+        later = self.plan.phases[self.plan.phases.index(phase) + 1:]
+        for g in (g for p in later if p.columns == phase.columns for g in p.goals):
+            same = g.position == position and tensor_type(g.value).dtype is tensor_type(value).dtype
+            if same and self.reused.get(g.value.name, key) == key:
+                self.reused[g.value.name] = key
+                return self.memory.output(g.value)
+        return None
+
     def first(self, phase: Phase, vector: int | None) -> Carried:
         """Accumulators before the first column, per width of vectors that will be used."""
         if not phase.folds:
             return {}
         widths = {1: [a.extent for a in self.at.axes]}
         if vector is not None:
-            used = [p.width for _, lo, hi in self.segments(vector) for p in parts(lo, hi, self.widths(vector))]
+            used = [p.width for _, lo, hi in self.segments(vector) for p in parts(lo, hi, self.widths(phase.heavy))]
             widths = {w: [w] for w in dict.fromkeys(used)} or {1: []}  # a dim of extent 0 has no parts
         return {w: [t for f in phase.folds for t in folds.start(self.b, f, shape)] for w, shape in widths.items()}
 
@@ -253,7 +270,7 @@ class Writer:
         leader, rest = order[0], order[1:]
         for segment, lo, hi in self.segments(leader):
             if leader == vector:
-                for part in parts(lo, hi, self.widths(leader)):
+                for part in parts(lo, hi, self.widths(phase.heavy)):
                     carried = self.column_part(phase, leader, segment, part, carried, kept)
                 continue
             flat = [t for tiles in carried.values() for t in tiles]
@@ -300,12 +317,17 @@ class Writer:
             count = 2 if fold.function.startswith("arg") else 1
             mine, held = held[:count], held[count:]
             new += folds.step(self.at, fold, mine, present)
-        for g in phase.goals:
-            self.at.store(g.value, g.position, self.at.tile(g.value, g.position))
+        goals = [(g, self.at.tile(g.value, g.position)) for g in phase.goals]  # all, before one is stored over what is kept
         stored = {(g.value.name, g.position) for g in phase.goals}
-        for (value, position), (place, where) in kept.items():
-            if (value.name, position) not in stored and self.exists(phase, value, position):
-                self.at.store(value, where, self.at.tile(value, position), place)
+        aside = [
+            (value, where, self.at.tile(value, position), place)
+            for (value, position), (place, where) in kept.items()
+            if (value.name, position) not in stored and self.exists(phase, value, position)
+        ]
+        for g, tile in goals:
+            self.at.store(g.value, g.position, tile)
+        for value, where, tile, place in aside:
+            self.at.store(value, where, tile, place)
         return {w: tiles for w, tiles in ((width, new), (RUNNING, sums)) if tiles}
 
     def exists(self, phase: Phase, value: Value, position: Position) -> bool:

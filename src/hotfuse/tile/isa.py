@@ -192,6 +192,7 @@ _map("sqrt", 1, r.FLOATS, m.precise(np.sqrt))
 _map("rsqrt", 1, r.FLOATS, m.precise(lambda a: 1 / np.sqrt(a)))
 _map("recip", 1, r.FLOATS, m.precise(np.reciprocal))
 _map("exp", 1, r.FLOATS, m.precise(np.exp))
+_map("decay", 1, r.FLOATS, m.precise(np.exp))  # of what is at most 0
 _map("exp2", 1, r.FLOATS, m.precise(np.exp2))
 _map("expm1", 1, r.FLOATS, m.precise(np.expm1))
 _map("log", 1, r.FLOATS, m.precise(np.log))

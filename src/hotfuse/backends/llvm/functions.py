@@ -1,7 +1,8 @@
 """Exponentials, logarithms, trigonometry and their kin, as inline vector code.
 
 fp32 on machines with fused multiply-add: range reduction and a polynomial (see `coefficients`), within 2 units in the last
-place of the true value over the whole range, special values included, nothing flushed. Everything else (fp64, and fp32 on
+place of the true value over the whole range, special values included, nothing flushed (`decay` is the exception: within
+3e-7 + 4e-9 |x| of it). Everything else (fp64, and fp32 on
 machines without fused multiply-add) calls the C library's double-precision function lane by lane.
 
 Selects are written `x > limit ? limit : x`, which keeps NaN and is one instruction.
@@ -19,6 +20,8 @@ from hotfuse.backends.llvm.code import suffix, vec
 from hotfuse.ir.types import DType
 
 _LOG2E, _LN2_HI, _LN2_LO = 1.4426950408889634, 0.693145751953125, 1.42860682030941723212e-6
+_LN2_F32 = 0.693147182464599609375
+"""ln 2 as fp32 has it."""
 _LOG2E_F32 = 1.44269502162933349609375
 """log2(e) as fp32 has it."""
 _MAGIC = 12582912.0
@@ -140,10 +143,15 @@ def _scaled(r: Real, p: str, n_float: str, n: str, narrow: bool = False) -> str:
     return r.mul(r.mul(p, r.two_to(half)), r.two_to(r.int("sub", n, half)))
 
 
+def _without_twos(r: Real, x: str) -> tuple[str, str, str]:
+    """e^x = e^rest * 2^n: the rest, and n as float and integer."""
+    n_float, n = r.rounded(r.fma(x, _LOG2E, _MAGIC))
+    return r.fma(n_float, -_LN2_LO, r.fma(n_float, -_LN2_HI, x)), n_float, n
+
+
 def _exp_reduced(r: Real, x: str) -> tuple[str, str, str]:
     """e^x = (1 + p) * 2^n: p, and n as float and integer."""
-    n_float, n = r.rounded(r.fma(x, _LOG2E, _MAGIC))
-    rest = r.fma(n_float, -_LN2_LO, r.fma(n_float, -_LN2_HI, x))
+    rest, n_float, n = _without_twos(r, x)
     p = r.fma(r.poly(rest, k.EXP), r.mul(rest, rest), rest)
     return p, n_float, n
 
@@ -152,8 +160,17 @@ def exp(c: Chunk, a: list[str]) -> str:
     """e^x."""
     r = Real(c)
     x = r.at_least(r.at_most(a[0], 89.0), -105.0)
-    p, n_float, n = _exp_reduced(r, x)
-    return _scaled(r, r.add(p, 1.0), n_float, n)
+    rest, n_float, n = _without_twos(r, x)
+    return _scaled(r, r.poly(rest, (1.0, 1.0, *k.EXP)), n_float, n)
+
+
+def decay(c: Chunk, a: list[str]) -> str:
+    """e^x for x <= 0, with two multiplications less: the relative error grows with |x| as that of a rounded x does."""
+    r = Real(c)
+    x = r.at_least(a[0], -105.0)
+    n_float, n = r.rounded(r.fma(x, _LOG2E, _MAGIC))
+    rest = r.fma(n_float, -_LN2_F32, x)
+    return _scaled(r, r.poly(rest, (1.0, 1.0, *k.EXP_SHORT)), n_float, n)
 
 
 def exp2(c: Chunk, a: list[str]) -> str:
@@ -416,6 +433,7 @@ def _either(name: str, vector: Function) -> Function:
 
 FUNCTIONS: dict[str, Function] = {
     "exp": _either("exp", exp),
+    "decay": _either("exp", decay),
     "exp2": _either("exp2", exp2),
     "expm1": _either("expm1", expm1),
     "log": _either("log", log),

@@ -1,0 +1,228 @@
+"""Residual and layer norm, residual and rms norm, softmax: generated kernels against eager and ONNX Runtime.
+
+    python -m benchmarks.norms [--threads 1 2] [--rounds N] [--only NAME] [--json]
+
+The layer norm is of a sum that nobody else reads (BERT), the rms norm's sum is a result too (Llama). Ours is one kernel for any
+number of rows (the rows are a symbol, the columns a number); its results are allocated, everything else is bound. ONNX Runtime
+computes the residual forms with its own fused operators and is called twice, with `run` and with bound inputs and outputs.
+Contenders take turns, with several threads after a rest in which those of whoever came before stop spinning. A ratio above 1
+means that ours is faster; it is the median over rounds of the times of one round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+import torch.nn.functional as F
+from onnx import TensorProto, helper
+
+from benchmarks.gemm import geomean
+from benchmarks.timing import interleave
+from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.scratch import LINE
+from hotfuse.backends.llvm.target import host
+from hotfuse.ir.graph import output_values
+from hotfuse.ir.text import parse
+from hotfuse.lower.group import Options, lower_group
+from hotfuse.lower.lowered import BufferArgument
+
+ROWS, COLUMNS = (1, 16, 128, 384), (768, 1024, 4096)
+EPSILON = 1e-5
+BAR = 1.5
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One kind of work: how torch, the graph and ONNX say it."""
+
+    name: str
+    eager: Callable[..., Any]
+    graph: str
+    onnx_op: str
+    """Of `com.microsoft` where it reads a residual."""
+    outputs: tuple[str, ...]
+    """Of that operator: the sum comes fourth."""
+    inputs: int
+    weights: tuple[str, ...]
+
+
+WORKS = (
+    Work(
+        "layer norm",
+        lambda x, r, w, b: (F.layer_norm(x + r, w.shape, w, b, EPSILON),),
+        """graph norm(%x: f32[rows, C], %r: f32[rows, C]) {
+          param %w: f32[C] = "w"
+          param %b: f32[C] = "b"
+          %h: f32[rows, C] = aten.add.Tensor(%x, %r)
+          %y: f32[rows, C] = aten.layer_norm.default(%h, [C], %w, %b, 1e-05)
+          return %y }""",
+        "SkipLayerNormalization", ("y",), 2, ("w", "b"),
+    ),
+    Work(
+        "rms norm",
+        lambda x, r, w: (F.rms_norm(h := x + r, w.shape, w, EPSILON), h),
+        """graph norm(%x: f32[rows, C], %r: f32[rows, C]) {
+          param %w: f32[C] = "w"
+          %h: f32[rows, C] = aten.add.Tensor(%x, %r)
+          %y: f32[rows, C] = aten.rms_norm.default(%h, [C], %w, 1e-05)
+          return %y, %h }""",
+        "SkipSimplifiedLayerNormalization", ("y", "", "", "h"), 2, ("w",),
+    ),
+    Work(
+        "softmax",
+        lambda x: (torch.softmax(x, -1),),
+        """graph soft(%x: f32[rows, C]) {
+          %y: f32[rows, C] = aten.softmax.int(%x, -1)
+          return %y }""",
+        "Softmax", ("y",), 1, (),
+    ),
+)  # fmt: skip
+
+
+Bind = Callable[[list[torch.Tensor], int], Call]
+
+
+def native(work: Work, columns: int, weights: dict[str, torch.Tensor]) -> Bind:
+    """The kernel for any number of rows; bound to inputs and a number of threads, it is a call that gives its results."""
+    graph = parse(work.graph.replace("C]", f"{columns}]"))
+    lowered = lower_group(graph, Options(vector_bytes=host().vl_bytes))
+    kernel = load_kernel(compile_kernel(lowered.kernel))
+    order = [a for a in lowered.arguments if isinstance(a, BufferArgument)]
+    results = [v.name for v in output_values(graph)]
+    names = [v.name for v in graph.inputs]
+
+    def bind(inputs: list[torch.Tensor], threads: int) -> Call:
+        rows = inputs[0].shape[0]
+        arena = kernel.arena({"rows": rows}, threads)
+        base = 0 if arena is None else -(-arena.data_ptr() // LINE) * LINE
+        memory = dict(zip(names, inputs, strict=True)) | weights
+        known = [memory[a.value].data_ptr() if a.value in memory else 0 for a in order]
+        at = [next(i for i, a in enumerate(order) if a.value == r) for r in results]
+
+        def call(keep: object = (arena, memory)) -> list[torch.Tensor]:
+            made = [torch.empty(rows, columns) for _ in at]
+            for i, t in zip(at, made, strict=True):
+                known[i] = t.data_ptr()
+            kernel.enter(*known, base, rows, threads)
+            return made
+
+        return call
+
+    return bind
+
+
+def runtime(work: Work, inputs: list[torch.Tensor], weights: dict[str, torch.Tensor], threads: int) -> dict[str, Call]:
+    """ONNX Runtime, called both ways."""
+    names = [f"x{i}" for i in range(work.inputs)]
+    skips = work.inputs == 2
+    outs = list(work.outputs)
+    attrs: dict[str, Any] = {"epsilon": EPSILON} if skips else {"axis": -1}
+    node = helper.make_node(work.onnx_op, [*names, *work.weights], outs, domain="com.microsoft" if skips else "", **attrs)
+    shape = list(inputs[0].shape)
+    info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in (*names, *filter(None, outs))]
+    constants = [onnx.numpy_helper.from_array(weights[w].numpy(), w) for w in work.weights]
+    graph = helper.make_graph([node], "work", info[: work.inputs], info[work.inputs :], constants)
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    model = helper.make_model(graph, opset_imports=domains, ir_version=10).SerializeToString()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    feeds = {n: t.numpy() for n, t in zip(names, inputs, strict=True)}
+    bound = session.io_binding()
+    for n, array in feeds.items():
+        bound.bind_cpu_input(n, array)
+    results = [torch.empty(shape) for o in outs if o]
+    for n, t in zip(filter(None, outs), results, strict=True):
+        bound.bind_output(n, "cpu", 0, "float32", shape, t.data_ptr())
+
+    def with_bound(keep: object = (feeds, results)) -> None:
+        session.run_with_iobinding(bound)
+
+    return {"ort run": lambda: session.run(None, feeds), "ort bound": with_bound}
+
+
+def cell(work: Work, rows: int, columns: int, threads: int, rounds: int, bind: Bind,
+         weights: dict[str, torch.Tensor]) -> dict[str, Any]:  # fmt: skip
+    """One size: checked, then timed."""
+    generator = torch.Generator().manual_seed(rows + columns)
+    inputs = [torch.randn(rows, columns, generator=generator) for _ in range(work.inputs)]
+    given = [weights[w] for w in work.weights]
+    exact = work.eager(*(t.double() for t in (*inputs, *given)))
+    ours = bind(inputs, threads)
+    for got, want in zip(ours(), exact, strict=True):
+        worst = float((got - want).abs().max())
+        if not worst < 1e-5 * max(1.0, float(want.abs().max())):
+            raise SystemExit(f"{work.name} of {rows} x {columns} is wrong by {worst}")
+    calls: dict[str, Call] = {
+        "ours": ours,
+        "eager": lambda: work.eager(*inputs, *given),
+        **runtime(work, inputs, weights, threads),
+    }
+    inner = max(1, min(100, 200_000 // (rows * columns)))
+    times, ratios = interleave(calls, rounds=rounds, inner=inner, rest_s=0.001 if threads > 1 else 0.0)
+    return {
+        "work": work.name, "rows": rows, "columns": columns, "threads": threads,
+        "us": {n: round(t.median * 1e3, 2) for n, t in times.items()},
+        "ratio": {n: round(r, 3) for n, r in ratios.items() if n != "ours"},
+    }  # fmt: skip
+
+
+def report(c: dict[str, Any]) -> None:
+    """One line."""
+    shape = f"{c['rows']}x{c['columns']}"
+    ratios = "  ".join(f"{n} {r:.2f}x" for n, r in c["ratio"].items())
+    print(f"t{c['threads']} {c['work']:10} {shape:9} us {c['us']}  {ratios}", flush=True)
+
+
+def summary(cells: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Geometric means per work, rival and number of threads, and the least ratio of each."""
+    found: dict[str, float] = {}
+    for threads in sorted({c["threads"] for c in cells}):
+        for name in dict.fromkeys(c["work"] for c in cells):
+            mine = [c for c in cells if c["work"] == name and c["threads"] == threads]
+            for rival in mine[0]["ratio"]:
+                ratios = [c["ratio"][rival] for c in mine]
+                found[f"{threads} threads, {name}, {rival}"] = round(geomean(ratios), 3)
+                found[f"{threads} threads, {name}, {rival}, least"] = min(ratios)
+    return found
+
+
+def main() -> int:
+    """Run everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--only", default="", help="works whose name contains this")
+    parser.add_argument("--json", action="store_true", help="end with one JSON document")
+    options = parser.parse_args()
+    cells: list[dict[str, Any]] = []
+    with torch.no_grad():
+        for work in (w for w in WORKS if options.only in w.name):
+            for columns in COLUMNS:
+                generator = torch.Generator().manual_seed(columns)
+                weights = {w: torch.randn(columns, generator=generator) for w in work.weights}
+                bind = native(work, columns, weights)
+                for threads in options.threads:
+                    torch.set_num_threads(threads)
+                    for rows in ROWS:
+                        cells.append(cell(work, rows, columns, threads, options.rounds, bind, weights))
+                        report(cells[-1])
+    means = summary(cells)
+    for name, value in means.items():
+        print(f"# {name}: {value}x{'' if value >= BAR else '  below the bar'}")
+    if options.json:
+        print(json.dumps({"target": host().name, "summary": means, "cells": cells}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
