@@ -46,7 +46,7 @@ class Memory:
     """What intermediates take at most when every op makes its own; None where that depends on data."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """What a call runs in, from beginning to end."""
 
