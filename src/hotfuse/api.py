@@ -14,13 +14,14 @@ from hotfuse.base.events import EventLog
 from hotfuse.base.settings import Objective, Settings, from_env
 from hotfuse.base.structure import Spec
 from hotfuse.compile import wire
-from hotfuse.compile.service import ask, service
+from hotfuse.compile.service import ask, counters, service
 from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.ship import restore, ship
 from hotfuse.pipeline import compile_tier0, compile_units
 from hotfuse.runtime.engine import Capture, Engine
 from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.site import Entry
 from hotfuse.runtime.watch import Watch
 
 _SHIPPING = threading.Lock()
@@ -113,17 +114,27 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "looked_at": counts["looked_at"],
         "watching": engine.watcher.stats(),
         "code": epochs.counts(),
+        "compile": counters(),
+        "memory": _memory(entries),
         "captures": sum(n for k, n in events.items() if k.startswith("capture.")),
         "swaps": sum(n for k, n in events.items() if k.startswith("deploy.")),
         "plans": len(entries),
         "versions": sum(len(e.versions) for e in entries),
-        "sample_bytes": sum(e.samples.bytes for e in entries),
         "guard_misses": counts["guard_misses"],
         "deopts": counts["deopts"],
         "rejected": events.get("refuse.mismatch", 0),
         "refused": sum(n for k, n in events.items() if k.startswith("refuse.")),
         "events": events,
     }
+
+
+def _memory(entries: list[Entry]) -> dict[str, int]:
+    """Bytes: the weights that captured graphs read, what compiled plans hold beside them, and kept inputs."""
+    weights = {w.data_ptr(): w.numel() * w.element_size() for e in entries for w in e.weights.values()
+               if w.layout is torch.strided}
+    plans = {id(p): p.memory for e in entries for p in (e.plan, *e.versions.values())}.values()
+    return {"weights": sum(weights.values()), "packed": sum(m.constants for m in plans), "arenas": sum(m.arena for m in plans),
+            "samples": sum(e.samples.bytes for e in entries)}
 
 
 def jit(

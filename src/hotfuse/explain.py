@@ -125,8 +125,20 @@ def explain_plan(plan: Plan, calls: int, notes: tuple[str, ...] = ()) -> dict[st
         "params": len(plan.graph.params),
         "partitions": parts,
         "notes": [*notes, *plan.notes],
+        "memory": {"arena": plan.memory.arena, "constants": plan.memory.constants, "eager_peak": plan.memory.eager_peak},
+        "counters": plan.counters(),
+        "account": None if plan.account is None else {**plan.account.to_dict(), "lines": plan.account.lines()},
         "graph": show(plan.graph),
     }
+
+
+def _bytes(n: int) -> str:
+    """A number of bytes as people read it."""
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.3g} {unit}"
+        n //= 1024
+    return f"{n:.3g} GiB"
 
 
 def _lines(data: dict[str, Any]) -> list[str]:
@@ -156,6 +168,17 @@ def _lines(data: dict[str, Any]) -> list[str]:
             for text, indexes in alike.items():
                 times = f" and {len(indexes) - 1} more like it" if len(indexes) > 1 else ""
                 out.append(f"    partition {indexes[0]}{times} {text}")
+            memory, counters, account = plan["memory"], plan["counters"], plan["account"]
+            if memory["arena"] or memory["constants"]:
+                peak = memory["eager_peak"]
+                out.append(f"    memory: {_bytes(memory['arena'])} for intermediates"
+                           + (f" (op by op they take {_bytes(peak)})" if peak is not None else "")
+                           + f", {_bytes(memory['constants'])} of packed weights")
+            if counters:
+                out.append("    native: " + ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in counters.items()))
+            if account:
+                out.append("    units: " + ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in account["counts"].items() if n))
+                out += [f"    {line}" for line in account["lines"] if line.startswith("partitioning:")][-8:]
             for version in plan.get("versions", ()):
                 sizes = ", ".join(f"{n}={v}" for n, v in version["sizes"].items())
                 out.append(f"    version for {sizes}: tier {version['tier']}, {version['partitions']} partitions, "

@@ -21,7 +21,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.pace import Pace
-from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plan import Memory, Plan
 from hotfuse.runtime.race import ALPHA, Trial, growth, race
 from hotfuse.runtime.samples import Samples
 from hotfuse.runtime.tiers import is_hot, threshold
@@ -301,3 +301,19 @@ def test_the_threshold_grows_with_the_code(nodes: int, calls_needed: int) -> Non
     assert threshold(3, nodes) == calls_needed
     assert is_hot(calls_needed, 0.0, 3, nodes) and not is_hot(calls_needed - 1, 0.0, 3, nodes)
     assert is_hot(3, 1.0, 3, nodes)  # long calls are hot sooner
+
+
+def test_compiled_plans_stay_within_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    race_says(monkeypatch, won=True)
+    model, compiler = nn.Linear(4, 4).eval(), Compiler()
+
+    def heavy(*args: Any, **more: Any) -> Plan:
+        return replace(compiler(*args, **more), memory=Memory(constants=600))
+
+    engine = served(model, heavy, SETTINGS.with_(watch_rate=2, code_bytes=1000))
+    varied(engine, model, [3, 5, 6, 7] + [9] * 120)  # tier 1, then a version of it: both do not fit
+    entry = next(e for e in next(iter(engine.sites.values())).entries if e.symbols)
+    held = [p for p in (entry.plan, *entry.versions.values()) if p.tier]
+    assert sum(p.memory.constants for p in held) <= 1000
+    assert engine_stats(engine)["events"]["drop.too_much_memory"] >= 1
+    varied(engine, model, [3, 9, 11])

@@ -57,6 +57,8 @@ class Settings:
     """In the steady state, one call in so many is looked at."""
     max_versions: int = 4
     """Plans of tier 2 kept beside a captured graph: more kinds of calls than that share the generic plan."""
+    code_bytes: int = 4 << 30
+    """Memory that compiled plans of one model may hold: packed weights and arenas; the least recently used go first."""
     sample_bytes: int = 64 << 20
     """Memory for inputs of real calls, kept to prove new plans on."""
     keep_inputs: bool = True

@@ -28,6 +28,7 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, describe, flatten, unflatten
 from hotfuse.frontends.captured import CallSpec, Captured
+from hotfuse.runtime.budget import Held, victims
 from hotfuse.runtime.check import failed
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.guards import compile_signature
@@ -438,6 +439,28 @@ class Engine:
             epochs.retire(plan)
         self.watcher.keep_only(entry.key, [entry.baseline])
         return bool(old)
+
+    def fit(self, keep: Plan) -> None:
+        """Let go of the least recently used compiled plans until the rest fits the memory allowed; never of `keep`."""
+        held: list[Held[tuple[Site, Entry, Plan]]] = []
+        for site in list(self.sites.values()):
+            for entry in site.entries:
+                for plan in dict.fromkeys((entry.plan, *entry.versions.values())):
+                    if plan.tier:
+                        size = plan.memory.constants + plan.memory.arena
+                        held.append(Held((site, entry, plan), size, entry.last_used if plan is not keep else 1 << 62))
+        for site, entry, plan in victims(held, self.settings.code_bytes):
+            if plan is keep:
+                continue
+            self.log.decide(Action.DROP, Why.TOO_MUCH_MEMORY, self.model.name, tier=plan.tier, calls=entry.calls,
+                            bytes=plan.memory.constants + plan.memory.arena)
+            entry.refuse(plan, "the memory for compiled plans is full")
+            if plan is entry.plan:
+                entry.plan, entry.bets = entry.baseline, {}
+            for signature in [s for s, p in entry.versions.items() if p is plan]:
+                site.remove_version(entry, signature)
+            self.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
+            epochs.retire(plan)
 
     def _withdraw(self, site: Site, entry: Entry, plan: Plan, error: Exception) -> None:
         """A plan that raised is dropped; the call goes on in the model's own code, which may raise the same."""

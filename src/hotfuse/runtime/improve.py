@@ -88,6 +88,7 @@ class Serving(Protocol):
     def beside(self, job: Callable[[], None]) -> None: ...  # noqa: D102
     def exchanging(self, generation: int) -> AbstractContextManager[bool]: ...  # noqa: D102
     def demote(self, site: Site, entry: Entry) -> None: ...  # noqa: D102
+    def fit(self, keep: Plan) -> None: ...  # noqa: D102
 
 
 class Improver:
@@ -294,6 +295,7 @@ class Improver:
                 self._decide(Action.REFUSE, Why.WEIGHTS_CHANGED, tier=tier, **about)
                 return
             deploy(better)
+            self._engine.fit(better)
         self._decide(Action.DEPLOY, Why.FASTER, **evidence)
 
     def _wide(self, entry: Entry) -> Run:
