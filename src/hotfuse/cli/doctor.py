@@ -22,7 +22,8 @@ from hotfuse.machine.probe import features, usable_features
 from hotfuse.machine.topology import Topology, topology
 
 PACKAGES = (
-    "hotfuse", "torch", "numpy", "onnx", "ml_dtypes", "cloudpickle", "llvmlite", "sqlalchemy", "onnxruntime", "transformers", "triton",
+    "hotfuse", "torch", "numpy", "onnx", "ml_dtypes", "cloudpickle", "llvmlite", "sqlalchemy",
+    "onnxruntime", "transformers", "triton",
 )  # fmt: skip
 
 Status = Literal["ok", "warn", "FAIL"]
