@@ -115,9 +115,12 @@ def test_no_meter_says_why_and_energy_is_estimated(tmp_path: Path) -> None:
 
 
 def test_a_gpu_alone_does_not_stand_for_the_processor() -> None:
-    with Energy([Meter("gpu 0", lambda: 5, 1e-3)]) as e:
+    counts = iter((5, 2005))
+    with Energy([Meter("gpu 0", lambda: next(counts), 1e-3)]) as e:
         pass
     assert e.joules is not None and e.joules.source == "estimated"
+    assert [(p.name, p.source) for p in e.joules.parts] == [("gpu 0", "measured"), ("cpu", "estimated")]
+    assert e.joules.parts[0].joules == 2.0
 
 
 def test_meters_of_this_machine() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from hotfuse.machine.topology import read_text
 
@@ -32,19 +33,34 @@ class Meter:
     """The largest count, after which it begins at 0."""
 
 
+Source = Literal["measured", "estimated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Joules of one meter, or estimated from processor time where the processor has none."""
+
+    name: str
+    joules: float
+    source: Source
+
+
 @dataclass(frozen=True, slots=True)
 class Joules:
     """What work took."""
 
-    by_meter: tuple[tuple[str, float], ...]
-    source: str
-    """`measured`, or `estimated` from processor time."""
+    parts: tuple[Part, ...]
     seconds: float
 
     @property
     def total(self) -> float:
-        """Of all meters; they do not overlap."""
-        return sum(j for _, j in self.by_meter)
+        """Of all parts; they do not overlap."""
+        return sum(p.joules for p in self.parts)
+
+    @property
+    def source(self) -> Source:
+        """`measured` only where every part was."""
+        return "measured" if all(p.source == "measured" for p in self.parts) else "estimated"
 
 
 def rapl_meters(root: Path = _POWERCAP) -> tuple[list[Meter], str]:
@@ -124,11 +140,12 @@ class Energy:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
+        parts = [
+            Part(m.name, _taken(m, a) * m.joules, "measured") for m, a in zip(self._meters, self._first, strict=True)
+        ]
         if not any(m.name.startswith("cpu") for m in self._meters):
-            self.joules = Joules((("cpu", cpu * self._watts),), "estimated", wall)
-            return
-        taken = tuple((m.name, _taken(m, a) * m.joules) for m, a in zip(self._meters, self._first, strict=True))
-        self.joules = Joules(taken, "measured", wall)
+            parts.append(Part("cpu", cpu * self._watts, "estimated"))
+        self.joules = Joules(tuple(parts), wall)
 
 
 def _taken(meter: Meter, first: int) -> int:
