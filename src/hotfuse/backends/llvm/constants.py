@@ -14,10 +14,11 @@ import torch
 
 from hotfuse.backends.llvm.run import Constant, Word
 from hotfuse.base.errors import InternalError
-from hotfuse.ir.types import Layout
+from hotfuse.ir.types import DType, Layout
 from hotfuse.lower.codec import argument_from_json, argument_to_json
 from hotfuse.lower.lowered import PackArgument
 from hotfuse.lower.pack import PackSpec, pack
+from hotfuse.tile.memory import NUMPY
 
 
 class Constants:
@@ -50,7 +51,7 @@ class Constants:
         """Packed params; the spec's sources are keys."""
         at = json.dumps(argument_to_json(PackArgument("", spec)), sort_keys=True)
         if at not in self._made:
-            made = pack(spec, {s.name: self.weights[s.name].detach().numpy() for s in spec.sources})
+            made = pack(spec, {s.name: _array(self.weights[s.name]) for s in spec.sources})
             self.bytes += made.nbytes
             self.packed |= {s.name for s in spec.sources}
             self._made[at] = made
@@ -72,6 +73,12 @@ class Constants:
                     raise InternalError("a word of a table packs nothing")
                 made = self.pack(argument.spec)
                 return int(made.ctypes.data), made
+
+
+def _array(t: torch.Tensor) -> Any:
+    """A weight's memory; bf16, which torch does not hand to NumPy, by its bits."""
+    t = t.detach()
+    return t.view(torch.int16).numpy().view(NUMPY[DType.BF16]) if t.dtype is torch.bfloat16 else t.numpy()
 
 
 def settled(t: torch.Tensor, layout: Layout) -> torch.Tensor:
