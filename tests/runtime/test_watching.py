@@ -189,8 +189,8 @@ def test_a_tier_1_variant() -> None:
     held = weights()
     plan = compile_tier1(graph_of(MODEL), held, inputs(), INLINE)
     assert plan.tier == 1
-    variant, names, g = variant_of(plan, held)
     for cond in (True, False):
+        variant, names, g = variant_of(plan, held)
         args = inputs(6, cond)
         outs, records = sampled(variant, args)
         for got, want in zip(outs, plan.run(*args), strict=True):
@@ -201,7 +201,9 @@ def test_a_tier_1_variant() -> None:
         assert len(records[Kind.PARTITION]) >= 1 and records[Kind.CALL][0]["tier"] == 1
         seen = {n: r["outcome"] for n, r in by_name(records.get(Kind.CONTROL, ()), names, g).items()}
         assert seen.get("if y", cond) == cond
-    assert variant.hidden  # the branch inside the branch
+        assert variant.hidden  # the branch inside the branch
+        outs, _ = sampled(variant, args)  # not timed inside
+        assert torch.equal(outs[0], plan.run(*args)[0])
 
 
 def test_work_on_paper() -> None:
@@ -306,6 +308,21 @@ def test_slow_models_are_sampled_more_often_while_that_is_cheap() -> None:
     dear = Sampler(64)
     assert np.diff(serve(dear, 2_000, 50_000_000, 5_000_000))[-20:].mean() > 15
     assert dear.overhead <= 1.3 * BUDGET
+
+
+def test_a_cost_that_drowns_in_noise_is_still_paid_for() -> None:
+    rng = np.random.default_rng()
+    s, call_ns, cost_ns, spent, total = Sampler(64), 200_000_000, 4_000_000, 0, 0
+    for number in range(1, 6_001):
+        ns = int(call_ns * rng.normal(1, 0.04))
+        total += ns
+        if number >= s.at:
+            if s.sampled_ns:
+                s.compared(number, ns)
+            else:
+                spent += cost_ns
+                s.took(number, ns + cost_ns, cost_ns // 20)
+    assert spent / total <= 1.6 * BUDGET and s.taken > 100
 
 
 def test_fast_models_give_no_more_samples_than_there_is_use_for() -> None:

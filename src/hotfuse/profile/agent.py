@@ -7,7 +7,7 @@ on. Then `at` moves on by an interval:
     new, or changed    1 call in 4, doubling after every few samples, up to `watch_rate` (1 in 64)
     slow models        not less than a few samples a second: where a call takes long, few calls are all there are
     fast models        when steady, not more than the analyzer has use for
-    in any case        not more than `BUDGET` of the calls' time
+    in any case        not more than `BUDGET` of the calls' time; a cost that drowns in noise counts by what it may be
 
 The interval varies by a quarter, so that traffic with a period of its own is seen at all its phases.
 """
@@ -36,8 +36,8 @@ class Sampler:
     """When one captured graph is sampled next. Made for many threads without a lock: a lost update moves one sample."""
 
     __slots__ = (
-        "_compared", "_rate", "_seed", "at", "call_ns", "cost_ns", "inside_ns", "interval", "last", "sampled_ns", "since", "taken",
-        "total_cost_ns", "total_ns",
+        "_compared", "_rate", "_seed", "_spread", "at", "call_ns", "cost_ns", "inside_ns", "interval", "last", "sampled_ns",
+        "since", "taken", "total_cost_ns", "total_ns",
     )  # fmt: skip
 
     def __init__(self, rate: int, seed: int = 1) -> None:
@@ -54,6 +54,8 @@ class Sampler:
         self.sampled_ns = 0
         """What the sampled call took that still wants a plain one to compare with; 0 when none does."""
         self._compared = 0
+        self._spread = 0.0
+        """Variance of what single samples seemed to cost."""
         self.call_ns = 0.0
         """What a call takes without a sample, of late."""
         self.cost_ns = 0.0
@@ -68,8 +70,10 @@ class Sampler:
         """A sample was taken at that call: what the call took in all, and what watching is known to have added."""
         self.taken += 1
         self.since += 1
-        weight = max(1 / MEMORY, 1 / self.taken)
-        self.inside_ns += weight * (inside_ns - self.inside_ns)
+        if self.taken <= FREE:
+            self.inside_ns = inside_ns if self.taken == 1 else min(inside_ns, self.inside_ns)
+        else:
+            self.inside_ns += (min(inside_ns, 4 * self.inside_ns) - self.inside_ns) / MEMORY
         if not self._compared:
             self.call_ns = max(1, ns - inside_ns)
             self.cost_ns = inside_ns
@@ -83,8 +87,16 @@ class Sampler:
         self._compared += 1
         weight = max(1 / MEMORY, 1 / self._compared)
         self.call_ns += weight * (max(1, ns) - self.call_ns) if self._compared > 1 else max(1, ns) - self.call_ns
-        self.cost_ns += weight * (self.sampled_ns - ns - self.cost_ns)
-        self.total_cost_ns += self.sampled_ns - ns
+        cost = self.sampled_ns - ns
+        self.total_cost_ns += cost
+        if self._compared <= FREE:  # the first samples find everything cold
+            self.cost_ns = cost if self._compared == 1 else min(cost, self.cost_ns)
+        else:  # what is far off, either way, was the machine's doing: cutting one side only would hide a cost in the noise
+            most = max(4 * self.inside_ns, 4 * abs(self.cost_ns), self.call_ns / 4)
+            weight = max(1 / MEMORY, 1 / (self._compared - FREE))
+            off = max(-most, min(most, cost)) - self.cost_ns
+            self.cost_ns += weight * off
+            self._spread = (1 - weight) * (self._spread + weight * off * off)
         self.sampled_ns = 0
         self.interval = self._next()
         self.at = number + self._jittered(self.interval)
@@ -94,7 +106,8 @@ class Sampler:
         wanted = max(1, min(wanted, int(1e9 / (PER_SECOND * self.call_ns))))
         if self.since <= FREE:
             return wanted
-        paid = int(max(self.inside_ns, self.cost_ns) / (BUDGET * self.call_ns)) + 1
+        unsure = (self._spread / MEMORY) ** 0.5
+        paid = int(max(self.inside_ns, self.cost_ns + unsure) / (BUDGET * self.call_ns)) + 1
         steady = self.since > 4 * STEP
         return max(wanted, paid, int(1e9 / (MOST_PER_SECOND * self.call_ns)) if steady else 1)
 
