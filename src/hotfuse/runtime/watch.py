@@ -85,15 +85,26 @@ class Watch:
         self._tensors = tuple(t for t in tensors if t.layout is torch.strided)
         self._versioned = tuple(t for t in self._tensors if not t.is_inference())
         self.any_grad = any(t.requires_grad for t in tensors)
-        self._note_tensors()
+        self.accept(self.observe())
 
-    def _note_tensors(self) -> None:
-        self._kinds = [(t.dtype, t.shape, t.device, t.stride()) for t in self._tensors]
-        self._versions = list(map(_version, self._versioned))
-        self._addresses = list(map(torch.Tensor.data_ptr, self._tensors))
+    def observe(self) -> tuple[list[Any], list[int], list[int]]:
+        """What the tensors are like now: kinds, versions and addresses."""
+        return (
+            [(t.dtype, t.shape, t.device, t.stride()) for t in self._tensors],
+            list(map(_version, self._versioned)),
+            list(map(torch.Tensor.data_ptr, self._tensors)),
+        )
+
+    def accept(self, observed: tuple[list[Any], list[int], list[int]]) -> None:
+        """From here on, what was observed is no change.
+
+        To be called when everything that held copies of older values is out of the way of calls: until then every thread must
+        go on hearing of the change, and what is written after the observation must be heard of too.
+        """
+        self._kinds, self._versions, self._addresses = observed
 
     def check(self) -> Change:
-        """Compare with the present; weights that only hold other values are noted and reported once."""
+        """Compare with the present; a change of values is reported until it is accepted."""
         if list(map(len, self._dicts)) != self._sizes:
             return Change.MODEL
         try:
@@ -106,9 +117,7 @@ class Watch:
             and list(map(_version, self._versioned)) == self._versions
         ):
             return Change.NONE
-        kinds = self._kinds
-        self._note_tensors()
-        return Change.VALUES if kinds == self._kinds else Change.MODEL
+        return Change.VALUES if self.observe()[0] == self._kinds else Change.MODEL
 
     def same_now(self) -> bool:
         """Whether nothing at all changed since the snapshot (for captures that take a while)."""
