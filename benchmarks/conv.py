@@ -40,6 +40,8 @@ from hotfuse.ir.text import parse
 from hotfuse.lower.conv import lower_convolution
 from hotfuse.lower.conv_shape import Axis
 
+REST_S = 0.01
+"""Between two contenders' turns: the thread pool of the one before stops spinning."""
 FEW = 4
 """Fewer input channels than these are those of a picture, which comes channels first."""
 
@@ -225,6 +227,7 @@ def turns(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in calls}
     for i in range(rounds):
         for name in list(calls) if i % 2 == 0 else list(calls)[::-1]:
+            time.sleep(REST_S)
             calls[name]()
             start, count = time.perf_counter(), 0
             while time.perf_counter() - start < BURST:
