@@ -1,0 +1,169 @@
+"""Everything at once, for long: random shapes on four threads while workers are killed and plans are swapped all the time.
+
+HOTFUSE_SOAK_CALLS sets the number of calls (the issue's figure is 200,000); by default a few thousand, which takes half a minute.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse
+import hotfuse.runtime.improve as improve_module
+from hotfuse import Settings
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.race import Trial
+
+CALLS = int(os.environ.get("HOTFUSE_SOAK_CALLS", "3000"))
+THREADS = 4
+KILL_EVERY_S = 2.0
+SWAP_EVERY_S = 0.002
+FORGET = 0.0003
+GROWTH = 0.02
+WATCHDOG_S = 120 + CALLS / 100
+
+
+class Model(nn.Module):
+    """Two inputs of varying sizes; a norm, a softmax and products, so that several kinds of kernels take part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(32, 64), nn.LayerNorm(64), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.norm(nn.functional.gelu(self.first(x)))
+        return torch.softmax(self.second(h), -1), y * 2 + 1
+
+
+def resident() -> int:
+    gc.collect()
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * 4096
+
+
+def workers() -> list[int]:
+    """Worker processes that this process started."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == os.getpid() and b"hotfuse.compile.worker" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+        except (OSError, ValueError, IndexError):  # it ended while we looked
+            continue
+    return found
+
+
+class Chaos:
+    """What goes on beside the calls."""
+
+    def __init__(self, fast: Any, seed: int) -> None:
+        self.engine = fast._engine
+        self.random = random.Random(seed)
+        self.plans: dict[int, list[Plan]] = {}
+        self.killed = self.swaps = 0
+        self.stop = threading.Event()
+        self.threads = [threading.Thread(target=self.kill, name="soak-kill"), threading.Thread(target=self.swap, name="soak-swap")]
+
+    def kill(self) -> None:
+        while not self.stop.wait(KILL_EVERY_S * self.random.uniform(0.3, 1.7)):
+            for pid in workers():
+                os.kill(pid, signal.SIGKILL)
+                self.killed += 1
+
+    def swap(self) -> None:
+        """Exchange each entry's plan for another that was once proven for it: what a policy would do, only far too often."""
+        while not self.stop.wait(SWAP_EVERY_S):
+            for site in list(self.engine.sites.values()):
+                for entry in site.entries:
+                    known = self.plans.setdefault(id(entry), [entry.baseline])
+                    if all(entry.plan is not p for p in known):
+                        known[1:] = [entry.plan]
+                    entry.plan = self.random.choice(known)
+                    self.swaps += 1
+                    if self.random.random() < FORGET:
+                        self.engine.demote(site, entry)  # and it has to be compiled again
+                        self.plans.pop(id(entry), None)
+
+
+@pytest.mark.timeout(int(WATCHDOG_S) + 60)
+def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = random.SystemRandom().randrange(1 << 30)
+    print(f"seed {seed}")
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
+    torch.manual_seed(seed)
+    model = Model().eval()
+    settings = Settings(hot_calls=2, max_captures=100_000, capture_timeout_s=20.0, max_events=256)
+    fast = hotfuse.jit(model, settings=settings)
+    chaos = Chaos(fast, seed)
+    wrong: list[str] = []
+    served = [0] * THREADS
+    marks: list[int] = []
+    lock = threading.Lock()
+
+    def serve(me: int) -> None:
+        chance = random.Random(seed + me)
+        generator = torch.Generator().manual_seed(seed + me)
+        with torch.no_grad():
+            for _ in range(CALLS // THREADS):
+                x = torch.randn(chance.randint(1, 24), 32, generator=generator)
+                y = torch.randn(chance.choice((1, 3, 8)), chance.randint(1, 40), generator=generator)
+                if chance.random() < 0.1:
+                    y = y.t()
+                got, want = fast(x, y), model(x, y)
+                served[me] += 1
+                if not all(torch.allclose(g, w, rtol=1e-4, atol=1e-5) for g, w in zip(got, want, strict=True)):
+                    wrong.append(f"x {tuple(x.shape)}, y {tuple(y.shape)}")
+                if CALLS < 20_000:
+                    time.sleep(0.015)  # leave the background time to do something in a short run
+
+    def note() -> None:
+        while not chaos.stop.wait(0.25):
+            with lock:
+                marks.append(resident())
+
+    with torch.no_grad():  # until there is something to swap
+        for n in range(60):
+            fast(torch.randn(2 + n % 7, 32), torch.randn(3, 2 + n % 5))
+            assert fast.wait(120)
+    warm = sum(fast.stats()["calls_per_tier"].values())
+    threads = [threading.Thread(target=serve, args=(i,), name=f"soak-{i}") for i in range(THREADS)]
+    everyone = [*chaos.threads, threading.Thread(target=note, name="soak-note"), *threads]
+    faulthandler.dump_traceback_later(WATCHDOG_S, exit=False, file=sys.__stderr__)
+    try:
+        for t in everyone:
+            t.start()
+        end = time.monotonic() + WATCHDOG_S
+        for t in threads:
+            t.join(max(0.0, end - time.monotonic()))
+        hung = [t.name for t in threads if t.is_alive()]
+    finally:
+        chaos.stop.set()
+        faulthandler.cancel_dump_traceback_later()
+    for t in everyone[:3]:
+        t.join(30)
+    stats = fast.stats()
+    fast.close()
+    assert not hung, f"{hung} hang after {served} calls"
+    assert not wrong, f"{len(wrong)} of {sum(served)}: {wrong[:3]}"
+    assert stats["calls"] - warm == sum(served) == CALLS // THREADS * THREADS
+    print({"calls": stats["calls"], "per tier": stats["calls_per_tier"], "killed": chaos.killed, "swaps": chaos.swaps,
+           "deployed": stats["swaps"], "rss": [marks[len(marks) // 2], marks[-1]]})  # fmt: skip
+    assert all(not t.is_alive() for t in everyone), "something beside hangs"
+    assert chaos.swaps > 100 and chaos.killed > 0 and stats["graph_calls"] > 0  # else nothing was tested
+    assert stats["calls_per_tier"]["1"] + stats["calls_per_tier"]["2"] > 0, str(fast.explain())
+    half = len(marks) // 2
+    before, after = max(marks[half // 2 : half]), sorted(marks[half:])[len(marks[half:]) // 2]
+    assert after - before < GROWTH * before, f"{before} bytes grew to {after}"
