@@ -36,7 +36,10 @@ def eager_peak(graph: Graph, sizes: Mapping[str, int]) -> int | None:
                 now += need
             if owner[v.name]:
                 held.setdefault(owner[v.name], set()).add(v.name)
-        most = max(most, now)
+        inside = [eager_peak(g, sizes) for g in node.graphs]
+        if None in inside:
+            return None
+        most = max(most, now + max((n for n in inside if n is not None), default=0))
         for v in dying:
             mine = owner.get(v.name, "")
             if mine and v.name in held[mine]:

@@ -55,14 +55,18 @@ class _Shared:
     constants: Constants
     weights: Mapping[str, torch.Tensor]
     runs: list[NativeRun] = field(default_factory=list[NativeRun])
+    spare: list[NativeRun] = field(default_factory=list[NativeRun])
+    """Runs of branches that a run around them has as well: they serve only what that one does not."""
+    inside: int = 0
+    """How many such runs are around what is being built."""
 
 
 def assembled(parts: RunParts, weights: Mapping[str, torch.Tensor], graph: Graph, sizes: Mapping[str, int]) -> Plan:
     """The plan; `graph` is what was captured and `sizes` are those of a real call, to say what memory it takes."""
     shared = _Shared(parts.kernels, [load(k) for k in parts.kernels], Constants(weights), weights)
     plan = _body(parts.body, shared)
-    runs = tuple(shared.runs)
-    memory = Memory(sum(_arena(r.code, sizes) for r in runs), shared.constants.bytes, eager_peak(graph, sizes))
+    runs = (*shared.runs, *shared.spare)
+    memory = Memory(sum(_arena(r.code, sizes) for r in shared.runs), shared.constants.bytes, eager_peak(graph, sizes))
 
     def counters() -> dict[str, int]:
         return {
@@ -109,7 +113,9 @@ def _artifact(body: RunBody, part: Partition, shared: _Shared, *, later: bool) -
     graph = body.body.partitioning.graph
     piece = piece_of(graph, part)
     if part.index in body.branches:
+        shared.inside += later
         plans = [_body(b, shared) for b in body.branches[part.index]]
+        shared.inside -= later
         return branching(piece, [(p.run, p.artifacts) for p in plans], shared.weights)
     kernel = body.body.chosen[part.index]
     if kernel < 0:
@@ -134,7 +140,7 @@ def _run(graph: Graph, code: RunCode, inside: Sequence[Unit], shared: _Shared) -
     fallback = chained(Graph(f"{graph.name}.fallback", inputs, graph.params, (), outputs), inside, shared.weights)
     keep = [*(memory for _, memory in words if memory is not None), *shared.loaded]
     native = NativeRun(code, driver, [address for address, _ in words], keep, fallback)
-    shared.runs.append(native)
+    (shared.spare if shared.inside else shared.runs).append(native)
     found = [Unit(tuple(range(code.first, code.last)), inputs, outputs, native.enter, native.timed)]
     if code.exits:
         found.append(_views(graph, code, values, shared))

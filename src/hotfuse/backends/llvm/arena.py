@@ -19,7 +19,8 @@ from hotfuse.lower.algebra import normal, same
 LINE = 64
 _PAGE = 4096
 _SKEW = 192
-"""How far apart, modulo a page, neighbouring slots begin."""
+"""What is left free behind a slot: with sizes that are multiples of a page, which are the common ones, no two slots then begin
+at a multiple of a page from each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ def _slots(values: Sequence[Live], sizes: Mapping[str, int]) -> Arena:
     for slot in slots:
         offsets.append(at)
         largest = slot.sizes[0] if len(slot.sizes) == 1 else expr("max", *slot.sizes)
-        at = expr("+", at, rounded(largest, _PAGE), _SKEW)
+        at = expr("+", at, rounded(largest), _SKEW)
     return Arena({name: offsets[i] for name, i in home.items()}, at)
 
 
