@@ -8,7 +8,7 @@ first and last, oneDNN with packed weights and the activation fused, ours with c
 and, where installed, ONNX Runtime and OpenVINO on a model of the one layer. Those compute in layouts of their own and convert at
 both ends, as they would once for a whole network: what counts for them is what their profilers say of all nodes but these
 conversions, which leaves out what a call costs. A ratio above 1 means that ours is faster than the best of the others; `least`
-compares the fastest bursts, which other load disturbs least.
+compares the fastest calls, which other load disturbs least.
 """
 
 from __future__ import annotations
@@ -223,17 +223,18 @@ def ours(s: Shape, w: torch.Tensor, b: torch.Tensor) -> tuple[Any, float]:
 
 
 def turns(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Seconds per call, burst by burst, the contenders in turns."""
+    """Seconds of every call, the contenders in turns; the runtimes' profilers tell of single calls too."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for i in range(rounds):
         for name in list(calls) if i % 2 == 0 else list(calls)[::-1]:
             time.sleep(REST_S)
             calls[name]()
-            start, count = time.perf_counter(), 0
-            while time.perf_counter() - start < BURST:
+            begin = start = time.perf_counter()
+            while start - begin < BURST:
                 calls[name]()
-                count += 1
-            times[name].append((time.perf_counter() - start) / count)
+                end = time.perf_counter()
+                times[name].append(end - start)
+                start = end
     return times
 
 
