@@ -184,12 +184,12 @@ class Improver:
         def early(make: Callable[[], Plan], settled: float) -> None:
             if not tried and EARLY <= settled < 1 and time.perf_counter() - begin > EARLY_S:
                 tried.append(settled)
-                self._try(entry, "part of tier 1", make, entry.baseline, calls, deploy, settled=round(settled, 2))
+                self._try(entry, "part of tier 1", make, lambda: entry.baseline, calls, deploy, settled=round(settled, 2))
 
         def make() -> Plan:
             return self._improve(entry.baseline.graph, entry.weights, inputs, progress=early, demand=_demand(entry))
 
-        self._try(entry, "tier 1", make, entry.plan, calls, deploy)
+        self._try(entry, "tier 1", make, lambda: entry.plan, calls, deploy)  # which part of it may serve already
 
     def _specialize(self, site: Site, entry: Entry, signature: Signature) -> None:
         """Tier 2: the same for sizes that recur."""
@@ -213,7 +213,7 @@ class Improver:
                 self._refuse(entry, named(signature), Why.TOO_MANY, "the site serves too many kinds of calls", tier=2,
                              sizes=_sizes(entry, signature))
 
-        self._try(entry, named(signature), make, entry.plan, [inputs], deploy, sizes=_sizes(entry, signature))
+        self._try(entry, named(signature), make, lambda: entry.plan, [inputs], deploy, sizes=_sizes(entry, signature))
 
     def _bet(self, entry: Entry, at: int, outcome: bool, name: str) -> None:
         """Tier 2: the branch that is taken, written out behind its condition."""
@@ -237,7 +237,7 @@ class Improver:
                 epochs.retire(old)
             entry.cool()
 
-        self._try(entry, way(name, outcome), make, entry.plan, calls, deploy, condition=name, outcome=outcome)
+        self._try(entry, way(name, outcome), make, lambda: entry.plan, calls, deploy, condition=name, outcome=outcome)
 
     def _recheck(self, site: Site, entry: Entry, reference_us: float, now_us: float) -> None:
         """A plan that became slower is raced again: it is withdrawn if what it replaced is faster now."""
@@ -259,7 +259,7 @@ class Improver:
         entry.refused["tier 1"] = "it became slower than the library"
 
     def _try(
-        self, entry: Entry, what: str, make: Callable[[], Plan], rival: Plan, calls: Sequence[Sequence[torch.Tensor]],
+        self, entry: Entry, what: str, make: Callable[[], Plan], rival: Callable[[], Plan], calls: Sequence[Sequence[torch.Tensor]],
         deploy: Callable[[Plan], None], **about: EvidenceValue,
     ) -> None:
         """Compile, prove, measure; swap only what won. Whatever happens is a decision."""
@@ -282,7 +282,7 @@ class Improver:
             self._refuse(entry, what, Why.MISMATCH, proof.difference, tier=tier, because=proof.difference, judge=proof.judge,
                          **about)
             return
-        trial = self._race(rival.run, better.run, calls[0])
+        trial = self._race(rival().run, better.run, calls[0])
         evidence: dict[str, EvidenceValue] = {
             "tier": tier, "us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1), "rounds": trial.rounds,
             "proven_on": proof.inputs, "judge": proof.judge, **about,
