@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from hotfuse.base.errors import ModelError
 from hotfuse.ir.dims import evaluate
@@ -12,46 +12,64 @@ from hotfuse.tile.program import Instr, Kernel, Loop, LoopKind, Stmt, Tile
 
 def vectors_at_once(kernel: Kernel, vector_bytes: int) -> int:
     """The most vector registers that tiles alive at one point fill; more than the machine has means spilling."""
-    return _peak(kernel.body, frozenset(), vector_bytes)
+    return _peak(kernel.body, set(), set(), vector_bytes)
 
 
 def parallel_iterations(kernel: Kernel, sizes: Mapping[str, int]) -> int:
     """Iterations of the largest outermost parallel loop at these sizes; 1 where there is none or they are not known."""
+    return _iterations(kernel.body, sizes)
+
+
+def _iterations(body: Sequence[Stmt], env: Mapping[str, int]) -> int:
     most = 1
-    for stmt in kernel.body:
-        if isinstance(stmt, Loop) and stmt.kind is LoopKind.PARALLEL:
-            try:
-                span = evaluate(stmt.hi, sizes) - evaluate(stmt.lo, sizes)
-            except (KeyError, ZeroDivisionError, ModelError):
-                continue
-            most = max(most, -(-span // stmt.step))
+    for stmt in body:
+        if not isinstance(stmt, Loop):
+            continue
+        try:
+            first, end = evaluate(stmt.lo, env), evaluate(stmt.hi, env)
+        except (KeyError, ZeroDivisionError, ModelError):
+            continue
+        if stmt.kind is LoopKind.PARALLEL:
+            most = max(most, -(-(end - first) // stmt.step))
+        else:  # loops of one iteration give names to sizes
+            most = max(most, _iterations(stmt.body, {**env, stmt.var: first}))
     return most
 
 
-def _vectors(tile: Tile, vector_bytes: int) -> int:
-    elements = 1
-    for n in tile.type.shape:
-        elements *= n
-    return max(1, -(-elements * bits(tile.type.dtype) // 8 // vector_bytes))
+def _fill(tiles: set[Tile], vector_bytes: int) -> int:
+    """Registers that some tiles take."""
+    total = 0
+    for tile in tiles:
+        elements = 1
+        for n in tile.type.shape:
+            elements *= n
+        total += max(1, -(-elements * bits(tile.type.dtype) // 8 // vector_bytes))
+    return total
 
 
-def _peak(body: Sequence[Stmt], after: frozenset[Tile], vector_bytes: int) -> int:
-    """The peak inside a block; `after` are tiles that are still needed behind it."""
-    last: dict[Tile, int] = {}
+def _peak(body: Sequence[Stmt], before: set[Tile], after: set[Tile], vector_bytes: int) -> int:
+    """The peak inside a block that begins with some tiles alive and needs some behind it.
+
+    A result may take the registers of an operand that is not needed any more, as accumulators do.
+    """
+    last: dict[Tile, int] = {t: i for i, stmt in enumerate(body) for t in _read(stmt)}
+    live = set(before)
+    most = _fill(live, vector_bytes)
     for i, stmt in enumerate(body):
-        for t in _read(stmt):
-            last[t] = i
-    live: set[Tile] = set(after)
-    most = 0
-    for i, stmt in enumerate(body):
-        live |= {t for t in _made(stmt) if last.get(t, -1) > i or t in after} | {t for t in _read(stmt) if last[t] >= i}
-        outside = sum(_vectors(t, vector_bytes) for t in live)
-        inside = 0
+        dying = {t for t in live if last.get(t, -1) <= i} - after
         if not isinstance(stmt, Instr):
-            kept = frozenset(stmt.yields) if isinstance(stmt, Loop) else frozenset[Tile]()
-            inside = max(0, _peak(stmt.body, kept, vector_bytes) - sum(_vectors(t, vector_bytes) for t in kept & live))
-        most = max(most, outside + inside)
-        live -= {t for t in live if last.get(t, -1) <= i and t not in after}
+            outside = _read(stmt)
+            if isinstance(stmt, Loop):
+                first = {t for _, t in stmt.carried}
+                again = outside - first  # what every iteration reads
+                inner = _peak(stmt.body, {t for t, _ in stmt.carried} | again, set(stmt.yields) | again, vector_bytes)
+                through = live - again - (first & dying)
+            else:
+                inner = _peak(stmt.body, outside, outside - dying, vector_bytes)
+                through = live - outside
+            most = max(most, _fill(through, vector_bytes) + inner)
+        live = (live - dying) | {t for t in _made(stmt) if last.get(t, -1) > i or t in after}
+        most = max(most, _fill(live, vector_bytes))
     return most
 
 
@@ -59,13 +77,14 @@ def _made(stmt: Stmt) -> tuple[Tile, ...]:
     return stmt.outs if isinstance(stmt, Instr | Loop) else ()
 
 
-def _read(stmt: Stmt) -> Iterator[Tile]:
-    """Tiles that a statement uses, from inside its body too."""
+def _read(stmt: Stmt) -> set[Tile]:
+    """Tiles that a statement needs from outside itself."""
     if isinstance(stmt, Instr):
-        yield from (a for a in stmt.args if isinstance(a, Tile))
-        return
-    if isinstance(stmt, Loop):
-        yield from (first for _, first in stmt.carried)
-        yield from stmt.yields
-    for inner in stmt.body:
-        yield from _read(inner)
+        return {a for a in stmt.args if isinstance(a, Tile)}
+    found: set[Tile] = set(stmt.yields) if isinstance(stmt, Loop) else set()
+    inside: set[Tile] = {inner for inner, _ in stmt.carried} if isinstance(stmt, Loop) else set()
+    for part in stmt.body:
+        found |= _read(part)
+        inside.update(_made(part))
+    found -= inside
+    return found | {first for _, first in stmt.carried} if isinstance(stmt, Loop) else found

@@ -51,7 +51,8 @@ class Executor(Protocol):
 class Here:
     """This process: each request is done when it is submitted."""
 
-    size = 1
+    size = 0
+    """Nothing runs beside."""
 
     def submit(self, task: Task) -> Future[wire.Message]:
         """Do it now."""
@@ -110,7 +111,8 @@ class Compilation:
             with self._lock:
                 before = len(self.graph.codes)
                 for future in done:
-                    self._absorb(self._flying.pop(future), future)
+                    if (unit := self._flying.pop(future, None)) is not None:
+                        self._absorb(unit, future)
                 more, settled = len(self.graph.codes) > before, self.fraction
             if on_progress is not None and more and settled < 1.0:
                 on_progress(self.message, settled)
@@ -129,9 +131,9 @@ class Compilation:
                 return
             self.sizes = dict(sizes)
             self._version += 1
-            stale = [f for f in self._flying if f.cancel()]
-            waiting = [u for u in self.graph.units.values() if u.state is State.WAITING]
-            self.graph.counts["replaced"] += len(waiting) + len(stale)
+            for future in [f for f in self._flying if f.cancel()]:
+                self._flying.pop(future).state = State.WAITING
+            self.graph.counts["replaced"] += sum(u.state is State.WAITING for u in self.graph.units.values())
 
     def message(self) -> wire.Message:
         """What there is so far, in the form of an answer."""
@@ -218,7 +220,9 @@ class Compilation:
         elif unit.version != self._version and unit.of is None:
             unit.state = State.WAITING  # what lost at sizes of yesterday may win today
         elif "split" in answer:
-            for piece in self.graph.cut(unit, int(answer["split"]), str(answer["why"]), answer["pieces"]):
+            pieces = self.graph.cut(unit, int(answer["split"]), str(answer["why"]), answer["pieces"])
+            self._seen.update((a.key, b.key) for a, b in itertools.pairwise(pieces))  # they have just been one
+            for piece in pieces:
                 if piece.state is State.WAITING:
                     pairs.requeued(self.graph, piece, self._seen)
         else:

@@ -131,7 +131,7 @@ class CompileGraph:
         if key not in self.units:
             seconds = about["library_s"]
             library = None if seconds is None else float(seconds) * scale
-            facts = Facts(about["kind"], Work.from_dict(about["work"]), library, about["roof_s"])
+            facts = Facts(about["kind"], Work.from_dict(about["work"]), library, about["roof_s"], about["ops"])
             self.units[key] = Unit(key, about["kind"], about["ops"], facts)
         self.units[key].uses.append(place)
         return self.units[key]

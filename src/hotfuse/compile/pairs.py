@@ -106,8 +106,8 @@ def partner(graph: CompileGraph, unit: Unit, place: Place) -> int:
 def _together(graph: CompileGraph, first: Unit, second: Unit, why: str) -> Unit:
     kind = next((u.kind for u in (first, second) if u.kind != "rows"), "rows")
     work = Work(first.facts.work.nodes + second.facts.work.nodes, None, None, None, None)
-    unit = Unit(f"{first.key}+{second.key}", kind, f"{first.ops} | {second.ops}", Facts(kind, work, None), why=why,
-                of=(first, second))
+    ops = f"{first.ops} | {second.ops}"
+    unit = Unit(f"{first.key}+{second.key}", kind, ops, Facts(kind, work, None, None, ops), why=why, of=(first, second))
     unit.uses = [p for p in first.uses if partner(graph, unit, p) >= 0]
     graph.units[unit.key] = unit
     if unit.uses:

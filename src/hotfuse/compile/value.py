@@ -33,6 +33,8 @@ class Facts:
     """The library's time, guessed or measured; None where it depends on data."""
     roof_s: float | None = None
     """The least time of a single kernel."""
+    ops: str = ""
+    """What it computes, for a reader."""
 
 
 @dataclass(frozen=True, slots=True)
