@@ -23,7 +23,6 @@ from hotfuse.analysis.call_facts import (
     Ranked,
     Sized,
     Typed,
-    facts_of,
     places_in,
 )
 from hotfuse.base.errors import InternalError
@@ -125,11 +124,6 @@ def python_guard(facts: Facts, inputs: int, name: str = "") -> tuple[Guard, str]
     source = f"def guard({args}):\n    try:\n{body}        return True\n    except Errors:\n        return False\n"
     exec(compile(source, f"<hotfuse guard {name}>", "exec"), writer.bound)
     return writer.bound["guard"], source
-
-
-def compile_guard(graph: Graph, contiguous: tuple[bool, ...]) -> tuple[Guard, str]:
-    """The predicate of what capture assumed of a call, and its text."""
-    return python_guard(facts_of(graph, contiguous), len(graph.inputs), graph.name)
 
 
 def compile_signature(graph: Graph) -> tuple[tuple[str, ...], Callable[..., tuple[int, ...]]]:
