@@ -23,7 +23,7 @@ from typing import Any
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
-from hotfuse.profile.agent import Agent, Sampler
+from hotfuse.profile.agent import BUDGET, Agent, Sampler
 from hotfuse.profile.analyzer import Analyzer
 from hotfuse.profile.shown import watched_text
 from hotfuse.profile.snapshot import Drift, GraphSeen, Snapshot
@@ -33,7 +33,7 @@ from hotfuse.runtime.plan import Plan
 MAX_VARIANTS = 6
 """Instrumented plans kept per captured graph."""
 DEEP = 4
-"""Of a plan that hides its branches, one sample in so many runs in the baseline."""
+"""Of a plan that hides its branches, at most one sample in so many runs in the baseline."""
 Beside = Callable[[Callable[[], None]], None]
 
 
@@ -81,6 +81,10 @@ class _Watched:
         self.variants: OrderedDict[int, Variant] = OrderedDict()
         self.building: set[int] = set()
         self.number = 0
+        self.deep = 0
+        """Samples taken in the baseline."""
+        self.deep_at = 0
+        """The call from which on another one is affordable."""
         self.drifts = 0
 
 
@@ -131,8 +135,14 @@ class Watcher:
             return outs, ns * 1e-9
         sampler.at = number + sampler.interval  # nobody else takes this sample
         publish = self._shared.analyzer.publish
-        if variant.hidden and sampler.taken % DEEP == 0 and (deep := watched.variants.get(id(baseline))) is not None:
-            variant = deep
+        deep = watched.variants.get(id(baseline)) if variant.hidden and number >= watched.deep_at else None
+        if deep is not None and sampler.taken:  # a call in the baseline costs the difference, and has a budget of its own
+            done = deep(number, leaves, publish)
+            cost = max(0.0, done.ns + done.cost_ns - sampler.call_ns)
+            watched.deep_at = number + max(DEEP * sampler.interval, int(cost / (BUDGET / 2 * sampler.call_ns)))
+            sampler.total_cost_ns += cost
+            watched.deep += 1
+            return done.outs, sampler.call_ns * 1e-9
         done = variant(number, leaves, publish)
         sampler.took(number, done.ns + done.cost_ns, done.cost_ns)
         if variant.needs_costs(done.signature):
