@@ -104,16 +104,30 @@ def test_inputs_that_lie_differently_inside_a_plan() -> None:
     assert native_calls(fast) >= 2, str(fast.explain())
 
 
-def test_lazily_negated_views() -> None:
-    def shifted(x: torch.Tensor) -> torch.Tensor:
+def test_lazily_negated_views_inside_a_plan() -> None:
+    def shifted(z: torch.Tensor) -> torch.Tensor:
+        x = z.conj().imag
         return torch.exp(x) + x
 
     fast = hotfuse.jit(shifted, settings=INLINE)
     for _ in range(4):
-        x = torch.randn(6, 4, dtype=torch.complex64).conj().imag
-        assert x.is_neg()
-        torch.testing.assert_close(fast(x), shifted(x), rtol=1e-5, atol=1e-5)
+        z = torch.randn(6, 4, dtype=torch.complex64)
+        torch.testing.assert_close(fast(z), shifted(z), rtol=1e-5, atol=1e-5)
     assert native_calls(fast) >= 1, str(fast.explain())
+
+
+def test_lazily_negated_inputs_are_answered_by_the_model_and_counted() -> None:
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x) + x
+
+    fast = hotfuse.jit(shifted, settings=INLINE)
+    for n in range(8):
+        x = torch.randn(6, 4, dtype=torch.complex64).imag
+        x = x if n % 2 else torch.complex(torch.zeros(6, 4), x).conj().imag
+        assert x.is_neg() is (n % 2 == 0)
+        torch.testing.assert_close(fast(x), shifted(x), rtol=1e-5, atol=1e-5)
+    stats = fast.stats()
+    assert stats["events"]["lazy_inputs"] == 4 and native_calls(fast) >= 1, str(fast.explain())
 
 
 def test_a_kernel_that_is_the_whole_graph_takes_its_inputs_in_order_of_use() -> None:
@@ -260,7 +274,9 @@ def test_a_group_is_cut_before_the_node_that_is_to_blame(monkeypatch: pytest.Mon
     lines = ["graph main(%x0: f32[s0, 64]) where (2 <= s0) {"]
     lines += [f"  %x{i + 1}: f32[s0, 64] = aten.{op}.default(%x{i})" for i, op in enumerate(ops)]
     header, codes = native.make(parse("\n".join([*lines, "  return %x7", "}", ""])), {"s0": 4})
-    assert header["parts"] == [[0, 3, 0], [3, 4, -1], [4, 7, 1]] and len(codes) == 2, header["notes"]
+    assert [(first, last) for first, last, _ in header["parts"]] == [(0, 3), (3, 4), (4, 7)], header["notes"]
+    before, blamed, behind = (kernel for _, _, kernel in header["parts"])  # numbered as they were compiled
+    assert blamed == -1 and {before, behind} == {0, 1} and len(codes) == 2, header["notes"]
     assert any("cut before lgamma" in n for n in header["notes"])
 
 
