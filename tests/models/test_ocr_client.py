@@ -1,0 +1,40 @@
+"""rapidocr, unmodified but for the session class, reads the same text on Hotfuse as on ONNX Runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hotfuse
+from benchmarks.zoo import ZooUnavailable
+from examples import ocr_client
+
+
+def test_pages_are_drawn_from_their_seed() -> None:
+    (a, lines), (b, again) = ocr_client.draw_page(3), ocr_client.draw_page(3)
+    assert np.array_equal(a, b) and lines == again and len(lines) >= 2
+    assert a.dtype == np.uint8 and a.min() < 80 and a.max() > 230, "dark print on light paper"
+    assert ocr_client.draw_page(4)[0].shape != a.shape
+
+
+@pytest.mark.zoo
+def test_same_text_as_with_onnx_runtime() -> None:
+    try:
+        with ocr_client.rapidocr() as package:
+            theirs, _ = ocr_client.build(package)
+            ours, sessions = ocr_client.build(package, hotfuse.InferenceSession)
+            assert all(isinstance(s, hotfuse.InferenceSession) for s in sessions)
+            for seed in (1, 2):
+                page, drawn = ocr_client.draw_page(seed)
+                want = theirs(page)
+                assert len(want) == len(drawn), "every line is found"
+                assert "".join(want).replace(" ", "").lower() == "".join(drawn).replace(" ", "").lower()
+                assert ours(page) == want
+            assert all(s.stats()["calls"] >= 2 for s in sessions), "Hotfuse answered, nobody else"
+            page, _ = ocr_client.draw_page(2)
+            assert all(s.wait(120) for s in sessions)
+            assert ours(page) == want, "captured graphs read the same"
+            for session in sessions:
+                session.close()
+    except ZooUnavailable as e:
+        pytest.skip(str(e))
