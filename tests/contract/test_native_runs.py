@@ -277,6 +277,19 @@ def test_time_per_partition() -> None:
         assert len(ns) == len(plan.artifacts) and all(n >= 0 for n in ns) and sum(ns) > 0
 
 
+def test_a_timed_call_borrows_the_arena_that_other_calls_warmed() -> None:
+    native, library = plans(webbed, [torch.randn(64, 16), torch.randn(64, 16)])
+    inputs = [torch.randn(64, 16), torch.randn(64, 16)]
+    native.run(*inputs)
+    for _ in range(3):
+        outs, _ = native.timed(*inputs)
+        for a, b in zip(outs, library.run(*inputs), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    native.run(*inputs)
+    counts = native.counters()
+    assert counts["arenas_allocated"] == 1 and counts["arena_bytes_kept"] > 0 and counts["fell_back"] == 0
+
+
 def test_what_a_plan_says_of_its_memory() -> None:
     native, _ = plans(mlp, [torch.randn(128, 16)])
     memory = native.memory

@@ -130,6 +130,38 @@ def test_lazily_negated_inputs_are_answered_by_the_model_and_counted() -> None:
     assert stats["events"]["lazy_inputs"] == 4 and native_calls(fast) >= 1, str(fast.explain())
 
 
+class Rows(nn.Module):
+    """Looks rows up, and works on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 16)
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, i: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.layer(self.table(i)))
+
+
+@pytest.mark.parametrize("tiers", [0, 1])
+def test_a_call_that_asks_for_what_does_not_exist_costs_no_plan(tiers: int) -> None:
+    model = Rows().eval()
+    fast = hotfuse.jit(model, settings=INLINE.with_(tiers=tiers))
+    for _ in range(4):
+        fast(torch.tensor([1, 2, 9]))
+    before = fast.stats()["calls_per_tier"]
+    assert before[str(tiers)] >= 1, str(fast.explain())
+    with pytest.raises(IndexError) as ours:
+        fast(torch.tensor([1, 10, 9]))
+    with pytest.raises(IndexError) as own:
+        model(torch.tensor([1, 10, 9]))
+    assert str(ours.value) == str(own.value)
+    i = torch.tensor([3, 0, 9])
+    torch.testing.assert_close(fast(i), model(i), rtol=1e-5, atol=1e-5)
+    stats = fast.stats()
+    assert stats["calls_per_tier"][str(tiers)] == before[str(tiers)] + 1, str(fast.explain())
+    assert stats["deopts"] == 0 and stats["events"]["call_faults"] == 1 and "drop.run_failed" not in stats["events"]
+
+
 def test_a_kernel_that_is_the_whole_graph_takes_its_inputs_in_order_of_use() -> None:
     def apart(a: torch.Tensor, unused: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.exp(b) * 2 - a

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from hotfuse.analysis.call_facts import fact_text, facts_of
-from hotfuse.base.errors import CaptureError, HotfuseError, InputError
+from hotfuse.base.errors import CallFault, CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, describe, flatten, unflatten
@@ -191,7 +191,7 @@ class Engine:
                     try:
                         outs = plan.run(*leaves) if number < entry.next_look else self._looked_at(site, entry, plan, leaves)
                     except Exception as e:
-                        self._withdraw(site, entry, plan, e)
+                        return self._answered_instead((site, entry, plan, e), spec, leaves, args, kwargs, counts)
                     else:
                         if plan.tier == 1:
                             counts.tier1_calls += 1
@@ -209,6 +209,23 @@ class Engine:
         """What a call must find besides its tensors: the model unchanged, and nothing asked for that a plan does not do."""
         watch = self._watch
         if watch is not None and (change := watch.check()) is not Change.NONE:
+    def _answered_instead(
+        self, failed: tuple[Site, Entry, Plan, Exception], spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any], counts: Counts,
+    ) -> Any:
+        """A plan raised: the model's own code answers. Where that raises too, or an index pointed nowhere, the call is to blame."""
+        site, entry, plan, error = failed
+        try:
+            result = self._own_code(spec, leaves, args, kwargs, counts)
+        except Exception:
+            self.log.count("call_faults")
+            raise
+        if isinstance(error, CallFault):
+            self.log.count("call_faults")
+        else:
+            self._withdraw(site, entry, plan, error)
+        return result
+
             self._changed(change, watch)
             if change is Change.MODEL:
                 return False
@@ -293,6 +310,9 @@ class Engine:
             site = self.sites.get(spec)
             if site is None:
                 if len(self.sites) >= MAX_SITES:
+        if any(t.is_neg() or t.is_conj() for t in leaves):  # their memory holds other numbers than they do: no guard takes them
+            self.log.count("lazy_inputs")
+            return None
                     self.log.count("structures_over_limit")
                     return None
                 site = self.sites[spec] = Site(spec, self.settings.max_entries)
@@ -463,7 +483,7 @@ class Engine:
             epochs.retire(plan)
 
     def _withdraw(self, site: Site, entry: Entry, plan: Plan, error: Exception) -> None:
-        """A plan that raised is dropped; the call goes on in the model's own code, which may raise the same."""
+        """A plan that raised where the model's own code does not is dropped."""
         first = str(error).strip().splitlines()
         text = f"{type(error).__name__}: {first[0][:200] if first else ''}"
         self.log.decide(Action.DROP, Why.RUN_FAILED, self.model.name, tier=plan.tier, error=text)

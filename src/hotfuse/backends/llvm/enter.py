@@ -33,10 +33,10 @@ _THREADS = "_ZN2at15get_num_threadsEv"
 _HEADER = 64
 """Bytes before an arena: how large it is."""
 
-# Words of a job.
+# Words of a job; `home` is the job whose arenas it uses.
 _AT_BODY, _AT_LAYOUT, _AT_TABLE, _AT_INPUTS, _AT_SIZES, _AT_OUTPUTS = range(6)
 _AT_INPUT_SPECS, _AT_SIZE_SPECS, _AT_OUTPUT_SPECS, _AT_LAYOUT_WORDS, _AT_FALLBACK, _AT_CONTROL = range(6, 12)
-_AT_FELL_BACK, _AT_ALLOCATED, _AT_LARGEST, _AT_ARENAS = 12, 13, 14, 15
+_AT_HOME, _AT_FELL_BACK, _AT_ALLOCATED, _AT_LARGEST, _AT_ARENAS = range(12, 17)
 _WORDS = _AT_ARENAS + KEPT
 
 
@@ -79,6 +79,7 @@ entry:
         + word("fallback", _AT_FALLBACK, "ptr")
         + word("given", _AT_CONTROL, "ptr")
         + f"""
+        + word("home", _AT_HOME, "ptr")
   %own = alloca i64, i64 {CONTROL_HEAD}
   %own1 = getelementptr i64, ptr %own, i64 1
   store i64 0, ptr %own
@@ -236,7 +237,7 @@ slot:                                                         ; a kept arena tha
   br i1 %a.end, label %new, label %slot.take
 slot.take:
   %slot.i = add i64 %a, {_AT_ARENAS}
-  %slot.at = getelementptr i64, ptr %job, i64 %slot.i
+  %slot.at = getelementptr i64, ptr %home, i64 %slot.i
   %block = atomicrmw xchg ptr %slot.at, ptr null acq_rel
   %a1 = add i64 %a, 1
   %empty = icmp eq ptr %block, null
@@ -258,9 +259,9 @@ new:
   br i1 %none, label %out.of.memory, label %new.fine
 new.fine:
   store i64 %need, ptr %fresh
-  %allocated.at = getelementptr i64, ptr %job, i64 {_AT_ALLOCATED}
+  %allocated.at = getelementptr i64, ptr %home, i64 {_AT_ALLOCATED}
   %allocated = atomicrmw add ptr %allocated.at, i64 1 monotonic
-  %largest.at = getelementptr i64, ptr %job, i64 {_AT_LARGEST}
+  %largest.at = getelementptr i64, ptr %home, i64 {_AT_LARGEST}
   %largest = atomicrmw max ptr %largest.at, i64 %bytes monotonic
   br label %go
 out.of.memory:
@@ -289,7 +290,7 @@ keep:                                                         ; into the first f
   br i1 %k.end, label %keep.full, label %keep.put
 keep.put:
   %keep.i = add i64 %k, {_AT_ARENAS}
-  %keep.at = getelementptr i64, ptr %job, i64 %keep.i
+  %keep.at = getelementptr i64, ptr %home, i64 %keep.i
   %pushed = atomicrmw xchg ptr %keep.at, ptr %hand acq_rel
   %k1 = add i64 %k, 1
   %placed = icmp eq ptr %pushed, null
@@ -370,6 +371,7 @@ class _Kept:
     def __init__(self, words: Sequence[int], keep: Sequence[Any]) -> None:
         self.words = (ctypes.c_int64 * len(words))(*words)
         self.keep = keep
+        self.words[_AT_HOME] = self.words[_AT_HOME] or ctypes.addressof(self.words)
 
     def __del__(self) -> None:
         free = ctypes.CDLL(None).free
