@@ -327,6 +327,34 @@ def test_rows_any_distance_apart() -> None:
     assert any(isinstance(a, StrideArgument) for a in lowered.arguments)
 
 
+COUNTED = """graph g(%x: f32[(s0 * s1), 12], %r: f32[s0, s1, 21], %shown: f32[s0, s1]) {
+  param %w: f32[12, 21] = "w"
+  param %b: f32[21] = "b"
+  %h: f32[(s0 * s1), 21] = aten.addmm.default(%b, %x, %w)
+  %v: f32[s0, s1, 21] = aten.view.default(%h, [s0, s1, 21])
+  %g: f32[s0, s1, 21] = aten.gelu.default(%v, approximate="tanh")
+  %y: f32[s0, s1, 21] = aten.add.Tensor(%g, %r)
+  %z: f32[(s0 * s1), 21] = aten.view.default(%y, [s0 * s1, 21])
+  %q: f32[(s0 * s1), 21] = aten.relu.default(%z)
+  return OUT }"""
+
+
+@pytest.mark.parametrize("out", ["%y", "%q", "%h, %y, %q"])
+def test_rows_counted_in_another_way_before_the_epilogue(out: str) -> None:
+    for s0, s1 in ((3, 5), (1, 1), (2, 0)):
+        source = COUNTED.replace("OUT", out).replace("[s0, s1, 21])", f"[{s0}, {s1}, 21])")
+        source = source.replace("[s0 * s1, 21])", f"[{s0 * s1}, 21])")
+        check(source, CORES["avx512"], {"s0": s0, "s1": s1}, 12)
+
+
+def test_a_reshape_that_mixes_rows_and_columns_is_refused() -> None:
+    source = """graph g(%x: f32[6, 5]) { param %w: f32[8, 5] = "w"
+      %h: f32[6, 8] = aten.linear.default(%x, %w)
+      %v: f32[12, 4] = aten.view.default(%h, [12, 4]) %y: f32[12, 4] = aten.relu.default(%v) return %y }"""
+    with pytest.raises(CannotLower, match="counted in several ways"):
+        lower_contraction(parse(source), CORES["avx2"])
+
+
 SIBLINGS = """graph g(%x: f32[2, s0, 12], %r: f32[2, s0, 20]) {
   param %wq: f32[20, 12] = "q"
   param %wk: f32[7, 12] = "k"

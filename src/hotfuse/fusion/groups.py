@@ -2,7 +2,7 @@
 
 Nodes join the group that makes one of their inputs when that keeps the group convex and their access classes fit:
 
-    contraction + pointwise consumers of its own shape     -> one kernel with an epilogue
+    contraction + pointwise consumers of its own rows, under whatever batch dims -> one kernel with an epilogue
     convolution + pointwise consumers and batch norms       -> one kernel with an epilogue
     pointwise, reduction and view chains                    -> one kernel over rows
     linears with the same input                             -> one kernel with several outputs
@@ -22,8 +22,10 @@ from hotfuse.analysis.attention import FUSED, written
 from hotfuse.analysis.convolution import is_convolution, padding_in_front
 from hotfuse.analysis.quantized import byte_products
 from hotfuse.fusion.reads import from_memory, reads_places
+from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, values_in
 from hotfuse.ir.types import ScalarType, TensorType
+from hotfuse.ops.movement import RESHAPES
 from hotfuse.ops.table import Access, lookup, packet
 
 MAX_NODES = 48
@@ -93,6 +95,7 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
             fed.setdefault(_data(node), chosen)
         home.append(chosen)
         needs[chosen] |= {home[m] for m in makers} - {chosen}
+    _release_views(graph, groups)
     _absorb_views(graph, groups)
     _absorb_constants(graph, groups, params)
     _absorb_padding(graph, groups)
@@ -116,6 +119,21 @@ def _data(node: Node) -> str:
     """The activation that a product with a constant weight reads."""
     data = node.args[1] if packet(node.op) == "aten.addmm" else node.args[0]
     return data.name if isinstance(data, Value) else ""
+
+
+def _release_views(graph: Graph, groups: list[_Open]) -> None:
+    """A product keeps a reshape of its result only for an epilogue behind it: a last one costs nothing outside."""
+    for g in [g for g in groups if g.kind == "contract"]:
+        read = {v.name for i in g.nodes if not _keeps_rows(graph.nodes[i]) for v in graph.nodes[i].ins}
+        for i in sorted(g.nodes, reverse=True):
+            node = graph.nodes[i]
+            if not _keeps_rows(node):
+                continue
+            if node.outs[0].name in read:
+                read |= {v.name for v in node.ins}
+            else:
+                g.nodes.remove(i)
+                groups.append(_Open("rows", [i]))
 
 
 def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
@@ -231,9 +249,21 @@ def _kind(node: Node, params: set[str]) -> str:
     return "rows" if row.access in _ROWS or reads_places(node) else "library"
 
 
-def _shape(node: Node) -> tuple[object, ...] | None:
+def _shape(node: Node) -> tuple[Dim, ...] | None:
     first = node.outs[0].type if node.outs else None
     return first.shape if isinstance(first, TensorType) else None
+
+
+def _keeps_rows(node: Node) -> bool:
+    """Whether a node only counts rows in another way: its last dim is its input's, the dims before it hold as many."""
+    if packet(node.op) not in RESHAPES or not isinstance(node.args[0], Value):
+        return False
+    before, after = node.args[0].type, node.outs[0].type
+    if not isinstance(before, TensorType) or not isinstance(after, TensorType) or before.dtype is not after.dtype:
+        return False
+    if len(before.shape) < 2 or len(after.shape) < 2 or before.shape[-1] != after.shape[-1]:
+        return False
+    return expr("*", 1, *before.shape[:-1]) == expr("*", 1, *after.shape[:-1])
 
 
 def _joins(into: _Open, kind: str, node: Node, made: Node) -> bool:
@@ -241,7 +271,7 @@ def _joins(into: _Open, kind: str, node: Node, made: Node) -> bool:
     if kind in ("contract", "convolution", "attention", "recurrent") or into.kind in ("attention", "recurrent"):
         return False
     if into.kind == "contract":
-        return lookup(node.op).access is Access.POINTWISE and _shape(node) == _shape(made)
+        return (lookup(node.op).access is Access.POINTWISE and _shape(node) == _shape(made)) or _keeps_rows(node)
     if into.kind == "convolution":
         fits = lookup(node.op).access is Access.POINTWISE or packet(node.op) == _BATCH_NORM
         return fits and _shape(node) == _shape(made)

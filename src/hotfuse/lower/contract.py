@@ -5,7 +5,8 @@
     y = silu(linear(x, Wg)) * linear(x, Wu)  one kernel whose panels have columns of both
 
 The batch dims of x are one dimension of rows where that costs nothing: when every other operand either has all of them, in order,
-or none. Otherwise each row finds its batch indices by division.
+or none; what only counts the same rows in another way is then nothing at all. Otherwise each row finds its batch indices by
+division.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from hotfuse.lower.quant import MAX_K, Scaling, bytes_taken, column_of, correcte
 from hotfuse.lower.tiling import Core, choose
 from hotfuse.lower.values import Along, Evaluator
 from hotfuse.lower.views import broadcast, shape_of
+from hotfuse.ops.movement import RESHAPES
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.tile.build import KernelBuilder, remaining
@@ -173,6 +175,8 @@ class _Group:
             graph = self.flattened(graph, found)
             found = _found(graph, scalings)
             self.rows: tuple[Dim, ...] = (self.m,)
+        elif any(packet(n.op) in RESHAPES for n in graph.nodes):
+            raise CannotLower("rows are counted in several ways, and not all operands lie so that it does not matter")
         else:
             self.rows = self.batch
         self.graph, self.found = graph, found
@@ -195,7 +199,7 @@ class _Group:
     def flattens(self, graph: Graph, found: tuple[Contraction, ...], strides: Mapping[str, tuple[int, ...]]) -> bool:
         """Whether rows may be counted through: every operand has all batch dims, densely, or none."""
         weights = _constants(found)
-        plain = [v for v in (*sources(graph), *(v for n in graph.nodes for v in n.outs)) if v.name not in weights]
+        plain = [v for n in graph.nodes for v in (*n.ins, *n.outs) if v.name not in weights]
         return all(self._flat(v, strides) for v in plain if isinstance(v.type, TensorType))
 
     def _flat(self, value: Value, strides: Mapping[str, tuple[int, ...]]) -> bool:
@@ -207,7 +211,10 @@ class _Group:
         return dense and (self._has_rows(shape) or all(n == 1 for n in shape[:-1]))
 
     def _has_rows(self, shape: tuple[Dim, ...]) -> bool:
-        return len(shape) == len(self.batch) + 1 and all(same(a, b) for a, b in zip(shape, self.batch, strict=False))
+        """Whether all rows are there, under these batch dims or others: what is broadcast to as many rows has them itself."""
+        if len(shape) == len(self.batch) + 1 and all(same(a, b) for a, b in zip(shape, self.batch, strict=False)):
+            return True
+        return len(shape) > 1 and same(product(shape[:-1]), self.m)
 
     def _matrix(self, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
         if self._has_rows(shape):
@@ -217,11 +224,12 @@ class _Group:
     def flattened(self, graph: Graph, found: tuple[Contraction, ...]) -> Graph:
         """The same group on matrices: types only, as nothing in it looks at batch dims."""
         weights = _constants(found)
+        used = {v.name for n in graph.nodes for v in (*n.ins, *n.outs)}
         new: dict[str, Arg] = {}
 
         def changed(v: Value) -> Value:
             t = v.type
-            if isinstance(t, TensorType) and v.name not in weights:
+            if isinstance(t, TensorType) and v.name in used and v.name not in weights:
                 v = replace(v, type=replace(t, shape=self._matrix(t.shape)))
             new[v.name] = v
             return v
@@ -245,7 +253,7 @@ class _Group:
         packed = b.buffer("panels", BufferKind.CONST, spec.dtype, spec.shape, spec.stride)
         prepare = self.left.prepare if self.left.prepares else None
         p = Product(self.left.column, packed, self.m, self.k, spec.panels, self.tiling, self.acc, prepare)
-        long = [n for n in self.graph.nodes if not is_contraction(n)]
+        long = [n for n in self.graph.nodes if not is_contraction(n) and packet(n.op) not in RESHAPES]
         simple = len(long) <= _FEW and all(packet(n.op) in _CHEAP for n in long) and self.acc is DType.F32
         in_loop = not simple or not isinstance(self.m, int) or len(self.found) > 1 or self.rows != (self.m,)
         write_product(b, p, lambda f: self._finish(f, owners), in_loop=in_loop)

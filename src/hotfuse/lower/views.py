@@ -17,6 +17,7 @@ from hotfuse.ir.types import ScalarKind, ScalarType, TensorType
 from hotfuse.lower.algebra import add, mul, normal, not_negative, same, sub
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.index import ORIGIN, Coord, Position, Space, scaled, shifted
+from hotfuse.ops.movement import RESHAPES
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 
@@ -181,9 +182,8 @@ def size(arg: Arg) -> Dim:
 
 
 @moves(
-    "aten.view", "aten.reshape", "aten._unsafe_view", "aten._reshape_alias", "aten.view_as", "aten.reshape_as",
-    "aten.flatten", "aten.unflatten", "aten.ravel", "aten.squeeze", "aten.unsqueeze", "aten.view_copy",
-    "aten.squeeze_copy", "aten.unsqueeze_copy", "aten._reshape_copy", "aten.atleast_1d", "aten.atleast_2d",
+    *RESHAPES, "aten.view_copy", "aten.squeeze_copy", "aten.unsqueeze_copy", "aten._reshape_copy", "aten.atleast_1d",
+    "aten.atleast_2d",
 )  # fmt: skip
 def _reshape(m: Move) -> Moved:
     value, out = m.value(), m.node.outs[0]

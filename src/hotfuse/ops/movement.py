@@ -8,9 +8,13 @@ from __future__ import annotations
 from hotfuse.ops.table import Access, defops
 
 _M = Access.MOVEMENT
+_RESHAPES = "view reshape _unsafe_view _reshape_alias view_as reshape_as flatten unflatten ravel squeeze unsqueeze"
+RESHAPES = frozenset(f"aten.{name}" for name in _RESHAPES.split())
+"""Elements in their order, in another shape."""
 
 defops(
-    """view reshape _unsafe_view _reshape_alias view_as reshape_as flatten unflatten ravel squeeze unsqueeze
+    _RESHAPES
+    + """
     permute transpose t numpy_T mT mH matrix_H adjoint swapaxes swapdims movedim moveaxis
     expand expand_as broadcast_to broadcast_tensors meshgrid
     slice select narrow diagonal linalg_diagonal as_strided unfold view_as_real view_as_complex
