@@ -114,6 +114,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "looked_at": counts["looked_at"],
         "watching": engine.watcher.stats(),
         "code": epochs.counts(),
+        "recorded": engine.recorder.stats(),
         "compile": counters(),
         "memory": _memory(entries),
         "captures": sum(n for k, n in events.items() if k.startswith("capture.")),

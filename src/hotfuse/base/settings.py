@@ -67,7 +67,10 @@ class Settings:
     """Captures tried per model; a model that keeps changing stays on its own code after that."""
     rtol: float = 1e-4
     """Relative error allowed between a captured graph and the model's own fp32 outputs."""
+    record: bool = True
+    """Whether what was learned is written to the profile store."""
     profiles: str | None = None
+    """The store: a path or URL; None is a file in the cache folder."""
     cache_dir: Path = Path("~/.cache/hotfuse")
     debug: int = 0
     max_events: int = 4096

@@ -16,6 +16,16 @@ from hotfuse.ir.graph import Graph, Node, Param, Value
 IF = "control.if"
 
 
+def control_name(node: Node, inside: str = "") -> str:
+    """A name that a control node keeps through every tier: that of what it gives; inside others, theirs come first."""
+    return f"{inside}{node.op.removeprefix('control.')} {node.outs[0].name if node.outs else node.loc}"
+
+
+def inside(name: str, body: int) -> str:
+    """What the names of control nodes inside the body of another one begin with."""
+    return f"{name}, {body}: "
+
+
 @dataclass(frozen=True, slots=True)
 class Branch:
     """A nested graph whose captured params are params again."""

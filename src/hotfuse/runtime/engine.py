@@ -34,6 +34,7 @@ from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.guards import compile_signature
 from hotfuse.runtime.improve import Compile, Improve, Improver
 from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.record import Recorder
 from hotfuse.runtime.samples import Samples, made_up, snapshot
 from hotfuse.runtime.site import Entry, Group, Site, specs_of
 from hotfuse.runtime.tally import Counts, Tally, total
@@ -43,6 +44,8 @@ from hotfuse.runtime.watch import Change, Watch
 from hotfuse.runtime.watcher import Watcher
 
 MAX_SITES = 64
+RECORDED = 256
+"""Calls looked at between two writes of what was seen to the profile store."""
 MAX_TRIES = 3
 """Captures of one kind of call that may fail for a passing reason before it is given up."""
 _TENSORS = {torch.Tensor, nn.Parameter}
@@ -99,6 +102,7 @@ class Engine:
         self.log = log
         self._compile = compile
         self._submit = submit
+        self.recorder = Recorder(settings, log)
         self.watcher = Watcher(model.name, settings, self.beside, log)
         self._improver = Improver(self, compile, improve) if improve is not None and settings.tiers >= 1 else None
         self.sites: dict[Spec, Site] = {}
@@ -205,10 +209,6 @@ class Engine:
                 slot.epoch = outer
         return self._own_code(spec, leaves, args, kwargs, counts)
 
-    def _fits(self, entry: Entry, leaves: Sequence[torch.Tensor]) -> bool:
-        """What a call must find besides its tensors: the model unchanged, and nothing asked for that a plan does not do."""
-        watch = self._watch
-        if watch is not None and (change := watch.check()) is not Change.NONE:
     def _answered_instead(
         self, failed: tuple[Site, Entry, Plan, Exception], spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...],
         kwargs: dict[str, Any], counts: Counts,
@@ -226,6 +226,10 @@ class Engine:
             self._withdraw(site, entry, plan, error)
         return result
 
+    def _fits(self, entry: Entry, leaves: Sequence[torch.Tensor]) -> bool:
+        """What a call must find besides its tensors: the model unchanged, and nothing asked for that a plan does not do."""
+        watch = self._watch
+        if watch is not None and (change := watch.check()) is not Change.NONE:
             self._changed(change, watch)
             if change is Change.MODEL:
                 return False
@@ -256,6 +260,8 @@ class Engine:
         if entry.heat >= self.settings.hot_calls:
             for job in site.soft():
                 self.beside(job)
+        if self.recorder.on and entry.samples.taken % RECORDED == 0:
+            self.beside(lambda: self.watcher.record(entry.key, entry.baseline.graph, self.recorder))
         return outs
 
     def _wants_grad(self, leaves: Sequence[torch.Tensor]) -> bool:
@@ -304,15 +310,15 @@ class Engine:
         """Whether this call should be captured; marks its group as pending if so."""
         if self.settings.capture == "off" or self.closed or self._exhausted:
             return None
+        if any(t.is_neg() or t.is_conj() for t in leaves):  # their memory holds other numbers than they do: no guard takes them
+            self.log.count("lazy_inputs")
+            return None
         if (watch := self._watch) is not None and (change := watch.check()) is not Change.NONE:
             self._changed(change, watch)  # what was refused may be possible now
         with self._lock:
             site = self.sites.get(spec)
             if site is None:
                 if len(self.sites) >= MAX_SITES:
-        if any(t.is_neg() or t.is_conj() for t in leaves):  # their memory holds other numbers than they do: no guard takes them
-            self.log.count("lazy_inputs")
-            return None
                     self.log.count("structures_over_limit")
                     return None
                 site = self.sites[spec] = Site(spec, self.settings.max_entries)
@@ -539,7 +545,10 @@ class Engine:
         return total(self._everyone)
 
     def close(self) -> None:
-        """Drop every plan; later calls run the model's own code."""
+        """Drop every plan; later calls run the model's own code. What was seen is kept in the profile store."""
+        if self.recorder.written:  # there is a store, and a model that lived long enough to be worth a row
+            for entry in [e for site in self.sites.values() for e in site.entries]:
+                self.watcher.record(entry.key, entry.baseline.graph, self.recorder)
         with self._lock:
             self.closed = True
             self._watch = None

@@ -22,13 +22,14 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.settings import Settings
 from hotfuse.compile.value import Demand
+from hotfuse.ir.branches import control_name
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.bets import Bet, place
 from hotfuse.runtime.epochs import epochs
-from hotfuse.runtime.instrument import control_name
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.proof import prove
 from hotfuse.runtime.race import Trial, race
+from hotfuse.runtime.record import Recorder
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry, Site, named, way
 from hotfuse.runtime.tiers import FEWEST, PREDICTABLE, is_hot, recurring
@@ -84,6 +85,8 @@ class Serving(Protocol):
     def closed(self) -> bool: ...  # noqa: D102
     @property
     def watcher(self) -> Watcher: ...  # noqa: D102
+    @property
+    def recorder(self) -> Recorder: ...  # noqa: D102
 
     def beside(self, job: Callable[[], None]) -> None: ...  # noqa: D102
     def exchanging(self, generation: int) -> AbstractContextManager[bool]: ...  # noqa: D102
@@ -287,8 +290,10 @@ class Improver:
             "tier": tier, "us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1), "rounds": trial.rounds,
             "proven_on": proof.inputs, "judge": proof.judge, **about,
         }
+        graph, name = entry.baseline.graph, self._engine.model.name
         if not trial.won:
             self._refuse(entry, what, Why.NOT_FASTER, f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}", **evidence)
+            self._engine.recorder.tried(name, graph, Action.REFUSE, Why.NOT_FASTER, evidence)
             return
         with self._engine.exchanging(generation) as same:
             if not same or versions != _versions(entry.weights):
@@ -297,6 +302,7 @@ class Improver:
             deploy(better)
             self._engine.fit(better)
         self._decide(Action.DEPLOY, Why.FASTER, **evidence)
+        self._engine.recorder.tried(name, graph, Action.DEPLOY, Why.FASTER, evidence)
 
     def _wide(self, entry: Entry) -> Run:
         """The baseline on weights in float64."""

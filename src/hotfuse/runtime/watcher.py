@@ -23,12 +23,14 @@ from typing import Any
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
+from hotfuse.ir.graph import Graph
 from hotfuse.profile.agent import BUDGET, Agent, Sampler
 from hotfuse.profile.analyzer import Analyzer
 from hotfuse.profile.shown import watched_text
 from hotfuse.profile.snapshot import Drift, GraphSeen, Snapshot
 from hotfuse.runtime.instrument import Look, Variant
 from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.record import Recorder
 
 MAX_VARIANTS = 6
 """Instrumented plans kept per captured graph."""
@@ -232,6 +234,12 @@ class Watcher:
         """What was seen of a captured graph."""
         watched = self._watched.get(key)
         return None if watched is None else self.snapshot.graphs.get(watched.graph)
+
+    def record(self, key: int, graph: Graph, recorder: Recorder) -> None:
+        """Write what was seen of a captured graph to the profile store; for the background."""
+        watched, found = self._watched.get(key), self.seen(key)
+        if watched is not None and found is not None:
+            recorder.seen(graph, watched.graph, found, self._shared.analyzer.names)
 
     def predictable(self, key: int, kind: str, name: str = "") -> tuple[int, float, int] | None:
         """What is expected of a named value or control node (`shape` needs no name): (value, accuracy, predictions)."""
