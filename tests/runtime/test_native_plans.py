@@ -298,7 +298,7 @@ def test_sizes_that_depend_on_data_are_not_tried() -> None:
     text = LAYER.replace("s0", "u0").replace(" where (2 <= u0)", "")
     value = parse(text).inputs[0]
     with pytest.raises(CannotLower, match="depends on data"):
-        trial._made_up(value, {}, torch.Generator())  # pyright: ignore[reportPrivateUsage]
+        trial.made_up(value, {}, torch.Generator())
 
 def test_a_group_is_cut_before_the_node_that_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))

@@ -57,9 +57,15 @@ def _unit(header: Header, blobs: list[bytes]) -> wire.Message:
     return units.unit(header, blobs)
 
 
+def _kernel(header: Header, blobs: list[bytes]) -> wire.Message:
+    from hotfuse.compile import measure
+
+    return measure.handle(header, blobs)
+
+
 _KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {
     "torch": _torch, "onnx": _onnx, "tier1": _tier1, "probes": _probes, "runs": _runs,
-    "plan": _plan, "unit": _unit,
+    "plan": _plan, "unit": _unit, "kernel": _kernel,
 }  # fmt: skip
 
 

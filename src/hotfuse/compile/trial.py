@@ -48,8 +48,8 @@ def attempt(
 ) -> Outcome:
     """Run a kernel; raises CannotLower when it is wrong, or slower than the library by more than the allowance."""
     generator = torch.Generator().manual_seed(0)
-    data = {v.name: _made_up(v, sizes, generator) for v in sources(graph)}
-    weights = {p.key: _tame(data[p.value.name]) for p in graph.params}
+    data = {v.name: made_up(v, sizes, generator) for v in sources(graph)}
+    weights = {p.key: tamed(data[p.value.name]) for p in graph.params}
     inputs = [data[v.name] for v in graph.inputs]
     library = LibraryBackend().compile(graph, weights).run
     native = artifact(graph, lowered, load_kernel(compiled), weights, "").run
@@ -65,7 +65,8 @@ def attempt(
     return outcome
 
 
-def _made_up(v: Value, sizes: Mapping[str, int], generator: torch.Generator) -> Any:
+def made_up(v: Value, sizes: Mapping[str, int], generator: torch.Generator) -> Any:
+    """Data of a value's type; raises CannotLower where its size depends on data."""
     if isinstance(v.type, ScalarType) and v.type.expr is not None and not symbols(v.type.expr) - set(sizes):
         return evaluate(v.type.expr, sizes)
     if not isinstance(v.type, TensorType):
@@ -85,7 +86,7 @@ def _made_up(v: Value, sizes: Mapping[str, int], generator: torch.Generator) -> 
     return made.permute(order).contiguous().permute(back)
 
 
-def _tame(weight: torch.Tensor) -> torch.Tensor:
+def tamed(weight: torch.Tensor) -> torch.Tensor:
     """A weight whose products stay near 1: a recurrence over larger ones is chaotic, and no two ways to compute it agree."""
     if not weight.dtype.is_floating_point or weight.dim() < 2:
         return weight

@@ -1,0 +1,183 @@
+"""Labels for the performance model: kernels made by the real lowering and compiler, timed so that the figures repeat.
+
+A machine changes speed every few milliseconds; the same kernel measured twice in a row is lucky or unlucky twice. So all kernels
+of a batch take turns, and each keeps the least of passes that are spread out over the batch's time. Compiling happens in
+worker processes before, never beside.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hotfuse.backends.library import LibraryBackend
+from hotfuse.backends.llvm.abi import NativeKernel
+from hotfuse.backends.llvm.constants import Constants
+from hotfuse.backends.llvm.group import glue
+from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel, load_kernel
+from hotfuse.backends.llvm.target import host
+from hotfuse.base.errors import InternalError
+from hotfuse.compile.trial import made_up, tamed
+from hotfuse.hpm.work import Candidate, Tile
+from hotfuse.hpm.work import Core as AnyCore
+from hotfuse.ir.graph import Graph, sources
+from hotfuse.ir.text import parse, show
+from hotfuse.lower import Core, lower
+from hotfuse.lower.codec import from_json, to_json
+from hotfuse.lower.lowered import Lowered
+from hotfuse.lower.tiling import choose
+
+PASSES = 12
+BURST_S = 120e-6
+"""One kernel's turn, at least: long against the clock, short against changes of speed."""
+MOST_CALLS = 400
+Message = tuple[dict[str, Any], list[bytes]]
+
+
+def tile_of(core: AnyCore, rows: int, columns: int, depth: int) -> Tile:
+    """How a product of these extents would be cut."""
+    own = core if isinstance(core, Core) else Core(core.lanes, core.registers, l2=core.l2)
+    t = choose(own, rows, (columns,), depth)
+    padded = -columns % t.nr
+    return Tile(t.mr, t.vectors, t.sets(min(rows, t.mr)), padded / max(columns, 1), t.group_rows)
+
+
+def ways(core: Core) -> tuple[Core, ...]:
+    """Cores to cut for: this one, and ones that lead to smaller tiles, narrower vectors, shorter groups of rows."""
+    found = [core, Core(core.lanes, 16, core.l1, core.l2), Core(core.lanes, core.registers, core.l1, core.l2 // 8)]
+    if core.lanes >= 8:
+        found.append(Core(core.lanes // 2, core.registers, core.l1, core.l2))
+    return tuple(dict.fromkeys(found))
+
+
+# --- compiling -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A kernel that compiled."""
+
+    lowered: Lowered
+    compiled: CompiledKernel
+
+
+def make(graph: Graph, core: Core) -> Made:
+    """Lower and compile; raises a HotfuseError where there is no kernel."""
+    lowered = lower(graph, core)
+    return Made(lowered, compile_kernel(lowered.kernel))
+
+
+def request(graph: Graph, core: Core) -> dict[str, Any]:
+    """What to ask a worker for."""
+    return {"kind": "kernel", "graph": show(graph), "core": [core.lanes, core.registers, core.l1, core.l2]}
+
+
+def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+    """The request of kind `kernel`: a group's graph as text, and the core to cut it for."""
+    made = make(parse(header["graph"]), Core(*(int(n) for n in header["core"])))
+    return {"ok": True, **to_json(made.lowered), "seconds": dict(made.compiled.seconds)}, [made.compiled.code]
+
+
+def received(answer: Mapping[str, Any], codes: Sequence[bytes]) -> Made:
+    """What a worker made."""
+    lowered = from_json(dict(answer))
+    return Made(lowered, CompiledKernel(lowered.kernel, host(), codes[0], dict(answer["seconds"])))
+
+
+# --- running -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Bound:
+    """Something to time, with everything that it needs in memory."""
+
+    candidate: Candidate
+    group: str
+    call: Callable[[], object]
+    keep: tuple[Any, ...] = ()
+    repeats: int = 1
+    times: list[float] = field(default_factory=list[float])
+
+    def settle(self) -> None:
+        """Choose how many calls make a turn."""
+        self.call()
+        begin = time.perf_counter()
+        self.call()
+        taken = max(time.perf_counter() - begin, 1e-7)
+        self.repeats = max(1, min(MOST_CALLS, round(BURST_S / taken)))
+
+    def turn(self) -> None:
+        """One call to bring everything into the caches, then a burst."""
+        call = self.call
+        call()
+        begin = time.perf_counter()
+        for _ in range(self.repeats):
+            call()
+        self.times.append((time.perf_counter() - begin) / self.repeats)
+
+    def figure(self) -> tuple[float, float]:
+        """Seconds at best, and how far the better half of the turns lies from that."""
+        ordered = sorted(self.times)
+        good = ordered[: max(1, len(ordered) // 2)]
+        return good[0], sum(good) / len(good) / good[0] - 1
+
+
+class _Asked:
+    """Stands in for a kernel to learn what it would be called with."""
+
+    def __init__(self, kernel: NativeKernel) -> None:
+        self.kernel, self.has_scratch, self._own = kernel.kernel, kernel.has_scratch, kernel
+        self.args: tuple[int, ...] = ()
+        self.scratch: Any = None
+
+    def enter(self, *args: int) -> None:
+        """Note the call."""
+        self.args = args
+
+    def arena(self, sizes: Mapping[str, int], threads: int) -> Any:
+        """Memory that outlives the call."""
+        self.scratch = self._own.arena(sizes, threads)
+        return self.scratch
+
+
+def bind(candidate: Candidate, group: str, made: Made | None) -> Bound:
+    """A candidate on made-up data: its kernel called with addresses alone, or the library's where there is none."""
+    graph, sizes = candidate.graph, candidate.sizes
+    generator = torch.Generator().manual_seed(0)
+    data = {v.name: made_up(v, sizes, generator) for v in sources(graph)}
+    weights = {p.key: tamed(data[p.value.name]) for p in graph.params}
+    inputs = [data[v.name] for v in graph.inputs]
+    with torch.no_grad():
+        if made is None:
+            run = LibraryBackend().compile(graph, weights).run
+            return Bound(candidate, group, lambda: run(*inputs), (inputs, weights))
+        kernel = load_kernel(made.compiled)
+        asked: Any = _Asked(kernel)
+        run = glue(graph, made.lowered, asked, Constants(weights))
+        out = run(*inputs)
+    if not asked.args:
+        raise InternalError("a kernel's glue did not call it")
+    enter, args = kernel.enter, (*asked.args[:-1], candidate.threads)
+    return Bound(candidate, group, lambda: enter(*args), (kernel, run, out, inputs, weights, asked))
+
+
+def timed(batch: Sequence[Bound], passes: int = PASSES, until: float | None = None) -> None:
+    """Let all of a batch take turns; `until` (perf_counter) ends it after a pass, three passes at the earliest."""
+    with torch.no_grad():
+        for b in batch:
+            b.settle()
+        gc.collect()
+        gc.disable()
+        try:
+            for n in range(passes):
+                for b in batch if n % 2 == 0 else reversed(batch):
+                    b.turn()
+                if until is not None and n >= 2 and time.perf_counter() > until:
+                    return
+        finally:
+            gc.enable()

@@ -1,0 +1,69 @@
+"""From measurements in the store to a model in the store: rows out, samples in, a new version when there is more to learn from.
+
+    kernel name ::= problem:sizes:way        problems are held out whole when a model is judged
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hotfuse.hpm import model
+from hotfuse.hpm.model import Model, Samples
+from hotfuse.hpm.roofline import Roof
+from hotfuse.hpm.work import FAMILIES, NAMES, Core, Matrix, families
+from hotfuse.profile.rows import Measurement, Source
+from hotfuse.profile.store import Store
+
+NOISY = 0.25
+"""Rows whose turns lie further apart are not learned from."""
+LIBRARY = "library"
+
+
+def kernel_name(problem: str, sizes: Mapping[str, int], core: Core | None, threads: int) -> str:
+    """What a row is called: the same for the same candidate, so that it is not measured twice."""
+    way = LIBRARY if core is None else f"{core.lanes}x{core.registers}x{core.l2}"
+    shown = ",".join(f"{n}={v}" for n, v in sorted(sizes.items()))
+    return f"{problem}:{shown}:{way}:{threads}"[:128]
+
+
+def measurements(
+    names: Sequence[str], table: Matrix, seconds: Sequence[float], noise: Sequence[float], threads: int,
+    source: Source = "calibrate",
+) -> list[Measurement]:
+    """Rows for the store."""
+    kinds = families(table)
+    return [
+        Measurement(name, FAMILIES[int(k)], dict(zip(NAMES, map(float, row), strict=True)), "f32", threads, s * 1e9, n, source)
+        for name, row, s, n, k in zip(names, table, seconds, noise, kinds, strict=True)
+    ]
+
+
+def samples(store: Store, machine: int | None, threads: int = 1, limit: int = 20_000) -> Samples:
+    """Everything in the store that fits what models read today; of a kernel measured twice, the newest row."""
+    seen: dict[str, Measurement] = {}
+    for m in store.measurements(machine=machine, limit=limit):
+        fits = m.threads == threads and m.time_ns > 0 and m.noise <= NOISY and all(n in m.features for n in NAMES)
+        if fits and m.kernel not in seen:
+            seen[m.kernel] = m
+    rows = sorted(seen.values(), key=lambda m: m.kernel)
+    table = np.array([[m.features[n] for n in NAMES] for m in rows]).reshape(len(rows), len(NAMES))
+    group = np.array([zlib.crc32(m.kernel.split(":")[0].encode()) for m in rows], np.int64)
+    return Samples(table, np.array([m.time_ns for m in rows]) * 1e-9, np.array([m.noise for m in rows]), group)
+
+
+def known(store: Store, machine: int | None) -> set[str]:
+    """Names of what was measured before."""
+    return {m.kernel for m in store.measurements(machine=machine, source="calibrate")}
+
+
+def train(store: Store, machine: int | None, at: Roof) -> Model | None:
+    """A new version from everything measured so far; None where that is too little."""
+    found = samples(store, machine, at.threads)
+    if len(found) < model.LEAST_SAMPLES:
+        return None
+    made = model.fit(found, at)
+    version = model.save(store, made, machine)
+    return Model(made.forest, made.width, made.facts, version)

@@ -1,0 +1,141 @@
+"""Regression forests as plain arrays: grown by scikit-learn, evaluated here, stored as numbers.
+
+A tree's two children lie side by side, so a step down is `first[node] + (x > threshold)`; a leaf is its own child. All trees take
+their steps at once, over a whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotfuse.hpm.work import Matrix
+
+Vector = npt.NDArray[np.float64]
+FEW = 1000
+"""Below so many samples extra trees are better, above boosted ones."""
+EXTRA = {"n_estimators": 48, "max_depth": 11, "min_samples_leaf": 2, "max_features": 0.6}
+BOOSTED = {"n_estimators": 220, "max_depth": 5, "learning_rate": 0.08, "subsample": 0.7, "max_features": 0.4,
+           "min_samples_leaf": 4, "loss": "huber", "alpha": 0.95}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Nodes of all trees, one after another."""
+
+    feature: npt.NDArray[np.int32]
+    threshold: npt.NDArray[np.float32]
+    first: npt.NDArray[np.int32]
+    """The left child; the right one follows. A leaf's is itself, with a threshold nothing exceeds."""
+    value: npt.NDArray[np.float64]
+    roots: npt.NDArray[np.int32]
+    depth: int
+    base: float
+    scale: float
+    """prediction = base + scale * sum of the trees' leaves"""
+
+    def predict(self, x: Matrix) -> Vector:
+        """Predictions of a batch."""
+        leaves = self._leaves(x)
+        return self.base + self.scale * self.value[leaves].sum(0)
+
+    def spread(self, x: Matrix) -> Vector:
+        """How far the trees lie apart; means something where each predicts the whole (extra trees)."""
+        return self.value[self._leaves(x)].std(0)
+
+    def _leaves(self, x: Matrix) -> npt.NDArray[np.int64]:
+        columns = np.ascontiguousarray(x.T, dtype=np.float32).ravel()
+        n = len(x)
+        own = np.arange(n, dtype=np.int64)
+        at = np.repeat(self.roots.astype(np.int64)[:, None], n, 1)
+        where = self.feature.astype(np.int64) * n
+        first = self.first.astype(np.int64)
+        for _ in range(self.depth):
+            here = columns.take(where.take(at) + own)
+            at = first.take(at) + (here > self.threshold.take(at))
+        return at
+
+    def arrays(self, prefix: str = "") -> dict[str, npt.NDArray[Any]]:
+        """Plain arrays for the store."""
+        facts = np.array([self.depth, self.base, self.scale])
+        return {f"{prefix}feature": self.feature, f"{prefix}threshold": self.threshold, f"{prefix}first": self.first,
+                f"{prefix}value": self.value, f"{prefix}roots": self.roots, f"{prefix}facts": facts}  # fmt: skip
+
+    def split_counts(self, features: int) -> Vector:
+        """How many nodes ask for each feature."""
+        inner = self.first != np.arange(len(self.first))
+        return np.bincount(self.feature[inner], minlength=features).astype(np.float64)
+
+
+def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], features: int, prefix: str = "") -> Forest:
+    """The inverse of `Forest.arrays`; raises ValueError where the numbers are no forest."""
+    try:
+        feature, threshold, first, value, roots, facts = (
+            arrays[prefix + n] for n in ("feature", "threshold", "first", "value", "roots", "facts")
+        )
+    except KeyError as e:
+        raise ValueError(f"a forest without {e}") from e
+    nodes = len(feature)
+    own = np.arange(nodes)
+    fits = len(threshold) == len(first) == len(value) == nodes and len(facts) == 3 and feature.ndim == roots.ndim == 1
+    if not fits or not nodes or not len(roots):
+        raise ValueError("arrays of a forest do not fit together")
+    inner = first != own
+    if (
+        feature.min() < 0 or feature.max() >= features or first.min() < 0 or (first[inner] + 1).max(initial=0) >= nodes
+        or roots.min() < 0 or roots.max() >= nodes or not np.isfinite(value).all() or not np.isfinite(facts).all()
+        or not np.isposinf(threshold[~inner]).all() or not 0 <= facts[0] <= 64
+    ):  # fmt: skip
+        raise ValueError("numbers of a forest are out of range")
+    return Forest(feature.astype(np.int32), threshold.astype(np.float32), first.astype(np.int32), value.astype(np.float64),
+                  roots.astype(np.int32), int(facts[0]), float(facts[1]), float(facts[2]))  # fmt: skip
+
+
+def _single(threshold: float) -> float:
+    """The largest float32 that is no larger: what a float32 is compared with must not move past it."""
+    near = np.float32(threshold)
+    return float(np.nextafter(near, np.float32(-np.inf)) if near > threshold else near)
+
+
+def _flat(trees: Sequence[Any], base: float, scale: float) -> Forest:
+    nodes: list[list[float]] = []
+    """[feature, threshold, first child, value]"""
+
+    def leaf() -> int:
+        nodes.append([0, np.inf, len(nodes), 0.0])
+        return len(nodes) - 1
+
+    roots: list[int] = []
+    deepest = 0
+    for tree in trees:
+        deepest = max(deepest, int(tree.max_depth))
+        roots.append(leaf())
+        waiting = [(0, roots[-1])]
+        while waiting:
+            node, at = waiting.pop()
+            nodes[at][3] = float(tree.value[node].ravel()[0])
+            if tree.children_left[node] >= 0:
+                left, right = leaf(), leaf()
+                nodes[at][:3] = [int(tree.feature[node]), _single(float(tree.threshold[node])), left]
+                waiting += [(int(tree.children_left[node]), left), (int(tree.children_right[node]), right)]
+    table = np.array(nodes)
+    return Forest(table[:, 0].astype(np.int32), table[:, 1].astype(np.float32), table[:, 2].astype(np.int32), table[:, 3],
+                  np.array(roots, np.int32), deepest, base, scale)  # fmt: skip
+
+
+def grow(x: Matrix, y: Vector, weight: Vector | None = None, *, seed: int = 0, few: int = FEW) -> Forest:
+    """A forest fitted to samples: extra trees for few, boosted ones for many."""
+    from sklearn.ensemble import ExtraTreesRegressor, GradientBoostingRegressor  # half a second to import
+
+    clean = x.astype(np.float32)
+    if len(y) < few:
+        extra: Any = ExtraTreesRegressor(**EXTRA, random_state=seed).fit(clean, y, weight)  # pyright: ignore[reportArgumentType]
+        trees = [e.tree_ for e in extra.estimators_]
+        return _flat(trees, 0.0, 1.0 / len(trees))
+    boosted: Any = GradientBoostingRegressor(**BOOSTED, random_state=seed).fit(clean, y, weight)  # pyright: ignore[reportArgumentType]
+    base = float(np.ravel(boosted.init_.constant_)[0])
+    return _flat([e.tree_ for e in boosted.estimators_[:, 0]], base, float(boosted.learning_rate))

@@ -1,0 +1,226 @@
+"""The model: a roofline times what a forest learned about how far from it kernels stay, with an interval that holds.
+
+    log(time / roofline) = forest(features)        never below what the roofs allow
+    interval             = residuals of kernels the forest had not seen, by family and length
+
+It is stored as plain arrays under one name, each training a new version.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotfuse.hpm import forest
+from hotfuse.hpm.features import NAMES, Features, derive
+from hotfuse.hpm.forest import Forest
+from hotfuse.hpm.roofline import Roof
+from hotfuse.hpm.work import FAMILIES, Book, Candidate, Matrix
+from hotfuse.hpm.work import NAMES as ROW_NAMES
+from hotfuse.machine.energy import WATTS_PER_CORE
+from hotfuse.profile.store import Store
+
+Vector = npt.NDArray[np.float64]
+NAME = "kernels"
+KEPT = 0.8
+"""The part of all measurements that stated intervals hold."""
+LENGTHS = (5e-6, 100e-6)
+"""Kernels shorter than the first, between, longer than the second are judged apart."""
+LEAST = 25
+"""Residuals that a family and length need for an interval of their own."""
+FOLDS = 4
+LEAST_SAMPLES = 40
+"""A model of fewer rows would know less than the roofline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """Per candidate; energy is an estimate from a core's watts, cycles follow from the machine's rate."""
+
+    seconds: Vector
+    low_s: Vector
+    high_s: Vector
+    cycles: Vector
+    joules: Vector
+    memory: Vector
+    """Bytes that the candidate reads and writes."""
+    level: npt.NDArray[np.int64]
+    """Which memory level binds; -1 where arithmetic does."""
+    family: npt.NDArray[np.int64]
+    energy_source: str = "estimated"
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Rows with their measured times; those of one `group` are the same problem, cut in several ways."""
+
+    table: Matrix
+    seconds: Vector
+    noise: Vector
+    group: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def pick(self, where: npt.NDArray[Any]) -> Samples:
+        """Some of them."""
+        return Samples(self.table[where], self.seconds[where], self.noise[where], self.group[where])
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A trained forest and how far to trust it."""
+
+    forest: Forest
+    width: Matrix
+    """Half-widths of intervals in log time, by family and length."""
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    version: int = 0
+
+    def ratio(self, found: Features) -> Vector:
+        """log(time / roofline)."""
+        return np.maximum(self.forest.predict(found.x), np.log(np.maximum(found.roof.bound, 1e-12) / found.roof.seconds))
+
+    def seconds(self, found: Features) -> Vector:
+        """Predicted times."""
+        return found.roof.seconds * np.exp(self.ratio(found))
+
+    def widths(self, found: Features, seconds: Vector) -> Vector:
+        """Half-widths of their intervals, in log time."""
+        return self.width[found.family, np.searchsorted(LENGTHS, seconds)]
+
+
+def residuals(samples: Samples, at: Roof, few: int = forest.FEW, folds: int = FOLDS, seed: int = 0) -> tuple[Vector, Vector]:
+    """log(measured / predicted) and the prediction for every sample, by forests that saw no sample of its group."""
+    found = derive(samples.table, at)
+    y = np.log(samples.seconds / found.roof.seconds)
+    fold = _folds(samples.group, folds, seed)
+    off, predicted = np.zeros(len(y)), np.zeros(len(y))
+    for k in range(folds):
+        test = fold == k
+        if test.any() and not test.all():
+            grown = forest.grow(found.x[~test], y[~test], weights(samples.pick(~test)), seed=seed, few=few)
+            model = Model(grown, np.zeros((len(FAMILIES), len(LENGTHS) + 1)))
+            part = derive(samples.table[test], at)
+            predicted[test] = model.seconds(part)
+            off[test] = np.log(samples.seconds[test] / predicted[test])
+    return off, predicted
+
+
+def _folds(group: npt.NDArray[np.int64], folds: int, seed: int) -> npt.NDArray[np.int64]:
+    names, number = np.unique(group, return_inverse=True)
+    return np.random.default_rng(seed).permutation(len(names))[number] % folds
+
+
+def weights(samples: Samples) -> Vector:
+    """Rows that were measured quietly count more."""
+    return 1.0 / (0.05**2 + samples.noise**2)
+
+
+def fit(samples: Samples, at: Roof, *, seed: int = 0, few: int = forest.FEW) -> Model:
+    """Train on everything; intervals come from forests that did not see what they are judged on."""
+    started = time.perf_counter()
+    off, predicted = residuals(samples, at, few, seed=seed)
+    found = derive(samples.table, at)
+    y = np.log(samples.seconds / found.roof.seconds)
+    grown = forest.grow(found.x, y, weights(samples), seed=seed, few=few)
+    length = np.searchsorted(LENGTHS, predicted)
+    overall = float(np.quantile(np.abs(off), KEPT))
+    width = np.full((len(FAMILIES), len(LENGTHS) + 1), overall)
+    for f in range(len(FAMILIES)):
+        for b in range(len(LENGTHS) + 1):
+            near = np.abs(off[(found.family == f) & (length == b)])
+            if len(near) >= LEAST:
+                width[f, b] = float(np.quantile(near, min(1.0, KEPT * (1 + 1 / len(near)))))
+    scores = accuracy(samples.seconds, predicted)
+    facts = {
+        "samples": len(samples), "groups": len(np.unique(samples.group)), "kind": "boosted" if len(samples) >= few else "extra",
+        "trees": len(grown.roots), "seconds": round(time.perf_counter() - started, 3), "held_out": scores,
+        "features": list(NAMES), "rows": list(ROW_NAMES), "kept": KEPT,
+    }  # fmt: skip
+    return Model(grown, width, facts)
+
+
+def accuracy(measured: Vector, predicted: Vector, least_s: float = 5e-6) -> dict[str, float]:
+    """MAPE and shares within 10% and 20%, of kernels that take longer than `least_s`."""
+    long = measured > least_s
+    if not long.any():
+        return {"n": 0.0, "mape": float("nan"), "within10": float("nan"), "within20": float("nan")}
+    error = np.abs(predicted[long] / measured[long] - 1)
+    return {"n": float(long.sum()), "mape": float(error.mean()), "within10": float((error <= 0.1).mean()),
+            "within20": float((error <= 0.2).mean())}  # fmt: skip
+
+
+def save(store: Store, model: Model, machine: int | None) -> int:
+    """Keep a model; its version."""
+    return store.save_model(NAME, {**model.forest.arrays(), "width": model.width}, model.facts, machine)
+
+
+def load(store: Store, machine: int | None = None, version: int | None = None) -> Model | None:
+    """The newest model, or a given version; None where there is none that this program and machine can use."""
+    found = store.load_model(NAME, version)
+    if found is None or _columns(found.facts) != (list(NAMES), list(ROW_NAMES)):
+        return None
+    if machine is not None and found.machine != machine:
+        return None
+    try:
+        grown = forest.from_arrays(found.arrays, len(NAMES))
+        width = found.arrays["width"]
+    except (KeyError, ValueError) as e:
+        store.notes.append(f"a stored model was left aside: {e}")
+        return None
+    if width.shape != (len(FAMILIES), len(LENGTHS) + 1) or not np.isfinite(width).all():
+        store.notes.append("a stored model was left aside: its intervals do not fit")
+        return None
+    return Model(grown, width.astype(np.float64), dict(found.facts), found.version)
+
+
+def _columns(facts: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    return list(facts.get("features", ())), list(facts.get("rows", ()))
+
+
+class Correction:
+    """What serving measured beside a model's predictions; the neutral one changes nothing."""
+
+    def shift(self, family: npt.NDArray[np.int64], level: npt.NDArray[np.int64]) -> Vector:
+        """Log factors to multiply predictions with."""
+        return np.zeros(len(family))
+
+
+@dataclass(slots=True)
+class Predictor:
+    """A model on a machine: candidates in, predictions out."""
+
+    model: Model
+    at: Roof
+    book: Book
+    correction: Correction = field(default_factory=Correction)
+
+    def predict(self, candidates: Sequence[Candidate]) -> Predictions:
+        """Predict a batch before anything of it is built; raises Unknown where work depends on data."""
+        return self.of_rows(self.book.rows(candidates))
+
+    def of_rows(self, table: Matrix) -> Predictions:
+        """The same for rows."""
+        found = derive(table, self.at)
+        raw = self.model.seconds(found)
+        level = binding(found)
+        seconds = raw * np.exp(self.correction.shift(found.family, level))
+        width = np.exp(self.model.widths(found, raw))
+        memory = table[:, _BYTES].sum(1)
+        cycles = seconds * self.at.flops / (self.at.threads * 64)
+        joules = seconds * WATTS_PER_CORE * self.at.threads
+        return Predictions(seconds, seconds / width, seconds * width, cycles, joules, memory, level, found.family)
+
+
+_BYTES = [ROW_NAMES.index(n) for n in ("bytes_in", "bytes_const", "bytes_out")]
+
+
+def binding(found: Features) -> npt.NDArray[np.int64]:
+    """The memory level whose speed decides, -1 where arithmetic does."""
+    return np.where(found.roof.memory >= found.roof.compute, found.roof.level, -1)

@@ -1,0 +1,98 @@
+"""The machine as rates and knots, and the least time of work on it: vectorized over rows of `hpm.work`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hotfuse.hpm.work import COLUMN, Matrix
+from hotfuse.machine.peaks import LEVELS, Peaks
+from hotfuse.machine.topology import Topology
+
+Vector = npt.NDArray[np.float64]
+_GUESS = {"L1": 100e9, "L2": 50e9, "L3": 25e9, "memory": 10e9}
+FORK_S = 2e-6
+SLACK = 0.95
+"""Peaks are measured as well: what comes a little nearer than their noise to them is no mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """Rates of one number of threads; `knots` are working sets with the bandwidth that holds up to them."""
+
+    threads: int
+    flops: float
+    knots: tuple[float, ...]
+    speeds: tuple[float, ...]
+    call_s: float
+    fork_s: float
+    measured: bool
+
+    def bandwidth(self, held: Vector) -> Vector:
+        """Bytes a second for working sets, smooth between the levels."""
+        return np.exp(np.interp(np.log(np.maximum(held, 1.0)), np.log(self.knots), np.log(self.speeds)))
+
+    def level(self, held: Vector) -> npt.NDArray[np.int64]:
+        """Which level working sets lie in: 0 is the first."""
+        return np.minimum(np.searchsorted(np.asarray(self.knots[:-1]) * 1.25, held), len(LEVELS) - 1)
+
+
+def roof(peaks: Peaks | None, top: Topology, lanes: int, threads: int = 1) -> Roof:
+    """A machine's roof: measured where there are measured peaks, else the same guesses everywhere."""
+    caches = {f"L{c.level}": c.bytes for c in top.caches if c.kind != "instruction"}
+    sizes = [caches.get("L1", 32 << 10), caches.get("L2", 1 << 20), caches.get("L3", 8 << 20)]
+    flops = peaks.rate("f32", threads) if peaks is not None else None
+    speeds: list[float] = []
+    for level in LEVELS:
+        read = peaks.bandwidth(level, "read", threads) if peaks is not None else None
+        speeds.append(read or (min(speeds[-1], _GUESS[level] * threads) if speeds else _GUESS[level] * threads))
+    knots = _increasing([sizes[0] * 0.8, sizes[1] * 0.8, sizes[2] * 0.5, sizes[2] * 2.0])
+    fork = peaks.fork(threads) if peaks is not None else None
+    return Roof(
+        threads, flops or lanes * 4 * 2.5e9 * threads, tuple(knots), tuple(speeds),
+        (peaks.call_ns if peaks is not None else 100.0) * 1e-9,
+        (fork * 1e-9 if fork is not None else FORK_S) if threads > 1 else 0.0, flops is not None,
+    )  # fmt: skip
+
+
+def _increasing(numbers: Sequence[float]) -> list[float]:
+    made: list[float] = []
+    for n in numbers:
+        made.append(max(n, made[-1] * 1.5) if made else n)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """Least times, in seconds, and what they come from."""
+
+    seconds: Vector
+    """What a kernel at every roof takes, with a call."""
+    compute: Vector
+    memory: Vector
+    bound: Vector
+    """What nothing can beat: products at the peak, compulsory traffic at the level's bandwidth."""
+    level: npt.NDArray[np.int64]
+    """Of the working set."""
+
+
+def least(table: Matrix, at: Roof) -> Least:
+    """The roofline of rows."""
+
+    def col(name: str) -> Vector:
+        return table[:, COLUMN[name]]
+
+    library = col("library") > 0
+    traffic = col("bytes_in") + col("bytes_const") + col("bytes_out")
+    moved = np.where(library, np.maximum(col("moved"), traffic), traffic)
+    held = np.where(library, np.maximum(col("most_moved"), 1.0), np.maximum(traffic, 1.0))
+    memory = moved / at.bandwidth(held)
+    vector = at.flops / 2  # an instruction that is no multiply-add does half as many operations
+    compute = col("mma") / at.flops + (col("light") + col("divide") + col("function")) / vector
+    calls = np.where(library, col("calls") * 20 * at.call_s, 2 * at.call_s) + at.fork_s
+    seconds = np.maximum(compute, memory) + calls
+    bound = np.maximum(col("mma") / at.flops, traffic / at.bandwidth(np.full_like(traffic, at.knots[0]))) * SLACK
+    return Least(seconds, compute, memory, bound, at.level(held))

@@ -1,0 +1,185 @@
+"""Problems to measure: groups as the fusion engine makes them, drawn to spread over sizes, widths and lengths of chains.
+
+Single operators and partially fused pairs come out of the same draw: a chain's prefixes are problems too. Rows are a symbol, so
+that one kernel is compiled once and measured at several sizes. The draw is a function of a seed: calibration can be taken up
+again where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from hotfuse.ir.build import Builder
+from hotfuse.ir.dims import Dim, sym
+from hotfuse.ir.graph import Arg, Graph, Value
+from hotfuse.ir.text import show
+from hotfuse.ir.types import ROW_MAJOR, DType, Layout, TensorType
+
+MOST_ELEMENTS = 3_000_000
+ROWS = "n"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A group and the sizes of several calls."""
+
+    family: str
+    graph: Graph
+    sizes: tuple[Mapping[str, int], ...]
+
+    @property
+    def key(self) -> str:
+        """Its name: the same for the same group."""
+        return hashlib.sha256(show(self.graph).encode()).hexdigest()[:16]
+
+
+def _log(r: random.Random, low: float, high: float) -> int:
+    return max(1, round(math.exp(r.uniform(math.log(low), math.log(high)))))
+
+
+def _extent(r: random.Random, low: int, high: int) -> int:
+    """Mostly multiples of a vector, as models have them."""
+    n = _log(r, low, high)
+    return n if r.random() < 0.15 or n < 16 else max(16, round(n / 16) * 16)
+
+
+def _several(r: random.Random, low: int, high: int, width: int, count: int = 3) -> tuple[Mapping[str, int], ...]:
+    """Rows of several calls, spread over their range."""
+    top = max(low + 1, min(high, MOST_ELEMENTS // max(width, 1)))
+    edges = [low * (top / low) ** (i / count) for i in range(count + 1)]
+    return tuple({ROWS: max(2, _log(r, edges[i], edges[i + 1]))} for i in range(count))
+
+
+def _f32(*shape: Dim, layout: Layout = ROW_MAJOR) -> TensorType:
+    return TensorType(DType.F32, tuple(shape), layout)
+
+
+class _Chain:
+    """Pointwise operators appended to a value, with operands of its shape or of its last dimension."""
+
+    def __init__(self, b: Builder, r: random.Random, x: Value, channel: int | None = None) -> None:
+        self.b, self.r, self.x, self.channel = b, r, x, channel
+        assert isinstance(x.type, TensorType)
+        self.type = x.type
+
+    def step(self, kinds: str) -> None:
+        kind = self.r.choice(kinds.split())
+        if kind in ("add", "mul", "sub"):
+            self._put(f"aten.{kind}.Tensor", (self.x, self.b.input("y", self.type)))
+        elif kind in ("addv", "mulv"):
+            shape = self.type.shape
+            wide = shape[-1] if self.channel is None else (shape[self.channel], *(1 for _ in shape[self.channel + 1 :]))
+            own = _f32(*wide) if isinstance(wide, tuple) else _f32(wide)
+            self._put(f"aten.{kind[:3]}.Tensor", (self.x, self.b.param("v", own, f"v{len(self.b.params)}")))
+        elif kind == "div":
+            self._put("aten.div.Tensor", (self.x, 3.0))
+        elif kind == "scale":
+            self._put("aten.mul.Tensor", (self.x, 0.5))
+        elif kind == "gelu":
+            self._put("aten.gelu.default", (self.x,))
+        else:
+            self._put(f"aten.{kind}.default", (self.x,))
+
+    def _put(self, op: str, args: tuple[Arg, ...]) -> None:
+        self.x = self.b.add(op, args, self.type)
+
+
+_CHEAP = "add mul sub scale relu"
+_ANY = f"{_CHEAP} div sigmoid tanh gelu exp silu"
+
+
+def _pointwise(r: random.Random) -> Problem:
+    b, width = Builder("group"), _extent(r, 16, 4096)
+    chain = _Chain(b, r, b.input("x", _f32(sym(ROWS), width)))
+    for _ in range(r.choice((1, 1, 2, 2, 3, 4, 6))):
+        chain.step(_ANY)
+    return Problem("pointwise", b.finish(chain.x), _several(r, 2, 8192, width))
+
+
+def _broadcast(r: random.Random) -> Problem:
+    b, width = Builder("group"), _extent(r, 16, 4096)
+    chain = _Chain(b, r, b.input("x", _f32(sym(ROWS), width)))
+    for i in range(r.choice((1, 2, 2, 3, 4))):
+        chain.step("addv mulv" if i == 0 else f"{_ANY} addv")
+    return Problem("broadcast", b.finish(chain.x), _several(r, 2, 8192, width))
+
+
+def _reduction(r: random.Random) -> Problem:
+    b, width = Builder("group"), _extent(r, 32, 4096)
+    chain = _Chain(b, r, b.input("x", _f32(sym(ROWS), width)))
+    for _ in range(r.choice((0, 0, 1, 1, 2, 3))):
+        chain.step("add mul scale addv gelu")
+    kind = r.choice(("softmax", "layer_norm", "layer_norm", "sum", "amax", "mean"))
+    if kind == "softmax":
+        out = b.add("aten.softmax.int", (chain.x, -1), chain.type)
+    elif kind == "layer_norm":
+        w, v = (b.param(n, _f32(width), n) for n in ("gamma", "beta"))
+        out = b.add("aten.layer_norm.default", (chain.x, (width,), w, v, 1e-5), chain.type)
+    else:
+        op = {"sum": "aten.sum.dim_IntList", "mean": "aten.mean.dim", "amax": "aten.amax.default"}[kind]
+        out = b.add(op, (chain.x, (-1,), True), _f32(sym(ROWS), 1))
+    return Problem("reduction", b.finish(out), _several(r, 2, 4096, width))
+
+
+def _contraction(r: random.Random) -> Problem:
+    b, k, n = Builder("group"), _extent(r, 32, 3072), _extent(r, 16, 3072)
+    x, w = b.input("x", _f32(sym(ROWS), k)), b.param("w", _f32(n, k), "w")
+    bias = b.param("b", _f32(n), "b") if r.random() < 0.8 else None
+    chain = _Chain(b, r, b.add("aten.linear.default", (x, w, bias), _f32(sym(ROWS), n)))
+    for _ in range(r.choice((0, 0, 1, 1, 2, 3))):
+        chain.step("relu gelu add silu tanh")
+    most = max(4, min(512, 700_000_000 // (2 * n * k)))
+    return Problem("contraction", b.finish(chain.x), _several(r, 1, most, max(n, k), 4))
+
+
+def _convolution(r: random.Random) -> Problem:
+    b, last = Builder("group"), Layout((0, 2, 3, 1))
+    side, window, stride = r.choice((7, 14, 20, 28, 40, 56)), r.choice((1, 1, 3, 3, 5)), r.choice((1, 1, 1, 2))
+    own = r.random() < 0.3 and window > 1
+    c_in = _extent(r, 16, 512)
+    c_out = c_in if own else _extent(r, 16, 512)
+    groups = c_in if own else 1
+    if 2 * side * side * c_out * c_in // groups * window * window > 500_000_000:
+        side = 14
+    pad, out = window // 2, (side + 2 * (window // 2) - window) // stride + 1
+    x = b.input("x", _f32(1, c_in, side, side, layout=last))
+    w, v = b.param("w", _f32(c_out, c_in // groups, window, window), "w"), b.param("b", _f32(c_out), "b")
+    args = (x, w, v, (stride, stride), (pad, pad), (1, 1), groups)
+    made = b.add("aten.conv2d.default", args, _f32(1, c_out, out, out, layout=last))
+    chain = _Chain(b, r, made, 1)
+    for _ in range(r.choice((0, 1, 1, 2))):
+        chain.step("relu silu add")
+    return Problem("convolution", b.finish(chain.x), ({},))
+
+
+def _attention(r: random.Random) -> Problem:
+    b, heads, deep = Builder("group"), r.choice((2, 4, 8, 12)), r.choice((32, 64, 64))
+    t = _f32(1, heads, sym(ROWS), deep)
+    q, k, v = (b.input(n, t) for n in "qkv")
+    out = b.add("aten.scaled_dot_product_attention.default", (q, k, v), t)
+    return Problem("attention", b.finish(out), _several(r, 8, 384, heads * deep, 5))
+
+
+_DRAW: dict[str, tuple[Callable[[random.Random], Problem], float]] = {
+    "pointwise": (_pointwise, 0.2), "broadcast": (_broadcast, 0.14), "reduction": (_reduction, 0.2),
+    "contraction": (_contraction, 0.28), "convolution": (_convolution, 0.15), "attention": (_attention, 0.03),
+}  # fmt: skip
+
+
+def draws(seed: int = 0, only: str | None = None) -> Iterator[Problem]:
+    """Problems without end, every one once."""
+    seen: set[str] = set()
+    names = [only] if only is not None else list(_DRAW)
+    shares = [_DRAW[n][1] for n in names]
+    number = 0
+    while True:
+        r = random.Random(f"{seed} {number}")
+        number += 1
+        problem = _DRAW[r.choices(names, shares)[0]][0](r)
+        if problem.key not in seen:
+            seen.add(problem.key)
+            yield problem

@@ -1,0 +1,304 @@
+"""What a candidate is on paper: one row of plain counts, from its graph, its sizes and the way it would be cut.
+
+    candidate   a closed group's graph, the sizes of a call, the core it would be cut for, threads; or the library's kernels
+    row         sums and maxima over its nodes, bytes over its edges, the tile: nothing that depends on the machine's speed
+
+Rows of nodes and bytes of values are kept: candidates of one graph share their nodes, so a new candidate costs look-ups and one
+vectorized sum. Rows are what the profile store keeps; everything a model reads is computed from them (`hpm.features`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hotfuse.analysis.convolution import is_convolution
+from hotfuse.analysis.cost import node_cost, value_bytes
+from hotfuse.base.errors import HotfuseError
+from hotfuse.ir.dims import evaluate
+from hotfuse.ir.graph import Arg, Graph, Node, Value, output_values
+from hotfuse.ir.types import TensorType, bits
+from hotfuse.ops.costs import DIVIDE, FUNCTION
+from hotfuse.ops.schema import argument
+from hotfuse.ops.table import Access, lookup
+
+Matrix = npt.NDArray[np.float64]
+MAX_KEPT = 20_000
+"""Nodes and values whose rows are kept; more of them begin anew."""
+
+SUMS = ("mma", "light", "divide", "function", "moved", "nodes", "calls", "columns", "reduced", "picked", "steps")
+"""Per node, added up: operations by what they cost, bytes that operators move one by one, columns of products."""
+MAXIMA = ("product", "convolution", "attention", "recurrent", "reduction", "indexing", "rows", "depth", "window", "groups",
+          "stride", "elements", "width", "most_moved", "narrow")  # fmt: skip
+"""Per node, the largest: which kinds there are, extents of the heart, the largest tensor and its innermost extent."""
+EDGES = ("bytes_in", "bytes_const", "bytes_out", "streams", "small_inputs", "strided", "element_bytes")
+WAY = ("lanes", "registers", "l2", "tile_rows", "tile_vectors", "tile_sets", "tile_padding", "group_rows", "threads", "library")
+NAMES = (*SUMS, *MAXIMA, *EDGES, *WAY)
+"""Columns of a row."""
+COLUMN = {n: i for i, n in enumerate(NAMES)}
+FAMILIES = ("pointwise", "broadcast", "reduction", "contraction", "convolution", "attention", "recurrent", "library")
+_NODE = len(SUMS) + len(MAXIMA)
+_BROADCAST = 0.5
+"""An input of less than this part of the largest tensor is read again and again."""
+_HEARTS = {Access.CONTRACTION: "product", Access.CONVOLUTION: "convolution", Access.ATTENTION: "attention",
+           Access.RECURRENT: "recurrent"}  # fmt: skip
+
+
+class Core(Protocol):
+    """What a kernel is cut for."""
+
+    @property
+    def lanes(self) -> int:
+        """fp32 numbers in a vector."""
+        ...
+
+    @property
+    def registers(self) -> int:
+        """Vector registers."""
+        ...
+
+    @property
+    def l2(self) -> int:
+        """Bytes of the second-level cache."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How the heart of a kernel is cut."""
+
+    rows: int
+    vectors: int
+    sets: int
+    """Independent sums of one element."""
+    padding: float
+    """Columns computed in vain, as a part of all."""
+    group_rows: int
+
+
+NO_TILE = Tile(1, 1, 1, 0.0, 0)
+Tiler = Callable[[Core, int, int, int], Tile]
+"""(core, rows, columns, depth) of a product -> how it is cut; cheap, or kept."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """Something that could be built; `core` None stands for the library's kernels, operator by operator."""
+
+    graph: Graph
+    sizes: Mapping[str, int]
+    core: Core | None
+    threads: int = 1
+
+
+class Unknown(HotfuseError):
+    """A candidate's work depends on data."""
+
+
+def _of(dims: Sequence[Any], env: Mapping[str, int]) -> list[int]:
+    return [evaluate(d, env) for d in dims]
+
+
+def _shape(arg: Arg, env: Mapping[str, int]) -> list[int]:
+    return _of(arg.type.shape, env) if isinstance(arg, Value) and isinstance(arg.type, TensorType) else []
+
+
+def _innermost(value: Value, shape: list[int]) -> int:
+    t = value.type
+    order = t.layout.order if isinstance(t, TensorType) else None
+    return shape[order[-1] if order else -1] if shape else 1
+
+
+def node_row(node: Node, env: Mapping[str, int]) -> list[float]:
+    """The part of a row that one node makes; raises Unknown where it depends on data."""
+    cost, row = node_cost(node, env), lookup(node.op)
+    if cost.flops is None or cost.bytes is None:
+        raise Unknown(f"the cost of {node.op} depends on data")
+    found: dict[str, float] = {n: 0.0 for n in (*SUMS, *MAXIMA)}
+    tensors = [(v, _shape(v, env)) for v in (*node.outs, *node.ins) if isinstance(v.type, TensorType)]
+    made = sum(math.prod(_shape(v, env)) for v in node.outs)
+    largest, shape = max(tensors, key=lambda t: math.prod(t[1]), default=(None, [1]))
+    found["nodes"], found["moved"], found["most_moved"] = 1, cost.bytes, cost.bytes
+    found["calls"] = float(bool(cost.bytes or cost.flops))
+    found["elements"] = math.prod(shape)
+    found["width"] = _innermost(largest, shape) if largest is not None else 1
+    found["narrow"] = max((64 / bits(v.type.dtype) for v in node.outs if isinstance(v.type, TensorType)), default=0.0)
+    heart = _HEARTS.get(Access.CONVOLUTION if is_convolution(node) else row.access)
+    each = cost.flops / max(made, 1)
+    if heart is not None:
+        found[heart], found["mma"] = 1, cost.flops
+        found.update(_heart(node, heart, tensors, env))
+    elif row.access is Access.REDUCTION:
+        found["reduction"], found["light"] = 1, cost.flops
+        found["reduced"] = math.prod(_shape(node.ins[0], env)) if node.ins else 0
+        if "softmax" in node.op or "logsumexp" in node.op:
+            found["function"], found["light"] = cost.flops, 0
+    else:
+        found["function" if each >= FUNCTION else "divide" if each >= DIVIDE else "light"] = cost.flops
+    if row.access is Access.INDEXING:
+        found["indexing"], found["picked"] = 1, made
+    return list(found.values())
+
+
+def _heart(node: Node, heart: str, tensors: list[tuple[Value, list[int]]], env: Mapping[str, int]) -> dict[str, float]:
+    """Extents of what a kernel is built around: rows x columns x depth of its product."""
+    out = _shape(node.outs[0], env) or [1]
+    first = _shape(node.ins[0], env) or [1]
+    if heart == "convolution":
+        weight, stride = _shape(argument(node, "weight"), env), argument(node, "stride", 1)
+        groups = argument(node, "groups", 1)
+        step = stride[0] if isinstance(stride, tuple) and stride else stride
+        return {"rows": math.prod(out) / max(out[1], 1), "columns": out[1], "depth": math.prod(weight[1:]),
+                "window": math.prod(weight[2:]), "groups": float(groups) if isinstance(groups, int) else 1.0,
+                "stride": float(step) if isinstance(step, int) else 1.0}  # fmt: skip
+    if heart == "attention":
+        keys = _shape(node.ins[1], env) or [1, 1]
+        return {"rows": math.prod(first[:-1]), "columns": keys[-2], "depth": first[-1], "groups": math.prod(first[:-2]),
+                "window": first[-2]}  # fmt: skip
+    if heart == "recurrent":
+        steps = first[0] if len(first) == 3 else 1
+        weights = max((math.prod(s) for _, s in tensors[1:] if len(s) == 2), default=1)
+        return {"rows": math.prod(first[:-1]), "columns": out[-1], "depth": first[-1], "steps": steps, "window": weights}
+    return {"rows": math.prod(out[:-1]), "columns": out[-1], "depth": first[-1]}
+
+
+class Book:
+    """Rows of nodes and bytes of values, kept; one for each machine's core and tiler."""
+
+    def __init__(self, tiler: Tiler) -> None:
+        self._tiler = tiler
+        self._sized: dict[tuple[tuple[str, int], ...], _Sized] = {}
+        self._rows = np.zeros((256, _NODE))
+        self._count = 0
+        self._like: dict[Any, int] = {}
+        self._tiles: dict[tuple[Core, tuple[int, ...]], tuple[float, ...]] = {}
+
+    def rows(self, candidates: Sequence[Candidate]) -> Matrix:
+        """One row each; raises Unknown where a candidate's work depends on data."""
+        table = np.zeros((len(candidates), len(NAMES)))
+        if not len(candidates):
+            return table
+        numbers: list[int] = []
+        starts: list[int] = []
+        edges: list[tuple[float, ...]] = []
+        for c in candidates:
+            sized = self._at(c.sizes)
+            starts.append(len(numbers))
+            known, ids = sized.nodes, c.graph.nodes
+            for n in ids:
+                found = known.get(id(n))
+                numbers.append(found[0] if found is not None else self._added(sized, n))
+            edges.append(sized.edges(c.graph))
+        nodes = self._rows[numbers]
+        table[:, : len(SUMS)] = np.add.reduceat(nodes[:, : len(SUMS)], starts)
+        table[:, len(SUMS) : _NODE] = np.maximum.reduceat(nodes[:, len(SUMS) :], starts)
+        table[:, _NODE : _NODE + len(EDGES)] = edges
+        heart = table[:, [COLUMN["rows"], COLUMN["columns"], COLUMN["depth"]]].astype(np.int64).tolist()
+        table[:, _NODE + len(EDGES) :] = [self._way(c, h) for c, h in zip(candidates, heart, strict=True)]
+        return table
+
+    def _at(self, sizes: Mapping[str, int]) -> _Sized:
+        key = tuple(sorted(sizes.items()))
+        found = self._sized.get(key)
+        if found is None:
+            if sum(len(s.nodes) for s in self._sized.values()) > MAX_KEPT:
+                self._sized.clear()
+            found = self._sized[key] = _Sized(dict(sizes))
+        return found
+
+    def _added(self, sized: _Sized, node: Node) -> int:
+        """A node's place in the table: that of an equal one at equal sizes, or a new one."""
+        key = (node.op, node.attrs, tuple((v.type, *_of(v.type.shape, sized.env)) for v in (*node.outs, *node.ins)
+                               if isinstance(v.type, TensorType)), tuple(a for a in node.args if isinstance(a, int | float | tuple)
+                                                                         and not isinstance(a, Value)))  # fmt: skip
+        try:
+            at = self._like.get(key)
+        except TypeError:
+            key, at = None, None
+        if at is None:
+            row = node_row(node, sized.env)
+            if self._count == len(self._rows):
+                if self._count >= MAX_KEPT:
+                    self._like.clear()
+                self._rows = np.vstack([self._rows, np.zeros_like(self._rows)])
+            at = self._count
+            self._rows[at] = row
+            self._count += 1
+            if key is not None:
+                self._like[key] = at
+        sized.nodes[id(node)] = (at, node)
+        return at
+
+    def _way(self, c: Candidate, heart: Sequence[int]) -> tuple[float, ...]:
+        if c.core is None:
+            return (0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, float(c.threads), 1.0)
+        key = (c.core, tuple(heart))
+        found = self._tiles.get(key)
+        if found is None:
+            t = self._tiler(c.core, *heart) if heart[1] and heart[2] else NO_TILE
+            if len(self._tiles) > MAX_KEPT:
+                self._tiles.clear()
+            found = self._tiles[key] = (float(c.core.lanes), float(c.core.registers), float(c.core.l2), float(t.rows),
+                                        float(t.vectors), float(t.sets), t.padding, float(t.group_rows))  # fmt: skip
+        return (*found, float(c.threads), 0.0)
+
+
+class _Sized:
+    """What is known at some sizes: nodes and values by identity, which they keep alive."""
+
+    __slots__ = ("env", "nodes", "values")
+
+    def __init__(self, env: Mapping[str, int]) -> None:
+        self.env = env
+        self.nodes: dict[int, tuple[int, Node]] = {}
+        self.values: dict[int, tuple[int, int, Value]] = {}
+
+    def _value(self, v: Value) -> tuple[int, int, Value]:
+        size = value_bytes(v, self.env)
+        if size is None:
+            raise Unknown(f"the size of %{v.name} depends on data")
+        strided = int(isinstance(v.type, TensorType) and v.type.layout.strided)
+        self.values[id(v)] = made = (size, strided, v)
+        return made
+
+    def edges(self, graph: Graph) -> tuple[float, ...]:
+        """Bytes that enter and leave, how many large streams and small inputs there are."""
+        values = self.values
+        read = [values.get(id(v)) or self._value(v) for v in graph.inputs]
+        const = 0
+        for p in graph.params:
+            const += (values.get(id(p.value)) or self._value(p.value))[0]
+        outs = graph.outputs
+        flat = outs if all(type(o) is Value for o in outs) else output_values(graph)
+        made = 0
+        for v in flat:
+            if isinstance(v, Value):
+                made += (values.get(id(v)) or self._value(v))[0]
+        taken = strided = large = 0
+        most = max(made, max((r[0] for r in read), default=0))
+        for size, odd, _ in read:
+            taken += size
+            strided += odd
+            large += size >= _BROADCAST * most
+        first = graph.outputs[0] if graph.outputs else None
+        t = first.type if isinstance(first, Value) else None
+        each = bits(t.dtype) / 8 if isinstance(t, TensorType) else 4.0
+        return (taken, const, made, large + 1, len(read) - large, strided, each)
+
+
+def families(table: Matrix) -> npt.NDArray[np.int64]:
+    """The family of each row, as an index into FAMILIES."""
+
+    def has(name: str) -> npt.NDArray[np.bool_]:
+        return table[:, COLUMN[name]] > 0
+
+    conditions = [has("library"), has("recurrent"), has("attention"), has("convolution"), has("product"), has("reduction"),
+                  has("small_inputs") | (table[:, COLUMN["bytes_const"]] > 0)]  # fmt: skip
+    names = ("library", "recurrent", "attention", "convolution", "contraction", "reduction", "broadcast")
+    choices = [FAMILIES.index(n) for n in names]
+    return np.select(conditions, choices, 0).astype(np.int64)
