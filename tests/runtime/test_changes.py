@@ -69,7 +69,7 @@ def test_a_call_beside_the_one_that_found_the_change_is_right_too(monkeypatch: p
     torch.testing.assert_close(engine(x), model(x))
     beside[0].join(10)
     torch.testing.assert_close(results[0], model(x))
-    assert tier(engine) == 0
+    assert engine.counts()["deopts"] >= 1
 
 
 def test_a_capture_that_lands_after_a_change_leaves_no_stale_plan(monkeypatch: pytest.MonkeyPatch) -> None:
