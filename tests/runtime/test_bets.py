@@ -63,6 +63,9 @@ def test_the_hot_branch_becomes_straight_line_code_and_flips_are_served() -> Non
     settle(fast, model, 1.0)
     entry = entry_of(fast)
     assert list(entry.bets) and entry.plan.tier == 2, str(fast.explain())
+    watched = fast._engine.watcher._watched[entry.key]
+    assert watched.deep == 0, "native runs and bets tell their branches: no call need be slow for that"
+    assert set(watched.variants) <= {id(entry.plan), id(entry.baseline)}  # those of plans that serve no more are gone
     (bet,) = entry.bets.values()
     assert list(bet.hot) == [True]
     assert not any(n.op.startswith("control.") for n in bet.hot[True].graph.nodes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -200,10 +201,10 @@ def test_a_tier_1_variant() -> None:
         assert values["z"]["absmax"] == float(outs[0].abs().max())
         assert len(records[Kind.PARTITION]) >= 1 and records[Kind.CALL][0]["tier"] == 1
         seen = {n: r["outcome"] for n, r in by_name(records.get(Kind.CONTROL, ()), names, g).items()}
-        assert seen.get("if y", cond) == cond
-        assert variant.hidden  # the branch inside the branch
-        outs, _ = sampled(variant, args)  # not timed inside
-        assert torch.equal(outs[0], plan.run(*args)[0])
+        assert seen == ({"if y": 1} if cond else {"if y": 0, "if y, 1: if y": 1}) and not variant.hidden
+        outs, records = sampled(variant, args)  # not timed inside, yet branches tell
+        assert torch.equal(outs[0], plan.run(*args)[0]) and by_name(records[Kind.CONTROL], names, g)["if y"]["outcome"] == cond
+        assert plan.counters()["fell_back"] == 0
 
 
 def test_work_on_paper() -> None:
@@ -434,7 +435,7 @@ def test_drift_makes_it_look_again(world: World, monkeypatch: pytest.MonkeyPatch
 
 def test_a_plan_that_hides_its_branches_is_sampled_in_its_baseline_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     unpaid(monkeypatch)
-    better = compile_tier1(graph_of(MODEL), world.held, inputs(), INLINE)
+    better = replace(compile_tier1(graph_of(MODEL), world.held, inputs(), INLINE), units=())  # of which nothing shows inside
     world.serve(300, lambda n: inputs(4, False), better)
     assert world.shared.analyzer.flush(30)
     seen = world.watcher.seen(0)

@@ -267,7 +267,7 @@ class _Placed:
                     made.append(Call(step.word, buffers, step.scratch != 0, step.sizes))
                 case PlannedBranch():
                     sides = [None if side is None else self.steps(side, first) for side in (step.then, step.other)]
-                    made.append(Branch(self.address(step.condition), sides[0], sides[1]))
+                    made.append(Branch(self.address(step.condition), sides[0], sides[1], step.name))
                 case PlannedMark():
                     made.append(Mark(step.part - first))
         return tuple(made)

@@ -18,7 +18,7 @@ from hotfuse.backends.llvm.places import Lies, does_nothing, fits, is_view, oper
 from hotfuse.backends.llvm.run import THREADS, Constant, Word
 from hotfuse.compile.fetch import renamed
 from hotfuse.ir.branches import Branch as Branched
-from hotfuse.ir.branches import branches
+from hotfuse.ir.branches import branches, control_name, inside
 from hotfuse.ir.dims import Dim, expr, substitute, sym
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value
 from hotfuse.ir.subgraph import extract
@@ -107,6 +107,7 @@ class PlannedBranch:
     outs: tuple[int, ...]
     then: tuple[PlannedStep, ...] | None
     other: tuple[PlannedStep, ...] | None
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,8 @@ class Scope:
     keys: Mapping[str, str]
     lies: dict[str, Lies]
     top: bool
+    inside: str = ""
+    """What the names of control nodes begin with here."""
 
 
 @dataclass(slots=True)
@@ -341,12 +344,13 @@ class Planner:
         at = self._where(scope, condition.name)
         outs = [self._made(v.name, _tensor(v), dense_strides(_tensor(v).shape, Layout())) for v in node.outs]
         sides: list[tuple[PlannedStep, ...] | None] = []
-        for found, level in zip(branches(scope.graph, node), levels, strict=True):
+        name = control_name(node, scope.inside)
+        for i, (found, level) in enumerate(zip(branches(scope.graph, node), levels, strict=True)):
             lies = self._captured(scope, found, captures)  # what lies outside stays known, whatever becomes of the branch
             before = self.state
             self.state = before.copy()
             try:
-                sides.append(tuple(self._side(level, lies, node.outs, outs)))
+                sides.append(tuple(self._side(level, lies, node.outs, outs, inside(name, i))))
             except CannotLower:
                 self.state = before
                 sides.append(None)
@@ -356,7 +360,7 @@ class Planner:
             raise CannotLower("no branch is native")
         for v, root in zip(node.outs, outs, strict=True):
             scope.lies[v.name] = Lies(root, 0, dense_strides(_tensor(v).shape, Layout()))
-        return [PlannedBranch(Pointer(at.root, at.offset), tuple(outs), sides[0], sides[1])]
+        return [PlannedBranch(Pointer(at.root, at.offset), tuple(outs), sides[0], sides[1], name)]
 
     def _captured(self, scope: Scope, found: Branched, captures: tuple[Arg, ...]) -> dict[str, Lies]:
         """Where a branch's inputs lie."""
@@ -371,11 +375,11 @@ class Planner:
         return lies
 
     def _side(
-        self, level: Level, lies: dict[str, Lies], outs: Sequence[Value], into: Sequence[int]
+        self, level: Level, lies: dict[str, Lies], outs: Sequence[Value], into: Sequence[int], path: str
     ) -> list[PlannedStep]:
         """The steps of one branch, its results in the given buffers."""
         graph = level.graph
-        scope = Scope(graph, {p.value.name: p.key for p in graph.params}, lies, top=False)
+        scope = Scope(graph, {p.value.name: p.key for p in graph.params}, lies, top=False, inside=path)
         steps = [step for part in range(len(level.parts)) for step in self._part(scope, level, part)]
         if len(graph.outputs) != len(outs):
             raise CannotLower("a branch with other results than its node")

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.ir.graph import Graph
 from hotfuse.partition.cut import Cut, Partition, Partitioning, device_of
-from hotfuse.runtime.plan import Memory, Plan
+from hotfuse.runtime.plan import Condition, Memory, Plan
 from hotfuse.runtime.speculate import Outcomes, betting
 from hotfuse.specialize.branches import Speculation, conditions, speculate
 
@@ -43,15 +44,17 @@ class Bet:
 
     def plan(self, graph: Graph) -> Plan:
         """The whole as a plan of tier 2 for the graph it was made of: one partition, which hides what is behind the condition."""
-        run = betting(self.prefix.run, self.takes, self.condition, self.given, {o: p.run for o, p in self.hot.items()},
-                      self.cold, self.outcomes)
+        sides = {o: p.run for o, p in self.hot.items()}
+        telling = partial(betting, self.prefix.run, self.takes, self.condition, self.given, sides, self.cold, self.outcomes)
+        run = telling()
         ways = [f"bets that {self.name} is {str(o).lower()}: then {_told(p)}" for o, p in self.hot.items()]
         part = Partition(0, 0, len(graph.nodes), Cut.START, device_of(graph.nodes[0]))
         made = Artifact(graph, run, "bets", "; ".join(ways))
         notes = tuple(dict.fromkeys(n for p in self.hot.values() for n in p.notes))
         held = [p.memory for p in self.hot.values()]
         memory = Memory(sum(m.arena for m in held), sum(m.constants for m in held), held[0].eager_peak)
-        return Plan(Partitioning(graph, (part,)), (made,), run, 2, (*ways, *notes), memory=memory)
+        bet = Condition(self.name, telling)
+        return Plan(Partitioning(graph, (part,)), (made,), run, 2, (*ways, *notes), memory=memory, bet=bet)
 
 
 def _told(plan: Plan) -> str:

@@ -37,7 +37,7 @@ from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.record import Recorder
 from hotfuse.runtime.samples import Samples, made_up, snapshot
 from hotfuse.runtime.site import Entry, Group, Site, specs_of
-from hotfuse.runtime.tally import Counts, Tally, total
+from hotfuse.runtime.tally import Counts, Everyone, Tally
 from hotfuse.runtime.tiers import interval
 from hotfuse.runtime.verify import disagreement
 from hotfuse.runtime.watch import Change, Watch
@@ -115,7 +115,7 @@ class Engine:
         self._unsupported = ""
         self._clock = itertools.count(1)
         self._keys = itertools.count()
-        self._everyone: list[Counts] = []
+        self._everyone = Everyone()
         self._tally = Tally(self._everyone)
         self._lock = threading.Lock()
         self._idle = threading.Condition()
@@ -542,7 +542,7 @@ class Engine:
 
     def counts(self) -> dict[str, int]:
         """Call counters over all threads."""
-        return total(self._everyone)
+        return self._everyone.total()
 
     def close(self) -> None:
         """Drop every plan; later calls run the model's own code. What was seen is kept in the profile store."""
@@ -564,6 +564,8 @@ class Engine:
         for site in self.sites.values():
             for group in site.groups.values():
                 group.pending = False
+            for entry in site.entries:
+                entry.improving = False  # whoever was at it is in the parent
 
 
 _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()

@@ -177,10 +177,7 @@ class Improver:
             return
 
         def deploy(better: Plan) -> None:
-            old, entry.plan = entry.plan, better
-            if old is not entry.baseline:
-                epochs.retire(old)
-            entry.cool()
+            self._exchange(entry, better)
 
         begin, calls, tried = time.perf_counter(), entry.samples.several(PROVEN_ON), list[float]()
 
@@ -234,11 +231,8 @@ class Improver:
             return made[0].plan(graph)
 
         def deploy(better: Plan) -> None:
-            old, entry.plan = entry.plan, better
             entry.bets = {**entry.bets, name: made[0]}
-            if old is not entry.baseline:
-                epochs.retire(old)
-            entry.cool()
+            self._exchange(entry, better)
 
         self._try(entry, way(name, outcome), make, lambda: entry.plan, calls, deploy, condition=name, outcome=outcome)
 
@@ -301,8 +295,16 @@ class Improver:
                 return
             deploy(better)
             self._engine.fit(better)
+            self._engine.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
         self._decide(Action.DEPLOY, Why.FASTER, **evidence)
         self._engine.recorder.tried(name, graph, Action.DEPLOY, Why.FASTER, evidence)
+
+    def _exchange(self, entry: Entry, better: Plan) -> None:
+        """Swap the plan of an entry: one reference store."""
+        old, entry.plan = entry.plan, better
+        if old is not entry.baseline:
+            epochs.retire(old)
+        entry.cool()
 
     def _wide(self, entry: Entry) -> Run:
         """The baseline on weights in float64."""

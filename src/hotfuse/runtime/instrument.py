@@ -2,7 +2,8 @@
 
 A variant is built in the background and run on sampled calls only. Where partitions are library calls, every node can be looked
 behind: its graph is made into one flat function again, whose chosen nodes are wrapped. Where they are kernels, looks are taken
-between them. A plan that hides its branches inside native code is now and then sampled in its baseline instead, which shows them.
+between them, and a native run writes down which way its branches went. What neither shows (branches on a side without native code,
+loops in the library) is now and then sampled in the baseline instead.
 
 What watching adds (looks, records) is measured on the way and taken out of the times. A look that fails is counted and
 never touches the call.
@@ -14,19 +15,24 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hotfuse.analysis.cost import FREE, Cost, node_cost, value_bytes
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.library import control_meaning, meaning
+from hotfuse.backends.llvm.run import CLOCK, OUTCOMES
 from hotfuse.backends.protocol import Run
 from hotfuse.backends.pycode import flat_function
+from hotfuse.ir.branches import control_name, inside
 from hotfuse.ir.graph import Kind, Node, Value, output_values, sources, values_in
 from hotfuse.ops.control import truth
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch, Subject
-from hotfuse.runtime.plan import Plan, Timed, Unit, chained
+from hotfuse.runtime.plan import Plan, Unit, chained
 from hotfuse.runtime.points import Point, choose
+
+if TYPE_CHECKING:
+    from hotfuse.backends.llvm.enter import NativeRun
 
 MAX_CONTROL = 32
 """Outcomes of control nodes noted in one call; a loop around a branch could give any number."""
@@ -120,14 +126,15 @@ class Variant:
 
         return flat_function(self.plan.graph, wrapped, weights)[0]
 
-    def _meaning(self, node: Node, inside: str) -> tuple[Callable[..., Any], bool]:
+    def _meaning(self, node: Node, path: str) -> tuple[Callable[..., Any], bool]:
         """A node's callable; control nodes tell which way they went, at every depth."""
         if node.kind is not Kind.CONTROL:
             return meaning(node)
-        name = inside + control_name(node)
+        name = control_name(node, path)
         item = self._names.item(self._graph, name)
         bodies = [
-            flat_function(g, lambda n, path=f"{name}, {i}: ": self._meaning(n, path), {})[0] for i, g in enumerate(node.graphs)
+            flat_function(g, lambda n, inner=path: self._meaning(n, inner), {})[0]
+            for g, path in ((g, inside(name, i)) for i, g in enumerate(node.graphs))
         ]
         if node.op == "control.if":
             then, other = bodies
@@ -168,38 +175,55 @@ class Variant:
         """The plan's units one by one, each timed inside where it can be; a plan that is one unit runs as it is."""
         plan, graph = self.plan, self.plan.graph
         if not plan.units:
-            self.hidden = any(n.kind is Kind.CONTROL for n in graph.nodes)
+            run = plan.run
+            if plan.bet is None:
+                self.hidden = any(n.kind is Kind.CONTROL for n in graph.nodes)
+            else:
+                item = self._names.item(self._graph, plan.bet.name)
+                run = plan.bet.telling(lambda outcome: self._outcome(item, int(outcome), loop=False))
             if all(isinstance(o, Value) for o in graph.outputs):
                 inputs = {v.name for v in graph.inputs}
                 self._outputs = [(k, self._at[v.name]) for k, v in enumerate(output_values(graph))
                                  if v.name in self._at and v.name not in inputs]
-            return self._around(plan.run, (), 0, 0, True) if self._parts else plan.run
+            return self._around(run, (), 0, 0, True) if self._parts else run
         return chained(graph, [replace(u, run=self._unit(u)) for u in plan.units], plan.weights)
 
     def _unit(self, unit: Unit) -> Run:
         taken = {v.name: i for i, v in enumerate(unit.inputs)}
-        run = unit.run if unit.timed is None else self._timed(unit.run, unit.timed, unit.parts)
+        run = unit.run if unit.native is None else self._native(unit.run, unit.native, unit.parts)
+        told = set(unit.native.code.branches if unit.native is not None else ())
         parts = self.plan.partitioning.parts
         for node in (n for p in unit.parts for n in self.plan.graph.nodes[parts[p].first : parts[p].last]):
             if node.kind is not Kind.CONTROL:
+                continue
+            if (name := control_name(node)) in told:  # of those in it that are not, some are in a side without native code
+                self.hidden |= not _inside(node) <= told
                 continue
             cond = next((taken.get(v.name) for v in values_in(node.args[0])), None) if node.op == "control.if" else None
             if cond is None or any(n.kind is Kind.CONTROL for g in node.graphs for n in g.nodes):
                 self.hidden = True
             if cond is not None:
-                run = self._asked(run, self._names.item(self._graph, control_name(node)), cond)
+                run = self._asked(run, self._names.item(self._graph, name), cond)
         points = [(k, self._at[v.name]) for k, v in enumerate(unit.outputs) if v.name in self._at]
-        part = unit.parts[0] if unit.parts and unit.timed is None else None
+        part = unit.parts[0] if unit.parts and unit.native is None else None
         return self._around(run, points, part, part, True)
 
-    def _timed(self, plain: Run, timed: Timed, parts: Sequence[int]) -> Run:
+    def _native(self, plain: Run, native: NativeRun, parts: Sequence[int]) -> Run:
+        """A native run: its branches tell every time, its partitions are clocked now and then."""
+        branches = [self._names.item(self._graph, name) for name in native.code.branches]
+        always = OUTCOMES if branches else 0
+
         def run(*args: Any) -> tuple[Any, ...]:
             s = self._here.sample
-            if s is None or not s.clocked:
+            want = 0 if s is None else always | (CLOCK if s.clocked else 0)
+            if s is None or not want:
                 return plain(*args)
-            outs, inside = timed(*args)
-            for part, ns in zip(parts, inside, strict=True):
-                s.times[part] = ns or -1  # a call that left native code shows no times
+            outs, told = native.watched(want, *args)
+            for part, ns in zip(parts, told.ns, strict=False):  # a call that left native code shows no times
+                s.times[part] = ns or -1
+            for item, outcome in zip(branches, told.outcomes, strict=True):
+                if outcome:
+                    self._outcome(item, outcome - 1, loop=False)
             return outs
 
         return run
@@ -315,6 +339,8 @@ def _known(n: int | None) -> int:
     return -1 if n is None else n
 
 
-def control_name(node: Node) -> str:
-    """A name that the node keeps through every tier: that of what it gives; inside another one, that one's name comes first."""
-    return f"{node.op.removeprefix('control.')} {node.outs[0].name if node.outs else node.loc}"
+def _inside(node: Node, path: str = "") -> set[str]:
+    """The names of a control node and of those in it."""
+    name = control_name(node, path)
+    bodies = [(n, inside(name, i)) for i, g in enumerate(node.graphs) for n in g.nodes if n.kind is Kind.CONTROL]
+    return {name}.union(*(_inside(n, p) for n, p in bodies))

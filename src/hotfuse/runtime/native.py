@@ -141,7 +141,7 @@ def _run(graph: Graph, code: RunCode, inside: Sequence[Unit], shared: _Shared) -
     keep = [*(memory for _, memory in words if memory is not None), *shared.loaded]
     native = NativeRun(code, driver, [address for address, _ in words], keep, fallback)
     (shared.spare if shared.inside else shared.runs).append(native)
-    found = [Unit(tuple(range(code.first, code.last)), inputs, outputs, native.enter, native.timed)]
+    found = [Unit(tuple(range(code.first, code.last)), inputs, outputs, native.enter, native)]
     if code.exits:
         found.append(_views(graph, code, values, shared))
     return found

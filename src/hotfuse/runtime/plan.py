@@ -18,9 +18,6 @@ from hotfuse.partition.cut import Cut, Partition, Partitioning
 if TYPE_CHECKING:
     from hotfuse.backends.llvm.enter import NativeRun
 
-Timed = Callable[..., tuple[tuple[Any, ...], tuple[int, ...]]]
-"""Like a Run, but gives the nanoseconds of every partition too."""
-
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -30,8 +27,8 @@ class Unit:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     run: Run
-    timed: Timed | None = None
-    """Where several partitions are entered at once: the same call, timed inside."""
+    native: NativeRun | None = None
+    """Where partitions are entered as one native run: it can tell what went on inside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +41,15 @@ class Memory:
     """Packed and re-ordered copies of weights."""
     eager_peak: int | None = None
     """What intermediates take at most when every op makes its own; None where that depends on data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition that a plan itself decides, in Python."""
+
+    name: str
+    telling: Callable[[Callable[[bool], None]], Run]
+    """The plan's run, which tells a listener which way every call went."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +70,8 @@ class Plan:
     """Its native runs, those in branches too."""
     counters: Callable[[], dict[str, int]] = dict[str, int]
     """What the plan counts while it serves: calls that left native code, arenas."""
+    bet: Condition | None = None
+    """The condition it bets on, if it does."""
     account: Account | None = None
     """How its graph came to its kernels, where it has some."""
 
@@ -84,8 +92,8 @@ class Plan:
         at = 0
         for unit in self.units:
             args = [env[v.name] for v in unit.inputs]
-            if unit.timed is not None:
-                made, inside = unit.timed(*args)
+            if unit.native is not None:
+                made, inside = unit.native.timed(*args)
                 for part, ns in zip(unit.parts, inside, strict=True):
                     spent[part] += ns
             else:

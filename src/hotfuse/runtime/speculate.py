@@ -6,7 +6,7 @@ code from the condition on. Nothing is computed twice, so a wrong bet costs what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +22,20 @@ class Outcomes:
 
 
 def betting(
-    prefix: Run, takes: tuple[int, ...], condition: int, given: bool, hot: Mapping[bool, Run], cold: Run, outcomes: Outcomes
+    prefix: Run, takes: tuple[int, ...], condition: int, given: bool, hot: Mapping[bool, Run], cold: Run, outcomes: Outcomes,
+    tell: Callable[[bool], None] | None = None,
 ) -> Run:
-    """One function of the graph's inputs. `takes` are the inputs the prefix reads; `given`: its results go to the sides."""
+    """One function of the graph's inputs. `takes` are the inputs the prefix reads; `given`: its results go to the sides.
+
+    `tell` hears of every outcome.
+    """
 
     def run(*inputs: Any) -> tuple[Any, ...]:
         known = prefix(*[inputs[i] for i in takes])
-        chosen = hot.get(bool(known[condition]))
+        outcome = bool(known[condition])
+        if tell is not None:
+            tell(outcome)
+        chosen = hot.get(outcome)
         if chosen is None:
             outcomes.misses += 1
             chosen = cold

@@ -1,8 +1,17 @@
-"""Counters that many threads bump without a lock: one set per thread, added up when asked."""
+"""Counters that many threads bump without a lock: one set per thread, added up when asked.
+
+A thread's set outlives it: what it counted goes into one set for all threads that have ended, so that a server which starts a
+thread per request does not grow.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
+
+AT_LEAST = 32
+"""Sets that are kept before those of ended threads are looked for."""
 
 
 class Counts:
@@ -15,15 +24,68 @@ class Counts:
         self.guard_misses = self.deopts = self.looked_at = 0
 
 
+class Everyone:
+    """The counters of all threads, of those that have ended in one."""
+
+    def __init__(self) -> None:
+        self._past = Counts()
+        self._now: list[tuple[weakref.ref[threading.Thread], Counts]] = []
+        self._room = AT_LEAST
+        self._lock = threading.Lock()
+        _ALL.add(self)
+
+    def join(self) -> Counts:
+        """Counters for the calling thread."""
+        mine = Counts()
+        with self._lock:
+            if len(self._now) >= self._room:
+                self._fold()
+            self._now.append((weakref.ref(threading.current_thread()), mine))
+        return mine
+
+    def _fold(self) -> None:
+        """Add up what ended threads counted; a thread that has ended counts no more."""
+        alive: list[tuple[weakref.ref[threading.Thread], Counts]] = []
+        for thread, counts in self._now:
+            running = thread()
+            if running is not None and running.is_alive():
+                alive.append((thread, counts))
+            else:
+                for name in Counts.__slots__:
+                    setattr(self._past, name, getattr(self._past, name) + getattr(counts, name))
+        self._now = alive
+        self._room = max(AT_LEAST, 2 * len(alive))
+
+    @property
+    def sets(self) -> int:
+        """How many sets are kept."""
+        return len(self._now)
+
+    def total(self) -> dict[str, int]:
+        """The sum over all threads that ever called."""
+        with self._lock:
+            each = [self._past, *(counts for _, counts in self._now)]
+            found = {name: sum(getattr(c, name) for c in each) for name in Counts.__slots__}
+        return {**found, "graph_calls": found["tier0_calls"] + found["tier1_calls"] + found["tier2_calls"]}
+
+    def after_fork(self) -> None:
+        """In a forked child: a lock that nobody holds."""
+        self._lock = threading.Lock()
+
+
 class Tally(threading.local):
-    """`tally.mine` is the calling thread's counters; `total` adds up everybody's."""
+    """`tally.mine` is the calling thread's counters."""
 
-    def __init__(self, everyone: list[Counts]) -> None:
-        self.mine = Counts()
-        everyone.append(self.mine)
+    def __init__(self, everyone: Everyone) -> None:
+        self.mine = everyone.join()
 
 
-def total(everyone: list[Counts]) -> dict[str, int]:
-    """The sum over all threads that ever called."""
-    found = {name: sum(getattr(c, name) for c in list(everyone)) for name in Counts.__slots__}
-    return {**found, "graph_calls": found["tier0_calls"] + found["tier1_calls"] + found["tier2_calls"]}
+_ALL: weakref.WeakSet[Everyone] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for everyone in list(_ALL):
+        everyone.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

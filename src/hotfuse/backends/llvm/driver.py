@@ -6,7 +6,9 @@ Two functions, both `void name(ptr buffers, ptr sizes)` where sizes are the run'
     body      buffers is read:    [table, arena, control, inputs..., outputs...]
 
 `control` is two words and more: the first is set to 1 where a branch without native code was taken (nothing but the arena and
-the outputs has been written then); if the second is 1, the clock is written behind it: at the beginning, then after each partition.
+the outputs has been written then). The second says what is wanted besides, as bits: `CLOCK`, the time at the beginning and after
+each partition, in the words behind it; `OUTCOMES`, for every branch in the words behind those, 1 where it went to its second side
+and 2 where it went to its first.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hotfuse.backends.llvm.code import Fn, Module
-from hotfuse.backends.llvm.run import THREADS, Address, Base, Branch, Call, Mark, Run, Step, calls
+from hotfuse.backends.llvm.run import CLOCK, OUTCOMES, THREADS, Address, Base, Branch, Call, Mark, Run, Step, calls
 from hotfuse.backends.llvm.target import Target
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr, sym
@@ -25,6 +27,11 @@ HEAD = 3
 """Buffers before the inputs: table, arena, control."""
 CONTROL_HEAD = 2
 _CLOCK_MONOTONIC = 1
+
+
+def outcomes_at(partitions: int) -> int:
+    """Where in `control` the outcomes of branches begin."""
+    return CONTROL_HEAD + partitions + 1
 
 
 def emit_driver(run: Run, target: Target) -> str:
@@ -63,13 +70,16 @@ class _Body:
         self.fn = fn = _function(run, module, BODY)
         self.loaded: dict[tuple[Base, int], str] = {}
         made = list(calls(run.steps))
+        self.outcomes = outcomes_at(sum(isinstance(s, Mark) for s in run.steps))
+        """Where the next branch's outcome goes."""
         self.pointers = fn.alloca(f"[{max((len(c.buffers) for c in made), default=0) + 1} x ptr], align 16")
         self.numbers = fn.alloca(f"[{max((len(c.sizes) for c in made), default=0) + 1} x i64], align 16")
         self.clock = fn.alloca("[2 x i64], align 16")
         with fn.at(fn.scopes[0]):
             self.table, self.arena, self.control = (self._buffer(k) for k in range(HEAD))
             flag = fn.val(f"load i64, ptr {fn.val(f'getelementptr i64, ptr {self.control}, i64 1')}")
-            self.timed = fn.val(f"icmp ne i64 {flag}, 0")
+            self.timed = fn.val(f"icmp ne i64 {fn.val(f'and i64 {flag}, {CLOCK}')}, 0")
+            self.told = fn.val(f"icmp ne i64 {fn.val(f'and i64 {flag}, {OUTCOMES}')}, 0")
             for k, symbol in enumerate(run.words):
                 if symbol:
                     fn.symbol[symbol] = fn.val(f"load i64, ptr {fn.val(f'getelementptr i64, ptr {self.table}, i64 {k}')}")
@@ -135,6 +145,7 @@ class _Body:
         fn = self.fn
         byte = fn.val(f"load i8, ptr {self._address(branch.condition)}")
         true = fn.val(f"icmp ne i8 {byte}, 0")
+        self._outcome(true)
         then, other, after = fn.labels("then", "else", "after")
         fn.do(f"br i1 {true}, label %{then}, label %{other}")
         for label, steps in ((then, branch.then), (other, branch.other)):
@@ -148,6 +159,18 @@ class _Body:
         if branch.then is None and branch.other is None:
             raise InternalError("a branch without native code on either side")
         fn.label(after)
+
+    def _outcome(self, true: str) -> None:
+        """Write down which way the next branch goes, where it is asked for."""
+        fn = self.fn
+        tell, after = fn.labels("tell", "go")
+        fn.do(f"br i1 {self.told}, label %{tell}, label %{after}")
+        fn.label(tell)
+        slot = fn.val(f"getelementptr i64, ptr {self.control}, i64 {self.outcomes}")
+        fn.do(f"store i64 {fn.val(f'select i1 {true}, i64 2, i64 1')}, ptr {slot}")
+        fn.do(f"br label %{after}")
+        fn.label(after)
+        self.outcomes += 1
 
     def _look(self, at: int) -> None:
         """Write down the time, where it is asked for."""

@@ -14,15 +14,16 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from hotfuse.backends.llvm import faults, tensors
-from hotfuse.backends.llvm.driver import BODY, CONTROL_HEAD, HEAD, LAYOUT
+from hotfuse.backends.llvm.driver import BODY, CONTROL_HEAD, HEAD, LAYOUT, outcomes_at
 from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
-from hotfuse.backends.llvm.run import RunCode
+from hotfuse.backends.llvm.run import CLOCK, RunCode
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.ops.torch_dtypes import torch_dtype
@@ -78,8 +79,8 @@ entry:
         + word("words", _AT_LAYOUT_WORDS)
         + word("fallback", _AT_FALLBACK, "ptr")
         + word("given", _AT_CONTROL, "ptr")
-        + f"""
         + word("home", _AT_HOME, "ptr")
+        + f"""
   %own = alloca i64, i64 {CONTROL_HEAD}
   %own1 = getelementptr i64, ptr %own, i64 1
   store i64 0, ptr %own
@@ -370,8 +371,8 @@ class _Kept:
 
     def __init__(self, words: Sequence[int], keep: Sequence[Any]) -> None:
         self.words = (ctypes.c_int64 * len(words))(*words)
-        self.keep = keep
         self.words[_AT_HOME] = self.words[_AT_HOME] or ctypes.addressof(self.words)
+        self.keep = keep
 
     def __del__(self) -> None:
         free = ctypes.CDLL(None).free
@@ -384,6 +385,16 @@ class _Job(int):
     """The address of a job's words; as the function's `self`, it keeps everything alive as long as the function."""
 
     kept: _Kept
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What a watched call told."""
+
+    ns: tuple[int, ...]
+    """Nanoseconds of every partition; none where it was not asked for or the fallback answered."""
+    outcomes: tuple[int, ...]
+    """By branch: 0 where it was not reached (or not asked for), 1 where it went to its second side, 2 where to its first."""
 
 
 class NativeRun:
@@ -413,6 +424,8 @@ class NativeRun:
             at[0], at[1], at[2], 1 + sum(2 * len(o.shape) for o in code.outputs), id(fallback),
         ]  # fmt: skip
         self._kept = _Kept(words, held)
+        self._watching: list[tuple[_Kept, Any, Callable[..., tuple[Any, ...]]]] = []
+        """Jobs for watched calls that none is in."""
         self.enter = _function(self._kept)
         """One call: tensors in the run's order in, a tuple of results out."""
         self.body, self.table = words[_AT_BODY], words[_AT_TABLE]
@@ -420,17 +433,30 @@ class NativeRun:
 
     def timed(self, *args: torch.Tensor) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         """A call with the nanoseconds of every partition; those of a call that fell back are all 0."""
-        parts = self.code.last - self.code.first
-        control = (ctypes.c_int64 * (CONTROL_HEAD + parts + 1))(0, 1)
-        words = list(self._kept.words[:_AT_ARENAS]) + [0] * KEPT
-        words[_AT_CONTROL], words[_AT_FELL_BACK] = ctypes.addressof(control), 0
-        job = _Kept(words, (self._kept, control))
-        outs = _function(job)(*args)
-        self._kept.words[_AT_FELL_BACK] += job.words[_AT_FELL_BACK]
-        stamps = control[CONTROL_HEAD:]
-        if job.words[_AT_FELL_BACK]:
-            return outs, (0,) * parts
-        return outs, tuple(max(0, b - a) for a, b in pairwise(stamps))
+        outs, inside = self.watched(CLOCK, *args)
+        return outs, inside.ns or (0,) * (self.code.last - self.code.first)
+
+    def watched(self, want: int, *args: torch.Tensor) -> tuple[tuple[Any, ...], Inside]:
+        """A call that tells what it is asked for: the driver's bits."""
+        begin = outcomes_at(self.code.last - self.code.first)
+        try:
+            job, control, enter = self._watching.pop()
+        except IndexError:  # so many at the same time
+            control = (ctypes.c_int64 * (begin + len(self.code.branches)))()
+            words = list(self._kept.words[:_AT_FELL_BACK]) + [0] * (_WORDS - _AT_FELL_BACK)  # arenas are this run's: warm pages
+            words[_AT_CONTROL] = ctypes.addressof(control)
+            job = _Kept(words, (self._kept, control))
+            enter = _function(job)
+        ctypes.memset(control, 0, ctypes.sizeof(control))
+        control[1] = want
+        before = job.words[_AT_FELL_BACK]
+        outs = enter(*args)
+        if fell_back := job.words[_AT_FELL_BACK] - before:
+            self._kept.words[_AT_FELL_BACK] += fell_back
+        ns = tuple(max(0, b - a) for a, b in pairwise(control[CONTROL_HEAD:begin])) if want & CLOCK and not fell_back else ()
+        told = Inside(ns, tuple(control[begin:]))
+        self._watching.append((job, control, enter))
+        return outs, told
 
     @property
     def fell_back(self) -> int:

@@ -20,6 +20,8 @@ from hotfuse.ir.types import DType, Layout
 
 THREADS = "@threads"
 """The symbol of the number of threads; no graph has such a name."""
+CLOCK, OUTCOMES = 1, 2
+"""What a call of a run may be asked to tell, as bits: see `driver`."""
 
 
 class Base(StrEnum):
@@ -60,6 +62,8 @@ class Branch:
     condition: Address
     then: tuple[Step, ...] | None
     other: tuple[Step, ...] | None
+    name: str = ""
+    """What the condition is called wherever its outcomes are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,17 @@ class RunCode:
     arena: Dim
     scratch: Dim
     code: bytes
+    branches: tuple[str, ...] = ()
+    """The conditions in it, in the order in which it writes their outcomes down."""
+
+
+def branches(steps: Sequence[Step]) -> Iterator[Branch]:
+    """Every branch, an outer one before those in it."""
+    for step in steps:
+        if isinstance(step, Branch):
+            yield step
+            yield from branches(step.then or ())
+            yield from branches(step.other or ())
 
 
 def calls(steps: Sequence[Step]) -> Iterator[Call]:

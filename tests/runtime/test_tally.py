@@ -1,0 +1,47 @@
+"""Counters of threads that come and go."""
+
+from __future__ import annotations
+
+import threading
+
+from hotfuse.runtime.tally import AT_LEAST, Everyone, Tally
+
+
+def test_ended_threads_are_counted_in_one_set() -> None:
+    everyone = Everyone()
+    tally = Tally(everyone)
+    tally.mine.calls += 1
+
+    def work() -> None:
+        for _ in range(3):
+            tally.mine.calls += 1
+            tally.mine.tier1_calls += 1
+
+    for _ in range(10 * AT_LEAST):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert everyone.sets <= AT_LEAST
+    assert everyone.total()["calls"] == 30 * AT_LEAST + 1 and everyone.total()["graph_calls"] == 30 * AT_LEAST
+
+
+def test_running_threads_keep_their_own() -> None:
+    everyone = Everyone()
+    tally = Tally(everyone)
+    ready, go = threading.Barrier(3 * AT_LEAST + 1), threading.Event()
+
+    def work() -> None:
+        tally.mine.calls += 1
+        ready.wait()
+        go.wait()
+        tally.mine.calls += 1  # a set that was folded too early would lose this
+
+    threads = [threading.Thread(target=work) for _ in range(3 * AT_LEAST)]
+    for t in threads:
+        t.start()
+    ready.wait()
+    assert everyone.total()["calls"] == 3 * AT_LEAST and everyone.sets >= 3 * AT_LEAST
+    go.set()
+    for t in threads:
+        t.join()
+    assert everyone.total()["calls"] == 6 * AT_LEAST
