@@ -1,0 +1,132 @@
+"""`hotfuse bench`: all suites side by side.
+
+    python -m benchmarks.side [SUITE ...] [--quick] [--threads 1 2] [--contenders a,b] [--cases TEXT] [--rounds N] [--out FILE]
+                              [--plots FOLDER] [--compare OLD.jsonl] [--json]
+
+Every contender runs in a process of its own, with the same threads, dtype and inputs; they take turns round by round while the
+others are stopped. Outputs are compared before anybody is timed. Who cannot take part, crashes or answers something else is a line
+that says so. Suites share a time budget (20 minutes, 3 with --quick): cases that no longer fit are lines too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.side import plots, records, report
+from benchmarks.side.cases import CASES, SUITES, Case
+from benchmarks.side.contenders import CONTENDERS
+from benchmarks.side.turns import Table, not_measured
+from hotfuse.machine.fingerprint import fingerprint
+from hotfuse.machine.peaks import Peaks
+
+QUICK = ("hotfuse", "hotfuse-tier0", "eager", "ort", "openvino")
+SHARES = {"kernels": 0.25, "models": 0.35, "overhead": 0.05, "startup": 0.07, "compile": 0.08, "traffic": 0.2}
+"""Of the time budget; what a suite leaves over goes to those after it."""
+BUDGET_S, QUICK_BUDGET_S = 1140.0, 165.0
+EXIT_REGRESSION = 1
+
+
+def measured_peaks() -> Peaks | None:
+    """The machine's limits, measured now: whatever mood it is in, it is in for the whole run."""
+    from hotfuse.backends.llvm.peaks import measure
+
+    return measure()
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("hotfuse", "torch", "onnxruntime", "openvino", "jax", "iree-base-compiler", "apache-tvm", "tinygrad"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def chosen(options: argparse.Namespace) -> list[Case]:
+    """Cases in the order of the suites."""
+    wanted: list[str] = options.suites or list(SUITES)
+    return [c for s in SUITES if s in wanted for c in CASES
+            if c.suite == s and (c.quick or not options.quick) and options.cases.lower() in c.name.lower()]
+
+
+def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[records.Record], Peaks | None]:
+    """Measure; lines appear as cases end."""
+    say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else (lambda text: print(text, flush=True))
+    begin = time.monotonic()
+    budget = options.budget or (QUICK_BUDGET_S if options.quick else BUDGET_S)
+    peaks = None if options.quick else measured_peaks()
+    head = {"machine": fingerprint().to_dict(), "versions": versions(), "quick": options.quick, "at": time.time(),
+            "peaks": None if peaks is None else peaks.to_dict()}
+    cases, found, ends = chosen(options), list[records.Record](), 0.0
+    shares = {s: SHARES[s] for s in dict.fromkeys(c.suite for c in cases)}
+    for suite, share in shares.items():
+        ends += budget * share / sum(shares.values())
+        for threads in options.threads:
+            for case in (c for c in cases if c.suite == suite):
+                if time.monotonic() - begin > ends:
+                    result = not_measured(case, threads, "the suite's time was used up")
+                else:
+                    asked = options.contenders.split(",") if options.contenders else (QUICK if options.quick else CONTENDERS)
+                    table = Table(case, threads, [n for n in case.contenders if n in asked], say=say, peaks=peaks,
+                                  rounds=options.rounds or (7 if options.quick else 15),
+                                  seconds=options.seconds or (6.0 if options.quick else 12.0))  # fmt: skip
+                    result = table.measure()
+                found += result
+                say("\n".join(report.case_lines(result)))
+    head["seconds"] = time.monotonic() - begin
+    return head, found, peaks
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, write, compare."""
+    parser = argparse.ArgumentParser(
+        prog="hotfuse bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(SUITES) + "; all by default")
+    parser.add_argument("--quick", action="store_true", help="few cases and contenders: three minutes")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--contenders", default="", help="comma-separated: " + ", ".join(CONTENDERS))
+    parser.add_argument("--cases", default="", help="only cases whose name holds this text")
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=0.0, help="of traffic, per contender")
+    parser.add_argument("--budget", type=float, default=0.0, help="seconds for everything")
+    parser.add_argument("--out", type=Path, default=Path("build/bench/latest.jsonl"))
+    parser.add_argument("--plots", type=Path, default=None, help="folder for pictures; beside the results by default")
+    parser.add_argument("--compare", type=Path, help="an earlier run; a regression beyond noise makes the exit status 1")
+    parser.add_argument("--json", action="store_true", help="the last line of output is a JSON summary, and the only one")
+    options = parser.parse_args(arguments)
+    if unknown := [s for s in options.suites if s not in SUITES]:
+        parser.error(f"no suite {unknown[0]!r}; one of {', '.join(SUITES)}")
+    if unknown := [n for n in options.contenders.split(",") if n and n not in CONTENDERS]:
+        parser.error(f"no contender {unknown[0]!r}; one of {', '.join(CONTENDERS)}")
+    earlier = records.read(options.compare)[1] if options.compare else None  # before it may be overwritten
+    head, found, peaks = run(options)
+    records.write(options.out, head, found)
+    lines = ["", *report.summary(found), f"{head['seconds']:.0f} s; written to {options.out}"]
+    try:
+        pictures = plots.draw(found, peaks, options.plots or options.out.with_suffix(""))
+        lines.append(f"{len(pictures)} pictures in {options.plots or options.out.with_suffix('')}")
+    except ImportError as e:
+        lines.append(f"no pictures: {e} (pip install hotfuse[plots])")
+    worse: list[records.Change] = []
+    if earlier is not None:
+        compared = records.compare(earlier, found)
+        worse = [c for c in compared if c.verdict == "REGRESSION"]
+        lines += ["", f"against {options.compare}: {len(worse)} regressions", *report.changes(compared)]
+    if options.json:
+        print(json.dumps({"out": str(options.out), "summary": report.summary(found), "regressions": len(worse)}))
+    else:
+        print("\n".join(lines), flush=True)
+    return EXIT_REGRESSION if worse else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

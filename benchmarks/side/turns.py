@@ -1,0 +1,295 @@
+"""The coordinator: contenders in processes of their own, one running at a time, the others stopped.
+
+Two thread pools that spin on the same processors measure each other. So every contender (with the workers it started) is a process
+group that is stopped outside its turn, rounds go through all of them, and the order turns round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.side.cases import Case
+from benchmarks.side.contenders import PACKAGES
+from benchmarks.side.records import OURS, PER_REQUEST, Record, finish
+from benchmarks.side.stats import of_blocks
+from hotfuse.machine.peaks import Peaks
+
+RTOL = 1e-4
+TURN_MS = 20.0
+LOAD_S, TURN_S = 150.0, 60.0
+ROOT = Path(__file__).resolve().parents[2]
+Say = Callable[[str], None]
+
+
+class Gone(Exception):
+    """A contender's process ended, or does not answer."""
+
+
+class Process:
+    """One contender; started stopped-able, that is, as a group of its own."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  (read when the process has ended)
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+                                      cwd=ROOT, env=dict(env), start_new_session=True)
+
+    def ask(self, limit_s: float, **command: Any) -> dict[str, Any]:
+        """One command, one answer; the process runs meanwhile and is stopped afterwards."""
+        assert self.child.stdin is not None and self.child.stdout is not None
+        self._signal(signal.SIGCONT)
+        try:
+            self.child.stdin.write(json.dumps(command) + "\n")
+            self.child.stdin.flush()
+        except BrokenPipeError as e:
+            raise Gone(self.ended()) from e
+        ready, _, _ = select.select([self.child.stdout], [], [], limit_s)
+        if not ready:
+            self.close()
+            raise Gone(f"no answer after {limit_s:g} s")
+        line = self.child.stdout.readline()
+        if not line:
+            raise Gone(self.ended())
+        self._signal(signal.SIGSTOP)
+        return json.loads(line)
+
+    def ended(self) -> str:
+        """How the process ended, in words, with the last line it wrote."""
+        status = self.child.wait(30)
+        how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        self.errors.seek(0)
+        said = self.errors.read().decode(errors="replace").strip().splitlines()
+        return how + (f": {said[-1][:200]}" if said else "")
+
+    def close(self) -> None:
+        """End the group, whatever it does."""
+        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGKILL)
+        self.child.wait(30)
+        for pipe in (self.child.stdin, self.child.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # gone already, with all its children
+            os.killpg(self.child.pid, number)
+
+
+def environment(threads: int, folder: Path) -> dict[str, str]:
+    """The same for everybody; nobody finds what an earlier run compiled."""
+    number = str(threads)
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS")
+    return {**os.environ, **dict.fromkeys(names, number), "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false",
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "HOTFUSE_PROFILES": str(folder / "profiles.sqlite"),
+            "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3",
+            "XLA_FLAGS": f"--xla_cpu_multi_thread_eigen={'true' if threads > 1 else 'false'}"}
+
+
+def missing(contender: str) -> str:
+    """Why a contender cannot be here at all, or nothing."""
+    package = PACKAGES.get(contender)
+    if package is not None:
+        try:
+            importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{package} is not installed"
+    return ""
+
+
+def difference(got: list[np.ndarray[Any, Any]], want: list[np.ndarray[Any, Any]]) -> float:
+    """The largest error relative to the largest magnitude of each output; infinite where shapes differ."""
+    from benchmarks.models import difference as of_arrays
+
+    return of_arrays(got, want)
+
+
+def outputs(path: str) -> list[np.ndarray[Any, Any]]:
+    with np.load(path) as found:
+        return [found[name] for name in found.files]
+
+
+class Table:
+    """One case: its contenders' processes and what became of them."""
+
+    def __init__(self, case: Case, threads: int, contenders: Sequence[str], *, rounds: int, seconds: float, say: Say,
+                 peaks: Peaks | None = None) -> None:  # fmt: skip
+        self.case, self.threads, self.rounds, self.seconds, self.say, self.peaks = case, threads, rounds, seconds, say, peaks
+        self.records = {n: Record(case.suite, case.name, n, threads) for n in contenders}
+        self.processes: dict[str, Process] = {}
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.onnx: Path | None = None
+
+    def measure(self) -> list[Record]:
+        """Everything: load, compare, take turns, ask what served."""
+        with tempfile.TemporaryDirectory(prefix="hotfuse-bench-") as temporary:
+            try:
+                self._measure(Path(temporary))
+            finally:
+                for process in self.processes.values():
+                    process.close()
+        records = list(self.records.values())
+        finish(records)
+        self._roofline(records)
+        return records
+
+    def _measure(self, folder: Path) -> None:
+        if self.case.kind == "torch":
+            self._export(folder)
+        if self.case.suite in ("startup", "compile"):
+            self._starts(folder)
+            return
+        for name in self.records:
+            self._load(name, folder)
+        self._compare()
+        (self._serve if self.case.trace else self._rounds)()
+        for name in list(self.processes):
+            if (answer := self._ask(name, TURN_S, do="about")) is not None:
+                self.records[name].extra |= answer
+
+    # --- processes
+
+    def _start(self, name: str, folder: Path) -> Process:
+        command = [sys.executable, "-m", "benchmarks.side.child", "--suite", self.case.suite, "--case", self.case.name,
+                   "--contender", name, "--threads", str(self.threads), "--folder", str(folder),
+                   "--seconds", str(self.seconds), *(["--onnx", str(self.onnx)] if self.onnx else [])]  # fmt: skip
+        return Process(command, environment(self.threads, folder))
+
+    def _export(self, folder: Path) -> None:
+        """Once for everybody who reads ONNX; who fails here is told by those who need it."""
+        if not set(self.records) & {"ort", "openvino", "iree", "tvm", "tinygrad"}:
+            return
+        process = self._start("eager", folder)
+        try:
+            answer = process.ask(LOAD_S, do="export")
+            if "path" in answer:
+                self.onnx = Path(answer["path"])
+            else:
+                self.say(f"  no ONNX file of {self.case.name}: {answer['absent']}")
+        except Gone as e:
+            self.say(f"  no ONNX file of {self.case.name}: {e}")
+        finally:
+            process.close()
+
+    def _load(self, name: str, folder: Path) -> None:
+        if why := missing(name):
+            self._out(name, "absent", why)
+            return
+        self.processes[name] = self._start(name, folder)
+        if (answer := self._ask(name, LOAD_S, do="load")) is not None:
+            self.answers[name] = answer
+            kept = ("load_s", "first_s", "settled_s", "worst_ms", "flops", "bytes")
+            self.records[name].extra |= {k: answer[k] for k in kept if k in answer}
+
+    def _ask(self, name: str, limit_s: float, **command: Any) -> dict[str, Any] | None:
+        try:
+            answer = self.processes[name].ask(limit_s, **command)
+        except Gone as e:
+            self._out(name, "crashed", str(e))
+            return None
+        if "absent" in answer:
+            self._out(name, "absent", answer["absent"])
+            return None
+        return answer
+
+    def _out(self, name: str, status: Any, why: str) -> None:
+        record = self.records[name]
+        record.status, record.why, record.times = status, why, []
+        self.say(f"  {name}: {status}: {why}")
+        if (process := self.processes.pop(name, None)) is not None:
+            process.close()
+
+    # --- comparing and timing
+
+    def _compare(self) -> None:
+        """Outputs against the reference's; who answers something else is not timed."""
+        order = ("eager", "ort", "openvino", *self.answers)
+        reference = next((n for n in order if n in self.processes and n in self.answers), None)
+        if reference is None:
+            return
+        want = outputs(self.answers[reference]["outputs"])
+        for name in list(self.processes):
+            error = difference(outputs(self.answers[name]["outputs"]), want)
+            self.records[name].error = error if np.isfinite(error) else None
+            if not error <= RTOL:
+                self._out(name, "wrong", f"answers differ from {reference}'s by {error:.1e}")
+
+    def _rounds(self) -> None:
+        for i in range(self.rounds + 1):
+            names = list(self.processes)
+            for name in names if i % 2 else reversed(names):
+                answer = self._ask(name, TURN_S, do="round", ms=TURN_MS)
+                if answer is not None and i:  # the first round wakes everybody up
+                    self.records[name].times.append(answer["ms"])
+
+    def _serve(self) -> None:
+        """Slices of traffic in turns. Loading and the first call are part of the serving time: a user waits for them."""
+        slice_s = min(2.0, self.seconds / 4)
+        served = {n: self.answers[n]["first_s"] for n in self.processes}
+        for name, first in served.items():
+            self.records[name].extra["calls"] = [[0.0, first * 1e3]]
+        while any(served[n] < self.seconds for n in self.processes):
+            for name in list(self.processes):
+                if served[name] >= self.seconds:
+                    continue
+                answer = self._ask(name, LOAD_S, do="serve", seconds=min(slice_s, self.seconds - served[name]))
+                if answer is None:
+                    continue
+                served[name] += answer["spent_s"]
+                self.records[name].extra["calls"].extend(answer["calls"])
+        for name in self.processes:
+            record = self.records[name]
+            taken = [ms for _, ms in record.extra["calls"]]
+            record.unit, record.time = PER_REQUEST, of_blocks(taken)
+            record.extra |= {"requests": len(taken), "per_s": 1e3 * len(taken) / sum(taken), "worst_ms": max(taken),
+                             "p50_ms": float(np.quantile(taken, 0.5)), "p99_ms": float(np.quantile(taken, 0.99))}
+
+    def _starts(self, folder: Path) -> None:
+        """First results, or the time until the best serves: every sample is a fresh process with nothing kept."""
+        figure = "first_s" if self.case.suite == "startup" else "settled_s"
+        for i in range(max(1, min(3, self.rounds // 3))):
+            for name in list(self.records):
+                if self.records[name].status != "ok":
+                    continue
+                fresh = folder / f"{i}"
+                fresh.mkdir(exist_ok=True)
+                self._load(name, fresh)
+                if name in self.processes:
+                    self.records[name].times.append(self.answers[name][figure] * 1e3)
+                    self.processes.pop(name).close()
+
+    def _roofline(self, records: Sequence[Record]) -> None:
+        work = next((r.extra for r in records if "flops" in r.extra), None)
+        if work is None or self.peaks is None or self.case.suite not in ("kernels", "models"):
+            return
+        least = roof_ms(self.peaks, work["flops"], work["bytes"], self.threads)
+        for r in records:
+            if r.time is not None and least is not None:
+                r.roofline = least / r.time.median
+
+
+def roof_ms(peaks: Peaks, flops: float, moved: float, threads: int) -> float | None:
+    """The least time for so many operations and bytes: bytes come from the smallest level that holds them all."""
+    rate = peaks.rate("f32", threads)
+    sizes = {b.level: b.bytes for b in peaks.bandwidths if b.direction == "read" and b.threads == threads}
+    level = next((n for n in ("L1", "L2", "L3") if n in sizes and moved <= sizes[n]), "memory")
+    width = peaks.bandwidth(level, "read", threads)
+    if not rate or not width:
+        return None
+    return max(flops / rate, moved / width) * 1e3
+
+
+def not_measured(case: Case, threads: int, why: str) -> list[Record]:
+    """A case that was left out is a line that says so."""
+    return [Record(case.suite, case.name, OURS, threads, "absent", why)]
