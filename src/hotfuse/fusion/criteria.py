@@ -28,10 +28,14 @@ SCRATCH = 256 << 10
 class Criterion(StrEnum):
     """What is looked at."""
 
+    DEPENDENCE = "data dependence"
     LIMITS = "hardware limits"
     LOCALITY = "locality"
     COMPLEMENT = "resource complementarity"
     PARALLEL = "parallelism"
+    OVERLAP = "computational overlap"
+    PREDICTABLE = "predictability"
+    LOWERING = "lowering"
     VALUE = "expected saving"
 
 

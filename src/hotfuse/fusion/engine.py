@@ -1,0 +1,337 @@
+"""The fusion engine: from groups to better groups, by prediction, until nothing pays.
+
+    start    the groups that access classes suggest, or single nodes
+    round    candidates around everything that is new; what looks alike is predicted once; the best of those that pay are taken
+    end      no candidate is worth more than nothing
+
+Every step makes the plan's predicted score smaller, so it ends. Each decision, taken or not, is kept with its reasons. What comes
+out is still only believed: whoever builds it measures it first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hotfuse.base.settings import Objective
+from hotfuse.fusion.bandit import Bandit
+from hotfuse.fusion.candidates import Candidate, Generator, Kind, fails, heart_of, holds, kind_of
+from hotfuse.fusion.closed import Index, Key
+from hotfuse.fusion.criteria import Criterion, Reason
+from hotfuse.fusion.forecast import Predictor
+from hotfuse.fusion.groups import Group
+from hotfuse.fusion.order import Order
+from hotfuse.fusion.worth import NOTHING, Cost, Gain, Horizon, cost, gain, score, value
+from hotfuse.hpm.work import Candidate as Question
+from hotfuse.hpm.work import Core
+from hotfuse.ir.graph import Graph
+from hotfuse.ops.table import packet
+
+MAX_ROUNDS = 24
+LEAST_GAIN = 0.005
+"""Gains below this part of what there is drown in noise."""
+UNKNOWN = Cost(float("nan"), 0.0, float("nan"), 0)
+
+
+def no_objection(_piece: Graph) -> str:
+    """Everything can be built."""
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A decision about a candidate, and the trade it is."""
+
+    kind: Kind
+    subject: str
+    accepted: bool
+    uses: int
+    before: Cost
+    after: Cost
+    gain: Gain
+    value: float
+    reasons: tuple[Reason, ...]
+
+    @property
+    def because(self) -> str:
+        """What decided it."""
+        deciding = [str(r) for r in self.reasons if r.holds is self.accepted]
+        return "; ".join(deciding[-1:] if self.accepted else deciding)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Groups in an order in which they can run, of a graph that may have been rewritten."""
+
+    graph: Graph
+    groups: tuple[Group, ...]
+    choices: tuple[Choice, ...]
+    before: Cost
+    after: Cost
+    seconds: float
+    """What planning took."""
+    predictions: int
+    costs: Mapping[Group, Cost] = field(default_factory=dict[Group, Cost])
+
+
+def apart(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
+    """No fusion: every node by itself, but for those that only make sense together (attention, recurrent layers)."""
+    index = Index(graph, {})
+    found: list[Group] = []
+    for g in groups:
+        if g.kind in ("attention", "recurrent", "library"):
+            found.append(g)
+        else:
+            found += [Group((i,), kind_of(index, (i,))) for i in g.nodes]
+    return Order(index, found).groups
+
+
+@dataclass(slots=True)
+class Engine:
+    """What planning needs to know, and the memory of one planning."""
+
+    predict: Predictor
+    core: Core
+    threads: int = 1
+    objective: Objective = "latency"
+    horizon: Horizon = Horizon()
+    bandit: Bandit = field(default_factory=Bandit)
+    lowers: Callable[[Graph], str] = no_objection
+    """Why a piece has no kernel; empty if it has one."""
+    compile_s: Callable[[Group], float] = lambda g: 0.01 + 0.004 * len(g.nodes)
+    kinds: frozenset[Kind] = frozenset(Kind)
+    _costs: dict[tuple[Key, bool], Cost] = field(default_factory=dict[tuple[Key, bool], Cost])
+    _lowered: dict[Key, str] = field(default_factory=dict[Key, str])
+    _predictions: int = 0
+
+    def plan(self, graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> Planned:
+        """Better groups for a graph at the sizes of a call."""
+        start = time.perf_counter()
+        self._costs.clear()
+        self._predictions = 0
+        index = Index(graph, sizes)
+        order = Order(index, groups)
+        self._foresee(index, order.groups)
+        before = self._total(index, order.groups)
+        choices: list[Choice] = []
+        decided: set[Key] = set()
+        dirty = set(order.groups)
+        for _ in range(MAX_ROUNDS):
+            order, taken, made = self._round(order, dirty, decided, choices)
+            if not taken:
+                break
+            index, dirty = order.index, made
+        costs = {g: self._cost(index, g) for g in order.groups}
+        return Planned(index.graph, order.groups, tuple(choices), before, self._total(index, order.groups),
+                       time.perf_counter() - start, self._predictions, costs)
+
+    def best(self, graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> Planned:
+        """The better of two plans: one that begins with these groups, one that begins with no fusion at all."""
+        start = time.perf_counter()
+        plans = [self.plan(graph, g, sizes) for g in (groups, apart(graph, groups))]
+        best = min(plans, key=lambda p: score(p.after, self.objective, self.threads))
+        tried = sum(p.predictions for p in plans)
+        return replace(best, before=plans[0].before, seconds=time.perf_counter() - start, predictions=tried)
+
+    def layout(
+        self, plain: tuple[Graph, Sequence[Group]], other: tuple[Graph, Sequence[Group]], sizes: Mapping[str, int]
+    ) -> Choice:
+        """Whether a graph in another layout, with conversions where the order has to change, is worth them."""
+        sides: list[Cost] = []
+        for graph, groups in (plain, other):
+            index = Index(graph, sizes)
+            self._foresee(index, groups)
+            sides.append(self._total(index, groups))
+        won = gain(sides[0], sides[1], self.objective, self.threads)
+        names = {v.name for n in plain[0].nodes for v in n.outs}
+        added = [n for n in other[0].nodes if not any(v.name in names for v in n.outs)]
+        index = Index(other[0], sizes)
+        moved = sum(2 * (index.size(v) or 0) for n in added for v in n.outs)
+        text = f"{len(added)} conversions move {moved} bytes"
+        worth = value(won, self.bandit.trust(Kind.LAYOUT.value), 1, Horizon(), 0.0)
+        reason = Reason(Criterion.VALUE, worth > 0, text, {"conversions": len(added), "bytes": moved})
+        return Choice(Kind.LAYOUT, "convolutions", worth > 0, 1, sides[0], sides[1], won, worth, (reason,))
+
+    # --- one round ---------------------------------------------------------------------------------------------------
+
+    def _round(
+        self, order: Order, dirty: set[Group], decided: set[Key], choices: list[Choice]
+    ) -> tuple[Order, bool, set[Group]]:
+        """Take what pays among candidates around new groups: (groups then, whether anything changed, what is new)."""
+        index = order.index
+        make = Generator(index, order, self.core, self.threads)
+        alike: dict[Key, list[Candidate]] = {}
+        for c in (*make.pairs(dirty), *make.singles(dirty)):
+            if c.kind in self.kinds and c.key not in decided:
+                alike.setdefault(c.key, []).append(c)
+        for key in [k for k, found in alike.items() if not found[0].viable]:
+            decided.add(key)
+            found = alike.pop(key)
+            choices.append(self._refused(index, found))
+        viable = {k: found[0] for k, found in alike.items()}
+        self._foresee_all(index, viable.values())
+        ranked: list[tuple[float, int, list[Candidate], Choice]] = []
+        for n, (key, c) in enumerate(viable.items()):
+            choice = self._weighed(index, c, len(alike[key]))
+            if choice.accepted:
+                ranked.append((-choice.value, n, alike[key], choice))
+            else:
+                decided.add(key)
+                choices.append(choice)
+        ranked.sort(key=lambda r: r[:2])
+        return self._take(order, ranked, decided, choices)
+
+    def _take(
+        self, order: Order, ranked: Sequence[tuple[float, int, list[Candidate], Choice]], decided: set[Key], choices: list[Choice]
+    ) -> tuple[Order, bool, set[Group]]:
+        """The best candidates that do not touch the same groups; one that rewrites the graph is taken alone."""
+        groups = {g: True for g in order.groups}
+        made: set[Group] = set()
+        taken: Counter[Key] = Counter()
+        now = order
+        for _, _, found, choice in ranked:
+            if objection := self._objection(order.index, found[0]):
+                decided.add(found[0].key)
+                reasons = (*choice.reasons, fails(Criterion.LOWERING, objection))
+                choices.append(_with(choice, False, reasons))
+                continue
+            if found[0].rewritten is not None:
+                if made:
+                    continue
+                now, made = _rewritten(now, found[0], now.index.sizes)
+                choices.append(_with(choice, True, choice.reasons, 1))
+                return now, True, made
+            count = 0
+            for c in found:
+                if not all(g in groups for g in c.old):
+                    continue
+                trying = [g for g in groups if g not in c.old] + list(c.new)
+                try:
+                    now = Order(order.index, trying)
+                except ValueError:
+                    continue
+                groups = {g: True for g in now.groups}
+                made = (made - set(c.old)) | set(c.new)
+                count += 1
+            if count:
+                taken[found[0].key] += count
+                choices.append(_with(choice, True, choice.reasons, count))
+        return now, bool(taken), made
+
+    def _objection(self, index: Index, c: Candidate) -> str:
+        """Why what a candidate would build cannot be built; asked last, since it takes longest."""
+        where = Index(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
+        for g in c.new:
+            if g.kind == "library":
+                continue
+            key = where.key(g.nodes)
+            if key not in self._lowered:
+                self._lowered[key] = self.lowers(where.closed(g.nodes))
+            if self._lowered[key]:
+                return self._lowered[key]
+        return ""
+
+    # --- figures -----------------------------------------------------------------------------------------------------
+
+    def _foresee_all(self, index: Index, candidates: Iterable[Candidate]) -> None:
+        """Predict everything that candidates would build, in one batch for each graph."""
+        here: list[Group] = []
+        for c in candidates:
+            if c.rewritten is None:
+                here += c.new
+            else:
+                self._foresee(Index(c.rewritten.graph, index.sizes), c.new)
+        self._foresee(index, here)
+
+    def _foresee(self, index: Index, groups: Sequence[Group]) -> None:
+        missing: dict[tuple[Key, bool], Group] = {}
+        for g in groups:
+            key = (index.key(g.nodes), g.kind == "library")
+            if key not in self._costs:
+                missing.setdefault(key, g)
+        asks = {
+            k: Question(index.closed(g.nodes), index.sizes, None if k[1] else self.core, self.threads)
+            for k, g in missing.items()
+        }
+        if not asks:
+            return
+        found = self.predict(list(asks.values()))
+        self._predictions += len(asks)
+        for n, (key, g) in enumerate(missing.items()):
+            seconds = float(found.seconds[n])
+            if not np.isfinite(seconds):
+                self._costs[key] = UNKNOWN
+                continue
+            stored = index.stored(g.nodes)
+            self._costs[key] = cost(seconds, float(found.low_s[n]), float(found.high_s[n]), float(found.joules[n]), stored or 0)
+
+    def _cost(self, index: Index, g: Group) -> Cost:
+        return self._costs.get((index.key(g.nodes), g.kind == "library"), UNKNOWN)
+
+    def _total(self, index: Index, groups: Sequence[Group]) -> Cost:
+        """The sum over groups whose cost is known."""
+        total = NOTHING
+        for g in groups:
+            if (one := self._cost(index, g)).known:
+                total = total + one
+        return total
+
+    # --- decisions ---------------------------------------------------------------------------------------------------
+
+    def _weighed(self, index: Index, c: Candidate, uses: int) -> Choice:
+        where = Index(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
+        before, after = NOTHING, NOTHING
+        for g in c.old:
+            before = before + self._cost(index, g)
+        for g in c.new:
+            after = after + self._cost(where, g)
+        subject = _ops(index, c.old)
+        if not before.known or not after.known:
+            reason = fails(Criterion.PREDICTABLE, "its time cannot be predicted")
+            return Choice(c.kind, subject, False, uses, before, after, Gain(0.0, 0.0), 0.0, (*c.reasons, reason))
+        won = gain(before, after, self.objective, self.threads)
+        building = sum(0.0 if g.kind == "library" else self.compile_s(g) for g in c.new)
+        building -= sum(0.0 if g.kind == "library" else self.compile_s(g) for g in c.old)
+        trust = self.bandit.trust(c.kind.value)
+        worth = value(won, trust, uses, self.horizon, building)
+        least = LEAST_GAIN * score(before, self.objective, self.threads)
+        accepted = worth > 0 and won.discounted(trust) > least
+        text = f"{before.seconds * 1e6:.1f} -> {after.seconds * 1e6:.1f} us, worth {worth:.2g} s"
+        make = holds if accepted else fails
+        reason = make(Criterion.VALUE, text, gain_us=round(won.mean * 1e6, 2), deviation_us=round(won.deviation * 1e6, 2))
+        return Choice(c.kind, subject, accepted, uses, before, after, won, worth, (*c.reasons, reason))
+
+    def _refused(self, index: Index, found: Sequence[Candidate]) -> Choice:
+        c = found[0]
+        reasons = tuple(r for r in c.reasons if not r.holds)
+        return Choice(c.kind, _ops(index, c.old), False, len(found), UNKNOWN, UNKNOWN, Gain(0.0, 0.0), 0.0, reasons)
+
+
+def _with(choice: Choice, accepted: bool, reasons: tuple[Reason, ...], uses: int | None = None) -> Choice:
+    uses = choice.uses if uses is None else uses
+    return Choice(choice.kind, choice.subject, accepted, uses, choice.before, choice.after, choice.gain, choice.value, reasons)
+
+
+def _rewritten(order: Order, c: Candidate, sizes: Mapping[str, int]) -> tuple[Order, set[Group]]:
+    """The groups of a rewritten graph: the new ones, and the old ones under their nodes' new numbers."""
+    assert c.rewritten is not None
+    place = {old: new for new, old in enumerate(c.rewritten.origin) if old >= 0}
+    gone = set(c.old)
+    kept = [Group(tuple(sorted(place[i] for i in g.nodes)), g.kind) for g in order.groups if g not in gone]
+    index = Index(c.rewritten.graph, sizes)
+    return Order(index, [*kept, *c.new]), set(c.new)
+
+
+def _ops(index: Index, groups: Sequence[Group]) -> str:
+    """What groups compute, for a reader: hearts first."""
+    texts: list[str] = []
+    for g in groups:
+        nodes = [index.graph.nodes[i] for i in g.nodes]
+        names = dict.fromkeys(packet(n.op).removeprefix("aten.") for n in sorted(nodes, key=lambda n: heart_of(n) == "rows"))
+        listed = list(names)
+        texts.append("+".join(listed[:4]) + ("+..." if len(listed) > 4 else ""))
+    return " | ".join(texts)

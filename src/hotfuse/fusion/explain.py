@@ -1,0 +1,103 @@
+"""Decisions of the engine and the weights of a graph's edges, as lines and as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hotfuse.analysis.resources import Peaks
+from hotfuse.fusion.closed import Index
+from hotfuse.fusion.engine import Choice, Planned
+from hotfuse.fusion.forecast import JOULES_PER_BYTE
+from hotfuse.fusion.groups import Group
+from hotfuse.fusion.worth import Cost
+from hotfuse.ir.graph import Graph
+from hotfuse.machine.energy import WATTS_PER_CORE
+from hotfuse.ops.table import packet
+
+CYCLES_PER_S = 2.5e9
+"""Only for the columns in cycles, where nobody measured the clock."""
+
+
+def line(choice: Choice) -> str:
+    """One decision for a reader: the trade in all three objectives, and what decided it."""
+    times = f" x{choice.uses}" if choice.uses > 1 else ""
+    head = f"{'take' if choice.accepted else 'leave'} {choice.kind.value} {choice.subject}{times}"
+    return f"{head}: {trade(choice.before, choice.after)}{choice.because}"
+
+
+def trade(before: Cost, after: Cost) -> str:
+    """Time, energy and memory of both sides."""
+    if not before.known or not after.known:
+        return ""
+    time = f"{before.seconds * 1e6:.1f} -> {after.seconds * 1e6:.1f} us"
+    energy = f"{before.joules * 1e6:.1f} -> {after.joules * 1e6:.1f} uJ"
+    return f"{time}, {energy}, {before.stored} -> {after.stored} bytes stored; "
+
+
+def lines(planned: Planned, most: int = 64) -> list[str]:
+    """What a planning decided, the taken first, then the refused by what they promised."""
+    head = (f"{len(planned.groups)} groups planned in {planned.seconds * 1e3:.0f} ms from {planned.predictions} predictions: "
+            f"{trade(planned.before, planned.after).rstrip('; ')}")  # fmt: skip
+    ranked = sorted(planned.choices, key=lambda c: (not c.accepted, -c.gain.mean * c.uses))
+    return [head, *(line(c) for c in ranked[:most])]
+
+
+def to_dict(choice: Choice) -> dict[str, Any]:
+    """A plain dict for JSON."""
+
+    def side(c: Cost) -> dict[str, float | int] | None:
+        if not c.known:
+            return None
+        return {"us": round(c.seconds * 1e6, 3), "deviation_us": round(c.deviation * 1e6, 3), "uj": round(c.joules * 1e6, 3),
+                "stored": c.stored}  # fmt: skip
+
+    return {
+        "kind": choice.kind.value, "subject": choice.subject, "accepted": choice.accepted, "uses": choice.uses,
+        "before": side(choice.before), "after": side(choice.after),
+        "value_s": choice.value if math.isfinite(choice.value) else None,
+        "reasons": [{"criterion": r.criterion.value, "holds": r.holds, "text": r.text, **dict(r.evidence)} for r in choice.reasons],
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A value with what handing it on costs: nothing but registers inside a group, a trip through a cache or memory between two."""
+
+    value: str
+    maker: str
+    readers: int
+    inside: bool
+    bytes: int | None
+    us: float | None
+    cycles: float | None
+    uj: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dict for JSON."""
+        return {"value": self.value, "maker": self.maker, "readers": self.readers, "inside": self.inside, "bytes": self.bytes,
+                "us": self.us, "cycles": self.cycles, "uj": self.uj}
+
+
+def edges(graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int], peaks: Peaks) -> list[Edge]:
+    """The weight of every edge that nodes make."""
+    index = Index(graph, sizes)
+    home = {i: g for g in groups for i in g.nodes}
+    found: list[Edge] = []
+    for i, node in enumerate(graph.nodes):
+        for v in node.outs:
+            readers = index.readers.get(v.name, [])
+            inside = bool(readers) and v.name not in index.returned and all(home.get(r) is home.get(i) for r in readers)
+            size = index.size(v)
+            name = packet(node.op).removeprefix("aten.")
+            if size is None:
+                found.append(Edge(v.name, name, len(readers), inside, None, None, None, None))
+                continue
+            moved = 0 if inside else size * (1 + len({id(home.get(r)) for r in readers}))
+            seconds = moved / peaks.bandwidth(size)
+            joules = seconds * WATTS_PER_CORE + moved * JOULES_PER_BYTE
+            found.append(Edge(v.name, name, len(readers), inside, size, round(seconds * 1e6, 3),
+                              round(seconds * CYCLES_PER_S), round(joules * 1e6, 4)))
+    return found

@@ -1,0 +1,128 @@
+"""What a piece of a graph would take if it were built: the question, the form of the answer, and an answer that needs no training.
+
+    question   `hpm.work.Candidate`: a closed graph, the sizes of a call, the core it would be cut for or None for the library
+    forecast   per question: seconds with an interval, joules, bytes that enter and leave
+
+The performance model answers from measurements. The roofline stands in where there is none, and says with its wide intervals how
+little it knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hotfuse.analysis.resources import Peaks, library_seconds, roof_seconds, work_of
+from hotfuse.base.errors import HotfuseError
+from hotfuse.hpm import model as hpm
+from hotfuse.hpm.work import Candidate
+from hotfuse.machine.energy import WATTS_PER_CORE
+
+Vector = npt.NDArray[np.float64]
+JOULES_PER_BYTE = 100e-12
+"""What a byte to or from memory takes beside the core's time: an estimate, good for comparing one candidate with another."""
+REACH = {"generated": 0.75, "library": 0.85}
+"""The part of the roof that kernels reach, as a rule."""
+ENTRY_S = 0.3e-6
+"""Calling one more kernel inside a native run."""
+SPREAD = 1.6
+"""Roofline times are within this factor, four times in five."""
+
+
+class Forecast(Protocol):
+    """Predictions, one number per ask; unknown ones (sizes that depend on data) are NaN."""
+
+    @property
+    def seconds(self) -> Vector:
+        """Time."""
+        ...
+
+    @property
+    def low_s(self) -> Vector:
+        """One in ten is faster."""
+        ...
+
+    @property
+    def high_s(self) -> Vector:
+        """One in ten is slower."""
+        ...
+
+    @property
+    def joules(self) -> Vector:
+        """Energy."""
+        ...
+
+    @property
+    def memory(self) -> Vector:
+        """Bytes that enter and leave."""
+        ...
+
+
+Predictor = Callable[[Sequence[Candidate]], Forecast]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A forecast as plain arrays."""
+
+    seconds: Vector
+    low_s: Vector
+    high_s: Vector
+    joules: Vector
+    memory: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """The predictor that needs no measurements."""
+
+    peaks: Peaks = Peaks()
+
+    def __call__(self, asks: Sequence[Candidate]) -> Figures:
+        """Each at the part of its roof that kernels reach as a rule, and a call."""
+        seconds, memory = np.full(len(asks), np.nan), np.zeros(len(asks))
+        for i, ask in enumerate(asks):
+            work = work_of(ask.graph, ask.sizes)
+            if work.flops is None or work.traffic is None:
+                continue
+            memory[i] = work.traffic
+            if ask.core is None:
+                found = library_seconds(ask.graph, ask.sizes, self.peaks)
+                seconds[i] = np.nan if found is None else found / REACH["library"]
+            else:
+                least = roof_seconds(work, self.peaks) or 0.0
+                seconds[i] = ENTRY_S + least / REACH["generated"] / max(1, ask.threads)
+        threads = np.asarray([a.threads for a in asks], dtype=np.float64)
+        joules = seconds * WATTS_PER_CORE * threads + memory * JOULES_PER_BYTE
+        return Figures(seconds, seconds / SPREAD, seconds * SPREAD, joules, memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The performance model of this machine; what depends on data is unknown to it too."""
+
+    model: hpm.Predictor
+
+    def __call__(self, asks: Sequence[Candidate]) -> Figures:
+        """All at once; one by one only where a candidate among them cannot be predicted."""
+        try:
+            return _plain(self.model.predict(asks))
+        except (HotfuseError, KeyError, IndexError):  # a size that nobody knows
+            if len(asks) == 1:
+                unknown = np.full(1, np.nan)
+                return Figures(unknown, unknown, unknown, unknown, np.zeros(1))
+        single = [self([a]) for a in asks]
+        seconds, low, high, joules, memory = (
+            np.concatenate(each)
+            for each in zip(*((f.seconds, f.low_s, f.high_s, f.joules, f.memory) for f in single), strict=True)
+        )
+        return Figures(seconds, low, high, joules, memory)
+
+
+def _plain(found: hpm.Predictions) -> Figures:
+    joules = found.joules + found.memory * JOULES_PER_BYTE
+    return Figures(found.seconds, found.low_s, found.high_s, joules, found.memory)

@@ -1,0 +1,99 @@
+"""What a candidate is worth under uncertainty, in what the user asked for.
+
+    value = (gain - CAUTION x its standard deviation) x trust x uses x calls per second x horizon - seconds to compile
+
+Gains are in seconds, or for other objectives in what stands for a second: a core's joules in it, or a gigabyte less to hold.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hotfuse.base.settings import Objective
+from hotfuse.machine.energy import WATTS_PER_CORE
+
+CAUTION = 0.5
+SHARED = 0.9
+"""The part of a prediction's error that two ways to compute the same thing have in common."""
+BYTES_OF_A_SECOND = 1e9
+TIME_BESIDE_MEMORY = 0.05
+"""What a second counts where memory is asked for."""
+_WITHIN = 1.2816
+"""Standard deviations that four in five lie within."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A piece, or several, as predicted."""
+
+    seconds: float
+    deviation: float
+    """Standard deviation of the seconds."""
+    joules: float
+    stored: int
+    """Bytes left in memory for others to read."""
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.seconds + other.seconds, math.hypot(self.deviation, other.deviation), self.joules + other.joules,
+                    self.stored + other.stored)
+
+    @property
+    def known(self) -> bool:
+        """Whether there was a prediction at all."""
+        return math.isfinite(self.seconds)
+
+
+NOTHING = Cost(0.0, 0.0, 0.0, 0)
+
+
+def cost(seconds: float, low: float, high: float, joules: float, stored: int) -> Cost:
+    """A cost from an interval that four in five measurements lie within."""
+    spread = math.log(high / low) / 2 / _WITHIN if 0 < low < high else 0.0
+    return Cost(seconds, seconds * spread, joules, stored)
+
+
+def score(of: Cost, objective: Objective, threads: int) -> float:
+    """What counts, in seconds or what stands for them."""
+    if objective == "energy":
+        return of.joules / (WATTS_PER_CORE * threads)
+    if objective == "memory":
+        return of.stored / BYTES_OF_A_SECOND + TIME_BESIDE_MEMORY * of.seconds
+    return of.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """A gain with its standard deviation."""
+
+    mean: float
+    deviation: float
+
+    def discounted(self, trust: float = 1.0) -> float:
+        """What is counted on: less where it is uncertain, or where such predictions failed before; losses stay losses."""
+        safe = self.mean - CAUTION * self.deviation
+        return safe * trust if safe > 0 else safe
+
+
+def gain(before: Cost, after: Cost, objective: Objective, threads: int) -> Gain:
+    """What replacing one by the other brings; most of the two predictions' errors cancel."""
+    mean = score(before, objective, threads) - score(after, objective, threads)
+    relative = max(c.deviation / c.seconds if c.seconds else 0.0 for c in (before, after))
+    rest = (1 - SHARED) * relative * min(score(before, objective, threads), score(after, objective, threads))
+    return Gain(mean, math.hypot(relative * mean, rest))
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """How much a graph is used: calls per second, None where nobody knows, and for how long that may be counted on."""
+
+    calls_per_s: float | None = None
+    seconds: float = 60.0
+
+
+def value(of: Gain, trust: float, uses: int, horizon: Horizon, compile_s: float) -> float:
+    """Seconds won over the horizon; per call where nobody knows how many there will be."""
+    counted = of.discounted(trust) * uses
+    if horizon.calls_per_s is None:
+        return counted
+    return counted * horizon.calls_per_s * horizon.seconds - compile_s
