@@ -202,7 +202,7 @@ BOTH_WAYS = pytest.mark.parametrize(("execute", "core"), executors(host_levels()
 # --- shapes
 
 
-@pytest.mark.parametrize("d", [1, 8, 15, 16, 31, 32, 64, 80])
+@pytest.mark.parametrize("d", [2, 8, 15, 16, 31, 32, 64, 80])
 @pytest.mark.parametrize("s", [1, 2, 5, 16, 33, 70])
 def test_lengths_and_widths(s: int, d: int) -> None:
     both(block(2), inputs(1, s, s, 2, d))

@@ -161,7 +161,7 @@ def variants(name: str) -> list[tuple[Callable[..., Any], int]]:
     return [(op, 2 if two else 1)]
 
 
-@pytest.mark.parametrize("name", sorted(expand.rows()))
+@pytest.mark.parametrize("name", sorted(n for n in expand.rows() if n.startswith("aten.")))  # others are steps of lowering
 def test_row(name: str) -> None:
     done = 0
     for fn, count in variants(name):
