@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 TORCH  := $(shell grep '^torch==' constraints.txt)
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
+DEMO_ARGS ?=
 # One thread per test worker: torch's own threads would fight over the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
@@ -23,8 +25,8 @@ $(STAMP): pyproject.toml constraints.txt tools/make_venv.sh
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	@touch $@
 
-demo: $(STAMP) ## a real model: first call, capture, takeover, explain
-	@$(BIN)/python examples/demo.py
+demo: $(STAMP) ## two minutes: a real model gets faster while it serves; then explain() and a report in build/demo
+	@$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
 lint: $(STAMP) ## ruff, pyright (strict on src), import-linter
 	$(BIN)/ruff check src tests benchmarks examples
@@ -34,8 +36,13 @@ lint: $(STAMP) ## ruff, pyright (strict on src), import-linter
 test: $(STAMP) lint ## the linters, then every test
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadgroup -q $(PYTEST_ARGS)
 
-bench: $(STAMP) ## overhead of tier 0 against eager, side by side
-	$(BIN)/python -m benchmarks.overhead
+$(VENV)/.bench-stamp: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,bench]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[peers]" || echo "some peers cannot be installed here: lines will say so"
+	@touch $@
+
+bench: $(VENV)/.bench-stamp ## all suites against all peers, up to 20 minutes; BENCH_ARGS=--quick: 3
+	$(BIN)/hotfuse bench $(BENCH_ARGS)
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,32 +1,40 @@
-"""A real sentence encoder through `hotfuse.jit`: first call, capture beside it, takeover, explain.
+"""The idea in two minutes: a real model starts at once, is watched, compiled beside the traffic and swapped while it serves.
 
-Run with `make demo`. Without a network (and with nothing cached) a small BERT with random weights stands in.
+    make demo        or        python examples/demo.py [--seconds 120] [--threads 1] [--out build/demo]
+
+A text recognizer (PP-OCRv4, an ONNX model of 2023) reads lines of print of all widths, one after another. First the same lines go
+through ONNX Runtime, and through torch operator by operator, to have something to compare with. Then Hotfuse serves them. Half-way
+the traffic changes: the lines get longer. A live view shows what serves, how fast, and what was just swapped in and why. At the end
+`explain()` tells everything, and a report with pictures lies in the folder `--out`.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for the zoo, which is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for the zoo and the views, which are not installed
 
+import numpy as np
 import torch
 
 import hotfuse
 from benchmarks import zoo
+from benchmarks.show import report
+from benchmarks.show.lines import LONG, SHORT, Line, reader, text_lines
+from benchmarks.show.run import Baseline, Run, Served
+from benchmarks.show.view import Plain, View, live_view
+from hotfuse.base.settings import from_env
 
-QUERY = "Which tricks speed up deep learning inference?"
-SENTENCES = [
-    "Fusing the layers of a neural network saves trips to memory.",
-    "A just-in-time compiler specializes code while it runs.",
-    "The cat sat on the warm window sill.",
-    "Quantized models trade a little accuracy for speed.",
-    "She planted tomatoes and garlic in the garden.",
-    "It rained all day in the mountains.",
-]
+SHIFT = 0.5
+"""After this part of the time the lines get longer."""
+BASELINE_S = 4.0
+
+Answer = Callable[[Line], Any]
 
 
 def say(text: str = "") -> None:
@@ -34,87 +42,92 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
-def encoder() -> tuple[torch.nn.Module, list[dict[str, torch.Tensor]], bool]:
-    """The model, one call's arguments per sentence, and whether they are real: stand-ins serve when offline."""
-    real = True
+def paced(answer: Answer, lines: list[Line], seconds: float) -> float:
+    """Milliseconds a line: every line once to warm up, then in turns for so long."""
+    for line in lines[:4]:
+        answer(line)
+    start, count = time.perf_counter(), 0
+    while (taken := time.perf_counter() - start) < seconds or count < 2:
+        answer(lines[count % len(lines)])
+        count += 1
+    return taken * 1e3 / count
+
+
+def baselines(path: Path, threads: int, seconds: float, pools: dict[str, list[Line]]) -> list[Baseline]:
+    """What others need for a short and for a long line, measured before Hotfuse begins."""
+    found: list[Baseline] = []
+    answers: dict[str, Answer] = {}
     try:
-        model = zoo.load("minilm").module
-        tokenizer = zoo.sentence_tokenizer()
-        tokenizer.no_padding()
-        encoded = [tokenizer.encode(text).ids for text in [QUERY, *SENTENCES]]
-        say("model: all-MiniLM-L6-v2, a real sentence encoder")
-    except zoo.ZooUnavailable as e:
-        real = False
-        say(f"The real model is not available, a small BERT with random weights stands in.\n{e}")
-        model = zoo.load("bert-base", reduced=True).module
-        encoded = [[101, *(ord(c) for c in text), 102] for text in [QUERY, *SENTENCES]]
-    assert model is not None
-    ids = [torch.tensor([tokens]) for tokens in encoded]
-    return model, [{"input_ids": i, "attention_mask": torch.ones_like(i)} for i in ids], real
+        import onnxruntime
+    except ImportError as e:
+        say(f"ONNX Runtime is not installed, so it is not compared with: {e}")
+    else:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        answers["ONNX Runtime"] = lambda line: session.run(None, {"x": line.image})
+    plain = hotfuse.InferenceSession(path, settings=from_env().with_(capture="off", threads=threads))
+    answers["torch, op by op"] = lambda line: plain.run(None, {"x": line.image})
+    for name, answer in answers.items():
+        ms = {kind: paced(answer, pool, seconds) for kind, pool in pools.items()}
+        found.append(Baseline(name, ms))
+        say(f"  {name}: " + ", ".join(f"{1e3 / v:.0f} {kind} lines a second" for kind, v in ms.items()))
+    plain.close()
+    return found
 
 
-def embed(model: Callable[..., Any], call: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A unit vector: the mean over the tokens."""
-    return torch.nn.functional.normalize(model(**call).last_hidden_state.mean(1), dim=-1)[0]
+def traffic(pools: dict[str, list[Line]], run: Run) -> Iterator[Line]:
+    """Seeded: short lines, after half of the time long ones."""
+    rng = np.random.default_rng(0)
+    while (passed := run.elapsed()) < run.seconds:
+        pool = pools[SHORT if passed < SHIFT * run.seconds else LONG]
+        yield pool[int(rng.integers(len(pool)))]
 
 
-def milliseconds(start: float) -> str:
-    """Time since then."""
-    return f"{(time.perf_counter() - start) * 1e3:.1f} ms"
+def serve(session: Any, pools: dict[str, list[Line]], run: Run, view: View) -> None:
+    """Until the time is up; the view is told after every call, and looks when it likes."""
+    read = reader(session)
+    for line in traffic(pools, run):
+        begin = run.elapsed()
+        (scores,) = session.run(None, {"x": line.image})
+        run.add(Served(begin, run.elapsed() - begin, line.kind))
+        if view.due(run):
+            run.look(session)
+            view.show(run, line.text, read(scores))
+    run.look(session)
 
 
-def in_graph(fast: hotfuse.Jit, calls: list[dict[str, torch.Tensor]]) -> int:
-    """Serve every sentence once; how many of the calls a captured graph took."""
-    before = fast.stats()["graph_calls"]
-    for call in calls:
-        embed(fast, call)
-        time.sleep(0.02)  # requests come one by one, and the worker shares the cores with them
-    return fast.stats()["graph_calls"] - before
-
-
-@torch.inference_mode()
-def main() -> None:
+def main() -> int:
     """The demonstration."""
-    torch.set_num_threads(1)  # a small model, and the capture shares the cores
-    model, calls, real = encoder()
-    embed(model, calls[0])  # torch's own warming up is nobody's merit
-    start = time.perf_counter()
-    expected = embed(model, calls[0])
-    say(f"\neager call:                {milliseconds(start)}")
-
-    with hotfuse.jit(model) as fast:
-        start = time.perf_counter()
-        first = embed(fast, calls[0])
-        say(f"first call of hotfuse.jit: {milliseconds(start)}, on your own module: no call waits for a capture")
-
-        start = time.perf_counter()
-        rounds, everywhere = 0, False
-        while not everywhere and (left := start + 45 - time.perf_counter()) > 0:
-            everywhere = in_graph(fast, calls) == len(calls)
-            rounds += 1
-            if left < 35:  # a busy machine: give the capture, which runs at the lowest priority, the cores
-                fast.wait(left)
-        say(f"served {rounds * len(calls)} more calls in {milliseconds(start)}, the capture running beside them")
-        if not everywhere:
-            say("this machine is busy: the capture has not finished, and the model's own code goes on serving")
-
-        vectors = [embed(fast, call) for call in calls]
-        start = time.perf_counter()
-        again = embed(fast, calls[0])
-        say(f"a call now:                {milliseconds(start)}")
-        worst = max((first - expected).abs().max().item(), (again - expected).abs().max().item())
-        say(f"largest difference from eager: {worst:.1e}")
-
-        if real:  # random weights have no opinion
-            say(f"\n{QUERY}")
-            scores = [float(v @ vectors[0]) for v in vectors[1:]]
-            for score, text in sorted(zip(scores, SENTENCES, strict=True), reverse=True):
-                say(f"  {score:5.2f}  {text}")
-
-        say(f"\n{fast.explain()}")
-        counters = {k: v for k, v in fast.stats().items() if isinstance(v, int)}
-        say("\ncounters: " + ", ".join(f"{k} {v}" for k, v in counters.items()))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long to serve")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("build/demo"))
+    parser.add_argument("--plain", action="store_true", help="lines instead of a live view")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    try:
+        (path,) = zoo.fetch("ppocr-v4-rec")
+        pools = {kind: text_lines(kind) for kind in (SHORT, LONG)}
+    except (zoo.ZooUnavailable, ImportError) as e:
+        say(f"The demonstration needs its model and Pillow.\n{e}")
+        return 2
+    say(f"A text recognizer reads {sum(map(len, pools.values()))} lines of print, on {options.threads} thread(s).")
+    say("Without Hotfuse:")
+    found = baselines(path, options.threads, min(BASELINE_S, options.seconds / 10), pools)
+    say(f"\nNow Hotfuse serves the same lines for {options.seconds:g} s. Nothing was prepared: it begins with its first call.")
+    session = hotfuse.InferenceSession(path, settings=from_env().with_(threads=options.threads))
+    run = Run(options.seconds, found, SHIFT)
+    with Plain(say) if options.plain or not sys.stdout.isatty() else live_view() as view:
+        serve(session, pools, run, view)
+    explanation = session.explain()
+    say(f"\n{run.verdict()}")
+    say("\nWhat runs now, and every decision that led there (session.explain()):\n")
+    say(str(explanation))
+    say(f"\nreport: {report.write(options.out, run, explanation)}")
+    session.close()
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
