@@ -1,0 +1,122 @@
+"""What holds a partition back, what is proposed against it, and where ways to compute something cross."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from hotfuse.analysis.call_facts import Plain, Ranked
+from hotfuse.analysis.decision import decide
+from hotfuse.compile.units import bench
+from hotfuse.fusion.candidates import Kind
+from hotfuse.fusion.crossover import MAX_WAYS, Way, crossovers, guarded, refined
+from hotfuse.fusion.forecast import Figures
+from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Diagnosis, Ledger, Profile, Strategy, diagnose
+from hotfuse.hpm.roofline import Roof
+from hotfuse.hpm.work import Candidate
+from hotfuse.ir.dims import evaluate
+from hotfuse.ir.text import parse
+
+AT = Roof(2, 100e9, (32e3, 1e6, 16e6, 64e6), (200e9, 100e9, 40e9, 10e9), 1e-7, 2e-6, True)
+
+
+@pytest.mark.parametrize(("profile", "want"), [
+    (Profile(1e-3, 90e6, 1e6, 1e6), Bottleneck.COMPUTE),
+    (Profile(1e-3, 1e6, 180e6, 20e3), Bottleneck.L1),
+    (Profile(1e-3, 1e6, 80e6, 500e3), Bottleneck.L2),
+    (Profile(1e-3, 1e6, 30e6, 10e6), Bottleneck.L3),
+    (Profile(1e-3, 1e6, 9e6, 200e6), Bottleneck.MEMORY),
+    (Profile(1e-3, 1e6, 1e5, 1e5), Bottleneck.LATENCY),
+    (Profile(3e-6, 2e5, 1e5, 1e4), Bottleneck.LATENCY),
+    (Profile(1e-3, 90e6, 1e6, 1e6, busy_s=(1e-3, 1e-4)), Bottleneck.IMBALANCE),
+    (Profile(1e-3, 1e6, 9e6, 200e6, {"L2": 90e6, "memory": 1e6}), Bottleneck.L2),
+    (Profile(0.0, 1.0, 1.0, 1.0), Bottleneck.UNKNOWN),
+    (Profile(1.0, float("nan"), 1.0, 1.0), Bottleneck.UNKNOWN),
+])  # fmt: skip
+def test_what_limits_an_execution(profile: Profile, want: Bottleneck) -> None:
+    found = diagnose(profile, AT)
+    assert found.bottleneck is want and found.because and found.source == "derived"
+    assert (want is Bottleneck.UNKNOWN) == (not ADDRESSES[want])
+
+
+def test_every_candidate_is_a_strategy() -> None:
+    assert {k.value for k in Kind} - {Kind.PROLOGUE.value} <= {s.value for s in Strategy}
+    assert {s for group in ADDRESSES.values() for s in group} == set(Strategy)
+
+
+def test_strategies_that_helped_come_first() -> None:
+    ledger, slow = Ledger(), Diagnosis(Bottleneck.MEMORY, {}, 0.0, 1.0)
+    assert [s for s, _ in ledger.propose(slow)] == list(ADDRESSES[Bottleneck.MEMORY])
+    for _ in range(5):
+        assert not ledger.learn(Bottleneck.MEMORY, Strategy.VERTICAL, 1.0, 1.1)
+        assert not ledger.learn(Bottleneck.MEMORY, Strategy.TILING, 1.0, 0.99), "within the noise"
+        assert ledger.learn(Bottleneck.MEMORY, Strategy.RECOMPUTE, 1.0, 0.8)
+    ranked = [s for s, _ in ledger.propose(slow)]
+    assert ranked[0] is Strategy.RECOMPUTE and set(ranked[-2:]) == {Strategy.VERTICAL, Strategy.TILING}
+    assert ledger.promise(Bottleneck.MEMORY, Strategy.LIBRARY) == 0.0 < ledger.promise(Bottleneck.COMPUTE, Strategy.LIBRARY)
+    other = Ledger()
+    other.restore(ledger.state())
+    assert other.state() == ledger.state() and other.propose(slow) == ledger.propose(slow)
+    with pytest.raises(ValueError, match="outcomes"):
+        other.restore({"memory vertical": [1.0, 2.0, 0.0]})
+
+
+GRAPH = parse("""graph main(%x: f32[M, 64]) where (2 <= M) {
+  %y: f32[M, 64] = aten.relu.default(%x)
+  return %y
+}""")
+
+
+def _ways() -> list[Way]:
+    return [Way("library", ((GRAPH, None),)), Way("kernel", ((GRAPH, bench().core),))]
+
+
+def predict(asks: Sequence[Candidate]) -> Figures:
+    """The library is quick to call, the kernel quick per row: they cross at M = 100."""
+    s = np.array([(1e-6 + 2e-8 * a.sizes["M"]) if a.core is None else (2e-6 + 1e-8 * a.sizes["M"]) for a in asks])
+    return Figures(s, s, s, s, s)
+
+
+SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+
+
+def test_where_two_ways_cross_there_are_two_plans() -> None:
+    found = crossovers(_ways(), "M", SIZES, {}, predict)
+    assert [i.way for i in found.intervals] == [0, 1] and not found.single
+    border = found.intervals[0].last
+    assert border is not None and 64 <= border <= 256 and found.intervals[1].first == border + 1
+    assert found.way(1) == 0 and found.way(10**6) == 1 and found.intervals[-1].last is None
+    better = refined(found, lambda way, n: float(predict([Candidate(GRAPH, {"M": n}, _ways()[way].pieces[0][1])]).seconds[0]), 12)
+    assert better.measured and abs((better.intervals[0].last or 0) - 100) <= 8
+
+
+def test_a_decision_over_sizes_is_made_of_facts() -> None:
+    found = crossovers(_ways(), "M", SIZES, {}, predict)
+    facts = found.facts("t0.0")
+    for size in (1, 50, 100, 200, 5000):
+        fitting = [way for way, needs in facts if all(evaluate(f.predicate, {"t0.0": size}) for f in needs)]
+        assert fitting == [found.way(size)]
+    common = (Plain(0), Ranked(0, 2))
+    decision = decide([(*common, *needs) for _, needs in facts], 1)
+    assert decision.plans == 2 and decision.common == 2
+    graphs = guarded(GRAPH, found)
+    assert [way for way, _ in graphs] == [0, 1] and all(len(g.guards) == 2 for _, g in graphs)
+
+
+def test_a_way_that_is_hardly_better_does_not_take_over() -> None:
+    def close(asks: Sequence[Candidate]) -> Figures:
+        s = np.array([1.0 if a.core is None else 1.01 if a.sizes["M"] < 50 else 0.99 for a in asks])
+        return Figures(s, s, s, s, s)
+
+    assert crossovers(_ways(), "M", SIZES, {}, close).single
+
+
+def test_there_are_only_so_many_ways() -> None:
+    def wild(asks: Sequence[Candidate]) -> Figures:
+        s = np.array([1.0 + (SIZES.index(a.sizes["M"]) % 2 == (a.core is None)) for a in asks])
+        return Figures(s, s, s, s, s)
+
+    found = crossovers(_ways(), "M", SIZES, {}, wild)
+    assert 1 <= len(found.intervals) <= MAX_WAYS and found.intervals[0].first == 0 and found.intervals[-1].last is None
