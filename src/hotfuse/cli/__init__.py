@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hotfuse.cli import db, doctor, explain, run, show
+from hotfuse.cli import bench, calibrate, db, doctor, explain, hpm, run, show
 
 app = typer.Typer(
     name="hotfuse",
@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for _command in (run.run, explain.explain, show.show, doctor.doctor):
+for _command in (run.run, explain.explain, show.show, bench.bench, doctor.doctor, calibrate.calibrate, hpm.hpm):
     app.command()(_command)
 app.add_typer(db.db, name="db")
 

@@ -18,24 +18,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hotfuse.backends.llvm import peaks as llvm_peaks
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import CaptureError, HotfuseError
 from hotfuse.compile import measure, wire
 from hotfuse.compile.drive import Executor
+from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.measure import Bound, Made, bind, timed
 from hotfuse.compile.pool import Limits, Pool, Task
-from hotfuse.compile.units import host_core
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm.model import Model
-from hotfuse.hpm.roofline import Roof, roof
 from hotfuse.hpm.shapes import Problem, draws
 from hotfuse.hpm.work import Book, Candidate
 from hotfuse.ir.subgraph import extract
 from hotfuse.lower.tiling import Core
-from hotfuse.machine import peaks as machine_peaks
-from hotfuse.machine.fingerprint import fingerprint
-from hotfuse.machine.topology import topology
 from hotfuse.profile.store import Store
 
 BATCH = 40
@@ -45,15 +39,6 @@ MOST_BYTES = 384 << 20
 TRAIN_S = 8.0
 """What is kept of the budget for training."""
 COMPILE_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The machine as calibration sees it."""
-
-    machine: int
-    core: Core
-    at: Roof
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +65,6 @@ class Report:
 
 Progress = Callable[[float, Report], None]
 """Told how much of the budget is used, 0 to 1."""
-
-
-def this_host(store: Store, threads: int = 1, measure_peaks: bool = True) -> Host:
-    """This machine with its peaks: those in the store, or measured now."""
-    number = store.machine(fingerprint())
-    known = store.peaks(number)
-    try:
-        peaks = machine_peaks.from_dict(known) if known is not None else None
-    except ValueError:
-        peaks = None
-    if measure_peaks and (peaks is None or peaks.rate("f32", threads) is None):
-        peaks = llvm_peaks.measure(sorted({1, threads}))
-        store.machine(fingerprint(), peaks.to_dict())
-    core = host_core(host())
-    return Host(number, core, roof(peaks, topology(), core.lanes, threads))
 
 
 def items(problems: Iterable[Problem], core: Core) -> Iterator[Item]:

@@ -20,7 +20,7 @@ from hotfuse.base.events import Why
 from hotfuse.compile import pairs, wire
 from hotfuse.compile.graph import OVER, CompileGraph, State, Unit
 from hotfuse.compile.pool import Task
-from hotfuse.compile.value import Demand, Estimator, Roofline, worth
+from hotfuse.compile.value import Demand, Estimator, Learned, Roofline, worth
 
 SPLIT_S = 10.0
 """After so long, a unit that fails is not cut into smaller ones any more."""
@@ -78,7 +78,7 @@ class Compilation:
     sizes: Mapping[str, int]
     """Of a real call."""
     demand: Demand = Demand()
-    estimate: Estimator = field(default_factory=Roofline)
+    estimate: Estimator = field(default_factory=Learned)
     timeout: float = 60.0
     threads: int = 1
     peaks: Peaks = Peaks()

@@ -131,7 +131,8 @@ class CompileGraph:
         if key not in self.units:
             seconds = about["library_s"]
             library = None if seconds is None else float(seconds) * scale
-            facts = Facts(about["kind"], Work.from_dict(about["work"]), library, about["roof_s"], about["ops"])
+            work, kernel, high = Work.from_dict(about["work"]), about.get("kernel_s"), about.get("high_s")
+            facts = Facts(about["kind"], work, library, about["roof_s"], about["ops"], kernel, high)
             self.units[key] = Unit(key, about["kind"], about["ops"], facts)
         self.units[key].uses.append(place)
         return self.units[key]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hotfuse.compile.drive import Compilation, Here
-from hotfuse.compile.units import host_core
+from hotfuse.compile.host import host_core
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
 

@@ -20,9 +20,11 @@ from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
 from hotfuse.analysis.resources import Peaks, library_seconds, roof_seconds, used, work_of
 from hotfuse.backends.llvm import scratch
 from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel
-from hotfuse.backends.llvm.target import Target, host
+from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile import trial
+from hotfuse.compile.host import host_core
+from hotfuse.compile.learned import foresight
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.own import with_own_operands
@@ -38,8 +40,6 @@ from hotfuse.lower.codec import to_json
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import Lowered
 from hotfuse.lower.own_sizes import anchored, with_own_sizes
-from hotfuse.lower.tiling import core_for
-from hotfuse.machine.topology import topology
 from hotfuse.ops.table import Access, lookup, packet
 from hotfuse.simplify import simplify
 
@@ -48,13 +48,6 @@ WORTH_CUTTING = 6
 """Nodes in a group that loses to the library, from which on its halves are tried: those of a few fused ops lose as well."""
 MAX_KEPT = 256
 MAX_GRAPHS = 8
-
-
-def host_core(target: Target) -> Core:
-    """What tiling needs to know of this machine."""
-    caches = {(c.level, c.kind): c.bytes for c in topology().caches}
-    l1, l2 = caches.get((1, "data")), caches.get((2, "unified"))
-    return core_for(target.lanes, many_registers=target.name in ("avx512", "neon"), l1=l1, l2=l2)
 
 
 def host_peaks(core: Core) -> Peaks:
@@ -200,6 +193,9 @@ def described(
             "nodes": len(nodes), "kind": kind, "key": piece.key, "ops": piece.ops, "work": work.to_dict(),
             "library_s": library_seconds(piece.normal, piece.sizes, peaks), "roof_s": roof_seconds(work, peaks),
         }  # fmt: skip
+        ahead = foresight()
+        if ahead is not None and (seen := ahead.of_group(piece.normal, piece.sizes)) is not None:
+            known[piece.key].update(library_s=seen.library_s, kernel_s=seen.kernel_s, high_s=seen.high_s)
     return known[piece.key]
 
 
@@ -261,6 +257,9 @@ class _Unit:
     def _kernel(self, piece: Piece) -> Message:
         made = bench().kernel(piece)
         outcome = trial.attempt(piece.normal, made.lowered, made.compiled, piece.sizes)
+        ahead = foresight()
+        if ahead is not None:
+            ahead.tried(piece.key, piece.normal, piece.sizes, outcome.kernel_us, outcome.library_us)
         if self.beat is not None and outcome.kernel_us >= self.beat:
             raise CannotLower(f"one kernel takes {outcome.kernel_us:.1f} us where two take {self.beat:.1f}")
         kernel = made.lowered.kernel

@@ -2,12 +2,14 @@
 
     value = saving per call x uses in the graph x calls per second x horizon - seconds to compile
 
-The estimator is a function that is passed in; this one knows only roofs and what compiling units of the same kind took so far.
+The estimator is a function that is passed in; one knows only roofs and what compiling units of the same kind took so far, the other
+believes what the performance model predicted, where the profile store of the worker holds one.
 Where nobody knows how often the model is called, units are ordered by what they save per second of compiling.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,6 +21,8 @@ _SHRINK = 0.3
 """How far one observation moves the estimate of its kind."""
 LIBRARY_REACH = 0.85
 """The part of the roof that the library's kernels reach, as a rule."""
+RISK = 0.5
+"""How much of the distance to an interval's far end counts against a kernel that nobody has built."""
 UNKNOWN_SAVING = 5e-6
 """Seconds a unit of data-dependent size is thought to save."""
 
@@ -35,6 +39,10 @@ class Facts:
     """The least time of a single kernel."""
     ops: str = ""
     """What it computes, for a reader."""
+    kernel_s: float | None = None
+    """A single kernel's time, predicted; None where no model knows this machine."""
+    high_s: float | None = None
+    """What it hardly exceeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,20 @@ class Roofline:
         old = self.compile_s.get(kind)
         if kind in _FIRST_GUESS or old is not None:
             self.compile_s[kind] = seconds if old is None else old + _SHRINK * (seconds - old)
+
+
+@dataclass(slots=True)
+class Learned(Roofline):
+    """The estimator that believes predictions where a unit has them, and roofs where it has none."""
+
+    def __call__(self, facts: Facts) -> Expected:
+        """The library's time less the kernel's, with a margin for not knowing."""
+        plain = Roofline.__call__(self, facts)
+        if facts.kernel_s is None or facts.library_s is None:
+            return plain
+        likely = facts.kernel_s + RISK * max(0.0, (facts.high_s or facts.kernel_s) - facts.kernel_s)
+        saving = facts.library_s - likely
+        return Expected(saving if math.isfinite(saving) and saving > 0 else 0.0, plain.compile_s)
 
 
 def worth(expected: Expected, uses: int, demand: Demand) -> float:

@@ -13,8 +13,8 @@ import numpy as np
 from hotfuse.hpm.roofline import Least, Roof, Vector, least
 from hotfuse.hpm.work import COLUMN, FAMILIES, Matrix, families
 
-FUNCTION_STEPS, DIVIDE_STEPS = 1.6, 3.0
-"""How much dearer a counted operation of a function or a division is than an addition, when issued."""
+STEPS = {"exp": 16.0, "sigmoid": 24.0, "tanh": 24.0, "erf": 30.0, "root": 10.0, "special": 40.0}
+"""Instructions that an element of a function takes, roughly: trees correct what is wrong with it, class by class."""
 LATENCY = 4.0
 """Cycles of a multiply-add."""
 
@@ -50,7 +50,8 @@ def derive(table: Matrix, at: Roof) -> Features:
     step = np.maximum.reduce([high * nv / 2, (high + nv) / 2, LATENCY / np.maximum(sets, 1.0), (high * nv + high + nv + 1) / 6])
     ideal = np.maximum(high * nv / 2, 1e-9)
     product = c["mma"] * step / ideal * (1 + c["tile_padding"])
-    rest = 2 * (c["light"] + DIVIDE_STEPS * c["divide"] + FUNCTION_STEPS * c["function"])
+    rest = 2 * (c["light"] + sum(steps * c[n] for n, steps in STEPS.items()))
+    elements = np.maximum(c["elements"], 1.0)
     wide = np.maximum(c["width"], 1.0)
     lane16 = np.where(lanes > 1, lanes, 16.0)
     vectors = np.ceil(wide / lane16)
@@ -69,10 +70,10 @@ def derive(table: Matrix, at: Roof) -> Features:
         "writes": _log(writes / t), "core_or_arrive": _log(np.maximum(core, arrive) / t), "both": _log((core + arrive) / t),
         "flops": _log(c["mma"] + c["light"] + c["divide"] + c["function"] + 1), "traffic": _log(traffic + 1),
         "bytes_in": _log(c["bytes_in"] + 1), "bytes_const": _log(c["bytes_const"] + 1), "bytes_out": _log(c["bytes_out"] + 1),
-        "mma": _log((c["mma"] + 1) / (c["mma"] + rest + 1)), "light": _log(1 + c["light"] / np.maximum(c["elements"], 1)),
-        "function": _log(1 + c["function"] / np.maximum(c["elements"], 1)),
-        "divide": _log(1 + c["divide"] / np.maximum(c["elements"], 1)),
-        "reduced": _log(1 + c["reduced"] / np.maximum(c["elements"], 1)),
+        "mma": _log((c["mma"] + 1) / (c["mma"] + rest + 1)), "light": _log(1 + c["light"] / elements),
+        "function": _log(1 + c["function"] / elements), "divide": _log(1 + c["divide"] / elements),
+        "reduced": _log(1 + c["reduced"] / elements), **{n: c[n] / elements for n in STEPS},
+        "softmax": c["softmax"], "norm": c["norm"], "extremum": c["extremum"], "each": _log(1 + rest / elements),
         "moved": _log((c["moved"] + 1) / (traffic + 1)), "nodes": c["nodes"], "calls": c["calls"], "indexing": c["indexing"],
         "reduction": c["reduction"], "picked": _log(c["picked"] + 1), "streams": c["streams"], "small_inputs": c["small_inputs"],
         "strided": c["strided"], "element_bytes": c["element_bytes"], "narrow": c["narrow"], "steps": _log(c["steps"] + 1),
@@ -95,7 +96,8 @@ NAMES = (
     "reduction", "picked", "streams", "small_inputs", "strided", "element_bytes", "narrow", "steps", "rows", "columns", "depth",
     "window", "groups", "stride", "elements", "width", "starts", "useful", "vectors", "tail", "tile_rows", "tile_vectors",
     "tile_sets", "tile_padding", "high", "blocks", "panels", "step", "group_rows", "again", "panel_bytes", "block_bytes",
-    "same_set", "lanes", "registers", "level", "threads", "shares",
+    "same_set", "lanes", "registers", "level", "threads", "shares", "exp", "sigmoid", "tanh", "erf", "root", "special", "softmax",
+    "norm", "extremum", "each",
 )  # fmt: skip
 """Columns of a feature matrix, in order."""
 

@@ -33,7 +33,7 @@ LENGTHS = (5e-6, 100e-6)
 """Kernels shorter than the first, between, longer than the second are judged apart."""
 LEAST = 25
 """Residuals that a family and length need for an interval of their own."""
-FOLDS = 4
+FOLDS = 3
 LEAST_SAMPLES = 40
 """A model of fewer rows would know less than the roofline."""
 

@@ -2,8 +2,9 @@
 
     log(measured / predicted) = everything + family + memory level + noise
 
-Weighted ridge over the newest samples, nothing before there are ten. A part counts only as far as the samples support it, and
-the whole only when it explains them better than no correction: a machine that did not change is left alone.
+A part (everything, one family, one level) is corrected by the median of its newest samples, the one that explains most first, as
+long as that median is far beyond what chance does to it. Nothing is corrected before there are ten samples: a machine that did not
+change is left alone.
 """
 
 from __future__ import annotations
@@ -21,17 +22,23 @@ from hotfuse.machine.peaks import LEVELS
 
 LEAST = 10
 """Samples before anything is corrected: fewer do more harm than good."""
-WINDOW = 64
-HALF_LIFE = 16.0
-"""Samples after which one counts half."""
+LEAST_OF_PART = 5
+WINDOW = 160
+OWN = 20
+"""Samples of a part that count, the newest: what was before a change is forgotten after so many."""
+RECENT = 40
+"""Samples on which parts are compared: the one wins that explains most of them."""
+HALF_LIFE = 8.0
+"""Samples of a part after which one counts half."""
 CLIP = 1.5
 """Log factors beyond this are hiccups."""
-PRIOR = {"everything": 0.25, "family": 2.0, "level": 2.0}
-"""Samples' worth of belief that a part has not changed."""
-GAIN = 0.25
-"""The part of the squared error that a correction must explain."""
-FLOOR = 0.02
+SURE = 3.5
+"""Standard errors that a correction must be away from none."""
+FLOOR = 0.06
 """Log factors smaller than this are nothing."""
+SPREAD = 0.08
+"""The least that samples are thought to lie apart: a few that happen to agree prove nothing."""
+MOST_PARTS = 4
 _COLUMNS = 1 + len(FAMILIES) + len(LEVELS)
 
 
@@ -71,25 +78,29 @@ class Online(Correction):
         self._parts = self._solved()
 
     def _solved(self) -> Vector:
-        n = len(self._samples)
-        if n < LEAST:
-            return np.zeros(_COLUMNS)
+        found = np.zeros(_COLUMNS)
+        if len(self._samples) < LEAST:
+            return found
         family, level, off = (np.array(c) for c in zip(*self._samples, strict=True))
-        weight = 0.5 ** (np.arange(n)[::-1] / HALF_LIFE)
-        design = _design(family.astype(np.int64), level.astype(np.int64))
-        prior = np.repeat([PRIOR["everything"], PRIOR["family"], PRIOR["level"]], (1, len(FAMILIES), len(LEVELS)))
-        best, least = np.zeros(_COLUMNS), float((weight * off**2).sum()) * (1 - GAIN)
-        # The simplest account that explains enough wins: everything alone, then with families, with levels, with both.
-        for parts in ((True, False, False), (False, True, False), (False, False, True), (True, True, True)):
-            use = np.repeat(parts, (1, len(FAMILIES), len(LEVELS)))
-            solved = _robust(design[:, use], off, weight, prior[use])
-            error = float((weight * np.minimum((off - design[:, use] @ solved) ** 2, 0.25)).sum())
-            if error < least * 0.85 or (not best.any() and error < least):
-                best = np.zeros(_COLUMNS)
-                best[use] = solved
-                least = error
-        best[np.abs(best) < FLOOR] = 0.0
-        return best
+        design = _design(family.astype(np.int64), level.astype(np.int64)) > 0
+        off = off.astype(np.float64)
+        recent = np.arange(len(off)) >= len(off) - RECENT
+        for _ in range(MOST_PARTS):
+            best, gain, shift = -1, 0.0, 0.0
+            for part in range(_COLUMNS):
+                own = np.flatnonzero(design[:, part])[-OWN:]
+                if len(own) < (LEAST if part == 0 else LEAST_OF_PART):
+                    continue
+                middle = _certain(off[own])
+                touched = off[design[:, part] & recent]
+                saved = float((np.abs(touched) - np.abs(touched - middle)).sum())
+                if middle and saved > gain:
+                    best, gain, shift = part, saved, middle
+            if best < 0:
+                break
+            found[best] += shift
+            off = off - shift * design[:, best]
+        return found
 
     def shift(self, family: npt.NDArray[np.int64], level: npt.NDArray[np.int64]) -> Vector:
         """Log factors for predictions."""
@@ -114,14 +125,14 @@ def _design(family: npt.NDArray[np.int64], level: npt.NDArray[np.int64]) -> npt.
     return design
 
 
-def _robust(design: npt.NDArray[np.float64], off: Vector, weight: Vector, prior: Vector) -> Vector:
-    """Ridge with outliers weighted down, twice."""
-    solved = np.zeros(design.shape[1])
-    trust = weight
-    for _ in range(3):
-        normal = (design * trust[:, None]).T @ design + np.diag(prior)
-        solved = np.asarray(np.linalg.solve(normal, design.T @ (trust * off)), np.float64)
-        apart = np.abs(off - design @ solved)
-        scale = max(float(np.median(apart)) * 3.0, 0.05)
-        trust = weight * np.minimum(1.0, scale / np.maximum(apart, 1e-9))
-    return solved
+def _certain(off: Vector) -> float:
+    """The weighted median of residuals, newest last; 0 where it may well be chance."""
+    weight = 0.5 ** (np.arange(len(off))[::-1] / HALF_LIFE)
+    weight = weight / weight.sum()
+    order = np.argsort(off)
+    middle = float(off[order][np.searchsorted(np.cumsum(weight[order]), 0.5)])
+    apart = np.abs(off - middle)
+    by = np.argsort(apart)
+    spread = 1.48 * float(apart[by][np.searchsorted(np.cumsum(weight[by]), 0.5)])
+    error = 1.25 * max(spread, SPREAD) * float(np.sqrt((weight**2).sum()))
+    return middle if abs(middle) > max(FLOOR, SURE * error) else 0.0

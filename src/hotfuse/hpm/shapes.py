@@ -21,6 +21,8 @@ from hotfuse.ir.types import ROW_MAJOR, DType, Layout, TensorType
 
 MOST_ELEMENTS = 3_000_000
 ROWS = "n"
+ENOUGH = 1000
+"""Draws without a new problem, after which there are no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ def _convolution(r: random.Random) -> Problem:
 
 
 def _attention(r: random.Random) -> Problem:
-    b, heads, deep = Builder("group"), r.choice((2, 4, 8, 12)), r.choice((32, 64, 64))
+    b, heads, deep = Builder("group"), r.randint(1, 16), r.choice((32, 48, 64, 64, 80, 128))
     t = _f32(1, heads, sym(ROWS), deep)
     q, k, v = (b.input(n, t) for n in "qkv")
     out = b.add("aten.scaled_dot_product_attention.default", (q, k, v), t)
@@ -171,15 +173,16 @@ _DRAW: dict[str, tuple[Callable[[random.Random], Problem], float]] = {
 
 
 def draws(seed: int = 0, only: str | None = None) -> Iterator[Problem]:
-    """Problems without end, every one once."""
+    """Problems, every one once, without end as long as new ones come up."""
     seen: set[str] = set()
     names = [only] if only is not None else list(_DRAW)
     shares = [_DRAW[n][1] for n in names]
-    number = 0
-    while True:
+    number = last = 0
+    while number - last < ENOUGH:
         r = random.Random(f"{seed} {number}")
         number += 1
         problem = _DRAW[r.choices(names, shares)[0]][0](r)
         if problem.key not in seen:
             seen.add(problem.key)
+            last = number
             yield problem

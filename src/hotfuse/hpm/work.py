@@ -25,16 +25,17 @@ from hotfuse.ir.graph import Arg, Graph, Node, Value, output_values
 from hotfuse.ir.types import TensorType, bits
 from hotfuse.ops.costs import DIVIDE, FUNCTION
 from hotfuse.ops.schema import argument
-from hotfuse.ops.table import Access, lookup
+from hotfuse.ops.table import Access, lookup, packet
 
 Matrix = npt.NDArray[np.float64]
 MAX_KEPT = 20_000
 """Nodes and values whose rows are kept; more of them begin anew."""
 
-SUMS = ("mma", "light", "divide", "function", "moved", "nodes", "calls", "columns", "reduced", "picked", "steps")
+SUMS = ("mma", "light", "divide", "function", "moved", "nodes", "calls", "columns", "reduced", "picked", "steps", "exp",
+        "sigmoid", "tanh", "erf", "root", "special")  # fmt: skip
 """Per node, added up: operations by what they cost, bytes that operators move one by one, columns of products."""
 MAXIMA = ("product", "convolution", "attention", "recurrent", "reduction", "indexing", "rows", "depth", "window", "groups",
-          "stride", "elements", "width", "most_moved", "narrow")  # fmt: skip
+          "stride", "elements", "width", "most_moved", "narrow", "softmax", "norm", "extremum")  # fmt: skip
 """Per node, the largest: which kinds there are, extents of the heart, the largest tensor and its innermost extent."""
 EDGES = ("bytes_in", "bytes_const", "bytes_out", "streams", "small_inputs", "strided", "element_bytes")
 WAY = ("lanes", "registers", "l2", "tile_rows", "tile_vectors", "tile_sets", "tile_padding", "group_rows", "threads", "library")
@@ -45,6 +46,13 @@ FAMILIES = ("pointwise", "broadcast", "reduction", "contraction", "convolution",
 _NODE = len(SUMS) + len(MAXIMA)
 _BROADCAST = 0.5
 """An input of less than this part of the largest tensor is read again and again."""
+_FUNCTIONS = {
+    "exp": ("exp", "exp2", "expm1", "log", "log2", "log1p", "log10"),
+    "sigmoid": ("sigmoid", "silu", "softplus", "mish", "log_sigmoid"),
+    "tanh": ("tanh", "elu", "selu", "celu"), "erf": ("gelu", "erf", "erfc"), "root": ("sqrt", "rsqrt", "reciprocal", "div"),
+}  # fmt: skip
+"""Functions by the code they become; others that cost as much are special."""
+_CLASS = {f"aten.{op}": kind for kind, ops in _FUNCTIONS.items() for op in ops}
 _HEARTS = {Access.CONTRACTION: "product", Access.CONVOLUTION: "convolution", Access.ATTENTION: "attention",
            Access.RECURRENT: "recurrent"}  # fmt: skip
 
@@ -136,10 +144,16 @@ def node_row(node: Node, env: Mapping[str, int]) -> list[float]:
     elif row.access is Access.REDUCTION:
         found["reduction"], found["light"] = 1, cost.flops
         found["reduced"] = math.prod(_shape(node.ins[0], env)) if node.ins else 0
-        if "softmax" in node.op or "logsumexp" in node.op:
-            found["function"], found["light"] = cost.flops, 0
+        name = node.op.split(".")[1]
+        if "softmax" in name or "logsumexp" in name:
+            found["function"], found["light"], found["softmax"], found["exp"] = cost.flops, 0, 1, found["reduced"]
+        found["norm"] = float("norm" in name or "var" in name or "std" in name)
+        found["extremum"] = float("max" in name or "min" in name)
     else:
         found["function" if each >= FUNCTION else "divide" if each >= DIVIDE else "light"] = cost.flops
+        kind = _CLASS.get(packet(node.op), "special" if each >= FUNCTION else "")
+        if kind:
+            found[kind] = made
     if row.access is Access.INDEXING:
         found["indexing"], found["picked"] = 1, made
     return list(found.values())

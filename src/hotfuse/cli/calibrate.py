@@ -1,0 +1,74 @@
+"""`hotfuse calibrate`: learn how fast kernels are on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from hotfuse.base.errors import InputError
+from hotfuse.base.settings import from_env
+from hotfuse.cli.db import At
+from hotfuse.cli.output import console, heading, print_json, reports_errors, rows
+
+
+def seconds(text: str) -> float:
+    """`60s`, `3m` or a number of seconds."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1.0)
+    try:
+        found = float(number) * unit
+    except ValueError as e:
+        raise InputError(f"{text!r} is no time", hint="60s, 3m or a number of seconds") from e
+    if not 1.0 <= found <= 86_400.0:
+        raise InputError(f"a budget of {text} cannot be kept", hint="between 1s and 24h")
+    return found
+
+
+@reports_errors
+def calibrate(
+    budget: Annotated[str, typer.Option(help="How long: 60s, 3m.")] = "60s",
+    threads: Annotated[int, typer.Option(help="Threads that kernels run on.", min=1)] = 1,
+    at: At = None,
+    seed: Annotated[int, typer.Option(help="Which problems are drawn; the same ones are not measured twice.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Measure kernels on this machine and train its performance model. Ctrl-C ends it early with what there is."""
+    wanted = seconds(budget)
+    from hotfuse.compile.calibrate import Report
+    from hotfuse.compile.calibrate import calibrate as run
+    from hotfuse.profile.store import Store, location
+
+    with Store.open(at or location(from_env())) as store:
+        if console().is_terminal and not as_json:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console()) as bar:
+                task = bar.add_task("calibrating", total=1.0)
+
+                def told(done: float, report: Report) -> None:
+                    bar.update(task, completed=done, description=f"{report.measured} kernels measured")
+
+                report = run(store, wanted, threads=threads, progress=told, seed=seed)
+                bar.update(task, completed=1.0)
+        else:
+            report = run(store, wanted, threads=threads, seed=seed)
+        place = str(store.path or "memory")
+    made = report.model
+    found: dict[str, Any] = {
+        "store": place, "measured": report.measured, "compiled": report.compiled, "skipped": report.skipped,
+        "refused": dict(report.refused), "seconds": round(report.seconds, 2), "interrupted": report.interrupted,
+        "version": None if made is None else made.version, "samples": 0 if made is None else made.facts["samples"],
+        "held_out": {} if made is None else made.facts["held_out"],
+    }  # fmt: skip
+    if as_json:
+        print_json(found)
+        return
+    shown = [(k, v) for k, v in found.items() if k not in ("refused", "held_out") and v is not None]
+    rows(("fact", "value"), shown, header=False)
+    if made is None:
+        heading("too few measurements for a model: give it more time")
+        return
+    score = made.facts["held_out"]
+    within = f"{score['within10']:.0%} within 10%, {score['within20']:.0%} within 20%"
+    heading(f"problems it had not seen: MAPE {score['mape']:.1%}, {within}")

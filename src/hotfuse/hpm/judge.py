@@ -1,0 +1,176 @@
+"""How good a model is: on problems it never saw, on the order of candidates, on what a choice by it costs.
+
+Regret is scored on labels that were not used to find the best candidate: a second measurement of the same kernels, or the
+measured minimum would look better than it is to whoever happened to be lucky.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hotfuse.hpm import model as models
+from hotfuse.hpm.features import NAMES, derive
+from hotfuse.hpm.model import LENGTHS, Model, Samples, Vector, accuracy
+from hotfuse.hpm.online import Online
+from hotfuse.hpm.roofline import Roof
+from hotfuse.hpm.work import FAMILIES, families
+
+APART = 0.03
+"""Candidates nearer than this have no order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Held-out samples with predictions by models that saw none of their problems."""
+
+    samples: Samples
+    predicted: Vector
+
+    @property
+    def overall(self) -> dict[str, float]:
+        """Accuracy over all families."""
+        return accuracy(self.samples.seconds, self.predicted)
+
+    def by_family(self) -> dict[str, dict[str, float]]:
+        """Accuracy of each family that there are samples of."""
+        kind = families(self.samples.table)
+        return {n: accuracy(self.samples.seconds[kind == i], self.predicted[kind == i]) for i, n in enumerate(FAMILIES)
+                if (kind == i).any()}  # fmt: skip
+
+
+def held_out(samples: Samples, at: Roof, few: int | None = None) -> Held:
+    """Every sample predicted by a model that saw none of its problem."""
+    _, predicted = models.residuals(samples, at) if few is None else models.residuals(samples, at, few)
+    return Held(samples, predicted)
+
+
+def roofline_alone(samples: Samples, at: Roof) -> dict[str, float]:
+    """Accuracy of the roofline, which no measurement of kernels went into."""
+    return accuracy(samples.seconds, derive(samples.table, at).roof.seconds)
+
+
+def corrected(
+    samples: Samples, predicted: Vector, at: Roof, count: int = 20, seed: int = 0
+) -> tuple[Vector, npt.NDArray[np.bool_]]:
+    """Predictions after some online samples, and which samples were not among those."""
+    found = derive(samples.table, at)
+    level = models.binding(found)
+    order = np.random.default_rng(seed).permutation(np.flatnonzero(samples.seconds > LENGTHS[0]))[:count]
+    online = Online()
+    online.observe_all((int(found.family[i]), int(level[i]), float(np.log(samples.seconds[i] / predicted[i]))) for i in order)
+    rest = np.ones(len(samples), bool)
+    rest[order] = False
+    return predicted * np.exp(online.shift(found.family, level)), rest
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Candidates of one problem: predicted, measured once to find the best, measured again to score."""
+
+    predicted: Vector
+    first: Vector
+    second: Vector
+
+
+def pair_accuracy(choices: Sequence[Choice]) -> float:
+    """How often two candidates that differ by more than 3% are put in the right order."""
+    right = total = 0
+    for c in choices:
+        for i, j in itertools.combinations(range(len(c.first)), 2):
+            ratio, again = c.first[i] / c.first[j], c.second[i] / c.second[j]
+            if max(ratio, 1 / ratio) > 1 + APART and (ratio > 1) == (again > 1):
+                total += 1
+                right += (c.predicted[i] > c.predicted[j]) == (ratio > 1)
+    return right / total if total else float("nan")
+
+
+def regret(choices: Sequence[Choice], top: int = 1) -> Vector:
+    """What the chosen candidate takes more than the best: of the `top` by prediction, the one measured fastest is chosen."""
+    found: list[float] = []
+    for c in choices:
+        few = np.argsort(c.predicted)[:top]
+        chosen = few[np.argmin(c.first[few])]
+        best = np.argmin(c.first)
+        found.append(max(0.0, c.second[chosen] / c.second[best] - 1))
+    return np.array(found)
+
+
+def importance(model: Model) -> dict[str, float]:
+    """How often trees ask for a feature, as parts of all questions, most first."""
+    counts = model.forest.split_counts(len(NAMES))
+    share = counts / max(counts.sum(), 1)
+    return {NAMES[i]: float(share[i]) for i in np.argsort(-share) if share[i] > 0}
+
+
+def coverage(model: Model, samples: Samples, predicted: Vector, at: Roof) -> float:
+    """The part of measurements that lies in the stated intervals."""
+    width = model.widths(derive(samples.table, at), predicted)
+    return float((np.abs(np.log(samples.seconds / predicted)) <= width).mean())
+
+
+def learning_curve(samples: Samples, at: Roof, sizes: Sequence[int], seed: int = 0) -> dict[int, float]:
+    """MAPE on a quarter of the problems, of models trained on so many samples of the others."""
+    names = np.unique(samples.group)
+    shuffled = np.random.default_rng(seed).permutation(names)
+    test = np.isin(samples.group, shuffled[: len(names) // 4])
+    rest, judged = samples.pick(~test), samples.pick(test)
+    order = np.argsort(np.random.default_rng(seed).permutation(len(names))[np.searchsorted(names, rest.group)], kind="stable")
+    found: dict[int, float] = {}
+    for n in sizes:
+        if n <= len(rest):
+            part = rest.pick(order[:n])
+            x = derive(part.table, at)
+            grown = models.forest.grow(x.x, np.log(part.seconds / x.roof.seconds), models.weights(part))
+            made = Model(grown, np.zeros((len(FAMILIES), len(LENGTHS) + 1)))
+            found[n] = accuracy(judged.seconds, made.seconds(derive(judged.table, at)))["mape"]
+    return found
+
+
+def drift_samples(
+    samples: Samples, predicted: Vector, at: Roof, *, factor: float = 1.6, mape: float = 0.12, most: int = 200, seed: int = 0
+) -> Mapping[str, int]:
+    """Online samples until predictions are within the bar again (and stay there), per injected slowdown.
+
+    `nothing` counts as harmed (most) when the correction makes predictions worse by more than a tenth of their error.
+    """
+    found = derive(samples.table, at)
+    level = models.binding(found)
+    long = samples.seconds > LENGTHS[0]
+    common = np.bincount(found.family[long], minlength=len(FAMILIES)).argmax()
+    memory = np.bincount(level[long & (level >= 0)], minlength=4).argmax()
+    slowed = {
+        "everything": np.ones(len(samples), bool), "family": found.family == common, "level": level == memory,
+        "nothing": np.zeros(len(samples), bool),
+    }  # fmt: skip
+    plain = accuracy(samples.seconds, predicted)["mape"]
+    result: dict[str, int] = {}
+    for name, where in slowed.items():
+        times = np.where(where, samples.seconds * factor, samples.seconds)
+        goal = max(mape, plain * 1.15) if name != "nothing" else plain * 1.1
+        online, order = Online(), np.random.default_rng(seed).permutation(np.flatnonzero(long))
+        reached = 0 if name == "nothing" else most
+        for n, i in enumerate(order[:most], 1):
+            online.observe(int(found.family[i]), int(level[i]), float(predicted[i]), float(times[i]))
+            now = accuracy(times, predicted * np.exp(online.shift(found.family, level)))["mape"]
+            if name == "nothing":
+                reached = max(reached, most) if now > goal else reached
+            elif now > goal:
+                reached = most
+            elif reached == most:
+                reached = n
+        result[name] = reached
+    return result
+
+
+def grouped(keys: Sequence[str], predicted: Vector, first: Vector, second: Vector) -> list[Choice]:
+    """Candidates of the same problem and sizes put together; problems with a single one are no choice."""
+    where: dict[str, list[int]] = defaultdict(list)
+    for i, key in enumerate(keys):
+        where[key].append(i)
+    return [Choice(predicted[at], first[at], second[at]) for at in where.values() if len(at) > 1]
