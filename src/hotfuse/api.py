@@ -113,6 +113,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         },
         "looked_at": counts["looked_at"],
         "watching": engine.watcher.stats(),
+        "model_watch": engine.watch_stats(),
         "code": epochs.counts(),
         "recorded": engine.recorder.stats(),
         "compile": counters(),

@@ -258,7 +258,7 @@ class Engine:
         if self._improver is not None:
             self._improver.consider(site, entry, plan, signature, spent)
         if entry.heat >= self.settings.hot_calls:
-            for job in site.soft():
+            for job in (*site.soft(), *(self._watch.soft() if self._watch is not None else ())):
                 self.beside(job)
         if self.recorder.on and entry.samples.taken % RECORDED == 0:
             self.beside(lambda: self.watcher.record(entry.key, entry.baseline.graph, self.recorder))
@@ -543,6 +543,11 @@ class Engine:
     def counts(self) -> dict[str, int]:
         """Call counters over all threads."""
         return self._everyone.total()
+
+    def watch_stats(self) -> dict[str, Any]:
+        """How calls make sure that the model is the one that was captured."""
+        watch = self._watch
+        return watch.stats() if watch is not None else {}
 
     def close(self) -> None:
         """Drop every plan; later calls run the model's own code. What was seen is kept in the profile store."""

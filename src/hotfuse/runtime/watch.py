@@ -1,7 +1,8 @@
 """Noticing that the user's model is no longer the one that was captured.
 
 Checked on every call, so it is made of a few C-level sweeps: identities of module attributes, parameters, buffers and
-hooks; addresses and versions of tensors. Snapshots hold references, so an address or identity cannot be reused.
+hooks; addresses and versions of tensors. Snapshots hold references, so an address or identity cannot be reused. Of a model that
+is hot, one native sweep (`unchanged`) answers nearly every call; where it does not, or cannot be had, Python looks.
 
 | what happened | how it shows | what follows |
 | --- | --- | --- |
@@ -18,10 +19,13 @@ import operator
 import types
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from hotfuse.backends.llvm.unchanged import Noted
 
 _INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
 _DICTS = ("__dict__", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
@@ -42,11 +46,11 @@ class _Cell:
     """A closure's variable, readable like a mapping."""
 
     def __init__(self, cell: types.CellType) -> None:
-        self._cell = cell
+        self.cell = cell
 
     def __getitem__(self, _key: str) -> Any:
         try:
-            return self._cell.cell_contents
+            return self.cell.cell_contents
         except ValueError:  # not assigned yet
             return None
 
@@ -59,6 +63,11 @@ def names_read(function: Callable[..., Any]) -> list[tuple[Any, str]]:
         (function.__globals__, n) for n in function.__code__.co_names if n in function.__globals__
     ]
     return places + [(_Cell(c), n) for c, n in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True)]
+
+
+def _always() -> bool:
+    """No native sweep: Python looks at every call."""
+    return False
 
 
 class Watch:
@@ -74,6 +83,8 @@ class Watch:
         self._modules = tuple(modules)
         self._dicts: list[dict[str, Any]] = [getattr(m, d) for m in modules for d in _DICTS]
         places: list[tuple[Any, str]] = [(d, key) for d in self._dicts for key in d if key not in _INTERNAL]
+        self._inside = len(places)
+        """How many of them are in the model; the others are variables that it names."""
         for forward in (*functions, *dict.fromkeys(type(m).forward for m in modules)):
             places += names_read(forward)
         self._owners = [d for d, _ in places]
@@ -85,6 +96,15 @@ class Watch:
         self._tensors = tuple(t for t in tensors if t.layout is torch.strided)
         self._versioned = tuple(t for t in self._tensors if not t.is_inference())
         self.any_grad = any(t.requires_grad for t in tensors)
+        self.unchanged: Callable[[], bool] = _always
+        """True where nothing changed; False where `check` must tell."""
+        self._given = False
+        self._tagged: Sequence[int] = ()
+        """Tags of the dicts when all that is in them was as in the snapshot."""
+        self.native: bool | str = False
+        """Whether one native sweep answers most calls, or why it cannot."""
+        self.swept = 0
+        """Checks that the native sweep left to Python."""
         self.accept(self.observe())
 
     def observe(self) -> tuple[list[Any], list[int], list[int]]:
@@ -102,9 +122,63 @@ class Watch:
         go on hearing of the change, and what is written after the observation must be heard of too.
         """
         self._kinds, self._versions, self._addresses = observed
+        if self.native is True:
+            self._note()
+
+    def soft(self) -> list[Callable[[], None]]:
+        """A job that makes the check native, for a model that turned out to be hot; given out once."""
+        given, self._given = self._given, True
+        return [] if given else [self.harden]
+
+    def harden(self) -> None:
+        """Have a native sweep answer from now on; for the background: it loads LLVM, and the first of a process compiles."""
+        from hotfuse.backends.llvm import unchanged
+
+        tagged = unchanged.tags(self._dicts)
+        if self.native is not False or self._look() is Change.MODEL:
+            return
+        self._tagged = tagged
+        self._note()
+
+    def _noted(self) -> Noted:
+        from hotfuse.backends.llvm.unchanged import UNVERSIONED, Noted
+
+        versions = dict(zip(map(id, self._versioned), self._versions, strict=True))
+        places = list(zip(self._owners, self._keys, self._held, strict=True))
+        outside = places[self._inside :]
+        return Noted(
+            self._dicts, places[: self._inside], [(d, k, v) for d, k, v in outside if not isinstance(d, _Cell)],
+            [(c.cell, v) for c, _, v in outside if isinstance(c, _Cell)],
+            [(t, a, versions.get(id(t), UNVERSIONED)) for t, a in zip(self._tensors, self._addresses, strict=True)],
+        )
+
+    def _note(self) -> None:
+        """Have the native sweep compare with what is noted now, by one reference store."""
+        from hotfuse.backends.llvm.unchanged import refused, unchanged
+
+        noted = self._noted()
+        self.native = refused(noted) or True
+        self.unchanged = unchanged(noted, self._tagged) if self.native is True else _always
 
     def check(self) -> Change:
         """Compare with the present; a change of values is reported until it is accepted."""
+        return Change.NONE if self.unchanged() else self._compared()
+
+    def _compared(self) -> Change:
+        """What Python finds; where that is nothing (a value was replaced by itself), the native sweep starts from here."""
+        if self.native is not True:
+            return self._look()
+        from hotfuse.backends.llvm.unchanged import tags
+
+        self.swept += 1
+        tagged = tags(self._dicts)  # before the look: what changes meanwhile is heard of
+        change = self._look()
+        if change is Change.NONE:
+            self._tagged = tagged
+            self._note()
+        return change
+
+    def _look(self) -> Change:
         if list(map(len, self._dicts)) != self._sizes:
             return Change.MODEL
         try:
@@ -118,6 +192,10 @@ class Watch:
         ):
             return Change.NONE
         return Change.VALUES if self.observe()[0] == self._kinds else Change.MODEL
+
+    def stats(self) -> dict[str, Any]:
+        """For `stats()`: who checks, and how many checks the native sweep left to Python."""
+        return {"native": self.native is True, "why_not": self.native if isinstance(self.native, str) else "", "left": self.swept}
 
     def same_now(self) -> bool:
         """Whether nothing at all changed since the snapshot (for captures that take a while)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hotfuse.backends.llvm.jit import Loaded
@@ -45,3 +45,18 @@ def python_symbols(*names: str) -> dict[str, int]:
     """Addresses of functions of Python's C interface, and of `None`."""
     found = {name: ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0 for name in names}
     return {**found, "_Py_NoneStruct": id(None)}
+
+
+class _Words(int):
+    """The address of some words; as a function's `self`, it keeps everything alive as long as the function."""
+
+    keep: tuple[Any, ...]
+
+
+def word_function(loaded: Loaded, name: str, words: Sequence[int], *keep: Any) -> Callable[..., Any]:
+    """The same, one piece of code for many functions: its `self` is the address of words of its own (`PyLong_AsVoidPtr`)."""
+    array = (ctypes.c_int64 * max(1, len(words)))(*words)
+    method = _MethodDef(name.encode(), loaded.address(name), _METH_FASTCALL, None)
+    address = _Words(ctypes.addressof(array))
+    address.keep = (array, method, loaded, *keep)
+    return _maker()(ctypes.addressof(method), address, None)

@@ -148,6 +148,7 @@ def _ask(name: str, shim: str, kind: str) -> str:
     return f"""
 define {kind} @{name}(ptr %object) {{
   %slot = alloca {kind}
+  store {kind} zeroinitializer, ptr %slot
   %tensor = getelementptr i8, ptr %object, i64 IMPL
   %failed = call i32 @{shim}(ptr %tensor, ptr %slot)
   %value = load {kind}, ptr %slot

@@ -1,0 +1,217 @@
+"""Whether anything of what a model is made of changed, answered by one native sweep: `unchanged() -> bool`.
+
+    dicts     whose tag is another one: anything in them may have changed
+    values    of which a dict has another object under a key than it had, or none
+    sizes     of dicts, where there are no tags
+    cells     that hold another object
+    tensors   whose memory lies elsewhere, or whose version is another one
+
+True means that everything is as it was noted. False means that somebody should look: a dict's tag also changes when a value is
+replaced by itself. What was noted is an array of the function's own, made anew when something is accepted, so a sweep never sees
+half of it. Objects must be kept alive by whoever asks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hotfuse.backends.llvm import tensors
+from hotfuse.backends.llvm.function import python_symbols, word_function
+from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
+from hotfuse.backends.llvm.target import host
+from hotfuse.backends.llvm.versions import dict_tag_at, version_places
+from hotfuse.base.errors import InternalError
+
+_API = ("PyLong_AsVoidPtr", "PyBool_FromLong", "PyDict_GetItemWithError", "PyDict_Size", "PyCell_Get", "Py_DecRef", "PyErr_Clear")
+_NOTHING = object()
+UNVERSIONED = -1
+"""The version of a tensor that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What is compared; a dict is noted by its tag or by its size and values."""
+
+    dicts: Sequence[dict[Any, Any]]
+    places: Sequence[tuple[dict[Any, Any], Any, object]]
+    """A dict, a key in it, and the value under it."""
+    names: Sequence[tuple[dict[Any, Any], Any, object]]
+    """The same of dicts that are no part of the model: most of what is written there does not concern it."""
+    cells: Sequence[tuple[types.CellType, object]]
+    """A closure's variable and its value; None also where it has none yet."""
+    tensors: Sequence[tuple[torch.Tensor, int, int]]
+    """A tensor, its address, and its version or `UNVERSIONED`."""
+
+
+def _sweep(name: str, width: int, check: str, then: str) -> str:
+    """A loop over rows of `width` words; `check` sets %NAME.same from the row's words %NAME.0, %NAME.1 ..."""
+    loads = "".join(
+        f"  %{name}.{k}.at = getelementptr i64, ptr %{name}.row, i64 {k}\n  %{name}.{k} = load i64, ptr %{name}.{k}.at\n"
+        for k in range(width)
+    )
+    return f"""
+{name}:
+  %{name}.count.at = getelementptr i64, ptr %job, i64 {2 * _SWEEPS.index(name)}
+  %{name}.rows.at = getelementptr i64, ptr %job, i64 {2 * _SWEEPS.index(name) + 1}
+  %{name}.count = load i64, ptr %{name}.count.at
+  %{name}.rows = load ptr, ptr %{name}.rows.at
+  br label %{name}.next
+{name}.next:
+  %{name}.i = phi i64 [0, %{name}], [%{name}.i1, %{name}.on]
+  %{name}.end = icmp eq i64 %{name}.i, %{name}.count
+  br i1 %{name}.end, label %{then}, label %{name}.look
+{name}.look:
+  %{name}.word = mul i64 %{name}.i, {width}
+  %{name}.row = getelementptr i64, ptr %{name}.rows, i64 %{name}.word
+{loads}{check}
+  br i1 %{name}.same, label %{name}.on, label %no
+{name}.on:
+  %{name}.i1 = add i64 %{name}.i, 1
+  br label %{name}.next
+"""
+
+
+_SWEEPS = ("tags", "values", "sizes", "cells", "tensors")
+_TAGS = """  %tags.dict = inttoptr i64 %tags.0 to ptr
+  %tags.at = getelementptr i8, ptr %tags.dict, i64 TAG
+  %tags.now = load i64, ptr %tags.at
+  %tags.same = icmp eq i64 %tags.now, %tags.1"""
+_VALUES = """  %values.dict = inttoptr i64 %values.0 to ptr
+  %values.key = inttoptr i64 %values.1 to ptr
+  %values.held = inttoptr i64 %values.2 to ptr
+  %values.now = call ptr @PyDict_GetItemWithError(ptr %values.dict, ptr %values.key)
+  %values.same = icmp eq ptr %values.now, %values.held"""
+_SIZES = """  %sizes.dict = inttoptr i64 %sizes.0 to ptr
+  %sizes.now = call i64 @PyDict_Size(ptr %sizes.dict)
+  %sizes.same = icmp eq i64 %sizes.now, %sizes.1"""
+_CELLS = """  %cells.cell = inttoptr i64 %cells.0 to ptr
+  %cells.held = inttoptr i64 %cells.1 to ptr
+  %cells.now = call ptr @PyCell_Get(ptr %cells.cell)
+  %cells.same = icmp eq ptr %cells.now, %cells.held
+  call void @Py_DecRef(ptr %cells.now)"""
+_TENSORS = """  %tensors.object = inttoptr i64 %tensors.0 to ptr
+  %tensors.data = call ptr @hf_data(ptr %tensors.object)
+  %tensors.address = ptrtoint ptr %tensors.data to i64
+  %tensors.there = icmp eq i64 %tensors.address, %tensors.1
+  %tensors.impl.at = getelementptr i8, ptr %tensors.object, i64 IMPL
+  %tensors.impl = load ptr, ptr %tensors.impl.at
+  %tensors.counter.at = getelementptr i8, ptr %tensors.impl, i64 COUNTER
+  %tensors.counter = load ptr, ptr %tensors.counter.at
+  %tensors.bare = icmp eq ptr %tensors.counter, null
+  %tensors.version.at = getelementptr i8, ptr %tensors.counter, i64 NUMBER
+  %tensors.version.or = select i1 %tensors.bare, ptr @none, ptr %tensors.version.at
+  %tensors.version = load i32, ptr %tensors.version.or
+  %tensors.known = trunc i64 %tensors.2 to i32
+  %tensors.unwritten = icmp eq i32 %tensors.version, %tensors.known
+  %tensors.same = and i1 %tensors.there, %tensors.unwritten"""
+
+
+def _text() -> str:
+    places, tag = version_places(), dict_tag_at()
+    if isinstance(places, str):
+        raise InternalError("native code cannot read versions here", because=places)
+    words = {"TAG": tag if isinstance(tag, int) else 0, "IMPL": tensors.access().places.impl_at,
+             "COUNTER": places.counter_at, "NUMBER": places.number_at}  # fmt: skip
+    checks = {"tags": (2, _TAGS), "values": (3, _VALUES), "sizes": (2, _SIZES), "cells": (2, _CELLS), "tensors": (3, _TENSORS)}
+    body = ""
+    for name, then in zip(_SWEEPS, (*_SWEEPS[1:], "yes"), strict=True):
+        width, check = checks[name]
+        for word, number in words.items():
+            check = check.replace(f"i64 {word}\n", f"i64 {number}\n")
+        body += _sweep(name, width, check, then)
+    return tensors.DECLARATIONS + f"""
+declare ptr @PyLong_AsVoidPtr(ptr)
+declare ptr @PyBool_FromLong(i64)
+declare ptr @PyDict_GetItemWithError(ptr, ptr)
+declare i64 @PyDict_Size(ptr)
+declare ptr @PyCell_Get(ptr)
+declare void @Py_DecRef(ptr)
+declare void @PyErr_Clear()
+@none = private constant i32 {UNVERSIONED}
+
+define ptr @unchanged(ptr %self, ptr %args, i64 %n) {{
+entry:
+  %job = call ptr @PyLong_AsVoidPtr(ptr %self)
+  br label %tags
+{body}
+yes:
+  %true = call ptr @PyBool_FromLong(i64 1)
+  ret ptr %true
+no:
+  call void @PyErr_Clear()
+  %false = call ptr @PyBool_FromLong(i64 0)
+  ret ptr %false
+}}
+"""
+
+
+@functools.cache
+def _stub() -> Loaded:
+    return load_object(compile_object(_text(), host()).code, ["unchanged"], {**tensors.symbols(), **python_symbols(*_API)})
+
+
+@functools.cache
+def unavailable() -> str:
+    """Why there is no native sweep in this process; empty if there is one."""
+    try:
+        _stub()
+    except (InternalError, AttributeError) as e:
+        return str(e.because or e.what if isinstance(e, InternalError) else e).splitlines()[0]
+    return ""
+
+
+def refused(noted: Noted) -> str:
+    """Why native code cannot tell of changes of these; empty if it can."""
+    if why := unavailable():
+        return why
+    for d in (*noted.dicts, *(d for d, _, _ in (*noted.places, *noted.names))):
+        if type(d) not in (dict, OrderedDict):
+            return f"{type(d).__name__} has a way of its own to look things up"
+    if any(type(k) not in (str, int) for _, k, _ in (*noted.places, *noted.names)):
+        return "a key with a way of its own to be equal"
+    for t, address, version in noted.tensors:
+        if type(t) not in (torch.Tensor, nn.Parameter) or t.device.type == "meta":
+            return f"a tensor of type {type(t).__name__} on {t.device}"
+        if not address and t.numel():
+            return "a tensor without memory"
+        if (version == UNVERSIONED) is not t.is_inference():
+            return "a tensor of inference mode"
+    return ""
+
+
+def _empty(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is _NOTHING
+    except ValueError:
+        return True
+
+
+def tags(dicts: Sequence[dict[Any, Any]]) -> list[int]:
+    """The dicts' tags now; to be read before what is in them is compared. Empty where there are none."""
+    at = dict_tag_at()
+    return [ctypes.c_int64.from_address(id(d) + at).value for d in dicts] if isinstance(at, int) else []
+
+
+def unchanged(noted: Noted, tagged: Sequence[int]) -> Callable[[], bool]:
+    """The sweep, where it is not `refused`; `tagged` are the dicts' tags at a time when their values were those noted."""
+    looked_up = noted.names if tagged else (*noted.places, *noted.names)
+    rows = {
+        "tags": [w for d, tag in zip(noted.dicts, tagged, strict=True) for w in (id(d), tag)] if tagged else [],
+        "values": [w for d, key, value in looked_up for w in (id(d), id(key), id(value))],
+        "sizes": [] if tagged else [w for d in noted.dicts for w in (id(d), len(d))],
+        "cells": [w for cell, value in noted.cells for w in (id(cell), 0 if value is None and _empty(cell) else id(value))],
+        "tensors": [w for t, address, version in noted.tensors for w in (id(t), address, version)],
+    }
+    widths = {"tags": 2, "values": 3, "sizes": 2, "cells": 2, "tensors": 3}
+    arrays = {n: (ctypes.c_int64 * max(1, len(w)))(*w) for n, w in rows.items()}
+    head = [x for n in _SWEEPS for x in (len(rows[n]) // widths[n], ctypes.addressof(arrays[n]))]
+    return word_function(_stub(), "unchanged", head, arrays, noted)
