@@ -8,6 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WINDOW_S = 3.0
+TIERS = {
+    "module": "the model as it is, operator by operator",
+    "0": "tier 0: the captured graph on library kernels",
+    "1": "tier 1: fused kernels, compiled beside the traffic",
+    "2": "tier 2: fused kernels, specialized to what the traffic showed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,8 @@ class Run:
     calls: list[Served] = field(default_factory=list[Served])
     decisions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     stats: dict[str, Any] = field(default_factory=dict[str, Any])
+    serving: dict[str, int] = field(default_factory=dict[str, int])
+    """Calls by tier between the last two looks."""
     begun: float = field(default_factory=time.perf_counter)
 
     def elapsed(self) -> float:
@@ -50,6 +58,9 @@ class Run:
         stats = session.stats()
         if stats["events"] != self.stats.get("events"):
             self.decisions = session.explain().to_dict()["decisions"]
+        before: dict[str, int] = self.stats.get("calls_per_tier", {})
+        fresh = {tier: n - before.get(tier, 0) for tier, n in stats["calls_per_tier"].items()}
+        self.serving = fresh if any(fresh.values()) else self.serving
         self.stats = stats
 
     def recent(self, begin: float, end: float) -> list[Served]:
@@ -73,22 +84,18 @@ class Run:
 
     def tier(self) -> str:
         """What serves, in words."""
-        if not self.calls or not self.stats:
+        if not self.serving:
             return "starting"
-        counts: dict[str, int] = self.stats["calls_per_tier"]
-        best = [t for t in ("2", "1", "0") if counts.get(t)]
-        if not best:
-            return "tier 0: the model as it is, one library kernel per operator, nothing compiled yet"
-        return {"0": "tier 0: the captured graph on library kernels",
-                "1": "tier 1: fused kernels, generated and compiled beside the traffic",
-                "2": "tier 2: fused kernels, specialized to what the traffic showed"}[best[0]]  # fmt: skip
+        most = max(self.serving, key=lambda tier: self.serving[tier])
+        share = self.serving[most] / sum(self.serving.values())
+        return f"{TIERS[most]} ({share:.0%} of the calls)"
 
     def events(self, last: int) -> list[str]:
         """The latest swaps and refusals, newest last."""
         words = {"deploy": "swapped in", "refuse": "not taken", "drop": "withdrawn", "capture": "captured",
                  "specialize": "specializing"}
         found = [d for d in self.decisions if d["action"] in words]
-        return [f"{d['at']:6.1f} s  {words[d['action']]} {d['subject']}: {d['why']}" for d in found[-last:]]
+        return [f"{d['at']:6.1f} s  {words[d['action']]}{_evidence(d['evidence'])}: {d['why']}" for d in found[-last:]]
 
     def verdict(self) -> str:
         """The run in a few lines."""
@@ -103,3 +110,14 @@ class Run:
             if begin is not None and end is not None:
                 out.append(f"against {b.name}: {begin:.2f}x at the beginning, {end:.2f}x in the last quarter")
         return "\n".join(out)
+
+
+def _evidence(found: dict[str, Any]) -> str:
+    """What a decision rested on, as far as it fits a line."""
+    if "us_before" in found:
+        return f" tier {found['tier']}, {found['us_before'] / 1e3:.1f} -> {found['us_after'] / 1e3:.1f} ms a call"
+    if "tier" in found:
+        return f" tier {found['tier']}"
+    if "sizes" in found:
+        return f" for {found['sizes']}"
+    return ""

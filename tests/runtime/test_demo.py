@@ -41,7 +41,8 @@ class Session:
     def explain(self) -> Explained:
         self.explained += 1
         why = "it measured faster on a real call"
-        return Explained([{"at": 1.5, "action": "deploy", "why": why, "subject": "rec", "evidence": {}}])
+        return Explained([{"at": 1.5, "action": "deploy", "why": why, "subject": "rec",
+                           "evidence": {"tier": 1, "us_before": 9000.0, "us_after": 5000.0}}])
 
     def get_modelmeta(self) -> Any:
         return type("Meta", (), {"custom_metadata_map": {"character": "a\nb"}})
@@ -61,7 +62,8 @@ def test_speed_is_held_against_the_lines_that_came(run: Run) -> None:
     assert run.against(run.baselines[0], 0.0, 5.0) == pytest.approx(1.0)
     assert run.against(run.baselines[0], 5.0, 10.0) == pytest.approx(2.0), "long lines take others twice as long"
     assert run.against(run.baselines[0], 20.0, 30.0) is None and run.per_s(0.0, 10.0) == pytest.approx(50.0)
-    assert run.tier().startswith("tier 1") and run.events(5) == ["   1.5 s  swapped in rec: it measured faster on a real call"]
+    assert run.tier() == "tier 1: fused kernels, compiled beside the traffic (50% of the calls)"
+    assert run.events(5) == ["   1.5 s  swapped in tier 1, 9.0 -> 5.0 ms a call: it measured faster on a real call"]
     assert "1.00x at the beginning, 2.00x in the last quarter" in run.verdict()
     assert Run(1.0, [], 0.5).verdict() == "no line was read" and Run(1.0, [], 0.5).tier() == "starting"
 
@@ -79,7 +81,7 @@ def test_plain_lines_tell_each_swap_once(run: Run) -> None:
     assert view.due(run) and not view.due(run)
     view.show(run, "abc", "abd")
     view.show(run, "abc", "abd")
-    assert sum("swapped in rec" in line for line in said) == 1 and sum("read 'abd'" in line for line in said) == 2
+    assert sum("swapped in tier 1" in line for line in said) == 1 and sum("read 'abd'" in line for line in said) == 2
 
 
 def test_the_live_picture_shows_what_matters(run: Run) -> None:
@@ -87,12 +89,12 @@ def test_the_live_picture_shows_what_matters(run: Run) -> None:
     run.begun -= 10.0
     console.print(picture(run, "abc", "abd"))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "abd" in text and "tier 1" in text and "swapped in rec" in text and "the lines are longer now" in text
+    assert "abd" in text and "tier 1" in text and "swapped in tier 1" in text and "the lines are longer now" in text
 
 
 def test_the_report_is_one_file(run: Run, tmp_path: Path) -> None:
     page = report.write(tmp_path / "new", run, Session().explain()).read_text(encoding="utf-8")
-    assert "<svg" in page and "&lt;all of it&gt;" in page and "swapped in rec" in page
+    assert "<svg" in page and "&lt;all of it&gt;" in page and "swapped in tier 1" in page
     assert "<script" not in page and "<link" not in page and "<img" not in page, "nothing is loaded from elsewhere"
     assert "No call was served" in report.write(tmp_path, Run(1.0, [], 0.5), "").read_text(encoding="utf-8")
 

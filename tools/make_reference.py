@@ -1,0 +1,153 @@
+"""Write docs/reference/*.md from the code: public names, settings, reasons, commands.
+
+    python tools/make_reference.py            write
+    python tools/make_reference.py --check    exit status 1 where a file is not what would be written
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import textwrap
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "reference"
+NOTE = "<!-- written by tools/make_reference.py; edit the code, then run it again -->\n"
+
+
+def _doc(thing: Any) -> str:
+    return inspect.cleandoc(thing.__doc__ or "")
+
+
+def _source_signature(function: Any) -> str:
+    """The parameters as the code writes them: the same on every version of Python."""
+    node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    drop = {"self", "cls"}
+    node.args.posonlyargs = [a for a in node.args.posonlyargs if a.arg not in drop]
+    node.args.args = [a for a in node.args.args if a.arg not in drop]
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
+    return f"({ast.unparse(node.args)}){returns}"
+
+
+def _members(kind: type) -> list[str]:
+    """Public methods and properties that the class itself defines."""
+    out: list[str] = []
+    for name, member in vars(kind).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(member, property):
+            out.append(f"- `{name}`: {_doc(member)}")
+            continue
+        function = member.__func__ if isinstance(member, staticmethod | classmethod) else member
+        if inspect.isfunction(function) and function.__doc__:
+            out.append(f"- `{name}{_source_signature(function)}`: {' '.join(_doc(function).split())}")
+    return out
+
+
+def api() -> str:
+    """Every public name of the package."""
+    import hotfuse
+
+    out = ["# Python\n", NOTE, _doc(hotfuse) and f"```text\n{_doc(hotfuse)}\n```\n"]
+    for name in hotfuse.__all__:
+        thing = getattr(hotfuse, name)
+        if inspect.isfunction(thing):
+            out.append(f"## `hotfuse.{name}{_source_signature(thing)}`\n\n{_doc(thing)}\n")
+        elif isinstance(thing, type):
+            made = vars(thing).get("__init__")
+            plain = dataclasses.is_dataclass(thing) or not inspect.isfunction(made)
+            out.append(f"## `hotfuse.{name}{'' if plain else _source_signature(made)}`\n\n{_doc(thing)}\n")
+            out += [*_members(thing), ""] if not issubclass(thing, BaseException) else []
+    return "\n".join(out).rstrip() + "\n"
+
+
+def settings() -> str:
+    """Fields of `Settings`, with what the source says below each of them."""
+    import hotfuse
+    from hotfuse.base import settings as home
+
+    body = next(n for n in ast.parse(inspect.getsource(home)).body if isinstance(n, ast.ClassDef) and n.name == "Settings").body
+    told: dict[str, str] = {}
+    for field, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
+            told[field.target.id] = " ".join(ast.literal_eval(after.value).split())
+    variables = _environment(inspect.getsource(home))
+    rows: list[str] = []
+    for f in dataclasses.fields(hotfuse.Settings):
+        variable = f"`{variables[f.name]}`" if f.name in variables else ""
+        rows.append(f"| `{f.name}` | {variable} | `{f.default}` | {told.get(f.name, '')} |")
+    head = ["# Settings\n", NOTE, "`hotfuse.Settings(...)`; those with a variable also from the environment.\n",
+            "| field | environment | default | meaning |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def _environment(source: str) -> dict[str, str]:
+    """From field to variable, off the table in the source."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "_ENV":
+            return {field: variable for variable, field in ast.literal_eval(node.value).items()}
+    raise SystemExit("settings.py has no table _ENV")
+
+
+def decisions() -> str:
+    """Every action and reason that `explain()` can show."""
+    from hotfuse.base.events import Action, Why
+
+    rows = [f"| `{w.name}` | {w.value} |" for w in Why]
+    actions = ", ".join(f"`{a.value}`" for a in Action)
+    return "\n".join(["# Decisions\n", NOTE, f"Actions: {actions}.\n", "| reason | in words |", "| --- | --- |", *rows]) + "\n"
+
+
+def cli() -> str:
+    """Every command with its options."""
+    import typer.main
+
+    from hotfuse.cli import app
+
+    out = ["# Command line\n", NOTE]
+    _commands("hotfuse", typer.main.get_command(app), out)
+    return "\n".join(out).rstrip() + "\n"
+
+
+def _commands(name: str, command: Any, out: list[str]) -> None:
+    out.append(f"## `{name}`\n\n{inspect.cleandoc(command.help or '')}\n")
+    rows: list[str] = []
+    for p in command.params:
+        shown = ", ".join(p.opts) if p.param_type_name == "option" else p.name.upper()
+        told = " ".join((getattr(p, "help", None) or "").split())
+        rows.append(f"| `{shown}` | {told} |")
+    if rows:
+        out += ["| option | meaning |", "| --- | --- |", *rows, ""]
+    for sub, inner in getattr(command, "commands", {}).items():
+        _commands(f"{name} {sub}", inner, out)
+
+
+PAGES = {"python.md": api, "settings.md": settings, "decisions.md": decisions, "cli.md": cli}
+
+
+def stale() -> list[str]:
+    """Pages that are not what the code says."""
+    return [n for n, make in PAGES.items() if not (FOLDER / n).is_file() or (FOLDER / n).read_text(encoding="utf-8") != make()]
+
+
+def main() -> int:
+    """Write, or check."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    if parser.parse_args().check:
+        found = stale()
+        print("\n".join(f"docs/reference/{n} is not current: python tools/make_reference.py" for n in found) or "current")
+        return 1 if found else 0
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, make in PAGES.items():
+        (FOLDER / name).write_text(make(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
