@@ -12,6 +12,8 @@ import torch
 
 from hotfuse.analysis.resources import Peaks
 from hotfuse.backends.library import LibraryBackend
+from hotfuse.cli.costs import costs
+from hotfuse.compile.planning import adjusted
 from hotfuse.compile.units import bench
 from hotfuse.fusion.bandit import Arm, Bandit, Budget, Option
 from hotfuse.fusion.candidates import Kind
@@ -27,6 +29,7 @@ from hotfuse.ir.graph import Graph, sources
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import TensorType
 from hotfuse.ir.verify import verify
+from hotfuse.lower import CannotLower, lower
 
 PEAKS = Peaks()
 
@@ -136,6 +139,11 @@ def test_arithmetic_goes_into_the_product_behind_it_where_that_can_be_lowered() 
     refused = planned(INTO, {"s0": 64}, lowers=lambda g: "products read in place" if len(g.nodes) > 1 else "")
     (choice,) = choices(refused, Kind.PROLOGUE)
     assert not choice.accepted and choice.reasons[-1].criterion is Criterion.LOWERING and "in place" in choice.because
+
+
+def test_products_that_would_read_what_nobody_stored_are_not_lowered() -> None:
+    with pytest.raises(CannotLower, match="reads it from memory"):
+        lower(parse(INTO), bench().core)
 
 
 def test_siblings_become_one_kernel() -> None:
@@ -390,3 +398,20 @@ def test_edges_have_weights() -> None:
     assert fused["a"].inside and fused["a"].us == 0 and not fused["c"].inside
     unknown = edges(graph, group(graph), {}, PEAKS)
     assert unknown[0].bytes is None and unknown[0].us is None
+
+
+def test_compilation_takes_over_what_a_model_knows_better() -> None:
+    """Without a prediction groups stay as they are; with one the engine's are taken, and its decisions come along."""
+    graph = parse(CHAIN)
+    groups = group(graph)
+    split = Prefers(power=2.0)
+    made, better, said = adjusted(graph, groups, {"s0": 64}, bench().core, lambda _: "", predict=split)
+    assert made is graph and len(better) == 3 > len(groups) and any("take split" in line for line in said)
+    _, kept, _ = adjusted(graph, groups, {"s0": 64}, bench().core, lambda g: "no kernel" if len(g.nodes) < 3 else "", predict=split)
+    assert kept == groups
+
+
+def test_costs_of_a_graph_are_plain_data() -> None:
+    found = costs(parse(CHAIN), [(64, 512)])
+    assert len(found["groups"]) == 1 and [e["inside"] for e in found["edges"]] == [True, True, False]
+    assert found["total_us"] > 0 and found["decisions"] and found["edges"][2]["bytes"] == 64 * 512 * 4

@@ -147,7 +147,9 @@ def _flops(node: Node, env: Mapping[str, int]) -> int | None:
 
 
 def _moved(node: Node, env: Mapping[str, int]) -> int | None:
-    """Bytes a node reads and writes; of what it picks from, only what it picks."""
+    """Bytes a node reads and writes; of what it picks from, only what it picks, and nothing of what it only asks for its size."""
+    if lookup(node.op).access is Access.HOST:
+        return 0
     if lookup(node.op).access is not Access.INDEXING:
         return node_cost(node, env).bytes
     made = _sum([value_bytes(v, env) for v in node.outs])

@@ -16,6 +16,7 @@ import typer
 
 from hotfuse.base.errors import CaptureError, InputError
 from hotfuse.base.settings import from_env
+from hotfuse.cli.costs import show_costs
 from hotfuse.cli.kernels import show_kernels
 from hotfuse.cli.output import heading, pairs, print_json, reports_errors, rows
 
@@ -30,6 +31,7 @@ class StageName(StrEnum):
 
     IR = "ir"
     PARTITIONS = "partitions"
+    COSTS = "costs"
     KERNELS = "kernels"
     TILE = "tile"
     LLVM = "llvm"
@@ -53,6 +55,8 @@ def show(
         _show_ir(captured, as_json)
     elif stage is StageName.PARTITIONS:
         _show_partitions(captured.graph, shapes, as_json)
+    elif stage is StageName.COSTS:
+        show_costs(captured.graph, shapes, as_json)
     else:
         show_kernels(captured.graph, shapes, stage.value, kernel or "", as_json)
 

@@ -103,6 +103,8 @@ class CompileGraph:
     codes: list[bytes] = field(default_factory=list[bytes])
     notes: Counter[str] = field(default_factory=Counter[str])
     refusals: list[Refusal] = field(default_factory=list[Refusal])
+    choices: list[str] = field(default_factory=list[str])
+    """What the fusion engine decided before anything was compiled."""
     counts: Counter[str] = field(default_factory=Counter[str])
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -116,6 +118,7 @@ class CompileGraph:
             starts = list(itertools.accumulate((int(g["nodes"]) for g in body["groups"]), initial=0))
             groups = [range(a, b) for a, b in itertools.pairwise(starts)]
             parts = partitioned(parse(body["graph"]), groups, "grouped by access class")
+            self.choices += [str(c) for c in body.get("choices", ())]
             inside = {int(i): [int(b) for b in within] for i, within in body["branches"].items()}
             self.levels.append(Level(body["id"], body["graph"], parts, {}, inside))
             for number, about in enumerate(body["groups"]):
@@ -226,7 +229,7 @@ class CompileGraph:
         """Every unit with where it stands, the most used first, and the pairs that stay apart."""
         shown = [u for u in self.units.values() if u.of is None or u.state is State.DONE]
         lines = [_line(u) for u in sorted(shown, key=lambda u: -len(u.uses))]
-        return lines + [str(r) for r in dict.fromkeys(self.refusals)]
+        return lines + [str(r) for r in dict.fromkeys(self.refusals)] + self.choices
 
 
 def _line(unit: Unit) -> str:

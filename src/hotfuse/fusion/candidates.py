@@ -100,11 +100,11 @@ def heart_of(node: Node) -> str:
     )
 
 
-def kind_of(index: Index, nodes: Sequence[int]) -> str:
-    """The kind of a group of nodes that may be generated."""
+def kind_of(index: Index, nodes: Sequence[int], whole: str = "") -> str:
+    """The kind of a group of nodes that may be generated; `whole` is that of the group they are cut from, whose heart keeps it."""
     hearts = [h for i in nodes if (h := heart_of(index.graph.nodes[i])) != "rows"]
     if hearts:
-        return hearts[0]
+        return hearts[0] if whole in ("", "rows") else whole
     moves = all(lookup(index.graph.nodes[i].op).access is Access.MOVEMENT for i in nodes)
     return "library" if moves else "rows"
 
@@ -209,7 +209,7 @@ class Generator:
             places.add(min(known)[2])
         held = live_values(self.index, g.nodes)
         for n in sorted(places):
-            new = tuple(Group(p, kind_of(self.index, p)) for p in (g.nodes[:n], g.nodes[n:]))
+            new = tuple(Group(p, kind_of(self.index, p, g.kind)) for p in (g.nodes[:n], g.nodes[n:]))
             pressure = Reason(Criterion.LIMITS, True, f"{held} values at once, {self.core.registers} registers", {"live": held})
             yield Candidate(Kind.SPLIT, (g,), new, (self._sizes(g.nodes), pressure), None, (Kind.SPLIT, n, key))
 

@@ -86,7 +86,7 @@ def apart(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
         if g.kind in ("attention", "recurrent", "library"):
             found.append(g)
         else:
-            found += [Group((i,), kind_of(index, (i,))) for i in g.nodes]
+            found += [Group((i,), kind_of(index, (i,), g.kind)) for i in g.nodes]
     return Order(index, found).groups
 
 
@@ -130,11 +130,16 @@ class Engine:
                        time.perf_counter() - start, self._predictions, costs)
 
     def best(self, graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> Planned:
-        """The better of two plans: one that begins with these groups, one that begins with no fusion at all."""
+        """The better of two plans: one that begins with these groups, one that begins with no fusion at all.
+
+        The second counts only if everything in it can be built: nobody asked that of the single nodes it began with.
+        """
         start = time.perf_counter()
         plans = [self.plan(graph, g, sizes) for g in (groups, apart(graph, groups))]
-        best = min(plans, key=lambda p: score(p.after, self.objective, self.threads))
         tried = sum(p.predictions for p in plans)
+        best = min(plans, key=lambda p: score(p.after, self.objective, self.threads))
+        if best is plans[1] and any(self._unbuilt(Index(best.graph, sizes), g) for g in best.groups if g not in groups):
+            best = plans[0]
         return replace(best, before=plans[0].before, seconds=time.perf_counter() - start, predictions=tried)
 
     def layout(
@@ -225,15 +230,16 @@ class Engine:
     def _objection(self, index: Index, c: Candidate) -> str:
         """Why what a candidate would build cannot be built; asked last, since it takes longest."""
         where = Index(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
-        for g in c.new:
-            if g.kind == "library":
-                continue
-            key = where.key(g.nodes)
-            if key not in self._lowered:
-                self._lowered[key] = self.lowers(where.closed(g.nodes))
-            if self._lowered[key]:
-                return self._lowered[key]
-        return ""
+        return next((why for g in c.new if (why := self._unbuilt(where, g))), "")
+
+    def _unbuilt(self, index: Index, g: Group) -> str:
+        """Why a group has no kernel; empty if it has one or needs none."""
+        if g.kind == "library":
+            return ""
+        key = index.key(g.nodes)
+        if key not in self._lowered:
+            self._lowered[key] = self.lowers(index.closed(g.nodes))
+        return self._lowered[key]
 
     # --- figures -----------------------------------------------------------------------------------------------------
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hotfuse.analysis.attention import written
-from hotfuse.ir.graph import Graph
+from hotfuse.ir.graph import Graph, sources
 from hotfuse.lower.attention import OP as ATTENTION
 from hotfuse.lower.attention import lower_attention
 from hotfuse.lower.contract import is_contraction, lower_contraction
 from hotfuse.lower.conv import is_convolution, lower_convolution
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.group import Options, lower_group
-from hotfuse.lower.lowered import Lowered
+from hotfuse.lower.lowered import BufferArgument, Lowered, Role
 from hotfuse.lower.recurrent import is_recurrent, lower_recurrent
 from hotfuse.lower.tiling import Core
 from hotfuse.ops.table import packet
@@ -20,6 +20,15 @@ from hotfuse.ops.table import packet
 
 def lower(graph: Graph, core: Core) -> Lowered:
     """The kernel of a closed group; raises CannotLower with the reason where there is none."""
+    lowered = _lowered(graph, core)
+    there = {v.name for v in sources(graph)}
+    for a in lowered.arguments:
+        if isinstance(a, BufferArgument) and a.role is Role.INPUT and a.value not in there:
+            raise CannotLower(f"%{a.value} is computed in the group, and its kernel reads it from memory")
+    return lowered
+
+
+def _lowered(graph: Graph, core: Core) -> Lowered:
     if any(packet(n.op) == ATTENTION for n in graph.nodes) or written(graph):
         return lower_attention(graph, core, name=_name(graph))
     if any(is_contraction(n) for n in graph.nodes):

@@ -1,0 +1,78 @@
+"""`hotfuse show --stage costs`: what handing each value on costs, what groups are predicted to take, what the engine decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from hotfuse.base.errors import InputError
+from hotfuse.base.settings import from_env
+from hotfuse.cli.output import heading, print_json, rows
+
+if TYPE_CHECKING:
+    from hotfuse.ir.graph import Graph
+
+MOST = 40
+"""Edges that a terminal is shown, the dearest; JSON has all."""
+
+
+def show_costs(graph: Graph, shapes: Sequence[tuple[int, ...]], as_json: bool) -> None:
+    """Print edges, groups and decisions."""
+    found = costs(graph, shapes)
+    if as_json:
+        print_json({"stage": "costs", **found})
+        return
+    heading(f"{len(found['groups'])} groups, predicted by {found['predictor']}: {found['total_us']:.1f} us")
+    body = [(g["kind"], g["nodes"], _figure(g["us"]), _figure(g["uj"]), g["stored"], g["ops"]) for g in found["groups"]]
+    rows(("group", "nodes", "us", "uJ", "bytes left", "ops"), body)
+    dear = sorted(found["edges"], key=lambda e: -(e["us"] or 0))[:MOST]
+    weights = ("bytes", "cycles", "us", "uj")
+    listed = [(f"%{e['value']}", e["maker"], e["readers"], *(_figure(e[w]) for w in weights)) for e in dear]
+    rows(("value", "made by", "readers", "bytes", "cycles", "us", "uJ"), listed)
+    inside = sum(e["inside"] for e in found["edges"])
+    typer.echo(f"# {inside} of {len(found['edges'])} values never leave their kernel; energy is estimated")
+    for text in found["decisions"]:
+        typer.echo(f"# {text}")
+
+
+def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+    """Edges, groups and decisions as plain data."""
+    from hotfuse.analysis.shapes import Mismatch, bind
+    from hotfuse.compile.learned import foresight
+    from hotfuse.compile.units import bench
+    from hotfuse.fusion.engine import Engine
+    from hotfuse.fusion.explain import edges, lines
+    from hotfuse.fusion.forecast import Roofline, Trained
+    from hotfuse.fusion.groups import group
+    from hotfuse.fusion.layout import channels_last
+    from hotfuse.fusion.own import with_own_operands
+    from hotfuse.ops.table import packet
+    from hotfuse.simplify import simplify
+
+    sizes = bind(graph, shapes)
+    if isinstance(sizes, Mismatch):
+        raise InputError("the chosen sizes do not fit the graph", because=str(sizes), hint="fix dims with --dim")
+    ahead = foresight()
+    predict = Roofline(bench().peaks) if ahead is None else Trained(ahead.predictor)
+    ready = with_own_operands(channels_last(simplify(graph)[0]))
+    found = Engine(predict, bench().core, objective=from_env().objective).plan(ready, group(ready), sizes)
+    groups = [
+        {
+            "kind": g.kind, "nodes": len(g.nodes), "us": round(c.seconds * 1e6, 2) if c.known else None,
+            "uj": round(c.joules * 1e6, 2) if c.known else None, "stored": c.stored,
+            "ops": "+".join(dict.fromkeys(packet(found.graph.nodes[i].op).removeprefix("aten.") for i in g.nodes)),
+        }
+        for g, c in found.costs.items()
+    ]  # fmt: skip
+    return {
+        "predictor": "roofs" if ahead is None else f"model {ahead.predictor.model.version}", "total_us": found.after.seconds * 1e6,
+        "groups": groups, "edges": [e.to_dict() for e in edges(found.graph, found.groups, sizes, bench().peaks)],
+        "decisions": lines(found),
+    }  # fmt: skip
+
+
+def _figure(number: float | None) -> str:
+    """A figure that depends on data is `?`."""
+    return "?" if number is None else f"{number:.6g}"
