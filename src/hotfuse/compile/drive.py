@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from hotfuse.analysis.resources import Peaks
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
+from hotfuse.base.settings import Objective
 from hotfuse.compile import pairs, wire
 from hotfuse.compile.graph import OVER, CompileGraph, State, Unit
 from hotfuse.compile.pool import Task
@@ -81,6 +82,7 @@ class Compilation:
     estimate: Estimator = field(default_factory=Learned)
     timeout: float = 60.0
     threads: int = 1
+    objective: Objective = "latency"
     peaks: Peaks = Peaks()
     clock: Callable[[], float] = time.monotonic
     graph: CompileGraph = field(default_factory=CompileGraph)
@@ -94,7 +96,7 @@ class Compilation:
 
     def run(self, on_progress: Progress | None = None) -> None:
         """Plan, then compile units until none is left; raises CaptureError where there is no plan, or nobody wants it any more."""
-        header = {"kind": "plan", "graph": self.text, "dims": dict(self.sizes)}
+        header = {"kind": "plan", "graph": self.text, "dims": dict(self.sizes), "objective": self.objective}
         task = Task("grouping a graph", header, timeout=4 * self.timeout, owner=self.owner)
         answer, _ = wire.checked(self.executor.submit(task).result())
         with self._lock:

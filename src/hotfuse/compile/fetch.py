@@ -62,7 +62,10 @@ Progress = Callable[[Callable[[], NativeParts], float], None]
 def begin(text: str, sizes: Mapping[str, int], settings: Settings, demand: Demand = ANY_DEMAND) -> Compilation:
     """A graph to be compiled at the sizes of a real call, by the pool, or here when captures are inline."""
     executor = Here() if settings.capture == "inline" else sized(settings).pool
-    return Compilation(executor, text, dict(sizes), demand, timeout=settings.unit_timeout_s, threads=torch.get_num_threads())
+    return Compilation(
+        executor, text, dict(sizes), demand, timeout=settings.unit_timeout_s, threads=torch.get_num_threads(),
+        objective=settings.objective,
+    )  # fmt: skip
 
 
 def finished(compilation: Compilation, on_progress: Progress | None = None) -> NativeParts:

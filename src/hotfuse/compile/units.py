@@ -22,9 +22,11 @@ from hotfuse.backends.llvm import scratch
 from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.settings import Objective
 from hotfuse.compile import trial
 from hotfuse.compile.host import host_core
 from hotfuse.compile.learned import foresight
+from hotfuse.compile.planning import adjusted
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.own import with_own_operands
@@ -150,14 +152,20 @@ def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """The request of kind `plan`: a graph as text, and the sizes of a real call."""
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
     bodies: list[dict[str, Any]] = []
-    _body(verify(parse(header["graph"])), sizes, bodies, {})
+    _body(verify(parse(header["graph"])), sizes, bodies, {}, header.get("objective", "latency"))
     return {"ok": True, "bodies": bodies, "peaks": asdict(bench().peaks)}, []
 
 
-def _body(graph: Graph, sizes: Mapping[str, int], bodies: list[dict[str, Any]], known: dict[str, dict[str, Any]]) -> int:
+def _body(
+    graph: Graph, sizes: Mapping[str, int], bodies: list[dict[str, Any]], known: dict[str, dict[str, Any]], objective: Objective
+) -> int:
     """A graph in the order its groups need, appended to `bodies`; control nodes name the bodies of their branches."""
     graph = with_own_operands(channels_last(simplify(graph)[0]))
-    groups = group(graph)
+
+    def lowers(piece: Graph) -> str:
+        return bench().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
+
+    graph, groups, choices = adjusted(graph, group(graph), sizes, bench().core, lowers, objective)
     ordered = verify(reordered(graph, groups))
     text = show(ordered)
     own: dict[str, Any] = {"graph": text, "id": hashlib.sha256(text.encode()).hexdigest()[:24]}
@@ -171,9 +179,9 @@ def _body(graph: Graph, sizes: Mapping[str, int], bodies: list[dict[str, Any]], 
         nodes = range(at, at + len(g.nodes))
         found.append(described(ordered, nodes, g.kind, sizes, known))
         if ordered.nodes[at].op == IF:
-            inside[str(i)] = [_body(b.graph, sizes, bodies, known) for b in branches(ordered, ordered.nodes[at])]
+            inside[str(i)] = [_body(b.graph, sizes, bodies, known, objective) for b in branches(ordered, ordered.nodes[at])]
         at += len(g.nodes)
-    own.update(groups=found, branches=inside)
+    own.update(groups=found, branches=inside, choices=choices)
     return place
 
 
