@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import os
 import sys
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.side.cases import Case, Model, find
-from benchmarks.side.contenders import CONTENDERS, Absent, Job, Loaded, export
+from benchmarks.side.contenders import CONTENDERS, IMPORTS, Absent, Job, Loaded, export
 from benchmarks.side.traffic import Trace
 
 REST_S = 0.01
@@ -51,6 +52,10 @@ class Contender:
         torch.nn.functional.linear(torch.randn(128, 256), torch.randn(256, 256))
         example = self.case.feed()
         work = _work(model, example) if self.name == "eager" else {}
+        start = time.perf_counter()
+        for module in IMPORTS.get(self.name, ()):
+            importlib.import_module(module)
+        imported = time.perf_counter() - start
         start = time.perf_counter()
         self.loaded = CONTENDERS[self.name](Job(self.case, model, example, self.threads, self.onnx or model.path))
         made = time.perf_counter()
@@ -80,7 +85,7 @@ class Contender:
         outputs = self.folder / f"{self.name}.npz"
         np.savez(outputs, *self.loaded.arrays(result))
         return {"load_s": made - start, "first_s": (made - start) + (first - called), "settled_s": settled - start,
-                "worst_ms": worst * 1e3, "outputs": str(outputs), **work}
+                "worst_ms": worst * 1e3, "import_s": imported, "outputs": str(outputs), **work}
 
     def round(self, ms: float) -> dict[str, Any]:
         """Milliseconds a call."""

@@ -277,6 +277,13 @@ CONTENDERS: dict[str, Callable[[Job], Loaded]] = {
 PACKAGES = {"ort": "onnxruntime", "openvino": "openvino", "jax": "jax", "iree": "iree-base-compiler", "tvm": "apache-tvm",
             "tinygrad": "tinygrad"}
 """What has to be installed."""
+_OURS, _INDUCTOR = ("hotfuse.api", "hotfuse.session"), ("torch._dynamo", "torch._inductor.compile_fx")
+IMPORTS = {
+    **{n: _OURS for n in CONTENDERS if n.startswith("hotfuse")}, **{n: _INDUCTOR for n in CONTENDERS if n.startswith("inductor")},
+    "ort": ("onnxruntime",), "openvino": ("openvino",), "jax": ("jax",), "iree": ("iree.compiler", "iree.runtime"),
+    "tvm": ("tvm",), "tinygrad": ("tinygrad",),
+}  # fmt: skip
+"""What everybody imports before the clock starts, as torch is imported for eager; how long that took is recorded."""
 
 
 def export(case: Case, folder: Path) -> Path:

@@ -35,6 +35,8 @@ def case_lines(records: Sequence[Record]) -> list[str]:
             cells += f"  roofline {r.roofline:.0%}"
         if r.unit == PER_REQUEST:
             cells += f"  {r.extra['per_s']:.1f}/s, p99 {r.extra['p99_ms']:.1f} ms, worst {r.extra['worst_ms']:.0f} ms"
+        if r.suite == "compile":  # who compiles beside the traffic and who makes it wait
+            cells += f"  the longest wait of a call {max(r.extra['first_s'] * 1e3, r.extra['worst_ms']):.0f} ms"
         if r.error:
             cells += f"  error {r.error:.0e}"
         out.append(cells)

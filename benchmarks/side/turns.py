@@ -189,7 +189,7 @@ class Table:
         self.processes[name] = self._start(name, folder)
         if (answer := self._ask(name, LOAD_S, do="load")) is not None:
             self.answers[name] = answer
-            kept = ("load_s", "first_s", "settled_s", "worst_ms", "flops", "bytes")
+            kept = ("import_s", "load_s", "first_s", "settled_s", "worst_ms", "flops", "bytes")
             self.records[name].extra |= {k: answer[k] for k in kept if k in answer}
 
     def _ask(self, name: str, limit_s: float, **command: Any) -> dict[str, Any] | None:

@@ -92,6 +92,12 @@ def test_startup_takes_a_fresh_process_for_every_sample() -> None:
     assert found["hotfuse"].times == [pytest.approx(200.0)] and found["eager-trap"].status == "crashed"
 
 
+def test_compiling_tells_what_calls_waited() -> None:
+    found, _ = measured(["hotfuse", "slow"], "compile")
+    assert found["hotfuse"].times == [pytest.approx(300.0)]
+    assert "the longest wait of a call 200 ms" in report.case_lines(list(found.values()))[1]
+
+
 def test_traffic_counts_loading() -> None:
     found, _ = measured(["hotfuse", "slow"], "traffic", "lengths")
     ours, slow = found["hotfuse"], found["slow"]
