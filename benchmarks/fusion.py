@@ -217,6 +217,11 @@ def predictor(only_roofs: bool) -> tuple[Predictor, str]:
     return Trained(hpm.Predictor(found, at, Book(measure.tile_of), Online())), f"model {found.version}"
 
 
+def lowers(piece: Graph, sizes: Mapping[str, int]) -> str:
+    """Why a piece has no kernel, as compilation asks it."""
+    return bench().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
+
+
 def planning(predict: Predictor, quick: bool) -> dict[str, float]:
     """Seconds to plan BERT-base."""
     from benchmarks import zoo
@@ -236,7 +241,7 @@ def planning(predict: Predictor, quick: bool) -> dict[str, float]:
     if isinstance(sizes, Mismatch):
         raise SystemExit(f"bert-base does not fit its own inputs: {sizes}")
     groups = group(graph)
-    found = Engine(predict, bench().core).best(graph, groups, sizes)
+    found = Engine(predict, bench().core, lowers=lambda g: lowers(g, sizes)).best(graph, groups, sizes)
     return {"planning_s": found.seconds, "nodes": len(graph.nodes), "groups": len(found.groups), "predictions": found.predictions,
             "predicted_gain": 1 - found.after.seconds / found.before.seconds}  # fmt: skip
 
@@ -251,7 +256,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     predict, source = predictor(options.roofline)
-    engine = Engine(predict, bench().core)
+    engine = Engine(predict, bench().core, lowers=lambda g: lowers(g, {}))
     labels = Labels(options.passes or (9 if options.quick else 21))
     decisions: list[tuple[str, Problem]] = []
     for family, (text, sizes) in FAMILIES.items():

@@ -32,7 +32,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ops.table import packet
 
 MAX_ROUNDS = 24
-LEAST_GAIN = 0.005
+LEAST_GAIN = 0.002
 """Gains below this part of what there is drown in noise."""
 UNKNOWN = Cost(float("nan"), 0.0, float("nan"), 0)
 

@@ -14,7 +14,7 @@ from hotfuse.base.settings import Objective
 from hotfuse.machine.energy import WATTS_PER_CORE
 
 CAUTION = 0.5
-SHARED = 0.9
+SHARED = 0.97
 """The part of a prediction's error that two ways to compute the same thing have in common."""
 BYTES_OF_A_SECOND = 1e9
 TIME_BESIDE_MEMORY = 0.05
