@@ -23,6 +23,7 @@ from hotfuse.compile.graph import State
 from hotfuse.compile.pool import Task
 from hotfuse.compile.service import counters, service
 from hotfuse.compile.value import Demand, Expected, Facts, Roofline, worth
+from hotfuse.fusion.bandit import Bandit, Budget
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
@@ -185,6 +186,17 @@ def pairs(joined_us: float) -> Answer:
         return a_kernel("both", joined_us, ("k",) * len(h["alike"]))
 
     return answer
+
+
+def test_common_kernels_share_a_budget_and_what_they_promised_is_remembered() -> None:
+    asked = Scripted(pairs(15.0))
+    done = compiled(PAIR, asked, measuring=Budget(0.0))
+    assert len(check(done)) == 2 and not any(h["joined"] for h in asked.units)
+    assert done.graph.counts["not_measured"] == 1 and any("no time is left" in line for line in done.describe())
+    good, bad = Bandit(), Bandit()
+    compiled(PAIR, Scripted(pairs(1.0)), trust=good)
+    compiled(PAIR, Scripted(pairs(25.0)), trust=bad)
+    assert good.arms["epilogue"].mean > 1.0 > bad.arms["epilogue"].mean
 
 
 def test_two_kernels_become_one_where_that_is_faster() -> None:

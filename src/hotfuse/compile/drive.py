@@ -21,10 +21,13 @@ from hotfuse.base.settings import Objective
 from hotfuse.compile import pairs, wire
 from hotfuse.compile.graph import OVER, CompileGraph, State, Unit
 from hotfuse.compile.pool import Task
-from hotfuse.compile.value import Demand, Estimator, Learned, Roofline, worth
+from hotfuse.compile.value import Demand, Estimator, Expected, Learned, Roofline, worth
+from hotfuse.fusion.bandit import Bandit, Budget, Option
 
 SPLIT_S = 10.0
 """After so long, a unit that fails is not cut into smaller ones any more."""
+MEASURING_S = 20.0
+"""Seconds of workers for trying common kernels of units that have kernels already: a graph's share, spent on the best promises."""
 TRIES = 2
 """Workers that a unit may kill."""
 Progress = Callable[[Callable[[], wire.Message], float], None]
@@ -83,6 +86,10 @@ class Compilation:
     timeout: float = 60.0
     threads: int = 1
     objective: Objective = "latency"
+    trust: Bandit = field(default_factory=Bandit)
+    """How much of what common kernels promised came true."""
+    measuring: Budget = field(default_factory=lambda: Budget(MEASURING_S))
+    """For common kernels of units that have one each."""
     peaks: Peaks = Peaks()
     clock: Callable[[], float] = time.monotonic
     graph: CompileGraph = field(default_factory=CompileGraph)
@@ -160,7 +167,10 @@ class Compilation:
         return max(self.estimate(unit.facts).saving_s, 1e-9) * len(unit.uses)
 
     def _value(self, unit: Unit) -> float:
-        return worth(self.estimate(unit.facts), len(unit.uses), self.demand)
+        expected = self.estimate(unit.facts)
+        if unit.promised_us:
+            expected = Expected(unit.promised_us * 1e-6 * self.trust.trust(pairs.arm(unit)), expected.compile_s)
+        return worth(expected, len(unit.uses), self.demand)
 
     def waiting(self) -> list[Unit]:
         """What has not begun, the most valuable first."""
@@ -174,11 +184,23 @@ class Compilation:
         for unit in self.waiting():
             if len(self._flying) > self.executor.size:
                 return
-            if self._value(unit) < 0:
+            if unit.promised_us and not self._chosen(unit):
+                self.graph.counts["not_measured"] += 1
+                self.graph.settle(unit, f"{unit.ops} stay two kernels: no time is left for measuring what they would be as one")
+            elif self._value(unit) < 0:
                 self.graph.counts["not_worth"] += 1
                 self.graph.settle(unit, f"{unit.ops} stays with the library: compiling it costs more than it saves")
             elif unit.state is State.WAITING:
                 self._send(unit)
+
+    def _chosen(self, unit: Unit) -> bool:
+        """Whether a common kernel is worth a part of the time for measuring, as far as such promises came true."""
+        cost = self.estimate(unit.facts).compile_s
+        option = Option(unit, pairs.arm(unit), unit.promised_us * len(unit.uses), cost)
+        if not self.trust.choose([option], self.measuring):
+            return False
+        self.measuring.spend(cost)
+        return True
 
     def _send(self, unit: Unit, texts: Sequence[str] = ()) -> None:
         known = {level.ident: level.text for level in self.graph.levels}
@@ -217,6 +239,8 @@ class Compilation:
             if isinstance(self.estimate, Roofline):
                 self.estimate.learn(unit.kind, float(answer["kernel"]["compile_s"]))
             if unit.of is not None:
+                if unit.promised_us and unit.apart_us is not None and unit.use is not None:
+                    self.trust.learn(pairs.arm(unit), unit.promised_us, unit.apart_us - unit.use.us)
                 pairs.joined(self.graph, unit, answer["keys"])
             pairs.judged(self.graph, unit, self.sizes, self.threads, self.peaks, self._seen)
         elif unit.version != self._version and unit.of is None:
@@ -228,4 +252,6 @@ class Compilation:
                 if piece.state is State.WAITING:
                     pairs.requeued(self.graph, piece, self._seen)
         else:
+            if unit.promised_us:
+                self.trust.learn(pairs.arm(unit), unit.promised_us, 0.0)
             self.graph.settle(unit, str(answer["refused"]))

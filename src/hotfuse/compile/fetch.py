@@ -13,6 +13,7 @@ from hotfuse.backends.llvm.native import CompiledKernel, load_kernel
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
+from hotfuse.compile import pairs
 from hotfuse.compile.account import COUNTED, Account, add_up
 from hotfuse.compile.drive import Compilation, Here
 from hotfuse.compile.service import sized
@@ -64,7 +65,7 @@ def begin(text: str, sizes: Mapping[str, int], settings: Settings, demand: Deman
     executor = Here() if settings.capture == "inline" else sized(settings).pool
     return Compilation(
         executor, text, dict(sizes), demand, timeout=settings.unit_timeout_s, threads=torch.get_num_threads(),
-        objective=settings.objective,
+        objective=settings.objective, trust=pairs.memory,
     )  # fmt: skip
 
 

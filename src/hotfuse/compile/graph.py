@@ -57,6 +57,8 @@ class Unit:
     library_us: float = 0.0
     of: tuple[Unit, Unit] | None = None
     """The neighbours it would replace, for one put together from two; its uses are the places of the first."""
+    promised_us: float = 0.0
+    """What it is thought to save over the two kernels it would replace."""
     version: int = 0
     """Which sizes it was asked for with."""
 

@@ -13,6 +13,8 @@ from hotfuse.analysis.cost import value_bytes
 from hotfuse.analysis.resources import Peaks, Work
 from hotfuse.compile.graph import CompileGraph, Level, Place, State, Unit
 from hotfuse.compile.value import Facts
+from hotfuse.fusion.bandit import Bandit
+from hotfuse.fusion.candidates import Kind
 from hotfuse.fusion.criteria import Side, judge
 from hotfuse.fusion.groups import MAX_NODES
 from hotfuse.partition.change import CannotChange
@@ -30,7 +32,7 @@ def judged(
         between = _between(level, a, b, sizes)
         verdict = judge(Side(first.kind, first.use), Side(second.kind, second.use), between, threads, peaks)
         if verdict.accepted:
-            _together(graph, first, second, verdict.because)
+            _together(graph, first, second, verdict.because).promised_us = verdict.saving_us
         else:
             graph.refuse(first, second, verdict.because)
 
@@ -77,6 +79,15 @@ def joined(graph: CompileGraph, unit: Unit, keys: Sequence[str]) -> None:
             u.state = State.FUSED
         elif u.state is State.HELD:
             u.state = State.WAITING
+
+
+def arm(unit: Unit) -> str:
+    """The kind of promise that a unit put together from two is."""
+    return (Kind.VERTICAL if unit.kind == "rows" else Kind.EPILOGUE).value
+
+
+memory = Bandit()
+"""How much of what common kernels promised came true, in this process."""
 
 
 def nodes_of(graph: CompileGraph, unit: Unit, place: Place) -> tuple[int, ...]:
