@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from hotfuse.machine.peaks import Peaks
 
 RTOL = 1e-4
 TURN_MS = 20.0
-LOAD_S, TURN_S = 150.0, 60.0
+LOAD_S, MIN_LOAD_S, TURN_S = 150.0, 10.0, 60.0
 ROOT = Path(__file__).resolve().parents[2]
 Say = Callable[[str], None]
 
@@ -124,12 +125,17 @@ class Table:
     """One case: its contenders' processes and what became of them."""
 
     def __init__(self, case: Case, threads: int, contenders: Sequence[str], *, rounds: int, seconds: float, say: Say,
-                 peaks: Peaks | None = None) -> None:  # fmt: skip
+                 peaks: Peaks | None = None, limit_s: float = LOAD_S) -> None:  # fmt: skip
         self.case, self.threads, self.rounds, self.seconds, self.say, self.peaks = case, threads, rounds, seconds, say, peaks
         self.records = {n: Record(case.suite, case.name, n, threads) for n in contenders}
         self.processes: dict[str, Process] = {}
         self.answers: dict[str, dict[str, Any]] = {}
         self.onnx: Path | None = None
+        self.ends = time.monotonic() + limit_s
+
+    def _left(self) -> float:
+        """Seconds that a contender may take to get ready."""
+        return min(LOAD_S, max(MIN_LOAD_S, self.ends - time.monotonic()))
 
     def measure(self) -> list[Record]:
         """Everything: load, compare, take turns, ask what served."""
@@ -172,7 +178,7 @@ class Table:
             return
         process = self._start("eager", folder)
         try:
-            answer = process.ask(LOAD_S, do="export")
+            answer = process.ask(self._left(), do="export")
             if "path" in answer:
                 self.onnx = Path(answer["path"])
             else:
@@ -187,7 +193,7 @@ class Table:
             self._out(name, "absent", why)
             return
         self.processes[name] = self._start(name, folder)
-        if (answer := self._ask(name, LOAD_S, do="load")) is not None:
+        if (answer := self._ask(name, self._left(), do="load")) is not None:
             self.answers[name] = answer
             kept = ("import_s", "load_s", "first_s", "settled_s", "worst_ms", "flops", "bytes")
             self.records[name].extra |= {k: answer[k] for k in kept if k in answer}
