@@ -24,6 +24,7 @@ from hotfuse.compile.pool import Task
 from hotfuse.compile.service import counters, service
 from hotfuse.compile.value import Demand, Expected, Facts, Roofline, worth
 from hotfuse.fusion.bandit import Bandit, Budget
+from hotfuse.hpm.bottleneck import Ledger, Strategy
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
@@ -194,9 +195,12 @@ def test_common_kernels_share_a_budget_and_what_they_promised_is_remembered() ->
     assert len(check(done)) == 2 and not any(h["joined"] for h in asked.units)
     assert done.graph.counts["not_measured"] == 1 and any("no time is left" in line for line in done.describe())
     good, bad = Bandit(), Bandit()
-    compiled(PAIR, Scripted(pairs(1.0)), trust=good)
-    compiled(PAIR, Scripted(pairs(25.0)), trust=bad)
+    helped, failed = Ledger(), Ledger()
+    compiled(PAIR, Scripted(pairs(1.0)), trust=good, ledger=helped)
+    compiled(PAIR, Scripted(pairs(25.0)), trust=bad, ledger=failed)
     assert good.arms["epilogue"].mean > 1.0 > bad.arms["epilogue"].mean
+    ((won, first),), ((lost, second),) = helped.rows.items(), failed.rows.items()
+    assert won == lost and won[1] is Strategy.EPILOGUE and (first.helped, second.helped) == (1, 0)
 
 
 def test_two_kernels_become_one_where_that_is_faster() -> None:

@@ -23,11 +23,14 @@ from hotfuse.compile.graph import OVER, CompileGraph, State, Unit
 from hotfuse.compile.pool import Task
 from hotfuse.compile.value import Demand, Estimator, Expected, Learned, Roofline, worth
 from hotfuse.fusion.bandit import Bandit, Budget, Option
+from hotfuse.hpm.bottleneck import Ledger, Strategy
 
 SPLIT_S = 10.0
 """After so long, a unit that fails is not cut into smaller ones any more."""
 MEASURING_S = 20.0
 """Seconds of workers for trying common kernels of units that have kernels already: a graph's share, spent on the best promises."""
+LEAST_HOPE = 0.25
+"""What a strategy that addresses something else is thought to be good for."""
 TRIES = 2
 """Workers that a unit may kill."""
 Progress = Callable[[Callable[[], wire.Message], float], None]
@@ -88,6 +91,8 @@ class Compilation:
     objective: Objective = "latency"
     trust: Bandit = field(default_factory=Bandit)
     """How much of what common kernels promised came true."""
+    ledger: Ledger = field(default_factory=Ledger)
+    """Against which bottlenecks they helped."""
     measuring: Budget = field(default_factory=lambda: Budget(MEASURING_S))
     """For common kernels of units that have one each."""
     peaks: Peaks = Peaks()
@@ -196,11 +201,20 @@ class Compilation:
     def _chosen(self, unit: Unit) -> bool:
         """Whether a common kernel is worth a part of the time for measuring, as far as such promises came true."""
         cost = self.estimate(unit.facts).compile_s
-        option = Option(unit, pairs.arm(unit), unit.promised_us * len(unit.uses), cost)
+        helps = self.ledger.promise(pairs.held_back(unit, self.peaks), Strategy(pairs.arm(unit)))
+        option = Option(unit, pairs.arm(unit), max(helps, LEAST_HOPE) * unit.promised_us * len(unit.uses), cost)
         if not self.trust.choose([option], self.measuring):
             return False
         self.measuring.spend(cost)
         return True
+
+    def _learn(self, unit: Unit, us: float | None) -> None:
+        """A promise was measured: a common kernel takes so long, None for one that did not win."""
+        if not unit.promised_us or unit.apart_us is None:
+            return
+        taken = unit.apart_us if us is None else us
+        self.trust.learn(pairs.arm(unit), unit.promised_us, unit.apart_us - taken)
+        self.ledger.learn(pairs.held_back(unit, self.peaks), Strategy(pairs.arm(unit)), unit.apart_us, taken)
 
     def _send(self, unit: Unit, texts: Sequence[str] = ()) -> None:
         known = {level.ident: level.text for level in self.graph.levels}
@@ -239,8 +253,7 @@ class Compilation:
             if isinstance(self.estimate, Roofline):
                 self.estimate.learn(unit.kind, float(answer["kernel"]["compile_s"]))
             if unit.of is not None:
-                if unit.promised_us and unit.apart_us is not None and unit.use is not None:
-                    self.trust.learn(pairs.arm(unit), unit.promised_us, unit.apart_us - unit.use.us)
+                self._learn(unit, unit.use.us if unit.use is not None else None)
                 pairs.joined(self.graph, unit, answer["keys"])
             pairs.judged(self.graph, unit, self.sizes, self.threads, self.peaks, self._seen)
         elif unit.version != self._version and unit.of is None:
@@ -252,6 +265,5 @@ class Compilation:
                 if piece.state is State.WAITING:
                     pairs.requeued(self.graph, piece, self._seen)
         else:
-            if unit.promised_us:
-                self.trust.learn(pairs.arm(unit), unit.promised_us, 0.0)
+            self._learn(unit, None)
             self.graph.settle(unit, str(answer["refused"]))

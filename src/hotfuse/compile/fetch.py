@@ -65,7 +65,7 @@ def begin(text: str, sizes: Mapping[str, int], settings: Settings, demand: Deman
     executor = Here() if settings.capture == "inline" else sized(settings).pool
     return Compilation(
         executor, text, dict(sizes), demand, timeout=settings.unit_timeout_s, threads=torch.get_num_threads(),
-        objective=settings.objective, trust=pairs.memory,
+        objective=settings.objective, trust=pairs.memory, ledger=pairs.ledger,
     )  # fmt: skip
 
 
