@@ -16,6 +16,7 @@ SUITES: tuple[Suite, ...] = ("kernels", "models", "overhead", "startup", "compil
 
 EVERYBODY = ("hotfuse", "eager", "inductor", "inductor-autotune", "ort", "openvino", "jax", "iree", "tvm", "tinygrad")
 TORCH = ("hotfuse", "eager", "inductor-freezing", "ort", "openvino")
+FEW = ("hotfuse", "eager", "ort")
 ONNX = ("hotfuse", "ort", "openvino")
 
 
@@ -175,7 +176,8 @@ CASES: tuple[Case, ...] = (
     zoo_case("startup", "ppocr-v4-rec", ONNX),
     _bert("compile", ("hotfuse", "inductor", "inductor-freezing", "ort", "openvino")),
     zoo_case("compile", "ppocr-v4-rec", ONNX),
-    _traffic("lengths", True), _traffic("padded"), _traffic("shift"), _traffic("batches"), _speech(), _traffic("bursts"),
+    _traffic("lengths", True), _traffic("padded"), _traffic("shift"), _traffic("batches", contenders=FEW), _speech(),
+    _traffic("bursts", contenders=FEW),
 )  # fmt: skip
 
 

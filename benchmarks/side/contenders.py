@@ -224,6 +224,7 @@ def _with_shapes(model: Any) -> Any:
 
 
 def tvm(job: Job) -> Loaded:
+    """By its default pipeline: without tuning, which takes hours and without which its kernels are plain loops."""
     _pinned(job)
     package = importlib.import_module("tvm")
     relax, frontend = package.relax, importlib.import_module("tvm.relax.frontend.onnx")
