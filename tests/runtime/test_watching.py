@@ -16,6 +16,7 @@ from hotfuse import Settings
 from hotfuse.backends.llvm.probe import Probes, compile_all
 from hotfuse.base.events import EventLog
 from hotfuse.compile import trial
+from hotfuse.compile.counting import fetch as fetch_counting
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
@@ -27,7 +28,7 @@ from hotfuse.profile.analyzer import Analyzer
 from hotfuse.profile.names import MAX_SIGNATURES, OTHER, Names
 from hotfuse.profile.records import Batch, Flag, Kind, split
 from hotfuse.profile.shown import watched_text
-from hotfuse.runtime.instrument import Variant
+from hotfuse.runtime.instrument import COUNT_AFTER, Variant
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.points import Place, choose, masks
 from hotfuse.runtime.watcher import DEEP, Shared, Watcher
@@ -205,6 +206,51 @@ def test_a_tier_1_variant() -> None:
         outs, records = sampled(variant, args)  # not timed inside, yet branches tell
         assert torch.equal(outs[0], plan.run(*args)[0]) and by_name(records[Kind.CONTROL], names, g)["if y"]["outcome"] == cond
         assert plan.counters()["fell_back"] == 0
+
+
+CHAIN = """graph main(%x: f32[s0, 16]) {
+  param %w: f32[16, 16] = "w"
+  %h: f32[s0, 16] = aten.linear.default(%x, %w, None)
+  %r: f32[s0, 16] = aten.relu.default(%h)
+  %s: f32[s0, 16] = aten.softmax.int(%r, 1)
+  %n: f32[s0, 16] = aten.linear.default(%s, %w, None)
+  return %n
+}
+"""
+
+
+def test_values_inside_native_runs_are_counted_by_their_kernels() -> None:
+    held = weights()
+    plan = compile_tier1(graph_of(CHAIN), held, inputs()[:1], INLINE)
+    assert len(plan.units) == 1 and plan.units[0].native is not None
+    variant, names, g = variant_of(plan, held)
+    x = torch.randn(9, 16)
+    x[4] = 0
+    relu = torch.relu(x @ held["w"].T)
+    inner = {n for _, names in plan.units[0].native.code.made for n in names}
+    hidden = sorted({"r", "s"} & inner)
+    assert hidden, "everything is one kernel: there is nothing inside to be seen"
+    values: dict[str, Any] = {}
+    for n in range(3 * COUNT_AFTER):
+        (out,), records = sampled(variant, [x])
+        assert torch.equal(out, plan.run(x)[0])
+        signature = int(records[Kind.CALL][0]["signature"])
+        if variant.needs_costs(signature):
+            variant.work_out(signature, [x.shape])
+        seen = by_name(records[Kind.VALUE], names, g)
+        assert n >= COUNT_AFTER or not set(hidden) & seen.keys(), "nobody can see it before kernels count"
+        values |= seen
+        if kernels := variant.wants():
+            assert len(kernels) <= len(plan.kernels)
+            variant.asked = True
+            variant.count_with(fetch_counting(kernels, INLINE))
+    exact = {"r": relu, "s": torch.softmax(relu, -1)}
+    assert set(hidden) & values.keys(), (hidden, list(values))
+    for name in set(hidden) & values.keys():
+        r, want = values[name], exact[name]
+        assert tuple(r["shape"][:2]) == (9, 16) and r["zeros"] == int((want == 0).sum()) and r["nonfinite"] == 0
+        assert r["max"] == pytest.approx(float(want.max()), rel=1e-5) and r["zero_rows"] == -1
+    assert plan.counters()["fell_back"] == 0 and variant.failed == 0
 
 
 def test_work_on_paper() -> None:

@@ -63,8 +63,14 @@ def _kernel(header: Header, blobs: list[bytes]) -> wire.Message:
     return measure.handle(header, blobs)
 
 
+def _counting(header: Header, blobs: list[bytes]) -> wire.Message:
+    from hotfuse.compile import counting
+
+    return counting.handle(header, blobs)
+
+
 _KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {
-    "torch": _torch, "onnx": _onnx, "tier1": _tier1, "probes": _probes, "runs": _runs,
+    "torch": _torch, "onnx": _onnx, "tier1": _tier1, "probes": _probes, "runs": _runs, "counting": _counting,
     "plan": _plan, "unit": _unit, "kernel": _kernel,
 }  # fmt: skip
 

@@ -264,7 +264,7 @@ class _Placed:
             match step:
                 case PlannedCall():
                     buffers = tuple(self.address(p) for p in step.buffers)
-                    made.append(Call(step.word, buffers, step.scratch != 0, step.sizes))
+                    made.append(Call(step.word, buffers, step.scratch != 0, step.sizes, step.made))
                 case PlannedBranch():
                     sides = [None if side is None else self.steps(side, first) for side in (step.then, step.other)]
                     made.append(Branch(self.address(step.condition), sides[0], sides[1], step.name))

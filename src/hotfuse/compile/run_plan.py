@@ -97,6 +97,8 @@ class PlannedCall:
     writes: tuple[tuple[int, str], ...]
     pointwise: Kernel | None = None
     """The kernel, where all it computes is element by element."""
+    made: tuple[str, ...] = ()
+    """The values it stores, by output buffer; empty names where they are none of the run's graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +264,7 @@ class Planner:
         sizes: list[Dim] = []
         reads: list[tuple[int, str]] = []
         writes: list[tuple[int, str]] = []
+        made: list[str] = []
         for a in lowered.arguments:
             match a:
                 case BufferArgument(role=Role.INPUT):
@@ -278,6 +281,7 @@ class Planner:
                     scope.lies[a.value] = Lies(root, 0, strides[a.value])
                     buffers.append(Pointer(root))
                     writes.append((root, a.buffer))
+                    made.append(a.value if scope.top else "")
                 case BufferArgument():
                     buffers.append(Pointer(-1, 0, self._word(Word(Constant.PARAM, key=keys[a.value], layout=layouts[a.value]))))
                 case PackArgument():
@@ -300,7 +304,7 @@ class Planner:
         word = self._word(Word(Constant.KERNEL, kernel=kernel))
         pointwise = all(lookup(n.op).access is Access.POINTWISE for n in piece.nodes)
         steps.append(PlannedCall(word, kernel, tuple(buffers), tuple(sizes), need, tuple(reads), tuple(writes),
-                                 lowered.kernel if pointwise else None))  # fmt: skip
+                                 lowered.kernel if pointwise else None, tuple(made)))  # fmt: skip
         return steps
 
     def _made(self, name: str, t: TensorType, strides: tuple[Dim, ...]) -> int:

@@ -14,7 +14,16 @@ from hotfuse.backends.llvm import jit
 from hotfuse.backends.llvm.driver import emit_driver
 from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.backends.llvm.places import does_nothing, is_view
-from hotfuse.backends.llvm.run import InputSpec, OutputSpec, RunCode, SizeSpec, branches, word_from_json, word_to_json
+from hotfuse.backends.llvm.run import (
+    InputSpec,
+    OutputSpec,
+    RunCode,
+    SizeSpec,
+    branches,
+    calls,
+    word_from_json,
+    word_to_json,
+)
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings
@@ -232,6 +241,7 @@ def _to_json(done: Finished) -> dict[str, Any]:
         "exits": done.exits,
         "returned": done.returned,
         "branches": [b.name for b in branches(run.steps)],
+        "made": [[c.word, c.made] for c in calls(run.steps)],
         "arena": dims.show(run.arena),
         "scratch": dims.show(run.scratch),
     }
@@ -315,6 +325,7 @@ def _run_code(data: dict[str, Any], code: bytes) -> RunCode:
         int(data["first"]), int(data["last"]), inputs, sizes, outputs, tuple(word_from_json(w) for w in data["words"]),
         tuple(int(i) for i in data["exits"]), tuple(str(n) for n in data["returned"]), dims.parse(data["arena"]),
         dims.parse(data["scratch"]), code, tuple(str(n) for n in data["branches"]),
+        tuple((int(word), tuple(str(n) for n in names)) for word, names in data["made"]),
     )  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 A variant is built in the background and run on sampled calls only. Where partitions are library calls, every node can be looked
 behind: its graph is made into one flat function again, whose chosen nodes are wrapped. Where they are kernels, looks are taken
-between them, and a native run writes down which way its branches went. What neither shows (branches on a side without native code,
+between them; a native run writes down which way its branches went, and some of its calls go through kernels that count what they
+store (`tile.instrument`), which nobody else sees. What neither shows (branches on a side without native code,
 loops in the library) is now and then sampled in the baseline instead.
 
 What watching adds (looks, records) is measured on the way and taken out of the times. A look that fails is counted and
@@ -11,35 +12,47 @@ never touches the call.
 
 from __future__ import annotations
 
+import math
+import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hotfuse.analysis.cost import FREE, Cost, node_cost, value_bytes
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.library import control_meaning, meaning
-from hotfuse.backends.llvm.run import CLOCK, OUTCOMES
+from hotfuse.backends.llvm.run import CLOCK, COUNTS, OUTCOMES
 from hotfuse.backends.protocol import Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.ir.branches import control_name, inside
+from hotfuse.ir.dims import evaluate, symbols
 from hotfuse.ir.graph import Kind, Node, Value, output_values, sources, values_in
+from hotfuse.ir.types import TensorType
 from hotfuse.ops.control import truth
 from hotfuse.profile.names import Names
-from hotfuse.profile.records import Batch, Subject
+from hotfuse.profile.records import Batch, Flag, Subject
 from hotfuse.runtime.plan import Plan, Unit, chained
 from hotfuse.runtime.points import Point, choose
+from hotfuse.tile.instrument import FLOATS, ranges
+from hotfuse.tile.probe import DTYPES
+from hotfuse.tile.program import Kernel
 
 if TYPE_CHECKING:
+    from hotfuse.backends.llvm.abi import NativeKernel
     from hotfuse.backends.llvm.enter import NativeRun
 
 MAX_CONTROL = 32
 """Outcomes of control nodes noted in one call; a loop around a branch could give any number."""
 CLOCKED = 4
 """Of a native run of several partitions, one sample in so many is timed inside: that takes an arena of its own each time."""
+COUNT_AFTER = 16
+"""Samples of a plan before kernels that count are compiled for it."""
 MAX_COSTS = 64
 """Signatures whose flops and bytes are worked out."""
+_COUNTED = struct.Struct("<7q3d")
+"""What a probe would write (`profile.records`); -1 for what is not known."""
 _now = time.perf_counter_ns
 
 
@@ -61,6 +74,8 @@ class _Sample:
     """Nanoseconds per partition, -1 for one that did not run."""
     clocked: bool = True
     """Whether native runs are timed inside."""
+    counting: bool = False
+    """Whether native runs count what they store."""
     cost: int = 0
     outcomes: int = 0
     began: int = 0
@@ -99,7 +114,21 @@ class Variant:
                        for p in plan.partitioning.parts]
         in_library = plan.tier == 0 and all(p.key in weights for p in plan.graph.params)
         between = {v.name for u in plan.units for v in u.outputs} | {v.name for v in output_values(plan.graph)}
-        self.points = choose(plan.partitioning, visible=None if in_library else between)
+        stored = dict(_stored(plan))
+        self.points = choose(plan.partitioning, visible=None if in_library else between | stored.keys())
+        values = {v.name: v for n in plan.graph.nodes for v in n.outs}
+        self._inside = {p.value: (names.item(graph, p.value), p, values[p.value]) for p in self.points
+                        if p.value in stored and p.value not in between}
+        """Values that only counting kernels see."""
+        self._kernels = {stored[name] for name in self._inside}
+        self.asked = False
+        """Whether somebody is at making counting kernels for it."""
+        self._counting = False
+        self._extents: dict[int, dict[str, tuple[int, ...]]] = {}
+        """The sizes of those values, by signature."""
+        self._plain_ns = 0
+        self.uncounted = 0
+        """Values that kernels do not store element by element, once each."""
         self._at = {p.value: (names.item(graph, p.value), p) for p in self.points}
         self._inputs = [(i, self._at[v.name]) for i, v in enumerate(plan.graph.inputs) if v.name in self._at]
         self._outputs: list[tuple[int, tuple[int, Point]]] = []
@@ -215,7 +244,7 @@ class Variant:
 
         def run(*args: Any) -> tuple[Any, ...]:
             s = self._here.sample
-            want = 0 if s is None else always | (CLOCK if s.clocked else 0)
+            want = 0 if s is None else always | (CLOCK if s.clocked else 0) | (COUNTS if s.counting else 0)
             if s is None or not want:
                 return plain(*args)
             outs, told = native.watched(want, *args)
@@ -224,6 +253,8 @@ class Variant:
             for item, outcome in zip(branches, told.outcomes, strict=True):
                 if outcome:
                     self._outcome(item, outcome - 1, loop=False)
+            for name, counters in told.counted.items():
+                self._counted_inside(s, name, counters)
             return outs
 
         return run
@@ -271,7 +302,9 @@ class Variant:
         signature = self._names.signature(self._graph, shapes)
         batch = Batch(len(self._at) + len(self._parts) + MAX_CONTROL + 1)
         subject = Subject(self._graph, signature, number, time.time_ns())
-        s = _Sample(batch, subject, [-1] * len(self._parts), self._taken % CLOCKED == 0)
+        turn = self._taken % CLOCKED
+        counting = self._counting and turn == CLOCKED // 2
+        s = _Sample(batch, subject, [-1] * len(self._parts), turn == 0, counting)
         self._taken += 1
         for i, (item, point) in self._inputs:
             self._see(s, inputs[i], item, point)
@@ -292,7 +325,9 @@ class Variant:
                 batch.partition(subject, self._parts[i], ns, moved, flops)
         own = max(1, after - before - s.cost)
         inside = s.cost
-        batch.call(subject, self.plan.tier, own, before - start + inside)
+        shown = self._plain_ns if counting and self._plain_ns else own  # counting takes time that calls do not take
+        self._plain_ns = shown
+        batch.call(subject, self.plan.tier, shown, before - start + inside)
         publish(batch)
         return Sampled(outs, own, before - start + inside + _now() - after, signature)
 
@@ -307,6 +342,40 @@ class Variant:
         if s is not None and s.outcomes < MAX_CONTROL:
             s.outcomes += 1
             s.batch.control(s.subject, item, outcome, loop)
+
+    # --- inside native runs ----------------------------------------------------------------------
+
+    def wants(self) -> dict[int, Kernel]:
+        """The kernels that would have to count, by number: asked once there were samples enough to make it worth the compile."""
+        if self.asked or self._taken < COUNT_AFTER:
+            return {}
+        return {n: self.plan.kernels[n] for n in self._kernels if n in self.plan.kernels}
+
+    def count_with(self, kernels: Mapping[int, NativeKernel]) -> None:
+        """Counting kernels there are now; some sampled calls enter them from here on."""
+        self._counting = True
+        for unit in self.plan.units:
+            if unit.native is not None and kernels:
+                unit.native.count_with({n: k.address for n, k in kernels.items()}, tuple(kernels.values()))
+
+    def _counted_inside(self, s: _Sample, name: str, counters: tuple[int, ...]) -> None:
+        found = self._inside.get(name)
+        shape = self._extents.get(s.subject.signature, {}).get(name)
+        if found is None or shape is None:
+            return
+        item, point, value = found
+        n, zeros, odd, top, bottom = counters
+        if n != math.prod(shape) or not isinstance(value.type, TensorType):
+            self.uncounted += 1
+            return
+        dtype = value.type.dtype
+        exact = dtype not in FLOATS  # what a mask lets through is known of whole numbers only
+        cols = math.prod(shape[max(0, len(shape) - point.keep) :])
+        flags = point.flags if exact else point.flags & ~Flag.MASK
+        at = s.batch.value(s.subject, item, DTYPES.index(dtype), shape, n // cols if cols else 0, cols, flags)
+        low, high = ranges(dtype, top, bottom)
+        most = max(abs(low), abs(high)) if low <= high else 0.0
+        s.batch.write(at, _COUNTED.pack(zeros, -1, -1, odd, -1, n - zeros if exact else -1, -1, low, high, most))
 
     # --- on paper --------------------------------------------------------------------------------
 
@@ -332,7 +401,19 @@ class Variant:
             else:
                 total = Cost(None, None)
             found.append((_known(total.bytes), _known(total.flops)))
+        if not isinstance(env, Mismatch):
+            types = {name: v.type for name, (_, _, v) in self._inside.items()}
+            self._extents[signature] = {name: tuple(evaluate(d, env) for d in t.shape) for name, t in types.items()
+                                        if isinstance(t, TensorType) and all(symbols(d) <= env.keys() for d in t.shape)}
         self._costs[signature] = tuple(found)
+
+
+def _stored(plan: Plan) -> Iterator[tuple[str, int]]:
+    """The values that kernels inside the plan's native runs store, with the kernel's number."""
+    for unit in plan.units:
+        if unit.native is not None:
+            code = unit.native.code
+            yield from ((name, code.words[word].kernel) for word, names in code.made for name in names if name)
 
 
 def _known(n: int | None) -> int:

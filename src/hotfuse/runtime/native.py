@@ -76,7 +76,8 @@ def assembled(parts: RunParts, weights: Mapping[str, torch.Tensor], graph: Graph
             "arena_bytes_kept": sum(r.arena_bytes for r in runs),
         }
 
-    return replace(plan, memory=memory, counters=counters, notes=parts.notes, runs=runs)
+    return replace(plan, memory=memory, counters=counters, notes=parts.notes, runs=runs,
+                   kernels={i: k.lowered.kernel for i, k in enumerate(parts.kernels)})  # fmt: skip
 
 
 def _arena(code: RunCode, sizes: Mapping[str, int]) -> int:

@@ -14,6 +14,7 @@ from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values
 from hotfuse.ir.subgraph import extract
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.partition.cut import Cut, Partition, Partitioning
+from hotfuse.tile.program import Kernel
 
 if TYPE_CHECKING:
     from hotfuse.backends.llvm.enter import NativeRun
@@ -70,6 +71,10 @@ class Plan:
     """Its native runs, those in branches too."""
     counters: Callable[[], dict[str, int]] = dict[str, int]
     """What the plan counts while it serves: calls that left native code, arenas."""
+    kernels: Mapping[int, Kernel] = field(default_factory=dict[int, Kernel])
+    """The tile kernels of its native runs, by number."""
+    attempt: str = ""
+    """What trying for it is called, where that is not its tier."""
     bet: Condition | None = None
     """The condition it bets on, if it does."""
     account: Account | None = None

@@ -31,6 +31,7 @@ from hotfuse.profile.snapshot import Drift, GraphSeen, Snapshot
 from hotfuse.runtime.instrument import Look, Variant
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.record import Recorder
+from hotfuse.tile.program import Kernel
 
 MAX_VARIANTS = 6
 """Instrumented plans kept per captured graph."""
@@ -103,6 +104,7 @@ class Watcher:
         self._lock = threading.Lock()
         self._unready = 0
         self._failed = 0
+        self._counting = 0
         self.closed = not settings.watch
         if settings.watch:
             self._shared.analyzer.on_drift(self._drift)
@@ -150,6 +152,8 @@ class Watcher:
         if variant.needs_costs(done.signature):
             shapes = [tuple(t.shape) for t in leaves]
             self._beside(lambda: variant.work_out(done.signature, shapes))
+        elif kernels := variant.wants():
+            self._count(variant, kernels)
         return done.outs, sampler.call_ns * 1e-9
 
     def _plain(
@@ -197,6 +201,28 @@ class Watcher:
                 watched.building.discard(id(plan))
                 while len(watched.variants) > MAX_VARIANTS:
                     watched.variants.popitem(last=False)
+
+        self._beside(job)
+
+    def _count(self, variant: Variant, kernels: Mapping[int, Kernel]) -> None:
+        """Have kernels made that count, once per variant; not where background work holds up the call."""
+        with self._lock:
+            if variant.asked or self._settings.capture == "inline":
+                return
+            variant.asked = True
+
+        def job() -> None:
+            from hotfuse.compile.counting import fetch  # LLVM is loaded when it is first needed
+
+            try:
+                made = fetch(kernels, self._settings)
+            except Exception as e:  # the plan is watched as before
+                self._failed += 1
+                text = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
+                self._log.decide(Action.REFUSE, Why.NOT_COMPILED, self._name, what=f"no counting kernels: {text}"[:300])
+                return
+            self._counting += len(made)
+            variant.count_with(made)
 
         self._beside(job)
 
@@ -259,6 +285,7 @@ class Watcher:
         failed = self._failed + sum(v.failed for w in list(self._watched.values()) for v in list(w.variants.values()))
         return {
             **self.agent.stats(), "samples_not_ready": self._unready, "looks_failed": failed,
+            "counting_kernels": self._counting,
             **self._shared.counters(), **self._shared.analyzer.stats(),
         }
 

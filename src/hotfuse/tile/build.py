@@ -85,6 +85,31 @@ class KernelBuilder:
     _next: dict[str, int] = field(default_factory=dict[str, int])
     _count: int = 0
 
+    # -- going on with a kernel
+
+    @classmethod
+    def of(cls, kernel: Kernel) -> KernelBuilder:
+        """A builder of statements to be put into a kernel: its names are taken, its buffers known."""
+        made = cls(kernel.name)
+        made._sizes, made._buffers = list(kernel.sizes), {b.name: b for b in kernel.buffers}
+        names = list(_named(kernel.body))
+        made._taken = {*kernel.sizes, *made._buffers, *(n for n, tile in names if not tile)}
+        made._count = 1 + max((int(n) for n, tile in names if tile and n.isdigit()), default=-1)
+        return made
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All there are, in order."""
+        return tuple(self._buffers.values())
+
+    @contextmanager
+    def apart(self) -> Generator[list[Stmt]]:
+        """Statements that go into a list of their own."""
+        found: list[Stmt] = []
+        self._blocks.append(found)
+        yield found
+        self._blocks.pop()
+
     # -- names, sizes, memory
 
     def fresh(self, name: str) -> str:
@@ -350,6 +375,22 @@ class KernelBuilder:
     def count(self, counters: Buffer, index: Sequence[Dim], tile: Tile) -> None:
         """Add the number of non-zero elements to a counter."""
         self.effect("count", Access(counters.name, tuple(index)), tile)
+
+    def peak(self, counters: Buffer, index: Sequence[Dim], number: Tile) -> None:
+        """Raise a counter to a number, if that is greater."""
+        self.effect("peak", Access(counters.name, tuple(index)), number)
+
+
+def _named(stmts: Sequence[Stmt]) -> Generator[tuple[str, bool]]:
+    """Every name that statements define, and whether it is a tile's."""
+    for s in stmts:
+        if isinstance(s, Instr):
+            yield from ((t.name, True) for t in s.outs)
+            continue
+        if isinstance(s, Loop):
+            yield s.var, False
+            yield from ((t.name, True) for t in (*(inner for inner, _ in s.carried), *s.outs))
+        yield from _named(s.body)
 
 
 def _fill(fill: float) -> dict[str, Attr]:

@@ -4,7 +4,7 @@
     arithmetic   map.<function>, element by element; operands broadcast over extents of 1 and missing leading axes
     contraction  mma
     reductions   reduce.<function>, over one axis that stays with extent 1; scan.<function>, inclusive
-    structure    count require barrier_spill; loops and conditions are statements, see `tile.program`
+    structure    count peak require barrier_spill; loops and conditions are statements, see `tile.program`
 
 Back ends key their emission by the same names, so what one of them lacks can be listed. Operands of arithmetic are tiles: a
 literal becomes a tile by `fill`, an integer expression by `index`.
@@ -152,6 +152,7 @@ definstr("scatter", types=r.scatter, meaning=m.scatter, category=Category.MEMORY
          attrs=_DIM | {"reduce": "none"})  # fmt: skip
 definstr("prefetch", types=r.prefetch, meaning=m.nothing, category=Category.HINT, attrs={"level": 1, "write": 0})
 definstr("count", types=r.count, meaning=m.count, category=Category.MEMORY, arity=2)
+definstr("peak", types=r.peak, meaning=m.peak, category=Category.MEMORY, dtypes=(DType.I64,), arity=2)
 definstr("require", types=r.require, meaning=m.require, category=Category.MEMORY, dtypes=(DType.BOOL,))
 definstr("barrier_spill", types=r.hint, meaning=m.nothing, category=Category.HINT, arity=0)
 

@@ -156,6 +156,11 @@ def count(out: None, place: Place, tile: Array) -> None:
     place.write(place.read(0) + np.count_nonzero(tile))
 
 
+def peak(out: None, place: Place, number: Array) -> None:
+    """Raise a counter to a number, if that is greater; other threads may do the same at the same time."""
+    place.write(np.maximum(place.read(0), number))
+
+
 def require(out: None, tile: Array) -> None:
     """Every element must be true; native code counts where it is not, and goes on."""
     if not tile.all():

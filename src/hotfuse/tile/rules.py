@@ -236,6 +236,13 @@ def count(use: Use) -> tuple[TileType, ...]:
     return ()
 
 
+def peak(use: Use) -> tuple[TileType, ...]:
+    """A counter, one element of an i64 buffer, and one number."""
+    if use.tile(1, (DType.I64,)).shape:
+        use.fail("it takes one number")
+    return count(use)
+
+
 def require(use: Use) -> tuple[TileType, ...]:
     """Truth values; nothing comes out."""
     use.arity(1)

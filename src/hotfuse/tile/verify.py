@@ -48,7 +48,7 @@ from hotfuse.tile.rules import MAX_RANK, show_type
 from hotfuse.tile.text import show_head
 
 _PREDICATES = {"==", "!=", "<", "<=", "and", "or", "not"}
-_WRITERS = {"store", "scatter", "count"}
+_WRITERS = {"store", "scatter", "count", "peak"}
 
 
 def verify(kernel: Kernel) -> Kernel:

@@ -8,7 +8,8 @@ Two functions, both `void name(ptr buffers, ptr sizes)` where sizes are the run'
 `control` is two words and more: the first is set to 1 where a branch without native code was taken (nothing but the arena and
 the outputs has been written then). The second says what is wanted besides, as bits: `CLOCK`, the time at the beginning and after
 each partition, in the words behind it; `OUTCOMES`, for every branch in the words behind those, 1 where it went to its second side
-and 2 where it went to its first.
+and 2 where it went to its first. Behind those are the counters of counting kernels (`tile.instrument`), which a table may hold in
+place of plain ones: every kernel is called with [its buffers..., its own memory, its counters, its own memory].
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hotfuse.backends.llvm.code import Fn, Module
-from hotfuse.backends.llvm.run import CLOCK, OUTCOMES, THREADS, Address, Base, Branch, Call, Mark, Run, Step, calls
+from hotfuse.backends.llvm.run import CLOCK, OUTCOMES, THREADS, Address, Base, Branch, Call, Mark, Run, Step, branches, calls
 from hotfuse.backends.llvm.target import Target
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr, sym
+from hotfuse.tile.instrument import WIDTH
 from hotfuse.tile.program import Kernel
 
 BODY, LAYOUT = "hf_run_body", "hf_run_layout"
@@ -72,7 +74,9 @@ class _Body:
         made = list(calls(run.steps))
         self.outcomes = outcomes_at(sum(isinstance(s, Mark) for s in run.steps))
         """Where the next branch's outcome goes."""
-        self.pointers = fn.alloca(f"[{max((len(c.buffers) for c in made), default=0) + 1} x ptr], align 16")
+        self.pointers = fn.alloca(f"[{max((len(c.buffers) for c in made), default=0) + 3} x ptr], align 16")
+        self.counters = self.outcomes + sum(1 for _ in branches(run.steps))
+        """Where the next call's counters are."""
         self.numbers = fn.alloca(f"[{max((len(c.sizes) for c in made), default=0) + 1} x i64], align 16")
         self.clock = fn.alloca("[2 x i64], align 16")
         with fn.at(fn.scopes[0]):
@@ -132,9 +136,14 @@ class _Body:
         for k, a in enumerate(call.buffers):
             pointer = self._address(a)
             fn.do(f"store ptr {pointer}, ptr {fn.val(f'getelementptr ptr, ptr {self.pointers}, i64 {k}')}")
+        behind = [fn.val(f"getelementptr ptr, ptr {self.pointers}, i64 {len(call.buffers) + k}") for k in range(3)]
         if call.scratch:
             own = self._address(Address(Base.ARENA, 0, self.run.arena))
-            fn.do(f"store ptr {own}, ptr {fn.val(f'getelementptr ptr, ptr {self.pointers}, i64 {len(call.buffers)}')}")
+            for slot in behind[::2]:
+                fn.do(f"store ptr {own}, ptr {slot}")
+        counters = fn.val(f"getelementptr i64, ptr {self.control}, i64 {self.counters}")
+        fn.do(f"store ptr {counters}, ptr {behind[1]}")
+        self.counters += WIDTH * len(call.made)
         for k, d in enumerate((*call.sizes, sym(THREADS))):
             value = fn.i64(d)
             fn.do(f"store i64 {value}, ptr {fn.val(f'getelementptr i64, ptr {self.numbers}, i64 {k}')}")

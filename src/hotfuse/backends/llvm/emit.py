@@ -39,6 +39,7 @@ EMISSIONS: dict[str, Emission] = {
     "scatter": scattered.emit_scatter,
     "prefetch": scattered.emit_prefetch,
     "count": scattered.emit_count,
+    "peak": scattered.emit_peak,
     "barrier_spill": scattered.emit_barrier_spill,
     "require": faults.emit_require,
     **MOVES,

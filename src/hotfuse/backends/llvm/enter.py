@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -23,10 +23,11 @@ import torch
 from hotfuse.backends.llvm import faults, tensors
 from hotfuse.backends.llvm.driver import BODY, CONTROL_HEAD, HEAD, LAYOUT, outcomes_at
 from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
-from hotfuse.backends.llvm.run import CLOCK, RunCode
+from hotfuse.backends.llvm.run import CLOCK, COUNTS, Constant, RunCode
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.ops.torch_dtypes import torch_dtype
+from hotfuse.tile.instrument import BLANK, WIDTH
 
 KEPT = 4
 _METH_FASTCALL = 0x80
@@ -395,6 +396,8 @@ class Inside:
     """Nanoseconds of every partition; none where it was not asked for or the fallback answered."""
     outcomes: tuple[int, ...]
     """By branch: 0 where it was not reached (or not asked for), 1 where it went to its second side, 2 where to its first."""
+    counted: Mapping[str, tuple[int, ...]]
+    """By value that a counting kernel stored: its counters (`tile.instrument`)."""
 
 
 class NativeRun:
@@ -426,6 +429,9 @@ class NativeRun:
         self._kept = _Kept(words, held)
         self._watching: list[tuple[_Kept, Any, Callable[..., tuple[Any, ...]]]] = []
         """Jobs for watched calls that none is in."""
+        self._words = arrays[3]
+        self._counting: tuple[Any, frozenset[int], Sequence[Any]] | None = None
+        """The table with counting kernels, and which of its words they are."""
         self.enter = _function(self._kept)
         """One call: tensors in the run's order in, a tuple of results out."""
         self.body, self.table = words[_AT_BODY], words[_AT_TABLE]
@@ -439,24 +445,47 @@ class NativeRun:
     def watched(self, want: int, *args: torch.Tensor) -> tuple[tuple[Any, ...], Inside]:
         """A call that tells what it is asked for: the driver's bits."""
         begin = outcomes_at(self.code.last - self.code.first)
+        end = begin + len(self.code.branches)
         try:
             job, control, enter = self._watching.pop()
         except IndexError:  # so many at the same time
-            control = (ctypes.c_int64 * (begin + len(self.code.branches)))()
+            control = (ctypes.c_int64 * (end + WIDTH * sum(len(names) for _, names in self.code.made)))()
             words = list(self._kept.words[:_AT_FELL_BACK]) + [0] * (_WORDS - _AT_FELL_BACK)  # arenas are this run's: warm pages
             words[_AT_CONTROL] = ctypes.addressof(control)
             job = _Kept(words, (self._kept, control))
             enter = _function(job)
         ctypes.memset(control, 0, ctypes.sizeof(control))
+        counting = self._counting if want & COUNTS else None
+        if counting is not None:
+            control[end:] = BLANK * ((len(control) - end) // WIDTH)
+        job.words[_AT_TABLE] = self.table if counting is None else ctypes.addressof(counting[0])
         control[1] = want
         before = job.words[_AT_FELL_BACK]
         outs = enter(*args)
         if fell_back := job.words[_AT_FELL_BACK] - before:
             self._kept.words[_AT_FELL_BACK] += fell_back
         ns = tuple(max(0, b - a) for a, b in pairwise(control[CONTROL_HEAD:begin])) if want & CLOCK and not fell_back else ()
-        told = Inside(ns, tuple(control[begin:]))
+        counted: dict[str, tuple[int, ...]] = {}
+        if counting is not None and not fell_back:
+            at = end
+            for word, names in self.code.made:
+                for name in names:
+                    if name and word in counting[1]:
+                        counted[name] = tuple(control[at : at + WIDTH])
+                    at += WIDTH
+        told = Inside(ns, tuple(control[begin:end]), counted)
         self._watching.append((job, control, enter))
         return outs, told
+
+    def count_with(self, kernels: Mapping[int, int], keep: Sequence[Any]) -> None:
+        """Where a call is asked for counts, enter these kernels instead: by number, where their code is."""
+        table = (ctypes.c_int64 * max(1, len(self.code.words))).from_buffer_copy(self._words)
+        replaced: set[int] = set()
+        for i, word in enumerate(self.code.words):
+            if word.kind is Constant.KERNEL and word.kernel in kernels:
+                table[i] = kernels[word.kernel]
+                replaced.add(i)
+        self._counting = (table, frozenset(replaced), keep)
 
     @property
     def fell_back(self) -> int:

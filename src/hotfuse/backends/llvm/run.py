@@ -20,7 +20,7 @@ from hotfuse.ir.types import DType, Layout
 
 THREADS = "@threads"
 """The symbol of the number of threads; no graph has such a name."""
-CLOCK, OUTCOMES = 1, 2
+CLOCK, OUTCOMES, COUNTS = 1, 2, 4
 """What a call of a run may be asked to tell, as bits: see `driver`."""
 
 
@@ -53,6 +53,8 @@ class Call:
     scratch: bool
     """Whether it takes the arena's end as its own memory."""
     sizes: tuple[Dim, ...]
+    made: tuple[str, ...] = ()
+    """The values it stores, in the order of its output buffers; empty names for what is inside a branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,8 @@ class RunCode:
     code: bytes
     branches: tuple[str, ...] = ()
     """The conditions in it, in the order in which it writes their outcomes down."""
+    made: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """Per call, in order: its kernel's word, and the values it stores."""
 
 
 def branches(steps: Sequence[Step]) -> Iterator[Branch]:

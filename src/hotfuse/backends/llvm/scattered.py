@@ -150,6 +150,13 @@ def emit_count(s: State, instr: Instr) -> None:
     fn.val(f"atomicrmw add ptr {moved(fn, pointer, constant)}, i64 {total} monotonic")
 
 
+def emit_peak(s: State, instr: Instr) -> None:
+    """`peak`: raises a counter, atomically because other threads may do the same."""
+    fn, access, tile = s.fn, access_of(instr), s.tiles(instr)[0]
+    pointer, constant = address(s, s.kernel.buffer(access.buffer), access.index)
+    fn.val(f"atomicrmw max ptr {moved(fn, pointer, constant)}, i64 {tile.rows[0][0]} monotonic")
+
+
 def emit_barrier_spill(s: State, instr: Instr) -> None:
     """`barrier_spill`: keeps the scheduler from moving loads across, which would fill the registers and spill."""
     s.fn.do('call void asm sideeffect "", "~{memory}"()')
