@@ -68,7 +68,7 @@ class Jit:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Same structure, dtypes and values as the model's own call; never waits for a compile."""
-        return self._engine(*args, **kwargs)
+        return self._engine.serve(args, kwargs)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until no background work is pending; True if drained in time."""

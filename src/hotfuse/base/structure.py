@@ -104,6 +104,19 @@ def unflatten(spec: Spec, leaves: list[Any] | tuple[Any, ...]) -> Any:
     return _build(spec, iter(leaves))
 
 
+def builder(spec: Spec) -> Callable[[tuple[Any, ...]], Any]:
+    """`unflatten` for one spec, with the usual ones made short."""
+    if all(c in (TENSOR, NUMBER) for c in spec.children):
+        if spec.kind == "tuple":
+            return tuple
+        if spec.kind == "list":
+            return list
+        if spec.kind == "dict":
+            keys = spec.detail
+            return lambda leaves: dict(zip(keys, leaves, strict=True))
+    return lambda leaves: unflatten(spec, leaves)
+
+
 def _build(spec: Spec, leaves: Iterator[Any]) -> Any:
     return _BUILD[spec.kind](spec, leaves)
 

@@ -26,7 +26,7 @@ from hotfuse.analysis.call_facts import fact_text, facts_of
 from hotfuse.base.errors import CallFault, CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
-from hotfuse.base.structure import NUMBER, TENSOR, Spec, describe, flatten, unflatten
+from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe, flatten
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.runtime.budget import Held, victims
 from hotfuse.runtime.check import failed
@@ -50,6 +50,11 @@ MAX_TRIES = 3
 """Captures of one kind of call that may fail for a passing reason before it is given up."""
 _TENSORS = {torch.Tensor, nn.Parameter}
 _C = torch._C
+
+
+def _meaning_changed() -> bool:
+    """Whether the caller changed what torch ops mean."""
+    return bool(_C._is_any_autocast_enabled() or _C._len_torch_function_stack() or _C._len_torch_dispatch_stack())
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,8 @@ class Engine:
         self.watcher = Watcher(model.name, settings, self.beside, log)
         self._improver = Improver(self, compile, improve) if improve is not None and settings.tiers >= 1 else None
         self.sites: dict[Spec, Site] = {}
-        self._plain: dict[tuple[Any, ...], Spec] = {}
+        self._plain: dict[int | tuple[Any, ...], Site] = {}
+        """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
         self._watch: Watch | None = None
         self.generation = 0
         """Grows whenever the model is no longer the one that was captured."""
@@ -129,6 +135,10 @@ class Engine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Serve one call."""
+        return self.serve(args, kwargs)
+
+    def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same, for callers that have the arguments as they are kept."""
         if torch.compiler.is_compiling():
             return self.model.call(*args, **kwargs)
         threads = self.settings.threads
@@ -142,19 +152,21 @@ class Engine:
             torch.set_num_threads(before)
 
     def _serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        counts = self._tally.mine
-        counts.calls += 1
+        """A call whose arguments are tensors and nothing around them is at its site with one look-up."""
         leaves = (*args, *kwargs.values()) if kwargs else args
-        for leaf in leaves:
-            if type(leaf) not in _TENSORS:
-                return self._serve_nested(args, kwargs, counts)
-        key = (len(args), *kwargs)
-        spec = self._plain.get(key)
-        if spec is None:
-            spec = self._plain[key] = flatten((args, kwargs))[1]
-        return self._serve_flat(spec, leaves, args, kwargs, counts)
+        site = self._plain.get((len(args), *kwargs) if kwargs else len(args))
+        if site is not None:
+            return self._serve_at(site, leaves, args, kwargs, plain=False)
+        if not _TENSORS.issuperset(map(type, leaves)):
+            return self._serve_nested(args, kwargs)
+        spec = flatten((args, kwargs))[1]
+        if (site := self.sites.get(spec)) is None:
+            return self._unmet(spec, leaves, args, kwargs)
+        self._plain[(len(args), *kwargs) if kwargs else len(args)] = site
+        return self._serve_at(site, leaves, args, kwargs, plain=True)
 
-    def _serve_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any], counts: Counts) -> Any:
+    def _serve_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        counts = self._tally.mine
         try:
             leaves, spec = flatten((args, kwargs))
             hash(spec)
@@ -165,58 +177,76 @@ class Engine:
                 self.log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self.model.name, because=str(e).splitlines()[0])
             counts.module_calls += 1
             return self.model.call(*args, **kwargs)
-        for leaf in leaves:
-            if type(leaf) not in _TENSORS:
-                counts.module_calls += 1
-                return self.model.call(*args, **kwargs)
-        return self._serve_flat(spec, leaves, args, kwargs, counts)
-
-    def _serve_flat(
-        self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], counts: Counts
-    ) -> Any:
-        if _C._is_any_autocast_enabled() or _C._len_torch_function_stack() or _C._len_torch_dispatch_stack():
-            counts.module_calls += 1  # the caller changed what torch ops mean
+        if not _TENSORS.issuperset(map(type, leaves)):
+            counts.module_calls += 1
             return self.model.call(*args, **kwargs)
-        site = self.sites.get(spec)
-        cache = site.caches.get(torch.is_grad_enabled()) if site is not None else None
-        if site is not None and cache is not None:
-            slot = epochs.slot()
-            outer = slot.epoch
-            slot.epoch = outer or epochs.now  # from here on nothing this call may find is freed
-            try:
-                route = cache.dispatch(leaves)
+        if (site := self.sites.get(spec)) is None:
+            return self._unmet(spec, leaves, args, kwargs)
+        return self._serve_at(site, leaves, args, kwargs, plain=True)
+
+    def _unmet(self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A structure that no call has had so far."""
+        counts = self._tally.mine
+        if _meaning_changed():
+            counts.module_calls += 1
+            return self.model.call(*args, **kwargs)
+        return self._own_code(spec, leaves, args, kwargs, counts)
+
+    def _serve_at(
+        self, site: Site, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, plain: bool
+    ) -> Any:
+        """`plain` says that all leaves are known to be tensors; a native decision finds out by itself."""
+        tally = self._tally
+        counts = tally.mine
+        if _C._is_any_autocast_enabled() or _C._len_torch_function_stack() or _C._len_torch_dispatch_stack():
+            if not plain and not _TENSORS.issuperset(map(type, leaves)):
+                return self._serve_nested(args, kwargs)
+            counts.module_calls += 1
+            return self.model.call(*args, **kwargs)
+        cache = site.caches.get(torch.is_grad_enabled())
+        slot = tally.slot
+        outer = slot.epoch
+        slot.epoch = outer or epochs.now  # from here on nothing this call may find is freed
+        try:
+            table = cache.table if cache is not None else None
+            if not plain and (table is None or not table.native) and not _TENSORS.issuperset(map(type, leaves)):
+                return self._serve_nested(args, kwargs)
+            if table is not None:
+                found = table.select(*leaves)
+                route = table.routes[found] if found >= 0 else None
                 if route is None:
+                    if not plain and not _TENSORS.issuperset(map(type, leaves)):
+                        return self._serve_nested(args, kwargs)
                     counts.guard_misses += 1
-                elif self._fits(route.entry, leaves):
-                    entry, plan, sizes = route.entry, route.version, route.signature
+                elif self._fits(entry := route.entry, leaves):
+                    plan, sizes = route.version, route.signature
                     if plan is None or sizes is None or entry.versions.get(sizes) is not plan:  # it may just have been withdrawn
                         plan = entry.plan
                     number = entry.calls = entry.calls + 1
                     try:
                         outs = plan.run(*leaves) if number < entry.next_look else self._looked_at(site, entry, plan, leaves)
                     except Exception as e:
-                        return self._answered_instead((site, entry, plan, e), spec, leaves, args, kwargs, counts)
+                        return self._answered_instead((site, entry, plan, e), leaves, args, kwargs, counts)
+                    if plan.tier == 1:
+                        counts.tier1_calls += 1
+                    elif plan.tier:
+                        counts.tier2_calls += 1
                     else:
-                        if plan.tier == 1:
-                            counts.tier1_calls += 1
-                        elif plan.tier:
-                            counts.tier2_calls += 1
-                        else:
-                            counts.tier0_calls += 1
-                        entry.last_used = next(self._clock)
-                        return outs[0] if entry.bare else unflatten(entry.out_spec, outs)
-            finally:
-                slot.epoch = outer
-        return self._own_code(spec, leaves, args, kwargs, counts)
+                        counts.tier0_calls += 1
+                    entry.last_used = next(self._clock)
+                    return outs[0] if entry.bare else entry.rebuild(outs)
+        finally:
+            slot.epoch = outer
+        return self._own_code(site.spec, leaves, args, kwargs, counts)
 
     def _answered_instead(
-        self, failed: tuple[Site, Entry, Plan, Exception], spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...],
+        self, failed: tuple[Site, Entry, Plan, Exception], leaves: Sequence[Any], args: tuple[Any, ...],
         kwargs: dict[str, Any], counts: Counts,
     ) -> Any:
         """A plan raised: the model's own code answers. Where that raises too, or an index pointed nowhere, the call is to blame."""
         site, entry, plan, error = failed
         try:
-            result = self._own_code(spec, leaves, args, kwargs, counts)
+            result = self._own_code(site.spec, leaves, args, kwargs, counts)
         except Exception:
             self.log.count("call_faults")
             raise
@@ -229,7 +259,7 @@ class Engine:
     def _fits(self, entry: Entry, leaves: Sequence[torch.Tensor]) -> bool:
         """What a call must find besides its tensors: the model unchanged, and nothing asked for that a plan does not do."""
         watch = self._watch
-        if watch is not None and (change := watch.check()) is not Change.NONE:
+        if watch is not None and not watch.unchanged() and (change := watch.check()) is not Change.NONE:
             self._changed(change, watch)
             if change is Change.MODEL:
                 return False
@@ -252,7 +282,7 @@ class Engine:
         self._tally.mine.looked_at += 1
         entry.heat += since
         entry.seconds += spent * since
-        entry.next_look = min(number + interval(entry.heat, self.settings.watch_rate), max(number + 1, entry.sampler.at))
+        entry.next_look = min(number + interval(entry.heat, self.settings.watch_rate, spent), max(number + 1, entry.sampler.at))
         signature = entry.signature(*leaves)
         entry.samples.note(signature, leaves)
         if self._improver is not None:
@@ -381,7 +411,7 @@ class Engine:
         samples.note(signature(*sample.inputs), sample.inputs)
         key = next(self._keys)
         entry = Entry(
-            key, facts, plan, plan, done.weights, sample.out_spec, bare, call.grad_mode, done.captured.grad_regions,
+            key, facts, plan, plan, done.weights, builder(sample.out_spec), bare, call.grad_mode, done.captured.grad_regions,
             torch.get_default_dtype(), symbols, signature, samples, self.watcher.watch(key), done.captured.notes,
         )
         with torch.no_grad():

@@ -39,7 +39,8 @@ class Entry:
     plan: Plan
     baseline: Plan
     weights: Mapping[str, torch.Tensor]
-    out_spec: Spec
+    rebuild: Callable[[tuple[Any, ...]], Any]
+    """What the model returns, of the plan's results."""
     bare: bool
     """The model returns one tensor and nothing around it."""
     grad_mode: bool

@@ -10,6 +10,8 @@ import os
 import threading
 import weakref
 
+from hotfuse.runtime.epochs import epochs
+
 AT_LEAST = 32
 """Sets that are kept before those of ended threads are looked for."""
 
@@ -17,10 +19,10 @@ AT_LEAST = 32
 class Counts:
     """One thread's counters."""
 
-    __slots__ = ("calls", "deopts", "guard_misses", "looked_at", "module_calls", "tier0_calls", "tier1_calls", "tier2_calls")
+    __slots__ = ("deopts", "guard_misses", "looked_at", "module_calls", "tier0_calls", "tier1_calls", "tier2_calls")
 
     def __init__(self) -> None:
-        self.calls = self.module_calls = self.tier0_calls = self.tier1_calls = self.tier2_calls = 0
+        self.module_calls = self.tier0_calls = self.tier1_calls = self.tier2_calls = 0
         self.guard_misses = self.deopts = self.looked_at = 0
 
 
@@ -66,7 +68,8 @@ class Everyone:
         with self._lock:
             each = [self._past, *(counts for _, counts in self._now)]
             found = {name: sum(getattr(c, name) for c in each) for name in Counts.__slots__}
-        return {**found, "graph_calls": found["tier0_calls"] + found["tier1_calls"] + found["tier2_calls"]}
+        graphs = found["tier0_calls"] + found["tier1_calls"] + found["tier2_calls"]
+        return {**found, "graph_calls": graphs, "calls": graphs + found["module_calls"]}
 
     def after_fork(self) -> None:
         """In a forked child: a lock that nobody holds."""
@@ -74,10 +77,11 @@ class Everyone:
 
 
 class Tally(threading.local):
-    """`tally.mine` is the calling thread's counters."""
+    """`tally.mine` is the calling thread's counters, `tally.slot` its mark for epochs."""
 
     def __init__(self, everyone: Everyone) -> None:
         self.mine = everyone.join()
+        self.slot = epochs.slot()
 
 
 _ALL: weakref.WeakSet[Everyone] = weakref.WeakSet()

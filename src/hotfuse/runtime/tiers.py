@@ -17,6 +17,8 @@ NODES_PER_STEP = 256
 """A graph of so many nodes doubles the number of calls it must serve before it is compiled."""
 HOT_S = 0.2
 """Seconds spent in a plan after which it is hot, however few the calls."""
+MANY, LOOKS_PER_S = 4096, 256
+"""Calls of a plan after which so many looks a second are enough."""
 FEWEST = 24
 """Sampled calls without which nothing is said to recur."""
 SHARE = 0.2
@@ -37,8 +39,13 @@ def is_hot(calls: int, seconds: float, hot_calls: int, nodes: int) -> bool:
     return calls >= threshold(hot_calls, nodes) or (calls >= hot_calls and seconds >= HOT_S)
 
 
-def interval(calls: int, steady: int) -> int:
-    """How many calls until the next one is looked at: every one at first, 1 in `steady` in the end."""
+def interval(calls: int, steady: int, seconds: float = 1.0) -> int:
+    """How many calls until the next one is looked at: every one at first, 1 in `steady` later.
+
+    Calls that take `seconds`, microseconds say, are looked at no more often than anybody has use for once they are many.
+    """
+    if calls >= MANY:
+        return max(steady, int(1 / (LOOKS_PER_S * max(seconds, 1e-7))))
     return 1 if calls < 8 else min(steady, max(2, calls // 8))
 
 
