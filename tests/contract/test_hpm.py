@@ -15,7 +15,6 @@ from hotfuse.compile.calibrate import Calibration, Slice, calibrate, items
 from hotfuse.compile.drive import Here
 from hotfuse.compile.host import Host, host_core
 from hotfuse.compile.value import Facts, Learned, Roofline, Work
-from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import forest, judge, model
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.model import Model, Predictor, Samples
@@ -270,13 +269,13 @@ def test_calibration_goes_on_where_it_stopped(tmp_path: Path) -> None:
         first = quick(store, small(3))
         added = first.step(100, passes=2)
         assert added == first.report.measured >= 6
-        kept = rows.samples(store, first.host.machine)
-        assert len(kept) == added and (kept.seconds > 0).all()
+        kept = store.measurements(machine=first.host.machine)
+        assert len(kept) == added and all(m.time_ns > 0 for m in kept)
     with Store.open(tmp_path / "p.sqlite") as store:
         second = quick(store, small(4))
         assert second.step(100, passes=2) == second.report.measured
         assert second.report.skipped == added, "what is in the store is not measured again"
-        assert len(rows.samples(store, second.host.machine)) == added + second.report.measured
+        assert len(store.measurements()) == added + second.report.measured
 
 
 def test_an_interrupt_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +293,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytes
     with Store.open(tmp_path / "p.sqlite") as store:
         report = calibrate(store, 60.0, executor=Here(), problems=small(12))
         assert report.interrupted and report.measured > 0 and report.model is None
-        assert len(rows.samples(store, None)) == report.measured
+        assert len(store.measurements()) == report.measured
 
 
 def test_idle_slices_add_rows_bit_by_bit(tmp_path: Path) -> None:
@@ -305,7 +304,7 @@ def test_idle_slices_add_rows_bit_by_bit(tmp_path: Path) -> None:
             work.step()
             if work.report.measured:
                 break
-        assert work.report.measured > 0 and len(rows.samples(store, at.machine)) == work.report.measured
+        assert work.report.measured > 0 and len(store.measurements()) == work.report.measured
 
 
 def test_problems_are_drawn_alike_and_cover_every_family() -> None:
@@ -356,6 +355,9 @@ def test_units_are_valued_by_the_model_where_the_store_holds_one(tmp_path: Path)
             ahead.tried(f"k{n}", p.graph, p.sizes[-1], 1e9, 0.0)  # a thousand seconds: far from any prediction
         ahead.flush()
         assert ahead.online.drifted.any and len(store.measurements(source="race")) == 40
+        again = Calibration(store, ahead.host, Here())
+        first = next(again.items)
+        assert first.problem.family == "served" and len(store.problems()) == 40
 
 
 def test_nothing_of_the_model_is_pickled() -> None:

@@ -29,6 +29,19 @@ from hotfuse.profile.store import Store, location
 WHO = Fingerprint((("arch", "x86_64"),), (("cores", "2"),))
 
 
+LAST = max(s.version for s in STEPS)
+
+
+def test_a_file_of_the_first_version_gets_what_came_later(tmp_path: Path) -> None:
+    path = tmp_path / "p.sqlite"
+    Store(path, steps=STEPS[:1]).close()
+    with Store.open(path) as store:
+        store.record_problem("a", "graph", {"n": 3})
+        store.record_problem("a", "graph again", {})
+        store.record_problem("b", "other", {"n": 4})
+        assert store.problems() == [("other", {"n": 4}), ("graph again", {})] and store.info()["version"] == LAST
+
+
 def row(i: int = 0, **changes: Any) -> Measurement:
     values: dict[str, Any] = {
         "kernel": f"k{i}", "family": "gemm", "features": {"flops": 1e9, "n": float(i)}, "dtype": "f32", "threads": 1,
@@ -171,10 +184,11 @@ def test_steps_run_once_in_order(tmp_path: Path) -> None:
 
         return Step(n, f"step {n}", run)
 
-    newer = Store(path, steps=(*STEPS, step(3), step(2)))
-    assert ran == [2, 3] and newer.info()["version"] == 3
+    a, b = LAST + 1, LAST + 2
+    newer = Store(path, steps=(*STEPS, step(b), step(a)))
+    assert ran == [a, b] and newer.info()["version"] == b
     assert [m.kernel for m in newer.measurements()] == ["k0"]
-    assert Store(path, steps=(*STEPS, step(2), step(3))).info()["version"] == 3 and ran == [2, 3]
+    assert Store(path, steps=(*STEPS, step(a), step(b))).info()["version"] == b and ran == [a, b]
 
 
 def test_a_step_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
@@ -186,9 +200,9 @@ def test_a_step_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Store(path, steps=(*STEPS, Step(2, "breaks", run)))
+        Store(path, steps=(*STEPS, Step(LAST + 1, "breaks", run)))
     again = Store.open(path)
-    assert again.info()["version"] == 1 and len(again.measurements()) == 1
+    assert again.info()["version"] == LAST and len(again.measurements()) == 1
 
 
 def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
@@ -200,7 +214,7 @@ def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
     assert store.record_measurements([row()]) == 1 and len(store.measurements()) == 1  # in memory
     assert path.read_bytes() == before
     with pytest.raises(NewerSchema), Database(None, lambda *_: None)._engine.connect() as c:  # pyright: ignore[reportPrivateUsage]
-        assert version_of(c) == 1
+        assert version_of(c) == LAST
         migrate(c, (Step(0, "older program", lambda _: None),))
 
 
@@ -225,7 +239,7 @@ def test_info_prune_vacuum_export(store: Store) -> None:
     store.save_model("forest", {"a": np.ones(2, np.float32)})
     store.record_graph("g", "name")
     info = store.info()
-    assert info["journal"] == "wal" and info["rows"]["measurements"] == 3000 and info["version"] == 1
+    assert info["journal"] == "wal" and info["rows"]["measurements"] == 3000 and info["version"] == LAST
     lines = list(store.export())
     assert len(lines) == 3000 + 1 + 1 + 1 + 1
     json.dumps(lines)

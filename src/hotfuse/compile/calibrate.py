@@ -26,7 +26,7 @@ from hotfuse.compile.measure import Bound, Made, bind, timed
 from hotfuse.compile.pool import Limits, Pool, Task
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm.model import Model
-from hotfuse.hpm.shapes import Problem, draws
+from hotfuse.hpm.shapes import Problem, draws, remembered
 from hotfuse.hpm.work import Book, Candidate
 from hotfuse.ir.subgraph import extract
 from hotfuse.lower.tiling import Core
@@ -102,7 +102,8 @@ class Calibration:
         self.report = Report()
         self.book = Book(measure.tile_of)
         self._known = rows.known(store, at.machine)
-        self.items = items(draws(seed) if problems is None else problems, at.core)
+        own = itertools.chain(remembered(store.problems()), draws(seed)) if problems is None else problems
+        self.items = items(own, at.core)
 
     def step(self, kernels: int = BATCH, passes: int = measure.PASSES, until: float | None = None) -> int:
         """A batch: compile, measure, keep; how many rows it added. `until` (perf_counter) shortens it."""

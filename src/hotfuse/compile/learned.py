@@ -23,6 +23,7 @@ from hotfuse.hpm.model import Predictor
 from hotfuse.hpm.online import Online
 from hotfuse.hpm.work import Book, Candidate
 from hotfuse.ir.graph import Graph
+from hotfuse.ir.text import show
 from hotfuse.profile.rows import Measurement
 from hotfuse.profile.store import Store, location
 
@@ -53,6 +54,8 @@ class Foresight:
     predictor: Predictor
     online: Online
     pending: list[Measurement] = field(default_factory=list[Measurement])
+    problems: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict[str, "tuple[str, dict[str, int]]"])
+    """Groups that were tried, for the next calibration."""
     unknown: int = 0
     """Groups whose work depends on data."""
 
@@ -91,6 +94,7 @@ class Foresight:
             name = rows.kernel_name(key, {}, core, self.host.at.threads)
             one, threads = table[i : i + 1], self.host.at.threads
             self.pending += rows.measurements([name], one, [taken[i] * 1e-6], [TRIAL_NOISE], threads, "race")
+        self.problems[key] = (show(graph), dict(sizes))
         if len(self.pending) >= FLUSH:
             self.flush()
 
@@ -99,6 +103,9 @@ class Foresight:
         if self.pending:
             self.store.record_measurements(self.pending, self.host.machine)
             self.pending = []
+        for key, (text, sizes) in self.problems.items():
+            self.store.record_problem(key, text, sizes)
+        self.problems = {}
 
 
 _found: list[Foresight | None] = []

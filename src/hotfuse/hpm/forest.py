@@ -27,12 +27,12 @@ BOOSTED = {"n_estimators": 160, "max_depth": 5, "learning_rate": 0.1, "subsample
 class Forest:
     """Nodes of all trees, one after another."""
 
-    feature: npt.NDArray[np.int32]
+    feature: npt.NDArray[np.int64]
     threshold: npt.NDArray[np.float32]
-    first: npt.NDArray[np.int32]
+    first: npt.NDArray[np.int64]
     """The left child; the right one follows. A leaf's is itself, with a threshold nothing exceeds."""
     value: npt.NDArray[np.float64]
-    roots: npt.NDArray[np.int32]
+    roots: npt.NDArray[np.int64]
     depth: int
     base: float
     scale: float
@@ -51,9 +51,8 @@ class Forest:
         columns = np.ascontiguousarray(x.T, dtype=np.float32).ravel()
         n = len(x)
         own = np.arange(n, dtype=np.int64)
-        at = np.repeat(self.roots.astype(np.int64)[:, None], n, 1)
-        where = self.feature.astype(np.int64) * n
-        first = self.first.astype(np.int64)
+        at = np.repeat(self.roots[:, None], n, 1)
+        where, first = self.feature * n, self.first
         for _ in range(self.depth):
             here = columns.take(where.take(at) + own)
             at = first.take(at) + (here > self.threshold.take(at))
@@ -62,8 +61,8 @@ class Forest:
     def arrays(self, prefix: str = "") -> dict[str, npt.NDArray[Any]]:
         """Plain arrays for the store."""
         facts = np.array([self.depth, self.base, self.scale])
-        return {f"{prefix}feature": self.feature, f"{prefix}threshold": self.threshold, f"{prefix}first": self.first,
-                f"{prefix}value": self.value, f"{prefix}roots": self.roots, f"{prefix}facts": facts}  # fmt: skip
+        small = {f"{prefix}{n}": getattr(self, n).astype(np.int32) for n in ("feature", "first", "roots")}
+        return {**small, f"{prefix}threshold": self.threshold, f"{prefix}value": self.value, f"{prefix}facts": facts}
 
     def split_counts(self, features: int) -> Vector:
         """How many nodes ask for each feature."""
@@ -91,8 +90,8 @@ def from_arrays(arrays: Mapping[str, npt.NDArray[Any]], features: int, prefix: s
         or not np.isposinf(threshold[~inner]).all() or not 0 <= facts[0] <= 64
     ):  # fmt: skip
         raise ValueError("numbers of a forest are out of range")
-    return Forest(feature.astype(np.int32), threshold.astype(np.float32), first.astype(np.int32), value.astype(np.float64),
-                  roots.astype(np.int32), int(facts[0]), float(facts[1]), float(facts[2]))  # fmt: skip
+    return Forest(feature.astype(np.int64), threshold.astype(np.float32), first.astype(np.int64), value.astype(np.float64),
+                  roots.astype(np.int64), int(facts[0]), float(facts[1]), float(facts[2]))  # fmt: skip
 
 
 def _single(threshold: float) -> float:
@@ -123,8 +122,8 @@ def _flat(trees: Sequence[Any], base: float, scale: float) -> Forest:
                 nodes[at][:3] = [int(tree.feature[node]), _single(float(tree.threshold[node])), left]
                 waiting += [(int(tree.children_left[node]), left), (int(tree.children_right[node]), right)]
     table = np.array(nodes)
-    return Forest(table[:, 0].astype(np.int32), table[:, 1].astype(np.float32), table[:, 2].astype(np.int32), table[:, 3],
-                  np.array(roots, np.int32), deepest, base, scale)  # fmt: skip
+    return Forest(table[:, 0].astype(np.int64), table[:, 1].astype(np.float32), table[:, 2].astype(np.int64),
+                  table[:, 3].copy(), np.array(roots, np.int64), deepest, base, scale)  # fmt: skip
 
 
 def grow(x: Matrix, y: Vector, weight: Vector | None = None, *, seed: int = 0, few: int = FEW) -> Forest:

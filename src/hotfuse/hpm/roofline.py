@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +30,16 @@ class Roof:
     call_s: float
     fork_s: float
     measured: bool
+    log_knots: Vector = field(init=False, compare=False, repr=False)
+    log_speeds: Vector = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "log_knots", np.log(self.knots))
+        object.__setattr__(self, "log_speeds", np.log(self.speeds))
 
     def bandwidth(self, held: Vector) -> Vector:
         """Bytes a second for working sets, smooth between the levels."""
-        return np.exp(np.interp(np.log(np.maximum(held, 1.0)), np.log(self.knots), np.log(self.speeds)))
+        return np.exp(np.interp(np.log(np.maximum(held, 1.0)), self.log_knots, self.log_speeds))
 
     def level(self, held: Vector) -> npt.NDArray[np.int64]:
         """Which level working sets lie in: 0 is the first."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from hotfuse.base.errors import HotfuseError
 from hotfuse.ir.build import Builder
 from hotfuse.ir.dims import Dim, sym
 from hotfuse.ir.graph import Arg, Graph, Value
-from hotfuse.ir.text import show
+from hotfuse.ir.text import parse, show
 from hotfuse.ir.types import ROW_MAJOR, DType, Layout, TensorType
 
 MOST_ELEMENTS = 3_000_000
@@ -170,6 +171,16 @@ _DRAW: dict[str, tuple[Callable[[random.Random], Problem], float]] = {
     "pointwise": (_pointwise, 0.2), "broadcast": (_broadcast, 0.14), "reduction": (_reduction, 0.2),
     "contraction": (_contraction, 0.28), "convolution": (_convolution, 0.15), "attention": (_attention, 0.03),
 }  # fmt: skip
+
+
+def remembered(groups: Iterable[tuple[str, Mapping[str, int]]]) -> Iterator[Problem]:
+    """Groups of models that were served here; what cannot be read is left out."""
+    for text, sizes in groups:
+        try:
+            graph = parse(text)
+        except HotfuseError:
+            continue
+        yield Problem("served", graph, (dict(sizes),))
 
 
 def draws(seed: int = 0, only: str | None = None) -> Iterator[Problem]:

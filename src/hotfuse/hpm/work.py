@@ -190,7 +190,9 @@ class Book:
         self._rows = np.zeros((256, _NODE))
         self._count = 0
         self._like: dict[Any, int] = {}
-        self._tiles: dict[tuple[Core, tuple[int, ...]], tuple[float, ...]] = {}
+        self._cores: dict[int, Core] = {}
+        """Kept alive: tiles are known by their core's identity."""
+        self._tiles: dict[tuple[int, ...], tuple[float, ...]] = {}
 
     def rows(self, candidates: Sequence[Candidate]) -> Matrix:
         """One row each; raises Unknown where a candidate's work depends on data."""
@@ -200,8 +202,10 @@ class Book:
         numbers: list[int] = []
         starts: list[int] = []
         edges: list[tuple[float, ...]] = []
+        sized, last = self._at(candidates[0].sizes), candidates[0].sizes
         for c in candidates:
-            sized = self._at(c.sizes)
+            if c.sizes is not last:
+                sized, last = self._at(c.sizes), c.sizes
             starts.append(len(numbers))
             known, ids = sized.nodes, c.graph.nodes
             for n in ids:
@@ -251,12 +255,14 @@ class Book:
     def _way(self, c: Candidate, heart: Sequence[int]) -> tuple[float, ...]:
         if c.core is None:
             return (0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, float(c.threads), 1.0)
-        key = (c.core, tuple(heart))
+        key = (id(c.core), *heart)
         found = self._tiles.get(key)
         if found is None:
             t = self._tiler(c.core, *heart) if heart[1] and heart[2] else NO_TILE
             if len(self._tiles) > MAX_KEPT:
                 self._tiles.clear()
+                self._cores.clear()
+            self._cores[id(c.core)] = c.core
             found = self._tiles[key] = (float(c.core.lanes), float(c.core.registers), float(c.core.l2), float(t.rows),
                                         float(t.vectors), float(t.sets), t.padding, float(t.group_rows))  # fmt: skip
         return (*found, float(c.threads), 0.0)
@@ -270,14 +276,16 @@ class _Sized:
     def __init__(self, env: Mapping[str, int]) -> None:
         self.env = env
         self.nodes: dict[int, tuple[int, Node]] = {}
-        self.values: dict[int, tuple[int, int, Value]] = {}
+        self.values: dict[int, tuple[int, int, float, Value]] = {}
+        """Bytes, whether strides are odd, bytes of an element."""
 
-    def _value(self, v: Value) -> tuple[int, int, Value]:
+    def _value(self, v: Value) -> tuple[int, int, float, Value]:
         size = value_bytes(v, self.env)
         if size is None:
             raise Unknown(f"the size of %{v.name} depends on data")
-        strided = int(isinstance(v.type, TensorType) and v.type.layout.strided)
-        self.values[id(v)] = made = (size, strided, v)
+        t = v.type
+        strided, each = (int(t.layout.strided), bits(t.dtype) / 8) if isinstance(t, TensorType) else (0, 4.0)
+        self.values[id(v)] = made = (size, strided, each, v)
         return made
 
     def edges(self, graph: Graph) -> tuple[float, ...]:
@@ -289,19 +297,17 @@ class _Sized:
             const += (values.get(id(p.value)) or self._value(p.value))[0]
         outs = graph.outputs
         flat = outs if all(type(o) is Value for o in outs) else output_values(graph)
-        made = 0
+        made, each = 0, 4.0
         for v in flat:
             if isinstance(v, Value):
-                made += (values.get(id(v)) or self._value(v))[0]
+                size, _, each, _ = values.get(id(v)) or self._value(v)
+                made += size
         taken = strided = large = 0
         most = max(made, max((r[0] for r in read), default=0))
-        for size, odd, _ in read:
+        for size, odd, _, _ in read:
             taken += size
             strided += odd
             large += size >= _BROADCAST * most
-        first = graph.outputs[0] if graph.outputs else None
-        t = first.type if isinstance(first, Value) else None
-        each = bits(t.dtype) / 8 if isinstance(t, TensorType) else 4.0
         return (taken, const, made, large + 1, len(read) - large, strided, each)
 
 

@@ -145,6 +145,15 @@ drift = Table(
     Index("drift_by_probe", "machine_id", "probe", "at"),
 )
 
+problems = Table(
+    "problems",
+    metadata,
+    Column("key", String(64), primary_key=True),
+    Column("graph", Text, nullable=False),
+    Column("sizes", Text, nullable=False),
+    Column("seen_at", Float, nullable=False),
+)
+
 FIRST = (machines, measurements, models, partition_profiles, decisions, hpm_models, hpm_arrays, drift)
 
 
@@ -161,7 +170,16 @@ def _create(connection: Connection) -> None:
     metadata.create_all(connection, tables=list(FIRST))
 
 
-STEPS: tuple[Step, ...] = (Step(1, "machines, measurements, profiles, decisions, models, drift", _create),)
+def _problems(connection: Connection) -> None:
+    metadata.create_all(connection, tables=[problems])
+
+
+STEPS: tuple[Step, ...] = (
+    Step(1, "machines, measurements, profiles, decisions, models, drift", _create),
+    Step(2, "groups that models were cut into, for calibration", _problems),
+)
+TABLES = (*FIRST, problems)
+"""Every table, for whoever goes through all of them."""
 
 
 class NewerSchema(Exception):

@@ -193,6 +193,26 @@ class Store:
 
         return self._rows("measurements", query if limit is None else query.limit(limit), one)
 
+    # -- problems
+
+    def record_problem(self, key: str, graph: str, sizes: Mapping[str, int]) -> None:
+        """Remember a group that a model was cut into, as text, with the sizes of a call: calibration measures it."""
+
+        def work(c: Connection) -> None:
+            c.execute(delete(s.problems).where(s.problems.c.key == key))
+            c.execute(insert(s.problems).values(key=key, graph=graph, sizes=numbers_to_text(sizes), seen_at=time.time()))
+
+        self._database.write(work)
+
+    def problems(self, limit: int = 200) -> list[tuple[str, dict[str, int]]]:
+        """Groups of models that were served, newest first: their graphs as text, and sizes."""
+        query = select(s.problems).order_by(s.problems.c.seen_at.desc()).limit(limit)
+
+        def one(r: Row[Any]) -> tuple[str, dict[str, int]]:
+            return str(r.graph), {n: int(v) for n, v in numbers_from_text(r.sizes).items()}
+
+        return self._rows("problems", query, one)
+
     # -- models and their partitions
 
     def record_graph(self, graph: str, name: str) -> None:
@@ -348,7 +368,7 @@ class Store:
         """What the store holds and how it is kept."""
 
         def work(c: Connection) -> dict[str, Any]:
-            rows = {t.name: int(c.execute(select(func.count()).select_from(t)).scalar() or 0) for t in s.FIRST}
+            rows = {t.name: int(c.execute(select(func.count()).select_from(t)).scalar() or 0) for t in s.TABLES}
             journal = str(c.exec_driver_sql("PRAGMA journal_mode").scalar())
             return {"version": s.version_of(c), "journal": journal, "rows": rows}
 
@@ -382,7 +402,7 @@ class Store:
 
     def export(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Every row of every table as (table, plain values); bytes as hexadecimal text."""
-        for table in s.FIRST:
+        for table in s.TABLES:
             last = -1
             while rows := self._page(table, last):
                 for r in rows:
