@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from hotfuse.backends.llvm.target import host
+from hotfuse.base.errors import InputError
+from hotfuse.cli.calibrate import seconds
 from hotfuse.compile import learned, measure
 from hotfuse.compile.calibrate import Calibration, Slice, calibrate, items
 from hotfuse.compile.drive import Here
@@ -375,3 +377,30 @@ def test_regret_is_scored_on_other_labels() -> None:
     wrong = judge.Choice(np.array([1.0, 2.0]), np.array([2.0, 1.0]), np.array([2.0, 1.0]))
     assert judge.regret([wrong])[0] == 1.0 and judge.regret([wrong], top=2)[0] == 0.0
     assert judge.pair_accuracy([wrong]) == 0.0 and np.isnan(judge.pair_accuracy([lucky]))
+
+
+# --- commands ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("60s", 60.0), ("3m", 180.0), ("90", 90.0)])
+def test_budgets_are_times(text: str, wanted: float) -> None:
+    assert seconds(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["", "s", "fast", "0", "-5s", "nan", "99h"])
+def test_budgets_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        seconds(text)
+
+
+def test_without_a_model_the_command_says_what_to_do(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from hotfuse.cli import app
+
+    path = tmp_path / "p.sqlite"
+    missing = CliRunner().invoke(app, ["hpm", "--store", str(path), "--json"])
+    Store.open(path).close()
+    empty = CliRunner().invoke(app, ["hpm", "--store", str(path), "--json"])
+    assert missing.exit_code == empty.exit_code == 2
+    assert "hotfuse calibrate" in missing.output and "no performance model" in empty.output
