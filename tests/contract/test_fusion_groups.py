@@ -40,3 +40,13 @@ def test_rows_that_become_columns_end_the_kernel() -> None:
     _, found = made(HEAD + """  %v: f32[2, 60] = aten.view.default(%h, [2, 60])
       %g: f32[2, 60] = aten.gelu.default(%v) return %g }""")
     assert ("contract", ["h"]) in found
+
+
+def test_a_product_of_activations_has_views_before_it_and_an_epilogue_behind() -> None:
+    _, found = made("""graph main(%x: f32[2, 3, 8], %y: f32[2, 5, 8], %r: f32[2, 3, 5]) {
+      %t: f32[2, 8, 5]{*} = aten.transpose.int(%y, 1, 2)
+      %h: f32[2, 3, 5] = aten.bmm.default(%x, %t)
+      %s: f32[2, 3, 5] = aten.mul.Tensor(%h, 0.5)
+      %z: f32[2, 3, 5] = aten.add.Tensor(%s, %r)
+      %p: f32[2, 3, 5] = aten.softmax.int(%z, -1) return %p }""")
+    assert found == [("product", ["t", "h", "s", "z"]), ("rows", ["p"])]

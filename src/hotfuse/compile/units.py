@@ -32,7 +32,7 @@ from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.own import with_own_operands
 from hotfuse.ir.branches import IF, branches
 from hotfuse.ir.dims import evaluate, symbols
-from hotfuse.ir.graph import Graph
+from hotfuse.ir.graph import Graph, Node
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import parse, show
@@ -259,7 +259,7 @@ class _Unit:
             return self._kernel(piece)
         except HotfuseError as e:
             why = f"{piece.ops} stays with the library: {e.because or e.what}"
-        first = _prefix(self.kind, len(nodes)) if several else 0
+        first = _prefix(self.kind, [graph.nodes[i] for i in nodes]) if several else 0
         return self._cut(first, why) if first else ({"ok": True, "refused": why}, [])
 
     def _kernel(self, piece: Piece) -> Message:
@@ -309,9 +309,11 @@ class _Unit:
         return good
 
 
-def _prefix(kind: str, nodes: int) -> int:
-    """Where to cut a group that loses: behind a contraction or convolution, in the middle of a long one; 0 for not at all."""
+def _prefix(kind: str, nodes: Sequence[Node]) -> int:
+    """Where to cut a group that loses: behind what it is around, in the middle of a long one; 0 for not at all."""
     if kind in ("contract", "convolution"):
-        return 1 if nodes > 1 else 0
-    return nodes // 2 if nodes >= WORTH_CUTTING else 0
-
+        return 1 if len(nodes) > 1 else 0
+    if kind == "product":
+        behind = next(i for i, n in enumerate(nodes, 1) if lookup(n.op).access is Access.CONTRACTION)
+        return behind if behind < len(nodes) else 0
+    return len(nodes) // 2 if len(nodes) >= WORTH_CUTTING else 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from hotfuse.analysis.resources import Work
 
-_FIRST_GUESS = {"attention": 0.8, "contract": 0.08, "convolution": 0.15, "recurrent": 0.15}
+_FIRST_GUESS = {"attention": 0.8, "contract": 0.08, "product": 0.08, "convolution": 0.15, "recurrent": 0.15}
 """Seconds to compile a kernel, by kind, before one was seen."""
 _SHRINK = 0.3
 """How far one observation moves the estimate of its kind."""

@@ -18,7 +18,7 @@ from hotfuse.analysis.resources import Bound, Peaks, Use
 from hotfuse.base.events import EvidenceValue
 from hotfuse.fusion.groups import MAX_NODES
 
-HEARTS = frozenset({"contract", "convolution", "attention", "recurrent"})
+HEARTS = frozenset({"contract", "product", "convolution", "attention", "recurrent"})
 """Kinds of kernels with a loop nest that nothing else fits into."""
 REGISTERS = 32
 SCRATCH = 256 << 10

@@ -6,6 +6,7 @@ Nodes join the group that makes one of their inputs when that keeps the group co
     convolution + pointwise consumers and batch norms       -> one kernel with an epilogue
     pointwise, reduction and view chains                    -> one kernel over rows
     linears with the same input                             -> one kernel with several outputs
+    product of two activations, with views before and pointwise behind -> one kernel that lays panels out as it goes
     products of bytes with what makes numbers of them         -> one kernel that sums integers
     attention, whole or spelled out, with the views around it -> one kernel that reads and writes the projections' layout
     a recurrent layer with what makes its weights and zeros -> one kernel over the whole sequence
@@ -32,6 +33,7 @@ MAX_NODES = 48
 """Most nodes in a group: beyond it registers spill and compile time grows."""
 
 _LINEAR = frozenset({"aten.linear", "aten.mm", "aten.addmm", "aten.matmul"})
+_BETWEEN = frozenset({"aten.bmm", "aten.baddbmm"})
 _BATCH_NORM = "aten.batch_norm"
 _RECURRENT = frozenset({"aten.lstm.input", "aten.gru.input"})
 _ZEROS = frozenset({"aten.zeros", "aten.zeros_like", "aten.new_zeros"})
@@ -44,7 +46,8 @@ class Group:
 
     nodes: tuple[int, ...]
     kind: str
-    """`contract`, `convolution`, `attention`, `recurrent`, `rows`, or `library` for nodes left to their operators."""
+    """`contract`, `product` (of two activations), `convolution`, `attention`, `recurrent`, `rows`, or `library` for nodes left to
+    their operators."""
 
 
 @dataclass(slots=True)
@@ -137,7 +140,8 @@ def _release_views(graph: Graph, groups: list[_Open]) -> None:
 
 
 def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
-    """Attention takes in the views that only it reads, and those through which alone its result is read."""
+    """Attention takes in the views that only it reads, and those through which alone its result is read; a product of two
+    activations takes in those that only it reads."""
     owner = {i: g for g in groups for i in g.nodes}
     maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
     readers: dict[str, list[int]] = {}
@@ -163,14 +167,14 @@ def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
         into.nodes.append(i)
         owner[i] = into
 
-    for g in [g for g in groups if g.kind == "attention"]:
+    for g in [g for g in groups if g.kind in ("attention", "product")]:
         centre = g.nodes[-1]
         waiting = [maker.get(v.name, -1) for v in _operands(graph, g)]
         while (ready := next((m for m in waiting if m >= 0 and _is_view(graph.nodes[m]) and inside(m, g)), -1)) >= 0:
             take(ready, g)
             waiting = [m for m in waiting if m != ready] + [maker.get(graph.nodes[ready].ins[0].name, -1)]
-        last = centre
-        while (after := alone(graph.nodes[last].outs[0])) >= 0 and _is_view(graph.nodes[after]) and (
+        last = centre if g.kind == "attention" else -1
+        while last >= 0 and (after := alone(graph.nodes[last].outs[0])) >= 0 and _is_view(graph.nodes[after]) and (
             len(graph.nodes[after].outs) == 1
         ):
             take(after, g)
@@ -179,7 +183,7 @@ def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
 
 
 def _operands(graph: Graph, g: _Open) -> tuple[Value, ...]:
-    """What an attention reads: queries, keys, values, mask."""
+    """What a group reads: of an attention, queries, keys, values, mask."""
     made = {v.name for i in g.nodes for v in graph.nodes[i].outs}
     return tuple(v for i in g.nodes for v in graph.nodes[i].ins if v.name not in made)
 
@@ -243,7 +247,9 @@ def _kind(node: Node, params: set[str]) -> str:
         return "recurrent"
     if packet(node.op) in _LINEAR:
         weight = node.args[2] if packet(node.op) == "aten.addmm" else node.args[1]
-        return "contract" if isinstance(weight, Value) and weight.name in params else "library"
+        return "contract" if isinstance(weight, Value) and weight.name in params else "product"
+    if packet(node.op) in _BETWEEN:
+        return "product"
     if is_convolution(node):
         return "convolution" if isinstance(node.args[1], Value) and node.args[1].name in params else "library"
     return "rows" if row.access in _ROWS or reads_places(node) else "library"
@@ -268,10 +274,12 @@ def _keeps_rows(node: Node) -> bool:
 
 def _joins(into: _Open, kind: str, node: Node, made: Node) -> bool:
     """Whether a node that reads the result of `made` fits the group that `made` is in."""
-    if kind in ("contract", "convolution", "attention", "recurrent") or into.kind in ("attention", "recurrent"):
+    if kind in ("contract", "product", "convolution", "attention", "recurrent") or into.kind in ("attention", "recurrent"):
         return False
     if into.kind == "contract":
         return (lookup(node.op).access is Access.POINTWISE and _shape(node) == _shape(made)) or _keeps_rows(node)
+    if into.kind == "product":
+        return lookup(node.op).access is Access.POINTWISE and _shape(node) == _shape(made)
     if into.kind == "convolution":
         fits = lookup(node.op).access is Access.POINTWISE or packet(node.op) == _BATCH_NORM
         return fits and _shape(node) == _shape(made)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hotfuse.analysis.attention import written
-from hotfuse.ir.graph import Graph, sources
+from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.lower.attention import OP as ATTENTION
 from hotfuse.lower.attention import lower_attention
+from hotfuse.lower.bmm import PRODUCTS, is_product, lower_product
 from hotfuse.lower.contract import is_contraction, lower_contraction
 from hotfuse.lower.conv import is_convolution, lower_convolution
 from hotfuse.lower.errors import CannotLower
@@ -15,6 +16,8 @@ from hotfuse.lower.group import Options, lower_group
 from hotfuse.lower.lowered import BufferArgument, Lowered, Role
 from hotfuse.lower.recurrent import is_recurrent, lower_recurrent
 from hotfuse.lower.tiling import Core
+from hotfuse.lower.views import is_move
+from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 
 
@@ -31,6 +34,8 @@ def lower(graph: Graph, core: Core) -> Lowered:
 def _lowered(graph: Graph, core: Core) -> Lowered:
     if any(packet(n.op) == ATTENTION for n in graph.nodes) or written(graph):
         return lower_attention(graph, core, name=_name(graph))
+    if any(is_product(n) and _between(graph, n) for n in graph.nodes):
+        return lower_product(graph, core, name=_name(graph))
     if any(is_contraction(n) for n in graph.nodes):
         return lower_contraction(graph, core, name=_name(graph))
     if any(is_convolution(n) for n in graph.nodes):
@@ -38,6 +43,18 @@ def _lowered(graph: Graph, core: Core) -> Lowered:
     if any(is_recurrent(n) for n in graph.nodes):
         return lower_recurrent(graph, core, name=_name(graph))
     return lower_group(replace(graph, name=_name(graph)), Options(vector_bytes=core.lanes * 4))
+
+
+def _between(graph: Graph, node: Node) -> bool:
+    """Whether a product's right operand is an activation or a view; bytes that the group itself makes numbers of are neither."""
+    right = argument(node, PRODUCTS[packet(node.op)][1])
+    made = {v.name: n for n in graph.nodes for v in n.outs}
+    seen = False
+    while isinstance(right, Value) and right.name in made and is_move(made[right.name].op):
+        right, seen = made[right.name].ins[0], True
+    if not isinstance(right, Value) or right.name in made:
+        return False
+    return seen or right.name not in {p.value.name for p in graph.params}
 
 
 def _name(graph: Graph) -> str:

@@ -1,4 +1,4 @@
-"""C[M, N] = finish(A[M, K] @ B[K, N]) as a tile program, B packed into panels.
+"""C[M, N] = finish(A[M, K] @ B[K, N]) as a tile program, B packed into panels before the call or as each panel begins.
 
     parallel (group of rows, panel)             a group of A's rows stays in the second-level cache, a panel in the nearer ones
       for block of rows                         balanced: no block is more than one row higher than another
@@ -14,7 +14,7 @@ written, and a call takes at most two of them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
 from hotfuse.ir.dims import Dim, expr
@@ -37,16 +37,19 @@ class Product:
 
     lhs: Callable[[Dim, Dim, int], Tile]
     """A[row : row + rows, k] as a tile of [rows, 1], given row, k and rows; of [rows, 4] with k in fours for bytes."""
-    b: Buffer
-    """[panels, K, nr]; [panels, K / 4, nr, 4] for bytes."""
+    b: Buffer | Callable[[Dim], Tile]
+    """[panels, K, nr]; [panels, K / 4, nr, 4] for bytes. Or what gives step k of the panel that was begun, [1, nr] of `acc`."""
     m: Dim
-    k: int
-    panels: int
+    k: Dim
+    panels: Dim
     tiling: GemmTiling
     acc: DType = DType.F32
     """What sums are kept in; B is widened to it, but for bytes, which are multiplied four at a time."""
     prepare: Callable[[Dim, Dim], None] | None = None
     """Called with the first row of a block and its height, before its sums."""
+    at_once: int = 0
+    """Most rows of A that are read before they are used, 0 for all. Rows a distance apart that only the call tells are found by
+    as many addresses: reading all of them first leaves no registers for the sums."""
 
     @property
     def group(self) -> int:
@@ -54,9 +57,9 @@ class Product:
         return 4 if self.acc is DType.I32 else 1
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> Dim:
         """Multiplications along K."""
-        return -(-self.k // self.group)
+        return self.k if self.group == 1 else expr("ceildiv", self.k, self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,12 @@ def let(b: KernelBuilder, name: str, value: Dim) -> Generator[Dim]:
 
 
 def product(
-    b: KernelBuilder, p: Product, finish: Finish, *, in_loop: bool, begin: Callable[[Dim], None] | None = None
-) -> None:
+    b: KernelBuilder, p: Product, finish: Finish, *, in_loop: bool,
+    begin: Callable[[Dim], contextlib.AbstractContextManager[None] | None] | None = None,
+) -> None:  # fmt: skip
     """Write the loops of a product; `in_loop` keeps long epilogues short by looping over rows through scratch memory.
 
-    `begin` is called where a panel has been chosen and its rows are still to come.
+    `begin` is called where a panel has been chosen and its rows are still to come, which are then written inside what it gives.
     """
     t = p.tiling
     scratch = b.scratch("sums", p.acc, (t.mr, t.nr)) if in_loop else None
@@ -119,8 +123,8 @@ def product(
             group = expr("//", task, p.panels)
             lo = scope.enter_context(let(b, "first", expr("//", expr("*", group, count), groups)))
             hi = scope.enter_context(let(b, "end", expr("//", expr("*", expr("+", group, 1), count), groups)))
-        if begin is not None:
-            begin(panel)
+        if begin is not None and (around := begin(panel)) is not None:
+            scope.enter_context(around)
         block = scope.enter_context(b.loop("block", lo, hi)).var
         taller = expr("min", 1, expr("max", 0, expr("+", extra, expr("*", block, -1))))
         height = scope.enter_context(let(b, "height", rows if extra == 0 else expr("+", rows, taller)))
@@ -132,9 +136,11 @@ def product(
             with b.when(expr("==", height, h)) if height != h else contextlib.nullcontext():
                 acc = _sums(b, p, h, at)
                 if scratch is None:
-                    finish(Finished(b, acc, t.nr, h, row, panel))
+                    (whole,) = acc
+                    finish(Finished(b, whole, t.nr, h, row, panel))
                 else:
-                    b.store(scratch, (0, 0), acc)
+                    for first, part in zip(_bands(p, h), acc, strict=True):
+                        b.store(scratch, (first, 0), part)
         if scratch is not None:
             finish(Finished(b, scratch, t.nr, height, row, panel))
 
@@ -175,7 +181,7 @@ def _heights(p: Product) -> tuple[int, ...]:
 def _groups(p: Product, count: Dim) -> Dim:
     """Groups of rows: as many as keep each in cache, more when there are few panels to share among threads."""
     per_group = max(1, p.tiling.group_rows // p.tiling.mr)
-    share = -(-MIN_TASKS // p.panels) if p.panels < MIN_TASKS else 1
+    share = expr("max", 1, expr("ceildiv", MIN_TASKS, expr("max", 1, p.panels)))
     return expr("min", count, expr("max", share, expr("ceildiv", count, per_group)))
 
 
@@ -192,57 +198,99 @@ def _streams(p: Product, height: int) -> bool:
     return rows <= p.tiling.mr
 
 
-def _sums(b: KernelBuilder, p: Product, height: int, at: _Block) -> Tile:
-    """One register tile of A @ B."""
+def _bands(p: Product, height: int) -> range:
+    """The first rows of the bands in which a tile's rows are read."""
+    return range(0, height, p.at_once or height)
+
+
+def _sums(b: KernelBuilder, p: Product, height: int, at: _Block) -> list[Tile]:
+    """One register tile of A @ B, by bands of rows."""
     t = p.tiling
     sets = t.sets(height)
     unroll = max(t.unroll, sets)
-    zero = b.fill(0, p.acc, (height, t.nr))
-    accs = [zero] * sets
-    steps = p.steps // unroll
-    if steps:
-        with b.loop("k", 0, steps * unroll, unroll, carry=accs) as k:
-            if t.next_panel and p.panels > 1 and not _streams(p, height):
+    bands = _bands(p, height)
+    zeros = [b.fill(0, p.acc, (min(bands.step, height - first), t.nr)) for first in bands]
+    accs = zeros * sets
+
+    def steps_of(accs: Sequence[Tile], k: Dim, nth: int, ahead: int) -> list[Tile]:
+        """The accumulators after one step, which goes to one of the sets."""
+        start = nth % (len(accs) // len(zeros)) * len(zeros)
+        new = _step(b, p, accs[start : start + len(zeros)], at, k, ahead=ahead)
+        return [*accs[:start], *new, *accs[start + len(zeros) :]]
+
+    steps = expr("//", p.steps, unroll)
+    whole = expr("*", steps, unroll)
+    if steps != 0:
+        with b.loop("k", 0, whole, unroll, carry=accs) as k:
+            if t.next_panel and p.panels != 1 and not _streams(p, height):
                 _fetch_next(b, p, at, k.var, steps, unroll)
             accs = list(k.carried)
             for u in range(unroll):
-                accs[u % sets] = _step(b, p, accs[u % sets], at, expr("+", k.var, u), ahead=t.ahead)
+                accs = steps_of(accs, expr("+", k.var, u), u, t.ahead)
                 b.effect("barrier_spill")
             k.yields(*accs)
         accs = list(k.outs)
-    for i in range(p.steps - steps * unroll):
-        accs[i % sets] = _step(b, p, accs[i % sets], at, steps * unroll + i, ahead=0)
-    while len(accs) > 1:
-        accs = [b.map("add", *accs[i : i + 2]) if i + 1 < len(accs) else accs[i] for i in range(0, len(accs), 2)]
-    return accs[0]
+    if isinstance(whole, int) and isinstance(p.steps, int):
+        for i in range(p.steps - whole):
+            accs = steps_of(accs, whole + i, i, 0)
+    else:
+        with b.loop("k", whole, p.steps, carry=accs[: len(zeros)]) as k:
+            k.yields(*steps_of(k.carried, k.var, 0, 0))
+        accs = [*k.outs, *accs[len(zeros) :]]
+    held = [accs[i : i + len(zeros)] for i in range(0, len(accs), len(zeros))]
+    while len(held) > 1:
+        held = [
+            [b.map("add", x, y) for x, y in zip(*held[i : i + 2], strict=True)] if i + 1 < len(held) else held[i]
+            for i in range(0, len(held), 2)
+        ]
+    return held[0]
 
 
 def sums(b: KernelBuilder, p: Product, height: int, row: Dim, panel: Dim) -> Tile:
     """One register tile of A @ B, for loops other than those of `product`: nothing is fetched for a next panel."""
-    return _sums(b, replace(p, tiling=replace(p.tiling, next_panel=False)), height, _Block(row, panel, 0, 1))
+    (acc,) = _sums(b, replace(p, tiling=replace(p.tiling, next_panel=False), at_once=0), height, _Block(row, panel, 0, 1))
+    return acc
 
 
-def _step(b: KernelBuilder, p: Product, acc: Tile, at: _Block, k: Dim, *, ahead: int) -> Tile:
+def _step(b: KernelBuilder, p: Product, accs: Sequence[Tile], at: _Block, k: Dim, *, ahead: int) -> list[Tile]:
+    if len(accs) == 1:
+        lhs = p.lhs(at.row, k, accs[0].type.shape[0])
+        return [b.mma(accs[0], lhs, _right(b, p, at, k, ahead))]
+    right = _right(b, p, at, k, ahead)
+    new: list[Tile] = []
+    for acc in accs:
+        if new:
+            b.effect("barrier_spill")
+        above = sum(t.type.shape[0] for t in new)
+        new.append(b.mma(acc, p.lhs(expr("+", at.row, above), k, acc.type.shape[0]), right))
+    return new
+
+
+def _right(b: KernelBuilder, p: Product, at: _Block, k: Dim, ahead: int) -> Tile:
+    """One step of the panel."""
     t = p.tiling
+    if not isinstance(p.b, Buffer):
+        return p.b(k)
     if ahead:
-        for j in range(0, t.nr, _line(p)):
+        for j in range(0, t.nr, _line(p.b)):
             b.prefetch(p.b, (at.panel, expr("+", k, ahead), j))
-    lhs = p.lhs(at.row, k, acc.type.shape[0])
     if p.group > 1:  # the four of a column lie side by side
-        return b.mma(acc, lhs, b.load(p.b, (at.panel, k, 0, 0), (p.group, t.nr), axes=(3, 2)))
-    return b.mma(acc, lhs, b.cast(b.load(p.b, (at.panel, k, 0), (1, t.nr)), p.acc))
+        return b.load(p.b, (at.panel, k, 0, 0), (p.group, t.nr), axes=(3, 2))
+    return b.cast(b.load(p.b, (at.panel, k, 0), (1, t.nr)), p.acc)
 
 
-def _line(p: Product) -> int:
-    """Numbers of B in a cache line."""
-    return _LINE * 8 // bits(p.b.dtype)
+def _line(buffer: Buffer) -> int:
+    """Numbers in a cache line."""
+    return _LINE * 8 // bits(buffer.dtype)
 
 
-def _fetch_next(b: KernelBuilder, p: Product, at: _Block, k: Dim, steps: int, unroll: int) -> None:
+def _fetch_next(b: KernelBuilder, p: Product, at: _Block, k: Dim, steps: Dim, unroll: int) -> None:
     """This iteration's share of the next panel's lines."""
-    line = _line(p)
+    if not isinstance(p.b, Buffer):
+        return
+    line = _line(p.b)
     lines = -(-p.tiling.nr * p.group * unroll // (line * at.span))
-    start = expr("+", expr("*", at.nth, steps * lines * line), expr("*", k, lines * line // unroll))
+    start = expr("+", expr("*", at.nth, steps, lines * line), expr("*", k, lines * line // unroll))
     for i in range(lines):
         inner = (*(0,) * (len(p.b.shape) - 2), expr("+", start, i * line))
         b.prefetch(p.b, (expr("+", at.panel, 1), *inner), level=2)
