@@ -314,6 +314,6 @@ def _prefix(kind: str, nodes: Sequence[Node]) -> int:
     if kind in ("contract", "convolution"):
         return 1 if len(nodes) > 1 else 0
     if kind == "product":
-        behind = next(i for i, n in enumerate(nodes, 1) if lookup(n.op).access is Access.CONTRACTION)
+        behind = next((i for i, n in enumerate(nodes, 1) if lookup(n.op).access is Access.CONTRACTION), len(nodes))
         return behind if behind < len(nodes) else 0
     return len(nodes) // 2 if len(nodes) >= WORTH_CUTTING else 0
