@@ -84,6 +84,8 @@ def _most(outcomes: Outcomes) -> int:
 
 
 CLASSES = ("none", "below a half", "below nine tenths", "nearly all", "all")
+ALL = 4
+"""The class of all of them."""
 
 
 def class_of(fraction: float) -> int:

@@ -24,6 +24,7 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile.value import Demand
 from hotfuse.ir.branches import control_name
 from hotfuse.ir.graph import Graph
+from hotfuse.profile.predict import ALL
 from hotfuse.runtime.bets import Bet, place
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
@@ -33,6 +34,7 @@ from hotfuse.runtime.record import Recorder
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry, Site, named, way
 from hotfuse.runtime.tiers import FEWEST, PREDICTABLE, is_hot, recurring
+from hotfuse.runtime.unmask import Open, open_mask, opened
 from hotfuse.runtime.watcher import Watcher
 from hotfuse.specialize.branches import conditions
 from hotfuse.specialize.shapes import at_sizes
@@ -127,7 +129,7 @@ class Improver:
             return
         if settings.tiers < 2 or (entry.plan is entry.baseline and "tier 1" not in entry.refused):
             return
-        if self._consider_branches(entry):
+        if self._consider_branches(entry) or self._consider_masks(entry):
             return
         if entry.symbols and entry.plan is not entry.baseline and not entry.bets:
             bets = recurring(entry.samples.shares(), entry.samples.taken, settings.max_versions)
@@ -156,6 +158,43 @@ class Improver:
                 self._start(entry, way(name, outcome), partial(self._bet, entry, at, outcome, name))
                 return True
         return False
+
+    def _consider_masks(self, entry: Entry) -> bool:
+        """Whether a plan without a mask was begun: one that sampled calls showed to let everything through."""
+        if entry.bets or entry.plan.attempt:
+            return False
+        expected = partial(self._engine.watcher.predictable, entry.key, "valid")
+        if all((seen := expected(v.name)) is None or seen[0] != ALL for v in entry.baseline.graph.inputs):
+            return False
+        calls = entry.samples.several(BET_ON)
+        found = open_mask(entry.baseline.graph, entry.facts, expected, calls, entry.refused.__contains__)
+        if found is None:
+            return False
+        self._decide(Action.SPECIALIZE, Why.RECURS, mask=found.name, all=found.fact.value, accuracy=round(found.accuracy, 3),
+                     samples=found.samples)
+        self._start(entry, found.attempt, partial(self._unmask, entry, found))
+        return True
+
+    def _unmask(self, entry: Entry, found: Open) -> None:
+        """Tier 2: the graph without a mask, behind a guard on the mask."""
+        calls = sorted(entry.samples.several(BET_ON), key=lambda c: not found.holds(c))  # raced on one that is meant, proven on all
+        before = entry.plan
+        if not calls or not found.holds(calls[0]):
+            entry.refused[found.attempt] = "no inputs of this kind are kept"
+            return
+
+        def make() -> Plan:
+            fast = self._improve(found.graph, entry.weights, calls[0], demand=_demand(entry))
+            return opened(found, fast, before, entry.baseline.graph, entry.facts, self._engine.beside)
+
+        def deploy(better: Plan) -> None:
+            if entry.plan is not before:
+                entry.refused[found.attempt] = "the plan behind it was exchanged meanwhile"
+                return
+            entry.plan = better  # what it replaces goes on serving behind it
+            entry.cool()
+
+        self._try(entry, found.attempt, make, lambda: before, calls, deploy, mask=found.name)
 
     def _start(self, entry: Entry, what: str, work: Callable[[], None]) -> None:
         entry.improving = True

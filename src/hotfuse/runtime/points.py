@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values, values_in
-from hotfuse.ir.types import TensorType
+from hotfuse.ir.types import DType, TensorType
 from hotfuse.ops.table import Access, lookup, packet
 from hotfuse.partition.cut import Partitioning
 from hotfuse.profile.records import Flag
+from hotfuse.specialize.masks import all_alike
 from hotfuse.tile.probe import DTYPES
 
 BUDGET = 24
@@ -31,6 +32,9 @@ _RELU = {
 _MASK_ARGUMENT = {
     "aten.scaled_dot_product_attention": (3, "attn_mask"), "aten.masked_fill": (1, "mask"), "aten.where": (0, "condition"),
 }  # fmt: skip
+
+
+_WHOLE = (DType.I64, DType.I32, DType.U8, DType.I8)
 
 
 class Place(StrEnum):
@@ -63,7 +67,8 @@ def masks(graph: Graph) -> set[str]:
             at, name = place
             arg: Arg = node.args[at] if len(node.args) > at else node.attr(name)
             found |= {v.name for v in values_in(arg)}
-    return found
+    whole = [v for v in graph.inputs if isinstance(v.type, TensorType) and v.type.dtype in _WHOLE and v.name not in found]
+    return found | {v.name for v in whole if all_alike(graph, v.name, 1) is not None}  # masks are made of these
 
 
 def choose(parts: Partitioning, budget: int = BUDGET, visible: Collection[str] | None = None) -> tuple[Point, ...]:

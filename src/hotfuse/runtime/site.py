@@ -88,7 +88,7 @@ class Entry:
         elif self.bets:
             self.refused.update({way(name, outcome): why for name, bet in self.bets.items() for outcome in bet.hot})
         else:
-            self.refused[f"tier {plan.tier}"] = why
+            self.refused[plan.attempt or f"tier {plan.tier}"] = why
 
     def cool(self) -> None:
         """The plan was exchanged: its calls count from here, and the first of them are looked at."""

@@ -1,0 +1,144 @@
+"""A mask that lets everything through is no mask.
+
+    %b = eq(%keep, 0)      where %keep is all ones: %b is all false
+    %m = masked_fill(%s, %b, -inf)      ->      %s
+    %a = sdpa(%q, %k, %v, %keep4d)      ->      sdpa(%q, %k, %v)
+
+What is known of an input, that all its elements are one number, is carried through the graph: an op of numbers alone gives a
+number. Where such a value decides what another becomes, the decision is made once. Added zeros and multiplied ones are equal in
+real arithmetic. The guard is that the input is that number, all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_values, output_values, values_in
+from hotfuse.ir.types import TensorType
+from hotfuse.ir.verify import verify
+from hotfuse.ops.table import Access, is_mutating, is_random, lookup, packet, resolve
+from hotfuse.ops.torch_args import to_torch
+from hotfuse.ops.torch_dtypes import torch_dtype
+
+_SPREAD = frozenset(f"aten.{n}" for n in (
+    "unsqueeze", "expand", "view", "reshape", "_unsafe_view", "slice", "select", "permute", "transpose", "t", "squeeze", "alias",
+    "clone", "contiguous", "expand_as", "repeat", "flatten", "broadcast_to", "detach",
+))  # fmt: skip
+"""Ops that give elements of their first operand."""
+_SDPA = "aten.scaled_dot_product_attention"
+
+
+def all_alike(graph: Graph, name: str, number: float | bool) -> Graph | None:
+    """The graph for calls in which every element of an input is a number; None where that saves nothing."""
+    known: dict[str, torch.Tensor] = {}
+    same: dict[str, Arg] = {}
+    nodes: list[Node] = []
+    given = next(v for v in graph.inputs if v.name == name)
+    known[name] = _number(given, number)
+    saved = 0
+    for node in graph.nodes:
+        n = node if not same else replace(
+            node, args=tuple(map_values(a, same) for a in node.args), attrs=tuple((k, map_values(a, same)) for k, a in node.attrs)
+        )  # fmt: skip
+        if (found := _evaluated(n, known)) is not None:
+            known[n.outs[0].name] = found
+        elif (by := _decided(n, known)) is not None:
+            same[n.outs[0].name] = by
+            saved += 1
+            continue
+        elif (attended := _attended(n, known)) is not None:
+            n = attended
+            saved += 1
+        nodes.append(n)
+    if not saved:
+        return None
+    outputs = tuple(map_values(o, same) for o in graph.outputs)
+    return verify(_needed(replace(graph, name=f"{graph.name}.unmasked", nodes=tuple(nodes), outputs=outputs)))
+
+
+def _number(v: Value, number: Any) -> torch.Tensor:
+    assert isinstance(v.type, TensorType)
+    return torch.full((), number, dtype=torch_dtype(v.type.dtype))
+
+
+def _evaluated(node: Node, known: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """What all elements of a node's result are, where its operands tell."""
+    if node.kind is not Kind.OPERATOR or len(node.outs) != 1 or is_random(node.op) or is_mutating(node.op):
+        return None
+    out = node.outs[0]
+    tensors = [v for v in node.ins if isinstance(v.type, TensorType)]
+    if not isinstance(out.type, TensorType) or not tensors or any(v.name not in known for v in tensors):
+        return None
+    if packet(node.op) in _SPREAD:
+        return known[tensors[0].name]
+    if lookup(node.op).access is not Access.POINTWISE or len(tensors) != len(node.ins):
+        return None
+    run = resolve(node.op)
+    value: dict[str, Any] = {v.name: known[v.name] for v in tensors}
+    try:
+        made = run(*[_filled(a, value) for a in node.args], **{k: _filled(a, value) for k, a in node.attrs})
+    except (RuntimeError, TypeError, ValueError):  # an op of which one number says nothing: it stays
+        return None
+    if not isinstance(made, torch.Tensor) or made.dtype is not torch_dtype(out.type.dtype) or made.numel() != 1:
+        return None
+    return made.reshape(())
+
+
+def _filled(arg: Arg, value: Mapping[str, Any]) -> Any:
+    if isinstance(arg, Value):
+        return value[arg.name]
+    return [_filled(a, value) for a in arg] if isinstance(arg, tuple) else to_torch(arg)
+
+
+def _decided(node: Node, known: Mapping[str, torch.Tensor]) -> Value | None:
+    """The value that a node gives unchanged, if it does."""
+    if node.kind is not Kind.OPERATOR or len(node.outs) != 1 or len(node.args) < 2:
+        return None
+
+    def number(at: int) -> float | None:
+        a = node.args[at] if at < len(node.args) else None
+        return float(known[a.name]) if isinstance(a, Value) and a.name in known else None
+
+    kept: Arg = None
+    match packet(node.op):
+        case "aten.masked_fill":
+            kept = node.args[0] if number(1) == 0 else None
+        case "aten.where" if len(node.args) == 3 and number(0) is not None:
+            kept = node.args[1] if number(0) else node.args[2]
+        case "aten.add" if len(node.args) == 2 and not node.attrs:
+            kept = node.args[0] if number(1) == 0 else node.args[1] if number(0) == 0 else None
+        case "aten.mul" if len(node.args) == 2:
+            kept = node.args[0] if number(1) == 1 else node.args[1] if number(0) == 1 else None
+        case _:
+            pass
+    return kept if isinstance(kept, Value) and kept.type == node.outs[0].type else None
+
+
+def _attended(node: Node, known: Mapping[str, torch.Tensor]) -> Node | None:
+    """Attention without a mask that hides nothing."""
+    if packet(node.op) != _SDPA:
+        return None
+    mask = node.args[3] if len(node.args) > 3 else node.attr("attn_mask")
+    if not isinstance(mask, Value) or mask.name not in known:
+        return None
+    number = known[mask.name]
+    if not (bool(number) if number.dtype is torch.bool else float(number) == 0):
+        return None
+    args = tuple(None if i == 3 else a for i, a in enumerate(node.args))
+    return replace(node, args=args, attrs=tuple((k, a) for k, a in node.attrs if k != "attn_mask"))
+
+
+def _needed(graph: Graph) -> Graph:
+    """Without what nobody reads any more."""
+    live = {v.name for v in output_values(graph)}
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if any(v.name in live for v in node.outs) or not node.outs or is_random(node.op) or is_mutating(node.op):
+            nodes.append(node)
+            live |= {v.name for a in (*node.args, *(a for _, a in node.attrs)) for v in values_in(a)}
+    params = tuple(p for p in graph.params if p.value.name in live)
+    return replace(graph, params=params, nodes=tuple(reversed(nodes)))
