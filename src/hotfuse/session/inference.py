@@ -48,6 +48,7 @@ from hotfuse.session.serving import engine_for
 _OVERRIDABLE_SINCE = 4
 """Before this IR version every initializer had to be listed as an input, and was a constant all the same."""
 _ASYNC_WORKERS = 4
+_set_grad_enabled = cast(Callable[[bool], None], torch._C._set_grad_enabled)  # pyright: ignore[reportPrivateUsage]
 
 Source = str | os.PathLike[str] | bytes
 AsyncCallback = Callable[[list[Any], Any, str], None]
@@ -164,8 +165,13 @@ class InferenceSession:
 
     def _serve(self, args: tuple[Value, ...]) -> tuple[Value, ...]:
         """One call of the model, all inputs in order: the only place that runs it."""
-        with torch.no_grad():
-            return self._engine(*args)
+        if not torch.is_grad_enabled():
+            return self._engine.serve(args, {})
+        _set_grad_enabled(False)  # what `torch.no_grad()` does, without its Python
+        try:
+            return self._engine.serve(args, {})
+        finally:
+            _set_grad_enabled(True)
 
     def _serve_with(self, args: tuple[Value, ...], overrides: Mapping[str, Value]) -> tuple[Value, ...]:
         """The rare call that replaces an initializer: always by the model's own definition."""
