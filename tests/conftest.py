@@ -8,6 +8,8 @@ import pytest
 
 # The suite keeps every core busy; captures that tests wait for must not starve behind it.
 os.environ.setdefault("HOTFUSE_WORKER_NICE", "0")
+# Workers must neither learn from nor write to the store of whoever runs the suite.
+os.environ.setdefault("HOTFUSE_PROFILES", ":memory:")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
