@@ -1,4 +1,4 @@
-"""A branch that always goes one way becomes straight-line code; flipping the data costs no wrong answer, and back again no compile."""
+"""A branch that always goes one way becomes straight-line code; a flip costs no wrong answer, and back again no compile."""
 
 from __future__ import annotations
 
