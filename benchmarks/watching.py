@@ -4,6 +4,8 @@
 
 Only some calls are sampled, so single calls tell nothing: blocks of calls are timed, long enough to hold several samples, and the
 figure is the median over rounds of a block with watching over the block without it next to it. The bar is 1%.
+A second model without watching is measured in the same way: what it seems to cost (`noise`) is what this machine cannot tell from
+nothing.
 
 The last line of output is one JSON document; `watching_overhead` is the worst of the models.
 """
@@ -69,7 +71,7 @@ def block(call: Callable[[], object], calls: int) -> float:
 def measure(name: str, threads: int, rounds: int) -> dict[str, Any]:
     """One model, on and off."""
     base = Settings(threads=threads)
-    sides = {"off": serve(name, base.with_(watch=False)), "on": serve(name, base.with_(watch=True))}
+    sides = {side: serve(name, base.with_(watch=side == "on")) for side in ("off", "on", "control")}
     try:
         for _ in range(3):  # tiers are reached, and the first, dense samples taken, before the clock runs
             for s in sides.values():
@@ -84,15 +86,18 @@ def measure(name: str, threads: int, rounds: int) -> dict[str, Any]:
         for s in sides.values():
             block(s.call, calls)
         before = _samples(sides["on"])
-        ratios: list[float] = []
-        times: dict[str, list[float]] = {"off": [], "on": []}
+        ratios: dict[str, list[float]] = {"on": [], "control": []}
+        times: dict[str, list[float]] = {side: [] for side in sides}
         gc.collect()
         gc.disable()
         try:
             for i in range(rounds):
-                for side in ("off", "on") if i % 2 == 0 else ("on", "off"):
-                    times[side].append(block(sides[side].call, calls))
-                ratios.append(times["on"][-1] / times["off"][-1])
+                for other, ratio in ratios.items():
+                    pair = ("off", other) if i % 2 == 0 else (other, "off")
+                    took = {side: block(sides[side].call, calls) for side in pair}
+                    ratio.append(took[other] / took["off"])
+                    for side in pair:
+                        times[side].append(took[side])
         finally:
             gc.enable()
         taken = _samples(sides["on"]) - before
@@ -101,8 +106,10 @@ def measure(name: str, threads: int, rounds: int) -> dict[str, Any]:
             "calls_per_block": calls, "rounds": rounds, "samples": taken,
             "off_ms": round(statistics.median(times["off"]) / calls * 1e3, 5),
             "on_ms": round(statistics.median(times["on"]) / calls * 1e3, 5),
-            "overhead": round(statistics.median(ratios) - 1, 5),
-            "overhead_of_totals": round(sum(times["on"]) / sum(times["off"]) - 1, 5),
+            "overhead": round(statistics.median(ratios["on"]) - 1, 5),
+            "noise": round(statistics.median(ratios["control"]) - 1, 5),
+            "spread": round(statistics.pstdev(ratios["control"]), 5),
+            "overhead_of_totals": round(statistics.mean(times["on"]) / statistics.mean(times["off"]) - 1, 5),
             "overhead_by_its_own_account": stats["watching"]["overhead"], "calls_per_tier": stats["calls_per_tier"],
         }
     finally:
@@ -133,6 +140,7 @@ def main() -> None:
                 verdict = "ok" if found["overhead"] <= LIMIT else "OVER"
                 print(f"{name:<12} off {found['off_ms']:10.4f} ms   on {found['on_ms']:10.4f} ms   "
                       f"overhead {found['overhead']:7.2%} of {LIMIT:.0%} {verdict}   "
+                      f"nothing at all {found['noise']:7.2%} ± {found['spread']:.2%}   "
                       f"{found['samples']} samples in {options.rounds * found['calls_per_block']} calls")
     report["watching_overhead"] = max(report[n]["overhead"] for n in options.models.split(","))
     print(json.dumps(report))

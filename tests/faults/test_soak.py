@@ -32,6 +32,8 @@ KILL_EVERY_S = 2.0
 SWAP_EVERY_S = 0.002
 FORGET = 0.0003
 GROWTH = 0.02
+OFTEN = 11
+"""Rows of half the calls."""
 WATCHDOG_S = 120 + CALLS / 100
 
 
@@ -118,8 +120,10 @@ def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
         generator = torch.Generator().manual_seed(seed + me)
         with torch.no_grad():
             for _ in range(CALLS // THREADS):
-                x = torch.randn(chance.randint(1, 24), 32, generator=generator)
-                y = torch.randn(chance.choice((1, 3, 8)), chance.randint(1, 40), generator=generator)
+                rows = OFTEN if chance.random() < 0.5 else chance.randint(1, 24)  # a size that recurs earns a plan of its own
+                x = torch.randn(rows, 32, generator=generator)
+                shape = (3, OFTEN) if rows == OFTEN else (chance.choice((1, 3, 8)), chance.randint(1, 40))
+                y = torch.randn(shape, generator=generator)
                 if chance.random() < 0.1:
                     y = y.t()
                 got, want = fast(x, y), model(x, y)
@@ -135,10 +139,12 @@ def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
                 marks.append(resident())
 
     with torch.no_grad():  # until there is something to swap
-        for n in range(60):
-            fast(torch.randn(2 + n % 7, 32), torch.randn(3, 2 + n % 5))
+        for n in range(120):
+            rows = OFTEN if n % 2 else 2 + n % 7
+            fast(torch.randn(rows, 32), torch.randn(3, OFTEN if n % 2 else 2 + n % 5))
             assert fast.wait(120)
-    warm = sum(fast.stats()["calls_per_tier"].values())
+    before_it = fast.stats()["calls_per_tier"]
+    warm = sum(before_it.values())
     threads = [threading.Thread(target=serve, args=(i,), name=f"soak-{i}") for i in range(THREADS)]
     everyone = [*chaos.threads, threading.Thread(target=note, name="soak-note"), *threads]
     faulthandler.dump_traceback_later(WATCHDOG_S, exit=False, file=sys.__stderr__)
@@ -159,11 +165,13 @@ def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not hung, f"{hung} hang after {served} calls"
     assert not wrong, f"{len(wrong)} of {sum(served)}: {wrong[:3]}"
     assert stats["calls"] - warm == sum(served) == CALLS // THREADS * THREADS
-    print({"calls": stats["calls"], "per tier": stats["calls_per_tier"], "killed": chaos.killed, "swaps": chaos.swaps,
-           "deployed": stats["swaps"], "rss": [marks[len(marks) // 2], marks[-1]]})  # fmt: skip
+    print({"calls": stats["calls"], "warm-up": before_it, "per tier": stats["calls_per_tier"], "killed": chaos.killed,
+           "swaps": chaos.swaps, "deployed": stats["swaps"], "rss": [marks[len(marks) // 2], marks[-1]]})  # fmt: skip
     assert all(not t.is_alive() for t in everyone), "something beside hangs"
     assert chaos.swaps > 100 and chaos.killed > 0 and stats["graph_calls"] > 0  # else nothing was tested
-    assert stats["calls_per_tier"]["1"] + stats["calls_per_tier"]["2"] > 0, str(fast.explain())
+    reached = stats["calls_per_tier"]
+    assert min(reached["1"], reached["2"]) > 0, str(fast.explain())
+    assert reached["1"] + reached["2"] > before_it["1"] + before_it["2"], "nothing compiled ran while all that went on"
     half = len(marks) // 2
     before, after = max(marks[half // 2 : half]), sorted(marks[half:])[len(marks[half:]) // 2]
     assert after - before < GROWTH * before, f"{before} bytes grew to {after}"
