@@ -207,15 +207,14 @@ def thread_numbers(monkeypatch: pytest.MonkeyPatch, worth: int, threads: int) ->
     kernel = b.finish()
     compiled = compile_kernel(kernel)
     asked: list[int] = []
-    run_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    run_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
-    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-    def fork(body: int, data: int, count: int, per: int) -> None:
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+    def fork(body: int, data: int, count: int, flags: int) -> None:
         asked.append(count)
-        for part in range(count * per):
-            run_type(body)(data, part % count, part, count * per)
+        run_type(body)(data)
 
-    symbols = dict(parallel.runtime().symbols) | {"hf_parallel": ctypes.cast(fork, ctypes.c_void_p).value or 0}
+    symbols = dict(parallel.runtime().symbols) | {"GOMP_parallel": ctypes.cast(fork, ctypes.c_void_p).value or 0}
     loaded = load_object(compiled.code, ["count_threads"], symbols)
     out = torch.zeros(1, dtype=torch.int64)
     NativeKernel(loaded, "count_threads", kernel, scratch.plan(kernel))([out], (), threads)
@@ -229,11 +228,16 @@ def test_small_work_stays_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None
     assert thread_numbers(monkeypatch, 1, 1) == 1
 
 
+def test_the_runtime_is_the_one_torch_uses() -> None:
+    assert parallel.runtime().kind == "gomp"
+    assert "torch" in parallel.runtime().detail
+
+
 def test_without_a_runtime_one_thread_does_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
-    monkeypatch.setattr(parallel.pool, "unavailable", lambda: "nobody can be woken")
+    monkeypatch.setattr(parallel, "_candidates", lambda: ["/nowhere/libgomp.so"])
     alone = parallel.runtime.__wrapped__()
-    assert alone.kind == "serial" and "woken" in alone.detail
+    assert alone.kind == "serial" and "nowhere" in alone.detail
     kernel = gemm(False)
     loaded = load_object(compile_kernel(kernel).code, ["gemm"], alone.symbols)
     native = NativeKernel(loaded, "gemm", kernel, scratch.plan(kernel))

@@ -189,7 +189,7 @@ print(f"{host().name} code, threads by {runtime().kind}: compiled, loaded and ra
 """
     found = _in_process("native code", code, fatal=False, hint="models stay on library kernels")
     if found.status == "ok" and "threads by serial" in found.detail:
-        return Check(found.name, "warn", f"{found.detail}; kernels run on one thread")
+        return Check(found.name, "warn", f"{found.detail}; torch has loaded no OpenMP runtime that kernels can use")
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hotfuse.backends.llvm import scratch
 from hotfuse.backends.llvm.code import Fn, Scope, Val, vec
-from hotfuse.backends.llvm.parallel import loop_work, parts_per_thread, threads_worth, trips
+from hotfuse.backends.llvm.parallel import loop_work, threads_worth, trips
 from hotfuse.backends.llvm.state import State
 from hotfuse.base.errors import InternalError
 from hotfuse.tile.program import BufferKind, Instr, Loop, LoopKind, Stmt, Tile, When
@@ -143,7 +143,7 @@ def _captured(s: State, loop: Loop) -> list[Tile]:
 
 
 def _parallel(s: State, loop: Loop, block: Block, enter: Callable[[State, str, str], State]) -> None:
-    """Outlines the body into `share(context, thread, part, parts)` and runs it on as many threads as the work deserves."""
+    """Outlines the body into `share(context, thread, threads)` and runs it on as many threads as the work deserves."""
     fn, module = s.fn, s.fn.module
     name = f"{_safe(s.kernel.name)}par{len(module.defined)}"
     outer = [v for v in fn.depth_of if v not in s.kernel.sizes]
@@ -161,7 +161,7 @@ def _parallel(s: State, loop: Loop, block: Block, enter: Callable[[State, str, s
     for k, (ty, x) in enumerate(chunks):
         fn.do(f"store {ty} {x}, ptr {_slot(fn, context, first + 128 * k)}, align 128")
     _launch(s, loop, name, context)
-    inner = enter(s, name, "ptr %context, i64 %thread, i64 %part, i64 %parts")
+    inner = enter(s, name, "ptr %context, i64 %thread, i64 %threads")
     for k, name in enumerate(common, 4 + len(outer)):
         with inner.fn.at(inner.fn.scopes[0]):
             inner.bases[name] = inner.fn.val(f"load ptr, ptr {_slot(inner.fn, '%context', 8 * k)}")
@@ -178,33 +178,40 @@ def _slot(fn: Fn, base: str, at: int) -> str:
 
 
 def _launch(s: State, loop: Loop, name: str, context: str) -> None:
-    """Choose the number of threads and call the share, or the pool with it."""
-    fn = s.fn
+    """Choose the number of threads and call the share or the runtime."""
+    fn, module = s.fn, s.fn.module
     limit = len(s.kernel.sizes)
     given = fn.val(f"load i64, ptr {_slot(fn, '%sizes', 8 * limit)}")
-    rounds = [trips(around) for around in s.around]
-    repeated = any(r != 1 for r in rounds)
-    worth = threads_worth(loop_work(loop, fn.target.lanes), rounds)
+    worth = threads_worth(loop_work(loop, fn.target.lanes), [trips(around) for around in s.around])
     threads = fn.call("llvm.smin.i64", "i64", ("i64", given), ("i64", fn.i64(trips(loop))))
     threads = fn.call("llvm.smin.i64", "i64", ("i64", threads), ("i64", fn.i64(worth)))
     many = fn.val(f"icmp sgt i64 {threads}, 1")
     fork, alone, joined = fn.labels("fork", "alone", "joined")
     fn.do(f"br i1 {many}, label %{fork}, label %{alone}")
     fn.label(fork)
-    less = fn.val(f"sub i64 {threads}, 1")
-    up = fn.val(f"add i64 {fn.i64(trips(loop))}, {less}")
-    each = fn.val(f"udiv i64 {up}, {threads}")
-    per = fn.call("llvm.smin.i64", "i64", ("i64", each), ("i64", str(parts_per_thread(repeated))))
-    fn.call("hf_parallel", "void", ("ptr", f"@{name}"), ("ptr", context), ("i64", threads), ("i64", per))
+    count = fn.val(f"trunc i64 {threads} to i32")
+    fn.call("GOMP_parallel", "void", ("ptr", f"@{name}omp"), ("ptr", context), ("i32", count), ("i32", "0"))
     fn.do(f"br label %{joined}")
     fn.label(alone)
-    fn.do(f"call void @{name}(ptr {context}, i64 0, i64 0, i64 1)")
+    fn.do(f"call void @{name}(ptr {context}, i64 0, i64 1)")
     fn.do(f"br label %{joined}")
     fn.label(joined)
+    for query in ("omp_get_thread_num", "omp_get_num_threads"):
+        module.declared.setdefault(query, f"declare i32 @{query}()")
+    module.defined[f"{name}omp"] = [
+        f"define internal void @{name}omp(ptr %context) #0 {{",
+        "  %t = call i32 @omp_get_thread_num()",
+        "  %n = call i32 @omp_get_num_threads()",
+        "  %thread = zext i32 %t to i64",
+        "  %threads = zext i32 %n to i64",
+        f"  call void @{name}(ptr %context, i64 %thread, i64 %threads)",
+        "  ret void",
+        "}",
+    ]
 
 
 def _share(inner: State, s: State, loop: Loop, block: Block, outer: list[str], tiles: list[Tile], first: int) -> None:
-    """The outlined function: unpack the context, then one part of the iterations as a serial loop."""
+    """The outlined function: unpack the context, then the thread's part of the iterations as a serial loop."""
     fn = inner.fn
     fn.known = dict(s.fn.known)
     with fn.at(fn.scopes[0]):
@@ -224,8 +231,8 @@ def _share(inner: State, s: State, loop: Loop, block: Block, outer: list[str], t
                     at += 128
                 rows.append(row)
             inner.vals[t.name] = Val(outside.type, rows, outside.widths)
-        following = fn.val("add i64 %part, 1")
-        bounds = [fn.val(f"udiv i64 {fn.val(f'mul i64 {t}, {count}')}, %parts") for t in ("%part", following)]
+        following = fn.val("add i64 %thread, 1")
+        bounds = [fn.val(f"udiv i64 {fn.val(f'mul i64 {t}, {count}')}, %threads") for t in ("%thread", following)]
         low, high = (fn.val(f"add i64 {lo}, {fn.val(f'mul i64 {b}, {loop.step}')}") for b in bounds)
     serial(inner, loop, low, high, block)
     fn.do("ret void")

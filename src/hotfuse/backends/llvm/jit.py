@@ -8,7 +8,6 @@ of a millisecond. Code lives as long as its `Loaded` handle.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 import threading
@@ -157,9 +156,3 @@ def load_object(code: bytes, names: Sequence[str], symbols: Mapping[str, int] | 
         except RuntimeError as e:
             raise InternalError("object code does not link", because=str(e).strip()) from e
     return Loaded(tracker, names)
-
-
-def keep(loaded: Loaded) -> None:
-    """Never free this code, not even when the interpreter ends: threads of our own may be in it until the process is gone."""
-    for held in (loaded, _engine()):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))

@@ -36,7 +36,7 @@ def compile_kernel(kernel: Kernel, target: Target | None = None, *, passes: bool
 
 
 def load_kernel(compiled: CompiledKernel) -> NativeKernel:
-    """Link into this process, with the pool that parallel loops run on."""
+    """Link into this process, with the OpenMP runtime that torch uses."""
     name = symbol(compiled.kernel)
     loaded = jit.load_object(compiled.code, [name], {**runtime().symbols, **faults.SYMBOLS})
     return NativeKernel(loaded, name, compiled.kernel, scratch.plan(compiled.kernel))

@@ -1,33 +1,38 @@
-"""Parallel loops: an outlined body, whose parts the threads of a pool take.
+"""Parallel loops: an outlined body, run by the OpenMP runtime that torch has loaded.
 
-A kernel refers to `hf_parallel` by name; the address is bound when the code is loaded: `pool`'s, whose threads nobody waits for
-before they have begun. Where there can be no pool, it is a function that does everything on the calling thread,
-and `runtime().kind` says so. How many threads a loop may use comes with every call: torch's own number.
+Using torch's own thread pool means that our threads and torch's never compete, and that `torch.set_num_threads` holds for
+both. A kernel refers to `GOMP_parallel` and two queries by name; their addresses are bound when the code is loaded. Where
+there is no such runtime, they are bound to functions that run everything on the calling thread, and `runtime().kind` says so.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from hotfuse.backends.llvm import pool
 from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.target import host
 from hotfuse.ir.dims import Dim, expr, substitute, symbols
 from hotfuse.tile.program import Instr, Loop, Stmt, Tile, TileType, When
 
-SYMBOLS = ("hf_parallel",)
+SYMBOLS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 WORK_PER_THREAD = 1 << 15
 """Vector operations that one more thread must have to do: some ten microseconds, about what waking it costs at worst."""
 AWAKE_WORK = 1 << 12
 """The same where the loop before was parallel as well, so that threads are awake: about two microseconds."""
-PARTS, PARTS_AGAIN = 4, 2
-"""Parts per thread: where a loop runs once, and where it is run again and again with little work each time."""
 SERIAL_TEXT = """
-define void @hf_parallel(ptr %body, ptr %data, i64 %threads, i64 %per) {
-  call void %body(ptr %data, i64 0, i64 0, i64 1)
+define void @GOMP_parallel(ptr %body, ptr %data, i32 %threads, i32 %flags) {
+  call void %body(ptr %data)
   ret void
+}
+define i32 @omp_get_thread_num() {
+  ret i32 0
+}
+define i32 @omp_get_num_threads() {
+  ret i32 1
 }
 """
 
@@ -37,24 +42,41 @@ class Runtime:
     """Where parallel loops run."""
 
     kind: str
-    """`pool`, or `serial` where threads cannot be woken."""
+    """`gomp`, or `serial` where torch has not loaded an OpenMP runtime with GNU's interface."""
     symbols: Mapping[str, int]
     detail: str
-    keep: Loaded | None = None
+    keep: Loaded | ctypes.CDLL | None = None
 
 
 @functools.cache
 def runtime() -> Runtime:
-    """The runtime of this process, made once."""
-    if why := pool.unavailable():
-        loaded = load_object(compile_object(SERIAL_TEXT, host()).code, SYMBOLS)
-        return Runtime("serial", {n: loaded.address(n) for n in SYMBOLS}, why, loaded)
-    return Runtime("pool", {"hf_parallel": pool.pool().address}, "threads that take parts", pool.pool().loaded)
+    """The runtime of this process, looked up once; import torch before."""
+    tried: list[str] = []
+    for path in _candidates():
+        try:
+            library = ctypes.CDLL(path)
+            found = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in SYMBOLS}
+        except (OSError, AttributeError) as e:
+            tried.append(f"{path}: {e}")
+            continue
+        return Runtime("gomp", found, path, library)
+    loaded = load_object(compile_object(SERIAL_TEXT, host()).code, SYMBOLS)
+    return Runtime(
+        "serial", {n: loaded.address(n) for n in SYMBOLS}, "; ".join(tried) or "no OpenMP library is loaded", loaded
+    )
 
 
-def parts_per_thread(repeated: bool) -> int:
-    """How many parts a thread's share of a loop is cut into, so that others can help one that is held up."""
-    return PARTS_AGAIN if repeated else PARTS
+def _candidates() -> list[str]:
+    """OpenMP libraries mapped into this process: torch's own first."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return []
+    found: list[str] = []
+    for line in maps.read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if path.startswith("/") and ("libgomp" in Path(path).name or "libomp" in Path(path).name) and path not in found:
+            found.append(path)
+    return sorted(found, key=lambda p: "torch" not in p)
 
 
 _COSTLY = {"exp": 12, "exp2": 10, "expm1": 16, "log": 14, "log2": 16, "log1p": 18, "sin": 24, "cos": 24, "tanh": 20,

@@ -30,7 +30,7 @@ BURST_S = 3e-4
 PASSES = 12
 PAUSE_S = 0.01
 IDLE_S = 0.05
-"""By then threads that wait for work have gone to sleep: they look for some before they do."""
+"""By then threads that wait for work have gone to sleep: the OpenMP runtime lets them spin for some milliseconds first."""
 LEAST_MEMORY = 64 << 20
 MOST_MEMORY = 512 << 20
 _UNIT = 8 * 64

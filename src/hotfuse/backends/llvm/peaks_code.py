@@ -5,7 +5,7 @@ Every function has a kernel's signature, `void name(ptr buffers, ptr sizes)`:
     buffers   where threads work, each in its own part
     sizes     bytes of one thread's part, repeats, threads
 
-The body runs once per thread, by the pool that kernels use.
+The body runs once per thread, by the OpenMP runtime that kernels use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ ROUNDS = 4
 STREAMS = 8
 """Vectors that one turn of a reading or writing loop moves."""
 HEAD = """
-declare void @hf_parallel(ptr, ptr, i64, i64)
+declare void @GOMP_parallel(ptr, ptr, i32, i32)
+declare i32 @omp_get_thread_num()
 """
 
 
@@ -76,14 +77,17 @@ define void @{name}(ptr %buffers, ptr %sizes) {{
   %many = icmp sgt i64 %threads, 1
   br i1 %many, label %fork, label %alone
 fork:
-  call void @hf_parallel(ptr @{name}.share, ptr %context, i64 %threads, i64 1)
+  %count = trunc i64 %threads to i32
+  call void @GOMP_parallel(ptr @{name}.share, ptr %context, i32 %count, i32 0)
   ret void
 alone:
   call void @{name}.part(ptr %context, i64 0)
   ret void
 }}
-define internal void @{name}.share(ptr %context, i64 %thread, i64 %part, i64 %parts) {{
-  call void @{name}.part(ptr %context, i64 %part)
+define internal void @{name}.share(ptr %context) {{
+  %t = call i32 @omp_get_thread_num()
+  %thread = zext i32 %t to i64
+  call void @{name}.part(ptr %context, i64 %thread)
   ret void
 }}
 define internal void @{name}.part(ptr %context, i64 %thread) noinline {{
@@ -183,7 +187,7 @@ def _stream(target: Target, *, write: bool) -> str:
 
 
 FORKS = """
-define internal void @nothing(ptr %context, i64 %thread, i64 %part, i64 %parts) {
+define internal void @nothing(ptr %context) {
   ret void
 }
 define void @forks(ptr %buffers, ptr %sizes) {
@@ -192,11 +196,12 @@ entry:
   %repeats = load i64, ptr %repeats.at
   %threads.at = getelementptr i64, ptr %sizes, i64 2
   %threads = load i64, ptr %threads.at
+  %count = trunc i64 %threads to i32
   %any = icmp sgt i64 %repeats, 0
   br i1 %any, label %loop, label %done
 loop:
   %i = phi i64 [0, %entry], [%i1, %loop]
-  call void @hf_parallel(ptr @nothing, ptr null, i64 %threads, i64 1)
+  call void @GOMP_parallel(ptr @nothing, ptr null, i32 %count, i32 0)
   %i1 = add i64 %i, 1
   %more = icmp slt i64 %i1, %repeats
   br i1 %more, label %loop, label %done
