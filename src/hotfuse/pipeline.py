@@ -14,6 +14,7 @@ import torch
 
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.library import LibraryBackend
+from hotfuse.base.debug import ASSEMBLY, GRAPHS, LLVM, TILES, UNITS, say
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.value import ANY_DEMAND, Demand
@@ -105,6 +106,14 @@ def _native(runs: tuple[Graph, RunParts, Mapping[str, int]], job: Job) -> Plan:
 
     graph, parts, sizes = runs
     plan = assembled(parts, job.weights, graph, sizes)
+    for made in parts.kernels if job.settings.debug >= TILES else ():
+        from hotfuse.backends.llvm.native import assembly_text, llvm_text
+        from hotfuse.tile.text import show as show_kernel
+
+        kernel = made.lowered.kernel
+        say(job.settings.debug, TILES, lambda kernel=kernel: show_kernel(kernel))
+        say(job.settings.debug, LLVM, lambda kernel=kernel: llvm_text(kernel))
+        say(job.settings.debug, ASSEMBLY, lambda kernel=kernel: assembly_text(kernel))
     serial = runtime().kind == "serial"
     notes = ("kernels run on one thread: " + runtime().detail,) if serial else ()
     return replace(plan, notes=(*notes, *plan.notes))
@@ -147,7 +156,10 @@ def compile_units(
 
     settled, constants = frozen(graph, weights)
     plan = _run(TIER1, with_numbers(settled, constants), Job(settings, constants, sample, on_progress, demand, note))
-    return replace(plan, account=account(begun[0]))
+    told = account(begun[0])
+    say(settings.debug, UNITS, told.lines)
+    say(settings.debug, GRAPHS, lambda: show(plan.graph))
+    return replace(plan, account=told)
 
 
 def _run(stages: tuple[Stage, ...], value: Any, job: Job) -> Any:
@@ -158,4 +170,5 @@ def _run(stages: tuple[Stage, ...], value: Any, job: Job) -> Any:
 
 def compile_tier0(graph: Graph, weights: Mapping[str, torch.Tensor], settings: Settings) -> Plan:
     """A graph as a tier-0 plan on these weights."""
+    say(settings.debug, GRAPHS, lambda: show(graph))
     return _run(TIER0, graph, Job(settings, weights))

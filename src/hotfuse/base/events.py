@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from hotfuse.base.debug import DECISIONS, say
 
 EvidenceValue = str | int | float | bool | None
 
@@ -120,8 +121,7 @@ class EventLog:
         with self._lock:
             self._decisions.append(decision)
             self._counts[f"{action.name.lower()}.{why.name.lower()}"] += 1
-        if self._debug >= 1:
-            print(f"hotfuse: {decision}", file=sys.stderr)
+        say(self._debug, DECISIONS, lambda: str(decision))
         return decision
 
     def now(self) -> float:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from hotfuse.analysis.call_facts import fact_text, facts_of
+from hotfuse.base.debug import CALLS, say
 from hotfuse.base.errors import CallFault, CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
@@ -283,6 +284,9 @@ class Engine:
         entry.heat += since
         entry.seconds += spent * since
         entry.next_look = min(number + interval(entry.heat, self.settings.watch_rate, spent), max(number + 1, entry.sampler.at))
+        if self.settings.debug >= CALLS:
+            entry.next_look = number + 1
+            say(CALLS, CALLS, lambda: f"call {number} of {self.model.name}: tier {plan.tier}, {spent * 1e6:.1f} us")
         signature = entry.signature(*leaves)
         entry.samples.note(signature, leaves)
         if self._improver is not None:

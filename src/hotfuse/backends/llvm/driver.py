@@ -17,7 +17,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hotfuse.backends.llvm.code import Fn, Module
-from hotfuse.backends.llvm.run import CLOCK, OUTCOMES, THREADS, Address, Base, Branch, Call, Mark, Run, Step, branches, calls
+from hotfuse.backends.llvm.run import (
+    CLOCK,
+    OUTCOMES,
+    THREADS,
+    Address,
+    Base,
+    Branch,
+    Call,
+    Mark,
+    Run,
+    Step,
+    branches,
+    calls,
+)
 from hotfuse.backends.llvm.target import Target
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr, sym
