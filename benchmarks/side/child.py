@@ -26,6 +26,7 @@ import numpy as np
 from benchmarks.side.cases import Case, Model, find
 from benchmarks.side.contenders import CONTENDERS, IMPORTS, Absent, Job, Loaded, export
 from benchmarks.side.traffic import Trace
+from hotfuse.compile.worker import end_with_parent
 
 REST_S = 0.01
 """At the beginning of a turn, so that nobody's threads are still spinning."""
@@ -149,6 +150,7 @@ def main() -> int:
     parser.add_argument("--onnx", type=Path)
     parser.add_argument("--seconds", type=float, default=10.0)
     options = parser.parse_args()
+    end_with_parent()  # it is stopped most of the time, and would stay so if the coordinator were killed
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     case = find(options.suite, options.case)
