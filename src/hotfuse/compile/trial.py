@@ -77,7 +77,10 @@ def made_up(v: Value, sizes: Mapping[str, int], generator: torch.Generator) -> A
     dtype = torch_dtype(v.type.dtype)
     if dtype.is_floating_point:
         made = torch.randn(shape, generator=generator).to(dtype)
-    else:
+    elif dtype in (torch.int8, torch.uint8):  # quantized numbers, over their whole range
+        limits = torch.iinfo(dtype)
+        made = torch.randint(limits.min, limits.max + 1, shape, generator=generator).to(dtype)
+    else:  # these may index something, and every size but 0 has these places
         made = torch.randint(0, 2, shape, generator=generator).to(dtype)
     order = v.type.layout.order
     if order is None:
