@@ -14,6 +14,7 @@ from hotfuse.cli.limits import limits, show_limits
 from hotfuse.machine.fingerprint import Fingerprint
 from hotfuse.machine.peaks import Bandwidth, Fork, Peaks, Rate
 from hotfuse.profile.rows import Measurement
+from hotfuse.profile.schema import STEPS
 from hotfuse.profile.store import Store
 
 WHO = Fingerprint((("arch", "x"),), (("cores", "2"),))
@@ -36,6 +37,7 @@ def invoke(*args: str) -> tuple[int, str, str]:
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOTFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("HOTFUSE_PROFILES", raising=False)
     place = tmp_path / "profiles.sqlite"
     with Store.open(place) as store:
         store.machine(WHO, PEAKS.to_dict())
@@ -48,7 +50,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_info(path: Path) -> None:
     code, text, _ = invoke("info", "--json")
     found = json.loads(text)
-    assert code == 0 and found["path"] == str(path) and found["rows"]["measurements"] == 2000 and found["version"] == 1
+    assert code == 0 and found["path"] == str(path) and found["rows"]["measurements"] == 2000 and found["version"] == len(STEPS)
     code, text, _ = invoke("info", "--store", f"sqlite:///{path}")
     assert code == 0 and "measurements        2000" in text and "wal" in text
 
