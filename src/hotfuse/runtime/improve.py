@@ -370,11 +370,12 @@ class Improver:
 
 
 def _demand(entry: Entry) -> Demand:
-    """How much a graph is used, from the calls looked at since its plan was exchanged."""
-    if not entry.heat or not entry.seconds:
-        return Demand()
-    each = entry.seconds / entry.heat
-    return Demand(calls_per_s=1 / each if each else None, library_us=each * 1e6)
+    """What a call takes, from the calls looked at since the plan was exchanged; it orders the units of a compilation.
+
+    How often the graph is called is left open: a model that serves is expected to go on serving, so no unit is given up because
+    its estimated saving is small. Trials decide that.
+    """
+    return Demand(library_us=entry.seconds / entry.heat * 1e6) if entry.heat and entry.seconds else Demand()
 
 
 def _sizes(entry: Entry, signature: Signature) -> str:
