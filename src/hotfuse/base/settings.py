@@ -54,7 +54,7 @@ class Settings:
     watch: bool = True
     """Whether calls are sampled for statistics of the data that flows through the graph."""
     watch_rate: int = 64
-    """In the steady state, one call in so many is looked at."""
+    """In the steady state, one call in so many is looked at; of very fast calls fewer, some hundred a second."""
     max_versions: int = 4
     """Plans of tier 2 kept beside a captured graph: more kinds of calls than that share the generic plan."""
     code_bytes: int = 4 << 30
