@@ -1,17 +1,22 @@
 """Whole models in steady state: Hotfuse against eager, Inductor, ONNX Runtime and OpenVINO, side by side.
 
-    python -m benchmarks.models [--threads 1 2] [--models a,b] [--inductor] [--quick] [--rounds N] [--json FILE]
+    python -m benchmarks.models [--threads 1 2] [--models a,b] [--without inductor] [--quick] [--rounds N] [--again] [--json FILE]
+    python -m benchmarks.models --table         what there is, without measuring
 
 Every model of the zoo, whole, on the shape it is timed with; fp32 everywhere. Each model and number of threads has a process of
 its own, in which all contenders load the same weights, answer the same inputs, and then take turns round by round:
 
 - hotfuse: `hotfuse.jit` or `hotfuse.InferenceSession`, after `wait()` until its best tier serves;
 - tier 0: the same without generated kernels, which the plan must not be slower than; it is no contender;
-- eager, inductor (default mode, freezing; only with `--inductor`: it needs a C++ compiler and minutes): torch models;
+- eager, and inductor (default mode, freezing) in a process of its own that has ten minutes to compile: torch models;
 - ort, openvino: ONNX models as they are, torch models exported or converted. OpenVINO computes in f32, not bf16.
 
 A contender that cannot load a model or answers something else is a line that says so, and does not count. The ratio is how many
-times faster Hotfuse is than the best of the others, as the median over rounds. `--json` appends to a file, one JSON line a row.
+times faster Hotfuse is than the best of the others, as the median over rounds.
+
+Every row is kept (benchmarks/results/models), and a run that was broken off goes on where it was: rows measured with the same
+sources, libraries, machine and options are not measured again, unless with `--again`. A run ends with the table over its models.
+`--json` appends to a file, one JSON line a row.
 """
 
 from __future__ import annotations
@@ -24,8 +29,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +40,8 @@ from torch.utils import _pytree as pytree
 
 import hotfuse
 from benchmarks import zoo
-from benchmarks.gemm import geomean
+from benchmarks.frozen import Frozen
+from benchmarks.model_rows import OURS, STORED, TIER0, Row, all_kept, keep, kept, measured_with, summary, table
 from benchmarks.peers import PEERS, Absent, Call, first_line
 from benchmarks.timing import interleave
 from hotfuse.base.settings import Settings, from_env
@@ -47,63 +53,20 @@ BURST_MS = 4.0
 REST_S = 0.01
 """Between two contenders' turns: the thread pool of the one before stops spinning."""
 SETTLE_S, CHILD_S = 600.0, 1800.0
-OURS, TIER0 = "hotfuse", "tier 0"
-
-
-@dataclass(slots=True)
-class Row:
-    """One model on one number of threads."""
-
-    model: str
-    threads: int
-    shapes: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    timings: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
-    ratios: dict[str, float] = field(default_factory=dict[str, float])
-    """Per contender: its time divided by Hotfuse's in the same round."""
-    errors: dict[str, float] = field(default_factory=dict[str, float])
-    """Per contender: the largest relative difference from the reference's outputs."""
-    absent: dict[str, str] = field(default_factory=dict[str, str])
-    plan: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def best(self) -> tuple[str, float] | None:
-        """The fastest of the others, and how many times faster Hotfuse is."""
-        others = {n: r for n, r in self.ratios.items() if n not in (OURS, TIER0)}
-        return min(others.items(), key=lambda pair: pair[1]) if others and OURS in self.ratios else None
-
-    def lines(self) -> list[str]:
-        """The row as people read it."""
-        best = self.best
-        verdict = f"{best[1]:.2f}x the best ({best[0]})" if best else "nothing to compare with"
-        shapes = ", ".join(f"{n} {'x'.join(map(str, s)) or 'scalar'}" for n, s in self.shapes.items())
-        out = [f"{self.model}, {self.threads} threads, {shapes}: {verdict}; {told(self.plan)}"]
-        for name, t in self.timings.items():
-            spread = f"{t['median_ms']:10.4f} ms ({t['p10_ms']:.4f} - {t['p90_ms']:.4f})"
-            out.append(f"    {name:<9}{spread}  {self.ratios[name]:5.2f}x  error {self.errors[name]:.0e}")
-        return out + [f"    {name:<9}absent: {why}" for name, why in self.absent.items()]
-
-
-def told(plan: Mapping[str, Any]) -> str:
-    """What Hotfuse served with, in words."""
-    if not plan:
-        return "no plan"
-    why = "" if plan["tier"] else f" ({plan['refused'] or 'not tried'})"
-    return (
-        f"tier {plan['tier']}{why}, {plan['native']} native, {plan['library']} library, {plan['branches']} branching parts, "
-        f"{plan['library_nodes']} of {plan['nodes']} nodes with the library"
-    )
+INDUCTOR = "inductor"
+Arrays = list[np.ndarray[Any, Any]]
 
 
 # --- Hotfuse -------------------------------------------------------------------------------------
 
 
-def flat(result: Any) -> list[np.ndarray[Any, Any]]:
+def flat(result: Any) -> Arrays:
     """Outputs of whatever structure as arrays."""
     leaves = result if isinstance(result, list) else pytree.tree_flatten(result)[0]
     return [v.detach().numpy() if isinstance(v, torch.Tensor) else np.asarray(v) for v in leaves]
 
 
-def difference(got: list[np.ndarray[Any, Any]], want: list[np.ndarray[Any, Any]]) -> float:
+def difference(got: Arrays, want: Arrays) -> float:
     """The largest error relative to the largest magnitude of each output; infinite where shapes differ."""
     if [g.shape for g in got] != [w.shape for w in want]:
         return math.inf
@@ -151,7 +114,7 @@ def served(found: dict[str, Any]) -> dict[str, Any]:
 # --- one model -----------------------------------------------------------------------------------
 
 
-def measure(name: str, threads: int, peers: list[str], rounds: int, reduced: bool) -> Row:
+def measure(name: str, threads: int, peers: Sequence[str], rounds: int, reduced: bool) -> Row:
     """Load every contender, compare what they answer, and time those that agree."""
     torch.set_num_threads(threads)
     row = Row(name, threads)
@@ -164,57 +127,66 @@ def measure(name: str, threads: int, peers: list[str], rounds: int, reduced: boo
     row.shapes = {n: list(v.shape) for n, v in inputs.items()}
     calls: dict[str, Call] = {}
     plans: dict[str, dict[str, Any]] = {OURS: {}, TIER0: {}}
-    for name in (*plans, *peers):
+    for who in (*plans, *(p for p in peers if p != INDUCTOR)):
         try:
-            if name in plans:
+            if who in plans:
                 settings = from_env().with_(threads=threads)
-                call, plans[name] = settled(model, inputs, settings if name == OURS else settings.with_(tiers=0))
+                call, plans[who] = settled(model, inputs, settings if who == OURS else settings.with_(tiers=0))
             else:
-                call = PEERS[name](model, inputs, threads)
+                call = PEERS[who](model, inputs, threads)
             call()
-            calls[name] = call
+            calls[who] = call
         except Exception as e:  # a contender that fails in any way is a line that says so
-            row.absent[name] = str(e) if isinstance(e, Absent) else first_line(e)
+            row.absent[who] = str(e) if isinstance(e, Absent) else first_line(e)
     row.plan = plans[OURS]
-    time_agreeing(row, calls, "ort" if model.kind == "onnx" else "eager", rounds)
+    reference = "ort" if model.kind == "onnx" else "eager"
+    if INDUCTOR not in peers or model.kind == "onnx":
+        time_agreeing(row, calls, reference, rounds)
+        return row
+    try:
+        frozen = Frozen(name, threads, reduced=reduced)
+    except Absent as e:
+        row.absent[INDUCTOR] = str(e)
+        time_agreeing(row, calls, reference, rounds)
+        return row
+    try:
+        time_agreeing(row, calls, reference, rounds, {INDUCTOR: (frozen.answered, frozen.time)})
+    finally:
+        frozen.close()
     return row
 
 
-def time_agreeing(row: Row, calls: dict[str, Call], reference: str, rounds: int) -> None:
-    """Compare outputs with the reference's, then time who agrees; Hotfuse sets the pace."""
+def time_agreeing(
+    row: Row, calls: dict[str, Call], reference: str, rounds: int,
+    apart: Mapping[str, tuple[Arrays, Callable[[int], float]]] | None = None,
+) -> None:  # fmt: skip
+    """Compare outputs with the reference's, then time who agrees; Hotfuse sets the pace.
+
+    Those `apart` are given by what they answered, and how to time some calls of theirs.
+    """
     if reference not in calls:
         reference = next((n for n in calls if n not in (OURS, TIER0)), OURS)
     want = flat(calls[reference]()) if calls else []
-    for name, call in list(calls.items()):
-        row.errors[name] = difference(flat(call()), want)
+    agree = dict(calls)
+    timed_apart = {n: pair[1] for n, pair in (apart or {}).items()}
+    answers = {n: (lambda call=call: flat(call())) for n, call in calls.items()}
+    answers |= {n: (lambda pair=pair: pair[0]) for n, pair in (apart or {}).items()}
+    for name, answer in answers.items():
+        row.errors[name] = difference(answer(), want)
         if not row.errors[name] <= RTOL:
             row.absent[name] = f"answers differ from {reference}'s by {row.errors[name]:.1e}"
-            del calls[name]
-    if OURS not in calls:
+            agree.pop(name, None)
+            timed_apart.pop(name, None)
+    if OURS not in agree:
         return
     start = time.perf_counter()
-    calls[OURS]()
+    agree[OURS]()
     inner = max(1, math.ceil(BURST_MS / 1e3 / (time.perf_counter() - start)))
-    timings, row.ratios = interleave(calls, rounds=rounds, inner=inner, warm_up=1, rest_s=REST_S)
+    timings, row.ratios = interleave(agree, rounds=rounds, inner=inner, warm_up=1, rest_s=REST_S, apart=timed_apart)
     row.timings = {n: t.to_dict() for n, t in timings.items()}
 
 
 # --- all of them ---------------------------------------------------------------------------------
-
-
-def summary(rows: list[Row]) -> list[str]:
-    """One line per number of threads, over the models that have a ratio."""
-    out: list[str] = []
-    for threads in dict.fromkeys(r.threads for r in rows):
-        found = {r.model: r.best[1] for r in rows if r.threads == threads and r.best}
-        if found:
-            worst = min(found, key=lambda n: found[n])
-            counted = f"{len(found)} of {sum(r.threads == threads for r in rows)} models"
-            out.append(
-                f"{threads} threads: geomean {geomean(list(found.values())):.3f}x the best over {counted}, "
-                f"worst {found[worst]:.2f}x ({worst})"
-            )
-    return out
 
 
 def in_a_process(name: str, threads: int, arguments: list[str]) -> Row:
@@ -231,41 +203,66 @@ def in_a_process(name: str, threads: int, arguments: list[str]) -> Row:
 
 
 def main() -> int:
-    """Measure and print; with --json, also append the rows to a file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--models", default=",".join(zoo.names()), help="comma-separated names; all by default")
-    parser.add_argument("--inductor", action="store_true", help="compile with Inductor too")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--quick", action="store_true", help="fewer layers and 5 rounds: does it work at all")
-    parser.add_argument("--json", metavar="FILE", type=Path)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    """Measure what has not been measured, keep it, and print the table."""
+    options = _options()
     names: list[str] = options.models.split(",")
     rounds = 5 if options.quick else options.rounds
-    if unknown := sorted(set(names) - set(zoo.names())):
-        parser.error(f"no model {unknown[0]!r}; one of {', '.join(zoo.names())}")
+    left_out: list[str] = options.without
     if options.child:
-        peers = [p for p in PEERS if p != "inductor" or options.inductor]
+        peers = [p for p in (*PEERS, INDUCTOR) if p not in left_out]
         with torch.inference_mode():
             row = measure(names[0], options.threads[0], peers, rounds, options.quick)
         print(json.dumps(asdict(row)))
         return 0
+    folder = options.results / "quick" if options.quick else options.results
+    if options.table:
+        _end(all_kept(folder, names, options.threads))
+        return 0
     machine = fingerprint().to_dict()
-    passed = [*(["--inductor"] if options.inductor else []), *(["--quick"] if options.quick else [])]
+    key = measured_with(machine, rounds=rounds, without=sorted(left_out))
+    passed = [*(["--without", *left_out] if left_out else []), *(["--quick"] if options.quick else [])]
     rows: list[Row] = []
-    for name in names:
-        for threads in options.threads:
-            row = in_a_process(name, threads, [*passed, "--rounds", str(rounds)])
+    for threads in options.threads:
+        for name in names:
+            row = None if options.again else kept(folder, name, threads, key)
+            if row is None:
+                row = in_a_process(name, threads, [*passed, "--rounds", str(rounds)])
+                keep(folder, row, key)
+                if options.json:
+                    _append(options.json, row, machine, quick=options.quick)
             rows.append(row)
             print("\n".join(row.lines()), flush=True)
-            if options.json:
-                best = {"best": row.best[0], "ratio": round(row.best[1], 4)} if row.best else {}
-                line = {"benchmark": "models", **asdict(row), **best, "quick": options.quick, "machine": machine}
-                with options.json.open("a", encoding="utf-8") as file:
-                    print(json.dumps(line), file=file)
-    print("\n".join(summary(rows)))
+    _end(rows)
     return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--models", default=",".join(zoo.names()), help="comma-separated names; all by default")
+    parser.add_argument("--without", nargs="+", default=[], choices=[*PEERS, INDUCTOR], help="contenders to leave out")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--quick", action="store_true", help="fewer layers and 5 rounds: does it work at all")
+    parser.add_argument("--results", metavar="DIR", type=Path, default=STORED, help="where rows are kept")
+    parser.add_argument("--again", action="store_true", help="measure what has been measured already, too")
+    parser.add_argument("--table", action="store_true", help="print what has been measured, whenever it was")
+    parser.add_argument("--json", metavar="FILE", type=Path)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if unknown := sorted(set(options.models.split(",")) - set(zoo.names())):
+        parser.error(f"no model {unknown[0]!r}; one of {', '.join(zoo.names())}")
+    return options
+
+
+def _append(path: Path, row: Row, machine: dict[str, Any], *, quick: bool) -> None:
+    best = {"best": row.best[0], "ratio": round(row.best[1], 4)} if row.best else {}
+    with path.open("a", encoding="utf-8") as file:
+        print(json.dumps({"benchmark": "models", **asdict(row), **best, "quick": quick, "machine": machine}), file=file)
+
+
+def _end(rows: Sequence[Row]) -> None:
+    """The table, and what it comes to."""
+    print("\n".join(["", *table(rows), "", *summary(rows)]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The peers of the whole-model benchmark: each loads a model of the zoo and gives a call that answers its inputs.
 
-One that cannot raises whatever it raises: the benchmark's row says so.
+One that cannot raises whatever it raises: the benchmark's row says so. Inductor has a process of its own (`benchmarks.frozen`).
 """
 
 from __future__ import annotations
@@ -28,18 +28,6 @@ def eager(model: zoo.ZooModel, inputs: dict[str, Any], _threads: int) -> Call:
         raise Absent("an ONNX model has no torch code")
     module = model.module
     return lambda: module(**inputs)
-
-
-def inductor(model: zoo.ZooModel, inputs: dict[str, Any], _threads: int) -> Call:
-    """`torch.compile` with frozen weights."""
-    if model.module is None:
-        raise Absent("an ONNX model has no torch code")
-    import torch._inductor.config as config
-
-    config.freezing = True
-    compiled = torch.compile(model.module)
-    compiled(**inputs)
-    return lambda: compiled(**inputs)
 
 
 class Positional(torch.nn.Module):
@@ -103,7 +91,7 @@ def openvino(model: zoo.ZooModel, inputs: dict[str, Any], threads: int) -> Call:
 
 
 PEERS: dict[str, Callable[[zoo.ZooModel, dict[str, Any], int], Call]] = {
-    "eager": eager, "inductor": inductor, "ort": ort, "openvino": openvino,
+    "eager": eager, "ort": ort, "openvino": openvino,
 }  # fmt: skip
 
 

@@ -39,17 +39,20 @@ def summarize(times_ms: list[float]) -> Timing:
 
 
 def interleave(
-    contenders: Mapping[str, Callable[[], object]], *, rounds: int, inner: int = 1, warm_up: int = 3, rest_s: float = 0.0
-) -> tuple[dict[str, Timing], dict[str, float]]:
+    contenders: Mapping[str, Callable[[], object]], *, rounds: int, inner: int = 1, warm_up: int = 3, rest_s: float = 0.0,
+    apart: Mapping[str, Callable[[int], float]] | None = None,
+) -> tuple[dict[str, Timing], dict[str, float]]:  # fmt: skip
     """Time contenders in turns, the order turning round; `inner` calls are timed together where one is too short.
 
     Gives each one's timing, and the median over rounds of its time divided by the first one's *of the same
     round*, which a drifting machine disturbs least. With `rest_s`, every turn begins with a pause, in which the threads
-    of whoever came before stop spinning, and a call that is not counted.
+    of whoever came before stop spinning, and a call that is not counted. Contenders `apart` are in another process: they are told
+    how many calls to make, and say themselves how many seconds these took.
     """
-    names = list(contenders)
+    apart = apart or {}
+    names = [*contenders, *apart]
     times: dict[str, list[float]] = {name: [] for name in names}
-    for name in names:
+    for name in contenders:
         for _ in range(warm_up * inner):
             contenders[name]()
     gc.collect()
@@ -57,9 +60,13 @@ def interleave(
     try:
         for i in range(rounds):
             for name in names if i % 2 == 0 else reversed(names):
-                call = contenders[name]
                 if rest_s:
                     time.sleep(rest_s)
+                if name in apart:
+                    times[name].append(apart[name](inner) * 1e3 / inner)
+                    continue
+                call = contenders[name]
+                if rest_s:
                     call()
                 start = time.perf_counter()
                 for _ in range(inner):
