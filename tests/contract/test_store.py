@@ -22,9 +22,10 @@ from hotfuse.base.errors import InputError
 from hotfuse.base.settings import Settings
 from hotfuse.machine.fingerprint import Fingerprint
 from hotfuse.profile.database import Database
+from hotfuse.profile.place import location
 from hotfuse.profile.rows import Drift, Measurement, PartitionProfile, StoredDecision, array_from_row, array_to_row
 from hotfuse.profile.schema import STEPS, NewerSchema, Step, migrate, version_of
-from hotfuse.profile.store import Store, location
+from hotfuse.profile.store import Store
 
 WHO = Fingerprint((("arch", "x86_64"),), (("cores", "2"),))
 
@@ -310,3 +311,24 @@ def test_memory_is_shared_by_threads() -> None:
     for t in threads:
         t.join()
     assert len(store.measurements()) == 200
+
+
+def test_memories_add_up_over_processes(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "p.sqlite") as one, Store.open(tmp_path / "p.sqlite") as two:
+        machine = one.machine(WHO)
+        one.remember("arms", {"vertical": [1.0, 0.5], "split": [1.0, -1.0]}, machine)
+        two.remember("arms", {"vertical": [2.0, 0.25]}, machine)
+        two.remember("arms", {"vertical": [9.0, 9.0]})
+        assert one.remembered("arms", machine) == {"split": [1.0, -1.0], "vertical": [3.0, 0.75]}
+        assert one.remembered("arms") == {"vertical": [9.0, 9.0]} and one.remembered("other", machine) == {}
+        with pytest.raises(InputError):
+            one.remember("arms", {"vertical": [math.nan, 0.0]}, machine)
+
+
+def test_a_model_is_the_newest_of_its_machine(store: Store) -> None:
+    here, there = store.machine(WHO), store.machine(Fingerprint(WHO.identity, (("cores", "4"),)))
+    store.save_model("m", {"a": np.zeros(1)}, {"n": 1}, here)
+    store.save_model("m", {"a": np.ones(1)}, {"n": 2}, there)
+    mine, newest = store.load_model("m", machine=here), store.load_model("m")
+    assert mine is not None and mine.version == 1 and newest is not None and newest.version == 2
+    assert [(v, facts) for v, (_, facts) in store.model_dates("m", here).items()] == [(1, {"n": 1})]

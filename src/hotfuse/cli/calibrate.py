@@ -37,7 +37,8 @@ def calibrate(
     wanted = seconds(budget)
     from hotfuse.compile.calibrate import Report
     from hotfuse.compile.calibrate import calibrate as run
-    from hotfuse.profile.store import Store, location
+    from hotfuse.profile.place import location
+    from hotfuse.profile.store import Store
 
     with Store.open(at or location(from_env())) as store:
         if console().is_terminal and not as_json:

@@ -29,7 +29,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 
 def _open(at: str | None) -> Store:
     """A store that exists: looking at one must not begin it, nor put a damaged one aside unseen."""
-    from hotfuse.profile.store import Store, location
+    from hotfuse.profile.place import location
+    from hotfuse.profile.store import Store
 
     place = at or location(from_env())
     if "://" not in place and not Path(place).expanduser().exists():

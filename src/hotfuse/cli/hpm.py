@@ -23,7 +23,8 @@ def hpm(
     """Accuracy on held-out problems, the features that matter, versions, and how the machine drifted."""
     from hotfuse.compile.host import this_host
     from hotfuse.hpm import calibrate, judge, model
-    from hotfuse.profile.store import Store, location
+    from hotfuse.profile.place import location
+    from hotfuse.profile.store import Store
 
     place = at or location(from_env())
     if "://" not in place and not Path(place).expanduser().exists():

@@ -45,7 +45,8 @@ def limits(settings: Settings, who: Fingerprint, *, measure: bool) -> Limits:
 
 
 def _peaks(settings: Settings, who: Fingerprint, measure: bool) -> tuple[Peaks | None, str, dict[str, Any]]:
-    from hotfuse.profile.store import Store, location
+    from hotfuse.profile.place import location
+    from hotfuse.profile.store import Store
 
     place = location(settings)
     if not measure and "://" not in place and not Path(place).exists():

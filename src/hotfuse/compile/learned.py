@@ -24,8 +24,9 @@ from hotfuse.hpm.online import Online
 from hotfuse.hpm.work import Book, Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
+from hotfuse.profile.place import location
 from hotfuse.profile.rows import Measurement
-from hotfuse.profile.store import Store, location
+from hotfuse.profile.store import Store
 
 LEAST_US = 20.0
 """Trials of shorter kernels say more about calling them than about them."""

@@ -59,8 +59,11 @@ class PartitionProfile:
     bytes: float
     flops: float
     bottleneck: str = ""
+    """What limits it, where somebody looked."""
     at: float = 0.0
     machine: int | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Utilizations, counters and joules with where they come from, and what is proposed: plain data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,14 @@ def object_from_text(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")
     return found
+
+
+def list_from_text(text: str) -> list[float]:
+    """A JSON list of numbers; raises ValueError where the text holds something else."""
+    found = json.loads(text)
+    if not isinstance(found, list):
+        raise ValueError("not a list")
+    return list(numbers_from_text(json.dumps(dict(enumerate(found)))).values())
 
 
 def array_to_row(name: str, array: Array) -> dict[str, Any]:

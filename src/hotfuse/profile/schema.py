@@ -90,6 +90,7 @@ partition_profiles = Table(
     Column("bytes", Float, nullable=False),
     Column("flops", Float, nullable=False),
     Column("bottleneck", String(32), nullable=False),
+    Column("evidence", Text, nullable=False, server_default="{}"),
     Column("at", Float, nullable=False),
     Index("partition_profiles_by_graph", "graph", "partition"),
 )
@@ -154,6 +155,18 @@ problems = Table(
     Column("seen_at", Float, nullable=False),
 )
 
+memories = Table(
+    "memories",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("machine_id", Integer, ForeignKey("machines.id")),
+    Column("name", String(64), nullable=False),
+    Column("key", String(128), nullable=False),
+    Column("numbers", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    Index("memories_by_name", "machine_id", "name", "key"),
+)
+
 FIRST = (machines, measurements, models, partition_profiles, decisions, hpm_models, hpm_arrays, drift)
 
 
@@ -174,11 +187,18 @@ def _problems(connection: Connection) -> None:
     metadata.create_all(connection, tables=[problems])
 
 
+def _memories(connection: Connection) -> None:
+    metadata.create_all(connection, tables=[memories])
+    if all(c["name"] != "evidence" for c in inspect(connection).get_columns(partition_profiles.name)):
+        connection.exec_driver_sql("ALTER TABLE partition_profiles ADD COLUMN evidence TEXT NOT NULL DEFAULT '{}'")
+
+
 STEPS: tuple[Step, ...] = (
     Step(1, "machines, measurements, profiles, decisions, models, drift", _create),
     Step(2, "groups that models were cut into, for calibration", _problems),
+    Step(3, "what came true of predictions; why a partition is slow", _memories),
 )
-TABLES = (*FIRST, problems)
+TABLES = (*FIRST, problems, memories)
 """Every table, for whoever goes through all of them."""
 
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,34 +23,20 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from hotfuse.base.errors import InputError
-from hotfuse.base.events import Action, EventLog, Why
-from hotfuse.base.settings import Settings
+from hotfuse.base.events import EventLog
 from hotfuse.machine.fingerprint import Fingerprint
 from hotfuse.profile import schema as s
-from hotfuse.profile.database import Database, Trouble
+from hotfuse.profile.learned_tables import LearnedTables
 from hotfuse.profile.rows import (
     SOURCES,
-    Drift,
     Measurement,
     PartitionProfile,
     StoredDecision,
-    StoredModel,
-    array_from_row,
-    array_to_row,
     numbers_from_text,
     numbers_to_text,
     object_from_text,
 )
-from hotfuse.profile.schema import STEPS, Step
-
-FILE = "profiles.sqlite"
-BATCH = 500
-"""Rows of one transaction: others wait for no longer than that takes."""
-
-
-def location(settings: Settings) -> str:
-    """Where the settings put the store: what they name, or a file in the cache folder."""
-    return settings.profiles or str(settings.cache_dir.expanduser() / FILE)
+from hotfuse.profile.tables import BATCH, new_key
 
 
 def _path(place: str | os.PathLike[str]) -> Path | None:
@@ -73,41 +58,17 @@ def _path(place: str | os.PathLike[str]) -> Path | None:
     return Path(url.database).expanduser() if url.database and url.database != ":memory:" else None
 
 
-class Store:
+class Store(LearnedTables):
     """An open store; safe to use from several threads, and after a fork."""
-
-    def __init__(self, path: Path | None, log: EventLog | None = None, steps: Sequence[Step] = STEPS) -> None:
-        self.notes: list[str] = []
-        """What happened to the file, in words."""
-        self.skipped: Counter[str] = Counter()
-        """Per table, rows that could not be read."""
-        self._log = log
-        self._database = Database(path, self._told, steps)
 
     @classmethod
     def open(cls, place: str | os.PathLike[str], log: EventLog | None = None) -> Store:
         """Open or begin the store at a path or `sqlite:///path`; `:memory:` keeps nothing."""
         return cls(_path(place), log)
 
-    def _told(self, trouble: Trouble, detail: str) -> None:
-        self.notes.append(f"{trouble.value}: {detail}")
-        if self._log is not None:
-            why = Why.STORE_DAMAGED if trouble is Trouble.CORRUPT else Why.STORE_UNUSABLE
-            self._log.decide(Action.FALLBACK, why, "profile store", trouble=trouble.name.lower(), detail=detail)
-
-    @property
-    def path(self) -> Path | None:
-        """The file; None where everything is in memory."""
-        return self._database.path
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How often the file was busy, damaged, full or refused, and rows that could not be read."""
-        return {**self._database.counts, **{f"skipped_{t}": n for t, n in self.skipped.items()}}
-
     def close(self) -> None:
         """Close the file."""
-        self._database.close()
+        self.database.close()
 
     def __enter__(self) -> Store:
         return self
@@ -136,15 +97,15 @@ class Store:
                 "identity_key": who.key, "tuning_key": who.tuning_key,
                 "identity": json.dumps(dict(who.identity)), "tuning": json.dumps(dict(who.tuning)),
             }  # fmt: skip
-            return _key(c.execute(insert(t).values(**values, **changes)))
+            return new_key(c.execute(insert(t).values(**values, **changes)))
 
-        return self._database.write(work)
+        return self.database.write(work)
 
     def peaks(self, machine: int) -> dict[str, Any] | None:
         """What was measured of a machine's limits, if anything was."""
         t = s.machines
-        text = self._database.read(lambda c: c.execute(select(t.c.peaks).where(t.c.id == machine)).scalar())
-        return self._checked("machines", lambda: object_from_text(text)) if text else None
+        text = self.database.read(lambda c: c.execute(select(t.c.peaks).where(t.c.id == machine)).scalar())
+        return self.checked("machines", lambda: object_from_text(text)) if text else None
 
     # -- measurements
 
@@ -161,11 +122,11 @@ class Store:
                     "time_ns": float(m.time_ns), "noise": float(m.noise), "source": m.source, "at": m.at or time.time(),
                 }
             )  # fmt: skip
-        self._insert(s.measurements, values)
+        self.add_rows(s.measurements, values)
         return len(values)
 
     def measurements(
-        self, *, machine: int | None = None, family: str | None = None, source: str | None = None,
+        self, *, machine: int | None = None, family: str | None = None, source: str | Sequence[str] | None = None,
         kernel: str | None = None, since: float | None = None, limit: int | None = None,
     ) -> list[Measurement]:  # fmt: skip
         """The rows that fit, newest first."""
@@ -174,11 +135,12 @@ class Store:
         for column, wanted in (
             (t.c.machine_id, machine),
             (t.c.family, family),
-            (t.c.source, source),
             (t.c.kernel, kernel),
         ):
             if wanted is not None:
                 query = query.where(column == wanted)
+        if source is not None:
+            query = query.where(t.c.source.in_([source] if isinstance(source, str) else source))
         if since is not None:
             query = query.where(t.c.at >= since)
 
@@ -191,7 +153,7 @@ class Store:
                 float(r.at), r.machine_id,
             )  # fmt: skip
 
-        return self._rows("measurements", query if limit is None else query.limit(limit), one)
+        return self.rows_of("measurements", query if limit is None else query.limit(limit), one)
 
     # -- problems
 
@@ -200,9 +162,11 @@ class Store:
 
         def work(c: Connection) -> None:
             c.execute(delete(s.problems).where(s.problems.c.key == key))
-            c.execute(insert(s.problems).values(key=key, graph=graph, sizes=numbers_to_text(sizes), seen_at=time.time()))
+            c.execute(
+                insert(s.problems).values(key=key, graph=graph, sizes=numbers_to_text(sizes), seen_at=time.time())
+            )
 
-        self._database.write(work)
+        self.database.write(work)
 
     def problems(self, limit: int = 200) -> list[tuple[str, dict[str, int]]]:
         """Groups of models that were served, newest first: their graphs as text, and sizes."""
@@ -211,7 +175,7 @@ class Store:
         def one(r: Row[Any]) -> tuple[str, dict[str, int]]:
             return str(r.graph), {n: int(v) for n, v in numbers_from_text(r.sizes).items()}
 
-        return self._rows("problems", query, one)
+        return self.rows_of("problems", query, one)
 
     # -- models and their partitions
 
@@ -222,12 +186,12 @@ class Store:
             c.execute(delete(s.models).where(s.models.c.graph == graph))
             c.execute(insert(s.models).values(graph=graph, name=name, seen_at=time.time()))
 
-        self._database.write(work)
+        self.database.write(work)
 
     def graphs(self) -> dict[str, str]:
         """Names of known models by graph."""
         query = select(s.models.c.graph, s.models.c.name)
-        return {r.graph: r.name for r in self._database.read(lambda c: c.execute(query).all())}
+        return {r.graph: r.name for r in self.database.read(lambda c: c.execute(query).all())}
 
     def record_partitions(self, rows: Iterable[PartitionProfile], machine: int | None = None) -> None:
         """Put profiles in the place of older ones of the same partition, signature and machine."""
@@ -239,11 +203,12 @@ class Store:
                 who = machine if p.machine is None else p.machine
                 same = (t.c.graph == p.graph) & (t.c.partition == p.partition) & (t.c.signature == p.signature)
                 c.execute(delete(t).where(same, t.c.machine_id.is_(None) if who is None else t.c.machine_id == who))
-                values = {n: getattr(p, n) for n in p.__slots__ if n not in ("machine", "at")}
-                c.execute(insert(t).values(machine_id=who, at=p.at or time.time(), **values))
+                values = {n: getattr(p, n) for n in p.__slots__ if n not in ("machine", "at", "evidence")}
+                evidence = json.dumps(dict(p.evidence))
+                c.execute(insert(t).values(machine_id=who, at=p.at or time.time(), evidence=evidence, **values))
 
         if given:
-            self._database.write(work)
+            self.database.write(work)
 
     def partitions(self, graph: str, machine: int | None = None) -> list[PartitionProfile]:
         """The profiles of a model's partitions."""
@@ -258,10 +223,10 @@ class Store:
             }
             return PartitionProfile(
                 graph=r.graph, partition=r.partition, signature=r.signature, calls=int(r.calls), bottleneck=r.bottleneck,
-                machine=r.machine_id, **numbers,
+                evidence=object_from_text(r.evidence), machine=r.machine_id, **numbers,
             )  # fmt: skip
 
-        return self._rows("partition_profiles", query, one)
+        return self.rows_of("partition_profiles", query, one)
 
     # -- decisions
 
@@ -274,7 +239,7 @@ class Store:
             }
             for d in rows
         ]  # fmt: skip
-        self._insert(s.decisions, values)
+        self.add_rows(s.decisions, values)
 
     def decisions(self, graph: str | None = None, limit: int = 1000) -> list[StoredDecision]:
         """Decisions, newest first."""
@@ -287,80 +252,7 @@ class Store:
                 r.graph, r.action, r.why, r.subject, evidence, r.predicted_ns, r.measured_ns, float(r.at)
             )
 
-        return self._rows("decisions", query if graph is None else query.where(t.c.graph == graph), one)
-
-    # -- performance models
-
-    def save_model(
-        self, name: str, arrays: Mapping[str, Any], facts: Mapping[str, Any] | None = None, machine: int | None = None
-    ) -> int:
-        """Keep a model as a new version; its number."""
-        made = [array_to_row(n, a) for n, a in arrays.items()]
-        plain = json.dumps(dict(facts or {}))
-
-        def work(c: Connection) -> int:
-            t = s.hpm_models
-            version = (c.execute(select(func.max(t.c.version)).where(t.c.name == name)).scalar() or 0) + 1
-            values = {"machine_id": machine, "name": name, "version": version, "facts": plain, "at": time.time()}
-            key = _key(c.execute(insert(t).values(**values)))
-            if made:
-                c.execute(insert(s.hpm_arrays), [{"model_id": key, **row} for row in made])
-            return version
-
-        return self._database.write(work)
-
-    def load_model(self, name: str, version: int | None = None) -> StoredModel | None:
-        """A model, the newest unless told; None where there is none or its bytes do not fit its description."""
-        t, a = s.hpm_models, s.hpm_arrays
-
-        def work(c: Connection) -> tuple[Row[Any], Sequence[Row[Any]]] | None:
-            query = select(t).where(t.c.name == name).order_by(t.c.version.desc()).limit(1)
-            head = c.execute(query if version is None else query.where(t.c.version == version)).first()
-            return None if head is None else (head, c.execute(select(a).where(a.c.model_id == head.id)).all())
-
-        found = self._database.read(work)
-        if found is None:
-            return None
-        head, rows = found
-
-        def built() -> StoredModel:
-            arrays = {str(r.name): array_from_row(r.dtype, r.shape, bytes(r.data)) for r in rows}
-            return StoredModel(
-                name, int(head.version), arrays, object_from_text(head.facts), float(head.at), head.machine_id
-            )
-
-        return self._checked("hpm_models", built)
-
-    def model_versions(self, name: str) -> list[int]:
-        """Versions of a model, oldest first."""
-        t = s.hpm_models
-        query = select(t.c.version).where(t.c.name == name).order_by(t.c.version)
-        return [int(v) for v in self._database.read(lambda c: c.execute(query).scalars().all())]
-
-    # -- drift
-
-    def record_drift(self, rows: Iterable[Drift], machine: int | None = None) -> None:
-        """Add looks at the machine's speed."""
-        values = [
-            {
-                "machine_id": machine if d.machine is None else d.machine, "probe": d.probe, "value": float(d.value),
-                "baseline": float(d.baseline), "at": d.at or time.time(),
-            }
-            for d in rows
-        ]  # fmt: skip
-        self._insert(s.drift, values)
-
-    def drift(self, *, machine: int | None = None, probe: str | None = None, limit: int = 1000) -> list[Drift]:
-        """Looks at the machine's speed, newest first."""
-        t = s.drift
-        query = select(t).order_by(t.c.at.desc(), t.c.id.desc()).limit(limit)
-        if machine is not None:
-            query = query.where(t.c.machine_id == machine)
-        if probe is not None:
-            query = query.where(t.c.probe == probe)
-        return self._rows(
-            "drift", query, lambda r: Drift(str(r.probe), float(r.value), float(r.baseline), float(r.at), r.machine_id)
-        )
+        return self.rows_of("decisions", query if graph is None else query.where(t.c.graph == graph), one)
 
     # -- the file
 
@@ -372,7 +264,7 @@ class Store:
             journal = str(c.exec_driver_sql("PRAGMA journal_mode").scalar())
             return {"version": s.version_of(c), "journal": journal, "rows": rows}
 
-        found = self._database.read(work)
+        found = self.database.read(work)
         size = sum(_size(Path(f"{self.path}{ending}")) for ending in ("", "-wal")) if self.path is not None else 0
         return {
             "path": str(self.path or "memory"),
@@ -392,13 +284,13 @@ class Store:
                 dropped[t.name] = c.execute(delete(t).where(t.c.id.not_in(newest))).rowcount
             return dropped
 
-        return self._database.write(work)
+        return self.database.write(work)
 
     def vacuum(self) -> None:
         """Give room that deleted rows left back to the system."""
-        self._database.maintain("VACUUM")
+        self.database.maintain("VACUUM")
         if self.path is not None:
-            self._database.maintain("PRAGMA wal_checkpoint(TRUNCATE)")
+            self.database.maintain("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def export(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Every row of every table as (table, plain values); bytes as hexadecimal text."""
@@ -416,32 +308,7 @@ class Store:
         query = select(table)
         if "id" in table.c:
             query = query.where(table.c.id > after).order_by(table.c.id).limit(BATCH)
-        return self._database.read(lambda c: c.execute(query).all())
-
-    # -- parts
-
-    def _insert(self, table: Table, values: list[dict[str, Any]]) -> None:
-        for at in range(0, len(values), BATCH):
-            part = values[at : at + BATCH]
-            self._database.write(lambda c, part=part: c.execute(insert(table), part) and None)
-
-    def _rows(self, table: str, query: Any, one: Callable[[Row[Any]], Any]) -> list[Any]:
-        """Rows that can be read; the others are counted."""
-        found = self._database.read(lambda c: c.execute(query).all())
-        return [made for r in found if (made := self._checked(table, lambda r=r: one(r))) is not None]
-
-    def _checked(self, table: str, make: Callable[[], Any]) -> Any:
-        try:
-            return make()
-        except (ValueError, TypeError, KeyError) as e:
-            self.skipped[table] += 1
-            if len(self.notes) < 100:
-                self.notes.append(f"a row of {table} was skipped: {e}")
-            return None
-
-
-def _key(result: Any) -> int:
-    return int(result.inserted_primary_key[0])
+        return self.database.read(lambda c: c.execute(query).all())
 
 
 def _size(path: Path) -> int:

@@ -33,7 +33,8 @@ _lock = threading.Lock()
 
 
 def _shared(settings: Settings, log: EventLog) -> tuple[Store, DriftWatch]:
-    from hotfuse.profile.store import Store, location  # the database library is loaded when there is something to keep
+    from hotfuse.profile.place import location
+    from hotfuse.profile.store import Store  # the database library is loaded when there is something to keep
     from hotfuse.runtime.speed import speed_watch
 
     place = location(settings)
