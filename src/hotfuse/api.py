@@ -19,8 +19,9 @@ from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.ship import restore, ship
 from hotfuse.pipeline import compile_tier0, compile_units
-from hotfuse.runtime.engine import Capture, Engine
+from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.plans import Capture
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.watch import Watch
 

@@ -96,7 +96,7 @@ class Chaos:
                     entry.plan = self.random.choice(known)
                     self.swaps += 1
                     if self.random.random() < FORGET:
-                        self.engine.demote(site, entry)  # and it has to be compiled again
+                        self.engine.plans.demote(site, entry)  # and it has to be compiled again
                         self.plans.pop(id(entry), None)
 
 

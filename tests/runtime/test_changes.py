@@ -49,7 +49,7 @@ def test_a_change_of_values_is_reported_until_it_is_accepted() -> None:
 def test_a_call_beside_the_one_that_found_the_change_is_right_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model, engine = hot(monkeypatch)
     x = torch.randn(3, 4)
-    demote, results, beside = engine.demote, list[torch.Tensor](), list[threading.Thread]()
+    demote, results, beside = engine.plans.demote, list[torch.Tensor](), list[threading.Thread]()
 
     def slow(*args: Any) -> None:
         """Another thread calls after the change was found and before the plans are exchanged."""
@@ -64,7 +64,7 @@ def test_a_call_beside_the_one_that_found_the_change_is_right_too(monkeypatch: p
             beside[0].join(0.3)
         demote(*args)
 
-    monkeypatch.setattr(engine, "demote", slow)
+    monkeypatch.setattr(engine.plans, "demote", slow)
     model.weight.mul_(2)
     torch.testing.assert_close(engine(x), model(x))
     beside[0].join(10)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -19,8 +18,7 @@ import torch
 
 from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import HotfuseError
-from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
-from hotfuse.base.settings import Settings
+from hotfuse.base.events import Action, EvidenceValue, Why
 from hotfuse.compile.value import Demand
 from hotfuse.ir.branches import control_name
 from hotfuse.ir.graph import Graph
@@ -28,14 +26,13 @@ from hotfuse.profile.predict import ALL
 from hotfuse.runtime.bets import Bet, place
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.proof import prove
 from hotfuse.runtime.race import Trial, race
-from hotfuse.runtime.record import Recorder
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry, Site, named, way
 from hotfuse.runtime.tiers import FEWEST, PREDICTABLE, is_hot, recurring
 from hotfuse.runtime.unmask import Open, open_mask, opened
-from hotfuse.runtime.watcher import Watcher
 from hotfuse.specialize.branches import conditions
 from hotfuse.specialize.shapes import at_sizes
 
@@ -66,53 +63,23 @@ class Improve(Protocol):
         ...
 
 
-class Named(Protocol):
-    """A model, as far as it is spoken of."""
-
-    name: str
-
-
-class Serving(Protocol):
-    """What improving needs of the engine."""
-
-    @property
-    def model(self) -> Named: ...  # noqa: D102
-    @property
-    def settings(self) -> Settings: ...  # noqa: D102
-    @property
-    def log(self) -> EventLog: ...  # noqa: D102
-    @property
-    def generation(self) -> int: ...  # noqa: D102
-    @property
-    def closed(self) -> bool: ...  # noqa: D102
-    @property
-    def watcher(self) -> Watcher: ...  # noqa: D102
-    @property
-    def recorder(self) -> Recorder: ...  # noqa: D102
-
-    def beside(self, job: Callable[[], None]) -> None: ...  # noqa: D102
-    def exchanging(self, generation: int) -> AbstractContextManager[bool]: ...  # noqa: D102
-    def demote(self, site: Site, entry: Entry) -> None: ...  # noqa: D102
-    def fit(self, keep: Plan) -> None: ...  # noqa: D102
-
-
 class Improver:
-    """Decides what to try for the plans of one engine, and tries it."""
+    """Decides what to try for the plans of one model, and tries it."""
 
-    def __init__(self, engine: Serving, compile: Compile, improve: Improve) -> None:
-        self._engine = engine
+    def __init__(self, plans: Plans, compile: Compile, improve: Improve) -> None:
+        self._plans = plans
         self._compile = compile
         self._improve = improve
-        self._log = engine.log
+        self._log = plans.log
 
     def consider(self, site: Site, entry: Entry, plan: Plan, signature: Signature, seconds: float) -> None:
         """After a call that was looked at; at most starts something."""
-        settings = self._engine.settings
-        stamp = (self._engine.generation, torch.get_num_threads(), self._engine.watcher.drifts(entry.key))
+        settings = self._plans.settings
+        stamp = (self._plans.generation, torch.get_num_threads(), self._plans.watcher.drifts(entry.key))
         if entry.stamp != stamp:  # what lost under other circumstances may win now
             entry.stamp = stamp
             entry.refused.clear()
-        if entry.improving or self._engine.closed:
+        if entry.improving or self._plans.closed:
             return
         if entry.grad_mode:
             if "tier 1" not in entry.refused and is_hot(entry.heat, entry.seconds, settings.hot_calls, 0):
@@ -145,7 +112,7 @@ class Improver:
         graph = entry.baseline.graph
         for at in conditions(graph):
             name = control_name(graph.nodes[at])
-            seen = self._engine.watcher.predictable(entry.key, "branch", name)
+            seen = self._plans.watcher.predictable(entry.key, "branch", name)
             if seen is None or seen[1] < PREDICTABLE or seen[2] < FEWEST:
                 continue
             outcome = bool(seen[0])
@@ -163,7 +130,7 @@ class Improver:
         """Whether a plan without a mask was begun: one that sampled calls showed to let everything through."""
         if entry.bets or entry.plan.attempt:
             return False
-        expected = partial(self._engine.watcher.predictable, entry.key, "valid")
+        expected = partial(self._plans.watcher.predictable, entry.key, "valid")
         if all((seen := expected(v.name)) is None or seen[0] != ALL for v in entry.baseline.graph.inputs):
             return False
         calls = entry.samples.several(BET_ON)
@@ -185,7 +152,7 @@ class Improver:
 
         def make() -> Plan:
             fast = self._improve(found.graph, entry.weights, calls[0], demand=_demand(entry))
-            return opened(found, fast, before, entry.baseline.graph, entry.facts, self._engine.beside)
+            return opened(found, fast, before, entry.baseline.graph, entry.facts, self._plans.beside)
 
         def deploy(better: Plan) -> None:
             if entry.plan is not before:
@@ -207,7 +174,7 @@ class Improver:
                 entry.improving = False
                 self._log.span("beside", what, begin)
 
-        self._engine.beside(job)
+        self._plans.beside(job)
 
     def _fuse(self, entry: Entry) -> None:
         """Tier 1: generated kernels, generic in the graph's sizes."""
@@ -242,7 +209,7 @@ class Improver:
             return replace(self._improve(fixed, entry.weights, inputs, demand=_demand(entry)), tier=2)
 
         def deploy(better: Plan) -> None:
-            if len(entry.versions) >= self._engine.settings.max_versions:
+            if len(entry.versions) >= self._plans.settings.max_versions:
                 shares = entry.samples.shares()
                 rarest = min(entry.versions, key=lambda s: shares.get(s, 0.0))
                 epochs.retire(entry.versions[rarest])
@@ -291,7 +258,7 @@ class Improver:
             self._decide(Action.KEEP, Why.KEPT_PACE, **evidence)
             return
         self._decide(Action.DROP, Why.REGRESSED, **evidence)
-        self._engine.demote(site, entry)
+        self._plans.demote(site, entry)
         entry.refused["tier 1"] = "it became slower than the library"
 
     def _try(
@@ -299,7 +266,7 @@ class Improver:
         deploy: Callable[[Plan], None], **about: EvidenceValue,
     ) -> None:
         """Compile, prove, measure; swap only what won. Whatever happens is a decision."""
-        generation = self._engine.generation
+        generation = self._plans.generation
         versions = _versions(entry.weights)
         tier = 1 if what.endswith("tier 1") else 2
         begin = self._log.now()
@@ -307,7 +274,7 @@ class Improver:
             better = make()
             self._log.span("compile", what, begin, nodes=len(better.graph.nodes))
             begin = self._log.now()
-            proof = prove(better.run, entry.baseline.run, calls, self._engine.settings.rtol, lambda: self._wide(entry))
+            proof = prove(better.run, entry.baseline.run, calls, self._plans.settings.rtol, lambda: self._wide(entry))
             self._log.span("proof", what, begin, inputs=proof.inputs, judge=proof.judge)
         except Exception as e:
             text = f"{e.what}: {e.because}" if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
@@ -323,20 +290,20 @@ class Improver:
             "tier": tier, "us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1), "rounds": trial.rounds,
             "proven_on": proof.inputs, "judge": proof.judge, **about,
         }
-        graph, name = entry.baseline.graph, self._engine.model.name
+        graph, name = entry.baseline.graph, self._plans.model.name
         if not trial.won:
             self._refuse(entry, what, Why.NOT_FASTER, f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}", **evidence)
-            self._engine.recorder.tried(name, graph, Action.REFUSE, Why.NOT_FASTER, evidence)
+            self._plans.recorder.tried(name, graph, Action.REFUSE, Why.NOT_FASTER, evidence)
             return
-        with self._engine.exchanging(generation) as same:
+        with self._plans.exchanging(generation) as same:
             if not same or versions != _versions(entry.weights):
                 self._decide(Action.REFUSE, Why.WEIGHTS_CHANGED, tier=tier, **about)
                 return
             deploy(better)
-            self._engine.fit(better)
-            self._engine.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
+            self._plans.fit(better)
+            self._plans.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
         self._decide(Action.DEPLOY, Why.FASTER, **evidence)
-        self._engine.recorder.tried(name, graph, Action.DEPLOY, Why.FASTER, evidence)
+        self._plans.recorder.tried(name, graph, Action.DEPLOY, Why.FASTER, evidence)
 
     def _exchange(self, entry: Entry, better: Plan) -> None:
         """Swap the plan of an entry: one reference store."""
@@ -352,13 +319,13 @@ class Improver:
 
     def _race(self, old: Run, new: Run, inputs: Sequence[torch.Tensor]) -> Trial:
         begin = self._log.now()
-        trial = race(old, new, inputs, self._engine.settings.race_s, pause=self._pause)
+        trial = race(old, new, inputs, self._plans.settings.race_s, pause=self._pause)
         self._log.span("race", "race", begin, rounds=trial.rounds, won=trial.won)
         return trial
 
     def _pause(self, spent: float) -> None:
         """Leave the machine to inference for as long as a round took, so that calls beside are slowed half as often."""
-        if self._engine.settings.capture != "inline":
+        if self._plans.settings.capture != "inline":
             time.sleep(min(spent, 0.05))
 
     def _refuse(self, entry: Entry, attempt: str, why: Why, reason: str, **evidence: EvidenceValue) -> None:
@@ -366,7 +333,7 @@ class Improver:
         self._decide(Action.REFUSE, why, **evidence)
 
     def _decide(self, action: Action, why: Why, **evidence: EvidenceValue) -> None:
-        self._log.decide(action, why, self._engine.model.name, **evidence)
+        self._log.decide(action, why, self._plans.model.name, **evidence)
 
 
 def _demand(entry: Entry) -> Demand:

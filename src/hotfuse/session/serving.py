@@ -15,7 +15,8 @@ from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.ship import restore, ship
 from hotfuse.pipeline import compile_tier0, compile_units
-from hotfuse.runtime.engine import Capture, Engine
+from hotfuse.runtime.engine import Engine
+from hotfuse.runtime.plans import Capture
 from hotfuse.runtime.watch import Watch
 
 _SHIPPING = threading.Lock()

@@ -1,0 +1,60 @@
+"""Work beside inference, counted, so that somebody may wait until none is pending."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+Job = Callable[[], None]
+Submit = Callable[[Job], None]
+
+
+class Background:
+    """The background work of one engine."""
+
+    def __init__(self, submit: Submit, *, inline: bool) -> None:
+        self._submit = submit
+        self._inline = inline
+        """Jobs run here and now, where a test or a user asked for that."""
+        self._idle = threading.Condition()
+        self._pending = 0
+
+    def start(self, job: Job) -> None:
+        """Run a job in the background; `wait` waits for it."""
+        self.begin()
+        self.go_on(job)
+
+    def begin(self) -> None:
+        """Something is pending from here on: follow with `go_on` or `finished`."""
+        with self._idle:
+            self._pending += 1
+
+    def go_on(self, job: Job) -> None:
+        """The job of what was begun."""
+
+        def counted() -> None:
+            try:
+                job()
+            finally:
+                self.finished()
+
+        if self._inline:
+            counted()
+        else:
+            self._submit(counted)
+
+    def finished(self) -> None:
+        """What was begun is over."""
+        with self._idle:
+            self._pending -= 1
+            self._idle.notify_all()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until nothing is pending; True if drained in time."""
+        with self._idle:
+            return self._idle.wait_for(lambda: self._pending <= 0, timeout)
+
+    def after_fork(self) -> None:
+        """In a forked child: what was pending belongs to the parent."""
+        self._idle = threading.Condition()
+        self._pending = 0

@@ -1,0 +1,201 @@
+"""Capturing: the model's own code answers a call that no plan takes, and what it did becomes one.
+
+The graph is captured in a worker process, compiled for the library, and compared with what the model itself gave for that very
+call. Only then do calls like it run in the plan. Every outcome is a decision.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotfuse.analysis.call_facts import fact_text, facts_of
+from hotfuse.base.errors import CaptureError, HotfuseError, InputError
+from hotfuse.base.events import Action, Why
+from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe, flatten
+from hotfuse.frontends.captured import CallSpec
+from hotfuse.runtime.background import Background
+from hotfuse.runtime.check import failed
+from hotfuse.runtime.guards import compile_signature
+from hotfuse.runtime.improve import Compile
+from hotfuse.runtime.plans import Plans
+from hotfuse.runtime.samples import Samples, made_up, snapshot
+from hotfuse.runtime.site import Entry, Group, Site, specs_of
+from hotfuse.runtime.tally import Counts
+from hotfuse.runtime.verify import disagreement
+from hotfuse.runtime.watch import Change, Watch
+
+MAX_SITES = 64
+MAX_TRIES = 3
+"""Captures of one kind of call that may fail for a passing reason before it is given up."""
+
+
+@dataclass(slots=True)
+class Sample:
+    """A real call: copies of what went in and what came out."""
+
+    inputs: list[torch.Tensor]
+    outputs: list[Any]
+    out_spec: Spec
+
+
+class Capturer:
+    """Captures the calls of one engine."""
+
+    def __init__(self, plans: Plans, compile: Compile, background: Background) -> None:
+        self._plans = plans
+        self._model = plans.model
+        self._settings = plans.settings
+        self._log = plans.log
+        self._compile = compile
+        self._background = background
+        self._exhausted = False
+        self._keys = itertools.count()
+
+    def own_code(
+        self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], counts: Counts
+    ) -> Any:
+        """Answer a call with the model's own code; what it did is captured beside where that is wanted."""
+        counts.module_calls += 1
+        wanted = self._wanted(spec, leaves)
+        if wanted is None:
+            return self._model.call(*args, **kwargs)
+        site, group, call = wanted
+        inputs = [snapshot(t) for t in leaves]
+        try:
+            result = self._model.call(*args, **kwargs)
+        except BaseException:
+            self._given_up(group)
+            raise
+        try:
+            outputs, out_spec = flatten(result, numbers=True)
+            hash(out_spec)
+        except (InputError, TypeError) as e:
+            group.refused = str(e)
+            self._log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self._model.name, because=str(e).splitlines()[0])
+            self._given_up(group)
+            return result
+        copies = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in outputs]
+        sample = Sample(inputs, copies, out_spec)
+
+        def job() -> None:
+            try:
+                self._learn(site, group, call, sample)
+            finally:
+                group.pending = False
+
+        self._background.go_on(job)
+        return result
+
+    def _given_up(self, group: Group) -> None:
+        group.pending = False
+        self._background.finished()
+
+    def _wanted(self, spec: Spec, leaves: Sequence[torch.Tensor]) -> tuple[Site, Group, CallSpec] | None:
+        """Whether this call should be captured; marks its group as pending if so."""
+        if self._settings.capture == "off" or self._plans.closed or self._exhausted:
+            return None
+        if any(t.is_neg() or t.is_conj() for t in leaves):  # their memory holds other numbers than they do: no guard takes them
+            self._log.count("lazy_inputs")
+            return None
+        if (watch := self._plans.watch) is not None and (change := watch.check()) is not Change.NONE:
+            self._plans.changed(change, watch)  # what was refused may be possible now
+        with self._plans.lock:
+            site = self._plans.sites.get(spec)
+            if site is None:
+                if len(self._plans.sites) >= MAX_SITES:
+                    self._log.count("structures_over_limit")
+                    return None
+                site = self._plans.sites[spec] = Site(spec, self._settings.max_entries)
+            group = site.group(leaves, self._settings.max_entries)
+            if group is None:
+                self._log.count("groups_over_limit")
+                return None
+            shapes = tuple(tuple(t.shape) for t in leaves)
+            group.note(shapes)
+            if group.pending or group.refused or shapes in group.tried:
+                return None
+            if self._plans.captures >= self._settings.max_captures:
+                self._exhausted = True
+                self._log.decide(Action.REFUSE, Why.TOO_MANY, self._model.name, captures=self._plans.captures)
+                return None
+            why = Why.NEW_SHAPE if group.tried else Why.FIRST_CALL
+            group.tried.add(shapes)
+            group.pending = True
+            group.captures += 1
+            self._plans.captures += 1
+            self._log.decide(Action.CAPTURE, why, self._model.name, call=describe(spec)[:120],
+                            dynamic=str([sorted(v) for v in group.varied]))
+            call = CallSpec(tuple(specs_of(leaves, group.varied)), torch.is_grad_enabled())
+        self._background.begin()
+        return site, group, call
+
+    def _learn(self, site: Site, group: Group, call: CallSpec, sample: Sample) -> None:
+        """Capture, compile, verify, deploy: in the background, reporting every outcome as a decision."""
+        try:
+            self._capture_and_deploy(site, call, sample)
+        except CaptureError as e:
+            dynamic = any(s.dynamic for s in call.inputs)
+            evidence = {"what": e.what, "where": e.where, "because": e.because}
+            self._log.decide(Action.REFUSE, e.why, self._model.name, dynamic=dynamic, **evidence)
+            if dynamic:  # dims that cannot vary together may still be captured one shape at a time
+                for varied in group.varied:
+                    varied.clear()
+                group.first = tuple(s.shape for s in call.inputs)
+            elif e.why in (Why.WORKER_DIED, Why.MODEL_CHANGED, Why.MISMATCH) and group.captures < MAX_TRIES:
+                group.tried.discard(tuple(s.shape for s in call.inputs))  # it may have been the moment, not the model
+            else:
+                group.refused = str(e)
+        except Exception as e:
+            text = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
+            self._log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self._model.name, what=text.splitlines()[0][:300])
+            group.refused = str(e)
+
+    def _capture_and_deploy(self, site: Site, call: CallSpec, sample: Sample) -> None:
+        generation = self._plans.generation
+        done = self._model.capture(site.spec, call, self._watching)
+        graph = done.captured.graph
+        plan = self._compile(graph, done.weights)
+        facts = facts_of(graph, tuple(t.is_contiguous() for t in sample.inputs))
+        if (wrong := failed(facts, sample.inputs)) is not None:
+            raise CaptureError("the captured graph excludes the very call it was captured for", because=fact_text(wrong))
+        bare = sample.out_spec is TENSOR or sample.out_spec is NUMBER
+        symbols, signature = compile_signature(graph)
+        samples = Samples(self._settings.sample_bytes, snapshot if self._settings.keep_inputs else made_up)
+        samples.note(signature(*sample.inputs), sample.inputs)
+        key = next(self._keys)
+        entry = Entry(
+            key, facts, plan, plan, done.weights, builder(sample.out_spec), bare, call.grad_mode, done.captured.grad_regions,
+            torch.get_default_dtype(), symbols, signature, samples, self._plans.watcher.watch(key), done.captured.notes,
+        )
+        with torch.no_grad():
+            difference = disagreement(plan.run(*sample.inputs), sample.outputs, self._settings.rtol)
+        if difference:
+            raise CaptureError("the captured graph disagrees with the model", because=difference, why=Why.MISMATCH)
+        with self._plans.lock:
+            if self._plans.closed:
+                return
+            if generation != self._plans.generation or not done.watch.same_now():
+                raise CaptureError("the model changed while it was captured", why=Why.MODEL_CHANGED)
+            if self._plans.watch is not None and (change := self._plans.watch.check()) is not Change.NONE:
+                if change is Change.MODEL:
+                    self._plans.drop_all()  # plans of an older model, which no call has met since
+                else:
+                    self._plans.demote_all()  # their copies of weights are older than what the new watch takes as given
+            self._plans.watch = done.watch
+            gone = site.admit(entry)
+        for cold in gone:
+            self._plans.watcher.forget(cold.key)
+            self._log.decide(Action.DROP, Why.TOO_MANY, self._model.name, calls=cold.calls)
+        self._log.decide(Action.DEPLOY, Why.VERIFIED, self._model.name, tier=0, nodes=len(graph.nodes),
+                        partitions=len(plan.artifacts))
+
+    def _watching(self, watch: Watch) -> None:
+        """Before anything is deployed, the newest watch is the one that counts."""
+        with self._plans.lock:
+            if not any(site.entries for site in self._plans.sites.values()):
+                self._plans.watch = watch

@@ -1,0 +1,194 @@
+"""The plans of one model: where they are kept, who may exchange them, and what takes them away.
+
+Serving reads them without a lock. Capturing and improving exchange them under one, and only while the model is the one they
+were made of: `generation` grows whenever it is not. A plan that is taken away is freed when no call can be in it (`epochs`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.settings import Settings
+from hotfuse.base.structure import Spec
+from hotfuse.frontends.captured import CallSpec, Captured
+from hotfuse.runtime.background import Job
+from hotfuse.runtime.budget import Held, victims
+from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.record import Recorder
+from hotfuse.runtime.site import Entry, Site
+from hotfuse.runtime.tally import Tally
+from hotfuse.runtime.watch import Change, Watch
+from hotfuse.runtime.watcher import Watcher
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A captured graph with the live tensors it runs on, and the watch over them."""
+
+    captured: Captured
+    weights: Mapping[str, torch.Tensor]
+    watch: Watch
+
+
+class Model(Protocol):
+    """What an engine serves."""
+
+    name: str
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own code."""
+        ...
+
+    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
+        """A graph for calls like these; may take seconds; raises CaptureError.
+
+        `watching` is told what to watch before anything can fail, so that a refused model that changes is tried again.
+        """
+        ...
+
+
+class Plans:
+    """All plans of one model, and what they share."""
+
+    def __init__(self, model: Model, settings: Settings, log: EventLog, tally: Tally, beside: Callable[[Job], None]) -> None:
+        self.model = model
+        self.settings = settings
+        self.log = log
+        self.beside = beside
+        """Runs a job in the background."""
+        self.recorder = Recorder(settings, log)
+        self.watcher = Watcher(model.name, settings, beside, log)
+        self.sites: dict[Spec, Site] = {}
+        self.watch: Watch | None = None
+        self.generation = 0
+        """Grows whenever the model is no longer the one that was captured."""
+        self.captures = 0
+        """Captures since the model was last another one: the budget bounds fruitless ones."""
+        self.closed = False
+        self.lock = threading.Lock()
+        self._tally = tally
+
+    @contextmanager
+    def exchanging(self, generation: int) -> Generator[bool]:
+        """The right to exchange plans; False if the model has changed since."""
+        with self.lock:
+            yield not self.closed and generation == self.generation
+
+    def changed(self, change: Change, watch: Watch) -> None:
+        """A call found the model to be another one than its plans were made of."""
+        self.log.decide(
+            Action.NOTICE if change is Change.VALUES else Action.DROP,
+            Why.WEIGHTS_CHANGED if change is Change.VALUES else Why.MODEL_CHANGED, self.model.name,
+        )
+        if change is not Change.MODEL:
+            with self.lock:  # nor may a plan be deployed meanwhile that was made of older weights
+                observed = watch.observe()
+                self.demote_all()
+                watch.accept(observed)  # not before: calls beside must not take a stale plan for a good one
+            return
+        with self.lock:
+            self.generation += 1
+            self.watch = None
+            if any(site.entries for site in self.sites.values()):
+                self.captures = 0  # the budget is not for a model that is updated for years
+            self.drop_all()
+            for site in self.sites.values():
+                site.groups = {k: g for k, g in site.groups.items() if g.pending}
+                for group in site.groups.values():
+                    group.tried.clear()
+
+    def demote_all(self) -> None:
+        """Copies of weights are stale; the baselines read them live."""
+        for site in list(self.sites.values()):
+            for entry in site.entries:
+                self.demote(site, entry)
+
+    def drop_all(self) -> None:
+        """No plan is of use any more."""
+        for site in self.sites.values():
+            self._tally.mine.deopts += len(site.entries)
+            for entry in site.entries:
+                self.watcher.forget(entry.key)
+            site.clear()
+
+    def demote(self, site: Site, entry: Entry) -> None:
+        """Back to the baseline, and a fresh start for what was refused."""
+        if self._to_baseline(site, entry):
+            self._tally.mine.deopts += 1
+        entry.cool()
+        entry.refused.clear()
+
+    def _to_baseline(self, site: Site, entry: Entry) -> bool:
+        """Whether there was anything above it."""
+        old = [p for p in (entry.plan, *entry.versions.values()) if p is not entry.baseline]
+        entry.plan, entry.bets = entry.baseline, {}
+        site.remove_versions(entry)
+        for plan in old:
+            epochs.retire(plan)
+        self.watcher.keep_only(entry.key, [entry.baseline])
+        return bool(old)
+
+    def fit(self, keep: Plan) -> None:
+        """Let go of the least recently used compiled plans until the rest fits the memory allowed; never of `keep`."""
+        held: list[Held[tuple[Site, Entry, Plan]]] = []
+        for site in list(self.sites.values()):
+            for entry in site.entries:
+                for plan in dict.fromkeys((entry.plan, *entry.versions.values())):
+                    if plan.tier:
+                        size = plan.memory.constants + plan.memory.arena
+                        held.append(Held((site, entry, plan), size, entry.last_used if plan is not keep else 1 << 62))
+        for site, entry, plan in victims(held, self.settings.code_bytes):
+            if plan is keep:
+                continue
+            self.log.decide(Action.DROP, Why.TOO_MUCH_MEMORY, self.model.name, tier=plan.tier, calls=entry.calls,
+                            bytes=plan.memory.constants + plan.memory.arena)
+            entry.refuse(plan, "the memory for compiled plans is full")
+            if plan is entry.plan:
+                entry.plan, entry.bets = entry.baseline, {}
+            for signature in [s for s, p in entry.versions.items() if p is plan]:
+                site.remove_version(entry, signature)
+            self.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
+            epochs.retire(plan)
+
+    def withdraw(self, site: Site, entry: Entry, plan: Plan, error: Exception) -> None:
+        """A plan that raised where the model's own code does not is dropped."""
+        first = str(error).strip().splitlines()
+        text = f"{type(error).__name__}: {first[0][:200] if first else ''}"
+        self.log.decide(Action.DROP, Why.RUN_FAILED, self.model.name, tier=plan.tier, error=text)
+        self._tally.mine.deopts += 1
+        if plan is not entry.baseline:
+            entry.refuse(plan, text)
+            self._to_baseline(site, entry)
+            return
+        with self.lock:
+            site.remove(entry)
+        self.watcher.forget(entry.key)
+
+    def close(self) -> None:
+        """Drop every plan; what was seen is kept in the profile store."""
+        if self.recorder.written:  # there is a store, and a model that lived long enough to be worth a row
+            for entry in [e for site in self.sites.values() for e in site.entries]:
+                self.watcher.record(entry.key, entry.baseline.graph, self.recorder)
+        with self.lock:
+            self.closed = True
+            self.watch = None
+            for site in self.sites.values():
+                site.clear()
+        self.watcher.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: whoever was at something is in the parent."""
+        self.lock = threading.Lock()
+        for site in self.sites.values():
+            for group in site.groups.values():
+                group.pending = False
+            for entry in site.entries:
+                entry.improving = False
