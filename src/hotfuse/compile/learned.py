@@ -1,30 +1,34 @@
 """The performance model where units are compiled: what a kernel and the library would take, before there is a kernel.
 
-A worker reads the model once, if the profile store holds one for this machine; without one everything is as it was, by roofs.
-Every trial is a measurement next to a prediction: it corrects the model in this worker, and goes to the store for the next
-training.
+    foresight   the model of this machine, corrected by what was measured since it was trained; None where the store has none
+    notes       where trials are written down: measurements and groups, for corrections, calibration and the next training
+
+Both are of the store that the request names (`compile.stored`). A correction needs no state of its own: it follows from the newest
+measurements that serving left in the store, whichever process left them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from hotfuse.base.errors import HotfuseError
-from hotfuse.base.settings import from_env
-from hotfuse.compile import measure
+from hotfuse.compile import measure, stored
 from hotfuse.compile.host import Host, this_host
+from hotfuse.compile.stored import ARMS, Place
+from hotfuse.fusion.bandit import Bandit
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import model
 from hotfuse.hpm.model import Predictor
-from hotfuse.hpm.online import Online
-from hotfuse.hpm.work import Book, Candidate
+from hotfuse.hpm.online import WINDOW, Online
+from hotfuse.hpm.work import NAMES, Book, Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
-from hotfuse.profile.place import location
+from hotfuse.machine.drift import IN_A_ROW, THRESHOLD
 from hotfuse.profile.rows import Measurement
 from hotfuse.profile.store import Store
 
@@ -34,6 +38,10 @@ TRIAL_NOISE = 0.1
 """A trial is a handful of runs beside others."""
 FLUSH = 16
 """Measurements kept back before they go to the store together."""
+FRESH_S = 10.0
+"""After so long, what others have learned meanwhile is read again when a graph is planned."""
+SERVING = ("race", "serve")
+"""Sources of what corrections are made from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +56,46 @@ class Foreseen:
 
 @dataclass(slots=True)
 class Foresight:
-    """The model of this process."""
+    """A model on this machine."""
 
-    store: Store
     host: Host
     predictor: Predictor
     online: Online
-    pending: list[Measurement] = field(default_factory=list[Measurement])
-    problems: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict[str, "tuple[str, dict[str, int]]"])
-    """Groups that were tried, for the next calibration."""
     unknown: int = 0
     """Groups whose work depends on data."""
 
     @classmethod
-    def of(cls, store: Store) -> Foresight | None:
+    def of(cls, store: Store, host: Host | None = None) -> Foresight | None:
         """What a store holds for this machine; None where that is nothing."""
-        host = this_host(store, measure_peaks=False)
+        host = host or this_host(store, measure_peaks=False)
         found = model.load(store, host.machine)
         if found is None:
             return None
         online = Online()
-        return cls(store, host, Predictor(found, host.at, Book(measure.tile_of), online), online)
+        made = cls(host, Predictor(found, host.at, Book(measure.tile_of), online), online)
+        made.replay(store)
+        return made
+
+    def replay(self, store: Store) -> None:
+        """Correct by what serving measured since the training, oldest first; by the machine's own probe where that is little."""
+        version = self.predictor.model.version
+        trained, _ = store.model_dates(model.NAME, self.host.machine).get(version, (0.0, {}))
+        found = store.measurements(machine=self.host.machine, source=SERVING, since=trained, limit=WINDOW)
+        self.observe([m for m in reversed(found) if m.threads == self.host.at.threads])
+        looks = store.drift(machine=self.host.machine, probe="fma", limit=IN_A_ROW)
+        ratios = sorted(d.ratio for d in looks)
+        if len(looks) == IN_A_ROW and (ratios[0] > THRESHOLD or ratios[-1] < 1 / THRESHOLD):
+            self.online.told(ratios[IN_A_ROW // 2], sum(m.at > looks[-1].at for m in found))
+
+    def observe(self, measured: Sequence[Measurement]) -> None:
+        """Measurements next to what the uncorrected model says of them."""
+        usable = [m for m in measured if m.time_ns > LEAST_US * 1e3 and all(n in m.features for n in NAMES)]
+        if not usable:
+            return
+        table = np.array([[m.features[n] for n in NAMES] for m in usable])
+        plain = Predictor(self.predictor.model, self.host.at, self.predictor.book).of_rows(table)
+        off = np.log(np.array([m.time_ns for m in usable]) * 1e-9 / plain.seconds)
+        self.online.observe_all(zip(map(int, plain.family), map(int, plain.level), map(float, off), strict=True))
 
     def of_group(self, graph: Graph, sizes: Mapping[str, int]) -> Foreseen | None:
         """What a group would take as a kernel and by the library; None where that depends on data."""
@@ -79,23 +106,73 @@ class Foresight:
             return None
         return Foreseen(float(found.seconds[0]), float(found.high_s[0]), float(found.seconds[1]))
 
-    def tried(self, key: str, graph: Graph, sizes: Mapping[str, int], kernel_us: float, library_us: float) -> None:
-        """A trial's outcome, next to what was predicted."""
-        candidates = [Candidate(graph, sizes, self.host.core), Candidate(graph, sizes, None)]
+
+@dataclass(slots=True)
+class Notes:
+    """What a process knows and writes down of one store."""
+
+    place: Place
+    store: Store
+    host: Host
+    book: Book
+    ahead: Foresight | None
+    trust: Bandit
+    """How far predictions of the fusion engine came true, in all processes so far."""
+    pending: list[Measurement] = field(default_factory=list[Measurement])
+    problems: dict[str, tuple[str, dict[str, int]]] = field(default_factory=dict[str, "tuple[str, dict[str, int]]"])
+    """Groups that were tried, for calibration."""
+    unknown: int = 0
+    """Groups whose work depends on data."""
+    read_at: float = 0.0
+
+    @classmethod
+    def of(cls, place: Place) -> Notes | None:
+        """A store as it is now; one that is not there is begun only to be written."""
+        if place.path == ":memory:" or not (
+            place.record or Path(place.path.removeprefix("sqlite:///")).expanduser().exists()
+        ):
+            return None
         try:
-            table = self.predictor.book.rows(candidates)
+            store = Store.open(place.path)
+        except HotfuseError:  # the server opens the same place, and says what is wrong with it
+            return None
+        if store.path is None:
+            return None
+        host = this_host(store, measure_peaks=False)
+        made = cls(place, store, host, Book(measure.tile_of), None, Bandit())
+        made.read()
+        return made
+
+    def read(self) -> None:
+        """Take over what others have learned."""
+        self.read_at = time.monotonic()
+        self.host = this_host(self.store, measure_peaks=False)
+        self.ahead = Foresight.of(self.store, self.host)
+        self.trust.restore(_sound(self.store.remembered(ARMS, self.host.machine)))
+
+    def tried(self, key: str, graph: Graph, sizes: Mapping[str, int], kernel_us: float, library_us: float) -> None:
+        """A trial's outcome: it corrects the model, and is kept for the next one."""
+        if not self.place.record:
+            return
+        try:
+            table = self.book.rows([Candidate(graph, sizes, self.host.core), Candidate(graph, sizes, None)])
         except (HotfuseError, KeyError, IndexError):
             self.unknown += 1
             return
-        plain = Predictor(self.predictor.model, self.host.at, self.predictor.book).of_rows(table)
-        taken = np.array([kernel_us, library_us])
-        for i in np.flatnonzero(taken > LEAST_US):
-            self.online.observe(int(plain.family[i]), int(plain.level[i]), float(plain.seconds[i]), taken[i] * 1e-6)
-            core = self.host.core if i == 0 else None
-            name = rows.kernel_name(key, {}, core, self.host.at.threads)
-            one, threads = table[i : i + 1], self.host.at.threads
-            self.pending += rows.measurements([name], one, [taken[i] * 1e-6], [TRIAL_NOISE], threads, "race")
+        threads = self.host.at.threads
+        made: list[Measurement] = []
+        for i, us in enumerate((kernel_us, library_us)):
+            if us > LEAST_US:
+                name = rows.kernel_name(key, {}, self.host.core if i == 0 else None, threads)
+                made += rows.measurements([name], table[i : i + 1], [us * 1e-6], [TRIAL_NOISE], threads, "race")
         self.problems[key] = (show(graph), dict(sizes))
+        self.wrote(made)
+
+    def wrote(self, made: Sequence[Measurement]) -> None:
+        """Keep measurements of serving."""
+        if self.ahead is not None:
+            self.ahead.observe(made)
+        self.pending += made
         if len(self.pending) >= FLUSH:
             self.flush()
 
@@ -109,13 +186,44 @@ class Foresight:
         self.problems = {}
 
 
-_found: list[Foresight | None] = []
+def _sound(found: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+    """Memories of three numbers that begin with a count: what else is in a store was written by somebody else."""
+    return {k: n for k, n in found.items() if len(n) == 3 and n[0] >= 0}
+
+
+_known: dict[Place, Notes | None] = {}
+
+
+def notes() -> Notes | None:
+    """This process's for the store of the request in hand, opened once; None where nothing is kept."""
+    place = stored.current()
+    if place not in _known:
+        _known[place] = Notes.of(place)
+    return _known[place]
 
 
 def foresight() -> Foresight | None:
-    """This process's, looked for once; a store is never begun for it."""
-    if not _found:
-        place = location(from_env())
-        path = Path(place.removeprefix("sqlite:///")).expanduser()
-        _found.append(Foresight.of(Store.open(place)) if place != ":memory:" and path.exists() else None)
-    return _found[0]
+    """The model in the store of the request in hand, if there is one for this machine."""
+    found = notes()
+    return None if found is None else found.ahead
+
+
+def refresh() -> None:
+    """Before a graph is planned: read again what others may have learned meanwhile."""
+    found = notes()
+    if found is not None and time.monotonic() - found.read_at > FRESH_S:
+        found.flush()
+        found.read()
+
+
+def trust() -> Bandit:
+    """How far predictions came true, as the store of the request in hand remembers it."""
+    found = notes()
+    return Bandit() if found is None else found.trust
+
+
+def flush() -> None:
+    """Put everything that was measured into its store: nobody knows when a worker ends."""
+    for found in _known.values():
+        if found is not None:
+            found.flush()

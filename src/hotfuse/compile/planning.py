@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from hotfuse.base.settings import Objective
-from hotfuse.compile.learned import foresight
+from hotfuse.compile.learned import foresight, trust
 from hotfuse.fusion import explain
-from hotfuse.fusion.bandit import Bandit
 from hotfuse.fusion.candidates import Kind
 from hotfuse.fusion.engine import Engine
 from hotfuse.fusion.forecast import Predictor, Trained
@@ -35,10 +34,6 @@ def adjusted(
         if ahead is None:
             return graph, tuple(groups), []
         predict = Trained(ahead.predictor)
-    engine = Engine(predict, core, objective=objective, bandit=_bandit, lowers=lowers, kinds=KINDS)
+    engine = Engine(predict, core, objective=objective, bandit=trust(), lowers=lowers, kinds=KINDS)
     found = engine.best(graph, groups, sizes)
     return found.graph, found.groups, explain.lines(found, MOST_LINES)
-
-
-_bandit = Bandit()
-"""How far this process's predictions came true."""

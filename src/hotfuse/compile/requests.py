@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
-from hotfuse.compile import wire
+from hotfuse.compile import stored, wire
 from hotfuse.frontends.captured import Captured
 from hotfuse.ir.verify import verify
 from hotfuse.simplify import simplify
@@ -77,6 +77,12 @@ def _kernel(header: Header, blobs: list[bytes]) -> wire.Message:
     return measure.handle(header, blobs)
 
 
+def _learned(header: Header, _blobs: list[bytes]) -> wire.Message:
+    from hotfuse.compile import recall
+
+    return recall.handle(header)
+
+
 def _counting(header: Header, blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile import counting
 
@@ -85,7 +91,7 @@ def _counting(header: Header, blobs: list[bytes]) -> wire.Message:
 
 _KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {
     "torch": _torch, "onnx": _onnx, "tier1": _tier1, "probes": _probes, "runs": _runs, "counting": _counting,
-    "plan": _plan, "unit": _unit, "kernel": _kernel,
+    "plan": _plan, "unit": _unit, "kernel": _kernel, "learned": _learned,
 }  # fmt: skip
 
 
@@ -104,7 +110,8 @@ def answer(header: Header, blobs: list[bytes]) -> wire.Message:
     try:
         if kind not in _KINDS:
             raise InternalError(f"no request of kind {kind!r}")
-        return _KINDS[kind](header, blobs)
+        with stored.used_by(header):
+            return _KINDS[kind](header, blobs)
     except CaptureError as e:
         return wire.error_to_message(e)
     except HotfuseError as e:

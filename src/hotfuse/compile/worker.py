@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -21,6 +22,8 @@ from typing import BinaryIO
 from hotfuse.compile import requests, wire
 
 _PR_SET_PDEATHSIG = 1
+REST_S = 0.05
+"""Without a request for so long, a worker writes down what it measured."""
 
 
 def serve(requests_in: BinaryIO, answers_out: BinaryIO) -> None:
@@ -29,9 +32,19 @@ def serve(requests_in: BinaryIO, answers_out: BinaryIO) -> None:
         try:
             header, blobs = wire.receive(requests_in)
         except EOFError:
+            _keep()
             return
         answer, codes = requests.answer(header, blobs)
         wire.send(answers_out, {**answer, "usage": usage()}, codes)
+        if not select.select([requests_in], [], [], REST_S)[0]:
+            _keep()
+
+
+def _keep() -> None:
+    """Put what was measured into the profile store: this process may be ended any time."""
+    learned = sys.modules.get("hotfuse.compile.learned")
+    if learned is not None:
+        learned.flush()
 
 
 def usage() -> dict[str, float]:

@@ -64,6 +64,15 @@ class Online(Correction):
     _samples: deque[tuple[int, int, float]] = field(default_factory=lambda: deque[tuple[int, int, float]](maxlen=WINDOW))
     _parts: Vector = field(default_factory=lambda: np.zeros(_COLUMNS))
     seen: int = 0
+    _told: float = 0.0
+    _since: int = 0
+    """Samples since the machine's speed was told."""
+
+    def told(self, slower_by: float, since: int = 0) -> None:
+        """The machine's own probe runs so many times slower, for so many samples already: that counts until enough of them speak
+        for themselves.
+        """
+        self._told, self._since = float(np.log(slower_by)) if slower_by > 0 else 0.0, since
 
     def observe(self, family: int, level: int, predicted_s: float, measured_s: float) -> None:
         """One measurement next to what the *uncorrected* model predicted for it."""
@@ -75,6 +84,7 @@ class Online(Correction):
         for family, level, off in residuals:
             self._samples.append((family, level, float(np.clip(off, -CLIP, CLIP))))
             self.seen += 1
+            self._since += 1
         self._parts = self._solved()
 
     def _solved(self) -> Vector:
@@ -104,7 +114,9 @@ class Online(Correction):
 
     def shift(self, family: npt.NDArray[np.int64], level: npt.NDArray[np.int64]) -> Vector:
         """Log factors for predictions."""
-        return _design(family, level) @ self._parts if self._parts.any() else np.zeros(len(family))
+        if not self._parts.any():
+            return np.full(len(family), self._told if self._since < LEAST else 0.0)
+        return _design(family, level) @ self._parts
 
     @property
     def drifted(self) -> Drifted:
@@ -112,7 +124,8 @@ class Online(Correction):
         p = self._parts
         families = {n: float(p[1 + i]) for i, n in enumerate(FAMILIES) if p[1 + i]}
         levels = {n: float(p[1 + len(FAMILIES) + i]) for i, n in enumerate(LEVELS) if p[1 + len(FAMILIES) + i]}
-        return Drifted(float(p[0]), families, levels, len(self._samples))
+        everything = float(p[0]) if p.any() or self._since >= LEAST else self._told
+        return Drifted(everything, families, levels, len(self._samples))
 
 
 def _design(family: npt.NDArray[np.int64], level: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -1,0 +1,54 @@
+"""Which profile store a request speaks of: it travels in the request's header, as workers serve models with different settings.
+
+place ::= {"profiles": a path or URL, "record": whether what is measured may be written there}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from hotfuse.base.settings import Settings, from_env
+from hotfuse.profile.place import location
+
+ARMS, STRATEGIES = "fusion arms", "strategies"
+"""Names of what is remembered of promises: by kind of candidate, and by bottleneck and strategy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A profile store, and whether it is written."""
+
+    path: str
+    record: bool = True
+
+    def header(self) -> dict[str, Any]:
+        """For a request."""
+        return {"profiles": self.path, "record": self.record}
+
+
+_current: ContextVar[Place | None] = ContextVar("place", default=None)
+
+
+def place_of(settings: Settings) -> Place:
+    """Where the settings put the store; only serving writes there."""
+    return Place(location(settings), settings.record and settings.capture == "background")
+
+
+def current() -> Place:
+    """The store of the request in hand; of the environment where there is none."""
+    return _current.get() or Place(location(from_env()), record=False)
+
+
+@contextmanager
+def used_by(header: Mapping[str, Any]) -> Generator[None]:
+    """While a request is answered, its store is the current one."""
+    path = header.get("profiles")
+    token = _current.set(Place(str(path), bool(header.get("record"))) if path else None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
