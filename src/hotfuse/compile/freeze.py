@@ -15,7 +15,7 @@ import torch
 
 from hotfuse.analysis.quantized import weight_nodes
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.ir.branches import IF, branches
+from hotfuse.ir.branches import CAPTURES, branches
 from hotfuse.ir.graph import Graph, Kind, Node, Param, Value, output_values, values_in
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.types import TensorType
@@ -50,11 +50,11 @@ def frozen(graph: Graph, weights: Weights, prefix: str = "frozen:") -> tuple[Gra
 
 
 def _inside_branches(graph: Graph, weights: Weights, prefix: str) -> tuple[Graph, Weights]:
-    """Branches with their constants computed outside: each comes in as one more capture of both branches."""
+    """Branches and loops with their constants computed outside: each comes in as one more capture of all bodies."""
     found = dict(weights)
     params, nodes = list(graph.params), list[Node]()
     for i, node in enumerate(graph.nodes):
-        if node.op == IF and isinstance(captures := node.args[1], tuple):
+        if node.op in CAPTURES and isinstance(captures := node.args[at := CAPTURES[node.op]], tuple):
             made = [frozen(b.graph, weights, f"{prefix}{i}.{k}.") for k, b in enumerate(branches(graph, node))]
             added = [(k, p) for k, (g, _) in enumerate(made) for p in g.params if p.key not in weights]
             outer = tuple(Value(p.key, p.value.type) for _, p in added)
@@ -62,7 +62,8 @@ def _inside_branches(graph: Graph, weights: Weights, prefix: str) -> tuple[Graph
             for k, (old, (g, _)) in enumerate(zip(node.graphs, made, strict=True)):
                 inner = [p.value if k == b else v for (b, p), v in zip(added, outer, strict=True)]
                 graphs.append(replace(old, nodes=g.nodes, inputs=(*old.inputs, *inner)))
-            node = replace(node, args=(node.args[0], (*captures, *outer)), graphs=tuple(graphs))
+            args = (*node.args[:at], (*captures, *outer), *node.args[at + 1 :])
+            node = replace(node, args=args, graphs=tuple(graphs))
             params += [Param(v, p.key) for v, (_, p) in zip(outer, added, strict=True)]
             for _, more in made:
                 found.update(more)

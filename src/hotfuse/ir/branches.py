@@ -1,4 +1,4 @@
-"""The branches of a control node as graphs of their own.
+"""The bodies of a control node as graphs of their own: branches, or what a loop repeats.
 
     control.if(%c, [%x, %w]) { graph then(%a, %b) {...} ... }       %w is a param of the graph around
     branch(graph, node, 0)  ->  graph then(%a) { param %b ... }     which takes the capture at place 0
@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.graph import Graph, Node, Param, Value
 
-IF = "control.if"
+IF, LOOP, SCAN = "control.if", "control.loop", "control.scan"
+CAPTURES = {IF: 1, LOOP: 3, SCAN: 2}
+"""Which argument of a control node with bodies holds what they capture."""
 
 
 def control_name(node: Node, inside: str = "") -> str:
@@ -32,12 +34,12 @@ class Branch:
 
     graph: Graph
     takes: tuple[int, ...]
-    """Which of the node's captures the graph's inputs are."""
+    """Which of the node's captures the graph's last inputs are; before them a loop's body has inputs of its own."""
 
 
 def branches(graph: Graph, node: Node) -> tuple[Branch, ...]:
-    """Both branches of an `if` in a graph."""
-    captures = node.args[1] if node.op == IF and len(node.args) == 2 else None
+    """Both branches of an `if` in a graph, or the body of a loop."""
+    captures = node.args[CAPTURES[node.op]] if node.op in CAPTURES and len(node.args) > CAPTURES[node.op] else None
     if not isinstance(captures, tuple):
         raise InternalError(f"{node.op} has no branches", where=str(node.loc))
     keys = {p.value.name: p.key for p in graph.params}
@@ -45,11 +47,12 @@ def branches(graph: Graph, node: Node) -> tuple[Branch, ...]:
     for nested in node.graphs:
         takes: list[int] = []
         params: list[Param] = []
-        for i, (inner, outer) in enumerate(zip(nested.inputs, captures, strict=True)):
+        own = len(nested.inputs) - len(captures)
+        for i, (inner, outer) in enumerate(zip(nested.inputs[own:], captures, strict=True)):
             if isinstance(outer, Value) and outer.name in keys:
                 params.append(Param(inner, keys[outer.name]))
             else:
                 takes.append(i)
-        inputs = tuple(nested.inputs[i] for i in takes)
+        inputs = (*nested.inputs[:own], *(nested.inputs[own + i] for i in takes))
         found.append(Branch(replace(nested, inputs=inputs, params=(*nested.params, *params)), tuple(takes)))
     return tuple(found)

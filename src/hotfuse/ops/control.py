@@ -20,7 +20,7 @@ Body = Callable[..., tuple[Any, ...]]
 
 MAX_TRIPS = 1_000_000
 """Most iterations of one loop: far above what models do, and some seconds of work; more is a damaged file's."""
-_NO_COUNT = 2**63 - 1
+NO_COUNT = 2**63 - 1
 """What exporters write as the count of a loop that only its condition ends."""
 
 
@@ -51,7 +51,7 @@ def run_loop(
     stacked along a new first axis; `stacked` describes those for a loop that never runs.
     """
     limit = None if trip is None else int(trip)
-    if limit is not None and MAX_TRIPS < limit < _NO_COUNT:
+    if limit is not None and MAX_TRIPS < limit < NO_COUNT:
         raise _too_long(f"its trip count is {limit}")
     state = list(carried)
     steps: list[list[Any]] = [[] for _ in stacked]
