@@ -27,9 +27,9 @@ from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.machine.peaks import Peaks
 
 QUICK = ("hotfuse", "hotfuse-tier0", "eager", "ort", "openvino")
-SHARES = {"kernels": 0.21, "models": 0.28, "overhead": 0.04, "startup": 0.06, "compile": 0.07, "traffic": 0.34}
+SHARES = {"kernels": 0.21, "models": 0.27, "overhead": 0.06, "startup": 0.08, "compile": 0.08, "traffic": 0.30}
 """Of the time budget; what a suite leaves over goes to those after it."""
-BUDGET_S, QUICK_BUDGET_S = 1080.0, 145.0
+BUDGET_S, QUICK_BUDGET_S = 1080.0, 150.0
 SLACK_S = 30.0
 """What the last case may take beyond the budget, if it must: who is not ready by then is a line that says so."""
 EXIT_REGRESSION = 1

@@ -87,9 +87,9 @@ def _attention(length: int, quick: bool = False) -> Case:
                 quick=quick, jax="attention")  # fmt: skip
 
 
-def _norm(rows: int, quick: bool = False) -> Case:
+def _norm(rows: int) -> Case:
     return Case("kernels", f"residual + layer norm, {rows}x768", kernel("Norm", columns=768),
-                lambda: {"x": _normal(rows, 768), "y": _normal(rows, 768)[::-1].copy()}, EVERYBODY, quick=quick, jax="norm")
+                lambda: {"x": _normal(rows, 768), "y": _normal(rows, 768)[::-1].copy()}, EVERYBODY, jax="norm")
 
 
 def _conv(channels: int, side: int) -> Case:
@@ -165,7 +165,7 @@ def _mlp(rows: int = 1) -> Case:
 
 
 CASES: tuple[Case, ...] = (
-    _linear(16, True), _attention(128, True), _norm(128, True), _linear(1), _linear(128), _conv(64, 56), _chain(64),
+    _linear(16, True), _attention(128, True), _norm(128), _linear(1), _linear(128), _conv(64, 56), _chain(64),
     _attention(32),
     _bert("models", TORCH), zoo_case("models", "ppocr-v4-rec", ONNX, True), zoo_case("models", "bert-base", TORCH),
     zoo_case("models", "resnet-50", TORCH), zoo_case("models", "silero-vad", ONNX), zoo_case("models", "magika", ONNX),

@@ -1,6 +1,7 @@
 """One contender in a process of its own: commands come as JSON lines, every answer is one JSON line.
 
-    {"do": "load"}                 load, first call, settle; answers times and where the outputs lie
+    {"do": "prepare"}              import torch, build the model: nobody's merit, not timed
+    {"do": "load", "onnx": path}   load, first call, settle; answers times and where the outputs lie
     {"do": "round", "ms": 20}      calls for about so long; answers milliseconds a call
     {"do": "serve", "seconds": 2}  goes on with the traffic; answers [begin, milliseconds] of each call
     {"do": "about"}                what served
@@ -35,32 +36,40 @@ REST_S = 0.01
 class Contender:
     """What the commands act on."""
 
-    def __init__(self, case: Case, name: str, threads: int, folder: Path, onnx: Path | None, seconds: float) -> None:
-        self.case, self.name, self.threads, self.folder, self.onnx = case, name, threads, folder, onnx
-        self.seconds = seconds
+    def __init__(self, case: Case, name: str, threads: int, folder: Path, seconds: float) -> None:
+        self.case, self.name, self.threads, self.folder, self.seconds = case, name, threads, folder, seconds
+        self.model: Model | None = None
+        self.example: Any = None
+        self.work: dict[str, Any] = {}
         self.loaded: Loaded | None = None
         self.feed: Any = None
         self.calls_ms = 0.0
         self.trace: Trace | None = None
         self.served_s = 0.0
 
-    def load(self) -> dict[str, Any]:
-        """Ready to be timed. Building the model is nobody's merit and not counted; neither is torch's own start."""
+    def prepare(self) -> dict[str, Any]:
+        """Building the model is nobody's merit and not counted; neither is torch's own start."""
         import torch
 
         torch.set_num_threads(self.threads)
-        model = self.case.build()
+        self.model, self.example = self.case.build(), self.case.feed()
         torch.nn.functional.linear(torch.randn(128, 256), torch.randn(256, 256))
-        example = self.case.feed()
-        work = _work(model, example) if self.name == "eager" else {}
+        if self.name == "eager":
+            self.work = _work(self.model, self.example)
+        return {}
+
+    def load(self, onnx: str | None) -> dict[str, Any]:
+        """Ready to be timed."""
+        assert self.model is not None
+        file = self.model.path if onnx is None else Path(onnx)
         start = time.perf_counter()
         for module in IMPORTS.get(self.name, ()):
             importlib.import_module(module)
         imported = time.perf_counter() - start
         start = time.perf_counter()
-        self.loaded = CONTENDERS[self.name](Job(self.case, model, example, self.threads, self.onnx or model.path))
+        self.loaded = CONTENDERS[self.name](Job(self.case, self.model, self.example, self.threads, file))
         made = time.perf_counter()
-        self.feed = self.loaded.prepare(example)
+        self.feed = self.loaded.prepare(self.example)
         called = time.perf_counter()
         result = self.loaded.call(self.feed)
         first = time.perf_counter()
@@ -72,7 +81,9 @@ class Contender:
             self.loaded.call(self.feed)  # type: ignore[union-attr]
             worst = max(worst, time.perf_counter() - begin)
 
-        if not self.case.trace:
+        if self.case.suite == "startup":
+            settled = first
+        elif not self.case.trace:
             self.loaded.settle(call)
             settled = time.perf_counter()
             for _ in range(2):
@@ -86,7 +97,7 @@ class Contender:
         outputs = self.folder / f"{self.name}.npz"
         np.savez(outputs, *self.loaded.arrays(result))
         return {"load_s": made - start, "first_s": (made - start) + (first - called), "settled_s": settled - start,
-                "worst_ms": worst * 1e3, "import_s": imported, "outputs": str(outputs), **work}
+                "worst_ms": worst * 1e3, "import_s": imported, "outputs": str(outputs), **self.work}
 
     def round(self, ms: float) -> dict[str, Any]:
         """Milliseconds a call."""
@@ -147,20 +158,19 @@ def main() -> int:
     parser.add_argument("--contender", required=True)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--onnx", type=Path)
     parser.add_argument("--seconds", type=float, default=10.0)
     options = parser.parse_args()
     end_with_parent()  # it is stopped most of the time, and would stay so if the coordinator were killed
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     case = find(options.suite, options.case)
-    one = Contender(case, options.contender, options.threads, options.folder, options.onnx, options.seconds)
+    one = Contender(case, options.contender, options.threads, options.folder, options.seconds)
 
     def exported() -> dict[str, Any]:
         return {"path": str(export(case, options.folder))}
 
     known: dict[str, Callable[..., dict[str, Any]]] = {
-        "load": one.load, "round": one.round, "serve": one.serve, "about": one.about, "export": exported,
+        "prepare": one.prepare, "load": one.load, "round": one.round, "serve": one.serve, "about": one.about, "export": exported,
     }  # fmt: skip
     import torch
 
@@ -169,6 +179,7 @@ def main() -> int:
             command = json.loads(line)
             try:
                 gc.collect()
+                gc.freeze()  # or each collection would go through all of torch again
                 gc.disable()
                 answer = known[command.pop("do")](**command)
             except Absent as e:

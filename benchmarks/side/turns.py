@@ -49,13 +49,22 @@ class Process:
 
     def ask(self, limit_s: float, **command: Any) -> dict[str, Any]:
         """One command, one answer; the process runs meanwhile and is stopped afterwards."""
-        assert self.child.stdin is not None and self.child.stdout is not None
+        self.begin(**command)
+        return self.answer(limit_s)
+
+    def begin(self, **command: Any) -> None:
+        """Give a command; the process runs until its answer is taken."""
+        assert self.child.stdin is not None
         self._signal(signal.SIGCONT)
         try:
             self.child.stdin.write(json.dumps(command) + "\n")
             self.child.stdin.flush()
         except BrokenPipeError as e:
             raise Gone(self.ended()) from e
+
+    def answer(self, limit_s: float) -> dict[str, Any]:
+        """The answer to the command before; the process is stopped afterwards."""
+        assert self.child.stdout is not None
         ready, _, _ = select.select([self.child.stdout], [], [], limit_s)
         if not ready:
             self.close()
@@ -151,13 +160,14 @@ class Table:
         return records
 
     def _measure(self, folder: Path) -> None:
-        if self.case.kind == "torch":
-            self._export(folder)
+        exporting = self._exporter(folder)
         if self.case.suite in ("startup", "compile"):
-            self._starts(folder)
+            self._starts(folder, exporting)
             return
-        for name in self.records:
-            self._load(name, folder)
+        self._prepare(list(self.records), folder)
+        self._export(exporting)
+        for name in list(self.processes):
+            self._load(name)
         self._compare()
         (self._serve if self.case.trace else self._rounds)()
         for name in list(self.processes):
@@ -168,17 +178,23 @@ class Table:
 
     def _start(self, name: str, folder: Path) -> Process:
         command = [sys.executable, "-m", "benchmarks.side.child", "--suite", self.case.suite, "--case", self.case.name,
-                   "--contender", name, "--threads", str(self.threads), "--folder", str(folder),
-                   "--seconds", str(self.seconds), *(["--onnx", str(self.onnx)] if self.onnx else [])]  # fmt: skip
+                   "--contender", name, "--threads", str(self.threads), "--folder", str(folder), "--seconds", str(self.seconds)]
         return Process(command, environment(self.threads, folder))
 
-    def _export(self, folder: Path) -> None:
-        """Once for everybody who reads ONNX; who fails here is told by those who need it."""
-        if not set(self.records) & {"ort", "openvino", "iree", "tvm", "tinygrad"}:
-            return
+    def _exporter(self, folder: Path) -> Process | None:
+        """Once for everybody who reads ONNX; beside the others' preparations, which nobody's time counts either."""
+        if self.case.kind != "torch" or not set(self.records) & {"ort", "openvino", "iree", "tvm", "tinygrad"}:
+            return None
         process = self._start("eager", folder)
+        process.begin(do="export")
+        return process
+
+    def _export(self, process: Process | None) -> None:
+        """The exported file; why there is none is told by those who need it."""
+        if process is None:
+            return
         try:
-            answer = process.ask(self._left(), do="export")
+            answer = process.answer(self._left())
             if "path" in answer:
                 self.onnx = Path(answer["path"])
             else:
@@ -188,19 +204,35 @@ class Table:
         finally:
             process.close()
 
-    def _load(self, name: str, folder: Path) -> None:
-        if why := missing(name):
-            self._out(name, "absent", why)
-            return
-        self.processes[name] = self._start(name, folder)
-        if (answer := self._ask(name, self._left(), do="load")) is not None:
+    def _prepare(self, names: Sequence[str], folder: Path) -> None:
+        """Processes with torch imported and the model built, side by side: nobody's time counts yet."""
+        for name in names:
+            if why := missing(name):
+                self._out(name, "absent", why)
+            else:
+                self.processes[name] = self._start(name, folder)
+                self.processes[name].begin(do="prepare")
+        for name in [n for n in names if n in self.processes]:
+            self._took(name, self._left())
+
+    def _load(self, name: str) -> None:
+        if (answer := self._ask(name, self._left(), do="load", onnx=str(self.onnx) if self.onnx else None)) is not None:
             self.answers[name] = answer
             kept = ("import_s", "load_s", "first_s", "settled_s", "worst_ms", "flops", "bytes")
             self.records[name].extra |= {k: answer[k] for k in kept if k in answer}
 
     def _ask(self, name: str, limit_s: float, **command: Any) -> dict[str, Any] | None:
         try:
-            answer = self.processes[name].ask(limit_s, **command)
+            self.processes[name].begin(**command)
+        except Gone as e:
+            self._out(name, "crashed", str(e))
+            return None
+        return self._took(name, limit_s)
+
+    def _took(self, name: str, limit_s: float) -> dict[str, Any] | None:
+        """The answer to what was asked; none, and the contender is out, where it cannot take part or is gone."""
+        try:
+            answer = self.processes[name].answer(limit_s)
         except Gone as e:
             self._out(name, "crashed", str(e))
             return None
@@ -261,16 +293,17 @@ class Table:
             record.extra |= {"requests": len(taken), "per_s": 1e3 * len(taken) / sum(taken), "worst_ms": max(taken),
                              "p50_ms": float(np.quantile(taken, 0.5)), "p99_ms": float(np.quantile(taken, 0.99))}
 
-    def _starts(self, folder: Path) -> None:
+    def _starts(self, folder: Path, exporting: Process | None) -> None:
         """First results, or the time until the best serves: every sample is a fresh process with nothing kept."""
         figure = "first_s" if self.case.suite == "startup" else "settled_s"
-        for i in range(max(1, min(3, self.rounds // 3))):
-            for name in list(self.records):
-                if self.records[name].status != "ok":
-                    continue
-                fresh = folder / f"{i}"
-                fresh.mkdir(exist_ok=True)
-                self._load(name, fresh)
+        for i in range(max(1, min(3, self.rounds // 5))):
+            fresh = folder / f"{i}"
+            fresh.mkdir(exist_ok=True)
+            self._prepare([n for n, record in self.records.items() if record.status == "ok"], fresh)
+            if i == 0:
+                self._export(exporting)
+            for name in list(self.processes):
+                self._load(name)
                 if name in self.processes:
                     self.records[name].times.append(self.answers[name][figure] * 1e3)
                     self.processes.pop(name).close()
