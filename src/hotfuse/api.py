@@ -114,11 +114,12 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         },
         "looked_at": counts["looked_at"],
         "watching": engine.watcher.stats(),
+        "idle": engine.recorder.idle(),
         "model_watch": engine.watch_stats(),
         "code": epochs.counts(),
         "recorded": engine.recorder.stats(),
         "compile": counters(),
-        "memory": _memory(entries),
+        "memory": {**_memory(entries), **_released(engine)},
         "captures": sum(n for k, n in events.items() if k.startswith("capture.")),
         "swaps": sum(n for k, n in events.items() if k.startswith("deploy.")),
         "plans": len(entries),
@@ -138,6 +139,12 @@ def _memory(entries: list[Entry]) -> dict[str, int]:
     plans = {id(p): p.memory for e in entries for p in (e.plan, *e.versions.values())}.values()
     return {"weights": sum(weights.values()), "packed": sum(m.constants for m in plans), "arenas": sum(m.arena for m in plans),
             "samples": sum(e.samples.bytes for e in entries)}
+
+
+def _released(engine: Engine) -> dict[str, int]:
+    """Bytes of weights that plans have copies of: given back to the system, and what of them was read again since."""
+    released = engine.plans.released
+    return {} if released is None else {"released": released.bytes, "came_back": released.resident()}
 
 
 def jit(

@@ -59,6 +59,9 @@ class Settings:
     """Plans of tier 2 kept beside a captured graph: more kinds of calls than that share the generic plan."""
     code_bytes: int = 4 << 30
     """Memory that compiled plans of one model may hold: packed weights and arenas; the least recently used go first."""
+    release_weights: bool = False
+    """True: weights that a deployed plan has packed copies of give their memory back, and come from a file when they are read.
+    They must not be written while that happens; later they may. Only where the cache folder is on a disk, and on Linux."""
     sample_bytes: int = 64 << 20
     """Memory for inputs of real calls, kept to prove new plans on."""
     keep_inputs: bool = True
@@ -69,6 +72,8 @@ class Settings:
     """Relative error allowed between a captured graph and the model's own fp32 outputs."""
     record: bool = True
     """Whether what was learned is written to the profile store."""
+    idle: bool = True
+    """Whether idle time is used to measure kernels of the models served and to train the performance model; needs `record`."""
     profiles: str | None = None
     """The store: a path or URL; None is a file in the cache folder."""
     cache_dir: Path = Path("~/.cache/hotfuse")

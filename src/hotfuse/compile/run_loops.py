@@ -13,7 +13,17 @@ from dataclasses import dataclass, replace
 
 from hotfuse.backends.llvm.places import Lies
 from hotfuse.backends.llvm.run import LOOP_VAR
-from hotfuse.compile.run_plan import Level, PlannedCall, PlannedLoop, PlannedStep, Planner, Pointer, Scope, alike, tensor_of
+from hotfuse.compile.run_plan import (
+    Level,
+    PlannedCall,
+    PlannedLoop,
+    PlannedStep,
+    Planner,
+    Pointer,
+    Scope,
+    alike,
+    tensor_of,
+)
 from hotfuse.ir.branches import IF, LOOP, branches, control_name, inside
 from hotfuse.ir.dims import Dim, expr, sym
 from hotfuse.ir.graph import Arg, Node, Value
@@ -58,7 +68,8 @@ class LoopPlanner(Planner):
         condition = self._truth(scope, form.condition, before=True)
         lies = self._captured(scope, taken, form.captures)
         steps: list[PlannedStep] = []
-        counters = [self._counter(v, f"{name} {i}", lies) for i, v in enumerate(own[: form.counted])]
+        iteration = self._counter(own[0], f"{name} iteration", lies) if form.counted else None
+        go = self._counter(own[1], f"{name} condition", lies) if form.counted else None
         states: list[int] = []
         outs = node.outs[: len(form.carried)]
         for given, inner, out in zip(form.carried, own[form.counted :], outs, strict=False):
@@ -77,8 +88,8 @@ class LoopPlanner(Planner):
         self.state = before.copy()
         body, again = self._body(level, lies, form, states, stacks, var, inside(name, 0))
         self.state.lies, self.state.copied = before.lies, before.copied
-        steps.append(PlannedLoop(var, trips, condition, again, *(counters or (None, None)),
-                                 (*states, *(s.root for s in stacks)), tuple(body), name))  # fmt: skip
+        made = (*states, *(s.root for s in stacks))
+        steps.append(PlannedLoop(var, trips, condition, again, iteration, go, made, tuple(body), name))
         for out, root in zip(outs, states, strict=True):
             scope.lies[out.name] = Lies(root, 0, dense_strides(tensor_of(out).shape, Layout()))
         for out, stack in zip(node.outs[len(states) :], stacks, strict=True):

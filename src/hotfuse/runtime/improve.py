@@ -75,7 +75,8 @@ class Improver:
     def consider(self, site: Site, entry: Entry, plan: Plan, signature: Signature, seconds: float) -> None:
         """After a call that was looked at; at most starts something."""
         settings = self._plans.settings
-        stamp = (self._plans.generation, torch.get_num_threads(), self._plans.watcher.drifts(entry.key))
+        stamp = (self._plans.generation, torch.get_num_threads(), self._plans.watcher.drifts(entry.key),
+                 self._plans.recorder.trained)
         if entry.stamp != stamp:  # what lost under other circumstances may win now
             entry.stamp = stamp
             entry.refused.clear()
@@ -270,6 +271,11 @@ class Improver:
         versions = _versions(entry.weights)
         tier = 1 if what.endswith("tier 1") else 2
         begin = self._log.now()
+        if (lost := self._plans.recorder.lost(entry.baseline.graph, what, (calls[0], rival().tier))) is not None:
+            before, after = lost.get("us_before"), lost.get("us_after")
+            self._refuse(entry, what, Why.LOST_BEFORE, f"{after} us instead of {before} in an earlier process", tier=tier,
+                         us_before=before, us_after=after, **about)
+            return
         try:
             better = make()
             self._log.span("compile", what, begin, nodes=len(better.graph.nodes))
@@ -285,15 +291,18 @@ class Improver:
             self._refuse(entry, what, Why.MISMATCH, proof.difference, tier=tier, because=proof.difference, judge=proof.judge,
                          **about)
             return
-        trial = self._race(rival().run, better.run, calls[0])
+        old = rival()
+        trial = self._race(old.run, better.run, calls[0])
         evidence: dict[str, EvidenceValue] = {
             "tier": tier, "us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1), "rounds": trial.rounds,
             "proven_on": proof.inputs, "judge": proof.judge, **about,
         }
+        kept: dict[str, EvidenceValue] = {**evidence, "attempt": what, "certain": trial.settled}
+        rests = (calls[0], old.tier)
         graph, name = entry.baseline.graph, self._plans.model.name
         if not trial.won:
             self._refuse(entry, what, Why.NOT_FASTER, f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}", **evidence)
-            self._plans.recorder.tried(name, graph, Action.REFUSE, Why.NOT_FASTER, evidence)
+            self._plans.recorder.tried(name, graph, Action.REFUSE, Why.NOT_FASTER, kept, rests)
             return
         with self._plans.exchanging(generation) as same:
             if not same or versions != _versions(entry.weights):
@@ -303,7 +312,8 @@ class Improver:
             self._plans.fit(better)
             self._plans.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
         self._decide(Action.DEPLOY, Why.FASTER, **evidence)
-        self._plans.recorder.tried(name, graph, Action.DEPLOY, Why.FASTER, evidence)
+        self._plans.release(entry)
+        self._plans.recorder.tried(name, graph, Action.DEPLOY, Why.FASTER, kept, rests)
 
     def _exchange(self, entry: Entry, better: Plan) -> None:
         """Swap the plan of an entry: one reference store."""

@@ -57,6 +57,8 @@ class _Shared:
     runs: list[NativeRun] = field(default_factory=list[NativeRun])
     spare: list[NativeRun] = field(default_factory=list[NativeRun])
     """Runs of branches that a run around them has as well: they serve only what that one does not."""
+    needed: set[str] = field(default_factory=set[str])
+    """Keys of weights that the library reads in every call."""
     inside: int = 0
     """How many such runs are around what is being built."""
 
@@ -76,7 +78,8 @@ def assembled(parts: RunParts, weights: Mapping[str, torch.Tensor], graph: Graph
             "arena_bytes_kept": sum(r.arena_bytes for r in runs),
         }
 
-    return replace(plan, memory=memory, counters=counters, notes=parts.notes, runs=runs,
+    read = shared.constants.read | shared.needed | {p.key for p in graph.params if p.value in output_values(graph)}
+    return replace(plan, memory=memory, counters=counters, notes=parts.notes, runs=runs, unread=frozenset(weights) - read,
                    kernels={i: k.lowered.kernel for i, k in enumerate(parts.kernels)})  # fmt: skip
 
 
@@ -120,6 +123,8 @@ def _artifact(body: RunBody, part: Partition, shared: _Shared, *, later: bool) -
         return branching(piece, [(p.run, p.artifacts) for p in plans], shared.weights)
     kernel = body.body.chosen[part.index]
     if kernel < 0:
+        if not later and not shared.inside:
+            shared.needed |= {p.key for p in piece.params}
         return LibraryBackend().compile(piece, shared.weights)
     called = anchored(graph, piece)
 

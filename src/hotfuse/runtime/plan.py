@@ -66,6 +66,8 @@ class Plan:
     units: tuple[Unit, ...] = ()
     """In order; empty where the only artifact is all there is."""
     weights: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    unread: frozenset[str] = frozenset()
+    """Those of its weights that it reads only where a call falls back: there are copies, or nothing needs them."""
     memory: Memory = Memory()
     runs: tuple[NativeRun, ...] = ()
     """Its native runs, those in branches too."""

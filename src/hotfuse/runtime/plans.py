@@ -23,6 +23,7 @@ from hotfuse.runtime.budget import Held, victims
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.record import Recorder
+from hotfuse.runtime.release import Released
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tally import Tally
 from hotfuse.runtime.watch import Change, Watch
@@ -64,6 +65,8 @@ class Plans:
         self.log = log
         self.beside = beside
         """Runs a job in the background."""
+        self.released = Released(settings.cache_dir, model.name, log) if settings.release_weights else None
+        """Weights that plans have copies of, where their memory may be given back."""
         self.recorder = Recorder(settings, log)
         self.watcher = Watcher(model.name, settings, beside, log)
         self.sites: dict[Spec, Site] = {}
@@ -111,8 +114,16 @@ class Plans:
             for entry in site.entries:
                 self.demote(site, entry)
 
+    def release(self, entry: Entry) -> None:
+        """A plan was deployed: weights that nobody reads any more may go. For the background."""
+        if self.released is not None:
+            serving = [p for s in list(self.sites.values()) for e in s.entries for p in (e.plan, *e.versions.values())]
+            self.released.after(serving, entry.weights)
+
     def drop_all(self) -> None:
         """No plan is of use any more."""
+        if self.released is not None:
+            self.released.forget()
         for site in self.sites.values():
             self._tally.mine.deopts += len(site.entries)
             for entry in site.entries:
@@ -183,6 +194,7 @@ class Plans:
             for site in self.sites.values():
                 site.clear()
         self.watcher.close()
+        self.recorder.close()
 
     def after_fork(self) -> None:
         """In a forked child: whoever was at something is in the parent."""

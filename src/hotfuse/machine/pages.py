@@ -1,0 +1,142 @@
+"""Memory given back to the system without its contents being lost: pages that come from a file again when they are read.
+
+The bytes of a range are written to a file without a name, and the whole pages of the range are mapped to it in place, private to
+this process. Nothing that holds the memory notices: the address stays, reading brings pages back bit by bit as they were, and
+writing makes pages the process's own again. Until they are read, they take no memory.
+
+Only private anonymous memory is exchanged: what other processes share, or what is mapped from a file already, stays as it is.
+Nobody may write to a range while it is exchanged.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+PAGE = mmap.PAGESIZE
+_READ, _WRITE, _PRIVATE, _FIXED = 1, 2, 2, 0x10
+_PAGEOUT = 21
+_TMPFS = {0x01021994, 0x858458F6}
+"""File systems that live in memory: tmpfs and ramfs."""
+_FAILED = ctypes.c_void_p(-1).value
+
+Range = tuple[int, int]
+"""First byte, and the one behind the last."""
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return libc
+
+
+def unavailable(folder: Path) -> str:
+    """Why memory cannot be given back through files of a folder; empty if it can."""
+    if not sys.platform.startswith("linux"):
+        return f"memory cannot be exchanged in place on {sys.platform}"
+    buffer = ctypes.create_string_buffer(256)
+    if _libc().statfs(os.fsencode(folder), buffer) != 0:
+        return f"{folder} cannot be looked at"
+    if ctypes.c_uint64.from_buffer(buffer).value & 0xFFFFFFFF in _TMPFS:
+        return f"{folder} lies in memory itself"
+    return ""
+
+
+def whole_pages(ranges: Sequence[Range], keep: Sequence[Range] = ()) -> list[Range]:
+    """The whole pages inside ranges, joined where they overlap, without any that `keep` touches."""
+    found: list[Range] = []
+    for first, last in sorted((-(-a // PAGE) * PAGE, b // PAGE * PAGE) for a, b in _joined(ranges)):
+        at = first
+        for a, b in sorted(keep):
+            begin, end = a // PAGE * PAGE, -(-b // PAGE) * PAGE
+            if end <= at or begin >= last:
+                continue
+            if begin > at:
+                found.append((at, begin))
+            at = max(at, end)
+        if at < last:
+            found.append((at, last))
+    return found
+
+
+def _joined(ranges: Sequence[Range]) -> list[Range]:
+    made: list[Range] = []
+    for a, b in sorted(r for r in ranges if r[0] < r[1]):
+        if made and a <= made[-1][1]:
+            made[-1] = (made[-1][0], max(made[-1][1], b))
+        else:
+            made.append((a, b))
+    return made
+
+
+def _ours() -> list[Range]:
+    """Where this process has private memory of its own that it may write: no file behind it, shared with nobody."""
+    found: list[Range] = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        where, access, _offset, _device, inode = line.split(maxsplit=5)[:5]
+        if access.startswith("rw") and access.endswith("p") and inode == "0":
+            a, b = (int(x, 16) for x in where.split("-"))
+            found.append((a, b))
+    return _joined(found)
+
+
+def release(ranges: Sequence[Range], folder: Path) -> list[Range]:
+    """Give the pages of ranges back; those that were. Raises OSError where the file cannot be written: nothing is lost then."""
+    own = _ours()
+    chosen = [r for r in ranges if any(a <= r[0] and r[1] <= b for a, b in own)]
+    if not chosen:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder, prefix="released-") as file:
+        for a, b in chosen:
+            file.write(memoryview((ctypes.c_char * (b - a)).from_address(a)))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        done: list[Range] = []
+        at = 0
+        for a, b in chosen:
+            got = _libc().mmap(a, b - a, _READ | _WRITE, _PRIVATE | _FIXED, file.fileno(), at)
+            if got == _FAILED:
+                break  # the range is as it was
+            done.append((a, b))
+            at += b - a
+    return done
+
+
+def again(ranges: Sequence[Range]) -> None:
+    """Give back what was read of released pages since; what was written stays."""
+    for a, b in ranges:
+        _libc().madvise(a, b - a, _PAGEOUT)  # advice: where the system does not know it, pages stay until they are needed
+
+
+def resident(ranges: Sequence[Range]) -> int:
+    """Bytes of ranges, which begin and end with pages, that are in memory now."""
+    total = 0
+    for a, b in ranges:
+        count = (b - a) // PAGE
+        seen = (ctypes.c_ubyte * count)()
+        if _mapped(a, count, seen):
+            total += sum(x & 1 for x in seen) * PAGE
+    return total
+
+
+def _mapped(a: int, count: int, seen: ctypes.Array[ctypes.c_ubyte]) -> bool:
+    """Which pages this process has, from its page map (`mincore` would tell of the file's)."""
+    try:
+        with open("/proc/self/pagemap", "rb", buffering=0) as pages:
+            data = os.pread(pages.fileno(), 8 * count, a // PAGE * 8)
+    except OSError:
+        return False
+    for i in range(min(count, len(data) // 8)):
+        seen[i] = data[8 * i + 7] >> 7
+    return True
