@@ -64,6 +64,7 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None) -> E
             "sites": sites,
             "fallbacks": dict(fallbacks or {}),
             "watching": engine.watcher.text(),
+            "idle": engine.recorder.idle(),
             "decisions": [d.to_dict() for d in engine.log.decisions],
             "spans": [s.to_dict() for s in engine.log.spans],
         }
@@ -192,6 +193,8 @@ def _lines(data: dict[str, Any]) -> list[str]:
     for name, n in data["fallbacks"].items():
         out.append(f"fallback {name}: {n}")
     out += data["watching"].splitlines()
+    out.append("idle time: " + ", ".join(f"{v}" if k == "state" else f"{k} {v}" for k, v in data["idle"].items()
+                                         if v not in (None, "", 0)))
     out.append("decisions:")
     for d in data["decisions"]:
         detail = ", ".join(f"{k}={v}" for k, v in d["evidence"].items() if v not in ("", None))

@@ -10,6 +10,7 @@ from torch import nn
 
 import hotfuse
 import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.record as record_module
 from hotfuse import Settings
 from hotfuse.profile.store import Store
 from hotfuse.runtime.race import Trial
@@ -39,6 +40,36 @@ def test_races_are_kept_with_both_times(tmp_path: Path) -> None:
         (graph,) = store.graphs()
         (decision,) = store.decisions(graph)
     assert decision.action == "deploy" and decision.evidence["us_before"] == 2.0 and decision.measured_ns == 1000.0
+
+
+def test_what_lost_is_not_tried_by_the_next_process_until_something_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    races: list[int] = []
+
+    def lose(certain: bool) -> None:
+        def run(*_a: object, **_k: object) -> Trial:
+            races.append(1)
+            return Trial(1.0, 2.0, 7, False, certain)
+
+        monkeypatch.setattr(improve_module, "race", run)
+
+    place = str(tmp_path / "profiles.sqlite")
+    settings = Settings(hot_calls=1, profiles=place, tiers=1)
+    lose(certain=False)
+    serve(settings)
+    lose(certain=True)
+    serve(settings)
+    assert len(races) == 2, "what was not settled is tried again"
+    stats = serve(settings)
+    assert len(races) == 2 and stats["events"]["refuse.lost_before"] == 1  # type: ignore[index]
+    serve(settings.with_(objective="energy"))
+    assert len(races) == 3, "something else is asked for"
+    monkeypatch.setattr(record_module, "program", lambda: "another version")
+    serve(settings)
+    assert len(races) == 4
+    with Store.open(place) as store:
+        assert all(d.evidence["us_before"] == 1.0 and d.evidence["us_after"] == 2.0 for d in store.decisions())
 
 
 def test_recording_can_be_switched_off(tmp_path: Path) -> None:

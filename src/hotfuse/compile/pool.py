@@ -184,6 +184,11 @@ class Pool:
         return self._limits.workers or default_workers()
 
     @property
+    def busy(self) -> bool:
+        """Whether anything waits or runs."""
+        return bool(self._queue) or any(s.running is not None for s in list(self._slots))
+
+    @property
     def workers(self) -> list[Worker]:
         """Those that run now."""
         return [w for s in list(self._slots) if (w := s.worker) is not None and w.alive]

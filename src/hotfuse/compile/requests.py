@@ -32,6 +32,17 @@ def _onnx(header: Header, blobs: list[bytes]) -> wire.Message:
     return wire.answer_to_message(_finished(captured))
 
 
+def _ready(header: Header, _blobs: list[bytes]) -> wire.Message:
+    """Load what a kind of capture takes, so that the one that follows begins at once."""
+    if header["front"] == "onnx":
+        import hotfuse.frontends.onnx.capture
+    else:
+        import torch.export._trace
+
+        import hotfuse.frontends.torch_module  # noqa: F401
+    return {"ok": True}, []
+
+
 def _any_convolution() -> AbstractContextManager[None]:
     """While capturing, no convolution library is chosen: torch would ask for the batch and the number of pixels to choose one, and
     every such question splits the sizes that a captured graph is for. What runs later chooses by itself.
@@ -83,6 +94,12 @@ def _learned(header: Header, _blobs: list[bytes]) -> wire.Message:
     return recall.handle(header)
 
 
+def _idle(header: Header, _blobs: list[bytes]) -> wire.Message:
+    from hotfuse.compile import idle
+
+    return idle.handle(header)
+
+
 def _counting(header: Header, blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile import counting
 
@@ -90,8 +107,8 @@ def _counting(header: Header, blobs: list[bytes]) -> wire.Message:
 
 
 _KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {
-    "torch": _torch, "onnx": _onnx, "tier1": _tier1, "probes": _probes, "runs": _runs, "counting": _counting,
-    "plan": _plan, "unit": _unit, "kernel": _kernel, "learned": _learned,
+    "ready": _ready, "torch": _torch, "onnx": _onnx, "tier1": _tier1, "probes": _probes, "runs": _runs, "counting": _counting,
+    "plan": _plan, "unit": _unit, "kernel": _kernel, "learned": _learned, "idle": _idle,
 }  # fmt: skip
 
 

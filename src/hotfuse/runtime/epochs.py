@@ -92,6 +92,10 @@ class Epochs:
         """The calling thread's mark."""
         return self._mine.slot
 
+    def inside(self) -> bool:
+        """Whether any thread is in a call, as far as can be seen without a lock."""
+        return any((slot := mark()) is not None and slot.epoch for mark in self._slots)
+
     def _register(self, slot: Slot) -> None:
         with self._lock:
             self._slots = [s for s in self._slots if s() is not None]

@@ -1,50 +1,94 @@
 """What serving learned, written to the profile store: beside inference, and never in the way of it.
 
-    races       both times of every plan that was tried, as decisions with their evidence
+    races       both times of every plan that was tried, as decisions with their evidence; what lost is not tried again by the
+                next process unless something it rested on has changed
     partitions  what each took per kind of call, with flops, bytes and the binding resource, from the sampled calls
     speed       the machine's own, probed now and then
+    idle        time that nobody needs goes to the performance model (`runtime.idle`)
 
-One store and one watch over the machine's speed per process and place. Trouble with the file is the store's to report; serving
-does not notice.
+One store, one watch over the machine's speed and one idle worker per process and place. Trouble with the file is the store's to
+report; serving does not notice.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
+import hashlib
 import os
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from hotfuse.base.errors import InputError
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.settings import Settings
+from hotfuse.compile.stored import place_of
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.hash import structural_hash
 from hotfuse.profile.names import Names
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
+from hotfuse.runtime.idle import Idle
 
 if TYPE_CHECKING:
     from hotfuse.machine.drift import DriftWatch
     from hotfuse.profile.rows import PartitionProfile
     from hotfuse.profile.store import Store
 
-_stores: dict[str, tuple[Store, DriftWatch]] = {}
+FORGOTTEN_S = 7 * 86_400.0
+"""What lost so long ago may be tried again."""
+Rests = tuple[Sequence[torch.Tensor], int]
+"""The call that a race was run on, and the tier of what served."""
+LOOKED_BACK = 500
+"""Decisions of a graph that are looked through for what was tried before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all models of a process share for one place."""
+
+    store: Store
+    machine: int
+    version: int
+    """Of the performance model that there was to begin with; 0 where there was none."""
+    watch: DriftWatch
+    idle: Idle
+
+
+_stores: dict[str, _Shared] = {}
 _lock = threading.Lock()
 
 
-def _shared(settings: Settings, log: EventLog) -> tuple[Store, DriftWatch]:
-    from hotfuse.profile.place import location
+def _shared(settings: Settings, log: EventLog) -> _Shared:
+    from hotfuse.hpm.model import NAME as MODEL
+    from hotfuse.machine.fingerprint import fingerprint
     from hotfuse.profile.store import Store  # the database library is loaded when there is something to keep
     from hotfuse.runtime.speed import speed_watch
 
-    place = location(settings)
+    place = place_of(settings)
     with _lock:
-        if place not in _stores:
-            store = Store.open(place, log)
+        if place.path not in _stores:
+            store = Store.open(place.path, log)
             watch = speed_watch(store, log)
             watch.start()
-            _stores[place] = (store, watch)
-        return _stores[place]
+            idle = Idle(place, settings.compile_memory_mb << 20)
+            machine = store.machine(fingerprint())
+            version = max(store.model_dates(MODEL, machine), default=0)
+            _stores[place.path] = _Shared(store, machine, version, watch, idle)
+        return _stores[place.path]
+
+
+@functools.cache
+def program() -> str:
+    """A name for the code that makes plans: another version of it may win where this one lost."""
+    root = Path(__file__).parents[1]
+    files = sorted((str(f.relative_to(root)), s.st_size, s.st_mtime_ns) for f in root.rglob("*.py") if (s := f.stat()))
+    return hashlib.sha256(repr((files, torch.__version__)).encode()).hexdigest()[:16]
 
 
 class Recorder:
@@ -56,20 +100,72 @@ class Recorder:
         self.written = 0
         self.failed = 0
         """Writes that raised: the store reports its own troubles, so these are ours."""
+        self._shared: _Shared | None = None
+        self._asked: set[tuple[str, str]] = set()
+        """Attempts whose past was looked up: what this process finds out itself counts more."""
 
-    def tried(self, name: str, graph: Graph, action: Action, why: Why, evidence: Mapping[str, EvidenceValue]) -> None:
+    def _here(self) -> _Shared:
+        if self._shared is None:
+            self._shared = _shared(self._settings, self._log)
+            if self._settings.idle and self._shared.store.path is not None:
+                self._shared.idle.join(self._log)
+        return self._shared
+
+    @property
+    def trained(self) -> int:
+        """The version of the performance model that idle time trained last; 0 where none was."""
+        shared = self._shared
+        return 0 if shared is None else shared.idle.told.version or 0
+
+    def idle(self) -> dict[str, Any]:
+        """What idle time was used for, for `explain()`."""
+        if not self.on or not self._settings.idle:
+            return {"state": "switched off by the settings"}
+        shared = self._shared
+        return shared.idle.told.to_dict() if shared is not None else {"state": "nothing has been tried so far"}
+
+    def _basis(self, rests: Rests) -> str:
+        """What the outcome of a race rests on: program, machine, model, threads, what is asked for, the sizes, the other's tier."""
+        call, against = rests
+        shapes = " ".join("x".join(map(str, t.shape)) or "scalar" for t in call)
+        machine, version = self._here().machine, self.trained or self._here().version
+        own = (machine, version, torch.get_num_threads(), self._settings.code_key(), shapes, against)
+        return hashlib.sha256(f"{program()} {own}".encode()).hexdigest()[:24]
+
+    def lost(self, graph: Graph, attempt: str, rests: Rests) -> dict[str, EvidenceValue] | None:
+        """The evidence of a race that an earlier process lost for certain, on the same basis; asked once per attempt."""
+        if not self.on:
+            return None
+        try:
+            key = structural_hash(graph)
+            if (key, attempt) in self._asked:
+                return None
+            self._asked.add((key, attempt))
+            store, basis = self._here().store, self._basis(rests)
+            for d in store.decisions(key, LOOKED_BACK):
+                if d.evidence.get("attempt") == attempt and time.time() - d.at < FORGOTTEN_S:
+                    same = d.why == Why.NOT_FASTER.value and d.evidence.get("basis") == basis
+                    return dict(d.evidence) if same and d.evidence.get("certain") else None
+        except Exception as e:  # then it is tried
+            self._count(e)
+        return None
+
+    def tried(
+        self, name: str, graph: Graph, action: Action, why: Why, evidence: Mapping[str, EvidenceValue], rests: Rests
+    ) -> None:
         """A plan was compiled, proven and raced; whether it won is in the action."""
         if not self.on:
             return
         from hotfuse.profile.rows import StoredDecision
 
         try:
-            store, _ = _shared(self._settings, self._log)
+            store = self._here().store
             key = structural_hash(graph)
             store.record_graph(key, name)
+            kept = {**evidence, "basis": self._basis(rests)}
             after = evidence.get("us_after")
             measured = float(after) * 1e3 if isinstance(after, int | float) else None
-            store.record_decisions([StoredDecision(key, action.value, why.value, name, dict(evidence), None, measured)])
+            store.record_decisions([StoredDecision(key, action.value, why.value, name, kept, None, measured)])
             self.written += 1
         except Exception as e:  # whatever it is, the plan serves all the same
             self._count(e)
@@ -79,20 +175,26 @@ class Recorder:
         if not self.on:
             return
         try:
-            store, _ = _shared(self._settings, self._log)
+            store = self._here().store
             key = structural_hash(graph)
             rows = [_row(key, names, number, s.signature, p) for s in found.signatures for p in s.partitions]
             if rows:
-                store.record_partitions(rows)
+                store.record_partitions(rows, self._here().machine)
                 self.written += 1
         except Exception as e:
             self._count(e)
 
     def _count(self, error: Exception) -> None:
         self.failed += 1
+        self.on = self.on and not isinstance(error, InputError)  # a place that nobody can write to stays one
         self._log.count("record_failed")
         if self.failed == 1:
             self._log.decide(Action.NOTICE, Why.STORE_UNUSABLE, "profile store", error=f"{type(error).__name__}: {error}"[:200])
+
+    def close(self) -> None:
+        """The model is closed."""
+        if self._shared is not None:
+            self._shared.idle.leave(self._log)
 
     def stats(self) -> dict[str, int]:
         """Counters."""
@@ -110,14 +212,15 @@ def _row(graph: str, names: Names, number: int, signature: int, p: PartitionSeen
 
 def _at_exit() -> None:
     with _lock:
-        for store, watch in _stores.values():
-            watch.stop()
-            store.close()
+        for shared in _stores.values():
+            shared.idle.end()
+            shared.watch.stop()
+            shared.store.close()
         _stores.clear()
 
 
 def _after_fork() -> None:
-    """The watch's thread is the parent's; a child that learns something opens the store anew."""
+    """The threads are the parent's; a child that learns something opens the store anew."""
     global _lock
     _lock = threading.Lock()
     _stores.clear()

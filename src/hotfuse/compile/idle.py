@@ -1,0 +1,96 @@
+"""Idle time in a worker: kernels of the user's models are measured first, then drawn ones; the model is trained again when it pays.
+
+The request of kind `idle` works for some seconds and answers what it did. Everything that was measured is in the store then; what
+is begun (kernels compiled, half their turns taken) is kept for the next request. The server stops the process where it stands
+whenever calls come, and lets it go on later.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotfuse.compile import wire
+from hotfuse.compile.calibrate import Slice
+from hotfuse.compile.drive import Here
+from hotfuse.compile.host import this_host
+from hotfuse.compile.learned import SERVING, Notes, notes
+from hotfuse.hpm import calibrate as rows
+from hotfuse.hpm import model
+from hotfuse.hpm.model import Model
+from hotfuse.hpm.shapes import draws, remembered
+
+ENOUGH = 2000
+"""Measurements of drawn kernels after which more of them teach little; groups of the user's models are measured all the same."""
+TRAIN_AFTER = 0.2
+"""The part of the rows that must be new before a model is trained again."""
+SEED = 1
+
+
+@dataclass(slots=True)
+class _Work:
+    """What was begun for a store."""
+
+    slice: Slice
+    problems: frozenset[str]
+    """Groups it knew of."""
+
+
+_begun: dict[str, _Work] = {}
+
+
+def handle(header: Mapping[str, Any]) -> wire.Message:
+    """Work for `seconds`; answers what was measured, and the version of a model that was trained."""
+    kept = notes()
+    if kept is None or not kept.place.record:
+        return {"ok": True, "measured": 0, "left": False, "version": None, "because": "there is no store to write to"}, []
+    torch.set_num_threads(1)
+    until = time.perf_counter() + float(header["seconds"])
+    kept.flush()
+    kept.host = this_host(kept.store)  # measures the machine's peaks, where nobody has
+    work = _work(kept)
+    before, left = work.slice.report.measured, True
+    while left and time.perf_counter() < until:
+        left = work.slice.step()
+    made = _trained(kept, force=not left)
+    return {
+        "ok": True, "measured": work.slice.report.measured - before, "left": left,
+        "version": None if made is None else made.version, "facts": {} if made is None else _plain(made),
+        "refused": dict(work.slice.report.refused),
+    }, []  # fmt: skip
+
+
+def _work(kept: Notes) -> _Work:
+    """What goes on, or begins where calls have brought groups that it does not know of."""
+    own = kept.store.problems()
+    names = frozenset(f"{text} {sorted(sizes.items())}" for text, sizes in own)
+    begun = _begun.get(kept.place.path)
+    if begun is None or not names <= begun.problems:
+        known = len(rows.known(kept.store, kept.host.machine))
+        drawn = itertools.takewhile(lambda _: known + made.report.measured < ENOUGH, draws(SEED))
+        made = Slice(kept.store, kept.host, Here(), problems=itertools.chain(remembered(own), drawn))
+        begun = _begun[kept.place.path] = _Work(made, names)
+    return begun
+
+
+def _trained(kept: Notes, *, force: bool) -> Model | None:
+    """A new version, where enough is new; `force`: where anything is, as there is nothing left to measure."""
+    dates = kept.store.model_dates(model.NAME, kept.host.machine)
+    at, facts = dates[max(dates)] if dates else (0.0, {})
+    new = len(kept.store.measurements(machine=kept.host.machine, source=("calibrate", *SERVING), since=at))
+    have = int(facts.get("samples", 0))
+    if new < (1 if force and not have else max(model.LEAST_SAMPLES, TRAIN_AFTER * have)):
+        return None
+    made = rows.train(kept.store, kept.host.machine, kept.host.at)
+    kept.read()
+    return made
+
+
+def _plain(made: Model) -> dict[str, Any]:
+    score = made.facts["held_out"]
+    return {"samples": made.facts["samples"], "mape": round(float(score["mape"]), 4), "kind": made.facts["kind"]}
