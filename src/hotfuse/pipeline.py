@@ -105,7 +105,7 @@ def _native(runs: tuple[Graph, RunParts, Mapping[str, int]], job: Job) -> Plan:
     from hotfuse.runtime.native import assembled
 
     graph, parts, sizes = runs
-    plan = assembled(parts, job.weights, graph, sizes)
+    plan = assembled(parts, job.weights, graph, sizes, named=job.settings.perf_map)
     for made in parts.kernels if job.settings.debug >= TILES else ():
         from hotfuse.backends.llvm.native import assembly_text, llvm_text
         from hotfuse.tile.text import show as show_kernel

@@ -15,7 +15,12 @@ from typing import Literal
 from hotfuse.base.errors import InputError
 
 Objective = Literal["latency", "energy", "memory"]
+Precision = Literal["fp32", "bf16"]
 CaptureMode = Literal["background", "inline", "off"]
+
+
+BF16_RTOL = 2e-2
+"""What products of operands rounded to 8 significant bits may be off by, relative to the largest magnitude."""
 
 
 def _code(default: object) -> object:
@@ -28,6 +33,9 @@ class Settings:
 
     objective: Objective = _code("latency")  # type: ignore[assignment]
     exact: bool = _code(True)  # type: ignore[assignment]
+    precision: Precision = _code("fp32")  # type: ignore[assignment]
+    """`bf16`: products of fp32 tensors with constant weights round both operands to bfloat16 and add up in fp32, where the machine
+    has instructions for that (seen to execute). Plans may then differ from the model by 2% of the largest magnitude."""
     threads: int | None = _code(None)  # type: ignore[assignment]
     partition_nodes: int = _code(256)  # type: ignore[assignment]
     """Most nodes in one partition at tier 0; keeps later re-planning cheap."""
@@ -78,7 +86,14 @@ class Settings:
     """The store: a path or URL; None is a file in the cache folder."""
     cache_dir: Path = Path("~/.cache/hotfuse")
     debug: int = 0
+    perf_map: bool = False
+    """Whether generated code is named in the file that `perf` reads; HOTFUSE_PERF_MAP=1 switches it on."""
     max_events: int = 4096
+
+    @property
+    def tolerance(self) -> float:
+        """The relative error allowed between a compiled plan and the model's own outputs."""
+        return self.rtol if self.precision == "fp32" else max(self.rtol, BF16_RTOL)
 
     def code_key(self) -> tuple[tuple[str, object], ...]:
         """The part of the settings that changes generated code, for cache keys."""
@@ -100,6 +115,7 @@ _ENV = {
     "HOTFUSE_CACHE_DIR": "cache_dir",
     "HOTFUSE_CAPTURE": "capture",
     "HOTFUSE_PROFILES": "profiles",
+    "HOTFUSE_PERF_MAP": "perf_map",
 }
 
 
@@ -114,6 +130,10 @@ def from_env(environ: Mapping[str, str] | None = None) -> Settings:
             if not text.isdecimal():
                 raise InputError(f"{var}={text!r} is not a debug level", hint="a number from 0 to 7")
             changes[name] = int(text)
+        elif name == "perf_map":
+            if text not in ("0", "1"):
+                raise InputError(f"{var}={text!r} is neither 0 nor 1")
+            changes[name] = text == "1"
         elif name == "cache_dir":
             changes[name] = Path(text)
         elif name == "capture":

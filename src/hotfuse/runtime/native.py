@@ -16,10 +16,11 @@ import torch
 from hotfuse.analysis.memory import eager_peak
 from hotfuse.backends.branching import branching
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.backends.llvm import enter, jit
+from hotfuse.backends.llvm import enter, jit, perf_map
 from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.constants import Constants
 from hotfuse.backends.llvm.driver import BODY, LAYOUT
+from hotfuse.backends.llvm.emit import symbol
 from hotfuse.backends.llvm.enter import NativeRun
 from hotfuse.backends.llvm.group import glue
 from hotfuse.backends.llvm.run import THREADS, RunCode
@@ -30,6 +31,7 @@ from hotfuse.compile.runs import RunBody, RunParts
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.lower.own_sizes import anchored, with_own_sizes
+from hotfuse.ops.table import packet
 from hotfuse.partition.cut import Partition
 from hotfuse.runtime.plan import Memory, Plan, Unit, chained, piece_of
 
@@ -59,14 +61,23 @@ class _Shared:
     """Runs of branches that a run around them has as well: they serve only what that one does not."""
     needed: set[str] = field(default_factory=set[str])
     """Keys of weights that the library reads in every call."""
+    uses: dict[int, list[Graph]] = field(default_factory=dict[int, list[Graph]])
+    """Per kernel, the groups of nodes that it computes."""
     inside: int = 0
     """How many such runs are around what is being built."""
 
 
-def assembled(parts: RunParts, weights: Mapping[str, torch.Tensor], graph: Graph, sizes: Mapping[str, int]) -> Plan:
-    """The plan; `graph` is what was captured and `sizes` are those of a real call, to say what memory it takes."""
+def assembled(
+    parts: RunParts, weights: Mapping[str, torch.Tensor], graph: Graph, sizes: Mapping[str, int], *, named: bool = False
+) -> Plan:
+    """The plan; `graph` is what was captured and `sizes` are those of a real call, to say what memory it takes.
+
+    `named`: tell profilers what its code is.
+    """
     shared = _Shared(parts.kernels, [load(k) for k in parts.kernels], Constants(weights), weights)
     plan = _body(parts.body, shared)
+    if named:
+        _name(shared)
     runs = (*shared.runs, *shared.spare)
     memory = Memory(sum(_arena(r.code, sizes) for r in shared.runs), shared.constants.bytes, eager_peak(graph, sizes))
 
@@ -81,6 +92,19 @@ def assembled(parts: RunParts, weights: Mapping[str, torch.Tensor], graph: Graph
     read = shared.constants.read | shared.needed | {p.key for p in graph.params if p.value in output_values(graph)}
     return replace(plan, memory=memory, counters=counters, notes=parts.notes, runs=runs, unread=frozenset(weights) - read,
                    kernels={i: k.lowered.kernel for i, k in enumerate(parts.kernels)})  # fmt: skip
+
+
+def _name(shared: _Shared) -> None:
+    """Say for profilers which ops of the model each kernel and each run computes."""
+    for number, (kernel, loaded) in enumerate(zip(shared.kernels, shared.loaded, strict=True)):
+        pieces = shared.uses.get(number, [])
+        ops = "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for p in pieces[:1] for n in p.nodes))
+        where = list(dict.fromkeys(str(n.loc) for p in pieces for n in p.nodes if str(n.loc)))
+        more = f", and {len(pieces) - 1} more" if len(pieces) > 1 else ""
+        label = f"{kernel.lowered.kernel.name}: {ops or 'copy'}" + (f" at {where[0]}{more}" if where else more)
+        perf_map.note(kernel.code, symbol(kernel.lowered.kernel), loaded.address, label)
+    for run in (*shared.runs, *shared.spare):
+        perf_map.note(run.code.code, BODY, run.body, f"native run of parts {run.code.first} to {run.code.last - 1}")
 
 
 def _arena(code: RunCode, sizes: Mapping[str, int]) -> int:
@@ -127,6 +151,7 @@ def _artifact(body: RunBody, part: Partition, shared: _Shared, *, later: bool) -
             shared.needed |= {p.key for p in piece.params}
         return LibraryBackend().compile(piece, shared.weights)
     called = anchored(graph, piece)
+    shared.uses.setdefault(kernel, []).append(piece)
 
     def make() -> Run:
         own, _ = with_own_sizes(called)
