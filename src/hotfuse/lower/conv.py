@@ -17,7 +17,7 @@ from hotfuse.analysis.convolution import is_convolution
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Arg, Graph, Node, Value, map_values, output_values, sources
 from hotfuse.ir.types import Layout, TensorType
-from hotfuse.lower import conv_shape, gemm, primitive
+from hotfuse.lower import conv_fewer, conv_shape, gemm, primitive
 from hotfuse.lower.algebra import mul, product, same
 from hotfuse.lower.conv_finish import Finish, Where, without_division
 from hotfuse.lower.conv_kernel import Groups, dense
@@ -111,6 +111,8 @@ class _Group:
             packed, spec = self._product(place)
         elif self.conv.own:
             packed, spec = self._own(place)
+        elif (how := self._fewer(place)) is not None:
+            packed, spec = self._with_fewer(place, how)
         else:
             packed, spec = self._dense(place)
         return self._call(packed, spec)
@@ -186,6 +188,29 @@ class _Group:
         ]
         groups = Groups(conv.groups, conv.outputs, spec.panels // conv.groups)
         dense(self.builder, tasks, groups, cut, self.core, self.finish)
+        return packed, spec
+
+    def _fewer(self, place: Place) -> conv_fewer.Cut | None:
+        """How to do it with fewer products; None where that is not possible, or does not pay."""
+        conv, row = self.conv, self._row_dim()
+        axes = [way[0].axis for way in conv.ways]
+        outer = [a for i, a in enumerate(axes) if i != row]
+        if conv.groups > 1 or conv.turned or place.strides[1] != 1 or not all(a.trivial for a in outer[:-1]):
+            return None
+        return conv_fewer.cut(
+            self.core, outer[-1] if outer else None, axes[row], shape_of(conv.x)[0], conv.inputs, conv.outputs
+        )
+
+    def _with_fewer(self, place: Place, how: conv_fewer.Cut) -> tuple[Buffer, PackSpec]:
+        conv, row = self.conv, self._row_dim()
+        outputs = [1] * len(conv.ways)
+        if len(outputs) > 1:
+            outputs[next(i for i in reversed(range(len(outputs))) if i != row)] = how.down.outputs
+        outputs[row] = how.across.outputs
+        source = PackSource(conv.weight.name, Order.FEWER, conv.outputs, 0, tuple(outputs))
+        packed, spec = self._packed([source], how.points * conv.inputs, how.tiling.nr)
+        task = self._task(place, packed, [way[0] for way in conv.ways])
+        conv_fewer.Fewer(self.builder, task, how, self.core, conv.outputs, self.finish).write()
         return packed, spec
 
     def _taps(self, phases: Sequence[Phase]) -> list[int]:

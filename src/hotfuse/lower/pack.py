@@ -22,6 +22,7 @@ import numpy.typing as npt
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.types import DType
+from hotfuse.lower.winograd import transformed
 from hotfuse.tile.memory import NUMPY
 
 _NUMPY = {d: NUMPY[d] for d in (DType.F32, DType.F64, DType.F16, DType.BF16, DType.I8, DType.I32)}
@@ -47,6 +48,8 @@ class Order(StrEnum):
     """A convolution's, [outputs, inputs, window...]: steps go by place of the window, then input."""
     TURNED = "turned"
     """A transposed convolution's, [inputs, outputs, window...]: steps go by `taps`, then input."""
+    FEWER = "fewer"
+    """A convolution's, transformed for fewer products: steps go by point, then input. `taps`: a tile's outputs per dim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class PackSource:
     first: int = 0
     """Where the rows of `Order.ROWS` begin, a group's outputs of `Order.WINDOW`, or its inputs of `Order.TURNED`."""
     taps: tuple[int, ...] = ()
-    """The places of a window that are wanted, counted through, in this order (`Order.TURNED`)."""
+    """The places of a window that are wanted, counted through, in this order (`Order.TURNED`), or what `Order.FEWER` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,13 @@ class PackSpec:
     dtype: DType = DType.F32
     """I8 is for weights of bytes; those without a sign are stored less 128. I32 is for the sums of their columns, as stored."""
     together: bool = False
+    paired: bool = False
+    """fp32 weights rounded to bf16, two steps of K side by side: [panels][K / 2][nr][2], what one instruction multiplies."""
 
     @property
     def group(self) -> int:
         """Steps of K that lie side by side."""
-        return BYTE_GROUP if self.dtype is DType.I8 else 1
+        return BYTE_GROUP if self.dtype is DType.I8 else 2 if self.paired else 1
 
     @property
     def steps(self) -> int:
@@ -134,6 +139,9 @@ def pack(spec: PackSpec, weights: Mapping[str, Array]) -> Array:
     if spec.dtype in (DType.I8, DType.I32):
         _pack_bytes(spec, weights, flat)
         return flat
+    if spec.paired:
+        _pack_pairs(spec, weights, flat)
+        return flat
     size = flat.itemsize
     strides = (spec.panel_stride * size, spec.nr * size, size)
     _fill(spec, weights, np.lib.stride_tricks.as_strided(flat, (spec.panels, spec.k, spec.nr), strides))
@@ -152,6 +160,17 @@ def _pack_bytes(spec: PackSpec, weights: Mapping[str, Array], flat: Array) -> No
     else:
         grouped = panels.reshape(spec.panels, spec.steps, BYTE_GROUP, spec.nr).transpose(0, 1, 3, 2)
         view[:, : spec.steps * spec.nr * BYTE_GROUP] = grouped.reshape(spec.panels, -1)
+
+
+def _pack_pairs(spec: PackSpec, weights: Mapping[str, Array], flat: Array) -> None:
+    """Panels of fp32 weights as pairs of bf16; an odd last step has a zero beside it."""
+    panels = np.zeros((spec.panels, spec.steps * spec.group, spec.nr), np.float32)
+    _fill(spec, weights, panels[:, : spec.k])
+    paired = panels.astype(flat.dtype).reshape(spec.panels, spec.steps, spec.group, spec.nr).transpose(0, 1, 3, 2)
+    view = np.lib.stride_tricks.as_strided(
+        flat, (spec.panels, spec.panel_stride), (spec.panel_stride * flat.itemsize, flat.itemsize)
+    )
+    view[:, : spec.steps * spec.nr * spec.group] = paired.reshape(spec.panels, -1)
 
 
 def _fill(spec: PackSpec, weights: Mapping[str, Array], panels: Array) -> None:
@@ -175,12 +194,12 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
     if source.name not in weights:
         raise InternalError(f"there is no weight {source.name!r} to pack")
     weight = weights[source.name]
-    if source.order in (Order.WINDOW, Order.TURNED):
+    if source.order in (Order.WINDOW, Order.TURNED, Order.FEWER):
         return _windows(spec, source, weight)
     if source.order is Order.ROWS:
         weight = weight.reshape(-1, spec.k)[source.first : source.first + source.n]
     shape = (spec.k, source.n) if source.order is Order.KN else (source.n, spec.k)
-    wanted = _NUMPY[DType.I8 if spec.dtype is DType.I32 else spec.dtype]
+    wanted = _NUMPY[DType.I8 if spec.dtype is DType.I32 else DType.F32 if spec.paired else spec.dtype]
     if wanted == np.int8 and weight.dtype == np.uint8:
         weight = (weight ^ np.uint8(128)).view(np.int8)
     if weight.shape != shape or weight.dtype != wanted:
@@ -192,8 +211,10 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
 
 def _windows(spec: PackSpec, source: PackSource, weight: Array) -> Array:
     """A convolution's weight, or one of its groups, as K x N."""
+    if source.order is Order.FEWER:
+        weight = transformed(weight, source.taps).astype(weight.dtype)
     flat = weight.reshape(*weight.shape[:2], -1)
-    if source.order is Order.WINDOW:
+    if source.order in (Order.WINDOW, Order.FEWER):
         flat = flat[source.first : source.first + source.n].transpose(2, 1, 0)
     else:
         inputs = spec.k // max(1, len(source.taps))

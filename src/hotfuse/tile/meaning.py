@@ -164,7 +164,7 @@ def peak(out: None, place: Place, number: Array) -> None:
 def require(out: None, tile: Array) -> None:
     """Every element must be true; native code counts where it is not, and goes on."""
     if not tile.all():
-        raise CallFault("an index points outside its tensor")
+        raise CallFault("an index points outside its tensor, or a number is not finite")
 
 
 def fill(out: TileType, number: float) -> Array:

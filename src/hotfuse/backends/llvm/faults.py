@@ -33,7 +33,7 @@ def count() -> int:
 
 def fail(name: str) -> None:
     """Raise what a kernel could only count."""
-    raise CallFault("an index points outside its tensor", where=f"kernel {name}")
+    raise CallFault("an index points outside its tensor, or a number is not finite", where=f"kernel {name}")
 
 
 def can_fault(kernel: Kernel) -> bool:

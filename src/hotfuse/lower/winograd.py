@@ -1,0 +1,111 @@
+"""Convolutions with fewer multiplications (Winograd, Toom and Cook): transforms, and when they pay.
+
+    m outputs of a window of r along a dim      r * m products, or m + r - 1 with transforms on both sides
+    y = A' [(G g) * (B' d)]                        d: m + r - 1 inputs, g: the window; along two dims the transforms nest
+
+The transforms are exact in real arithmetic; in fp32 their numbers are larger than those they stand for, so an error of a few times
+that of plain sums is the price (`Scheme.growth`). G is applied when weights are packed, in fp64.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+_PAIRS: dict[int, tuple[Fraction, ...]] = {
+    4: (Fraction(1),),
+    6: (Fraction(3, 4), Fraction(3, 2)),
+    8: (Fraction(1, 2), Fraction(1), Fraction(2)),
+}
+"""Per number of products: where polynomials are evaluated, besides 0 and infinity. Each with its opposite, which shares half of the
+arithmetic; powers that stay near 1 keep errors small, and fractions of powers of two are exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """The transforms along one dim."""
+
+    outputs: int
+    window: int
+
+    @property
+    def points(self) -> int:
+        """Products, and inputs, along the dim."""
+        return self.outputs + self.window - 1
+
+    @property
+    def data(self) -> Matrix:
+        """B': points x points."""
+        return _matrices(self.outputs, self.window)[0]
+
+    @property
+    def weights(self) -> Matrix:
+        """G: points x window."""
+        return _matrices(self.outputs, self.window)[1]
+
+    @property
+    def results(self) -> Matrix:
+        """A': outputs x points."""
+        return _matrices(self.outputs, self.window)[2]
+
+    @property
+    def growth(self) -> float:
+        """How much larger rounding errors become: of independent errors in every product, what reaches an output."""
+        b, g, a = (np.array(m, np.float64) for m in _matrices(self.outputs, self.window))
+        through = np.sqrt((b**2).sum(1)) * np.sqrt((g**2).sum(1) / self.window)
+        return float(np.sqrt(((a * through) ** 2).sum(1) / self.window).max())
+
+
+@functools.cache
+def _matrices(m: int, r: int) -> tuple[Matrix, Matrix, Matrix]:
+    n = m + r - 1
+    if n == 1:
+        one: Matrix = ((Fraction(1),),)
+        return one, one, one
+    finite = (Fraction(0), *(p for pair in _PAIRS[n] for p in (pair, -pair)))
+    data: list[tuple[Fraction, ...]] = []
+    weights: list[tuple[Fraction, ...]] = []
+    for i, at in enumerate(finite):
+        others = [p for j, p in enumerate(finite) if j != i]
+        scale = functools.reduce(lambda x, p: x * (at - p), others, Fraction(1))
+        data.append((*_expanded(others), Fraction(0)))
+        weights.append(tuple(at**k / scale for k in range(r)))
+    data.append(_expanded(finite))
+    weights.append((*(Fraction(0),) * (r - 1), Fraction(1)))
+    results = tuple((*(at**k for at in finite), Fraction(int(k == m - 1))) for k in range(m))
+    return tuple(data), tuple(weights), results
+
+
+def _expanded(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
+    """The coefficients of the product of (x - root), the lowest power first."""
+    found = [Fraction(1)]
+    for root in roots:
+        found = [a - root * b for a, b in zip([Fraction(0), *found], [*found, Fraction(0)], strict=True)]
+    return tuple(found)
+
+
+def schemes(window: int) -> tuple[Scheme, ...]:
+    """All ways to do a window with fewer products, few outputs first; a window of one element has only the plain way."""
+    if window == 1:
+        return (Scheme(1, 1),)
+    return tuple(Scheme(n - window + 1, window) for n in _PAIRS if n - window >= 1)
+
+
+def transformed(windows: Array, outputs: Sequence[int]) -> Array:
+    """Windows [..., r, s] as what is multiplied with transformed data, [..., points of all dims], in fp64."""
+    made = windows.astype(np.float64)
+    rank = len(outputs)
+    for i, m in enumerate(outputs):
+        axis = made.ndim - rank + i
+        g = np.array(Scheme(m, windows.shape[axis]).weights, np.float64)
+        made = np.moveaxis(np.tensordot(made, g, ([axis], [1])), -1, axis)
+    return made.reshape(*windows.shape[: windows.ndim - rank], -1)
