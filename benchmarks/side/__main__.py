@@ -16,6 +16,7 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.machine.peaks import Peaks
 
 QUICK = ("hotfuse", "hotfuse-tier0", "eager", "ort", "openvino")
+QUICK_TRAFFIC = ("hotfuse", "eager", "ort")
+"""Fewer, and so longer: a just-in-time compiler has to be seen before and after."""
 SHARES = {"kernels": 0.21, "models": 0.27, "overhead": 0.06, "startup": 0.08, "compile": 0.08, "traffic": 0.30}
 """Of the time budget; what a suite leaves over goes to those after it."""
 BUDGET_S, QUICK_BUDGET_S = 1080.0, 150.0
@@ -59,6 +62,15 @@ def chosen(options: argparse.Namespace) -> list[Case]:
             if c.suite == s and (c.quick or not options.quick) and options.cases.lower() in c.name.lower()]
 
 
+def contenders(options: argparse.Namespace, case: Case) -> Container[str]:
+    """Who may take part in a case: who was asked for, or as many as the time is for."""
+    if options.contenders:
+        return options.contenders.split(",")
+    if options.quick:
+        return QUICK_TRAFFIC if case.trace else QUICK
+    return CONTENDERS
+
+
 def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[records.Record], Peaks | None]:
     """Measure; lines appear as cases end."""
     say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else (lambda text: print(text, flush=True))
@@ -76,11 +88,11 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[records.Recor
                 if time.monotonic() - begin > ends:
                     result = not_measured(case, threads, "the suite's time was used up")
                 else:
-                    asked = options.contenders.split(",") if options.contenders else (QUICK if options.quick else CONTENDERS)
+                    asked = contenders(options, case)
                     table = Table(case, threads, [n for n in case.contenders if n in asked], say=say, peaks=peaks,
                                   limit_s=begin + budget + SLACK_S - time.monotonic(),
                                   rounds=options.rounds or (7 if options.quick else 15),
-                                  seconds=options.seconds or (8.0 if options.quick else 15.0))  # fmt: skip
+                                  seconds=options.seconds or (14.0 if options.quick else 20.0))  # fmt: skip
                     result = table.measure()
                 found += result
                 say("\n".join(report.case_lines(result)))

@@ -81,10 +81,10 @@ def _linear(rows: int, quick: bool = False) -> Case:
                 lambda: {"x": _normal(rows, 768)}, EVERYBODY, quick=quick, jax="linear")  # fmt: skip
 
 
-def _attention(length: int, quick: bool = False) -> Case:
+def _attention(length: int) -> Case:
     return Case("kernels", f"attention, 12 heads of 64, {length} tokens", kernel("Attention"),
                 lambda: {n: _normal(1, length, 768) * s for n, s in zip("qkv", (1.0, 0.9, 0.8), strict=True)}, EVERYBODY,
-                quick=quick, jax="attention")  # fmt: skip
+                jax="attention")  # fmt: skip
 
 
 def _norm(rows: int) -> Case:
@@ -165,7 +165,7 @@ def _mlp(rows: int = 1) -> Case:
 
 
 CASES: tuple[Case, ...] = (
-    _linear(16, True), _attention(128, True), _norm(128), _linear(1), _linear(128), _conv(64, 56), _chain(64),
+    _linear(16, True), _attention(128), _norm(128), _linear(1), _linear(128), _conv(64, 56), _chain(64),
     _attention(32),
     _bert("models", TORCH), zoo_case("models", "ppocr-v4-rec", ONNX, True), zoo_case("models", "bert-base", TORCH),
     zoo_case("models", "resnet-50", TORCH), zoo_case("models", "silero-vad", ONNX), zoo_case("models", "magika", ONNX),
