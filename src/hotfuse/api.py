@@ -11,7 +11,7 @@ from torch import nn
 
 from hotfuse.base.errors import InputError
 from hotfuse.base.events import EventLog
-from hotfuse.base.settings import Objective, Settings, from_env
+from hotfuse.base.settings import Objective, Precision, Settings, from_env
 from hotfuse.base.structure import Spec
 from hotfuse.compile import wire
 from hotfuse.compile.service import ask, counters, service
@@ -37,6 +37,11 @@ class TorchModel:
         self.name = type(target).__name__ if isinstance(target, nn.Module) else getattr(target, "__name__", "function")
         self.call = target
 
+    def prepare(self) -> None:
+        """Have a worker load what capturing takes."""
+        if self.settings.capture == "background":
+            ask({"kind": "ready", "front": "torch"}, [], self.settings)
+
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
         """Ship the model to the worker and bind what comes back to the live tensors."""
         with _SHIPPING:
@@ -59,7 +64,7 @@ class Jit:
         self._engine = Engine(
             TorchModel(target, settings),
             lambda graph, weights: compile_tier0(graph, weights, settings),
-            lambda job: service().submit(job),
+            lambda job: service().submit(job, self),
             settings,
             log,
             lambda graph, weights, sample, /, progress=None, demand=None: compile_units(
@@ -149,10 +154,11 @@ def _released(engine: Engine) -> dict[str, int]:
 
 def jit(
     model: Callable[..., Any], *, objective: Objective = "latency", exact: bool = True, profiles: str | None = None,
-    threads: int | None = None, settings: Settings | None = None,
+    threads: int | None = None, precision: Precision = "fp32", settings: Settings | None = None,
 ) -> Jit:
     """Serve a module or function: its own code at first, captured graphs as soon as they are proven.
 
+    `precision="bf16"` lets products round their operands, which no default does (`Settings.precision`);
     `threads` bounds torch's threads during a call; `settings` replaces what the environment says.
     """
     if not callable(model):
@@ -163,8 +169,10 @@ def jit(
         raise InputError(f"unknown objective {objective!r}", hint="latency, energy or memory")
     if threads is not None and threads < 1:
         raise InputError(f"threads={threads} is not a number of threads")
+    if precision not in ("fp32", "bf16"):
+        raise InputError(f"unknown precision {precision!r}", hint="fp32 or bf16")
     base = settings or from_env()
-    asked = {"objective": objective, "exact": exact, "threads": threads, "profiles": profiles}
-    defaults = {"objective": "latency", "exact": True, "threads": None, "profiles": None}
+    asked = {"objective": objective, "exact": exact, "threads": threads, "profiles": profiles, "precision": precision}
+    defaults = {"objective": "latency", "exact": True, "threads": None, "profiles": None, "precision": "fp32"}
     changes = {name: value for name, value in asked.items() if value != defaults[name]}
     return Jit(model, base.with_(**changes))

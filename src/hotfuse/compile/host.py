@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hotfuse.backends.llvm import peaks as llvm_peaks
 from hotfuse.backends.llvm.target import Target, host
+from hotfuse.base.settings import Precision
 from hotfuse.hpm.roofline import Roof, roof
 from hotfuse.lower.tiling import Core, core_for
 from hotfuse.machine import peaks as machine_peaks
@@ -14,11 +15,12 @@ from hotfuse.machine.topology import topology
 from hotfuse.profile.store import Store
 
 
-def host_core(target: Target) -> Core:
-    """What tiling needs to know of this machine."""
+def host_core(target: Target, precision: Precision = "fp32") -> Core:
+    """What tiling needs to know of this machine; a precision that it has no instructions for is not taken up."""
     caches = {(c.level, c.kind): c.bytes for c in topology().caches}
     l1, l2 = caches.get((1, "data")), caches.get((2, "unified"))
-    return core_for(target.lanes, many_registers=target.name in ("avx512", "neon"), l1=l1, l2=l2)
+    return core_for(target.lanes, many_registers=target.name in ("avx512", "neon"), l1=l1, l2=l2,
+                    precision=precision if target.has("avx512bf16") else "fp32")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

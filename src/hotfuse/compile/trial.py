@@ -18,11 +18,12 @@ from hotfuse.backends.llvm.group import artifact
 from hotfuse.backends.llvm.native import CompiledKernel, load_kernel
 from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import InternalError
+from hotfuse.base.settings import BF16_RTOL
 from hotfuse.ir.dims import evaluate, symbols
 from hotfuse.ir.graph import Graph, Value, sources
 from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.lowered import Lowered
+from hotfuse.lower.lowered import Lowered, PackArgument
 from hotfuse.ops.table import packet
 from hotfuse.ops.torch_dtypes import torch_dtype
 
@@ -56,7 +57,7 @@ def attempt(
     rounds = any(packet(n.op) == "aten.round" for n in graph.nodes)
     with torch.no_grad():
         for got, want in zip(native(*inputs), library(*inputs), strict=True):
-            _agree(got, want, rounds)
+            _agree(got, want, rounds, BF16_RTOL if _rounded(lowered) else RTOL)
         outcome = _timed(native, library, inputs)
     if outcome.kernel_us >= outcome.library_us + allowance_us:
         raise CannotLower(
@@ -96,7 +97,12 @@ def tamed(weight: torch.Tensor) -> torch.Tensor:
     return weight / max(1, weight.shape[-1]) ** 0.5
 
 
-def _agree(got: Any, want: Any, rounds: bool = False) -> None:
+def _rounded(lowered: Lowered) -> bool:
+    """Whether a kernel multiplies operands rounded to bf16, which only the user's setting allows."""
+    return any(isinstance(a, PackArgument) and a.spec.paired for a in lowered.arguments)
+
+
+def _agree(got: Any, want: Any, rounds: bool = False, rtol: float = RTOL) -> None:
     """Whether results agree; integers that come from rounding may fall to the other side of a tie here and there."""
     if got.dtype != want.dtype or got.shape != want.shape:
         raise InternalError(f"a kernel gives {got.dtype}{list(got.shape)} instead of {want.dtype}{list(want.shape)}")
@@ -112,7 +118,7 @@ def _agree(got: Any, want: Any, rounds: bool = False) -> None:
         raise InternalError("a kernel gives NaN or infinity elsewhere than the library")
     error = (got[finite].double() - want[finite].double()).abs()
     scale = float(want[finite].abs().max()) if finite.any() else 0.0
-    allowed = RTOL if want.dtype in (torch.float32, torch.float64) else 2e-2
+    allowed = rtol if want.dtype in (torch.float32, torch.float64) else 2e-2
     if error.numel() and float(error.max()) > allowed * scale:
         raise InternalError(f"a kernel differs from the library by {float(error.max()) / (scale or 1):.1e}")
 

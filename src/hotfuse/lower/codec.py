@@ -48,7 +48,7 @@ def argument_to_json(a: Argument) -> dict[str, Any]:
             spec = a.spec
             return {
                 "is": "pack", "buffer": a.buffer, "k": spec.k, "nr": spec.nr, "dtype": spec.dtype.value,
-                "together": spec.together,
+                "together": spec.together, "paired": spec.paired,
                 "sources": [[s.name, s.order.value, s.n, s.first, list(s.taps)] for s in spec.sources],
             }
 
@@ -67,6 +67,9 @@ def argument_from_json(a: dict[str, Any]) -> Argument:
                 PackSource(name, Order(order), int(n), int(first), tuple(int(t) for t in taps))
                 for name, order, n, first, taps in a["sources"]
             )
-            return PackArgument(a["buffer"], PackSpec(sources, int(a["k"]), int(a["nr"]), DType(a["dtype"]), bool(a["together"])))
+            spec = PackSpec(
+                sources, int(a["k"]), int(a["nr"]), DType(a["dtype"]), bool(a["together"]), bool(a["paired"])
+            )
+            return PackArgument(a["buffer"], spec)
         case other:
             raise InternalError(f"no kernel argument of kind {other!r}")

@@ -168,6 +168,7 @@ class _Group:
         self.together = self._meet(graph, found)
         dtype = tensor_type(found[0].x).dtype
         self.acc = DType.I32 if dtype in _BYTES else DType.F64 if dtype is DType.F64 else DType.F32
+        self.paired = core.precision == "bf16" and dtype is DType.F32
         if self.acc is DType.F64:  # as many lanes as fp32 has, in twice the registers
             core = replace(core, registers=core.registers // 2)
         self.tiling = choose(core, self.m, [c.n for c in found], self.k, together=self.together)
@@ -181,12 +182,12 @@ class _Group:
             self.rows = self.batch
         self.graph, self.found = graph, found
         weights = tuple(PackSource(c.weight.name, c.order, c.n) for c in found)
-        kept = DType.I8 if self.acc is DType.I32 else dtype
-        self.spec = PackSpec(weights, self.k, self.tiling.nr, kept, together=self.together)
+        kept = DType.I8 if self.acc is DType.I32 else DType.BF16 if self.paired else dtype
+        self.spec = PackSpec(weights, self.k, self.tiling.nr, kept, together=self.together, paired=self.paired)
         self.builder = KernelBuilder(name or self.title(), loc=found[0].node.loc)
         self.memory = Memory(self.builder, graph, strides)
         shifted = any(c.scaling is not None and c.scaling.zero_w != 0 for c in found)
-        self.left = Left(self.memory, found[0].x, self.k, self.tiling, row_sums=shifted)
+        self.left = Left(self.memory, found[0].x, self.k, self.tiling, row_sums=shifted, paired=self.paired)
         self.column_sums: Buffer | None = None
 
     def title(self) -> str:
@@ -252,7 +253,7 @@ class _Group:
         owners = self._owners()
         packed = b.buffer("panels", BufferKind.CONST, spec.dtype, spec.shape, spec.stride)
         prepare = self.left.prepare if self.left.prepares else None
-        p = Product(self.left.column, packed, self.m, self.k, spec.panels, self.tiling, self.acc, prepare)
+        p = Product(self.left.column, packed, self.m, self.k, spec.panels, self.tiling, self.acc, prepare, paired=self.paired)
         long = [n for n in self.graph.nodes if not is_contraction(n) and packet(n.op) not in RESHAPES]
         simple = len(long) <= _FEW and all(packet(n.op) in _CHEAP for n in long) and self.acc is DType.F32
         in_loop = not simple or not isinstance(self.m, int) or len(self.found) > 1 or self.rows != (self.m,)

@@ -51,10 +51,13 @@ class Product:
     """Most rows of A that are read before they are used, 0 for all. Rows a distance apart that only the call tells are found by
     as many addresses: reading all of them first leaves no registers for the sums."""
 
+    paired: bool = False
+    """Both operands are bf16, two steps of K at a time: A gives [rows, 2] with k in twos, B is [panels, K / 2, nr, 2]."""
+
     @property
     def group(self) -> int:
         """Steps of K that are one multiplication."""
-        return 4 if self.acc is DType.I32 else 1
+        return 4 if self.acc is DType.I32 else 2 if self.paired else 1
 
     @property
     def steps(self) -> Dim:
@@ -274,7 +277,7 @@ def _right(b: KernelBuilder, p: Product, at: _Block, k: Dim, ahead: int) -> Tile
     if ahead:
         for j in range(0, t.nr, _line(p.b)):
             b.prefetch(p.b, (at.panel, expr("+", k, ahead), j))
-    if p.group > 1:  # the four of a column lie side by side
+    if p.group > 1:  # the four, or two, of a column lie side by side
         return b.load(p.b, (at.panel, k, 0, 0), (p.group, t.nr), axes=(3, 2))
     return b.cast(b.load(p.b, (at.panel, k, 0), (1, t.nr)), p.acc)
 

@@ -2,6 +2,7 @@
 
 fp32 and fp64 are read number by number where they lie; bytes four at a time. Halves are widened once per block of rows, into
 scratch memory that the inner loop then reads: widening a number for every vector it meets would cost more than multiplying.
+fp32 that is to be multiplied as bf16 is rounded in the same way, and read in pairs.
 """
 
 from __future__ import annotations
@@ -30,16 +31,20 @@ _PAGE = 1024
 class Left:
     """Rows of x, all batch dims counted through."""
 
-    def __init__(self, memory: Memory, x: Value, k: int, tiling: GemmTiling, *, row_sums: bool = False) -> None:
+    def __init__(
+        self, memory: Memory, x: Value, k: int, tiling: GemmTiling, *, row_sums: bool = False, paired: bool = False
+    ) -> None:
         self.b: KernelBuilder = memory.builder
         self.place, self.shape, self.k, self.lanes = memory.place(x), shape_of(x), k, tiling.lanes
         self.dtype = tensor_type(x).dtype
         self.name = x.name
-        self.group = 4 if self.dtype in _BYTES else 1
+        self.group = 4 if self.dtype in _BYTES else 2 if paired else 1
         wide = -(-k // self.lanes) * self.lanes
         wide += _LINE if wide % _PAGE == 0 else 0
         self.ready: Buffer | None = None
-        if self.dtype in _HALVES:
+        if paired:
+            self.ready = self.b.scratch("ready", DType.BF16, (tiling.mr, wide))
+        elif self.dtype in _HALVES:
             self.ready = self.b.scratch("ready", DType.F32, (tiling.mr, wide))
         self.sums: Buffer | None = self.b.scratch("row_sums", DType.I32, (tiling.mr,)) if row_sums else None
         self._index, self._axes, self._steps = self._walk(self.place, self.shape)
@@ -79,7 +84,7 @@ class Left:
     def column(self, row: Dim, k: Dim, rows: int) -> Tile:
         """What is multiplied with one step of B."""
         if self.ready is not None:
-            return self.b.load(self.ready, (0, k), (rows, 1))
+            return self.b.load(self.ready, (0, k if self.group == 1 else expr("*", k, self.group)), (rows, self.group))
         if self.group == 1:
             return self.read(row, k, (rows, 1))
         at = expr("*", k, self.group)
@@ -101,7 +106,7 @@ class Left:
                 valid = (None, remaining(self.k, c.var)) if self.k % width else ()
                 x = self.read(at, c.var, (1, width), valid=valid)
                 if self.ready is not None:
-                    b.store(self.ready, (r.var, c.var), b.cast(x, DType.F32))
+                    b.store(self.ready, (r.var, c.var), b.cast(x, self.ready.dtype))
                 if self.sums is not None:
                     c.yields(b.map("add", c.carried[0], b.cast(x, DType.I32)))
             if self.sums is not None:

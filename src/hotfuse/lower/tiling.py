@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hotfuse.base.settings import Precision
 from hotfuse.ir.dims import Dim
 
 CHAINS = 10
@@ -38,11 +39,15 @@ class Core:
     l1: int = 32 << 10
     l2: int = 1 << 20
     """Bytes of the caches that belong to one core."""
+    precision: Precision = "fp32"
+    """What operands of fp32 products may be rounded to: what the user allows and the machine has instructions for."""
 
 
-def core_for(lanes: int, *, many_registers: bool, l1: int | None = None, l2: int | None = None) -> Core:
+def core_for(
+    lanes: int, *, many_registers: bool, l1: int | None = None, l2: int | None = None, precision: Precision = "fp32"
+) -> Core:
     """A core with 32 or 16 vector registers; caches that the system does not tell are taken as small ones."""
-    return Core(lanes, 32 if many_registers else 16, l1 or 32 << 10, l2 or 1 << 20)
+    return Core(lanes, 32 if many_registers else 16, l1 or 32 << 10, l2 or 1 << 20, precision)
 
 
 @dataclass(frozen=True, slots=True)

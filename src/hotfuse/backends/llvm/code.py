@@ -96,7 +96,7 @@ class Val:
     rows: list[list[str]]
     widths: tuple[int, ...]
     quads: list[str] | None = None
-    """For four rows of bytes that were loaded column by column: per chunk, the columns as 32-bit lanes."""
+    """For four rows of bytes, or two of bf16, that were loaded column by column: per chunk, the columns as 32-bit lanes."""
 
     @property
     def cols(self) -> int:

@@ -351,9 +351,10 @@ def emit_load(s: State, instr: Instr) -> Val:
     assert isinstance(fill, int | float)
     w = walk(s, access_of(instr), out.shape)
     _same(w.buffer.dtype, out.dtype, instr)
-    bytes_ = out.dtype in (DType.I8, DType.U8) and len(out.shape) == 2 and out.shape[0] == 4
-    if bytes_ and w.steps == (1, 4) and w.valid == (None, None):
-        return _load_quads(s, w, out)
+    size = size_of(out.dtype)
+    beside = out.dtype in (DType.I8, DType.U8, DType.BF16) and len(out.shape) == 2 and out.shape[0] * size == 4
+    if beside and w.steps == (size, 4) and w.valid == (None, None):
+        return _load_beside(s, w, out)
     cols = out.shape[-1] if out.shape else 1
     apart = instr.outs[0].name in s.number_tiles
     widths = (1,) * cols if apart else fn.widths(cols)
@@ -379,21 +380,24 @@ def emit_load(s: State, instr: Instr) -> Val:
     return Val(out, rows, widths)
 
 
-def _load_quads(s: State, w: Walk, out: TileType) -> Val:
-    """Four rows of bytes whose columns lie one behind the other: one load, kept as it is for products, taken apart for others."""
-    fn = s.fn
+def _load_beside(s: State, w: Walk, out: TileType) -> Val:
+    """Four rows of bytes, or two of bf16, whose columns lie one behind the other.
+
+    One load, kept as it is for products, taken apart for others.
+    """
+    fn, many, ty = s.fn, out.shape[0], stored(out.dtype)
     widths = fn.widths(out.shape[1])
-    rows: list[list[str]] = [[] for _ in range(4)]
+    rows: list[list[str]] = [[] for _ in range(many)]
     quads: list[str] = []
     start = 0
     for width in widths:
         pointer = moved(fn, moved(fn, w.pointer, w.constant), 4 * start)
-        raw = load_vector(fn, w.buffer, pointer, 4 * width, "", 0)
-        quads.append(fn.val(f"bitcast {vec('i8', 4 * width)} {raw} to {vec('i32', width)}"))
+        raw, whole = load_vector(fn, w.buffer, pointer, many * width, "", 0), vec(ty, many * width)
+        quads.append(fn.val(f"bitcast {whole} {raw} to {vec('i32', width)}"))
         for k, row in enumerate(rows):  # what nobody reads is not emitted
-            lanes = ", ".join(f"i32 {4 * j + k}" for j in range(width))
-            text = f"shufflevector {vec('i8', 4 * width)} {raw}, {vec('i8', 4 * width)} {raw}, <{width} x i32> <{lanes}>"
-            row.append(fn.val(text) if width > 1 else fn.val(f"extractelement {vec('i8', 4)} {raw}, i32 {k}"))
+            lanes = ", ".join(f"i32 {many * j + k}" for j in range(width))
+            text = f"shufflevector {whole} {raw}, {whole} {raw}, <{width} x i32> <{lanes}>"
+            row.append(fn.val(text) if width > 1 else fn.val(f"extractelement {whole} {raw}, i32 {k}"))
         start += width
     return Val(out, rows, widths, quads)
 

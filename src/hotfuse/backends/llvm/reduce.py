@@ -242,6 +242,8 @@ def emit_mma(s: State, instr: Instr) -> Val:
     acc, a, b = s.tiles(instr)
     if dot.applies(fn.target, acc, a, b):
         return dot.emit_dot(fn, acc, a, b)
+    if dot.pairs_apply(fn.target, acc, a, b):
+        return dot.emit_pairs(fn, acc, a, b)
     dtype = acc.type.dtype
     wide_a, wide_b = _as(fn, a, dtype), _as(fn, b, dtype)
     rows = [list(r) for r in acc.rows]
