@@ -1,49 +1,60 @@
-"""The service that runs jobs beside inference: one background thread, and the pool of workers that jobs ask.
+"""The service that runs jobs beside inference: a background thread per model that has any, and the pool of workers that jobs ask.
 
-Jobs run one after another; what they ask for runs in worker processes (`compile.pool`). After a fork the child starts with a
-service of its own. A process that ends kills its workers and waits for the job in hand, a bounded time.
+The jobs of one model run one after another, those of another do not wait for them; what they ask for runs in worker processes
+(`compile.pool`). After a fork the child starts with a service of its own. A process that ends kills its workers and waits for the
+jobs in hand, a bounded time.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from hotfuse.base.settings import Settings
 from hotfuse.compile import wire
 from hotfuse.compile.account import totals
+from hotfuse.compile.courtesy import courteous
 from hotfuse.compile.pool import URGENT, Limits, Pool, Task
 from hotfuse.compile.process import Worker
 
 STOP_S = 10.0
-"""Longest wait for the job in hand when the process ends."""
+"""Longest wait for the jobs in hand when the process ends."""
+MOST_THREADS = 4
+"""Models whose jobs run at the same time; those of others wait for one of these to be done with its own."""
 PAUSE_S = 0.01
 """Before a job: the call that submitted it returns first, instead of waiting for the interpreter lock."""
 Job = Callable[[], None]
 
 
 class Service:
-    """A queue of jobs, a thread that runs them, and the pool of workers they use."""
+    """Queues of jobs, threads that run them, and the pool of workers they use."""
 
     def __init__(self, pool: Pool | None = None) -> None:
-        self._queue: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._jobs: dict[Hashable, deque[Job]] = {}
+        """By owner; one that has a thread is not among `_unserved`."""
+        self._unserved: deque[Hashable] = deque()
+        self._threads: set[threading.Thread] = set()
         self.pool = pool or Pool()
         self._stopping = False
 
-    def submit(self, job: Job) -> None:
-        """Run a job in the background; jobs run one after another and handle their own errors."""
-        self._queue.put(job)
+    def submit(self, job: Job, owner: Hashable = None) -> None:
+        """Run a job in the background; an owner's jobs run one after another and handle their own errors."""
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="hotfuse-service", daemon=True)
-                self._thread.start()
+            if owner in self._jobs:
+                self._jobs[owner].append(job)
+                return
+            self._jobs[owner] = deque([job])
+            self._unserved.append(owner)
+            if len(self._threads) < MOST_THREADS and not self._stopping:
+                thread = threading.Thread(target=self._serve, name="hotfuse-service", daemon=True)
+                self._threads.add(thread)
+                thread.start()
 
     def ask(self, header: dict[str, Any], blobs: Sequence[bytes], timeout: float) -> wire.Message:
         """Have a worker answer, before anything that nobody waits for; a late or dead one raises CaptureError."""
@@ -61,21 +72,47 @@ class Service:
         return next(iter(self.pool.workers), None)
 
     def _serve(self) -> None:
-        while True:
-            job = self._queue.get()
-            time.sleep(PAUSE_S)
-            if self._stopping:
-                return
-            job()
+        """A thread: one owner's jobs until there are none, then the next owner's; it ends with the last."""
+        while (owner := self._next()) is not None:
+            jobs = self._jobs[owner[0]]
+            while self._more(owner[0], jobs):
+                time.sleep(PAUSE_S)
+                if self._stopping:
+                    break
+                with courteous():
+                    _run(jobs.popleft())
+
+    def _next(self) -> tuple[Hashable] | None:
+        with self._lock:
+            if self._unserved and not self._stopping:
+                return (self._unserved.popleft(),)
+            self._threads.discard(threading.current_thread())
+            return None
+
+    def _more(self, owner: Hashable, jobs: deque[Job]) -> bool:
+        """Whether an owner has jobs left; one without is forgotten."""
+        with self._lock:
+            if not jobs:
+                del self._jobs[owner]
+            return bool(jobs)
 
     def stop(self, timeout: float) -> None:
-        """End the workers and wait for the job in hand: a thread inside native code must not outlive the interpreter."""
-        self._stopping = True
-        self._queue.put(lambda: None)
+        """End the workers and wait for the jobs in hand: a thread inside native code must not outlive the interpreter."""
         until = time.monotonic() + timeout
+        with self._lock:
+            self._stopping = True
+            threads = list(self._threads)
         self.pool.close(timeout)
-        if self._thread is not None:
-            self._thread.join(max(0.0, until - time.monotonic()))
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+def _run(job: Job) -> None:
+    """Jobs handle their own errors; one that does not is reported as a thread's is, and the next one runs."""
+    try:
+        job()
+    except Exception as e:
+        threading.excepthook(threading.ExceptHookArgs((type(e), e, e.__traceback__, threading.current_thread())))
 
 
 _service: Service | None = None
@@ -111,6 +148,11 @@ def sized(settings: Settings) -> Service:
 def counters() -> dict[str, float]:
     """The pool's counts and the totals of all graphs' units, for `stats()`."""
     return {**{f"units_{k}": v for k, v in totals().items()}, **(_service.pool.counts() if _service is not None else {})}
+
+
+def busy() -> bool:
+    """Whether anybody waits for a worker."""
+    return _service is not None and _service.pool.busy
 
 
 def _after_fork() -> None:

@@ -43,8 +43,9 @@ class Sampler:
     def __init__(self, rate: int, seed: int = 1) -> None:
         self._rate = max(1, rate)
         self._seed = seed * 2654435761 % 2**32 | 1
-        self.at = 1
-        """The number of the call that is due next: for a sample, or for comparison with the one before."""
+        self.at = DENSE
+        """The number of the call that is due next: for a sample, or for comparison with the one before. The first calls decide
+        whether a plan is compiled; what sampling needs from the workers comes behind that."""
         self.taken = 0
         self.since = 0
         """Samples since the graph was new or changed."""

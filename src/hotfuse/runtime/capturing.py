@@ -64,7 +64,8 @@ class Capturer:
         wanted = self._wanted(spec, leaves)
         if wanted is None:
             return self._model.call(*args, **kwargs)
-        site, group, call = wanted
+        site, group, why = wanted
+        grad_mode = torch.is_grad_enabled()
         inputs = [snapshot(t) for t in leaves]
         try:
             result = self._model.call(*args, **kwargs)
@@ -84,7 +85,7 @@ class Capturer:
 
         def job() -> None:
             try:
-                self._learn(site, group, call, sample)
+                self._learn(site, group, why, grad_mode, sample)
             finally:
                 group.pending = False
 
@@ -95,8 +96,8 @@ class Capturer:
         group.pending = False
         self._background.finished()
 
-    def _wanted(self, spec: Spec, leaves: Sequence[torch.Tensor]) -> tuple[Site, Group, CallSpec] | None:
-        """Whether this call should be captured; marks its group as pending if so."""
+    def _wanted(self, spec: Spec, leaves: Sequence[torch.Tensor]) -> tuple[Site, Group, Why] | None:
+        """Whether this call should be captured, and why; marks its group as pending if so."""
         if self._settings.capture == "off" or self._plans.closed or self._exhausted:
             return None
         if any(t.is_neg() or t.is_conj() for t in leaves):  # their memory holds other numbers than they do: no guard takes them
@@ -128,15 +129,22 @@ class Capturer:
             group.pending = True
             group.captures += 1
             self._plans.captures += 1
-            self._log.decide(Action.CAPTURE, why, self._model.name, call=describe(spec)[:120],
-                            dynamic=str([sorted(v) for v in group.varied]))
-            call = CallSpec(tuple(specs_of(leaves, group.varied)), torch.is_grad_enabled())
         self._background.begin()
-        return site, group, call
+        return site, group, why
 
-    def _learn(self, site: Site, group: Group, call: CallSpec, sample: Sample) -> None:
-        """Capture, compile, verify, deploy: in the background, reporting every outcome as a decision."""
+    def _learn(self, site: Site, group: Group, why: Why, grad_mode: bool, sample: Sample) -> None:
+        """Capture, compile, verify, deploy: in the background, reporting every outcome as a decision.
+
+        Which sizes vary is asked when whoever captures is ready: calls that came meanwhile have shown it, and one capture does
+        where the first call alone would have led to one for its very sizes and then to another.
+        """
+        call = CallSpec(tuple(specs_of(sample.inputs, [set() for _ in sample.inputs])), grad_mode)
         try:
+            self._model.prepare()
+            with self._plans.lock:
+                call = CallSpec(tuple(specs_of(sample.inputs, group.varied)), grad_mode)
+                self._log.decide(Action.CAPTURE, why, self._model.name, call=describe(site.spec)[:120],
+                                 dynamic=str([sorted(v) for v in group.varied]))
             self._capture_and_deploy(site, call, sample)
         except CaptureError as e:
             dynamic = any(s.dynamic for s in call.inputs)

@@ -19,6 +19,7 @@ import torch
 from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EvidenceValue, Why
+from hotfuse.compile.scheduler import usable_cores
 from hotfuse.compile.value import Demand
 from hotfuse.ir.branches import control_name
 from hotfuse.ir.graph import Graph
@@ -42,8 +43,9 @@ BET_ON = 16
 """Kept calls that a bet on a branch is made up and proven with."""
 EARLY = 0.5
 """Part of the expected saving that must be there before an unfinished plan is tried."""
-EARLY_S = 1.0
-"""Seconds of compilation before that: what is nearly done is waited for."""
+EARLY_S = 5.0
+"""Seconds of compilation before that: making, proving and racing an unfinished plan takes as long as a whole one, and the rest
+waits meanwhile."""
 
 Weights = Mapping[str, torch.Tensor]
 Compile = Callable[[Graph, Weights], Plan]
@@ -280,7 +282,7 @@ class Improver:
             better = make()
             self._log.span("compile", what, begin, nodes=len(better.graph.nodes))
             begin = self._log.now()
-            proof = prove(better.run, entry.baseline.run, calls, self._plans.settings.rtol, lambda: self._wide(entry))
+            proof = prove(better.run, entry.baseline.run, calls, self._plans.settings.tolerance, lambda: self._wide(entry))
             self._log.span("proof", what, begin, inputs=proof.inputs, judge=proof.judge)
         except Exception as e:
             text = f"{e.what}: {e.because}" if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
@@ -334,8 +336,8 @@ class Improver:
         return trial
 
     def _pause(self, spent: float) -> None:
-        """Leave the machine to inference for as long as a round took, so that calls beside are slowed half as often."""
-        if self._plans.settings.capture != "inline":
+        """Where calls use every core, leave it to them for as long as a round took, so that they are slowed half as often."""
+        if self._plans.settings.capture != "inline" and torch.get_num_threads() >= usable_cores():
             time.sleep(min(spent, 0.05))
 
     def _refuse(self, entry: Entry, attempt: str, why: Why, reason: str, **evidence: EvidenceValue) -> None:

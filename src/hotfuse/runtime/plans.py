@@ -48,6 +48,10 @@ class Model(Protocol):
         """The model's own code."""
         ...
 
+    def prepare(self) -> None:
+        """Have whoever captures ready; may take seconds, in which more calls show what varies."""
+        ...
+
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
         """A graph for calls like these; may take seconds; raises CaptureError.
 

@@ -9,6 +9,8 @@ not settled when the time is up is refused.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,10 @@ ALPHA = 0.05
 """Chance of deploying a plan that is not faster in most rounds."""
 FEWEST_ROUNDS, MOST_ROUNDS = 7, 200
 """However short the time, enough rounds that one that wins them all can pass; however long it is, an end."""
+
+
+_one = threading.Lock()
+"""Two races at the same time would measure each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,14 @@ def race(
     clock: Callable[[], float] = time.perf_counter, pause: Callable[[float], None] | None = None,
 ) -> Trial:
     """Measure until settled, after one warm-up each; `pause` is told after a round how long it took, to let others work."""
+    with _one:
+        return _race(old, new, args, budget_s, clock, pause)
+
+
+def _race(
+    old: Callable[..., Any], new: Callable[..., Any], args: Sequence[Any], budget_s: float, clock: Callable[[], float],
+    pause: Callable[[float], None] | None,
+) -> Trial:
     times: tuple[list[float], list[float]] = ([], [])
     wins = 0
     with torch.no_grad():
@@ -71,3 +85,11 @@ def race(
                 return Trial(median(times[0]) * 1e6, median(times[1]) * 1e6, rounds, won, won or lost)
             if pause is not None:
                 pause(times[0][-1] + times[1][-1])
+
+
+def _after_fork() -> None:
+    global _one
+    _one = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

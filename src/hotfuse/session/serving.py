@@ -31,6 +31,11 @@ class ServedModel:
         self._module = module
         self._settings = settings
 
+    def prepare(self) -> None:
+        """Have a worker load what capturing takes."""
+        if self._settings.capture == "background":
+            ask({"kind": "ready", "front": "onnx"}, [], self._settings)
+
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
         """Ship the model without its weights to the worker, and bind what comes back to the weights here."""
         if any(child is not TENSOR for child in spec.children[0].children):
@@ -45,10 +50,11 @@ class ServedModel:
 
 def engine_for(module: OnnxModule, settings: Settings, log: EventLog) -> Engine:
     """An engine that serves the module."""
+    served = ServedModel(module, settings)
     return Engine(
-        ServedModel(module, settings),
+        served,
         lambda graph, weights: compile_tier0(graph, weights, settings),
-        lambda job: service().submit(job),
+        lambda job: service().submit(job, served),
         settings,
         log,
         lambda graph, weights, sample, /, progress=None, demand=None: compile_units(

@@ -1,0 +1,76 @@
+"""Courtesy of background jobs towards the calls in the same process: short turns with the interpreter lock, no long collections.
+
+A library call of a served model gives the lock up and wants it back for every operator. While a job runs Python code, each of
+these waits is one switch interval, five milliseconds unless somebody chose otherwise, and a model of 250 operators takes a second
+longer. So the interval is short while jobs run.
+
+A job makes many objects, and a full garbage collection is due when a quarter of all objects are new: it then walks over the whole
+process, a quarter of a second with torch and a model library loaded, while every thread stands still. While jobs run, many more
+collections of young objects come before one of all; one that somebody asks for is done all the same.
+
+Both are settings of the whole interpreter: they are put back when the last job ends, unless somebody changed them meanwhile.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+SWITCH_S = 1e-4
+RARER = 10
+"""Times as many collections of the middle generation before one of all objects."""
+
+
+class Courtesy:
+    """The settings of one interpreter while any job runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs = 0
+        self._switch = 0.0
+        self._oldest = self._rare = 0
+
+    @contextmanager
+    def __call__(self) -> Generator[None]:
+        """Around a job."""
+        with self._lock:
+            self._jobs += 1
+            if self._jobs == 1:
+                self._begin()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._jobs -= 1
+                if not self._jobs:
+                    self._end()
+
+    def _begin(self) -> None:
+        self._switch = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._switch, SWITCH_S))
+        young, middle, self._oldest = gc.get_threshold()
+        self._rare = RARER * self._oldest
+        gc.set_threshold(young, middle, self._rare)
+
+    def _end(self) -> None:
+        if abs(sys.getswitchinterval() - SWITCH_S) < SWITCH_S / 2:
+            sys.setswitchinterval(self._switch)
+        young, middle, oldest = gc.get_threshold()
+        if oldest == self._rare:
+            gc.set_threshold(young, middle, self._oldest)
+
+    def after_fork(self) -> None:
+        """In a forked child no job runs."""
+        self._lock = threading.Lock()
+        if self._jobs:
+            self._jobs = 0
+            self._end()
+
+
+courteous = Courtesy()
+"""The interpreter's one."""
+os.register_at_fork(after_in_child=courteous.after_fork)

@@ -1,0 +1,157 @@
+"""Background work beside calls: one model's does not hold up another's, and calls hardly notice any of it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Generator
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse
+from hotfuse import Settings, api
+from hotfuse.compile.courtesy import RARER, SWITCH_S, Courtesy
+from hotfuse.compile.service import MOST_THREADS, Service
+from hotfuse.runtime import race as racing
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(60)
+
+
+@pytest.fixture
+def own() -> Generator[Service]:
+    made = Service()
+    yield made
+    made.stop(10)
+
+
+def test_a_long_job_of_one_model_holds_up_no_other(own: Service) -> None:
+    go, done = threading.Event(), threading.Event()
+    own.submit(lambda: assert_set(go), "one")
+    own.submit(done.set, "another")
+    assert done.wait(30), "it waited for the other model's job"
+    go.set()
+
+
+def test_jobs_of_one_model_run_in_order_and_one_at_a_time(own: Service) -> None:
+    ran: list[int] = []
+    inside = threading.Lock()
+    done = threading.Event()
+
+    def job(n: int) -> None:
+        assert inside.acquire(blocking=False), "two jobs of a model at once"
+        ran.append(n)
+        inside.release()
+        if n == 19:
+            done.set()
+
+    for n in range(20):
+        own.submit(lambda n=n: job(n), "one")
+    assert done.wait(60) and ran == list(range(20))
+
+
+def test_more_models_than_threads_are_all_served(own: Service) -> None:
+    go = threading.Event()
+    count = 3 * MOST_THREADS
+    done = threading.Semaphore(0)
+    most: list[int] = []
+
+    def job() -> None:
+        most.append(sum(t.name == "hotfuse-service" for t in threading.enumerate()))
+        go.wait(60)
+        done.release()
+
+    before = sum(t.name == "hotfuse-service" for t in threading.enumerate())
+    for n in range(count):
+        own.submit(job, n)
+    go.set()
+    assert all(done.acquire(timeout=30) for _ in range(count))
+    assert max(most) <= before + MOST_THREADS
+
+
+def test_a_job_that_raises_is_reported_and_the_next_one_runs(own: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: said.append(args.exc_value))
+    done = threading.Event()
+
+    def bad() -> None:
+        raise ValueError("its own fault")
+
+    own.submit(bad, "one")
+    own.submit(done.set, "one")
+    assert done.wait(30) and [str(e) for e in said] == ["its own fault"]
+
+
+def test_jobs_take_short_turns_and_settings_come_back(own: Service) -> None:
+    before, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    seen: list[tuple[float, int]] = []
+    done = threading.Event()
+
+    def job() -> None:
+        seen.append((sys.getswitchinterval(), gc.get_threshold()[2]))
+        done.set()
+
+    assert before > SWITCH_S
+    own.submit(job, "one")
+    assert done.wait(30)
+    own.stop(10)
+    assert seen == [(pytest.approx(SWITCH_S), RARER * thresholds[2])]
+    assert sys.getswitchinterval() == pytest.approx(before) and gc.get_threshold() == thresholds
+
+
+def test_what_somebody_else_sets_meanwhile_stays() -> None:
+    before, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    try:
+        with Courtesy()():
+            sys.setswitchinterval(0.003)
+            gc.set_threshold(500, 5, 7)
+        assert sys.getswitchinterval() == pytest.approx(0.003) and gc.get_threshold() == (500, 5, 7)
+    finally:
+        sys.setswitchinterval(before)
+        gc.set_threshold(*thresholds)
+
+
+def test_the_last_of_several_jobs_puts_settings_back() -> None:
+    before, courteous = sys.getswitchinterval(), Courtesy()
+    with courteous():
+        with courteous():
+            pass
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    assert sys.getswitchinterval() == pytest.approx(before)
+
+
+def test_sizes_that_differ_before_the_worker_is_ready_need_one_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call alone would be captured for its very sizes, and the second one again."""
+    ready = threading.Event()
+    monkeypatch.setattr(api.TorchModel, "prepare", lambda self: ready.wait(60))
+    model = nn.Linear(4, 4).eval()
+    with torch.no_grad(), hotfuse.jit(model, settings=Settings(tiers=0, record=False)) as fast:
+        fast(torch.ones(3, 4))
+        fast(torch.ones(5, 4))
+        ready.set()
+        assert fast.wait(120)
+        assert torch.equal(fast(torch.ones(7, 4)), model(torch.ones(7, 4)))
+        assert fast.stats()["captures"] == 1 and fast.stats()["graph_calls"] == 1, str(fast.explain())
+
+
+def test_two_races_do_not_measure_each_other() -> None:
+    running: list[int] = []
+
+    def plan() -> None:
+        running.append(1)
+        assert len(running) == 1
+        running.pop()
+
+    def one() -> None:
+        racing.race(plan, plan, (), 0.01)
+
+    threads = [threading.Thread(target=one) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert not running
