@@ -1,36 +1,39 @@
 """Throughput over time, from the first call on: BERT-base under traffic whose lengths change half-way.
 
-    python -m benchmarks.adapt [--seconds 60] [--shift 40] [--threads 1] [--contenders a,b] [--plot FILE] [--json]
+    python -m benchmarks.adapt [--seconds 55] [--shift 40] [--threads 1] [--plot FILE] [--json]
+    python -m benchmarks.adapt --only eager,hotfuse     # measure these pieces, keep them, and stop
 
 Lengths are drawn from a log-normal around 24 tokens, from `--shift` seconds on around 80, at most 128. Every contender serves the
-same seeded traffic in a process of its own, one call after another:
+same seeded traffic in a process of its own, with empty caches, one call after another:
 
-- hotfuse: `hotfuse.jit(model)`;  eager: the module;  ort: ONNX Runtime on the exported model with dynamic lengths;
+- eager: the module;  hotfuse: `hotfuse.jit(model)`;  ort: ONNX Runtime on the exported model with dynamic lengths;
 - inductor, inductor-dynamic: `torch.compile(model, dynamic=None)` and `dynamic=True`.
 
-Speed is the time eager needs for the calls of a second (its median for those lengths, measured beforehand) over the time they
-took: 1.0 is eager, whatever the lengths. Steady is the median of the last third before the shift; a contender has got there when
-its speed is within 5% of that for good, up to single outlying seconds. Further measures, each in its own process:
+Speed is the time eager needs for the calls of a second (the median of its own calls of those lengths) over the time they
+took: 1.0 is eager, whatever the lengths. Steady is the median speed of the last third before the shift; a contender has got there
+in the first second within 5% of that if the five seconds from it on are so, too. Further pieces, each in its own process:
 
-- watching: the same served model with sampling on and off, in turns (`benchmarks.watching`: BERT-base and magika);
-- dispatch: guards of 10 inputs over 8 plans (`benchmarks.guards`);
-- p99 while compiling: calls on library kernels while workers compile other plans, against the same with idle workers.
+- watching: a served model with sampling on and off, in turns (`benchmarks.watching`: BERT-base and magika);
+- dispatch: what a call of a model with 10 inputs costs beyond its plan (`benchmarks.dispatch`);
+- p99-1, p99-2: calls on library kernels while workers compile for another model, against the same with idle workers, on 1
+  and on 2 threads.
 
-With `--json` the last line of output is one JSON object of plain numbers.
+Each piece is kept in a file (`--into`), so that a run that was broken off goes on where it was; one that was measured with other
+sources, versions or options is measured again. With `--json` the last line of output is one JSON object of plain numbers.
 """
 
 from __future__ import annotations
 
 import argparse
-import bisect
+import hashlib
+import importlib.metadata
 import json
 import math
-import statistics
+import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,253 +41,182 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import zoo
-from benchmarks.peers import Positional
+from benchmarks.adapt_report import Curve, Row, plot, row, table
+from benchmarks.adapt_traffic import CONTENDERS, serve, while_compiling
 
-CONTENDERS = ("hotfuse", "eager", "ort", "inductor", "inductor-dynamic")
-LONGEST, SHORTEST = 128, 4
-WINDOW_S = 1.0
-NEAR = 0.95
-GRID = (4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128)
-
-
-def lengths(phase: int) -> Iterator[int]:
-    """Seeded lengths: short texts at first, then long ones."""
-    rng = np.random.default_rng((7, phase))
-    middle = (24.0, 80.0)[phase]
-    while True:
-        yield int(np.clip(rng.lognormal(math.log(middle), 0.5), SHORTEST, LONGEST))
-
-
-def tokens(length: int) -> dict[str, torch.Tensor]:
-    ids = torch.randint(0, 30522, (1, length))
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def bert() -> torch.nn.Module:
-    module = zoo.load("bert-base").module
-    assert module is not None
-    return module
-
-
-def contender(name: str, model: torch.nn.Module, threads: int) -> Callable[[dict[str, torch.Tensor]], Any]:
-    """How one contender answers a call; what it prepares before the first call counts as part of that call."""
-    if name == "eager":
-        return lambda feed: model(**feed)
-    if name == "hotfuse":
-        import hotfuse
-
-        fast = hotfuse.jit(model)
-        return lambda feed: fast(**feed)
-    if name.startswith("inductor"):
-        compiled = torch.compile(model, dynamic=True if name.endswith("dynamic") else None)
-        return lambda feed: compiled(**feed)
-    import onnxruntime
-
-    example = tokens(32)
-    length = torch.export.Dim("length", min=2, max=512)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "bert.onnx"
-        shapes = ({1: length}, {1: length})
-        torch.onnx.export(
-            Positional(model, list(example)).eval(), tuple(example.values()), str(path), input_names=list(example),
-            dynamic_shapes={"args": shapes}, dynamo=True, verbose=False,
-        )
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda feed: session.run(None, {n: t.numpy() for n, t in feed.items()})
-
-
-def serve(name: str, seconds: float, shift: float, threads: int) -> dict[str, Any]:
-    """In this process: calls until the time is up, as [begin, length, seconds] each."""
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    model = bert()
-    with torch.inference_mode():
-        torch.nn.functional.linear(torch.randn(128, 768), torch.randn(768, 768))  # thread pools start, whoever asks for it
-        phases = lengths(0), lengths(1)
-        calls: list[list[float]] = []
-        call: Callable[[dict[str, torch.Tensor]], Any] | None = None
-        start = time.perf_counter()
-        while (now := time.perf_counter() - start) < seconds:
-            length = next(phases[now >= shift])
-            feed = tokens(length)
-            begin = time.perf_counter()
-            if call is None:
-                call = contender(name, model, threads)
-            call(feed)
-            end = time.perf_counter()
-            calls.append([begin - start, length, end - begin])
-    return {"calls": calls}
-
-
-def eager_curve(threads: int, rounds: int = 7) -> dict[int, float]:
-    """Eager's median seconds per length, the lengths in turns."""
-    torch.set_num_threads(threads)
-    model = bert()
-    times: dict[int, list[float]] = {n: [] for n in GRID}
-    with torch.inference_mode():
-        for r in range(rounds + 1):
-            for n in GRID:
-                feed = tokens(n)
-                begin = time.perf_counter()
-                model(**feed)
-                if r:
-                    times[n].append(time.perf_counter() - begin)
-    return {n: statistics.median(t) for n, t in times.items()}
+ROOT = Path(__file__).resolve().parents[1]
+STORED = ROOT / "benchmarks" / "results" / "adapt"
+FURTHER = ("watching", "dispatch", "p99-1", "p99-2")
+OURS = ("hotfuse", *FURTHER)
+"""Pieces that depend on this package."""
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """Seconds that eager takes, by length."""
+class Options:
+    """What all contenders share."""
 
-    seconds: dict[int, float]
-
-    def __call__(self, length: int) -> float:
-        i = max(1, min(bisect.bisect_left(GRID, length), len(GRID) - 1))
-        a, b = GRID[i - 1], GRID[i]
-        part = (length - a) / (b - a)
-        return self.seconds[a] * (1 - part) + self.seconds[b] * part
+    seconds: float
+    shift: float
+    threads: int
 
 
-def speeds(calls: list[list[float]], curve: Curve, seconds: float) -> list[float]:
-    """Per second of the run: eager's time for the calls that ended in it over the time they took; 0 where none ended."""
-    work, spent = [0.0] * math.ceil(seconds / WINDOW_S), [0.0] * math.ceil(seconds / WINDOW_S)
-    for begin, length, taken in calls:
-        first, last = int(begin / WINDOW_S), min(int((begin + taken) / WINDOW_S), len(work) - 1)
-        share = curve(int(length)) / (last - first + 1)
-        for w in range(first, last + 1):  # a call that spans windows did part of its work in each
-            work[w] += share
-            spent[w] += max(0.0, min(begin + taken, (w + 1) * WINDOW_S) - max(begin, w * WINDOW_S))
-    return [w / s if s else 0.0 for w, s in zip(work, spent, strict=True)]
+def measure(piece: str, o: Options) -> dict[str, Any]:
+    """One piece, in processes of its own."""
+    if piece == "watching":
+        return _last_line("watching", "--json", "--models", "bert-base,magika", "--threads", str(o.threads))
+    if piece == "dispatch":
+        return _last_line("dispatch", "--json", "--models", "10 inputs")
+    return _last_line(
+        "adapt", "--child", piece, "--threads", str(o.threads), "--seconds", str(o.seconds), "--shift", str(o.shift)
+    )
 
 
-def settled(window_speeds: list[float]) -> tuple[float, float]:
-    """(seconds until within 5% of steady for good, steady speed)."""
-    smooth = [statistics.median(window_speeds[max(0, i - 1) : i + 2]) for i in range(len(window_speeds))]
-    steady = statistics.median(window_speeds[-max(3, len(window_speeds) // 3) :])
-    late = [i for i, s in enumerate(smooth) if s < NEAR * steady]
-    return (late[-1] + 1) * WINDOW_S if late else 0.0, steady
-
-
-def p99_compiling(threads: int, calls: int = 300) -> float:
-    """p99 of calls on library kernels while workers compile, over the same with idle workers; in turns of 50 calls."""
-    import hotfuse
-    from hotfuse.base.settings import Settings
-
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    model, feed = bert(), tokens(16)
-    times: dict[bool, list[float]] = {False: [], True: []}
-    with torch.inference_mode():
-        served = hotfuse.jit(model, settings=Settings(tiers=0))
-        for _ in range(3):
-            served(**feed)
-        served.wait()
-        for turn in range(2 * calls // 50):
-            busy = turn % 2 == 1
-            other = hotfuse.jit(model, settings=Settings(hot_calls=1)) if busy else None
-            if other is not None:
-                other(**feed)  # its capture, and then its compilation, run while the others are timed
-            for i in range(50):
-                if other is not None and i % 10 == 0:
-                    other(**feed)
-                begin = time.perf_counter()
-                served(**feed)
-                times[busy].append(time.perf_counter() - begin)
-            if other is not None:
-                other.wait()
-                other.close()
-    return float(np.quantile(times[True], 0.99) / np.quantile(times[False], 0.99))
-
-
-def _child(*args: str, benchmark: str = "adapt") -> Any:
-    """The last line of another process, which is JSON."""
-    done = subprocess.run([sys.executable, "-m", f"benchmarks.{benchmark}", *args], capture_output=True, text=True)
+def _last_line(benchmark: str, *args: str) -> dict[str, Any]:
+    """The last line of another process, which is JSON. Its caches are its own and empty: nobody starts from an earlier run."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "HOTFUSE_CACHE_DIR": f"{folder}/hotfuse"}
+        command = [sys.executable, "-m", f"benchmarks.{benchmark}", *args]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **caches}, cwd=ROOT)
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         return {"failed": lines[-1] if lines else f"exit status {done.returncode}"}
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def plot(path: Path, found: dict[str, list[float]], shift: float) -> None:
-    import matplotlib
+def child(piece: str, o: Options) -> dict[str, Any]:
+    """In a piece's own process."""
+    if piece.startswith("p99-"):
+        return while_compiling(int(piece.removeprefix("p99-")))
+    return serve(piece, o.seconds, o.shift, o.threads)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 4.5))
-    for name, values in found.items():
-        axes.plot([i * WINDOW_S for i in range(len(values))], values, label=name, linewidth=2.2 if name == "hotfuse" else 1.2)
-    axes.axvline(shift, color="grey", linestyle=":", label="lengths change")
-    axes.set(xlabel="seconds since the first call", ylabel="speed (eager's median = 1)", ylim=(0, None),
-             title="BERT-base, one request after another, random lengths")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
+# --- pieces on disk ------------------------------------------------------------------------------
+
+
+def measured_with(piece: str, o: Options) -> str:
+    """A digest of what a piece's numbers depend on."""
+    digest = hashlib.sha256(repr((piece, o, sys.version, os.cpu_count())).encode())
+    for library in ("torch", "onnxruntime", "transformers"):
+        digest.update(importlib.metadata.version(library).encode())
+    sources = [ROOT / "benchmarks" / "adapt_traffic.py"]
+    if piece in OURS:
+        sources += sorted((ROOT / "src" / "hotfuse").rglob("*.py"))
+        sources += [ROOT / "benchmarks" / f"{name}.py" for name in ("watching", "dispatch")]
+    for path in sources:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def kept(piece: str, o: Options, folder: Path) -> dict[str, Any] | None:
+    """What an earlier run measured, if it holds for this one."""
+    path = folder / f"{piece}.json"
+    if not path.exists():
+        return None
+    stored = json.loads(path.read_text())
+    return stored["found"] if stored["with"] == measured_with(piece, o) else None
+
+
+def keep(piece: str, o: Options, folder: Path, found: Mapping[str, Any]) -> None:
+    """Write a piece down."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"piece": piece, "with": measured_with(piece, o), "found": found})
+    beside = folder / f"{piece}.json.new"
+    beside.write_text(text)
+    beside.replace(folder / f"{piece}.json")
+
+
+# --- putting it together -------------------------------------------------------------------------
+
+
+def ratio(a: float | None, b: float | None) -> float:
+    """a / b, or nan where there is no such thing."""
+    return a / b if a is not None and b else math.nan
+
+
+def p99(found: Mapping[str, Any]) -> tuple[float, float]:
+    """(p99 while compiling over p99 when idle, the same of the idle calls before over those after: what is noise)."""
+    if "failed" in found:
+        return math.nan, math.nan
+    before, during, after = (np.quantile(found[k], 0.99) for k in ("before", "compiling", "after"))
+    return float(during / np.quantile([*found["before"], *found["after"]], 0.99)), float(before / after)
+
+
+def combined(rows: Mapping[str, Row], further: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """The plain numbers."""
+    ours, eager = rows["hotfuse"], rows["eager"]
+    compiled = [rows[n].time_to_steady_s for n in CONTENDERS if n.startswith("inductor") and n in rows]
+    quantiles = {n: p99(further[n]) for n in ("p99-1", "p99-2")}
+    return {
+        "calls_first_30s_vs_eager": ratio(ours.calls_first_30s, eager.calls_first_30s),
+        "time_to_steady_s": ours.time_to_steady_s,
+        "time_to_steady_vs_inductor": ratio(ours.time_to_steady_s, min(compiled, default=None)),
+        "worst_call_vs_eager_median": ours.worst_call,
+        "worst_call_of_eager": eager.worst_call,
+        "recovery_s": ours.recovery_s,
+        "min_throughput_vs_eager_after_shift": ours.lowest_after,
+        "min_throughput_of_eager_after_shift": eager.lowest_after,
+        "watching_overhead": further["watching"].get("watching_overhead", math.nan),
+        "watching_noise": further["watching"].get("watching_noise", math.nan),
+        "dispatch_us": further["dispatch"].get("dispatch_us", math.nan),
+        "p99_compiling_vs_idle": max(q[0] for q in quantiles.values()),
+        "p99_compiling_vs_idle_1_thread": quantiles["p99-1"][0],
+        "p99_compiling_vs_idle_2_threads": quantiles["p99-2"][0],
+        "p99_idle_before_vs_after": quantiles["p99-1"][1],
+    }
 
 
 def main() -> None:
+    """Measure what is missing, then say what all of it shows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=55.0)
     parser.add_argument("--shift", type=float, default=40.0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--only", default="", help="measure these pieces and stop")
+    parser.add_argument("--again", action="store_true", help="measure anew what is kept from an earlier run")
+    parser.add_argument("--into", type=Path, default=STORED)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    threads = args.threads
-    if args.child == "curve":
-        print(json.dumps(eager_curve(threads)))
-        return
-    if args.child == "p99":
-        print(json.dumps(p99_compiling(threads)))
-        return
+    o = Options(args.seconds, args.shift, args.threads)
     if args.child:
-        print(json.dumps(serve(args.child, args.seconds, args.shift, threads)))
+        print(json.dumps(child(args.child, o)))
         return
-    common = ("--threads", str(threads), "--seconds", str(args.seconds), "--shift", str(args.shift))
-    curve = Curve({int(n): t for n, t in _child("--child", "curve", *common).items()})
-    found: dict[str, list[float]] = {}
-    rows: dict[str, dict[str, float]] = {}
-    for name in args.contenders.split(","):
-        ran = _child("--child", name, *common)
-        if "failed" in ran:
-            print(f"{name}: {ran['failed']}")
-            continue
-        calls = ran["calls"]
-        found[name] = speeds(calls, curve, args.seconds)
-        cut = int(args.shift / WINDOW_S)
-        to_steady, steady = settled(found[name][:cut])
-        recovery, after = settled(found[name][cut:])
-        rows[name] = {
-            "calls_first_30s": sum(b + t <= 30.0 for b, _, t in calls), "calls": len(calls), "time_to_steady_s": to_steady,
-            "steady": steady, "recovery_s": recovery, "after": after, "lowest_after": min(found[name][cut:-1]),
-            "worst_call": max(t / curve(int(n)) for _, n, t in calls),
-        }
-        print(f"{name:17} " + "  ".join(f"{k} {v:.2f}" for k, v in rows[name].items()), flush=True)
-    if args.plot:
-        plot(args.plot, found, args.shift)
-    ours, eager = rows["hotfuse"], rows.get("eager")
-    compiled = [rows[n]["time_to_steady_s"] for n in ("inductor", "inductor-dynamic") if n in rows]
-    result = {
-        "calls_first_30s_vs_eager": ours["calls_first_30s"] / eager["calls_first_30s"] if eager else math.nan,
-        "time_to_steady_s": ours["time_to_steady_s"],
-        "time_to_steady_vs_inductor": ours["time_to_steady_s"] / min(compiled) if compiled and min(compiled) else math.nan,
-        "worst_call_vs_eager_median": ours["worst_call"],
-        "recovery_s": ours["recovery_s"],
-        "min_throughput_vs_eager_after_shift": ours["lowest_after"],
-        "watching_overhead": _child("--json", "--models", "bert-base,magika", "--threads", str(threads),
-                                    benchmark="watching").get("watching_overhead"),
-        "dispatch_us": _child("--json", "--inputs", "10", "--plans", "8", benchmark="guards").get("dispatch_us"),
-        "p99_compiling_vs_idle": _child("--child", "p99", *common),
-    }
+    pieces = args.only.split(",") if args.only else [*CONTENDERS, *FURTHER]
+    if unknown := set(pieces) - {*CONTENDERS, *FURTHER}:
+        parser.error(f"no piece {sorted(unknown)[0]!r}: one of {', '.join((*CONTENDERS, *FURTHER))}")
+    found: dict[str, dict[str, Any]] = {}
+    for piece in pieces:
+        before = None if args.again else kept(piece, o, args.into)
+        found[piece] = before or measure(piece, o)
+        if "failed" in found[piece]:
+            print(f"{piece}: {found[piece]['failed']}", flush=True)
+        elif before is None:
+            keep(piece, o, args.into, found[piece])
+            print(f"{piece}: measured", flush=True)
+    if args.only:
+        return
+    report(found, o, args.plot, args.json)
+
+
+def report(found: Mapping[str, Mapping[str, Any]], o: Options, picture: Path | None, as_json: bool) -> None:
+    """Table, plot and numbers."""
+    if "failed" in found["eager"] or "failed" in found["hotfuse"]:
+        raise SystemExit("without eager and hotfuse there is nothing to compare")
+    curve = Curve(found["eager"]["calls"])
+    judged = {n: row(found[n]["calls"], curve, o.seconds, o.shift) for n in CONTENDERS if "failed" not in found[n]}
+    rows = {n: r for n, (r, _) in judged.items()}
+    print(
+        f"BERT-base, {o.threads} threads, torch {torch.__version__}, lengths change after {o.shift:g} s; eager's speed is 1"
+    )
+    print(*table(rows), sep="\n")
+    if picture is not None:
+        plot(picture, {n: s for n, (_, s) in judged.items()}, o.shift)
+    result = combined(rows, {n: found[n] for n in FURTHER})
     for name, value in result.items():
-        print(f"{name}: {value:.4g}" if isinstance(value, float | int) else f"{name}: {value}")
-    if args.json:
-        print(json.dumps(result))
+        print(f"{name}: {value:.4g}")
+    if as_json:
+        print(json.dumps({k: round(v, 5) for k, v in result.items()}))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""What watching costs: the same model served with and without it, in turns.
+# pyright: reportPrivateUsage=false
+"""What watching costs: a served model with and without it, in turns.
 
     python -m benchmarks.watching [--models mlp,bert-base,magika] [--threads N] [--rounds N] [--json]
 
 Only some calls are sampled, so single calls tell nothing: blocks of calls are timed, long enough to hold several samples, and the
 figure is the median over rounds of a block with watching over the block without it next to it. The bar is 1%.
-A second model without watching is measured in the same way: what it seems to cost (`noise`) is what this machine cannot tell from
-nothing.
+It is the same model, the same plan and the same memory all the time: samples are only put off, call by call, while it is not
+watched. A second block without watching is measured in the same way: what it seems to cost (`noise`) is what this machine cannot
+tell from nothing.
 
 The last line of output is one JSON document; `watching_overhead` is the worst of the models.
 """
@@ -17,7 +19,8 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +30,7 @@ import hotfuse
 from benchmarks import zoo
 from benchmarks.overhead import bert, mlp
 from hotfuse import Settings
+from hotfuse.runtime.engine import Engine
 
 LIMIT = 0.01
 BLOCK_S = 0.4
@@ -44,6 +48,7 @@ class Served:
     stats: Callable[[], dict[str, Any]]
     wait: Callable[[], object]
     close: Callable[[], None]
+    engine: Engine
 
 
 def serve(name: str, settings: Settings) -> Served:
@@ -52,12 +57,27 @@ def serve(name: str, settings: Settings) -> Served:
         model = zoo.load(name)
         session = hotfuse.InferenceSession(str(model.path), settings=settings)
         feeds = model.inputs(0, model.timed)
-        return Served(lambda: session.run(None, feeds), session.stats, lambda: session.wait(SETTLE_S), session.close)
+        wait = lambda: session.wait(SETTLE_S)  # noqa: E731
+        return Served(lambda: session.run(None, feeds), session.stats, wait, session.close, session._engine)
     module, inputs = mlp() if name == "mlp" else bert()
     fast = hotfuse.jit(module, settings=settings)
     if isinstance(inputs, dict):
-        return Served(lambda: fast(**inputs), fast.stats, lambda: fast.wait(SETTLE_S), fast.close)
-    return Served(lambda: fast(inputs), fast.stats, lambda: fast.wait(SETTLE_S), fast.close)
+        return Served(lambda: fast(**inputs), fast.stats, lambda: fast.wait(SETTLE_S), fast.close, fast._engine)
+    return Served(lambda: fast(inputs), fast.stats, lambda: fast.wait(SETTLE_S), fast.close, fast._engine)
+
+
+@contextmanager
+def unwatched(engine: Engine) -> Generator[None]:
+    """Calls within are not sampled; what was due stays due, so many calls later."""
+    entries = [e for site in engine.sites.values() for e in site.entries]
+    left = [(e, e.sampler.at - e.calls) for e in entries]
+    for e in entries:
+        e.sampler.off()
+    try:
+        yield
+    finally:
+        for e, calls in left:
+            e.sampler.at = e.calls + max(1, calls)
 
 
 def block(call: Callable[[], object], calls: int) -> float:
@@ -70,51 +90,50 @@ def block(call: Callable[[], object], calls: int) -> float:
 
 def measure(name: str, threads: int, rounds: int) -> dict[str, Any]:
     """One model, on and off."""
-    base = Settings(threads=threads)
-    sides = {side: serve(name, base.with_(watch=side == "on")) for side in ("off", "on", "control")}
+    served = serve(name, Settings(threads=threads))
+
+    def side(watched: bool) -> float:
+        with nullcontext() if watched else unwatched(served.engine):
+            return block(served.call, calls)
+
     try:
         for _ in range(3):  # tiers are reached, and the first, dense samples taken, before the clock runs
-            for s in sides.values():
-                end = time.perf_counter() + WARM_S
-                for _ in range(40):
-                    s.call()
-                    if time.perf_counter() > end:
-                        break
-                s.wait()
-        once = min(block(sides["off"].call, 4) / 4 for _ in range(3))
+            end = time.perf_counter() + WARM_S
+            for _ in range(400):
+                served.call()
+                if time.perf_counter() > end:
+                    break
+            served.wait()
+        once = min(block(served.call, 4) / 4 for _ in range(3))
         calls = max(4, round(BLOCK_S / once))
-        for s in sides.values():
-            block(s.call, calls)
-        before = _samples(sides["on"])
-        ratios: dict[str, list[float]] = {"on": [], "control": []}
-        times: dict[str, list[float]] = {side: [] for side in sides}
+        block(served.call, 2 * calls)
+        before = _samples(served)
+        times: dict[str, list[float]] = {which: [] for which in ("off", "on", "control")}
         gc.collect()
         gc.disable()
         try:
             for i in range(rounds):
-                for other, ratio in ratios.items():
-                    pair = ("off", other) if i % 2 == 0 else (other, "off")
-                    took = {side: block(sides[side].call, calls) for side in pair}
-                    ratio.append(took[other] / took["off"])
-                    for side in pair:
-                        times[side].append(took[side])
+                for which in ("off", "on", "control") if i % 2 == 0 else ("control", "on", "off"):
+                    times[which].append(side(which == "on"))
         finally:
             gc.enable()
-        taken = _samples(sides["on"]) - before
-        stats = sides["on"].stats()
+        taken = _samples(served) - before
+        stats = served.stats()
+        around = [(a + b) / 2 for a, b in zip(times["off"], times["control"], strict=True)]
+        ratios = [on / off for on, off in zip(times["on"], around, strict=True)]
+        noise = [b / a for a, b in zip(times["off"], times["control"], strict=True)]
         return {
             "calls_per_block": calls, "rounds": rounds, "samples": taken,
-            "off_ms": round(statistics.median(times["off"]) / calls * 1e3, 5),
+            "off_ms": round(statistics.median(around) / calls * 1e3, 5),
             "on_ms": round(statistics.median(times["on"]) / calls * 1e3, 5),
-            "overhead": round(statistics.median(ratios["on"]) - 1, 5),
-            "noise": round(statistics.median(ratios["control"]) - 1, 5),
-            "spread": round(statistics.pstdev(ratios["control"]), 5),
-            "overhead_of_totals": round(statistics.mean(times["on"]) / statistics.mean(times["off"]) - 1, 5),
+            "overhead": round(statistics.median(ratios) - 1, 5),
+            "noise": round(statistics.median(noise) - 1, 5),
+            "spread": round(statistics.pstdev(noise), 5),
+            "overhead_of_totals": round(statistics.mean(times["on"]) / statistics.mean(around) - 1, 5),
             "overhead_by_its_own_account": stats["watching"]["overhead"], "calls_per_tier": stats["calls_per_tier"],
         }
     finally:
-        for s in sides.values():
-            s.close()
+        served.close()
 
 
 def _samples(side: Served) -> int:
@@ -143,6 +162,7 @@ def main() -> None:
                       f"nothing at all {found['noise']:7.2%} ± {found['spread']:.2%}   "
                       f"{found['samples']} samples in {options.rounds * found['calls_per_block']} calls")
     report["watching_overhead"] = max(report[n]["overhead"] for n in options.models.split(","))
+    report["watching_noise"] = max(abs(report[n]["noise"]) for n in options.models.split(","))
     print(json.dumps(report))
 
 
