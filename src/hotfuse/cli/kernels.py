@@ -74,7 +74,7 @@ def _table(header: dict[str, Any], as_json: bool) -> None:
     found: list[dict[str, Any]] = [
         {
             "name": parse(k["kernel"]).name, "ops": k["ops"], "uses": uses.count(i), "compile_s": k["compile_s"],
-            "kernel_us": k["kernel_us"], "library_us": k["library_us"],
+            "kernel_us": k["kernel_us"], "library_us": k["library_us"], "sizes": _sizes(header["kernels"], i),
         }
         for i, k in enumerate(header["kernels"])
     ]  # fmt: skip
@@ -84,9 +84,24 @@ def _table(header: dict[str, Any], as_json: bool) -> None:
         return
     heading(f"{len(found)} kernels; {library} nodes stay with the library; times are the worker's, on one thread")
     body = [
-        (k["name"], k["uses"], f"{k['compile_s'] * 1e3:.0f}", f"{k['kernel_us']:.1f}", f"{k['library_us']:.1f}", k["ops"])
+        (k["name"], k["uses"], f"{k['compile_s'] * 1e3:.0f}", _us(k["kernel_us"]), _us(k["library_us"]), k["ops"])
         for k in found
     ]
     rows(("kernel", "uses", "compile ms", "us", "library us", "ops"), body)
+    for k in found:
+        if k["sizes"]:
+            typer.echo(f"# {k['name']}: {k['sizes']}")
     for note in header["notes"]:
         typer.echo(f"# {note}")
+
+
+def _sizes(kernels: Sequence[dict[str, Any]], number: int) -> str:
+    """For which sizes a kernel serves, where its group has several; empty for one that serves all."""
+    from hotfuse.compile.ways import Ways
+
+    return next((str(w) for k in kernels if (w := Ways.from_json(k.get("ways"))) is not None and number in w.kernels), "")
+
+
+def _us(number: float | None) -> str:
+    """A kernel for some sizes only has no time at the call's."""
+    return "-" if number is None else f"{number:.1f}"

@@ -13,11 +13,13 @@ from hotfuse.backends.llvm.native import CompiledKernel, load_kernel
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
-from hotfuse.compile import pairs
 from hotfuse.compile.account import COUNTED, Account, add_up
 from hotfuse.compile.drive import Compilation, Here
+from hotfuse.compile.recall import recalled
 from hotfuse.compile.service import sized
+from hotfuse.compile.stored import place_of
 from hotfuse.compile.value import ANY_DEMAND, Demand
+from hotfuse.compile.ways import Ways
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.text import parse
@@ -34,6 +36,8 @@ class KernelCode:
     code: bytes
     about: str
     """Its name and what the worker measured, for a reader."""
+    ways: Ways | None = None
+    """The kernels that serve its group at other sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +67,12 @@ Progress = Callable[[Callable[[], NativeParts], float], None]
 def begin(text: str, sizes: Mapping[str, int], settings: Settings, demand: Demand = ANY_DEMAND) -> Compilation:
     """A graph to be compiled at the sizes of a real call, by the pool, or here when captures are inline."""
     executor = Here() if settings.capture == "inline" else sized(settings).pool
+    place = place_of(settings)
+    recall = recalled(place.path)
     return Compilation(
         executor, text, dict(sizes), demand, timeout=settings.unit_timeout_s, threads=torch.get_num_threads(),
-        objective=settings.objective, trust=pairs.memory, ledger=pairs.ledger,
+        objective=settings.objective, precision=settings.precision,
+        trust=recall.trust, ledger=recall.ledger, place=place, recall=recall,
     )  # fmt: skip
 
 
@@ -77,7 +84,7 @@ def finished(compilation: Compilation, on_progress: Progress | None = None) -> N
         header, codes = compilation.message()
         for i in range(len(known), len(codes)):
             known[i] = kernel_from_json(header["kernels"][i], codes[i])
-        if not known:
+        if not known and not header["branches"]:
             raise InternalError("no part of the graph has a kernel", because="; ".join(header["notes"])[:500])
         return NativeParts(body_from_json(header), tuple(known.values()), tuple(header["notes"]))
 
@@ -85,6 +92,7 @@ def finished(compilation: Compilation, on_progress: Progress | None = None) -> N
         compilation.run(None if on_progress is None else lambda _message, settled: on_progress(parts, settled))
     finally:
         add_up(compilation.graph.counts)
+        compilation.remember()
     return parts()
 
 
@@ -114,8 +122,11 @@ def body_from_json(data: dict[str, Any]) -> Body:
 def kernel_from_json(data: dict[str, Any], code: bytes) -> KernelCode:
     """A kernel as the worker sent it."""
     lowered = from_json(data)
+    ways = Ways.from_json(data.get("ways"))
+    if data["kernel_us"] is None:
+        return KernelCode(lowered, code, f"{lowered.kernel.name}: for some sizes only")
     about = f"{lowered.kernel.name}: {data['kernel_us']:.1f} us in the worker, the library {data['library_us']:.1f} us"
-    return KernelCode(lowered, code, about)
+    return KernelCode(lowered, code, about if ways is None else f"{about}; {ways}", ways)
 
 
 def load(kernel: KernelCode) -> NativeKernel:

@@ -14,12 +14,15 @@ from hotfuse.backends.llvm.code import size_of
 from hotfuse.backends.llvm.inplace import may_overwrite
 from hotfuse.backends.llvm.places import whole
 from hotfuse.backends.llvm.run import (
+    LOOP_VAR,
     THREADS,
     Address,
     Base,
     Branch,
     Call,
+    Choice,
     InputSpec,
+    Loop,
     Mark,
     OutputSpec,
     Run,
@@ -30,6 +33,8 @@ from hotfuse.backends.llvm.run import (
 from hotfuse.compile.run_plan import (
     PlannedBranch,
     PlannedCall,
+    PlannedChoice,
+    PlannedLoop,
     PlannedMark,
     PlannedStep,
     Planner,
@@ -185,6 +190,8 @@ class _Placed:
         self.last: dict[int, int] = {}
         self.clock = 0
         self.calls: list[tuple[int, PlannedCall]] = []
+        self.addresses: list[Dim] = []
+        """All arithmetic on sizes that native code does."""
         self._walk(state.steps)
         lives = [Live(i, bytes_of(state.roots[i]), at, self.last[i]) for i, at in self.first.items() if self._inner(i)]
         found = allocate(lives, self._inplace(), sizes)
@@ -192,7 +199,6 @@ class _Placed:
         self.arena = rounded(found.bytes, LINE)
         needs = list(dict.fromkeys(c.scratch for _, c in self.calls if c.scratch != 0))
         self.scratch: Dim = 0 if not needs else needs[0] if len(needs) == 1 else expr("max", *needs)
-        self.addresses: list[Dim] = []
 
     def _final(self, root: int) -> int:
         while root in self.state.into:
@@ -215,6 +221,13 @@ class _Placed:
                     for root, _ in (*step.reads, *step.writes):
                         self._touch(root)
                     self.calls.append((self.clock, step))
+                case PlannedChoice():
+                    self.clock += 1
+                    self.addresses.append(step.size)
+                    for call in step.calls:
+                        for root, _ in (*call.reads, *call.writes):
+                            self._touch(root)
+                        self.calls.append((self.clock, call))
                 case PlannedBranch():
                     self.clock += 1
                     for root in (step.condition.root, *step.outs):
@@ -223,8 +236,27 @@ class _Placed:
                     self._walk(step.other or ())
                     for root in step.outs:
                         self._touch(root)
+                case PlannedLoop():
+                    self._walk_loop(step)
                 case PlannedMark():
                     pass
+
+    def _walk_loop(self, loop: PlannedLoop) -> None:
+        """What there was before is needed until the last iteration is over, whichever step of the body reads it."""
+        self.clock += 1
+        begin = self.clock
+        if not isinstance(loop.trips, Pointer) and loop.trips is not None:
+            self.addresses.append(loop.trips)
+        kept = [*loop.outs, *(p.root for p in (loop.iteration, loop.go) if p is not None)]
+        for root in (*kept, *(p.root for p in (loop.trips, loop.condition) if isinstance(p, Pointer))):
+            self._touch(root)
+        self._walk(loop.steps)
+        self.clock += 1
+        for root in (*kept, *(p.root for p in (loop.again,) if p is not None)):
+            self._touch(root)
+        for root, first in self.first.items():
+            if first <= begin < self.last[root]:
+                self.last[root] = self.clock
 
     def _inplace(self) -> list[tuple[int, int]]:
         """(made, dying) buffers of calls that may write over what they read."""
@@ -257,17 +289,28 @@ class _Placed:
             return Address(Base.OUTPUT, self.output[root], behind)
         return Address(Base.ARENA, 0, add(self.offsets[root], behind))
 
+    def _call(self, step: PlannedCall) -> Call:
+        return Call(step.word, tuple(self.address(p) for p in step.buffers), step.scratch != 0, step.sizes, step.made)
+
     def steps(self, planned: Sequence[PlannedStep], first: int) -> tuple[Step, ...]:
         """The steps with all addresses."""
         made: list[Step] = []
         for step in planned:
             match step:
                 case PlannedCall():
-                    buffers = tuple(self.address(p) for p in step.buffers)
-                    made.append(Call(step.word, buffers, step.scratch != 0, step.sizes, step.made))
+                    made.append(self._call(step))
+                case PlannedChoice():
+                    ways = tuple(None if w is None else self._call(w) for w in step.ways)
+                    made.append(Choice(step.size, step.ends, ways))
                 case PlannedBranch():
                     sides = [None if side is None else self.steps(side, first) for side in (step.then, step.other)]
                     made.append(Branch(self.address(step.condition), sides[0], sides[1], step.name))
+                case PlannedLoop():
+                    trips = self.address(step.trips) if isinstance(step.trips, Pointer) else step.trips
+                    found = (step.condition, step.again, step.iteration, step.go)
+                    condition, again, iteration, go = (None if p is None else self.address(p) for p in found)
+                    inside = self.steps(step.steps, first)
+                    made.append(Loop(step.var, trips, condition, again, iteration, go, inside, step.name))
                 case PlannedMark():
                     made.append(Mark(step.part - first))
         return tuple(made)
@@ -282,7 +325,7 @@ def _used(placed: _Placed, outputs: Sequence[OutputSpec]) -> set[str]:
         dims += call.sizes
     for out in outputs:
         dims += [*out.shape, *out.strides]
-    return set().union(*(symbols(d) for d in dims))
+    return {s for s in set[str]().union(*(symbols(d) for d in dims)) if not s.startswith(LOOP_VAR)}
 
 
 def _sizes(graph: Graph, state: State, given: list[Value], wanted: set[str]) -> tuple[SizeSpec, ...]:

@@ -15,11 +15,12 @@ from typing import Protocol
 from hotfuse.backends.llvm import scratch
 from hotfuse.backends.llvm.code import size_of
 from hotfuse.backends.llvm.places import Lies, does_nothing, fits, is_view, operand, view
-from hotfuse.backends.llvm.run import THREADS, Constant, Word
+from hotfuse.backends.llvm.run import LOOP_VAR, THREADS, Constant, Word
 from hotfuse.compile.fetch import renamed
+from hotfuse.compile.ways import Ways
 from hotfuse.ir.branches import Branch as Branched
 from hotfuse.ir.branches import branches, control_name, inside
-from hotfuse.ir.dims import Dim, expr, substitute, sym
+from hotfuse.ir.dims import Dim, expr, substitute, sym, symbols
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.types import STRIDED, DType, Layout, TensorType
@@ -54,6 +55,10 @@ class Bench(Protocol):
 
     def lowered(self, kernel: int) -> Lowered:
         """A kernel by its number, speaking of a group in normal form."""
+        ...
+
+    def ways(self, kernel: int) -> Ways | None:
+        """The kernels that serve a group at other sizes, for a kernel that serves it at any."""
         ...
 
     def copying(self, dtype: DType, shape: tuple[Dim, ...], layout: Layout) -> tuple[int, Graph]:
@@ -99,6 +104,8 @@ class PlannedCall:
     """The kernel, where all it computes is element by element."""
     made: tuple[str, ...] = ()
     """The values it stores, by output buffer; empty names where they are none of the run's graph."""
+    stored: tuple[str, ...] = ()
+    """The same values by their names in the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +120,43 @@ class PlannedBranch:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedChoice:
+    """Calls of several kernels of one group, one of which is made by a size; None for the library."""
+
+    size: Dim
+    ends: tuple[int, ...]
+    ways: tuple[PlannedCall | None, ...]
+
+    @property
+    def calls(self) -> tuple[PlannedCall, ...]:
+        """Those that native code makes; none may write over what it reads, as not all would in the same place."""
+        return tuple(replace(w, pointwise=None) for w in self.ways if w is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedMark:
     """The end of a part."""
 
     part: int
 
 
-PlannedStep = PlannedCall | PlannedBranch | PlannedMark
+@dataclass(frozen=True, slots=True)
+class PlannedLoop:
+    """A loop before memory is given out: see `run.Loop`."""
+
+    var: str
+    trips: Dim | Pointer | None
+    condition: Pointer | None
+    again: Pointer | None
+    iteration: Pointer | None
+    go: Pointer | None
+    outs: tuple[int, ...]
+    """What it carries, and the stacks of its steps."""
+    steps: tuple[PlannedStep, ...]
+    name: str
+
+
+PlannedStep = PlannedCall | PlannedBranch | PlannedChoice | PlannedLoop | PlannedMark
 
 
 @dataclass(slots=True)
@@ -186,7 +223,7 @@ class Planner:
         first, last, kernel = level.parts[part]
         if kernel >= 0:
             piece = anchored(level.graph, extract(level.graph, range(first, last), "group"))
-            return self._call(scope, piece, kernel)
+            return self._chosen(scope, piece, kernel)
         if part in level.branches:
             return self._branch(scope, level.graph.nodes[first], level.branches[part])
         return [step for node in level.graph.nodes[first:last] for step in self._free(scope, node)]
@@ -222,7 +259,7 @@ class Planner:
         return scope.lies[name]
 
     def _input(self, v: Value) -> Lies:
-        s, t = self.state, _tensor(v)
+        s, t = self.state, tensor_of(v)
         s.inputs.append(v)
         s.roots.append(Root("input", v.name, t.dtype, product(t.shape)))
         if not t.layout.strided:
@@ -232,7 +269,7 @@ class Planner:
         return Lies(len(s.roots) - 1, 0, tuple(sym(n) for n in names))
 
     def _constant(self, v: Value, key: str) -> Lies:
-        s, t = self.state, _tensor(v)
+        s, t = self.state, tensor_of(v)
         word = self._word(Word(Constant.PARAM, key=key, layout=t.layout))
         s.roots.append(Root("param", v.name, t.dtype, product(t.shape), word))
         if not t.layout.strided:
@@ -250,14 +287,40 @@ class Planner:
 
     # -- calls
 
+    def _chosen(self, scope: Scope, piece: Graph, kernel: int) -> list[PlannedStep]:
+        """A group by the kernel that is best at the call's size, where it has several."""
+        *before, general = self._call(scope, piece, kernel)
+        ways = self.bench.ways(kernel)
+        if ways is None or not isinstance(general, PlannedCall):
+            return [*before, general]
+        size = substitute(ways.size, with_own_sizes(piece)[1])
+        if any(s.startswith(LOOP_VAR) for s in symbols(size)):
+            return [*before, general]  # it differs from one iteration to the next
+        lies = dict(scope.lies)
+        outs = {v: lies[v].root for v in general.stored}
+        found: list[PlannedCall | None] = []
+        for number in ways.kernels:
+            if number in (kernel, -1):
+                found.append(general if number == kernel else None)
+                continue
+            *more, call = self._call(scope, piece, number, outs)
+            if more or not isinstance(call, PlannedCall) or any(not _lie_alike(scope.lies[v], lies[v]) for v in outs):
+                return [*before, general]  # it wants its operands elsewhere: what serves any size serves all
+            found.append(call)
+            scope.lies.update({v: lies[v] for v in outs})
+        if isinstance(size, int):
+            only = found[sum(size > end for end in ways.ends)]
+            return [*before, general if only is None else only]
+        return [*before, PlannedChoice(size, ways.ends, tuple(found))]
+
     def _call(self, scope: Scope, piece: Graph, kernel: int, outs: Mapping[str, int] | None = None) -> list[PlannedStep]:
         """A kernel with its arguments; `outs` are buffers that results go into, where they exist already."""
         own, meaning = with_own_sizes(piece)
         lowered = renamed(self.bench.lowered(kernel), own)
-        types = {v.name: _tensor(v) for v in (*piece.inputs, *(o for n in piece.nodes for o in n.outs))
+        types = {v.name: tensor_of(v) for v in (*piece.inputs, *(o for n in piece.nodes for o in n.outs))
                  if isinstance(v.type, TensorType)}  # fmt: skip
         keys = {p.value.name: p.key for p in piece.params}
-        layouts = {p.value.name: _tensor(p.value).layout for p in piece.params}
+        layouts = {p.value.name: tensor_of(p.value).layout for p in piece.params}
         strides = {name: tuple(substitute(d, meaning) for d in ds) for name, ds in lowered.strides}
         steps: list[PlannedStep] = []
         buffers: list[Pointer] = []
@@ -265,6 +328,7 @@ class Planner:
         reads: list[tuple[int, str]] = []
         writes: list[tuple[int, str]] = []
         made: list[str] = []
+        stored: list[str] = []
         for a in lowered.arguments:
             match a:
                 case BufferArgument(role=Role.INPUT):
@@ -282,6 +346,7 @@ class Planner:
                     buffers.append(Pointer(root))
                     writes.append((root, a.buffer))
                     made.append(a.value if scope.top else "")
+                    stored.append(a.value)
                 case BufferArgument():
                     buffers.append(Pointer(-1, 0, self._word(Word(Constant.PARAM, key=keys[a.value], layout=layouts[a.value]))))
                 case PackArgument():
@@ -304,7 +369,7 @@ class Planner:
         word = self._word(Word(Constant.KERNEL, kernel=kernel))
         pointwise = all(lookup(n.op).access is Access.POINTWISE for n in piece.nodes)
         steps.append(PlannedCall(word, kernel, tuple(buffers), tuple(sizes), need, tuple(reads), tuple(writes),
-                                 lowered.kernel if pointwise else None, tuple(made)))  # fmt: skip
+                                 lowered.kernel if pointwise else None, tuple(made), tuple(stored)))  # fmt: skip
         return steps
 
     def _made(self, name: str, t: TensorType, strides: tuple[Dim, ...]) -> int:
@@ -318,7 +383,7 @@ class Planner:
 
     def _settled(self, lies: Lies, v: Value, layout: Layout) -> tuple[Lies, list[PlannedStep]]:
         """A value densely in a layout, copied where it is not known to lie so."""
-        t = _tensor(v)
+        t = tensor_of(v)
         dense = dense_strides(t.shape, layout)
         if fits(lies.strides, t.shape, dense):
             return lies, []
@@ -342,11 +407,11 @@ class Planner:
         condition, captures = node.args[0], node.args[1]
         if node.attrs or not isinstance(condition, Value) or not isinstance(captures, tuple):
             raise CannotLower(f"{node.op} of an unusual form")
-        t = _tensor(condition)
+        t = tensor_of(condition)
         if t.dtype is not DType.BOOL or any(n != 1 for n in t.shape):
             raise CannotLower("a condition that is not one truth value")
         at = self._where(scope, condition.name)
-        outs = [self._made(v.name, _tensor(v), dense_strides(_tensor(v).shape, Layout())) for v in node.outs]
+        outs = [self._made(v.name, tensor_of(v), dense_strides(tensor_of(v).shape, Layout())) for v in node.outs]
         sides: list[tuple[PlannedStep, ...] | None] = []
         name = control_name(node, scope.inside)
         for i, (found, level) in enumerate(zip(branches(scope.graph, node), levels, strict=True)):
@@ -363,7 +428,7 @@ class Planner:
         if sides[0] is None and sides[1] is None:
             raise CannotLower("no branch is native")
         for v, root in zip(node.outs, outs, strict=True):
-            scope.lies[v.name] = Lies(root, 0, dense_strides(_tensor(v).shape, Layout()))
+            scope.lies[v.name] = Lies(root, 0, dense_strides(tensor_of(v).shape, Layout()))
         return [PlannedBranch(Pointer(at.root, at.offset), tuple(outs), sides[0], sides[1], name)]
 
     def _captured(self, scope: Scope, found: Branched, captures: tuple[Arg, ...]) -> dict[str, Lies]:
@@ -373,7 +438,7 @@ class Planner:
             outer = captures[i]
             if not isinstance(outer, Value):
                 raise CannotLower("a capture that is not a value")
-            _alike(inner, outer)
+            alike(inner, outer)
             if isinstance(outer.type, TensorType):
                 lies[inner.name] = self._where(scope, outer.name)
         return lies
@@ -390,8 +455,8 @@ class Planner:
         for given, out, root in zip(graph.outputs, outs, into, strict=True):
             if not isinstance(given, Value):
                 raise CannotLower("a branch that returns a number")
-            _alike(given, out)
-            t = _tensor(out)
+            alike(given, out)
+            t = tensor_of(out)
             at = self._where(scope, given.name)
             made = self.state.roots[at.root]
             whole = at.offset == 0 and fits(at.strides, t.shape, dense_strides(t.shape, Layout()))
@@ -410,7 +475,10 @@ def _written(steps: Sequence[PlannedStep], root: int) -> bool:
             case PlannedCall():
                 if any(r == root for r, _ in step.writes):
                     return True
-            case PlannedBranch():
+            case PlannedChoice():
+                if any(r == root for call in step.calls for r, _ in call.writes):
+                    return True
+            case PlannedBranch() | PlannedLoop():
                 if root in step.outs:
                     return True
             case PlannedMark():
@@ -418,7 +486,12 @@ def _written(steps: Sequence[PlannedStep], root: int) -> bool:
     return False
 
 
-def _alike(inner: Value, outer: Value) -> None:
+def _lie_alike(a: Lies, b: Lies) -> bool:
+    """Whether two kernels write a result in the same places."""
+    return (a.root, a.offset) == (b.root, b.offset) and all(same(m, n) for m, n in zip(a.strides, b.strides, strict=True))
+
+
+def alike(inner: Value, outer: Value) -> None:
     """A value inside a branch and the one outside must have the same sizes under the same names."""
     a, b = inner.type, outer.type
     if isinstance(a, TensorType) and isinstance(b, TensorType):
@@ -436,7 +509,8 @@ def _value(graph: Graph, name: str) -> Value:
     return next(v for n in graph.nodes for v in n.outs if v.name == name)
 
 
-def _tensor(v: Value) -> TensorType:
+def tensor_of(v: Value) -> TensorType:
+    """The type of a value that is a tensor here."""
     if not isinstance(v.type, TensorType):
         raise CannotLower(f"%{v.name} is not a tensor")
     if v.type.device != "cpu":

@@ -16,6 +16,7 @@ from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.backends.llvm.places import does_nothing, is_view
 from hotfuse.backends.llvm.run import (
     InputSpec,
+    Loop,
     OutputSpec,
     RunCode,
     SizeSpec,
@@ -30,9 +31,11 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile.fetch import Body, KernelCode, NativeParts, body_from_json, kernel_from_json
 from hotfuse.compile.native import host_core
 from hotfuse.compile.run_finish import Finished, finish
-from hotfuse.compile.run_plan import Level, PlannedBranch, Planner, copy_graph
+from hotfuse.compile.run_loops import LoopPlanner
+from hotfuse.compile.run_plan import Level, PlannedBranch, PlannedLoop, Planner, copy_graph
 from hotfuse.compile.service import ask
 from hotfuse.compile.trial import attempt
+from hotfuse.compile.ways import Ways
 from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim, evaluate, symbols
 from hotfuse.ir.graph import Graph, Kind, Node
@@ -65,6 +68,8 @@ class _Bench:
     """Kernels by number: those that exist, and those that runs need besides."""
 
     given: list[Lowered]
+    chosen: list[Ways | None]
+    """Per kernel, those that serve its group at other sizes."""
     sizes: Mapping[str, int]
     made: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     codes: list[bytes] = field(default_factory=list[bytes])
@@ -74,6 +79,10 @@ class _Bench:
     def lowered(self, kernel: int) -> Lowered:
         """A kernel by its number."""
         return self.given[kernel]
+
+    def ways(self, kernel: int) -> Ways | None:
+        """The kernels that serve its group at other sizes."""
+        return self.chosen[kernel] if kernel < len(self.chosen) else None
 
     def copying(self, dtype: DType, shape: tuple[Dim, ...], layout: Layout) -> tuple[int, Graph]:
         """A kernel that copies into a layout."""
@@ -169,7 +178,7 @@ def _planned(level: Level, bench: _Bench) -> tuple[list[tuple[int, int, Finished
     native: set[int] = set()
     at, count = 0, len(level.parts)
     while at < count:
-        planner, begin, end = Planner(level, bench), at, at
+        planner, begin, end = LoopPlanner(level, bench), at, at
         kept = planner.state
         while at < count:
             try:
@@ -192,10 +201,11 @@ def _planned(level: Level, bench: _Bench) -> tuple[list[tuple[int, int, Finished
 
 
 def _native(planner: Planner, level: Level, begin: int, end: int) -> set[int]:
-    """Parts that branch inside a run, with native code on both sides."""
-    complete = [s for s in planner.state.steps if isinstance(s, PlannedBranch)]
+    """Parts that branch inside a run, with native code on both sides, and loops in it."""
+    complete = [s for s in planner.state.steps if isinstance(s, PlannedBranch | PlannedLoop)]
     parts = [i for i in range(begin, end) if i in level.branches]
-    return {i for i, s in zip(parts, complete, strict=True) if s.then is not None and s.other is not None}
+    whole = [isinstance(s, PlannedLoop) or (s.then is not None and s.other is not None) for s in complete]
+    return {i for i, native in zip(parts, whole, strict=True) if native}
 
 
 def _answer(level: Level, bench: _Bench, codes: list[bytes]) -> dict[str, Any]:
@@ -241,6 +251,7 @@ def _to_json(done: Finished) -> dict[str, Any]:
         "exits": done.exits,
         "returned": done.returned,
         "branches": [b.name for b in branches(run.steps)],
+        "loops": [b.name for b in branches(run.steps) if isinstance(b, Loop)],
         "made": [[c.word, c.made] for c in calls(run.steps)],
         "arena": dims.show(run.arena),
         "scratch": dims.show(run.scratch),
@@ -254,7 +265,8 @@ def _shown(ds: Sequence[Dim]) -> list[str]:
 def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """A body and its kernels in; the body with runs, and the kernels that it needs besides, out."""
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
-    bench = _Bench([from_json(k) for k in header["kernels"]], sizes)
+    ways = [Ways.from_json(k.get("ways")) for k in header["kernels"]]
+    bench = _Bench([from_json(k) for k in header["kernels"]], ways, sizes)
     drivers: list[bytes] = []
     body = _answer(_refined(_level(header["body"]), bench), bench, drivers)
     answer = {"ok": True, "body": body, "kernels": bench.made, "drivers": len(drivers),
@@ -286,7 +298,7 @@ class RunParts:
 def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings) -> RunParts:
     """Have the worker make runs of kernels."""
     request = {"kind": "runs", "body": _body_json(parts.body), "dims": dict(sizes),
-               "kernels": [to_json(k.lowered) for k in parts.kernels]}  # fmt: skip
+               "kernels": [{**to_json(k.lowered), "ways": k.ways and k.ways.to_json()} for k in parts.kernels]}  # fmt: skip
     header, blobs = ask(request, [], settings)
     count = len(blobs) - int(header["drivers"])
     more = tuple(kernel_from_json(k, code) for k, code in zip(header["kernels"], blobs[:count], strict=True))
@@ -324,7 +336,7 @@ def _run_code(data: dict[str, Any], code: bytes) -> RunCode:
     return RunCode(
         int(data["first"]), int(data["last"]), inputs, sizes, outputs, tuple(word_from_json(w) for w in data["words"]),
         tuple(int(i) for i in data["exits"]), tuple(str(n) for n in data["returned"]), dims.parse(data["arena"]),
-        dims.parse(data["scratch"]), code, tuple(str(n) for n in data["branches"]),
+        dims.parse(data["scratch"]), code, tuple(str(n) for n in data["branches"]), frozenset(str(n) for n in data["loops"]),
         tuple((int(word), tuple(str(n) for n in names)) for word, names in data["made"]),
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -22,16 +23,19 @@ from hotfuse.backends.llvm import scratch
 from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError
-from hotfuse.base.settings import Objective
-from hotfuse.compile import trial
+from hotfuse.base.settings import Objective, Precision
+from hotfuse.compile import recall, trial
+from hotfuse.compile.crossing import Crossing, Found
 from hotfuse.compile.host import host_core
-from hotfuse.compile.learned import foresight
+from hotfuse.compile.learned import foresight, notes, refresh
+from hotfuse.compile.measure import Made
 from hotfuse.compile.planning import adjusted
+from hotfuse.fusion.forecast import Roofline, Trained
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.own import with_own_operands
-from hotfuse.ir.branches import IF, branches
-from hotfuse.ir.dims import evaluate, symbols
+from hotfuse.ir.branches import CAPTURES, branches
+from hotfuse.ir.dims import Dim, evaluate, symbols
 from hotfuse.ir.graph import Graph, Node
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.subgraph import extract
@@ -79,6 +83,8 @@ class Piece:
     """The call's sizes, and the piece's own."""
     key: str
     """The same for pieces that are compiled and tried as one."""
+    meaning: Mapping[str, Dim] = field(default_factory=dict[str, Dim])
+    """Its own sizes in those of the graph it is from."""
 
     @property
     def ops(self) -> str:
@@ -133,16 +139,18 @@ class Bench:
         return _keep(self.made, piece.text, make, MAX_KEPT)
 
 
-_bench: Bench | None = None
+_benches: dict[Precision, Bench] = {}
+_precision: ContextVar[Precision] = ContextVar("precision", default="fp32")
+"""What the request in hand allows products to be rounded to."""
 
 
 def bench() -> Bench:
-    """This process's."""
-    global _bench
-    if _bench is None:
-        core = host_core(host())
-        _bench = Bench(core, host_peaks(core))
-    return _bench
+    """This process's, for the precision of the request in hand."""
+    precision = _precision.get()
+    if precision not in _benches:
+        core = host_core(host(), precision)
+        _benches[precision] = Bench(core, host_peaks(core))
+    return _benches[precision]
 
 
 # -- the plan
@@ -151,9 +159,11 @@ def bench() -> Bench:
 def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """The request of kind `plan`: a graph as text, and the sizes of a real call."""
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
+    _precision.set(header.get("precision", "fp32"))
+    refresh()
     bodies: list[dict[str, Any]] = []
     _body(verify(parse(header["graph"])), sizes, bodies, {}, header.get("objective", "latency"))
-    return {"ok": True, "bodies": bodies, "peaks": asdict(bench().peaks)}, []
+    return {"ok": True, "bodies": bodies, "peaks": asdict(bench().peaks), "recalled": recall.states()}, []
 
 
 def _body(
@@ -178,7 +188,7 @@ def _body(
     for i, g in enumerate(groups):
         nodes = range(at, at + len(g.nodes))
         found.append(described(ordered, nodes, g.kind, sizes, known))
-        if ordered.nodes[at].op == IF:
+        if ordered.nodes[at].op in CAPTURES:
             inside[str(i)] = [_body(b.graph, sizes, bodies, known, objective) for b in branches(ordered, ordered.nodes[at])]
         at += len(g.nodes)
     own.update(groups=found, branches=inside, choices=choices)
@@ -214,7 +224,7 @@ def piece_of(graph: Graph, nodes: Sequence[int], sizes: Mapping[str, int]) -> Pi
     text = show(normal)
     known = {n: evaluate(d, sizes) for n, d in meaning.items() if symbols(d) <= sizes.keys()}
     key = hashlib.sha256(f"{text}\n{sorted(known.items())}".encode()).hexdigest()[:24]
-    return Piece(normal, text, {**sizes, **known}, key)
+    return Piece(normal, text, {**sizes, **known}, key, meaning)
 
 
 # -- one unit
@@ -226,6 +236,7 @@ def unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
     `alike` are the nodes of all its uses, which are cut as the first is; `split` says whether it may be cut at all. A unit that is
     `joined` from two must also `beat` the microseconds of their two kernels, and its uses may turn out to differ.
     """
+    _precision.set(header.get("precision", "fp32"))
     texts = {str(i): b for i, b in zip(header.get("texts", ()), blobs, strict=True)}
     wanted = {str(i) for i, _ in header["alike"]}
     if missing := sorted(wanted - texts.keys() - bench().graphs.keys()):
@@ -233,7 +244,8 @@ def unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
     graphs = {i: _keep(bench().graphs, i, lambda i=i: verify(parse(texts[i].decode())), MAX_GRAPHS) for i in wanted}
     uses = [(graphs[str(i)], [int(n) for n in nodes]) for i, nodes in header["alike"]]
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
-    return _Unit(uses, str(header["group"]), sizes, bool(header["split"]), bool(header["joined"]), header["beat"]).answer()
+    return _Unit(uses, str(header["group"]), sizes, bool(header["split"]), bool(header["joined"]), header["beat"],
+                 bool(header.get("ways"))).answer()  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -244,6 +256,8 @@ class _Unit:
     may_split: bool
     joined: bool
     beat: float | None
+    ways: bool = False
+    """Whether other kernels for other sizes are looked for."""
 
     def answer(self) -> Message:
         graph, nodes = self.uses[0]
@@ -265,9 +279,8 @@ class _Unit:
     def _kernel(self, piece: Piece) -> Message:
         made = bench().kernel(piece)
         outcome = trial.attempt(piece.normal, made.lowered, made.compiled, piece.sizes)
-        ahead = foresight()
-        if ahead is not None:
-            ahead.tried(piece.key, piece.normal, piece.sizes, outcome.kernel_us, outcome.library_us)
+        if (kept := notes()) is not None:
+            kept.tried(piece.key, piece.normal, piece.sizes, outcome.kernel_us, outcome.library_us)
         if self.beat is not None and outcome.kernel_us >= self.beat:
             raise CannotLower(f"one kernel takes {outcome.kernel_us:.1f} us where two take {self.beat:.1f}")
         kernel = made.lowered.kernel
@@ -279,7 +292,23 @@ class _Unit:
         about = {**to_json(made.lowered), "ops": piece.ops, "compile_s": round(made.seconds, 4),
                  "kernel_us": round(outcome.kernel_us, 1), "library_us": round(outcome.library_us, 1), "use": use.to_dict()}
         text = hashlib.sha256(piece.text.encode()).hexdigest()[:24]
-        return {"ok": True, "kernel": about, "text": text, "keys": self._keys()}, [made.compiled.code]
+        found = self._crossing(piece, made)
+        about["ways"] = None if found.ways is None else found.ways.to_json()
+        also: list[dict[str, Any]] = [
+            {**to_json(m.lowered), "ops": piece.ops, "compile_s": round(sum(m.compiled.seconds.values()), 4)} for m in found.made
+        ]
+        answer = {"ok": True, "kernel": about, "text": text, "keys": self._keys(), "also": also, "notes": found.notes}
+        return answer, [made.compiled.code, *(m.compiled.code for m in found.made)]
+
+    def _crossing(self, piece: Piece, made: _Made) -> Found:
+        """Kernels that are better than this one at other sizes."""
+        if not self.ways or not piece.meaning:
+            return Found()
+        ahead = foresight()
+        predict = Roofline(bench().peaks) if ahead is None else Trained(ahead.predictor)
+        general = Made(made.lowered, made.compiled)
+        return Crossing(piece.normal, general, piece.sizes, bench().core, bench().peaks, predict,
+                        self.uses[0][0].guards, piece.meaning).found()  # fmt: skip
 
     def _keys(self) -> list[str]:
         """The keys of all uses, where they may differ."""

@@ -9,8 +9,10 @@ bisects. Plans guarded by the predicates share one native decision (`analysis.de
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,12 +28,19 @@ MAX_WAYS = 4
 """Intervals of one site; more would crowd its inline cache."""
 
 
+def nothing(_size: int) -> float:
+    """No time at all."""
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """One way to compute a piece: closed graphs that run one after another, each for a core or by the library."""
 
     name: str
     pieces: tuple[tuple[Graph, Core | None], ...]
+    waste: Callable[[int], float] = nothing
+    """Seconds at a size on top of what a predictor says, which knows the work but not every way to do it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +90,17 @@ def guarded(graph: Graph, found: Crossovers) -> list[tuple[int, Graph]]:
 
 
 def crossovers(
-    ways: Sequence[Way], symbol: str, sizes: Sequence[int], fixed: Mapping[str, int], predict: Predictor, threads: int = 1
-) -> Crossovers:
-    """The predicted best way over sizes, which must rise; a border lies in the middle of two sizes that were looked at."""
-    asks = [Candidate(g, {**fixed, symbol: n}, core, threads) for n in sizes for w in ways for g, core in w.pieces]
+    ways: Sequence[Way], symbol: str, sizes: Sequence[int], fixed: Mapping[str, int], predict: Predictor, threads: int = 1,
+    env: Callable[[int], Mapping[str, int]] | None = None,
+) -> Crossovers:  # fmt: skip
+    """The predicted best way over sizes, which must rise; a border lies in the middle of two sizes that were looked at.
+
+    `env` says what a size means for the symbols of the pieces, where it is not one of them.
+    """
+    given = env or (lambda n: {symbol: n})
+    asks = [Candidate(g, {**fixed, **given(n)}, core, threads) for n in sizes for w in ways for g, core in w.pieces]
     seconds = iter(predict(asks).seconds.tolist())
-    table = np.array([[sum(next(seconds) for _ in w.pieces) for w in ways] for _ in sizes])
+    table = np.array([[sum(next(seconds) for _ in w.pieces) + w.waste(n) for w in ways] for n in sizes])
     return Crossovers(symbol, _intervals(sizes, table))
 
 
@@ -124,22 +138,55 @@ def _few(table: np.ndarray, chosen: list[int]) -> list[int]:
         chosen = [*chosen[: starts[k]], *[other] * (ends[k] - starts[k]), *chosen[ends[k] :]]
 
 
-def refined(found: Crossovers, measure: Callable[[int, int], float], most: int = 6) -> Crossovers:
-    """Borders moved to where measurements (`measure(way, size)`, seconds) cross; at most so many sizes are measured for each."""
+@dataclass(slots=True)
+class Shifts:
+    """How far measured borders lay from predicted ones, by the two ways that meet there: what the next prediction begins with."""
+
+    seen: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict[tuple[str, str], tuple[float, int]])
+
+    def learn(self, ways: tuple[str, str], predicted: int, measured: int) -> None:
+        """A border was measured; its distance counts as a factor."""
+        total, count = self.seen.get(ways, (0.0, 0))
+        self.seen[ways] = (total + math.log(max(measured, 1) / max(predicted, 1)), count + 1)
+
+    def factor(self, ways: tuple[str, str]) -> float:
+        """What to multiply a predicted border by: shrunk towards 1 while little has been seen."""
+        total, count = self.seen.get(ways, (0.0, 0))
+        return math.exp(total / (count + 1))
+
+    def corrected(self, found: Crossovers, names: Sequence[str]) -> Crossovers:
+        """Predicted borders where such borders were measured before; they stay in order."""
+        made = list(found.intervals)
+        for n, (left, right) in enumerate(itertools.pairwise(found.intervals)):
+            assert left.last is not None
+            border = round(left.last * self.factor((names[left.way], names[right.way])))
+            least = made[n].first + (0 if n == 0 else 1)
+            border = max(least, border if right.last is None else min(border, right.last - 1))
+            made[n], made[n + 1] = replace(made[n], last=border), replace(made[n + 1], first=border + 1)
+        return replace(found, intervals=tuple(made))
+
+
+def refined(found: Crossovers, measure: Callable[[int, int], float], most: int = 6, limit: int | None = None) -> Crossovers:
+    """Borders moved to where measurements (`measure(way, size)`, seconds) cross; at most so many sizes are measured for each.
+
+    Where no border follows, one may move out as far as `limit`, by doubling.
+    """
     made = list(found.intervals)
     for n in range(len(made) - 1):
         left, right = made[n], made[n + 1]
         border = left.last if left.last is not None else left.first
-        lo = left.first
-        hi = right.last if right.last is not None else max(4 * border, border + 2)
+        lo, hi = left.first, right.last
         for _ in range(most):
-            if hi - lo <= max(1, border // 16):
+            if hi is not None and hi - lo <= max(1, border // 16):
                 break
-            if measure(left.way, border) <= measure(right.way, border):
-                lo = border
-            else:
+            if measure(left.way, border) > measure(right.way, border):
                 hi = border
-            border = (lo + hi) // 2
+            elif limit is not None and border >= limit:
+                break
+            else:
+                lo = border
+            border = (lo + hi) // 2 if hi is not None else max(2 * border, 1)
+            border = border if limit is None else min(border, max(limit, left.first))
         made[n] = Interval(left.first, border, left.way)
         made[n + 1] = Interval(border + 1, right.last, right.way)
     return Crossovers(found.symbol, tuple(made), True)

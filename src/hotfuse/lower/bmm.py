@@ -4,9 +4,9 @@
                                        B[batch, :, columns] into scratch memory, turned where it lies turned
                                        for block of rows: sums in registers, epilogue, stores
 
-Where all rows are one block, a panel would be read once only: then B is read where it lies. The same holds for A, unless it lies
-turned or is to be widened: then each block of its rows is made ready first. Views in front of either side are followed, not
-carried out. All sizes may be known at run time only.
+Where all rows are one block, by their number or by a bound that the group promises, a panel would be read once only: then B is
+read where it lies. The same holds for A, unless it lies turned or is to be widened: then each block of its rows is made ready
+first. Views in front of either side are followed, not carried out. All sizes may be known at run time only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Node, Value, output_values
 from hotfuse.ir.types import DType
 from hotfuse.lower.algebra import mul, product, same, sub
+from hotfuse.lower.bounds import at_most
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.gemm import Finished, Product, let
 from hotfuse.lower.gemm import product as write_product
@@ -106,6 +107,20 @@ def _between(node: Node) -> Between:
     return Between(node, a, b, kind == "aten.linear", bias, scale, bias_scale)
 
 
+def rows_at_once(graph: Graph, core: Core) -> int:
+    """Most rows that are one block in the kernel of a group around one product; raises CannotLower where there is none."""
+    found = next(_between(n) for n in graph.nodes if is_product(n))
+    (*_, m, n), k = shape_of(found.out), shape_of(found.a)[-1]
+    return _tiling(core, _SUMS[tensor_type(found.a).dtype], m, n, k).mr
+
+
+def _tiling(core: Core, acc: DType, m: Dim, n: Dim, k: Dim) -> GemmTiling:
+    if acc is DType.F64:  # as many lanes as fp32 has, in twice the registers
+        core = replace(core, registers=core.registers // 2)
+    columns = n if isinstance(n, int) and n > 0 else _USUAL
+    return replace(choose(core, m, [columns], k if isinstance(k, int) else _USUAL), next_panel=False)
+
+
 def _tensor(node: Node, name: str) -> Value:
     found = argument(node, name)
     if not isinstance(found, Value):
@@ -135,11 +150,7 @@ class _Group:
         self.batch = [k for r in space.roots[:-3] for k in r]
         self.dtype = tensor_type(found.a).dtype
         self.acc = _SUMS[self.dtype]
-        if self.acc is DType.F64:  # as many lanes as fp32 has, in twice the registers
-            core = replace(core, registers=core.registers // 2)
-        columns = self.n if isinstance(self.n, int) and self.n > 0 else _USUAL
-        known = self.k if isinstance(self.k, int) else _USUAL
-        self.tiling: GemmTiling = replace(choose(core, self.m, [columns], known), next_panel=False)
+        self.tiling = _tiling(core, self.acc, self.m, self.n, self.k)
         self.builder: KernelBuilder = KernelBuilder(name or packet(found.node.op).partition(".")[2], loc=found.node.loc)
         self.memory = Memory(self.builder, graph, strides)
         self.at = Evaluator(self.memory, graph, space)
@@ -161,7 +172,8 @@ class _Group:
         if not self.in_a_row:
             self.ready = self.builder.scratch("ready", self.acc, (self.tall, wide))
         self.panel: Buffer | None = None
-        one_block = isinstance(self.m, int) and self.m <= self.tiling.mr
+        rows = at_most(graph.guards, self.m)
+        one_block = rows is not None and rows <= self.tiling.mr
         if not (one_block and self.b_in_a_row and self.dtype is self.acc):
             self.panel = self.builder.scratch("panel", self.acc, (expr("+", wide, lanes), self.tiling.nr))
 

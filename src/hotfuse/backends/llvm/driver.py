@@ -8,7 +8,8 @@ Two functions, both `void name(ptr buffers, ptr sizes)` where sizes are the run'
 `control` is two words and more: the first is set to 1 where a branch without native code was taken (nothing but the arena and
 the outputs has been written then). The second says what is wanted besides, as bits: `CLOCK`, the time at the beginning and after
 each partition, in the words behind it; `OUTCOMES`, for every branch in the words behind those, 1 where it went to its second side
-and 2 where it went to its first. Behind those are the counters of counting kernels (`tile.instrument`), which a table may hold in
+and 2 where it went to its first (both bits where it is in a loop and went both ways), for every loop one more than its iterations.
+Behind those are the counters of counting kernels (`tile.instrument`), which a table may hold in
 place of plain ones: every kernel is called with [its buffers..., its own memory, its counters, its own memory].
 """
 
@@ -17,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hotfuse.backends.llvm.code import Fn, Module
+from hotfuse.backends.llvm.dispatch import emit_choice, emit_leaving
+from hotfuse.backends.llvm.loops import emit_loop
 from hotfuse.backends.llvm.run import (
     CLOCK,
     OUTCOMES,
@@ -25,11 +28,13 @@ from hotfuse.backends.llvm.run import (
     Base,
     Branch,
     Call,
+    Choice,
+    Loop,
     Mark,
     Run,
     Step,
     branches,
-    calls,
+    entered,
 )
 from hotfuse.backends.llvm.target import Target
 from hotfuse.base.errors import InternalError
@@ -84,7 +89,7 @@ class _Body:
         self.run = run
         self.fn = fn = _function(run, module, BODY)
         self.loaded: dict[tuple[Base, int], str] = {}
-        made = list(calls(run.steps))
+        made = list(entered(run.steps))
         self.outcomes = outcomes_at(sum(isinstance(s, Mark) for s in run.steps))
         """Where the next branch's outcome goes."""
         self.pointers = fn.alloca(f"[{max((len(c.buffers) for c in made), default=0) + 3} x ptr], align 16")
@@ -106,6 +111,7 @@ class _Body:
         return self.fn.val(f"load ptr, ptr {self.fn.val(f'getelementptr ptr, ptr %buffers, i64 {k}')}")
 
     def write(self) -> None:
+        emit_leaving(self.fn, self.run.steps, self.control)
         self._look(0)
         self._steps(self.run.steps)
         self.fn.do("ret void")
@@ -117,6 +123,10 @@ class _Body:
                     self._call(step)
                 case Branch():
                     self._branch(step)
+                case Choice():
+                    self._choice(step)
+                case Loop():
+                    self._loop(step)
                 case Mark():
                     self._look(step.partition + 1)
 
@@ -163,6 +173,16 @@ class _Body:
         code = self._base(Address(Base.TABLE, call.word, 0))
         fn.do(f"call void {code}(ptr {self.pointers}, ptr {self.numbers})")
 
+    def _choice(self, choice: Choice) -> None:
+        """Every way stores the same values, so all of them write the same counters."""
+        counters = self.counters
+
+        def way(call: Call) -> None:
+            self.counters = counters
+            self._call(call)
+
+        emit_choice(self.fn, choice, way)
+
     def _branch(self, branch: Branch) -> None:
         fn = self.fn
         byte = fn.val(f"load i8, ptr {self._address(branch.condition)}")
@@ -182,6 +202,18 @@ class _Body:
             raise InternalError("a branch without native code on either side")
         fn.label(after)
 
+    def _loop(self, loop: Loop) -> None:
+        fn, place = self.fn, self.outcomes
+        self.outcomes += 1
+        trips = emit_loop(fn, loop, self._address, lambda: self._steps(loop.steps), self.control)
+        tell, after = fn.labels("tell", "go")
+        fn.do(f"br i1 {self.told}, label %{tell}, label %{after}")
+        fn.label(tell)
+        slot = fn.val(f"getelementptr i64, ptr {self.control}, i64 {place}")
+        fn.do(f"store i64 {fn.val(f'add i64 {trips}, 1')}, ptr {slot}")
+        fn.do(f"br label %{after}")
+        fn.label(after)
+
     def _outcome(self, true: str) -> None:
         """Write down which way the next branch goes, where it is asked for."""
         fn = self.fn
@@ -189,7 +221,8 @@ class _Body:
         fn.do(f"br i1 {self.told}, label %{tell}, label %{after}")
         fn.label(tell)
         slot = fn.val(f"getelementptr i64, ptr {self.control}, i64 {self.outcomes}")
-        fn.do(f"store i64 {fn.val(f'select i1 {true}, i64 2, i64 1')}, ptr {slot}")
+        seen = fn.val(f"or i64 {fn.val(f'load i64, ptr {slot}')}, {fn.val(f'select i1 {true}, i64 2, i64 1')}")
+        fn.do(f"store i64 {seen}, ptr {slot}")
         fn.do(f"br label %{after}")
         fn.label(after)
         self.outcomes += 1

@@ -1,6 +1,6 @@
 """A native run: kernels in order, with everything between them, as one piece of native code.
 
-    run(inputs) -> outputs          step: call k0 | call k1 | if %c { step... } else { step... }
+    run(inputs) -> outputs          step: call k0 | call k1 | if %c { step... } else { step... } | loop { step... }
 
 What a run is made of is decided in a worker (`compile.runs`), which also generates its driver (`driver`). The process that serves
 gets object code and a `RunCode`: how to enter it, and what the words of its table are: addresses of kernels and of constants,
@@ -20,6 +20,8 @@ from hotfuse.ir.types import DType, Layout
 
 THREADS = "@threads"
 """The symbol of the number of threads; no graph has such a name."""
+LOOP_VAR = "@loop"
+"""What symbols begin with that are the number of a loop's iteration."""
 CLOCK, OUTCOMES, COUNTS = 1, 2, 4
 """What a call of a run may be asked to tell, as bits: see `driver`."""
 
@@ -69,13 +71,50 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several kernels of the same group, by a size of the call: the first way up to the first end, and so on, the last
+    beyond all ends. None stands for the library: a run leaves such a call to its fallback before it computes anything.
+    """
+
+    size: Dim
+    ends: tuple[int, ...]
+    """Rising, each included in the way before it; one fewer than ways."""
+    ways: tuple[Call | None, ...]
+
+    @property
+    def general(self) -> Call:
+        """The call of the kernel that serves any size, as far as what it stores goes: all store the same."""
+        return next(w for w in self.ways if w is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Steps over and over: see `loops`."""
+
+    var: str
+    """The symbol of the iteration's number, in offsets of the steps."""
+    trips: Dim | Address | None
+    """The most iterations: a size, a number in memory, or no limit."""
+    condition: Address | None
+    """The truth value that must hold for the first; None where it does."""
+    again: Address | None
+    """The one that an iteration leaves for the next."""
+    iteration: Address | None
+    """Where the steps read the iteration's number."""
+    go: Address | None
+    """Where the steps read that the condition holds."""
+    steps: tuple[Step, ...]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """The end of a partition: where a timed call looks at the clock."""
 
     partition: int
 
 
-Step = Call | Branch | Mark
+Step = Call | Branch | Choice | Loop | Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,28 +206,57 @@ class RunCode:
     scratch: Dim
     code: bytes
     branches: tuple[str, ...] = ()
-    """The conditions in it, in the order in which it writes their outcomes down."""
+    """The conditions and loops in it, in the order in which it writes their outcomes down."""
+    loops: frozenset[str] = frozenset()
+    """Those of them that are loops."""
     made: tuple[tuple[int, tuple[str, ...]], ...] = ()
     """Per call, in order: its kernel's word, and the values it stores."""
 
 
-def branches(steps: Sequence[Step]) -> Iterator[Branch]:
-    """Every branch, an outer one before those in it."""
+def branches(steps: Sequence[Step]) -> Iterator[Branch | Loop]:
+    """Every branch and loop, an outer one before those in it."""
     for step in steps:
-        if isinstance(step, Branch):
+        if isinstance(step, Branch | Loop):
             yield step
-            yield from branches(step.then or ())
-            yield from branches(step.other or ())
+            yield from branches(within(step))
+
+
+def within(step: Step) -> tuple[Step, ...]:
+    """The steps inside one."""
+    match step:
+        case Branch():
+            return (*(step.then or ()), *(step.other or ()))
+        case Loop():
+            return step.steps
+        case _:
+            return ()
 
 
 def calls(steps: Sequence[Step]) -> Iterator[Call]:
-    """Every call, those in branches too."""
+    """Every call, those in branches too; of several ways the first, whose counters the others share."""
     for step in steps:
         if isinstance(step, Call):
             yield step
-        elif isinstance(step, Branch):
-            yield from calls(step.then or ())
-            yield from calls(step.other or ())
+        elif isinstance(step, Choice):
+            yield step.general
+        else:
+            yield from calls(within(step))
+
+
+def entered(steps: Sequence[Step]) -> Iterator[Call]:
+    """Every call that a run may make: all ways of choices."""
+    yield from calls(steps)
+    for choice in choices(steps):
+        yield from (w for w in choice.ways if w is not None)
+
+
+def choices(steps: Sequence[Step]) -> Iterator[Choice]:
+    """Every choice, those in branches too."""
+    for step in steps:
+        if isinstance(step, Choice):
+            yield step
+        else:
+            yield from choices(within(step))
 
 
 def word_to_json(w: Word) -> dict[str, Any]:
