@@ -240,6 +240,7 @@ class Variant:
     def _native(self, plain: Run, native: NativeRun, parts: Sequence[int]) -> Run:
         """A native run: its branches tell every time, its partitions are clocked now and then."""
         branches = [self._names.item(self._graph, name) for name in native.code.branches]
+        loops = [name in native.code.loops for name in native.code.branches]
         always = OUTCOMES if branches else 0
 
         def run(*args: Any) -> tuple[Any, ...]:
@@ -250,9 +251,11 @@ class Variant:
             outs, told = native.watched(want, *args)
             for part, ns in zip(parts, told.ns, strict=False):  # a call that left native code shows no times
                 s.times[part] = ns or -1
-            for item, outcome in zip(branches, told.outcomes, strict=True):
-                if outcome:
-                    self._outcome(item, outcome - 1, loop=False)
+            for item, loop, outcome in zip(branches, loops, told.outcomes, strict=True):
+                if loop and outcome:
+                    self._outcome(item, outcome - 1, loop=True)
+                for side in () if loop else (side for side in (0, 1) if outcome & (1 << side)):
+                    self._outcome(item, side, loop=False)
             for name, counters in told.counted.items():
                 self._counted_inside(s, name, counters)
             return outs
