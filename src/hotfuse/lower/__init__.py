@@ -15,6 +15,7 @@ from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.group import Options, lower_group
 from hotfuse.lower.lowered import BufferArgument, Lowered, Role
 from hotfuse.lower.recurrent import is_recurrent, lower_recurrent
+from hotfuse.lower.rows import is_rows, lower_rows
 from hotfuse.lower.tiling import Core
 from hotfuse.lower.views import is_move
 from hotfuse.ops.schema import argument
@@ -42,6 +43,8 @@ def _lowered(graph: Graph, core: Core) -> Lowered:
         return lower_convolution(graph, core, name=_name(graph))
     if any(is_recurrent(n) for n in graph.nodes):
         return lower_recurrent(graph, core, name=_name(graph))
+    if is_rows(graph, core):
+        return lower_rows(graph, core, name=_name(graph))
     return lower_group(replace(graph, name=_name(graph)), Options(vector_bytes=core.lanes * 4))
 
 

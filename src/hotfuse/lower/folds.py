@@ -26,8 +26,7 @@ from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import Tile
 
 _MAPS = {"sum": "add", "mean": "add", "prod": "mul", "max": "max", "min": "min", "any": "or", "all": "and"}
-_ACROSS = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "max", "min": "min", "any": "any", "all": "all",
-           "top": "max"}  # fmt: skip
+_ACROSS = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "max", "min": "min", "any": "any", "all": "all"}
 _NO_INDEX = np.iinfo(np.int64).max
 
 
@@ -97,6 +96,8 @@ def across(b: KernelBuilder, fold: FoldPlan, held: Sequence[Tile]) -> list[Tile]
     """One number per accumulator from a tile of lanes."""
     if not held[0].type.shape:
         return list(held)
+    if fold.function == "top":
+        return [highest(b, held[0])]
     if not fold.function.startswith("arg"):
         return [b.reshape(b.reduce(_ACROSS[fold.function], held[0], 0), ())]
     value = b.reduce(fold.function[3:], held[0], 0)
@@ -105,6 +106,16 @@ def across(b: KernelBuilder, fold: FoldPlan, held: Sequence[Tile]) -> list[Tile]
         hit = b.map("or", hit, b.map("isnan", held[0]))
     index = b.reduce("min", b.map("select", hit, held[1], b.fill(_NO_INDEX, DType.I64)), 0)
     return [b.reshape(value, ()), b.reshape(index, ())]
+
+
+def highest(b: KernelBuilder, tile: Tile) -> Tile:
+    """The largest of a tile's numbers, none of which is NaN: halves against halves, without asking for NaN at each step."""
+    while (extent := tile.type.shape[0]) > 1:
+        if extent % 2:
+            return b.reshape(b.reduce("max", tile, 0), ())
+        one, other = (b.extract(tile, (at,), (extent // 2,)) for at in (0, extent // 2))
+        tile = b.map("select", b.map("gt", one, other), one, other)
+    return b.reshape(tile, ())
 
 
 def together(b: KernelBuilder, fold: FoldPlan, one: Sequence[Tile], other: Sequence[Tile]) -> list[Tile]:
