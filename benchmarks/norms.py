@@ -2,8 +2,8 @@
 
     python -m benchmarks.norms [--threads 1 2] [--rounds N] [--only NAME] [--json]
 
-The layer norm is of a sum that nobody else reads (BERT), the rms norm's sum is a result too (Llama). Ours is one kernel for any
-number of rows (the rows are a symbol, the columns a number); its results are allocated, everything else is bound. ONNX Runtime
+The layer norm is of a sum that nobody else reads (BERT), the rms norm's sum is a result too (Llama). Ours is a plan for any
+number of rows (the rows are a symbol, the columns a number), called with tensors and giving new ones. ONNX Runtime
 computes the residual forms with its own fused operators and is called twice, with `run` and with bound inputs and outputs.
 Contenders take turns, with several threads after a rest in which those of whoever came before stop spinning. A ratio above 1
 means that ours is faster; it is the median over rounds of the times of one round.
@@ -25,14 +25,10 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper
 
 from benchmarks.gemm import geomean
+from benchmarks.served import Served, served
 from benchmarks.timing import interleave
-from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.scratch import LINE
 from hotfuse.backends.llvm.target import host
-from hotfuse.ir.graph import output_values
 from hotfuse.ir.text import parse
-from hotfuse.lower.group import Options, lower_group
-from hotfuse.lower.lowered import BufferArgument
 
 ROWS, COLUMNS = (1, 16, 128, 384), (768, 1024, 4096)
 EPSILON = 1e-5
@@ -88,36 +84,10 @@ WORKS = (
 )  # fmt: skip
 
 
-Bind = Callable[[list[torch.Tensor], int], Call]
-
-
-def native(work: Work, columns: int, weights: dict[str, torch.Tensor]) -> Bind:
-    """The kernel for any number of rows; bound to inputs and a number of threads, it is a call that gives its results."""
+def ours(work: Work, columns: int, weights: dict[str, torch.Tensor]) -> Served:
+    """A plan for any number of rows."""
     graph = parse(work.graph.replace("C]", f"{columns}]"))
-    lowered = lower_group(graph, Options(vector_bytes=host().vl_bytes))
-    kernel = load_kernel(compile_kernel(lowered.kernel))
-    order = [a for a in lowered.arguments if isinstance(a, BufferArgument)]
-    results = [v.name for v in output_values(graph)]
-    names = [v.name for v in graph.inputs]
-
-    def bind(inputs: list[torch.Tensor], threads: int) -> Call:
-        rows = inputs[0].shape[0]
-        arena = kernel.arena({"rows": rows}, threads)
-        base = 0 if arena is None else -(-arena.data_ptr() // LINE) * LINE
-        memory = dict(zip(names, inputs, strict=True)) | weights
-        known = [memory[a.value].data_ptr() if a.value in memory else 0 for a in order]
-        at = [next(i for i, a in enumerate(order) if a.value == r) for r in results]
-
-        def call(keep: object = (arena, memory)) -> list[torch.Tensor]:
-            made = [torch.empty(rows, columns) for _ in at]
-            for i, t in zip(at, made, strict=True):
-                known[i] = t.data_ptr()
-            kernel.enter(*known, base, rows, threads)
-            return made
-
-        return call
-
-    return bind
+    return served(graph, weights, [torch.randn(ROWS[-2], columns) for _ in range(work.inputs)])
 
 
 def runtime(work: Work, inputs: list[torch.Tensor], weights: dict[str, torch.Tensor], threads: int) -> dict[str, Call]:
@@ -126,7 +96,9 @@ def runtime(work: Work, inputs: list[torch.Tensor], weights: dict[str, torch.Ten
     skips = work.inputs == 2
     outs = list(work.outputs)
     attrs: dict[str, Any] = {"epsilon": EPSILON} if skips else {"axis": -1}
-    node = helper.make_node(work.onnx_op, [*names, *work.weights], outs, domain="com.microsoft" if skips else "", **attrs)
+    node = helper.make_node(
+        work.onnx_op, [*names, *work.weights], outs, domain="com.microsoft" if skips else "", **attrs
+    )
     shape = list(inputs[0].shape)
     info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in (*names, *filter(None, outs))]
     constants = [onnx.numpy_helper.from_array(weights[w].numpy(), w) for w in work.weights]
@@ -150,20 +122,20 @@ def runtime(work: Work, inputs: list[torch.Tensor], weights: dict[str, torch.Ten
     return {"ort run": lambda: session.run(None, feeds), "ort bound": with_bound}
 
 
-def cell(work: Work, rows: int, columns: int, threads: int, rounds: int, bind: Bind,
+def cell(work: Work, rows: int, columns: int, threads: int, rounds: int, plan: Served,
          weights: dict[str, torch.Tensor]) -> dict[str, Any]:  # fmt: skip
     """One size: checked, then timed."""
     generator = torch.Generator().manual_seed(rows + columns)
     inputs = [torch.randn(rows, columns, generator=generator) for _ in range(work.inputs)]
     given = [weights[w] for w in work.weights]
     exact = work.eager(*(t.double() for t in (*inputs, *given)))
-    ours = bind(inputs, threads)
-    for got, want in zip(ours(), exact, strict=True):
+    run = plan.run
+    for got, want in zip(run(*inputs), exact, strict=True):
         worst = float((got - want).abs().max())
         if not worst < 1e-5 * max(1.0, float(want.abs().max())):
             raise SystemExit(f"{work.name} of {rows} x {columns} is wrong by {worst}")
     calls: dict[str, Call] = {
-        "ours": ours,
+        "ours": lambda: run(*inputs),
         "eager": lambda: work.eager(*inputs, *given),
         **runtime(work, inputs, weights, threads),
     }
@@ -210,11 +182,13 @@ def main() -> int:
             for columns in COLUMNS:
                 generator = torch.Generator().manual_seed(columns)
                 weights = {w: torch.randn(columns, generator=generator) for w in work.weights}
-                bind = native(work, columns, weights)
+                plan = ours(work, columns, weights)
+                if not plan.native:
+                    print(f"# {work.name} of {columns} columns stays with the library")
                 for threads in options.threads:
                     torch.set_num_threads(threads)
                     for rows in ROWS:
-                        cells.append(cell(work, rows, columns, threads, options.rounds, bind, weights))
+                        cells.append(cell(work, rows, columns, threads, options.rounds, plan, weights))
                         report(cells[-1])
     means = summary(cells)
     for name, value in means.items():

@@ -2,11 +2,11 @@
 
     python -m benchmarks.recurrent [--threads 1 2] [--rounds N] [--cells lstm gru] [--quick] [--cpu] [--json]
 
-Contenders take turns in short bursts: the torch module, ONNX Runtime (results bound to memory once, its fastest way), and ours,
-called as a plan would call it. All get input and initial states and give all outputs. With several threads each turn begins with
-a pause, in which the threads of whoever came before stop spinning, and a call that is not counted. Ratios above 1 mean that
-ours is faster; `low` compares the best tenth of the bursts, which other load disturbs least, `least` the shortest ones.
-`gflops` is what ours reaches.
+Contenders take turns in short bursts: the torch module, ONNX Runtime (results bound to memory once, its fastest way), and our
+plan, called with tensors and giving new ones. All get input and initial states and give all outputs. With several threads each
+turn begins with a pause, in which the threads of whoever came before stop spinning, and a call that is not counted. Ratios above
+1 mean that ours is faster; `low` compares the best tenth of the bursts, which other load disturbs least, `least` the shortest
+ones. `gflops` is what ours reaches.
 """
 
 from __future__ import annotations
@@ -28,13 +28,9 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 from benchmarks.gemm import BURST, geomean, low
-from hotfuse.backends.llvm.group import artifact
-from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from benchmarks.served import Served, served
 from hotfuse.backends.llvm.target import host
-from hotfuse.backends.protocol import Run
-from hotfuse.compile.native import host_core
 from hotfuse.ir.text import parse
-from hotfuse.lower import lower
 
 HIDDEN, STEPS, BATCHES = (64, 128, 256, 512), (1, 16, 100), (1, 8)
 _MODULES: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
@@ -53,9 +49,8 @@ class Job:
     batch: int
 
 
-def native(job: Job, weights: dict[str, torch.Tensor]) -> tuple[Run, float]:
-    """Our kernel, and the milliseconds it took to make."""
-    start = time.perf_counter()
+def ours(job: Job, weights: dict[str, torch.Tensor], inputs: list[torch.Tensor]) -> Served:
+    """A plan for these sizes."""
     state = f"f32[1, {job.batch}, {job.hidden}]"
     sequence = f"f32[{job.steps}, {job.batch}, {job.hidden}]"
     states = ["h", "c"][: 2 if job.cell == "lstm" else 1]
@@ -67,9 +62,7 @@ def native(job: Job, weights: dict[str, torch.Tensor]) -> tuple[Run, float]:
         {f"[{given}]" if job.cell == "lstm" else given}, [{", ".join(f"%{n}" for n in weights)}], True, 1, 0.0, False, False, False)
       return %y, {", ".join(f"%{s}n" for s in states)}
     }}""")
-    lowered = lower(graph, host_core(host()))
-    run = artifact(graph, lowered, load_kernel(compile_kernel(lowered.kernel)), weights, "").run
-    return run, (time.perf_counter() - start) * 1e3
+    return served(graph, weights, inputs)
 
 
 def runtime(job: Job, weights: dict[str, torch.Tensor], inputs: list[torch.Tensor], threads: int) -> Callable[[], Any]:
@@ -89,7 +82,10 @@ def runtime(job: Job, weights: dict[str, torch.Tensor], inputs: list[torch.Tenso
     graph = helper.make_graph(
         [node],
         "g",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, list(t.shape)) for n, t in zip(names, inputs, strict=True)],
+        [
+            helper.make_tensor_value_info(n, TensorProto.FLOAT, list(t.shape))
+            for n, t in zip(names, inputs, strict=True)
+        ],
         [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in zip(outs, shapes, strict=True)],
         [numpy_helper.from_array(t.numpy(), n) for n, t in constants.items()],
     )
@@ -111,14 +107,15 @@ def runtime(job: Job, weights: dict[str, torch.Tensor], inputs: list[torch.Tenso
     return call
 
 
-def contenders(job: Job, threads: int) -> tuple[dict[str, Callable[[], Any]], float]:
+def contenders(job: Job, threads: int) -> tuple[dict[str, Callable[[], Any]], Served]:
     """Everyone on the same data, checked against torch in double precision."""
     torch.manual_seed(0)
     module = _MODULES[job.cell](job.hidden, job.hidden).eval()
     weights = {n: w.detach() for n, w in module.named_parameters()}
     x = torch.randn(job.steps, job.batch, job.hidden)
     states = [torch.randn(1, job.batch, job.hidden) for _ in range(2 if job.cell == "lstm" else 1)]
-    run, made_ms = native(job, weights)
+    plan = ours(job, weights, [x, *states])
+    run = plan.run
     hx: Any = tuple(states) if job.cell == "lstm" else states[0]
     calls: dict[str, Callable[[], Any]] = {
         "eager": lambda: module(x, hx),
@@ -133,10 +130,12 @@ def contenders(job: Job, threads: int) -> tuple[dict[str, Callable[[], Any]], fl
         worst = (torch.as_tensor(call()[0]).reshape(exact.shape).double() - exact).abs().max().item()
         if not worst < 1e-4:
             raise SystemExit(f"{name} is wrong by {worst} for {job}")
-    return calls, made_ms
+    return calls, plan
 
 
-def turns(calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float], rest_s: float) -> dict[str, list[float]]:
+def turns(
+    calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float], rest_s: float
+) -> dict[str, list[float]]:
     """Seconds per call, burst by burst."""
     inner: dict[str, int] = {}
     for name, call in calls.items():
@@ -161,7 +160,7 @@ def turns(calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], 
 def measured(job: Job, threads: int, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
     """One cell of the grid; prints a line."""
     torch.set_num_threads(threads)
-    calls, made_ms = contenders(job, threads)
+    calls, plan = contenders(job, threads)
     times = turns(calls, rounds, clock, REST_S if threads > 1 else 0.0)
     picks: dict[str, Callable[[list[float]], float]] = {"median": statistics.median, "low": low, "least": min}
     micro = {label: {n: round(pick(t) * 1e6, 2) for n, t in times.items()} for label, pick in picks.items()}
@@ -173,12 +172,13 @@ def measured(job: Job, threads: int, rounds: int, clock: Callable[[], float]) ->
     gflops = round(flops / micro["median"]["ours"] / 1e3, 1)
     print(
         f"t{threads} {job.cell:4} hidden {job.hidden:3} steps {job.steps:3} batch {job.batch}  median us {micro['median']}"
-        f"  ratio {ratios['median']}  low {ratios['low']}  {gflops} GFLOP/s  made in {made_ms:.0f} ms",
+        f"  ratio {ratios['median']}  low {ratios['low']}  {gflops} GFLOP/s  made in {plan.made_ms:.0f} ms"
+        f"{'' if plan.native else '  (the library)'}",
         flush=True,
     )
     return {
         "threads": threads, "cell": job.cell, "hidden": job.hidden, "steps": job.steps, "batch": job.batch,
-        "us": micro, "ratio": ratios, "gflops": gflops, "made_ms": round(made_ms, 1),
+        "us": micro, "ratio": ratios, "gflops": gflops, "made_ms": round(plan.made_ms, 1), "native": plan.native,
     }  # fmt: skip
 
 
