@@ -14,15 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hotfuse
+import hotfuse.runtime.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm.arena import Live, allocate
 from hotfuse.backends.llvm.enter import unavailable
 from hotfuse.backends.llvm.inplace import may_overwrite
+from hotfuse.backends.llvm.run import OUTCOMES
 from hotfuse.compile import trial
 from hotfuse.ir.dims import Dim, evaluate, expr, sym
 from hotfuse.lower.group import lower_group
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.race import Trial
 from tests.contract.lowering import group_of
 from tests.runtime.test_branches import model as nested_branches
 
@@ -234,8 +237,9 @@ def test_random_webs(seed: int) -> None:
     assert native.counters()["fell_back"] == 0, f"seed {seed}"
 
 
-def test_branches_nested_both_ways() -> None:
-    session = hotfuse.InferenceSession(nested_branches(), settings=INLINE.with_(race_s=0.01))
+def test_branches_nested_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))
+    session = hotfuse.InferenceSession(nested_branches(), settings=INLINE)
     rng = np.random.default_rng(0)
     feeds = [{"x": rng.standard_normal((3, 16)).astype(np.float32), "positive": np.array(p), "deep": np.array(d)}
              for p in (True, False) for d in (True, False)]  # fmt: skip
@@ -243,6 +247,18 @@ def test_branches_nested_both_ways() -> None:
     for _ in range(3):
         for f, y in zip(feeds, want, strict=True):
             np.testing.assert_allclose(session.run(None, f)[0], y, rtol=1e-4, atol=1e-5)
+    plan = session._engine.sites[next(iter(session._engine.sites))].entries[0].plan
+    one_call(plan)  # which is all of it, branches in branches included
+    native = plan.units[0].native
+    assert native is not None and len(native.code.branches) == 2
+    took: list[tuple[int, ...]] = []
+    for f, y in zip(feeds, want, strict=True):
+        values = {v.name: torch.from_numpy(f[n]) for v, n in zip(plan.graph.inputs, ("x", "positive", "deep"), strict=True)}
+        (out,), inside = native.watched(OUTCOMES, *(values[i.name] for i in native.code.inputs))
+        np.testing.assert_allclose(out.numpy(), y, rtol=1e-4, atol=1e-5)
+        took.append(inside.outcomes)
+    assert took == [(2, 0), (2, 0), (1, 2), (1, 1)]  # the outer branch's side, and the inner one's where it is reached
+    assert plan.counters()["fell_back"] == 0
 
 
 def test_many_threads_in_one_plan() -> None:

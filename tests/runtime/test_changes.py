@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -89,10 +90,21 @@ def test_a_capture_that_lands_after_a_change_leaves_no_stale_plan(monkeypatch: p
 
 
 def test_threads_see_each_change_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers that begin a call after a change has been made must see it; changes and calls never overlap here."""
+    """Readers that begin a call after a change has been made must see it; changes and calls never overlap here.
+
+    Taking plans away is made slow, so that some readers always begin between the moment one of them finds the change and the
+    moment the stale plan is gone.
+    """
     model, engine = hot(monkeypatch)
     wrong: list[float] = []
     gate = threading.Barrier(5)
+    demote = engine.plans.demote
+
+    def slow(*args: Any) -> None:
+        time.sleep(0.005)
+        demote(*args)
+
+    monkeypatch.setattr(engine.plans, "demote", slow)
 
     def serve(seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -116,3 +128,5 @@ def test_threads_see_each_change_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     for t in threads:
         t.join(30)
     assert not wrong
+    counts = engine.counts()
+    assert counts["deopts"] >= 15 and counts["tier1_calls"] >= 30  # stale plans there were, most times
