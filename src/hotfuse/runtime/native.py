@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hotfuse.analysis.memory import eager_peak
+from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.branching import branching
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.llvm import enter, jit, perf_map
@@ -28,6 +29,7 @@ from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.fetch import KernelCode, load, renamed
 from hotfuse.compile.runs import RunBody, RunParts
+from hotfuse.compile.ways import LIBRARY, Ways
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.lower.own_sizes import anchored, with_own_sizes
@@ -155,9 +157,24 @@ def _artifact(body: RunBody, part: Partition, shared: _Shared, *, later: bool) -
 
     def make() -> Run:
         own, _ = with_own_sizes(called)
-        return glue(own, renamed(shared.kernels[kernel].lowered, own), shared.loaded[kernel], shared.constants)
+        run = glue(own, renamed(shared.kernels[kernel].lowered, own), shared.loaded[kernel], shared.constants)
+        ways = shared.kernels[kernel].ways
+        if ways is None or LIBRARY not in ways.kernels:
+            return run
+        return _by_size(own, ways, run, LibraryBackend().compile(own, shared.weights).run)
 
     return Artifact(called, _Later(make) if later else make(), "llvm", shared.kernels[kernel].about)
+
+
+def _by_size(own: Graph, ways: Ways, kernel: Run, library: Run) -> Run:
+    """A group outside its native run, which has been left because the library is better at one of the call's sizes."""
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        sizes = bind(own, [tuple(a.shape) for a in args])
+        served = isinstance(sizes, Mismatch) or ways.kernels[sum(evaluate(ways.size, sizes) > e for e in ways.ends)] != LIBRARY
+        return kernel(*args) if served else library(*args)
+
+    return run
 
 
 def _run(graph: Graph, code: RunCode, inside: Sequence[Unit], shared: _Shared) -> list[Unit]:
