@@ -1,37 +1,46 @@
 """Choices of the fusion engine against no fusion, always fusing, and everything measured.
 
-    python -m benchmarks.fusion [--quick] [--roofline] [--passes N] [--json]
+    python -m benchmarks.fusion [--quick] [--roofline] [--work FOLDER] [--budget SECONDS] [--json]
 
-Every piece that any plan needs is built once and all take turns. Each has two labels, from turns of its own: one to choose with
-(the oracle's, the exhaustive search's and the measurement gate's), the other to be judged by. A piece takes the lesser of
-its kernel's and the library's time, as trials would have it; `always fuse` takes kernels wherever there are some.
+Every piece that any plan needs is built once, as a kernel and by the library. Each has two labels, by processes of their own: one
+to choose with (the oracle's, the exhaustive search's and the measurement gate's), the other to be judged by. A piece takes
+the lesser of its kernel's and the library's time, as trials would have it; `always fuse` takes kernels wherever there are some.
 
     families   one decision, fuse or not, at several sizes: time lost against the better of the two
     blocks     whole plans of small graphs: the engine's, no fusion, the greedy grouping, the best of all cuts
+    models     whole models of the zoo, none of which calibration knows: the sum of their pieces
     planning   the time to plan BERT-base
 
-Predictions come from the performance model in the profile store, or from roofs where there is none (`--roofline`: in any case).
+`predicted` is the engine's plan as it comes, `engine` what is deployed after its pieces were measured. Predictions come from the
+performance model in the folder (benchmarks.hpm leaves one there), else from the one in the profile store, else from roofs
+(`--roofline`: in any case). What is done lies in the folder: `--budget` ends a run after so many seconds, the same command goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks import zoo
+from benchmarks.fusion_cases import BLOCKS, FAMILIES, graph_of
 from benchmarks.gemm import geomean
-from hotfuse.base.errors import HotfuseError
+from benchmarks.hpm import zoo_graph
+from benchmarks.labels import Times, Unfinished, Work, compiled, labelled, works_in
 from hotfuse.base.settings import from_env
 from hotfuse.compile import measure
 from hotfuse.compile.units import bench, piece_of
-from hotfuse.fusion.closed import Index, Key
+from hotfuse.fusion.closed import Index
 from hotfuse.fusion.engine import Engine, apart
 from hotfuse.fusion.forecast import Predictor, Roofline, Trained
 from hotfuse.fusion.groups import Group, group
@@ -41,120 +50,64 @@ from hotfuse.fusion.own import with_own_operands
 from hotfuse.hpm import model as hpm
 from hotfuse.hpm.online import Online
 from hotfuse.hpm.roofline import roof
-from hotfuse.hpm.work import Book, Candidate
+from hotfuse.hpm.work import Book
 from hotfuse.ir.graph import Graph
-from hotfuse.ir.text import parse
 from hotfuse.machine import peaks as machine_peaks
 from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.machine.topology import topology
-from hotfuse.profile.store import Store, location
+from hotfuse.profile.place import location
+from hotfuse.profile.store import Store
 from hotfuse.simplify import simplify
 
 MAX_EXHAUSTIVE = 9
 """Nodes of a graph of which all cuts are measured."""
-
-
-def _chain(*steps: str, inputs: str = "%x: f32[R, C]", params: Sequence[str] = (), result: str = "f32[R, C]") -> str:
-    body = [f"  %v{i}: {result} = {s}" for i, s in enumerate(steps)]
-    return "\n".join([f"graph main({inputs}) {{", *params, *body, f"  return %v{len(steps) - 1}", "}"])
-
-
-FAMILIES: dict[str, tuple[str, list[dict[str, int]]]] = {
-    "pointwise": (
-        _chain("aten.relu.default(%x)", "aten.mul.Tensor(%v0, %y)", "aten.add.Tensor(%v1, %x)",
-               inputs="%x: f32[R, C], %y: f32[R, C]"),
-        [{"R": r, "C": 1024} for r in (8, 128, 1024, 4096)],
-    ),
-    "broadcast": (
-        _chain("aten.add.Tensor(%x, %b)", "aten.tanh.default(%v0)", "aten.mul.Tensor(%v1, %s)",
-               params=('  param %b: f32[C] = "b"', '  param %s: f32[C] = "s"')),
-        [{"R": r, "C": 768} for r in (8, 128, 1024, 4096)],
-    ),
-    "reduction": (
-        _chain("aten.add.Tensor(%x, %y)", "aten.layer_norm.default(%v0, [C], %w, %b, 1e-05)", "aten.relu.default(%v1)",
-               inputs="%x: f32[R, C], %y: f32[R, C]", params=('  param %w: f32[C] = "w"', '  param %b: f32[C] = "b"')),
-        [{"R": r, "C": 768} for r in (8, 128, 1024)],
-    ),
-    "contraction": (
-        _chain("aten.linear.default(%x, %w, %b)", "aten.gelu.default(%v0)", "aten.add.Tensor(%v1, %x)",
-               params=('  param %w: f32[C, C] = "w"', '  param %b: f32[C] = "b"')),
-        [{"R": 8, "C": 256}, {"R": 128, "C": 256}, {"R": 128, "C": 768}, {"R": 512, "C": 512}],
-    ),
-    "conv": (
-        _chain("aten.conv2d.default(%x, %w, %b, [1, 1], [1, 1], [1, 1], 1)", "aten.relu.default(%v0)", "aten.add.Tensor(%v1, %x)",
-               inputs="%x: f32[1, C, R, R]", result="f32[1, C, R, R]",
-               params=('  param %w: f32[C, C, 3, 3] = "w"', '  param %b: f32[C] = "b"')),
-        [{"R": 14, "C": 64}, {"R": 28, "C": 64}, {"R": 56, "C": 32}],
-    ),
-}  # fmt: skip
-
-_WEIGHTS = ('  param %w: f32[C, C] = "w"', '  param %u: f32[C, C] = "u"', '  param %g: f32[C] = "g"', '  param %b: f32[C] = "b"')
-BLOCKS: dict[str, tuple[str, list[dict[str, int]]]] = {
-    "mlp": (
-        _chain("aten.linear.default(%x, %w, %b)", "aten.gelu.default(%v0)", "aten.linear.default(%v1, %u, None)",
-               "aten.add.Tensor(%v2, %x)", "aten.layer_norm.default(%v3, [C], %g, %b, 1e-05)", params=_WEIGHTS),
-        [{"R": 64, "C": 256}, {"R": 256, "C": 384}],
-    ),
-    "gate": (
-        _chain("aten.linear.default(%x, %w, None)", "aten.linear.default(%x, %u, None)", "aten.silu.default(%v0)",
-               "aten.mul.Tensor(%v2, %v1)", "aten.add.Tensor(%v3, %x)", params=_WEIGHTS),
-        [{"R": 64, "C": 256}, {"R": 256, "C": 384}],
-    ),
-    "norms": (
-        _chain("aten.add.Tensor(%x, %b)", "aten.softmax.int(%v0, -1)", "aten.mul.Tensor(%v1, %g)",
-               "aten.layer_norm.default(%v2, [C], %g, %b, 1e-05)", "aten.tanh.default(%v3)", "aten.add.Tensor(%v4, %v0)",
-               params=_WEIGHTS[2:]),
-        [{"R": 64, "C": 512}, {"R": 1024, "C": 768}],
-    ),
-}  # fmt: skip
-
-
-def graph_of(text: str, sizes: Mapping[str, int]) -> Graph:
-    """A graph of numbers, in the form that grouping sees."""
-    for name, size in sizes.items():
-        for end in (",", "]"):
-            text = text.replace(f" {name}{end}", f" {size}{end}").replace(f"[{name}{end}", f"[{size}{end}")
-    return with_own_operands(channels_last(parse(text)))
+MODELS = ("bert-base", "vit-base", "resnet-50", "gpt2")
+Plan = Sequence[tuple[int, ...]]
 
 
 @dataclass(slots=True)
-class Labels:
-    """Pieces with their times: kernels where there are some, and the library's."""
+class Pieces:
+    """What plans are made of, and what each piece takes."""
 
-    passes: int
-    bound: dict[tuple[Key, bool, int], measure.Bound] = field(default_factory=dict[tuple[Key, bool, int], measure.Bound])
-    refused: dict[Key, str] = field(default_factory=dict[Key, str])
+    works: dict[str, list[Work]] = field(default_factory=dict[str, list[Work]])
+    times: dict[tuple[str, bool, int], float] = field(default_factory=dict[tuple[str, bool, int], float])
+    """By piece, whether it is a kernel, and label."""
+    keys: dict[Any, str] = field(default_factory=dict[Any, str])
+
+    def key(self, index: Index, nodes: Sequence[int]) -> str:
+        """A piece's name, the same in every run."""
+        own = index.key(nodes)
+        if own not in self.keys:
+            self.keys[own] = hashlib.sha256(repr(own).encode()).hexdigest()[:20]
+        return self.keys[own]
 
     def want(self, index: Index, nodes: Sequence[int]) -> None:
-        """Build a piece, twice each way."""
-        key = index.key(nodes)
-        if (key, False, 0) in self.bound:
-            return
-        piece = piece_of(index.graph, nodes, index.sizes).normal
-        try:
-            made = measure.make(piece, bench().core)
-        except HotfuseError as e:
-            self.refused[key], made = e.because or e.what, None
-        for turn in (0, 1):
-            self.bound[key, False, turn] = measure.bind(Candidate(piece, index.sizes, None), "", None)
-            if made is not None:
-                self.bound[key, True, turn] = measure.bind(Candidate(piece, index.sizes, bench().core), "", made)
+        """Have a piece built, as a kernel and by the library."""
+        key = self.key(index, nodes)
+        if key not in self.works:
+            piece = piece_of(index.graph, nodes, index.sizes)
+            sizes = (dict(piece.sizes),)
+            self.works[key] = [
+                Work(key, piece.normal, sizes, core, "kernel" if core else "library") for core in (bench().core, None)
+            ]
 
-    def run(self) -> None:
-        """Take turns."""
-        measure.timed(list(self.bound.values()), self.passes)
+    def learn(self, path: Path, labels: Sequence[Times]) -> None:
+        """Labels from files; a piece that did not run has none."""
+        for turn, times in enumerate(labels):
+            for w, (seconds, _) in zip(works_in(path), times, strict=True):
+                if seconds > 0:
+                    self.times[w.problem, w.tag == "kernel", turn] = float(seconds)
 
-    def time(self, index: Index, nodes: Sequence[int], turn: int, *, gate: int = 0, always: bool = False) -> float:
-        """Seconds of a piece: its kernel's or the library's, whichever label `gate` prefers."""
-        key = index.key(nodes)
-        if (key, True, 0) not in self.bound:
-            return self.bound[key, False, turn].figure()[0]
-        kernel = always or self.bound[key, True, gate].figure()[0] <= self.bound[key, False, gate].figure()[0]
-        return self.bound[key, kernel, turn].figure()[0]
+    def time(self, index: Index, nodes: Sequence[int], turn: int, *, always: bool = False) -> float:
+        """Seconds of a piece: its kernel's or the library's, whichever label 0 prefers."""
+        key = self.key(index, nodes)
+        own, library = self.times.get((key, True, 0)), self.times.get((key, False, 0))
+        kernel = own is not None and (always or library is None or own <= library)
+        return self.times.get((key, kernel, turn), 0.0)
 
-    def plan(self, index: Index, groups: Sequence[Sequence[int]], turn: int, *, always: bool = False) -> float:
+    def plan(self, index: Index, plan: Plan, turn: int, *, always: bool = False) -> float:
         """Seconds of a plan."""
-        return sum(self.time(index, g, turn, always=always) for g in groups)
+        return sum(self.time(index, nodes, turn, always=always) for nodes in plan)
 
 
 @dataclass(slots=True)
@@ -163,35 +116,41 @@ class Problem:
 
     name: str
     index: Index
-    plans: dict[str, list[tuple[int, ...]]]
-    cuts: list[list[tuple[int, ...]]] = field(default_factory=list[list[tuple[int, ...]]])
+    none: Plan
+    always: Plan
+    engine: Plan
+    engine_index: Index
+    """Of the graph that the engine made of it."""
+    cuts: list[Plan] = field(default_factory=list[Plan])
+
+    def plans(self) -> list[tuple[Index, Plan]]:
+        """All of them, each with its graph."""
+        own = [(self.index, p) for p in (self.none, self.always, *self.cuts)]
+        return [*own, (self.engine_index, self.engine)]
 
 
-def problem(name: str, graph: Graph, engine: Engine, *, exhaustive: bool) -> Problem:
-    """Plans of a graph. The engine's own is the best predicted; runners-up are measured too, as its gate does."""
+def problem(name: str, graph: Graph, engine: Engine, *, whole: bool, cuts: bool = False) -> Problem:
+    """Plans of a graph: always fusing is one kernel for the `whole` graph, or the greedy groups."""
     index, greedy = Index(graph, {}), group(graph)
-    none = apart(graph, greedy)
-    whole = [tuple(range(len(graph.nodes)))] if not exhaustive else [g.nodes for g in greedy]
     found = engine.best(graph, greedy, {})
-    rewritten = found.graph is not graph
-    picked = [g.nodes for g in (greedy if rewritten else found.groups)]
-    plans = {"none": [g.nodes for g in none], "always": whole, "engine": picked}
-    cuts: list[list[tuple[int, ...]]] = []
-    if exhaustive and len(graph.nodes) <= MAX_EXHAUSTIVE:
-        cuts = [c for c in _cuts(len(graph.nodes)) if _runs(index, c)]
-    return Problem(name, index, plans, cuts)
+    always = [tuple(range(len(graph.nodes)))] if whole else [g.nodes for g in greedy]
+    none = [g.nodes for g in apart(graph, greedy)]
+    every = (
+        [c for c in _cuts(len(graph.nodes)) if _runs(index, c)] if cuts and len(graph.nodes) <= MAX_EXHAUSTIVE else []
+    )
+    return Problem(name, index, none, always, [g.nodes for g in found.groups], Index(found.graph, {}), every)
 
 
-def _cuts(n: int) -> list[list[tuple[int, ...]]]:
+def _cuts(n: int) -> list[Plan]:
     """Every way to cut a list of nodes into neighbours."""
-    made: list[list[tuple[int, ...]]] = []
+    made: list[Plan] = []
     for marks in itertools.product((False, True), repeat=n - 1):
         ends = [i + 1 for i, m in enumerate(marks) if m] + [n]
         made.append([tuple(range(a, b)) for a, b in zip([0, *ends], ends, strict=False)])
     return made
 
 
-def _runs(index: Index, cut: Sequence[tuple[int, ...]]) -> bool:
+def _runs(index: Index, cut: Plan) -> bool:
     try:
         Order(index, [Group(c, "rows") for c in cut])
     except ValueError:
@@ -199,19 +158,36 @@ def _runs(index: Index, cut: Sequence[tuple[int, ...]]) -> bool:
     return True
 
 
-def gated(p: Problem, labels: Labels) -> list[tuple[int, ...]]:
-    """What the engine deploys: of its plan and the two it must not lose to, the one whose trials were fastest."""
-    return min(p.plans.values(), key=lambda plan: labels.plan(p.index, plan, 0))
+@dataclass(frozen=True, slots=True)
+class Times4:
+    """Seconds of a problem's plans, on labels that nothing was chosen by."""
+
+    none: float
+    always: float
+    predicted: float
+    engine: float
 
 
-def predictor(only_roofs: bool) -> tuple[Predictor, str]:
+def judged(p: Problem, pieces: Pieces) -> Times4:
+    """The engine deploys what its trials found fastest: its plan, or one of the two it must not lose to."""
+    three = [(p.engine_index, p.engine), (p.index, p.none), (p.index, p.always)]
+    index, plan = min(three, key=lambda t: pieces.plan(*t, 0))
+    return Times4(pieces.plan(p.index, p.none, 1), pieces.plan(p.index, p.always, 1, always=True),
+                  pieces.plan(p.engine_index, p.engine, 1), pieces.plan(index, plan, 1))  # fmt: skip
+
+
+# --- predicting ----------------------------------------------------------------------------------------------------------------
+
+
+def predictor(only_roofs: bool, folder: Path) -> tuple[Predictor, str]:
     """The model of this machine, or its roofs."""
-    store = Store.open(location(from_env()))
-    machine = store.machine(fingerprint())
-    found = None if only_roofs else hpm.load(store, machine)
+    own = folder / "profiles.sqlite"
+    with Store.open(own if own.exists() else location(from_env())) as store:
+        machine = store.machine(fingerprint())
+        found = None if only_roofs else hpm.load(store, machine)
+        known = store.peaks(machine)
     if found is None:
         return Roofline(bench().peaks), "roofline"
-    known = store.peaks(machine)
     peaks = machine_peaks.from_dict(known) if known is not None else None
     at = roof(peaks, topology(), bench().core.lanes)
     return Trained(hpm.Predictor(found, at, Book(measure.tile_of), Online())), f"model {found.version}"
@@ -223,8 +199,8 @@ def lowers(piece: Graph, sizes: Mapping[str, int]) -> str:
 
 
 def planning(predict: Predictor, quick: bool) -> dict[str, float]:
-    """Seconds to plan BERT-base."""
-    from benchmarks import zoo
+    """Seconds to plan BERT-base, with sizes that calls may change."""
+    from hotfuse.analysis.shapes import Mismatch, bind
     from hotfuse.base.structure import flatten
     from hotfuse.frontends.captured import CallSpec, TensorSpec
     from hotfuse.frontends.ship import ship
@@ -235,8 +211,6 @@ def planning(predict: Predictor, quick: bool) -> dict[str, float]:
     specs = tuple(TensorSpec(tuple(t.shape), tuple(t.stride()), t.dtype, "cpu", frozenset({0, 1})) for t in tensors)
     captured = capture_shipment(ship(model.module, spec).blob, CallSpec(specs))
     graph = with_own_operands(channels_last(simplify(captured.graph)[0]))
-    from hotfuse.analysis.shapes import Mismatch, bind
-
     sizes = bind(graph, [t.shape for t in tensors])
     if isinstance(sizes, Mismatch):
         raise SystemExit(f"bert-base does not fit its own inputs: {sizes}")
@@ -246,69 +220,120 @@ def planning(predict: Predictor, quick: bool) -> dict[str, float]:
             "predicted_gain": 1 - found.after.seconds / found.before.seconds}  # fmt: skip
 
 
-def main() -> int:
-    """Run everything."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer sizes, a BERT of fewer layers")
-    parser.add_argument("--roofline", action="store_true", help="predict from roofs, whatever the store holds")
-    parser.add_argument("--passes", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="end with one JSON document")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    predict, source = predictor(options.roofline)
-    engine = Engine(predict, bench().core, lowers=lambda g: lowers(g, {}))
-    labels = Labels(options.passes or (9 if options.quick else 21))
-    decisions: list[tuple[str, Problem]] = []
-    for family, (text, sizes) in FAMILIES.items():
-        for s in sizes[:: 2 if options.quick else 1]:
-            shape = "x".join(map(str, s.values()))
-            decisions.append((family, problem(f"{family} {shape}", graph_of(text, s), engine, exhaustive=False)))
-    blocks = [
-        problem(f"{name} {'x'.join(map(str, s.values()))}", graph_of(text, s), engine, exhaustive=True)
-        for name, (text, sizes) in BLOCKS.items()
-        for s in sizes[: 1 if options.quick else None]
+# --- everything ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """What is compared."""
+
+    decisions: list[tuple[str, Problem]]
+    blocks: list[Problem]
+    models: list[Problem]
+
+
+def cases(engine: Engine, quick: bool) -> Cases:
+    """Graphs with their plans."""
+    decisions = [
+        (family, problem(f"{family} {n} {'x'.join(map(str, s.values()))}", graph_of(text, s), engine, whole=True))
+        for family, graphs in FAMILIES.items()
+        for n, (text, sizes) in enumerate(graphs)
+        for s in sizes[:: 2 if quick else 1]
     ]
-    started = time.perf_counter()
-    for p in (*(p for _, p in decisions), *blocks):
-        for plan in (*p.plans.values(), *p.cuts):
-            for nodes in plan:
-                labels.want(p.index, nodes)
-    print(f"# {len(labels.bound)} pieces built in {time.perf_counter() - started:.1f} s; predictions: {source}", flush=True)
-    labels.run()
-    result = {"predictor": source, **report(decisions, blocks, labels), **planning(predict, options.quick)}
-    if options.json:
-        print(json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in result.items()}))
-    return 0
+    blocks = [
+        problem(f"{name} {'x'.join(map(str, s.values()))}", graph_of(text, s), engine, whole=False, cuts=True)
+        for name, (text, sizes) in BLOCKS.items()
+        for s in sizes[: 1 if quick else None]
+    ]
+    models: list[Problem] = []
+    for name in MODELS[: 1 if quick else None]:
+        try:
+            models.append(problem(name, zoo_graph(name), engine, whole=False))
+        except zoo.ZooUnavailable as e:
+            print(f"# {name}: {e}")
+    return Cases(decisions, blocks, models)
 
 
-def report(decisions: Sequence[tuple[str, Problem]], blocks: Sequence[Problem], labels: Labels) -> dict[str, Any]:
+def report(found: Cases, pieces: Pieces) -> dict[str, Any]:
     """Regrets and ratios, printed as they come."""
     lost: dict[str, dict[str, list[float]]] = {}
-    for family, p in decisions:
-        two = (p.plans["none"], p.plans["always"])
-        best = min(labels.plan(p.index, min(two, key=lambda plan: labels.plan(p.index, plan, 0)), 1),
-                   *(labels.plan(p.index, plan, 1) for plan in two))  # fmt: skip
-        times = {"engine": labels.plan(p.index, gated(p, labels), 1), "predicted": labels.plan(p.index, p.plans["engine"], 1),
-                 "always": labels.plan(p.index, p.plans["always"], 1, always=True), "none": labels.plan(p.index, two[0], 1)}
-        for name, t in times.items():
-            lost.setdefault(name, {}).setdefault(family, []).append(max(0.0, t / best - 1))
-        print(f"{p.name:24} best {best * 1e6:8.1f} us  " + "  ".join(f"{n} {t / best:.3f}" for n, t in times.items()), flush=True)
-    ratios: dict[str, list[float]] = {"vs_no_fusion": [], "vs_always_fuse": [], "vs_exhaustive": [], "predicted_vs_exhaustive": []}
-    for p in blocks:
-        engine = labels.plan(p.index, gated(p, labels), 1)
-        rest = {n: labels.plan(p.index, plan, 1, always=n == "always") for n, plan in p.plans.items()}
-        ideal = labels.plan(p.index, min(p.cuts, key=lambda c: labels.plan(p.index, c, 0)), 1)
-        for name, value in (("vs_no_fusion", rest["none"] / engine), ("vs_always_fuse", rest["always"] / engine),
-                            ("vs_exhaustive", engine / ideal), ("predicted_vs_exhaustive", rest["engine"] / ideal)):  # fmt: skip
+    for family, p in found.decisions:
+        t = judged(p, pieces)
+        two = min((p.none, p.always), key=lambda plan: pieces.plan(p.index, plan, 0))
+        best = pieces.plan(p.index, two, 1)
+        times = {"engine": t.engine, "predicted": t.predicted, "always": t.always, "none": t.none}
+        for name, took in times.items():
+            lost.setdefault(name, {}).setdefault(family, []).append(max(0.0, took / best - 1))
+        print(
+            f"{p.name:24} best {best * 1e6:8.1f} us  " + "  ".join(f"{n} {v / best:.3f}" for n, v in times.items()),
+            flush=True,
+        )
+    near: dict[str, list[float]] = {"vs_exhaustive": [], "predicted_vs_exhaustive": []}
+    ratios: dict[str, list[float]] = {"vs_no_fusion": [], "vs_always_fuse": [], "predicted_vs_no_fusion": [],
+                                      "predicted_vs_always_fuse": []}  # fmt: skip
+    for p in (*found.blocks, *found.models):
+        t = judged(p, pieces)
+        for name, value in (
+            ("vs_no_fusion", t.none / t.engine),
+            ("vs_always_fuse", t.always / t.engine),
+            ("predicted_vs_no_fusion", t.none / t.predicted),
+            ("predicted_vs_always_fuse", t.always / t.predicted),
+        ):
             ratios[name].append(value)
         shown = "  ".join(f"{n} {v[-1]:.3f}" for n, v in ratios.items())
-        print(f"{p.name:24} engine {engine * 1e6:8.1f} us  {shown}  of {len(p.cuts)} cuts", flush=True)
-    mean = {n: {f: round(sum(v) / len(v), 4) for f, v in by.items()} for n, by in lost.items()}
+        if p.cuts:
+            ideal = pieces.plan(p.index, min(p.cuts, key=lambda c: pieces.plan(p.index, c, 0)), 1)
+            near["vs_exhaustive"].append(t.engine / ideal)
+            near["predicted_vs_exhaustive"].append(t.predicted / ideal)
+            shown += (
+                f"  vs_exhaustive {t.engine / ideal:.3f} (predicted {t.predicted / ideal:.3f}) of {len(p.cuts)} cuts"
+            )
+        print(f"{p.name:24} engine {t.engine * 1e6:8.1f} us  {shown}", flush=True)
+    mean = {n: {f: round(sum(v) / len(v), 5) for f, v in by.items()} for n, by in lost.items()}
     return {
         "regret_by_family": mean["engine"], "regret_predicted_by_family": mean["predicted"],
         "regret_always_by_family": mean["always"], "regret_none_by_family": mean["none"],
-        **{n: geomean(v) for n, v in ratios.items()}, "worst_vs_exhaustive": max(ratios["vs_exhaustive"]),
+        **{n: geomean(v) for n, v in (*ratios.items(), *near.items())}, "worst_vs_no_fusion": min(ratios["vs_no_fusion"]),
+        "worst_vs_always_fuse": min(ratios["vs_always_fuse"]), "worst_vs_exhaustive": max(near["vs_exhaustive"]),
+        "worst_predicted_vs_exhaustive": max(near["predicted_vs_exhaustive"]), "pieces": len(pieces.works),
     }  # fmt: skip
+
+
+def main() -> int:
+    """Plan, build, measure, compare, as far as time goes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, one model, a BERT of fewer layers")
+    parser.add_argument("--roofline", action="store_true", help="predict from roofs, whatever there is")
+    parser.add_argument(
+        "--work", default=None, help="folder that keeps what is done; without one everything is done at once"
+    )
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds of this run")
+    parser.add_argument("--json", action="store_true", help="end with one JSON document")
+    options = parser.parse_args()
+    until = time.time() + options.budget
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as empty:
+        folder = Path(options.work or empty)
+        folder.mkdir(parents=True, exist_ok=True)
+        predict, source = predictor(options.roofline, folder)
+        found, pieces = cases(Engine(predict, bench().core, lowers=lambda g: lowers(g, {})), options.quick), Pieces()
+        for p in (*(p for _, p in found.decisions), *found.blocks, *found.models):
+            for index, plan in p.plans():
+                for nodes in plan:
+                    pieces.want(index, nodes)
+        names = hashlib.sha256(" ".join(sorted(pieces.works)).encode()).hexdigest()[:12]
+        path = folder / f"pieces-{names}.bin"
+        try:
+            compiled([w for works in pieces.works.values() for w in works], path)
+            print(f"# {len(pieces.works)} pieces; predictions: {source}", flush=True)
+            pieces.learn(path, labelled(path, 2, until))
+        except Unfinished:
+            print("unfinished: the same command goes on", file=sys.stderr)
+            return 75
+    result = {"predictor": source, **report(found, pieces), **planning(predict, options.quick)}
+    if options.json:
+        print(json.dumps({k: round(v, 5) if isinstance(v, float) else v for k, v in result.items()}))
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """From measurements in the store to a model in the store: rows out, samples in, a new version when there is more to learn from.
 
-    kernel name ::= problem:sizes:way        problems are held out whole when a model is judged
+kernel name ::= problem:sizes:way        problems are held out whole when a model is judged
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,13 +31,19 @@ def kernel_name(problem: str, sizes: Mapping[str, int], core: Core | None, threa
 
 
 def measurements(
-    names: Sequence[str], table: Matrix, seconds: Sequence[float], noise: Sequence[float], threads: int,
+    names: Sequence[str],
+    table: Matrix,
+    seconds: Sequence[float],
+    noise: Sequence[float],
+    threads: int,
     source: Source = "calibrate",
 ) -> list[Measurement]:
     """Rows for the store."""
     kinds = families(table)
     return [
-        Measurement(name, FAMILIES[int(k)], dict(zip(NAMES, map(float, row), strict=True)), "f32", threads, s * 1e9, n, source)
+        Measurement(
+            name, FAMILIES[int(k)], dict(zip(NAMES, map(float, row), strict=True)), "f32", threads, s * 1e9, n, source
+        )
         for name, row, s, n, k in zip(names, table, seconds, noise, kinds, strict=True)
     ]
 
@@ -66,4 +73,4 @@ def train(store: Store, machine: int | None, at: Roof) -> Model | None:
         return None
     made = model.fit(found, at)
     version = model.save(store, made, machine)
-    return Model(made.forest, made.width, made.facts, version)
+    return replace(made, version=version)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.hpm import model as models
-from hotfuse.hpm.features import NAMES, derive
+from hotfuse.hpm.features import derive
 from hotfuse.hpm.model import LENGTHS, Model, Samples, Vector, accuracy
 from hotfuse.hpm.online import Online
 from hotfuse.hpm.roofline import Roof
@@ -55,18 +55,19 @@ def roofline_alone(samples: Samples, at: Roof) -> dict[str, float]:
     return accuracy(samples.seconds, derive(samples.table, at).roof.seconds)
 
 
-def corrected(
+def learned(
     samples: Samples, predicted: Vector, at: Roof, count: int = 20, seed: int = 0
-) -> tuple[Vector, npt.NDArray[np.bool_]]:
-    """Predictions after some online samples, and which samples were not among those."""
+) -> tuple[Online, npt.NDArray[np.bool_]]:
+    """What some online samples teach, and which samples were not among those."""
     found = derive(samples.table, at)
     level = models.binding(found)
     order = np.random.default_rng(seed).permutation(np.flatnonzero(samples.seconds > LENGTHS[0]))[:count]
     online = Online()
-    online.observe_all((int(found.family[i]), int(level[i]), float(np.log(samples.seconds[i] / predicted[i]))) for i in order)
+    off = np.log(samples.seconds / predicted)
+    online.observe_all((int(found.family[i]), int(level[i]), float(off[i])) for i in order)
     rest = np.ones(len(samples), bool)
     rest[order] = False
-    return predicted * np.exp(online.shift(found.family, level)), rest
+    return online, rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +104,9 @@ def regret(choices: Sequence[Choice], top: int = 1) -> Vector:
 
 def importance(model: Model) -> dict[str, float]:
     """How often trees ask for a feature, as parts of all questions, most first."""
-    counts = model.forest.split_counts(len(NAMES))
+    counts = model.forest.split_counts(len(models.INPUTS))
     share = counts / max(counts.sum(), 1)
-    return {NAMES[i]: float(share[i]) for i in np.argsort(-share) if share[i] > 0}
+    return {models.INPUTS[i]: float(share[i]) for i in np.argsort(-share) if share[i] > 0}
 
 
 def coverage(model: Model, samples: Samples, predicted: Vector, at: Roof) -> float:
@@ -120,20 +121,27 @@ def learning_curve(samples: Samples, at: Roof, sizes: Sequence[int], seed: int =
     shuffled = np.random.default_rng(seed).permutation(names)
     test = np.isin(samples.group, shuffled[: len(names) // 4])
     rest, judged = samples.pick(~test), samples.pick(test)
-    order = np.argsort(np.random.default_rng(seed).permutation(len(names))[np.searchsorted(names, rest.group)], kind="stable")
+    order = np.argsort(
+        np.random.default_rng(seed).permutation(len(names))[np.searchsorted(names, rest.group)], kind="stable"
+    )
     found: dict[int, float] = {}
     for n in sizes:
         if n <= len(rest):
             part = rest.pick(order[:n])
-            x = derive(part.table, at)
-            grown = models.forest.grow(x.x, np.log(part.seconds / x.roof.seconds), models.weights(part))
-            made = Model(grown, np.zeros((len(FAMILIES), len(LENGTHS) + 1)))
+            made = models.grown(derive(part.table, at), part.seconds, models.weights(part))
             found[n] = accuracy(judged.seconds, made.seconds(derive(judged.table, at)))["mape"]
     return found
 
 
 def drift_samples(
-    samples: Samples, predicted: Vector, at: Roof, *, factor: float = 1.6, mape: float = 0.12, most: int = 200, seed: int = 0
+    samples: Samples,
+    predicted: Vector,
+    at: Roof,
+    *,
+    factor: float = 1.6,
+    mape: float = 0.12,
+    most: int = 200,
+    seed: int = 0,
 ) -> Mapping[str, int]:
     """Online samples until predictions are within the bar again (and stay there), per injected slowdown.
 

@@ -1,7 +1,8 @@
-"""The model: a roofline times what a forest learned about how far from it kernels stay, with an interval that holds.
+"""The model: times by fitted rates, and what a forest learned about how far from them kernels stay, with an interval that holds.
 
-    log(time / roofline) = forest(features)        never below what the roofs allow
-    interval             = residuals of kernels the forest had not seen, by family and length
+    utilization = roofline / time
+    time        = sum of rates * amounts * exp(forest(features))      never below what the roofs allow
+    interval    = residuals of kernels the forest had not seen, by family and length
 
 It is stored as plain arrays under one name, each training a new version.
 """
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotfuse.hpm import forest
+from hotfuse.hpm import fitted, forest
 from hotfuse.hpm.features import NAMES, Features, derive
 from hotfuse.hpm.forest import Forest
 from hotfuse.hpm.roofline import Roof
@@ -27,6 +28,8 @@ from hotfuse.profile.store import Store
 
 Vector = npt.NDArray[np.float64]
 NAME = "kernels"
+INPUTS = (*NAMES, "fitted")
+"""What a forest reads."""
 KEPT = 0.8
 """The part of all measurements that stated intervals hold."""
 LENGTHS = (5e-6, 100e-6)
@@ -40,7 +43,7 @@ LEAST_SAMPLES = 40
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Per candidate; energy is an estimate from a core's watts, cycles follow from the machine's rate."""
+    """Per candidate; energy is an estimate from a core's watts, cycles are those of one core, at the rate that was measured."""
 
     seconds: Vector
     low_s: Vector
@@ -81,10 +84,14 @@ class Model:
     """Half-widths of intervals in log time, by family and length."""
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     version: int = 0
+    rates: fitted.Rates = field(default_factory=lambda: fitted.NONE)
 
     def ratio(self, found: Features) -> Vector:
         """log(time / roofline)."""
-        return np.maximum(self.forest.predict(found.x), np.log(np.maximum(found.roof.bound, 1e-12) / found.roof.seconds))
+        x, base = _inputs(found, self.rates)
+        return np.maximum(
+            base + self.forest.predict(x), np.log(np.maximum(found.roof.bound, 1e-12) / found.roof.seconds)
+        )
 
     def seconds(self, found: Features) -> Vector:
         """Predicted times."""
@@ -95,21 +102,33 @@ class Model:
         return self.width[found.family, np.searchsorted(LENGTHS, seconds)]
 
 
-def residuals(samples: Samples, at: Roof, few: int = forest.FEW, folds: int = FOLDS, seed: int = 0) -> tuple[Vector, Vector]:
+def _inputs(found: Features, rates: fitted.Rates) -> tuple[Matrix, Vector]:
+    """What a forest reads, and log(time by rates / roofline), which is its last column."""
+    base = np.log(fitted.base(found.amounts, found.family, rates, found.roof.seconds) / found.roof.seconds)
+    return np.vstack([found.x.T, base]).T, base
+
+
+def grown(found: Features, seconds: Vector, weight: Vector, *, seed: int = 0, few: int = forest.FEW) -> Model:
+    """Rates, and a forest for what they leave; it knows nothing about its errors yet."""
+    rates = fitted.fit(found.amounts, found.family, seconds, weight)
+    x, base = _inputs(found, rates)
+    trees = forest.grow(x, np.log(seconds / found.roof.seconds) - base, weight, seed=seed, few=few)
+    return Model(trees, np.zeros((len(FAMILIES), len(LENGTHS) + 1)), rates=rates)
+
+
+def residuals(
+    samples: Samples, at: Roof, few: int = forest.FEW, folds: int = FOLDS, seed: int = 0
+) -> tuple[Vector, Vector]:
     """log(measured / predicted) and the prediction for every sample, by forests that saw no sample of its group."""
-    found = derive(samples.table, at)
-    y = np.log(samples.seconds / found.roof.seconds)
+    found, weight = derive(samples.table, at), weights(samples)
     fold = _folds(samples.group, folds, seed)
-    off, predicted = np.zeros(len(y)), np.zeros(len(y))
+    predicted = samples.seconds.copy()
     for k in range(folds):
         test = fold == k
         if test.any() and not test.all():
-            grown = forest.grow(found.x[~test], y[~test], weights(samples.pick(~test)), seed=seed, few=few)
-            model = Model(grown, np.zeros((len(FAMILIES), len(LENGTHS) + 1)))
-            part = derive(samples.table[test], at)
-            predicted[test] = model.seconds(part)
-            off[test] = np.log(samples.seconds[test] / predicted[test])
-    return off, predicted
+            made = grown(found.pick(~test), samples.seconds[~test], weight[~test], seed=seed, few=few)
+            predicted[test] = made.seconds(found.pick(test))
+    return np.log(samples.seconds / predicted), predicted
 
 
 def _folds(group: npt.NDArray[np.int64], folds: int, seed: int) -> npt.NDArray[np.int64]:
@@ -127,8 +146,7 @@ def fit(samples: Samples, at: Roof, *, seed: int = 0, few: int = forest.FEW) -> 
     started = time.perf_counter()
     off, predicted = residuals(samples, at, few, seed=seed)
     found = derive(samples.table, at)
-    y = np.log(samples.seconds / found.roof.seconds)
-    grown = forest.grow(found.x, y, weights(samples), seed=seed, few=few)
+    made = grown(found, samples.seconds, weights(samples), seed=seed, few=few)
     length = np.searchsorted(LENGTHS, predicted)
     overall = float(np.quantile(np.abs(off), KEPT))
     width = np.full((len(FAMILIES), len(LENGTHS) + 1), overall)
@@ -140,10 +158,10 @@ def fit(samples: Samples, at: Roof, *, seed: int = 0, few: int = forest.FEW) -> 
     scores = accuracy(samples.seconds, predicted)
     facts = {
         "samples": len(samples), "groups": len(np.unique(samples.group)), "kind": "boosted" if len(samples) >= few else "extra",
-        "trees": len(grown.roots), "seconds": round(time.perf_counter() - started, 3), "held_out": scores,
-        "features": list(NAMES), "rows": list(ROW_NAMES), "kept": KEPT,
+        "trees": len(made.forest.roots), "seconds": round(time.perf_counter() - started, 3), "held_out": scores,
+        "features": list(INPUTS), "rows": list(ROW_NAMES), "kept": KEPT,
     }  # fmt: skip
-    return Model(grown, width, facts)
+    return Model(made.forest, width, facts, rates=made.rates)
 
 
 def accuracy(measured: Vector, predicted: Vector, least_s: float = 5e-6) -> dict[str, float]:
@@ -158,26 +176,29 @@ def accuracy(measured: Vector, predicted: Vector, least_s: float = 5e-6) -> dict
 
 def save(store: Store, model: Model, machine: int | None) -> int:
     """Keep a model; its version."""
-    return store.save_model(NAME, {**model.forest.arrays(), "width": model.width}, model.facts, machine)
+    return store.save_model(
+        NAME, {**model.forest.arrays(), "width": model.width, "rates": model.rates}, model.facts, machine
+    )
 
 
 def load(store: Store, machine: int | None = None, version: int | None = None) -> Model | None:
     """The newest model, or a given version; None where there is none that this program and machine can use."""
-    found = store.load_model(NAME, version)
-    if found is None or _columns(found.facts) != (list(NAMES), list(ROW_NAMES)):
-        return None
-    if machine is not None and found.machine != machine:
+    found = store.load_model(NAME, version, machine)
+    if found is None or _columns(found.facts) != (list(INPUTS), list(ROW_NAMES)):
         return None
     try:
-        grown = forest.from_arrays(found.arrays, len(NAMES))
-        width = found.arrays["width"]
+        trees = forest.from_arrays(found.arrays, len(INPUTS))
+        width, rates = found.arrays["width"], found.arrays["rates"]
     except (KeyError, ValueError) as e:
         store.notes.append(f"a stored model was left aside: {e}")
         return None
     if width.shape != (len(FAMILIES), len(LENGTHS) + 1) or not np.isfinite(width).all():
         store.notes.append("a stored model was left aside: its intervals do not fit")
         return None
-    return Model(grown, width.astype(np.float64), dict(found.facts), found.version)
+    if rates.shape != fitted.NONE.shape or not np.isfinite(rates).all() or (rates < 0).any():
+        store.notes.append("a stored model was left aside: its rates do not fit")
+        return None
+    return Model(trees, width.astype(np.float64), dict(found.facts), found.version, rates.astype(np.float64))
 
 
 def _columns(facts: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -213,7 +234,7 @@ class Predictor:
         seconds = raw * np.exp(self.correction.shift(found.family, level))
         width = np.exp(self.model.widths(found, raw))
         memory = table[:, _BYTES].sum(1)
-        cycles = seconds * self.at.flops / (self.at.threads * 64)
+        cycles = seconds * self.at.hz
         joules = seconds * WATTS_PER_CORE * self.at.threads
         return Predictions(seconds, seconds / width, seconds * width, cycles, joules, memory, level, found.family)
 

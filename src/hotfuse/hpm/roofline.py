@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ from hotfuse.machine.topology import Topology
 Vector = npt.NDArray[np.float64]
 _GUESS = {"L1": 100e9, "L2": 50e9, "L3": 25e9, "memory": 10e9}
 FORK_S = 2e-6
+_TILE, _INPUTS = 4, 8
+"""Results of a tile in which windows share products, each way; channels that it takes at least."""
 SLACK = 0.95
 """Peaks are measured as well: what comes a little nearer than their noise to them is no mistake."""
 
@@ -30,6 +33,8 @@ class Roof:
     call_s: float
     fork_s: float
     measured: bool
+    hz: float = 2.5e9
+    """Cycles a second of a core: measured, or as the system states it, or a guess."""
     log_knots: Vector = field(init=False, compare=False, repr=False)
     log_speeds: Vector = field(init=False, compare=False, repr=False)
 
@@ -61,6 +66,7 @@ def roof(peaks: Peaks | None, top: Topology, lanes: int, threads: int = 1) -> Ro
         threads, flops or lanes * 4 * 2.5e9 * threads, tuple(knots), tuple(speeds),
         (peaks.call_ns if peaks is not None else 100.0) * 1e-9,
         (fork * 1e-9 if fork is not None else FORK_S) if threads > 1 else 0.0, flops is not None,
+        (peaks.hz if peaks is not None else None) or (top.max_mhz or 2500) * 1e6,
     )  # fmt: skip
 
 
@@ -83,6 +89,33 @@ class Least:
     """What nothing can beat: products at the peak, compulsory traffic at the level's bandwidth."""
     level: npt.NDArray[np.int64]
     """Of the working set."""
+    products: Vector
+    """Operations of products that cannot be done without."""
+
+    def pick(self, where: npt.NDArray[Any]) -> Least:
+        """Some rows."""
+        return Least(self.seconds[where], self.compute[where], self.memory[where], self.bound[where], self.level[where],
+                     self.products[where])  # fmt: skip
+
+
+def products(table: Matrix) -> Vector:
+    """Operations of products that no kernel can do without.
+
+    A window of r x r that steps by one takes (m + r - 1)^2 products for m x m results instead of (m r)^2; larger tiles than m = 4
+    lose too many digits.
+    """
+    c = {n: table[:, COLUMN[n]] for n in ("mma", "convolution", "library", "groups", "stride", "window", "depth")}
+    side = np.sqrt(np.maximum(c["window"], 1.0))
+    inputs = c["depth"] / np.maximum(c["window"], 1.0)
+    may = (
+        (c["convolution"] > 0)
+        & (c["library"] == 0)
+        & (c["groups"] <= 1)
+        & (c["stride"] <= 1)
+        & (side > 1)
+        & (inputs >= _INPUTS)
+    )
+    return np.where(may, c["mma"] * ((_TILE + side - 1) / (_TILE * side)) ** 2, c["mma"])
 
 
 def least(table: Matrix, at: Roof) -> Least:
@@ -97,8 +130,9 @@ def least(table: Matrix, at: Roof) -> Least:
     held = np.where(library, np.maximum(col("most_moved"), 1.0), np.maximum(traffic, 1.0))
     memory = moved / at.bandwidth(held)
     vector = at.flops / 2  # an instruction that is no multiply-add does half as many operations
-    compute = col("mma") / at.flops + (col("light") + col("divide") + col("function")) / vector
+    mma = products(table)
+    compute = mma / at.flops + (col("light") + col("divide") + col("function")) / vector
     calls = np.where(library, col("calls") * 20 * at.call_s, 2 * at.call_s) + at.fork_s
     seconds = np.maximum(compute, memory) + calls
-    bound = np.maximum(col("mma") / at.flops, traffic / at.bandwidth(np.full_like(traffic, at.knots[0]))) * SLACK
-    return Least(seconds, compute, memory, bound, at.level(held))
+    bound = np.maximum(mma / at.flops, traffic / at.bandwidth(np.full_like(traffic, at.knots[0]))) * SLACK
+    return Least(seconds, compute, memory, bound, at.level(held), mma)

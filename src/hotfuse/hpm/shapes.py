@@ -95,9 +95,17 @@ _CHEAP = "add mul sub scale relu"
 _ANY = f"{_CHEAP} div sigmoid tanh gelu exp silu"
 
 
+def _begin(b: Builder, r: random.Random, width: int) -> Value:
+    """An input of rows; now and then it lies the other way round."""
+    if r.random() < 0.94:
+        return b.input("x", _f32(sym(ROWS), width))
+    turned = b.input("x", _f32(width, sym(ROWS)))
+    return b.add("aten.transpose.int", (turned, 0, 1), _f32(sym(ROWS), width))
+
+
 def _pointwise(r: random.Random) -> Problem:
     b, width = Builder("group"), _extent(r, 16, 4096)
-    chain = _Chain(b, r, b.input("x", _f32(sym(ROWS), width)))
+    chain = _Chain(b, r, _begin(b, r, width))
     for _ in range(r.choice((1, 1, 2, 2, 3, 4, 6))):
         chain.step(_ANY)
     return Problem("pointwise", b.finish(chain.x), _several(r, 2, 8192, width))
@@ -112,8 +120,10 @@ def _broadcast(r: random.Random) -> Problem:
 
 
 def _reduction(r: random.Random) -> Problem:
+    if r.random() < 0.1:
+        return _pool(r)
     b, width = Builder("group"), _extent(r, 32, 4096)
-    chain = _Chain(b, r, b.input("x", _f32(sym(ROWS), width)))
+    chain = _Chain(b, r, _begin(b, r, width))
     for _ in range(r.choice((0, 0, 1, 1, 2, 3))):
         chain.step("add mul scale addv gelu")
     kind = r.choice(("softmax", "layer_norm", "layer_norm", "sum", "amax", "mean"))
@@ -125,7 +135,37 @@ def _reduction(r: random.Random) -> Problem:
     else:
         op = {"sum": "aten.sum.dim_IntList", "mean": "aten.mean.dim", "amax": "aten.amax.default"}[kind]
         out = b.add(op, (chain.x, (-1,), True), _f32(sym(ROWS), 1))
-    return Problem("reduction", b.finish(out), _several(r, 2, 4096, width))
+    return Problem("reduction", b.finish(out), _several(r, 4, 4096, width))
+
+
+def _pool(r: random.Random) -> Problem:
+    b, last, channels, side = (
+        Builder("group"),
+        Layout((0, 2, 3, 1)),
+        _extent(r, 16, 1024),
+        r.choice((7, 14, 28, 56, 112)),
+    )
+    channels = max(16, min(channels, MOST_ELEMENTS // (side * side) // 16 * 16))
+    x = b.input("x", _f32(1, channels, side, side, layout=last))
+    if r.random() < 0.4:
+        out = b.add("aten.adaptive_avg_pool2d.default", (x, (1, 1)), _f32(1, channels, 1, 1, layout=last))
+        return Problem("reduction", b.finish(out), ({},))
+    window, kind = r.choice((2, 3, 3, 5)), r.choice(("max", "avg"))
+    pad = window // 2
+    made = (side + 2 * pad - window) // 2 + 1
+    args = (x, (window, window), (2, 2), (pad, pad))
+    out = b.add(f"aten.{kind}_pool2d.default", args, _f32(1, channels, made, made, layout=last))
+    return Problem("reduction", b.finish(out), ({},))
+
+
+def _picked(r: random.Random) -> Problem:
+    b, width, rows = Builder("group"), _extent(r, 32, 2048), _log(r, 100, 30_000)
+    table = b.param("t", _f32(min(rows, 8 * MOST_ELEMENTS // width), width), "t")
+    at = b.input("i", TensorType(DType.I64, (sym(ROWS),)))
+    chain = _Chain(b, r, b.add("aten.embedding.default", (table, at), _f32(sym(ROWS), width)))
+    for _ in range(r.choice((0, 1, 2))):
+        chain.step("add addv scale")
+    return Problem("broadcast", b.finish(chain.x), _several(r, 4, 2048, width))
 
 
 def _contraction(r: random.Random) -> Problem:
@@ -139,7 +179,25 @@ def _contraction(r: random.Random) -> Problem:
     return Problem("contraction", b.finish(chain.x), _several(r, 1, most, max(n, k), 4))
 
 
+def _stem(r: random.Random) -> Problem:
+    """The first convolution of a model: few channels, one plane after another, long strides."""
+    b, last, side = Builder("group"), Layout((0, 2, 3, 1)), r.choice((64, 96, 128, 160, 224))
+    window, stride = r.choice(((3, 1), (3, 2), (7, 2), (4, 4), (16, 16), (16, 16)))
+    c_out = _extent(r, 16, 768 if stride > 2 else 96)
+    pad = window // 2 if stride < 3 else 0
+    out = (side + 2 * pad - window) // stride + 1
+    x = b.input("x", _f32(1, 3, side, side))
+    w, v = b.param("w", _f32(c_out, 3, window, window), "w"), b.param("b", _f32(c_out), "b")
+    args = (x, w, v, (stride, stride), (pad, pad), (1, 1), 1)
+    chain = _Chain(b, r, b.add("aten.conv2d.default", args, _f32(1, c_out, out, out, layout=last)), 1)
+    if r.random() < 0.5:
+        chain.step("relu silu")
+    return Problem("convolution", b.finish(chain.x), ({},))
+
+
 def _convolution(r: random.Random) -> Problem:
+    if r.random() < 0.08:
+        return _stem(r)
     b, last = Builder("group"), Layout((0, 2, 3, 1))
     side, window, stride = r.choice((7, 14, 20, 28, 40, 56)), r.choice((1, 1, 3, 3, 5)), r.choice((1, 1, 1, 2))
     own = r.random() < 0.3 and window > 1
@@ -168,8 +226,9 @@ def _attention(r: random.Random) -> Problem:
 
 
 _DRAW: dict[str, tuple[Callable[[random.Random], Problem], float]] = {
-    "pointwise": (_pointwise, 0.2), "broadcast": (_broadcast, 0.14), "reduction": (_reduction, 0.2),
-    "contraction": (_contraction, 0.28), "convolution": (_convolution, 0.15), "attention": (_attention, 0.03),
+    "pointwise": (_pointwise, 0.19), "broadcast": (_broadcast, 0.14), "reduction": (_reduction, 0.25),
+    "contraction": (_contraction, 0.2), "convolution": (_convolution, 0.17), "attention": (_attention, 0.03),
+    "picked": (_picked, 0.02),
 }  # fmt: skip
 
 

@@ -32,13 +32,25 @@ MAX_KEPT = 20_000
 """Nodes and values whose rows are kept; more of them begin anew."""
 
 SUMS = ("mma", "light", "divide", "function", "moved", "nodes", "calls", "columns", "reduced", "picked", "steps", "exp",
-        "sigmoid", "tanh", "erf", "root", "special")  # fmt: skip
-"""Per node, added up: operations by what they cost, bytes that operators move one by one, columns of products."""
+        "sigmoid", "tanh", "erf", "root", "special", "pooled", "turned", "skipped")  # fmt: skip
+"""Per node, added up: operations by what they cost, bytes that operators move one by one, columns of products; elements of pools,
+elements that change places with their neighbours, bytes of tables that nobody reads."""
 MAXIMA = ("product", "convolution", "attention", "recurrent", "reduction", "indexing", "rows", "depth", "window", "groups",
           "stride", "elements", "width", "most_moved", "narrow", "softmax", "norm", "extremum")  # fmt: skip
 """Per node, the largest: which kinds there are, extents of the heart, the largest tensor and its innermost extent."""
 EDGES = ("bytes_in", "bytes_const", "bytes_out", "streams", "small_inputs", "strided", "element_bytes")
-WAY = ("lanes", "registers", "l2", "tile_rows", "tile_vectors", "tile_sets", "tile_padding", "group_rows", "threads", "library")
+WAY = (
+    "lanes",
+    "registers",
+    "l2",
+    "tile_rows",
+    "tile_vectors",
+    "tile_sets",
+    "tile_padding",
+    "group_rows",
+    "threads",
+    "library",
+)
 NAMES = (*SUMS, *MAXIMA, *EDGES, *WAY)
 """Columns of a row."""
 COLUMN = {n: i for i, n in enumerate(NAMES)}
@@ -53,6 +65,7 @@ _FUNCTIONS = {
 }  # fmt: skip
 """Functions by the code they become; others that cost as much are special."""
 _CLASS = {f"aten.{op}": kind for kind, ops in _FUNCTIONS.items() for op in ops}
+_TURNING = frozenset({"aten.transpose", "aten.permute", "aten.t", "aten.mT", "aten.swapaxes", "aten.movedim"})
 _HEARTS = {Access.CONTRACTION: "product", Access.CONVOLUTION: "convolution", Access.ATTENTION: "attention",
            Access.RECURRENT: "recurrent"}  # fmt: skip
 
@@ -128,17 +141,26 @@ def node_row(node: Node, env: Mapping[str, int]) -> list[float]:
     if cost.flops is None or cost.bytes is None:
         raise Unknown(f"the cost of {node.op} depends on data")
     found: dict[str, float] = {n: 0.0 for n in (*SUMS, *MAXIMA)}
-    tensors = [(v, _shape(v, env)) for v in (*node.outs, *node.ins) if isinstance(v.type, TensorType)]
+    picks = row.access is Access.INDEXING
+    tensors = [
+        (v, _shape(v, env)) for v in (node.outs if picks else (*node.outs, *node.ins)) if isinstance(v.type, TensorType)
+    ]
     made = sum(math.prod(_shape(v, env)) for v in node.outs)
     largest, shape = max(tensors, key=lambda t: math.prod(t[1]), default=(None, [1]))
-    found["nodes"], found["moved"], found["most_moved"] = 1, cost.bytes, cost.bytes
+    skipped = _skipped(node, env) if picks else 0
+    found["nodes"], found["moved"], found["most_moved"] = 1, cost.bytes - skipped, cost.bytes - skipped
+    found["skipped"] = skipped
     found["calls"] = float(bool(cost.bytes or cost.flops))
     found["elements"] = math.prod(shape)
     found["width"] = _innermost(largest, shape) if largest is not None else 1
     found["narrow"] = max((64 / bits(v.type.dtype) for v in node.outs if isinstance(v.type, TensorType)), default=0.0)
-    heart = _HEARTS.get(Access.CONVOLUTION if is_convolution(node) else row.access)
+    pools = row.access is Access.CONVOLUTION and not is_convolution(node)
+    heart = None if pools else _HEARTS.get(row.access)
     each = cost.flops / max(made, 1)
-    if heart is not None:
+    if pools:
+        found["reduction"], found["light"], found["pooled"] = 1, cost.flops, cost.flops
+        found["window"], found["extremum"] = each, float("max" in node.op)
+    elif heart is not None:
         found[heart], found["mma"] = 1, cost.flops
         found.update(_heart(node, heart, tensors, env))
     elif row.access is Access.REDUCTION:
@@ -154,9 +176,22 @@ def node_row(node: Node, env: Mapping[str, int]) -> list[float]:
         kind = _CLASS.get(packet(node.op), "special" if each >= FUNCTION else "")
         if kind:
             found[kind] = made
-    if row.access is Access.INDEXING:
+    if picks:
         found["indexing"], found["picked"] = 1, made
+    if packet(node.op) in _TURNING and _innermost(*_first(node.ins, env)) != _innermost(*_first(node.outs, env)):
+        found["turned"] = made
     return list(found.values())
+
+
+def _first(values: Sequence[Value], env: Mapping[str, int]) -> tuple[Value, list[int]]:
+    return values[0], _shape(values[0], env)
+
+
+def _skipped(node: Node, env: Mapping[str, int]) -> int:
+    """Bytes of a table that are not read: an element of the result is one element of it."""
+    table = next((v for v in node.ins if isinstance(v.type, TensorType)), None)
+    out = sum(value_bytes(v, env) or 0 for v in node.outs)
+    return max(0, (value_bytes(table, env) or 0) - out) if table is not None else 0
 
 
 def _heart(node: Node, heart: str, tensors: list[tuple[Value, list[int]]], env: Mapping[str, int]) -> dict[str, float]:
@@ -177,7 +212,13 @@ def _heart(node: Node, heart: str, tensors: list[tuple[Value, list[int]]], env: 
     if heart == "recurrent":
         steps = first[0] if len(first) == 3 else 1
         weights = max((math.prod(s) for _, s in tensors[1:] if len(s) == 2), default=1)
-        return {"rows": math.prod(first[:-1]), "columns": out[-1], "depth": first[-1], "steps": steps, "window": weights}
+        return {
+            "rows": math.prod(first[:-1]),
+            "columns": out[-1],
+            "depth": first[-1],
+            "steps": steps,
+            "window": weights,
+        }
     return {"rows": math.prod(out[:-1]), "columns": out[-1], "depth": first[-1]}
 
 
@@ -216,6 +257,7 @@ class Book:
         table[:, : len(SUMS)] = np.add.reduceat(nodes[:, : len(SUMS)], starts)
         table[:, len(SUMS) : _NODE] = np.maximum.reduceat(nodes[:, len(SUMS) :], starts)
         table[:, _NODE : _NODE + len(EDGES)] = edges
+        _less(table)
         heart = table[:, [COLUMN["rows"], COLUMN["columns"], COLUMN["depth"]]].astype(np.int64).tolist()
         table[:, _NODE + len(EDGES) :] = [self._way(c, h) for c, h in zip(candidates, heart, strict=True)]
         return table
@@ -309,6 +351,16 @@ class _Sized:
             strided += odd
             large += size >= _BROADCAST * most
         return (taken, const, made, large + 1, len(read) - large, strided, each)
+
+
+def _less(table: Matrix) -> None:
+    """Of tables that are only looked into, no more than what is read enters: weights first, then inputs."""
+    skipped = table[:, COLUMN["skipped"]]
+    if skipped.any():
+        const, taken = table[:, COLUMN["bytes_const"]], table[:, COLUMN["bytes_in"]]
+        of_const = np.minimum(skipped, const)
+        table[:, COLUMN["bytes_const"]] = const - of_const
+        table[:, COLUMN["bytes_in"]] = np.maximum(taken - (skipped - of_const), 0)
 
 
 def families(table: Matrix) -> npt.NDArray[np.int64]:

@@ -1,0 +1,182 @@
+"""Labels for benchmarks that compare predictions with measurements: compiled once, measured by processes of their own, in pieces.
+
+    kernels.bin     what workers compiled: graphs, sizes, code; written once
+    times-0.jsonl   what the first process measured, a line a batch; times-1.jsonl the second
+
+Measuring stops when its time is up and goes on behind what there is, so that each piece fits a short quiet phase. No label is
+taken by a process that compiles, and no two labels of a candidate by the same process.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hotfuse.base.errors import HotfuseError
+from hotfuse.compile import measure, wire
+from hotfuse.compile.pool import Limits, Pool, Task
+from hotfuse.hpm.work import Candidate
+from hotfuse.ir.graph import Graph
+from hotfuse.ir.text import parse, show
+from hotfuse.lower.tiling import Core
+
+PASSES = 24
+BATCH_BYTES = 768 << 20
+"""Data that is in memory at once: the more, the further apart the turns of one kernel lie."""
+Times = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One kernel, or the library's for `core` None, with the calls to measure it at."""
+
+    problem: str
+    graph: Graph
+    sizes: tuple[dict[str, int], ...]
+    core: Core | None
+    tag: str = ""
+    """What a benchmark wants to find it by."""
+
+
+class Unfinished(Exception):
+    """Time is up; the same command goes on with the rest."""
+
+
+def compiled(works: Sequence[Work], path: Path) -> None:
+    """Have workers compile, unless an earlier run did; what has no kernel is left out."""
+    if path.exists():
+        return
+    part = path.with_suffix(".part")
+    pool = Pool(Limits(2, share=1.0))
+    asked = [
+        pool.submit(Task("a kernel", measure.request(w.graph, w.core), timeout=120.0)) if w.core else None
+        for w in works
+    ]
+    with part.open("wb") as file:
+        for w, future in zip(works, asked, strict=True):
+            try:
+                answer, codes = wire.checked(future.result()) if future is not None else ({}, [])
+            except HotfuseError as e:
+                wire.send(file, {"own": _text(w), "refused": e.because or e.what})
+                continue
+            wire.send(file, {**answer, "own": _text(w)}, codes)
+    pool.close(1.0)
+    part.rename(path)
+
+
+def _text(w: Work) -> dict[str, Any]:
+    core = [w.core.lanes, w.core.registers, w.core.l1, w.core.l2] if w.core else None
+    return {"problem": w.problem, "graph": show(w.graph), "calls": w.sizes, "core": core, "tag": w.tag}
+
+
+def _read(path: Path) -> Iterator[tuple[Work, dict[str, Any], list[bytes]]]:
+    with path.open("rb") as file:
+        while True:
+            try:
+                answer, codes = wire.receive(file)
+            except EOFError:
+                return
+            own = answer.pop("own")
+            core = Core(*own["core"]) if own["core"] else None
+            yield Work(own["problem"], parse(own["graph"]), tuple(own["calls"]), core, own["tag"]), answer, codes
+
+
+def works_in(path: Path) -> list[Work]:
+    """Everything that compiled (and the library's), in the order of its labels."""
+    return [w for w, answer, _ in _read(path) if "refused" not in answer]
+
+
+def refusals(path: Path) -> dict[tuple[str, str], str]:
+    """Why there is no kernel: by problem and tag."""
+    return {(w.problem, w.tag): str(answer["refused"]) for w, answer, _ in _read(path) if "refused" in answer}
+
+
+def _known(out: Path) -> dict[int, tuple[float, float]]:
+    if not out.exists():
+        return {}
+    found: dict[int, tuple[float, float]] = {}
+    for line in out.read_text().splitlines():
+        found.update({int(i): (s, n) for i, s, n in json.loads(line)})
+    return found
+
+
+def label(path: Path, out: Path, until: float, passes: int) -> bool:
+    """Measure what has no label yet, in batches that fit memory; whether nothing is left."""
+    torch.set_num_threads(1)
+    known, waiting, held = _known(out), list[tuple[int, measure.Bound]](), 0
+    failed: list[int] = []
+    shelf = measure.Shelf()
+    count = 0
+
+    def flush() -> None:
+        measure.timed([b for _, b in waiting], passes)
+        rows = [(i, *b.figure()) for i, b in waiting] + [(i, 0.0, 0.0) for i in failed]
+        with out.open("a") as file:
+            file.write(json.dumps(rows) + "\n")
+        waiting.clear()
+        failed.clear()
+
+    for work, answer, codes in _read(path):
+        if "refused" in answer:
+            continue
+        kernel = None
+        for sizes in work.sizes:
+            count += 1
+            if count - 1 in known:
+                continue
+            try:
+                kernel = kernel or (measure.received(answer, codes) if work.core else None)
+                bound = measure.bind(Candidate(work.graph, sizes, work.core), work.problem, kernel, shelf)
+                bound.call()  # made-up indices may point anywhere
+            except HotfuseError as e:
+                print(f"left out: {e}", file=sys.stderr)
+                failed.append(count - 1)
+                continue
+            waiting.append((count - 1, bound))
+            held += bound.bytes
+            if held > BATCH_BYTES:
+                flush()
+                held, shelf = 0, measure.Shelf()
+                if time.time() > until:
+                    return False
+    if waiting or failed:
+        flush()
+    return True
+
+
+def labelled(path: Path, turns: int, until: float, passes: int = PASSES) -> list[Times]:
+    """Labels by so many processes, one after the other: seconds and noise of each call; raises Unfinished."""
+    found: list[Times] = []
+    for turn in range(turns):
+        out = path.with_name(f"{path.stem}-times-{turn}.jsonl")
+        done = out.with_suffix(".done")
+        while not done.exists():
+            if time.time() > until:
+                raise Unfinished
+            command = [sys.executable, "-m", "benchmarks.labels", str(path), str(out), str(until), str(passes)]
+            if subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip() == "done":
+                done.touch()
+        known = _known(out)
+        found.append(np.array([known[i] for i in range(len(known))]).reshape(-1, 2))
+    return found
+
+
+def main() -> int:
+    """The other process."""
+    path, out, until, passes = sys.argv[1:]
+    print("done" if label(Path(path), Path(out), float(until), int(passes)) else "more")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
