@@ -146,9 +146,8 @@ def _application() -> Case:
     return Case("models", "rapidocr, a page", lambda: Model(application=True), page, ("hotfuse", "ort"), "application")
 
 
-def _traffic(name: str, quick: bool = False, contenders: tuple[str, ...] = ()) -> Case:
-    both = {0: "batch", 1: "length"}
-    who = contenders or ("hotfuse", "eager", "inductor-dynamic", "ort", "openvino")
+def _traffic(name: str, more: tuple[str, ...] = (), quick: bool = False) -> Case:
+    both, who = {0: "batch", 1: "length"}, (*FEW, *more)
     return Case("traffic", name, small_bert, lambda: Trace(TRACES[name]).next(0.0).feed, who, quick=quick, trace=name,
                 dynamic={"input_ids": both, "attention_mask": both})
 
@@ -165,19 +164,17 @@ def _mlp(rows: int = 1) -> Case:
 
 
 CASES: tuple[Case, ...] = (
-    _linear(16, True), _attention(128), _norm(128), _linear(1), _linear(128), _conv(64, 56), _chain(64),
-    _attention(32),
+    _linear(16, True), _attention(128), _norm(128), _conv(64, 56), _chain(64), _linear(1), _linear(128),
     _bert("models", TORCH), zoo_case("models", "ppocr-v4-rec", ONNX, True), zoo_case("models", "bert-base", TORCH),
     zoo_case("models", "resnet-50", TORCH), zoo_case("models", "silero-vad", ONNX), zoo_case("models", "magika", ONNX),
     zoo_case("models", "ppocr-v4-det", ONNX), _application(), zoo_case("models", "gpt2", TORCH),
-    zoo_case("models", "vit-base", TORCH),
     _mlp(), _bert("overhead", ("hotfuse", "hotfuse-tier0", "eager"), False),
     _bert("startup", ("hotfuse", "eager", "inductor", "ort", "openvino")),
     zoo_case("startup", "ppocr-v4-rec", ONNX),
-    _bert("compile", ("hotfuse", "inductor", "inductor-freezing", "ort", "openvino")),
+    _bert("compile", ("hotfuse", "inductor-freezing", "ort", "openvino")),
     zoo_case("compile", "ppocr-v4-rec", ONNX),
-    _traffic("lengths", True), _traffic("padded"), _traffic("shift"), _traffic("batches", contenders=FEW), _speech(),
-    _traffic("bursts", contenders=FEW),
+    _traffic("lengths", ("openvino", "inductor-dynamic"), quick=True), _traffic("padded"), _speech(), _traffic("shift", ("inductor-dynamic",)),
+    _traffic("batches"), _traffic("bursts"),
 )  # fmt: skip
 
 
