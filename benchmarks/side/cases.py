@@ -173,8 +173,8 @@ CASES: tuple[Case, ...] = (
     zoo_case("startup", "ppocr-v4-rec", ONNX),
     _bert("compile", ("hotfuse", "inductor-freezing", "ort", "openvino")),
     zoo_case("compile", "ppocr-v4-rec", ONNX),
-    _traffic("lengths", ("openvino", "inductor-dynamic"), quick=True), _traffic("padded"), _speech(), _traffic("shift", ("inductor-dynamic",)),
-    _traffic("batches"), _traffic("bursts"),
+    _traffic("lengths", ("openvino", "inductor-dynamic"), quick=True), _traffic("padded"), _speech(),
+    _traffic("shift", ("inductor-dynamic",)), _traffic("batches"), _traffic("bursts"),
 )  # fmt: skip
 
 
