@@ -234,6 +234,31 @@ def test_sizes_that_change_stay_with_the_library() -> None:
     agree(native, library, [torch.randn(4), torch.tensor(3)])
 
 
+STACKED = """graph main(%x: f32[s0, 4], %n: i64[]) where (1 <= s0) {
+  %y: f32[4], %o: f32[s0, 4] = control.loop(%n, None, [%y0], [%x]) {
+    graph body(%i: i64[], %go: bool[], %a: f32[4], %k: f32[s0, 4]) {
+      %m: f32[4] = aten.amax.default(%k, [0])
+      %b: f32[4] = aten.add.Tensor(%a, %m)
+      %c: f32[4] = aten.exp.default(%b)
+      return %go, %b, %c
+    }
+  }
+  return %y, %o
+}
+""".replace("%y: f32[4], %o", "%y0: f32[4] = aten.amax.default(%x, [0])\n  %y: f32[4], %o")
+
+
+def test_stacks_of_a_loop_whose_length_is_a_size() -> None:
+    native, library = plans(STACKED, [torch.randn(6, 4), torch.tensor(6)])
+    one_call(native)
+    for n in (6, 1, 9):
+        agree(native, library, [torch.randn(n, 4) * 0.1, torch.tensor(n)])
+    one_call(native)
+    for rows, trips in ((6, 5), (6, 7), (6, 0)):  # the type was wrong: nothing is written where there is no room
+        agree(native, library, [torch.randn(rows, 4) * 0.1, torch.tensor(trips)])
+    assert native.counters()["fell_back"] == 3
+
+
 # --- as a user sees it ------------------------------------------------------------------------------------------------
 
 
@@ -246,6 +271,18 @@ def _model(op: str) -> bytes:
     after = helper.make_tensor_value_info("next", f, [4, 8])
     inputs = [helper.make_tensor_value_info("x", f, ["n", 4, 8]), helper.make_tensor_value_info("h0", f, [4, 8])]
     outputs = [helper.make_tensor_value_info("y", f, [4, 8])]
+    if op == "Loop over rows":  # how exporters write `for row in x: results.append(...)`
+        head = [helper.make_tensor_value_info("i", i64, []), helper.make_tensor_value_info("go", TensorProto.BOOL, [])]
+        nodes = [helper.make_node("Gather", ["x", "i"], ["xi"], axis=0), *step, helper.make_node("Identity", ["go"], ["on"]),
+                 helper.make_node("Neg", ["next"], ["o"])]  # fmt: skip
+        results = [helper.make_tensor_value_info("on", TensorProto.BOOL, []), after, helper.make_tensor_value_info("o", f, [4, 8])]
+        body = helper.make_graph(nodes, "body", [*head, state], results)
+        before = [helper.make_node("Shape", ["x"], ["all"]), helper.make_node("Gather", ["all", "zero"], ["trips"])]
+        looped = helper.make_node("Loop", ["trips", "", "h0"], ["hl", "os"], body=body)
+        outputs.append(helper.make_tensor_value_info("os", f, ["n", 4, 8]))
+        more = [numpy_helper.from_array(np.array(0), "zero")]
+        graph = helper.make_graph([*before, looped, helper.make_node("Relu", ["hl"], ["y"])], "m", inputs, outputs, [weight, *more])
+        return onnx.helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
     if op == "Loop":
         head = [helper.make_tensor_value_info("i", i64, []), helper.make_tensor_value_info("go", TensorProto.BOOL, [])]
         nodes = [helper.make_node("Gather", ["x", "i"], ["xi"], axis=0), *step, helper.make_node("Identity", ["go"], ["on"])]
@@ -262,7 +299,7 @@ def _model(op: str) -> bytes:
     return onnx.helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
 
 
-@pytest.mark.parametrize("op", ["Loop", "Scan"])
+@pytest.mark.parametrize("op", ["Loop", "Scan", "Loop over rows"])
 def test_an_onnx_model_is_one_native_call(op: str) -> None:
     session = hotfuse.InferenceSession(_model(op), settings=INLINE)
     plain = hotfuse.InferenceSession(_model(op), settings=INLINE.with_(tiers=0, capture="off"))
@@ -276,3 +313,4 @@ def test_an_onnx_model_is_one_native_call(op: str) -> None:
     sites = session.explain().to_dict()["sites"]
     runs = [p for s in sites for p in s["plans"] if p["tier"] == 1]
     assert runs and session.stats()["calls_per_tier"]["1"] >= 2, str(session.explain())
+    assert all(p["counters"]["native_runs"] == 1 and p["counters"]["fell_back"] == 0 for p in runs), runs

@@ -247,6 +247,8 @@ class _Placed:
         begin = self.clock
         if not isinstance(loop.trips, Pointer) and loop.trips is not None:
             self.addresses.append(loop.trips)
+        if loop.exactly is not None:
+            self.addresses.append(loop.exactly)
         kept = [*loop.outs, *(p.root for p in (loop.iteration, loop.go) if p is not None)]
         for root in (*kept, *(p.root for p in (loop.trips, loop.condition) if isinstance(p, Pointer))):
             self._touch(root)
@@ -310,7 +312,7 @@ class _Placed:
                     found = (step.condition, step.again, step.iteration, step.go)
                     condition, again, iteration, go = (None if p is None else self.address(p) for p in found)
                     inside = self.steps(step.steps, first)
-                    made.append(Loop(step.var, trips, condition, again, iteration, go, inside, step.name))
+                    made.append(Loop(step.var, trips, condition, again, iteration, go, inside, step.name, step.exactly))
                 case PlannedMark():
                     made.append(Mark(step.part - first))
         return tuple(made)

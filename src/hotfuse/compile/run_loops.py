@@ -65,6 +65,9 @@ class LoopPlanner(Planner):
         taken = replace(found, graph=replace(found.graph, inputs=found.graph.inputs[count:]))
         var = f"{LOOP_VAR}{len(self.state.roots)}"
         trips, length = self._trips(scope, form)
+        exactly: Dim | None = None
+        if length is None and trips is not None and len(node.outs) > len(form.carried):
+            exactly = length = tensor_of(node.outs[-1]).shape[0]  # as its type says, which is checked when it ran
         condition = self._truth(scope, form.condition, before=True)
         lies = self._captured(scope, taken, form.captures)
         steps: list[PlannedStep] = []
@@ -89,7 +92,7 @@ class LoopPlanner(Planner):
         body, again = self._body(level, lies, form, states, stacks, var, inside(name, 0))
         self.state.lies, self.state.copied = before.lies, before.copied
         made = (*states, *(s.root for s in stacks))
-        steps.append(PlannedLoop(var, trips, condition, again, iteration, go, made, tuple(body), name))
+        steps.append(PlannedLoop(var, trips, condition, again, iteration, go, made, tuple(body), name, exactly))
         for out, root in zip(outs, states, strict=True):
             scope.lies[out.name] = Lies(root, 0, dense_strides(tensor_of(out).shape, Layout()))
         for out, stack in zip(node.outs[len(states) :], stacks, strict=True):

@@ -154,6 +154,7 @@ class PlannedLoop:
     """What it carries, and the stacks of its steps."""
     steps: tuple[PlannedStep, ...]
     name: str
+    exactly: Dim | None = None
 
 
 PlannedStep = PlannedCall | PlannedBranch | PlannedChoice | PlannedLoop | PlannedMark

@@ -4,7 +4,8 @@
     do { the body reads i and true; steps; i += 1 } while i < trips and the condition that the steps left
 
 What a body carries lies in memory of its own, which the steps end by writing. A loop that would run for more iterations than
-the reference allows leaves the run: the fallback says what is wrong with it.
+the reference allows leaves the run: the fallback says what is wrong with it. So does one whose stacks of results have another
+length than its type says.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ def emit_loop(fn: Fn, loop: Loop, address: Callable[[Address], str], body: Calla
         large = fn.val(f"icmp sgt i64 {trips}, {MAX_TRIPS}")
         meant = fn.val(f"icmp slt i64 {trips}, {NO_COUNT}")
         _leave_if(fn, fn.val(f"and i1 {large}, {meant}"), control)
+    if loop.exactly is not None and trips is not None:
+        _leave_if(fn, fn.val(f"icmp sgt i64 {trips}, {fn.i64(loop.exactly)}"), control)
     start = "true" if trips is None else fn.val(f"icmp sgt i64 {trips}, 0")
     if loop.condition is not None:
         start = fn.val(f"and i1 {start}, {_holds(fn, address(loop.condition))}")
@@ -54,7 +57,10 @@ def emit_loop(fn: Fn, loop: Loop, address: Callable[[Address], str], body: Calla
     fn.do(f"br i1 {more}, label %{inside}, label %{done}")
     phi.append(f"  {at} = phi i64 [0, %{before}], [{after}, %{latch}]")
     fn.label(done)
-    return fn.val(f"phi i64 [0, %{before}], [{after}, %{latch}]")
+    ran = fn.val(f"phi i64 [0, %{before}], [{after}, %{latch}]")
+    if loop.exactly is not None:
+        _leave_if(fn, fn.val(f"icmp ne i64 {ran}, {fn.i64(loop.exactly)}"), control)
+    return ran
 
 
 def _trips(fn: Fn, loop: Loop, address: Callable[[Address], str]) -> str | None:

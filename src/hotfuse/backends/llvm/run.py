@@ -105,6 +105,8 @@ class Loop:
     """Where the steps read that the condition holds."""
     steps: tuple[Step, ...]
     name: str
+    exactly: Dim | None = None
+    """How many iterations there is room for, where results of all are kept: a call with another number is the fallback's."""
 
 
 @dataclass(frozen=True, slots=True)

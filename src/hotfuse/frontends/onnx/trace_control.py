@@ -277,7 +277,7 @@ def _loop(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
 
     nested, vals = _settle(level, carried, trace_body)
     steps = nested.vals[1 + n :]
-    stacked = _steps(level, before, steps, None, [0] * len(steps))
+    stacked = _steps(level, before, steps, _known_trips(level, trip, cond, nested), [0] * len(steps))
     return _emit(
         level,
         "loop",
@@ -287,6 +287,29 @@ def _loop(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
         [*vals, *stacked],
         **_stacked_attrs(body, 1 + n, steps),
     )
+
+
+def _known_trips(level: Level, trip: Value, cond: Value, nested: Nested) -> Any:
+    """How often a loop runs that only its count ends, where that is a number or a size; None where only a run tells."""
+    count = level.numbers(trip) if isinstance(trip, torch.Tensor) else None
+    if count is None or not _holds(level, cond):
+        return None
+    after = nested.gm.graph.output_node().args[0]
+    places = nested.gm.graph.find_nodes(op="placeholder")
+    passed_on = isinstance(after, tuple | list) and after[0] is places[1]
+    if not passed_on and not (isinstance(nested.vals[0], torch.Tensor) and _holds(nested.level, nested.vals[0])):
+        return None
+    if shape_algebra.is_static(count):
+        return max(int(count.flat[0]), 0)
+    return count.flat[0] if isinstance(count.flat[0], torch.SymInt) else None
+
+
+def _holds(level: Level, cond: Value) -> bool:
+    """Whether a condition is known to be true; no condition is."""
+    if cond is None:
+        return True
+    known = level.numbers(cond) if isinstance(cond, torch.Tensor) else None
+    return known is not None and shape_algebra.is_static(known) and bool(known.flat[0])
 
 
 def _scan(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
