@@ -76,7 +76,11 @@ def test_an_open_mask_goes_and_flips_are_served(added: bool) -> None:
     serve(10, 2)  # and right, which `serve` asks
     after = entry.plan.counters()
     assert after["mask_misses"] >= before["mask_misses"] + 10
-    assert "mask_hits" in str(fast.explain()) or "all of" in str(fast.explain())
+    shown = str(fast.explain())
+    assert f"{after['mask_hits']} mask hits, {after['mask_misses']} mask misses" in shown, shown
+    fewer = len(all_alike(entry.baseline.graph, entry.baseline.graph.inputs[1].name, 1).nodes)  # type: ignore[union-attr]
+    assert f"is 1: {fewer} nodes instead of {len(entry.baseline.graph.nodes)}; else as before" in shown, shown
+    assert any(d["action"] == "deploy" and d["evidence"].get("mask") for d in fast.explain().to_dict()["decisions"])
 
 
 def test_without_watching_masks_stay() -> None:
