@@ -25,7 +25,7 @@ class Slow(MicroProbe):
         return {n: self.baseline(PEAKS)[n] * self.factor for n in super().__call__()}
 
 
-PEAKS = Peaks("x", (Rate("f32", 1, 1e11, 0.0),), (Bandwidth("L2", "read", 1, 1e11, 0.0, 1024),), (), 50.0, 1.0, 1.0)
+PEAKS = Peaks("x", (Rate("f32", 1, 1e11, 0.0),), (Bandwidth("L2", "read", 1, 1e11, 0.0, 1024),), (), 50.0, 1.0, 1.0, (), 3e9)
 
 
 def test_a_slower_machine_is_recorded_and_decided_on(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_slower_machine_is_recorded_and_decided_on(tmp_path: Path) -> None:
         for _ in range(4):
             watch.look()
         assert [(d.why, d.evidence["probe"], d.evidence["slower_by"]) for d in log.decisions] == [
-            (Why.SPEED_CHANGED, "fma", 1.6), (Why.SPEED_CHANGED, "l2", 1.6),
+            (Why.SPEED_CHANGED, "fma", 1.6), (Why.SPEED_CHANGED, "l2", 1.6), (Why.SPEED_CHANGED, "clock", 1.6),
         ]  # fmt: skip
         kept = store.drift(machine=machine, probe="fma")
         assert [d.ratio for d in kept] == pytest.approx([1.6] * 4 + [1.0] * 4)
@@ -62,4 +62,4 @@ def test_the_real_probe(tmp_path: Path) -> None:
         while watch.looks < 3 and not watch.errors:
             pass
         watch.stop()
-        assert not watch.errors and {d.probe for d in store.drift()} == {"fma", "l2"}
+        assert not watch.errors and {d.probe for d in store.drift()} == {"fma", "l2", "clock"}

@@ -22,7 +22,7 @@ from hotfuse.base.errors import CaptureError, HotfuseError
 from hotfuse.compile import measure, wire
 from hotfuse.compile.drive import Executor
 from hotfuse.compile.host import Host, this_host
-from hotfuse.compile.measure import Bound, Made, bind, timed
+from hotfuse.compile.measure import Bound, Made, Shelf, bind, timed
 from hotfuse.compile.pool import Limits, Pool, Task
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm.model import Model
@@ -36,6 +36,8 @@ BATCH = 40
 """Kernels compiled before they are measured together."""
 MOST_BYTES = 384 << 20
 """Data of a batch."""
+MOST_IDLE_BYTES = 96 << 20
+"""The same for what is measured in idle time, beside a model that serves."""
 TRAIN_S = 8.0
 """What is kept of the budget for training."""
 COMPILE_TIMEOUT_S = 60.0
@@ -73,9 +75,9 @@ def items(problems: Iterable[Problem], core: Core) -> Iterator[Item]:
         r = random.Random(problem.key)
         yield Item(problem, core)
         heart = problem.family in ("contraction", "convolution")
-        for other in measure.ways(core)[1:] if heart and r.random() < 0.6 else ():
+        for other in measure.ways(core)[1:] if heart and r.random() < 0.5 else ():
             yield Item(problem, other)
-        if not heart and problem.family != "attention" and r.random() < 0.25:
+        if not heart and problem.family != "attention" and r.random() < 0.4:
             yield Item(problem, Core(max(4, core.lanes // 2), core.registers, core.l1, core.l2))
         if r.random() < 0.5:
             yield Item(problem, None)
@@ -109,6 +111,7 @@ class Calibration:
         """A batch: compile, measure, keep; how many rows it added. `until` (perf_counter) shortens it."""
         made = self._compiled(kernels, until)
         batch: list[Bound] = []
+        shelf = Shelf()
         added = held = 0
         for item, kernel in made:
             for sizes in item.problem.sizes:
@@ -118,13 +121,20 @@ class Calibration:
                 size = _bytes(self.book, candidate)
                 if batch and held + size > MOST_BYTES:
                     added += self._measured(batch, passes, until)
-                    batch, held = [], 0
+                    batch, shelf, held = [], Shelf(), 0
                 try:
-                    batch.append(bind(candidate, item.problem.key, kernel))
+                    batch.append(bind(candidate, item.problem.key, kernel, shelf))
                     held += size
                 except HotfuseError as e:
                     self.report.refused[e.because or e.what] += 1
         return added + self._measured(batch, passes, until)
+
+    def unknown(self, item: Item) -> list[Candidate]:
+        """The calls of an item that nobody has measured."""
+        every = [Candidate(item.problem.graph, s, item.core, self.host.at.threads) for s in item.problem.sizes]
+        new = [c for c in every if self._name(item, c) not in self._known]
+        self.report.skipped += len(every) - len(new)
+        return new
 
     def _name(self, item: Item, candidate: Candidate) -> str:
         return rows.kernel_name(item.problem.key, candidate.sizes, item.core, self.host.at.threads)
@@ -222,20 +232,22 @@ def calibrate(
 
 
 class Slice:
-    """Calibration in idle time: `step()` does no more than some 50 ms of work and returns whether it did any.
+    """Calibration in idle time: `step()` does a piece of work, some 50 ms or one kernel's compilation; False where none is left.
 
-    Kernels compile in the workers between two steps; measuring goes one turn of one kernel at a time.
+    It may be stopped anywhere in between. Measuring goes one turn of one kernel at a time, and of several turns the least counts,
+    so a turn that was held up does no harm.
     """
 
     def __init__(
-        self, store: Store, at: Host, executor: Executor, *, slice_s: float = 0.04, kernels: int = 8, seed: int = 1
+        self, store: Store, at: Host, executor: Executor, *, slice_s: float = 0.04, kernels: int = 8, seed: int = 1,
+        problems: Iterable[Problem] | None = None,
     ) -> None:
-        self._run = Calibration(store, at, executor, seed=seed)
+        self._run = Calibration(store, at, executor, seed=seed, problems=problems)
         self._executor, self._slice_s, self._kernels = executor, slice_s, kernels
-        self._flying: list[tuple[Item, Future[wire.Message]]] = []
+        self._flying: list[tuple[Item, Future[wire.Message] | None]] = []
         self._batch: list[Bound] = []
+        self._held = 0
         self._turns: Iterator[Bound] = iter(())
-        self.trained_at = self._run.report.measured
 
     @property
     def report(self) -> Report:
@@ -243,45 +255,54 @@ class Slice:
         return self._run.report
 
     def step(self) -> bool:
-        """Some work, if there is any that need not wait for a worker."""
-        until = time.perf_counter() + self._slice_s
-        if self._batch:
-            return self._measure(until)
+        """Some work."""
         if self._flying:
-            return self._bind()
+            self._bind()
+            return True
+        if self._batch:
+            self._measure(time.perf_counter() + self._slice_s)
+            return True
         return self._ask()
 
     def _ask(self) -> bool:
-        for item in itertools.islice(self._run.items, self._kernels):
+        """Have a few kernels compiled that nobody has measured."""
+        for item in self._run.items:
+            if not self._run.unknown(item):
+                continue
+            asked = None
             if item.core is not None:
                 task = Task("a kernel to measure", measure.request(item.problem.graph, item.core), priority=-math.inf,
                             timeout=COMPILE_TIMEOUT_S)  # fmt: skip
-                self._flying.append((item, self._executor.submit(task)))
+                asked = self._executor.submit(task)
+            self._flying.append((item, asked))
+            if len(self._flying) >= self._kernels:
+                break
         return bool(self._flying)
 
-    def _bind(self) -> bool:
-        if not all(f.done() for _, f in self._flying):
-            return False
+    def _bind(self) -> None:
         item, future = self._flying.pop()
         try:
-            made = measure.received(*wire.checked(future.result()))
-            self._run.report.compiled += 1
-            candidate = Candidate(item.problem.graph, item.problem.sizes[0], item.core, self._run.host.at.threads)
-            self._batch.append(bind(candidate, item.problem.key, made))
-            self._batch[-1].settle()
-        except HotfuseError as e:
-            self._run.report.refused[e.because or e.what] += 1
+            made = None if future is None else measure.received(*wire.checked(future.result()))
+            self._run.report.compiled += made is not None
+            for candidate in self._run.unknown(item):
+                size = _bytes(self._run.book, candidate)
+                if self._held + size > MOST_IDLE_BYTES:
+                    self._run.report.refused["too much memory for idle time"] += 1
+                    continue
+                with torch.no_grad():
+                    self._batch.append(bind(candidate, item.problem.key, made))
+                    self._batch[-1].settle()
+                self._held += size
+        except (HotfuseError, RuntimeError) as e:
+            self._run.report.refused[(e.because or e.what) if isinstance(e, HotfuseError) else str(e).splitlines()[0][:200]] += 1
         if not self._flying:
             self._turns = itertools.chain.from_iterable(itertools.repeat(self._batch, measure.PASSES))
-        return True
 
-    def _measure(self, until: float) -> bool:
-        if self._flying:
-            return self._bind()
-        for b in self._turns:
-            b.turn()
-            if time.perf_counter() > until:
-                return True
+    def _measure(self, until: float) -> None:
+        with torch.no_grad():
+            for b in self._turns:
+                b.turn()
+                if time.perf_counter() > until:
+                    return
         self._run.keep(self._batch)
-        self._batch = []
-        return True
+        self._batch, self._held = [], 0

@@ -66,6 +66,8 @@ class Peaks:
     """What measuring took."""
     missing: tuple[tuple[str, str], ...] = ()
     """What could not be measured, and why."""
+    hz: float | None = None
+    """Cycles a second of one core at work; None where no instruction's latency is known for certain."""
 
     def rate(self, dtype: str = "f32", threads: int = 1) -> float | None:
         """Operations a second; between two measured numbers of threads, in proportion."""
@@ -118,6 +120,7 @@ def from_dict(found: Mapping[str, Any]) -> Peaks:
             at=float(found["at"]),
             seconds=float(found["seconds"]),
             missing=tuple((str(n), str(w)) for n, w in found["missing"]),
+            hz=None if found.get("hz") is None else _positive(found["hz"]),
         )  # fmt: skip
     except (KeyError, TypeError, AttributeError) as e:
         raise ValueError(f"not measured peaks: {e!r}") from e

@@ -148,7 +148,12 @@ def measure(
                 call = _call(run[direction], base, part, n)
                 fill = wake if level == "memory" else functools.partial(call, 1)
                 streams[level, direction, n, part] = _Probe(call, float(part * n), fill)
-    probes = [*rates.values(), *streams.values()]
+    clocks: list[_Probe] = []
+    if "clock" in run:
+        clocks.append(_Probe(_call(run["clock"], base, 64, 1), float(peaks_code.CHAIN), lambda: None))
+    else:
+        missing["clock"] = f"no chain of known latency in {target.name}"
+    probes = [*rates.values(), *streams.values(), *clocks]
     for p in probes:
         p.settle()
     for _ in range(passes):
@@ -164,6 +169,7 @@ def measure(
         at=time.time(),
         seconds=time.perf_counter() - start,
         missing=tuple(sorted(missing.items())),
+        hz=next((p.figure()[0] for p in clocks), None),
     )
 
 
@@ -204,7 +210,7 @@ def _call_ns(function: Callable[..., None], calls: int = 2000) -> float:
 
 
 class MicroProbe:
-    """The probe of `machine.drift`: multiply-adds, and reads from the second-level cache, on one thread; some 100 microseconds."""
+    """The probe of `machine.drift`: multiply-adds, reads from the second-level cache, cycles, on one thread; some 100 microseconds."""
 
     def __init__(self, top: Topology | None = None, target: Target | None = None, tries: int = 4) -> None:
         target = target or host()
@@ -221,11 +227,15 @@ class MicroProbe:
         }
         self.work = {"fma": float(peaks_code.operations(target, "f32")), "l2": float(part)}
         """Operations or bytes of one repeat."""
-        self._repeats = {"fma": 200, "l2": 8}
+        self._repeats = {"fma": 200, "l2": 8, "clock": 4000}
+        if "clock" in run:
+            self._runs["clock"] = _call(run["clock"], base, 64, 1)
+            self.work["clock"] = float(peaks_code.CHAIN)
 
     def baseline(self, peaks: Peaks) -> dict[str, float]:
         """Seconds the probes take where the machine is as fast as it was measured."""
-        at_best = {"fma": peaks.rate("f32"), "l2": peaks.bandwidth("L2")}
+        at_best = {"fma": peaks.rate("f32"), "l2": peaks.bandwidth("L2"), "clock": peaks.hz}
+        at_best = {n: r for n, r in at_best.items() if n in self.work}
         return {n: self.work[n] * self._repeats[n] / r for n, r in at_best.items() if r}
 
     def __call__(self) -> dict[str, float]:

@@ -17,6 +17,8 @@ ROUNDS = 4
 """Times that every accumulator is used in one turn of the loop."""
 STREAMS = 8
 """Vectors that one turn of a reading or writing loop moves."""
+CHAIN = 6
+"""Cycles of one repeat of `clock`: shifts and exclusive ors, each waiting for the one before, of one cycle each on every x86 core."""
 HEAD = """
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()
@@ -57,12 +59,20 @@ def module_text(target: Target) -> str:
         raw = f"<{4 * width} x i8>"
         parts.append(_function("rate_i8", _rate(target, f"<{width} x i32>", "i8")))
         parts.append(f"declare <{width} x i32> @llvm.x86.avx512.vpdpbusd.{32 * width}(<{width} x i32>, {raw}, {raw})")
+    if has_clock(target):
+        parts.append(_function("clock", CLOCK))
     return "\n".join(parts)
+
+
+def has_clock(target: Target) -> bool:
+    """Whether cycles can be counted by a chain of instructions whose latencies are known."""
+    return target.triple.startswith("x86")
 
 
 def names(target: Target) -> tuple[str, ...]:
     """The functions of the module."""
-    return ("read", "write", "forks", "rate_f32", "rate_f64", *(["rate_i8"] if dot_width(target) else []))
+    return ("read", "write", "forks", "rate_f32", "rate_f64", *(["rate_i8"] if dot_width(target) else []),
+            *(["clock"] if has_clock(target) else []))  # fmt: skip
 
 
 def _function(name: str, body: str) -> str:
@@ -186,6 +196,22 @@ def _stream(target: Target, *, write: bool) -> str:
     return "\n".join([*lines, "  ret void"])
 
 
+CLOCK = """  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%i1, %loop]
+  %x = phi i64 [88172645463325252, %entry], [%x3, %loop]
+  %s1 = shl i64 %x, 13
+  %x1 = xor i64 %x, %s1
+  %s2 = lshr i64 %x1, 7
+  %x2 = xor i64 %x1, %s2
+  %s3 = shl i64 %x2, 17
+  %x3 = xor i64 %x2, %s3
+  %i1 = add i64 %i, 1
+  %more = icmp slt i64 %i1, %repeats
+  br i1 %more, label %loop, label %done
+done:
+  store i64 %x3, ptr %mine, align 8
+  ret void"""
 FORKS = """
 define internal void @nothing(ptr %context) {
   ret void
