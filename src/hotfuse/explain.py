@@ -10,6 +10,8 @@ from typing import Any
 
 from hotfuse.base.structure import describe
 from hotfuse.base.trace import chrome_trace
+from hotfuse.compile.recall import recalled
+from hotfuse.compile.stored import place_of
 from hotfuse.ir.dims import show as show_dim
 from hotfuse.ir.text import show, show_type
 from hotfuse.ops.table import lookup, packet
@@ -51,7 +53,8 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None) -> E
     sites: list[dict[str, Any]] = []
     for site in list(engine.sites.values()):
         refused = [g.refused for g in site.groups.values() if g.refused]
-        plans = [_explain_entry(e) for e in site.entries]
+        ledger = recalled(place_of(engine.settings).path).ledger
+        plans = [{**_explain_entry(e), "findings": [f.to_dict(ledger) for f in e.findings]} for e in site.entries]
         sites.append({"call": describe(site.spec), "plans": plans, "refused": refused,
                       "dispatch": [_explain_cache(c) for c in site.caches.values()],
                       "pending": any(g.pending for g in site.groups.values())})
@@ -133,6 +136,15 @@ def explain_plan(plan: Plan, calls: int, notes: tuple[str, ...] = ()) -> dict[st
     }
 
 
+def _finding(f: dict[str, Any]) -> str:
+    """What limits a partition, in a line."""
+    said = f", predicted {f['predicted_us']:g}" if f["predicted_us"] else ""
+    tried = ", ".join(f"{name} ({promise:.0%})" for name, promise in f["strategies"].items())
+    return (f"partition {f['partition']} of tier {f['tier']}, {f['us']:g} us{said}, {f['share']:.0%} of the time: bound by "
+            f"{f['bottleneck']} ({f['because']}, {f['source']}, roofs {f['roofs']}); {f['microjoules']:g} uJ {f['energy_source']}, "
+            f"{f['counters']['cycles']} cycles {f['counters_source']}" + (f"; may help: {tried}" if tried else ""))
+
+
 def _bytes(n: int) -> str:
     """A number of bytes as people read it."""
     for unit in ("B", "KiB", "MiB"):
@@ -184,6 +196,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
                 sizes = ", ".join(f"{n}={v}" for n, v in version["sizes"].items())
                 out.append(f"    version for {sizes}: tier {version['tier']}, {version['partitions']} partitions, "
                            f"{version['share']:.0%} of the sampled calls")
+            out += [f"    {_finding(f)}" for f in plan.get("findings", ())]
             out += [f"    not higher: {what}: {why}" for what, why in plan.get("refused", {}).items()]
             out += [f"    note: {note}" for note in plan["notes"]]
         if site["pending"]:

@@ -61,6 +61,7 @@ class Why(StrEnum):
     IDLE = "idle time was used to measure kernels"
     RETRAINED = "the performance model was trained again in idle time"
     LOST_BEFORE = "it lost in an earlier process, and nothing it rested on has changed"
+    BOTTLENECK = "a strategy addresses what limits it"
     UNPROMISING = "such a strategy did not help against this bottleneck before"
     SPEED_CHANGED = "the machine runs at another speed than before"
     STORE_DAMAGED = "the profile store was damaged; a new one was begun"

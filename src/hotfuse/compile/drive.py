@@ -17,10 +17,12 @@ from typing import Any, Protocol
 from hotfuse.analysis.resources import Peaks
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
-from hotfuse.base.settings import Objective
+from hotfuse.base.settings import Objective, Precision
 from hotfuse.compile import pairs, wire
 from hotfuse.compile.graph import OVER, CompileGraph, State, Unit
 from hotfuse.compile.pool import Task
+from hotfuse.compile.recall import Recall, send
+from hotfuse.compile.stored import Place
 from hotfuse.compile.value import Demand, Estimator, Expected, Learned, Roofline, worth
 from hotfuse.fusion.bandit import Bandit, Budget, Option
 from hotfuse.hpm.bottleneck import Ledger, Strategy
@@ -89,12 +91,19 @@ class Compilation:
     timeout: float = 60.0
     threads: int = 1
     objective: Objective = "latency"
+    precision: Precision = "fp32"
     trust: Bandit = field(default_factory=Bandit)
     """How much of what common kernels promised came true."""
     ledger: Ledger = field(default_factory=Ledger)
     """Against which bottlenecks they helped."""
     measuring: Budget = field(default_factory=lambda: Budget(MEASURING_S))
     """For common kernels of units that have one each."""
+    place: Place | None = None
+    """The profile store that workers read and write."""
+    recall: Recall | None = None
+    """Where trust and ledger are remembered from."""
+    ways: bool = True
+    """Whether units get several kernels where none is best for all sizes that calls may bring."""
     peaks: Peaks = Peaks()
     clock: Callable[[], float] = time.monotonic
     graph: CompileGraph = field(default_factory=CompileGraph)
@@ -108,11 +117,13 @@ class Compilation:
 
     def run(self, on_progress: Progress | None = None) -> None:
         """Plan, then compile units until none is left; raises CaptureError where there is no plan, or nobody wants it any more."""
-        header = {"kind": "plan", "graph": self.text, "dims": dict(self.sizes), "objective": self.objective}
+        header = {"kind": "plan", "graph": self.text, "dims": dict(self.sizes), "objective": self.objective, **self._kept()}
         task = Task("grouping a graph", header, timeout=4 * self.timeout, owner=self.owner)
         answer, _ = wire.checked(self.executor.submit(task).result())
         with self._lock:
             self.peaks = Peaks(**answer["peaks"])
+            if self.recall is not None:
+                self.recall.begin(answer.get("recalled", {}))
             self.graph.begin(answer["bodies"], self.demand.library_us)
         self._until = self.clock() + SPLIT_S
         while not self._cancelled:
@@ -131,6 +142,14 @@ class Compilation:
             if on_progress is not None and more and settled < 1.0:
                 on_progress(self.message, settled)
         raise CaptureError("the compilation was cancelled", why=Why.TURNED_OFF)
+
+    def _kept(self) -> dict[str, Any]:
+        return {"precision": self.precision, "strategies": list(self.demand.strategies), **({} if self.place is None else self.place.header())}
+
+    def remember(self) -> None:
+        """Have what was learned of promises added to the store; nobody waits for it."""
+        if self.recall is not None and self.place is not None:
+            send(self.executor.submit, self.place, self.recall)
 
     def cancel(self) -> None:
         """Nobody wants it any more."""
@@ -227,6 +246,7 @@ class Compilation:
             "kind": "unit", "group": unit.kind, "dims": dict(self.sizes), "texts": list(texts),
             "alike": [[self.graph.levels[p[0]].ident, list(pairs.nodes_of(self.graph, unit, p))] for p in unit.uses],
             "split": unit.of is None and self.clock() < self._until, "joined": unit.of is not None, "beat": unit.apart_us,
+            "ways": self.ways, **self._kept(),
         }
         unit.state, unit.version = State.RUNNING, self._version
         task = Task(f"unit {unit.ops}", header, [known[t].encode() for t in texts], self._value(unit), self.timeout, TRIES,
@@ -249,7 +269,7 @@ class Compilation:
         if "missing" in answer:
             self._send(unit, [str(t) for t in answer["missing"]])
         elif "kernel" in answer:
-            self.graph.made(unit, answer, codes[0])
+            self.graph.made(unit, answer, codes)
             if isinstance(self.estimate, Roofline):
                 self.estimate.learn(unit.kind, float(answer["kernel"]["compile_s"]))
             if unit.of is not None:

@@ -18,6 +18,7 @@ from typing import Any
 from hotfuse.analysis.resources import Bound, Use, Work
 from hotfuse.compile import wire
 from hotfuse.compile.value import Facts
+from hotfuse.compile.ways import Ways
 from hotfuse.ir.text import parse, show
 from hotfuse.partition.change import Diff
 from hotfuse.partition.manager import Partitioned, partitioned, partitioning, split
@@ -107,6 +108,8 @@ class CompileGraph:
     refusals: list[Refusal] = field(default_factory=list[Refusal])
     choices: list[str] = field(default_factory=list[str])
     """What the fusion engine decided before anything was compiled."""
+    crossings: list[str] = field(default_factory=list[str])
+    """Units with several kernels for several sizes, and why others have one."""
     counts: Counter[str] = field(default_factory=Counter[str])
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -142,13 +145,19 @@ class CompileGraph:
         self.units[key].uses.append(place)
         return self.units[key]
 
-    def made(self, unit: Unit, answer: Mapping[str, Any], code: bytes) -> None:
-        """A unit has a kernel, which another of the same text may have brought already."""
-        about = answer["kernel"]
+    def made(self, unit: Unit, answer: Mapping[str, Any], codes: Sequence[bytes]) -> None:
+        """A unit has a kernel, which another of the same text may have brought already, and perhaps others for other sizes."""
+        about: dict[str, Any] = answer["kernel"]
         if answer["text"] not in self._numbers:
-            self._numbers[answer["text"]] = len(self.codes)
-            self.kernels.append(about)
-            self.codes.append(code)
+            first = self._numbers[answer["text"]] = len(self.codes)
+            ways = Ways.from_json(about.get("ways"))
+            also = [{**a, "kernel_us": None, "library_us": None} for a in answer.get("also", ())]
+            self.kernels += [{**about, "ways": None if ways is None else ways.numbered(lambda k: first + k).to_json()}, *also]
+            self.codes += codes
+            self.counts["dispatched"] += ways is not None
+            if ways is not None:
+                self.crossings.append(f"{unit.ops} is several kernels: {ways}")
+            self.crossings += [f"{unit.ops}: {note}" for note in answer.get("notes", ())]
         unit.kernel = self._numbers[answer["text"]]
         unit.state, unit.library_us = State.DONE, float(about["library_us"])
         unit.use = _use_from(about["use"])
@@ -219,9 +228,12 @@ class CompileGraph:
         return {"graph": text, "parts": parts, "branches": bodies}
 
     def _entered(self, level: Level, number: int) -> list[dict[str, Any]]:
-        """The branches of a control node, each a body of its own; none where no branch has a kernel."""
+        """The branches of a control node, each a body of its own; none where no branch has a kernel.
+
+        A loop's one body counts in any case: what is too small for a kernel of its own may be worth one inside a run.
+        """
         made = [self._body(b) for b in level.branches.get(number, ())]
-        return made if any(b["branches"] or any(kernel >= 0 for _, _, kernel in b["parts"]) for b in made) else []
+        return made if len(made) == 1 or any(b["branches"] or any(kernel >= 0 for _, _, kernel in b["parts"]) for b in made) else []
 
     def history(self) -> tuple[Diff, ...]:
         """How the main graph came to be partitioned as it is."""
@@ -231,7 +243,7 @@ class CompileGraph:
         """Every unit with where it stands, the most used first, and the pairs that stay apart."""
         shown = [u for u in self.units.values() if u.of is None or u.state is State.DONE]
         lines = [_line(u) for u in sorted(shown, key=lambda u: -len(u.uses))]
-        return lines + [str(r) for r in dict.fromkeys(self.refusals)] + self.choices
+        return lines + self.crossings + [str(r) for r in dict.fromkeys(self.refusals)] + self.choices
 
 
 def _line(unit: Unit) -> str:

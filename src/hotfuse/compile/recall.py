@@ -6,13 +6,15 @@ plan, and what was learned since goes back with a request of its own. Counts add
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hotfuse.compile import wire
-from hotfuse.compile.stored import ARMS, STRATEGIES
+from hotfuse.compile.pool import Task
+from hotfuse.compile.stored import ARMS, STRATEGIES, Place
 from hotfuse.fusion.bandit import Bandit
 from hotfuse.hpm.bottleneck import Ledger
 
@@ -96,6 +98,13 @@ def _difference(now: State, before: State) -> dict[str, list[float]]:
     zero = (0.0, 0.0, 0.0)
     changed = {k: [a - b for a, b in zip(v, before.get(k, zero), strict=True)] for k, v in now.items()}
     return {k: v for k, v in changed.items() if any(v)}
+
+
+def send(submit: Callable[[Task], object], place: Place, own: Recall) -> None:
+    """Have what was learned since the last time added to the store; nobody waits for it."""
+    if place.record and (more := own.more()):
+        header = {"kind": "learned", "more": more, **place.header()}
+        submit(Task("remembering what promises were worth", header, priority=-math.inf))
 
 
 _recalls: dict[str, Recall] = {}

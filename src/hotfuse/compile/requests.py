@@ -35,7 +35,10 @@ def _onnx(header: Header, blobs: list[bytes]) -> wire.Message:
 def _ready(header: Header, _blobs: list[bytes]) -> wire.Message:
     """Load what a kind of capture takes, so that the one that follows begins at once."""
     if header["front"] == "onnx":
-        import hotfuse.frontends.onnx.capture
+        import hotfuse.frontends.onnx.capture  # noqa: F401
+        from hotfuse.frontends.onnx.trace import fresh_mode
+
+        fresh_mode()  # symbolic sizes load half of torch when they are first made
     else:
         import torch.export._trace
 
@@ -100,6 +103,12 @@ def _idle(header: Header, _blobs: list[bytes]) -> wire.Message:
     return idle.handle(header)
 
 
+def _profile(header: Header, _blobs: list[bytes]) -> wire.Message:
+    from hotfuse.compile import profiling
+
+    return profiling.handle(header)
+
+
 def _counting(header: Header, blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile import counting
 
@@ -108,7 +117,7 @@ def _counting(header: Header, blobs: list[bytes]) -> wire.Message:
 
 _KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {
     "ready": _ready, "torch": _torch, "onnx": _onnx, "tier1": _tier1, "probes": _probes, "runs": _runs, "counting": _counting,
-    "plan": _plan, "unit": _unit, "kernel": _kernel, "learned": _learned, "idle": _idle,
+    "plan": _plan, "unit": _unit, "kernel": _kernel, "learned": _learned, "idle": _idle, "profile": _profile,
 }  # fmt: skip
 
 

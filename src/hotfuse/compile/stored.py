@@ -1,6 +1,7 @@
 """Which profile store a request speaks of: it travels in the request's header, as workers serve models with different settings.
 
 place ::= {"profiles": a path or URL, "record": whether what is measured may be written there}
+    strategies ::= names of candidates that are to be tried alone, where somebody wants to know what they are worth
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Place:
 
 
 _current: ContextVar[Place | None] = ContextVar("place", default=None)
+_only: ContextVar[tuple[str, ...]] = ContextVar("strategies", default=())
 
 
 def place_of(settings: Settings) -> Place:
@@ -48,7 +50,14 @@ def used_by(header: Mapping[str, Any]) -> Generator[None]:
     """While a request is answered, its store is the current one."""
     path = header.get("profiles")
     token = _current.set(Place(str(path), bool(header.get("record"))) if path else None)
+    asked = _only.set(tuple(str(s) for s in header.get("strategies", ())))
     try:
         yield
     finally:
+        _only.reset(asked)
         _current.reset(token)
+
+
+def strategies() -> tuple[str, ...]:
+    """What the request in hand wants tried, by name; empty where that is everything."""
+    return _only.get()

@@ -64,6 +64,8 @@ class Demand:
     calls_per_s: float | None = None
     horizon_s: float = 60.0
     library_us: float | None = None
+    strategies: tuple[str, ...] = ()
+    """Candidates that are to be tried alone: what they are worth against a bottleneck is to be found out."""
 
 
 ANY_DEMAND = Demand()

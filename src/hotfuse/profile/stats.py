@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 DECAY = 0.99
 INNER = 16
 """Bins of a fraction's histogram between, but without, exactly 0 and exactly 1, which have bins of their own."""
-PER_OCTAVE = 4
+PER_OCTAVE = 16
 """Bins per doubling in a histogram of sizes or times."""
 
 
@@ -62,7 +62,7 @@ def bin_of(x: float) -> int:
 
 @dataclass(slots=True)
 class Sizes:
-    """A positive number over many orders of magnitude: mean, and quantiles to a quarter of an octave."""
+    """A positive number over many orders of magnitude: mean, and quantiles to a sixteenth of an octave."""
 
     of: Decayed = field(default_factory=Decayed)
     bins: dict[int, float] = field(default_factory=dict[int, float])

@@ -35,8 +35,6 @@ from hotfuse.runtime.tally import Counts, Everyone, Tally
 from hotfuse.runtime.tiers import interval
 from hotfuse.runtime.watch import Change
 
-RECORDED = 256
-"""Calls looked at between two writes of what was seen to the profile store."""
 _TENSORS = {torch.Tensor, nn.Parameter}
 _C = torch._C
 
@@ -236,8 +234,8 @@ class Engine:
         if entry.heat >= self.settings.hot_calls:
             for job in (*site.soft(), *(self.plans.watch.soft() if self.plans.watch is not None else ())):
                 self._beside(job)
-        if self.recorder.on and entry.samples.taken % RECORDED == 0:
-            self._beside(lambda: self.watcher.record(entry.key, entry.baseline.graph, self.recorder))
+        if self.plans.examiner.due(entry):
+            self._beside(lambda: self.plans.examiner.look(entry))
         return outs
 
     def _wants_grad(self, leaves: Sequence[torch.Tensor]) -> bool:

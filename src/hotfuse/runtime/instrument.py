@@ -33,6 +33,7 @@ from hotfuse.ir.types import TensorType
 from hotfuse.ops.control import truth
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch, Flag, Subject
+from hotfuse.runtime.meters import Meters, part_of
 from hotfuse.runtime.plan import Plan, Unit, chained
 from hotfuse.runtime.points import Point, choose
 from hotfuse.tile.instrument import FLOATS, ranges
@@ -54,6 +55,7 @@ MAX_COSTS = 64
 _COUNTED = struct.Struct("<7q3d")
 """What a probe would write (`profile.records`); -1 for what is not known."""
 _now = time.perf_counter_ns
+_meters = Meters()
 
 
 class Look(Protocol):
@@ -312,6 +314,7 @@ class Variant:
         for i, (item, point) in self._inputs:
             self._see(s, inputs[i], item, point)
         self._here.sample = s
+        _meters.start()
         before = _now()
         s.cost = 0
         try:
@@ -319,13 +322,14 @@ class Variant:
         finally:
             self._here.sample = None
         after = _now()
+        counted, timed = _meters.stop(), sum(ns for ns in s.times if ns > 0)
         for k, (item, point) in self._outputs:
             self._see(s, outs[k], item, point)
         costs = self._costs.get(signature)
         for i, ns in enumerate(s.times):
             if ns >= 0:
                 moved, flops = costs[i] if costs is not None else (-1, -1)
-                batch.partition(subject, self._parts[i], ns, moved, flops)
+                batch.partition(subject, self._parts[i], ns, moved, flops, part_of(counted, ns, timed))
         own = max(1, after - before - s.cost)
         inside = s.cost
         shown = self._plain_ns if counting and self._plain_ns else own  # counting takes time that calls do not take

@@ -21,6 +21,7 @@ from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.runtime.background import Job
 from hotfuse.runtime.budget import Held, victims
 from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.examine import Examiner
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.record import Recorder
 from hotfuse.runtime.release import Released
@@ -73,6 +74,7 @@ class Plans:
         """Weights that plans have copies of, where their memory may be given back."""
         self.recorder = Recorder(settings, log)
         self.watcher = Watcher(model.name, settings, beside, log)
+        self.examiner = Examiner(settings, log, self.recorder, self.watcher)
         self.sites: dict[Spec, Site] = {}
         self.watch: Watch | None = None
         self.generation = 0
@@ -191,7 +193,7 @@ class Plans:
         """Drop every plan; what was seen is kept in the profile store."""
         if self.recorder.written:  # there is a store, and a model that lived long enough to be worth a row
             for entry in [e for site in self.sites.values() for e in site.entries]:
-                self.watcher.record(entry.key, entry.baseline.graph, self.recorder)
+                self.examiner.write(entry)
         with self.lock:
             self.closed = True
             self.watch = None

@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.hash import structural_hash
 from hotfuse.profile.names import Names
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
+from hotfuse.runtime.findings import Finding
 from hotfuse.runtime.idle import Idle
 
 if TYPE_CHECKING:
@@ -182,6 +183,24 @@ class Recorder:
                 store.record_partitions(rows, self._here().machine)
                 self.written += 1
         except Exception as e:
+            self._count(e)
+
+    def found(self, graph: Graph, found: Sequence[Finding]) -> None:
+        """What limits partitions: put beside their times."""
+        if not self.on:
+            return
+        try:
+            shared, key = self._here(), structural_hash(graph)
+            about = {(f.name, f.shapes): f for f in found}
+            rows = [
+                replace(row, bottleneck=f.bottleneck.value, evidence={**f.evidence, "because": f.because,
+                        "predicted_us": f.predicted_us, "model": f.version})
+                for row in shared.store.partitions(key, shared.machine)
+                if (f := about.get((row.partition, row.signature))) is not None
+            ]  # fmt: skip
+            shared.store.record_partitions(rows, shared.machine)
+            self.written += bool(rows)
+        except Exception as e:  # whatever it is, the finding is shown all the same
             self._count(e)
 
     def _count(self, error: Exception) -> None:

@@ -19,6 +19,7 @@ from hotfuse.frontends.captured import TensorSpec
 from hotfuse.profile.agent import Sampler
 from hotfuse.runtime.bets import Bet
 from hotfuse.runtime.dispatch import Case, InlineCache, Job
+from hotfuse.runtime.findings import Finding
 from hotfuse.runtime.pace import Pace
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Samples, Signature
@@ -72,6 +73,8 @@ class Entry:
     improving: bool = False
     refused: dict[str, str] = field(default_factory=dict[str, str])
     """What was tried and lost, with the reason; not tried again until something changed."""
+    findings: tuple[Finding, ...] = ()
+    """What limits the partitions of its plan, the slowest first, as the calls that were looked at showed it."""
     stamp: tuple[int, ...] = ()
     """What the refusals rest on."""
     pace: Pace = field(default_factory=Pace)

@@ -23,14 +23,13 @@ from typing import Any
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
-from hotfuse.ir.graph import Graph
 from hotfuse.profile.agent import BUDGET, Agent, Sampler
 from hotfuse.profile.analyzer import Analyzer
+from hotfuse.profile.names import Names
 from hotfuse.profile.shown import watched_text
 from hotfuse.profile.snapshot import Drift, GraphSeen, Snapshot
 from hotfuse.runtime.instrument import Look, Variant
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.record import Recorder
 from hotfuse.tile.program import Kernel
 
 MAX_VARIANTS = 6
@@ -261,11 +260,10 @@ class Watcher:
         watched = self._watched.get(key)
         return None if watched is None else self.snapshot.graphs.get(watched.graph)
 
-    def record(self, key: int, graph: Graph, recorder: Recorder) -> None:
-        """Write what was seen of a captured graph to the profile store; for the background."""
+    def known(self, key: int) -> tuple[int, GraphSeen, Names] | None:
+        """A captured graph's number in the records, what was seen of it, and the names of things; None before the first sample."""
         watched, found = self._watched.get(key), self.seen(key)
-        if watched is not None and found is not None:
-            recorder.seen(graph, watched.graph, found, self._shared.analyzer.names)
+        return None if watched is None or found is None else (watched.graph, found, self._shared.analyzer.names)
 
     def predictable(self, key: int, kind: str, name: str = "") -> tuple[int, float, int] | None:
         """What is expected of a named value or control node (`shape` needs no name): (value, accuracy, predictions)."""

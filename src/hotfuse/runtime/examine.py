@@ -1,0 +1,76 @@
+"""Looking into what serves: the partitions of a plan are examined beside inference, and what was found stays with the entry.
+
+Sampled calls are the source (`runtime.findings`). A worker makes sense of them and writes their times to the profile store, where
+they correct the performance model; the diagnoses come back, for `explain()` and for whoever chooses what to try next.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import torch
+
+from hotfuse.base.errors import HotfuseError
+from hotfuse.base.events import EventLog
+from hotfuse.base.settings import Settings
+from hotfuse.compile import wire
+from hotfuse.compile.pool import Task
+from hotfuse.compile.service import sized
+from hotfuse.compile.stored import place_of
+from hotfuse.runtime.findings import findings, questions
+from hotfuse.runtime.record import Recorder
+from hotfuse.runtime.site import Entry
+from hotfuse.runtime.watcher import Watcher
+
+OFTEN, SELDOM = 32, 256
+"""Calls looked at between two examinations: of a plan that was not examined so far, and of one that was."""
+PRIORITY = -1.0
+"""Compiling goes first."""
+
+
+class Examiner:
+    """Examines the plans of one model."""
+
+    def __init__(self, settings: Settings, log: EventLog, recorder: Recorder, watcher: Watcher) -> None:
+        self._settings, self._log, self._recorder, self._watcher = settings, log, recorder, watcher
+
+    def due(self, entry: Entry) -> bool:
+        """Whether an entry should be examined after this look; for the call path."""
+        if not self._recorder.on or not self._settings.watch:
+            return False
+        fresh = bool(entry.findings) and entry.findings[0].tier == entry.plan.tier
+        return entry.samples.taken % (SELDOM if fresh else OFTEN) == 0
+
+    def write(self, entry: Entry) -> None:
+        """Put what was seen of an entry into the profile store."""
+        if (known := self._watcher.known(entry.key)) is not None:
+            number, seen, names = known
+            self._recorder.seen(entry.baseline.graph, number, seen, names)
+
+    def look(self, entry: Entry) -> None:
+        """Examine an entry; for the background."""
+        self.write(entry)
+        known = self._watcher.known(entry.key)
+        if known is None:
+            return
+        number, seen, names = known
+        threads = torch.get_num_threads()
+        asked = questions(entry.plan, seen, number, names, threads)
+        if not asked:
+            return
+        parts = [dict(q.header) for q in asked]
+        header = {"kind": "profile", "threads": threads, "parts": parts, **place_of(self._settings).header()}
+
+        def answered(future: Future[wire.Message]) -> None:
+            try:
+                answer, _ = wire.checked(future.result())
+            except HotfuseError:  # a worker that ended: the next examination asks again
+                self._log.count("examinations_failed")
+                return
+            found = findings(asked, answer)
+            if found:
+                entry.findings = found
+                self._recorder.found(entry.baseline.graph, found)
+                self._log.count("examinations")
+
+        sized(self._settings).pool.submit(Task("what partitions took", header, priority=PRIORITY)).add_done_callback(answered)
