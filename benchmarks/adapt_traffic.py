@@ -121,7 +121,7 @@ def serve(name: str, seconds: float, shift: float, threads: int) -> dict[str, An
     return {"calls": calls}
 
 
-def while_compiling(threads: int, idle: int = 300, most_s: float = 40.0) -> dict[str, Any]:
+def while_compiling(threads: int, idle: int = 150, most_s: float = 40.0) -> dict[str, Any]:
     """Calls of one length on library kernels, in seconds each: with idle workers, while they compile for another model, idle again.
 
     The other model is called now and then, untimed, until nothing is pending for it any more: capture, compilation, proof and
@@ -151,9 +151,12 @@ def while_compiling(threads: int, idle: int = 300, most_s: float = 40.0) -> dict
         pending = True
         while pending and time.perf_counter() - begin < most_s:
             other(**feed)
-            for _ in range(10):
+            for _ in range(4):
                 timed(during)
-            pending = not other.wait(0) or time.perf_counter() - begin < 3
+            raced = any(
+                k in other.stats()["events"] for k in ("deploy.faster", "refuse.not_faster", "refuse.not_compiled")
+            )
+            pending = not (raced and other.wait(0))
         tiers, took = other.stats()["calls_per_tier"], time.perf_counter() - begin
         other.wait()
         other.close()

@@ -6,7 +6,8 @@ longer. So the interval is short while jobs run.
 
 A job makes many objects, and a full garbage collection is due when a quarter of all objects are new: it then walks over the whole
 process, a quarter of a second with torch and a model library loaded, while every thread stands still. While jobs run, many more
-collections of young objects come before one of all; one that somebody asks for is done all the same.
+collections of young objects come before one of all, and what a job leaves counts as old when it ends, instead of making a
+collection due in the next call; one that somebody asks for is done all the same.
 
 Both are settings of the whole interpreter: they are put back when the last job ends, unless somebody changed them meanwhile.
 """
@@ -62,6 +63,9 @@ class Courtesy:
         young, middle, oldest = gc.get_threshold()
         if oldest == self._rare:
             gc.set_threshold(young, middle, self._oldest)
+        if not gc.get_freeze_count():  # somebody who froze objects wants them to stay so
+            gc.freeze()
+            gc.unfreeze()
 
     def after_fork(self) -> None:
         """In a forked child no job runs."""

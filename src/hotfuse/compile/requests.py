@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
@@ -32,17 +33,13 @@ def _onnx(header: Header, blobs: list[bytes]) -> wire.Message:
     return wire.answer_to_message(_finished(captured))
 
 
+_FRONTS = {"torch": ("hotfuse.frontends.torch_module",), "onnx": ("hotfuse.frontends.onnx.capture",)}
+
+
 def _ready(header: Header, _blobs: list[bytes]) -> wire.Message:
     """Load what a kind of capture takes, so that the one that follows begins at once."""
-    if header["front"] == "onnx":
-        import hotfuse.frontends.onnx.capture  # noqa: F401
-        from hotfuse.frontends.onnx.trace import fresh_mode
-
-        fresh_mode()  # symbolic sizes load half of torch when they are first made
-    else:
-        import torch.export._trace
-
-        import hotfuse.frontends.torch_module  # noqa: F401
+    for module in ("torch.export._trace", *_FRONTS[str(header["front"])]):
+        import_module(module)
     return {"ok": True}, []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -36,6 +37,11 @@ class ServedModel:
         if self._settings.capture == "background":
             ask({"kind": "ready", "front": "onnx"}, [], self._settings)
 
+    def get_ready(self) -> None:
+        """When the model is loaded: the interpreter is slow, so the worker waits for the first call instead of the other way."""
+        with contextlib.suppress(CaptureError):  # a capture asks again, and says what is wrong
+            self.prepare()
+
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
         """Ship the model without its weights to the worker, and bind what comes back to the weights here."""
         if any(child is not TENSOR for child in spec.children[0].children):
@@ -51,6 +57,8 @@ class ServedModel:
 def engine_for(module: OnnxModule, settings: Settings, log: EventLog) -> Engine:
     """An engine that serves the module."""
     served = ServedModel(module, settings)
+    if settings.capture == "background":
+        service().submit(served.get_ready, served)
     return Engine(
         served,
         lambda graph, weights: compile_tier0(graph, weights, settings),
