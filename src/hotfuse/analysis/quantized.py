@@ -1,7 +1,7 @@
 """Products of 8-bit integers, found by how a graph makes numbers of them.
 
     real  = (cast(x) - zero) * scale              each step may be missing: DequantizeLinear, or MatMulInteger's zero points
-    y     = matmul(real x, real w)                w made from a param
+    y     = matmul(real x, real w)                w made from a param; or a convolution, with zeros put around real x
 
 The sum over x and w is one of integers: Σ(x - zx)(w - zw)·sx·sw = sx·sw·(Σxw - zx·Σw - zw·Σx + K·zx·zw). Nothing is rewritten
 here; who makes a kernel of the nodes may compute it so, which is exact but for one rounding at the end.
@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hotfuse.analysis.convolution import STRAIGHT, is_convolution, is_transposed, padding_in_front
 from hotfuse.ir.graph import Graph, Kind, Node, Value
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 
 PRODUCTS = {"aten.matmul": ("self", "other"), "aten.mm": ("self", "mat2"), "aten.linear": ("input", "weight"),
-            "aten.addmm": ("mat1", "mat2")}  # fmt: skip
+            "aten.addmm": ("mat1", "mat2"), **dict.fromkeys(sorted(STRAIGHT), ("input", "weight"))}  # fmt: skip
 _CASTS = frozenset({"aten.to", "aten._to_copy"})
 _BYTES = frozenset({DType.I8, DType.U8})
 _REALS = frozenset({DType.F32, DType.F64})
@@ -44,6 +45,13 @@ class ByteProduct:
     node: int
     x: Bytes
     weight: Bytes
+    pad: int | None = None
+    """The node that puts zeros around the real numbers for a convolution."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """All nodes that belong to it."""
+        return (self.node, *self.x.nodes, *self.weight.nodes, *(() if self.pad is None else (self.pad,)))
 
 
 def byte_products(graph: Graph) -> Mapping[int, ByteProduct]:
@@ -56,13 +64,32 @@ def byte_products(graph: Graph) -> Mapping[int, ByteProduct]:
     maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
     found: dict[int, ByteProduct] = {}
     for i, node in enumerate(graph.nodes):
-        if packet(node.op) not in PRODUCTS:
+        if not _multiplies(node):
             continue
         left, right = (argument(node, n) for n in PRODUCTS[packet(node.op)])
+        left, pad = _unpadded(graph, node, left, maker)
         x, w = (made_from_bytes(graph, v, maker) for v in (left, right))
         if x is not None and w is not None and w.raw.name in params and x.raw.name not in params:
-            found[i] = ByteProduct(i, x, w)
+            found[i] = ByteProduct(i, x, w, pad)
     return found
+
+
+def _multiplies(node: Node) -> bool:
+    """Whether every result of a node is a sum over all of an input's channels or columns."""
+    if packet(node.op) not in PRODUCTS:
+        return False
+    if not is_convolution(node):
+        return True
+    out = node.outs[0].type
+    several = isinstance(out, TensorType) and out.shape[1] != 1  # a single output channel leaves most of a vector empty
+    return several and argument(node, "groups", 1) == 1 and not is_transposed(node)
+
+
+def _unpadded(graph: Graph, node: Node, left: object, maker: Mapping[str, int]) -> tuple[object, int | None]:
+    """What lies behind the zeros around a convolution's input, and the node that puts them there."""
+    if not is_convolution(node) or (found := padding_in_front(graph, node)) is None:
+        return left, None
+    return found[0].args[0], maker[found[0].outs[0].name]
 
 
 def weight_nodes(graph: Graph) -> frozenset[int]:
@@ -74,9 +101,10 @@ def weight_nodes(graph: Graph) -> frozenset[int]:
     params = {p.value.name for p in graph.params}
     found: set[int] = set()
     for node in graph.nodes:
-        if packet(node.op) in PRODUCTS:
+        if _multiplies(node):
+            left, right = (argument(node, n) for n in PRODUCTS[packet(node.op)])
             (x, _), (weight, chain) = (
-                _traced(graph, argument(node, n), maker) for n in PRODUCTS[packet(node.op)]
+                _traced(graph, v, maker) for v in (_unpadded(graph, node, left, maker)[0], right)
             )
             if x is not None and weight is not None and weight.name in params and x.name not in params:
                 found |= chain

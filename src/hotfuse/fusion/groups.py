@@ -112,9 +112,9 @@ def _bound(graph: Graph, fits: Callable[[Node], bool]) -> dict[int, tuple[str, o
         if all(fits(graph.nodes[i]) for i in w.nodes):
             bound |= {i: ("attention", w.nodes[-1]) for i in w.nodes}
     for p in byte_products(graph).values():
-        nodes = (p.node, *p.x.nodes, *p.weight.nodes)
-        if all(fits(graph.nodes[i]) for i in nodes):
-            bound |= {i: ("contract", p.x.raw.name) for i in nodes}
+        alone = is_convolution(graph.nodes[p.node])
+        if all(fits(graph.nodes[i]) for i in p.nodes):
+            bound |= {i: ("convolution", p.node) if alone else ("contract", p.x.raw.name) for i in p.nodes}
     return bound
 
 
@@ -221,8 +221,9 @@ def _absorb_padding(graph: Graph, groups: list[_Open]) -> None:
         conv = next(graph.nodes[i] for i in g.nodes if is_convolution(graph.nodes[i]))
         if (found := padding_in_front(graph, conv)) is not None:
             at = number[found[0].outs[0].name]
-            owner[at].nodes.remove(at)
-            g.nodes.insert(0, at)
+            if owner[at] is not g:
+                owner[at].nodes.remove(at)
+                g.nodes.insert(0, at)
 
 
 def _is_view(node: Node) -> bool:

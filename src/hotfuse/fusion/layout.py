@@ -13,8 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hotfuse.analysis.convolution import is_convolution
-from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_values, output_values
+from hotfuse.analysis.quantized import byte_products
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Token, Value, map_values, output_values
 from hotfuse.ir.types import Layout, TensorType
+from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
 
 _SPATIAL = frozenset({
@@ -26,6 +28,9 @@ _SPATIAL = frozenset({
 """Ops that are not pointwise and give back the order they were given."""
 _COPIES = frozenset(["aten.clone", "aten.contiguous", "aten.to", "aten._to_copy", "aten.copy"])
 """Pointwise ops that may choose an order themselves."""
+_CASTS = frozenset(["aten.to", "aten._to_copy"])
+"""Those of them that keep the order unless they are told one."""
+_PRESERVE = Token("memory_format", "preserve_format")
 _REDUCTIONS = frozenset(["aten.mean", "aten.sum", "aten.amax", "aten.amin"])
 """Ops that read any order, and whose results are too small to matter."""
 _POOLS = frozenset(f"aten.{kind}_pool{rank}d" for kind in ("max", "avg", "adaptive_avg") for rank in (2, 3))
@@ -48,21 +53,23 @@ class _Change:
         self.back: dict[str, Value] = {}
         """Their row-major copies, where one was wanted."""
         self.nodes: list[Node] = []
+        self.bytewise = frozenset(byte_products(graph))
+        """Convolutions of bytes, by number: their weights are made from params."""
         self.returned = {v.name for v in output_values(graph)}
         self.taken = {v.name for n in graph.nodes for v in n.outs} | {v.name for v in graph.inputs} | self.params
 
     def made(self) -> Graph:
-        for node in self.graph.nodes:
-            self.nodes.append(self._node(node))
+        for i, node in enumerate(self.graph.nodes):
+            self.nodes.append(self._node(i, node))
         outputs: list[Arg] = []
         copies = {v.name: self._copy(v) for v in dict.fromkeys(output_values(self.graph)) if v.name in self.new}
         for out in self.graph.outputs:
             outputs.append(map_values(out, dict(copies)))
         return replace(self.graph, nodes=tuple(self.nodes), outputs=tuple(outputs))
 
-    def _node(self, node: Node) -> Node:
+    def _node(self, number: int, node: Node) -> Node:
         changed = [v for v in node.ins if v.name in self.new]
-        if self._follows(node, changed):
+        if self._follows(number, node, changed):
             node = self._with(node, self.new)
             (out,) = node.outs
             moved = replace(out, type=_last(out))
@@ -91,21 +98,21 @@ class _Change:
         args = tuple(map_values(a, values) for a in node.args)
         return replace(node, args=args, attrs=tuple((k, map_values(a, values)) for k, a in node.attrs))
 
-    def _follows(self, node: Node, changed: list[Value]) -> bool:
+    def _follows(self, number: int, node: Node, changed: list[Value]) -> bool:
         """Whether a node's result is to lie channels last."""
         if node.kind is not Kind.OPERATOR or len(node.outs) != 1 or not _can_move(node.outs[0]):
             return False
         name = packet(node.op)
         if is_convolution(node):
             weight = node.args[1]
-            return isinstance(weight, Value) and weight.name in self.params
+            return isinstance(weight, Value) and (weight.name in self.params or number in self.bytewise)
         rank = _rank(node.outs[0])
         if not any(_rank(v) == rank for v in changed):
             return False
         if name in _SPATIAL:
             return True
         same = any(_shape(v) == _shape(node.outs[0]) for v in changed)
-        return lookup(node.op).access is Access.POINTWISE and name not in _COPIES and same
+        return lookup(node.op).access is Access.POINTWISE and (name not in _COPIES or _only_casts(node)) and same
 
     def _copy(self, v: Value) -> Value:
         """A value in the order the capture saw."""
@@ -119,6 +126,12 @@ class _Change:
             self.back[v.name] = Value(name, v.type)
             self.nodes.append(Node(Kind.OPERATOR, "aten.contiguous.default", (source,), (self.back[v.name],)))
         return self.back[v.name]
+
+
+def _only_casts(node: Node) -> bool:
+    """Whether a node changes the element type and leaves the order as it is, as torch does unless it is told one."""
+    kept = argument(node, "memory_format") in (None, _PRESERVE)
+    return packet(node.op) in _CASTS and kept and all(isinstance(v.type, TensorType) for v in node.ins)
 
 
 def _shape(v: Value) -> tuple[object, ...] | None:

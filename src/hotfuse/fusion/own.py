@@ -23,7 +23,9 @@ from hotfuse.ops.table import Access, lookup, packet
 def with_own_operands(graph: Graph) -> Graph:
     """The graph in which products of bytes and masks of attention share no node that prepares them."""
     wanted: list[tuple[int, frozenset[int]]] = [
-        (p.node, frozenset(chain)) for p in byte_products(graph).values() for chain in (p.x.nodes, p.weight.nodes)
+        (p.node if p.pad is None or chain is p.weight.nodes else p.pad, frozenset(chain))
+        for p in byte_products(graph).values()
+        for chain in (p.x.nodes, p.weight.nodes)
     ]
     maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
     for reader, mask in _masks(graph):

@@ -19,6 +19,7 @@ from hotfuse.ir.graph import Arg, Graph, Node, Value, map_values, output_values,
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.lower import conv_fewer, conv_shape, gemm, primitive
 from hotfuse.lower.algebra import mul, product, same
+from hotfuse.lower.conv_bytes import lower_bytes
 from hotfuse.lower.conv_finish import Finish, Where, without_division
 from hotfuse.lower.conv_kernel import Groups, dense
 from hotfuse.lower.conv_own import depthwise
@@ -35,6 +36,7 @@ from hotfuse.lower.lowered import (
     dense_strides,
 )
 from hotfuse.lower.pack import Order, PackSource, PackSpec
+from hotfuse.lower.quant import bytes_taken
 from hotfuse.lower.tiling import Core
 from hotfuse.lower.views import is_move, shape_of
 from hotfuse.tile.build import KernelBuilder
@@ -48,6 +50,10 @@ __all__ = ["is_convolution", "lower_convolution"]
 
 def lower_convolution(graph: Graph, core: Core, *, name: str = "") -> Lowered:
     """The kernel of a group; raises CannotLower where it cannot be one. The weight must be a param of the graph."""
+    taken, scalings = bytes_taken(graph)
+    if scalings:
+        (scaling,) = scalings.values()
+        return lower_bytes(taken, scaling, core, name=name)
     plain, conv = the_convolution(graph)
     for v in output_values(graph):
         if shape_of(v) != shape_of(conv.out):

@@ -84,6 +84,8 @@ class Finish:
         self.sums, self.bias, self.outs, self.lanes = sums, bias, tuple(outs), lanes
         self.shape = shape_of(sums)
         self.space = Space.of(self.shape)
+        self.real: Callable[[Evaluator, Position, Tile], Tile] | None = None
+        """What makes real numbers of the sums, where these are integers."""
         self.position: Position = tuple(self.space.root(i) for i in range(len(self.shape)))
         self.at = Evaluator(memory, graph, self.space)
         after = self._after(graph)
@@ -184,6 +186,8 @@ class Finish:
         with at.loops({**where.places, 1: column, where.pixel: pixel}, axes):
             for (value, place), buffer in zip(self.channels, self.kept, strict=True):
                 at.give(value, place, kept(buffer))
+            if self.real is not None:
+                sums = self.real(at, position, sums)
             if self.bias is not None:
                 sums = self.builder.map("add", sums, at.tile(self.bias, (position[1],)))
             at.give(self.sums, position, sums)

@@ -75,8 +75,8 @@ class Convolution:
         return self.groups * self.outputs
 
 
-def the_convolution(graph: Graph) -> tuple[Graph, Convolution]:
-    """The one convolution of a group, and the group without the padding in front of it."""
+def the_convolution(graph: Graph, *, scaled: bool = False) -> tuple[Graph, Convolution]:
+    """The one convolution of a group, and the group without the padding in front of it; of bytes, if it is to be `scaled`."""
     found = [n for n in graph.nodes if is_convolution(n)]
     if len(found) != 1:
         raise CannotLower(f"{len(found)} convolutions in one group")
@@ -84,7 +84,7 @@ def the_convolution(graph: Graph) -> tuple[Graph, Convolution]:
     node = next(n for n in graph.nodes if is_convolution(n))
     if node.args[0] not in sources(graph):
         raise CannotLower("the input of the convolution is computed in the same group", where=str(node.loc))
-    return graph, read(node, {p.value.name for p in graph.params}, pads)
+    return graph, read(node, {p.value.name for p in graph.params}, pads, scaled=scaled)
 
 
 def _without_padding(graph: Graph, conv: Node) -> tuple[Graph, Pads | None]:
@@ -96,7 +96,7 @@ def _without_padding(graph: Graph, conv: Node) -> tuple[Graph, Pads | None]:
     return replace(graph, nodes=tuple(plain if n is conv else n for n in graph.nodes if n is not maker)), pads
 
 
-def read(node: Node, params: set[str], pads: Pads | None = None) -> Convolution:
+def read(node: Node, params: set[str], pads: Pads | None = None, *, scaled: bool = False) -> Convolution:
     """A node's operands by role; `pads` are zeros that are to lie around its input."""
     where = str(node.loc)
     x, weight, bias = (argument(node, n) for n in ("input", "weight", "bias"))
@@ -104,9 +104,7 @@ def read(node: Node, params: set[str], pads: Pads | None = None) -> Convolution:
         raise CannotLower(f"{node.op} of {x} and {weight}", where=where)
     if weight.name not in params:
         raise CannotLower(f"the weight %{weight.name} is not constant", where=where)
-    for v in (x, weight, node.outs[0], *(() if bias is None else (bias,))):
-        if not isinstance(v.type, TensorType) or v.type.dtype is not DType.F32:
-            raise CannotLower(f"%{v.name} is not fp32", where=where)
+    _check_dtypes(x, weight, node.outs[0], bias, where, scaled=scaled)
     xs, ws, outs = shape_of(x), shape_of(weight), shape_of(node.outs[0])
     if not len(xs) == len(ws) == len(outs) or len(xs) not in (3, 4, 5):
         raise CannotLower(f"an input of {len(xs)} dims and a weight of {len(ws)}", where=where)
@@ -126,6 +124,17 @@ def read(node: Node, params: set[str], pads: Pads | None = None) -> Convolution:
     if math.prod(len(way) for way in ways) > _MOST_PHASES:
         raise CannotLower("a transposed convolution with a large stride", where=where)
     return Convolution(node, x, weight, bias, groups, inputs, outputs, ways, windows, turned)
+
+
+def _check_dtypes(x: Value, weight: Value, out: Value, bias: Value | None, where: str, *, scaled: bool) -> None:
+    """fp32 everywhere; or bytes, whose sums become real numbers."""
+    reals = (DType.F32, DType.F64) if scaled else (DType.F32,)
+    wanted = [(v, (DType.I8, DType.U8) if scaled else reals) for v in (x, weight)] + [(out, reals)]
+    for v, dtypes in wanted:
+        if not isinstance(v.type, TensorType) or v.type.dtype not in dtypes:
+            raise CannotLower(f"%{v.name} is not {' or '.join('fp32' if d is DType.F32 else d.value for d in dtypes)}", where=where)
+    if bias is not None and (not isinstance(bias.type, TensorType) or bias.type.dtype is not out.type.dtype):  # type: ignore[union-attr]
+        raise CannotLower(f"the bias %{bias.name} is of another type than the result", where=where)
 
 
 Ways = tuple[tuple[Phase, ...], ...]

@@ -45,7 +45,7 @@ class Order(StrEnum):
     ROWS = "rows"
     """Some rows of a linear layer's weight, or of several behind each other: [..., K], rows counted over all dims but the last."""
     WINDOW = "window"
-    """A convolution's, [outputs, inputs, window...]: steps go by place of the window, then input."""
+    """A convolution's, [outputs, inputs, window...]: steps go by place of the window, then input; bytes have whole groups of inputs."""
     TURNED = "turned"
     """A transposed convolution's, [inputs, outputs, window...]: steps go by `taps`, then input."""
     FEWER = "fewer"
@@ -194,14 +194,14 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
     if source.name not in weights:
         raise InternalError(f"there is no weight {source.name!r} to pack")
     weight = weights[source.name]
+    if spec.dtype in (DType.I8, DType.I32) and weight.dtype == np.uint8:
+        weight = (weight ^ np.uint8(128)).view(np.int8)
     if source.order in (Order.WINDOW, Order.TURNED, Order.FEWER):
         return _windows(spec, source, weight)
     if source.order is Order.ROWS:
         weight = weight.reshape(-1, spec.k)[source.first : source.first + source.n]
     shape = (spec.k, source.n) if source.order is Order.KN else (source.n, spec.k)
     wanted = _NUMPY[DType.I8 if spec.dtype is DType.I32 else DType.F32 if spec.paired else spec.dtype]
-    if wanted == np.int8 and weight.dtype == np.uint8:
-        weight = (weight ^ np.uint8(128)).view(np.int8)
     if weight.shape != shape or weight.dtype != wanted:
         raise InternalError(
             f"weight {source.name} is {weight.dtype}{list(weight.shape)}, to be packed as {spec.dtype.value}{list(shape)}"
@@ -211,6 +211,9 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
 
 def _windows(spec: PackSpec, source: PackSource, weight: Array) -> Array:
     """A convolution's weight, or one of its groups, as K x N."""
+    wanted = _NUMPY[DType.I8 if spec.dtype is DType.I32 else spec.dtype]
+    if wanted == np.int8 and (beyond := -weight.shape[1] % BYTE_GROUP):  # every place of the window has whole groups
+        weight = np.pad(weight, [(0, 0), (0, beyond), *[(0, 0)] * (weight.ndim - 2)])
     if source.order is Order.FEWER:
         weight = transformed(weight, source.taps).astype(weight.dtype)
     flat = weight.reshape(*weight.shape[:2], -1)
@@ -219,7 +222,7 @@ def _windows(spec: PackSpec, source: PackSource, weight: Array) -> Array:
     else:
         inputs = spec.k // max(1, len(source.taps))
         flat = flat[source.first : source.first + inputs, :, list(source.taps)].transpose(2, 0, 1)
-    if flat.shape[2] != source.n or flat.shape[0] * flat.shape[1] != spec.k or flat.dtype != _NUMPY[spec.dtype]:
+    if flat.shape[2] != source.n or flat.shape[0] * flat.shape[1] != spec.k or flat.dtype != wanted:
         raise InternalError(
             f"weight {source.name} is {weight.dtype}{list(weight.shape)}, to be packed as {source.n} windows of {spec.k}"
         )

@@ -56,7 +56,9 @@ def bytes_taken(graph: Graph) -> tuple[Graph, Mapping[str, Scaling]]:
         new: dict[str, Arg] = {}
         for name, raw in zip(PRODUCTS[packet(node.op)], (p.x.raw, p.weight.raw), strict=True):
             old = node.args[names.index(name)]
-            if isinstance(old, Value):
+            if p.pad is not None and raw is p.x.raw:  # zeros around the image: these are what stands around the bytes
+                nodes[p.pad] = replace(nodes[p.pad], args=(raw, *nodes[p.pad].args[1:]))
+            elif isinstance(old, Value):
                 new[old.name] = raw
         nodes[i] = replace(node, args=tuple(map_values(a, new) for a in node.args))
     kept = tuple(n for i, n in enumerate(nodes) if i not in gone)

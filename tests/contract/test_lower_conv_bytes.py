@@ -1,0 +1,145 @@
+"""Convolutions of bytes: the interpreter and native code against exact integers; then whole ONNX models beside ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+import hotfuse
+import hotfuse.runtime.improve as improve_module
+from hotfuse import Settings
+from hotfuse.backends.llvm.target import Target
+from hotfuse.compile import trial
+from hotfuse.ir.text import parse
+from hotfuse.lower.codec import from_json, to_json
+from hotfuse.lower.conv import lower_convolution
+from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.lowered import PackArgument
+from hotfuse.runtime.race import Trial
+from tests.contract.test_lower_contract import CORES, core_of
+from tests.contract.test_lower_contract_types import EVERYWHERE, data, meaning, run
+
+INTEGER = """graph g(%x: {x}[s0, {ic}, {h}, {w}], %zx: {x}[]) {{
+  param %w: {kind}[{oc}, {ic}, {r}, {s}] = "w"
+  %xf: f64[s0, {ic}, {h}, {w}] = aten.to.dtype(%x, f64)
+  %zf: f32[] = aten.to.dtype(%zx, f32)
+  %zd: f64[] = aten.to.dtype(%zf, f64)
+  %xs: f64[s0, {ic}, {h}, {w}] = aten.sub.Tensor(%xf, %zd)
+  %wf: f64[{oc}, {ic}, {r}, {s}] = aten.to.dtype(%w, f64)
+  %ws: f64[{oc}, {ic}, {r}, {s}] = aten.sub.Tensor(%wf, {zw})
+  %h: f64[s0, {oc}, {oh}, {ow}] = aten.conv2d.default(%xs, %ws, None, [{stride}, {stride}], [{p}, {p}], [{d}, {d}], 1)
+  %y: i32[s0, {oc}, {oh}, {ow}] = aten.to.dtype(%h, i32)
+  return %y }}"""
+"""ConvInteger as the front end writes it, with a zero point that is known at run time."""
+SHAPES = {
+    "3x3": {"ic": 8, "oc": 20, "h": 7, "w": 9, "r": 3, "s": 3, "p": 1},
+    "picture": {"ic": 3, "oc": 5, "h": 11, "w": 10, "r": 5, "s": 5, "p": 2, "stride": 2},
+    "1x1": {"ic": 33, "oc": 40, "h": 3, "w": 5, "r": 1, "s": 1},
+    "dilated": {"ic": 5, "oc": 16, "h": 9, "w": 9, "r": 3, "s": 2, "p": 2, "d": 2},
+    "one channel": {"ic": 1, "oc": 2, "h": 4, "w": 4, "r": 3, "s": 3, "p": 1},
+}
+
+
+def filled(shape: str, **more: Any) -> str:
+    v: dict[str, Any] = {"stride": 1, "p": 0, "d": 1, "x": "u8", "kind": "i8", "zw": 0.0, **SHAPES[shape], **more}
+    for out, size, window in (("oh", v["h"], v["r"]), ("ow", v["w"], v["s"])):
+        v[out] = (size + 2 * v["p"] - v["d"] * (window - 1) - 1) // v["stride"] + 1
+    return INTEGER.format(**v)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(("x", "kind", "zw"), [("u8", "i8", 0.0), ("u8", "u8", 128.0), ("i8", "i8", 0.0)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_integers_are_exact(target: Target | None, shape: str, x: str, kind: str, zw: float) -> None:
+    graph = parse(filled(shape, x=x, kind=kind, zw=zw))
+    lowered = lower_convolution(graph, CORES["avx2"] if target is None else core_of(target))
+    assert any(isinstance(a, PackArgument) and a.spec.dtype.value == "i8" for a in lowered.arguments)
+    assert from_json(to_json(lowered)) == lowered
+    for s0 in (1, 3):
+        values = data(graph, {"s0": s0})
+        (got,) = run(lowered, graph, values, {"s0": s0}, target)
+        (want,) = meaning(graph, values, wide=False)
+        assert torch.equal(got, want)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(CannotLower, match="zero point is not the middle"):
+        lower_convolution(parse(filled("3x3", zw=3.0)), CORES["avx512"])
+    with pytest.raises(CannotLower, match="products of bytes"):
+        SHAPES["long"] = {"ic": 4000, "oc": 2, "h": 4, "w": 4, "r": 3, "s": 3}
+        lower_convolution(parse(filled("long")), CORES["avx512"])
+
+
+# --- models
+
+
+def model(kind: str, *, inputs: int = 8, outputs: int = 24, window: int = 3, pads: tuple[int, ...] = (1, 1, 1, 1), stride: int = 1,
+          each: bool = True, unsigned: bool = False) -> bytes:  # fmt: skip
+    """A quantized convolution between float ends: QDQ, QLinearConv, or ConvInteger behind dynamic quantization."""
+    rng = np.random.default_rng(5)
+    weight = rng.integers(-127, 128, (outputs, inputs, window, window)).astype(np.int8)
+    scale = (rng.random(outputs) * 0.003 + 0.001).astype(np.float32) if each else np.float32(0.002)
+    zero = np.zeros(outputs if each else (), np.int8)
+    if unsigned:
+        weight, zero = ((a.astype(np.int32) + 128).astype(np.uint8) for a in (weight, zero))
+    constants: dict[str, Any] = {"w": weight, "ws": scale, "wz": zero, "xs": np.float32(0.03), "xz": np.uint8(117),
+                                 "ys": np.float32(0.11), "yz": np.uint8(99),
+                                 "b": rng.integers(-500, 500, outputs).astype(np.int32)}  # fmt: skip
+    attributes: dict[str, Any] = {"kernel_shape": [window] * 2, "pads": list(pads), "strides": [stride] * 2}
+    quantize = helper.make_node("QuantizeLinear", ["x", "xs", "xz"], ["xq"])
+    real = helper.make_node("DequantizeLinear", ["yq", "ys", "yz"], ["y"])
+    if kind == "qdq":
+        constants |= {"bs": np.float32(0.03) * scale, "bz": np.zeros(outputs if each else (), np.int32)}
+        nodes = [
+            quantize, helper.make_node("DequantizeLinear", ["xq", "xs", "xz"], ["xd"]),
+            helper.make_node("DequantizeLinear", ["w", "ws", "wz"], ["wd"], axis=0),
+            helper.make_node("DequantizeLinear", ["b", "bs", "bz"], ["bd"], axis=0),
+            helper.make_node("Conv", ["xd", "wd", "bd"], ["c"], **attributes), helper.make_node("Relu", ["c"], ["r"]),
+            helper.make_node("QuantizeLinear", ["r", "ys", "yz"], ["yq"]), real,
+        ]  # fmt: skip
+    elif kind == "qlinear":
+        read = ["xq", "xs", "xz", "w", "ws", "wz", "ys", "yz", "b"]
+        nodes = [quantize, helper.make_node("QLinearConv", read, ["yq"], **attributes), real]
+    else:
+        constants["wz"] = zero.reshape(-1)[0]
+        nodes = [
+            helper.make_node("DynamicQuantizeLinear", ["x"], ["xq", "s", "z"]),
+            helper.make_node("ConvInteger", ["xq", "w", "z", "wz"], ["i"], **attributes),
+            helper.make_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT), helper.make_node("Mul", ["f", "s"], ["y"]),
+        ]  # fmt: skip
+    used = {name for n in nodes for name in n.input}
+    ends = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, inputs, 9, 11]),
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, outputs, None, None])]  # fmt: skip
+    kept = [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items() if k in used]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], kept)
+    return onnx.helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+
+
+@pytest.mark.parametrize("kind", ["qdq", "qlinear", "integer"])
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"inputs": 3, "outputs": 10, "stride": 2, "pads": (0, 0, 1, 1)},
+     {"inputs": 16, "window": 1, "pads": (0, 0, 0, 0), "each": False, "unsigned": True}],
+    ids=["3x3", "picture", "1x1"],
+)  # fmt: skip
+def test_models(kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is native, bytes are multiplied as such, and at most one quantum differs from what ONNX Runtime answers."""
+    ort = pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    made = model(kind, **how)
+    x = np.random.default_rng(1).standard_normal((1, how.get("inputs", 8), 9, 11)).astype(np.float32)
+    (want,) = ort.InferenceSession(made, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    session = hotfuse.InferenceSession(made, settings=Settings(capture="inline", hot_calls=1))
+    (got,) = session.run(None, {"x": x})
+    for _ in range(4):
+        (got,) = session.run(None, {"x": x})
+    plans = [p for s in session.explain().to_dict()["sites"] for p in s["plans"] if p["tier"] == 1]
+    assert plans and {part["backend"] for part in plans[0]["partitions"]} == {"llvm"}, str(session.explain())
+    quantum = 0.11 if kind != "integer" else 1e-5 * float(np.abs(want).max())
+    assert np.abs(got - want).max() <= quantum * 1.001 and (np.abs(got - want) > quantum / 2).mean() <= 0.01
