@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hotfuse.analysis.ties import Quantum, quanta, tied
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.llvm.group import artifact
 from hotfuse.backends.llvm.native import CompiledKernel, load_kernel
@@ -24,13 +25,10 @@ from hotfuse.ir.graph import Graph, Value, sources
 from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import Lowered, PackArgument
-from hotfuse.ops.table import packet
 from hotfuse.ops.torch_dtypes import torch_dtype
 
 RTOL = 1e-4
 """Largest error against float32 operators, relative to the largest magnitude in the result."""
-TIES = 0.01
-"""Most integers that may differ by 1 where a group rounds real numbers: sums in another order round to either side of a half."""
 ROUNDS = 7
 MOST_S = 0.25
 """Most seconds spent timing one kernel."""
@@ -54,10 +52,10 @@ def attempt(
     inputs = [data[v.name] for v in graph.inputs]
     library = LibraryBackend().compile(graph, weights).run
     native = artifact(graph, lowered, load_kernel(compiled), weights, "").run
-    rounds = any(packet(n.op) == "aten.round" for n in graph.nodes)
+    steps = quanta(graph, lambda v: float(data[v.name]) if v.name in data and data[v.name].numel() == 1 else None)
     with torch.no_grad():
-        for got, want in zip(native(*inputs), library(*inputs), strict=True):
-            _agree(got, want, rounds, BF16_RTOL if _rounded(lowered) else RTOL)
+        for got, want, step in zip(native(*inputs), library(*inputs), steps, strict=True):
+            _agree(got, want, step, BF16_RTOL if _rounded(lowered) else RTOL)
         outcome = _timed(native, library, inputs)
     if outcome.kernel_us >= outcome.library_us + allowance_us:
         raise CannotLower(
@@ -102,14 +100,13 @@ def _rounded(lowered: Lowered) -> bool:
     return any(isinstance(a, PackArgument) and a.spec.paired for a in lowered.arguments)
 
 
-def _agree(got: Any, want: Any, rounds: bool = False, rtol: float = RTOL) -> None:
-    """Whether results agree; integers that come from rounding may fall to the other side of a tie here and there."""
+def _agree(got: Any, want: Any, step: Quantum = None, rtol: float = RTOL) -> None:
+    """Whether results agree; what comes from rounding may fall to the other side of a tie here and there."""
     if got.dtype != want.dtype or got.shape != want.shape:
         raise InternalError(f"a kernel gives {got.dtype}{list(got.shape)} instead of {want.dtype}{list(want.shape)}")
+    if tied(got, want, step):
+        return
     if not want.dtype.is_floating_point:
-        apart = (got.double() - want.double()).abs() if rounds and want.numel() else None
-        if apart is not None and float(apart.max()) <= 1 and float(apart.mean()) <= TIES:
-            return
         if not torch.equal(got, want):
             raise InternalError("a kernel gives other integers than the library")
         return

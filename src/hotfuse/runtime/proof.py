@@ -2,7 +2,8 @@
 
 Two float32 programs that add in another order differ, and neither is the truth. Within the tolerance they agree. Beyond it the
 baseline is run once more in float64, where its operators allow that, and the new plan passes if it is no farther from that than
-twice the baseline is.
+twice the baseline is. Outputs that a model rounds (QuantizeLinear) may lie one quantum apart, in one of a hundred places:
+`analysis.ties` says how that is judged.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hotfuse.analysis.ties import Quantum, all_tied
 from hotfuse.backends.protocol import Run
 from hotfuse.runtime.verify import disagreement
 
@@ -34,14 +36,16 @@ class Proof:
     """`tier 0` or `float64`."""
 
 
-def prove(new: Run, baseline: Run, calls: Sequence[Sequence[torch.Tensor]], rtol: float, wide: Wide) -> Proof:
-    """Run both on every call."""
+def prove(
+    new: Run, baseline: Run, calls: Sequence[Sequence[torch.Tensor]], rtol: float, wide: Wide, steps: Sequence[Quantum] = ()
+) -> Proof:  # fmt: skip
+    """Run both on every call; `steps` are the quanta of outputs that are rounded."""
     judge = "tier 0"
     with torch.no_grad():
         for inputs in calls:
             got, want = new(*inputs), baseline(*inputs)
             difference = disagreement(got, want, rtol)
-            if difference:
+            if difference and not all_tied(got, want, steps, lambda g, w: not disagreement([g], [w], rtol)):
                 judge = "float64"
                 if not _closer(got, want, inputs, wide):
                     return Proof(difference, len(calls), judge)

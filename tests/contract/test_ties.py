@@ -1,0 +1,84 @@
+"""Rounded outputs: which quantum they have, and that one quantum here and there is no disagreement, while more is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hotfuse.analysis.ties import quanta, tied
+from hotfuse.backends.protocol import Run
+from hotfuse.ir.graph import Value
+from hotfuse.ir.text import parse
+from hotfuse.runtime.proof import prove
+
+QDQ = """graph g(%x: f32[4, 8]) {{
+  param %s: f32[] = "s"
+  %d: f32[4, 8] = aten.div.Tensor(%x, 0.5)
+  %o: f32[4, 8] = aten.round.default(%d)
+  %p: f32[4, 8] = aten.add.Tensor(%o, 3.0)
+  %c: f32[4, 8] = aten.clamp.default(%p, 0, 255)
+  %q: u8[4, 8] = aten.to.dtype(%c, u8)
+  %f: f32[4, 8] = aten.to.dtype(%q, f32)
+  %z: f32[4, 8] = aten.sub.Tensor(%f, 3.0)
+  %y: f32[4, 8] = aten.mul.Tensor(%z, {scale})
+  %v: f32[8, 4] = aten.t.default(%y)
+  %n: f32[4, 8] = aten.tanh.default(%y)
+  %e: f32[4, 8] = aten.exp.default(%x)
+  return %q, %v, %n, %e }}"""
+
+
+def test_the_quantum_is_the_scale_behind_the_rounding() -> None:
+    assert quanta(parse(QDQ.format(scale="0.5"))) == (1.0, 0.5, 0.0, None)
+    by_name = parse(QDQ.format(scale="%s"))
+
+    def number(v: Value) -> float | None:
+        return 0.25 if v.name == "s" else None
+
+    assert quanta(by_name, number)[1] == 0.25 and quanta(by_name)[1] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("quantum", "moved", "places", "fine"),
+    [(0.5, 0.5, 3, True), (0.5, 0.51, 3, False), (0.5, 0.5, 30, False), (None, 0.5, 1, False), (0.0, 0.03, 1000, False),
+     (0.0, 0.03, 20, True), (0.0, 0.05, 1, False)],
+)  # fmt: skip
+def test_floats(quantum: float | None, moved: float, places: int, fine: bool) -> None:
+    want = torch.linspace(-10, 10, 1000)
+    got = want.clone()
+    got[:places] += moved
+    assert tied(got, want, quantum) is fine
+
+
+@pytest.mark.parametrize(("moved", "places", "fine"), [(1, 5, True), (2, 1, False), (1, 50, False)])
+def test_integers(moved: int, places: int, fine: bool) -> None:
+    want = torch.arange(1000, dtype=torch.int32)
+    got = want.clone()
+    got[:places] += moved
+    assert tied(got, want, 1.0) is fine and not tied(got, want, None) and not tied(got, want, 0.0)
+
+
+def test_what_is_not_finite_is_no_tie() -> None:
+    want = torch.ones(200)
+    got = want.clone()
+    got[3] = torch.nan
+    assert not tied(got, want, 0.5) and not tied(want, got, 0.5)
+
+
+def test_a_proof_lets_ties_through_and_nothing_else() -> None:
+    want = torch.arange(1000, dtype=torch.float32) * 0.5
+
+    def baseline(*_inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (want,)
+
+    def off(by: float) -> Run:
+        got = want.clone()
+        got[7] += by
+        return lambda *_inputs: (got,)
+
+    def wide() -> Run:
+        return baseline
+
+    assert not prove(off(0.5), baseline, [()], 1e-6, wide, (0.5,)).difference
+    assert prove(off(1.0), baseline, [()], 1e-6, wide, (0.5,)).difference
+    assert prove(off(0.5), baseline, [()], 1e-6, wide, (None,)).difference
+    assert prove(off(0.5), baseline, [()], 1e-6, wide).difference
