@@ -95,6 +95,7 @@ def _explain_entry(entry: Entry) -> dict[str, Any]:
         "facts": entry.guards(),
         "versions": versions,
         "refused": dict(entry.refused),
+        "trade": None if entry.trade is None else entry.trade.to_dict(),
         "measured_us": None if measured is None else round(measured, 1),
         "samples": {"taken": entry.samples.taken, "bytes": entry.samples.bytes},
     }
@@ -134,6 +135,13 @@ def explain_plan(plan: Plan, calls: int, notes: tuple[str, ...] = ()) -> dict[st
         "account": None if plan.account is None else {**plan.account.to_dict(), "lines": plan.account.lines()},
         "graph": show(plan.graph),
     }
+
+
+def _trade(t: dict[str, Any]) -> str:
+    """What a plan costs against the one before it."""
+    (us, now_us), (uj, now_uj), (size, now_size) = t["us"], t["microjoules"], t["bytes"]
+    return (f"{us:g} -> {now_us:g} us, {uj:g} -> {now_uj:g} uJ ({t['energy_source']}), {_bytes(size)} -> {_bytes(now_size)} "
+            "beside the weights")
 
 
 def _finding(f: dict[str, Any]) -> str:
@@ -196,6 +204,8 @@ def _lines(data: dict[str, Any]) -> list[str]:
                 sizes = ", ".join(f"{n}={v}" for n, v in version["sizes"].items())
                 out.append(f"    version for {sizes}: tier {version['tier']}, {version['partitions']} partitions, "
                            f"{version['share']:.0%} of the sampled calls")
+            if (trade := plan.get("trade")) is not None:
+                out.append(f"    for {data['objective']}: {_trade(trade)}")
             out += [f"    {_finding(f)}" for f in plan.get("findings", ())]
             out += [f"    not higher: {what}: {why}" for what, why in plan.get("refused", {}).items()]
             out += [f"    note: {note}" for note in plan["notes"]]

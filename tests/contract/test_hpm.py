@@ -353,13 +353,6 @@ def test_units_are_valued_by_the_model_where_the_store_holds_one(tmp_path: Path)
         seen = ahead.of_group(p.graph, p.sizes[0])
         assert seen is not None and 0 < seen.kernel_s <= seen.high_s and seen.library_s > 0
         assert ahead.of_group(p.graph, {}) is None and ahead.unknown == 1
-        for n in range(40):
-            ahead.tried(f"k{n}", p.graph, p.sizes[-1], 1e9, 0.0)  # a thousand seconds: far from any prediction
-        ahead.flush()
-        assert ahead.online.drifted.any and len(store.measurements(source="race")) == 40
-        again = Calibration(store, ahead.host, Here())
-        first = next(again.items)
-        assert first.problem.family == "served" and len(store.problems()) == 40
 
 
 def test_nothing_of_the_model_is_pickled() -> None:
@@ -402,5 +395,5 @@ def test_without_a_model_the_command_says_what_to_do(tmp_path: Path) -> None:
     missing = CliRunner().invoke(app, ["hpm", "--store", str(path), "--json"])
     Store.open(path).close()
     empty = CliRunner().invoke(app, ["hpm", "--store", str(path), "--json"])
-    assert missing.exit_code == empty.exit_code == 2
-    assert "hotfuse calibrate" in missing.output and "no performance model" in empty.output
+    assert (missing.exit_code, empty.exit_code) == (2, 0)
+    assert "hotfuse calibrate" in missing.output and "no performance model" in empty.output and '"drift": []' in empty.output

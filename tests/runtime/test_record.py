@@ -69,7 +69,8 @@ def test_what_lost_is_not_tried_by_the_next_process_until_something_changed(
     serve(settings)
     assert len(races) == 4
     with Store.open(place) as store:
-        assert all(d.evidence["us_before"] == 1.0 and d.evidence["us_after"] == 2.0 for d in store.decisions())
+        slower = [d for d in store.decisions() if d.why == "it did not measure faster on a real call"]
+        assert [(d.evidence["us_before"], d.evidence["us_after"]) for d in slower] == [(1.0, 2.0)] * 3
 
 
 def test_recording_can_be_switched_off(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ class Why(StrEnum):
     TOO_MANY = "the limit of captured graphs was reached"
     FASTER = "it measured faster on a real call"
     NOT_FASTER = "it did not measure faster on a real call"
+    BETTER = "it measured better in what was asked for on a real call"
+    NOT_BETTER = "it did not measure better in what was asked for on a real call"
     NOT_COMPILED = "no kernels could be made for it"
     RUN_FAILED = "the captured graph raised an error"
     NO_MAPPING = "the operator has no mapping of its own"

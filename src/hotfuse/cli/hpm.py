@@ -1,9 +1,12 @@
-"""`hotfuse hpm`: how well the performance model predicts this machine, what it looks at, how the machine drifted."""
+"""`hotfuse hpm`: how well the performance model predicts this machine, what corrects it, how the machine drifted."""
 
 from __future__ import annotations
 
+import math
+import time
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +14,14 @@ from hotfuse.base.errors import InputError
 from hotfuse.base.settings import from_env
 from hotfuse.cli.db import At
 from hotfuse.cli.output import heading, print_json, reports_errors, rows
+
+if TYPE_CHECKING:
+    from hotfuse.compile.host import Host
+    from hotfuse.hpm.model import Model
+    from hotfuse.profile.store import Store
+
+SHOWN = 30
+"""Looks at the machine's speed."""
 
 
 @reports_errors
@@ -20,52 +31,115 @@ def hpm(
     threads: Annotated[int, typer.Option(help="Threads that kernels run on.", min=1)] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Accuracy on held-out problems, the features that matter, versions, and how the machine drifted."""
+    """Accuracy on held-out problems, what serving and idle time have added, corrections, and how the machine drifted."""
     from hotfuse.compile.host import this_host
-    from hotfuse.hpm import calibrate, judge, model
+    from hotfuse.hpm import model
     from hotfuse.profile.place import location
     from hotfuse.profile.store import Store
 
     place = at or location(from_env())
     if "://" not in place and not Path(place).expanduser().exists():
-        raise InputError(f"there is no profile store at {place}", hint="hotfuse calibrate")
+        raise InputError(f"there is no profile store at {place}", hint="hotfuse calibrate, or serve a model")
     with Store.open(place) as store:
         host = this_host(store, threads, measure_peaks=False)
         made = model.load(store, host.machine)
-        if made is None:
-            raise InputError("there is no performance model for this machine", hint="hotfuse calibrate")
-        samples = calibrate.samples(store, host.machine, threads)
-        versions = store.model_versions(model.NAME)
-        drift = store.drift(machine=host.machine, limit=20)
+        found = {**_learned(store, host), **_accuracy(store, host, made, plot)}
+    if as_json:
+        print_json(found)
+        return
+    if made is None or not found["held_out"]:
+        heading("no accuracy to show: " + found["because"])
+    else:
+        _show_accuracy(found)
+    _show_learned(found)
+
+
+def _learned(store: Store, host: Host) -> dict[str, Any]:
+    """What was measured by whom, which versions there are, what corrects them, what promises were worth, the machine's speed."""
+    from hotfuse.compile.learned import Foresight
+    from hotfuse.compile.stored import ARMS, STRATEGIES
+    from hotfuse.hpm import model
+
+    sources = Counter(m.source for m in store.measurements(machine=host.machine))
+    dates = store.model_dates(model.NAME, host.machine)
+    ahead = Foresight.of(store, host)
+    off = None if ahead is None else ahead.online.drifted
+    return {
+        "measurements": dict(sources), "problems": len(store.problems()),
+        "trained": [
+            {"version": v, "at": at, "samples": f.get("samples"), "held_out": f.get("held_out")} for v, (at, f) in dates.items()
+        ],
+        "versions": list(dates),
+        "correction": None if off is None else {
+            "samples": off.samples, "everything": math.exp(off.everything),
+            "family": {n: math.exp(x) for n, x in off.family.items()}, "level": {n: math.exp(x) for n, x in off.level.items()},
+        },
+        "promises": store.remembered(ARMS, host.machine), "strategies": store.remembered(STRATEGIES, host.machine),
+        "drift": [{"probe": d.probe, "ratio": d.ratio, "at": d.at} for d in store.drift(machine=host.machine, limit=SHOWN)],
+    }  # fmt: skip
+
+
+def _accuracy(store: Store, host: Host, made: Model | None, plot: Path | None) -> dict[str, Any]:
+    from hotfuse.hpm import calibrate, judge, model
+
+    samples = calibrate.samples(store, host.machine, host.at.threads)
+    nothing = {"version": None, "samples": len(samples), "held_out": {}, "by_family": {}, "importance": {}}
+    if made is None:
+        return {**nothing, "because": "there is no performance model for this machine yet; `hotfuse calibrate`, or let it idle"}
     if len(samples) < model.LEAST_SAMPLES:
-        raise InputError(f"{len(samples)} measurements with {threads} threads are too few", hint="hotfuse calibrate")
+        return {**nothing, "version": made.version, "because": f"{len(samples)} measurements are too few"}
     held = judge.held_out(samples, host.at)
     if plot is not None:
         from hotfuse.hpm.plot import draw
 
         draw(held, plot)
-    found: dict[str, Any] = {
-        "version": made.version, "versions": versions, "samples": len(samples), "trees": made.facts.get("trees"),
+    return {
+        "version": made.version, "samples": len(samples), "trees": made.facts.get("trees"),
         "kind": made.facts.get("kind"), "held_out": held.overall, "by_family": held.by_family(),
         "roofline_alone": judge.roofline_alone(samples, host.at),
         "interval": {"stated": model.KEPT, "held": judge.coverage(made, samples, held.predicted, host.at)},
         "importance": judge.importance(made),
-        "drift": [{"probe": d.probe, "ratio": d.ratio, "at": d.at} for d in drift],
     }  # fmt: skip
-    if as_json:
-        print_json(found)
-        return
+
+
+def _show_accuracy(found: dict[str, Any]) -> None:
     scores = {"all": found["held_out"], **found["by_family"], "roofline alone": found["roofline_alone"]}
-    heading(f"version {made.version}: {made.facts.get('trees')} trees ({made.facts.get('kind')}), {len(samples)} samples")
-    shown = [(n, *_score(s)) for n, s in scores.items()]
-    rows(("held out, over 5 µs", "kernels", "MAPE", "within 10%", "within 20%"), shown)
+    heading(f"version {found['version']}: {found['trees']} trees ({found['kind']}), {found['samples']} samples")
+    rows(("held out, over 5 µs", "kernels", "MAPE", "within 10%", "within 20%"), [(n, *_score(s)) for n, s in scores.items()])
     interval = found["interval"]
     heading(f"\nintervals that should hold {interval['stated']:.0%} of measurements hold {interval['held']:.0%}")
     heading("\nwhat trees ask for")
     rows(("feature", "part"), [(n, f"{v:.1%}") for n, v in list(found["importance"].items())[:12]], header=False)
-    if drift:
-        heading("\ndrift, newest first")
-        rows(("probe", "times slower"), [(d.probe, f"{d.ratio:.2f}") for d in drift])
+
+
+def _show_learned(found: dict[str, Any]) -> None:
+    who = {"calibrate": "calibration and idle time", "race": "trials of kernels", "serve": "partitions that served"}
+    heading(f"\nmeasured here; {found['problems']} groups of served models are known")
+    rows(("by", "rows"), [(who[s], n) for s, n in found["measurements"].items()], header=False)
+    if found["trained"]:
+        heading("\ntrained")
+        shown = [(t["version"], _date(t["at"]), t["samples"], f"{t['held_out']['mape']:.1%}") for t in found["trained"][-8:]]
+        rows(("version", "at", "samples", "MAPE, held out"), shown)
+    off = found["correction"]
+    if off is not None:
+        factors = {"everything": off["everything"], **off["family"], **off["level"]}
+        said = ", ".join(f"{n} x{f:.2f}" for n, f in factors.items() if abs(f - 1) > 0.005) or "nothing"
+        heading(f"\ncorrected by the newest {off['samples']} measurements of serving: {said}")
+    if found["promises"]:
+        heading("\nwhat became of predicted gains")
+        shown = [(k, f"{n:.0f}", f"{s / n:.0%}") for k, (n, s, _) in found["promises"].items()]
+        rows(("kind", "tried", "part that came true"), shown)
+    if found["strategies"]:
+        heading("\nstrategies against bottlenecks")
+        shown = [(k, f"{n:.0f}", f"{h:.0f}") for k, (n, h, _) in found["strategies"].items()]
+        rows(("bottleneck and strategy", "tried", "helped"), shown)
+    if found["drift"]:
+        heading("\nthe machine's speed, newest first")
+        rows(("probe", "at", "times slower"), [(d["probe"], _date(d["at"]), f"{d['ratio']:.2f}") for d in found["drift"]])
+
+
+def _date(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _score(s: dict[str, float]) -> tuple[str, str, str, str]:

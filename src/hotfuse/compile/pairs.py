@@ -13,11 +13,10 @@ from hotfuse.analysis.cost import value_bytes
 from hotfuse.analysis.resources import Bound, Peaks, Work
 from hotfuse.compile.graph import CompileGraph, Level, Place, State, Unit
 from hotfuse.compile.value import Facts
-from hotfuse.fusion.bandit import Bandit
 from hotfuse.fusion.candidates import Kind
 from hotfuse.fusion.criteria import Side, judge
 from hotfuse.fusion.groups import MAX_NODES
-from hotfuse.hpm.bottleneck import Bottleneck, Ledger
+from hotfuse.hpm.bottleneck import Bottleneck
 from hotfuse.partition.change import CannotChange
 from hotfuse.partition.manager import fuse, part_needs
 
@@ -96,12 +95,6 @@ def held_back(unit: Unit, peaks: Peaks) -> Bottleneck:
     if slower.bound is Bound.MEMORY:
         return Bottleneck.L2 if (slower.work.working_set or 0) <= peaks.l2 else Bottleneck.MEMORY
     return Bottleneck.COMPUTE if slower.bound is Bound.COMPUTE else Bottleneck.LATENCY
-
-
-memory = Bandit()
-"""How much of what common kernels promised came true, in this process."""
-ledger = Ledger()
-"""Against which bottlenecks they helped."""
 
 
 def nodes_of(graph: CompileGraph, unit: Unit, place: Place) -> tuple[int, ...]:

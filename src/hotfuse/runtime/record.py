@@ -145,7 +145,7 @@ class Recorder:
             store, basis = self._here().store, self._basis(rests)
             for d in store.decisions(key, LOOKED_BACK):
                 if d.evidence.get("attempt") == attempt and time.time() - d.at < FORGOTTEN_S:
-                    same = d.why == Why.NOT_FASTER.value and d.evidence.get("basis") == basis
+                    same = d.why in (Why.NOT_FASTER.value, Why.NOT_BETTER.value) and d.evidence.get("basis") == basis
                     return dict(d.evidence) if same and d.evidence.get("certain") else None
         except Exception as e:  # then it is tried
             self._count(e)

@@ -20,6 +20,7 @@ from hotfuse.profile.agent import Sampler
 from hotfuse.runtime.bets import Bet
 from hotfuse.runtime.dispatch import Case, InlineCache, Job
 from hotfuse.runtime.findings import Finding
+from hotfuse.runtime.objective import Trade
 from hotfuse.runtime.pace import Pace
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Samples, Signature
@@ -75,6 +76,8 @@ class Entry:
     """What was tried and lost, with the reason; not tried again until something changed."""
     findings: tuple[Finding, ...] = ()
     """What limits the partitions of its plan, the slowest first, as the calls that were looked at showed it."""
+    trade: Trade | None = None
+    """What the plan that was deployed last costs and what the one before it cost."""
     stamp: tuple[int, ...] = ()
     """What the refusals rest on."""
     pace: Pace = field(default_factory=Pace)
