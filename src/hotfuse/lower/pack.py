@@ -45,7 +45,7 @@ class Order(StrEnum):
     ROWS = "rows"
     """Some rows of a linear layer's weight, or of several behind each other: [..., K], rows counted over all dims but the last."""
     WINDOW = "window"
-    """A convolution's, [outputs, inputs, window...]: steps go by place of the window, then input; bytes have whole groups of inputs."""
+    """A convolution's, [outputs, inputs, window...]: steps go by place of the window, then input (bytes: whole groups)."""
     TURNED = "turned"
     """A transposed convolution's, [inputs, outputs, window...]: steps go by `taps`, then input."""
     FEWER = "fewer"
