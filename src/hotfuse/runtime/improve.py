@@ -16,22 +16,29 @@ from typing import Protocol
 
 import torch
 
+from hotfuse.analysis.ties import Quantum, quanta
 from hotfuse.backends.protocol import Run
-from hotfuse.base.errors import HotfuseError
+from hotfuse.base.errors import HotfuseError, InternalError
 from hotfuse.base.events import Action, EvidenceValue, Why
+from hotfuse.compile.recall import recalled, send
 from hotfuse.compile.scheduler import usable_cores
+from hotfuse.compile.service import sized
+from hotfuse.compile.stored import place_of
 from hotfuse.compile.value import Demand
+from hotfuse.hpm.bottleneck import Bottleneck, Strategy
 from hotfuse.ir.branches import control_name
-from hotfuse.ir.graph import Graph
+from hotfuse.ir.graph import Graph, Value
 from hotfuse.profile.predict import ALL
 from hotfuse.runtime.bets import Bet, place
 from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.objective import Trade, settle
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.proof import prove
 from hotfuse.runtime.race import Trial, race
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry, Site, named, way
+from hotfuse.runtime.strategies import attempts, failed_before, kernels
 from hotfuse.runtime.tiers import FEWEST, PREDICTABLE, is_hot, recurring
 from hotfuse.runtime.unmask import Open, open_mask, opened
 from hotfuse.specialize.branches import conditions
@@ -73,6 +80,7 @@ class Improver:
         self._compile = compile
         self._improve = improve
         self._log = plans.log
+        self._recall = recalled(place_of(plans.settings).path)
 
     def consider(self, site: Site, entry: Entry, plan: Plan, signature: Signature, seconds: float) -> None:
         """After a call that was looked at; at most starts something."""
@@ -99,12 +107,12 @@ class Improver:
             return
         if settings.tiers < 2 or (entry.plan is entry.baseline and "tier 1" not in entry.refused):
             return
-        if self._consider_branches(entry) or self._consider_masks(entry):
+        if self._consider_branches(entry) or self._consider_masks(entry) or self._consider_bottleneck(entry):
             return
         if entry.symbols and entry.plan is not entry.baseline and not entry.bets:
             bets = recurring(entry.samples.shares(), entry.samples.taken, settings.max_versions)
             new = [b for b in bets if b.value not in entry.versions and named(b.value) not in entry.refused]
-            if new:
+            if new and self._promising(entry, Strategy.SPECIALIZE, named(new[0].value)):
                 sizes = new[0].value
                 self._decide(Action.SPECIALIZE, Why.RECURS, sizes=_sizes(entry, sizes), share=round(new[0].share, 3),
                              samples=new[0].samples)
@@ -128,6 +136,42 @@ class Improver:
                 self._start(entry, way(name, outcome), partial(self._bet, entry, at, outcome, name))
                 return True
         return False
+
+    def _consider_bottleneck(self, entry: Entry) -> bool:
+        """Whether a plan was begun that addresses what limits this one: kernels fused anew, by one strategy alone."""
+        for finding, strategy, attempt in attempts(entry, self._recall.ledger):
+            if not self._promising(entry, strategy, attempt):
+                continue
+            self._decide(Action.SPECIALIZE, Why.BOTTLENECK, partition=finding.index, bottleneck=finding.bottleneck.value,
+                         strategy=strategy.value, us=round(finding.us, 1), share=round(finding.share, 3), because=finding.because)
+            self._start(entry, attempt, partial(self._address, entry, finding.bottleneck, strategy, attempt))
+            return True
+        return False
+
+    def _promising(self, entry: Entry, strategy: Strategy, attempt: str) -> bool:
+        """Whether a strategy is worth a try against what limits the plan now: not where it has failed again and again."""
+        past = failed_before(entry, strategy, self._recall.ledger)
+        if past is not None:
+            bound, said = entry.findings[0].bottleneck.value, f"{strategy.value} helped {past.helped} of {past.count} times"
+            self._refuse(entry, attempt, Why.UNPROMISING, said, bottleneck=bound, strategy=strategy.value, helped=past.helped,
+                         tried=past.count)  # fmt: skip
+        return past is None
+
+    def _address(self, entry: Entry, bound: Bottleneck, strategy: Strategy, attempt: str) -> None:
+        """Tier 1 again, its kernels fused by one strategy alone."""
+        inputs, serving = entry.samples.inputs(), entry.plan
+        if inputs is None:
+            return
+
+        def make() -> Plan:
+            demand = replace(_demand(entry), strategies=(strategy.value,))
+            better = self._improve(entry.baseline.graph, entry.weights, inputs, demand=demand)
+            if kernels(better) == kernels(serving):
+                raise InternalError("the plan is the one that serves", because=f"{strategy.value} changes nothing")
+            return better
+
+        self._try(entry, attempt, make, lambda: entry.plan, entry.samples.several(PROVEN_ON), partial(self._exchange, entry),
+                  addresses=(bound, strategy))  # fmt: skip
 
     def _consider_masks(self, entry: Entry) -> bool:
         """Whether a plan without a mask was begun: one that sampled calls showed to let everything through."""
@@ -222,7 +266,9 @@ class Improver:
                 self._refuse(entry, named(signature), Why.TOO_MANY, "the site serves too many kinds of calls", tier=2,
                              sizes=_sizes(entry, signature))
 
-        self._try(entry, named(signature), make, lambda: entry.plan, [inputs], deploy, sizes=_sizes(entry, signature))
+        self._try(entry, named(signature), make, lambda: entry.plan, [inputs], deploy,
+                  addresses=(entry.findings[0].bottleneck, Strategy.SPECIALIZE) if entry.findings else None,
+                  sizes=_sizes(entry, signature))  # fmt: skip
 
     def _bet(self, entry: Entry, at: int, outcome: bool, name: str) -> None:
         """Tier 2: the branch that is taken, written out behind its condition."""
@@ -251,7 +297,7 @@ class Improver:
         plan = entry.plan
         if inputs is None or plan is entry.baseline:
             return
-        trial = self._race(entry.baseline.run, plan.run, inputs)
+        trial, _ = self._race(entry.baseline, plan, inputs)
         entry.pace.forget()  # whatever follows, this is the pace now
         evidence: dict[str, EvidenceValue] = {
             "tier": plan.tier, "us_once": round(reference_us, 1), "us_now": round(now_us, 1),
@@ -266,7 +312,7 @@ class Improver:
 
     def _try(
         self, entry: Entry, what: str, make: Callable[[], Plan], rival: Callable[[], Plan], calls: Sequence[Sequence[torch.Tensor]],
-        deploy: Callable[[Plan], None], **about: EvidenceValue,
+        deploy: Callable[[Plan], None], addresses: tuple[Bottleneck, Strategy] | None = None, **about: EvidenceValue,
     ) -> None:
         """Compile, prove, measure; swap only what won. Whatever happens is a decision."""
         generation = self._plans.generation
@@ -282,7 +328,8 @@ class Improver:
             better = make()
             self._log.span("compile", what, begin, nodes=len(better.graph.nodes))
             begin = self._log.now()
-            proof = prove(better.run, entry.baseline.run, calls, self._plans.settings.tolerance, lambda: self._wide(entry))
+            proof = prove(better.run, entry.baseline.run, calls, self._plans.settings.tolerance, lambda: self._wide(entry),
+                          _quanta(entry))
             self._log.span("proof", what, begin, inputs=proof.inputs, judge=proof.judge)
         except Exception as e:
             text = f"{e.what}: {e.because}" if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
@@ -294,17 +341,23 @@ class Improver:
                          **about)
             return
         old = rival()
-        trial = self._race(old.run, better.run, calls[0])
+        trial, trade = self._race(old, better, calls[0])
         evidence: dict[str, EvidenceValue] = {
             "tier": tier, "us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1), "rounds": trial.rounds,
-            "proven_on": proof.inputs, "judge": proof.judge, **about,
+            "proven_on": proof.inputs, "judge": proof.judge, **trade.evidence(), **about,
         }
+        by_time = self._plans.settings.objective == "latency"
+        won, lost_why = (Why.FASTER, Why.NOT_FASTER) if by_time else (Why.BETTER, Why.NOT_BETTER)
+        if addresses is not None:
+            helped = self._recall.ledger.learn(*addresses, trial.old_us, trial.new_us)
+            evidence |= {"bottleneck": addresses[0].value, "strategy": addresses[1].value, "helped": helped}
+            send(sized(self._plans.settings).pool.submit, place_of(self._plans.settings), self._recall)
         kept: dict[str, EvidenceValue] = {**evidence, "attempt": what, "certain": trial.settled}
         rests = (calls[0], old.tier)
         graph, name = entry.baseline.graph, self._plans.model.name
         if not trial.won:
-            self._refuse(entry, what, Why.NOT_FASTER, f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}", **evidence)
-            self._plans.recorder.tried(name, graph, Action.REFUSE, Why.NOT_FASTER, kept, rests)
+            self._refuse(entry, what, lost_why, f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}", **evidence)
+            self._plans.recorder.tried(name, graph, Action.REFUSE, lost_why, kept, rests)
             return
         with self._plans.exchanging(generation) as same:
             if not same or versions != _versions(entry.weights):
@@ -313,9 +366,10 @@ class Improver:
             deploy(better)
             self._plans.fit(better)
             self._plans.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
-        self._decide(Action.DEPLOY, Why.FASTER, **evidence)
+            entry.trade = trade
+        self._decide(Action.DEPLOY, won, **evidence)
         self._plans.release(entry)
-        self._plans.recorder.tried(name, graph, Action.DEPLOY, Why.FASTER, kept, rests)
+        self._plans.recorder.tried(name, graph, Action.DEPLOY, won, kept, rests)
 
     def _exchange(self, entry: Entry, better: Plan) -> None:
         """Swap the plan of an entry: one reference store."""
@@ -329,11 +383,11 @@ class Improver:
         weights = {k: w.double() if w.is_floating_point() else w for k, w in entry.weights.items()}
         return self._compile(entry.baseline.graph, weights).run
 
-    def _race(self, old: Run, new: Run, inputs: Sequence[torch.Tensor]) -> Trial:
+    def _race(self, old: Plan, new: Plan, inputs: Sequence[torch.Tensor]) -> tuple[Trial, Trade]:
         begin = self._log.now()
-        trial = race(old, new, inputs, self._plans.settings.race_s, pause=self._pause)
+        trial, trade = settle(self._plans.settings, race, old, new, inputs, pause=self._pause)
         self._log.span("race", "race", begin, rounds=trial.rounds, won=trial.won)
-        return trial
+        return trial, trade
 
     def _pause(self, spent: float) -> None:
         """Where calls use every core, leave it to them for as long as a round took, so that they are slowed half as often."""
@@ -346,6 +400,18 @@ class Improver:
 
     def _decide(self, action: Action, why: Why, **evidence: EvidenceValue) -> None:
         self._log.decide(action, why, self._plans.model.name, **evidence)
+
+
+def _quanta(entry: Entry) -> tuple[Quantum, ...]:
+    """The steps of outputs that the model rounds."""
+    graph = entry.baseline.graph
+    keys = {p.value.name: p.key for p in graph.params}
+
+    def number(v: Value) -> float | None:
+        found = entry.weights.get(keys.get(v.name, ""))
+        return float(found) if found is not None and found.numel() == 1 else None
+
+    return quanta(graph, number)
 
 
 def _demand(entry: Entry) -> Demand:

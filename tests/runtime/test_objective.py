@@ -1,0 +1,100 @@
+"""The same engine wins time, energy or memory, as the user asks; every decision shows the trade."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse.runtime.improve as improve_module
+from hotfuse.base.events import Why
+from hotfuse.base.settings import Objective, Settings
+from hotfuse.explain import explain_engine
+from hotfuse.machine.energy import WATTS_PER_CORE, Meter
+from hotfuse.runtime.engine import Engine
+from hotfuse.runtime.objective import SLOWER, CoreSeconds
+from hotfuse.runtime.plan import Memory, Plan
+from hotfuse.runtime.race import Trial
+from tests.runtime.test_tiers import SETTINGS, Compiler, served
+
+
+class Sized(Compiler):
+    """Tier-1 plans that take so many bytes."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__()
+        self.memory = memory
+
+    def __call__(self, *args: Any, **more: Any) -> Plan:
+        return replace(super().__call__(*args, **more), memory=self.memory)
+
+
+def outcome(monkeypatch: pytest.MonkeyPatch, objective: Objective, memory: Memory, new_us: float) -> tuple[int, Engine]:
+    """The tier that serves after a race in which the old plan took 100."""
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, new_us, 9, new_us < 97))
+    model = nn.Linear(4, 4).eval()
+    with torch.no_grad():
+        engine = served(model, Sized(memory), SETTINGS.with_(objective=objective))
+        for _ in range(6):
+            engine(torch.randn(3, 4))
+    return next(iter(engine.sites.values())).entries[0].plan.tier, engine
+
+
+@pytest.mark.parametrize(
+    ("objective", "new_us", "arena", "tier"),
+    [
+        ("latency", 50.0, 9000, 1), ("latency", 120.0, 10, 0),
+        ("memory", 50.0, 9000, 0), ("memory", 120.0, 10, 1), ("memory", 100 * SLOWER + 1, 10, 0),
+        ("memory", 50.0, 1000, 1), ("memory", 120.0, 1000, 0),
+    ],
+)  # fmt: skip
+def test_what_was_asked_for_decides(
+    monkeypatch: pytest.MonkeyPatch, objective: Objective, new_us: float, arena: int, tier: int
+) -> None:
+    found, engine = outcome(monkeypatch, objective, Memory(arena, 0, 1000), new_us)
+    assert found == tier
+    decision = next(d for d in reversed(engine.log.decisions) if "bytes_after" in d.evidence)
+    assert (decision.evidence["bytes_before"], decision.evidence["bytes_after"]) == (1000, arena)
+    assert decision.evidence["uj_after"] and decision.evidence["energy"] == "estimated"
+    assert (decision.why in (Why.BETTER, Why.NOT_BETTER)) is (objective == "memory")
+    told = explain_engine(engine)
+    (plan,) = told.to_dict()["sites"][0]["plans"]
+    assert (plan["trade"] is not None) is bool(tier) and (f"for {objective}:" in str(told)) is bool(tier)
+
+
+def test_weights_that_are_released_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outcome(monkeypatch, "memory", Memory(10, 5000, 1000), 100.0)[0] == 0
+    assert SETTINGS.release_weights is False
+
+
+def test_a_race_for_energy_runs_on_another_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks: list[Callable[[], float] | None] = []
+
+    def race(*_a: Any, **how: Any) -> Trial:
+        clocks.append(how.get("clock"))
+        return Trial(100.0, 50.0, 9, True)
+
+    monkeypatch.setattr(improve_module, "race", race)
+    with torch.no_grad():
+        for objective in ("energy", "latency"):
+            engine = served(nn.Linear(4, 4).eval(), Compiler(), Settings(capture="inline", hot_calls=2, objective=objective))
+            for _ in range(6):
+                engine(torch.randn(3, 4))
+            decision = next(d for d in engine.log.decisions if d.why in (Why.BETTER, Why.FASTER))
+            if objective == "energy":
+                assert decision.evidence["uj_before"] == 100.0 * WATTS_PER_CORE and decision.evidence["us_before"] != 100.0
+    assert isinstance(clocks[0], CoreSeconds) and clocks[1] is None
+
+
+def test_joules_are_counted_where_the_processor_has_meters() -> None:
+    counts = iter([100, 300, 50])
+    clock = CoreSeconds([Meter("cpu package-0", lambda: next(counts), 0.1, wraps=1000), Meter("gpu 0", lambda: 0, 1.0)])
+    assert clock.source == "measured"
+    first = clock()
+    assert first == pytest.approx(200 * 0.1 / WATTS_PER_CORE)
+    assert clock() - first == pytest.approx(750 * 0.1 / WATTS_PER_CORE), "it wrapped"
+    assert CoreSeconds([]).source == "estimated" and CoreSeconds([])() > 0
