@@ -25,7 +25,7 @@ from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.ir.verify import verify
-from hotfuse.lower import lower, pack
+from hotfuse.lower import lower, pack, recurrent_kernel
 from hotfuse.lower.codec import from_json, to_json
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
@@ -34,6 +34,7 @@ from hotfuse.lower.tiling import Core
 from hotfuse.runtime.race import Trial
 from hotfuse.tile import interp
 from hotfuse.tile.program import BufferKind
+from hotfuse.tile.text import show
 
 Tensor = torch.Tensor
 CORES = {"avx512": Core(16, 32), "avx2": Core(8, 16), "generic": Core(4, 16), "tiny caches": Core(8, 16, 1 << 10, 4 << 10)}
@@ -200,6 +201,7 @@ def test_native_code(target: Target, layer: Layer) -> None:
 def test_threads(layer: Layer, l2: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
     monkeypatch.setattr(parallel, "AWAKE_WORK", 1)
+    monkeypatch.setattr(recurrent_kernel, "STEP_WORK", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -209,6 +211,16 @@ def test_threads(layer: Layer, l2: int, threads: int, monkeypatch: pytest.Monkey
         torch.set_num_threads(before)
     shared = {b.name for b in lowered.kernel.buffers if b.kind is BufferKind.SHARED}
     assert bool(shared) == (l2 == 1 << 10 or (layer.batch in (1, 6) and not layer.symbolic))
+
+
+@pytest.mark.parametrize("layer", [Layer("lstm", 20, 70, 5, 1), Layer("gru", 20, 70, 6, 1, both=True, layers=2)], ids=str)
+@pytest.mark.parametrize("short", [True, False], ids=["one thread", "shared"])
+def test_steps_to_and_fro(layer: Layer, short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What threads do not share goes through the panels forwards and backwards in turns; what they share does not."""
+    monkeypatch.setattr(recurrent_kernel, "STEP_WORK", 1 << 20 if short else 0)
+    target = host_levels()[0]
+    lowered = check(layer, Core(target.lanes, 32 if target.name == "avx512" else 16), target)
+    assert ("for turned" in show(lowered.kernel)) is short
 
 
 @pytest.mark.parametrize(

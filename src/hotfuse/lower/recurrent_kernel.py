@@ -12,6 +12,9 @@
                 sums = h @ Wh
                 c, h' = gates(gx + sums, c, h)  in registers; h' is a second buffer, as later panels still read h
 
+A step of one thread takes the panels in the opposite order of the step before: what the nearest cache kept of them is then still
+there, where one order for all steps would push out every panel just before its turn.
+
 Threads share the blocks, where there are several and a core's cache has room for all weights: blocks never meet. Otherwise a
 block has many rows, or all, and threads share the panels of every product: then each core reads its part of the weights
 only, which stays in its cache, and threads meet once per step. Weights are packed by panels whose columns belong to
@@ -41,6 +44,8 @@ BLOCK_ROWS = 6
 """Most rows of a block that one thread takes from end to end: few, so that there are blocks for several threads."""
 SHARED_ROWS = 48
 """Most rows of a block that threads share: more would only take memory."""
+STEP_WORK = 1 << 11
+"""Fewest multiply-adds of vectors in a step that threads share: half a microsecond of each of two."""
 USUAL_ROWS = 8
 """What a batch of unknown size is taken for where only speed depends on it."""
 
@@ -82,7 +87,9 @@ def tiling(core: Core, cell: str) -> GemmTiling:
     """Panels of one vector per gate, and as many rows as that leaves registers for."""
     vectors = len(GATES[cell])
     rows = rows_for(core.registers, vectors)
-    return GemmTiling(core.lanes, core.registers, vectors, rows, UNROLL, rows, 0, False, f"{rows} rows, {vectors} gates")
+    return GemmTiling(
+        core.lanes, core.registers, vectors, rows, UNROLL, rows, 0, False, f"{rows} rows, {vectors} gates"
+    )
 
 
 def recur(b: KernelBuilder, job: Recurrent, core: Core) -> None:
@@ -101,8 +108,12 @@ class _Writer:
         self.panels = -(-job.hidden // t.lanes)
         self.by_panel = self._by_panel(core)
         """Whether threads share panels, not blocks of rows."""
+        self.shares_steps = self.by_panel and not self._short()
+        """Whether they share those of every step as well: some are over before a second thread had begun."""
         self.limit = SHARED_ROWS if self.by_panel else min(BLOCK_ROWS, t.mr)
-        self.rows: Dim = expr("min", self.limit, job.batch) if self.by_panel or isinstance(job.batch, int) else self.limit
+        self.rows: Dim = (
+            expr("min", self.limit, job.batch) if self.by_panel or isinstance(job.batch, int) else self.limit
+        )
         """Most rows of a block."""
         self.heights = self._heights()
         self.chunk = self._chunk(core)
@@ -127,6 +138,13 @@ class _Writer:
         """Whether there is one block at most, or a step's weights are more than a core keeps beside everything else."""
         few = isinstance(self.job.batch, int) and self.job.batch <= min(BLOCK_ROWS, self.tiling.mr)
         return few or 4 * self.panels * self.tiling.nr * self.job.hidden > core.l2 // 2
+
+    def _short(self) -> bool:
+        """Whether a step's products are less than what a thread is woken for."""
+        return (
+            isinstance(self.job.batch, int)
+            and self.job.batch * self.panels * self.tiling.vectors * self.job.hidden < STEP_WORK
+        )
 
     def _heights(self) -> tuple[int, ...]:
         """How high the register tiles of a step may be."""
@@ -158,7 +176,9 @@ class _Writer:
         count = expr("ceildiv", total, limit)
         safe = expr("max", 1, count)  # an empty batch has no blocks, and nothing to divide
         with contextlib.ExitStack() as scope:
-            rows, extra = (scope.enter_context(let(b, n, expr(op, total, safe))) for n, op in (("rows", "//"), ("extra", "%")))
+            rows, extra = (
+                scope.enter_context(let(b, n, expr(op, total, safe))) for n, op in (("rows", "//"), ("extra", "%"))
+            )
             block = scope.enter_context(b.parallel(name, count) if parallel else b.loop(name, 0, count)).var
             if extra == 0:
                 yield expr("*", block, rows), rows
@@ -294,6 +314,18 @@ class _Writer:
         with self.b.parallel("panel", self.panels) if self.by_panel else self.b.loop("panel", 0, self.panels) as panel:
             yield panel.var
 
+    @contextlib.contextmanager
+    def to_and_fro(self, parity: Dim) -> Generator[Dim]:
+        """The panels of a step: shared among threads in one order, or else from the first to the last and back in turns."""
+        if self.shares_steps:
+            with self.each_panel() as panel:
+                yield panel
+            return
+        with self.b.loop("panel", 0, self.panels) as panel:
+            back = expr("*", parity, expr("+", self.panels - 1, expr("*", panel.var, -2)))
+            with let(self.b, "turned", expr("+", panel.var, back)) as turned:
+                yield turned
+
     def _bias(self, buffers: list[Buffer | None], panel: Dim) -> Tile | None:
         tiles = [self.b.load(x, (panel, 0, 0), (1, self.tiling.nr)) for x in buffers if x is not None]
         return self.b.map("add", *tiles) if len(tiles) > 1 else tiles[0] if tiles else None
@@ -329,7 +361,7 @@ class _Writer:
             return b.load(self.h, (parity, row, k), (rows, 1))
 
         p = Product(lhs, weights.wh, self.height, hidden, self.panels, t)
-        with self.each_panel() as panel, self.register_tiles() as (first, height):
+        with self.to_and_fro(parity) as panel, self.register_tiles() as (first, height):
             bias = self._bias([weights.bh], panel) if self.job.cell == "gru" else None
 
             def finish(tile: Tile, row: Dim) -> None:
@@ -401,7 +433,9 @@ class _Writer:
             _write(b, job.y, where, (0 if job.batch_first else 1, 2), h, (None, left))
 
 
-def _along(place: Place, where: tuple[Dim, ...], dims: tuple[int, ...]) -> tuple[tuple[Dim, ...], tuple[int, ...], tuple[Dim, ...]]:
+def _along(
+    place: Place, where: tuple[Dim, ...], dims: tuple[int, ...]
+) -> tuple[tuple[Dim, ...], tuple[int, ...], tuple[Dim, ...]]:
     """Index, axes and steps of a tile that walks along some dims of a value."""
     if not place.flat:
         return where, dims, ()
@@ -418,7 +452,12 @@ def _read(
 
 
 def _write(
-    b: KernelBuilder, place: Place, where: tuple[Dim, ...], dims: tuple[int, ...], tile: Tile, valid: tuple[Dim | None, ...]
+    b: KernelBuilder,
+    place: Place,
+    where: tuple[Dim, ...],
+    dims: tuple[int, ...],
+    tile: Tile,
+    valid: tuple[Dim | None, ...],
 ) -> None:
     index, axes, step = _along(place, where, dims)
     b.store(place.buffer, index, tile, axes=axes, step=step, valid=valid)
