@@ -54,6 +54,8 @@ class Slot:
     """NumPy itself has the element type, so that torch takes arrays of it as they are."""
     used: bool
     """Whether any node reads it: only then must it have a value."""
+    plain: np.dtype[Any] | None
+    """The element type of arrays that torch takes as they are; None where the input is no tensor of such a type."""
 
 
 def slot(port: Port, used: bool = True) -> Slot:
@@ -65,11 +67,16 @@ def slot(port: Port, used: bool = True) -> Slot:
     dims, elem = tensor_shape(declared), BY_CODE.get(leaf.elem)
     fixed = tuple((i, d) for i, d in enumerate(dims) if isinstance(d, int))
     native = elem is not None and elem.code in _NATIVE
-    return Slot(port.name, inner.kind, optional, elem, dims, fixed, native, used)
+    plain = elem.np if elem is not None and native and inner.kind == "tensor" else None
+    return Slot(port.name, inner.kind, optional, elem, dims, fixed, native, used, plain)
 
 
 def admit(s: Slot, value: object) -> Value:
     """A feed as the model takes it, or the error ONNX Runtime would raise."""
+    if s.plain is not None and type(value) is np.ndarray:
+        array = cast(Array, value)
+        if array.dtype == s.plain and array.flags.carray and _fits(s, array.shape):
+            return torch.from_numpy(array)  # what nearly every feed is
     if isinstance(value, OrtValue):
         value = value.value
     if value is None:
@@ -90,16 +97,23 @@ def _tensor(s: Slot, elem: Elem, value: object) -> Value:
         array = _listed(s, elem, value)
     if array.dtype != elem.np:
         array = _same_type(elem, array)
-    if s.dims:
-        shape = array.shape
-        if len(shape) != len(s.dims):
-            _refuse_shape(s, shape)
-        for i, size in s.fixed:
-            if shape[i] != size:
-                _refuse_shape(s, shape)
+    if not _fits(s, array.shape):
+        _refuse_shape(s, array.shape)
     if s.native and array.flags.carray:
         return torch.from_numpy(array)
     return _enter(array)
+
+
+def _fits(s: Slot, shape: tuple[int, ...]) -> bool:
+    """Whether an array's sizes are as declared; a declared rank of zero says nothing."""
+    if not s.dims:
+        return True
+    if len(shape) != len(s.dims):
+        return False
+    for i, size in s.fixed:  # noqa: SIM110  a generator would take longer than all it looks at
+        if shape[i] != size:
+            return False
+    return True
 
 
 def _enter(array: Array) -> Value:
@@ -214,9 +228,11 @@ def release(values: list[Value]) -> list[Any]:
 
 
 def _release(values: list[Value], i: int) -> Any:
-    if isinstance(values[i], torch.Tensor):
-        if values[i].dtype in _PLAIN and values[i].nbytes <= _SMALL and not values[i].requires_grad:
-            return values[i].numpy(force=not values[i].is_cpu).copy()  # cheaper than finding out who else holds it
+    v = values[i]
+    if isinstance(v, torch.Tensor):
+        if v.dtype in _PLAIN and v.nbytes <= _SMALL and not v.requires_grad:
+            return (v.numpy() if v.is_cpu else v.numpy(force=True)).copy()  # cheaper than finding out who else holds it
+        del v
         mine = _references(values, i) == _ONE_OWNER
         t: torch.Tensor = values[i]
         storage = t.untyped_storage()

@@ -103,6 +103,7 @@ class InferenceSession:
         self._slots = [slot(p, p.name in used) for p in inputs]
         self._override_slots = {p.name: slot(p) for p in overridable}
         self._required = [p.name for p in inputs if p.type.kind != "optional"]
+        self._needed = frozenset(self._required)
         self._known = frozenset(p.name for p in (*inputs, *overridable))
         self._output_names = [p.name for p in model.outputs]
         self._output_index = {name: i for i, name in reversed(list(enumerate(self._output_names)))}
@@ -122,11 +123,11 @@ class InferenceSession:
     def _require(self, input_feed: Mapping[str, Any]) -> None:
         if self._closed:
             raise InputError("the session is closed", hint="make a new one")
-        if not isinstance(input_feed, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if type(input_feed) is not dict and not isinstance(input_feed, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise WrongCall("input_feed must be a dict of name to value",
                             because=f"it is a {type(input_feed).__name__}")
-        missing = [name for name in self._required if name not in input_feed]
-        if missing:
+        if not input_feed.keys() >= self._needed:
+            missing = [name for name in self._required if name not in input_feed]
             raise InputError(f"Required inputs ({missing}) are missing from input feed ({list(input_feed)}).")
 
     def _run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
@@ -134,15 +135,14 @@ class InferenceSession:
         wanted = self._wanted(output_names)
         if run_options is not None:
             self._check_run_options(run_options)
-        for name in input_feed:
-            if name not in self._known:
-                self._refuse_name(name)
+        if not self._known.issuperset(input_feed):
+            self._refuse_name(next(name for name in input_feed if name not in self._known))
         args = tuple([admit(s, input_feed.get(s.name)) for s in self._slots])
         overrides: dict[str, Value] = {}
-        if len(self._override_slots) and any(name in self._override_slots for name in input_feed):
+        if self._override_slots and any(name in self._override_slots for name in input_feed):
             overrides = {n: admit(s, input_feed[n]) for n, s in self._override_slots.items() if n in input_feed}
         results = self._guarded(args, overrides)
-        picked = [results[i] for i in wanted]
+        picked = list(results) if wanted is None else [results[i] for i in wanted]
         del results
         return release(picked)
 
@@ -178,9 +178,10 @@ class InferenceSession:
         self._events.count("calls_with_overrides")
         return _with_threads(self._settings.threads, self._module.run_with, args, overrides)
 
-    def _wanted(self, output_names: Sequence[str] | None) -> list[int]:
+    def _wanted(self, output_names: Sequence[str] | None) -> list[int] | None:
+        """Which outputs, in which order; None is all of them."""
         if not output_names:
-            return list(range(len(self._output_names)))
+            return None
         if isinstance(output_names, str) or not isinstance(output_names, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise WrongCall("run(): output_names must be a list of names", because=f"it is {output_names!r}")
         wanted: list[int] = []
