@@ -7,6 +7,7 @@ import mmap
 
 import numpy as np
 import pytest
+import torch
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import Target
@@ -185,3 +186,20 @@ def test_count_and_hints(target: Target) -> None:
         b.effect("barrier_spill")
     arrays: dict[str, Array] = {"x": numbers(rng, DType.F32, (6, 19)), "n": np.zeros(4, np.int64)}
     check(b.finish(), arrays, {}, target)
+
+
+@levels
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16, DType.I8, DType.U8, DType.I16, DType.I32])
+def test_a_few_lanes_of_a_narrowed_vector_are_all_that_is_written(dtype: DType, target: Target) -> None:
+    """LLVM has written 32 bits where one lane of 16 was to be: what lies behind must stay."""
+    for source in (DType.F32, DType.I32):
+        for count in (1, 2, 3):
+            b = KernelBuilder("narrow")
+            x, y = b.input("x", source, (16,)), b.output("y", dtype, (16,))
+            b.store(y, (0,), b.cast(b.load(x, (0,), (16,)), dtype), valid=(count,))
+            given = np.arange(3, 19, dtype=NUMPY[source])
+            made = np.full(16, 77, NUMPY[dtype])
+            tensors = [torch.from_numpy(a.view(np.int16) if a.dtype == NUMPY[DType.BF16] else a) for a in (given, made)]
+            load_kernel(compile_kernel(b.finish(), target))(tensors)
+            want = np.where(np.arange(16) < count, np.arange(3, 19), 77)
+            assert np.array_equal(made.astype(np.float64), want), (source, count)

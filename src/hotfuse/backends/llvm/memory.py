@@ -303,6 +303,8 @@ def store_vector(fn: Fn, buffer: Buffer, pointer: str, width: int, mask: str, va
     elif width == 1:
         safe = fn.val(f"select i1 {mask}, ptr {pointer}, ptr {dummy(fn)}")
         fn.do(f"store {wide} {value}, ptr {safe}, align {align}")
+    elif mask == lane_mask(width, 1):  # LLVM 22 writes 32 bits where one narrow lane of a truncated vector is stored
+        fn.do(f"store {ty} {fn.lane(ty, width, value, 0)}, ptr {pointer}, align {align}")
     else:
         name = f"llvm.masked.store.{suffix(ty, width)}.p0"
         bits = vec("i1", width)
