@@ -525,7 +525,7 @@ def refused(function: Callable[..., Tensor], args: Sequence[Tensor]) -> str:
 
 def test_refusals_say_why() -> None:
     assert "width 264" in refused(block(2), inputs(1, 5, 5, 2, 264))
-    assert "fp32" in refused(block(2), [a.double() for a in inputs(1, 5, 5, 2, 16)])
+    assert "is f64" in refused(block(2), [a.double() for a in inputs(1, 5, 5, 2, 16)])
     assert "computed by aten.relu" in refused(lambda q, k, v: block(2)(q.relu(), k, v), inputs(1, 5, 5, 2, 16))
     assert "goes through aten.relu" in refused(lambda q, k, v: block(2)(q, k, v).relu(), inputs(1, 5, 5, 2, 16))
     columns = [numbers(1, 2, 16, 5, seed=i) for i in range(3)]

@@ -20,7 +20,7 @@ from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph, Node, Value, output_values, sources
 from hotfuse.ir.types import DType
 from hotfuse.lower.algebra import add, mul, same
-from hotfuse.lower.attention_data import MAX_WIDTH, Along, Attention, Mask, Rows
+from hotfuse.lower.attention_data import HALVES, MAX_WIDTH, Along, Attention, Mask, Rows
 from hotfuse.lower.attention_kernel import attend
 from hotfuse.lower.attention_tiling import AttentionTiling, choose
 from hotfuse.lower.errors import CannotLower
@@ -76,6 +76,8 @@ class _Group:
         k = self.walked(asked.k, shared)
         if asked.turned:
             k = replace(k, dims=tuple(Along(d.offset, (*d.steps[:2], d.steps[3], d.steps[2])) for d in k.dims))
+        if width == 1:
+            k = _one_wide(k)
         job = Attention(
             q=self.view(asked.q),
             k=k,
@@ -101,9 +103,10 @@ class _Group:
         """Whether the kernel can do what torch would."""
         q, k, v = shapes
         where = self.where
+        dtype = tensor_type(self.job.q).dtype
         for x in (self.job.q, self.job.k, self.job.v):
-            if tensor_type(x).dtype is not DType.F32:
-                raise CannotLower(f"attention whose operand %{x.name} is not an fp32 tensor", where=where)
+            if tensor_type(x).dtype is not dtype or dtype not in (DType.F32, *HALVES):
+                raise CannotLower(f"attention whose operand %{x.name} is {tensor_type(x).dtype.value}", where=where)
         if not all(isinstance(w, int) and 0 < w <= MAX_WIDTH for w in (q[3], v[3])):
             raise CannotLower(f"heads of width {q[3]} and {v[3]}", where=where)
         if not isinstance(heads, int) or not isinstance(kv_heads, int):
@@ -121,6 +124,8 @@ class _Group:
         """A tensor of [batch, head, row, element] as steps through the memory it comes from."""
         rows = self.walked(value, shared)
         self.neighbours(rows, value)
+        if shape_of(value)[-1] == 1:
+            return _one_wide(rows)
         axis, step = rows.walk(3)
         if axis < 0 or step != 1 or rows.buffer.stride[axis] != 1:
             raise CannotLower(f"the elements of a row of %{value.name} are not next to each other", where=self.where)
@@ -215,6 +220,8 @@ class _Group:
                 raise CannotLower("attention's result is not written whole", where=self.where)
             found.append(stride[coord.terms[0][0]] if coord.terms else 0)
             used += [k for k, _ in coord.terms]
+        if result_shape[-1] == 1:
+            found[-1] = 1  # one element is next to itself
         steps = _four(tuple(found), absent=0)
         live = {k for k, n in enumerate(space.extents) if n != 1}
         full = all(same(space.extents[c.terms[0][0]], n) for c, n in zip(position, result_shape, strict=True) if c.terms)
@@ -227,8 +234,8 @@ class _Group:
         if value is None:
             return None
         where = self.where
-        if tensor_type(value).dtype not in (DType.BOOL, DType.F32):
-            raise CannotLower("attention with a mask that is neither bool nor fp32", where=where)
+        if tensor_type(value).dtype not in (DType.BOOL, DType.F32, *HALVES):
+            raise CannotLower(f"attention with a mask of {tensor_type(value).dtype.value}", where=where)
         if self.job.causal:
             raise CannotLower("attention with a mask, and causal as well", where=where)
         given = shape_of(value)
@@ -289,6 +296,15 @@ def _asked(graph: Graph) -> _Asked:
     causal, grouped = (bool(argument(node, n, False)) for n in ("is_causal", "enable_gqa"))
     return _Asked(node, q, k, v, turned=False, scale=None if scale is None else float(scale), mask=mask,
                   causal=causal, grouped=grouped)  # fmt: skip
+
+
+def _one_wide(rows: Rows) -> Rows:
+    """Rows of one element, which is walked as if others stood next to it: none of those is ever read."""
+    at = next((i for i, n in enumerate(rows.buffer.stride) if n == 1), -1)
+    if at < 0:
+        raise CannotLower("heads of width 1 that do not lie densely")
+    dims = [replace(d, steps=(*d.steps[:3], 1 if i == at else 0)) for i, d in enumerate(rows.dims)]
+    return replace(rows, dims=tuple(dims))
 
 
 def _first(node: Node) -> Value:

@@ -12,6 +12,9 @@ from hotfuse.tile.program import Buffer, Tile
 
 MAX_WIDTH = 256
 """The widest heads: wider ones would need more registers for outputs than there are."""
+F32 = DType.F32
+HALVES = (DType.F16, DType.BF16)
+"""Operands of these are widened as they are read; everything is computed in fp32."""
 _STEP = 8
 """Widths of V that need no masking are multiples of this."""
 Valid = tuple[Dim | None, Dim | None] | tuple[()]
@@ -49,13 +52,15 @@ class Rows:
         return next(((i, d.steps[counter]) for i, d in enumerate(self.dims) if d.steps[counter] != 0), (-1, 1))
 
     def read(self, b: KernelBuilder, place: tuple[Dim, Dim, Dim, Dim], shape: tuple[int, int], valid: Valid = ()) -> Tile:
-        """Rows by elements from a place on."""
+        """Rows by elements from a place on; halves are widened."""
         (axis, step), (last, near) = self.walk(2), self.walk(3)
-        return b.load(self.buffer, self.at(*place), shape, axes=(axis, last), step=(step, near), valid=valid)
+        tile = b.load(self.buffer, self.at(*place), shape, axes=(axis, last), step=(step, near), valid=valid)
+        return b.cast(tile, F32) if self.buffer.dtype in HALVES else tile
 
     def write(self, b: KernelBuilder, place: tuple[Dim, Dim, Dim, Dim], tile: Tile, valid: Valid = ()) -> None:
         """Store rows by elements; a view that has one row takes one."""
         (axis, step), (last, near) = self.walk(2), self.walk(3)
+        tile = b.cast(tile, self.buffer.dtype)
         if axis < 0:
             row = b.reshape(tile, tile.type.shape[1:])
             b.store(self.buffer, self.at(*place), row, axes=(last,), step=(near,), valid=valid[1:])
@@ -125,7 +130,6 @@ class Attention:
 
 # --- pieces that every kernel of attention is made of
 
-F32 = DType.F32
 LOG2E = math.log2(math.e)
 NONE = -math.inf
 """The score of a key that does not count."""
@@ -167,4 +171,4 @@ def added(b: KernelBuilder, mask: Tile, hides: bool = False) -> Tile:
     if mask.type.dtype is DType.BOOL:
         one, other = b.fill(0.0, F32), b.fill(NONE, F32)
         return b.map("select", mask, *((other, one) if hides else (one, other)))
-    return mask
+    return b.cast(mask, F32)

@@ -101,14 +101,20 @@ class Panel:
     # -- which shapes can occur
 
     def widths(self) -> Iterator[tuple[int, Dim | None]]:
-        """How many vectors of queries a panel may have, and when it has them (None: always)."""
+        """How many vectors of queries a panel is taken to have, and when it is (None: always).
+
+        Where only the call tells how many queries there are, powers of 2 serve what is between them as well: each is as much code
+        as a kernel of its own, and only the last panel of a head can be narrower than the others.
+        """
         t, n = self.t, self.a.queries
         if isinstance(n, int):
             found = {-(-min(t.panel, n - q) // t.lanes) for q in range(0, n, t.panel)}
         else:
-            found = set(range(1, t.vectors + 1))
-        for v in sorted(found, reverse=True):
-            yield v, None if len(found) == 1 else expr("==", expr("ceildiv", self.count, t.lanes), v)
+            found = {v for v in range(1, t.vectors + 1) if v & (v - 1) == 0 or v == t.vectors}
+        filled, below = expr("ceildiv", self.count, t.lanes), 0
+        for v in sorted(found):
+            yield v, None if len(found) == 1 else expr("and", expr("<", below, filled), expr("<=", filled, v))
+            below = v
 
     def write(self) -> None:
         """One pass when all keys fit a block; where that shows only at run time, both ways are there."""
