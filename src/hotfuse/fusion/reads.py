@@ -16,7 +16,9 @@ _WINDOWS = frozenset({
     "aten._upsample_nearest_exact2d", "aten._upsample_nearest_exact3d", "aten.upsample_linear1d",
     "aten.upsample_bilinear2d", "aten.upsample_trilinear3d",
 })  # fmt: skip
-_INDEXED = frozenset({"aten.embedding", "aten.index_select", "aten.gather", "aten.index"})
+_INDEXED = frozenset({
+    "aten.embedding", "aten.index_select", "aten.gather", "aten.index", "aten.one_hot", "aten.scatter", "aten.scatter_add",
+})  # fmt: skip
 
 
 def reads_places(node: Node) -> bool:

@@ -21,6 +21,12 @@ def _same(e: Expansion, x: Tile) -> Tile:
     return x
 
 
+@expands("lower.checked", computes=_OWN)
+def _checked(e: Expansion, x: Tile) -> Tile:
+    """An index that must be within the extent."""
+    return e.evaluator.checked(e.b.cast(x, DType.I64), size(e.arg("extent")))
+
+
 @expands("copy", "src", _OWN)
 def _copy(e: Expansion, x: Tile) -> Tile:
     return x

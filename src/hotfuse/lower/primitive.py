@@ -10,8 +10,8 @@
     lower.alias(x)                    a result under the name that the group gave it
 
 What stays whole keeps its ATen name. Half precision is computed in f32 between a composite op's input and its result, as torch
-does. The rows are in `primitive_norms`, `primitive_pool`, `primitive_reduce` and `primitive_resize`; `windows` and `picks`
-say what the movements that they use mean.
+does. The rows are in `primitive_index`, `primitive_norms`, `primitive_pool`, `primitive_reduce` and `primitive_resize`;
+`windows` and `picks` say what the movements that they use mean.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def decomposes(names: str) -> Callable[[Rule], Rule]:
 
 def rules() -> Mapping[str, Rule]:
     """Every rule by the op's name."""
-    for name in ("primitive_norms", "primitive_pool", "primitive_reduce", "primitive_resize"):
+    for name in ("primitive_index", "primitive_norms", "primitive_pool", "primitive_reduce", "primitive_resize"):
         import_module(f"hotfuse.lower.{name}")
     return _RULES
 

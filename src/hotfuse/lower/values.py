@@ -312,15 +312,20 @@ class Evaluator:
         b = self.builder
         at = b.cast(self.tile(p.index.value, p.index.position), DType.I64)
         if not p.trusted:
-            extent = b.index(self.number(p.extent))
             if p.wraps:
+                extent = b.index(self.number(p.extent))
                 at = b.map("select", b.map("lt", at, 0), b.map("add", at, extent), at)
-            fits = b.map("lt", b.bitcast(at, DType.U64), b.bitcast(extent, DType.U64))
-            missing = self._missing(at.type.shape)
-            b.effect("require", fits if missing is None else b.map("or", fits, missing))
-            at = b.map("select", fits, at, 0)
+            at = self.checked(at, self.number(p.extent))
         self._scopes[-1].tiles[key] = at
         return at
+
+    def checked(self, at: Tile, extent: Dim) -> Tile:
+        """Indexes limited to what exists; one outside is a fault of the call."""
+        b = self.builder
+        fits = b.map("lt", b.bitcast(at, DType.U64), b.bitcast(b.index(extent), DType.U64))
+        missing = self._missing(at.type.shape)
+        b.effect("require", fits if missing is None else b.map("or", fits, missing))
+        return b.map("select", fits, at, 0)
 
     def _missing(self, shape: Sequence[int]) -> Tile | None:
         """Where a tile's elements do not exist; None where all of them do."""

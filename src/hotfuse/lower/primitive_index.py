@@ -1,0 +1,125 @@
+"""Rules for ops that write at places which other data say, turned round: every place of the result asks who writes to it.
+
+    one_hot(i, n)             ->   i' = lower.checked(i) {extent = n};  i' == [0 .. n)
+    scatter(x, d, i, y)       ->   hit = i' == place along d;  j = max(where(hit, j, -1));  y[j] where j >= 0, else x
+    scatter_add(x, d, i, y)   ->   x + sum(where(hit, y, 0))
+
+    lower.checked() {self, extent}    an index; one outside is a fault of the call, which torch's own operators then answer
+
+That costs a look at every index for every place, so it is for a few indexes only; where the library is faster, the trial says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hotfuse.ir.graph import Node, Value
+from hotfuse.ir.types import DType
+from hotfuse.lower.algebra import same
+from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.expand import HALVES
+from hotfuse.lower.primitive import Draft, decomposes, dtype
+from hotfuse.lower.views import shape_of
+
+MOST = 64
+"""Indexes along the dim that is written, at most."""
+_I64, _BOOL = DType.I64, DType.BOOL
+
+
+def _checked(d: Draft, index: Value, extent: int) -> Value:
+    if dtype(index) not in (DType.I64, DType.I32):
+        raise CannotLower(f"an index of {dtype(index).value}")
+    return d.add("lower.checked", (), _I64, shape_of(index), {"self": index, "extent": extent})
+
+
+def _places(d: Draft, count: int, rank: int, at: int) -> Value:
+    """0, 1, ... along one of so many dims."""
+    plain = d.add("aten.arange.default", (count,), _I64, (count,))
+    return d.reshape(plain, tuple(count if i == at else 1 for i in range(rank)))
+
+
+def _equal(d: Draft, a: Value, b: Value) -> Value:
+    shape = shape_of(d.pointwise("add.Tensor", a, b))
+    d.nodes.pop()  # only its shape was wanted
+    return d.add("aten.eq.Tensor", (a, b), _BOOL, shape)
+
+
+@decomposes("one_hot")
+def _one_hot(d: Draft, node: Node) -> Sequence[Value]:
+    x, classes = d.value(), d.arg("num_classes", -1)
+    if not isinstance(classes, int) or classes < 1:
+        raise CannotLower("the number of classes is known only at run time")
+    index = _checked(d, x, classes)
+    shape = shape_of(x)
+    column = d.reshape(index, (*shape, 1))
+    return (d.cast(_equal(d, column, _places(d, classes, len(shape) + 1, len(shape))), _I64),)
+
+
+@decomposes("scatter scatter_add")
+def _scatter(d: Draft, node: Node) -> Sequence[Value]:
+    x, index, dim = d.value(), d.value("index"), d.arg("dim")
+    shape, given = shape_of(x), shape_of(index)
+    if d.arg("reduce") is not None or not isinstance(dim, int) or not shape or len(shape) != len(given):
+        raise CannotLower("a scatter of an unusual form")
+    at = dim % len(shape)
+    extent, many = shape[at], given[at]
+    if not isinstance(extent, int) or not isinstance(many, int) or many > MOST or many < 1:
+        raise CannotLower(f"{many} indexes into a dim of {extent}")
+    if not all(same(m, n) for i, (m, n) in enumerate(zip(shape, given, strict=True)) if i != at):
+        raise CannotLower("a scatter into a part of the other dims")
+    hit = _equal(d, _turned(d, _checked(d, index, extent), at), _places(d, extent, len(shape) + 1, at))
+    last = len(shape)
+    source = d.arg("src")
+    if not isinstance(source, Value):
+        return (_where(d, _once(d, "any", hit, last), d.arg("value"), x),)
+    if not all(same(m, n) for m, n in zip(shape_of(source), given, strict=True)) or len(shape_of(source)) != len(given):
+        raise CannotLower("a scatter of a part of its source")
+    values = _turned(d, source, at)
+    if node.op.startswith("aten.scatter_add"):
+        wide = d.wide(values)
+        added = _once(d, "sum", _where(d, hit, wide, 0), last)
+        return (d.pointwise("add.Tensor", d.wide(x), added),)
+    number = _places(d, many, len(shape) + 1, last)
+    latest = d.reduce("max", _where(d, hit, number, -1), (last,))
+    chosen = _equal(d, number, latest)
+    if dtype(x) is _BOOL:
+        picked = _once(d, "any", d.add("aten.logical_and.default", (chosen, values), _BOOL, shape_of(hit)), last)
+    else:
+        kept = d.cast(values, DType.F32) if dtype(x) in HALVES else values
+        picked = d.cast(_once(d, "sum", _where(d, chosen, kept, 0), last), dtype(x))
+    return (_where(d, _once(d, "any", hit, last), picked, x),)
+
+
+def _turned(d: Draft, v: Value, at: int) -> Value:
+    """The dim that is written last, and one of extent 1 in its place: what one place of the result looks through."""
+    shape = shape_of(v)
+    rest = [i for i in range(len(shape)) if i != at]
+    moved = tuple(shape[i] for i in (*rest, at))
+    turned = d.add("aten.permute.default", (v, (*rest, at)), dtype(v), moved)
+    return d.add("aten.unsqueeze.default", (turned, at), dtype(v), (*moved[:at], 1, *moved[at:]))
+
+
+def _where(d: Draft, condition: Value, yes: object, no: object) -> Value:
+    """One or the other; one of them may be a number."""
+    tensors = [v for v in (yes, no) if isinstance(v, Value)]
+    kind = dtype(tensors[0])
+    sides: list[Value] = []
+    for side in (yes, no):
+        if isinstance(side, Value):
+            sides.append(side)
+        elif isinstance(side, bool | int | float):
+            sides.append(d.add("aten.full.default", ((), side), kind, (), {"dtype": kind}))
+        else:
+            raise CannotLower(f"a scatter of {side}")
+    shape = shape_of(d.pointwise("add.Tensor", sides[0], sides[1]))
+    d.nodes.pop()
+    wide = shape_of(condition)
+    target = wide if len(wide) >= len(shape) else shape
+    both = tuple(n if m == 1 else m for m, n in zip(target, (1,) * (len(target) - len(shape)) + shape, strict=True))
+    return d.add("aten.where.self", (condition, *sides), kind, both)
+
+
+def _once(d: Draft, function: str, v: Value, dim: int) -> Value:
+    """A reduction over the last dim, which goes."""
+    made = d.reduce(function, v, (dim,))
+    return d.reshape(made, shape_of(made)[:-1])
