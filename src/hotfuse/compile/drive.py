@@ -144,7 +144,8 @@ class Compilation:
         raise CaptureError("the compilation was cancelled", why=Why.TURNED_OFF)
 
     def _kept(self) -> dict[str, Any]:
-        return {"precision": self.precision, "strategies": list(self.demand.strategies), **({} if self.place is None else self.place.header())}
+        place = {} if self.place is None else self.place.header()
+        return {"precision": self.precision, "strategies": list(self.demand.strategies), **place}
 
     def remember(self) -> None:
         """Have what was learned of promises added to the store; nobody waits for it."""

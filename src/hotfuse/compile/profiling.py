@@ -1,4 +1,4 @@
-"""What partitions took while they served, made sense of in a worker: what limits each, what was predicted of it, a row for the model.
+"""What partitions took while they served, made sense of in a worker: what limits each, what was predicted, rows for the model.
 
     part ::= a partition's graph as text, the sizes of a call, whether the library runs it, its time as sampled calls showed it
 
