@@ -246,7 +246,7 @@ def report(found: Measured, own: Samples, host: Host, made: model.Model) -> dict
             f"  {name:28s} {a['n']:5.0f}  MAPE {a['mape']:6.1%}  within 10% {a['within10']:4.0%}  20% {a['within20']:4.0%}"
         )
     roofs = regrets(s.roof_choices, 1)
-    blind = regrets([judge.Choice(np.arange(len(c.first)) * 1.0, c.first, c.second) for c in s.choices], 1)
+    blind = regrets([judge.Choice(np.arange(len(c.first), dtype=np.float64), c.first, c.second) for c in s.choices], 1)
     ways = {"by prediction": top1, "best of 3 measured": top3, "by the roofline": roofs, "always the usual tile": blind}
     print(f"  pairs in order {result['pair_accuracy']:.1%}; regret (p95): "
           + ", ".join(f"{n} {m:.2%} ({p:.1%})" for n, (m, p) in ways.items()))  # fmt: skip

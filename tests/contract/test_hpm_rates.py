@@ -132,3 +132,33 @@ def test_problems_of_every_kind_are_drawn() -> None:
         "aten.transpose.int",
     } <= ops
     assert shapes._stem(random.Random(0)).graph.nodes[0].op == "aten.conv2d.default"  # pyright: ignore[reportPrivateUsage]
+
+
+def told_apart(count: int, seed: int, by: float) -> Samples:
+    """Problems that lie apart by chance, and ways that differ by a law: narrow vectors take `by` longer, in logarithms."""
+    rng = np.random.default_rng(seed)
+    problems = list(itertools.islice(draws(seed, "pointwise"), count))
+    found = [Candidate(p.graph, s, core) for p in problems for s in p.sizes for core in (CORE, Core(8, 32))]
+    luck = np.repeat(rng.normal(0, 0.2, len(found) // 2), 2)
+    table = Book(measure.tile_of).rows(found)
+    narrow = table[:, COLUMN["lanes"]] == 8
+    group = np.repeat(np.arange(len(problems)), [2 * len(p.sizes) for p in problems])
+    seconds = derive(table, AT).roof.seconds * 2 * np.exp(luck + by * narrow)
+    return Samples(table, seconds, np.full(len(found), 0.01), group)
+
+
+def test_ways_of_a_problem_are_told_apart_where_problems_differ_by_more(tmp_path: Path) -> None:
+    made = model.fit(told_apart(120, 1, 0.06), AT)
+    assert made.ways is not None and made.facts["tells_ways_apart"] is True
+    other = derive(told_apart(40, 2, 0.06).table, AT)
+    seconds = made.seconds(other)
+    ratio = np.log(seconds[1::2] / seconds[::2])
+    assert (ratio > 0).mean() > 0.95 and abs(float(np.median(ratio)) - 0.06) < 0.04
+    with Store.open(tmp_path / "s.sqlite") as store:
+        model.save(store, made, None)
+        back = model.load(store)
+    assert back is not None and np.array_equal(back.seconds(other), seconds)
+
+
+def test_ways_that_do_not_differ_are_left_alone() -> None:
+    assert model.fit(told_apart(60, 1, 0.0), AT).ways is None

@@ -8,6 +8,7 @@ worker processes before, never beside.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +28,9 @@ from hotfuse.hpm.work import Candidate, Tile
 from hotfuse.hpm.work import Core as AnyCore
 from hotfuse.ir.graph import Graph, sources
 from hotfuse.ir.text import parse, show
-from hotfuse.lower import Core, lower
+from hotfuse.lower import Core, conv_fewer, lower
 from hotfuse.lower.codec import from_json, to_json
+from hotfuse.lower.conv_shape import Axis
 from hotfuse.lower.lowered import Lowered
 from hotfuse.lower.tiling import choose
 
@@ -39,12 +41,23 @@ MOST_CALLS = 400
 Message = tuple[dict[str, Any], list[bytes]]
 
 
-def tile_of(core: AnyCore, rows: int, columns: int, depth: int) -> Tile:
-    """How a product of these extents would be cut."""
+def tile_of(core: AnyCore, rows: int, columns: int, depth: int, window: int = 1) -> Tile:
+    """How a product of these extents would be cut, or a convolution with a window that moves by one."""
     own = core if isinstance(core, Core) else Core(core.lanes, core.registers, l2=core.l2)
-    t = choose(own, rows, (columns,), depth)
-    padded = -columns % t.nr
-    return Tile(t.mr, t.vectors, t.sets(min(rows, t.mr)), padded / max(columns, 1), t.group_rows)
+    how = _fewer(own, rows, columns, depth, window) if window > 1 else None
+    t = how.tiling if how is not None else choose(own, rows, (columns,), depth)
+    taken = how.points / (how.down.outputs * how.across.outputs * window) if how is not None else 1.0
+    return Tile(t.mr, t.vectors, t.sets(min(rows, t.mr)), -columns % t.nr / max(columns, 1), t.group_rows, taken)
+
+
+def _fewer(core: Core, rows: int, columns: int, depth: int, window: int) -> conv_fewer.Cut | None:
+    """As lowering decides it, for an image as high as it is wide."""
+    side = math.isqrt(window)
+    if side * side != window:
+        return conv_fewer.cut(core, None, Axis(rows, window, count=rows), 1, depth // window, columns)
+    along = max(1, math.isqrt(rows))
+    axis = Axis(along, side, padding=side // 2, count=along)
+    return conv_fewer.cut(core, axis, axis, 1, depth // window, columns)
 
 
 def ways(core: Core) -> tuple[Core, ...]:

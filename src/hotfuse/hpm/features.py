@@ -75,7 +75,9 @@ def derive(table: Matrix, at: Roof) -> Features:
         np.where(np.mod(depth, 1024) == 0, 2.0, (np.mod(depth, 512) == 0) * 1.0), *(c[n] for n in _PLAIN),
     )  # fmt: skip
     x = np.vstack([np.log(np.maximum(logs, 1e-30)), np.array([c[n] for n in _PER_ELEMENT]) / elements, np.array(plain)])
-    return Features(x.T, floor, kind, np.array(list(amounts(c, at, needed, cut).values())).T)
+    return Features(
+        x.T.astype(np.float64, copy=False), floor, kind, np.array(list(amounts(c, at, needed, cut).values())).T
+    )
 
 
 _OVER_ROOF = ("compute", "memory", "core", "arrive", "left", "writes", "core_or_arrive", "both")

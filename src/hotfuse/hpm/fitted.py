@@ -96,10 +96,8 @@ def amounts(c: Mapping[str, Vector], at: Roof, needed: Vector, cut: Cut) -> dict
     step, ideal, blocks, panels = cut
     own = has_product & ~library
     fewer = needed < c["mma"]
-    found["product"] = np.where(own, needed * step / ideal * (1 + c["tile_padding"]), needed) * ~fewer / at.flops
-    found["multiply_adds"] = needed * ~fewer / at.flops
-    found["shared_products"] = needed * fewer / at.flops
-    found["all_products"] = c["mma"] * fewer / at.flops
+    found["product"] = np.where(own, needed * step / ideal * (1 + c["tile_padding"]), needed) / at.flops
+    found["multiply_adds"] = needed / at.flops
     inputs = c["depth"] / np.maximum(c["window"], 1.0)
     found["tiles_in"], found["tiles_out"] = (c["rows"] * n * fewer * each_way for n in (inputs, c["columns"]))
     again = np.ceil(np.maximum(c["rows"], 1.0) / np.maximum(c["group_rows"], 1.0))

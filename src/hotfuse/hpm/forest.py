@@ -128,13 +128,22 @@ def _flat(trees: Sequence[Any], base: float, scale: float) -> Forest:
 
 def grow(x: Matrix, y: Vector, weight: Vector | None = None, *, seed: int = 0, few: int = FEW) -> Forest:
     """A forest fitted to samples: extra trees for few, boosted ones for many."""
-    from sklearn.ensemble import ExtraTreesRegressor, GradientBoostingRegressor  # half a second to import
+    return extra(x, y, weight, EXTRA, seed) if len(y) < few else boosted(x, y, weight, BOOSTED, seed)
 
-    clean = x.astype(np.float32)
-    if len(y) < few:
-        extra: Any = ExtraTreesRegressor(**EXTRA, random_state=seed).fit(clean, y, weight)  # pyright: ignore[reportArgumentType]
-        trees = [e.tree_ for e in extra.estimators_]
-        return _flat(trees, 0.0, 1.0 / len(trees))
-    boosted: Any = GradientBoostingRegressor(**BOOSTED, random_state=seed).fit(clean, y, weight)  # pyright: ignore[reportArgumentType]
-    base = float(np.ravel(boosted.init_.constant_)[0])
-    return _flat([e.tree_ for e in boosted.estimators_[:, 0]], base, float(boosted.learning_rate))
+
+def extra(x: Matrix, y: Vector, weight: Vector | None, options: Mapping[str, Any], seed: int = 0) -> Forest:
+    """Trees with thresholds drawn at random, each for the whole; the mean counts."""
+    from sklearn.ensemble import ExtraTreesRegressor  # half a second to import
+
+    made: Any = ExtraTreesRegressor(**options, random_state=seed).fit(x.astype(np.float32), y, weight)
+    trees = [e.tree_ for e in made.estimators_]
+    return _flat(trees, 0.0, 1.0 / len(trees))
+
+
+def boosted(x: Matrix, y: Vector, weight: Vector | None, options: Mapping[str, Any], seed: int = 0) -> Forest:
+    """Boosted trees, each for what those before it left."""
+    from sklearn.ensemble import GradientBoostingRegressor
+
+    made: Any = GradientBoostingRegressor(**options, random_state=seed).fit(x.astype(np.float32), y, weight)
+    base = float(np.ravel(made.init_.constant_)[0])
+    return _flat([e.tree_ for e in made.estimators_[:, 0]], base, float(made.learning_rate))

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hotfuse.hpm import fitted, forest
+from hotfuse.hpm import fitted, forest, ways
 from hotfuse.hpm.features import NAMES, Features, derive
 from hotfuse.hpm.forest import Forest
 from hotfuse.hpm.roofline import Roof
@@ -37,6 +37,8 @@ LENGTHS = (5e-6, 100e-6)
 LEAST = 25
 """Residuals that a family and length need for an interval of their own."""
 FOLDS = 3
+_CUT = [FAMILIES.index(n) for n in ("pointwise", "broadcast", "reduction", "contraction", "convolution")]
+"""Families that are cut in several ways."""
 LEAST_SAMPLES = 40
 """A model of fewer rows would know less than the roofline."""
 
@@ -85,13 +87,16 @@ class Model:
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     version: int = 0
     rates: fitted.Rates = field(default_factory=lambda: fitted.NONE)
+    ways: Forest | None = None
+    """What tells the ways of one problem apart, where it was seen to help."""
 
     def ratio(self, found: Features) -> Vector:
         """log(time / roofline)."""
         x, base = _inputs(found, self.rates)
-        return np.maximum(
-            base + self.forest.predict(x), np.log(np.maximum(found.roof.bound, 1e-12) / found.roof.seconds)
-        )
+        value = base + self.forest.predict(x)
+        if self.ways is not None:
+            value += np.where(np.isin(found.family, _CUT), self.ways.predict(x), 0.0)
+        return np.maximum(value, np.log(np.maximum(found.roof.bound, 1e-12) / found.roof.seconds))
 
     def seconds(self, found: Features) -> Vector:
         """Predicted times."""
@@ -108,27 +113,48 @@ def _inputs(found: Features, rates: fitted.Rates) -> tuple[Matrix, Vector]:
     return np.vstack([found.x.T, base]).T, base
 
 
-def grown(found: Features, seconds: Vector, weight: Vector, *, seed: int = 0, few: int = forest.FEW) -> Model:
-    """Rates, and a forest for what they leave; it knows nothing about its errors yet."""
+def grown(
+    found: Features,
+    seconds: Vector,
+    weight: Vector,
+    cell: ways.Cells | None = None,
+    *,
+    seed: int = 0,
+    few: int = forest.FEW,
+) -> Model:
+    """Rates, a forest for what they leave, and one for ways if cells are told; it knows nothing about its errors yet."""
     rates = fitted.fit(found.amounts, found.family, seconds, weight)
     x, base = _inputs(found, rates)
-    trees = forest.grow(x, np.log(seconds / found.roof.seconds) - base, weight, seed=seed, few=few)
-    return Model(trees, np.zeros((len(FAMILIES), len(LENGTHS) + 1)), rates=rates)
+    left = np.log(seconds / found.roof.seconds) - base
+    trees = forest.grow(x, left, weight, seed=seed, few=few)
+    apart = ways.grow(x, left - trees.predict(x), weight, cell, seed) if cell is not None else None
+    return Model(trees, np.zeros((len(FAMILIES), len(LENGTHS) + 1)), rates=rates, ways=apart)
 
 
 def residuals(
     samples: Samples, at: Roof, few: int = forest.FEW, folds: int = FOLDS, seed: int = 0
 ) -> tuple[Vector, Vector]:
     """log(measured / predicted) and the prediction for every sample, by forests that saw no sample of its group."""
-    found, weight = derive(samples.table, at), weights(samples)
+    predicted, _ = _unseen(samples, at, few, folds, seed)
+    return np.log(samples.seconds / predicted), predicted
+
+
+def _unseen(samples: Samples, at: Roof, few: int, folds: int, seed: int) -> tuple[Vector, bool]:
+    """Predictions by models that saw no sample of the group, and whether a forest of ways makes them better."""
+    found, weight, cell = derive(samples.table, at), weights(samples), ways.cells(samples.table)
     fold = _folds(samples.group, folds, seed)
-    predicted = samples.seconds.copy()
+    plain = samples.seconds.copy()
+    told = plain.copy()
     for k in range(folds):
         test = fold == k
         if test.any() and not test.all():
-            made = grown(found.pick(~test), samples.seconds[~test], weight[~test], seed=seed, few=few)
-            predicted[test] = made.seconds(found.pick(test))
-    return np.log(samples.seconds / predicted), predicted
+            made = grown(found.pick(~test), samples.seconds[~test], weight[~test], cell[~test], seed=seed, few=few)
+            part = found.pick(test)
+            told[test] = made.seconds(part)
+            plain[test] = replace(made, ways=None).seconds(part) if made.ways is not None else told[test]
+    one, other = (ways.error(samples.seconds, p, cell) for p in (plain, told))
+    helps = other < ways.BETTER * one
+    return (told, True) if helps else (plain, False)
 
 
 def _folds(group: npt.NDArray[np.int64], folds: int, seed: int) -> npt.NDArray[np.int64]:
@@ -144,9 +170,11 @@ def weights(samples: Samples) -> Vector:
 def fit(samples: Samples, at: Roof, *, seed: int = 0, few: int = forest.FEW) -> Model:
     """Train on everything; intervals come from forests that did not see what they are judged on."""
     started = time.perf_counter()
-    off, predicted = residuals(samples, at, few, seed=seed)
+    predicted, helps = _unseen(samples, at, few, FOLDS, seed)
+    off = np.log(samples.seconds / predicted)
     found = derive(samples.table, at)
-    made = grown(found, samples.seconds, weights(samples), seed=seed, few=few)
+    cell = ways.cells(samples.table) if helps else None
+    made = grown(found, samples.seconds, weights(samples), cell, seed=seed, few=few)
     length = np.searchsorted(LENGTHS, predicted)
     overall = float(np.quantile(np.abs(off), KEPT))
     width = np.full((len(FAMILIES), len(LENGTHS) + 1), overall)
@@ -158,10 +186,11 @@ def fit(samples: Samples, at: Roof, *, seed: int = 0, few: int = forest.FEW) -> 
     scores = accuracy(samples.seconds, predicted)
     facts = {
         "samples": len(samples), "groups": len(np.unique(samples.group)), "kind": "boosted" if len(samples) >= few else "extra",
-        "trees": len(made.forest.roots), "seconds": round(time.perf_counter() - started, 3), "held_out": scores,
+        "trees": len(made.forest.roots), "tells_ways_apart": helps,
+        "seconds": round(time.perf_counter() - started, 3), "held_out": scores,
         "features": list(INPUTS), "rows": list(ROW_NAMES), "kept": KEPT,
     }  # fmt: skip
-    return Model(made.forest, width, facts, rates=made.rates)
+    return replace(made, width=width, facts=facts)
 
 
 def accuracy(measured: Vector, predicted: Vector, least_s: float = 5e-6) -> dict[str, float]:
@@ -176,9 +205,10 @@ def accuracy(measured: Vector, predicted: Vector, least_s: float = 5e-6) -> dict
 
 def save(store: Store, model: Model, machine: int | None) -> int:
     """Keep a model; its version."""
-    return store.save_model(
-        NAME, {**model.forest.arrays(), "width": model.width, "rates": model.rates}, model.facts, machine
-    )
+    arrays = {**model.forest.arrays(), "width": model.width, "rates": model.rates}
+    if model.ways is not None:
+        arrays |= model.ways.arrays("ways_")
+    return store.save_model(NAME, arrays, model.facts, machine)
 
 
 def load(store: Store, machine: int | None = None, version: int | None = None) -> Model | None:
@@ -188,6 +218,7 @@ def load(store: Store, machine: int | None = None, version: int | None = None) -
         return None
     try:
         trees = forest.from_arrays(found.arrays, len(INPUTS))
+        apart = forest.from_arrays(found.arrays, len(INPUTS), "ways_") if "ways_roots" in found.arrays else None
         width, rates = found.arrays["width"], found.arrays["rates"]
     except (KeyError, ValueError) as e:
         store.notes.append(f"a stored model was left aside: {e}")
@@ -198,7 +229,7 @@ def load(store: Store, machine: int | None = None, version: int | None = None) -
     if rates.shape != fitted.NONE.shape or not np.isfinite(rates).all() or (rates < 0).any():
         store.notes.append("a stored model was left aside: its rates do not fit")
         return None
-    return Model(trees, width.astype(np.float64), dict(found.facts), found.version, rates.astype(np.float64))
+    return Model(trees, width.astype(np.float64), dict(found.facts), found.version, rates.astype(np.float64), apart)
 
 
 def _columns(facts: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:

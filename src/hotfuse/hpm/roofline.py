@@ -16,8 +16,6 @@ from hotfuse.machine.topology import Topology
 Vector = npt.NDArray[np.float64]
 _GUESS = {"L1": 100e9, "L2": 50e9, "L3": 25e9, "memory": 10e9}
 FORK_S = 2e-6
-_TILE, _INPUTS = 4, 8
-"""Results of a tile in which windows share products, each way; channels that it takes at least."""
 SLACK = 0.95
 """Peaks are measured as well: what comes a little nearer than their noise to them is no mistake."""
 
@@ -98,26 +96,6 @@ class Least:
                      self.products[where])  # fmt: skip
 
 
-def products(table: Matrix) -> Vector:
-    """Operations of products that no kernel can do without.
-
-    A window of r x r that steps by one takes (m + r - 1)^2 products for m x m results instead of (m r)^2; larger tiles than m = 4
-    lose too many digits.
-    """
-    c = {n: table[:, COLUMN[n]] for n in ("mma", "convolution", "library", "groups", "stride", "window", "depth")}
-    side = np.sqrt(np.maximum(c["window"], 1.0))
-    inputs = c["depth"] / np.maximum(c["window"], 1.0)
-    may = (
-        (c["convolution"] > 0)
-        & (c["library"] == 0)
-        & (c["groups"] <= 1)
-        & (c["stride"] <= 1)
-        & (side > 1)
-        & (inputs >= _INPUTS)
-    )
-    return np.where(may, c["mma"] * ((_TILE + side - 1) / (_TILE * side)) ** 2, c["mma"])
-
-
 def least(table: Matrix, at: Roof) -> Least:
     """The roofline of rows."""
 
@@ -130,7 +108,7 @@ def least(table: Matrix, at: Roof) -> Least:
     held = np.where(library, np.maximum(col("most_moved"), 1.0), np.maximum(traffic, 1.0))
     memory = moved / at.bandwidth(held)
     vector = at.flops / 2  # an instruction that is no multiply-add does half as many operations
-    mma = products(table)
+    mma = col("mma") * col("kept_products")
     compute = mma / at.flops + (col("light") + col("divide") + col("function")) / vector
     calls = np.where(library, col("calls") * 20 * at.call_s, 2 * at.call_s) + at.fork_s
     seconds = np.maximum(compute, memory) + calls

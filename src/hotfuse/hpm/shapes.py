@@ -196,7 +196,7 @@ def _stem(r: random.Random) -> Problem:
 
 
 def _convolution(r: random.Random) -> Problem:
-    if r.random() < 0.08:
+    if r.random() < 0.12:
         return _stem(r)
     b, last = Builder("group"), Layout((0, 2, 3, 1))
     side, window, stride = r.choice((7, 14, 20, 28, 40, 56)), r.choice((1, 1, 3, 3, 5)), r.choice((1, 1, 1, 2))

@@ -39,21 +39,12 @@ MAXIMA = ("product", "convolution", "attention", "recurrent", "reduction", "inde
           "stride", "elements", "width", "most_moved", "narrow", "softmax", "norm", "extremum")  # fmt: skip
 """Per node, the largest: which kinds there are, extents of the heart, the largest tensor and its innermost extent."""
 EDGES = ("bytes_in", "bytes_const", "bytes_out", "streams", "small_inputs", "strided", "element_bytes")
-WAY = (
-    "lanes",
-    "registers",
-    "l2",
-    "tile_rows",
-    "tile_vectors",
-    "tile_sets",
-    "tile_padding",
-    "group_rows",
-    "threads",
-    "library",
-)
+WAY = ("lanes", "registers", "l2", "tile_rows", "tile_vectors", "tile_sets", "tile_padding", "group_rows", "kept_products",
+       "threads", "library")  # fmt: skip
 NAMES = (*SUMS, *MAXIMA, *EDGES, *WAY)
 """Columns of a row."""
 COLUMN = {n: i for i, n in enumerate(NAMES)}
+_HEART = [COLUMN[n] for n in ("rows", "columns", "depth", "window", "groups", "stride")]
 FAMILIES = ("pointwise", "broadcast", "reduction", "contraction", "convolution", "attention", "recurrent", "library")
 _NODE = len(SUMS) + len(MAXIMA)
 _BROADCAST = 0.5
@@ -100,11 +91,14 @@ class Tile:
     padding: float
     """Columns computed in vain, as a part of all."""
     group_rows: int
+    products: float = 1.0
+    """The part of a window's products that it takes: neighbouring windows can share some."""
 
 
 NO_TILE = Tile(1, 1, 1, 0.0, 0)
-Tiler = Callable[[Core, int, int, int], Tile]
-"""(core, rows, columns, depth) of a product -> how it is cut; cheap, or kept."""
+Tiler = Callable[[Core, int, int, int, int], Tile]
+"""(core, rows, columns, depth) of a product, and the places of a window that moves by one (else 1) -> how it is cut; cheap, or
+kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,7 +252,10 @@ class Book:
         table[:, len(SUMS) : _NODE] = np.maximum.reduceat(nodes[:, len(SUMS) :], starts)
         table[:, _NODE : _NODE + len(EDGES)] = edges
         _less(table)
-        heart = table[:, [COLUMN["rows"], COLUMN["columns"], COLUMN["depth"]]].astype(np.int64).tolist()
+        heart = table[:, _HEART].astype(np.int64)
+        slides = (table[:, COLUMN["convolution"]] > 0) & (heart[:, 4] <= 1) & (heart[:, 5] <= 1)
+        heart[:, 3] = np.where(slides, np.maximum(heart[:, 3], 1), 1)
+        heart = heart[:, :4].tolist()
         table[:, _NODE + len(EDGES) :] = [self._way(c, h) for c, h in zip(candidates, heart, strict=True)]
         return table
 
@@ -296,7 +293,7 @@ class Book:
 
     def _way(self, c: Candidate, heart: Sequence[int]) -> tuple[float, ...]:
         if c.core is None:
-            return (0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, float(c.threads), 1.0)
+            return (0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, float(c.threads), 1.0)
         key = (id(c.core), *heart)
         found = self._tiles.get(key)
         if found is None:
@@ -306,7 +303,7 @@ class Book:
                 self._cores.clear()
             self._cores[id(c.core)] = c.core
             found = self._tiles[key] = (float(c.core.lanes), float(c.core.registers), float(c.core.l2), float(t.rows),
-                                        float(t.vectors), float(t.sets), t.padding, float(t.group_rows))  # fmt: skip
+                                        float(t.vectors), float(t.sets), t.padding, float(t.group_rows), t.products)  # fmt: skip
         return (*found, float(c.threads), 0.0)
 
 
