@@ -138,7 +138,7 @@ def label(path: Path, out: Path, until: float, passes: int) -> bool:
                 kernel = kernel or (measure.received(answer, codes) if work.core else None)
                 bound = measure.bind(Candidate(work.graph, sizes, work.core), work.problem, kernel, shelf)
                 bound.call()  # made-up indices may point anywhere
-            except HotfuseError as e:
+            except (HotfuseError, IndexError, RuntimeError) as e:
                 print(f"left out: {e}", file=sys.stderr)
                 failed.append(count - 1)
                 continue
