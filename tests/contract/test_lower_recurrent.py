@@ -37,7 +37,12 @@ from hotfuse.tile.program import BufferKind
 from hotfuse.tile.text import show
 
 Tensor = torch.Tensor
-CORES = {"avx512": Core(16, 32), "avx2": Core(8, 16), "generic": Core(4, 16), "tiny caches": Core(8, 16, 1 << 10, 4 << 10)}
+CORES = {
+    "avx512": Core(16, 32),
+    "avx2": Core(8, 16),
+    "generic": Core(4, 16),
+    "tiny caches": Core(8, 16, 1 << 10, 4 << 10),
+}
 INLINE = Settings(capture="inline", hot_calls=1)
 
 
@@ -61,7 +66,9 @@ class Layer:
     def module(self) -> nn.LSTM | nn.GRU:
         torch.manual_seed(3)
         make = nn.LSTM if self.cell == "lstm" else nn.GRU
-        return make(self.inputs, self.hidden, self.layers, self.biased, self.batch_first, bidirectional=self.both).eval()
+        return make(
+            self.inputs, self.hidden, self.layers, self.biased, self.batch_first, bidirectional=self.both
+        ).eval()
 
     @property
     def states(self) -> int:
@@ -85,15 +92,19 @@ class Layer:
         names = ["h", "c"][: 2 if self.cell == "lstm" else 1]
         given = "".join(f", %{n}: {state}" for n in names) if not self.zeros else ""
         first = ", ".join(f"%{n}" for n in names)
-        made = "\n".join(f"%{n}: {state} = aten.zeros.default([{self.states}, 1, 1])" for n in names) if self.zeros else ""
-        return verify(parse(f"""graph g(%x: {sequence(self.inputs)}{given}) {{
+        made = (
+            "\n".join(f"%{n}: {state} = aten.zeros.default([{self.states}, 1, 1])" for n in names) if self.zeros else ""
+        )
+        return verify(
+            parse(f"""graph g(%x: {sequence(self.inputs)}{given}) {{
           {" ".join(f'param %{n}: f32{list(w.shape)} = "{n}"' for n, w in weights.items())}
           {made}
           %y: {sequence(self.hidden * (2 if self.both else 1))}, {", ".join(f"%{n}n: {state}" for n in names)} =
             aten.{self.cell}.input(%x, {f"[{first}]" if self.cell == "lstm" else first},
               [{", ".join(f"%{n}" for n in weights)}], {self.biased}, {self.layers}, 0.0, False, {self.both}, {self.batch_first})
           return %y, {", ".join(f"%{n}n" for n in names)}
-        }}"""))
+        }}""")
+        )
 
     def exact(self, module: nn.Module, data: list[Tensor]) -> list[Tensor]:
         """torch's own outputs in float64."""
@@ -103,7 +114,9 @@ class Layer:
         return [y, *final] if self.cell == "lstm" else [y, final]
 
 
-def outputs(lowered: Lowered, layer: Layer, data: list[Tensor], weights: dict[str, Tensor], native: Target | None) -> list[Tensor]:
+def outputs(
+    lowered: Lowered, layer: Layer, data: list[Tensor], weights: dict[str, Tensor], native: Target | None
+) -> list[Tensor]:
     """Run a kernel; outputs begin as NaN."""
     first = (layer.batch, layer.steps) if layer.batch_first else (layer.steps, layer.batch)
     shapes = {"y": (*first, layer.hidden * (2 if layer.both else 1))}
@@ -213,7 +226,9 @@ def test_threads(layer: Layer, l2: int, threads: int, monkeypatch: pytest.Monkey
     assert bool(shared) == (l2 == 1 << 10 or (layer.batch in (1, 6) and not layer.symbolic))
 
 
-@pytest.mark.parametrize("layer", [Layer("lstm", 20, 70, 5, 1), Layer("gru", 20, 70, 6, 1, both=True, layers=2)], ids=str)
+@pytest.mark.parametrize(
+    "layer", [Layer("lstm", 20, 70, 5, 1), Layer("gru", 20, 70, 6, 1, both=True, layers=2)], ids=str
+)
 @pytest.mark.parametrize("short", [True, False], ids=["one thread", "shared"])
 def test_steps_to_and_fro(layer: Layer, short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What threads do not share goes through the panels forwards and backwards in turns; what they share does not."""
@@ -311,7 +326,10 @@ PLAIN = {"more": "", "before": "", "weights": "%wi, %wh, %bi, %bh", "dropout": "
         ("dropout", {"dropout": "0.5", "train": "True"}),
         ("2 weights", {"weights": "%wi, %wh"}),
         ("computed by aten.neg", {"before": "%n: f32[15, 3] = aten.neg.default(%wi)", "weights": "%n, %wh, %bi, %bh"}),
-        ("not rows of a param", {"before": "%n: f32[15] = aten.flip.default(%bi, [0])", "weights": "%wi, %wh, %n, %bh"}),
+        (
+            "not rows of a param",
+            {"before": "%n: f32[15] = aten.flip.default(%bi, [0])", "weights": "%wi, %wh, %n, %bh"},
+        ),
     ],
 )
 def test_what_cannot_be_lowered_says_why(why: str, changes: dict[str, str]) -> None:
@@ -383,7 +401,9 @@ def test_onnx_layers_reach_tier_1(op: str) -> None:
     outs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in node.output]
     constants = [numpy_helper.from_array(a, n) for n, a in arrays.items()]
     model = helper.make_model(
-        helper.make_graph([node], "g", ports, outs, constants), opset_imports=[helper.make_opsetid("", 18)], ir_version=9
+        helper.make_graph([node], "g", ports, outs, constants),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=9,
     )
     session = hotfuse.InferenceSession(model.SerializeToString(), settings=INLINE)
     plain = hotfuse.InferenceSession(model.SerializeToString(), settings=replace(INLINE, hot_calls=1000))

@@ -22,7 +22,8 @@ from hotfuse.lower.algebra import same
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import Lowered, Memory, PackArgument, Place, tensor_type
 from hotfuse.lower.pack import Order, PackSource, PackSpec
-from hotfuse.lower.recurrent_kernel import GATES, Recurrent, Weights, recur, tiling
+from hotfuse.lower.recurrent_data import GATES, Recurrent, Weights, tiling
+from hotfuse.lower.recurrent_kernel import recur
 from hotfuse.lower.tiling import Core
 from hotfuse.lower.views import shape_of
 from hotfuse.ops.schema import argument
@@ -147,7 +148,9 @@ class _Group:
             mine = params[i * each : (i + 1) * each]
             wi = self._packed(f"wi{i}", mine[0], k, hidden)
             wh = self._packed(f"wh{i}", mine[1], hidden, hidden)
-            bi, bh = (self._packed(f"b{n}{i}", mine[at], 1, hidden) if biased else None for n, at in (("i", 2), ("h", 3)))
+            bi, bh = (
+                self._packed(f"b{n}{i}", mine[at], 1, hidden) if biased else None for n, at in (("i", 2), ("h", 3))
+            )
             made.append(Weights(k, wi, wh, bi, bh))
         return tuple(made)
 

@@ -25,19 +25,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.gemm import Product, let, sums
-from hotfuse.lower.lowered import Place
-from hotfuse.lower.tiling import Core, GemmTiling, balance, rows_for
+from hotfuse.lower.recurrent_data import Recurrent, Weights, read, tiling, write
+from hotfuse.lower.tiling import Core, balance
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Buffer, Tile
 
-GATES = {"lstm": (0, 1, 3, 2), "gru": (0, 1, 2)}
-"""Per cell, torch's gates in the order in which a panel has them: those with a sigmoid first."""
-UNROLL = 4
 MAX_CHUNK = 48
 """Most time steps of a chunk: by then the input's weights are read seldom enough."""
 BLOCK_ROWS = 6
@@ -48,48 +44,6 @@ STEP_WORK = 1 << 11
 """Fewest multiply-adds of vectors in a step that threads share: half a microsecond of each of two."""
 USUAL_ROWS = 8
 """What a batch of unknown size is taken for where only speed depends on it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """One direction of one layer, packed by panels; biases are panels of one row."""
-
-    inputs: int
-    wi: Buffer
-    wh: Buffer
-    bi: Buffer | None
-    bh: Buffer | None
-
-
-@dataclass(frozen=True, slots=True)
-class Recurrent:
-    """What is to be computed."""
-
-    cell: str
-    hidden: int
-    steps: Dim
-    batch: Dim
-    directions: int
-    weights: tuple[Weights, ...]
-    """By layer, then direction."""
-    x: Place
-    """[step, batch, input], or [batch, step, input]."""
-    batch_first: bool
-    initial: tuple[Place | None, ...]
-    """h and, for an LSTM, c: [layer and direction, batch, unit]; None is zero."""
-    y: Place | None
-    """Like x, of the last layer; None where nobody reads it."""
-    finals: tuple[Place | None, ...]
-    """The last states, laid out like the initial ones."""
-
-
-def tiling(core: Core, cell: str) -> GemmTiling:
-    """Panels of one vector per gate, and as many rows as that leaves registers for."""
-    vectors = len(GATES[cell])
-    rows = rows_for(core.registers, vectors)
-    return GemmTiling(
-        core.lanes, core.registers, vectors, rows, UNROLL, rows, 0, False, f"{rows} rows, {vectors} gates"
-    )
 
 
 def recur(b: KernelBuilder, job: Recurrent, core: Core) -> None:
@@ -243,7 +197,7 @@ class _Writer:
                 if place is None:
                     tile = b.fill(0.0, DType.F32, (lanes,))
                 else:
-                    tile = _read(b, place, (at, expr("+", self.row, r), u), (2,), (lanes,), (left,))
+                    tile = read(b, place, (at, expr("+", self.row, r), u), (2,), (lanes,), (left,))
                 b.store(own[0], (*own[1], r, u), tile)
 
         self._units(one)
@@ -258,7 +212,7 @@ class _Writer:
             for place, own in zip(self.job.finals, self._own(expr("%", self.job.steps, 2)), strict=True):
                 if place is not None:
                     tile = b.load(own[0], (*own[1], r, u), (lanes,))
-                    _write(b, place, (at, expr("+", self.row, r), u), (2,), tile, (left,))
+                    write(b, place, (at, expr("+", self.row, r), u), (2,), tile, (left,))
 
         self._units(one)
 
@@ -281,7 +235,7 @@ class _Writer:
             left = None if inputs % lanes == 0 else remaining(inputs, k.var)
             if layer == 0:
                 where = self._sequence_at(now, expr("+", self.row, r.var), k.var)
-                tile = _read(b, self.job.x, where, (2,), (lanes,), (left,))
+                tile = read(b, self.job.x, where, (2,), (lanes,), (left,))
             else:
                 tile = b.load(self.ys[(layer - 1) % 2], (self._nth(now, r.var), k.var), (lanes,), valid=(left,))
             b.store(self.xs, (self._nth(s.var, r.var), k.var), tile)
@@ -430,34 +384,4 @@ class _Writer:
             b.store(self.ys[layer % 2], (self._nth(time, row), element), h, valid=(None, left))
         elif job.y is not None:
             where = self._sequence_at(time, expr("+", self.row, row), element)
-            _write(b, job.y, where, (0 if job.batch_first else 1, 2), h, (None, left))
-
-
-def _along(
-    place: Place, where: tuple[Dim, ...], dims: tuple[int, ...]
-) -> tuple[tuple[Dim, ...], tuple[int, ...], tuple[Dim, ...]]:
-    """Index, axes and steps of a tile that walks along some dims of a value."""
-    if not place.flat:
-        return where, dims, ()
-    at = expr("+", 0, *(expr("*", i, s) for i, s in zip(where, place.strides, strict=True)))
-    return (at,), (0,) * len(dims), tuple(place.strides[d] for d in dims)
-
-
-def _read(
-    b: KernelBuilder, place: Place, where: tuple[Dim, ...], dims: tuple[int, ...], shape: tuple[int, ...],
-    valid: tuple[Dim | None, ...],
-) -> Tile:  # fmt: skip
-    index, axes, step = _along(place, where, dims)
-    return b.load(place.buffer, index, shape, axes=axes, step=step, valid=valid)
-
-
-def _write(
-    b: KernelBuilder,
-    place: Place,
-    where: tuple[Dim, ...],
-    dims: tuple[int, ...],
-    tile: Tile,
-    valid: tuple[Dim | None, ...],
-) -> None:
-    index, axes, step = _along(place, where, dims)
-    b.store(place.buffer, index, tile, axes=axes, step=step, valid=valid)
+            write(b, job.y, where, (0 if job.batch_first else 1, 2), h, (None, left))
