@@ -118,7 +118,7 @@ class Capturer:
                 return None
             shapes = tuple(tuple(t.shape) for t in leaves)
             group.note(shapes)
-            if group.pending or group.refused or shapes in group.tried:
+            if group.pending or group.refused or shapes in group.tried or _just_deployed(site, leaves):
                 return None
             if self._plans.captures >= self._settings.max_captures:
                 self._exhausted = True
@@ -207,3 +207,11 @@ class Capturer:
         with self._plans.lock:
             if not any(site.entries for site in self._plans.sites.values()):
                 self._plans.watch = watch
+
+
+def _just_deployed(site: Site, leaves: Sequence[torch.Tensor]) -> bool:
+    """Whether a plan takes such a call that none has run in yet: it was deployed after this one had looked for it."""
+    cache = site.caches.get(torch.is_grad_enabled())
+    found = cache.table.select(*leaves) if cache is not None else -1
+    route = cache.table.routes[found] if cache is not None and found >= 0 else None
+    return route is not None and not route.entry.calls
