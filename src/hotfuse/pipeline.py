@@ -119,10 +119,17 @@ def _native(runs: tuple[Graph, RunParts, Mapping[str, int]], job: Job) -> Plan:
     return replace(plan, notes=(*notes, *plan.notes))
 
 
+def _side_by_side(plan: Plan, job: Job) -> Plan:
+    from hotfuse.runtime.side_by_side import measured
+
+    return measured(plan, job.sample, job.settings.race_s) if plan.switches else plan
+
+
 TIER1: tuple[Stage, ...] = (
     Stage("kernels", _asked, needs="ir", gives="object code"),
     Stage("runs", _runs, needs="object code", gives="native runs"),
     Stage("native", _native, needs="native runs", gives="plan"),
+    Stage("side by side", _side_by_side, needs="plan", gives="plan"),
 )
 
 

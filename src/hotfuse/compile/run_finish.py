@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hotfuse.backends.llvm.arena import LINE, Live, allocate, rounded
+from hotfuse.backends.llvm.arena import LINE, Live, rounded
 from hotfuse.backends.llvm.code import size_of
+from hotfuse.backends.llvm.forks import Fork
 from hotfuse.backends.llvm.inplace import may_overwrite
 from hotfuse.backends.llvm.places import whole
 from hotfuse.backends.llvm.run import (
@@ -21,6 +22,7 @@ from hotfuse.backends.llvm.run import (
     Branch,
     Call,
     Choice,
+    Constant,
     InputSpec,
     Loop,
     Mark,
@@ -30,6 +32,7 @@ from hotfuse.backends.llvm.run import (
     Step,
     Word,
 )
+from hotfuse.compile.lanes import Span, allocate_lanes, planned_forks, touched
 from hotfuse.compile.run_plan import (
     PlannedBranch,
     PlannedCall,
@@ -69,12 +72,16 @@ class _Result:
     strides: tuple[Dim, ...]
 
 
-def finish(planner: Planner, first: int, last: int, sizes: Mapping[str, int]) -> Finished:
-    """The run over parts `first` up to `last`; raises CannotLower where a size cannot be told."""
+def finish(planner: Planner, first: int, last: int, sizes: Mapping[str, int], threads: int = 1) -> Finished:
+    """The run over parts `first` up to `last`; raises CannotLower where a size cannot be told.
+
+    With several threads, it may fork where calls are independent.
+    """
     level, state = planner.level, planner.state
     nodes = range(level.parts[first][0], level.parts[last - 1][1])
     results, exits, returned = _leaving(level.graph, nodes, state)
-    placed = _Placed(state, results, sizes)
+    forks = planned_forks(planner, sizes, threads)
+    placed = _Placed(state, results, sizes, forks)
     outputs = tuple(
         OutputSpec(r.value.name, r.value.type.dtype, r.value.type.shape, r.strides)
         for r in results
@@ -86,8 +93,9 @@ def finish(planner: Planner, first: int, last: int, sizes: Mapping[str, int]) ->
     reads = _sizes(level.graph, state, given, _used(placed, outputs) - {THREADS} - set(symbols_of_words))
     given += _fallback_inputs(planner, first, last, {v.name for v in given})
     inputs = tuple(_spec(v, read=i < len(state.inputs)) for i, v in enumerate(given))
-    run = Run(inputs, reads, outputs, steps, symbols_of_words, placed.arena, placed.scratch)
-    return Finished(run, tuple(state.words), exits, returned)
+    switch = (Word(Constant.SWITCH),) if forks else ()
+    run = Run(inputs, reads, outputs, steps, (*symbols_of_words, *("" for _ in switch)), placed.arena, placed.scratch, forks)
+    return Finished(run, (*state.words, *switch), exits, returned)
 
 
 def _fallback_inputs(planner: Planner, first: int, last: int, present: set[str]) -> list[Value]:
@@ -182,7 +190,9 @@ def _behind(names: Iterable[str], graph: Graph, maker: Mapping[str, int], own: M
 class _Placed:
     """Gives every buffer its memory."""
 
-    def __init__(self, state: State, results: Sequence[_Result], sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self, state: State, results: Sequence[_Result], sizes: Mapping[str, int], forks: Sequence[Fork] = ()
+    ) -> None:
         self.state = state
         self.output = {self._final(r.root): i for i, r in enumerate(results)}
         self.input = {i: k for k, i in enumerate(j for j, r in enumerate(state.roots) if r.kind == "input")}
@@ -192,9 +202,16 @@ class _Placed:
         self.calls: list[tuple[int, PlannedCall]] = []
         self.addresses: list[Dim] = []
         """All arithmetic on sizes that native code does."""
-        self._walk(state.steps)
+        ends = [0]
+        for step in state.steps:
+            self._walk((step,))
+            ends.append(self.clock)
+        spans: list[Span] = []
+        for f in forks:
+            lanes = [frozenset(self._final(r) for i in lane for r in touched(state.steps[i])) for lane in f.lanes]
+            spans.append(Span(ends[f.first] + 1, ends[f.last], tuple(lanes)))
         lives = [Live(i, bytes_of(state.roots[i]), at, self.last[i]) for i, at in self.first.items() if self._inner(i)]
-        found = allocate(lives, self._inplace(), sizes)
+        found = allocate_lanes(lives, self._inplace(), sizes, spans)
         self.offsets = found.offsets
         self.arena = rounded(found.bytes, LINE)
         needs = list(dict.fromkeys(c.scratch for _, c in self.calls if c.scratch != 0))

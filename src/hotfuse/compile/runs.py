@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from hotfuse.backends.llvm import jit
 from hotfuse.backends.llvm.driver import emit_driver
 from hotfuse.backends.llvm.native import compile_kernel
@@ -37,7 +39,7 @@ from hotfuse.compile.service import ask
 from hotfuse.compile.trial import attempt
 from hotfuse.compile.ways import Ways
 from hotfuse.ir import dims
-from hotfuse.ir.dims import Dim, evaluate, symbols
+from hotfuse.ir.dims import Dim, evaluate, expr, symbols
 from hotfuse.ir.graph import Graph, Kind, Node
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.subgraph import extract
@@ -71,6 +73,7 @@ class _Bench:
     chosen: list[Ways | None]
     """Per kernel, those that serve its group at other sizes."""
     sizes: Mapping[str, int]
+    threads: int
     made: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     codes: list[bytes] = field(default_factory=list[bytes])
     numbers: dict[str, int] = field(default_factory=dict[str, int])
@@ -191,7 +194,7 @@ def _planned(level: Level, bench: _Bench) -> tuple[list[tuple[int, int, Finished
         if end > begin:
             planner.state = kept
             try:
-                found.append((begin, end, finish(planner, begin, end, bench.sizes)))
+                found.append((begin, end, finish(planner, begin, end, bench.sizes, bench.threads)))
                 native |= _native(planner, level, begin, end)
             except CannotLower as e:
                 bench.notes.append(f"parts {begin} to {end - 1} are entered one by one: {e.because or e.what}")
@@ -254,7 +257,8 @@ def _to_json(done: Finished) -> dict[str, Any]:
         "loops": [b.name for b in branches(run.steps) if isinstance(b, Loop)],
         "made": [[c.word, c.made] for c in calls(run.steps)],
         "arena": dims.show(run.arena),
-        "scratch": dims.show(run.scratch),
+        "scratch": dims.show(expr("*", run.scratch, run.lanes)),
+        "forks": [len(f.lanes) for f in run.forks],
     }
 
 
@@ -266,7 +270,7 @@ def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """A body and its kernels in; the body with runs, and the kernels that it needs besides, out."""
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
     ways = [Ways.from_json(k.get("ways")) for k in header["kernels"]]
-    bench = _Bench([from_json(k) for k in header["kernels"]], ways, sizes)
+    bench = _Bench([from_json(k) for k in header["kernels"]], ways, sizes, int(header["threads"]))
     drivers: list[bytes] = []
     body = _answer(_refined(_level(header["body"]), bench), bench, drivers)
     answer = {"ok": True, "body": body, "kernels": bench.made, "drivers": len(drivers),
@@ -297,13 +301,18 @@ class RunParts:
 
 def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings) -> RunParts:
     """Have the worker make runs of kernels."""
-    request = {"kind": "runs", "body": _body_json(parts.body), "dims": dict(sizes),
+    request = {"kind": "runs", "body": _body_json(parts.body), "dims": dict(sizes), "threads": threads_for(settings),
                "kernels": [{**to_json(k.lowered), "ways": k.ways and k.ways.to_json()} for k in parts.kernels]}  # fmt: skip
     header, blobs = ask(request, [], settings)
     count = len(blobs) - int(header["drivers"])
     more = tuple(kernel_from_json(k, code) for k, code in zip(header["kernels"], blobs[:count], strict=True))
     body = _run_body(header["body"], blobs[count:])
     return RunParts(body, (*parts.kernels, *more), (*parts.notes, *header["notes"]))
+
+
+def threads_for(settings: Settings) -> int:
+    """The threads that calls will have."""
+    return settings.threads or torch.get_num_threads()
 
 
 def without_runs(parts: NativeParts) -> RunParts:
@@ -337,7 +346,7 @@ def _run_code(data: dict[str, Any], code: bytes) -> RunCode:
         int(data["first"]), int(data["last"]), inputs, sizes, outputs, tuple(word_from_json(w) for w in data["words"]),
         tuple(int(i) for i in data["exits"]), tuple(str(n) for n in data["returned"]), dims.parse(data["arena"]),
         dims.parse(data["scratch"]), code, tuple(str(n) for n in data["branches"]), frozenset(str(n) for n in data["loops"]),
-        tuple((int(word), tuple(str(n) for n in names)) for word, names in data["made"]),
+        tuple((int(word), tuple(str(n) for n in names)) for word, names in data["made"]), tuple(int(n) for n in data["forks"]),
     )  # fmt: skip
 
 

@@ -23,7 +23,9 @@ from hotfuse.backends.llvm.constants import Constants
 from hotfuse.backends.llvm.driver import BODY, LAYOUT
 from hotfuse.backends.llvm.emit import symbol
 from hotfuse.backends.llvm.enter import NativeRun
+from hotfuse.backends.llvm.forks import Switch
 from hotfuse.backends.llvm.group import glue
+from hotfuse.backends.llvm.parallel import runtime
 from hotfuse.backends.llvm.run import THREADS, RunCode
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.base.errors import HotfuseError
@@ -65,6 +67,8 @@ class _Shared:
     """Keys of weights that the library reads in every call."""
     uses: dict[int, list[Graph]] = field(default_factory=dict[int, list[Graph]])
     """Per kernel, the groups of nodes that it computes."""
+    switches: list[Switch] = field(default_factory=list[Switch])
+    """Of runs that may fork."""
     inside: int = 0
     """How many such runs are around what is being built."""
 
@@ -89,11 +93,12 @@ def assembled(
             "fell_back": sum(r.fell_back for r in runs),
             "arenas_allocated": sum(r.allocated for r in runs),
             "arena_bytes_kept": sum(r.arena_bytes for r in runs),
+            **({"forks_taken": sum(s.taken for s in shared.switches)} if shared.switches else {}),
         }
 
     read = shared.constants.read | shared.needed | {p.key for p in graph.params if p.value in output_values(graph)}
     return replace(plan, memory=memory, counters=counters, notes=parts.notes, runs=runs, unread=frozenset(weights) - read,
-                   kernels={i: k.lowered.kernel for i, k in enumerate(parts.kernels)})  # fmt: skip
+                   switches=tuple(shared.switches), kernels={i: k.lowered.kernel for i, k in enumerate(parts.kernels)})  # fmt: skip
 
 
 def _name(shared: _Shared) -> None:
@@ -154,16 +159,16 @@ def _artifact(body: RunBody, part: Partition, shared: _Shared, *, later: bool) -
         return LibraryBackend().compile(piece, shared.weights)
     called = anchored(graph, piece)
     shared.uses.setdefault(kernel, []).append(piece)
+    code, entered, constants, weights = shared.kernels[kernel], shared.loaded[kernel], shared.constants, shared.weights
 
-    def make() -> Run:
+    def make() -> Run:  # holds nothing that holds the run: a plan that is let go of must not wait for a garbage collection
         own, _ = with_own_sizes(called)
-        run = glue(own, renamed(shared.kernels[kernel].lowered, own), shared.loaded[kernel], shared.constants)
-        ways = shared.kernels[kernel].ways
-        if ways is None or LIBRARY not in ways.kernels:
+        run = glue(own, renamed(code.lowered, own), entered, constants)
+        if code.ways is None or LIBRARY not in code.ways.kernels:
             return run
-        return _by_size(own, ways, run, LibraryBackend().compile(own, shared.weights).run)
+        return _by_size(own, code.ways, run, LibraryBackend().compile(own, weights).run)
 
-    return Artifact(called, _Later(make) if later else make(), "llvm", shared.kernels[kernel].about)
+    return Artifact(called, _Later(make) if later else make(), "llvm", code.about)
 
 
 def _by_size(own: Graph, ways: Ways, kernel: Run, library: Run) -> Run:
@@ -184,7 +189,8 @@ def _run(graph: Graph, code: RunCode, inside: Sequence[Unit], shared: _Shared) -
     outputs = tuple(values[o.name] for o in code.outputs)
     kernels = {i: k.address for i, k in enumerate(shared.loaded)}
     words = [shared.constants.word(w, kernels) for w in code.words]
-    driver = jit.load_object(code.code, [BODY, LAYOUT])
+    shared.switches += [memory for _, memory in words if isinstance(memory, Switch)]
+    driver = jit.load_object(code.code, [BODY, LAYOUT], runtime().symbols if code.forks else None)
     fallback = chained(Graph(f"{graph.name}.fallback", inputs, graph.params, (), outputs), inside, shared.weights)
     keep = [*(memory for _, memory in words if memory is not None), *shared.loaded]
     native = NativeRun(code, driver, [address for address, _ in words], keep, fallback)

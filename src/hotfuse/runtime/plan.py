@@ -18,6 +18,7 @@ from hotfuse.tile.program import Kernel
 
 if TYPE_CHECKING:
     from hotfuse.backends.llvm.enter import NativeRun
+    from hotfuse.backends.llvm.forks import Switch
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class Plan:
     """What trying for it is called, where that is not its tier."""
     bet: Condition | None = None
     """The condition it bets on, if it does."""
+    switches: tuple[Switch, ...] = ()
+    """Of its native runs that may fork: whether they do, and how often they did."""
     account: Account | None = None
     """How its graph came to its kernels, where it has some."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hotfuse.backends.llvm.forks import Switch
 from hotfuse.backends.llvm.run import Constant, Word
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.types import DType, Layout
@@ -73,6 +74,9 @@ class Constants:
                     raise InternalError("a word of a table packs nothing")
                 made = self.pack(argument.spec)
                 return int(made.ctypes.data), made
+            case Constant.SWITCH:
+                switch = Switch()
+                return switch.address, switch
 
 
 def _array(t: torch.Tensor) -> Any:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from hotfuse.backends.llvm.code import Fn, Module
 from hotfuse.backends.llvm.dispatch import emit_choice, emit_leaving
+from hotfuse.backends.llvm.forks import Fork, emit_fork
 from hotfuse.backends.llvm.loops import emit_loop
 from hotfuse.backends.llvm.run import (
     CLOCK,
@@ -34,6 +35,7 @@ from hotfuse.backends.llvm.run import (
     Run,
     Step,
     branches,
+    calls,
     entered,
 )
 from hotfuse.backends.llvm.target import Target
@@ -75,7 +77,7 @@ def _function(run: Run, module: Module, name: str) -> Fn:
 
 def _layout(run: Run, module: Module) -> None:
     fn = _function(run, module, LAYOUT)
-    wanted: list[Dim] = [expr("+", run.arena, run.scratch)]
+    wanted: list[Dim] = [expr("+", run.arena, expr("*", run.scratch, run.lanes))]
     for out in run.outputs:
         wanted += [*out.shape, *out.strides]
     for k, d in enumerate(wanted):
@@ -85,9 +87,12 @@ def _layout(run: Run, module: Module) -> None:
 
 
 class _Body:
-    def __init__(self, run: Run, module: Module) -> None:
+    """The body, or the function of one lane of a fork in it."""
+
+    def __init__(self, run: Run, module: Module, name: str = BODY, lane: int = 0) -> None:
         self.run = run
-        self.fn = fn = _function(run, module, BODY)
+        self.lane = lane
+        self.fn = fn = _function(run, module, name)
         self.loaded: dict[tuple[Base, int], str] = {}
         made = list(entered(run.steps))
         self.outcomes = outcomes_at(sum(isinstance(s, Mark) for s in run.steps))
@@ -113,7 +118,31 @@ class _Body:
     def write(self) -> None:
         emit_leaving(self.fn, self.run.steps, self.control)
         self._look(0)
-        self._steps(self.run.steps)
+        at = 0
+        for number, fork in enumerate(self.run.forks):
+            self._steps(self.run.steps[at : fork.first])
+            self._fork(fork, number)
+            at = fork.last
+        self._steps(self.run.steps[at:])
+        self.fn.do("ret void")
+
+    def _fork(self, fork: Fork, number: int) -> None:
+        """Lanes side by side, or the steps one after the other: those of a timed call, whose parts are told apart."""
+        run, fn = self.run, self.fn
+        names = [f"{BODY}.fork{number}.lane{k}" for k in range(len(fork.lanes))]
+        for k, (name, steps) in enumerate(zip(names, fork.lanes, strict=True)):
+            _Body(run, fn.module, name, k).write_lane(steps)
+        untimed = fn.val(f"xor i1 {self.timed}, true")
+        switch = self._base(Address(Base.TABLE, len(run.words) - 1, 0))
+        emit_fork(fn, names, switch, fn.symbol[THREADS], len(run.sizes) + 1, untimed,
+                  lambda: self._steps(run.steps[fork.first : fork.last]))  # fmt: skip
+
+    def write_lane(self, steps: Sequence[int]) -> None:
+        """Some of the run's steps, all of them calls; their counters are where the body has them."""
+        first = self.counters
+        for i in steps:
+            self.counters = first + WIDTH * sum(len(c.made) for c in calls(self.run.steps[:i]))
+            self._steps((self.run.steps[i],))
         self.fn.do("ret void")
 
     def _steps(self, steps: Sequence[Step]) -> None:
@@ -161,7 +190,8 @@ class _Body:
             fn.do(f"store ptr {pointer}, ptr {fn.val(f'getelementptr ptr, ptr {self.pointers}, i64 {k}')}")
         behind = [fn.val(f"getelementptr ptr, ptr {self.pointers}, i64 {len(call.buffers) + k}") for k in range(3)]
         if call.scratch:
-            own = self._address(Address(Base.ARENA, 0, self.run.arena))
+            before = expr("*", self.run.scratch, self.lane)
+            own = self._address(Address(Base.ARENA, 0, expr("+", self.run.arena, before)))
             for slot in behind[::2]:
                 fn.do(f"store ptr {own}, ptr {slot}")
         counters = fn.val(f"getelementptr i64, ptr {self.control}, i64 {self.counters}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from hotfuse.backends.llvm.forks import Fork
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.types import DType, Layout
@@ -164,7 +165,14 @@ class Run:
     arena: Dim
     """Bytes of intermediates."""
     scratch: Dim
-    """Bytes of the kernels' own memory behind them."""
+    """Bytes of the kernels' own memory behind them, in every lane."""
+    forks: tuple[Fork, ...] = ()
+    """Stretches of steps that may run side by side, in order."""
+
+    @property
+    def lanes(self) -> int:
+        """How many calls may be in progress at the same time."""
+        return max((len(f.lanes) for f in self.forks), default=1)
 
 
 class Constant(StrEnum):
@@ -174,6 +182,8 @@ class Constant(StrEnum):
     PARAM = "param"
     STRIDE = "stride"
     PACK = "pack"
+    SWITCH = "switch"
+    """Whether the run forks (`forks`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +223,8 @@ class RunCode:
     """Those of them that are loops."""
     made: tuple[tuple[int, tuple[str, ...]], ...] = ()
     """Per call, in order: its kernel's word, and the values it stores."""
+    forks: tuple[int, ...] = ()
+    """For every stretch that may run side by side, into how many lanes it falls."""
 
 
 def branches(steps: Sequence[Step]) -> Iterator[Branch | Loop]:
@@ -272,6 +284,8 @@ def word_to_json(w: Word) -> dict[str, Any]:
             return {"is": "stride", "key": w.key, "dim": w.dim}
         case Constant.PACK:
             return {"is": "pack", "pack": w.pack}
+        case Constant.SWITCH:
+            return {"is": "switch"}
 
 
 def word_from_json(data: dict[str, Any]) -> Word:
@@ -286,5 +300,7 @@ def word_from_json(data: dict[str, Any]) -> Word:
             return Word(Constant.STRIDE, key=str(data["key"]), dim=int(data["dim"]))
         case "pack":
             return Word(Constant.PACK, pack=str(data["pack"]))
+        case "switch":
+            return Word(Constant.SWITCH)
         case other:
             raise InternalError(f"no word of a table is a {other!r}")
