@@ -161,6 +161,23 @@ def test_a_strategy_that_failed_again_and_again_is_not_tried(monkeypatch: pytest
     assert any(d.why is Why.UNPROMISING for d in engine.log.decisions)
 
 
+def test_a_plan_that_won_is_examined_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
+    place = tmp_path / "p.sqlite"
+    net = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).eval()
+    with hotfuse.jit(net, settings=Settings(profiles=str(place), hot_calls=1, tiers=1, watch=False)) as fast:
+        end, found = time.monotonic() + 90, list[dict[str, Any]]()
+        while not found and time.monotonic() < end:
+            for _ in range(6):
+                fast(torch.randn(64, 256))
+            assert fast.wait(60)
+            found = [f for s in fast.explain().to_dict()["sites"] for p in s["plans"] for f in p["findings"]]
+            time.sleep(0.05)
+        assert {f["tier"] for f in found} == {1} and len(found) == 2
+        assert sum(f["share"] for f in found) == pytest.approx(1.0, abs=0.01)
+        assert fast.stats()["events"]["examinations"] == 1
+
+
 def test_findings_reach_explain_and_the_store(tmp_path: Path) -> None:
     place = tmp_path / "p.sqlite"
     net = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).eval()

@@ -1,12 +1,13 @@
 """Looking into what serves: the partitions of a plan are examined beside inference, and what was found stays with the entry.
 
-Sampled calls are the source (`runtime.findings`). A worker makes sense of them and writes their times to the profile store, where
-they correct the performance model; the diagnoses come back, for `explain()` and for whoever chooses what to try next.
+Races and sampled calls are the source (`runtime.findings`). A worker makes sense of them and writes their times to the profile
+store, where they correct the performance model; the diagnoses come back, for `explain()` and for whoever chooses what to try next.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
 
 import torch
 
@@ -17,7 +18,8 @@ from hotfuse.compile import wire
 from hotfuse.compile.pool import Task
 from hotfuse.compile.service import sized
 from hotfuse.compile.stored import place_of
-from hotfuse.runtime.findings import findings, questions
+from hotfuse.runtime.findings import Question, findings, questions, timed
+from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.record import Recorder
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.watcher import Watcher
@@ -48,14 +50,27 @@ class Examiner:
             self._recorder.seen(entry.baseline.graph, number, seen, names)
 
     def look(self, entry: Entry) -> None:
-        """Examine an entry; for the background."""
+        """Examine an entry by what sampled calls showed; for the background."""
         self.write(entry)
-        known = self._watcher.known(entry.key)
-        if known is None:
+        if (known := self._watcher.known(entry.key)) is not None:
+            number, seen, names = known
+            threads = torch.get_num_threads()
+            self._ask(entry, questions(entry.plan, seen, number, names, threads), threads)
+
+    def raced(self, entry: Entry, plan: Plan, call: Sequence[torch.Tensor]) -> None:
+        """Examine a plan that has just won a race, before anybody sampled it; for the background."""
+        if not self._recorder.on or plan is not entry.plan:
             return
-        number, seen, names = known
         threads = torch.get_num_threads()
-        asked = questions(entry.plan, seen, number, names, threads)
+        try:
+            asked = timed(plan, call, threads)
+        except Exception:  # the plan serves all the same, and sampled calls will show it
+            self._log.count("examinations_failed")
+            return
+        self._ask(entry, asked, threads)
+
+    def _ask(self, entry: Entry, asked: Sequence[Question], threads: int) -> None:
+        """Have a worker make sense of times; nobody waits for it."""
         if not asked:
             return
         parts = [dict(q.header) for q in asked]
@@ -64,7 +79,7 @@ class Examiner:
         def answered(future: Future[wire.Message]) -> None:
             try:
                 answer, _ = wire.checked(future.result())
-            except HotfuseError:  # a worker that ended: the next examination asks again
+            except (HotfuseError, CancelledError):  # a worker that ended: the next examination asks again
                 self._log.count("examinations_failed")
                 return
             found = findings(asked, answer)

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from hotfuse.analysis.registers import parallel_iterations
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.base.errors import HotfuseError
@@ -26,6 +28,10 @@ from hotfuse.runtime.plan import Plan
 
 MOST = 12
 """Partitions that are looked into, the slowest: the others are not worth it."""
+LEAST_NS = 100
+"""What takes less is views, and limited by nothing."""
+LOOKS = 5
+"""Calls of a plan that was just raced in which its partitions are timed."""
 COUNTED = ("cycles", "instructions", "cache_misses")
 
 
@@ -80,31 +86,49 @@ class Finding:
 
 def questions(plan: Plan, found: GraphSeen, number: int, names: Names, threads: int) -> list[Question]:
     """The slowest partitions of a plan at the kind of call that came most often."""
-    prefix = "" if plan.tier == 0 else f"tier {plan.tier} "
-    items = {names.item(number, f"{prefix}partition {p.index}"): p.index for p in plan.partitioning.parts}
+    items = {names.item(number, _name(plan, p.index)): p.index for p in plan.partitioning.parts}
     for signature in found.signatures:
         shapes = names.shapes(number, signature.signature)
         seen = {items[p.item]: p for p in signature.partitions if p.item in items and p.n and p.mean > 0}
-        env = None if shapes is None else bind(plan.graph, shapes)
-        if not seen or shapes is None or env is None or isinstance(env, Mismatch):
-            continue
-        total = sum(p.mean for p in seen.values())
-        text = " ".join("x".join(map(str, s)) or "scalar" for s in shapes)
-        slowest = sorted(seen.items(), key=lambda kv: -kv[1].mean)[:MOST]
-        return [
-            Question(
-                plan.tier,
-                i,
-                names.item_name(number, p.item),
-                text,
-                p,
-                p.mean / total,
-                threads,
-                _header(plan, i, p, env, threads),
-            )
-            for i, p in slowest
-        ]
+        if shapes is not None and (asked := _asked(plan, seen, shapes, threads)):
+            return asked
     return []
+
+
+def timed(plan: Plan, call: Sequence[torch.Tensor], threads: int) -> list[Question]:
+    """The same of a plan that was just raced, on the call it was raced on: nobody has sampled it so far."""
+    with torch.no_grad():
+        rounds = [plan.timed(*call)[1] for _ in range(LOOKS)]
+    if len(rounds[0]) != len(plan.artifacts):  # a plan that cannot say what its partitions take
+        return []
+    seen: dict[int, PartitionSeen] = {}
+    for i, times in enumerate(zip(*rounds, strict=True)):
+        ordered = sorted(float(t) for t in times)
+        middle, mean = ordered[LOOKS // 2], sum(ordered) / LOOKS
+        if middle > 0:
+            seen[i] = PartitionSeen(0, LOOKS, mean, 0.0, ordered[0], middle, ordered[-1], -1, -1, ())
+    return _asked(plan, seen, [tuple(t.shape) for t in call], threads)
+
+
+def _name(plan: Plan, index: int) -> str:
+    """What the analyzer calls a partition."""
+    return f"{'' if plan.tier == 0 else f'tier {plan.tier} '}partition {index}"
+
+
+def _asked(
+    plan: Plan, seen: Mapping[int, PartitionSeen], shapes: Sequence[Sequence[int]], threads: int
+) -> list[Question]:
+    env = bind(plan.graph, list(shapes))
+    if not seen or isinstance(env, Mismatch):
+        return []
+    seen = {i: p for i, p in seen.items() if p.p50 >= LEAST_NS}
+    total = sum(p.mean for p in seen.values())
+    text = " ".join("x".join(map(str, s)) or "scalar" for s in shapes)
+    slowest = sorted(seen.items(), key=lambda kv: -kv[1].mean)[:MOST]
+    return [
+        Question(plan.tier, i, _name(plan, i), text, p, p.mean / total, threads, _header(plan, i, p, env, threads))
+        for i, p in slowest
+    ]
 
 
 def _header(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int], threads: int) -> dict[str, Any]:

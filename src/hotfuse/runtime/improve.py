@@ -368,6 +368,7 @@ class Improver:
             self._plans.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
             entry.trade = trade
         self._decide(Action.DEPLOY, won, **evidence)
+        self._plans.examiner.raced(entry, better, calls[0])
         self._plans.release(entry)
         self._plans.recorder.tried(name, graph, Action.DEPLOY, won, kept, rests)
 
