@@ -49,7 +49,9 @@ def test_partitions_are_diagnosed_and_their_times_kept(tmp_path: Path) -> None:
     header = {"kind": "profile", "threads": 1, "parts": parts, **place.header()}
     answer, _ = wire.checked(requests.answer(header, []))
     found = [p["bottleneck"] for p in answer["parts"]]
-    assert found == ["latency", "imbalance", "latency", "compute"], "a second; the same on uneven threads; near the roof"
+    assert found == ["latency", "imbalance", "latency", "compute"], (
+        "a second; the same on uneven threads; near the roof"
+    )
     assert answer["parts"][0]["measured_roofs"] and answer["parts"][0]["hz"] == PEAKS.hz
     with stored.used_by(place.header()):
         kept = notes()
@@ -121,7 +123,10 @@ def test_what_limits_a_plan_is_addressed_one_strategy_at_a_time_and_learned(monk
     engine, entry = looked_into(monkeypatch, compiler, [150.0, 80.0])
     assert compiler.asked[:3] == [(), ("vertical",), ("tiling",)], "the table's order, as nothing is known"
     rows = ledger().rows
-    assert (rows[Bottleneck.MEMORY, Strategy.VERTICAL].helped, rows[Bottleneck.MEMORY, Strategy.TILING].helped) == (0, 1)
+    assert (rows[Bottleneck.MEMORY, Strategy.VERTICAL].helped, rows[Bottleneck.MEMORY, Strategy.TILING].helped) == (
+        0,
+        1,
+    )
     assert entry.plan.artifacts[0].source == "tiling: 1 us"
     said = [d.evidence for d in engine.log.decisions if d.why is Why.BOTTLENECK]
     assert [e["strategy"] for e in said][:2] == ["vertical", "tiling"] and said[0]["bottleneck"] == "memory"

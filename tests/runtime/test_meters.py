@@ -56,7 +56,9 @@ def test_partitions_share_what_a_call_counted_by_their_times() -> None:
 
 
 @pytest.mark.parametrize("counted", [(100, 200, 300), None])
-def test_counts_are_in_the_records_of_partitions(monkeypatch: pytest.MonkeyPatch, counted: tuple[int, int, int] | None) -> None:
+def test_counts_are_in_the_records_of_partitions(
+    monkeypatch: pytest.MonkeyPatch, counted: tuple[int, int, int] | None
+) -> None:
     class Told:
         def start(self) -> None: ...
         def stop(self) -> tuple[int, int, int] | None:

@@ -81,12 +81,16 @@ def test_a_race_for_energy_runs_on_another_clock(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(improve_module, "race", race)
     with torch.no_grad():
         for objective in ("energy", "latency"):
-            engine = served(nn.Linear(4, 4).eval(), Compiler(), Settings(capture="inline", hot_calls=2, objective=objective))
+            engine = served(
+                nn.Linear(4, 4).eval(), Compiler(), Settings(capture="inline", hot_calls=2, objective=objective)
+            )
             for _ in range(6):
                 engine(torch.randn(3, 4))
             decision = next(d for d in engine.log.decisions if d.why in (Why.BETTER, Why.FASTER))
             if objective == "energy":
-                assert decision.evidence["uj_before"] == 100.0 * WATTS_PER_CORE and decision.evidence["us_before"] != 100.0
+                assert (
+                    decision.evidence["uj_before"] == 100.0 * WATTS_PER_CORE and decision.evidence["us_before"] != 100.0
+                )
     assert isinstance(clocks[0], CoreSeconds) and clocks[1] is None
 
 

@@ -88,4 +88,6 @@ class Examiner:
                 self._recorder.found(entry.baseline.graph, found)
                 self._log.count("examinations")
 
-        sized(self._settings).pool.submit(Task("what partitions took", header, priority=PRIORITY)).add_done_callback(answered)
+        sized(self._settings).pool.submit(Task("what partitions took", header, priority=PRIORITY)).add_done_callback(
+            answered
+        )

@@ -94,7 +94,9 @@ def settle(
     joules = (trial.old_us * WATTS_PER_CORE * threads, trial.new_us * WATTS_PER_CORE * threads)
     if settings.objective == "memory":
         less, cheap = sizes[1] < MARGIN * sizes[0], trial.new_us <= SLOWER * trial.old_us
-        trial = replace(trial, won=(less and cheap) or (sizes[1] <= sizes[0] and trial.won), settled=trial.settled or less)
+        trial = replace(
+            trial, won=(less and cheap) or (sizes[1] <= sizes[0] and trial.won), settled=trial.settled or less
+        )
     return trial, Trade((trial.old_us, trial.new_us), joules, "estimated", sizes)
 
 

@@ -208,7 +208,9 @@ class Recorder:
         self.on = self.on and not isinstance(error, InputError)  # a place that nobody can write to stays one
         self._log.count("record_failed")
         if self.failed == 1:
-            self._log.decide(Action.NOTICE, Why.STORE_UNUSABLE, "profile store", error=f"{type(error).__name__}: {error}"[:200])
+            self._log.decide(
+                Action.NOTICE, Why.STORE_UNUSABLE, "profile store", error=f"{type(error).__name__}: {error}"[:200]
+            )
 
     def close(self) -> None:
         """The model is closed."""
@@ -225,8 +227,9 @@ def _row(graph: str, names: Names, number: int, signature: int, p: PartitionSeen
 
     shapes = names.shapes(number, signature)
     text = " ".join("x".join(map(str, s)) or "scalar" for s in shapes) if shapes is not None else "other"
-    return PartitionProfile(graph, names.item_name(number, p.item), text, p.n, p.mean, p.p10, p.p50, p.p90,
-                            float(p.bytes), float(p.flops))
+    return PartitionProfile(
+        graph, names.item_name(number, p.item), text, p.n, p.mean, p.p10, p.p50, p.p90, float(p.bytes), float(p.flops)
+    )
 
 
 def _at_exit() -> None:
