@@ -51,6 +51,17 @@ def test_scatter(dim: int, many: int, dtype: torch.dtype) -> None:
         check(lambda a, i, s: a.scatter_add(dim, i, s), [x, index, source], 1e-2 if dtype is torch.bfloat16 else 1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
+def test_index_put(dtype: torch.dtype) -> None:
+    x, values, columns = ((torch.randn(*shape) * 3).to(dtype) for shape in ((7, 5), (3, 5), (7, 3)))
+    index = torch.tensor([4, -1, 0])
+    check(lambda a, i, v: torch.ops.aten.index_put(a, [i], v), [x, index, values])
+    check(lambda a, i, v: torch.ops.aten.index_put(a, [None, i], v), [x, torch.tensor([0, 3, -3]), columns])
+    if dtype is not torch.bool:
+        twice = torch.tensor([2, 2, -7])
+        check(lambda a, i, v: torch.ops.aten.index_put(a, [i], v, True), [x, twice, values], 1e-6)
+
+
 def test_nan_and_infinity_pass_through() -> None:
     x, source = torch.randn(4, 6), torch.tensor([[float("nan"), float("inf")]] * 4)
     x[0, 0] = float("nan")

@@ -103,7 +103,7 @@ class Draft:
         values = [a for a in args if isinstance(a, Value)]
         shape: tuple[Dim, ...] = ()
         for v in values:
-            shape = _broadcast(shape, shape_of(v))
+            shape = broadcast(shape, shape_of(v))
         return self.add(f"aten.{op}", args, dtype(values[0]), shape, attrs)
 
     def cast(self, x: Value, to: DType) -> Value:
@@ -138,7 +138,8 @@ def dtype(v: Value) -> DType:
     return v.type.dtype
 
 
-def _broadcast(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Dim, ...]:
+def broadcast(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The shape of two operands together."""
     rank = max(len(a), len(b))
     left, right = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
     for m, n in zip(left, right, strict=True):

@@ -3,6 +3,7 @@
     one_hot(i, n)             ->   i' = lower.checked(i) {extent = n};  i' == [0 .. n)
     scatter(x, d, i, y)       ->   hit = i' == place along d;  j = max(where(hit, j, -1));  y[j] where j >= 0, else x
     scatter_add(x, d, i, y)   ->   x + sum(where(hit, y, 0))
+    index_put(x, [i], y)      ->   the same, whole slices at a time
 
     lower.checked() {self, extent}    an index; one outside is a fault of the call, which torch's own operators then answer
 
@@ -18,7 +19,7 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.algebra import same
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.expand import HALVES
-from hotfuse.lower.primitive import Draft, decomposes, dtype
+from hotfuse.lower.primitive import Draft, broadcast, decomposes, dtype
 from hotfuse.lower.views import shape_of
 
 MOST = 64
@@ -39,9 +40,7 @@ def _places(d: Draft, count: int, rank: int, at: int) -> Value:
 
 
 def _equal(d: Draft, a: Value, b: Value) -> Value:
-    shape = shape_of(d.pointwise("add.Tensor", a, b))
-    d.nodes.pop()  # only its shape was wanted
-    return d.add("aten.eq.Tensor", (a, b), _BOOL, shape)
+    return d.add("aten.eq.Tensor", (a, b), _BOOL, broadcast(shape_of(a), shape_of(b)))
 
 
 @decomposes("one_hot")
@@ -67,27 +66,55 @@ def _scatter(d: Draft, node: Node) -> Sequence[Value]:
         raise CannotLower(f"{many} indexes into a dim of {extent}")
     if not all(same(m, n) for i, (m, n) in enumerate(zip(shape, given, strict=True)) if i != at):
         raise CannotLower("a scatter into a part of the other dims")
-    hit = _equal(d, _turned(d, _checked(d, index, extent), at), _places(d, extent, len(shape) + 1, at))
-    last = len(shape)
+    places = _places(d, extent, len(shape) + 1, at)
+    hit = _equal(d, _turned(d, _checked(d, index, extent), at), places)
     source = d.arg("src")
     if not isinstance(source, Value):
-        return (_where(d, _once(d, "any", hit, last), d.arg("value"), x),)
+        return (_where(d, _once(d, "any", hit, len(shape)), d.arg("value"), x),)
     if not all(same(m, n) for m, n in zip(shape_of(source), given, strict=True)) or len(shape_of(source)) != len(given):
         raise CannotLower("a scatter of a part of its source")
-    values = _turned(d, source, at)
-    if node.op.startswith("aten.scatter_add"):
-        wide = d.wide(values)
-        added = _once(d, "sum", _where(d, hit, wide, 0), last)
-        return (d.pointwise("add.Tensor", d.wide(x), added),)
-    number = _places(d, many, len(shape) + 1, last)
-    latest = d.reduce("max", _where(d, hit, number, -1), (last,))
-    chosen = _equal(d, number, latest)
+    return (_written(d, x, hit, _turned(d, source, at), many, adds=node.op.startswith("aten.scatter_add")),)
+
+
+@decomposes("index_put")
+def _index_put(d: Draft, node: Node) -> Sequence[Value]:
+    """One index tensor of one dim: whole slices are written."""
+    x, values, given = d.value(), d.value("values"), d.arg("indices")
+    shape = shape_of(x)
+    chosen = [(at, i) for at, i in enumerate(given) if i is not None] if isinstance(given, tuple) else []
+    if len(chosen) != 1 or not isinstance(chosen[0][1], Value) or len(shape_of(chosen[0][1])) != 1:
+        raise CannotLower("index_put by other than one index of one dim")
+    at, index = chosen[0][0], chosen[0][1]
+    assert isinstance(index, Value)
+    extent, (many,) = shape[at], shape_of(index)
+    if not isinstance(extent, int) or not isinstance(many, int) or many > MOST or many < 1:
+        raise CannotLower(f"{many} indexes into a dim of {extent}")
+    whole = (*shape[:at], many, *shape[at + 1 :])
+    wanted = shape_of(values)
+    if wanted and (len(wanted) != len(whole) or not all(same(m, n) for m, n in zip(wanted, whole, strict=True))):
+        raise CannotLower("index_put of values that are repeated")
+    wide = d.cast(index, _I64)
+    below = d.add("aten.lt.Scalar", (wide, 0), _BOOL, (many,))
+    wrapped = _where(d, below, d.pointwise("add.Tensor", wide, extent), wide)
+    row = d.reshape(_checked(d, wrapped, extent), (*(1,) * len(shape), many))
+    hit = _equal(d, row, _places(d, extent, len(shape) + 1, at))
+    turned = _turned(d, values, at) if wanted else d.reshape(values, (1,) * (len(shape) + 1))
+    return (_written(d, x, hit, turned, many, adds=d.arg("accumulate", False) is True),)
+
+
+def _written(d: Draft, x: Value, hit: Value, values: Value, many: int, *, adds: bool) -> Value:
+    """x with what is written to each place, the last of several; `hit` and `values` have a last dim of those who may write."""
+    last = len(shape_of(x))
+    if adds:
+        return d.pointwise("add.Tensor", d.wide(x), _once(d, "sum", _where(d, hit, d.wide(values), 0), last))
+    number = _places(d, many, last + 1, last)
+    chosen = _equal(d, number, d.reduce("max", _where(d, hit, number, -1), (last,)))
     if dtype(x) is _BOOL:
-        picked = _once(d, "any", d.add("aten.logical_and.default", (chosen, values), _BOOL, shape_of(hit)), last)
+        picked = _once(d, "any", _where(d, chosen, values, False), last)
     else:
         kept = d.cast(values, DType.F32) if dtype(x) in HALVES else values
         picked = d.cast(_once(d, "sum", _where(d, chosen, kept, 0), last), dtype(x))
-    return (_where(d, _once(d, "any", hit, last), picked, x),)
+    return _where(d, _once(d, "any", hit, last), picked, x)
 
 
 def _turned(d: Draft, v: Value, at: int) -> Value:
@@ -111,12 +138,8 @@ def _where(d: Draft, condition: Value, yes: object, no: object) -> Value:
             sides.append(d.add("aten.full.default", ((), side), kind, (), {"dtype": kind}))
         else:
             raise CannotLower(f"a scatter of {side}")
-    shape = shape_of(d.pointwise("add.Tensor", sides[0], sides[1]))
-    d.nodes.pop()
-    wide = shape_of(condition)
-    target = wide if len(wide) >= len(shape) else shape
-    both = tuple(n if m == 1 else m for m, n in zip(target, (1,) * (len(target) - len(shape)) + shape, strict=True))
-    return d.add("aten.where.self", (condition, *sides), kind, both)
+    shape = broadcast(shape_of(condition), broadcast(shape_of(sides[0]), shape_of(sides[1])))
+    return d.add("aten.where.self", (condition, *sides), kind, shape)
 
 
 def _once(d: Draft, function: str, v: Value, dim: int) -> Value:
