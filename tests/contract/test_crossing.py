@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -174,7 +174,11 @@ def test_choices_that_make_no_sense_are_refused() -> None:
 def test_a_dynamic_product_gets_two_kernels_and_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """All the way from a graph; only the clock is a test's."""
     monkeypatch.setattr(Crossing, "_bound", None)
-    monkeypatch.setattr(Crossing, "_timed", lambda self, q, ways, n: self.times.setdefault(n, {w.name: until(5)(w, n) for w in ways}))
+    def timed(self: Crossing, _: object, ways: Sequence[Way], n: int) -> dict[str, float]:
+        self.times[n] = {w.name: until(5)(w, n) for w in ways}
+        return self.times[n]
+
+    monkeypatch.setattr(Crossing, "_timed", timed)
     graph = parse(TEXT)
     b = torch.randn(4, 40, 70)
     plan = compile_tier1(graph, {}, [torch.randn(4, 16, 40), b], INLINE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,15 +13,17 @@ import torch
 from hotfuse.analysis.resources import Peaks
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.cli.costs import costs
-from hotfuse.compile.planning import adjusted
-from hotfuse.compile.units import bench
+from hotfuse.compile.contest import BUDGET_S, Contest
+from hotfuse.compile.planning import Gate, adjusted
+from hotfuse.compile.trial import attempt
+from hotfuse.compile.units import bench, measuring, piece_of
 from hotfuse.fusion.bandit import Arm, Bandit, Budget, Option
 from hotfuse.fusion.candidates import Kind
 from hotfuse.fusion.criteria import Criterion
-from hotfuse.fusion.engine import Choice, Engine, Planned, apart
+from hotfuse.fusion.engine import Choice, Engine, Planned, Side, apart
 from hotfuse.fusion.explain import edges, line, lines, to_dict
-from hotfuse.fusion.forecast import Figures, Roofline
-from hotfuse.fusion.groups import group, reordered
+from hotfuse.fusion.forecast import Figures, Roofline, spilled
+from hotfuse.fusion.groups import Group, group, reordered
 from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.worth import Cost, Gain, Horizon, gain, value
 from hotfuse.hpm.work import Candidate as Question
@@ -141,9 +143,20 @@ def test_arithmetic_goes_into_the_product_behind_it_where_that_can_be_lowered() 
     assert not choice.accepted and choice.reasons[-1].criterion is Criterion.LOWERING and "in place" in choice.because
 
 
-def test_products_that_would_read_what_nobody_stored_are_not_lowered() -> None:
-    with pytest.raises(CannotLower, match="reads it from memory"):
-        lower(parse(INTO), bench().core)
+@pytest.mark.parametrize("rows", [1, 2, 9, 33])
+@pytest.mark.parametrize("front", ["aten.relu.default(%x)", "aten.silu.default(%x)"])
+def test_what_is_computed_in_front_of_a_product_is_right(rows: int, front: str) -> None:
+    """Built and run, at sizes known and unknown, with widths that no vector divides."""
+    text = INTO.replace("aten.relu.default(%x)", front).replace("64", "50").replace("f32[32", "f32[70").replace("32]", "70]")
+    for graph in (parse(text), parse(text.replace("s0", str(rows)).replace(f" where (2 <= {rows})", ""))):
+        piece = piece_of(graph, range(len(graph.nodes)), {"s0": rows})
+        made = bench().kernel(piece)
+        attempt(piece.normal, made.lowered, made.compiled, piece.sizes, float("inf"))  # raises where they differ
+
+
+def test_products_do_not_wait_for_whole_rows_in_front_of_them() -> None:
+    with pytest.raises(CannotLower):
+        lower(parse(INTO.replace("aten.relu.default(%x)", "aten.softmax.int(%x, -1)")), bench().core)
 
 
 def test_siblings_become_one_kernel() -> None:
@@ -415,3 +428,62 @@ def test_costs_of_a_graph_are_plain_data() -> None:
     found = costs(parse(CHAIN), [(64, 512)])
     assert len(found["groups"]) == 1 and [e["inside"] for e in found["edges"]] == [True, True, False]
     assert found["total_us"] > 0 and found["decisions"] and found["edges"][2]["bytes"] == 64 * 512 * 4
+
+
+# --- measured before it is taken -----------------------------------------------------------------------------------------
+
+
+def gated(text: str, sizes: Mapping[str, int], outcome: Callable[[Sequence[Side], Sequence[Side]], tuple[float, float]],
+          **changes: Any) -> tuple[tuple[Group, ...], list[str], Contest]:  # fmt: skip
+    """Groups of a graph where nothing was trained, and contests end as a test says."""
+    graph = verify(parse(text))
+
+    def build(_: Graph) -> Any:
+        raise AssertionError("nothing is built here")
+
+    contest = Contest(build, bench().core, sizes, measured=outcome, **changes)
+    _, groups, said = adjusted(graph, group(graph), sizes, bench().core, lambda _: "", gate=Gate(Roofline(PEAKS), contest))
+    return groups, said, contest
+
+
+def test_without_a_model_only_what_measured_faster_is_taken() -> None:
+    before = len(group(verify(parse(INTO))))
+    won, said, _ = gated(INTO, {"s0": 64}, lambda old, new: (2e-5, 1e-5))
+    assert len(won) < before and any(line.startswith("take prologue") for line in said)
+    lost, said, contest = gated(INTO, {"s0": 64}, lambda old, new: (1e-5, 2e-5))
+    assert len(lost) == before and contest.held
+    assert any("leave prologue" in line and "measured 20.0 us, what there is 10.0" in line for line in said)
+    noise, _, _ = gated(INTO, {"s0": 64}, lambda old, new: (1e-5, 0.995e-5))
+    assert len(noise) == before, "hardly better is not better"
+
+
+def test_what_comes_too_late_to_be_measured_is_left() -> None:
+    groups, said, contest = gated(INTO, {"s0": 64}, lambda old, new: (2e-5, 1e-5), left_s=0.0)
+    assert len(groups) == 2 and not contest.held and any("no time is left for measuring" in line for line in said)
+
+
+def test_a_contest_runs_both_sides() -> None:
+    """Real kernels, a real clock: that it comes to a verdict and builds what it measures, not which verdict."""
+    graph = verify(parse(INTO))
+    gate = measuring({"s0": 64})
+    _, groups, said = adjusted(graph, group(graph), {"s0": 64}, bench().core, lambda _: "", gate=gate)
+    assert sorted(i for g in groups for i in g.nodes) == [0, 1] and said
+    assert isinstance(gate.contest, Contest) and gate.contest.held and gate.contest.left_s < BUDGET_S
+
+
+MANY = 24
+
+
+def test_roofs_foresee_that_a_kernel_spills() -> None:
+    """More values at once than registers cost time on paper; halves are weighed against what then passes between them."""
+    text = "graph main(%x: f32[64, 4096]) {\n"
+    text += "".join(f"  %a{i}: f32[64, 4096] = aten.mul.Tensor(%x, {i + 1}.5)\n" for i in range(MANY))
+    text += "".join(f"  %s{i}: f32[64, 4096] = aten.mul.Tensor(%{f's{i - 1}' if i else 'x'}, %a{i})\n" for i in range(MANY))
+    graph = verify(parse(text + f"  return %s{MANY - 1}\n}}\n"))
+    whole = (Group(tuple(range(len(graph.nodes))), "rows"),)
+    few = Engine(Roofline(PEAKS), replace(bench().core, registers=8), kinds=frozenset({Kind.SPLIT})).plan(graph, whole, {})
+    enough = Engine(Roofline(PEAKS), replace(bench().core, registers=64), kinds=frozenset({Kind.SPLIT})).plan(graph, whole, {})
+    assert enough.groups == whole and all(c.before.known and c.after.known and c.because for c in choices(few, Kind.SPLIT))
+    assert choices(few, Kind.SPLIT)
+    assert spilled(graph, {}, 8) > spilled(graph, {}, 16) > 0 == spilled(graph, {}, 64)
+    assert few.before.seconds > enough.before.seconds

@@ -1,18 +1,20 @@
 """Where the fusion engine meets compilation: groups of a graph, adjusted by prediction before any of them is compiled.
 
-Only a trained model of this machine may change what access classes suggest; roofs alone would not know better. Whether a kernel or
-the library runs a group is left to the trial, which measures it.
+A trained model of this machine is believed. Where there is none, roofs say which changes are worth a look, and only those that
+were measured to be faster are made. Whether a kernel or the library runs a group is left to the trial, which measures it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from hotfuse.base.settings import Objective
 from hotfuse.compile.learned import foresight, trust
+from hotfuse.compile.stored import strategies
 from hotfuse.fusion import explain
 from hotfuse.fusion.candidates import Kind
-from hotfuse.fusion.engine import Engine
+from hotfuse.fusion.engine import Engine, Side
 from hotfuse.fusion.forecast import Predictor, Trained
 from hotfuse.fusion.groups import Group
 from hotfuse.hpm.work import Core
@@ -20,20 +22,35 @@ from hotfuse.ir.graph import Graph
 
 KINDS = frozenset(Kind) - {Kind.LIBRARY, Kind.LAYOUT}
 """What is decided here: the library against kernels is decided by trials, layouts before groups are formed."""
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What stands in for a trained model: roofs that propose, a contest that decides."""
+
+    roofs: Predictor
+    contest: Callable[[Sequence[Side], Sequence[Side]], tuple[str, float]]
+
+
 MOST_LINES = 24
 """Decisions that are shown."""
 
 
 def adjusted(
     graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int], core: Core, lowers: Callable[[Graph], str],
-    objective: Objective = "latency", predict: Predictor | None = None,
+    objective: Objective = "latency", predict: Predictor | None = None, gate: Gate | None = None,
 ) -> tuple[Graph, tuple[Group, ...], list[str]]:  # fmt: skip
-    """A graph's groups as the engine would have them, and its decisions; unchanged where nobody can predict."""
+    """A graph's groups as the engine would have them, and its decisions; unchanged where nobody can predict or measure."""
+    contest = None
     if predict is None:
         ahead = foresight()
-        if ahead is None:
+        if ahead is not None:
+            predict = Trained(ahead.predictor)
+        elif gate is not None:
+            predict = gate.roofs
+            contest = None if objective == "memory" else gate.contest  # bytes need no clock
+        else:
             return graph, tuple(groups), []
-        predict = Trained(ahead.predictor)
-    engine = Engine(predict, core, objective=objective, bandit=trust(), lowers=lowers, kinds=KINDS)
-    found = engine.best(graph, groups, sizes)
+    only = frozenset(k for k in KINDS if k.value in strategies())
+    engine = Engine(predict, core, objective=objective, bandit=trust(), lowers=lowers, kinds=only or KINDS)
+    engine.contest = contest
+    found = engine.best(graph, groups, sizes) if contest is None else engine.plan(graph, groups, sizes)
     return found.graph, found.groups, explain.lines(found, MOST_LINES)

@@ -25,11 +25,12 @@ from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Objective, Precision
 from hotfuse.compile import recall, trial
+from hotfuse.compile.contest import Contest
 from hotfuse.compile.crossing import Crossing, Found
 from hotfuse.compile.host import host_core
 from hotfuse.compile.learned import foresight, notes, refresh
 from hotfuse.compile.measure import Made
-from hotfuse.compile.planning import adjusted
+from hotfuse.compile.planning import Gate, adjusted
 from hotfuse.fusion.forecast import Roofline, Trained
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.fusion.layout import channels_last
@@ -162,20 +163,32 @@ def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     _precision.set(header.get("precision", "fp32"))
     refresh()
     bodies: list[dict[str, Any]] = []
-    _body(verify(parse(header["graph"])), sizes, bodies, {}, header.get("objective", "latency"))
+    _body(verify(parse(header["graph"])), sizes, bodies, {}, header.get("objective", "latency"), measuring(sizes))
     return {"ok": True, "bodies": bodies, "peaks": asdict(bench().peaks), "recalled": recall.states()}, []
 
 
+def measuring(sizes: Mapping[str, int]) -> Gate:
+    """What decides about groups where no model is trained: kernels of this worker, timed within a budget."""
+
+    def build(piece: Graph) -> tuple[Made, Graph, Mapping[str, int]]:
+        found = piece_of(piece, range(len(piece.nodes)), sizes)
+        made = bench().kernel(found)
+        return Made(made.lowered, made.compiled), found.normal, found.sizes
+
+    return Gate(Roofline(bench().peaks), Contest(build, bench().core, sizes))
+
+
 def _body(
-    graph: Graph, sizes: Mapping[str, int], bodies: list[dict[str, Any]], known: dict[str, dict[str, Any]], objective: Objective
-) -> int:
+    graph: Graph, sizes: Mapping[str, int], bodies: list[dict[str, Any]], known: dict[str, dict[str, Any]], objective: Objective,
+    gate: Gate | None = None,
+) -> int:  # fmt: skip
     """A graph in the order its groups need, appended to `bodies`; control nodes name the bodies of their branches."""
     graph = with_own_operands(channels_last(simplify(graph)[0]))
 
     def lowers(piece: Graph) -> str:
         return bench().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
 
-    graph, groups, choices = adjusted(graph, group(graph), sizes, bench().core, lowers, objective)
+    graph, groups, choices = adjusted(graph, group(graph), sizes, bench().core, lowers, objective, gate=gate)
     ordered = verify(reordered(graph, groups))
     text = show(ordered)
     own: dict[str, Any] = {"graph": text, "id": hashlib.sha256(text.encode()).hexdigest()[:24]}
@@ -189,7 +202,7 @@ def _body(
         nodes = range(at, at + len(g.nodes))
         found.append(described(ordered, nodes, g.kind, sizes, known))
         if ordered.nodes[at].op in CAPTURES:
-            inside[str(i)] = [_body(b.graph, sizes, bodies, known, objective) for b in branches(ordered, ordered.nodes[at])]
+            inside[str(i)] = [_body(b.graph, sizes, bodies, known, objective, gate) for b in branches(ordered, ordered.nodes[at])]
         at += len(g.nodes)
     own.update(groups=found, branches=inside, choices=choices)
     return place

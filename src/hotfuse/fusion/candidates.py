@@ -22,6 +22,7 @@ from enum import StrEnum
 from hotfuse.analysis.convolution import is_convolution
 from hotfuse.fusion.closed import Index, Key
 from hotfuse.fusion.criteria import HEARTS, Criterion, Reason
+from hotfuse.fusion.forecast import live_values
 from hotfuse.fusion.groups import MAX_NODES, Group
 from hotfuse.fusion.order import Order
 from hotfuse.fusion.rewrites import Rewritten, recomputed, rows_of, tiled
@@ -311,23 +312,6 @@ class Generator:
         """The extents that a group of rows runs over: the largest shape in it."""
         values = [v for i in g.nodes for v in (*self.index.graph.nodes[i].outs, *self.index.graph.nodes[i].ins)]
         return _shape_of(max(values, key=lambda v: self.index.size(v) or 0).type)
-
-
-def live_values(index: Index, nodes: Sequence[int]) -> int:
-    """Most values of a group that are alive at once: each needs a register in a kernel over elements."""
-    inside = set(nodes)
-    last: dict[str, int] = {}
-    for i in sorted(inside):
-        for v in index.graph.nodes[i].ins:
-            last[v.name] = i
-    live: set[str] = set()
-    most = 0
-    for i in sorted(inside):
-        node = index.graph.nodes[i]
-        live |= {v.name for v in (*node.ins, *node.outs)}
-        most = max(most, len(live))
-        live -= {n for n in live if last.get(n, -1) <= i}
-    return most
 
 
 def _shape(node: Node) -> object:

@@ -37,6 +37,10 @@ LEAST_GAIN = 0.002
 UNKNOWN = Cost(float("nan"), 0.0, float("nan"), 0)
 
 
+Side = tuple[Graph, bool]
+"""A closed piece, and whether the library runs it."""
+
+
 def no_objection(_piece: Graph) -> str:
     """Everything can be built."""
     return ""
@@ -102,6 +106,8 @@ class Engine:
     bandit: Bandit = field(default_factory=Bandit)
     lowers: Callable[[Graph], str] = no_objection
     """Why a piece has no kernel; empty if it has one."""
+    contest: Callable[[Sequence[Side], Sequence[Side]], tuple[str, float]] | None = None
+    """Measures what a candidate would build against what there is: why it may not be taken, and seconds saved. None: believe."""
     compile_s: Callable[[Group], float] = lambda g: 0.01 + 0.004 * len(g.nodes)
     kinds: frozenset[Kind] = frozenset(Kind)
     _costs: dict[tuple[Key, bool], Cost] = field(default_factory=dict[tuple[Key, bool], Cost])
@@ -199,9 +205,10 @@ class Engine:
         taken: Counter[Key] = Counter()
         now = order
         for _, _, found, choice in ranked:
-            if objection := self._objection(order.index, found[0]):
+            unbuilt = self._objection(order.index, found[0])
+            if objection := unbuilt or self._lost(order.index, found[0], choice):
                 decided.add(found[0].key)
-                reasons = (*choice.reasons, fails(Criterion.LOWERING, objection))
+                reasons = (*choice.reasons, fails(Criterion.LOWERING if unbuilt else Criterion.VALUE, objection))
                 choices.append(_with(choice, False, reasons))
                 continue
             if found[0].rewritten is not None:
@@ -231,6 +238,17 @@ class Engine:
         """Why what a candidate would build cannot be built; asked last, since it takes longest."""
         where = Index(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
         return next((why for g in c.new if (why := self._unbuilt(where, g))), "")
+
+    def _lost(self, index: Index, c: Candidate, choice: Choice) -> str:
+        """Why a candidate that was measured is not taken; what it really saved is learned either way."""
+        if self.contest is None:
+            return ""
+        where = Index(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
+        old = [(index.closed(g.nodes), g.kind == "library") for g in c.old]
+        new = [(where.closed(g.nodes), g.kind == "library") for g in c.new]
+        objection, saved = self.contest(old, new)
+        self.bandit.learn(c.kind.value, choice.gain.mean, saved)
+        return objection
 
     def _unbuilt(self, index: Index, g: Group) -> str:
         """Why a group has no kernel; empty if it has one or needs none."""

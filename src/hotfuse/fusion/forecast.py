@@ -9,18 +9,23 @@ little it knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from hotfuse.analysis.cost import value_bytes
 from hotfuse.analysis.resources import Peaks, library_seconds, roof_seconds, work_of
 from hotfuse.base.errors import HotfuseError
+from hotfuse.fusion.closed import Index
 from hotfuse.hpm import model as hpm
 from hotfuse.hpm.work import Candidate
+from hotfuse.ir.graph import Graph
+from hotfuse.ir.types import TensorType
 from hotfuse.machine.energy import WATTS_PER_CORE
+from hotfuse.ops.table import Access, lookup
 
 Vector = npt.NDArray[np.float64]
 JOULES_PER_BYTE = 100e-12
@@ -29,6 +34,8 @@ REACH = 0.85
 """The part of the roof that kernels reach, as a rule; without measurements, nobody's are thought to be better."""
 ENTRY_S = 0.3e-6
 """Calling one more kernel inside a native run."""
+SPILL_BYTES_PER_S = 100e9
+"""What goes out of registers and comes back passes the first-level cache."""
 SPREAD = 1.6
 """Roofline times are within this factor, four times in five."""
 
@@ -95,10 +102,58 @@ class Roofline:
                 seconds[i] = np.nan if found is None else found / REACH
             else:
                 least = roof_seconds(work, self.peaks) or 0.0
+                again = spilled(ask.graph, ask.sizes, ask.core.registers) + repeated(ask.graph, ask.sizes, ask.core.lanes)
+                least += again / SPILL_BYTES_PER_S
                 seconds[i] = ENTRY_S + least / REACH / max(1, ask.threads)
         threads = np.asarray([a.threads for a in asks], dtype=np.float64)
         joules = seconds * WATTS_PER_CORE * threads + memory * JOULES_PER_BYTE
         return Figures(seconds, seconds / SPREAD, seconds * SPREAD, joules, memory)
+
+
+def spilled(graph: Graph, sizes: Mapping[str, int], registers: int) -> int:
+    """Bytes that a kernel over elements moves because it holds more values at once than there are registers."""
+    if any(lookup(n.op).access is not Access.POINTWISE for n in graph.nodes):
+        return 0
+    index = Index(graph, sizes)
+    over = live_values(index, range(len(graph.nodes))) - registers
+    if over <= 0:
+        return 0
+    return 2 * over * max((index.size(v) or 0 for n in graph.nodes for v in n.outs), default=0)
+
+
+PANEL = 3
+"""Vectors of columns that a product computes at once, as a rule."""
+
+
+def repeated(graph: Graph, sizes: Mapping[str, int], lanes: int) -> int:
+    """Bytes that a product's kernel goes through again because it computes in front of every panel of columns what it reads."""
+    made = {v.name: n for n in graph.nodes for v in n.outs}
+    total = 0
+    for node in graph.nodes:
+        if lookup(node.op).access is not Access.CONTRACTION or not node.outs or not isinstance(node.outs[0].type, TensorType):
+            continue
+        columns = node.outs[0].type.shape[-1]
+        panels = -(-columns // (PANEL * lanes)) if isinstance(columns, int) else 1
+        front = [v for v in node.ins if v.name in made]
+        total += (panels - 1) * sum(2 * (value_bytes(v, sizes) or 0) for v in front)
+    return total
+
+
+def live_values(index: Index, nodes: Sequence[int]) -> int:
+    """Most values of a group that are alive at once: each needs a register in a kernel over elements."""
+    inside = set(nodes)
+    last: dict[str, int] = {}
+    for i in sorted(inside):
+        for v in index.graph.nodes[i].ins:
+            last[v.name] = i
+    live: set[str] = set()
+    most = 0
+    for i in sorted(inside):
+        node = index.graph.nodes[i]
+        live |= {v.name for v in (*node.ins, *node.outs)}
+        most = max(most, len(live))
+        live -= {n for n in live if last.get(n, -1) <= i}
+    return most
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ division.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 
 from hotfuse.ir.dims import Dim, expr
@@ -187,7 +187,9 @@ class _Group:
         self.builder = KernelBuilder(name or self.title(), loc=found[0].node.loc)
         self.memory = Memory(self.builder, graph, strides)
         shifted = any(c.scaling is not None and c.scaling.zero_w != 0 for c in found)
-        self.left = Left(self.memory, found[0].x, self.k, self.tiling, row_sums=shifted, paired=self.paired)
+        made = any(v.name == found[0].x.name for n in graph.nodes for v in n.outs)
+        self.left = Left(self.memory, found[0].x, self.k, self.tiling, row_sums=shifted, paired=self.paired,
+                         computed=self._computed if made else None)  # fmt: skip
         self.column_sums: Buffer | None = None
 
     def title(self) -> str:
@@ -259,6 +261,14 @@ class _Group:
         in_loop = not simple or not isinstance(self.m, int) or len(self.found) > 1 or self.rows != (self.m,)
         write_product(b, p, lambda f: self._finish(f, owners), in_loop=in_loop)
         return self._call(packed)
+
+    def _computed(self, row: Dim, step: Dim, width: int, left: Dim | None, then: Callable[[Tile], None]) -> None:
+        """A part of a row of what the group computes in front of its products: arithmetic on elements, and nothing else."""
+        b, rank, x = self.builder, len(self.rows), self.found[0].x
+        space = Space.of((*self.rows, self.k))
+        at = Evaluator(self.memory, self.graph, space)
+        with _batch(b, row, self.rows) as where, at.loops({**where, rank: step}, [Along(rank, width, left)]):
+            then(at.tile(x, tuple(space.root(i) for i in range(rank + 1))))
 
     @staticmethod
     def _origins(graph: Graph, found: tuple[Contraction, ...]) -> dict[str, set[int]]:

@@ -2,13 +2,14 @@
 
 fp32 and fp64 are read number by number where they lie; bytes four at a time. Halves are widened once per block of rows, into
 scratch memory that the inner loop then reads: widening a number for every vector it meets would cost more than multiplying.
-fp32 that is to be multiplied as bf16 is rounded in the same way, and read in pairs.
+fp32 that is to be multiplied as bf16 is rounded in the same way, and read in pairs. What the group computes in front of the
+product is computed block by block too, once for every panel of columns.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Value
@@ -28,14 +29,21 @@ _PAGE = 1024
 """fp32 numbers of a line and of a page: rows a multiple of pages apart push each other out of the cache."""
 
 
+Computed = Callable[[Dim, Dim, int, Dim | None, Callable[[Tile], None]], None]
+"""What is computed in front of a product: so many numbers of a row from a step of K on, of which some may not exist; what is to be
+done with them is written where they are."""
+
+
 class Left:
     """Rows of x, all batch dims counted through."""
 
     def __init__(
-        self, memory: Memory, x: Value, k: int, tiling: GemmTiling, *, row_sums: bool = False, paired: bool = False
-    ) -> None:
+        self, memory: Memory, x: Value, k: int, tiling: GemmTiling, *, row_sums: bool = False, paired: bool = False,
+        computed: Computed | None = None,
+    ) -> None:  # fmt: skip
         self.b: KernelBuilder = memory.builder
-        self.place, self.shape, self.k, self.lanes = memory.place(x), shape_of(x), k, tiling.lanes
+        self.computed = computed
+        self.shape, self.k, self.lanes = shape_of(x), k, tiling.lanes
         self.dtype = tensor_type(x).dtype
         self.name = x.name
         self.group = 4 if self.dtype in _BYTES else 2 if paired else 1
@@ -46,7 +54,14 @@ class Left:
             self.ready = self.b.scratch("ready", DType.BF16, (tiling.mr, wide))
         elif self.dtype in _HALVES:
             self.ready = self.b.scratch("ready", DType.F32, (tiling.mr, wide))
+        elif computed is not None:
+            self.ready = self.b.scratch("ready", self.dtype, (tiling.mr, wide))
         self.sums: Buffer | None = self.b.scratch("row_sums", DType.I32, (tiling.mr,)) if row_sums else None
+        if computed is not None:
+            if self.sums is not None or self.dtype in _BYTES:
+                raise CannotLower("bytes that are computed in front of a product")
+            return
+        self.place = memory.place(x)
         self._index, self._axes, self._steps = self._walk(self.place, self.shape)
 
     def _walk(self, place: Place, shape: tuple[Dim, ...]) -> tuple[tuple[int, ...], tuple[int, int], tuple[Dim, Dim]]:
@@ -103,11 +118,24 @@ class Left:
             at = expr("+", row, r.var)
             carry = [b.fill(0, DType.I32, (1, width))] if self.sums is not None else []
             with b.loop("c", 0, self.k, width, carry=carry) as c:
-                valid = (None, remaining(self.k, c.var)) if self.k % width else ()
-                x = self.read(at, c.var, (1, width), valid=valid)
-                if self.ready is not None:
-                    b.store(self.ready, (r.var, c.var), b.cast(x, self.ready.dtype))
-                if self.sums is not None:
-                    c.yields(b.map("add", c.carried[0], b.cast(x, DType.I32)))
+                left = remaining(self.k, c.var) if self.k % width else None
+                if self.computed is not None:
+                    self.computed(at, c.var, width, left, self._keeper(r.var, c.var))
+                else:
+                    x = self.read(at, c.var, (1, width), valid=() if left is None else (None, left))
+                    self._keeper(r.var, c.var)(x)
+                    if self.sums is not None:
+                        c.yields(b.map("add", c.carried[0], b.cast(x, DType.I32)))
             if self.sums is not None:
                 b.store(self.sums, (r.var,), b.reshape(b.reduce("sum", c.outs[0], 1), (1,)))
+
+    def _keeper(self, row: Dim, step: Dim) -> Callable[[Tile], None]:
+        """What puts a part of a row where the inner loop reads it."""
+        b = self.b
+
+        def keep(x: Tile) -> None:
+            if self.ready is not None:
+                whole = x if len(x.type.shape) == 2 else b.reshape(b.bcast(x, (self.lanes,)), (1, self.lanes))
+                b.store(self.ready, (row, step), b.cast(whole, self.ready.dtype))
+
+        return keep
