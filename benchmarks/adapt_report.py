@@ -92,7 +92,7 @@ def row(calls: Calls, curve: Curve, seconds: float, shift: float) -> tuple[Row, 
     """What a contender's calls say. One that is not steady when the traffic shifts is judged over the whole run."""
     found, cut = speeds(calls, curve, seconds), int(shift / WINDOW_S)
     to_steady, steady = settled(found[:cut])
-    if to_steady > 2 / 3 * shift:
+    if to_steady > 2 / 3 * shift or steady < statistics.median(found[cut:]) / 2:
         to_steady, steady = settled(found)
     recovery, after = settled(found[cut:])
     ratios = [t / curve(int(n)) for _, n, t in calls]

@@ -5,17 +5,23 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Generator
+from pathlib import Path
 
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 from torch import nn
 
 import hotfuse
 from hotfuse import Settings, api
 from hotfuse.compile.courtesy import RARER, SWITCH_S, Courtesy
 from hotfuse.compile.service import MOST_THREADS, Service
+from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime import race as racing
+from hotfuse.session import serving
 
 
 def assert_set(event: threading.Event) -> None:
@@ -155,3 +161,39 @@ def test_two_races_do_not_measure_each_other() -> None:
     for t in threads:
         t.join(60)
     assert not running
+
+
+def test_a_plan_that_is_let_go_of_needs_no_collection() -> None:
+    """Full collections are rare beside jobs, and a plan holds packed weights: it must go with its last reference."""
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)).eval(), torch.randn(3, 32)
+    settings = Settings(capture="inline", tiers=0, record=False)
+    with torch.no_grad(), hotfuse.jit(model, settings=settings) as fast:
+        fast(x)
+        (entry,) = [e for site in fast._engine.sites.values() for e in site.entries]
+        plan = compile_tier1(entry.baseline.graph, entry.weights, [x], settings)
+        assert plan.runs and torch.allclose(plan.run(x)[0], model(x), rtol=1e-4, atol=1e-5)
+        gone = [weakref.ref(run) for run in plan.runs]
+        gc.disable()
+        try:
+            del plan
+            assert all(ref() is None for ref in gone)
+        finally:
+            gc.enable()
+
+
+def test_a_session_has_its_worker_ready_before_the_first_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    ready = threading.Event()
+
+    def ask(header: dict[str, str], _blobs: object, _settings: Settings) -> None:
+        asked.append(header["kind"])
+        ready.set()
+
+    monkeypatch.setattr(serving, "ask", ask)
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [out])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    hotfuse.InferenceSession(str(path), settings=Settings(record=False)).close()
+    assert ready.wait(30) and asked == ["ready"]
