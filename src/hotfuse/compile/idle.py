@@ -8,9 +8,10 @@ whenever calls come, and lets it go on later.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,15 +19,17 @@ import torch
 from hotfuse.compile import wire
 from hotfuse.compile.calibrate import Slice
 from hotfuse.compile.drive import Here
-from hotfuse.compile.host import this_host
+from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learned import SERVING, Notes, notes
 from hotfuse.hpm import calibrate as rows
-from hotfuse.hpm import model
-from hotfuse.hpm.model import Model
+from hotfuse.hpm import judge, model
+from hotfuse.hpm.model import Model, Samples
 from hotfuse.hpm.shapes import draws, remembered
 
 ENOUGH = 2000
 """Measurements of drawn kernels after which more of them teach little; groups of the user's models are measured all the same."""
+FIRST = 300
+"""Rows of the first model: one of fewer predicts what it has not seen no better than roofs do."""
 TRAIN_AFTER = 0.2
 """The part of the rows that must be new before a model is trained again."""
 SEED = 1
@@ -39,6 +42,8 @@ class _Work:
     slice: Slice
     problems: frozenset[str]
     """Groups it knew of."""
+    in_vain: int = 0
+    """New rows when a model was last trained that was no better than roofs."""
 
 
 _begun: dict[str, _Work] = {}
@@ -48,7 +53,13 @@ def handle(header: Mapping[str, Any]) -> wire.Message:
     """Work for `seconds`; answers what was measured, and the version of a model that was trained."""
     kept = notes()
     if kept is None or not kept.place.record:
-        return {"ok": True, "measured": 0, "left": False, "version": None, "because": "there is no store to write to"}, []
+        return {
+            "ok": True,
+            "measured": 0,
+            "left": False,
+            "version": None,
+            "because": "there is no store to write to",
+        }, []
     torch.set_num_threads(1)
     until = time.perf_counter() + float(header["seconds"])
     kept.flush()
@@ -57,7 +68,7 @@ def handle(header: Mapping[str, Any]) -> wire.Message:
     before, left = work.slice.report.measured, True
     while left and time.perf_counter() < until:
         left = work.slice.step()
-    made = _trained(kept, force=not left)
+    made = _trained(kept, work, last=not left)
     return {
         "ok": True, "measured": work.slice.report.measured - before, "left": left,
         "version": None if made is None else made.version, "facts": {} if made is None else _plain(made),
@@ -78,17 +89,31 @@ def _work(kept: Notes) -> _Work:
     return begun
 
 
-def _trained(kept: Notes, *, force: bool) -> Model | None:
-    """A new version, where enough is new; `force`: where anything is, as there is nothing left to measure."""
+def _trained(kept: Notes, work: _Work, *, last: bool) -> Model | None:
+    """A new version, where enough is new and it predicts better than roofs alone; `last`: there is nothing left to measure."""
     dates = kept.store.model_dates(model.NAME, kept.host.machine)
     at, facts = dates[max(dates)] if dates else (0.0, {})
     new = len(kept.store.measurements(machine=kept.host.machine, source=("calibrate", *SERVING), since=at))
     have = int(facts.get("samples", 0))
-    if new < (1 if force and not have else max(model.LEAST_SAMPLES, TRAIN_AFTER * have)):
+    first = model.LEAST_SAMPLES if last else FIRST
+    if new < max(first if not have else model.LEAST_SAMPLES, TRAIN_AFTER * have, (1 + TRAIN_AFTER) * work.in_vain):
         return None
-    made = rows.train(kept.store, kept.host.machine, kept.host.at)
+    samples = rows.samples(kept.store, kept.host.machine, kept.host.at.threads)
+    if len(samples) < model.LEAST_SAMPLES:
+        return None
+    made = model.fit(samples, kept.host.at)
+    if not better(made, samples, kept.host):
+        work.in_vain = new
+        return None
+    version = model.save(kept.store, made, kept.host.machine)
     kept.read()
-    return made
+    return replace(made, version=version)
+
+
+def better(made: Model, samples: Samples, host: Host) -> bool:
+    """Whether a model predicts problems it has not seen better than roofs do."""
+    mine, roofs = made.facts["held_out"]["mape"], judge.roofline_alone(samples, host.at)["mape"]
+    return not math.isfinite(roofs) or mine < roofs
 
 
 def _plain(made: Model) -> dict[str, Any]:
