@@ -12,7 +12,7 @@ DEMO_ARGS ?=
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint soak bench clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -35,6 +35,9 @@ lint: $(STAMP) ## ruff, pyright (strict on src), import-linter
 
 test: $(STAMP) lint ## the linters, then every test
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadgroup -q $(PYTEST_ARGS)
+
+soak: $(STAMP) ## 200,000 calls on four threads while workers die and plans are swapped; two minutes on two cores
+	$(ONE_THREAD) HOTFUSE_SOAK_CALLS=200000 $(BIN)/python -m pytest -q -s tests/faults/test_soak.py
 
 $(VENV)/.bench-stamp: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,bench]"
