@@ -19,7 +19,7 @@ Vector = npt.NDArray[np.float64]
 FEW = 1000
 """Below so many samples extra trees are better, above boosted ones."""
 EXTRA = {"n_estimators": 40, "max_depth": 10, "min_samples_leaf": 2, "max_features": 0.6}
-BOOSTED = {"n_estimators": 160, "max_depth": 5, "learning_rate": 0.1, "subsample": 0.7, "max_features": 0.4,
+BOOSTED = {"n_estimators": 100, "max_depth": 5, "learning_rate": 0.14, "subsample": 0.7, "max_features": 0.4,
            "min_samples_leaf": 4, "loss": "huber", "alpha": 0.95}  # fmt: skip
 
 

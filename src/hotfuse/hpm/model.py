@@ -37,7 +37,9 @@ LENGTHS = (5e-6, 100e-6)
 LEAST = 25
 """Residuals that a family and length need for an interval of their own."""
 FOLDS = 3
-_CUT = [FAMILIES.index(n) for n in ("pointwise", "broadcast", "reduction", "contraction", "convolution")]
+_CUT = np.array(
+    [n in ("pointwise", "broadcast", "reduction", "contraction", "convolution") for n in FAMILIES], np.float64
+)
 """Families that are cut in several ways."""
 LEAST_SAMPLES = 40
 """A model of fewer rows would know less than the roofline."""
@@ -95,7 +97,7 @@ class Model:
         x, base = _inputs(found, self.rates)
         value = base + self.forest.predict(x)
         if self.ways is not None:
-            value += np.where(np.isin(found.family, _CUT), self.ways.predict(x), 0.0)
+            value += self.ways.predict(x) * _CUT[found.family]
         return np.maximum(value, np.log(np.maximum(found.roof.bound, 1e-12) / found.roof.seconds))
 
     def seconds(self, found: Features) -> Vector:
