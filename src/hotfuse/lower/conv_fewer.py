@@ -124,12 +124,14 @@ def _cut(
     tiling = _tiling(core, min(tiles, most) if isinstance(tiles, int) else most, outputs, inputs)
     if isinstance(tiles, int):
         blocks = -(-tiles // max(most, 1))
+        blocks += blocks % 2 if blocks > 1 else 0  # threads share evenly
         block = -(-tiles // blocks)
     else:
         blocks, block = _TASKS, max(1, most // tiling.mr) * tiling.mr
     panels = -(-outputs // tiling.nr)
     cheap = 1 + int(_AGAIN * points * outputs / _into(first, second))
-    return Cut(first, second, tiling, block, max(1, min(panels, _TASKS // blocks, cheap)))
+    groups = max(1, min(panels, _TASKS // blocks, cheap))
+    return Cut(first, second, tiling, block, 1 << (groups.bit_length() - 1))
 
 
 def _tiling(core: Core, tiles: int, outputs: int, inputs: int) -> GemmTiling:
