@@ -210,7 +210,7 @@ def _call_ns(function: Callable[..., None], calls: int = 2000) -> float:
 
 
 class MicroProbe:
-    """The probe of `machine.drift`: multiply-adds, reads from the second-level cache, cycles, on one thread; some 100 microseconds."""
+    """The probe of `machine.drift`: multiply-adds, reads from the second-level cache, cycles, on one thread."""
 
     def __init__(self, top: Topology | None = None, target: Target | None = None, tries: int = 4) -> None:
         target = target or host()

@@ -18,7 +18,7 @@ ROUNDS = 4
 STREAMS = 8
 """Vectors that one turn of a reading or writing loop moves."""
 CHAIN = 6
-"""Cycles of one repeat of `clock`: shifts and exclusive ors, each waiting for the one before, of one cycle each on every x86 core."""
+"""Cycles of one repeat of `clock`: shifts and exclusive ors, each waiting for the one before, of one cycle each on x86."""
 HEAD = """
 declare void @GOMP_parallel(ptr, ptr, i32, i32)
 declare i32 @omp_get_thread_num()
