@@ -72,9 +72,18 @@ def until(border: int, other: str = FEW) -> Callable[[Way, int], float]:
 
 def test_measured_borders_take_the_place_of_predicted_ones() -> None:
     found = cross(until(20))
-    assert found.ways is not None and found.ways.names == (FEW, ANY) and found.ways.kernels == (1, 0) and len(found.made) == 1
+    assert (
+        found.ways is not None
+        and found.ways.names == (FEW, ANY)
+        and found.ways.kernels == (1, 0)
+        and len(found.made) == 1
+    )
     assert abs(found.ways.ends[0] - 20) <= 2 and found.ways.points
-    assert FEW in found.ways.predicted and "measured" in str(found.ways) and f"n0 <= {found.ways.ends[0]}" in str(found.ways)
+    assert (
+        FEW in found.ways.predicted
+        and "measured" in str(found.ways)
+        and f"n0 <= {found.ways.ends[0]}" in str(found.ways)
+    )
 
 
 def test_a_way_that_measures_slower_is_not_kept() -> None:
@@ -156,7 +165,9 @@ def test_native_code_chooses_by_size(end: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_sizes_of_the_library_leave_the_run_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_with(lambda n: Ways(sym("n0"), (3, 8), (n, -1, 0), ("b", "library", "a")), "aten.neg.default", monkeypatch)
+    plan = plan_with(
+        lambda n: Ways(sym("n0"), (3, 8), (n, -1, 0), ("b", "library", "a")), "aten.neg.default", monkeypatch
+    )
     for m, fell in ((1, 0), (3, 0), (4, 1), (8, 2), (9, 2), (30, 2)):
         a, b = torch.randn(4, m, 40), torch.randn(4, 40, 70)
         product = torch.bmm(a.double(), b.double())
@@ -166,7 +177,11 @@ def test_sizes_of_the_library_leave_the_run_before_it_begins(monkeypatch: pytest
 
 
 def test_choices_that_make_no_sense_are_refused() -> None:
-    for choice in (Choice(sym("n"), (), (None,)), Choice(sym("n"), (3, 3), (None, None, None)), Choice(sym("n"), (1,), ())):
+    for choice in (
+        Choice(sym("n"), (), (None,)),
+        Choice(sym("n"), (3, 3), (None, None, None)),
+        Choice(sym("n"), (1,), ()),
+    ):
         with pytest.raises(InternalError, match="ways"):
             dispatch.check(choice)
 
@@ -174,6 +189,7 @@ def test_choices_that_make_no_sense_are_refused() -> None:
 def test_a_dynamic_product_gets_two_kernels_and_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """All the way from a graph; only the clock is a test's."""
     monkeypatch.setattr(Crossing, "_bound", None)
+
     def timed(self: Crossing, _: object, ways: Sequence[Way], n: int) -> dict[str, float]:
         self.times[n] = {w.name: until(5)(w, n) for w in ways}
         return self.times[n]
@@ -183,7 +199,9 @@ def test_a_dynamic_product_gets_two_kernels_and_stays_right(monkeypatch: pytest.
     b = torch.randn(4, 40, 70)
     plan = compile_tier1(graph, {}, [torch.randn(4, 16, 40), b], INLINE)
     assert plan.account is not None and plan.account.counts["dispatched"] == 1 and len(plan.kernels) == 2
-    assert any("is several kernels" in line and "predicted" in line and "measured" in line for line in plan.account.units)
+    assert any(
+        "is several kernels" in line and "predicted" in line and "measured" in line for line in plan.account.units
+    )
     for m in (0, 1, 4, 5, 6, 7, 33):
         a = torch.randn(4, m, 40)
         (got,) = plan.run(a, b)

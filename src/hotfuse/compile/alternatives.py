@@ -63,7 +63,9 @@ def asked(graph: Graph, core: Core, others: Sequence[Core], sizes: Mapping[str, 
         if not _constant(graph, heart):
             few = rows_at_once(graph, core)
             turns.append(few)
-            ways.append(Way(FEW, ((bounded(graph, size, few), core),), _read_again(graph, heart, few, sizes, env, peaks)))
+            ways.append(
+                Way(FEW, ((bounded(graph, size, few), core),), _read_again(graph, heart, few, sizes, env, peaks))
+            )
         ways += [Way(_cut(c), ((graph, c),), ways[0].waste) for c in others if c != core]
     return Question(size, (*ways, Way(LIBRARY, ((graph, None),))), env, tuple(turns))
 
@@ -100,7 +102,9 @@ def _constant(graph: Graph, heart: Node) -> bool:
     return isinstance(right, Value) and right.name in {p.value.name for p in graph.params}
 
 
-def _right_bytes(graph: Graph, heart: Node, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], n: int) -> int:
+def _right_bytes(
+    graph: Graph, heart: Node, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], n: int
+) -> int:
     right = argument(heart, PRODUCTS[packet(heart.op)][1])
     return (value_bytes(right, {**sizes, **env(n)}) or 0) if isinstance(right, Value) else 0
 

@@ -87,7 +87,9 @@ class Crossing:
             return Found()
         ways = list(question.ways)
         predicted = self._predicted(question, ways, within)
-        while dropped := [w for w in {i.way for i in predicted.intervals} if not self._built(question, ways[w], predicted, w)]:
+        while dropped := [
+            w for w in {i.way for i in predicted.intervals} if not self._built(question, ways[w], predicted, w)
+        ]:
             ways = [w for n, w in enumerate(ways) if n not in dropped]
             predicted = self._predicted(question, ways, within)
         if predicted.single and ways[predicted.intervals[0].way].name == ANY:
@@ -168,17 +170,23 @@ class Crossing:
         """The measured decision; None where a way lost wherever it was meant to serve, and the others have to be asked anew."""
         used = sorted({i.way for i in predicted.intervals} | {n for n, w in enumerate(ways) if w.name == ANY})
         some = [ways[n] for n in used]
-        better = refined(predicted, lambda way, n: self._timed(question, some, max(1, n))[ways[way].name], BORDERS, within.most)
+        better = refined(
+            predicted, lambda way, n: self._timed(question, some, max(1, n))[ways[way].name], BORDERS, within.most
+        )
         intervals = self._paying(question, ways, some, better.intervals, within)
         if lost := {ways[i.way].name for i in better.intervals} - {ways[i.way].name for i in intervals} - {ANY}:
             self.lost |= lost
             return None
-        for (a, b), (old, _) in zip(itertools.pairwise(better.intervals), itertools.pairwise(predicted.intervals), strict=True):
+        for (a, b), (old, _) in zip(
+            itertools.pairwise(better.intervals), itertools.pairwise(predicted.intervals), strict=True
+        ):
             if a.last is not None and old.last is not None:
                 shifts.learn((ways[a.way].name, ways[b.way].name), old.last, a.last)
         names = tuple(ways[i.way].name for i in intervals)
         if set(names) == {ANY}:
-            shown = "; ".join(f"{n}: " + ", ".join(f"{k} {t * 1e6:.1f} us" for k, t in us.items()) for n, us in self.times.items())
+            shown = "; ".join(
+                f"{n}: " + ", ".join(f"{k} {t * 1e6:.1f} us" for k, t in us.items()) for n, us in self.times.items()
+            )
             return Found(notes=[*self.notes, f"one kernel for all sizes: predicted {before}, measured {shown}"])
         extra = [n for n in dict.fromkeys(names) if n not in (ANY, LIBRARY)]
         numbers = {ANY: 0, LIBRARY: NO_KERNEL, **{n: k for k, n in enumerate(extra, 1)}}

@@ -49,10 +49,19 @@ class Ways:
             return None
         points = tuple((int(n), tuple(None if t is None else float(t) for t in us)) for n, us in data["points"])
         ends, kernels = tuple(int(e) for e in data["ends"]), tuple(int(k) for k in data["kernels"])
-        return Ways(dims.parse(data["size"]), ends, kernels, tuple(str(n) for n in data["names"]), str(data["predicted"]), points)
+        return Ways(
+            dims.parse(data["size"]),
+            ends,
+            kernels,
+            tuple(str(n) for n in data["names"]),
+            str(data["predicted"]),
+            points,
+        )
 
     def __str__(self) -> str:
-        measured = "; ".join(f"{n}: {' / '.join('?' if t is None else f'{t:.1f}' for t in us)} us" for n, us in self.points)
+        measured = "; ".join(
+            f"{n}: {' / '.join('?' if t is None else f'{t:.1f}' for t in us)} us" for n, us in self.points
+        )
         return f"{said(self.size, self.ends, self.names)}; predicted {self.predicted}; measured {measured}"
 
 
