@@ -21,8 +21,11 @@ import llvmlite.binding as llvm
 from hotfuse.backends.llvm.target import Target
 from hotfuse.base.errors import InternalError
 
+EACH = 8
+"""Pieces of code that one linker takes. It keeps about 9 kB of every piece that was ever linked into it, so it has to go in its
+turn; making one takes as long as linking."""
+
 _lock = threading.Lock()
-_serial = itertools.count(1)
 
 
 @functools.cache
@@ -134,13 +137,27 @@ class Loaded:
         return self._tracker is None
 
 
-@functools.cache
-def _engine() -> Any:
-    _initialize()
-    machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
-        opt=3, reloc="pic", codemodel="jitdefault", jit=True
-    )
-    return llvm.create_lljit_compiler(machine)
+class _Linkers:
+    """The linker that takes the next piece of code. Those before it go with the last code that they linked."""
+
+    def __init__(self) -> None:
+        self._current: Any = None
+        self._room = 0
+        self._names = itertools.count(1)
+
+    def next(self) -> tuple[Any, str]:
+        """A linker, and what the piece is called there; under the lock."""
+        if not self._room:
+            _initialize()
+            machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(
+                opt=3, reloc="pic", codemodel="jitdefault", jit=True
+            )
+            self._current, self._room = llvm.create_lljit_compiler(machine), EACH
+        self._room -= 1
+        return self._current, f"hotfuse{next(self._names)}"
+
+
+_linkers = _Linkers()
 
 
 def load_object(code: bytes, names: Sequence[str], symbols: Mapping[str, int] | None = None) -> Loaded:
@@ -152,7 +169,7 @@ def load_object(code: bytes, names: Sequence[str], symbols: Mapping[str, int] | 
         builder.export_symbol(name)
     with _lock:
         try:
-            tracker = builder.link(_engine(), f"hotfuse{next(_serial)}")
+            tracker = builder.link(*_linkers.next())
         except RuntimeError as e:
             raise InternalError("object code does not link", because=str(e).strip()) from e
     return Loaded(tracker, names)
