@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 from hotfuse.base.debug import CALLS, say
 from hotfuse.base.errors import CallFault, InputError
@@ -67,6 +68,7 @@ class Engine:
         self._plain: dict[int | tuple[Any, ...], Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
         self._unsupported = ""
+        self._threads = settings.threads
         self._clock = itertools.count(1)
         if settings.capture == "off":
             log.decide(Action.KEEP, Why.TURNED_OFF, model.name)
@@ -78,33 +80,38 @@ class Engine:
         """Serve one call."""
         return self.serve(args, kwargs)
 
-    def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same, for callers that have the arguments as they are kept."""
-        if torch.compiler.is_compiling():
-            return self.model.call(*args, **kwargs)
-        threads = self.settings.threads
-        if threads is None or torch.get_num_threads() == threads:
-            return self._serve(args, kwargs)
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            return self._serve(args, kwargs)
-        finally:
-            torch.set_num_threads(before)
+    def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any], counted: bool = False) -> Any:
+        """The same, for callers that have the arguments as they are kept; `counted` says that the threads are as they can be.
 
-    def _serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call whose arguments are tensors and nothing around them is at its site with one look-up."""
-        leaves = (*args, *kwargs.values()) if kwargs else args
-        site = self._plain.get((len(args), *kwargs) if kwargs else len(args))
+        A call whose arguments are tensors and nothing around them is at its site with one look-up.
+        """
+        if is_compiling():
+            return self.model.call(*args, **kwargs)
+        if self._threads is not None and not counted and torch.get_num_threads() != self._threads:
+            return self._with_threads(self._threads, args, kwargs)
+        if kwargs:
+            leaves, key = (*args, *kwargs.values()), (len(args), *kwargs)
+        else:
+            leaves, key = args, len(args)
+        site = self._plain.get(key)
         if site is not None:
-            return self._serve_at(site, leaves, args, kwargs, plain=False)
+            return self._serve_at(site, leaves, args, kwargs, False)
         if not _TENSORS.issuperset(map(type, leaves)):
             return self._serve_nested(args, kwargs)
         spec = flatten((args, kwargs))[1]
         if (site := self.sites.get(spec)) is None:
             return self._unmet(spec, leaves, args, kwargs)
-        self._plain[(len(args), *kwargs) if kwargs else len(args)] = site
-        return self._serve_at(site, leaves, args, kwargs, plain=True)
+        self._plain[key] = site
+        return self._serve_at(site, leaves, args, kwargs, True)
+
+    def _with_threads(self, threads: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serve a call with as many threads as the settings say, and give the caller's number back."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            return self.serve(args, kwargs, True)
+        finally:
+            torch.set_num_threads(before)
 
     def _serve_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         counts = self._tally.mine
@@ -123,7 +130,7 @@ class Engine:
             return self.model.call(*args, **kwargs)
         if (site := self.sites.get(spec)) is None:
             return self._unmet(spec, leaves, args, kwargs)
-        return self._serve_at(site, leaves, args, kwargs, plain=True)
+        return self._serve_at(site, leaves, args, kwargs, True)
 
     def _unmet(self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A structure that no call has had so far."""
@@ -134,18 +141,16 @@ class Engine:
         return self._capturer.own_code(spec, leaves, args, kwargs, counts)
 
     def _serve_at(
-        self, site: Site, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, plain: bool
+        self, site: Site, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], plain: bool
     ) -> Any:
         """`plain` says that all leaves are known to be tensors; a native decision finds out by itself."""
-        tally = self._tally
-        counts = tally.mine
+        counts, slot = self._tally.here
         if _C._is_any_autocast_enabled() or _C._len_torch_function_stack() or _C._len_torch_dispatch_stack():
             if not plain and not _TENSORS.issuperset(map(type, leaves)):
                 return self._serve_nested(args, kwargs)
             counts.module_calls += 1
             return self.model.call(*args, **kwargs)
         cache = site.caches.get(torch.is_grad_enabled())
-        slot = tally.slot
         outer = slot.epoch
         slot.epoch = outer or epochs.now  # from here on nothing this call may find is freed
         try:

@@ -77,11 +77,11 @@ class Everyone:
 
 
 class Tally(threading.local):
-    """`tally.mine` is the calling thread's counters, `tally.slot` its mark for epochs."""
+    """`tally.mine` is the calling thread's counters; `tally.here` the same with its mark for epochs."""
 
     def __init__(self, everyone: Everyone) -> None:
         self.mine = everyone.join()
-        self.slot = epochs.slot()
+        self.here = (self.mine, epochs.slot())
 
 
 _ALL: weakref.WeakSet[Everyone] = weakref.WeakSet()
