@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import hotfuse
 from hotfuse import Settings
 from hotfuse.backends.llvm.probe import Probes, compile_all
 from hotfuse.base.events import EventLog
@@ -493,6 +494,32 @@ def test_a_plan_that_hides_its_branches_is_sampled_in_its_baseline_too(world: Wo
     assert nested.n == tiers[0] and nested.outcomes == ((1, 1.0),)  # which only the baseline shows
     world.watcher.keep_only(0, [world.plan])
     assert list(world.watcher._watched[0].variants) == [id(world.plan)]
+
+
+def test_a_plan_withdrawn_while_its_variant_was_made_is_not_kept(world: World) -> None:
+    world.serve(10, lambda _: inputs())
+    other = compile_tier0(graph_of(MODEL), world.held, INLINE)
+    for withdrawn in (False, True):
+        world.watcher.run(0, 100, other, world.plan, world.held, inputs())  # has a variant made
+        assert world.jobs
+        if withdrawn:
+            world.watcher.keep_only(0, [world.plan])
+        world.work()
+        assert (id(other) in world.watcher._watched[0].variants) is not withdrawn
+        world.watcher.keep_only(0, [world.plan])
+
+
+def test_a_new_entry_takes_the_variants_of_plans_without_a_route_along() -> None:
+    """The cache may have dropped versions of any entry for it."""
+    fast = hotfuse.jit(torch.nn.Linear(4, 4).eval(), settings=INLINE.with_(tiers=0))
+    with fast:
+        for _ in range(3):
+            fast(torch.randn(2, 4))
+        engine = fast._engine
+        (watched,) = engine.watcher._watched.values()
+        watched.variants[-1] = watched.variants.get(-1)  # of a plan that is gone
+        fast(torch.randn(2, 3, 4))
+        assert len(engine.watcher._watched) == 2 and -1 not in watched.variants, str(fast.explain())
 
 
 def test_switched_off_nothing_happens() -> None:

@@ -196,6 +196,7 @@ class Capturer:
                     self._plans.demote_all()  # their copies of weights are older than what the new watch takes as given
             self._plans.watch = done.watch
             gone = site.admit(entry)
+            self._plans.let_go()
         for cold in gone:
             self._plans.watcher.forget(cold.key)
             self._log.decide(Action.DROP, Why.TOO_MANY, self._model.name, calls=cold.calls)

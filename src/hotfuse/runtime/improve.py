@@ -365,7 +365,6 @@ class Improver:
                 return
             deploy(better)
             self._plans.fit(better)
-            self._plans.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
             entry.trade = trade
         self._decide(Action.DEPLOY, won, **evidence)
         self._plans.examiner.raced(entry, better, calls[0])

@@ -153,6 +153,11 @@ class Plans:
         self.watcher.keep_only(entry.key, [entry.baseline])
         return bool(old)
 
+    def let_go(self) -> None:
+        """Instrumented variants of plans that no call is routed to go: of every entry, since a new route may cost another's."""
+        for entry in [e for site in list(self.sites.values()) for e in site.entries]:
+            self.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
+
     def fit(self, keep: Plan) -> None:
         """Let go of the least recently used compiled plans until the rest fits the memory allowed; never of `keep`."""
         held: list[Held[tuple[Site, Entry, Plan]]] = []
@@ -172,8 +177,8 @@ class Plans:
                 entry.plan, entry.bets = entry.baseline, {}
             for signature in [s for s, p in entry.versions.items() if p is plan]:
                 site.remove_version(entry, signature)
-            self.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
             epochs.retire(plan)
+        self.let_go()
 
     def withdraw(self, site: Site, entry: Entry, plan: Plan, error: Exception) -> None:
         """A plan that raised where the model's own code does not is dropped."""

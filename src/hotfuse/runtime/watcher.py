@@ -196,6 +196,8 @@ class Watcher:
                 self._log.decide(Action.REFUSE, Why.NOT_COMPILED, self._name, what=f"no instrumented variant: {text}"[:300])
                 return
             with self._lock:
+                if id(plan) not in watched.building:  # it was withdrawn meanwhile
+                    return
                 watched.variants[id(plan)] = made
                 watched.building.discard(id(plan))
                 while len(watched.variants) > MAX_VARIANTS:
