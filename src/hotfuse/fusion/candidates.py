@@ -23,7 +23,7 @@ from hotfuse.analysis.convolution import is_convolution
 from hotfuse.fusion.closed import Index, Key
 from hotfuse.fusion.criteria import HEARTS, Criterion, Reason
 from hotfuse.fusion.forecast import live_values
-from hotfuse.fusion.groups import MAX_NODES, Group
+from hotfuse.fusion.groups import MAX_NODES, Group, node_kind
 from hotfuse.fusion.order import Order
 from hotfuse.fusion.rewrites import Rewritten, recomputed, rows_of, tiled
 from hotfuse.hpm.work import Core
@@ -103,7 +103,7 @@ def heart_of(node: Node) -> str:
 
 def kind_of(index: Index, nodes: Sequence[int], whole: str = "") -> str:
     """The kind of a group of nodes that may be generated; `whole` is that of the group they are cut from, whose heart keeps it."""
-    hearts = [h for i in nodes if (h := heart_of(index.graph.nodes[i])) != "rows"]
+    hearts = [h for i in nodes if (h := node_kind(index.graph.nodes[i], index.params)) in HEARTS]
     if hearts:
         return hearts[0] if whole in ("", "rows") else whole
     moves = all(lookup(index.graph.nodes[i].op).access is Access.MOVEMENT for i in nodes)

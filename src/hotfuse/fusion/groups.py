@@ -16,7 +16,7 @@ This is the rule a fused tier starts from; whether a group can be lowered, and w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 
 from hotfuse.analysis.attention import FUSED, written
@@ -71,7 +71,7 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
 
     for i, node in enumerate(graph.nodes):
         makers = [maker[v.name] for v in node.ins if v.name in maker]
-        kind = _kind(node, params) if fits(node) else "library"
+        kind = node_kind(node, params) if fits(node) else "library"
         chosen = -1
         if i in bound:
             kind, chosen = bound[i][0], begun.get(bound[i], -1)
@@ -238,7 +238,8 @@ def _settled(graph: Graph, g: _Open) -> str:
     return "library" if g.kind == "rows" and moves else g.kind
 
 
-def _kind(node: Node, params: set[str]) -> str:
+def node_kind(node: Node, params: Container[str]) -> str:
+    """The kind of kernel that a node begins; `library` where it may be in none."""
     if node.kind is not Kind.OPERATOR or any(isinstance(v.type, ScalarType) for v in node.outs) or not node.outs:
         return "library"
     row = lookup(node.op)
