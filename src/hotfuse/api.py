@@ -98,6 +98,10 @@ class Jit:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[type[Jit], tuple[Callable[..., Any], Settings]]:
+        """A copy, or what a spawned process is given: the model, served from the beginning."""
+        return Jit, (self._target, self._engine.settings)
+
     def __getattr__(self, name: str) -> Any:
         """Everything else is the model's own (`config`, `eval`, `state_dict`)."""
         if name.startswith("__") or "_target" not in self.__dict__:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import multiprocessing
 import os
 import subprocess
@@ -220,6 +221,39 @@ def test_a_pool_of_forked_processes(served: tuple[nn.Module, Jit]) -> None:
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.map_async(_work, range(1, 7)).get(60) == [True] * 6
     _shared = None
+
+
+def _given(fast: Jit, answers: Any) -> None:
+    """In a spawned process: a served model begins anew, with a worker of its own."""
+    model, good = fast._target, list[bool]()
+    for n in range(4):
+        good.append(right(model, fast, torch.randn(2 + n, 24)))
+        good.append(fast.wait(100))
+    answers.put((all(good), fast.stats()["calls_per_tier"], os.getpid()))
+
+
+def test_a_spawned_process_is_given_a_served_model(served: tuple[nn.Module, Jit]) -> None:
+    model, fast = served
+    before = fast.stats()["calls"]
+    spawn = multiprocessing.get_context("spawn")
+    answers = spawn.Queue()
+    child = spawn.Process(target=_given, args=(fast, answers), daemon=True)
+    child.start()
+    good, reached, pid = answers.get(timeout=100)
+    child.join(30)
+    assert good and child.exitcode == 0 and pid == child.pid
+    assert reached["module"] > 0 and sum(reached.values()) == 4 and reached["module"] < 4, reached
+    assert fast.stats()["calls"] == before and right(model, fast, torch.randn(3, 24))
+
+
+def test_a_copy_is_served_by_itself(served: tuple[nn.Module, Jit]) -> None:
+    model, fast = served
+    with copy.deepcopy(fast) as other, torch.no_grad():
+        other._target[0].weight.zero_()
+        x = torch.randn(3, 24)
+        assert other.stats()["calls"] == 0 and right(model, fast, x) and right(other._target, other, x)
+        assert not torch.allclose(other(x), fast(x))
+        assert other.wait(120)
 
 
 @pytest.mark.parametrize("moment", ["at once", "in the capture", "in the compile"])
