@@ -20,7 +20,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.lower import Core
 from hotfuse.ops.table import Access, lookup
 
-BUDGET_S = 0.8
+BUDGET_S = 0.5
 """Seconds of measuring for one graph, compiling included."""
 TURN_S = 0.06
 """Most seconds for the turns of one contest."""
