@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,27 @@ def test_what_is_removed_sends_its_calls_on_without_a_compile(native: bool) -> N
     assert site.table is table and site.state is State.EMPTY and site.hits() == []
     site.add(special(3))
     assert site.dispatch(x) == "size 3" and site.table.targets == ("size 3",)
+
+
+@pytest.mark.parametrize("native", [pytest.param(True, marks=NATIVE), False])
+def test_what_is_removed_is_not_held(native: bool) -> None:
+    """A plan that was withdrawn goes, though the table that knew it stays."""
+
+    class Target:
+        pass
+
+    site = InlineCache[Target](1, 8, (lambda job: job()) if native else None)
+    targets = [Target(), Target()]
+    for case in (Case(GENERAL, targets[0]), Case(special(3).facts, targets[1])):
+        site.add(case)
+    del case
+    site.dispatch([torch.ones(3, 2)])
+    assert site.dispatch([torch.ones(3)]) is None and site.misses()
+    assert site.remove(targets[1]) == 1
+    gone = weakref.ref(targets.pop())
+    assert epochs.quiesce()
+    gc.collect()
+    assert gone() is None and site.dispatch([torch.ones(3, 2)]) is targets[0]
 
 
 def test_an_empty_site_finds_nothing() -> None:

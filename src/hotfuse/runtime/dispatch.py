@@ -148,12 +148,13 @@ def _guard(facts: Facts, inputs: int) -> Callable[..., bool]:
 
 def python_table(cases: tuple[Case[T], ...], inputs: int) -> Table[T]:
     """A table that serves at once: cases asked one after another; which fact failed is worked out only after a miss."""
-    guards = [_guard(c.facts, inputs) for c in cases]
+    facts = [c.facts for c in cases]  # what follows must not hold the targets of cases that were struck out
+    guards = [_guard(f, inputs) for f in facts]
 
     @functools.cache
     def decision() -> Decision | None:
         try:
-            return decide([c.facts for c in cases], inputs) if cases else None
+            return decide(facts, inputs) if facts else None
         except InternalError:  # too many differences for a tree; `native_table` says so
             return None
 
