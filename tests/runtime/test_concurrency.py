@@ -6,6 +6,7 @@ import asyncio
 import copy
 import multiprocessing
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -24,6 +25,7 @@ import hotfuse.runtime.improve as improve_module
 from hotfuse import Settings
 from hotfuse.api import Jit
 from hotfuse.runtime.race import Trial
+from hotfuse.runtime.samples import Samples
 
 SETTINGS = Settings(hot_calls=2, race_s=0.05)
 
@@ -72,6 +74,37 @@ def test_many_threads_on_one_model(served: tuple[nn.Module, Jit]) -> None:
         assert not t.is_alive()
     assert not wrong and fast.stats()["calls"] - before == 12 * 60
     assert fast.wait(120)
+
+
+def test_calls_are_noted_on_many_threads() -> None:
+    """What goes wrong in noting a call would be taken for a fault of its plan."""
+    samples, wrong = Samples(20_000), list[Exception]()
+    calls = [[torch.zeros(n, 4)] for n in range(1, 120)]
+    end = time.monotonic() + 0.7
+
+    def serve(seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            while time.monotonic() < end:
+                call = chance.choice(calls)
+                samples.note((len(call[0]),), call)
+                assert len(samples.several(4)) <= 4 and samples.bytes >= 0 and samples.shares()
+                kept = samples.inputs((len(call[0]),))
+                assert kept is None or kept[0].shape == call[0].shape
+        except Exception as e:
+            wrong.append(e)
+
+    often, threads = sys.getswitchinterval(), [threading.Thread(target=serve, args=(i,)) for i in range(4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(60)
+    finally:
+        sys.setswitchinterval(often)
+    assert not wrong and samples.taken > 100, wrong[:1]
+    assert 0 < samples.bytes <= 20_000 and sum(samples.shares().values()) == pytest.approx(1)
 
 
 def test_first_calls_from_many_threads_are_captured_once() -> None:

@@ -215,3 +215,4 @@ class Plans:
                 group.pending = False
             for entry in site.entries:
                 entry.improving = False
+                entry.samples.after_fork()

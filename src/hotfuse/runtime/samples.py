@@ -2,13 +2,16 @@
 
 A signature is the sizes a call gives to the graph's symbols. How often each came is counted with decay, so that traffic that
 changes is seen to change. Where inputs must not be kept, plans are proven on made-up ones of the same shapes.
+
+Any number of threads call: one notes at a time, and what comes meanwhile is passed over, so that no call waits. Readers take no
+lock: what is kept of a signature is exchanged by one reference store.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -30,7 +33,7 @@ REFRESH = 8
 class _Seen:
     weight: float = 0.0
     count: int = 0
-    kept: deque[Sequence[torch.Tensor]] = field(default_factory=deque[Sequence[torch.Tensor]])
+    kept: tuple[Sequence[torch.Tensor], ...] = ()
     """The newest first."""
     each: int = 0
     """Bytes of one call."""
@@ -67,9 +70,25 @@ class Samples:
         self._total = 0.0
         self._unit = 1.0
         self.taken = 0
+        self.passed_over = 0
+        """Calls that came while another one was noted."""
+        self._noting = threading.Lock()
 
     def note(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> None:
         """Count a call, and keep its inputs if its kind has none yet and memory allows."""
+        if not self._noting.acquire(blocking=False):
+            self.passed_over += 1
+            return
+        try:
+            self._note(signature, inputs)
+        finally:
+            self._noting.release()
+
+    def after_fork(self) -> None:
+        """In a forked child: who was noting is in the parent."""
+        self._noting = threading.Lock()
+
+    def _note(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> None:
         self.taken += 1
         self._unit /= DECAY  # instead of shrinking every count, new ones weigh more
         self._total += self._unit
@@ -88,18 +107,18 @@ class Samples:
 
     def _take(self, signature: Signature, found: _Seen, inputs: Sequence[torch.Tensor]) -> None:
         """Keep a call; room is made by second copies of other kinds, then by the rarest kinds."""
-        if len(found.kept) >= EACH:
-            found.kept.pop()
+        found.kept = found.kept[: EACH - 1]
         while self.bytes + found.each > self._budget:
             others = [s for s, seen in self._seen.items() if seen.kept and s != signature]
             if not others:
                 break
             several = [s for s in others if len(self._seen[s].kept) > 1]
-            self._seen[min(several or others, key=lambda s: self._seen[s].weight)].kept.pop()
+            rarest = self._seen[min(several or others, key=lambda s: self._seen[s].weight)]
+            rarest.kept = rarest.kept[:-1]
         while found.kept and self.bytes + found.each > self._budget:
-            found.kept.pop()
+            found.kept = found.kept[:-1]
         if self.bytes + found.each <= self._budget or self.bytes == 0:  # without any input nothing could be proven
-            found.kept.appendleft([self._keep(t) for t in inputs])
+            found.kept = ([self._keep(t) for t in inputs], *found.kept)
 
     def _rescale(self) -> None:
         for seen in self._seen.values():
@@ -110,23 +129,25 @@ class Samples:
     @property
     def bytes(self) -> int:
         """Memory of the inputs kept."""
-        return sum(s.bytes for s in self._seen.values())
+        return sum(s.bytes for s in list(self._seen.values()))
 
     def shares(self) -> dict[Signature, float]:
         """How often each signature came of late, the commonest first."""
         total = self._total or 1.0
-        ranked = sorted(self._seen.items(), key=lambda pair: -pair[1].weight)
-        return {s: seen.weight / total for s, seen in ranked}
+        return {s: seen.weight / total for s, seen in self._ranked()}
+
+    def _ranked(self) -> list[tuple[Signature, _Seen]]:
+        return sorted(list(self._seen.items()), key=lambda pair: -pair[1].weight)
 
     def inputs(self, signature: Signature | None = None) -> Sequence[torch.Tensor] | None:
         """The latest kept call of that signature; of the commonest one that has any where none is asked for."""
         if signature is not None:
-            found = self._seen.get(signature)
-            return found.kept[0] if found is not None and found.kept else None
+            kept = found.kept if (found := self._seen.get(signature)) is not None else ()
+            return kept[0] if kept else None
         return next(iter(self.several(1)), None)
 
     def several(self, most: int) -> list[Sequence[torch.Tensor]]:
         """Up to so many calls: the latest of each signature, the commonest first, then the ones before those."""
-        ranked = [list(self._seen[s].kept) for s in self.shares()]
+        ranked = [seen.kept for _, seen in self._ranked()]
         found = [kept[i] for i in range(EACH) for kept in ranked if i < len(kept)]
         return found[:most]
