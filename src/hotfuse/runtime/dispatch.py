@@ -277,6 +277,7 @@ class InlineCache(Generic[T]):
             gone = [c for c in self.table.cases if any(c.target is t for t in targets)]
             if gone:
                 self.table.strike(gone)
+                self._hits = self._present(self._hits)
         return len(gone)
 
     def clear(self) -> None:
@@ -323,7 +324,7 @@ class InlineCache(Generic[T]):
 
     def _replace(self, table: Table[T]) -> None:
         old, self.table = self.table, table
-        self._hits = [(t, n) for t, n in self._hits if any(t is c.target for c in table.cases)]
+        self._hits = self._present(self._hits)
         if old.routes:
             self._fading.append(old)
             self._retire(old, lambda: self._fold(old))
@@ -343,6 +344,9 @@ class InlineCache(Generic[T]):
             for table in (*self._fading, self.table):
                 counted += table.hits()
             return self._counted(counted)
+
+    def _present(self, hits: Sequence[tuple[T, int]]) -> list[tuple[T, int]]:
+        return [(t, n) for t, n in hits if any(t is c.target for c in self.table.cases)]
 
     def _counted(self, hits: Sequence[tuple[T, int]]) -> list[tuple[T, int]]:
         return [(c.target, sum(n for t, n in hits if t is c.target)) for c in self.table.cases]
