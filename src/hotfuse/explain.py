@@ -97,7 +97,8 @@ def _explain_entry(entry: Entry) -> dict[str, Any]:
         "refused": dict(entry.refused),
         "trade": None if entry.trade is None else entry.trade.to_dict(),
         "measured_us": None if measured is None else round(measured, 1),
-        "samples": {"taken": entry.samples.taken, "bytes": entry.samples.bytes},
+        "samples": {"taken": entry.samples.taken, "bytes": entry.samples.bytes,
+                    "passed_over": entry.samples.passed_over},
     }
 
 
