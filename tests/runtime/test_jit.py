@@ -504,3 +504,24 @@ def test_graphs_are_bounded() -> None:
         assert torch.equal(fast(torch.ones(shape)), model(torch.ones(shape)))
     stats = fast.stats()
     assert stats["plans"] <= 3 and stats["captures"] <= 6
+
+
+def test_what_goes_wrong_in_learning_costs_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault while a call is taken in is told as such: the call is answered, and its plan goes on."""
+    from hotfuse.runtime.samples import Samples
+
+    model = Mlp()
+    fast = served(model)
+    x = torch.randn(3, 16)
+    check(fast, model, x)
+
+    def broken(*_args: object) -> None:
+        raise RuntimeError("no room for a sample")
+
+    monkeypatch.setattr(Samples, "note", broken)
+    before = in_graph(fast)
+    for _ in range(200):
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
+    assert in_graph(fast) == before + 200
+    assert fast.stats()["events"]["learning_faults"] > 0
+    assert "no room for a sample" in str(fast.explain())

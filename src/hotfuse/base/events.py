@@ -50,6 +50,7 @@ class Why(StrEnum):
     NOT_BETTER = "it did not measure better in what was asked for on a real call"
     NOT_COMPILED = "no kernels could be made for it"
     RUN_FAILED = "the captured graph raised an error"
+    LEARNING_FAILED = "what a call showed could not be taken in"
     NO_MAPPING = "the operator has no mapping of its own"
     DATA_DEPENDENT = "the operator's result shape depends on data"
     RECURS = "it recurs in enough calls to be compiled for"

@@ -226,6 +226,18 @@ class Engine:
             spent = time.perf_counter() - begin
         self.log.span("calls", f"tier {plan.tier}", began, call=number)
         self._tally.mine.looked_at += 1
+        try:
+            self._learn(site, entry, plan, leaves, spent, since)
+        except Exception as e:  # what is learned from a call is no part of its answer, nor of its plan
+            self.log.count("learning_faults")
+            self.log.decide(Action.KEEP, Why.LEARNING_FAILED, self.model.name, because=f"{type(e).__name__}: {e}")
+        return outs
+
+    def _learn(
+        self, site: Site, entry: Entry, plan: Plan, leaves: Sequence[torch.Tensor], spent: float, since: int
+    ) -> None:
+        """From a call that took so long, the first to be looked at of so many."""
+        number = entry.calls
         entry.heat += since
         entry.seconds += spent * since
         entry.next_look = min(number + interval(entry.heat, self.settings.watch_rate, spent), max(number + 1, entry.sampler.at))
@@ -241,7 +253,6 @@ class Engine:
                 self._beside(job)
         if self.plans.examiner.due(entry):
             self._beside(lambda: self.plans.examiner.look(entry))
-        return outs
 
     def _wants_grad(self, leaves: Sequence[torch.Tensor]) -> bool:
         return any(t.requires_grad for t in leaves) or (self.plans.watch is not None and self.plans.watch.any_grad)
