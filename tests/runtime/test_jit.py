@@ -215,7 +215,7 @@ CHANGES = [change_in_place, change_one_weight, change_by_state_dict, change_assi
 def test_a_changed_model_is_noticed(change: Any) -> None:
     model = Mlp().eval()
     fast = served(model)
-    x = torch.randn(4, 16)
+    x = torch.randn(64, 16)
     check(fast, model, x)
     before = model(x)
     change(model)
