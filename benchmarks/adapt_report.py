@@ -132,6 +132,6 @@ def plot(path: Path, found: Mapping[str, Sequence[float]], shift: float) -> None
     axes.axvline(shift, color="grey", linestyle=":", label="lengths change")
     axes.set(xlabel="seconds since the first call", ylabel="speed (eager's median = 1)", ylim=(0, None),
              title="BERT-base, one request after another, random lengths")  # fmt: skip
-    axes.legend()
+    axes.legend(loc="upper left")
     figure.tight_layout()
     figure.savefig(path)

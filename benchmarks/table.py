@@ -33,20 +33,24 @@ def cell(record: Record | None) -> str:
     return f"**{text}**" if record.ratio.high < 1 else text
 
 
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 def suite_lines(suite: str, records: Sequence[Record]) -> list[str]:
     """One table of one suite."""
     names = [n for n in dict.fromkeys(r.contender for r in records if r.ratio is not None) if n != OURS]
     several = len({r.threads for r in records}) > 1
-    out = [f"| {TITLES[suite]} | hotfuse | {' | '.join(names)} |", "| --- " * (len(names) + 2) + "|"]
+    out = [_row(TITLES[suite], "hotfuse", *names), "| --- " * (len(names) + 2) + "|"]
     over: list[float] = []
     for (_, case, threads), found in cases(records).items():
         by = {r.contender: r for r in found}
         ours = by.get(OURS)
         if ours is None or ours.time is None:
-            out.append(f"| {case} | {ours.why if ours else 'not measured'} | {' | '.join('' for _ in names)} |")
+            out.append(_row(case, ours.why if ours else "not measured", *("" for _ in names)))
             continue
         label = case + (f", {threads} threads" if several else "")
-        out.append(f"| {label} | {ours.time.median:.3g} | {' | '.join(cell(by.get(n)) for n in names)} |")
+        out.append(_row(label, f"{ours.time.median:.3g}", *(cell(by.get(n)) for n in names)))
         rival = best(found)
         if rival is not None and rival.ratio is not None:
             over.append(rival.ratio.median)

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.side.traffic import TRACES, Feed, Trace, tokens
 
 Suite = Literal["kernels", "models", "startup", "traffic", "overhead", "compile"]
-SUITES: tuple[Suite, ...] = ("kernels", "models", "overhead", "startup", "compile", "traffic")
+SUITES: tuple[Suite, ...] = ("overhead", "startup", "compile", "kernels", "models", "traffic")
 
 EVERYBODY = ("hotfuse", "eager", "inductor", "inductor-autotune", "ort", "openvino", "jax", "iree", "tvm", "tinygrad")
 TORCH = ("hotfuse", "eager", "inductor-freezing", "ort", "openvino")
@@ -164,10 +164,10 @@ def _mlp(rows: int = 1) -> Case:
 
 
 CASES: tuple[Case, ...] = (
-    _linear(16, True), _attention(128), _norm(128), _conv(64, 56), _chain(64), _linear(1), _linear(128),
+    _linear(16, True), _attention(128), _norm(128), _conv(64, 56), _chain(64), _linear(1),
     _bert("models", TORCH), zoo_case("models", "ppocr-v4-rec", ONNX, True), zoo_case("models", "bert-base", TORCH),
     zoo_case("models", "resnet-50", TORCH), zoo_case("models", "silero-vad", ONNX), zoo_case("models", "magika", ONNX),
-    zoo_case("models", "ppocr-v4-det", ONNX), _application(), zoo_case("models", "gpt2", TORCH),
+    zoo_case("models", "ppocr-v4-det", ONNX), _application(),
     _mlp(), _bert("overhead", ("hotfuse", "hotfuse-tier0", "eager"), False),
     _bert("startup", ("hotfuse", "eager", "inductor", "ort", "openvino")),
     zoo_case("startup", "ppocr-v4-rec", ONNX),
