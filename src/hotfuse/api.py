@@ -61,10 +61,11 @@ class Jit:
     def __init__(self, target: Callable[..., Any], settings: Settings) -> None:
         self._target = target
         log = EventLog(settings.max_events, settings.debug)
+        owner = object()  # of its jobs; not the served model itself, which would then hold itself
         self._engine = Engine(
             TorchModel(target, settings),
             lambda graph, weights: compile_tier0(graph, weights, settings),
-            lambda job: service().submit(job, self),
+            lambda job: service().submit(job, owner),
             settings,
             log,
             lambda graph, weights, sample, /, progress=None, demand=None: compile_units(
