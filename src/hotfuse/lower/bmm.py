@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Node, Value, output_values
 from hotfuse.ir.types import DType
+from hotfuse.lower import operands
 from hotfuse.lower.algebra import mul, product, same, sub
 from hotfuse.lower.bounds import at_most
 from hotfuse.lower.errors import CannotLower
@@ -89,7 +90,7 @@ def lower_product(graph: Graph, core: Core, strides: Mapping[str, tuple[int, ...
 
 def _between(node: Node) -> Between:
     kind = packet(node.op)
-    a, b = (_tensor(node, name) for name in PRODUCTS[kind])
+    a, b = (operands.tensor(node, name) for name in PRODUCTS[kind])
     if len(shape_of(a)) < 2 or len(shape_of(b)) < 2:
         raise CannotLower(f"a product of {len(shape_of(a))} and {len(shape_of(b))} dims", where=str(node.loc))
     dtype = tensor_type(a).dtype
@@ -98,10 +99,10 @@ def _between(node: Node) -> Between:
     scale = bias_scale = 1.0
     bias: Value | None = None
     if kind in ("aten.baddbmm", "aten.addmm"):
-        scale, bias_scale = (_number(node, n) for n in ("alpha", "beta"))
-        bias = None if bias_scale == 0 else _tensor(node, "self")
+        scale, bias_scale = (operands.factor(node, n) for n in ("alpha", "beta"))
+        bias = None if bias_scale == 0 else operands.tensor(node, "self")
     elif kind == "aten.linear" and argument(node, "bias") is not None:
-        bias = _tensor(node, "bias")
+        bias = operands.tensor(node, "bias")
     if bias is not None and tensor_type(bias).dtype is not dtype:
         raise CannotLower(f"the bias is {tensor_type(bias).dtype.value}", where=str(node.loc))
     return Between(node, a, b, kind == "aten.linear", bias, scale, bias_scale)
@@ -119,20 +120,6 @@ def _tiling(core: Core, acc: DType, m: Dim, n: Dim, k: Dim) -> GemmTiling:
         core = replace(core, registers=core.registers // 2)
     columns = n if isinstance(n, int) and n > 0 else _USUAL
     return replace(choose(core, m, [columns], k if isinstance(k, int) else _USUAL), next_panel=False)
-
-
-def _tensor(node: Node, name: str) -> Value:
-    found = argument(node, name)
-    if not isinstance(found, Value):
-        raise CannotLower(f"{node.op} takes {found} as {name}", where=str(node.loc))
-    return found
-
-
-def _number(node: Node, name: str) -> float:
-    found = argument(node, name, 1)
-    if not isinstance(found, int | float):
-        raise CannotLower(f"{node.op} takes {found} as {name}", where=str(node.loc))
-    return float(found)
 
 
 class _Group:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Arg, Graph, Node, Value, map_values, output_values, sources
 from hotfuse.ir.types import ROW_MAJOR, DType, TensorType
+from hotfuse.lower import operands
 from hotfuse.lower.algebra import mul, product, same
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.gemm import Finished, Product, let
@@ -103,7 +104,7 @@ def _contraction(node: Node, params: set[str], scaling: Scaling | None) -> Contr
     kind = packet(node.op)
     names = {"aten.linear": ("input", "weight"), "aten.addmm": ("mat1", "mat2"), "aten.mm": ("self", "mat2")}
     left, right = names.get(kind, ("self", "other"))
-    x, weight = _tensor(node, left), _tensor(node, right)
+    x, weight = operands.tensor(node, left), operands.tensor(node, right)
     if weight.name not in params:
         raise CannotLower(f"the right operand %{weight.name} is not constant", where=str(node.loc))
     xs, ws = shape_of(x), shape_of(weight)
@@ -115,8 +116,8 @@ def _contraction(node: Node, params: set[str], scaling: Scaling | None) -> Contr
         raise CannotLower(f"a product over {k} of {n} columns", where=str(node.loc))
     _check_dtypes(node, x, weight, scaling, k)
     if kind == "aten.addmm":
-        scale, bias_scale = (_number(node, a) for a in ("alpha", "beta"))
-        bias = None if bias_scale == 0 else _tensor(node, "self")
+        scale, bias_scale = (operands.factor(node, a) for a in ("alpha", "beta"))
+        bias = None if bias_scale == 0 else operands.tensor(node, "self")
         return Contraction(node, x, weight, order, n, k, bias, scale, bias_scale, scaling)
     bias = argument(node, "bias") if kind == "aten.linear" else None
     if bias is not None and not isinstance(bias, Value):
@@ -133,20 +134,6 @@ def _check_dtypes(node: Node, x: Value, weight: Value, scaling: Scaling | None, 
         return
     if left not in _REALS or right is not left or out is not left:
         raise CannotLower(f"a product of {left.value} and {right.value}", where=str(node.loc))
-
-
-def _tensor(node: Node, name: str) -> Value:
-    found = argument(node, name)
-    if not isinstance(found, Value):
-        raise CannotLower(f"{node.op} takes {found} as {name}", where=str(node.loc))
-    return found
-
-
-def _number(node: Node, name: str) -> float:
-    found = argument(node, name, 1)
-    if not isinstance(found, int | float):
-        raise CannotLower(f"{node.op} takes {found} as {name}", where=str(node.loc))
-    return float(found)
 
 
 class _Group:
