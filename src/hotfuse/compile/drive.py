@@ -117,7 +117,7 @@ class Compilation:
 
     def run(self, on_progress: Progress | None = None) -> None:
         """Plan, then compile units until none is left; raises CaptureError where there is no plan, or nobody wants it any more."""
-        header = {"kind": "plan", "graph": self.text, "dims": dict(self.sizes), "objective": self.objective, **self._kept()}
+        header = {"kind": "plan", "graph": self.text, "dims": dict(self.sizes), **self._kept()}
         task = Task("grouping a graph", header, timeout=4 * self.timeout, owner=self.owner)
         answer, _ = wire.checked(self.executor.submit(task).result())
         with self._lock:
@@ -145,7 +145,7 @@ class Compilation:
 
     def _kept(self) -> dict[str, Any]:
         place = {} if self.place is None else self.place.header()
-        return {"precision": self.precision, "strategies": list(self.demand.strategies), **place}
+        return {"precision": self.precision, "objective": self.objective, "strategies": list(self.demand.strategies), **place}
 
     def remember(self) -> None:
         """Have what was learned of promises added to the store; nobody waits for it."""

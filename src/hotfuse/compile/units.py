@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
@@ -24,7 +24,7 @@ from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Objective, Precision
-from hotfuse.compile import recall, trial
+from hotfuse.compile import growth, recall, trial
 from hotfuse.compile.contest import Contest
 from hotfuse.compile.crossing import Crossing, Found
 from hotfuse.compile.host import host_core
@@ -32,7 +32,7 @@ from hotfuse.compile.learned import foresight, notes, refresh
 from hotfuse.compile.measure import Made
 from hotfuse.compile.planning import Gate, adjusted
 from hotfuse.fusion.forecast import Roofline, Trained
-from hotfuse.fusion.groups import group, reordered
+from hotfuse.fusion.groups import Group, group, reordered
 from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.own import with_own_operands
 from hotfuse.ir.branches import CAPTURES, branches
@@ -115,10 +115,12 @@ class Bench:
 
     def lowers(self, piece: Piece) -> str:
         """Why a group has no kernel; empty if it has one, as far as lowering goes."""
-        found = self._lowered(piece)
+        found = self.lowering(piece)
         return found if isinstance(found, str) else ""
 
-    def _lowered(self, piece: Piece) -> Lowered | str:
+    def lowering(self, piece: Piece) -> Lowered | str:
+        """A group's kernel before code generation, or why there is none."""
+
         def make() -> Lowered | str:
             try:
                 return lower(piece.normal, self.core)
@@ -132,7 +134,7 @@ class Bench:
 
         def make() -> _Made:
             start = time.perf_counter()
-            lowered = self._lowered(piece)
+            lowered = self.lowering(piece)
             if isinstance(lowered, str):
                 raise CannotLower(lowered)
             return _Made(lowered, compile_kernel(lowered.kernel), time.perf_counter() - start)
@@ -140,18 +142,22 @@ class Bench:
         return _keep(self.made, piece.text, make, MAX_KEPT)
 
 
-_benches: dict[Precision, Bench] = {}
-_precision: ContextVar[Precision] = ContextVar("precision", default="fp32")
-"""What the request in hand allows products to be rounded to."""
+_benches: dict[tuple[Precision, bool], Bench] = {}
+_wants: ContextVar[tuple[Precision, bool]] = ContextVar("wants", default=("fp32", False))
+"""What the request in hand allows products to be rounded to, and whether weights must not grow."""
 
 
-def bench() -> Bench:
-    """This process's, for the precision of the request in hand."""
-    precision = _precision.get()
-    if precision not in _benches:
-        core = host_core(host(), precision)
-        _benches[precision] = Bench(core, host_peaks(core))
-    return _benches[precision]
+def bench(lean: bool | None = None) -> Bench:
+    """This process's, for what the request in hand wants, or for weights that may or must not grow."""
+    wants = _wants.get() if lean is None else (_wants.get()[0], lean)
+    if wants not in _benches:
+        core = replace(host_core(host(), wants[0]), lean=wants[1])
+        _benches[wants] = Bench(core, host_peaks(core))
+    return _benches[wants]
+
+
+def _want(header: Mapping[str, Any]) -> None:
+    _wants.set((header.get("precision", "fp32"), header.get("objective") == "memory"))
 
 
 # -- the plan
@@ -160,7 +166,7 @@ def bench() -> Bench:
 def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """The request of kind `plan`: a graph as text, and the sizes of a real call."""
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
-    _precision.set(header.get("precision", "fp32"))
+    _want(header)
     refresh()
     bodies: list[dict[str, Any]] = []
     _body(verify(parse(header["graph"])), sizes, bodies, {}, header.get("objective", "latency"), measuring(sizes))
@@ -204,8 +210,16 @@ def _body(
         if ordered.nodes[at].op in CAPTURES:
             inside[str(i)] = [_body(b.graph, sizes, bodies, known, objective, gate) for b in branches(ordered, ordered.nodes[at])]
         at += len(g.nodes)
-    own.update(groups=found, branches=inside, choices=choices)
+    own.update(groups=found, branches=inside, choices=[*choices, *_growth(graph, groups, sizes)])
     return place
+
+
+def _growth(graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> list[str]:
+    """Where memory is asked for: what convolutions would keep otherwise."""
+    if not bench().core.lean:
+        return []
+    pieces = [piece_of(graph, g.nodes, sizes) for g in groups if g.kind == "convolution"]
+    return growth.lines((p.ops, lambda p=p: (bench().lowering(p), bench(lean=False).lowering(p))) for p in pieces)
 
 
 def described(
@@ -249,7 +263,7 @@ def unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
     `alike` are the nodes of all its uses, which are cut as the first is; `split` says whether it may be cut at all. A unit that is
     `joined` from two must also `beat` the microseconds of their two kernels, and its uses may turn out to differ.
     """
-    _precision.set(header.get("precision", "fp32"))
+    _want(header)
     texts = {str(i): b for i, b in zip(header.get("texts", ()), blobs, strict=True)}
     wanted = {str(i) for i, _ in header["alike"]}
     if missing := sorted(wanted - texts.keys() - bench().graphs.keys()):

@@ -71,6 +71,8 @@ class Cut:
 
 def cut(core: Core, down: Axis | None, across: Axis, images: Dim, inputs: int, outputs: int) -> Cut | None:
     """The way that takes least time, if one is worth it."""
+    if core.lean:
+        return None  # transformed weights take two to four times the memory
     axes = [a for a in (down, across) if a is not None]
     if any(a.stride != 1 or a.dilation != 1 or a.window < 1 for a in axes) or inputs < core.lanes or outputs == 1:
         return None

@@ -101,10 +101,14 @@ def settle(
 
 
 def _bytes(plan: Plan, beside: Plan, settings: Settings) -> int:
-    """What a plan takes; the intermediates of one without an arena are what ops take one by one."""
+    """What a plan takes; the intermediates of one without an arena are what ops take one by one.
+
+    Where originals are given back, what counts of copies is by how much they are larger.
+    """
     if plan.tier == 0:
         return beside.memory.eager_peak or 0
-    return plan.memory.arena + (0 if settings.release_weights else plan.memory.constants)
+    released = sum(w.nbytes for k, w in plan.weights.items() if k in plan.unread) if settings.release_weights else 0
+    return plan.memory.arena + max(0, plan.memory.constants - released)
 
 
 def _wall_us(plan: Plan, call: Sequence[torch.Tensor]) -> float:
