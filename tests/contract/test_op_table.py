@@ -125,7 +125,7 @@ def test_only_view_rows_alias_their_inputs() -> None:
     # Views that no sample of the database lets alias: copies on these inputs, or on these dtypes.
     assert never <= {
         "aten.mH", "aten.matrix_H", "aten.feature_alpha_dropout", "aten.lift", "aten.resolve_conj", "aten.resolve_neg",
-        "aten.view_as_complex", "aten.imag", "aten.view_as_real", "aten.to", "aten.pad",
+        "aten.view_as_complex", "aten.imag", "aten.view_as_real", "aten.to", "aten.pad", "aten.contiguous",
     }, never  # fmt: skip
 
 

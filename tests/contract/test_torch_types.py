@@ -191,7 +191,9 @@ def test_types_of_a_dynamic_program_hold_at_other_sizes() -> None:
                 kind = tensor_type(claimed)
                 symbolic += any(isinstance(d, Sym) for d in kind.shape)
                 assert tuple(evaluate(d, env) for d in kind.shape) == tuple(value.shape), node
-                assert kind.layout == layout_of(tuple(value.shape), value.stride()), node
+                found = layout_of(tuple(value.shape), value.stride())
+                # A claim of unknown strides holds for every layout: torch 2.11 makes it for im2col.
+                assert kind.layout == found or kind.layout.strided, node
             elif isinstance(claimed, torch.SymInt):
                 kind = scalar_type(claimed)
                 assert kind.expr is not None and evaluate(kind.expr, env) == value, node
