@@ -14,6 +14,7 @@ from hotfuse.analysis.resources import Peaks
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.cli.costs import costs
 from hotfuse.compile.contest import BUDGET_S, Contest
+from hotfuse.compile.layouts import laid_out
 from hotfuse.compile.planning import Gate, adjusted
 from hotfuse.compile.trial import attempt
 from hotfuse.compile.units import bench, measuring, piece_of
@@ -24,12 +25,12 @@ from hotfuse.fusion.engine import Choice, Engine, Planned, Side, apart
 from hotfuse.fusion.explain import edges, line, lines, to_dict
 from hotfuse.fusion.forecast import Figures, Roofline, spilled
 from hotfuse.fusion.groups import Group, group, reordered
-from hotfuse.fusion.layout import channels_last
+from hotfuse.fusion.layout import channels_last, regions
 from hotfuse.fusion.worth import Cost, Gain, Horizon, gain, value
 from hotfuse.hpm.work import Candidate as Question
 from hotfuse.ir.graph import Graph, sources
 from hotfuse.ir.text import parse
-from hotfuse.ir.types import TensorType
+from hotfuse.ir.types import Layout, TensorType
 from hotfuse.ir.verify import verify
 from hotfuse.lower import CannotLower, lower
 
@@ -37,7 +38,7 @@ PEAKS = Peaks()
 
 
 def engine(**changes: Any) -> Engine:
-    return Engine(Roofline(PEAKS), bench().core, **changes)
+    return Engine(Roofline(PEAKS), replace(bench().core, l2=PEAKS.l2), **changes)
 
 
 def planned(text: str, sizes: Mapping[str, int] | None = None, *, merged: bool = False, **changes: Any) -> Planned:
@@ -222,6 +223,17 @@ def test_the_library_is_taken_where_it_is_faster() -> None:
     assert {g.kind for g in found.groups} == {"library"} and taken(found, Kind.LIBRARY)
 
 
+PLANAR = """
+graph main(%x: f32[1, 4, 32, 32]) {
+  param %w: f32[8, 4, 3, 3] = "w"
+  %a: f32[1, 4, 32, 32] = aten.cumsum.default(%x, -1)
+  %b: f32[1, 8, 32, 32] = aten.conv2d.default(%a, %w, None, [1, 1], [1, 1])
+  %c: f32[1, 8, 32, 32] = aten.cumsum.default(%b, -1)
+  return %c
+}
+"""
+
+
 def test_a_layout_is_weighed_with_its_conversions() -> None:
     graph = parse("""
 graph main(%x: f32[1, 32, 56, 56]) {
@@ -233,11 +245,48 @@ graph main(%x: f32[1, 32, 56, 56]) {
 """)
     other = channels_last(graph)
     library = tuple(replace(g, kind="library") for g in apart(graph, group(graph)))
-    choice = engine().layout((graph, library), (other, group(other)), {})
-    assert choice.kind is Kind.LAYOUT and choice.reasons[0].evidence["conversions"] == 1
+    choice = engine().layout((graph, library), (other, group(other)), {}, "conv2d", None)
+    assert choice.kind is Kind.LAYOUT and choice.accepted and choice.reasons[0].evidence["conversions"] == 1
     assert choice.reasons[0].evidence["bytes"] == 2 * 32 * 56 * 56 * 4
-    dear = engine().layout((other, group(other)), (other, group(other)), {})
-    assert not dear.accepted, "nothing is gained by what is the same"
+    same = engine().layout((other, group(other)), (other, group(other)), {}, "conv2d", None)
+    assert same.accepted and same.reasons[0].evidence["conversions"] == 0
+
+
+def test_a_contest_decides_about_a_layout() -> None:
+    """Only the groups that differ are built; whichever order is measured faster is taken, and the outcome is learned."""
+    graph = parse(PLANAR)
+    asked: list[tuple[int, int]] = []
+
+    def contest(rows_save: float) -> Callable[[Sequence[Side], Sequence[Side]], tuple[str, float]]:
+        def held(old: Sequence[Side], new: Sequence[Side]) -> tuple[str, float]:
+            asked.append((len(old), len(new)))
+            return ("" if rows_save > 0 else "measured slower"), rows_save
+
+        return held
+
+    ready = engine()
+    made, (choice,) = laid_out(graph, {}, ready, contest(1e-4))
+    assert not choice.accepted and "saves 100.0 us" in choice.because and "conversions move" in choice.because
+    assert all(v.type.layout == Layout() for n in made.nodes for v in n.outs if isinstance(v.type, TensorType))
+    made, (choice,) = laid_out(graph, {}, engine(), contest(-1e-4))
+    assert choice.accepted and any("contiguous" in n.op for n in made.nodes)
+    assert asked == [(1, 1), (1, 1)], "the sums along rows are the same on both sides"
+    other, _ = laid_out(graph, {}, engine(), contest(-1e-4), other=True)
+    assert not any("contiguous" in n.op for n in other.nodes), "what was decided against, for a race"
+
+
+def test_regions_are_decided_one_by_one() -> None:
+    graph = parse(PLANAR.replace("  return %c", """  %d: f32[1, 8, 32, 32] = aten.conv2d.default(%c, %v, None, [1, 1], [1, 1])
+  %e: f32[1, 8, 32, 32] = aten.relu.default(%d)
+  %f: f32[1, 8, 32, 32] = aten.conv2d.default(%e, %v, None, [1, 1], [1, 1])
+  return %f""").replace('= "w"\n', '= "w"\n  param %v: f32[8, 8, 3, 3] = "v"\n'))
+    assert regions(verify(graph)) == [frozenset({1}), frozenset({3, 5})]
+    some = verify(channels_last(graph, frozenset({3, 5})))
+    moved = [n.outs[0].name for n in some.nodes if isinstance(t := n.outs[0].type, TensorType) and t.layout != Layout()]
+    assert moved == ["d", "e", "f"]
+    data = {v.name: torch.randn(v.type.shape) for v in sources(graph) if isinstance(v.type, TensorType)}  # type: ignore[arg-type]
+    runs = [LibraryBackend().compile(g, {"w": data["w"], "v": data["v"]}).run(data["x"]) for g in (graph, some)]
+    torch.testing.assert_close(runs[0], runs[1])
 
 
 @pytest.mark.parametrize(("text", "sizes", "criterion", "part"), [

@@ -41,13 +41,12 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     """Edges, groups and decisions as plain data."""
     from hotfuse.analysis.shapes import Mismatch, bind
     from hotfuse.compile.learned import foresight
-    from hotfuse.compile.units import bench
+    from hotfuse.compile.planning import arranged
+    from hotfuse.compile.units import bench, measuring, piece_of
     from hotfuse.fusion.engine import Engine
     from hotfuse.fusion.explain import edges, lines
     from hotfuse.fusion.forecast import Roofline, Trained
     from hotfuse.fusion.groups import group
-    from hotfuse.fusion.layout import channels_last
-    from hotfuse.fusion.own import with_own_operands
     from hotfuse.ops.table import packet
     from hotfuse.simplify import simplify
 
@@ -56,7 +55,11 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
         raise InputError("the chosen sizes do not fit the graph", because=str(sizes), hint="fix dims with --dim")
     ahead = foresight()
     predict = Roofline(bench().peaks) if ahead is None else Trained(ahead.predictor)
-    ready = with_own_operands(channels_last(simplify(graph)[0]))
+
+    def lowers(piece: Graph) -> str:
+        return bench().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
+
+    ready, layouts = arranged(simplify(graph)[0], sizes, bench().core, lowers, from_env().objective, measuring(sizes))
     found = Engine(predict, bench().core, objective=from_env().objective).plan(ready, group(ready), sizes)
     groups = [
         {
@@ -69,7 +72,7 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     return {
         "predictor": "roofs" if ahead is None else f"model {ahead.predictor.model.version}", "total_us": found.after.seconds * 1e6,
         "groups": groups, "edges": [e.to_dict() for e in edges(found.graph, found.groups, sizes, bench().peaks)],
-        "decisions": lines(found),
+        "decisions": [*layouts, *lines(found)],
     }  # fmt: skip
 
 

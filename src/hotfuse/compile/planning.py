@@ -10,28 +10,49 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hotfuse.base.settings import Objective
+from hotfuse.compile.layouts import laid_out
 from hotfuse.compile.learned import foresight, trust
 from hotfuse.compile.stored import strategies
 from hotfuse.fusion import explain
 from hotfuse.fusion.candidates import Kind
-from hotfuse.fusion.engine import Engine, Side
+from hotfuse.fusion.engine import Contest, Engine
 from hotfuse.fusion.forecast import Predictor, Trained
 from hotfuse.fusion.groups import Group
+from hotfuse.fusion.layout import channels_last
+from hotfuse.fusion.own import with_own_operands
 from hotfuse.hpm.work import Core
 from hotfuse.ir.graph import Graph
 
 KINDS = frozenset(Kind) - {Kind.LIBRARY, Kind.LAYOUT}
-"""What is decided here: the library against kernels is decided by trials, layouts before groups are formed."""
+"""What groups are changed by: the library against kernels is decided by trials, layouts before groups are formed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What stands in for a trained model: roofs that propose, a contest that decides."""
+    """What stands in for a trained model: roofs that propose, contests that decide about groups and about layouts."""
 
     roofs: Predictor
-    contest: Callable[[Sequence[Side], Sequence[Side]], tuple[str, float]]
+    contest: Contest
+    layouts: Contest | None = None
 
 
 MOST_LINES = 24
 """Decisions that are shown."""
+
+
+def arranged(
+    graph: Graph, sizes: Mapping[str, int], core: Core, lowers: Callable[[Graph], str], objective: Objective = "latency",
+    gate: Gate | None = None,
+) -> tuple[Graph, list[str]]:  # fmt: skip
+    """A graph in the layouts that pay, before groups are formed, and the decisions; by rule where nobody can predict."""
+    ahead = foresight()
+    predict = Trained(ahead.predictor) if ahead is not None else gate.roofs if gate is not None else None
+    if predict is None:
+        return with_own_operands(channels_last(graph)), []
+    engine = Engine(predict, core, objective=objective, bandit=trust(), lowers=lowers)
+    contest = gate.layouts if gate is not None and objective == "latency" else None
+    made, choices = laid_out(graph, sizes, engine, contest, other=Kind.LAYOUT.value in strategies())
+    return made, [explain.line(c) for c in choices]
 
 
 def adjusted(

@@ -30,11 +30,9 @@ from hotfuse.compile.crossing import Crossing, Found
 from hotfuse.compile.host import host_core
 from hotfuse.compile.learned import foresight, notes, refresh
 from hotfuse.compile.measure import Made
-from hotfuse.compile.planning import Gate, adjusted
+from hotfuse.compile.planning import Gate, adjusted, arranged
 from hotfuse.fusion.forecast import Roofline, Trained
 from hotfuse.fusion.groups import Group, group, reordered
-from hotfuse.fusion.layout import channels_last
-from hotfuse.fusion.own import with_own_operands
 from hotfuse.ir.branches import CAPTURES, branches
 from hotfuse.ir.dims import Dim, evaluate, symbols
 from hotfuse.ir.graph import Graph, Node
@@ -181,7 +179,8 @@ def measuring(sizes: Mapping[str, int]) -> Gate:
         made = bench().kernel(found)
         return Made(made.lowered, made.compiled), found.normal, found.sizes
 
-    return Gate(Roofline(bench().peaks), Contest(build, bench().core, sizes))
+    contests = (Contest(build, bench().core, sizes) for _ in range(2))
+    return Gate(Roofline(bench().peaks), *contests)
 
 
 def _body(
@@ -189,11 +188,10 @@ def _body(
     gate: Gate | None = None,
 ) -> int:  # fmt: skip
     """A graph in the order its groups need, appended to `bodies`; control nodes name the bodies of their branches."""
-    graph = with_own_operands(channels_last(simplify(graph)[0]))
-
     def lowers(piece: Graph) -> str:
         return bench().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
 
+    graph, layouts = arranged(simplify(graph)[0], sizes, bench().core, lowers, objective, gate)
     graph, groups, choices = adjusted(graph, group(graph), sizes, bench().core, lowers, objective, gate=gate)
     ordered = verify(reordered(graph, groups))
     text = show(ordered)
@@ -210,7 +208,7 @@ def _body(
         if ordered.nodes[at].op in CAPTURES:
             inside[str(i)] = [_body(b.graph, sizes, bodies, known, objective, gate) for b in branches(ordered, ordered.nodes[at])]
         at += len(g.nodes)
-    own.update(groups=found, branches=inside, choices=[*choices, *_growth(graph, groups, sizes)])
+    own.update(groups=found, branches=inside, choices=[*layouts, *choices, *_growth(graph, groups, sizes)])
     return place
 
 

@@ -39,6 +39,11 @@ UNKNOWN = Cost(float("nan"), 0.0, float("nan"), 0)
 
 Side = tuple[Graph, bool]
 """A closed piece, and whether the library runs it."""
+Contest = Callable[[Sequence[Side], Sequence[Side]], tuple[str, float]]
+"""Measures what a candidate would build against what there is: why it may not be taken, and seconds saved."""
+Grouped = tuple[Graph, Sequence[Group]]
+MOST_CONVERTING = 0.5
+"""The part of a graph's time that conversions may take where nobody measures what they are for."""
 
 
 def no_objection(_piece: Graph) -> str:
@@ -106,8 +111,8 @@ class Engine:
     bandit: Bandit = field(default_factory=Bandit)
     lowers: Callable[[Graph], str] = no_objection
     """Why a piece has no kernel; empty if it has one."""
-    contest: Callable[[Sequence[Side], Sequence[Side]], tuple[str, float]] | None = None
-    """Measures what a candidate would build against what there is: why it may not be taken, and seconds saved. None: believe."""
+    contest: Contest | None = None
+    """None: believe what is predicted."""
     compile_s: Callable[[Group], float] = lambda g: 0.01 + 0.004 * len(g.nodes)
     kinds: frozenset[Kind] = frozenset(Kind)
     _costs: dict[tuple[Key, bool], Cost] = field(default_factory=dict[tuple[Key, bool], Cost])
@@ -148,24 +153,45 @@ class Engine:
             best = plans[0]
         return replace(best, before=plans[0].before, seconds=time.perf_counter() - start, predictions=tried)
 
-    def layout(
-        self, plain: tuple[Graph, Sequence[Group]], other: tuple[Graph, Sequence[Group]], sizes: Mapping[str, int]
-    ) -> Choice:
-        """Whether a graph in another layout, with conversions where the order has to change, is worth them."""
+    def layout(self, plain: Grouped, other: Grouped, sizes: Mapping[str, int], subject: str, contest: Contest | None) -> Choice:
+        """Whether a graph in another layout, with conversions where the order has to change, is worth them.
+
+        What is predicted knows work and conversions; what walking in another order costs shows only where both sides are built. So
+        a contest decides about the groups that differ. Without one the other layout is taken unless conversions are most of it.
+        """
         sides: list[Cost] = []
         for graph, groups in (plain, other):
             index = Index(graph, sizes)
             self._foresee(index, groups)
             sides.append(self._total(index, groups))
         won = gain(sides[0], sides[1], self.objective, self.threads)
-        names = {v.name for n in plain[0].nodes for v in n.outs}
-        added = [n for n in other[0].nodes if not any(v.name in names for v in n.outs)]
-        index = Index(other[0], sizes)
-        moved = sum(2 * (index.size(v) or 0) for n in added for v in n.outs)
-        text = f"{len(added)} conversions move {moved} bytes"
-        worth = value(won, self.bandit.trust(Kind.LAYOUT.value), 1, Horizon(), 0.0)
-        reason = Reason(Criterion.VALUE, worth > 0, text, {"conversions": len(added), "bytes": moved})
-        return Choice(Kind.LAYOUT, "convolutions", worth > 0, 1, sides[0], sides[1], won, worth, (reason,))
+        added, moved = conversions(plain[0], other[0], sizes)
+        seconds = self._total_of(other, sizes, added)
+        text = f"{len(added)} conversions move {moved} bytes, {seconds * 1e6:.1f} us"
+        evidence: dict[str, int | float | str] = {"conversions": len(added), "bytes": moved, "us": round(seconds * 1e6, 2)}
+        accepted = seconds < MOST_CONVERTING * sides[1].seconds if added else True
+        if contest is not None and added:
+            before, after = (self._sides(graph, groups, sizes) for graph, groups in (other, plain))
+            kept, new = _differing(before, after)
+            objection, saved = contest([s for _, s in kept], [s for _, s in new])
+            accepted = bool(objection)
+            text += f"; row-major {objection or f'saves {saved * 1e6:.1f} us, measured'}"
+            self.bandit.learn(Kind.LAYOUT.value, won.mean, -saved)
+        reason = Reason(Criterion.VALUE, accepted, text, evidence)
+        return Choice(Kind.LAYOUT, subject, accepted, 1, sides[0], sides[1], won, won.mean, (reason,))
+
+    def _sides(self, graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> list[tuple[Key, Side]]:
+        index = Index(graph, sizes)
+        return [
+            (index.key(g.nodes), (index.closed(g.nodes), g.kind == "library" or bool(self._unbuilt(index, g)))) for g in groups
+        ]
+
+    def _total_of(self, where: Grouped, sizes: Mapping[str, int], nodes: Sequence[int]) -> float:
+        """What nodes would take by themselves."""
+        index = Index(where[0], sizes)
+        alone = [Group((i,), "rows") for i in nodes]
+        self._foresee(index, alone)
+        return self._total(index, alone).seconds
 
     # --- one round ---------------------------------------------------------------------------------------------------
 
@@ -333,6 +359,29 @@ class Engine:
         c = found[0]
         reasons = tuple(r for r in c.reasons if not r.holds)
         return Choice(c.kind, _ops(index, c.old), False, len(found), UNKNOWN, UNKNOWN, Gain(0.0, 0.0), 0.0, reasons)
+
+
+def conversions(plain: Graph, other: Graph, sizes: Mapping[str, int]) -> tuple[list[int], int]:
+    """The nodes that only the other graph has, by number, and the bytes that they read and write."""
+    names = {v.name for n in plain.nodes for v in n.outs}
+    added = [i for i, n in enumerate(other.nodes) if not any(v.name in names for v in n.outs)]
+    index = Index(other, sizes)
+    return added, sum(2 * (index.size(v) or 0) for i in added for v in other.nodes[i].outs)
+
+
+def _differing(one: Sequence[tuple[Key, Side]], two: Sequence[tuple[Key, Side]]) -> tuple[list[tuple[Key, Side]], ...]:
+    """What only one of two plans has, of both."""
+    found: list[list[tuple[Key, Side]]] = []
+    for here, there in ((one, two), (two, one)):
+        left = Counter((k, s[1]) for k, s in there)
+        kept: list[tuple[Key, Side]] = []
+        for k, s in here:
+            if left[k, s[1]]:
+                left[k, s[1]] -= 1
+            else:
+                kept.append((k, s))
+        found.append(kept)
+    return tuple(found)
 
 
 def _with(choice: Choice, accepted: bool, reasons: tuple[Reason, ...], uses: int | None = None) -> Choice:

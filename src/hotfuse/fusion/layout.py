@@ -37,16 +37,34 @@ _POOLS = frozenset(f"aten.{kind}_pool{rank}d" for kind in ("max", "avg", "adapti
 """The same where one pixel is left."""
 
 
-def channels_last(graph: Graph) -> Graph:
-    """The graph with convolutions and what lies between them in channels-last order; the same graph without convolutions."""
-    if not any(is_convolution(n) for n in graph.nodes):
+def channels_last(graph: Graph, only: frozenset[int] | None = None) -> Graph:
+    """The graph with convolutions and what lies between them in channels-last order; the same graph without convolutions.
+
+    `only` are the convolutions to begin with, by number; None for all of them.
+    """
+    if not any(is_convolution(n) and (only is None or i in only) for i, n in enumerate(graph.nodes)):
         return graph
-    return _Change(graph).made()
+    return _Change(graph, only).made()
+
+
+def regions(graph: Graph) -> list[frozenset[int]]:
+    """Convolutions that would hand channels-last values to each other, by number: each set is one decision about a layout."""
+    change = _Change(graph)
+    change.made()
+    found: dict[int, set[int]] = {}
+    for number in change.convolutions:
+        found.setdefault(change.root(number), set()).add(number)
+    return [frozenset(r) for r in found.values()]
 
 
 class _Change:
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, only: frozenset[int] | None = None) -> None:
+        self.graph, self.only = graph, only
+        self.convolutions: list[int] = []
+        """Those whose results were retyped, by number."""
+        self.region: dict[int, int] = {}
+        """Retyped nodes by number: another one of the same region, itself for the one that stands for it."""
+        self.maker: dict[str, int] = {}
         self.params = {p.value.name for p in graph.params}
         self.new: dict[str, Arg] = {}
         """Values that were retyped, by name."""
@@ -74,12 +92,28 @@ class _Change:
             (out,) = node.outs
             moved = replace(out, type=_last(out))
             self.new[out.name] = moved
+            self._joins(number, node, changed)
             return replace(node, outs=(moved,))
         if not changed:
             return node
         if self._reads_any(node):
             return self._with(node, self.new)
         return self._with(node, {v.name: self._copy(v) for v in changed})
+
+    def _joins(self, number: int, node: Node, changed: list[Value]) -> None:
+        """A node is of the region of what it reads; it may be what joins two of them."""
+        self.region[number] = number
+        self.maker[node.outs[0].name] = number
+        if is_convolution(node):
+            self.convolutions.append(number)
+        for v in changed:
+            self.region[self.root(self.maker[v.name])] = self.root(number)
+
+    def root(self, number: int) -> int:
+        """The node that stands for a region."""
+        while self.region[number] != number:
+            number = self.region[number]
+        return number
 
     def _reads_any(self, node: Node) -> bool:
         """Whether a node may read channels-last values without anyone noticing it in the result."""
@@ -105,6 +139,8 @@ class _Change:
         name = packet(node.op)
         if is_convolution(node):
             weight = node.args[1]
+            if self.only is not None and number not in self.only:
+                return False
             return isinstance(weight, Value) and (weight.name in self.params or number in self.bytewise)
         rank = _rank(node.outs[0])
         if not any(_rank(v) == rank for v in changed):

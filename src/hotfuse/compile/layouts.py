@@ -1,0 +1,59 @@
+"""Which convolutions of a graph lie channels last: the engine prices each region with its conversions, measured kernels decide.
+
+    region   convolutions that hand each other channels-last values; where the order has to change, somebody converts
+    rule     channels last, since a pixel's channels are what a convolution sums over
+    contest  where a region has to convert and is small enough to be built twice, both orders are built and timed
+
+A convolution between neighbours that read rows may be better off as it is: what it saves by another order, conversions cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hotfuse.fusion.engine import Choice, Contest, Engine
+from hotfuse.fusion.groups import Group, group
+from hotfuse.fusion.layout import channels_last, regions
+from hotfuse.fusion.own import with_own_operands
+from hotfuse.ir.graph import Graph
+from hotfuse.ops.table import packet
+
+MOST_BUILT = 3
+"""Convolutions of a region that are built in both orders."""
+MOST_REGIONS = 12
+"""Regions that are looked at, in the graph's order; the others go by the rule."""
+
+
+def laid_out(
+    graph: Graph, sizes: Mapping[str, int], engine: Engine, contest: Contest | None, *, other: bool = False
+) -> tuple[Graph, list[Choice]]:
+    """The graph in the layout that pays, and a decision for each region.
+
+    `other`: every region in the order that was decided against, for whoever wants to race it.
+    """
+    found = regions(graph)
+    if not found:
+        return with_own_operands(graph), []
+    chosen = frozenset[int]().union(*found)
+    choices: dict[str, Choice] = {}
+    for region in found[:MOST_REGIONS]:
+        last, rows = (_grouped(graph, c) for c in (chosen, chosen - region))
+        subject = _subject(graph, region)
+        choice = engine.layout(rows, last, sizes, subject, contest if len(region) <= MOST_BUILT else None)
+        choices[f"{subject} {min(region)}"] = choice
+        if not choice.accepted:
+            chosen -= region
+    if other:
+        chosen = frozenset[int]().union(*found) - chosen
+    return with_own_operands(channels_last(graph, chosen)), list(choices.values())
+
+
+def _grouped(graph: Graph, chosen: frozenset[int]) -> tuple[Graph, Sequence[Group]]:
+    made = with_own_operands(channels_last(graph, chosen))
+    return made, group(made)
+
+
+def _subject(graph: Graph, region: frozenset[int]) -> str:
+    """A region for a reader."""
+    ops = dict.fromkeys(packet(graph.nodes[i].op).removeprefix("aten.") for i in sorted(region))
+    return f"{'+'.join(ops)} x{len(region)}" if len(region) > 1 else "+".join(ops)
