@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -19,16 +18,18 @@ Header = dict[str, Any]
 
 def _torch(header: Header, blobs: list[bytes]) -> wire.Message:
     from hotfuse.frontends.torch_module import capture_shipment  # torch.export takes a second to import
+    from hotfuse.frontends.tracing import tracing
 
-    with _any_convolution():
+    with tracing():
         captured = capture_shipment(blobs[0], wire.call_from_json(header["call"]))
     return wire.answer_to_message(_finished(captured))
 
 
 def _onnx(header: Header, blobs: list[bytes]) -> wire.Message:
     from hotfuse.frontends.onnx.capture import capture_shipment as capture_onnx  # a PyTorch user never pays for ONNX
+    from hotfuse.frontends.tracing import tracing
 
-    with _any_convolution():
+    with tracing():
         captured = capture_onnx(blobs[0], wire.call_from_json(header["call"]))
     return wire.answer_to_message(_finished(captured))
 
@@ -41,15 +42,6 @@ def _ready(header: Header, _blobs: list[bytes]) -> wire.Message:
     for module in ("torch.export._trace", *_FRONTS[str(header["front"])]):
         import_module(module)
     return {"ok": True}, []
-
-
-def _any_convolution() -> AbstractContextManager[None]:
-    """While capturing, no convolution library is chosen: torch would ask for the batch and the number of pixels to choose one, and
-    every such question splits the sizes that a captured graph is for. What runs later chooses by itself.
-    """
-    import torch.backends.mkldnn as mkldnn
-
-    return mkldnn.flags(enabled=False)
 
 
 def _tier1(header: Header, blobs: list[bytes]) -> wire.Message:
