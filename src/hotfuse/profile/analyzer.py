@@ -13,7 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch
@@ -41,7 +42,10 @@ class Analyzer:
         self._read: tuple[bytes, Snapshot] = (b"", EMPTY)
         self._flushed = -1
         self._deaths: list[float] = []
-        self._listeners: list[OnDrift] = []
+        self._listeners: dict[OnDrift, None] = {}
+        """Changed by single steps of the interpreter only: a garbage collection may do it at any time."""
+        self._left: deque[int] = deque()
+        """Graphs that are gone, and that nobody has been told of so far."""
         self._stopping = False
         self.started = 0
         """Processes started so far; all but the first were restarts."""
@@ -82,11 +86,30 @@ class Analyzer:
 
     def on_drift(self, listener: OnDrift) -> None:
         """Be told of changes, in the listening thread: do little there."""
-        self._listeners.append(listener)
+        self._listeners[listener] = None
 
     def forget(self, listener: OnDrift) -> None:
         """Be told no more."""
-        self._listeners = [x for x in self._listeners if x != listener]
+        self._listeners.pop(listener, None)
+
+    def graph(self, name: str) -> int:
+        """A new graph's number. Those that are gone leave room for it."""
+        self._tidy()
+        return self.names.graph(name)
+
+    def leave(self, graphs: Iterable[int]) -> None:
+        """Graphs are gone. Takes no lock, because a garbage collection may say so at any time: who next comes by tidies up."""
+        self._left.extend(graphs)
+
+    def _tidy(self) -> None:
+        while self._left:
+            try:
+                gone = self._left.popleft()
+            except IndexError:  # somebody else does the same
+                return
+            self.names.forget(gone)
+            if (process := self._process) is not None:
+                self._tell(process, b"forget %d\n" % gone)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -200,11 +223,12 @@ class Analyzer:
 
     def _heard(self, line: bytes) -> None:
         kind, body = line[:1], line[1:]
+        self._tidy()
         if kind == b"S":
             self._latest = body
         elif kind == b"D":
             drift = drift_from(json.loads(body))
-            for listener in self._listeners:
+            for listener in list(self._listeners):
                 listener(drift)
         elif kind == b"F":
             with self._news:

@@ -30,6 +30,8 @@ MAX_SIGNATURES = 64
 SHOWN = 8
 """Signatures in a snapshot."""
 MAX_DRIFTS = 16
+MAX_FORGOTTEN = 1024
+"""Numbers of graphs that are gone and kept in mind: records of calls that were in them may still come."""
 
 
 @dataclass(slots=True)
@@ -135,6 +137,12 @@ class Book:
         self.graphs: dict[int, _Graph] = {}
         self.records = self.unknown = self.snapshots = 0
         self._fresh: list[Drift] = []
+        self._forgotten: deque[int] = deque(maxlen=MAX_FORGOTTEN)
+
+    def forget(self, graph: int) -> None:
+        """A graph is gone: what was seen of it, and what still comes of it, is of no use."""
+        self._forgotten.append(graph)
+        self.graphs.pop(graph, None)
 
     def add(self, raw: np.ndarray[Any, Any]) -> list[Drift]:
         """Learn from raw records, oldest first; the changes they reveal."""
@@ -146,8 +154,15 @@ class Book:
             (Kind.VALUE, self._value), (Kind.CONTROL, self._control), (Kind.PARTITION, self._partition), (Kind.CALL, self._call),
         ):  # fmt: skip
             for r in parts.get(kind, ()):
-                learn(self.graphs.setdefault(int(r["graph"]), _Graph()), int(r["item"]), r)
+                if (graph := self._graph(int(r["graph"]))) is not None:
+                    learn(graph, int(r["item"]), r)
         return self._fresh
+
+    def _graph(self, number: int) -> _Graph | None:
+        found = self.graphs.get(number)
+        if found is None and number not in self._forgotten:
+            found = self.graphs[number] = _Graph()
+        return found
 
     def _value(self, g: _Graph, item: int, r: Any) -> None:
         flags, n = int(r["flags"]), int(r["rows"]) * int(r["cols"])

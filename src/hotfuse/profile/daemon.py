@@ -3,7 +3,8 @@
 Started as `python -m hotfuse.profile.daemon FD`. It runs at the lowest priority, and ends with its parent. It loads neither torch
 nor a compiler.
 
-    to it      lines on standard input: `flush N` (answer when N records have been taken), end of file (stop)
+    to it      lines on standard input: `flush N` (answer when N records have been taken), `forget N` (a graph that is gone), end of
+               file (stop)
     from it    lines on standard output: S and a snapshot, D and a change, F and the N of a flush that is done
 """
 
@@ -78,6 +79,8 @@ def serve(daemon: Daemon, requests: BinaryIO, parent: int) -> None:
                 word, _, number = line.partition(b" ")
                 if word == b"flush":
                     daemon.flush(int(number))
+                elif word == b"forget":
+                    daemon.book.forget(int(number))
         taken = daemon.step()
         sleep = 0.0 if taken >= 512 else BUSY_S if taken else min(IDLE_S, sleep * 1.5 + 0.005)
 

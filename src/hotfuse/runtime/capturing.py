@@ -171,6 +171,10 @@ class Capturer:
         facts = facts_of(graph, tuple(t.is_contiguous() for t in sample.inputs))
         if (wrong := failed(facts, sample.inputs)) is not None:
             raise CaptureError("the captured graph excludes the very call it was captured for", because=fact_text(wrong))
+        with torch.no_grad():
+            difference = disagreement(plan.run(*sample.inputs), sample.outputs, self._settings.rtol)
+        if difference:
+            raise CaptureError("the captured graph disagrees with the model", because=difference, why=Why.MISMATCH)
         bare = sample.out_spec is TENSOR or sample.out_spec is NUMBER
         symbols, signature = compile_signature(graph)
         samples = Samples(self._settings.sample_bytes, snapshot if self._settings.keep_inputs else made_up)
@@ -180,14 +184,11 @@ class Capturer:
             key, facts, plan, plan, done.weights, builder(sample.out_spec), bare, call.grad_mode, done.captured.grad_regions,
             torch.get_default_dtype(), symbols, signature, samples, self._plans.watcher.watch(key), done.captured.notes,
         )
-        with torch.no_grad():
-            difference = disagreement(plan.run(*sample.inputs), sample.outputs, self._settings.rtol)
-        if difference:
-            raise CaptureError("the captured graph disagrees with the model", because=difference, why=Why.MISMATCH)
         with self._plans.lock:
             if self._plans.closed:
                 return
             if generation != self._plans.generation or not done.watch.same_now():
+                self._plans.watcher.forget(key)
                 raise CaptureError("the model changed while it was captured", why=Why.MODEL_CHANGED)
             if self._plans.watch is not None and (change := self._plans.watch.check()) is not Change.NONE:
                 if change is Change.MODEL:
@@ -195,11 +196,8 @@ class Capturer:
                 else:
                     self._plans.demote_all()  # their copies of weights are older than what the new watch takes as given
             self._plans.watch = done.watch
-            gone = site.admit(entry)
+            site.admit(entry)
             self._plans.let_go()
-        for cold in gone:
-            self._plans.watcher.forget(cold.key)
-            self._log.decide(Action.DROP, Why.TOO_MANY, self._model.name, calls=cold.calls)
         self._log.decide(Action.DEPLOY, Why.VERIFIED, self._model.name, tier=0, nodes=len(graph.nodes),
                         partitions=len(plan.artifacts))
 

@@ -6,6 +6,7 @@ store, where they correct the performance model; the diagnoses come back, for `e
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 
@@ -75,18 +76,20 @@ class Examiner:
             return
         parts = [dict(q.header) for q in asked]
         header = {"kind": "profile", "threads": threads, "parts": parts, **place_of(self._settings).header()}
+        about = weakref.ref(entry)  # a question waits behind all compiling: it must not hold plans that were dropped meanwhile,
+        log, recorder = self._log, self._recorder  # nor, through us, a whole model
 
         def answered(future: Future[wire.Message]) -> None:
             try:
                 answer, _ = wire.checked(future.result())
             except (HotfuseError, CancelledError):  # a worker that ended: the next examination asks again
-                self._log.count("examinations_failed")
+                log.count("examinations_failed")
                 return
-            found = findings(asked, answer)
-            if found:
+            found, entry = findings(asked, answer), about()
+            if found and entry is not None:
                 entry.findings = found
-                self._recorder.found(entry.baseline.graph, found)
-                self._log.count("examinations")
+                recorder.found(entry.baseline.graph, found)
+                log.count("examinations")
 
         sized(self._settings).pool.submit(Task("what partitions took", header, priority=PRIORITY)).add_done_callback(
             answered

@@ -154,7 +154,10 @@ class Plans:
         return bool(old)
 
     def let_go(self) -> None:
-        """Instrumented variants of plans that no call is routed to go: of every entry, since a new route may cost another's."""
+        """What no call is routed to any more is forgotten: of every entry, since a new route may cost another's, or all of it."""
+        for cold in [e for site in list(self.sites.values()) for e in site.evicted()]:
+            self.watcher.forget(cold.key)
+            self.log.decide(Action.DROP, Why.TOO_MANY, self.model.name, calls=cold.calls)
         for entry in [e for site in list(self.sites.values()) for e in site.entries]:
             self.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
 

@@ -28,7 +28,7 @@ from hotfuse.runtime.samples import Samples, Signature
 NO_VERSIONS: Mapping[Signature, Plan] = MappingProxyType({})
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Entry:
     """What calls must bring and the plans behind it: they travel together.
 
@@ -148,6 +148,7 @@ class Site:
         self.groups: dict[Any, Group] = {}
         self._limit = limit
         self._soft: list[Job] = []
+        self._evicted: list[Entry] = []
         self.caches: dict[bool, InlineCache[Route]] = {}
         """By whether gradients are enabled around the call: user code may ask."""
 
@@ -157,31 +158,41 @@ class Site:
             self.caches[entry.grad_mode] = InlineCache(inputs, self._limit, self._soft.append)
         return self.caches[entry.grad_mode]
 
-    def admit(self, entry: Entry) -> list[Entry]:
-        """Route calls to a new entry; gives the entries that had to go."""
+    def admit(self, entry: Entry) -> None:
+        """Route calls to a new entry; others may have to go (`evicted`)."""
         self.entries = (entry, *self.entries)
-        gone = self._cache(entry).add(Case(entry.facts, Route(entry)))
-        return self._gone(gone)
+        self._gone(self._cache(entry).add(Case(entry.facts, Route(entry))))
 
     def admit_version(self, entry: Entry, signature: Signature, plan: Plan) -> bool:
-        """Route calls of these sizes to a version; False where the site takes no more special cases."""
+        """Route calls of these sizes to a version; False where the site takes no more special cases, or the entry is gone."""
+        if not self._has(entry):  # it went while the version was compiled
+            return False
         facts = (*entry.facts, *sized(entry.baseline.graph, dict(zip(entry.symbols, signature, strict=True))))
         self.remove_version(entry, signature)
         route = Route(entry, signature, plan)
         entry.versions = {**entry.versions, signature: plan}
         self._gone(self._cache(entry).add(Case(facts, route)))
-        return signature in entry.versions
+        if self._has(entry) and entry.versions.get(signature) is plan:
+            return True
+        self._drop(entry, lambda r: r is route)  # a call that failed may have taken all versions away meanwhile
+        return False
 
-    def _gone(self, routes: Sequence[Route]) -> list[Entry]:
-        dropped: list[Entry] = []
+    def _has(self, entry: Entry) -> bool:
+        return any(e is entry for e in self.entries)
+
+    def _gone(self, routes: Sequence[Route]) -> None:
         for route in routes:
             if route.signature is None:
                 self.remove(route.entry)
-                dropped.append(route.entry)
+                self._evicted.append(route.entry)
             else:
                 kept = {s: p for s, p in route.entry.versions.items() if s != route.signature}
                 route.entry.versions = kept or NO_VERSIONS
-        return dropped
+
+    def evicted(self) -> list[Entry]:
+        """Entries that had to go for others since this was last asked: somebody may know them by their key."""
+        gone, self._evicted = self._evicted, []
+        return gone
 
     def remove(self, entry: Entry) -> None:
         """Route nothing to an entry any more."""

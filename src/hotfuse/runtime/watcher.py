@@ -105,8 +105,12 @@ class Watcher:
         self._failed = 0
         self._counting = 0
         self.closed = not settings.watch
+        self._numbers: set[int] = set()
+        """Graphs that the analyzer knows of us."""
+        self._told = _listening(weakref.ref(self))
         if settings.watch:
-            self._shared.analyzer.on_drift(self._drift)
+            self._shared.analyzer.on_drift(self._told)
+            weakref.finalize(self, _gone, self._shared.analyzer, self._told, self._numbers).atexit = False
         _WATCHERS.add(self)
 
     # --- the call path ---------------------------------------------------------------------------
@@ -116,7 +120,8 @@ class Watcher:
         sampler = self.agent.sampler(key)
         with self._lock:
             if key not in self._watched and not self.closed:
-                self._watched[key] = _Watched(self._shared.analyzer.names.graph(self._name), sampler)
+                self._watched[key] = _Watched(number := self._shared.analyzer.graph(self._name), sampler)
+                self._numbers.add(number)
         return sampler
 
     def run(
@@ -227,8 +232,8 @@ class Watcher:
 
         self._beside(job)
 
-    def _drift(self, drift: Drift) -> None:
-        """In the analyzer's listening thread."""
+    def drifted(self, drift: Drift) -> None:
+        """The analyzer noticed a change; in its listening thread."""
         with self._lock:
             found = next((w for w in self._watched.values() if w.graph == drift.graph), None)
         if found is None:
@@ -303,14 +308,16 @@ class Watcher:
     def forget(self, key: int) -> None:
         """A captured graph is gone."""
         with self._lock:
-            self._watched.pop(key, None)
+            if (gone := self._watched.pop(key, None)) is not None:
+                self._numbers.discard(gone.graph)
+                self._shared.analyzer.leave([gone.graph])
         self.agent.forget(key)
 
     def close(self) -> None:
         """Take no more samples; what was seen stays."""
         self.closed = True
         self.agent.off()
-        self._shared.analyzer.forget(self._drift)
+        self._shared.analyzer.forget(self._told)
         with self._lock:
             for w in self._watched.values():
                 w.variants.clear()
@@ -320,6 +327,22 @@ class Watcher:
         self._lock = threading.Lock()
         self.closed = True
         self.agent.after_fork()
+
+
+def _listening(watcher: weakref.ref[Watcher]) -> Callable[[Drift], None]:
+    """For the analyzer, which outlives every model and must not hold one that nobody closed."""
+
+    def told(drift: Drift) -> None:
+        if (here := watcher()) is not None:
+            here.drifted(drift)
+
+    return told
+
+
+def _gone(analyzer: Analyzer, told: Callable[[Drift], None], graphs: set[int]) -> None:
+    """A watcher is gone, closed or not; may run in the middle of anything, so it takes no lock."""
+    analyzer.forget(told)
+    analyzer.leave(graphs)
 
 
 _WATCHERS: weakref.WeakSet[Watcher] = weakref.WeakSet()
