@@ -181,7 +181,7 @@ def shared_kernel(columns: int) -> Kernel:
 @pytest.mark.parametrize("columns", [7, 9000], ids=["on the stack", "in the arena"])
 def test_what_threads_share(columns: int, threads: int, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
-    monkeypatch.setattr(parallel, "AWAKE_WORK", 1)
+    monkeypatch.setattr(parallel, "MEETING_WORK", 1)
     kernel = shared_kernel(columns)
     assert bool(scratch.plan(kernel).common) == (columns > 100)
     rng = np.random.default_rng(4)

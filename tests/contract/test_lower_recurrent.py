@@ -213,7 +213,7 @@ def test_native_code(target: Target, layer: Layer) -> None:
 @pytest.mark.parametrize("l2", [1 << 10, 1 << 20], ids=["threads share panels", "threads share rows"])
 def test_threads(layer: Layer, l2: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
-    monkeypatch.setattr(parallel, "AWAKE_WORK", 1)
+    monkeypatch.setattr(parallel, "MEETING_WORK", 1)
     monkeypatch.setattr(recurrent_kernel, "STEP_WORK", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

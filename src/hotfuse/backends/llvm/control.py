@@ -13,6 +13,7 @@ from hotfuse.backends.llvm.code import Fn, Scope, Val, vec
 from hotfuse.backends.llvm.parallel import loop_work, threads_worth, trips
 from hotfuse.backends.llvm.state import State
 from hotfuse.base.errors import InternalError
+from hotfuse.ir.dims import Dim, expr
 from hotfuse.tile.program import BufferKind, Instr, Loop, LoopKind, Stmt, Tile, When
 
 Block = Callable[[State, Sequence[Stmt]], None]
@@ -150,41 +151,40 @@ def _parallel(s: State, loop: Loop, block: Block, enter: Callable[[State, str, s
     tiles = _captured(s, loop)
     slots = [("ptr", "%buffers"), ("ptr", "%sizes"), ("i64", fn.i64(loop.lo)), ("i64", fn.i64(trips(loop)))]
     slots += [("i64", fn.symbol[v]) for v in outer]
-    common = _on_stack(s)
+    common = on_stack(s)
     slots += [("ptr", s.bases[name]) for name in common]
     chunks = [(vec(s.tile(t).ty, w), x) for t in tiles for row in s.tile(t).rows
               for w, x in zip(s.tile(t).widths, row, strict=True)]  # fmt: skip
     context = fn.alloca(f"[{8 * len(slots) + 128 * len(chunks) + 128} x i8], align 128")
     first = -(-8 * len(slots) // 128) * 128
     for k, (ty, x) in enumerate(slots):
-        fn.do(f"store {ty} {x}, ptr {_slot(fn, context, 8 * k)}")
+        fn.do(f"store {ty} {x}, ptr {slot(fn, context, 8 * k)}")
     for k, (ty, x) in enumerate(chunks):
-        fn.do(f"store {ty} {x}, ptr {_slot(fn, context, first + 128 * k)}, align 128")
-    _launch(s, loop, name, context)
+        fn.do(f"store {ty} {x}, ptr {slot(fn, context, first + 128 * k)}, align 128")
+    worth = threads_worth(loop_work(loop, fn.target.lanes), [trips(around) for around in s.around])
+    launch(s, name, context, expr("min", trips(loop), worth))
     inner = enter(s, name, "ptr %context, i64 %thread, i64 %threads")
     for k, name in enumerate(common, 4 + len(outer)):
         with inner.fn.at(inner.fn.scopes[0]):
-            inner.bases[name] = inner.fn.val(f"load ptr, ptr {_slot(inner.fn, '%context', 8 * k)}")
+            inner.bases[name] = inner.fn.val(f"load ptr, ptr {slot(inner.fn, '%context', 8 * k)}")
     _share(inner, s, loop, block, outer, tiles, first)
 
 
-def _on_stack(s: State) -> list[str]:
+def on_stack(s: State) -> list[str]:
     """Buffers on this function's stack that the threads it forks have in common."""
     return [n for n in scratch.plan(s.kernel).stack if s.kernel.buffer(n).kind is BufferKind.SHARED]
 
 
-def _slot(fn: Fn, base: str, at: int) -> str:
+def slot(fn: Fn, base: str, at: int) -> str:
+    """The address some bytes into a context."""
     return fn.val(f"getelementptr i8, ptr {base}, i64 {at}")
 
 
-def _launch(s: State, loop: Loop, name: str, context: str) -> None:
-    """Choose the number of threads and call the share or the runtime."""
+def launch(s: State, name: str, context: str, worth: Dim) -> None:
+    """Call a share, `name(context, thread, threads)`, on as many threads as the call may have and the work is worth."""
     fn, module = s.fn, s.fn.module
-    limit = len(s.kernel.sizes)
-    given = fn.val(f"load i64, ptr {_slot(fn, '%sizes', 8 * limit)}")
-    worth = threads_worth(loop_work(loop, fn.target.lanes), [trips(around) for around in s.around])
-    threads = fn.call("llvm.smin.i64", "i64", ("i64", given), ("i64", fn.i64(trips(loop))))
-    threads = fn.call("llvm.smin.i64", "i64", ("i64", threads), ("i64", fn.i64(worth)))
+    given = fn.val(f"load i64, ptr {slot(fn, '%sizes', 8 * len(s.kernel.sizes))}")
+    threads = fn.call("llvm.smin.i64", "i64", ("i64", given), ("i64", fn.i64(worth)))
     many = fn.val(f"icmp sgt i64 {threads}, 1")
     fork, alone, joined = fn.labels("fork", "alone", "joined")
     fn.do(f"br i1 {many}, label %{fork}, label %{alone}")
@@ -215,10 +215,10 @@ def _share(inner: State, s: State, loop: Loop, block: Block, outer: list[str], t
     fn = inner.fn
     fn.known = dict(s.fn.known)
     with fn.at(fn.scopes[0]):
-        lo = fn.val(f"load i64, ptr {_slot(fn, '%context', 16)}")
-        count = fn.val(f"load i64, ptr {_slot(fn, '%context', 24)}")
+        lo = fn.val(f"load i64, ptr {slot(fn, '%context', 16)}")
+        count = fn.val(f"load i64, ptr {slot(fn, '%context', 24)}")
         for k, v in enumerate(outer):
-            fn.symbol[v] = fn.val(f"load i64, ptr {_slot(fn, '%context', 32 + 8 * k)}")
+            fn.symbol[v] = fn.val(f"load i64, ptr {slot(fn, '%context', 32 + 8 * k)}")
             fn.depth_of[v] = 0
         at = first
         for t in tiles:
@@ -227,12 +227,18 @@ def _share(inner: State, s: State, loop: Loop, block: Block, outer: list[str], t
             for _ in outside.rows:
                 row: list[str] = []
                 for w in outside.widths:
-                    row.append(fn.val(f"load {vec(outside.ty, w)}, ptr {_slot(fn, '%context', at)}, align 128"))
+                    row.append(fn.val(f"load {vec(outside.ty, w)}, ptr {slot(fn, '%context', at)}, align 128"))
                     at += 128
                 rows.append(row)
             inner.vals[t.name] = Val(outside.type, rows, outside.widths)
-        following = fn.val("add i64 %thread, 1")
-        bounds = [fn.val(f"udiv i64 {fn.val(f'mul i64 {t}, {count}')}, %threads") for t in ("%thread", following)]
-        low, high = (fn.val(f"add i64 {lo}, {fn.val(f'mul i64 {b}, {loop.step}')}") for b in bounds)
+        low, high = part(fn, loop, lo, count)
     serial(inner, loop, low, high, block)
     fn.do("ret void")
+
+
+def part(fn: Fn, loop: Loop, lo: str, count: str) -> tuple[str, str]:
+    """This thread's bounds of a loop that begins at `lo` and runs `count` times, shared evenly."""
+    following = fn.val("add i64 %thread, 1")
+    bounds = [fn.val(f"udiv i64 {fn.val(f'mul i64 {t}, {count}')}, %threads") for t in ("%thread", following)]
+    low, high = (fn.val(f"add i64 {lo}, {fn.val(f'mul i64 {b}, {loop.step}')}") for b in bounds)
+    return low, high

@@ -21,6 +21,7 @@ from hotfuse.backends.llvm.reduce import emit_arg, emit_mma, emit_reduce, emit_s
 from hotfuse.backends.llvm.shape import MOVES
 from hotfuse.backends.llvm.state import State
 from hotfuse.backends.llvm.target import Target
+from hotfuse.backends.llvm.team import emit_team, is_for_team
 from hotfuse.base.errors import InternalError
 from hotfuse.tile.program import OWN, BufferKind, Instr, Kernel, Loop, Stmt, When
 
@@ -65,11 +66,7 @@ def symbol(kernel: Kernel) -> str:
 
 def emit_kernel(kernel: Kernel, target: Target) -> str:
     """The text of a module that holds one kernel."""
-    module = Module(target)
-    s = _function(kernel, module, symbol(kernel), "ptr %buffers, ptr %sizes", number_tiles=_number_tiles(kernel))
-    _block(s, kernel.body)
-    s.fn.do("ret void")
-    return module.text()
+    return emit_kernels([kernel], target)
 
 
 def emit_kernels(kernels: Sequence[Kernel], target: Target) -> str:
@@ -79,7 +76,10 @@ def emit_kernels(kernels: Sequence[Kernel], target: Target) -> str:
         if symbol(kernel) in module.defined:
             raise InternalError(f"two kernels of one module are called {symbol(kernel)}")
         s = _function(kernel, module, symbol(kernel), "ptr %buffers, ptr %sizes", number_tiles=_number_tiles(kernel))
-        _block(s, kernel.body)
+        if is_for_team(kernel.body):
+            emit_team(s, kernel.body, _block, _outlined)
+        else:
+            _block(s, kernel.body)
         s.fn.do("ret void")
     return module.text()
 

@@ -3,6 +3,7 @@
 Using torch's own thread pool means that our threads and torch's never compete, and that `torch.set_num_threads` holds for
 both. A kernel refers to `GOMP_parallel` and two queries by name; their addresses are bound when the code is loaded. Where
 there is no such runtime, they are bound to functions that run everything on the calling thread, and `runtime().kind` says so.
+Threads that wait for each other inside a kernel (`team`) offer their core to others by the system's `sched_yield`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from hotfuse.backends.llvm.target import host
 from hotfuse.ir.dims import Dim, expr, substitute, symbols
 from hotfuse.tile.program import Instr, Loop, Stmt, Tile, TileType, When
 
-SYMBOLS = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+_OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+SYMBOLS = (*_OPENMP, "sched_yield")
 WORK_PER_THREAD = 1 << 15
 """Vector operations that one more thread must have to do: some ten microseconds, about what waking it costs at worst."""
 AWAKE_WORK = 1 << 12
 """The same where the loop before was parallel as well, so that threads are awake: about two microseconds."""
+MEETING_WORK = 1 << 11
+"""The same where a team's threads are inside already and only meet: half a microsecond or more."""
 SERIAL_TEXT = """
 define void @GOMP_parallel(ptr %body, ptr %data, i32 %threads, i32 %flags) {
   call void %body(ptr %data)
@@ -33,6 +37,9 @@ define i32 @omp_get_thread_num() {
 }
 define i32 @omp_get_num_threads() {
   ret i32 1
+}
+define i32 @sched_yield() {
+  ret i32 0
 }
 """
 
@@ -55,7 +62,8 @@ def runtime() -> Runtime:
     for path in _candidates():
         try:
             library = ctypes.CDLL(path)
-            found = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in SYMBOLS}
+            places = {**dict.fromkeys(_OPENMP, library), "sched_yield": ctypes.CDLL(None)}
+            found = {n: ctypes.cast(getattr(of, n), ctypes.c_void_p).value or 0 for n, of in places.items()}
         except (OSError, AttributeError) as e:
             tried.append(f"{path}: {e}")
             continue

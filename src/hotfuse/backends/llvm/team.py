@@ -1,0 +1,219 @@
+"""Kernels that share work again and again: one team of threads for the whole kernel, which meets between the loops it shares.
+
+    for step                                    every thread counts along
+      what has no parallel loop in it           the first thread does it;         then all meet
+      for panel parallel                        every thread takes its part;      then all meet
+
+A fork and a join of the OpenMP runtime for every step cost a microsecond where threads are awake, and wait for a scheduler where
+one of them is not. Meeting is one counter that everybody adds to and looks at: a tenth of that. Who has looked for long lets
+others run in between, so a team that shares its cores with other load goes on.
+
+Only what lies in memory passes from one part to the next, so nothing may define or carry tiles around a parallel loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from hotfuse.backends.llvm import parallel
+from hotfuse.backends.llvm.code import Module
+from hotfuse.backends.llvm.control import Block, emit_when, launch, on_stack, part, serial, slot
+from hotfuse.backends.llvm.parallel import loop_work, trips
+from hotfuse.backends.llvm.state import State
+from hotfuse.ir.dims import Dim, expr, substitute, symbols
+from hotfuse.tile.program import Instr, Loop, LoopKind, Stmt, When
+
+SPINS = 1 << 12
+"""Looks at the counter before a thread offers its core to others, and between two offers."""
+_PAUSES = {"x86": ("llvm.x86.sse2.pause", "", ""), "arm": ("llvm.aarch64.hint", "i32", "i32 1")}
+"""Per architecture, the instruction that says "waiting": its name, what it takes, what it is given."""
+_LINE = 128
+"""Bytes that the counter has for itself: two lines, as neighbours are fetched in pairs."""
+Enter = Callable[[State, str, str], State]
+
+
+def shares(stmts: Sequence[Stmt]) -> bool:
+    """Whether statements have a parallel loop in them."""
+    return any(
+        not isinstance(s, Instr) and ((isinstance(s, Loop) and s.kind is LoopKind.PARALLEL) or shares(s.body))
+        for s in stmts
+    )
+
+
+def is_for_team(stmts: Sequence[Stmt]) -> bool:
+    """Whether a kernel's statements share work in a loop, and can be run by a team."""
+    return _repeats(stmts, False) and _possible(stmts)
+
+
+def _repeats(stmts: Sequence[Stmt], inside: bool) -> bool:
+    """Whether a parallel loop lies in a loop of several rounds."""
+    for s in stmts:
+        if isinstance(s, When) and _repeats(s.body, inside):
+            return True
+        if isinstance(s, Loop) and (
+            inside if s.kind is LoopKind.PARALLEL else _repeats(s.body, inside or not _once(s))
+        ):
+            return True
+    return False
+
+
+def _once(loop: Loop) -> bool:
+    """Whether a loop only names a number."""
+    return trips(loop) == 1 or loop.hi == expr("+", loop.lo, loop.step)
+
+
+def _possible(stmts: Sequence[Stmt]) -> bool:
+    """Whether what surrounds parallel loops is counting and memory only."""
+    for s in stmts:
+        match s:
+            case Instr():
+                if s.outs:
+                    return False
+            case When():
+                if shares(s.body) and not _possible(s.body):
+                    return False
+            case Loop(kind=LoopKind.PARALLEL):
+                pass
+            case Loop():
+                if shares([s]) and (s.kind is LoopKind.UNROLL or s.carried or not _possible(s.body)):
+                    return False
+                if not shares([s]) and s.outs:
+                    return False
+    return True
+
+
+# ---- how many threads ----------------------------------------------------------------------------------------------------
+
+
+def _cost(stmts: Sequence[Stmt], lanes: int) -> tuple[Dim, Dim, Dim]:
+    """(vector operations that threads share, meetings, most parts of one parallel loop), over what is known outside."""
+    work: Dim = 0
+    meetings: Dim = 0
+    parts: Dim = 0
+    for s in stmts:
+        match s:
+            case Loop(kind=LoopKind.PARALLEL):
+                found, met, most = loop_work(s, lanes), 1, trips(s)
+            case Loop() if shares([s]):
+                inside = _cost(s.body, lanes)
+                found, met, most = (substitute(d, {s.var: s.lo}) if s.var in symbols(d) else d for d in inside)
+                found, met = expr("*", trips(s), found), expr("*", trips(s), met)
+            case When() if shares(s.body):
+                found, met, most = _cost(s.body, lanes)
+            case _:
+                continue
+        work, meetings, parts = expr("+", work, found), expr("+", meetings, met), expr("max", parts, most)
+    return work, meetings, parts
+
+
+def threads_for(stmts: Sequence[Stmt], lanes: int) -> Dim:
+    """How many threads a kernel deserves: each is woken once, and must have enough to do between meetings."""
+    work, meetings, parts = _cost(stmts, lanes)
+    each = expr("//", expr("//", work, expr("max", 1, meetings)), parallel.MEETING_WORK)
+    return expr("min", parts, expr("//", work, parallel.WORK_PER_THREAD), each)
+
+
+# ---- code ----------------------------------------------------------------------------------------------------------------
+
+
+def emit_team(s: State, stmts: Sequence[Stmt], block: Block, enter: Enter) -> None:
+    """The statements as a function that every thread of a team runs; one thread alone runs the same without meetings."""
+    fn, name = s.fn, f"{s.kernel.name}.team"
+    name = "".join(ch if ch.isalnum() or ch in "_." else "_" for ch in name)
+    common = on_stack(s)
+    slots = ["%buffers", "%sizes", *(s.bases[n] for n in common)]
+    counter = -(-8 * len(slots) // _LINE) * _LINE
+    context = fn.alloca(f"[{counter + _LINE} x i8], align {_LINE}")
+    for k, pointer in enumerate(slots):
+        fn.do(f"store ptr {pointer}, ptr {slot(fn, context, 8 * k)}")
+    fn.do(f"store i64 0, ptr {slot(fn, context, counter)}")
+    launch(s, name, context, threads_for(stmts, fn.target.lanes))
+    inner = enter(s, name, "ptr %context, i64 %thread, i64 %threads")
+    with inner.fn.at(inner.fn.scopes[0]):
+        for k, own in enumerate(common, 2):
+            inner.bases[own] = inner.fn.val(f"load ptr, ptr {slot(inner.fn, '%context', 8 * k)}")
+        met = slot(inner.fn, "%context", counter)
+        first = inner.fn.val("icmp eq i64 %thread, 0")
+    _Team(inner, met, first, block).write(inner, stmts)
+    inner.fn.do("ret void")
+
+
+class _Team:
+    """The function of all threads while it is written."""
+
+    def __init__(self, s: State, met: str, first: str, block: Block) -> None:
+        self.s, self.met, self.first, self.block = s, met, first, block
+        self.meeting = _meeting(s.fn.module)
+
+    def write(self, s: State, stmts: Sequence[Stmt]) -> None:
+        """Statements of which some share work: in turns what the first thread does and what all of them do."""
+        for shared, several in groupby(stmts, key=lambda stmt: shares([stmt])):
+            if not shared:
+                self._alone(list(several))
+                continue
+            for stmt in several:
+                if isinstance(stmt, When):
+                    emit_when(s, stmt, self.write)
+                elif isinstance(stmt, Loop) and stmt.kind is LoopKind.PARALLEL:
+                    self._part(stmt)
+                elif isinstance(stmt, Loop):
+                    serial(s, stmt, s.fn.i64(stmt.lo), s.fn.i64(stmt.hi), self.write)
+
+    def _alone(self, stmts: Sequence[Stmt]) -> None:
+        fn = self.s.fn
+        mine, after = fn.labels("mine", "after")
+        fn.do(f"br i1 {self.first}, label %{mine}, label %{after}")
+        fn.label(mine)
+        self.block(self.s, stmts)
+        fn.do(f"br label %{after}")
+        fn.label(after)
+        self._meet()
+
+    def _part(self, loop: Loop) -> None:
+        fn = self.s.fn
+        low, high = part(fn, loop, fn.i64(loop.lo), fn.i64(trips(loop)))
+        serial(self.s, loop, low, high, self.block)
+        self._meet()
+
+    def _meet(self) -> None:
+        self.s.fn.do(f"call void @{self.meeting}(ptr {self.met}, i64 %threads)")
+
+
+def _meeting(module: Module) -> str:
+    """A function in which threads wait until all of them have come: the counter passes the next multiple of their number."""
+    name = "team.meeting"
+    if name in module.defined:
+        return name
+    pause, takes, given = _PAUSES["x86" if module.target.triple.startswith("x86") else "arm"]
+    module.declared.setdefault(pause, f"declare void @{pause}({takes})")
+    module.declared.setdefault("sched_yield", "declare i32 @sched_yield()")
+    text = f"""
+define internal void @{name}(ptr %met, i64 %threads) #0 {{
+entry:
+  %many = icmp ugt i64 %threads, 1
+  br i1 %many, label %come, label %done
+come:
+  %before = atomicrmw add ptr %met, i64 1 acq_rel
+  %odd = urem i64 %before, %threads
+  %even = sub i64 %before, %odd
+  %all = add i64 %even, %threads
+  br label %look
+look:
+  %looks = phi i64 [0, %come], [%more, %wait], [0, %offer]
+  %now = load atomic i64, ptr %met acquire, align 8
+  %there = icmp uge i64 %now, %all
+  br i1 %there, label %done, label %wait
+wait:
+  call void @{pause}({given})
+  %more = add i64 %looks, 1
+  %long = icmp ugt i64 %more, {SPINS}
+  br i1 %long, label %offer, label %look
+offer:
+  %ignored = call i32 @sched_yield()
+  br label %look
+done:
+  ret void
+}}"""
+    module.defined[name] = list(text.strip().splitlines())
+    return name

@@ -1,0 +1,125 @@
+"""Kernels run by one team of threads: against the interpreter, with more threads than cores, and how often they fork."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+import torch
+
+from hotfuse.backends.llvm import emit, parallel, scratch, team
+from hotfuse.backends.llvm.abi import NativeKernel
+from hotfuse.backends.llvm.jit import load_object
+from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text
+from hotfuse.backends.llvm.target import Target, cross_neon, host
+from hotfuse.ir.dims import expr
+from hotfuse.ir.types import DType
+from hotfuse.tile.build import KernelBuilder
+from hotfuse.tile.program import Kernel
+from tests.contract.native import check, levels, numbers
+
+F32 = DType.F32
+
+
+def mixing(columns: int) -> Kernel:
+    """Rounds of parallel loops over shared memory, with parts in between that one thread does, and a loop run on condition."""
+    b = KernelBuilder("mixing")
+    rounds = b.size("rounds")
+    x, y = b.input("x", F32, (columns,)), b.output("y", F32, (columns,))
+    own, total = b.shared("own", F32, (2, columns)), b.shared("total", F32, (1,))
+    with b.loop("i", 0, columns) as i:
+        b.store(own, (0, i.var), b.load(x, (i.var,), ()))
+    with b.loop("i", 0, 1) as i:
+        b.store(total, (0,), b.fill(0.0, F32))
+    with b.loop("round", 0, rounds) as r:
+        now = expr("%", r.var, 2)
+        then = expr("+", 1, expr("*", now, -1))
+        with b.parallel("c", columns) as c:
+            far = expr("%", expr("+", c.var, columns // 2), columns)
+            mean = b.map("mul", b.map("add", b.load(own, (now, c.var), ()), b.load(own, (now, far), ())), 0.5)
+            b.store(own, (then, c.var), mean)
+        with b.loop("i", 0, 1) as i:
+            last = b.load(own, (then, columns - 1), ())
+            b.store(total, (0,), b.map("add", b.load(total, (0,), ()), last))
+        with b.when(expr("==", expr("%", r.var, 3), 1)), b.parallel("d", columns, 3) as d:
+            b.store(own, (then, d.var), b.map("add", b.load(own, (then, d.var), ()), b.load(total, (0,), ())))
+    with b.parallel("i", columns) as i:
+        b.store(y, (i.var,), b.load(own, (expr("%", rounds, 2), i.var), ()))
+    return b.finish()
+
+
+@pytest.fixture
+def eager_teams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any work deserves threads."""
+    monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(parallel, "MEETING_WORK", 1)
+
+
+@levels
+@pytest.mark.usefixtures("eager_teams")
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("columns", [7, 4100], ids=["on the stack", "in the arena"])
+def test_a_team_does_what_the_program_says(
+    columns: int, threads: int, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(team, "SPINS", 50)  # threads without a core of their own get one soon
+    kernel = mixing(columns)
+    assert team.is_for_team(kernel.body) and bool(scratch.plan(kernel).common) == (columns > 100)
+    rng = np.random.default_rng(columns + threads)
+    for rounds in (0, 1, 5) if columns < 100 else (1,):
+        check(kernel, {"x": numbers(rng, F32, (columns,), True)}, {"rounds": rounds}, target, threads=threads)
+
+
+def forks(kernel: Kernel, rounds: int, threads: int) -> list[int]:
+    """How many threads a call asks the runtime for, each time it asks."""
+    asked: list[int] = []
+    real = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+    given = real(parallel.runtime().symbols["GOMP_parallel"])
+
+    @real
+    def fork(body: int, data: int, count: int, flags: int) -> None:
+        asked.append(count)
+        given(body, data, count, flags)
+
+    symbols = dict(parallel.runtime().symbols) | {"GOMP_parallel": ctypes.cast(fork, ctypes.c_void_p).value or 0}
+    loaded = load_object(compile_kernel(kernel).code, [kernel.name], symbols)
+    native = NativeKernel(loaded, kernel.name, kernel, scratch.plan(kernel))
+    native([torch.randn(7), torch.zeros(7)], (rounds,), threads)
+    return asked
+
+
+@pytest.mark.usefixtures("eager_teams")
+def test_a_team_forks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert forks(mixing(7), 6, 3) == [3]
+    assert forks(mixing(7), 6, 1) == []
+    assert forks(mixing(7), 6, 100) == [7], "no more threads than parts"
+    monkeypatch.setattr(parallel, "AWAKE_WORK", 1)
+    monkeypatch.setattr(emit, "is_for_team", lambda _: False)
+    assert len(forks(mixing(7), 6, 3)) == 6 + 2 + 1, "without teams, every parallel loop forks"
+
+
+def test_threads_must_have_enough_to_do_between_meetings() -> None:
+    kernel = mixing(7)
+    assert forks(kernel, 6, 3) == []
+    assert forks(kernel, 100_000, 3) == [], "much work in all, but little between two meetings"
+
+
+def test_what_no_team_can_run() -> None:
+    def kernel(crossing: bool, repeated: bool) -> Kernel:
+        b = KernelBuilder("crossing")
+        x, y = b.input("x", F32, (8,)), b.output("y", F32, (4, 8))
+        one = b.load(x, (0,), ()) if crossing else None
+        with b.loop("r", 0, 4 if repeated else 1) as r, b.parallel("i", 8) as i:
+            b.store(y, (r.var, i.var), b.load(x, (i.var,), ()) if one is None else one)
+        return b.finish()
+
+    assert team.is_for_team(kernel(False, True).body)
+    assert not team.is_for_team(kernel(True, True).body), "a tile passes into the parallel loop"
+    assert not team.is_for_team(kernel(False, False).body), "one fork is all there is"
+
+
+def test_waiting_on_other_targets() -> None:
+    assert "yield" in assembly_text(mixing(7), cross_neon())
+    if host().triple.startswith("x86"):
+        assert "pause" in assembly_text(mixing(7)) and "sched_yield" in llvm_text(mixing(7))
