@@ -1,22 +1,23 @@
 """Convolution + bias + activation: generated kernels against torch, oneDNN, ONNX Runtime and OpenVINO, each in its own layout.
 
-    python -m benchmarks.conv [--rounds N] [--threads T] [--quick] [--torch-only] [--json]
+    python -m benchmarks.conv [--threads 1 2] [--rounds N] [--only TEXT] [--seconds S] [--torch-only] [--json]
 
-The distinct convolutions of ResNet-50 and the depthwise ones of MobileNetV3-Large at 224 x 224, one image. Contenders take turns in
-short bursts, each with a call before it that is not timed, as a network's layer finds its input in cache: torch with channels
-first and last, oneDNN with packed weights and the activation fused, ours with channels last, all of which allocate their result;
-and, where installed, ONNX Runtime and OpenVINO on a model of the one layer. Those compute in layouts of their own and convert at
-both ends, as they would once for a whole network: what counts for them is what their profilers say of all nodes but these
-conversions, which leaves out what a call costs. A ratio above 1 means that ours is faster than the best of the others; `least`
-compares the fastest calls, which other load disturbs least.
+The distinct convolutions of ResNet-50 and the depthwise ones of MobileNetV3-Large at 224 x 224, one image. Contenders take turns;
+every turn begins with a rest, in which the threads of whoever came before stop spinning, and some milliseconds of calls that are
+not counted: a layer of a network in steady state finds a core that is awake, and its memory in cache. Torch with channels first and
+last, oneDNN with packed weights and the activation fused, and ours with channels last allocate their results. ONNX Runtime and
+OpenVINO, where installed, have a model of the one layer. They compute in layouts of their own and convert at both ends, as they
+would once for a whole network: what counts for them is what their profilers say of all nodes but these conversions, which leaves
+out what a call costs. A ratio above 1 means that ours is faster than the best of the others; `least` compares the fastest calls,
+which other load disturbs least. Cells are kept (`benchmarks.cells`): with `--seconds` the grid is measured in slices.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
-import math
 import statistics
 import sys
 import tempfile
@@ -31,7 +32,8 @@ import torch
 import torch.nn.functional as F
 from onnx import helper, numpy_helper
 
-from benchmarks.gemm import BURST, Call, geomean
+from benchmarks.cells import Cells, add_options, cells
+from benchmarks.gemm import Call, geomean
 from hotfuse.backends.llvm.group import artifact
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import host
@@ -40,8 +42,8 @@ from hotfuse.ir.text import parse
 from hotfuse.lower.conv import lower_convolution
 from hotfuse.lower.conv_shape import Axis
 
-REST_S = 0.01
-"""Between two contenders' turns: the thread pool of the one before stops spinning."""
+REST_S, WARM_S, BURST_S = 0.01, 0.003, 0.003
+"""Of a turn: the thread pool of the one before stops spinning; calls that do not count; calls that do."""
 FEW = 4
 """Fewer input channels than these are those of a picture, which comes channels first."""
 
@@ -222,70 +224,98 @@ def ours(s: Shape, w: torch.Tensor, b: torch.Tensor) -> tuple[Any, float]:
     return run, sum(compiled.seconds.values())
 
 
-def turns(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every call, the contenders in turns; the runtimes' profilers tell of single calls too."""
+def turns(calls: dict[str, Call], rounds: int) -> tuple[dict[str, list[float]], dict[str, list[bool]]]:
+    """Seconds of every call that counts, the contenders in turns; and of all calls, in order, whether they count."""
     times: dict[str, list[float]] = {name: [] for name in calls}
+    counted: dict[str, list[bool]] = {name: [] for name in calls}
     for i in range(rounds):
         for name in list(calls) if i % 2 == 0 else list(calls)[::-1]:
             time.sleep(REST_S)
-            calls[name]()
             begin = start = time.perf_counter()
-            while start - begin < BURST:
+            while start - begin < WARM_S + BURST_S:
                 calls[name]()
                 end = time.perf_counter()
-                times[name].append(end - start)
+                counted[name].append(start - begin >= WARM_S)
+                if counted[name][-1]:
+                    times[name].append(end - start)
                 start = end
-    return times
+    return times, counted
 
 
-def measure(shapes: tuple[Shape, ...], rounds: int, label: str, others: bool) -> dict[str, Any]:
-    """All shapes of one kind; prints a line for each."""
-    rows: list[dict[str, Any]] = []
-    for s in shapes:
-        calls, told, seconds = contenders(s, others)
-        times = turns(calls, rounds)
-        times |= {name: of_itself() for name, of_itself in told.items()}
-        row: dict[str, Any] = {"shape": str(s), "compile_ms": round(seconds * 1e3, 1)}
-        for what, pick in (("median", statistics.median), ("least", min)):
-            found = {n: pick(t) for n, t in times.items()}
-            best = min(t for n, t in found.items() if n != "ours")
-            row[what] = {n: round(t * 1e6, 1) for n, t in found.items()}
-            row[f"ratio_{what}"] = round(best / found["ours"], 3)
-            row[f"ratio_{what}_eager"] = round(found["torch"] / found["ours"], 3)
-        row["gflops"] = round(s.operations / row["least"]["ours"] / 1e3, 1)
-        rows.append(row)
-        print(f"{s!s:44} least us {row['least']}  ratio {row['ratio_least']:.2f} (median {row['ratio_median']:.2f}), "
-              f"over eager {row['ratio_least_eager']:.2f}, {row['gflops']:.0f} GFLOP/s, compiled in {row['compile_ms']:.0f} ms",
-              flush=True)  # fmt: skip
-    ratios = [k for k in rows[0] if k.startswith("ratio")]
-    summary = {k: round(geomean([r[k] for r in rows]), 3) for k in ratios}
+def measure(s: Shape, threads: int, rounds: int, others: bool) -> dict[str, Any]:
+    """One cell of the grid."""
+    torch.set_num_threads(threads)
+    calls, told, seconds = contenders(s, others)
+    times, counted = turns(calls, rounds)
+    for name, of_itself in told.items():
+        said = of_itself()
+        times[name] = [t for t, counts in zip(said[len(said) - len(counted[name]) :], counted[name], strict=True) if counts]
+    row: dict[str, Any] = {"shape": str(s), "threads": threads, "compile_ms": round(seconds * 1e3, 1)}
+    for what, pick in (("median", statistics.median), ("least", min)):
+        found = {n: pick(t) for n, t in times.items()}
+        best = min(t for n, t in found.items() if n != "ours")
+        row[what] = {n: round(t * 1e6, 1) for n, t in found.items()}
+        row[f"ratio_{what}"] = round(best / found["ours"], 3)
+        row[f"ratio_{what}_eager"] = round(found["torch"] / found["ours"], 3)
+    row["gflops"] = round(s.operations / row["least"]["ours"] / 1e3, 1)
+    return row
+
+
+def report(row: dict[str, Any]) -> None:
+    """One line."""
+    print(f"t{row['threads']} {row['shape']:44} least us {row['least']}  ratio {row['ratio_least']:.2f} (median "
+          f"{row['ratio_median']:.2f}), over eager {row['ratio_least_eager']:.2f}, {row['gflops']:.0f} GFLOP/s, "
+          f"compiled in {row['compile_ms']:.0f} ms", flush=True)  # fmt: skip
+
+
+def summary(label: str, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Geometric means over some shapes; prints a line."""
+    found = {k: round(geomean([r[k] for r in rows]), 3) for k in rows[0] if k.startswith("ratio")}
     worst = min(rows, key=lambda r: r["ratio_least"])
-    print(f"# {label}: geometric means {summary}, worst {worst['shape']} {worst['ratio_least']}", flush=True)
-    return {"summary": summary, "shapes": rows}
+    print(f"# {label}: {len(rows)} shapes, geometric means {found}, worst {worst['shape']} {worst['ratio_least']}", flush=True)
+    return found
+
+
+def grid(kept: Cells, options: argparse.Namespace) -> dict[str, Any]:
+    """All shapes on every number of threads, one after the other, as far as the slice goes."""
+    result: dict[str, Any] = {}
+    step = 4 if options.quick else 1
+    for threads in options.threads:
+        whole: list[dict[str, Any]] = []
+        for label, shapes in (("resnet50", RESNET50), ("mobilenet_v3_large depthwise", MOBILENET)):
+            rows: list[dict[str, Any]] = []
+            for s in (s for s in shapes[::step] if options.only in str(s)):
+                work = functools.partial(measure, s, threads, options.rounds, not options.torch_only)
+                row = kept.measured(f"t{threads} {s}", work)
+                if row is not None:
+                    rows.append(row)
+                    report(row)
+            if rows:
+                result[f"t{threads} {label}"] = {"summary": summary(f"t{threads} {label}", rows), "shapes": rows}
+            whole += rows
+        if whole:
+            result[f"t{threads} geomean_least"] = summary(f"t{threads} all", whole)["ratio_least"]
+    return result
 
 
 def main() -> int:
     """Run all shapes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--quick", action="store_true", help="every fourth shape")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("--torch-only", action="store_true", help="without ONNX Runtime and OpenVINO")
     parser.add_argument("--json", action="store_true", help="end with one JSON document")
+    add_options(parser)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    step = 4 if options.quick else 1
+    kept = cells("conv", options, rounds=options.rounds, alone=options.torch_only)
     with torch.inference_mode():
-        result = {
-            label: measure(chosen, options.rounds, label, not options.torch_only)
-            for label, shapes in (("resnet50", RESNET50), ("mobilenet_v3_large depthwise", MOBILENET))
-            if (chosen := tuple(s for s in shapes[::step] if options.only in str(s)))
-        }
-    total = geomean([r["ratio_least"] for part in result.values() for r in part["shapes"]])
-    print(f"# all: {total:.3f} of the best other, by least times" if math.isfinite(total) else "# nothing measured")
+        result = grid(kept, options)
+    if kept.left:
+        print(kept.remaining())
     if options.json:
-        print(json.dumps(result))
+        print(json.dumps({"target": host().name, **result}))
     return 0
 
 
