@@ -6,6 +6,7 @@ nobody has computed. So such a node never joins the group that makes its operand
 
 from __future__ import annotations
 
+from hotfuse.analysis.sorts import is_sort, refusal
 from hotfuse.ir.graph import Node, Value
 from hotfuse.ops.table import packet
 
@@ -24,7 +25,7 @@ _INDEXED = frozenset({
 
 def reads_places(node: Node) -> bool:
     """Whether a node is one of these."""
-    return packet(node.op) in _WINDOWS or packet(node.op) in _INDEXED
+    return packet(node.op) in _WINDOWS or packet(node.op) in _INDEXED or (is_sort(node) and refusal(node) is None)
 
 
 def from_memory(node: Node) -> str:

@@ -2,23 +2,26 @@
 
 Outputs that fit the loops of one root share a nest; others follow in nests of their own, in the same kernel. Each way of
 arranging the loops is tried until one works: around the first reduction's input, around each output alone, then without
-vectors, which always works where positions can be computed at all.
+vectors. Where none does (a reduction inside the loop of another one, a running sum wanted in another order, a value read at
+places that data say), what is in the way is computed first, in a nest of its own, into memory of the kernel's own (`stages`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hotfuse.analysis.sorts import is_sort, refusal
 from hotfuse.ir.dims import sym, symbols
 from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, sources
 from hotfuse.ir.types import TensorType, dims_of
 from hotfuse.lower import expand, primitive
-from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.errors import CannotLower, NotInOneNest
 from hotfuse.lower.index import Refine, Space, counters_of
 from hotfuse.lower.landing import land
 from hotfuse.lower.lowered import Lowered, Memory, tensor_type
 from hotfuse.lower.plan import Goal, Plan, Planner
+from hotfuse.lower.stages import beside, ordered
 from hotfuse.lower.values import Definitions
 from hotfuse.lower.views import is_move, shape_of
 from hotfuse.lower.write import Writer
@@ -27,6 +30,7 @@ from hotfuse.tile.build import KernelBuilder
 
 _MAX_NODES = 150
 _MAX_TRIES = 64
+_MAX_ASIDE = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,11 @@ class Options:
 
 
 def supported(node: Node) -> bool:
-    """Whether a node's op can be part of such a group, as far as its name says."""
+    """Whether a node's op can be part of such a group, as far as its name (of sorts: what is sorted) says."""
     return (
         node.kind is Kind.OPERATOR
         and not node.graphs
+        and not (is_sort(node) and refusal(node))
         and (expand.known(node.op) or is_move(node.op) or packet(node.op) in primitive.rules() or _is_host(node))
     )
 
@@ -70,7 +75,7 @@ def lower_group(graph: Graph, options: Options | None = None, strides: Mapping[s
     for cuts in _ways(graph):
         simple = primitive.simplified(graph, cuts=cuts)
         try:
-            return _Kernel(simple, Definitions(simple), outputs, options or Options(), strides or {}).lowered()
+            return _Kernel(simple, outputs, options or Options(), strides or {}).lowered()
         except CannotLower as e:
             problem = problem or e
     assert problem is not None
@@ -107,48 +112,83 @@ class _Nest:
     extras: dict[tuple[str, ...], tuple[int, ...]] = field(default_factory=dict[tuple[str, ...], tuple[int, ...]])
 
 
+def _around(reduction: Node, outputs: list[Value], scalar: bool) -> _Nest:
+    """Loops around what is reduced."""
+    (value,), dims = reduction.ins, reduction.attr("dims")
+    kept = frozenset(d for d in range(len(shape_of(value))) if not isinstance(dims, tuple) or d not in dims)
+    return _Nest(value, outputs, kept, scalar)
+
+
 class _Kernel:
     def __init__(
-        self, graph: Graph, definitions: Definitions, outputs: list[Value], options: Options,
-        strides: Mapping[str, tuple[int, ...]],
-    ) -> None:  # fmt: skip
-        self.graph, self.definitions, self.outputs = graph, definitions, outputs
+        self, graph: Graph, outputs: list[Value], options: Options, strides: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        self.graph, self.outputs = graph, outputs
         self.options, self.strides = options, strides
+        self.definitions = Definitions(graph)
 
     def lowered(self) -> Lowered:
         problem: CannotLower | None = None
-        reductions = [n for n in self.graph.nodes if n.op.startswith("lower.reduce.")]
-        for around, scalar in (("reduction", False), ("output", False), ("output", True)):
-            if around == "reduction" and not reductions:
-                continue
-            try:
-                return self._with(around, scalar, reductions)
-            except CannotLower as e:
-                problem = problem or e
+        folded = any(n.op.startswith("lower.reduce.") for n in self.graph.nodes)
+        ways = (("reduction", False), ("output", False), ("output", True))
+        for attempt in (self._with, self._in_stages):
+            for around, scalar in ways if folded else ways[1:]:
+                try:
+                    return attempt(around, scalar)
+                except CannotLower as e:
+                    problem = problem or e
         assert problem is not None
         raise problem
 
-    def _with(self, around: str, scalar: bool, reductions: list[Node]) -> Lowered:
+    def _in_stages(self, around: str, scalar: bool) -> Lowered:
+        """What the loops around its use cannot make is computed before them, into memory of the kernel's own."""
+        aside: list[Value] = []
+        while True:
+            try:
+                return self._with(around, scalar, ordered(self.graph, aside))
+            except NotInOneNest as e:
+                if e.value in aside or len(aside) >= _MAX_ASIDE:
+                    raise
+                aside.append(e.value)
+
+    def _with(self, around: str, scalar: bool, aside: Sequence[Value] = ()) -> Lowered:
         memory = self._memory()
+        nests: list[tuple[Plan, Definitions]] = []
+        waiting, stored = list(aside), list[str]()
+        while waiting:
+            stage = beside(self.graph, waiting)
+            for v in stage:
+                memory.aside(v)
+            self.definitions = Definitions(self.graph, stored, (v.name for v in stage))
+            done = self._stage(stage, scalar, memory, nests)
+            waiting = [v for v in waiting if v not in done]
+            stored += [v.name for v in done]
+        self.definitions = Definitions(self.graph, stored)
         left = list(self.outputs)
-        nests: list[tuple[Plan, Memory]] = []
-        if around == "reduction":
-            (value,) = reductions[0].ins
-            dims = reductions[0].attr("dims")
-            kept = frozenset(d for d in range(len(shape_of(value))) if not isinstance(dims, tuple) or d not in dims)
-            nest = _Nest(value, left, kept, scalar)
-            plan, done = self._planned(nest, memory)
-            nests.append((plan, memory))
-            left = [v for v in left if v not in done]
+        reductions = [n for n in self.graph.nodes if n.op.startswith("lower.reduce.") and n.outs[0].name not in stored]
+        if around == "reduction" and reductions:
+            left = self._nest(_around(reductions[0], left, scalar), memory, nests)
         while left:
             root = max(left, key=lambda v: len(shape_of(v)))
-            nest = _Nest(root, left, None, scalar)
-            plan, done = self._planned(nest, memory)
-            nests.append((plan, memory))
-            left = [v for v in left if v not in done]
-        for plan, _ in nests:
-            Writer(memory, self.graph, plan).write()
+            left = self._nest(_Nest(root, left, None, scalar), memory, nests)
+        for plan, definitions in nests:
+            Writer(memory, definitions, plan).write()
         return memory.finish(memory.builder.finish())
+
+    def _stage(self, stage: list[Value], scalar: bool, memory: Memory, nests: list[tuple[Plan, Definitions]]) -> list[Value]:
+        """The nest of what is stored next; gives what it stores."""
+        node, _ = self.definitions.nodes[stage[0].name]
+        if node.op.startswith("lower.reduce."):
+            left = self._nest(_around(node, stage, scalar), memory, nests)
+        else:
+            left = self._nest(_Nest(stage[0], stage[:1], None, scalar), memory, nests)
+        return [v for v in stage if v not in left]
+
+    def _nest(self, nest: _Nest, memory: Memory, nests: list[tuple[Plan, Definitions]]) -> list[Value]:
+        """Plan one more nest; gives the outputs that are left."""
+        plan, done = self._planned(nest, memory)
+        nests.append((plan, self.definitions))
+        return [v for v in nest.outputs if v not in done]
 
     def _memory(self) -> Memory:
         return Memory(KernelBuilder(self.graph.name), self.graph, self.strides)

@@ -131,6 +131,13 @@ class Memory:
             self.places[key] = self._made(value, BufferKind.OUTPUT, Role.OUTPUT)
         return self.places[key]
 
+    def aside(self, value: Value) -> None:
+        """Memory of the kernel's own for a value: one nest of loops stores it, later ones read it."""
+        t = tensor_type(value)
+        buffer = self.builder.shared(value.name, t.dtype, (product(t.shape),), (1,))
+        made = Place(buffer, dense_strides(t.shape, Layout()), True)
+        self.places[value.name] = self.places[f"{value.name} "] = made
+
     def _made(self, value: Value, kind: BufferKind, role: Role) -> Place:
         t = tensor_type(value)
         known = self.strides.get(value.name)

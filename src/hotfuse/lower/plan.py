@@ -16,12 +16,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NoReturn
 
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Node, Value
 from hotfuse.ir.types import DType, bits
 from hotfuse.lower.algebra import add, mul, normal, same
-from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.errors import CannotLower, NotInOneNest
 from hotfuse.lower.index import Coord, Position, Space, counters_of
 from hotfuse.lower.lowered import Memory, Place, tensor_type
 from hotfuse.lower.trace import Trace, scanned_dim, trace
@@ -152,8 +153,10 @@ class Planner:
         phases, row_goals = self._phases(goals)
         for phase in phases:
             self._scan(phase)
-        if any(trace(self.definitions, self.space, [(g.value, g.position)]).scans for g in row_goals):
-            raise CannotLower("a running sum is wanted once per row")
+        for g in row_goals:
+            found = trace(self.definitions, self.space, [(g.value, g.position)])
+            for (_, position), node in found.scans.items():
+                self._refuse(found, node, self._along(node, position), "a running sum is wanted once per row")
         self._keep(phases)
         self._gather_accesses(goals)
         classes = [self.rows, *dict.fromkeys(p.columns for p in phases)]
@@ -183,7 +186,8 @@ class Planner:
         if key in self.folds:
             return self.folds[key]
         if not counters_of(position) <= set(self.rows):
-            raise CannotLower(f"{node.op} would run inside the loop of another reduction", where=str(node.loc))
+            because = f"{node.op} would run inside the loop of another reduction"
+            raise NotInOneNest(node.outs[0], because, where=str(node.loc))
         (value,) = node.ins
         dims = node.attr("dims")
         shape = shape_of(value)
@@ -205,19 +209,25 @@ class Planner:
         others = {k for i, o in enumerate(position) for k in counters_of((o,)) if i != scanned_dim(node)}
         if len(c.terms) != 1 or c.terms[0][1] != 1 or c.offset != 0 or c.terms[0][0] in others:
             if counters_of((c,)) or c.offset != 0:
-                raise CannotLower("a running sum is wanted out of order")
+                raise NotInOneNest(node.outs[0], "a running sum is wanted out of order")
             return -1  # a dim of extent 1
         return c.terms[0][0]
 
     def _scan(self, phase: Phase) -> None:
-        found = trace(self.definitions, self.space, phase.wanted).scans
-        for (_, position), node in found.items():
+        found = trace(self.definitions, self.space, phase.wanted)
+        for (_, position), node in found.scans.items():
             along = self._along(node, position)
             if (along,) != (phase.columns or (-1,)):
-                raise CannotLower("a running sum does not go along the only loop inside a row")
+                self._refuse(found, node, along, "a running sum does not go along the only loop inside a row")
             if along >= 0 and not same(self.space.extents[along], shape_of(node.outs[0])[scanned_dim(node)]):
-                raise CannotLower("a running sum is only a part of the loop that it goes along")
+                raise NotInOneNest(node.outs[0], "a running sum is only a part of the loop that it goes along")
             phase.scans.append(ScanPlan(node, position))
+
+    @staticmethod
+    def _refuse(found: Trace, node: Node, along: int, because: str) -> NoReturn:
+        """Not in these loops: reductions for each of its places make rows of them, and come first; else the sum does itself."""
+        rows = [f for (_, at), f in found.folds.items() if along in counters_of(at)]
+        raise NotInOneNest((rows[0] if rows else node).outs[0], because)
 
     def _over(self, shape: tuple[Dim, ...]) -> tuple[tuple[int, ...], Position]:
         """The columns that run over these dims, and the places along them."""

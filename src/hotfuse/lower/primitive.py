@@ -10,7 +10,7 @@
     lower.alias(x)                    a result under the name that the group gave it
 
 What stays whole keeps its ATen name. Half precision is computed in f32 between a composite op's input and its result, as torch
-does. The rows are in `primitive_index`, `primitive_norms`, `primitive_pool`, `primitive_reduce` and `primitive_resize`;
+does. The rows are in `primitive_index`, `_norms`, `_pool`, `_reduce`, `_resize` and `_sort`;
 `windows` and `picks` say what the movements that they use mean.
 """
 
@@ -47,8 +47,8 @@ def decomposes(names: str) -> Callable[[Rule], Rule]:
 
 def rules() -> Mapping[str, Rule]:
     """Every rule by the op's name."""
-    for name in ("primitive_index", "primitive_norms", "primitive_pool", "primitive_reduce", "primitive_resize"):
-        import_module(f"hotfuse.lower.{name}")
+    for name in ("index", "norms", "pool", "reduce", "resize", "sort"):
+        import_module(f"hotfuse.lower.primitive_{name}")
     return _RULES
 
 

@@ -33,13 +33,14 @@ def _checked(d: Draft, index: Value, extent: int) -> Value:
     return d.add("lower.checked", (), _I64, shape_of(index), {"self": index, "extent": extent})
 
 
-def _places(d: Draft, count: int, rank: int, at: int) -> Value:
+def places(d: Draft, count: int, rank: int, at: int) -> Value:
     """0, 1, ... along one of so many dims."""
     plain = d.add("aten.arange.default", (count,), _I64, (count,))
     return d.reshape(plain, tuple(count if i == at else 1 for i in range(rank)))
 
 
-def _equal(d: Draft, a: Value, b: Value) -> Value:
+def equal(d: Draft, a: Value, b: Value) -> Value:
+    """Where two are the same, broadcast."""
     return d.add("aten.eq.Tensor", (a, b), _BOOL, broadcast(shape_of(a), shape_of(b)))
 
 
@@ -51,7 +52,7 @@ def _one_hot(d: Draft, node: Node) -> Sequence[Value]:
     index = _checked(d, x, classes)
     shape = shape_of(x)
     column = d.reshape(index, (*shape, 1))
-    return (d.cast(_equal(d, column, _places(d, classes, len(shape) + 1, len(shape))), _I64),)
+    return (d.cast(equal(d, column, places(d, classes, len(shape) + 1, len(shape))), _I64),)
 
 
 @decomposes("scatter scatter_add")
@@ -66,11 +67,11 @@ def _scatter(d: Draft, node: Node) -> Sequence[Value]:
         raise CannotLower(f"{many} indexes into a dim of {extent}")
     if not all(same(m, n) for i, (m, n) in enumerate(zip(shape, given, strict=True)) if i != at):
         raise CannotLower("a scatter into a part of the other dims")
-    places = _places(d, extent, len(shape) + 1, at)
-    hit = _equal(d, _turned(d, _checked(d, index, extent), at), places)
+    at_place = places(d, extent, len(shape) + 1, at)
+    hit = equal(d, _turned(d, _checked(d, index, extent), at), at_place)
     source = d.arg("src")
     if not isinstance(source, Value):
-        return (_where(d, _once(d, "any", hit, len(shape)), d.arg("value"), x),)
+        return (either(d, once(d, "any", hit, len(shape)), d.arg("value"), x),)
     if not all(same(m, n) for m, n in zip(shape_of(source), given, strict=True)) or len(shape_of(source)) != len(given):
         raise CannotLower("a scatter of a part of its source")
     return (_written(d, x, hit, _turned(d, source, at), many, adds=node.op.startswith("aten.scatter_add")),)
@@ -95,9 +96,9 @@ def _index_put(d: Draft, node: Node) -> Sequence[Value]:
         raise CannotLower("index_put of values that are repeated")
     wide = d.cast(index, _I64)
     below = d.add("aten.lt.Scalar", (wide, 0), _BOOL, (many,))
-    wrapped = _where(d, below, d.pointwise("add.Tensor", wide, extent), wide)
+    wrapped = either(d, below, d.pointwise("add.Tensor", wide, extent), wide)
     row = d.reshape(_checked(d, wrapped, extent), (*(1,) * len(shape), many))
-    hit = _equal(d, row, _places(d, extent, len(shape) + 1, at))
+    hit = equal(d, row, places(d, extent, len(shape) + 1, at))
     turned = _turned(d, values, at) if wanted else d.reshape(values, (1,) * (len(shape) + 1))
     return (_written(d, x, hit, turned, many, adds=d.arg("accumulate", False) is True),)
 
@@ -106,15 +107,15 @@ def _written(d: Draft, x: Value, hit: Value, values: Value, many: int, *, adds: 
     """x with what is written to each place, the last of several; `hit` and `values` have a last dim of those who may write."""
     last = len(shape_of(x))
     if adds:
-        return d.pointwise("add.Tensor", d.wide(x), _once(d, "sum", _where(d, hit, d.wide(values), 0), last))
-    number = _places(d, many, last + 1, last)
-    chosen = _equal(d, number, d.reduce("max", _where(d, hit, number, -1), (last,)))
+        return d.pointwise("add.Tensor", d.wide(x), once(d, "sum", either(d, hit, d.wide(values), 0), last))
+    number = places(d, many, last + 1, last)
+    chosen = equal(d, number, d.reduce("max", either(d, hit, number, -1), (last,)))
     if dtype(x) is _BOOL:
-        picked = _once(d, "any", _where(d, chosen, values, False), last)
+        picked = once(d, "any", either(d, chosen, values, False), last)
     else:
         kept = d.cast(values, DType.F32) if dtype(x) in HALVES else values
-        picked = d.cast(_once(d, "sum", _where(d, chosen, kept, 0), last), dtype(x))
-    return _where(d, _once(d, "any", hit, last), picked, x)
+        picked = d.cast(once(d, "sum", either(d, chosen, kept, 0), last), dtype(x))
+    return either(d, once(d, "any", hit, last), picked, x)
 
 
 def _turned(d: Draft, v: Value, at: int) -> Value:
@@ -126,7 +127,7 @@ def _turned(d: Draft, v: Value, at: int) -> Value:
     return d.add("aten.unsqueeze.default", (turned, at), dtype(v), (*moved[:at], 1, *moved[at:]))
 
 
-def _where(d: Draft, condition: Value, yes: object, no: object) -> Value:
+def either(d: Draft, condition: Value, yes: object, no: object) -> Value:
     """One or the other; one of them may be a number."""
     tensors = [v for v in (yes, no) if isinstance(v, Value)]
     kind = dtype(tensors[0])
@@ -137,12 +138,12 @@ def _where(d: Draft, condition: Value, yes: object, no: object) -> Value:
         elif isinstance(side, bool | int | float):
             sides.append(d.add("aten.full.default", ((), side), kind, (), {"dtype": kind}))
         else:
-            raise CannotLower(f"a scatter of {side}")
+            raise CannotLower(f"a choice of {side}")
     shape = broadcast(shape_of(condition), broadcast(shape_of(sides[0]), shape_of(sides[1])))
     return d.add("aten.where.self", (condition, *sides), kind, shape)
 
 
-def _once(d: Draft, function: str, v: Value, dim: int) -> Value:
+def once(d: Draft, function: str, v: Value, dim: int) -> Value:
     """A reduction over the last dim, which goes."""
     made = d.reduce(function, v, (dim,))
     return d.reshape(made, shape_of(made)[:-1])

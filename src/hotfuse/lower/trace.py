@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hotfuse.ir.graph import Node, Value
-from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.errors import CannotLower, NotInOneNest
 from hotfuse.lower.index import Position, Space, counters_in, counters_of
 from hotfuse.lower.values import Apply, Definitions, Fold, Key, Load, choose
 from hotfuse.lower.views import Alias, Inside, Pick, Picked, Pieces
@@ -89,7 +89,10 @@ def trace(
             case Alias(other, where):
                 visit(other, where)
             case Pieces():
-                one = choose(step, space, running or {})
+                try:
+                    one = choose(step, space, running or {})
+                except CannotLower as e:  # in loops of its own shape, pieces lie one behind the other
+                    raise NotInOneNest(value, e.because) from e
                 chosen = [one] if one is not None else [p.content for p in step.parts] if undecided else []
                 for content in chosen:
                     if isinstance(content, Alias):

@@ -14,7 +14,7 @@ are left out, so that tiles broadcast against each other.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower import expand
 from hotfuse.lower.algebra import add, at_most, mul, not_negative, same, sub
-from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.errors import CannotLower, NotInOneNest
 from hotfuse.lower.index import Coord, Cut, Position, Space, counters_in
 from hotfuse.lower.lowered import Memory, Place, tensor_type
 from hotfuse.lower.views import Alias, Inside, Pick, Picked, Pieces, broadcast, is_move, move, shape_of
@@ -70,11 +70,12 @@ class Along:
 
 
 class Definitions:
-    """Where the values of a group come from: its sources and its nodes."""
+    """Where the values of a group come from: its sources, what has been stored, what is being stored, and its nodes."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, stored: Iterable[str] = (), storing: Iterable[str] = ()) -> None:
         self.graph = graph
-        self.sources = {v.name for v in sources(graph)}
+        self.sources = {v.name for v in sources(graph)} | set(stored)
+        self.storing = frozenset(storing)
         self.nodes = {v.name: (n, i) for n in graph.nodes for i, v in enumerate(n.outs)}
 
     def step(self, value: Value, position: Position, space: Space) -> Step:
@@ -85,8 +86,12 @@ class Definitions:
         if is_move(node.op):
             moved = move(node, out, position, space)
             if isinstance(moved, Picked) and moved.value.name not in self.sources:
-                raise CannotLower(f"{node.op} picks from what the same kernel computes", where=str(node.loc))
+                raise NotInOneNest(moved.value, f"{node.op} picks from what the same loops compute", where=str(node.loc))
             return moved
+        if node.op == "lower.stored":
+            if value.name in self.storing:
+                return Alias(node.ins[0], position)
+            raise NotInOneNest(value, f"%{node.ins[0].name} is read at many places", where=str(node.loc))
         if node.op.startswith(("lower.reduce.", "lower.scan.")):
             return Fold(node, position)
         if not expand.known(node.op):
@@ -151,11 +156,14 @@ class _Scope:
 class Evaluator:
     """Writes the instructions that compute values at positions."""
 
-    def __init__(self, memory: Memory, graph: Graph, space: Space, merged: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self, memory: Memory, graph: Graph, space: Space, merged: Mapping[int, int] | None = None,
+        definitions: Definitions | None = None,
+    ) -> None:  # fmt: skip
         self.memory = memory
         self.builder: KernelBuilder = memory.builder
         self.space = space
-        self.definitions = Definitions(graph)
+        self.definitions = definitions or Definitions(graph)
         self.merged = merged or {}
         """Counters that have no loop of their own, with the one whose loop runs over both."""
         self.at: dict[int, Dim] = {}

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hotfuse.ir.dims import Dim, expr
-from hotfuse.ir.graph import Graph, Value
+from hotfuse.ir.graph import Value
 from hotfuse.lower import folds
 from hotfuse.lower.algebra import add, at_most, mul, sub
 from hotfuse.lower.index import Coord, Position, counters_of
 from hotfuse.lower.lowered import Memory, Place, tensor_type
 from hotfuse.lower.plan import FoldPlan, Phase, Plan
 from hotfuse.lower.trace import trace
-from hotfuse.lower.values import Along, Evaluator
+from hotfuse.lower.values import Along, Definitions, Evaluator
 from hotfuse.tile.program import LoopKind, Tile
 
 _CHUNK = 16384
@@ -66,9 +66,9 @@ def parts(start: Dim, stop: Dim, widths: Sequence[int]) -> list[Part]:
 class Writer:
     """Writes one nest."""
 
-    def __init__(self, memory: Memory, graph: Graph, plan: Plan) -> None:
+    def __init__(self, memory: Memory, definitions: Definitions, plan: Plan) -> None:
         self.plan, self.memory, self.b = plan, memory, memory.builder
-        self.at = Evaluator(memory, graph, plan.space, plan.merged)
+        self.at = Evaluator(memory, definitions.graph, plan.space, plan.merged, definitions)
         self.row_vector = any(k in plan.rows for k in plan.vector)
         self.reused: dict[str, tuple[str, Position]] = {}
         """Outputs that hold something else before they get their own elements."""
