@@ -1,17 +1,19 @@
 """Residual and layer norm, residual and rms norm, softmax: generated kernels against eager and ONNX Runtime.
 
-    python -m benchmarks.norms [--threads 1 2] [--rounds N] [--only NAME] [--json]
+    python -m benchmarks.norms [--threads 1 2] [--rounds N] [--only NAME] [--seconds S] [--json]
 
 The layer norm is of a sum that nobody else reads (BERT), the rms norm's sum is a result too (Llama). Ours is a plan for any
 number of rows (the rows are a symbol, the columns a number), called with tensors and giving new ones. ONNX Runtime
 computes the residual forms with its own fused operators and is called twice, with `run` and with bound inputs and outputs.
 Contenders take turns, with several threads after a rest in which those of whoever came before stop spinning. A ratio above 1
-means that ours is faster; it is the median over rounds of the times of one round.
+means that ours is faster; it is the median over rounds of the times of one round. Cells are kept (`benchmarks.cells`): with
+`--seconds` the grid is measured in slices.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper
 
+from benchmarks.cells import Cells, add_options, cells
 from benchmarks.gemm import geomean
 from benchmarks.served import Served, served
 from benchmarks.timing import interleave
@@ -144,7 +147,7 @@ def cell(work: Work, rows: int, columns: int, threads: int, rounds: int, plan: S
     return {
         "work": work.name, "rows": rows, "columns": columns, "threads": threads,
         "us": {n: round(t.median * 1e3, 2) for n, t in times.items()},
-        "ratio": {n: round(r, 3) for n, r in ratios.items() if n != "ours"},
+        "ratio": {n: round(r, 3) for n, r in ratios.items() if n != "ours"}, "native": plan.native,
     }  # fmt: skip
 
 
@@ -152,7 +155,7 @@ def report(c: dict[str, Any]) -> None:
     """One line."""
     shape = f"{c['rows']}x{c['columns']}"
     ratios = "  ".join(f"{n} {r:.2f}x" for n, r in c["ratio"].items())
-    print(f"t{c['threads']} {c['work']:10} {shape:9} us {c['us']}  {ratios}", flush=True)
+    print(f"t{c['threads']} {c['work']:10} {shape:9} us {c['us']}  {ratios}{'' if c['native'] else '  (the library)'}", flush=True)
 
 
 def summary(cells: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -168,6 +171,30 @@ def summary(cells: Sequence[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
+def grid(kept: Cells, options: argparse.Namespace) -> None:
+    """All cells, as far as the slice goes; a plan serves all cells of its columns, and is made for the first that is measured."""
+    for work in (w for w in WORKS if options.only in w.name):
+        for columns in COLUMNS:
+            generator = torch.Generator().manual_seed(columns)
+            weights = {w: torch.randn(columns, generator=generator) for w in work.weights}
+            plan = functools.cache(functools.partial(ours, work, columns, weights))
+            for threads in options.threads:
+                torch.set_num_threads(threads)
+                for rows in ROWS:
+                    name = f"t{threads} {work.name} {rows}x{columns}"
+                    one = functools.partial(_measured, work, rows, columns, threads, options.rounds, plan, weights)
+                    found = kept.measured(name, one)
+                    if found is not None:
+                        report(found)
+
+
+def _measured(
+    work: Work, rows: int, columns: int, threads: int, rounds: int, plan: Callable[[], Served],
+    weights: dict[str, torch.Tensor],
+) -> dict[str, Any]:  # fmt: skip
+    return cell(work, rows, columns, threads, rounds, plan(), weights)
+
+
 def main() -> int:
     """Run everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -175,26 +202,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--only", default="", help="works whose name contains this")
     parser.add_argument("--json", action="store_true", help="end with one JSON document")
+    add_options(parser)
     options = parser.parse_args()
-    cells: list[dict[str, Any]] = []
+    kept = cells("norms", options, rounds=options.rounds)
     with torch.no_grad():
-        for work in (w for w in WORKS if options.only in w.name):
-            for columns in COLUMNS:
-                generator = torch.Generator().manual_seed(columns)
-                weights = {w: torch.randn(columns, generator=generator) for w in work.weights}
-                plan = ours(work, columns, weights)
-                if not plan.native:
-                    print(f"# {work.name} of {columns} columns stays with the library")
-                for threads in options.threads:
-                    torch.set_num_threads(threads)
-                    for rows in ROWS:
-                        cells.append(cell(work, rows, columns, threads, options.rounds, plan, weights))
-                        report(cells[-1])
-    means = summary(cells)
+        grid(kept, options)
+    means = summary(kept.found)
     for name, value in means.items():
         print(f"# {name}: {value}x{'' if value >= BAR else '  below the bar'}")
+    if kept.left:
+        print(kept.remaining())
     if options.json:
-        print(json.dumps({"target": host().name, "summary": means, "cells": cells}))
+        print(json.dumps({"target": host().name, "summary": means, "cells": kept.found}))
     return 0
 
 

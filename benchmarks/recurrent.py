@@ -1,17 +1,18 @@
 """LSTM and GRU sequences: generated kernels against torch's own and ONNX Runtime's, over hidden sizes, steps and batches.
 
-    python -m benchmarks.recurrent [--threads 1 2] [--rounds N] [--cells lstm gru] [--quick] [--cpu] [--json]
+    python -m benchmarks.recurrent [--threads 1 2] [--rounds N] [--cells lstm gru] [--quick] [--seconds S] [--cpu] [--json]
 
 Contenders take turns in short bursts: the torch module, ONNX Runtime (results bound to memory once, its fastest way), and our
 plan, called with tensors and giving new ones. All get input and initial states and give all outputs. With several threads each
 turn begins with a pause, in which the threads of whoever came before stop spinning, and a call that is not counted. Ratios above
 1 mean that ours is faster; `low` compares the best tenth of the bursts, which other load disturbs least, `least` the shortest
-ones. `gflops` is what ours reaches.
+ones. `gflops` is what ours reaches. Cells are kept (`benchmarks.cells`): with `--seconds` the grid is measured in slices.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -27,6 +28,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from benchmarks.cells import add_options, cells
 from benchmarks.gemm import BURST, geomean, low
 from benchmarks.served import Served, served
 from hotfuse.backends.llvm.target import host
@@ -158,7 +160,7 @@ def turns(
 
 
 def measured(job: Job, threads: int, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
-    """One cell of the grid; prints a line."""
+    """One cell of the grid."""
     torch.set_num_threads(threads)
     calls, plan = contenders(job, threads)
     times = turns(calls, rounds, clock, REST_S if threads > 1 else 0.0)
@@ -170,16 +172,20 @@ def measured(job: Job, threads: int, rounds: int, clock: Callable[[], float]) ->
     }
     flops = 4 * job.hidden**2 * len(_ORDER[job.cell]) * job.steps * job.batch
     gflops = round(flops / micro["median"]["ours"] / 1e3, 1)
-    print(
-        f"t{threads} {job.cell:4} hidden {job.hidden:3} steps {job.steps:3} batch {job.batch}  median us {micro['median']}"
-        f"  ratio {ratios['median']}  low {ratios['low']}  {gflops} GFLOP/s  made in {plan.made_ms:.0f} ms"
-        f"{'' if plan.native else '  (the library)'}",
-        flush=True,
-    )
     return {
         "threads": threads, "cell": job.cell, "hidden": job.hidden, "steps": job.steps, "batch": job.batch,
         "us": micro, "ratio": ratios, "gflops": gflops, "made_ms": round(plan.made_ms, 1), "native": plan.native,
     }  # fmt: skip
+
+
+def report(c: dict[str, Any]) -> None:
+    """One line."""
+    print(
+        f"t{c['threads']} {c['cell']:4} hidden {c['hidden']:3} steps {c['steps']:3} batch {c['batch']}  median us "
+        f"{c['us']['median']}  ratio {c['ratio']['median']}  low {c['ratio']['low']}  {c['gflops']} GFLOP/s  made in "
+        f"{c['made_ms']:.0f} ms{'' if c['native'] else '  (the library)'}",
+        flush=True,
+    )
 
 
 def main() -> int:
@@ -191,23 +197,33 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="hidden 128 and 512 only")
     parser.add_argument("--cpu", action="store_true", help="processor time of the calling thread; needs --threads 1")
     parser.add_argument("--json", action="store_true", help="end with one JSON document")
+    add_options(parser)
     options = parser.parse_args()
     if options.cpu and options.threads != [1]:
         parser.error("--cpu counts one thread's time: add --threads 1")
     clock = time.thread_time if options.cpu else time.perf_counter
     hidden = (128, 512) if options.quick else HIDDEN
     jobs = [Job(c, h, s, b) for c in options.cells for h in hidden for s in STEPS for b in BATCHES]
+    kept = cells("recurrent", options, rounds=options.rounds, cpu=options.cpu)
     with torch.inference_mode():
-        cells = [measured(job, t, options.rounds, clock) for t in options.threads for job in jobs]
+        for threads in options.threads:
+            for job in jobs:
+                name = f"t{threads} {job.cell} {job.hidden} {job.steps} {job.batch}"
+                found = kept.measured(name, functools.partial(measured, job, threads, options.rounds, clock))
+                if found is not None:
+                    report(found)
     summary: dict[str, Any] = {}
     for threads in options.threads:
         for other in ("eager", "onnxruntime"):
             for label in ("median", "low", "least"):
-                found = [c["ratio"][label][other] for c in cells if c["threads"] == threads]
-                summary[f"t{threads} {other} {label}"] = {"geomean": round(geomean(found), 2), "minimum": min(found)}
+                ratios = [c["ratio"][label][other] for c in kept.found if c["threads"] == threads]
+                if ratios:
+                    summary[f"t{threads} {other} {label}"] = {"geomean": round(geomean(ratios), 2), "minimum": min(ratios)}
     print("# " + ", ".join(f"{n}: {v}" for n, v in summary.items()))
+    if kept.left:
+        print(kept.remaining())
     if options.json:
-        print(json.dumps({"target": host().name, "summary": summary, "cells": cells}))
+        print(json.dumps({"target": host().name, "summary": summary, "cells": kept.found}))
     return 0
 
 
