@@ -17,6 +17,10 @@ MARGIN = 0.03
 PER_REQUEST = "ms a request"
 """The unit of traffic: all the time a stream took, loading and the first call included, by its requests."""
 
+COLD_S = 5.0
+PARTS = {"cold_ms": f"the first {COLD_S:g} s", "warm_ms": "the last third"}
+"""Parts of a stream that are told apart, in `Record.extra`: a mean hides how one starts and how fast one gets."""
+
 Status = Literal["ok", "absent", "wrong", "crashed"]
 
 
@@ -60,6 +64,22 @@ def finish(records: Sequence[Record]) -> None:
     for r in records:
         if ours is not None and ours.time is not None and r.time is not None:
             r.ratio = ratios(r.times, ours.times) if r.times and ours.times else quotient(r.time, ours.time)
+
+
+def parts(calls: Sequence[Sequence[float]], seconds: float) -> dict[str, float]:
+    """Milliseconds a request, of calls [begin, milliseconds] that began in the first seconds (loading included) and in the last third.
+
+    Somebody whose only call of a part began before it has no figure there; a stream that is hardly longer has no first seconds.
+    """
+    cold = [ms for begin, ms in calls if begin < COLD_S] if seconds >= 2 * COLD_S else []
+    warm = [ms for begin, ms in calls if begin >= seconds * 2 / 3]
+    return {name: sum(found) / len(found) for name, found in (("cold_ms", cold), ("warm_ms", warm)) if found}
+
+
+def part_ratios(records: Iterable[Record], part: str) -> dict[str, float]:
+    """Per contender, its time of a part over Hotfuse's: above 1 Hotfuse is faster. Empty where Hotfuse has no figure."""
+    found = {r.contender: float(r.extra[part]) for r in records if r.time is not None and part in r.extra}
+    return {n: ms / found[OURS] for n, ms in found.items() if n != OURS} if found.get(OURS) else {}
 
 
 def best(records: Iterable[Record]) -> Record | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.side.records import OURS, PER_REQUEST, Change, Record, best, cases
+from benchmarks.side.records import OURS, PARTS, PER_REQUEST, Change, Record, best, cases, part_ratios
 from benchmarks.side.stats import Estimate, geomean
 
 
@@ -35,11 +35,30 @@ def case_lines(records: Sequence[Record]) -> list[str]:
             cells += f"  roofline {r.roofline:.0%}"
         if r.unit == PER_REQUEST:
             cells += f"  {r.extra['per_s']:.1f}/s, p99 {r.extra['p99_ms']:.1f} ms, worst {r.extra['worst_ms']:.0f} ms"
+            cells += "".join(f"; {_part(r, part, records)} in {words}" for part, words in PARTS.items() if part in r.extra)
         if r.suite == "compile":  # who compiles beside the traffic and who makes it wait
             cells += f"  the longest wait of a call {max(r.extra['first_s'] * 1e3, r.extra['worst_ms']):.0f} ms"
         if r.error:
             cells += f"  error {r.error:.0e}"
         out.append(cells)
+    return out
+
+
+def _part(r: Record, part: str, records: Sequence[Record]) -> str:
+    """A contender's time in a part of a stream, and how many times faster Hotfuse was there."""
+    ratio = part_ratios(records, part).get(r.contender)
+    return f"{r.extra[part]:.4g} ms" + (f" ({ratio:.2f}x)" if ratio is not None else "")
+
+
+def _parts(all_of: Sequence[Sequence[Record]]) -> list[str]:
+    """How Hotfuse did against the best of the others while everything was new, and once that was over."""
+    out: list[str] = []
+    for part, words in PARTS.items():
+        over_best = {f[0].case: min(found.values()) for f in all_of if (found := part_ratios(f, part))}
+        if over_best:
+            worst = min(over_best, key=lambda n: over_best[n])
+            out.append(f"    in {words}: geomean {geomean(list(over_best.values())):.2f}x the best of the others over "
+                       f"{len(over_best)} cases, worst {over_best[worst]:.2f}x ({worst})")  # fmt: skip
     return out
 
 
@@ -62,6 +81,7 @@ def summary(records: Iterable[Record]) -> list[str]:
         each = ", ".join(f"{n} {geomean(v):.2f}x of {len(v)}" for n, v in per.items())
         out.append(f"{suite}, threads {threads}: geomean {geomean(list(over_best.values())):.2f}x the best of the others over "
                    f"{len(over_best)} of {len(all_of)} cases, worst {over_best[worst]:.2f}x ({worst}); {each}")  # fmt: skip
+        out += _parts(all_of)
     return out
 
 

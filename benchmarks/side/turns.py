@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.side.cases import Case
 from benchmarks.side.contenders import PACKAGES
-from benchmarks.side.records import OURS, PER_REQUEST, Record, finish
+from benchmarks.side.records import OURS, PER_REQUEST, Record, finish, parts
 from benchmarks.side.stats import of_blocks
 from hotfuse.machine.peaks import Peaks
 
@@ -290,6 +290,7 @@ class Table:
             record = self.records[name]
             taken = [ms for _, ms in record.extra["calls"]]
             record.unit, record.time = PER_REQUEST, of_blocks(taken)
+            record.extra |= parts(record.extra["calls"], self.seconds)
             record.extra |= {"requests": len(taken), "per_s": 1e3 * len(taken) / sum(taken), "worst_ms": max(taken),
                              "p50_ms": float(np.quantile(taken, 0.5)), "p99_ms": float(np.quantile(taken, 0.99))}
 

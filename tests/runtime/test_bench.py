@@ -106,6 +106,25 @@ def test_traffic_counts_loading() -> None:
     assert slow.ratio is not None and 5 < slow.ratio.median < 10
 
 
+def test_traffic_tells_the_first_seconds_from_the_last() -> None:
+    served = [[0.0, 900.0], *([t / 10, 90.0] for t in range(10, 60)), *([t / 10, 10.0] for t in range(60, 150))]
+    assert records.parts(served, 15.0) == {"cold_ms": pytest.approx((900 + 40 * 90) / 41), "warm_ms": 10.0}
+    assert records.parts(served, 6.0) == {"warm_ms": pytest.approx((20 * 90 + 90 * 10) / 110)}
+    assert records.parts([[0.0, 15000.0]], 15.0) == {"cold_ms": 15000.0}  # a single call that took all the time
+
+    def stream(name: str, cold: float, warm: float) -> Record:
+        extra = {"per_s": 1.0, "p99_ms": 1.0, "worst_ms": 1.0, "cold_ms": cold, "warm_ms": warm}
+        return Record("traffic", "lengths", name, 1, unit=records.PER_REQUEST, time=stats.Estimate(1.0, 1.0, 1.0, 9), extra=extra)
+
+    rows = [stream("hotfuse", 20.0, 5.0), stream("ort", 10.0, 10.0), stream("eager", 30.0, 20.0)]
+    records.finish(rows)
+    assert records.part_ratios(rows, "cold_ms") == {"ort": 0.5, "eager": 1.5}
+    assert records.part_ratios(rows[1:], "cold_ms") == {}
+    assert "10 ms (0.50x) in the first 5 s; 10 ms (2.00x) in the last third" in report.case_lines(rows)[2]
+    told = report.summary(rows)
+    assert "in the first 5 s: geomean 0.50x the best of the others" in told[1] and "in the last third: geomean 2.00x" in told[2]
+
+
 def test_medians_come_with_intervals_that_hold() -> None:
     assert stats.estimate([3.0]) == stats.Estimate(3.0, 3.0, 3.0, 1)
     rng, inside = random.Random(5), 0
