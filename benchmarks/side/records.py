@@ -67,7 +67,7 @@ def finish(records: Sequence[Record]) -> None:
 
 
 def parts(calls: Sequence[Sequence[float]], seconds: float) -> dict[str, float]:
-    """Milliseconds a request, of calls [begin, milliseconds] that began in the first seconds (loading included) and in the last third.
+    """Milliseconds a request, of calls [begin, milliseconds] that began in the first seconds (with loading) and in the last third.
 
     Somebody whose only call of a part began before it has no figure there; a stream that is hardly longer has no first seconds.
     """
