@@ -48,9 +48,9 @@ from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.order import Order
 from hotfuse.fusion.own import with_own_operands
 from hotfuse.hpm import model as hpm
+from hotfuse.hpm.book import Book
 from hotfuse.hpm.online import Online
 from hotfuse.hpm.roofline import roof
-from hotfuse.hpm.work import Book
 from hotfuse.ir.graph import Graph
 from hotfuse.machine import peaks as machine_peaks
 from hotfuse.machine.fingerprint import fingerprint

@@ -41,11 +41,12 @@ from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.own import with_own_operands
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import judge, model
+from hotfuse.hpm.book import Book
 from hotfuse.hpm.features import derive
 from hotfuse.hpm.model import Predictor, Samples
 from hotfuse.hpm.online import Online
 from hotfuse.hpm.shapes import draws
-from hotfuse.hpm.work import FAMILIES, Book, Candidate, families
+from hotfuse.hpm.work import FAMILIES, Candidate, families
 from hotfuse.ir.graph import Graph
 from hotfuse.lower.tiling import Core
 from hotfuse.ops.table import Access, lookup

@@ -12,11 +12,12 @@ import torch
 
 from hotfuse.compile import measure
 from hotfuse.hpm import fitted, model, shapes
+from hotfuse.hpm.book import Book
 from hotfuse.hpm.features import derive
 from hotfuse.hpm.model import Samples
 from hotfuse.hpm.roofline import Roof
 from hotfuse.hpm.shapes import draws
-from hotfuse.hpm.work import COLUMN, FAMILIES, Book, Candidate, families
+from hotfuse.hpm.work import COLUMN, FAMILIES, Candidate, families
 from hotfuse.ir.build import Builder
 from hotfuse.ir.types import DType, Layout, TensorType
 from hotfuse.lower.tiling import Core

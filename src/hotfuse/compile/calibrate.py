@@ -25,9 +25,10 @@ from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.measure import Bound, Made, Shelf, bind, timed
 from hotfuse.compile.pool import Limits, Pool, Task
 from hotfuse.hpm import calibrate as rows
+from hotfuse.hpm.book import Book
 from hotfuse.hpm.model import Model
 from hotfuse.hpm.shapes import Problem, draws, remembered
-from hotfuse.hpm.work import Book, Candidate
+from hotfuse.hpm.work import Candidate
 from hotfuse.ir.subgraph import extract
 from hotfuse.lower.tiling import Core
 from hotfuse.profile.store import Store
@@ -38,6 +39,8 @@ MOST_BYTES = 384 << 20
 """Data of a batch."""
 MOST_IDLE_BYTES = 96 << 20
 """The same for what is measured in idle time, beside a model that serves."""
+OTHER_TILES, OTHER_VECTORS = 0.6, 0.9
+"""How often a problem is measured cut in other ways, with and without a product: ways are only told apart by those."""
 TRAIN_S = 8.0
 """What is kept of the budget for training."""
 COMPILE_TIMEOUT_S = 60.0
@@ -75,9 +78,9 @@ def items(problems: Iterable[Problem], core: Core) -> Iterator[Item]:
         r = random.Random(problem.key)
         yield Item(problem, core)
         heart = problem.family in ("contraction", "convolution")
-        for other in measure.ways(core)[1:] if heart and r.random() < 0.5 else ():
+        for other in measure.ways(core)[1:] if heart and r.random() < OTHER_TILES else ():
             yield Item(problem, other)
-        if not heart and problem.family != "attention" and r.random() < 0.4:
+        if not heart and problem.family != "attention" and r.random() < OTHER_VECTORS:
             yield Item(problem, Core(max(4, core.lanes // 2), core.registers, core.l1, core.l2))
         if r.random() < 0.5:
             yield Item(problem, None)
@@ -149,7 +152,9 @@ class Calibration:
                 continue
             asked = None
             if item.core is not None:
-                task = Task("a kernel to measure", measure.request(item.problem.graph, item.core), timeout=COMPILE_TIMEOUT_S)
+                task = Task(
+                    "a kernel to measure", measure.request(item.problem.graph, item.core), timeout=COMPILE_TIMEOUT_S
+                )
                 asked = self.executor.submit(task)
             flying.append((item, asked))
             if len(flying) >= kernels:
@@ -239,7 +244,14 @@ class Slice:
     """
 
     def __init__(
-        self, store: Store, at: Host, executor: Executor, *, slice_s: float = 0.04, kernels: int = 8, seed: int = 1,
+        self,
+        store: Store,
+        at: Host,
+        executor: Executor,
+        *,
+        slice_s: float = 0.04,
+        kernels: int = 8,
+        seed: int = 1,
         problems: Iterable[Problem] | None = None,
     ) -> None:
         self._run = Calibration(store, at, executor, seed=seed, problems=problems)
@@ -294,7 +306,9 @@ class Slice:
                     self._batch[-1].settle()
                 self._held += size
         except (HotfuseError, RuntimeError) as e:
-            self._run.report.refused[(e.because or e.what) if isinstance(e, HotfuseError) else str(e).splitlines()[0][:200]] += 1
+            self._run.report.refused[
+                (e.because or e.what) if isinstance(e, HotfuseError) else str(e).splitlines()[0][:200]
+            ] += 1
         if not self._flying:
             self._turns = itertools.chain.from_iterable(itertools.repeat(self._batch, measure.PASSES))
 

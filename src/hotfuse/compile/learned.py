@@ -23,9 +23,10 @@ from hotfuse.compile.stored import ARMS, Place
 from hotfuse.fusion.bandit import Bandit
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import model
+from hotfuse.hpm.book import Book
 from hotfuse.hpm.model import Predictor
 from hotfuse.hpm.online import WINDOW, Online
-from hotfuse.hpm.work import NAMES, Book, Candidate
+from hotfuse.hpm.work import NAMES, Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
 from hotfuse.machine.drift import IN_A_ROW, THRESHOLD
@@ -227,3 +228,8 @@ def flush() -> None:
     for found in _known.values():
         if found is not None:
             found.flush()
+
+
+def forget() -> None:
+    """In a forked worker: what the server has measured is the server's to write down."""
+    _known.clear()

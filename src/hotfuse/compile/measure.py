@@ -11,7 +11,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,15 +24,15 @@ from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel, load_ke
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.trial import made_up, tamed
-from hotfuse.hpm.work import Candidate, Tile
+from hotfuse.hpm.work import NO_TILE, Candidate, Tile
 from hotfuse.hpm.work import Core as AnyCore
 from hotfuse.ir.graph import Graph, sources
 from hotfuse.ir.text import parse, show
-from hotfuse.lower import Core, conv_fewer, lower
+from hotfuse.lower import Core, conv_fewer, conv_shape, lower
 from hotfuse.lower.codec import from_json, to_json
 from hotfuse.lower.conv_shape import Axis
 from hotfuse.lower.lowered import Lowered
-from hotfuse.lower.tiling import choose
+from hotfuse.lower.tiling import GemmTiling, balance, choose
 
 PASSES = 12
 BURST_S = 120e-6
@@ -43,13 +43,29 @@ LEAST_TURNS, MOST_S = 6, 0.3
 Message = tuple[dict[str, Any], list[bytes]]
 
 
-def tile_of(core: AnyCore, rows: int, columns: int, depth: int, window: int = 1) -> Tile:
-    """How a product of these extents would be cut, or a convolution with a window that moves by one."""
+def tile_of(
+    core: AnyCore, rows: int, columns: int, depth: int, window: int = 0, stride: int = 1, groups: int = 1
+) -> Tile:
+    """How a product of these extents is cut, or a convolution, which has a window; images are taken for squares."""
     own = core if isinstance(core, Core) else Core(core.lanes, core.registers, l2=core.l2)
-    how = _fewer(own, rows, columns, depth, window) if window > 1 else None
-    t = how.tiling if how is not None else choose(own, rows, (columns,), depth)
-    taken = how.points / (how.down.outputs * how.across.outputs * window) if how is not None else 1.0
-    return Tile(t.mr, t.vectors, t.sets(min(rows, t.mr)), -columns % t.nr / max(columns, 1), t.group_rows, taken)
+    if not window:
+        return _tile(choose(own, rows, (columns,), depth), rows, columns)
+    if groups == columns and groups > 1:
+        return NO_TILE  # every channel has sums of its own, and there is no product
+    if window == stride == groups == 1:
+        return _tile(conv_shape.product(own, rows, columns, depth), rows, columns)
+    how = _fewer(own, rows, columns, depth, window) if stride == groups == 1 else None
+    if how is not None:
+        taken = how.points / (how.down.outputs * how.across.outputs * window)
+        return _tile(how.tiling, how.block, columns, taken)
+    side, each = max(1, math.isqrt(rows)), max(1, columns // groups)
+    apart = 4 * stride * depth // window * groups
+    return _tile(conv_shape.choose(own, side, each, depth, apart), side, each)
+
+
+def _tile(t: GemmTiling, rows: int, columns: int, taken: float = 1.0) -> Tile:
+    high = rows / balance(rows, t.mr).count
+    return Tile(high, t.vectors, t.sets(math.ceil(high)), -columns % t.nr / max(columns, 1), t.group_rows, taken)
 
 
 def _fewer(core: Core, rows: int, columns: int, depth: int, window: int) -> conv_fewer.Cut | None:
@@ -64,9 +80,9 @@ def _fewer(core: Core, rows: int, columns: int, depth: int, window: int) -> conv
 
 def ways(core: Core) -> tuple[Core, ...]:
     """Cores to cut for: this one, and ones that lead to smaller tiles, narrower vectors, shorter groups of rows."""
-    found = [core, Core(core.lanes, 16, core.l1, core.l2), Core(core.lanes, core.registers, core.l1, core.l2 // 8)]
+    found = [core, replace(core, registers=16), replace(core, l2=core.l2 // 8)]
     if core.lanes >= 8:
-        found.append(Core(core.lanes // 2, core.registers, core.l1, core.l2))
+        found.append(replace(core, lanes=core.lanes // 2))
     return tuple(dict.fromkeys(found))
 
 

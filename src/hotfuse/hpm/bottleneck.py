@@ -162,7 +162,9 @@ class Ledger:
         known = [(s, self.rows.get((for_.bottleneck, s), Tried()).promise) for s in ADDRESSES[for_.bottleneck]]
         return sorted(known, key=lambda k: -k[1])
 
-    def learn(self, bottleneck: Bottleneck, strategy: Strategy, before_s: float, after_s: float, noise: float = 0.03) -> bool:
+    def learn(
+        self, bottleneck: Bottleneck, strategy: Strategy, before_s: float, after_s: float, noise: float = 0.03
+    ) -> bool:
         """A strategy was tried: whether it helped by more than the noise of measuring."""
         helped = after_s < before_s * (1 - noise)
         row = self.rows.setdefault((bottleneck, strategy), Tried())

@@ -1,18 +1,20 @@
 """Regression forests as plain arrays: grown by scikit-learn, evaluated here, stored as numbers.
 
-A tree's two children lie side by side, so a step down is `first[node] + (x > threshold)`; a leaf is its own child. All trees take
-their steps at once, over a whole batch.
+A tree's two children lie side by side, so a step down is `first[node] + (x > threshold)`; a leaf is its own child. Native code
+takes the steps (`hpm.walk`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hotfuse.base.errors import InternalError
+from hotfuse.hpm import walk
 from hotfuse.hpm.work import Matrix
 
 Vector = npt.NDArray[np.float64]
@@ -38,25 +40,25 @@ class Forest:
     scale: float
     """prediction = base + scale * sum of the trees' leaves"""
 
-    def predict(self, x: Matrix) -> Vector:
-        """Predictions of a batch."""
-        leaves = self._leaves(x)
-        return self.base + self.scale * self.value[leaves].sum(0)
+    packed: npt.NDArray[Any] = field(init=False, compare=False, repr=False)
+    starts: npt.NDArray[np.int32] = field(init=False, compare=False, repr=False)
+    width: int = field(init=False, compare=False, repr=False)
+    """The same as native code reads it, and the columns that it reads of."""
 
-    def spread(self, x: Matrix) -> Vector:
-        """How far the trees lie apart; means something where each predicts the whole (extra trees)."""
-        return self.value[self._leaves(x)].std(0)
+    def __post_init__(self) -> None:
+        packed = np.zeros(len(self.feature), walk.NODE)
+        packed["feature"], packed["threshold"], packed["first"] = self.feature, self.threshold, self.first
+        object.__setattr__(self, "packed", packed)
+        object.__setattr__(self, "starts", np.ascontiguousarray(self.roots, np.int32))
+        object.__setattr__(self, "value", np.ascontiguousarray(self.value, np.float64))
+        object.__setattr__(self, "width", int(self.feature.max()) + 1)
 
-    def _leaves(self, x: Matrix) -> npt.NDArray[np.int64]:
-        columns = np.ascontiguousarray(x.T, dtype=np.float32).ravel()
-        n = len(x)
-        own = np.arange(n, dtype=np.int64)
-        at = np.repeat(self.roots[:, None], n, 1)
-        where, first = self.feature * n, self.first
-        for _ in range(self.depth):
-            here = columns.take(where.take(at) + own)
-            at = first.take(at) + (here > self.threshold.take(at))
-        return at
+    def predict(self, x: npt.NDArray[Any]) -> Vector:
+        """Predictions of a batch; what numbers are compared with is single precision."""
+        if x.ndim != 2 or x.shape[1] < self.width:
+            raise InternalError(f"a forest that asks for {self.width} columns was given {x.shape}")
+        found = walk.sums(self.packed, self.value, self.starts, self.depth, np.ascontiguousarray(x, np.float32))
+        return self.base + self.scale * found
 
     def arrays(self, prefix: str = "") -> dict[str, npt.NDArray[Any]]:
         """Plain arrays for the store."""

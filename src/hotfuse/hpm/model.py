@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.hpm import fitted, forest, ways
+from hotfuse.hpm.book import Book
 from hotfuse.hpm.features import NAMES, Features, derive
 from hotfuse.hpm.forest import Forest
 from hotfuse.hpm.roofline import Roof
-from hotfuse.hpm.work import FAMILIES, Book, Candidate, Matrix
+from hotfuse.hpm.work import FAMILIES, Candidate, Matrix
 from hotfuse.hpm.work import NAMES as ROW_NAMES
 from hotfuse.machine.energy import WATTS_PER_CORE
 from hotfuse.profile.store import Store
@@ -109,10 +110,10 @@ class Model:
         return self.width[found.family, np.searchsorted(LENGTHS, seconds)]
 
 
-def _inputs(found: Features, rates: fitted.Rates) -> tuple[Matrix, Vector]:
+def _inputs(found: Features, rates: fitted.Rates) -> tuple[npt.NDArray[np.float32], Vector]:
     """What a forest reads, and log(time by rates / roofline), which is its last column."""
     base = np.log(fitted.base(found.amounts, found.family, rates, found.roof.seconds) / found.roof.seconds)
-    return np.vstack([found.x.T, base]).T, base
+    return np.column_stack([found.x, base.astype(np.float32)]), base
 
 
 def grown(
@@ -216,7 +217,10 @@ def save(store: Store, model: Model, machine: int | None) -> int:
 def load(store: Store, machine: int | None = None, version: int | None = None) -> Model | None:
     """The newest model, or a given version; None where there is none that this program and machine can use."""
     found = store.load_model(NAME, version, machine)
-    if found is None or _columns(found.facts) != (list(INPUTS), list(ROW_NAMES)):
+    if found is None:
+        return None
+    if _columns(found.facts) != (list(INPUTS), list(ROW_NAMES)):
+        store.notes.append("a stored model was left aside: it reads other features")
         return None
     try:
         trees = forest.from_arrays(found.arrays, len(INPUTS))

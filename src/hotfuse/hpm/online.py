@@ -61,7 +61,9 @@ class Drifted:
 class Online(Correction):
     """Samples of one host and the correction they support."""
 
-    _samples: deque[tuple[int, int, float]] = field(default_factory=lambda: deque[tuple[int, int, float]](maxlen=WINDOW))
+    _samples: deque[tuple[int, int, float]] = field(
+        default_factory=lambda: deque[tuple[int, int, float]](maxlen=WINDOW)
+    )
     _parts: Vector = field(default_factory=lambda: np.zeros(_COLUMNS))
     seen: int = 0
     _told: float = 0.0

@@ -37,7 +37,9 @@ def draw(held: Held, path: Path) -> None:
         axes.plot(ends, ends * factor, color="gray", linewidth=0.6, linestyle=":")
     score = held.overall
     axes.set(xscale="log", yscale="log", xlabel="measured, µs", ylabel="predicted, µs", xlim=ends, ylim=ends)
-    axes.set_title(f"{int(score['n'])} kernels over 5 µs, held out: MAPE {score['mape']:.1%}, within 20% {score['within20']:.0%}")
+    axes.set_title(
+        f"{int(score['n'])} kernels over 5 µs, held out: MAPE {score['mape']:.1%}, within 20% {score['within20']:.0%}"
+    )
     axes.legend(markerscale=2, fontsize=8)
     try:
         figure.savefig(path, dpi=130, bbox_inches="tight")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hotfuse.hpm.work import COLUMN, Matrix
+from hotfuse.hpm.work import NAMES, Matrix
 from hotfuse.machine.peaks import LEVELS, Peaks
 from hotfuse.machine.topology import Topology
 
@@ -98,19 +98,20 @@ class Least:
 
 def least(table: Matrix, at: Roof) -> Least:
     """The roofline of rows."""
+    return least_of(dict(zip(NAMES, np.ascontiguousarray(table.T), strict=True)), at)
 
-    def col(name: str) -> Vector:
-        return table[:, COLUMN[name]]
 
-    library = col("library") > 0
-    traffic = col("bytes_in") + col("bytes_const") + col("bytes_out")
-    moved = np.where(library, np.maximum(col("moved"), traffic), traffic)
-    held = np.where(library, np.maximum(col("most_moved"), 1.0), np.maximum(traffic, 1.0))
+def least_of(c: Mapping[str, Vector], at: Roof) -> Least:
+    """The same of their columns."""
+    library = c["library"] > 0
+    traffic = c["bytes_in"] + c["bytes_const"] + c["bytes_out"]
+    moved = np.where(library, np.maximum(c["moved"], traffic), traffic)
+    held = np.maximum(np.where(library, c["most_moved"], traffic), 1.0)
     memory = moved / at.bandwidth(held)
-    vector = at.flops / 2  # an instruction that is no multiply-add does half as many operations
-    mma = col("mma") * col("kept_products")
-    compute = mma / at.flops + (col("light") + col("divide") + col("function")) / vector
-    calls = np.where(library, col("calls") * 20 * at.call_s, 2 * at.call_s) + at.fork_s
+    mma = c["mma"] * c["kept_products"]
+    # an instruction that is no multiply-add does half as many operations
+    compute = (mma + 2 * (c["light"] + c["divide"] + c["function"])) / at.flops
+    calls = np.where(library, c["calls"] * (20 * at.call_s), 2 * at.call_s) + at.fork_s
     seconds = np.maximum(compute, memory) + calls
-    bound = np.maximum(mma / at.flops, traffic / at.bandwidth(np.full_like(traffic, at.knots[0]))) * SLACK
+    bound = np.maximum(mma / at.flops, traffic / at.speeds[0]) * SLACK
     return Least(seconds, compute, memory, bound, at.level(held), mma)

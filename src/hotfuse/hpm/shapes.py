@@ -113,10 +113,25 @@ def _pointwise(r: random.Random) -> Problem:
 
 def _broadcast(r: random.Random) -> Problem:
     b, width = Builder("group"), _extent(r, 16, 4096)
+    if r.random() < 0.15:
+        return _one_row(b, r, width)
     chain = _Chain(b, r, b.input("x", _f32(sym(ROWS), width)))
     for i in range(r.choice((1, 2, 2, 3, 4))):
         chain.step("addv mulv" if i == 0 else f"{_ANY} addv")
     return Problem("broadcast", b.finish(chain.x), _several(r, 2, 8192, width))
+
+
+def _one_row(b: Builder, r: random.Random, width: int) -> Problem:
+    """Something computed of one row and used by all: fused, it is computed again for each."""
+    own = _Chain(b, r, b.input("r", _f32(1, width)))
+    for _ in range(r.choice((1, 1, 2))):
+        own.step("gelu tanh sigmoid exp scale relu")
+    x = b.input("x", _f32(sym(ROWS), width))
+    op = r.choice(("aten.mul.Tensor", "aten.add.Tensor"))
+    chain = _Chain(b, r, b.add(op, (x, own.x), _f32(sym(ROWS), width)))
+    for _ in range(r.choice((0, 0, 1, 2))):
+        chain.step(_CHEAP)
+    return Problem("broadcast", b.finish(chain.x), _several(r, 2, 4096, width))
 
 
 def _reduction(r: random.Random) -> Problem:
@@ -172,7 +187,10 @@ def _contraction(r: random.Random) -> Problem:
     b, k, n = Builder("group"), _extent(r, 32, 3072), _extent(r, 16, 3072)
     x, w = b.input("x", _f32(sym(ROWS), k)), b.param("w", _f32(n, k), "w")
     bias = b.param("b", _f32(n), "b") if r.random() < 0.8 else None
-    chain = _Chain(b, r, b.add("aten.linear.default", (x, w, bias), _f32(sym(ROWS), n)))
+    front = _Chain(b, r, x)
+    if r.random() < 0.12:
+        front.step("relu gelu silu add scale")  # computed again for every panel of columns
+    chain = _Chain(b, r, b.add("aten.linear.default", (front.x, w, bias), _f32(sym(ROWS), n)))
     for _ in range(r.choice((0, 0, 1, 1, 2, 3))):
         chain.step("relu gelu add silu tanh")
     most = max(4, min(512, 700_000_000 // (2 * n * k)))

@@ -3,8 +3,7 @@
     candidate   a closed group's graph, the sizes of a call, the core it would be cut for, threads; or the library's kernels
     row         sums and maxima over its nodes, bytes over its edges, the tile: nothing that depends on the machine's speed
 
-Rows of nodes and bytes of values are kept: candidates of one graph share their nodes, so a new candidate costs look-ups and one
-vectorized sum. Rows are what the profile store keeps; everything a model reads is computed from them (`hpm.features`).
+Rows are what the profile store keeps (`hpm.book` makes them); everything a model reads is computed from them (`hpm.features`).
 """
 
 from __future__ import annotations
@@ -21,15 +20,13 @@ from hotfuse.analysis.convolution import is_convolution
 from hotfuse.analysis.cost import node_cost, value_bytes
 from hotfuse.base.errors import HotfuseError
 from hotfuse.ir.dims import evaluate
-from hotfuse.ir.graph import Arg, Graph, Node, Value, output_values
+from hotfuse.ir.graph import Arg, Graph, Node, Value
 from hotfuse.ir.types import TensorType, bits
 from hotfuse.ops.costs import DIVIDE, FUNCTION
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
 
 Matrix = npt.NDArray[np.float64]
-MAX_KEPT = 20_000
-"""Nodes and values whose rows are kept; more of them begin anew."""
 
 SUMS = ("mma", "light", "divide", "function", "moved", "nodes", "calls", "columns", "reduced", "picked", "steps", "exp",
         "sigmoid", "tanh", "erf", "root", "special", "pooled", "turned", "skipped")  # fmt: skip
@@ -39,16 +36,12 @@ MAXIMA = ("product", "convolution", "attention", "recurrent", "reduction", "inde
           "stride", "elements", "width", "most_moved", "narrow", "softmax", "norm", "extremum")  # fmt: skip
 """Per node, the largest: which kinds there are, extents of the heart, the largest tensor and its innermost extent."""
 EDGES = ("bytes_in", "bytes_const", "bytes_out", "streams", "small_inputs", "strided", "element_bytes")
-WAY = ("lanes", "registers", "l2", "tile_rows", "tile_vectors", "tile_sets", "tile_padding", "group_rows", "kept_products",
+WAY = ("lanes", "registers", "l2", "tile_height", "tile_vectors", "tile_sets", "tile_padding", "group_rows", "kept_products",
        "threads", "library")  # fmt: skip
 NAMES = (*SUMS, *MAXIMA, *EDGES, *WAY)
 """Columns of a row."""
 COLUMN = {n: i for i, n in enumerate(NAMES)}
-_HEART = [COLUMN[n] for n in ("rows", "columns", "depth", "window", "groups", "stride")]
 FAMILIES = ("pointwise", "broadcast", "reduction", "contraction", "convolution", "attention", "recurrent", "library")
-_NODE = len(SUMS) + len(MAXIMA)
-_BROADCAST = 0.5
-"""An input of less than this part of the largest tensor is read again and again."""
 _FUNCTIONS = {
     "exp": ("exp", "exp2", "expm1", "log", "log2", "log1p", "log10"),
     "sigmoid": ("sigmoid", "silu", "softplus", "mish", "log_sigmoid"),
@@ -84,7 +77,8 @@ class Core(Protocol):
 class Tile:
     """How the heart of a kernel is cut."""
 
-    rows: int
+    rows: float
+    """Of a block, on average: blocks of the same height make up the whole."""
     vectors: int
     sets: int
     """Independent sums of one element."""
@@ -96,9 +90,9 @@ class Tile:
 
 
 NO_TILE = Tile(1, 1, 1, 0.0, 0)
-Tiler = Callable[[Core, int, int, int, int], Tile]
-"""(core, rows, columns, depth) of a product, and the places of a window that moves by one (else 1) -> how it is cut; cheap, or
-kept."""
+Tiler = Callable[[Core, int, int, int, int, int, int], Tile]
+"""(core, rows, columns, depth) of a product, and (places of the window, stride, groups) of a convolution, else (0, 1, 1) -> how
+it is cut; cheap, or kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,158 +210,21 @@ def _heart(node: Node, heart: str, tensors: list[tuple[Value, list[int]]], env: 
     return {"rows": math.prod(out[:-1]), "columns": out[-1], "depth": first[-1]}
 
 
-class Book:
-    """Rows of nodes and bytes of values, kept; one for each machine's core and tiler."""
-
-    def __init__(self, tiler: Tiler) -> None:
-        self._tiler = tiler
-        self._sized: dict[tuple[tuple[str, int], ...], _Sized] = {}
-        self._rows = np.zeros((256, _NODE))
-        self._count = 0
-        self._like: dict[Any, int] = {}
-        self._cores: dict[int, Core] = {}
-        """Kept alive: tiles are known by their core's identity."""
-        self._tiles: dict[tuple[int, ...], tuple[float, ...]] = {}
-
-    def rows(self, candidates: Sequence[Candidate]) -> Matrix:
-        """One row each; raises Unknown where a candidate's work depends on data."""
-        table = np.zeros((len(candidates), len(NAMES)))
-        if not len(candidates):
-            return table
-        numbers: list[int] = []
-        starts: list[int] = []
-        edges: list[tuple[float, ...]] = []
-        sized, last = self._at(candidates[0].sizes), candidates[0].sizes
-        for c in candidates:
-            if c.sizes is not last:
-                sized, last = self._at(c.sizes), c.sizes
-            starts.append(len(numbers))
-            known, ids = sized.nodes, c.graph.nodes
-            for n in ids:
-                found = known.get(id(n))
-                numbers.append(found[0] if found is not None else self._added(sized, n))
-            edges.append(sized.edges(c.graph))
-        nodes = self._rows[numbers]
-        table[:, : len(SUMS)] = np.add.reduceat(nodes[:, : len(SUMS)], starts)
-        table[:, len(SUMS) : _NODE] = np.maximum.reduceat(nodes[:, len(SUMS) :], starts)
-        table[:, _NODE : _NODE + len(EDGES)] = edges
-        _less(table)
-        heart = table[:, _HEART].astype(np.int64)
-        slides = (table[:, COLUMN["convolution"]] > 0) & (heart[:, 4] <= 1) & (heart[:, 5] <= 1)
-        heart[:, 3] = np.where(slides, np.maximum(heart[:, 3], 1), 1)
-        heart = heart[:, :4].tolist()
-        table[:, _NODE + len(EDGES) :] = [self._way(c, h) for c, h in zip(candidates, heart, strict=True)]
-        return table
-
-    def _at(self, sizes: Mapping[str, int]) -> _Sized:
-        key = tuple(sorted(sizes.items()))
-        found = self._sized.get(key)
-        if found is None:
-            if sum(len(s.nodes) for s in self._sized.values()) > MAX_KEPT:
-                self._sized.clear()
-            found = self._sized[key] = _Sized(dict(sizes))
-        return found
-
-    def _added(self, sized: _Sized, node: Node) -> int:
-        """A node's place in the table: that of an equal one at equal sizes, or a new one."""
-        key = (node.op, node.attrs, tuple((v.type, *_of(v.type.shape, sized.env)) for v in (*node.outs, *node.ins)
-                               if isinstance(v.type, TensorType)), tuple(a for a in node.args if isinstance(a, int | float | tuple)
-                                                                         and not isinstance(a, Value)))  # fmt: skip
-        try:
-            at = self._like.get(key)
-        except TypeError:
-            key, at = None, None
-        if at is None:
-            row = node_row(node, sized.env)
-            if self._count == len(self._rows):
-                if self._count >= MAX_KEPT:
-                    self._like.clear()
-                self._rows = np.vstack([self._rows, np.zeros_like(self._rows)])
-            at = self._count
-            self._rows[at] = row
-            self._count += 1
-            if key is not None:
-                self._like[key] = at
-        sized.nodes[id(node)] = (at, node)
-        return at
-
-    def _way(self, c: Candidate, heart: Sequence[int]) -> tuple[float, ...]:
-        if c.core is None:
-            return (0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, float(c.threads), 1.0)
-        key = (id(c.core), *heart)
-        found = self._tiles.get(key)
-        if found is None:
-            t = self._tiler(c.core, *heart) if heart[1] and heart[2] else NO_TILE
-            if len(self._tiles) > MAX_KEPT:
-                self._tiles.clear()
-                self._cores.clear()
-            self._cores[id(c.core)] = c.core
-            found = self._tiles[key] = (float(c.core.lanes), float(c.core.registers), float(c.core.l2), float(t.rows),
-                                        float(t.vectors), float(t.sets), t.padding, float(t.group_rows), t.products)  # fmt: skip
-        return (*found, float(c.threads), 0.0)
-
-
-class _Sized:
-    """What is known at some sizes: nodes and values by identity, which they keep alive."""
-
-    __slots__ = ("env", "nodes", "values")
-
-    def __init__(self, env: Mapping[str, int]) -> None:
-        self.env = env
-        self.nodes: dict[int, tuple[int, Node]] = {}
-        self.values: dict[int, tuple[int, int, float, Value]] = {}
-        """Bytes, whether strides are odd, bytes of an element."""
-
-    def _value(self, v: Value) -> tuple[int, int, float, Value]:
-        size = value_bytes(v, self.env)
-        if size is None:
-            raise Unknown(f"the size of %{v.name} depends on data")
-        t = v.type
-        strided, each = (int(t.layout.strided), bits(t.dtype) / 8) if isinstance(t, TensorType) else (0, 4.0)
-        self.values[id(v)] = made = (size, strided, each, v)
-        return made
-
-    def edges(self, graph: Graph) -> tuple[float, ...]:
-        """Bytes that enter and leave, how many large streams and small inputs there are."""
-        values = self.values
-        read = [values.get(id(v)) or self._value(v) for v in graph.inputs]
-        const = 0
-        for p in graph.params:
-            const += (values.get(id(p.value)) or self._value(p.value))[0]
-        outs = graph.outputs
-        flat = outs if all(type(o) is Value for o in outs) else output_values(graph)
-        made, each = 0, 4.0
-        for v in flat:
-            if isinstance(v, Value):
-                size, _, each, _ = values.get(id(v)) or self._value(v)
-                made += size
-        taken = strided = large = 0
-        most = max(made, max((r[0] for r in read), default=0))
-        for size, odd, _, _ in read:
-            taken += size
-            strided += odd
-            large += size >= _BROADCAST * most
-        return (taken, const, made, large + 1, len(read) - large, strided, each)
-
-
-def _less(table: Matrix) -> None:
-    """Of tables that are only looked into, no more than what is read enters: weights first, then inputs."""
-    skipped = table[:, COLUMN["skipped"]]
-    if skipped.any():
-        const, taken = table[:, COLUMN["bytes_const"]], table[:, COLUMN["bytes_in"]]
-        of_const = np.minimum(skipped, const)
-        table[:, COLUMN["bytes_const"]] = const - of_const
-        table[:, COLUMN["bytes_in"]] = np.maximum(taken - (skipped - of_const), 0)
-
-
 def families(table: Matrix) -> npt.NDArray[np.int64]:
     """The family of each row, as an index into FAMILIES."""
+    return families_of(dict(zip(NAMES, table.T, strict=True)))
 
-    def has(name: str) -> npt.NDArray[np.bool_]:
-        return table[:, COLUMN[name]] > 0
 
-    conditions = [has("library"), has("recurrent"), has("attention"), has("convolution"), has("product"), has("reduction"),
-                  has("small_inputs") | (table[:, COLUMN["bytes_const"]] > 0)]  # fmt: skip
-    names = ("library", "recurrent", "attention", "convolution", "contraction", "reduction", "broadcast")
-    choices = [FAMILIES.index(n) for n in names]
-    return np.select(conditions, choices, 0).astype(np.int64)
+def families_of(c: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.int64]:
+    """The same of columns."""
+    found = ((c["small_inputs"] > 0) | (c["bytes_const"] > 0)).astype(np.int64)
+    for number, name in _TOLD:
+        found[c[name] > 0] = number
+    return found
+
+
+_TOLD = tuple((FAMILIES.index(family), name) for name, family in (
+    ("reduction", "reduction"), ("product", "contraction"), ("convolution", "convolution"), ("attention", "attention"),
+    ("recurrent", "recurrent"), ("library", "library"),
+))  # fmt: skip
+"""Families by the column that tells them, the last one that does wins; broadcasts are 1, everything else is pointwise."""

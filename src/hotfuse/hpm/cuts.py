@@ -1,0 +1,89 @@
+"""How a kernel is cut, told from its row: the steps of a product in registers, the turns of a loop along a row.
+
+product   blocks of rows x panels of columns, each of them `depth` steps; a step takes the longest of multiplying, loading,
+          waiting for the sums before, and issuing
+loop      whole turns of several vectors, then single vectors, then one of which only some lanes exist
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotfuse.hpm.roofline import Roof, Vector
+
+LATENCY = 4.0
+"""Cycles of a multiply-add."""
+PIPES = 2.0
+"""Vectors that a core multiplies and adds in a cycle, at most."""
+ISSUED = 6.0
+"""Instructions in a cycle."""
+WIDE = 16.0
+"""Numbers of a vector, where nobody tells."""
+_LARGE = 2.0
+"""Bytes of a result for each element, from which on it is as large as what it is computed from."""
+HEAVY, LIGHT = 2.0, 4.0
+"""Vectors of a turn: few where functions fill the registers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A product's."""
+
+    cycles: Vector
+    """Of one step of a block."""
+    ideal: Vector
+    """The same at the machine's peak."""
+    blocks: Vector
+    high: Vector
+    """Rows of a block, on average."""
+    panels: Vector
+
+
+def steps(c: Mapping[str, Vector], at: Roof) -> Steps:
+    """A product as it is cut; a machine whose vectors go through in halves does not multiply two in a cycle."""
+    rows, columns, lanes = (np.maximum(c[n], 1.0) for n in ("rows", "columns", "lanes"))
+    nv, high = c["tile_vectors"], np.minimum(c["tile_height"], rows)
+    a_cycle = at.flops / (at.hz * at.threads)
+    pipes = np.minimum(a_cycle / 2 / lanes, PIPES)
+    sums = high * nv
+    cycles = np.maximum(
+        np.maximum(sums / pipes, high / 2 + nv / pipes),
+        np.maximum(LATENCY / np.maximum(c["tile_sets"], 1.0), (sums + high + nv + 1) / ISSUED),
+    )
+    return Steps(cycles, sums * lanes * (2 / a_cycle), rows / high, high, np.ceil(columns / (nv * lanes)))
+
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """Of rows."""
+
+    length: Vector
+    """Elements of a row; dense rows without operands of their own are one."""
+    count: Vector
+    """Rows begun."""
+    lanes: Vector
+    vectors: Vector
+    """Of a row, the last one maybe not full."""
+    turns: Vector
+    """Of a row, each waiting for itself."""
+    left: Vector
+    """Turns of one vector."""
+    turned: Vector
+    """Elements that change places with their neighbours: only where something of that size lies the usual way."""
+
+
+def loops(c: Mapping[str, Vector]) -> Loops:
+    """The loops of a kernel without a product."""
+    lanes = np.where(c["lanes"] > 1, c["lanes"], WIDE)
+    apart = c["small_inputs"] + c["bytes_const"] + c["turned"] + c["reduction"] + c["mma"] + c["picked"] + c["strided"]
+    length = np.maximum(np.where(apart > 0, c["width"], c["elements"]), 1.0)
+    heavy = c["exp"] + c["sigmoid"] + c["tanh"] + c["erf"] + c["root"] + c["special"] > 0
+    several = np.where(heavy, HEAVY, LIGHT)
+    vectors = np.ceil(length / lanes)
+    whole = np.floor(length / (lanes * several))
+    left = vectors - whole * several
+    usual = c["streams"] - 2 + (c["bytes_out"] >= _LARGE * c["elements"])
+    return Loops(length, c["elements"] / length, lanes, vectors, whole + left, left, c["turned"] * (usual > 0))
