@@ -7,21 +7,19 @@ That costs some tens of nanoseconds, an order less than ctypes.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from hotfuse.backends.llvm import faults
+from hotfuse.backends.llvm.function import python_symbols, word_function
 from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.scratch import LINE, Scratch
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InputError, InternalError
 from hotfuse.tile.program import OWN, Kernel
 
-_METH_FASTCALL = 0x80
 _STUB = """
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare ptr @PyErr_Occurred()
@@ -82,40 +80,17 @@ _API = (
 )
 
 
-class _MethodDef(ctypes.Structure):
-    _fields_ = (("name", ctypes.c_char_p), ("code", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p))
-
-
 @functools.cache
-def _stub() -> tuple[Loaded, _MethodDef, Any]:
-    """The compiled stub, and what makes function objects of it; all three live as long as the process."""
-    api = ctypes.pythonapi
-    symbols = {name: ctypes.cast(getattr(api, name), ctypes.c_void_p).value or 0 for name in _API}
-    symbols["_Py_NoneStruct"] = id(None)
-    loaded = load_object(compile_object(_STUB, host()).code, ["enter"], symbols)
-    method = _MethodDef(b"kernel", loaded.address("enter"), _METH_FASTCALL, None)
-    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
-        ("PyCFunction_NewEx", api)
-    )
-    return loaded, method, make
-
-
-class _Job(int):
-    """The address of what the stub reads; as the function's `self`, it keeps the code alive as long as the function."""
-
-    words: Any
-    loaded: Loaded
+def _stub() -> Loaded:
+    """The compiled stub; it lives as long as the process."""
+    return load_object(compile_object(_STUB, host()).code, ["enter"], python_symbols(*_API))
 
 
 def entry(loaded: Loaded, name: str, pointers: int, sizes: int) -> Callable[..., None]:
-    """A function of integers that calls native code `void name(ptr, ptr)`."""
+    """A function of integers that calls native code `void name(ptr, ptr)`; it keeps the code alive."""
     if pointers + sizes < 1:
         raise InternalError("native code without any argument")
-    words = (ctypes.c_int64 * 3)(loaded.address(name), pointers, pointers + sizes)
-    job = _Job(ctypes.addressof(words))
-    job.words, job.loaded = words, loaded
-    _, method, make = _stub()
-    return make(ctypes.addressof(method), job, None)
+    return word_function(_stub(), "enter", (loaded.address(name), pointers, pointers + sizes), loaded)
 
 
 class NativeKernel:

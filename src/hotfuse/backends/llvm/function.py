@@ -56,7 +56,12 @@ class _Words(int):
 def word_function(loaded: Loaded, name: str, words: Sequence[int], *keep: Any) -> Callable[..., Any]:
     """The same, one piece of code for many functions: its `self` is the address of words of its own (`PyLong_AsVoidPtr`)."""
     array = (ctypes.c_int64 * max(1, len(words)))(*words)
+    return function_at(loaded, name, ctypes.addressof(array), array, *keep)
+
+
+def function_at(loaded: Loaded, name: str, address: int, *keep: Any) -> Callable[..., Any]:
+    """The same over words that are already there."""
     method = _MethodDef(name.encode(), loaded.address(name), _METH_FASTCALL, None)
-    address = _Words(ctypes.addressof(array))
-    address.keep = (array, method, loaded, *keep)
-    return _maker()(ctypes.addressof(method), address, None)
+    at = _Words(address)
+    at.keep = (method, loaded, *keep)
+    return _maker()(ctypes.addressof(method), at, None)
