@@ -15,7 +15,8 @@ from hotfuse.backends.llvm.forks import Fork
 from hotfuse.backends.llvm.parallel import AWAKE_WORK, WORK_PER_THREAD, work
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError
-from hotfuse.compile.run_plan import PlannedCall, PlannedChoice, PlannedMark, PlannedStep, Planner
+from hotfuse.compile.run_plan import Planner
+from hotfuse.compile.run_steps import PlannedCall, PlannedChoice, PlannedMark, PlannedStep
 from hotfuse.ir.dims import evaluate, symbols
 from hotfuse.lower.algebra import add
 from hotfuse.tile.program import Kernel

@@ -33,14 +33,14 @@ from hotfuse.backends.llvm.run import (
     Word,
 )
 from hotfuse.compile.lanes import Span, allocate_lanes, planned_forks, touched
-from hotfuse.compile.run_plan import (
+from hotfuse.compile.run_plan import Planner
+from hotfuse.compile.run_steps import (
     PlannedBranch,
     PlannedCall,
     PlannedChoice,
     PlannedLoop,
     PlannedMark,
     PlannedStep,
-    Planner,
     Pointer,
     Root,
     State,

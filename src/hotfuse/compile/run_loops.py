@@ -13,17 +13,8 @@ from dataclasses import dataclass, replace
 
 from hotfuse.backends.llvm.places import Lies
 from hotfuse.backends.llvm.run import LOOP_VAR
-from hotfuse.compile.run_plan import (
-    Level,
-    PlannedCall,
-    PlannedLoop,
-    PlannedStep,
-    Planner,
-    Pointer,
-    Scope,
-    alike,
-    tensor_of,
-)
+from hotfuse.compile.run_plan import Planner
+from hotfuse.compile.run_steps import Level, PlannedCall, PlannedLoop, PlannedStep, Pointer, Scope, alike, tensor_of
 from hotfuse.ir.branches import IF, LOOP, branches, control_name, inside
 from hotfuse.ir.dims import Dim, expr, sym
 from hotfuse.ir.graph import Arg, Node, Value

@@ -34,7 +34,8 @@ from hotfuse.compile.fetch import Body, KernelCode, NativeParts, body_from_json,
 from hotfuse.compile.native import host_core
 from hotfuse.compile.run_finish import Finished, finish
 from hotfuse.compile.run_loops import LoopPlanner
-from hotfuse.compile.run_plan import Level, PlannedBranch, PlannedLoop, Planner, copy_graph
+from hotfuse.compile.run_plan import Planner, copy_graph
+from hotfuse.compile.run_steps import Level, PlannedBranch, PlannedLoop
 from hotfuse.compile.service import ask
 from hotfuse.compile.trial import attempt
 from hotfuse.compile.ways import Ways
