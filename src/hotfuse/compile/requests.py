@@ -34,12 +34,15 @@ def _onnx(header: Header, blobs: list[bytes]) -> wire.Message:
     return wire.answer_to_message(_finished(captured))
 
 
-_FRONTS = {"torch": ("hotfuse.frontends.torch_module",), "onnx": ("hotfuse.frontends.onnx.capture",)}
+_FRONTS = {
+    "torch": ("torch.export._trace", "hotfuse.frontends.torch_module"),
+    "onnx": ("torch.fx.experimental.validator", "hotfuse.frontends.onnx.capture"),
+}
 
 
 def _ready(header: Header, _blobs: list[bytes]) -> wire.Message:
     """Load what a kind of capture takes, so that the one that follows begins at once."""
-    for module in ("torch.export._trace", *_FRONTS[str(header["front"])]):
+    for module in _FRONTS[str(header["front"])]:
         import_module(module)
     return {"ok": True}, []
 

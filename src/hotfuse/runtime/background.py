@@ -12,8 +12,10 @@ Submit = Callable[[Job], None]
 class Background:
     """The background work of one engine."""
 
-    def __init__(self, submit: Submit, *, inline: bool) -> None:
+    def __init__(self, submit: Submit, *, inline: bool, captures: Submit | None = None) -> None:
         self._submit = submit
+        self._captures = captures or submit
+        """Calls that no plan takes are slow until one does: their capture need not wait until other plans are improved."""
         self._inline = inline
         """Jobs run here and now, where a test or a user asked for that."""
         self._idle = threading.Condition()
@@ -29,7 +31,7 @@ class Background:
         with self._idle:
             self._pending += 1
 
-    def go_on(self, job: Job) -> None:
+    def go_on(self, job: Job, *, capture: bool = False) -> None:
         """The job of what was begun."""
 
         def counted() -> None:
@@ -41,7 +43,7 @@ class Background:
         if self._inline:
             counted()
         else:
-            self._submit(counted)
+            (self._captures if capture else self._submit)(counted)
 
     def finished(self) -> None:
         """What was begun is over."""

@@ -89,7 +89,7 @@ class Capturer:
             finally:
                 group.pending = False
 
-        self._background.go_on(job)
+        self._background.go_on(job, capture=True)
         return result
 
     def _given_up(self, group: Group) -> None:
@@ -142,9 +142,10 @@ class Capturer:
         try:
             self._model.prepare()
             with self._plans.lock:
-                call = CallSpec(tuple(specs_of(sample.inputs, group.varied)), grad_mode)
+                varied = group.dynamic()
+                call = CallSpec(tuple(specs_of(sample.inputs, varied)), grad_mode)
                 self._log.decide(Action.CAPTURE, why, self._model.name, call=describe(site.spec)[:120],
-                                 dynamic=str([sorted(v) for v in group.varied]))
+                                 dynamic=str([sorted(v) for v in varied]))
             self._capture_and_deploy(site, call, sample)
         except CaptureError as e:
             dynamic = any(s.dynamic for s in call.inputs)

@@ -50,14 +50,14 @@ class Engine:
 
     def __init__(
         self, model: Model, compile: Compile, submit: Submit, settings: Settings, log: EventLog,
-        improve: Improve | None = None,
+        improve: Improve | None = None, captures: Submit | None = None,
     ) -> None:
         self.model = model
         self.settings = settings
         self.log = log
         self._everyone = Everyone()
         self._tally = Tally(self._everyone)
-        self._background = Background(submit, inline=settings.capture == "inline")
+        self._background = Background(submit, inline=settings.capture == "inline", captures=captures)
         self._beside = self._background.start
         self.plans = Plans(model, settings, log, self._tally, self._beside)
         self.sites = self.plans.sites

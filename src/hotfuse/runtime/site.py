@@ -25,6 +25,8 @@ from hotfuse.runtime.pace import Pace
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Samples, Signature
 
+FEW, MANY = 2, 48
+"""Kinds of sizes that each get a graph of their own, once so many calls have had no others."""
 NO_VERSIONS: Mapping[Signature, Plan] = MappingProxyType({})
 
 
@@ -123,11 +125,25 @@ class Group:
     pending: bool = False
     refused: str = ""
     tried: set[tuple[tuple[int, ...], ...]] = field(default_factory=set[tuple[tuple[int, ...], ...]])
+    kinds: set[tuple[tuple[int, ...], ...]] = field(default_factory=set[tuple[tuple[int, ...], ...]])
+    """Sizes that calls had, as far as they are told apart."""
+    noted: int = 0
 
     def note(self, shapes: tuple[tuple[int, ...], ...]) -> None:
         """Learn which dims vary."""
+        self.noted += 1
+        if len(self.kinds) <= FEW:
+            self.kinds.add(shapes)
         for seen, before, now in zip(self.varied, self.first, shapes, strict=True):
             seen.update(d for d, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)
+
+
+    def dynamic(self) -> list[set[int]]:
+        """The dims that a capture leaves open: none where many calls had few kinds of sizes.
+
+        A graph for each kind is captured and compiled sooner than one for all, and takes in no call that was never seen.
+        """
+        return [set() for _ in self.varied] if self.noted >= MANY and len(self.kinds) <= FEW else self.varied
 
 
 @dataclass(frozen=True, slots=True, eq=False)

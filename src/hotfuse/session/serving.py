@@ -68,4 +68,5 @@ def engine_for(module: OnnxModule, settings: Settings, log: EventLog) -> Engine:
         lambda graph, weights, sample, /, progress=None, demand=None: compile_units(
                 graph, weights, sample, settings, progress, demand
             ),
+        lambda job: service().submit(job, (served, "captures")),
     )
