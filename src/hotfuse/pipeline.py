@@ -1,33 +1,37 @@
 """The only list of stages: one tuple per tier. A stage is a named function from one value to the next.
 
 Capture and simplification come before, in the worker (`compile.requests`): they must not hold the interpreter lock of a
-process that serves.
+process that serves. For the same reason whatever a stage needs is imported here, before anything serves: a third of a second of
+imports beside calls made some of them take twice as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.library import LibraryBackend
+from hotfuse.backends.llvm import guard, probe, publish, unchanged  # noqa: F401 - needed beside calls that got hot
+from hotfuse.backends.llvm.parallel import runtime
 from hotfuse.base.debug import ASSEMBLY, GRAPHS, LLVM, TILES, UNITS, say
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
+from hotfuse.compile.drive import Compilation
+from hotfuse.compile.fetch import NativeParts, account, begin, finished
+from hotfuse.compile.freeze import frozen
+from hotfuse.compile.literals import with_numbers
+from hotfuse.compile.runs import RunParts, fetch_runs, without_runs
 from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
 from hotfuse.partition.cut import Partitioning, cut
+from hotfuse.runtime.native import assembled, unavailable
 from hotfuse.runtime.plan import Plan, build
-
-if TYPE_CHECKING:
-    from hotfuse.compile.drive import Compilation
-    from hotfuse.compile.fetch import NativeParts
-    from hotfuse.compile.runs import RunParts
-
+from hotfuse.runtime.side_by_side import measured
 
 Progress = Callable[[Callable[[], Plan], float], None]
 """Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is settled."""
@@ -73,8 +77,6 @@ TIER0: tuple[Stage, ...] = (
 
 
 def _asked(graph: Graph, job: Job) -> tuple[Graph, NativeParts, Mapping[str, int]]:
-    from hotfuse.compile.fetch import begin, finished  # LLVM is loaded when a plan first gets that far
-
     sizes = bind(graph, [tuple(t.shape) for t in job.sample])
     if isinstance(sizes, Mismatch):
         raise InternalError("a sample call does not fit its own graph", because=str(sizes))
@@ -90,9 +92,6 @@ def _asked(graph: Graph, job: Job) -> tuple[Graph, NativeParts, Mapping[str, int
 
 
 def _runs(asked: tuple[Graph, NativeParts, Mapping[str, int]], job: Job) -> tuple[Graph, RunParts, Mapping[str, int]]:
-    from hotfuse.compile.runs import fetch_runs, without_runs
-    from hotfuse.runtime.native import unavailable
-
     graph, parts, sizes = asked
     if why := unavailable():
         plain = without_runs(parts)
@@ -101,9 +100,6 @@ def _runs(asked: tuple[Graph, NativeParts, Mapping[str, int]], job: Job) -> tupl
 
 
 def _native(runs: tuple[Graph, RunParts, Mapping[str, int]], job: Job) -> Plan:
-    from hotfuse.backends.llvm.parallel import runtime
-    from hotfuse.runtime.native import assembled
-
     graph, parts, sizes = runs
     plan = assembled(parts, job.weights, graph, sizes, named=job.settings.perf_map)
     for made in parts.kernels if job.settings.debug >= TILES else ():
@@ -120,8 +116,6 @@ def _native(runs: tuple[Graph, RunParts, Mapping[str, int]], job: Job) -> Plan:
 
 
 def _side_by_side(plan: Plan, job: Job) -> Plan:
-    from hotfuse.runtime.side_by_side import measured
-
     return measured(plan, job.sample, job.settings.race_s) if plan.switches else plan
 
 
@@ -150,10 +144,6 @@ def compile_units(
     started: Callable[[Compilation], None] | None = None,
 ) -> Plan:
     """The same unit by unit, the most valuable first; `on_progress` may deploy what there is before all of it is done."""
-    from hotfuse.compile.fetch import account
-    from hotfuse.compile.freeze import frozen
-    from hotfuse.compile.literals import with_numbers
-
     begun: list[Compilation] = []
 
     def note(compilation: Compilation) -> None:

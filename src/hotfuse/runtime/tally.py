@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 
+from hotfuse.compile.courtesy import punctual
 from hotfuse.runtime.epochs import epochs
 
 AT_LEAST = 32
@@ -80,6 +81,7 @@ class Tally(threading.local):
     """`tally.mine` is the calling thread's counters; `tally.here` the same with its mark for epochs."""
 
     def __init__(self, everyone: Everyone) -> None:
+        punctual()
         self.mine = everyone.join()
         self.here = (self.mine, epochs.slot())
 
