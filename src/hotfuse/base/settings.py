@@ -17,6 +17,7 @@ from hotfuse.base.errors import InputError
 Objective = Literal["latency", "energy", "memory"]
 Precision = Literal["fp32", "bf16"]
 CaptureMode = Literal["background", "inline", "off"]
+Workers = Literal["auto", "fork", "spawn"]
 
 
 BF16_RTOL = 2e-2
@@ -51,6 +52,10 @@ class Settings:
     capture_timeout_s: float = 300.0
     compile_workers: int = 0
     """Worker processes for background work; 0 is half the cores."""
+    workers: Workers = "auto"
+    """How they begin. `auto`: as a fork of this process, which has torch and the model's library loaded, unless that is not safe
+    (CUDA in use, other systems) or would make calls wait (a process of more than 2 GiB); `fork`: whatever the size; `spawn`: always
+    as fresh interpreters."""
     compile_memory_mb: int = 4096
     """Memory of one worker beyond its libraries; one that needs more is ended."""
     compile_share: float = 0.25
@@ -116,6 +121,7 @@ _ENV = {
     "HOTFUSE_CAPTURE": "capture",
     "HOTFUSE_PROFILES": "profiles",
     "HOTFUSE_PERF_MAP": "perf_map",
+    "HOTFUSE_WORKERS": "workers",
 }
 
 
@@ -139,6 +145,10 @@ def from_env(environ: Mapping[str, str] | None = None) -> Settings:
         elif name == "capture":
             if text not in ("background", "inline", "off"):
                 raise InputError(f"{var}={text!r} is not a capture mode", hint="background, inline or off")
+            changes[name] = text
+        elif name == "workers":
+            if text not in ("auto", "fork", "spawn"):
+                raise InputError(f"{var}={text!r} is no way to start workers", hint="auto, fork or spawn")
             changes[name] = text
         else:
             changes[name] = text

@@ -3,10 +3,12 @@
 One thread per worker, started when there is something to ask and ended after a while without: a thread that waits for a pipe costs
 nothing. One more thread, alive only while requests wait or run, watches deadlines and memory and lets the governor stop workers
 where they are. A request that kills its worker is tried again as often as it allows and then refused, also when it comes again.
+A forked worker that crashes or stands still may do so because it was forked: a fresh one is asked the same before anybody hears.
 """
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -17,9 +19,11 @@ from typing import Any
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
+from hotfuse.base.settings import Workers
 from hotfuse.compile import wire
 from hotfuse.compile.process import Worker
 from hotfuse.compile.scheduler import Governor, Load, Meter, default_workers
+from hotfuse.compile.starting import Starter
 
 IDLE_S = 60.0
 """A worker without work for so long is ended."""
@@ -28,6 +32,8 @@ MAX_POISON = 256
 """Requests that killed workers, remembered by their key."""
 RECYCLE = 0.5
 """A worker that holds more than this part of its memory when it has answered is replaced by a fresh one."""
+STALL_S = 5.0
+"""A forked worker that slept so long over a request, without a moment of work, is taken to wait for a lock that nobody holds."""
 URGENT = float("inf")
 """The priority of what somebody waits for."""
 
@@ -42,6 +48,8 @@ class Limits:
     """Bytes of one worker beyond its libraries; 0 is no limit."""
     share: float = 0.25
     """The part of all cores that workers may take however busy the machine is."""
+    kind: Workers = "auto"
+    """Whether workers are forks of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +105,12 @@ class _Slot:
     """Seconds the request has run, pauses left out."""
     ended: str = ""
     """Why the watch killed the worker."""
+    suspect: str = ""
+    """What a forked worker did that a fresh one may not do."""
     cpu: float = 0.0
     """The worker's CPU time when it was last looked at."""
+    slept: float = 0.0
+    """Seconds since it was last seen at work."""
     thread: threading.Thread | None = field(default=None, repr=False)
 
 
@@ -106,10 +118,11 @@ class Pool:
     """Worker processes and what waits for them."""
 
     def __init__(
-        self, limits: Limits | None = None, start: Callable[[int], Worker] = Worker, load: Load | None = None,
+        self, limits: Limits | None = None, start: Callable[[int], Worker] | None = None, load: Load | None = None,
         idle_s: float = IDLE_S,
     ) -> None:
         self._limits = limits = limits or Limits()
+        self.starter = Starter()
         self._start = start
         self._load = load
         self._idle_s = idle_s
@@ -196,9 +209,10 @@ class Pool:
     def counts(self) -> dict[str, float]:
         """What happened so far: requests, answers, refusals, restarts, CPU seconds, the largest worker's memory."""
         names = ("requests", "answered", "replaced", "cancelled", "refused", "late", "workers_started", "workers_died",
-                 "workers_recycled")
+                 "workers_recycled", "forks_crashed", "forks_stalled")
         with self._lock:
             found: dict[str, float] = {n: self._counts[n] for n in names}
+            found |= {n: self.starter.counts[n] for n in ("workers_forked", "workers_spawned", "forks_failed")}
             return {**found, "pauses": self._governor.pauses, "worker_cpu_s": round(self._cpu_s, 3),
                     "worker_peak_bytes": self._peak_rss}
 
@@ -257,6 +271,8 @@ class Pool:
             else:
                 self._idle_again(slot)
                 waiting.future.set_result(answer)
+                del answer
+            del waiting  # this thread waits for the next request for long, and must not hold what the last one was about
         self._drop(slot)
 
     def _next(self, slot: _Slot) -> _Waiting | None:
@@ -283,7 +299,36 @@ class Pool:
         try:
             header, blobs = worker.ask(dict(task.header), task.blobs)
         except (EOFError, OSError) as e:
+            if not self._fork_to_blame(slot, worker):
+                raise self._obituary(slot, task, worker) from e
+            return self._answer_afresh(slot, task)
+        return self._accounted(slot, worker, header, blobs)
+
+    def _fork_to_blame(self, slot: _Slot, worker: Worker) -> bool:
+        """Whether a worker may be gone because it was a fork: it stood still, or crashed without anybody having killed it."""
+        if not worker.forked or slot.ended not in ("", "stalled"):
+            return False
+        words = worker.where() or worker.last_words()
+        self._drop(slot)
+        what = "stalled" if slot.ended else "" if worker.status == -signal.SIGKILL else "crashed"
+        if what:
+            with self._lock:
+                self._counts[f"forks_{what}"] += 1
+                slot.ran, slot.ended = 0.0, ""
+            slot.suspect = f"a forked worker {what}" + (f": {words}" if words else "")
+        return bool(what)
+
+    def _answer_afresh(self, slot: _Slot, task: Task) -> wire.Message:
+        """The same of a fresh interpreter. Where that can answer, this process is not forked again."""
+        worker = self._worker(slot, "spawn")
+        try:
+            header, blobs = worker.ask(dict(task.header), task.blobs)
+        except (EOFError, OSError) as e:
             raise self._obituary(slot, task, worker) from e
+        self.starter.distrust(slot.suspect)
+        return self._accounted(slot, worker, header, blobs)
+
+    def _accounted(self, slot: _Slot, worker: Worker, header: dict[str, Any], blobs: list[bytes]) -> wire.Message:
         used = header.pop("usage", {})
         with self._lock:
             self._counts["answered"] += 1
@@ -294,12 +339,13 @@ class Pool:
             self._drop(slot)
         return header, blobs
 
-    def _worker(self, slot: _Slot) -> Worker:
+    def _worker(self, slot: _Slot, kind: Workers | None = None) -> Worker:
         if slot.worker is not None and not slot.worker.alive:
             self._drop(slot)
         if slot.worker is None:
-            slot.cpu = 0.0
-            worker = self._start(self._limits.memory)
+            slot.cpu = slot.slept = 0.0
+            memory = self._limits.memory
+            worker = self._start(memory) if self._start is not None else self.starter(memory, kind or self._limits.kind)
             with self._lock:
                 slot.worker = worker
                 self._counts["workers_started"] += 1
@@ -385,13 +431,19 @@ class Pool:
             worker, waiting = s.worker, s.running
             if worker is None or waiting is None:
                 continue
-            used += self._account(s, worker)
+            worked = self._account(s, worker)
+            used += worked
             s.ran += 0.0 if worker.paused else passed
+            s.slept = s.slept + passed if worker.forked and not worked and worker.sleeps() else 0.0
             held = worker.rss()
             self._peak_rss = max(self._peak_rss, held)
             if s.ran > waiting.task.timeout and not s.ended:
                 self._counts["late"] += 1
                 self._end(s, "late")
+            elif s.slept > STALL_S and not s.ended:
+                self._end(s, "stalled")
+            elif s.slept > STALL_S / 2 >= s.slept - passed:
+                worker.ask_where()
             elif self._limits.memory and held > self._limits.memory:
                 self._end(s, "memory")
         was = self._governor.paused

@@ -1,6 +1,7 @@
 """A worker process and the pipes to it: started, asked, paused, measured, ended. Who asks what is the pool's business.
 
-The pipes are unbuffered: a process that forks in the middle of a message must not send the rest of it twice.
+`Worker` starts a fresh interpreter; `compile.forked` has the other kind. The pipes are unbuffered: a process that forks in the
+middle of a message must not send the rest of it twice.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from hotfuse.compile import wire
 
@@ -22,18 +23,36 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _TICK = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
+class Child(Protocol):
+    """A child process, as far as a worker needs it: what `subprocess.Popen` has of it."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...  # noqa: D102
+    def wait(self) -> int: ...  # noqa: D102
+    def kill(self) -> None: ...  # noqa: D102
+    def send_signal(self, number: int, /) -> None: ...  # noqa: D102
+
+
 class Worker:
     """One process; only the thread that started it may ask it, any thread may pause or kill it."""
+
+    forked = False
+    """Whether it began as a copy of this process."""
 
     def __init__(self, memory: int = 0, command: Sequence[str] = COMMAND) -> None:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path), "OMP_NUM_THREADS": "1",
                "HOTFUSE_CAPTURE": "off", "HOTFUSE_WORKER_MEMORY": str(memory)}
-        self._log: BinaryIO = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
-        self._process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=env, bufsize=0,
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        process = subprocess.Popen(
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env, bufsize=0,
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._in, self._out = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
+        assert process.stdin is not None and process.stdout is not None
+        self._hold(process, cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout), log)
+
+    def _hold(self, process: Child, requests: BinaryIO, answers: BinaryIO, log: BinaryIO) -> None:
+        self._process, self._in, self._out, self._log = process, requests, answers, log
         self.paused = False
 
     @property
@@ -74,13 +93,28 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
+    def _stat(self) -> list[str]:
+        """What the system says of it, from the state on; empty where it says nothing."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return []
+
     def cpu_s(self) -> float:
         """CPU time it has used, 0 where the system does not say."""
-        try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / _TICK
+        fields = self._stat()
+        return (int(fields[11]) + int(fields[12])) / _TICK if fields else 0.0
+
+    def sleeps(self) -> bool:
+        """Whether it waits for something, rather than for a core."""
+        return self._stat()[:1] in (["S"], ["D"])
+
+    def ask_where(self) -> None:
+        """Have it write down where it stands, if it can."""
+
+    def where(self) -> str:
+        """Where it stood when it was asked last; empty where it did not say."""
+        return ""
 
     def rss(self) -> int:
         """Bytes it holds in memory, 0 where the system does not say."""

@@ -18,7 +18,7 @@ from typing import Any
 from hotfuse.base.settings import Settings
 from hotfuse.compile import wire
 from hotfuse.compile.account import totals
-from hotfuse.compile.courtesy import courteous
+from hotfuse.compile.courtesy import courteous, patient
 from hotfuse.compile.pool import URGENT, Limits, Pool, Task
 from hotfuse.compile.process import Worker
 
@@ -73,6 +73,7 @@ class Service:
 
     def _serve(self) -> None:
         """A thread: one owner's jobs until there are none, then the next owner's; it ends with the last."""
+        patient()
         while (owner := self._next()) is not None:
             jobs = self._jobs[owner[0]]
             while self._more(owner[0], jobs):
@@ -141,13 +142,17 @@ def sized(settings: Settings) -> Service:
     """The service, its pool within these settings' limits; whoever asks last decides."""
     own = service()
     memory = settings.compile_memory_mb << 20
-    own.pool.limit(Limits(settings.compile_workers, memory, settings.compile_share))
+    own.pool.limit(Limits(settings.compile_workers, memory, settings.compile_share, settings.workers))
     return own
 
 
-def counters() -> dict[str, float]:
-    """The pool's counts and the totals of all graphs' units, for `stats()`."""
-    return {**{f"units_{k}": v for k, v in totals().items()}, **(_service.pool.counts() if _service is not None else {})}
+def counters() -> dict[str, Any]:
+    """The pool's counts and the totals of all graphs' units, for `stats()`; and why the newest worker is no fork, if it is none."""
+    found: dict[str, Any] = {f"units_{k}": v for k, v in totals().items()}
+    if _service is not None:
+        because = _service.pool.starter.because
+        found |= {**_service.pool.counts(), **({"not_forked_because": because} if because else {})}
+    return found
 
 
 def busy() -> bool:

@@ -8,11 +8,12 @@ of a millisecond. Code lives as long as its `Loaded` handle.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,13 @@ def _initialize() -> None:
     llvm.initialize_native_asmparser()
     # Index arithmetic is already hoisted to where it changes; looking for better takes LLVM longer than all the rest.
     llvm.set_option("", "-disable-lsr")
+
+
+@contextlib.contextmanager
+def quiet() -> Generator[None]:
+    """Around a fork: no thread is inside LLVM, so that the child may use it."""
+    with _lock, llvm.ffi.lib._lock:  # pyright: ignore[reportPrivateUsage]
+        yield
 
 
 def host_cpu_name() -> str:

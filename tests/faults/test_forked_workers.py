@@ -1,0 +1,234 @@
+"""Workers that are forks of the serving process: forked while others compute and serve; what they must not hold; how they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import hotfuse
+from hotfuse import Settings
+from hotfuse.base.settings import Workers
+from hotfuse.compile import forked, pool, starting
+from hotfuse.compile.forked import ForkedWorker, ForkFailed
+from hotfuse.compile.pool import Limits, Pool, Task
+from hotfuse.compile.starting import Starter, unsafe
+
+READY = {"kind": "ready", "front": "torch"}
+
+
+def answers(worker: ForkedWorker) -> bool:
+    """Whether it does what workers do: an unknown request is refused, not fatal."""
+    header, _ = worker.ask({"kind": "nonsense"}, [])
+    return header["ok"] is False
+
+
+@contextmanager
+def beside(*works: Callable[[], object]) -> Generator[None]:
+    """Threads that do something again and again."""
+    stop = threading.Event()
+
+    def again(work: Callable[[], object]) -> None:
+        while not stop.is_set():
+            work()
+
+    threads = [threading.Thread(target=again, args=(w,)) for w in works]
+    for t in threads:
+        t.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for t in threads:
+            t.join()
+
+
+def test_forks_come_up_while_threads_compute_log_allocate_and_serve() -> None:
+    """Each of these threads holds locks most of the time. A fork that met one of them is noticed at once, not later."""
+    log = logging.getLogger("a server")
+    log.addHandler(logging.StreamHandler(open(os.devnull, "w")))  # noqa: SIM115
+    log.setLevel(logging.INFO)
+    weight = torch.randn(256, 256)
+
+    async def served() -> None:
+        listening = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
+        writer.close()
+        await writer.wait_closed()
+        listening.close()
+
+    with beside(
+        lambda: torch.nn.functional.linear(torch.randn(32, 256), weight),
+        lambda: log.info("a call"),
+        lambda: [bytearray(random.randrange(1, 1 << 16)) for _ in range(100)],
+        lambda: asyncio.run(served()),
+    ):
+        failed = 0
+        for _ in range(8):
+            try:
+                worker = ForkedWorker(1 << 30)
+            except ForkFailed:
+                failed += 1
+                continue
+            assert answers(worker) and answers(worker)
+            worker.close()
+    assert failed <= 4
+
+
+def test_a_fork_holds_no_socket_of_the_server() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        address = listening.getsockname()
+        worker = ForkedWorker()
+        open_there = {os.readlink(p) for p in Path(f"/proc/{worker.pid}/fd").iterdir()}
+        assert not [name for name in open_there if name.startswith("socket:")]
+    with socket.socket() as again:  # nobody listens there any more: the address is free
+        again.bind(address)
+    assert answers(worker)
+    worker.close()
+
+
+def test_a_fork_dies_quietly_and_leaves_no_zombie(capfd: pytest.CaptureFixture[str]) -> None:
+    worker = ForkedWorker()
+    assert Path(f"/proc/{worker.pid}/comm").read_text().strip() == "hotfuse-worker"
+    worker.kill()
+    with pytest.raises((EOFError, OSError)):
+        worker.ask(READY, [])
+    worker.close()
+    assert worker.status == -signal.SIGKILL and not worker.alive
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker.pid, 0)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_signals_mean_the_same_as_in_a_fresh_process() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda n, _: heard.append(n))
+    try:
+        worker = ForkedWorker()
+        os.kill(worker.pid, signal.SIGINT)
+        assert answers(worker)
+        os.kill(worker.pid, signal.SIGTERM)
+        until = time.monotonic() + 30
+        while worker.alive and time.monotonic() < until:
+            time.sleep(0.01)
+        assert worker.status == -signal.SIGTERM and not heard
+        worker.close()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_what_it_inherits_does_not_count_as_its_memory() -> None:
+    kept = bytearray(os.urandom(1 << 20) * 200)
+    worker = ForkedWorker(64 << 20)
+    assert worker.rss() < 32 << 20 < len(kept)
+    assert answers(worker)
+    worker.close()
+
+
+def test_a_child_that_cannot_say_hello_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "QUIET_S", 0.2)
+    lock = threading.Lock()
+    with lock, pytest.raises(ForkFailed, match="hello"):
+        ForkedWorker(settle=lambda: lock.acquire())  # type: ignore[arg-type, return-value]
+    with pytest.raises(ForkFailed, match="ended with status 3"):
+        ForkedWorker(settle=lambda: os._exit(3))
+
+
+def test_forks_that_fail_are_counted_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def silent(_memory: int = 0) -> ForkedWorker:
+        made.append(1)
+        raise ForkFailed("no hello", because="a test")
+
+    monkeypatch.setattr(forked, "ForkedWorker", silent)
+    start = Starter()
+    for _ in range(2):
+        worker = start(0)
+        assert not worker.forked
+        worker.close()
+    assert len(made) == starting.TRIES and start.because == "no hello: a test"
+    assert start.counts == {"forks_failed": starting.TRIES, "workers_spawned": 2}
+
+
+def test_what_speaks_against_a_fork_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unsafe("auto") == ""
+    assert "settings" in unsafe("spawn")
+    monkeypatch.setattr(starting, "MOST_BYTES", 1)
+    assert "MiB" in unsafe("auto") and unsafe("fork") == ""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert "cuda" in unsafe("fork")
+    monkeypatch.undo()
+    monkeypatch.setattr(forked, "importing", lambda: "somewhere")
+    assert "somewhere" in unsafe("auto")
+    monkeypatch.undo()
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert "darwin" in unsafe("auto")
+
+
+class Sleeps(torch.nn.Module):
+    """Stands still in the first process that captures it, if that is a fork; `home` is where it was made."""
+
+    def __init__(self, crash: bool) -> None:
+        super().__init__()
+        self.home, self.crash = os.getpid(), crash
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if os.getppid() == self.home and "pytest" in Path("/proc/self/cmdline").read_text():
+            if self.crash:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            threading.Event().wait()
+        return x + 1
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_fork_that_stands_still_or_crashes_is_replaced_by_a_fresh_worker(
+    crash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hotfuse.compile import service as services
+
+    monkeypatch.setattr(pool, "STALL_S", 1.0)
+    own = services.Service()
+    monkeypatch.setattr(services, "_service", own)
+    fast = hotfuse.jit(Sleeps(crash), settings=Settings(tiers=0))
+    x = torch.ones(2)
+    assert torch.equal(fast(x), x + 1)
+    assert fast.wait(120)
+    counts = fast.stats()["compile"]
+    assert counts["forks_crashed" if crash else "forks_stalled"] == 1 and counts["workers_died"] == 0
+    assert counts["workers_forked"] == 1 and counts["workers_spawned"] == 1
+    assert torch.equal(fast(x), x + 1) and fast.stats()["graph_calls"] == 1, str(fast.explain())
+    assert ("crashed" if crash else "threading.py") in own.pool.starter.because_of_forks
+    own.stop(10)
+
+
+@pytest.mark.parametrize("kind", ["fork", "spawn"])
+def test_workers_of_both_kinds_are_killed_replaced_and_bounded(kind: Workers) -> None:
+    both = Pool(Limits(1, 1 << 30, kind=kind), load=lambda: 0.0)
+    try:
+        assert both.submit(Task("one", READY)).result(60)[0]["ok"]
+        (worker,) = both.workers
+        assert worker.forked is (kind == "fork")
+        os.kill(worker.pid, signal.SIGKILL)
+        while worker.alive:
+            time.sleep(0.01)
+        assert both.submit(Task("two", READY)).result(60)[0]["ok"]
+        assert both.counts()["workers_forked" if kind == "fork" else "workers_spawned"] == 2
+        limits = Path(f"/proc/{both.workers[0].pid}/limits").read_text()
+        line = next(line for line in limits.splitlines() if line.startswith("Max address space"))
+        assert line.split()[3] != "unlimited"
+    finally:
+        both.close()
