@@ -174,8 +174,7 @@ class Level:
         if key not in self._const_values:
             if isinstance(value, torch.Tensor):
                 fake = isinstance(value, FakeTensor)
-                with disable_proxy_modes_tracing():
-                    val: Any = value if fake else self.session.mode.from_tensor(value, static_shapes=True)
+                val: Any = value if fake else self._described(value)
                 self.consts[key] = self._placeholder(key, val).node
                 if not fake and value.numel() <= LIMIT and value.dtype not in _NO_LIST:
                     with plainly():
@@ -186,6 +185,11 @@ class Level:
                 val = Opaque(proxy, value)
             self._const_values[key] = val
         return self._const_values[key]
+
+    def _described(self, value: torch.Tensor) -> torch.Tensor:
+        """A fake tensor that looks like a constant. Torch's own way asks a hundred questions, each of which the trace would see."""
+        with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
     def _placeholder(self, name: str, val: Any) -> fx.Proxy:
         target = "".join(c if c.isalnum() else "_" for c in name)
@@ -457,5 +461,5 @@ def plainly() -> Generator[None]:
     """Compute with real tensors, outside of the trace."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    with disable_proxy_modes_tracing(), unset_fake_temporarily():
+    with disable_proxy_modes_tracing(), unset_fake_temporarily(), torch._C.DisableTorchFunction():
         yield
