@@ -1,4 +1,4 @@
-"""Random groups: functions made of pointwise ops, views, reductions, windows and lookups, valid by construction, from a seed."""
+"""Random groups: functions made of pointwise ops, views, reductions, windows, lookups, writes and sorts, from a seed."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class _Maker:
         if x.numel() > 6000:
             at = 0
             x = self.values[0]
-        kinds = ["unary", "binary", "view", "reduce", "norm", "join", "window", "pick", "border"]
-        match self.r.choices(kinds, [8, 10, 10, 4, 2, 4, 2, 2, 1])[0]:
+        kinds = ["unary", "binary", "view", "reduce", "norm", "join", "window", "pick", "border", "sort", "write"]
+        match self.r.choices(kinds, [8, 10, 10, 4, 2, 4, 2, 2, 1, 1, 2])[0]:
             case "unary":
                 i = self.r.randrange(len(UNARY))
                 self.add(f"unary{i}", UNARY[i], at)
@@ -105,6 +105,10 @@ class _Maker:
                 self.pick_from(x)
             case "border":
                 self.border(at, x)
+            case "sort":
+                self.sort(at, x)
+            case "write":
+                self.write(at, x)
             case _:
                 self.join(at, x)
 
@@ -235,6 +239,46 @@ class _Maker:
         if rank == 4:
             amount += [0, 0]
         self.add(f"{mode}{amount}", lambda t: F.pad(t, amount, mode=mode), at)
+
+    def sort(self, at: int, x: Tensor) -> None:
+        """Values only: which of two nearly equal ones comes first depends on rounding."""
+        r, rank = self.r, x.dim()
+        if not rank:
+            return
+        d, most = r.randrange(rank), r.random() < 0.5
+        if r.random() < 0.5:
+            self.add(f"sort{d, most}", lambda t: torch.sort(t, dim=d, descending=most, stable=True)[0], at)
+        else:
+            k = r.randint(1, x.shape[d])
+            self.add(f"topk{k, d, most}", lambda t: torch.topk(t, k, d, most)[0], at)
+
+    def write(self, at: int, x: Tensor) -> None:
+        """At places that data say, or places one behind the other: torch leaves open which of two at one place stays."""
+        r, rank = self.r, x.dim()
+        if not rank or x.numel() > 2000:
+            return
+        d = r.randrange(rank)
+        n = x.shape[d]
+        m = r.randint(1, n)
+        part = (*[slice(None)] * d, slice(0, m))
+
+        def order(t: Tensor) -> Tensor:
+            return torch.arange(m).flip(0).view(m, *[1] * (rank - 1 - d)).expand(t[part].shape)
+
+        match r.randrange(5):
+            case 0:
+                self.add(f"scatter_add{d, m}", lambda t: t.scatter_add(d, (t[part] > 0).long() * (n - 1), t[part]), at)
+            case 1:
+                self.add(f"scatter_number{d, m}", lambda t: t.scatter(d, (t[part] > 0).long() * (n - 1), 0.5), at)
+            case 2:
+                self.add(f"scatter{d, m}", lambda t: t.scatter(d, order(t), t[part] * 2), at)
+            case 3:
+                self.add(f"index_put{d, m}",
+                         lambda t: torch.ops.aten.index_put(t, [*[None] * d, torch.arange(m) - n], t[part] * 2), at)  # fmt: skip
+            case _ if rank < 5 and x.numel() < 500:
+                self.add("one_hot", lambda t: F.one_hot((t > 0).long(), 3).to(t.dtype), at)
+            case _:
+                pass
 
     def join(self, at: int, x: Tensor) -> None:
         r, rank = self.r, x.dim()
