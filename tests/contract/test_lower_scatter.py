@@ -62,6 +62,13 @@ def test_index_put(dtype: torch.dtype) -> None:
         check(lambda a, i, v: torch.ops.aten.index_put(a, [i], v, True), [x, twice, values], 1e-6)
 
 
+def test_many_into_few_places() -> None:
+    """As a sum over the nodes of each graph of a batch."""
+    x, source, index = torch.zeros(7, 19), torch.randn(500, 19), torch.randint(0, 7, (500, 1)).expand(500, 19).contiguous()
+    check(lambda a, i, s: a.scatter_add(0, i, s), [x, index, source], 2e-5)
+    check(lambda a, i, v: torch.ops.aten.index_put(a, [i], v, True), [x, torch.randint(0, 7, (500,)), source], 2e-5)
+
+
 def test_nan_and_infinity_pass_through() -> None:
     x, source = torch.randn(4, 6), torch.tensor([[float("nan"), float("inf")]] * 4)
     x[0, 0] = float("nan")
@@ -86,7 +93,7 @@ def test_an_index_outside_is_a_fault_of_the_call(bad: int) -> None:
 
 def test_refusals_say_why() -> None:
     for fn, args, why in (
-        (lambda a, i: a.scatter(1, i, 1.0), [torch.randn(3, 200), torch.randint(0, 9, (3, 100))], "100 indexes"),
+        (lambda a, i: a.scatter(1, i, 1.0), [torch.randn(3, 400), torch.randint(0, 9, (3, 100))], "100 indexes"),
         (lambda a, i: a.scatter(1, i, 1.0), [torch.randn(3, 9), torch.randint(0, 9, (2, 4))], "a part of the other dims"),
     ):
         with pytest.raises(CannotLower) as e:

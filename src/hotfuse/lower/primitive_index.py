@@ -22,9 +22,13 @@ from hotfuse.lower.expand import HALVES
 from hotfuse.lower.primitive import Draft, broadcast, decomposes, dtype
 from hotfuse.lower.views import shape_of
 
-MOST = 64
-"""Indexes along the dim that is written, at most."""
+MOST, LOOKS = 64, 1 << 14
+"""Indexes along the dim that is written, at most; more where that dim is short, so that all its places together look so often."""
 _I64, _BOOL = DType.I64, DType.BOOL
+
+
+def _few(many: int, extent: int) -> bool:
+    return 1 <= many <= MOST or 1 <= many <= LOOKS // max(extent, 1)
 
 
 def _checked(d: Draft, index: Value, extent: int) -> Value:
@@ -63,7 +67,7 @@ def _scatter(d: Draft, node: Node) -> Sequence[Value]:
         raise CannotLower("a scatter of an unusual form")
     at = dim % len(shape)
     extent, many = shape[at], given[at]
-    if not isinstance(extent, int) or not isinstance(many, int) or many > MOST or many < 1:
+    if not isinstance(extent, int) or not isinstance(many, int) or not _few(many, extent):
         raise CannotLower(f"{many} indexes into a dim of {extent}")
     if not all(same(m, n) for i, (m, n) in enumerate(zip(shape, given, strict=True)) if i != at):
         raise CannotLower("a scatter into a part of the other dims")
@@ -88,7 +92,7 @@ def _index_put(d: Draft, node: Node) -> Sequence[Value]:
     at, index = chosen[0][0], chosen[0][1]
     assert isinstance(index, Value)
     extent, (many,) = shape[at], shape_of(index)
-    if not isinstance(extent, int) or not isinstance(many, int) or many > MOST or many < 1:
+    if not isinstance(extent, int) or not isinstance(many, int) or not _few(many, extent):
         raise CannotLower(f"{many} indexes into a dim of {extent}")
     whole = (*shape[:at], many, *shape[at + 1 :])
     wanted = shape_of(values)
