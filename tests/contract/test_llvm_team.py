@@ -16,7 +16,7 @@ from hotfuse.backends.llvm.target import Target, cross_neon, host
 from hotfuse.ir.dims import expr
 from hotfuse.ir.types import DType
 from hotfuse.tile.build import KernelBuilder
-from hotfuse.tile.program import Kernel
+from hotfuse.tile.program import Kernel, Loop
 from tests.contract.native import check, levels, numbers
 
 F32 = DType.F32
@@ -123,3 +123,15 @@ def test_waiting_on_other_targets() -> None:
     assert "yield" in assembly_text(mixing(7), cross_neon())
     if host().triple.startswith("x86"):
         assert "pause" in assembly_text(mixing(7)) and "sched_yield" in llvm_text(mixing(7))
+
+
+def test_work_is_reckoned_in_the_middle_of_a_loop() -> None:
+    b = KernelBuilder("edges")
+    x, y = b.input("x", F32, (12,)), b.output("y", F32, (12,))
+    with b.parallel("row", 10) as row:
+        first, last = expr("max", 0, expr("+", row.var, -2)), expr("min", 10, expr("+", row.var, 3))
+        with b.loop("tap", first, last) as tap:
+            b.store(y, (row.var,), b.load(x, (tap.var,), ()))
+    (loop,) = b.finish().body
+    assert isinstance(loop, Loop)
+    assert parallel.loop_work(loop, 16) == 10 * 5 * 2, "the first row sees three taps, most see five"

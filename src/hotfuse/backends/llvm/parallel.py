@@ -137,9 +137,13 @@ def trips(loop: Loop) -> Dim:
     return expr("max", 0, expr("ceildiv", expr("+", loop.hi, expr("*", loop.lo, -1)), loop.step))
 
 
+def halfway(loop: Loop, inside: Dim) -> Dim:
+    """What is inside a loop as it is in the middle of its rounds: the first ones of a window over an image see less of it."""
+    if loop.var not in symbols(inside):
+        return inside
+    return substitute(inside, {loop.var: expr("//", expr("+", loop.lo, loop.hi), 2)})
+
+
 def loop_work(loop: Loop, lanes: int) -> Dim:
-    """The work of a loop: trips times the body's, for which inner bounds are taken at the first iteration."""
-    inside = work(loop.body, lanes)
-    if loop.var in symbols(inside):
-        inside = substitute(inside, {loop.var: loop.lo})
-    return expr("*", trips(loop), inside)
+    """The work of a loop: trips times the body's, for which inner bounds are taken halfway."""
+    return expr("*", trips(loop), halfway(loop, work(loop.body, lanes)))

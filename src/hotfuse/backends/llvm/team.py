@@ -19,9 +19,9 @@ from itertools import groupby
 from hotfuse.backends.llvm import parallel
 from hotfuse.backends.llvm.code import Module
 from hotfuse.backends.llvm.control import Block, emit_when, launch, on_stack, part, serial, slot
-from hotfuse.backends.llvm.parallel import loop_work, trips
+from hotfuse.backends.llvm.parallel import halfway, loop_work, trips
 from hotfuse.backends.llvm.state import State
-from hotfuse.ir.dims import Dim, expr, substitute, symbols
+from hotfuse.ir.dims import Dim, expr
 from hotfuse.tile.program import Instr, Loop, LoopKind, Stmt, When
 
 SPINS = 1 << 12
@@ -96,8 +96,7 @@ def _cost(stmts: Sequence[Stmt], lanes: int) -> tuple[Dim, Dim, Dim]:
             case Loop(kind=LoopKind.PARALLEL):
                 found, met, most = loop_work(s, lanes), 1, trips(s)
             case Loop() if shares([s]):
-                inside = _cost(s.body, lanes)
-                found, met, most = (substitute(d, {s.var: s.lo}) if s.var in symbols(d) else d for d in inside)
+                found, met, most = (halfway(s, d) for d in _cost(s.body, lanes))
                 found, met = expr("*", trips(s), found), expr("*", trips(s), met)
             case When() if shares(s.body):
                 found, met, most = _cost(s.body, lanes)
