@@ -33,12 +33,12 @@ import math
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import NoReturn
 
-from hotfuse.base.errors import InternalError, ModelError
+from hotfuse.base.errors import InternalError
 from hotfuse.ir import dims
 from hotfuse.ir.dims import MAX_DEPTH, Dim, Sym, quote, unquote
 from hotfuse.ir.graph import Arg, Graph, Kind, Loc, Node, Param, Token, Value
+from hotfuse.ir.reader import Reader
 from hotfuse.ir.types import (
     ROW_MAJOR,
     STRIDED,
@@ -193,8 +193,7 @@ def parse(text: str) -> Graph:
     """Read one graph; anything else in the text is an error."""
     reader = _Reader(text)
     graph = reader.graph(0)
-    if reader.tokens[reader.at]:
-        reader.fail("text after the end of the graph")
+    reader.end("graph")
     return graph
 
 
@@ -202,87 +201,14 @@ def parse_type(text: str) -> Type:
     """Read one type."""
     reader = _Reader(text)
     t = reader.type()
-    if reader.tokens[reader.at]:
-        reader.fail("text after the end of the type")
+    reader.end("type")
     return t
 
 
-def _tokens(text: str) -> Iterator[re.Match[str]]:
-    """Tokens without comments; trailing blanks are cut so that no match is tried over them again and again."""
-    return (m for m in _TOKEN.finditer(text.rstrip(" \t\r\n")) if m.group(1)[0] != "#")
+class _Reader(Reader):
+    __slots__ = ()
 
-
-class _Reader:
-    """Reads by recursive descent over a list of tokens; a place in the text is only worked out for an error."""
-
-    __slots__ = ("at", "text", "tokens")
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        found: list[str] = _TOKEN.findall(text.rstrip(" \t\r\n"))
-        if "#" in text:
-            found = [t for t in found if t[0] != "#"]
-        self.tokens = [*found, "", "", ""]
-        self.at = 0
-
-    def fail(self, what: str, at: int | None = None, cause: Exception | None = None) -> NoReturn:
-        at = self.at if at is None else at
-        token = self.tokens[at]
-        place = next((m.start(1) for i, m in enumerate(_tokens(self.text)) if i == at), len(self.text))
-        line = self.text.count("\n", 0, place) + 1
-        column = place - self.text.rfind("\n", 0, place)
-        found = f"found {token[:60]!r}" if token else "found the end of the text"
-        raise ModelError(
-            f"malformed graph text: {what}", where=f"line {line}, column {column}", because=found
-        ) from cause
-
-    def expect(self, want: str) -> None:
-        if self.tokens[self.at] != want:
-            self.fail(f"{want!r} expected")
-        self.at += 1
-
-    def accept(self, want: str) -> bool:
-        if self.tokens[self.at] == want:
-            self.at += 1
-            return True
-        return False
-
-    def string(self) -> str:
-        token = self.tokens[self.at]
-        try:
-            text = unquote(token)
-        except ValueError as e:
-            self.fail(str(e), cause=e)
-        self.at += 1
-        return text
-
-    def word(self) -> str:
-        token = self.tokens[self.at]
-        if token[:1] == '"':
-            return self.string()
-        if not _PLAIN_WORD.fullmatch(token):
-            self.fail("a name expected")
-        self.at += 1
-        return token
-
-    def integer(self) -> int:
-        try:
-            number = int(self.tokens[self.at])
-        except ValueError as e:
-            self.fail("an integer expected", cause=e)
-        self.at += 1
-        return number
-
-    def dim(self) -> Dim:
-        token = self.tokens[self.at]
-        if token.isdigit() and token.isascii() and len(token) < 20:
-            self.at += 1
-            return int(token)
-        try:
-            d, self.at = dims.read(self.tokens, self.at)
-        except dims.DimSyntaxError as e:
-            self.fail(e.what, e.at, e)
-        return d
+    subject, lexemes, names = "graph", _TOKEN, _PLAIN_WORD
 
     def type(self, depth: int = 0) -> Type:
         token = self.tokens[self.at]

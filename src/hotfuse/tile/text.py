@@ -36,12 +36,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
-from hotfuse.base.errors import HotfuseError, ModelError
+from hotfuse.base.errors import HotfuseError
 from hotfuse.ir import dims
 from hotfuse.ir.dims import MAX_DEPTH, NAME, Dim, quote, unquote
 from hotfuse.ir.graph import Loc
+from hotfuse.ir.reader import BLANK, Reader
 from hotfuse.ir.text import constant
 from hotfuse.ir.types import DType
 from hotfuse.tile.isa import rows
@@ -66,10 +67,9 @@ from hotfuse.tile.rules import show_type
 T = TypeVar("T")
 
 _PLAIN = re.compile(r"[A-Za-z0-9_]+")
-_BLANK = " \t\r\n"
 _TOKEN = re.compile(
-    rf"[{_BLANK}]*(%{_PLAIN.pattern}|%?{dims.STRING}|{NAME.pattern}|-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|-inf"
-    rf"|#[^\n]*|\.\.|\*\*|//|==|!=|<=|[^{_BLANK}])"
+    rf"[{BLANK}]*(%{_PLAIN.pattern}|%?{dims.STRING}|{NAME.pattern}|-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|-inf"
+    rf"|#[^\n]*|\.\.|\*\*|//|==|!=|<=|[^{BLANK}])"
 )
 _DTYPES = {d.value: d for d in DType}
 _KINDS = {k.value: k for k in BufferKind}
@@ -183,53 +183,20 @@ def parse(text: str) -> Kernel:
     """Read one kernel; anything else in the text is an error."""
     reader = _Reader(text)
     kernel = reader.kernel()
-    if reader.tokens[reader.at]:
-        reader.fail("text after the end of the kernel")
+    reader.end("kernel")
     return kernel
 
 
-def _tokens(text: str) -> Iterator[re.Match[str]]:
-    """Tokens without comments; trailing blanks are cut so that no match is tried over them again and again."""
-    return (m for m in _TOKEN.finditer(text.rstrip(_BLANK)) if m.group(1)[0] != "#")
+class _Reader(Reader):
+    __slots__ = ("tiles",)
 
-
-class _Reader:
-    """Reads by recursive descent over a list of tokens; a place in the text is only worked out for an error."""
-
-    __slots__ = ("at", "text", "tiles", "tokens")
+    subject, lexemes, names = "kernel", _TOKEN, NAME
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.tokens = [*(m.group(1) for m in _tokens(text)), "", "", ""]
-        self.at = 0
+        super().__init__(text)
         self.tiles: dict[str, Tile] = {}
 
-    def fail(self, what: str, at: int | None = None, cause: Exception | None = None) -> NoReturn:
-        at = self.at if at is None else at
-        token = self.tokens[at]
-        place = next((m.start(1) for i, m in enumerate(_tokens(self.text)) if i == at), len(self.text))
-        line = self.text.count("\n", 0, place) + 1
-        column = place - self.text.rfind("\n", 0, place)
-        found = f"found {token[:60]!r}" if token else "found the end of the text"
-        raise ModelError(
-            f"malformed kernel text: {what}", where=f"line {line}, column {column}", because=found
-        ) from cause
-
     # -- small parts
-
-    @property
-    def token(self) -> str:
-        return self.tokens[self.at]
-
-    def accept(self, want: str) -> bool:
-        if self.token == want:
-            self.at += 1
-            return True
-        return False
-
-    def expect(self, want: str) -> None:
-        if not self.accept(want):
-            self.fail(f"{want!r} expected")
 
     def several(self, item: Callable[[], T], end: str) -> list[T]:
         """Items between commas, up to and with `end`."""
@@ -240,31 +207,6 @@ class _Reader:
             found.append(item())
         return found
 
-    def string(self) -> str:
-        try:
-            text = unquote(self.token)
-        except ValueError as e:
-            self.fail(str(e), cause=e)
-        self.at += 1
-        return text
-
-    def word(self) -> str:
-        token = self.token
-        if token[:1] == '"':
-            return self.string()
-        if not NAME.fullmatch(token):
-            self.fail("a name expected")
-        self.at += 1
-        return token
-
-    def integer(self) -> int:
-        try:
-            number = int(self.token)
-        except ValueError as e:
-            self.fail("an integer expected", cause=e)
-        self.at += 1
-        return number
-
     def real(self) -> float:
         try:
             number = float(self.token)
@@ -272,13 +214,6 @@ class _Reader:
             self.fail("a number expected", cause=e)
         self.at += 1
         return float(constant(number).real)
-
-    def dim(self) -> Dim:
-        try:
-            d, self.at = dims.read(self.tokens, self.at)
-        except dims.DimSyntaxError as e:
-            self.fail(e.what, e.at, e)
-        return d
 
     def dtype(self) -> DType:
         dtype = _DTYPES.get(self.token)
