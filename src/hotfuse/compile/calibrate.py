@@ -41,7 +41,7 @@ MOST_IDLE_BYTES = 96 << 20
 """The same for what is measured in idle time, beside a model that serves."""
 OTHER_TILES, OTHER_VECTORS = 0.6, 0.9
 """How often a problem is measured cut in other ways, with and without a product: ways are only told apart by those."""
-TRAIN_S = 8.0
+TRAIN_S = 16.0
 """What is kept of the budget for training."""
 COMPILE_TIMEOUT_S = 60.0
 

@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from hotfuse.base.errors import InternalError
 from hotfuse.hpm import walk
-from hotfuse.hpm.work import Matrix
 
 Vector = npt.NDArray[np.float64]
+Table = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 FEW = 1000
 """Below so many samples extra trees are better, above boosted ones."""
 EXTRA = {"n_estimators": 40, "max_depth": 10, "min_samples_leaf": 2, "max_features": 0.6}
-BOOSTED = {"n_estimators": 100, "max_depth": 5, "learning_rate": 0.14, "subsample": 0.7, "max_features": 0.4,
+BOOSTED = {"n_estimators": 220, "max_depth": 5, "learning_rate": 0.07, "subsample": 0.7, "max_features": 0.4,
            "min_samples_leaf": 4, "loss": "huber", "alpha": 0.95}  # fmt: skip
 
 
@@ -128,12 +128,12 @@ def _flat(trees: Sequence[Any], base: float, scale: float) -> Forest:
                   table[:, 3].copy(), np.array(roots, np.int64), deepest, base, scale)  # fmt: skip
 
 
-def grow(x: Matrix, y: Vector, weight: Vector | None = None, *, seed: int = 0, few: int = FEW) -> Forest:
+def grow(x: Table, y: Vector, weight: Vector | None = None, *, seed: int = 0, few: int = FEW) -> Forest:
     """A forest fitted to samples: extra trees for few, boosted ones for many."""
     return extra(x, y, weight, EXTRA, seed) if len(y) < few else boosted(x, y, weight, BOOSTED, seed)
 
 
-def extra(x: Matrix, y: Vector, weight: Vector | None, options: Mapping[str, Any], seed: int = 0) -> Forest:
+def extra(x: Table, y: Vector, weight: Vector | None, options: Mapping[str, Any], seed: int = 0) -> Forest:
     """Trees with thresholds drawn at random, each for the whole; the mean counts."""
     from sklearn.ensemble import ExtraTreesRegressor  # half a second to import
 
@@ -142,7 +142,7 @@ def extra(x: Matrix, y: Vector, weight: Vector | None, options: Mapping[str, Any
     return _flat(trees, 0.0, 1.0 / len(trees))
 
 
-def boosted(x: Matrix, y: Vector, weight: Vector | None, options: Mapping[str, Any], seed: int = 0) -> Forest:
+def boosted(x: Table, y: Vector, weight: Vector | None, options: Mapping[str, Any], seed: int = 0) -> Forest:
     """Boosted trees, each for what those before it left."""
     from sklearn.ensemble import GradientBoostingRegressor
 

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.hpm import forest
-from hotfuse.hpm.forest import Forest, Vector
+from hotfuse.hpm.forest import Forest, Table, Vector
 from hotfuse.hpm.work import COLUMN, WAY, Matrix
 
 LEAST = 60
 """Rows in cells of several that a forest of ways is grown from."""
 BETTER = 0.97
 """It is kept where it leaves at most this part of the error within cells, on problems it had not seen."""
-TREES = {"n_estimators": 16, "max_depth": 10, "min_samples_leaf": 1, "max_features": 0.8}
+TREES = {"n_estimators": 40, "max_depth": 12, "min_samples_leaf": 1, "max_features": 0.8}
 Cells = npt.NDArray[np.int64]
 
 
@@ -41,7 +41,7 @@ def centered(values: Vector, cell: Cells) -> Vector:
     return values - (np.bincount(at, values) / np.bincount(at))[at]
 
 
-def grow(x: Matrix, missed: Vector, weight: Vector, cell: Cells, seed: int = 0) -> Forest | None:
+def grow(x: Table, missed: Vector, weight: Vector, cell: Cells, seed: int = 0) -> Forest | None:
     """A forest of what was missed within cells; None where there are too few."""
     several = cell >= 0
     if several.sum() < LEAST:
