@@ -1,0 +1,253 @@
+"""How graphs are cut and compiled beside inference."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hotfuse.fusion.criteria as criteria
+import hotfuse.runtime.side_by_side as measuring
+from hotfuse.analysis.resources import Bound, Peaks
+from hotfuse.base.errors import CaptureError
+from hotfuse.compile import graph as graph_module
+from hotfuse.compile import trial
+from hotfuse.compile.drive import Compilation
+from hotfuse.compile.graph import CompileGraph
+from hotfuse.compile.pool import Limits, Pool, Task
+from hotfuse.compile.scheduler import Governor
+from hotfuse.compile.value import Expected, Facts
+from hotfuse.fusion.bandit import Budget
+from hotfuse.fusion.criteria import Criterion, Reason, judge
+from hotfuse.ir.text import parse
+from hotfuse.partition.change import Change
+from hotfuse.partition.manager import Where, fuse, place, reorder, split
+from hotfuse.runtime.race import Trial
+from tests.contract.test_partition_manager import DIAMOND, each_alone
+from tests.contract.test_resources import side
+from tests.mechanisms.table import Row, World, replaced
+from tests.runtime.test_pool import blocked, light, said
+from tests.runtime.test_side_by_side import WIDTH, forked, towers
+from tests.runtime.test_side_by_side import compiled as compiled_towers
+from tests.runtime.test_units import MIXED, PAIR, Scripted, Waiting, compiled, layers, pairs
+
+# --- partitions ---------------------------------------------------------------------------------------------------------
+
+ADJUST: dict[Change, Callable[[Any], Any]] = {
+    Change.FUSE: lambda p: fuse(p, 0, 1, "why"),
+    Change.SPLIT: lambda p: split(both := fuse(p, 0, 1, "why"), both.parts[0].number, 1, "why"),
+    Change.REORDER: lambda p: reorder(p, [0, 2, 1, 3], "why"),
+    Change.PLACE: lambda p: place(p, 1, Where("cpu", 1), "why"),
+}
+"""What adjusts a partitioning; a switch takes one out."""
+
+
+def adjusted(change: Change) -> Callable[[World], float]:
+    """Steps of this kind in the history, where the graph is another partitioning now and the old one is untouched."""
+
+    def probe(_world: World) -> float:
+        before = each_alone(parse(DIAMOND))
+        parts, seen = before.parts, len(before.history.diffs)
+        after = ADJUST[change](before)
+        assert before.parts == parts and len(before.history.diffs) == seen, "a partitioning is a value"
+        return sum(d.change is change for d in after.history.diffs) if after.parts != parts or change is Change.SPLIT else 0
+
+    return probe
+
+
+def untouched(change: Change) -> Callable[[World], None]:
+    def off(world: World) -> None:
+        world.patch.setitem(ADJUST, change, lambda p: p)
+
+    return off
+
+
+def no_clocks(world: World) -> None:
+    world.patch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+
+
+def given_up(self: Any, unit: Any, _at: int, why: str, _pieces: object) -> list[Any]:
+    self.settle(unit, why)
+    return []
+
+
+def fused_while_compiling(world: World) -> float:
+    no_clocks(world)
+    budget = Budget(float(str(world.changes.get("measuring", 60.0))))
+    return compiled(PAIR, Scripted(pairs(15.0)), measuring=budget).graph.counts["fusions"]
+
+
+def cut_while_compiling(world: World) -> float:
+    no_clocks(world)
+    return compiled(layers(4).replace("aten.exp.default", "aten.lgamma.default")).graph.counts["splits"]
+
+
+# --- the compilation graph ----------------------------------------------------------------------------------------------
+
+
+def replaced_units(world: World) -> float:
+    """Units that waited when the sizes changed, and were not compiled in vain."""
+    no_clocks(world)
+    pool = Waiting()
+    done = Compilation(pool, MIXED, {"s0": 4})
+    thread = threading.Thread(target=done.run)
+    thread.start()
+    with pool.ready:
+        assert pool.ready.wait_for(lambda: len(pool.queue) == 2, 60)
+    _, running = pool.queue.pop(0)
+    running.set_running_or_notify_cancel()
+    done.reprofile({"s0": 9})
+    running.set_result(({"ok": True, "refused": "it loses at 4"}, []))
+    while thread.is_alive():
+        if any(not f.cancelled() for _, f in list(pool.queue)):
+            pool.work()
+        thread.join(0.01)
+    return done.graph.counts["replaced"]
+
+
+def valuable_first(world: World) -> float:
+    """Whether the unit of most value was compiled before the others."""
+    no_clocks(world)
+
+    def estimate(facts: Facts) -> Expected:
+        return Expected(1000.0 if "softmax" in facts.ops else 1.0, 1.0)
+
+    asked = Scripted()
+    done = compiled(MIXED, asked, estimate=estimate)
+    graph = parse(done.graph.levels[0].text)
+    return any(graph.nodes[i].op == "aten.softmax.int" for i in asked.units[0]["alike"][0][1])
+
+
+def complement(_world: World) -> float:
+    both = judge(side(bound=Bound.COMPUTE), side(bound=Bound.MEMORY), 0, 2, Peaks())
+    same = judge(side(bound=Bound.MEMORY), side(bound=Bound.MEMORY), 0, 2, Peaks())
+    return both.saving_us - same.saving_us
+
+
+def accepted(criterion: Criterion) -> Callable[..., Reason]:
+    return lambda *_a: Reason(criterion, True, "not asked")
+
+
+def refused_for(**changes: Any) -> Callable[[World], float]:
+    return lambda _w: not judge(side(**changes), side(parallel=64), 4 << 20, 8, Peaks()).accepted
+
+
+def recorded_use(world: World) -> float:
+    """Kernels whose use of the machine was measured while they were compiled and tried."""
+    no_clocks(world)
+    return sum(u.use is not None and u.use.us > 0 for u in compiled(PAIR).graph.units.values())
+
+
+def side_by_side(world: World) -> float:
+    """Stretches of a run whose independent parts went to two threads."""
+    no_clocks(world)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    if not world.changes:
+        world.patch.setattr(measuring, "race", lambda *_a: Trial(100.0, 50.0, 9, True))
+    try:
+        sample = [torch.randn(64, WIDTH), torch.randn(64, WIDTH)]
+        native, _ = compiled_towers(towers, sample, symbolic=False)
+        native.run(*sample)
+        return forked(native)
+    finally:
+        torch.set_num_threads(before)
+
+
+def measured_slower(world: World) -> None:
+    world.changes["race"] = "lost"
+    world.patch.setattr(measuring, "race", lambda *_a: Trial(100.0, 150.0, 9, False))
+
+
+# --- workers ------------------------------------------------------------------------------------------------------------
+
+
+def in_pool(work: Callable[[Pool], float], **limits: Any) -> Callable[[World], float]:
+    def probe(_world: World) -> float:
+        pool = Pool(Limits(1, **limits), light, lambda: 0.0, 60.0)
+        try:
+            return work(pool)
+        finally:
+            pool.close()
+
+    return probe
+
+
+def survived(pool: Pool) -> float:
+    """A request whose worker died is done by another."""
+    with tempfile.TemporaryDirectory() as folder:
+        task = Task("a request", {"die_once": str(Path(folder) / "died"), "say": 7}, tries=2)
+        try:
+            return said(pool.submit(task)) == 7
+        except CaptureError:
+            return 0
+
+
+def ended_late(pool: Pool) -> float:
+    try:
+        pool.submit(Task("a request", {"sleep": 2.0}, timeout=0.2)).result(60)
+    except CaptureError:
+        return pool.counts()["late"]
+    return 0
+
+
+def ended_fat(pool: Pool) -> float:
+    try:
+        pool.submit(Task("hungry", {"eat": 150 << 20, "hold": 2})).result(60)
+    except CaptureError as e:
+        return "64 MiB" in e.because
+    return 0
+
+
+def newest(pool: Pool) -> float:
+    first = blocked(pool)
+    pool.submit(Task("unit", {"say": "old"}, key="unit"))
+    new = pool.submit(Task("unit", {"say": "new"}, key="unit"))
+    assert (said(first), said(new)) == ("first", "new")
+    return pool.counts()["replaced"]
+
+
+def gives_way(_world: World) -> float:
+    """Steps in which a worker stands still because calls need every core."""
+    governor = Governor(share=0.1, cores=2)
+    return sum(governor.step(0.1, 0.0 if governor.paused else 0.1, load=1.0) for _ in range(200))
+
+
+def at_once(self: Any, slot: Any, waiting: Any, error: Any) -> None:
+    self._idle_again(slot)
+    waiting.future.set_exception(error)
+
+
+def no_key(self: Any, task: Any, real: Any = Pool.submit) -> Any:
+    return real(self, replace(task, key=""))
+
+
+part, row = functools.partial(Row, "partitions"), functools.partial(Row, "compiling")
+ROWS: tuple[Row, ...] = (
+    *(part(f"{change.name.lower()}: a new partitioning with a diff in its history", adjusted(change), untouched(change))
+      for change in ADJUST),
+    part("two kernels become one while others compile", fused_while_compiling,
+         lambda w: w.changes.update(measuring=0.0)),
+    part("a group is cut where it cannot be compiled", cut_while_compiling,
+         replaced(CompileGraph, "cut", given_up)),
+    row("a unit whose profile changed is replaced", replaced_units, replaced(Compilation, "reprofile", lambda *_a: None)),
+    row("the most valuable unit goes first", valuable_first, replaced(Compilation, "_value", lambda *_a: 1.0)),
+    row("criterion: resource complementarity", complement, replaced(
+        criteria, "_complement", lambda *_a: (Reason(Criterion.COMPLEMENT, False, "not asked"), 0.0))),
+    row("criterion: parallelism that must remain", refused_for(parallel=1),
+        replaced(criteria, "_parallel", accepted(Criterion.PARALLEL))),
+    row("criterion: limits of the machine", refused_for(vectors=40), replaced(criteria, "_limits", accepted(Criterion.LIMITS))),
+    row("a kernel's use of the machine is recorded", recorded_use, replaced(graph_module, "_use_from", lambda _data: None)),
+    row("independent parts run side by side where that measured faster", side_by_side, measured_slower),
+    row("a worker that dies is replaced", in_pool(survived), replaced(Pool, "_failed", at_once)),
+    row("a request has a deadline", in_pool(ended_late), replaced(Pool, "_tick", lambda *_a: None)),
+    row("a worker's memory is bounded", in_pool(ended_fat, memory=64 << 20), replaced(Pool, "_tick", lambda *_a: None)),
+    row("a newer request replaces the one that waits", in_pool(newest), replaced(Pool, "submit", no_key)),
+    row("workers give way to calls", gives_way, replaced(Governor, "step", lambda *_a, **_k: False)),
+)  # fmt: skip
