@@ -264,12 +264,8 @@ class _Group:
             with self.at.loops({**self.where, self.at_m: number}, along):
                 if self.n == 1:
                     sums = b.reshape(b.extract(sums, (0,), (1,)), ())
-                if c.scale != 1:
-                    sums = b.map("mul", sums, c.scale)
-                if c.bias is not None:
-                    bias = b.cast(self.at.tile(c.bias, broadcast(self.place, shape_of(c.out), shape_of(c.bias))), self.acc)
-                    sums = b.map("add", sums, bias if c.bias_scale == 1 else b.map("mul", bias, c.bias_scale))
-                self.at.give(c.out, self.place, b.cast(sums, self.dtype))
+                whole = operands.completed(self.at, sums, c.out, self.place, c.scale, c.bias, c.bias_scale)
+                self.at.give(c.out, self.place, whole)
                 for v in outs:
                     self.at.store(v, self.place, self.at.tile(v, self.place))
 

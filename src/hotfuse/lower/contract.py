@@ -35,7 +35,7 @@ from hotfuse.lower.lowered import (
     tensor_type,
 )
 from hotfuse.lower.pack import Order, PackSource, PackSpec
-from hotfuse.lower.quant import MAX_K, Scaling, bytes_taken, column_of, corrected
+from hotfuse.lower.quant import MAX_K, Scaling, bytes_taken, column_of, corrected, scaled
 from hotfuse.lower.tiling import Core, choose
 from hotfuse.lower.values import Along, Evaluator
 from hotfuse.lower.views import broadcast, shape_of
@@ -327,19 +327,13 @@ class _Group:
         f.each_row(each)
 
     def _with_bias(self, at: Evaluator, c: Contraction, sums: Tile, position: Position) -> Tile:
-        b, real = self.builder, sums.type.dtype
-        if c.scale != 1:
-            sums = b.map("mul", sums, c.scale)
         if c.bias is not None:
-            shape = shape_of(c.bias)
+            shape, given = shape_of(c.bias), tensor_type(c.bias).dtype
             if shape and shape[-1] not in (1, c.n):
                 raise CannotLower(f"the bias has {shape[-1]} columns, the product {c.n}")
-            bias = at.tile(c.bias, broadcast(position, shape_of(c.out), shape))
-            if bias.type.dtype is not tensor_type(c.out).dtype:
-                raise CannotLower(f"the bias is {bias.type.dtype.value}")
-            bias = b.cast(bias, real)
-            sums = b.map("add", sums, bias if c.bias_scale == 1 else b.map("mul", bias, c.bias_scale))
-        return b.cast(sums, tensor_type(c.out).dtype)
+            if given is not tensor_type(c.out).dtype:
+                raise CannotLower(f"the bias is {given.value}")
+        return operands.completed(at, sums, c.out, position, c.scale, c.bias, c.bias_scale)
 
     def _real(
         self, at: Evaluator, c: Contraction, sums: Tile, position: Position, columns: tuple[Dim, int], row: Dim
@@ -363,22 +357,14 @@ class _Group:
             assert self.left.sums is not None
             return b.load(self.left.sums, (row,))
 
-        result = b.cast(corrected(b, sums, s, self.k, number, of_columns, of_row), real)
-        factor = 1.0
-        for scale in (s.scale_x, s.scale_w):
-            if isinstance(scale, int | float):
-                factor *= scale
-        if factor != 1:
-            result = b.map("mul", result, factor)
-        if isinstance(s.scale_x, Value):
-            result = b.map("mul", result, number(s.scale_x))
-        if isinstance(s.scale_w, Value):
-            column = column_of(s.scale_w, c.order, c.n)
-            zeros = list(broadcast(position, shape_of(c.out), (1,) * len(shape_of(s.scale_w))))
+        def of_weight(scale: Value) -> Tile:
+            column = column_of(scale, c.order, c.n)
+            zeros = list(broadcast(position, shape_of(c.out), (1,) * len(shape_of(scale))))
             if column >= 0:
                 zeros[column] = position[-1]
-            result = b.map("mul", result, at.tile(values[s.scale_w.name], tuple(zeros)))
-        return result
+            return at.tile(values[scale.name], tuple(zeros))
+
+        return scaled(b, b.cast(corrected(b, sums, s, self.k, number, of_columns, of_row), real), s, number, of_weight)
 
     def _call(self, packed: Buffer) -> Lowered:
         kernel, memory = self.builder.finish(), self.memory

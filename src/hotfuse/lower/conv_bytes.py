@@ -34,7 +34,7 @@ from hotfuse.lower.gemm import MIN_TASKS, let
 from hotfuse.lower.index import Position
 from hotfuse.lower.lowered import Lowered, Memory, PackArgument, Place, tensor_type
 from hotfuse.lower.pack import BYTE_GROUP, Order, PackSource, PackSpec
-from hotfuse.lower.quant import MAX_K, Scaling, corrected
+from hotfuse.lower.quant import MAX_K, Scaling, corrected, scaled
 from hotfuse.lower.tiling import Core
 from hotfuse.lower.values import Evaluator
 from hotfuse.lower.views import broadcast, shape_of
@@ -259,25 +259,19 @@ class _Bytes:
 
     def _real(self, at: Evaluator, position: Position, sums: Tile) -> Tile:
         """The sums as what the graph's convolution gives."""
-        b, s, out = self.b, self.scaling, self.conv.out
-        result = b.cast(sums, tensor_type(out).dtype)
-        factor = 1.0
-        for scale in (s.scale_x, s.scale_w):
-            if isinstance(scale, int | float):
-                factor *= scale
-        if factor != 1:
-            result = b.map("mul", result, factor)
-        if isinstance(s.scale_x, Value):
-            result = b.map("mul", result, b.cast(self._scalar(s.scale_x), result.type.dtype))
-        if isinstance(s.scale_w, Value):
-            shape = shape_of(s.scale_w)
+        out = self.conv.out
+
+        def of_weight(scale: Value) -> Tile:
+            shape = shape_of(scale)
             place = list(broadcast(position, shape_of(out), (1,) * len(shape)))
             if any(n != 1 for n in shape):
                 if len(shape) != len(shape_of(out)) or shape[0] != self.conv.outputs or any(n != 1 for n in shape[1:]):
                     raise CannotLower(f"a weight whose scales are {list(shape)}")
                 place[0] = position[1]
-            result = b.map("mul", result, b.cast(at.tile(s.scale_w, tuple(place)), result.type.dtype))
-        return result
+            return at.tile(scale, tuple(place))
+
+        real = self.b.cast(sums, tensor_type(out).dtype)
+        return scaled(self.b, real, self.scaling, self._scalar, of_weight)
 
 
 def _never(_pixel: Dim) -> None:

@@ -1,10 +1,15 @@
-"""What a product's node is given, by the names of torch's schema."""
+"""What a product's node is given, by the names of torch's schema, and what its sums become with it."""
 
 from __future__ import annotations
 
 from hotfuse.ir.graph import Node, Value
 from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.index import Position
+from hotfuse.lower.lowered import tensor_type
+from hotfuse.lower.values import Evaluator
+from hotfuse.lower.views import broadcast, shape_of
 from hotfuse.ops.schema import argument
+from hotfuse.tile.program import Tile
 
 
 def tensor(node: Node, name: str) -> Value:
@@ -21,3 +26,16 @@ def factor(node: Node, name: str) -> float:
     if not isinstance(found, int | float):
         raise CannotLower(f"{node.op} takes {found} as {name}", where=str(node.loc))
     return float(found)
+
+
+def completed(
+    at: Evaluator, sums: Tile, out: Value, position: Position, scale: float, bias: Value | None, bias_scale: float
+) -> Tile:
+    """scale * sums + bias_scale * bias at a place of a product's result, in its type."""
+    b = at.builder
+    if scale != 1:
+        sums = b.map("mul", sums, scale)
+    if bias is not None:
+        tile = b.cast(at.tile(bias, broadcast(position, shape_of(out), shape_of(bias))), sums.type.dtype)
+        sums = b.map("add", sums, tile if bias_scale == 1 else b.map("mul", tile, bias_scale))
+    return b.cast(sums, tensor_type(out).dtype)

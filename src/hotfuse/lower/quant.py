@@ -111,3 +111,18 @@ def corrected(
             rest = b.map("sub", rest, b.map("mul", zero, k))
         sums = b.map("sub", sums, b.map("mul", rest, s.zero_w))
     return sums
+
+
+def scaled(
+    b: KernelBuilder, sums: Tile, s: Scaling, of_input: Callable[[Value], Tile], of_weight: Callable[[Value], Tile]
+) -> Tile:
+    """Corrected sums, already in the result's type, times both scales: those that are numbers as one."""
+    factor = 1.0
+    for scale in (s.scale_x, s.scale_w):
+        if isinstance(scale, int | float):
+            factor *= scale
+    result = sums if factor == 1 else b.map("mul", sums, factor)
+    for scale, tile in ((s.scale_x, of_input), (s.scale_w, of_weight)):
+        if isinstance(scale, Value):
+            result = b.map("mul", result, b.cast(tile(scale), result.type.dtype))
+    return result
