@@ -55,6 +55,8 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None) -> E
         refused = [g.refused for g in site.groups.values() if g.refused]
         ledger = recalled(place_of(engine.settings).path).ledger
         plans = [{**_explain_entry(e), "findings": [f.to_dict(ledger) for f in e.findings]} for e in site.entries]
+        for plan in plans:
+            _measured(plan)
         sites.append({"call": describe(site.spec), "plans": plans, "refused": refused,
                       "dispatch": [_explain_cache(c) for c in site.caches.values()],
                       "pending": any(g.pending for g in site.groups.values())})
@@ -102,6 +104,16 @@ def _explain_entry(entry: Entry) -> dict[str, Any]:
     }
 
 
+def _measured(plan: dict[str, Any]) -> None:
+    """Put what sampled calls showed of partitions next to what was predicted of them."""
+    found = {f["partition"]: f for f in plan["findings"] if f["tier"] == plan["tier"]}
+    for part in plan["partitions"]:
+        seen = found.get(part["index"])
+        part["measured_us"] = None if seen is None else seen["us"]
+        if seen is not None and part["predicted_us"] is None:
+            part["predicted_us"] = seen["predicted_us"]
+
+
 def explain_plan(plan: Plan, calls: int, notes: tuple[str, ...] = ()) -> dict[str, Any]:
     """A plan as plain data."""
     parts: list[dict[str, Any]] = []
@@ -118,6 +130,7 @@ def explain_plan(plan: Plan, calls: int, notes: tuple[str, ...] = ()) -> dict[st
                 "device": part.device,
                 "backend": made.backend,
                 "kernel": made.source if made.backend != "library" else "",
+                "predicted_us": made.predicted_us,
                 "ops": dict(ops.most_common()),
                 "access": dict(access.most_common()),
             }

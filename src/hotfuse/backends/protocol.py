@@ -20,6 +20,8 @@ class Artifact:
     run: Run
     backend: str
     source: str
+    predicted_us: float | None = None
+    """What a model of this machine said it would take, where there is one."""
 
 
 class Backend(Protocol):

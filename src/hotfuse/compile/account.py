@@ -27,10 +27,13 @@ class Account:
     units: tuple[str, ...]
     """Each unit with where it ended, and the pairs that stay apart with the reason: one line each."""
     counts: Mapping[str, int]
+    predicted_us: float | None = None
+    """What a call was predicted to take, where a model knows this machine."""
 
     def to_dict(self) -> dict[str, object]:
         """A plain dict for JSON."""
-        return {"history": [d.to_dict() for d in self.history], "units": list(self.units), "counts": dict(self.counts)}
+        return {"history": [d.to_dict() for d in self.history], "units": list(self.units), "counts": dict(self.counts),
+                "predicted_us": self.predicted_us}  # fmt: skip
 
     def lines(self) -> list[str]:
         """The same for a reader."""

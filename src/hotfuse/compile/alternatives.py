@@ -2,7 +2,8 @@
 
     any size     the kernel that there is
     few rows     a product of two activations that reads its right side where it lies: at most so many rows, nothing is laid out
-    cut for ...  the same loops for a core with fewer registers, narrower vectors, a smaller cache: other tiles
+    cut for ...  the same loops for a core with fewer registers, narrower vectors, a smaller cache: other tiles, of attention too
+    one thread   the same loops on the calling thread, where waking others takes longer than they save
     library      the library's kernels
 
 Which of them is best where is a question for `fusion.crossover`, first by prediction and then by measurement.
@@ -14,19 +15,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hotfuse.analysis.cost import value_bytes
-from hotfuse.analysis.resources import Peaks
+from hotfuse.analysis.resources import Peaks, roof_seconds, work_of
+from hotfuse.backends.llvm.parallel import WORK_PER_THREAD
 from hotfuse.fusion.crossover import Way
 from hotfuse.ir.dims import Dim, Sym, dims_in, evaluate, symbols
 from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.ir.types import TensorType, dims_of
+from hotfuse.lower import attention_tiling
 from hotfuse.lower.algebra import product
+from hotfuse.lower.attention import OP as ATTENTION
 from hotfuse.lower.bmm import PRODUCTS, is_product, rows_at_once
 from hotfuse.lower.bounds import bounded
 from hotfuse.lower.tiling import Core
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 
-ANY, FEW, LIBRARY = "any size", "few rows", "library"
+ANY, FEW, ONE, LIBRARY = "any size", "few rows", "one thread", "library"
+WAKE_S = 20e-6
+"""What it takes until other threads have begun and all have ended, as a rule: a microsecond after work, some 60 after a rest."""
+NARROWER = 0.05
+"""How much dearer attention is with panels of half the width, where all of them are full."""
 FAR = 8
 """Where nobody bounds a size, calls are thought to bring up to so many times what was seen, and at least `LEAST_FAR`."""
 LEAST_FAR = 256
@@ -44,10 +52,13 @@ class Question:
     """Sizes at which a way is likely to become worse than another."""
 
 
-def asked(graph: Graph, core: Core, others: Sequence[Core], sizes: Mapping[str, int], peaks: Peaks) -> Question | str:
-    """The question for a group in its normal form; or why there is none."""
+def asked(
+    graph: Graph, core: Core, others: Sequence[Core], sizes: Mapping[str, int], peaks: Peaks, threads: int = 1
+) -> Question | str:
+    """The question for a group in its normal form; or why there is none. `threads` are those that calls have."""
     heart = next((n for n in graph.nodes if is_product(n)), None)
-    size = _deciding(graph, heart)
+    attention = next((n for n in graph.nodes if packet(n.op) == ATTENTION), None)
+    size = _deciding(graph, heart) if attention is None else _length(attention)
     if isinstance(size, str):
         return size
     first, *rest = sorted(symbols(size))
@@ -58,7 +69,23 @@ def asked(graph: Graph, core: Core, others: Sequence[Core], sizes: Mapping[str, 
         return {**ones, first: -(-n // step)}
 
     turns: list[int] = []
-    ways = [Way(ANY, ((graph, core),), _laying_out(graph, heart, sizes, env, peaks))]
+    laying, sharing = _laying_out(graph, heart, sizes, env, peaks), _sharing(graph, core, sizes, env, peaks, threads)
+
+    def any_waste(n: int) -> float:
+        return laying(n) + sharing(n)
+
+    ways = [Way(ANY, ((graph, core),), any_waste)]
+    if threads > 1:
+        ways.append(Way(ONE, ((graph, core),), laying, threads=1))
+    if attention is not None:
+        panels = [attention_tiling.choose(c, _width(attention)).panel for c in (core, *others)]
+        turns += [p for p in dict.fromkeys(panels)]
+        ways[0] = Way(ANY, ((graph, core),), _both(any_waste, _empty(attention, panels[0], sizes, env, peaks, threads)))
+        ways += [
+            Way(_cut(c), ((graph, c),), _both(any_waste, _empty(attention, p, sizes, env, peaks, threads)))
+            for c, p in zip(others, panels[1:], strict=True)
+            if c != core and p < panels[0]
+        ]
     if heart is not None:
         if not _constant(graph, heart):
             few = rows_at_once(graph, core)
@@ -66,8 +93,60 @@ def asked(graph: Graph, core: Core, others: Sequence[Core], sizes: Mapping[str, 
             ways.append(
                 Way(FEW, ((bounded(graph, size, few), core),), _read_again(graph, heart, few, sizes, env, peaks))
             )
-        ways += [Way(_cut(c), ((graph, c),), ways[0].waste) for c in others if c != core]
+        ways += [Way(_cut(c), ((graph, c),), any_waste) for c in others if c != core]
     return Question(size, (*ways, Way(LIBRARY, ((graph, None),))), env, tuple(turns))
+
+
+def _both(one: Callable[[int], float], two: Callable[[int], float]) -> Callable[[int], float]:
+    return lambda n: one(n) + two(n)
+
+
+def _length(attention: Node) -> Sym | str:
+    """The queries of an attention."""
+    query = attention.args[0]
+    shape = query.type.shape if isinstance(query, Value) and isinstance(query.type, TensorType) else ()
+    rows = shape[-2] if len(shape) > 1 else 1
+    if isinstance(rows, int):
+        return "its queries are known"
+    return rows if _grows(rows) else "its queries are not a product of sizes"
+
+
+def _width(attention: Node) -> int:
+    query = attention.args[0]
+    last = query.type.shape[-1] if isinstance(query, Value) and isinstance(query.type, TensorType) else 1
+    return last if isinstance(last, int) else 64
+
+
+def _empty(
+    attention: Node, panel: int, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], peaks: Peaks, threads: int
+) -> Callable[[int], float]:  # fmt: skip
+    """What is computed for places of the last panel of queries that no query fills; wider panels need fewer loads."""
+
+    def waste(n: int) -> float:
+        work = work_of(Graph("heart", attention.ins, (), (attention,), attention.outs), {**sizes, **env(n)})
+        each = (work.flops or 0) / max(1, n) / peaks.flops_per_s / threads
+        return each * (-(-n // panel) * panel - n + n * NARROWER * (64 / panel - 1))
+
+    return waste
+
+
+def _sharing(
+    graph: Graph, core: Core, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], peaks: Peaks, threads: int
+) -> Callable[[int], float]:  # fmt: skip
+    """What a kernel that may wake other threads takes beside its share of the work: all of it where it deserves only one."""
+
+    def waste(n: int) -> float:
+        if threads < 2:
+            return 0.0
+        work = work_of(graph, {**sizes, **env(n)})
+        if work.flops is None:
+            return 0.0
+        if work.flops / (2 * core.lanes) >= 2 * WORK_PER_THREAD:
+            return WAKE_S
+        alone = roof_seconds(work, peaks) or 0.0
+        return alone * (1 - 1 / threads)
+
+    return waste
 
 
 def _cut(core: Core) -> str:

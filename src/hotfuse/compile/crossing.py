@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from hotfuse.analysis.resources import Peaks
 from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.base.errors import HotfuseError
-from hotfuse.compile import measure
-from hotfuse.compile.alternatives import ANY, LIBRARY, Question, Range, allowed, asked
+from hotfuse.compile import borders, measure
+from hotfuse.compile.alternatives import ANY, LIBRARY, ONE, Question, Range, allowed, asked
 from hotfuse.compile.measure import Made
 from hotfuse.compile.trial import attempt
 from hotfuse.compile.ways import LIBRARY as NO_KERNEL
@@ -27,6 +27,7 @@ from hotfuse.hpm.work import Candidate
 from hotfuse.ir.dims import Dim, show, substitute
 from hotfuse.ir.graph import Graph
 from hotfuse.lower import Core, lower
+from hotfuse.tile.serial import one_thread
 from hotfuse.tile.text import show as show_kernel
 
 PASSES = 5
@@ -70,6 +71,8 @@ class Crossing:
     """The group's own sizes in those of the graph around it."""
     measure: Measure | None = None
     """For tests: instead of running kernels."""
+    threads: int = 1
+    """That calls have."""
     kernels: dict[str, Made | None] = field(default_factory=dict[str, "Made | None"])
     times: dict[int, dict[str, float]] = field(default_factory=dict[int, dict[str, float]])
     lost: set[str] = field(default_factory=set[str])
@@ -78,35 +81,40 @@ class Crossing:
 
     def found(self) -> Found:
         """Predict, build, check, measure, decide."""
-        question = asked(self.graph, self.core, measure.ways(self.core), self.sizes, self.peaks)
+        question = asked(self.graph, self.core, measure.ways(self.core), self.sizes, self.peaks, self.threads)
         if isinstance(question, str):
             return Found()
         outside = substitute(question.size, self.meaning)
         within = allowed(outside, self.guards, self.sizes)
         if within.most < 1:
             return Found()
-        ways = list(question.ways)
-        predicted = self._predicted(question, ways, within)
-        while dropped := [
-            w for w in {i.way for i in predicted.intervals} if not self._built(question, ways[w], predicted, w)
-        ]:
-            ways = [w for n, w in enumerate(ways) if n not in dropped]
-            predicted = self._predicted(question, ways, within)
+        ways, predicted = self._buildable(question, question.ways, within)
         if predicted.single and ways[predicted.intervals[0].way].name == ANY:
             return Found(notes=self.notes)
         before = said(question.size, _ends(predicted.intervals), tuple(ways[i.way].name for i in predicted.intervals))
         try:
             while (decided := self._decided(question, ways, predicted, within, before)) is None:
-                ways = [w for w in ways if w.name not in self.lost]
-                predicted = self._predicted(question, ways, within)
+                left = [w for w in ways if w.name not in self.lost]
+                ways, predicted = self._buildable(question, left, within)
         except HotfuseError as e:
             return Found(notes=[*self.notes, f"cannot be measured at other sizes: {e.because or e.what}"])
         return decided
 
+    def _buildable(self, question: Question, ways: Sequence[Way], within: Range) -> tuple[list[Way], Crossovers]:
+        """The ways without those that have no kernel where they are predicted to be best, and the prediction for what is left."""
+        found = list(ways)
+        predicted = self._predicted(question, found, within)
+        while dropped := [
+            w for w in {i.way for i in predicted.intervals} if not self._built(question, found[w], predicted, w)
+        ]:
+            found = [w for n, w in enumerate(found) if n not in dropped]
+            predicted = self._predicted(question, found, within)
+        return found, predicted
+
     def _predicted(self, question: Question, ways: Sequence[Way], within: Range) -> Crossovers:
         points = within.points(*question.turns)
-        found = crossovers(ways, show(question.size), points, self.sizes, self.predict, env=question.env)
-        return shifts.corrected(found, [w.name for w in ways])
+        found = crossovers(ways, show(question.size), points, self.sizes, self.predict, self.threads, question.env)
+        return borders.known(shifts).corrected(found, [w.name for w in ways])
 
     # --- building ----------------------------------------------------------------------------------------------------
 
@@ -123,7 +131,7 @@ class Crossing:
         ((graph, core),) = way.pieces
         assert isinstance(core, Core)
         try:
-            made = self._made(way.name, graph, core)
+            made = self._alone() if way.name == ONE else self._made(way.name, graph, core)
             if made is None:
                 return False
             for i in predicted.intervals:
@@ -135,6 +143,13 @@ class Crossing:
             return False
         self.kernels[way.name] = made
         return True
+
+    def _alone(self) -> Made | None:
+        """The kernel that there is, on the calling thread; None where it never shares its work."""
+        kernel = one_thread(self.general.lowered.kernel)
+        if kernel is None:
+            return None
+        return Made(replace(self.general.lowered, kernel=kernel), compile_kernel(kernel))
 
     def _made(self, name: str, graph: Graph, core: Core) -> Made | None:
         lowered = lower(graph, core)
@@ -160,7 +175,7 @@ class Crossing:
 
     def _bound(self, way: Way, env: Mapping[str, int]) -> measure.Bound:
         core = None if way.name == LIBRARY else way.pieces[0][1]
-        return measure.bind(Candidate(self.graph, env, core), way.name, self.kernels[way.name])
+        return measure.bind(Candidate(self.graph, env, core, way.threads or self.threads), way.name, self.kernels[way.name])
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
@@ -181,7 +196,7 @@ class Crossing:
             itertools.pairwise(better.intervals), itertools.pairwise(predicted.intervals), strict=True
         ):
             if a.last is not None and old.last is not None:
-                shifts.learn((ways[a.way].name, ways[b.way].name), old.last, a.last)
+                borders.learn(shifts, (ways[a.way].name, ways[b.way].name), old.last, a.last)
         names = tuple(ways[i.way].name for i in intervals)
         if set(names) == {ANY}:
             shown = "; ".join(

@@ -145,7 +145,8 @@ class Compilation:
 
     def _kept(self) -> dict[str, Any]:
         place = {} if self.place is None else self.place.header()
-        return {"precision": self.precision, "objective": self.objective, "strategies": list(self.demand.strategies), **place}
+        return {"precision": self.precision, "objective": self.objective, "strategies": list(self.demand.strategies),
+                "focus": self.demand.focus, "threads": self.threads, **place}
 
     def remember(self) -> None:
         """Have what was learned of promises added to the store; nobody waits for it."""

@@ -38,6 +38,8 @@ class KernelCode:
     """Its name and what the worker measured, for a reader."""
     ways: Ways | None = None
     """The kernels that serve its group at other sizes."""
+    predicted_us: float | None = None
+    """What it was predicted to take, where a model knows this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def finished(compilation: Compilation, on_progress: Progress | None = None) -> N
 def account(compilation: Compilation) -> Account:
     """What became of its units so far."""
     counts = {k: compilation.graph.counts[k] for k in COUNTED}
-    return Account(compilation.graph.history(), tuple(compilation.describe()), counts)
+    return Account(compilation.graph.history(), tuple(compilation.describe()), counts, compilation.graph.predicted_us)
 
 
 def fetch(request: Mapping[str, Any], settings: Settings) -> NativeParts:
@@ -125,8 +127,10 @@ def kernel_from_json(data: dict[str, Any], code: bytes) -> KernelCode:
     ways = Ways.from_json(data.get("ways"))
     if data["kernel_us"] is None:
         return KernelCode(lowered, code, f"{lowered.kernel.name}: for some sizes only")
-    about = f"{lowered.kernel.name}: {data['kernel_us']:.1f} us in the worker, the library {data['library_us']:.1f} us"
-    return KernelCode(lowered, code, about if ways is None else f"{about}; {ways}", ways)
+    us = data.get("predicted_us")
+    said = "" if us is None else f"predicted {us:.1f} us, "
+    about = f"{lowered.kernel.name}: {said}{data['kernel_us']:.1f} us in the worker, the library {data['library_us']:.1f} us"
+    return KernelCode(lowered, code, about if ways is None else f"{about}; {ways}", ways, us)
 
 
 def load(kernel: KernelCode) -> NativeKernel:

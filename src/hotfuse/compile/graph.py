@@ -111,6 +111,8 @@ class CompileGraph:
     crossings: list[str] = field(default_factory=list[str])
     """Units with several kernels for several sizes, and why others have one."""
     counts: Counter[str] = field(default_factory=Counter[str])
+    predicted_us: float | None = None
+    """What the whole graph was predicted to take, before anything was compiled."""
     _numbers: dict[str, int] = field(default_factory=dict[str, int])
 
     # --- growing ---------------------------------------------------------------------------------
@@ -119,6 +121,7 @@ class CompileGraph:
         """Take over the worker's grouping; a measured time of the whole graph corrects what its parts are thought to take."""
         guessed = sum(float(g.get("library_s") or 0.0) for b in bodies for g in b["groups"])
         scale = library_us * 1e-6 / guessed if library_us and guessed else 1.0
+        self.predicted_us = bodies[0].get("predicted_us") if bodies else None
         for place, body in enumerate(bodies):
             starts = list(itertools.accumulate((int(g["nodes"]) for g in body["groups"]), initial=0))
             groups = [range(a, b) for a, b in itertools.pairwise(starts)]

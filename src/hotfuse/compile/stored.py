@@ -2,10 +2,12 @@
 
 place ::= {"profiles": a path or URL, "record": whether what is measured may be written there}
     strategies ::= names of candidates that are to be tried alone, where somebody wants to know what they are worth
+    focus ::= the group that those are about
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -33,6 +35,7 @@ class Place:
 
 _current: ContextVar[Place | None] = ContextVar("place", default=None)
 _only: ContextVar[tuple[str, ...]] = ContextVar("strategies", default=())
+_focus: ContextVar[str] = ContextVar("focus", default="")
 
 
 def place_of(settings: Settings) -> Place:
@@ -51,9 +54,11 @@ def used_by(header: Mapping[str, Any]) -> Generator[None]:
     path = header.get("profiles")
     token = _current.set(Place(str(path), bool(header.get("record"))) if path else None)
     asked = _only.set(tuple(str(s) for s in header.get("strategies", ())))
+    about = _focus.set(str(header.get("focus", "")))
     try:
         yield
     finally:
+        _focus.reset(about)
         _only.reset(asked)
         _current.reset(token)
 
@@ -61,3 +66,13 @@ def used_by(header: Mapping[str, Any]) -> Generator[None]:
 def strategies() -> tuple[str, ...]:
     """What the request in hand wants tried, by name; empty where that is everything."""
     return _only.get()
+
+
+def text_id(text: str) -> str:
+    """A name for a group in its normal form."""
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def wanted(text: str) -> tuple[str, ...]:
+    """What the request in hand wants tried for one group in particular, by name."""
+    return _only.get() if _focus.get() == text_id(text) else ()

@@ -28,11 +28,13 @@ from hotfuse.compile import growth, recall, trial
 from hotfuse.compile.contest import Contest
 from hotfuse.compile.crossing import Crossing, Found
 from hotfuse.compile.host import host_core
-from hotfuse.compile.learned import foresight, notes, refresh
+from hotfuse.compile.learned import Foreseen, foresight, notes, refresh
 from hotfuse.compile.measure import Made
 from hotfuse.compile.planning import Gate, adjusted, arranged
+from hotfuse.compile.stored import text_id, wanted
 from hotfuse.fusion.forecast import Roofline, Trained
 from hotfuse.fusion.groups import Group, group, reordered
+from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.branches import CAPTURES, branches
 from hotfuse.ir.dims import Dim, evaluate, symbols
 from hotfuse.ir.graph import Graph, Node
@@ -47,6 +49,7 @@ from hotfuse.lower.lowered import Lowered
 from hotfuse.lower.own_sizes import anchored, with_own_sizes
 from hotfuse.ops.table import Access, lookup, packet
 from hotfuse.simplify import simplify
+from hotfuse.tile.serial import one_thread
 
 Message = tuple[dict[str, Any], list[bytes]]
 WORTH_CUTTING = 6
@@ -208,6 +211,8 @@ def _body(
         if ordered.nodes[at].op in CAPTURES:
             inside[str(i)] = [_body(b.graph, sizes, bodies, known, objective, gate) for b in branches(ordered, ordered.nodes[at])]
         at += len(g.nodes)
+    if place == 0:
+        own["predicted_us"] = None if foresight() is None else _predicted_us(ordered, found, sizes)
     own.update(groups=found, branches=inside, choices=[*layouts, *choices, *_growth(graph, groups, sizes)])
     return place
 
@@ -236,8 +241,7 @@ def described(
             "nodes": len(nodes), "kind": kind, "key": piece.key, "ops": piece.ops, "work": work.to_dict(),
             "library_s": library_seconds(piece.normal, piece.sizes, peaks), "roof_s": roof_seconds(work, peaks),
         }  # fmt: skip
-        ahead = foresight()
-        if ahead is not None and (seen := ahead.of_group(piece.normal, piece.sizes)) is not None:
+        if (seen := foreseen(piece)) is not None:
             known[piece.key].update(library_s=seen.library_s, kernel_s=seen.kernel_s, high_s=seen.high_s)
     return known[piece.key]
 
@@ -250,6 +254,39 @@ def piece_of(graph: Graph, nodes: Sequence[int], sizes: Mapping[str, int]) -> Pi
     known = {n: evaluate(d, sizes) for n, d in meaning.items() if symbols(d) <= sizes.keys()}
     key = hashlib.sha256(f"{text}\n{sorted(known.items())}".encode()).hexdigest()[:24]
     return Piece(normal, text, {**sizes, **known}, key, meaning)
+
+
+def foreseen(piece: Piece) -> Foreseen | None:
+    """What a model of this machine says of a piece, if there is one."""
+    ahead = foresight()
+    return None if ahead is None else ahead.of_group(piece.normal, piece.sizes)
+
+
+def _predicted_us(graph: Graph, groups: Sequence[dict[str, Any]], sizes: Mapping[str, int]) -> float | None:
+    """What a whole graph is predicted to take; None where no model knows this machine, or a part of it depends on data."""
+    total, at = 0.0, 0
+    for g in groups:
+        nodes = range(at, at + int(g["nodes"]))
+        at += len(nodes)
+        if all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in nodes):
+            continue
+        if "kernel_s" not in g:
+            seen = foreseen(piece_of(graph, nodes, sizes)) if graph.nodes[nodes[0]].op not in CAPTURES else None
+            if seen is None:
+                return None
+            total += seen.library_s
+        else:
+            total += min(float(g["kernel_s"]), float(g["library_s"]))
+    return round(total * 1e6, 2)
+
+
+def _on_one_thread(made: _Made) -> _Made:
+    """The same kernel without parallel loops; itself where it has none."""
+    start = time.perf_counter()
+    kernel = one_thread(made.lowered.kernel)
+    if kernel is None:
+        return made
+    return _Made(replace(made.lowered, kernel=kernel), compile_kernel(kernel), time.perf_counter() - start)
 
 
 # -- one unit
@@ -270,7 +307,7 @@ def unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
     uses = [(graphs[str(i)], [int(n) for n in nodes]) for i, nodes in header["alike"]]
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
     return _Unit(uses, str(header["group"]), sizes, bool(header["split"]), bool(header["joined"]), header["beat"],
-                 bool(header.get("ways"))).answer()  # fmt: skip
+                 bool(header.get("ways")), int(header.get("threads", 1))).answer()  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -283,10 +320,14 @@ class _Unit:
     beat: float | None
     ways: bool = False
     """Whether other kernels for other sizes are looked for."""
+    threads: int = 1
+    """That calls have."""
 
     def answer(self) -> Message:
         graph, nodes = self.uses[0]
         piece = piece_of(graph, nodes, self.sizes)
+        if Strategy.LIBRARY.value in wanted(piece.text):
+            return {"ok": True, "refused": f"{piece.ops} stays with the library: that is what is to be tried"}, []
         # A recurrent layer has beside its centre only what prepares it, which is nothing to compile alone.
         several = len(nodes) > 1 and self.kind != "recurrent" and self.may_split
         why = bench().lowers(piece) if several else ""
@@ -303,6 +344,8 @@ class _Unit:
 
     def _kernel(self, piece: Piece) -> Message:
         made = bench().kernel(piece)
+        if Strategy.THREADS.value in wanted(piece.text):
+            made = _on_one_thread(made)
         outcome = trial.attempt(piece.normal, made.lowered, made.compiled, piece.sizes)
         if (kept := notes()) is not None:
             kept.tried(piece.key, piece.normal, piece.sizes, outcome.kernel_us, outcome.library_us)
@@ -316,7 +359,9 @@ class _Unit:
                    parallel=parallel_iterations(kernel, piece.sizes))
         about = {**to_json(made.lowered), "ops": piece.ops, "compile_s": round(made.seconds, 4),
                  "kernel_us": round(outcome.kernel_us, 1), "library_us": round(outcome.library_us, 1), "use": use.to_dict()}
-        text = hashlib.sha256(piece.text.encode()).hexdigest()[:24]
+        if (seen := foreseen(piece)) is not None:
+            about["predicted_us"] = round(seen.kernel_s * 1e6, 2)
+        text = text_id(piece.text)
         found = self._crossing(piece, made)
         about["ways"] = None if found.ways is None else found.ways.to_json()
         also: list[dict[str, Any]] = [
@@ -333,7 +378,7 @@ class _Unit:
         predict = Roofline(bench().peaks) if ahead is None else Trained(ahead.predictor)
         general = Made(made.lowered, made.compiled)
         return Crossing(piece.normal, general, piece.sizes, bench().core, bench().peaks, predict,
-                        self.uses[0][0].guards, piece.meaning).found()  # fmt: skip
+                        self.uses[0][0].guards, piece.meaning, threads=self.threads).found()  # fmt: skip
 
     def _keys(self) -> list[str]:
         """The keys of all uses, where they may differ."""

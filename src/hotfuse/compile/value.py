@@ -66,6 +66,8 @@ class Demand:
     library_us: float | None = None
     strategies: tuple[str, ...] = ()
     """Candidates that are to be tried alone: what they are worth against a bottleneck is to be found out."""
+    focus: str = ""
+    """The group that they are about, as `compile.stored.text_id` calls it; empty for all of them."""
 
 
 ANY_DEMAND = Demand()

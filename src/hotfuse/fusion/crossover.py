@@ -41,6 +41,8 @@ class Way:
     pieces: tuple[tuple[Graph, Core | None], ...]
     waste: Callable[[int], float] = nothing
     """Seconds at a size on top of what a predictor says, which knows the work but not every way to do it."""
+    threads: int = 0
+    """Threads that it runs on; 0 for as many as calls have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def crossovers(
     `env` says what a size means for the symbols of the pieces, where it is not one of them.
     """
     given = env or (lambda n: {symbol: n})
-    asks = [Candidate(g, {**fixed, **given(n)}, core, threads) for n in sizes for w in ways for g, core in w.pieces]
+    asks = [Candidate(g, {**fixed, **given(n)}, core, w.threads or threads) for n in sizes for w in ways for g, core in w.pieces]
     seconds = iter(predict(asks).seconds.tolist())
     table = np.array([[sum(next(seconds) for _ in w.pieces) + w.waste(n) for w in ways] for n in sizes])
     return Crossovers(symbol, _intervals(sizes, table))

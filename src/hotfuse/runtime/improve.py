@@ -31,6 +31,7 @@ from hotfuse.ir.graph import Graph, Value
 from hotfuse.profile.predict import ALL
 from hotfuse.runtime.bets import Bet, place
 from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.findings import Finding
 from hotfuse.runtime.objective import Trade, settle
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
@@ -38,7 +39,7 @@ from hotfuse.runtime.proof import prove
 from hotfuse.runtime.race import Trial, race
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry, Site, named, way
-from hotfuse.runtime.strategies import attempts, failed_before, kernels
+from hotfuse.runtime.strategies import FOCUSED, attempts, failed_before, focus_of, kernels
 from hotfuse.runtime.tiers import FEWEST, PREDICTABLE, is_hot, recurring
 from hotfuse.runtime.unmask import Open, open_mask, opened
 from hotfuse.specialize.branches import conditions
@@ -144,7 +145,7 @@ class Improver:
                 continue
             self._decide(Action.SPECIALIZE, Why.BOTTLENECK, partition=finding.index, bottleneck=finding.bottleneck.value,
                          strategy=strategy.value, us=round(finding.us, 1), share=round(finding.share, 3), because=finding.because)
-            self._start(entry, attempt, partial(self._address, entry, finding.bottleneck, strategy, attempt))
+            self._start(entry, attempt, partial(self._address, entry, finding, strategy, attempt))
             return True
         return False
 
@@ -157,21 +158,22 @@ class Improver:
                          tried=past.count)  # fmt: skip
         return past is None
 
-    def _address(self, entry: Entry, bound: Bottleneck, strategy: Strategy, attempt: str) -> None:
-        """Tier 1 again, its kernels fused by one strategy alone."""
+    def _address(self, entry: Entry, finding: Finding, strategy: Strategy, attempt: str) -> None:
+        """Tier 1 again, its kernels made by one strategy alone."""
         inputs, serving = entry.samples.inputs(), entry.plan
         if inputs is None:
             return
 
         def make() -> Plan:
-            demand = replace(_demand(entry), strategies=(strategy.value,))
+            focus = focus_of(serving, finding.index) if strategy in FOCUSED else ""
+            demand = replace(_demand(entry), strategies=(strategy.value,), focus=focus)
             better = self._improve(entry.baseline.graph, entry.weights, inputs, demand=demand)
             if kernels(better) == kernels(serving):
                 raise InternalError("the plan is the one that serves", because=f"{strategy.value} changes nothing")
             return better
 
         self._try(entry, attempt, make, lambda: entry.plan, entry.samples.several(PROVEN_ON), partial(self._exchange, entry),
-                  addresses=(bound, strategy))  # fmt: skip
+                  addresses=(finding.bottleneck, strategy))  # fmt: skip
 
     def _consider_masks(self, entry: Entry) -> bool:
         """Whether a plan without a mask was begun: one that sampled calls showed to let everything through."""
@@ -346,6 +348,8 @@ class Improver:
             "tier": tier, "us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1), "rounds": trial.rounds,
             "proven_on": proof.inputs, "judge": proof.judge, **trade.evidence(), **about,
         }
+        if better.account is not None and better.account.predicted_us is not None:
+            evidence["us_predicted"] = better.account.predicted_us
         by_time = self._plans.settings.objective == "latency"
         won, lost_why = (Why.FASTER, Why.NOT_FASTER) if by_time else (Why.BETTER, Why.NOT_BETTER)
         if addresses is not None:

@@ -168,7 +168,7 @@ def _artifact(body: RunBody, part: Partition, shared: _Shared, *, later: bool) -
             return run
         return _by_size(own, code.ways, run, LibraryBackend().compile(own, weights).run)
 
-    return Artifact(called, _Later(make) if later else make(), "llvm", code.about)
+    return Artifact(called, _Later(make) if later else make(), "llvm", code.about, predicted_us=code.predicted_us)
 
 
 def _by_size(own: Graph, ways: Ways, kernel: Run, library: Run) -> Run:

@@ -164,9 +164,9 @@ class Recorder:
             key = structural_hash(graph)
             store.record_graph(key, name)
             kept = {**evidence, "basis": self._basis(rests)}
-            after = evidence.get("us_after")
-            measured = float(after) * 1e3 if isinstance(after, int | float) else None
-            store.record_decisions([StoredDecision(key, action.value, why.value, name, kept, None, measured)])
+            said = (evidence.get(us) for us in ("us_predicted", "us_after"))
+            predicted, measured = (float(us) * 1e3 if isinstance(us, int | float) else None for us in said)
+            store.record_decisions([StoredDecision(key, action.value, why.value, name, kept, predicted, measured)])
             self.written += 1
         except Exception as e:  # whatever it is, the plan serves all the same
             self._count(e)

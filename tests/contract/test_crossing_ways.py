@@ -1,0 +1,148 @@
+"""Attention by its length, and one thread against several by size: predicted, measured, dispatched natively, remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hotfuse.base.settings import Settings
+from hotfuse.compile import borders, crossing, stored, trial
+from hotfuse.compile.alternatives import ANY, ONE, asked
+from hotfuse.compile.crossing import Crossing, Found
+from hotfuse.compile.learned import notes
+from hotfuse.compile.measure import Made, ways
+from hotfuse.compile.stored import Place
+from hotfuse.compile.trial import Outcome
+from hotfuse.compile.units import bench, piece_of
+from hotfuse.fusion.crossover import Shifts, Way
+from hotfuse.fusion.forecast import Roofline
+from hotfuse.ir.text import parse
+from hotfuse.pipeline import compile_tier1
+from hotfuse.runtime.plan import Plan
+
+ATTENTION = """
+graph main(%q: f32[s1, 4, s0, 32], %k: f32[s1, 4, s0, 32], %v: f32[s1, 4, s0, 32]) where (1 <= s0), (1 <= s1) {
+  %y: f32[s1, 4, s0, 32] = aten.scaled_dot_product_attention.default(%q, %k, %v)
+  return %y
+}
+"""
+PRODUCT = """
+graph main(%a: f32[4, s0, 40], %b: f32[4, 40, 70]) where (1 <= s0) {
+  %y: f32[4, s0, 70] = aten.bmm.default(%a, %b)
+  %z: f32[4, s0, 70] = aten.relu.default(%y)
+  return %z
+}
+"""
+INLINE = Settings(capture="inline")
+
+
+@pytest.fixture(autouse=True)
+def _forgets() -> Iterator[None]:
+    before, crossing.shifts.seen = crossing.shifts.seen, {}
+    yield
+    crossing.shifts.seen = before
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def cross(text: str, sizes: dict[str, int], measure: Callable[[Way, int], float], threads: int) -> Found:
+    graph = parse(text)
+    piece = piece_of(graph, range(len(graph.nodes)), sizes)
+    b = bench()
+    made = b.kernel(piece)
+    return Crossing(piece.normal, Made(made.lowered, made.compiled), piece.sizes, b.core, b.peaks, Roofline(b.peaks), graph.guards,
+                    piece.meaning, measure, threads=threads).found()  # fmt: skip
+
+
+def upto(border: int, good: Callable[[str], bool]) -> Callable[[Way, int], float]:
+    """Some ways are better up to a size, the kernel for any size beyond it."""
+    return lambda way, n: 1e-3 if (good(way.name) if n <= border else way.name == ANY) else 2e-3
+
+
+def test_attention_is_asked_by_its_queries() -> None:
+    graph = parse(ATTENTION)
+    piece = piece_of(graph, range(1), {"s0": 64, "s1": 1})
+    found = asked(piece.normal, bench().core, ways(bench().core), piece.sizes, bench().peaks)
+    assert not isinstance(found, str)
+    assert any(w.name.startswith("cut for") for w in found.ways) and found.turns, "narrower panels for short sequences"
+    assert found.env(48)[str(found.size.args[0])] == 48
+    fixed = parse(ATTENTION.replace("s0", "64").replace("where (1 <= 64), ", "where "))
+    assert isinstance(asked(fixed, bench().core, (), {"s1": 1}, bench().peaks), str)
+
+
+def test_short_sequences_get_a_tiling_of_their_own() -> None:
+    found = cross(ATTENTION, {"s0": 64, "s1": 1}, upto(24, lambda name: name.startswith("cut for")), 1)
+    assert found.ways is not None and found.ways.names[-1] == ANY and found.ways.names[0].startswith("cut for")
+    assert abs(found.ways.ends[0] - 24) <= 3 and "cut for" in found.ways.predicted and len(found.made) == 1
+
+
+def test_one_thread_serves_small_calls_where_that_measured_faster() -> None:
+    found = cross(PRODUCT, {"s0": 64}, upto(200, lambda name: name == ONE), 2)
+    assert found.ways is not None and ONE in found.ways.names and found.ways.names[-1] == ANY
+    assert ONE in found.ways.predicted and abs(found.ways.ends[-1] - 200) <= 20
+    alone = cross(PRODUCT, {"s0": 64}, upto(200, lambda name: name == ONE), 1)
+    assert alone.ways is None or ONE not in alone.ways.names, "calls have one thread anyway"
+
+
+def compiled(
+    text: str, call: Sequence[torch.Tensor], good: Callable[[str], bool], border: int, monkeypatch: pytest.MonkeyPatch
+) -> Plan:
+    """All the way from a graph; only the clock is a test's."""
+    times = upto(border, good)
+
+    def timed(self: Crossing, _: object, some: Sequence[Way], n: int) -> dict[str, float]:
+        self.times[n] = {w.name: times(w, n) for w in some}
+        return self.times[n]
+
+    monkeypatch.setattr(Crossing, "_timed", timed)
+    monkeypatch.setattr(trial, "_timed", lambda *_a: Outcome(1.0, 2.0))
+    return compile_tier1(parse(text), {}, call, INLINE)
+
+
+def test_attention_chooses_natively_and_stays_right(monkeypatch: pytest.MonkeyPatch, threads: Callable[[int], None]) -> None:
+    threads(1)
+    call = [torch.randn(2, 4, 40, 32) for _ in range(3)]
+    plan = compiled(ATTENTION, call, lambda name: name.startswith("cut for"), 24, monkeypatch)
+    assert plan.account is not None and plan.account.counts["dispatched"] == 1 and len(plan.kernels) == 2
+    assert any("is several kernels" in line and "cut for" in line for line in plan.account.units)
+    for batch, length in ((1, 1), (2, 7), (1, 23), (3, 24), (1, 25), (2, 33), (1, 130)):
+        q, k, v = (torch.randn(batch, 4, length, 32) for _ in range(3))
+        (got,) = plan.run(q, k, v)
+        want = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+        assert (got.double() - want).abs().max() < 2e-5, f"{batch} of {length}"
+    assert plan.counters()["fell_back"] == 0
+
+
+def test_threads_are_chosen_natively_and_stay_right(monkeypatch: pytest.MonkeyPatch, threads: Callable[[int], None]) -> None:
+    threads(2)
+    b = torch.randn(4, 40, 70)
+    plan = compiled(PRODUCT, [torch.randn(4, 64, 40), b], lambda name: name == ONE, 200, monkeypatch)
+    assert sum(k.name.endswith("_one_thread") for k in plan.kernels.values()) == 1
+    for rows in (0, 1, 5, 150, 199, 220, 400):
+        a = torch.randn(4, rows, 40)
+        (got,) = plan.run(a, b)
+        assert torch.allclose(got.double(), torch.relu(torch.bmm(a.double(), b.double())), atol=1e-4), f"{rows} rows"
+    assert plan.counters()["fell_back"] == 0
+
+
+def test_borders_are_remembered_by_the_store(tmp_path: Path) -> None:
+    place = Place(str(tmp_path / "p.sqlite"))
+    with stored.used_by(place.header()):
+        assert notes() is not None and not borders.known(Shifts()).seen
+        for _ in range(3):
+            borders.learn(Shifts(), ("a", "b"), 10, 40)
+        found = borders.known(Shifts())
+        assert found.seen["a", "b"][1] == 3 and found.factor(("a", "b")) == pytest.approx(4 ** (3 / 4))
+    own = Shifts()
+    with stored.used_by({"profiles": str(tmp_path / "p.sqlite"), "record": False}):
+        borders.learn(own, ("a", "b"), 10, 40)
+        assert borders.known(own) is own, "a store that is only read learns nothing"

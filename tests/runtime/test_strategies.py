@@ -1,0 +1,143 @@
+"""Proposals of the bottleneck analysis become real plans: compiled by the real compiler, proven, raced, and learned from."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse
+import hotfuse.runtime.improve as improve_module
+from hotfuse import Settings
+from hotfuse.base.events import Why
+from hotfuse.compile import recall, stored
+from hotfuse.compile.stored import STRATEGIES, Place
+from hotfuse.compile.trial import Outcome
+from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Ledger, Strategy, Tried
+from hotfuse.runtime.examine import Examiner
+from hotfuse.runtime.findings import Finding
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.race import Trial
+from hotfuse.runtime.site import Entry
+from hotfuse.tile.program import Loop, LoopKind, Stmt, When
+from tests.runtime.test_layouts import Rows, moved
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(48, 160), nn.Linear(160, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recall, "_recalls", {})
+    monkeypatch.setattr(Examiner, "raced", lambda *_a: None)  # what limits a plan is the test's to say
+    monkeypatch.setattr(Examiner, "look", lambda *_a: None)
+    monkeypatch.setattr("hotfuse.compile.trial._timed", lambda *_: Outcome(1.0, 2.0))  # a clock decides nothing here
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
+
+
+def served(model: nn.Module, x: torch.Tensor, settings: Settings) -> tuple[hotfuse.api.Jit, Entry]:
+    fast = hotfuse.jit(model, settings=settings)
+    until = time.monotonic() + 90
+    fast(x)
+    (site,) = fast._engine.sites.values()  # pyright: ignore[reportPrivateUsage]
+    while time.monotonic() < until:
+        fast(x)
+        if site.entries and site.entries[0].plan.tier == 1:
+            break
+        time.sleep(0.0 if settings.capture == "inline" else 0.02)
+    assert site.entries[0].plan.tier == 1, str(fast.explain())
+    return fast, site.entries[0]
+
+
+def only(ledger: Ledger, bound: Bottleneck, strategy: Strategy) -> None:
+    """Teach that everything else has failed against a bottleneck."""
+    for other in ADDRESSES[bound]:
+        if other is not strategy:
+            ledger.rows[bound, other] = Tried(9, 0)
+
+
+def parallel(plan: Plan) -> list[str]:
+    def any_in(stmts: tuple[Stmt, ...]) -> bool:
+        return any(isinstance(s, Loop | When) and (getattr(s, "kind", None) is LoopKind.PARALLEL or any_in(s.body)) for s in stmts)
+
+    return [k.name for k in plan.kernels.values() if any_in(k.body)]
+
+
+def addressed(
+    model: nn.Module, x: torch.Tensor, bound: Bottleneck, strategy: Strategy, settings: Settings
+) -> tuple[Plan, Plan, hotfuse.api.Jit]:
+    """The plans before and after calls that found a bottleneck; both are right."""
+    with torch.no_grad():
+        want = model.double()(x.double())
+        model.float()
+        fast, entry = served(model, x, settings)
+        before = entry.plan
+        (own,) = recall._recalls.values()  # pyright: ignore[reportPrivateUsage]
+        only(own.ledger, bound, strategy)
+        slowest = next(i for i, a in enumerate(before.artifacts) if a.backend == "llvm")
+        entry.findings = (Finding(1, slowest, f"tier 1 partition {slowest}", "", 50.0, 0.9, bound, "", 48.0, 0, EVIDENCE),)
+        for _ in range(600):
+            fast(x)
+            if entry.plan is not before:
+                break
+            time.sleep(0.0 if settings.capture == "inline" else 0.05)
+        after = entry.plan
+        assert after is not before, str(fast.explain())[-4000:]
+        got = fast(x)
+        assert (got.double() - want).abs().max() < 1e-4 * max(1.0, float(want.abs().max()))
+        row = own.ledger.rows[bound, strategy]
+        assert row.count == row.helped >= 1 and row.promise > Tried().promise, "the next choice has learned from it"
+        said = [d for d in fast._engine.log.decisions if d.why is Why.BOTTLENECK]  # pyright: ignore[reportPrivateUsage]
+        assert said and said[-1].evidence["strategy"] == strategy.value
+        assert f"strategy={strategy.value}" in str(fast.explain())
+    return before, after, fast
+
+
+EVIDENCE = {"source": "derived", "roofs": "guessed", "microjoules": 1.0, "energy_source": "estimated",
+            "counters": {"cycles": 1}, "counters_source": "derived"}  # fmt: skip
+INLINE = Settings(capture="inline", hot_calls=2)
+
+
+def test_the_slowest_partition_goes_to_the_library() -> None:
+    before, after, _ = addressed(Deep().eval(), torch.randn(300, 48), Bottleneck.COMPUTE, Strategy.LIBRARY, INLINE)
+    old, new = ([a.backend for a in p.artifacts] for p in (before, after))
+    assert old.count("library") < new.count("library") and "llvm" in new, "one of two products only"
+
+
+def test_the_slowest_partition_runs_on_one_thread() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        before, after, _ = addressed(Deep().eval(), torch.randn(300, 48), Bottleneck.LATENCY, Strategy.THREADS, INLINE)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(parallel(after)) == len(parallel(before)) - 1
+    assert sum("_one_thread" in k.name for k in after.kernels.values()) == 1
+
+
+def test_convolutions_are_laid_out_the_other_way() -> None:
+    before, after, _ = addressed(Rows().eval(), torch.randn(2, 6, 9, 17), Bottleneck.L1, Strategy.LAYOUT, INLINE)
+    assert moved(before) is not moved(after)
+
+
+def test_what_came_of_an_attempt_is_there_for_the_next_process(tmp_path: Path) -> None:
+    addressed(Deep().eval(), torch.randn(300, 48), Bottleneck.COMPUTE, Strategy.LIBRARY, INLINE)
+    (own,) = recall._recalls.values()  # pyright: ignore[reportPrivateUsage]
+    place = Place(str(tmp_path / "p.sqlite"))
+    with stored.used_by(place.header()):
+        recall.handle({"more": own.more()})
+        state = recall.states()
+    count, helped, _ = state[STRATEGIES]["compute library"]
+    assert count == helped >= 1
+    later = recall.Recall()
+    later.begin(state)
+    assert later.ledger.promise(Bottleneck.COMPUTE, Strategy.LIBRARY) > Tried().promise
