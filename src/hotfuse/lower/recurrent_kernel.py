@@ -40,8 +40,9 @@ BLOCK_ROWS = 6
 """Most rows of a block that one thread takes from end to end: few, so that there are blocks for several threads."""
 SHARED_ROWS = 48
 """Most rows of a block that threads share: more would only take memory."""
-STEP_WORK = 1 << 11
-"""Fewest multiply-adds of vectors in a step that threads share: half a microsecond of each of two."""
+STEP_WORK = 1 << 13
+"""Fewest multiply-adds of vectors in a step that threads share: a microsecond of each of two. Less is little gained, and much lost
+where a thread has to be waited for at every step."""
 USUAL_ROWS = 8
 """What a batch of unknown size is taken for where only speed depends on it."""
 

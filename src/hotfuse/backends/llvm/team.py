@@ -24,8 +24,9 @@ from hotfuse.backends.llvm.state import State
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.tile.program import Instr, Loop, LoopKind, Stmt, When
 
-SPINS = 1 << 12
-"""Looks at the counter before a thread offers its core to others, and between two offers."""
+SPINS = 1 << 7
+"""Looks at the counter before a thread offers its core to others, and between two offers: some microseconds. Where nobody wants
+the core an offer costs less than one; where the one that is waited for wants it, every further look is lost."""
 _PAUSES = {"x86": ("llvm.x86.sse2.pause", "", ""), "arm": ("llvm.aarch64.hint", "i32", "i32 1")}
 """Per architecture, the instruction that says "waiting": its name, what it takes, what it is given."""
 _LINE = 128
