@@ -15,7 +15,7 @@ import torch
 
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.backends.llvm import guard, probe, publish, unchanged  # noqa: F401 - needed beside calls that got hot
+from hotfuse.backends.llvm import guard, probe, publish, unchanged
 from hotfuse.backends.llvm.parallel import runtime
 from hotfuse.base.debug import ASSEMBLY, GRAPHS, LLVM, TILES, UNITS, say
 from hotfuse.base.errors import InternalError
@@ -33,6 +33,8 @@ from hotfuse.runtime.native import assembled, unavailable
 from hotfuse.runtime.plan import Plan, build
 from hotfuse.runtime.side_by_side import measured
 
+BESIDE = (guard, probe, publish, unchanged)
+"""What no stage needs, but calls that got hot do."""
 Progress = Callable[[Callable[[], Plan], float], None]
 """Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is settled."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import onnx
@@ -17,7 +19,7 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings, api
-from hotfuse.compile.courtesy import RARER, SWITCH_S, Courtesy
+from hotfuse.compile.courtesy import PATIENT_NS, PUNCTUAL_NS, RARER, SWITCH_S, Courtesy
 from hotfuse.compile.service import MOST_THREADS, Service
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime import race as racing
@@ -107,6 +109,54 @@ def test_jobs_take_short_turns_and_settings_come_back(own: Service) -> None:
     own.stop(10)
     assert seen == [(pytest.approx(SWITCH_S), RARER * thresholds[2])]
     assert sys.getswitchinterval() == pytest.approx(before) and gc.get_threshold() == thresholds
+
+
+def _in_a_thread(answer: Callable[[], object]) -> object:
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(answer()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere timers are what they are")
+def test_threads_that_serve_are_woken_on_time_and_those_beside_are_not() -> None:
+    prctl, get, put = ctypes.CDLL(None).prctl, 30, 29
+    model = nn.Linear(4, 4).eval()
+
+    def served(before: int) -> int:
+        prctl(put, before)
+        model_served(torch.ones(2, 4))
+        return prctl(get, 0)
+
+    def beside() -> int:
+        own, seen, done = Service(), list[int](), threading.Event()
+
+        def job() -> None:
+            seen.append(prctl(get, 0))
+            done.set()
+
+        own.submit(job, "one")
+        assert done.wait(30)
+        own.stop(10)
+        return seen[0]
+
+    with torch.no_grad(), hotfuse.jit(model, settings=Settings(capture="off", record=False)) as model_served:
+        assert _in_a_thread(lambda: served(50_000)) == PUNCTUAL_NS
+        assert _in_a_thread(lambda: served(7_000)) == 7_000  # somebody chose that
+    assert _in_a_thread(beside) == PATIENT_NS
+
+
+def test_what_serving_needs_is_imported_before_anything_serves() -> None:
+    """An import beside calls holds the interpreter lock from them."""
+    code = """
+import sys, torch, hotfuse
+hotfuse.jit(torch.nn.Linear(4, 4).eval(), settings=hotfuse.Settings(capture="off"))
+needed = {f"hotfuse.{m}" for m in ("compile.fetch", "compile.runs", "backends.llvm.enter", "backends.llvm.guard")}
+missing = needed - set(sys.modules)
+assert not missing, missing
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_what_somebody_else_sets_meanwhile_stays() -> None:

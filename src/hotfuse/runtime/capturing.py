@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hotfuse.analysis.call_facts import fact_text, facts_of
+from hotfuse.backends.llvm.around import usual
 from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, Why
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe, flatten
@@ -183,7 +184,7 @@ class Capturer:
         key = next(self._keys)
         entry = Entry(
             key, facts, plan, plan, done.weights, builder(sample.out_spec), bare, call.grad_mode, done.captured.grad_regions,
-            torch.get_default_dtype(), symbols, signature, samples, self._plans.watcher.watch(key), done.captured.notes,
+            usual(call.grad_mode), symbols, signature, samples, self._plans.watcher.watch(key), done.captured.notes,
         )
         with self._plans.lock:
             if self._plans.closed:

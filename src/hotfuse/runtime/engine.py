@@ -1,5 +1,3 @@
-# pyright: reportPrivateUsage=false
-# Torch has no public question for its dispatch modes.
 """The engine: serves a model while its plans are made and exchanged beside.
 
 A call never waits: it runs in a captured plan whose guard holds (`plans`), or in the model's own code (`capturing`). Some calls
@@ -20,6 +18,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
+from hotfuse.backends.llvm.around import Around, asked_in_python, native_around
 from hotfuse.base.debug import CALLS, say
 from hotfuse.base.errors import CallFault, InputError
 from hotfuse.base.events import Action, EventLog, Why
@@ -34,15 +33,23 @@ from hotfuse.runtime.plans import Model, Plans
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tally import Counts, Everyone, Tally
 from hotfuse.runtime.tiers import interval
-from hotfuse.runtime.watch import Change
+from hotfuse.runtime.watch import Change, Watch
 
 _TENSORS = {torch.Tensor, nn.Parameter}
-_C = torch._C
+_around: Around = asked_in_python
+"""What is around a call; one native question for the whole process as soon as a model is hot."""
+_hardening: list[str] = []
+"""Whether that has been tried, and why it cannot be."""
 
 
-def _meaning_changed() -> bool:
-    """Whether the caller changed what torch ops mean."""
-    return bool(_C._is_any_autocast_enabled() or _C._len_torch_function_stack() or _C._len_torch_dispatch_stack())
+def _harden() -> None:
+    """For the background: compiles."""
+    global _around
+    found = native_around()
+    if isinstance(found, str):
+        _hardening.append(found)
+    else:
+        _around = found
 
 
 class Engine:
@@ -80,29 +87,86 @@ class Engine:
         """Serve one call."""
         return self.serve(args, kwargs)
 
-    def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any], counted: bool = False) -> Any:
+    def serve(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], counted: bool = False,
+        met: tuple[Site, Sequence[Any]] | None = None,
+    ) -> Any:
         """The same, for callers that have the arguments as they are kept; `counted` says that the threads are as they can be.
 
-        A call whose arguments are tensors and nothing around them is at its site with one look-up.
+        A call whose arguments are tensors and nothing around them is at its site with one look-up; of others `met` is their site
+        and their tensors. All of it is one function because every call between functions is a twentieth of what this may take.
         """
-        if is_compiling():
-            return self.model.call(*args, **kwargs)
-        if self._threads is not None and not counted and torch.get_num_threads() != self._threads:
-            return self._with_threads(self._threads, args, kwargs)
-        if kwargs:
-            leaves, key = (*args, *kwargs.values()), (len(args), *kwargs)
+        if met is not None:
+            site, leaves = met
+            plain = True  # all leaves are known to be tensors; otherwise a native decision finds out by itself
         else:
-            leaves, key = args, len(args)
-        site = self._plain.get(key)
-        if site is not None:
-            return self._serve_at(site, leaves, args, kwargs, False)
+            if is_compiling():
+                return self.model.call(*args, **kwargs)
+            if self._threads is not None and not counted and torch.get_num_threads() != self._threads:
+                return self._with_threads(self._threads, args, kwargs)
+            if kwargs:
+                leaves, key = (*args, *kwargs.values()), (len(args), *kwargs)
+            else:
+                leaves, key = args, len(args)
+            site = self._plain.get(key)
+            if site is None:
+                return self._first_at(key, leaves, args, kwargs)
+            plain = False
+        counts, slot = self._tally.here
+        around = _around()
+        if around < 0:
+            if not plain and not _TENSORS.issuperset(map(type, leaves)):
+                return self._serve_nested(args, kwargs)
+            counts.module_calls += 1
+            return self.model.call(*args, **kwargs)
+        cache = site.caches.get(around & 1)  # whether gradients are enabled
+        outer = slot.epoch
+        slot.epoch = outer or epochs.now  # from here on nothing this call may find is freed
+        try:
+            table = cache.table if cache is not None else None
+            if not plain and (table is None or not table.native) and not _TENSORS.issuperset(map(type, leaves)):
+                return self._serve_nested(args, kwargs)
+            if table is not None:
+                found = table.select(*leaves)
+                route = table.routes[found] if found >= 0 else None
+                if route is None:
+                    if not plain and not _TENSORS.issuperset(map(type, leaves)):
+                        return self._serve_nested(args, kwargs)
+                    counts.guard_misses += 1
+                elif (entry := route.entry).around == around and (
+                    (watch := self.plans.watch) is None or watch.unchanged() or self._still(watch)
+                ) and not (entry.grad_regions and around & 1 and self._wants_grad(leaves)):
+                    plan, sizes = route.version, route.signature
+                    if plan is None or sizes is None or entry.versions.get(sizes) is not plan:  # it may just have been withdrawn
+                        plan = entry.plan
+                    number = entry.calls = entry.calls + 1
+                    try:
+                        outs = plan.run(*leaves) if number < entry.next_look else self._looked_at(site, entry, plan, leaves)
+                    except Exception as e:
+                        return self._answered_instead((site, entry, plan, e), leaves, args, kwargs, counts)
+                    if plan.tier == 1:
+                        counts.tier1_calls += 1
+                    elif plan.tier:
+                        counts.tier2_calls += 1
+                    else:
+                        counts.tier0_calls += 1
+                    entry.last_used = next(self._clock)
+                    return outs[0] if entry.bare else entry.rebuild(outs)
+        finally:
+            slot.epoch = outer
+        return self._capturer.own_code(site.spec, leaves, args, kwargs, counts)
+
+    def _first_at(
+        self, key: int | tuple[Any, ...], leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call that is at no site yet, by how many arguments it has and by what names."""
         if not _TENSORS.issuperset(map(type, leaves)):
             return self._serve_nested(args, kwargs)
         spec = flatten((args, kwargs))[1]
         if (site := self.sites.get(spec)) is None:
             return self._unmet(spec, leaves, args, kwargs)
         self._plain[key] = site
-        return self._serve_at(site, leaves, args, kwargs, True)
+        return self.serve(args, kwargs, True, (site, leaves))
 
     def _with_threads(self, threads: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve a call with as many threads as the settings say, and give the caller's number back."""
@@ -130,60 +194,15 @@ class Engine:
             return self.model.call(*args, **kwargs)
         if (site := self.sites.get(spec)) is None:
             return self._unmet(spec, leaves, args, kwargs)
-        return self._serve_at(site, leaves, args, kwargs, True)
+        return self.serve(args, kwargs, True, (site, leaves))
 
     def _unmet(self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A structure that no call has had so far."""
         counts = self._tally.mine
-        if _meaning_changed():
+        if _around() < 0:
             counts.module_calls += 1
             return self.model.call(*args, **kwargs)
         return self._capturer.own_code(spec, leaves, args, kwargs, counts)
-
-    def _serve_at(
-        self, site: Site, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], plain: bool
-    ) -> Any:
-        """`plain` says that all leaves are known to be tensors; a native decision finds out by itself."""
-        counts, slot = self._tally.here
-        if _C._is_any_autocast_enabled() or _C._len_torch_function_stack() or _C._len_torch_dispatch_stack():
-            if not plain and not _TENSORS.issuperset(map(type, leaves)):
-                return self._serve_nested(args, kwargs)
-            counts.module_calls += 1
-            return self.model.call(*args, **kwargs)
-        cache = site.caches.get(torch.is_grad_enabled())
-        outer = slot.epoch
-        slot.epoch = outer or epochs.now  # from here on nothing this call may find is freed
-        try:
-            table = cache.table if cache is not None else None
-            if not plain and (table is None or not table.native) and not _TENSORS.issuperset(map(type, leaves)):
-                return self._serve_nested(args, kwargs)
-            if table is not None:
-                found = table.select(*leaves)
-                route = table.routes[found] if found >= 0 else None
-                if route is None:
-                    if not plain and not _TENSORS.issuperset(map(type, leaves)):
-                        return self._serve_nested(args, kwargs)
-                    counts.guard_misses += 1
-                elif self._fits(entry := route.entry, leaves):
-                    plan, sizes = route.version, route.signature
-                    if plan is None or sizes is None or entry.versions.get(sizes) is not plan:  # it may just have been withdrawn
-                        plan = entry.plan
-                    number = entry.calls = entry.calls + 1
-                    try:
-                        outs = plan.run(*leaves) if number < entry.next_look else self._looked_at(site, entry, plan, leaves)
-                    except Exception as e:
-                        return self._answered_instead((site, entry, plan, e), leaves, args, kwargs, counts)
-                    if plan.tier == 1:
-                        counts.tier1_calls += 1
-                    elif plan.tier:
-                        counts.tier2_calls += 1
-                    else:
-                        counts.tier0_calls += 1
-                    entry.last_used = next(self._clock)
-                    return outs[0] if entry.bare else entry.rebuild(outs)
-        finally:
-            slot.epoch = outer
-        return self._capturer.own_code(site.spec, leaves, args, kwargs, counts)
 
     def _answered_instead(
         self, failed: tuple[Site, Entry, Plan, Exception], leaves: Sequence[Any], args: tuple[Any, ...],
@@ -202,16 +221,12 @@ class Engine:
             self.plans.withdraw(site, entry, plan, error)
         return result
 
-    def _fits(self, entry: Entry, leaves: Sequence[torch.Tensor]) -> bool:
-        """What a call must find besides its tensors: the model unchanged, and nothing asked for that a plan does not do."""
-        watch = self.plans.watch
-        if watch is not None and not watch.unchanged() and (change := watch.check()) is not Change.NONE:
+    def _still(self, watch: Watch) -> bool:
+        """Whether a model that may have changed is still the one its plans were made of, whatever its weights are."""
+        change = watch.check()
+        if change is not Change.NONE:
             self.plans.changed(change, watch)
-            if change is Change.MODEL:
-                return False
-        return entry.default_dtype is torch.get_default_dtype() and not (
-            entry.grad_regions and torch.is_grad_enabled() and self._wants_grad(leaves)
-        )
+        return change is not Change.MODEL
 
     def _looked_at(self, site: Site, entry: Entry, plan: Plan, leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """Serve a call and learn from it: its time, its sizes, and whether anything should change."""
@@ -251,6 +266,9 @@ class Engine:
         if entry.heat >= self.settings.hot_calls:
             for job in (*site.soft(), *(self.plans.watch.soft() if self.plans.watch is not None else ())):
                 self._beside(job)
+            if not _hardening:
+                _hardening.append("")
+                self._beside(_harden)
         if self.plans.examiner.due(entry):
             self._beside(lambda: self.plans.examiner.look(entry))
 
@@ -270,7 +288,8 @@ class Engine:
     def watch_stats(self) -> dict[str, Any]:
         """How calls make sure that the model is the one that was captured."""
         watch = self.plans.watch
-        return watch.stats() if watch is not None else {}
+        asked = "native" if _around is not asked_in_python else "".join(_hardening) or "Python"
+        return {**watch.stats(), "around": asked} if watch is not None else {}
 
     def close(self) -> None:
         """Drop every plan; later calls run the model's own code. What was seen is kept in the profile store."""

@@ -50,7 +50,8 @@ class Entry:
     grad_mode: bool
     """Whether gradients were enabled around the captured call; user code may ask."""
     grad_regions: bool
-    default_dtype: torch.dtype
+    around: int
+    """What was around the captured call: gradients and the default dtype (`backends.llvm.around`)."""
     symbols: tuple[str, ...]
     """The graph's symbols that inputs show."""
     signature: Callable[..., Signature]
@@ -165,7 +166,7 @@ class Site:
         self._limit = limit
         self._soft: list[Job] = []
         self._evicted: list[Entry] = []
-        self.caches: dict[bool, InlineCache[Route]] = {}
+        self.caches: dict[int, InlineCache[Route]] = {}
         """By whether gradients are enabled around the call: user code may ask."""
 
     def _cache(self, entry: Entry) -> InlineCache[Route]:
