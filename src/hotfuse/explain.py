@@ -11,6 +11,7 @@ from typing import Any
 from hotfuse.base.structure import describe
 from hotfuse.base.trace import chrome_trace
 from hotfuse.compile.recall import recalled
+from hotfuse.compile.service import counters
 from hotfuse.compile.stored import place_of
 from hotfuse.ir.dims import show as show_dim
 from hotfuse.ir.text import show, show_type
@@ -19,6 +20,9 @@ from hotfuse.runtime.dispatch import InlineCache
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry, Route
+
+WORKERS = ("workers_forked", "workers_spawned", "forks_failed", "forks_stalled", "forks_crashed", "not_forked_because")
+"""Of the compile service's counts, what says how its processes came to be."""
 
 
 class Explanation:
@@ -70,6 +74,7 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None) -> E
             "fallbacks": dict(fallbacks or {}),
             "watching": engine.watcher.text(),
             "idle": engine.recorder.idle(),
+            "workers": {k: v for k, v in counters().items() if k in WORKERS},
             "decisions": [d.to_dict() for d in engine.log.decisions],
             "spans": [s.to_dict() for s in engine.log.spans],
         }
@@ -149,6 +154,13 @@ def explain_plan(plan: Plan, calls: int, notes: tuple[str, ...] = ()) -> dict[st
         "account": None if plan.account is None else {**plan.account.to_dict(), "lines": plan.account.lines()},
         "graph": show(plan.graph),
     }
+
+
+def _workers(counts: dict[str, Any]) -> list[str]:
+    """How the processes that compile were started: a fork has what this process imported, a fresh interpreter imports it again."""
+    said = [f"{n} {k.removeprefix('workers_').replace('_', ' ')}" for k, n in counts.items() if isinstance(n, int) and n]
+    why = counts.get("not_forked_because", "")
+    return [f"workers: {', '.join(said)}" + (f"; the newest is no fork: {why}" if why else "")] if said else []
 
 
 def _trade(t: dict[str, Any]) -> str:
@@ -232,6 +244,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
     out += data["watching"].splitlines()
     out.append("idle time: " + ", ".join(f"{v}" if k == "state" else f"{k} {v}" for k, v in data["idle"].items()
                                          if v not in (None, "", 0)))
+    out += _workers(data["workers"])
     out.append("decisions:")
     for d in data["decisions"]:
         detail = ", ".join(f"{k}={v}" for k, v in d["evidence"].items() if v not in ("", None))

@@ -213,3 +213,18 @@ def test_a_process_ends_while_kernels_are_compiled() -> None:
     assert end - float(printed) < 30 and end - start < 200  # generous: the compile alone takes seconds
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
+
+
+@pytest.mark.parametrize("workers", ["auto", "spawn"])
+def test_explain_says_how_workers_began(workers: str) -> None:
+    done = run_script(
+        f"""
+        import torch, hotfuse
+        fast = hotfuse.jit(torch.nn.Linear(4, 4).eval(), settings=hotfuse.Settings(workers={workers!r}))
+        fast(torch.ones(2, 4)); assert fast.wait(60)
+        print(next(line for line in str(fast.explain()).splitlines() if line.startswith("workers:")))
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.strip()
+    assert ("1 spawned; the newest is no fork: the settings say so" in said) == (workers == "spawn"), said

@@ -41,6 +41,9 @@ from hotfuse.backends.llvm.run import CLOCK, COUNTS, Constant, RunCode
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.tile.instrument import BLANK, WIDTH
 
+_FREE = ctypes.CDLL(None).free
+_FREE.argtypes, _FREE.restype = [ctypes.c_void_p], None
+
 
 class _Kept:
     """The words of a job; dropping them frees its arenas. Only when no call can be in the run any more."""
@@ -50,11 +53,10 @@ class _Kept:
         self.words[AT_HOME] = self.words[AT_HOME] or ctypes.addressof(self.words)
         self.keep = keep
 
-    def __del__(self) -> None:
-        free = ctypes.CDLL(None).free
+    def __del__(self, free: Any = _FREE) -> None:  # an argument's default outlives the names of modules at exit
         for i in range(AT_ARENAS, AT_ARENAS + KEPT):
             if self.words[i]:
-                free(ctypes.c_void_p(self.words[i]))
+                free(self.words[i])
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,9 @@ def _machine(target: Target) -> Any:
 
 
 def _parse(text: str) -> Any:
-    """A verified module in a context of its own, so that its types are freed with it."""
+    """A verified module in a context of its own, so that its types are freed with it. Whoever asked for it closes it: left to the
+    collector of cycles, the context might go first, and LLVM would free the module's types twice.
+    """
     try:
         module = llvm.parse_assembly(text, context=llvm.create_context())
         module.verify()
@@ -108,7 +110,8 @@ def compile_object(text: str, target: Target, *, passes: bool = False) -> Compil
     """Object code of a module's text, for any target LLVM knows."""
     module, machine, seconds = _prepared(text, target, passes)
     start = time.perf_counter()
-    code = bytes(machine.emit_object(module))
+    with contextlib.closing(module):
+        code = bytes(machine.emit_object(module))
     seconds["codegen"] = time.perf_counter() - start
     return Compiled(code, seconds)
 
@@ -116,7 +119,8 @@ def compile_object(text: str, target: Target, *, passes: bool = False) -> Compil
 def assembly(text: str, target: Target, *, passes: bool = False) -> str:
     """The machine code of a module as assembler text, for a reader."""
     module, machine, _ = _prepared(text, target, passes)
-    return str(machine.emit_assembly(module))
+    with contextlib.closing(module):
+        return str(machine.emit_assembly(module))
 
 
 class Loaded:

@@ -246,7 +246,7 @@ def unique(ctx: Ctx, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Values in order of first appearance, where each element went, and how often each occurs."""
     values, inverse, counts = torch.unique(x, sorted=True, return_inverse=True, return_counts=True)
     places = torch.arange(x.shape[0], device=x.device)
-    inverse = inverse.to(torch.int64)  # as it is; torch 2.11's fake tensors say otherwise
+    inverse, counts = inverse.to(torch.int64), counts.to(torch.int64)  # as they are; torch 2.11's fake tensors say otherwise
     first = torch.full_like(counts, x.shape[0]).scatter_reduce(0, inverse, places, "amin")
     order = torch.argsort(first)
     rank = torch.empty_like(order).scatter(0, order, torch.arange(order.shape[0], device=x.device))
