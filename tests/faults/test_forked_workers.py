@@ -28,6 +28,14 @@ from hotfuse.compile.starting import Starter, unsafe
 READY = {"kind": "ready", "front": "torch"}
 
 
+@pytest.fixture
+def nothing_against_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have used an accelerator, or much memory; no worker here does anything with either."""
+    for device in (torch.cuda, torch.xpu):
+        monkeypatch.setattr(device, "is_initialized", lambda: False)
+    monkeypatch.setattr(starting, "MOST_BYTES", 1 << 62)
+
+
 def answers(worker: ForkedWorker) -> bool:
     """Whether it does what workers do: an unknown request is refused, not fatal."""
     header, _ = worker.ask({"kind": "nonsense"}, [])
@@ -147,6 +155,7 @@ def test_a_child_that_cannot_say_hello_is_ended(monkeypatch: pytest.MonkeyPatch)
         ForkedWorker(settle=lambda: os._exit(3))
 
 
+@pytest.mark.usefixtures("nothing_against_forks")
 def test_forks_that_fail_are_counted_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
@@ -164,17 +173,18 @@ def test_forks_that_fail_are_counted_and_given_up(monkeypatch: pytest.MonkeyPatc
     assert start.counts == {"forks_failed": starting.TRIES, "workers_spawned": 2}
 
 
+@pytest.mark.usefixtures("nothing_against_forks")
 def test_what_speaks_against_a_fork_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unsafe("auto") == ""
     assert "settings" in unsafe("spawn")
-    monkeypatch.setattr(starting, "MOST_BYTES", 1)
-    assert "MiB" in unsafe("auto") and unsafe("fork") == ""
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert "cuda" in unsafe("fork")
-    monkeypatch.undo()
-    monkeypatch.setattr(forked, "importing", lambda: "somewhere")
-    assert "somewhere" in unsafe("auto")
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(starting, "MOST_BYTES", 1)
+        assert "MiB" in unsafe("auto") and unsafe("fork") == ""
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        assert "cuda" in unsafe("fork")
+    with monkeypatch.context() as patch:
+        patch.setattr(forked, "importing", lambda: "somewhere")
+        assert "somewhere" in unsafe("auto")
     monkeypatch.setattr("sys.platform", "darwin")
     assert "darwin" in unsafe("auto")
 
@@ -194,6 +204,7 @@ class Sleeps(torch.nn.Module):
         return x + 1
 
 
+@pytest.mark.usefixtures("nothing_against_forks")
 @pytest.mark.parametrize("crash", [False, True])
 def test_a_fork_that_stands_still_or_crashes_is_replaced_by_a_fresh_worker(
     crash: bool, monkeypatch: pytest.MonkeyPatch
@@ -215,9 +226,10 @@ def test_a_fork_that_stands_still_or_crashes_is_replaced_by_a_fresh_worker(
     own.stop(10)
 
 
+@pytest.mark.usefixtures("nothing_against_forks")
 @pytest.mark.parametrize("kind", ["fork", "spawn"])
 def test_workers_of_both_kinds_are_killed_replaced_and_bounded(kind: Workers) -> None:
-    both = Pool(Limits(1, 1 << 30, kind=kind), load=lambda: 0.0)
+    both = Pool(Limits(1, 8 << 30, kind=kind), load=lambda: 0.0)
     try:
         assert both.submit(Task("one", READY)).result(60)[0]["ok"]
         (worker,) = both.workers

@@ -210,16 +210,16 @@ def test_sessions_reach_tier_1() -> None:
 
 # --- the pieces ----------------------------------------------------------------------------------
 
-LAYER = """graph main(%x: f32[s0, 64], %r: f32[s0, 64]) where (2 <= s0) {
-  param %w: f32[64, 64] = "w"
-  param %b: f32[64] = "b"
-  param %v: f32[64, 64] = "v"
-  %h: f32[s0, 64] = aten.linear.default(%x, %w, %b)
-  %g: f32[s0, 64] = aten.gelu.default(%h)
-  %k: f32[s0, 64] = aten.linear.default(%x, %v, None)
-  %sorted: f32[s0, 64], %places: i64[s0, 64] = aten.sort.default(%g)
-  %late: f32[s0, 64] = aten.add.Tensor(%k, %sorted)
-  %y: f32[s0, 64] = aten.add.Tensor(%g, %r)
+LAYER = """graph main(%x: f32[s0, 96], %r: f32[s0, 96]) where (2 <= s0) {
+  param %w: f32[96, 96] = "w"
+  param %b: f32[96] = "b"
+  param %v: f32[96, 96] = "v"
+  %h: f32[s0, 96] = aten.linear.default(%x, %w, %b)
+  %g: f32[s0, 96] = aten.gelu.default(%h)
+  %k: f32[s0, 96] = aten.linear.default(%x, %v, None)
+  %sorted: f32[s0, 96], %places: i64[s0, 96] = aten.sort.default(%g)
+  %late: f32[s0, 96] = aten.add.Tensor(%k, %sorted)
+  %y: f32[s0, 96] = aten.add.Tensor(%g, %r)
   return %y, %late
 }
 """
@@ -242,15 +242,16 @@ def test_groups_of_random_graphs_can_always_be_ordered() -> None:
     rng = np.random.default_rng(0)
     ops = ["aten.tanh.default({0})", "aten.add.Tensor({0}, {1})", "aten.linear.default({0}, %w, None)",
            "aten.sort.default({0})", "aten.mul.Tensor({0}, {1})", "aten.softmax.int({0}, -1)"]
-    for _ in range(60):
+    for n in range(60):
+        f, i64 = ("f32[8, 8]", "i64[8, 8]") if n % 2 else ("f32[96, 96]", "i64[96, 96]")  # sorts with a kernel and without
         names, lines = ["%x"], []
         for i in range(40):
             a, b = (names[int(rng.integers(max(0, len(names) - 9), len(names)))] for _ in range(2))
             op = ops[int(rng.integers(len(ops)))].format(a, b)
-            extra = f", %p{i}: i64[8, 8]" if "sort" in op else ""
-            lines.append(f"  %n{i}: f32[8, 8]{extra} = {op}")
+            extra = f", %p{i}: {i64}" if "sort" in op else ""
+            lines.append(f"  %n{i}: {f}{extra} = {op}")
             names.append(f"%n{i}")
-        text = 'graph main(%x: f32[8, 8]) {\n  param %w: f32[8, 8] = "w"\n' + "\n".join(lines)
+        text = f'graph main(%x: {f}) {{\n  param %w: {f} = "w"\n' + "\n".join(lines)
         graph = parse(text + f"\n  return {', '.join(names[-6:])}\n}}\n")
         groups = group(graph)
         assert sorted(i for g in groups for i in g.nodes) == list(range(40))

@@ -78,12 +78,17 @@ def chain(ops: list[str], size: str = "s0") -> str:
     return "\n".join([*lines, f"  return %x{len(ops)}", "}", ""])
 
 
-def layers(n: int, between: str = "aten.sort.default") -> str:
+WIDE = 96
+"""Too many for a kernel to sort: sorts of as many stay with the library, and keep apart what is around them."""
+
+
+def layers(n: int) -> str:
     """Groups that an op without a kernel keeps apart: n of them alike."""
-    lines = ["graph main(%x0: f32[s0, 64]) where (2 <= s0) {"]
+    f, i64 = f"f32[s0, {WIDE}]", f"i64[s0, {WIDE}]"
+    lines = [f"graph main(%x0: {f}) where (2 <= s0) {{"]
     for i in range(n):
-        lines += [f"  %a{i}: f32[s0, 64] = aten.tanh.default(%x{i})", f"  %b{i}: f32[s0, 64] = aten.exp.default(%a{i})",
-                  f"  %x{i + 1}: f32[s0, 64], %i{i}: i64[s0, 64] = {between}(%b{i})"]
+        lines += [f"  %a{i}: {f} = aten.tanh.default(%x{i})", f"  %b{i}: {f} = aten.exp.default(%a{i})",
+                  f"  %x{i + 1}: {f}, %i{i}: {i64} = aten.sort.default(%b{i})"]
     return "\n".join([*lines, f"  return %x{n}", "}", ""])
 
 
@@ -111,16 +116,16 @@ def test_groups_that_are_alike_are_one_unit() -> None:
     assert done.graph.counts["deduplicated"] == 4 and done.graph.counts["compiled"] == 1 and done.fraction == 1.0
 
 
-MIXED = """
-graph main(%x: f32[s0, 64], %i: i64[s0]) where (2 <= s0) {
-  param %w: f32[64, 64] = "w"
-  %a: f32[s0, 64] = aten.linear.default(%x, %w, None)
-  %s: f32[s0, 64], %p: i64[s0, 64] = aten.sort.default(%a)
-  %b: f32[s0, 64] = aten.tanh.default(%s)
-  %t: f32[s0, 64], %q: i64[s0, 64] = aten.sort.default(%b)
-  %c: f32[s0, 64] = aten.softmax.int(%t, -1)
+MIXED = f"""
+graph main(%x: f32[s0, {WIDE}], %i: i64[s0]) where (2 <= s0) {{
+  param %w: f32[{WIDE}, {WIDE}] = "w"
+  %a: f32[s0, {WIDE}] = aten.linear.default(%x, %w, None)
+  %s: f32[s0, {WIDE}], %p: i64[s0, {WIDE}] = aten.sort.default(%a)
+  %b: f32[s0, {WIDE}] = aten.tanh.default(%s)
+  %t: f32[s0, {WIDE}], %q: i64[s0, {WIDE}] = aten.sort.default(%b)
+  %c: f32[s0, {WIDE}] = aten.softmax.int(%t, -1)
   return %c
-}
+}}
 """
 
 
@@ -235,15 +240,15 @@ def test_the_worker_itself_refuses_a_common_kernel_that_does_not_beat_the_two(mo
 
 def test_what_is_left_of_a_cut_joins_a_neighbour_that_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """tanh, exp | sort; the first unit is cut, and its second half and the unit behind it are tried as one."""
-    text = """
-graph main(%x: f32[s0, 64]) where (2 <= s0) {
-  %a: f32[s0, 64] = aten.tanh.default(%x)
-  %b: f32[s0, 64] = aten.exp.default(%a)
-  %s: f32[s0, 64], %p: i64[s0, 64] = aten.sort.default(%x)
-  %c: f32[s0, 64] = aten.neg.default(%s)
-  %d: f32[s0, 64] = aten.add.Tensor(%b, %c)
+    text = f"""
+graph main(%x: f32[s0, {WIDE}]) where (2 <= s0) {{
+  %a: f32[s0, {WIDE}] = aten.tanh.default(%x)
+  %b: f32[s0, {WIDE}] = aten.exp.default(%a)
+  %s: f32[s0, {WIDE}], %p: i64[s0, {WIDE}] = aten.sort.default(%x)
+  %c: f32[s0, {WIDE}] = aten.neg.default(%s)
+  %d: f32[s0, {WIDE}] = aten.add.Tensor(%b, %c)
   return %d
-}
+}}
 """
     monkeypatch.setattr(units, "measuring", lambda _: None)  # groups as access classes suggest: no clock decides here
     planned, _ = units.plan({"graph": text, "dims": {"s0": 4}}, [])
@@ -375,8 +380,8 @@ def test_a_cancelled_compilation_ends_and_says_so() -> None:
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
-        self.norm = nn.LayerNorm(32)
+        self.up, self.down = nn.Linear(WIDE, 64), nn.Linear(64, WIDE)
+        self.norm = nn.LayerNorm(WIDE)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _ in range(2):
@@ -396,7 +401,7 @@ def captured(model: nn.Module, x: torch.Tensor) -> tuple[Graph, Mapping[str, tor
 
 
 def test_a_plan_can_be_had_at_any_time_and_each_is_right() -> None:
-    x = torch.randn(6, 32)
+    x = torch.randn(6, WIDE)
     graph, weights = captured(Net(), x)
     want = LibraryBackend().compile(graph, weights).run(x)
     seen: list[tuple[float, int]] = []
@@ -417,7 +422,7 @@ def test_a_plan_can_be_had_at_any_time_and_each_is_right() -> None:
 
 
 def test_workers_that_die_while_units_compile_lose_no_unit() -> None:
-    x = torch.randn(6, 32)
+    x = torch.randn(6, WIDE)
     graph, weights = captured(Net(), x)
     want = LibraryBackend().compile(graph, weights).run(x)
     before = counters()
