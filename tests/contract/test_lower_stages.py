@@ -36,6 +36,24 @@ NESTED: dict[str, Function] = {
 }
 
 
+def resized(x: torch.Tensor, size: int) -> torch.Tensor:
+    return F.interpolate(x, size, mode="linear", align_corners=False)
+
+
+ALSO_OUTPUTS: dict[str, Function] = {
+    "resized": lambda x: (y := F.gelu(x), resized(y, 5)),
+    "resized and joined": lambda x: (y := F.gelu(x), torch.cat([resized(y, 5)] * 3)),
+    "resized, then normalized": lambda x: (y := x * x, (z := resized(y, 7)) * y.flip(1)[..., :1], torch.log_softmax(z, -1)),
+    "resized twice, each given": lambda x: (y := x + 1, z := resized(y, 9), resized(z, 4)),
+    "a part of the input, resized": lambda x: (y := x.select(1, 0)[None], z := resized(y, 9), z - z),
+    "means, and their softmax": lambda x: (m := x.mean(-1), torch.softmax(m, -1)),
+    "largest of rows, and across them": lambda x: (m := x.amax(-1, keepdim=True), s := (x - m).sum(1), s.amax(-1)),
+    "softmax, and that of it": lambda x: (y := torch.softmax(x, -1), torch.softmax(y, 1)),
+    "running sum, and turned": lambda x: (y := x.cumsum(-1), y.flip(-1) + x, y.sum(1)),
+}
+"""What is computed first is an output as well: it is stored where the caller looks for it."""
+
+
 def check(fn: Function, x: torch.Tensor, symbolic: bool) -> None:
     traced = group_of(fn, [x], symbolic)
     lowered = lower_group(traced.graph)
@@ -51,6 +69,34 @@ def check(fn: Function, x: torch.Tensor, symbolic: bool) -> None:
 @pytest.mark.parametrize("name", NESTED)
 def test_nested(name: str, symbolic: bool) -> None:
     check(NESTED[name], torch.randn(6, 5, 33) if symbolic else torch.randn(5, 33, 3).transpose(1, 2), symbolic)
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["numbers", "symbols"])
+@pytest.mark.parametrize("name", ALSO_OUTPUTS)
+def test_what_is_computed_first_is_an_output_too(name: str, symbolic: bool) -> None:
+    check(ALSO_OUTPUTS[name], torch.randn(6, 5, 33) if symbolic else torch.randn(5, 17, 3).transpose(1, 2), symbolic)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 17), (3, 70, 2)], ids=str)
+@pytest.mark.parametrize("name", ["resized", "resized twice, each given", "means, and their softmax"])
+def test_odd_shapes_of_outputs_computed_first(name: str, shape: tuple[int, ...]) -> None:
+    check(ALSO_OUTPUTS[name], torch.randn(shape), False)
+
+
+def test_what_is_sorted_is_an_output_too() -> None:
+    check(lambda x: (y := torch.cat([x, x.flip(0) + 1, x * 2], 1), torch.topk(y, 2, 1)[0] * 2), torch.randn(4, 5, 3), False)
+
+
+def test_an_output_computed_first_is_stored_once() -> None:
+    traced = group_of(ALSO_OUTPUTS["resized"], [torch.randn(6, 5, 33)])
+    kernel = lower_group(traced.graph).kernel
+    assert [b.kind for b in kernel.buffers].count(BufferKind.OUTPUT) == 2
+    assert all(b.kind is not BufferKind.SHARED for b in kernel.buffers)
+
+
+def test_channels_last_output_computed_first() -> None:
+    x = torch.randn(2, 5, 6, 7).to(memory_format=torch.channels_last)
+    check(lambda x: (y := F.gelu(x), F.interpolate(y, (9, 4), mode="bilinear", align_corners=True)), x, False)
 
 
 @pytest.mark.parametrize("name", ["log_softmax, all summed", "softmax of means", "running sum of a softmax"])

@@ -3,7 +3,8 @@
 Outputs that fit the loops of one root share a nest; others follow in nests of their own, in the same kernel. Each way of
 arranging the loops is tried until one works: around the first reduction's input, around each output alone, then without
 vectors. Where none does (a reduction inside the loop of another one, a running sum wanted in another order, a value read at
-places that data say), what is in the way is computed first, in a nest of its own, into memory of the kernel's own (`stages`).
+places that data say), what is in the way is computed first, in a nest of its own, into memory of the kernel's own or of an
+output that it is anyway (`stages`).
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class _Kernel:
             waiting = [v for v in waiting if v not in done]
             stored += [v.name for v in done]
         self.definitions = Definitions(self.graph, stored)
-        left = list(self.outputs)
+        left = [v for v in self.outputs if v.name not in stored]
         reductions = [n for n in self.graph.nodes if n.op.startswith("lower.reduce.") and n.outs[0].name not in stored]
         if around == "reduction" and reductions:
             left = self._nest(_around(reductions[0], left, scalar), memory, nests)

@@ -132,11 +132,14 @@ class Memory:
         return self.places[key]
 
     def aside(self, value: Value) -> None:
-        """Memory of the kernel's own for a value: one nest of loops stores it, later ones read it."""
-        t = tensor_type(value)
-        buffer = self.builder.shared(value.name, t.dtype, (product(t.shape),), (1,))
-        made = Place(buffer, dense_strides(t.shape, Layout()), True)
-        self.places[value.name] = self.places[f"{value.name} "] = made
+        """Memory for a value that one nest of loops stores and later ones read: an output's, else the kernel's own."""
+        if any(v.name == value.name for v in output_values(self.graph)):
+            self.places[value.name] = self.output(value)
+        elif value.name not in self.places:
+            t = tensor_type(value)
+            buffer = self.builder.shared(value.name, t.dtype, (product(t.shape),), (1,))
+            made = Place(buffer, dense_strides(t.shape, Layout()), True)
+            self.places[value.name] = self.places[f"{value.name} "] = made
 
     def _made(self, value: Value, kind: BufferKind, role: Role) -> Place:
         t = tensor_type(value)
