@@ -77,6 +77,8 @@ class Chaos:
         self._engine = engine
         self._random = random.Random(seed)
         self._kill_every_s, self._forget = kill_every_s, forget
+        self.spare = False
+        """Kill more and more seldom: where machines are slow, compilations take longer than the time between two deaths."""
         self._plans: dict[Entry, list[Plan]] = {}
         """What was once proven for an entry that is still there."""
         self.killed = self.swaps = self.forgotten = 0
@@ -87,6 +89,8 @@ class Chaos:
         while not self.stop.wait(self._kill_every_s * self._random.uniform(0.3, 1.7)):
             if running := service().pool.workers:
                 self.killed += kill(self._random.choice(running))
+            if self.spare:
+                self._kill_every_s *= 2
 
     def _swap(self) -> None:
         """Exchange each entry's plan for another that was once proven for it: what a policy would do, only far too often."""

@@ -38,6 +38,9 @@ GROWTH = 0.02
 OFTEN = 11
 """Rows of half the calls."""
 WATCHDOG_S = 120 + CALLS / 100
+COMPILED = 0.05 * CALLS
+"""Calls that compiled plans must have served. A slow machine compiles for longer, so serving goes on until they have."""
+LONGEST_S = WATCHDOG_S / 2
 
 
 @pytest.fixture
@@ -70,11 +73,19 @@ def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
     served = [0] * THREADS
     scales = Scales()
 
+    def reached() -> dict[str, int]:
+        return {tier: n - before_it["calls_per_tier"][tier] for tier, n in fast.stats()["calls_per_tier"].items()}
+
+    def enough() -> bool:
+        chaos.spare = True
+        now = reached()
+        return (now["1"] + now["2"] > COMPILED and min(now["1"], now["2"]) > 0) or time.monotonic() > started + LONGEST_S
+
     def serve(me: int) -> None:
         chance = random.Random(SEED + me)
         generator = torch.Generator().manual_seed(SEED + me)
         with torch.no_grad():
-            for _ in range(CALLS // THREADS):
+            while served[me] < CALLS // THREADS or served[me] % 25 or not enough():
                 rows = OFTEN if chance.random() < 0.5 else chance.randint(1, 24)  # a size that recurs earns a plan of its own
                 x = torch.randn(rows, 32, generator=generator)
                 shape = (3, OFTEN) if rows == OFTEN else (chance.choice((1, 3, 8)), chance.randint(1, 40))
@@ -97,7 +108,7 @@ def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
             rows = OFTEN if n % 2 else 2 + n % 7
             fast(torch.randn(rows, 32), torch.randn(3, OFTEN if n % 2 else 2 + n % 5))
             assert fast.wait(120)
-    before_it = fast.stats()
+    before_it, started = fast.stats(), time.monotonic()
     threads = [threading.Thread(target=serve, args=(i,), name=f"soak-{i}") for i in range(THREADS)]
     beside = [*chaos.threads, threading.Thread(target=note, name="soak-note")]
     faulthandler.dump_traceback_later(WATCHDOG_S, exit=False, file=sys.__stderr__)
@@ -125,11 +136,11 @@ def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
            "growth": [round(last, 4), round(slope, 4)]})  # fmt: skip
     fast.close()
     assert not wrong, f"{len(wrong)} of {sum(served)}: {wrong[:3]}"
-    assert stats["calls"] - before_it["calls"] == sum(served) == CALLS // THREADS * THREADS
+    assert stats["calls"] - before_it["calls"] == sum(served) >= CALLS // THREADS * THREADS
     assert chaos.swaps > 100 and chaos.killed > 0 and stats["deopts"] > before_it["deopts"]  # else nothing was tested
-    reached = {tier: n - before_it["calls_per_tier"][tier] for tier, n in stats["calls_per_tier"].items()}
-    assert min(reached["0"], reached["1"], reached["2"]) > 0, str(fast.explain())
-    assert reached["1"] + reached["2"] > 0.05 * CALLS, f"compiled plans served {reached} calls only"
+    tiers = reached()
+    assert min(tiers["0"], tiers["1"], tiers["2"]) > 0, str(fast.explain())
+    assert tiers["1"] + tiers["2"] > COMPILED, f"compiled plans served {tiers} calls only"
     assert races and all(t.rounds > 0 and t.old_us > 0 and t.new_us > 0 for t in races)
     assert max(last, slope) < GROWTH, f"memory grew by {last:.2%} from the second quarter to the last, {slope:.2%} along a line"
     assert not left, f"{len(left)} plans are held that no call can reach: {[(p.tier, p.attempt) for p in left]}"

@@ -16,7 +16,7 @@ from hotfuse import Settings
 from hotfuse.analysis.resources import work_of
 from hotfuse.backends.protocol import Artifact
 from hotfuse.base.events import Why
-from hotfuse.compile import recall, requests, stored, wire
+from hotfuse.compile import recall, requests, stored, trial, wire
 from hotfuse.compile.learned import notes
 from hotfuse.compile.stored import Place
 from hotfuse.hpm.bottleneck import Bottleneck, Ledger, Strategy
@@ -167,20 +167,23 @@ def test_a_strategy_that_failed_again_and_again_is_not_tried(monkeypatch: pytest
 
 
 def test_a_plan_that_won_is_examined_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody watches its calls; and no clock says which kernels there are, nor how many plans win one after the other."""
     monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
-    place = tmp_path / "p.sqlite"
+    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     net = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).eval()
-    with hotfuse.jit(net, settings=Settings(profiles=str(place), hot_calls=1, tiers=1, watch=False)) as fast:
-        end, found = time.monotonic() + 90, list[dict[str, Any]]()
-        while not found and time.monotonic() < end:
-            for _ in range(6):
-                fast(torch.randn(64, 256))
+    settings = Settings(profiles=str(tmp_path / "p.sqlite"), capture="inline", hot_calls=1, tiers=1, watch=False)
+    with hotfuse.jit(net, settings=settings) as fast:
+        fast._engine.recorder.on = True  # pyright: ignore[reportPrivateUsage] - off where everything happens inline
+        end, plan = time.monotonic() + 90, dict[str, Any]()
+        while not plan.get("findings") and time.monotonic() < end:
+            fast(torch.randn(64, 256))
             assert fast.wait(60)
-            found = [f for s in fast.explain().to_dict()["sites"] for p in s["plans"] for f in p["findings"]]
+            ((plan,),) = (s["plans"] for s in fast.explain().to_dict()["sites"])
             time.sleep(0.05)
-        assert {f["tier"] for f in found} == {1} and len(found) == 2
+        found = plan["findings"]
+        assert {f["tier"] for f in found} == {1} and len(found) == len(plan["partitions"])
         assert sum(f["share"] for f in found) == pytest.approx(1.0, abs=0.01)
-        assert fast.stats()["events"]["examinations"] == 1
+        assert fast.stats()["events"]["examinations"] >= 1
 
 
 def test_findings_reach_explain_and_the_store(tmp_path: Path) -> None:
