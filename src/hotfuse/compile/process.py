@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
+from hotfuse.base.environment import for_child
 from hotfuse.compile import wire
 
 COMMAND = (sys.executable, "-m", "hotfuse.compile.worker")
@@ -42,8 +43,7 @@ class Worker:
     """Whether it began as a copy of this process."""
 
     def __init__(self, memory: int = 0, command: Sequence[str] = COMMAND) -> None:
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path), "OMP_NUM_THREADS": "1",
-               "HOTFUSE_CAPTURE": "off", "HOTFUSE_WORKER_MEMORY": str(memory)}
+        env = for_child(OMP_NUM_THREADS="1", HOTFUSE_CAPTURE="off", HOTFUSE_WORKER_MEMORY=str(memory))
         log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         process = subprocess.Popen(
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env, bufsize=0,

@@ -8,7 +8,6 @@ read when somebody asks. After a fork the child watches nothing: ring, thread an
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from hotfuse.base.environment import for_child
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch
 from hotfuse.profile.ring import SLOTS, Publish, Ring
@@ -209,8 +209,7 @@ class Analyzer:
                 self._ring.close()
 
     def _spawn(self) -> subprocess.Popen[bytes] | None:
-        paths = os.pathsep.join(p or os.getcwd() for p in sys.path)
-        env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        env = for_child(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
         with self._lock:
             if self._stopping or self._ring is None:
                 return None
