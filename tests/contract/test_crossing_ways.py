@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,14 @@ import torch.nn.functional as F
 
 from hotfuse.base.settings import Settings
 from hotfuse.compile import borders, crossing, stored, trial
-from hotfuse.compile.alternatives import ANY, ONE, asked
+from hotfuse.compile.alternatives import ANY, ONE, Question, Range, asked
 from hotfuse.compile.crossing import Crossing, Found
 from hotfuse.compile.learned import notes
 from hotfuse.compile.measure import Made, ways
 from hotfuse.compile.stored import Place
 from hotfuse.compile.trial import Outcome
 from hotfuse.compile.units import bench, piece_of
-from hotfuse.fusion.crossover import Shifts, Way
+from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Way
 from hotfuse.fusion.forecast import Roofline
 from hotfuse.ir.text import parse
 from hotfuse.pipeline import compile_tier1
@@ -54,7 +55,7 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-def cross(text: str, sizes: dict[str, int], measure: Callable[[Way, int], float], threads: int) -> Found:
+def cross(text: str, sizes: dict[str, int], measure: Callable[[Way, int], float] | None, threads: int) -> Found:
     graph = parse(text)
     piece = piece_of(graph, range(len(graph.nodes)), sizes)
     b = bench()
@@ -83,6 +84,22 @@ def test_short_sequences_get_a_tiling_of_their_own() -> None:
     found = cross(ATTENTION, {"s0": 64, "s1": 1}, upto(24, lambda name: name.startswith("cut for")), 1)
     assert found.ways is not None and found.ways.names[-1] == ANY and found.ways.names[0].startswith("cut for")
     assert abs(found.ways.ends[0] - 24) <= 3 and "cut for" in found.ways.predicted and len(found.made) == 1
+
+
+@pytest.mark.parametrize("text", [ATTENTION, PRODUCT], ids=["attention", "product"])
+def test_others_are_really_measured_against_the_kernel_for_any_size(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a prediction has no place for that kernel: nothing was built for it then."""
+    predict = Crossing._predicted
+
+    def elsewhere(self: Crossing, question: Question, ways: Sequence[Way], within: Range) -> Crossovers:
+        others = [n for n, w in enumerate(ways) if w.name != ANY]
+        given = predict(self, question, ways, within)
+        return replace(given, intervals=(Interval(1, None, others[0]),)) if others else given
+
+    monkeypatch.setattr(Crossing, "_predicted", elsewhere)
+    found = cross(text, {"s0": 16, "s1": 1} if "s1" in text else {"s0": 16}, None, 1)
+    assert found.notes or found.ways is not None
+    assert not any("cannot be measured" in n for n in found.notes), found.notes
 
 
 def test_one_thread_serves_small_calls_where_that_measured_faster() -> None:

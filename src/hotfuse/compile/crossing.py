@@ -88,6 +88,7 @@ class Crossing:
         within = allowed(outside, self.guards, self.sizes)
         if within.most < 1:
             return Found()
+        self.kernels[ANY] = self.general  # all others are measured against it, also where it is predicted to serve nowhere
         ways, predicted = self._buildable(question, question.ways, within)
         if predicted.single and ways[predicted.intervals[0].way].name == ANY:
             return Found(notes=self.notes)
@@ -120,9 +121,6 @@ class Crossing:
 
     def _built(self, question: Question, way: Way, predicted: Crossovers, number: int) -> bool:
         """Whether a way has a kernel of its own that is right wherever it is meant to serve."""
-        if way.name == ANY:
-            self.kernels[ANY] = self.general
-            return True
         if way.name == LIBRARY:
             self.kernels[LIBRARY] = None
             return True
