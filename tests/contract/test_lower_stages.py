@@ -83,8 +83,15 @@ def test_odd_shapes_of_outputs_computed_first(name: str, shape: tuple[int, ...])
     check(ALSO_OUTPUTS[name], torch.randn(shape), False)
 
 
-def test_what_is_sorted_is_an_output_too() -> None:
+def test_what_is_sorted_or_counted_is_an_output_too() -> None:
     check(lambda x: (y := torch.cat([x, x.flip(0) + 1, x * 2], 1), torch.topk(y, 2, 1)[0] * 2), torch.randn(4, 5, 3), False)
+
+    def counted(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.cat([x, x, x])
+        best = torch.topk(F.one_hot((y > 0).long(), 3).to(x.dtype), 1, 1)[0]
+        return y, best / (best.abs() + 1), best.unflatten(0, (8, 6)) + 1
+
+    check(counted, torch.randn(16, 1), False)
 
 
 def test_an_output_computed_first_is_stored_once() -> None:
