@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from hotfuse.backends.llvm import dispatch
 from hotfuse.backends.llvm.run import Choice
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
-from hotfuse.compile import crossing, fetch, trial
+from hotfuse.compile import crossing, fetch, trial, units
 from hotfuse.compile.alternatives import ANY, FEW, LIBRARY, Range, allowed, asked
 from hotfuse.compile.crossing import Crossing, Found
 from hotfuse.compile.measure import Made, make
@@ -197,6 +198,7 @@ def test_a_dynamic_product_gets_two_kernels_and_stays_right(monkeypatch: pytest.
         return self.times[n]
 
     monkeypatch.setattr(Crossing, "_timed", timed)
+    monkeypatch.setattr(units, "BUDGET_S", math.inf)
     monkeypatch.setattr(trial, "_timed", lambda *_a: Outcome(1.0, 2.0))
     graph = parse(TEXT)
     b = torch.randn(4, 40, 70)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from hotfuse.base.settings import Settings
-from hotfuse.compile import borders, crossing, stored, trial
-from hotfuse.compile.alternatives import ANY, ONE, Question, Range, asked
+from hotfuse.compile import borders, crossing, stored, trial, units
+from hotfuse.compile.alternatives import ANY, LIBRARY, ONE, Question, Range, asked
 from hotfuse.compile.crossing import Crossing, Found
 from hotfuse.compile.learned import notes
 from hotfuse.compile.measure import Made, ways
@@ -102,6 +103,23 @@ def test_others_are_really_measured_against_the_kernel_for_any_size(text: str, m
     assert not any("cannot be measured" in n for n in found.notes), found.notes
 
 
+def test_a_plan_does_not_wait_long_for_an_answer() -> None:
+    """Without time nothing is built; with time for one size, that one stands for the others."""
+    graph = parse(ATTENTION)
+    piece = piece_of(graph, range(len(graph.nodes)), {"s0": 16, "s1": 1})
+    b, seen = bench(), list[int]()
+    made = b.kernel(piece)
+
+    def measure(way: Way, n: int) -> float:
+        seen.append(n)
+        return 1e-3 if way.name == ANY else 2e-3
+
+    late = Crossing(piece.normal, Made(made.lowered, made.compiled), piece.sizes, b.core, b.peaks, Roofline(b.peaks),
+                    graph.guards, piece.meaning, measure, until=0.0)  # fmt: skip
+    found = late.found()
+    assert found.ways is None and len(set(seen)) <= 1 and list(late.kernels) in ([ANY], [ANY, LIBRARY])
+
+
 def test_one_thread_serves_small_calls_where_that_measured_faster() -> None:
     found = cross(PRODUCT, {"s0": 64}, upto(200, lambda name: name == ONE), 2)
     assert found.ways is not None and ONE in found.ways.names and found.ways.names[-1] == ANY
@@ -121,6 +139,7 @@ def compiled(
         return self.times[n]
 
     monkeypatch.setattr(Crossing, "_timed", timed)
+    monkeypatch.setattr(units, "BUDGET_S", math.inf)
     monkeypatch.setattr(trial, "_timed", lambda *_a: Outcome(1.0, 2.0))
     return compile_tier1(parse(text), {}, call, INLINE)
 

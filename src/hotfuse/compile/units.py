@@ -26,7 +26,7 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Objective, Precision
 from hotfuse.compile import growth, recall, trial
 from hotfuse.compile.contest import Contest
-from hotfuse.compile.crossing import Crossing, Found
+from hotfuse.compile.crossing import BUDGET_S, Crossing, Found
 from hotfuse.compile.host import host_core
 from hotfuse.compile.learned import Foreseen, foresight, notes, refresh
 from hotfuse.compile.measure import Made
@@ -377,8 +377,8 @@ class _Unit:
         ahead = foresight()
         predict = Roofline(bench().peaks) if ahead is None else Trained(ahead.predictor)
         general = Made(made.lowered, made.compiled)
-        return Crossing(piece.normal, general, piece.sizes, bench().core, bench().peaks, predict,
-                        self.uses[0][0].guards, piece.meaning, threads=self.threads).found()  # fmt: skip
+        return Crossing(piece.normal, general, piece.sizes, bench().core, bench().peaks, predict, self.uses[0][0].guards,
+                        piece.meaning, threads=self.threads, until=time.perf_counter() + BUDGET_S).found()  # fmt: skip
 
     def _keys(self) -> list[str]:
         """The keys of all uses, where they may differ."""
