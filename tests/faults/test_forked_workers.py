@@ -197,7 +197,7 @@ class Sleeps(torch.nn.Module):
         self.home, self.crash = os.getpid(), crash
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if os.getppid() == self.home and "pytest" in Path("/proc/self/cmdline").read_text():
+        if os.getppid() == self.home and "hotfuse.compile.worker" not in Path("/proc/self/cmdline").read_text():
             if self.crash:
                 os.kill(os.getpid(), signal.SIGSEGV)
             threading.Event().wait()
