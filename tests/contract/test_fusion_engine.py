@@ -189,6 +189,29 @@ def test_cheap_values_are_computed_again() -> None:
     assert found.after.stored == 0
 
 
+def test_no_contest_is_held_about_next_to_nothing() -> None:
+    """The kernel that a candidate would make better is a thousandth of the graph: what could be won is not worth the wait."""
+    small = """
+graph main(%x: f32[8], %a: f32[2048, 2048], %b: f32[2048, 2048]) {
+  %c: f32[2048, 2048] = aten.mm.default(%a, %b)
+  %y: f32[8] = aten.relu.default(%x)
+  %z: f32[8] = aten.exp.default(%y)
+  return %c, %z
+}
+"""
+    asked: list[int] = []
+
+    def contest(old: Sequence[Side], new: Sequence[Side]) -> tuple[str, float]:
+        asked.append(len(old))
+        return "", 1.0
+
+    for text, held in ((small, False), (small.replace("2048", "4"), True)):
+        asked.clear()
+        found = planned(text, contest=contest, kinds=frozenset({Kind.VERTICAL}))
+        assert bool(asked) == held, text
+        assert any("not worth measuring" in c.because for c in choices(found, Kind.VERTICAL)) != held
+
+
 class Prefers:
     """A predictor for tests: generated kernels cost their nodes, and pieces with certain ops nothing at all."""
 

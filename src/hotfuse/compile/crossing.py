@@ -34,7 +34,7 @@ from hotfuse.tile.text import show as show_kernel
 PASSES = 5
 POINT_S = 0.08
 """Most seconds for measuring all ways at one size."""
-BUDGET_S = 0.4
+BUDGET_S = 0.25
 """Seconds that a plan waits for a group's question: what is not built by then is left out, and sizes that are not measured are
 judged by the nearest that is."""
 BORDERS = 5

@@ -31,6 +31,8 @@ from hotfuse.hpm.work import Core
 from hotfuse.ir.graph import Graph
 from hotfuse.ops.table import packet
 
+WORTH_MEASURING = 0.002
+"""Of what a graph costs: while a plan waits, no contest is held about less."""
 MAX_ROUNDS = 24
 LEAST_GAIN = 0.002
 """Gains below this part of what there is drown in noise."""
@@ -118,6 +120,8 @@ class Engine:
     _costs: dict[tuple[Key, bool], Cost] = field(default_factory=dict[tuple[Key, bool], Cost])
     _lowered: dict[Key, str] = field(default_factory=dict[Key, str])
     _predictions: int = 0
+    _whole: float = 0.0
+    """What all groups together cost before anything was changed, in what is optimized."""
 
     def plan(self, graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> Planned:
         """Better groups for a graph at the sizes of a call."""
@@ -128,6 +132,7 @@ class Engine:
         order = Order(index, groups)
         self._foresee(index, order.groups)
         before = self._total(index, order.groups)
+        self._whole = score(before, self.objective, self.threads)
         choices: list[Choice] = []
         decided: set[Key] = set()
         dirty = set(order.groups)
@@ -269,6 +274,8 @@ class Engine:
         """Why a candidate that was measured is not taken; what it really saved is learned either way."""
         if self.contest is None:
             return ""
+        if (all_uses := choice.gain.mean * choice.uses) < WORTH_MEASURING * self._whole:
+            return f"it would save {all_uses / self._whole:.2%} of the whole, which is not worth measuring"
         where = Index(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
         old = [(index.closed(g.nodes), g.kind == "library") for g in c.old]
         new = [(where.closed(g.nodes), g.kind == "library") for g in c.new]
