@@ -132,6 +132,6 @@ def plot(path: Path, found: Mapping[str, Sequence[float]], shift: float) -> None
     axes.axvline(shift, color="grey", linestyle=":", label="lengths change")
     axes.set(xlabel="seconds since the first call", ylabel="speed (eager's median = 1)", ylim=(0, None),
              title="BERT-base, one request after another, random lengths")  # fmt: skip
-    axes.legend(loc="upper left")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.tight_layout()
     figure.savefig(path)
