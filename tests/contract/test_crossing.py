@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,13 +16,12 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile import crossing, fetch, trial, units
 from hotfuse.compile.alternatives import ANY, FEW, LIBRARY, Range, allowed, asked
 from hotfuse.compile.crossing import Crossing, Found
-from hotfuse.compile.measure import Made, make
+from hotfuse.compile.measure import make
 from hotfuse.compile.runs import fetch_runs
 from hotfuse.compile.trial import Outcome
 from hotfuse.compile.units import bench, piece_of
 from hotfuse.compile.ways import Ways
 from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Way
-from hotfuse.fusion.forecast import Roofline
 from hotfuse.ir.dims import parse as dim
 from hotfuse.ir.dims import sym
 from hotfuse.ir.text import parse
@@ -31,32 +30,16 @@ from hotfuse.lower.bounds import at_most, bounded
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.native import assembled
 from hotfuse.runtime.plan import Plan
+from tests.contract.crossings import PRODUCT as TEXT
+from tests.contract.crossings import forgets, question  # noqa: F401 - a fixture
 
-TEXT = """
-graph main(%a: f32[4, s0, 40], %b: f32[4, 40, 70]) where (1 <= s0) {
-  %y: f32[4, s0, 70] = aten.bmm.default(%a, %b)
-  %z: f32[4, s0, 70] = aten.relu.default(%y)
-  return %z
-}
-"""
 INLINE = Settings(capture="inline")
-
-
-@pytest.fixture(autouse=True)
-def _forgets() -> Iterator[None]:
-    before, crossing.shifts.seen = crossing.shifts.seen, {}
-    yield
-    crossing.shifts.seen = before
+pytestmark = pytest.mark.usefixtures("forgets")
 
 
 def cross(measure: Callable[[Way, int], float], text: str = TEXT, sizes: dict[str, int] | None = None) -> Found:
     """The outcome where kernels take what a test says."""
-    graph = parse(text)
-    piece = piece_of(graph, range(len(graph.nodes)), sizes or {"s0": 16})
-    b = bench()
-    made = b.kernel(piece)
-    return Crossing(piece.normal, Made(made.lowered, made.compiled), piece.sizes, b.core, b.peaks, Roofline(b.peaks), graph.guards,
-                    piece.meaning, measure).found()  # fmt: skip
+    return question(measure, text, sizes).found()
 
 
 def until(border: int, other: str = FEW) -> Callable[[Way, int], float]:

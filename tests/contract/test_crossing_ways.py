@@ -12,19 +12,19 @@ import torch
 import torch.nn.functional as F
 
 from hotfuse.base.settings import Settings
-from hotfuse.compile import borders, crossing, stored, trial, units
+from hotfuse.compile import borders, stored, trial, units
 from hotfuse.compile.alternatives import ANY, LIBRARY, ONE, Question, Range, asked
 from hotfuse.compile.crossing import Crossing, Found
 from hotfuse.compile.learned import notes
-from hotfuse.compile.measure import Made, ways
+from hotfuse.compile.measure import ways
 from hotfuse.compile.stored import Place
 from hotfuse.compile.trial import Outcome
 from hotfuse.compile.units import bench, piece_of
 from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Way
-from hotfuse.fusion.forecast import Roofline
 from hotfuse.ir.text import parse
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.plan import Plan
+from tests.contract.crossings import PRODUCT, forgets, question  # noqa: F401 - a fixture
 
 ATTENTION = """
 graph main(%q: f32[s1, 4, s0, 32], %k: f32[s1, 4, s0, 32], %v: f32[s1, 4, s0, 32]) where (1 <= s0), (1 <= s1) {
@@ -32,21 +32,8 @@ graph main(%q: f32[s1, 4, s0, 32], %k: f32[s1, 4, s0, 32], %v: f32[s1, 4, s0, 32
   return %y
 }
 """
-PRODUCT = """
-graph main(%a: f32[4, s0, 40], %b: f32[4, 40, 70]) where (1 <= s0) {
-  %y: f32[4, s0, 70] = aten.bmm.default(%a, %b)
-  %z: f32[4, s0, 70] = aten.relu.default(%y)
-  return %z
-}
-"""
 INLINE = Settings(capture="inline")
-
-
-@pytest.fixture(autouse=True)
-def _forgets() -> Iterator[None]:
-    before, crossing.shifts.seen = crossing.shifts.seen, {}
-    yield
-    crossing.shifts.seen = before
+pytestmark = pytest.mark.usefixtures("forgets")
 
 
 @pytest.fixture
@@ -57,12 +44,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 
 def cross(text: str, sizes: dict[str, int], measure: Callable[[Way, int], float] | None, threads: int) -> Found:
-    graph = parse(text)
-    piece = piece_of(graph, range(len(graph.nodes)), sizes)
-    b = bench()
-    made = b.kernel(piece)
-    return Crossing(piece.normal, Made(made.lowered, made.compiled), piece.sizes, b.core, b.peaks, Roofline(b.peaks), graph.guards,
-                    piece.meaning, measure, threads=threads).found()  # fmt: skip
+    return question(measure, text, sizes, threads).found()
 
 
 def upto(border: int, good: Callable[[str], bool]) -> Callable[[Way, int], float]:
@@ -105,17 +87,13 @@ def test_others_are_really_measured_against_the_kernel_for_any_size(text: str, m
 
 def test_a_plan_does_not_wait_long_for_an_answer() -> None:
     """Without time nothing is built; with time for one size, that one stands for the others."""
-    graph = parse(ATTENTION)
-    piece = piece_of(graph, range(len(graph.nodes)), {"s0": 16, "s1": 1})
-    b, seen = bench(), list[int]()
-    made = b.kernel(piece)
+    seen: list[int] = []
 
     def measure(way: Way, n: int) -> float:
         seen.append(n)
         return 1e-3 if way.name == ANY else 2e-3
 
-    late = Crossing(piece.normal, Made(made.lowered, made.compiled), piece.sizes, b.core, b.peaks, Roofline(b.peaks),
-                    graph.guards, piece.meaning, measure, until=0.0)  # fmt: skip
+    late = question(measure, ATTENTION, {"s0": 16, "s1": 1}, until=0.0)
     found = late.found()
     assert found.ways is None and len(set(seen)) <= 1 and list(late.kernels) in ([ANY], [ANY, LIBRARY])
 

@@ -1,0 +1,45 @@
+"""Dispatch by size, for tests: a product whose rows only a call tells, and the question about a group asked with a test's clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hotfuse.compile import crossing
+from hotfuse.compile.crossing import Crossing
+from hotfuse.compile.measure import Made
+from hotfuse.compile.units import bench, piece_of
+from hotfuse.fusion.crossover import Way
+from hotfuse.fusion.forecast import Roofline
+from hotfuse.ir.text import parse
+
+PRODUCT = """
+graph main(%a: f32[4, s0, 40], %b: f32[4, 40, 70]) where (1 <= s0) {
+  %y: f32[4, s0, 70] = aten.bmm.default(%a, %b)
+  %z: f32[4, s0, 70] = aten.relu.default(%y)
+  return %z
+}
+"""
+
+
+@pytest.fixture
+def forgets() -> Iterator[None]:
+    """What one test taught about borders is nothing to the next."""
+    before, crossing.shifts.seen = crossing.shifts.seen, {}
+    yield
+    crossing.shifts.seen = before
+
+
+def question(
+    measure: Callable[[Way, int], float] | None, text: str = PRODUCT, sizes: dict[str, int] | None = None, threads: int = 1,
+    until: float = math.inf,
+) -> Crossing:
+    """About the one group of a graph, where kernels take what a test says, or what they take if it says nothing."""
+    graph = parse(text)
+    piece = piece_of(graph, range(len(graph.nodes)), sizes or {"s0": 16})
+    b = bench()
+    made = b.kernel(piece)
+    return Crossing(piece.normal, Made(made.lowered, made.compiled), piece.sizes, b.core, b.peaks, Roofline(b.peaks), graph.guards,
+                    piece.meaning, measure, threads=threads, until=until)  # fmt: skip
