@@ -34,7 +34,8 @@ SHORT = CALLS < 20_000
 KILL_EVERY_S = 2.0 if SHORT else 6.0
 """A compilation beside four threads that call as fast as they can takes seconds, and some must live to see their end."""
 FORGET = 0.0003 if SHORT else 0.00005
-GROWTH = 0.02
+GROWTH = 0.06 if SHORT else 0.02
+"""Of memory, behind the first quarter. A short run is warm for a few seconds only: plans are still compiled in its last quarter."""
 HELD = 1 if SHORT else 0
 """Plans that may be held at the end. Known: in some short runs it is one, of tier 2, however long one waits; never more, and none
 in the long run, which stays strict."""
