@@ -5,7 +5,10 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,6 +27,20 @@ def pytest_configure() -> None:
     from hotfuse.runtime import idle
 
     idle.AFTER_S = 1e9
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Background jobs end with the test that began them, while what it patched is still so.
+
+    What one test leaves behind compiles, counts, takes memory and holds the interpreter in the next one, whichever that is.
+    """
+    yield
+    module = sys.modules.get("hotfuse.compile.service")
+    own = None if module is None else module._service
+    until = time.monotonic() + 60
+    while own is not None and own._jobs and time.monotonic() < until:
+        time.sleep(0.005)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -173,7 +173,7 @@ def test_four_threads_and_a_consumer_in_another_process(native: bool) -> None:
     end = Batch(1)
     end.partition(Subject(0, 0, 2**40, 0), 0, 0, 0, 0)
     ring.publish(end)
-    report = json.loads(process.communicate(timeout=60)[0])
+    report = json.loads(process.communicate(timeout=200)[0])
     assert sent + lost == 4 * each
     del report["torn"]  # a weak memory model may show one early; it is then read again
     assert report == {"got": sent, "wrong": 0, "order": True}

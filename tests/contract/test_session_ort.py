@@ -248,7 +248,7 @@ def test_the_captured_graph_takes_over() -> None:
         for sign in (1, -1):
             feed = {"x": mk.small_feed(n)["x"] + np.float32(sign)}
             same(ours.run(None, feed), theirs.run(None, feed))
-    assert ours.wait(60)
+    assert ours.wait(120)
     assert ours.stats()["graph_calls"] >= 6, ours.explain()
 
 
@@ -540,9 +540,9 @@ def test_run_async(lib: Any) -> None:
         done.release()
 
     session.run_async(["z"], {"x": X, "y": Y}, callback, "mine")
-    assert done.acquire(timeout=30)
+    assert done.acquire(timeout=120)
     session.run_async(None, {"x": X[0], "y": Y}, callback, "bad")
-    assert done.acquire(timeout=30)
+    assert done.acquire(timeout=120)
     np.testing.assert_array_equal(seen[0][0][0], X + Y)
     assert seen[0][1:] == ("mine", "")
     assert seen[1][0] == [] and seen[1][1] == "bad" and seen[1][2].startswith("Invalid rank for input: x")

@@ -246,7 +246,7 @@ def test_bound_memory_that_does_not_fit() -> None:
 
 def test_closed_session() -> None:
     with hf.InferenceSession(good().SerializeToString()) as session:
-        assert session.wait(1.0)
+        assert session.wait(60)
         session.run(None, {"x": X})
     session.close()
     with pytest.raises(InputError, match="closed"):

@@ -92,7 +92,7 @@ def test_processes_that_find_the_same_damage_make_one_new_file(tmp_path: Path) -
     for w in workers:
         w.start()
     for w in workers:
-        w.join(60)
+        w.join(120)
     assert [w.exitcode for w in workers] == [0] * 6
     assert len([p for p in tmp_path.iterdir() if ".corrupt-" in p.name]) == 1
     assert sorted(m.kernel for m in Store.open(path).measurements()) == [f"k{n}" for n in range(6)]
@@ -125,9 +125,9 @@ def test_no_room(tmp_path: Path) -> None:
     ours, theirs = context.Pipe()
     child = context.Process(target=_limited, args=(str(path), theirs))
     child.start()
-    assert ours.poll(60)
+    assert ours.poll(120)
     in_memory, rows, counts, notes = ours.recv()
-    child.join(10)
+    child.join(60)
     assert in_memory and rows >= 500 and counts["full"] == 1 and "memory" in notes[0]
     with sqlite3.connect(path) as c:  # what is on disk is whole
         assert c.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -153,9 +153,9 @@ def test_read_only(tmp_path: Path) -> None:
     ours, theirs = context.Pipe()
     child = context.Process(target=_forbidden, args=(str(path), theirs))
     child.start()
-    assert ours.poll(60)
+    assert ours.poll(120)
     in_memory, wrote, rows, counts = ours.recv()
-    child.join(10)
+    child.join(60)
     folder.chmod(0o755)
     assert in_memory and wrote == 1 and rows == 1 and counts["read_only"] == 1
 
@@ -180,7 +180,7 @@ def test_a_lock_that_is_given_back_in_time(tmp_path: Path, monkeypatch: pytest.M
     while not store.counts.get("retries"):
         time.sleep(0.001)
     lock.__exit__(None, None, None)
-    writer.join(30)
+    writer.join(120)
     assert done == [1] and store.path == path and len(store.measurements()) == 1
 
 

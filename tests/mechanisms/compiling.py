@@ -168,18 +168,20 @@ def measured_slower(world: World) -> None:
 # --- workers ------------------------------------------------------------------------------------------------------------
 
 
-def in_pool(work: Callable[[Pool], float], **limits: Any) -> Callable[[World], float]:
-    def probe(_world: World) -> float:
+def in_pool(work: Callable[[Pool, float], float], **limits: Any) -> Callable[[World], float]:
+    """What came of some work, which is told how long a request that nobody ends may go on."""
+
+    def probe(world: World) -> float:
         pool = Pool(Limits(1, **limits), light, lambda: 0.0, 60.0)
         try:
-            return work(pool)
+            return work(pool, 60.0 if world.turned is None else 0.5)
         finally:
             pool.close()
 
     return probe
 
 
-def survived(pool: Pool) -> float:
+def survived(pool: Pool, _long: float) -> float:
     """A request whose worker died is done by another."""
     with tempfile.TemporaryDirectory() as folder:
         task = Task("a request", {"die_once": str(Path(folder) / "died"), "say": 7}, tries=2)
@@ -189,27 +191,27 @@ def survived(pool: Pool) -> float:
             return 0
 
 
-def ended_late(pool: Pool) -> float:
+def ended_late(pool: Pool, long: float) -> float:
     try:
-        pool.submit(Task("a request", {"sleep": 2.0}, timeout=0.2)).result(60)
+        pool.submit(Task("a request", {"sleep": long}, timeout=0.2)).result(120)
     except CaptureError:
         return pool.counts()["late"]
     return 0
 
 
-def ended_fat(pool: Pool) -> float:
+def ended_fat(pool: Pool, long: float) -> float:
     try:
-        pool.submit(Task("hungry", {"eat": 150 << 20, "hold": 2})).result(60)
+        pool.submit(Task("hungry", {"eat": 150 << 20, "hold": long})).result(120)
     except CaptureError as e:
         return "64 MiB" in e.because
     return 0
 
 
-def newest(pool: Pool) -> float:
-    first = blocked(pool)
-    pool.submit(Task("unit", {"say": "old"}, key="unit"))
-    new = pool.submit(Task("unit", {"say": "new"}, key="unit"))
-    assert (said(first), said(new)) == ("first", "new")
+def newest(pool: Pool, _long: float) -> float:
+    with blocked(pool):
+        pool.submit(Task("unit", {"say": "old"}, key="unit"))
+        new = pool.submit(Task("unit", {"say": "new"}, key="unit"))
+    assert said(new) == "new"
     return pool.counts()["replaced"]
 
 

@@ -37,7 +37,7 @@ from tests.mechanisms.table import Row, World, replaced, setting
 from tests.runtime.test_bets import Branchy
 from tests.runtime.test_dispatch import GENERAL, special
 from tests.runtime.test_masks import Attention
-from tests.runtime.test_tiers import Compiler, race_says, served, varied
+from tests.runtime.test_tiers import Compiler, race_says, served, slowed, varied
 
 # --- policy -------------------------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ def bets(world: World) -> float:
     for _ in range(3):
         for _ in range(100):
             fast(torch.rand(3, 8))
-        fast._engine.watcher._shared.analyzer.flush()
+        fast._engine.watcher._shared.analyzer.flush(120)
     found = sum(b.outcomes.hits for b in first(fast._engine).bets.values())
     fast.close()
     return found
@@ -128,7 +128,7 @@ def unmasked(world: World) -> float:
     for _ in range(3):
         for _ in range(100):
             fast(torch.randn(2, 5, 16), torch.ones(2, 5, dtype=torch.int64))
-        fast._engine.watcher._shared.analyzer.flush()
+        fast._engine.watcher._shared.analyzer.flush(120)
     found = bool(first(fast._engine).plan.attempt)
     fast.close()
     return found
@@ -223,15 +223,7 @@ def kept_fast(world: World) -> float:
 
 def withdrawn(world: World) -> float:
     """A plan that was fast when it was raced, and is slow now."""
-    late: list[bool] = []
-    model = nn.Linear(4, 4).eval()
-    race_says(world.patch, True)
-    engine = served(model, Compiler(lambda out: slow(out) if late else out), world.settings(watch_rate=1))
-    varied(engine, model, [3] * 40)
-    late.append(True)
-    race_says(world.patch, False)
-    varied(engine, model, [3] * 40)
-    return engine_stats(engine)["events"].get("drop.regressed", 0)
+    return engine_stats(slowed(world.patch, world.settings()))["events"].get("drop.regressed", 0)
 
 
 def private(world: World) -> float:

@@ -86,13 +86,13 @@ def right_beside(world: World) -> float:
     def slowly(*args: Any) -> None:
         if beside.ident is None:
             beside.start()
-            beside.join(0.3)  # it waits for us where all is well
+            beside.join(0.3 if world.turned is None else 60.0)  # it waits for us where all is well
         demote(*args)
 
     world.patch.setattr(engine.plans, "demote", slowly)
     model.weight.mul_(2)
     engine(x)
-    beside.join(30)
+    beside.join(120)
     return bool(torch.allclose(answers[0], model(x)))
 
 

@@ -34,14 +34,14 @@ def assert_set(event: threading.Event) -> None:
 def own() -> Generator[Service]:
     made = Service()
     yield made
-    made.stop(10)
+    made.stop(60)
 
 
 def test_a_long_job_of_one_model_holds_up_no_other(own: Service) -> None:
     go, done = threading.Event(), threading.Event()
     own.submit(lambda: assert_set(go), "one")
     own.submit(done.set, "another")
-    assert done.wait(30), "it waited for the other model's job"
+    assert done.wait(120), "it waited for the other model's job"
     go.set()
 
 
@@ -77,7 +77,7 @@ def test_more_models_than_threads_are_all_served(own: Service) -> None:
     for n in range(count):
         own.submit(job, n)
     go.set()
-    assert all(done.acquire(timeout=30) for _ in range(count))
+    assert all(done.acquire(timeout=120) for _ in range(count))
     assert max(most) <= before + MOST_THREADS
 
 
@@ -91,7 +91,7 @@ def test_a_job_that_raises_is_reported_and_the_next_one_runs(own: Service, monke
 
     own.submit(bad, "one")
     own.submit(done.set, "one")
-    assert done.wait(30) and [str(e) for e in said] == ["its own fault"]
+    assert done.wait(120) and [str(e) for e in said] == ["its own fault"]
 
 
 def test_jobs_take_short_turns_and_settings_come_back(own: Service) -> None:
@@ -105,8 +105,8 @@ def test_jobs_take_short_turns_and_settings_come_back(own: Service) -> None:
 
     assert before > SWITCH_S
     own.submit(job, "one")
-    assert done.wait(30)
-    own.stop(10)
+    assert done.wait(120)
+    own.stop(60)
     assert seen == [(pytest.approx(SWITCH_S), RARER * thresholds[2])]
     assert sys.getswitchinterval() == pytest.approx(before) and gc.get_threshold() == thresholds
 
@@ -137,8 +137,8 @@ def test_threads_that_serve_are_woken_on_time_and_those_beside_are_not() -> None
             done.set()
 
         own.submit(job, "one")
-        assert done.wait(30)
-        own.stop(10)
+        assert done.wait(120)
+        own.stop(60)
         return seen[0]
 
     with torch.no_grad(), hotfuse.jit(model, settings=Settings(capture="off", record=False)) as model_served:
@@ -246,4 +246,4 @@ def test_a_session_has_its_worker_ready_before_the_first_call(tmp_path: Path, mo
     path = tmp_path / "m.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
     hotfuse.InferenceSession(str(path), settings=Settings(record=False)).close()
-    assert ready.wait(30) and asked == ["ready"]
+    assert ready.wait(120) and asked == ["ready"]

@@ -54,7 +54,7 @@ def settle(fast: Any, model: torch.nn.Module, sign: float) -> None:
     """Calls until what they showed has been analyzed and acted upon."""
     for _ in range(6):
         serve(fast, model, sign, 100)
-        fast._engine.watcher._shared.analyzer.flush()
+        assert fast._engine.watcher._shared.analyzer.flush(120)
 
 
 def test_the_hot_branch_becomes_straight_line_code_and_flips_are_served() -> None:

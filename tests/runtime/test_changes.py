@@ -68,7 +68,7 @@ def test_a_call_beside_the_one_that_found_the_change_is_right_too(monkeypatch: p
     monkeypatch.setattr(engine.plans, "demote", slow)
     model.weight.mul_(2)
     torch.testing.assert_close(engine(x), model(x))
-    beside[0].join(10)
+    beside[0].join(60)
     torch.testing.assert_close(results[0], model(x))
     assert engine.counts()["deopts"] >= 1
 
@@ -110,23 +110,24 @@ def test_threads_see_each_change_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for _ in range(30):
-                gate.wait(30)  # the weights are new
+                gate.wait(60)  # the weights are new
                 for _ in range(4):
                     x = torch.randn(3, 4, generator=generator)
                     error = float((engine(x) - model(x)).abs().max())
                     if error > 1e-4:
                         wrong.append(error)
-                gate.wait(30)  # and may change again
+                gate.wait(60)  # and may change again
 
     threads = [threading.Thread(target=serve, args=(i,)) for i in range(4)]
     for t in threads:
         t.start()
     for n in range(30):
+        for _ in range(20):  # nobody else calls now: there is a plan to become stale
+            engine(torch.randn(3, 4))
+        assert tier(engine) == 1
         model.weight.mul_(-1.01 if n % 2 else -0.99)
-        gate.wait(30)
-        gate.wait(30)
+        gate.wait(60)
+        gate.wait(60)
     for t in threads:
-        t.join(30)
-    assert not wrong
-    counts = engine.counts()
-    assert counts["deopts"] >= 15 and counts["tier1_calls"] >= 30  # stale plans there were, most times
+        t.join(60)
+    assert not wrong and engine.counts()["deopts"] >= 30

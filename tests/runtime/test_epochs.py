@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 import weakref
 
 import pytest
@@ -130,14 +131,13 @@ def test_the_background_thread_frees_and_ends() -> None:
     alive = weakref.ref(thing)
     e.retire(thing, lambda: names.append(threading.current_thread().name))
     del thing
-    assert e.quiesce(10) and alive() is None and names == ["hotfuse-epochs"]
-    for _ in range(200):
-        if e._thread is None:
-            break
-        threading.Event().wait(0.01)
+    assert e.quiesce(60) and alive() is None and names == ["hotfuse-epochs"]
+    until = time.monotonic() + 60
+    while e._thread is not None and time.monotonic() < until:
+        time.sleep(0.01)
     assert e._thread is None
     e.retire(Thing())
-    assert e.quiesce(10)
+    assert e.quiesce(60)
     e.stop()
     e.retire(Thing())  # at the end of the process nothing is freed any more
     assert not e.quiesce(0.05)
@@ -162,19 +162,22 @@ def test_a_forked_child_begins_anew() -> None:
     if pid == 0:
         e.after_fork()
         e.retire(Thing())
-        os.write(w, b"y" if e.quiesce(5) and e.counts()["freed"] == 2 else b"n")
+        os.write(w, b"y" if e.quiesce(60) and e.counts()["freed"] == 2 else b"n")
         os._exit(0)
     os.waitpid(pid, 0)
     assert os.read(r, 1) == b"y"
     assert not e.quiesce(0.1)  # here the other thread is still in its call
     stuck.set()
     t.join()
-    assert e.quiesce(5)
+    assert e.quiesce(60)
 
 
-def mapped() -> int:
-    with open("/proc/self/statm") as f:
-        return int(f.read().split()[0]) * 4096
+def code_bytes() -> int:
+    """Of memory that holds generated code: of no file, and executable."""
+    with open("/proc/self/maps") as f:
+        fields = [line.split() for line in f]
+    ranges = [x[0].split("-") for x in fields if "x" in x[1] and len(x) == 5]
+    return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
 
 
 def kernel() -> Kernel:
@@ -206,19 +209,18 @@ def test_plans_swapped_a_thousand_times_under_calls() -> None:
     threads = [threading.Thread(target=serve, args=(i,)) for i in range(4)]
     for t in threads:
         t.start()
-    warm = 0
-    for i in range(1000):
+    swaps, before = 0, code_bytes()
+    while swaps < 1000 or min(calls) == 0:
         old, current[0] = current[0], load_kernel(compiled)
         e.retire(old, old.release)
-        if i == 300:
-            warm = mapped()
+        swaps += 1
     stop.set()
     for t in threads:
         t.join()
-    assert not wrong and min(calls) > 0
-    assert e.quiesce(30)
-    assert e.counts() == {"retired": 1000, "freed": 1000, "failed": 0}
-    assert mapped() - warm < 64 << 20
+    assert not wrong
+    assert e.quiesce(120)
+    assert e.counts() == {"retired": swaps, "freed": swaps, "failed": 0}
+    assert code_bytes() - before < 100 * 4096  # a page each, at least, would be a thousand
 
 
 def test_dropping_a_handle_frees_its_code() -> None:

@@ -56,7 +56,7 @@ class Fake:
         self.go.release()
 
 
-def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
+def until(holds: Callable[[], object], seconds: float = 100.0) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it never came"
@@ -96,11 +96,8 @@ def test_it_works_in_idle_time_and_says_what_it_learned() -> None:
         s.worker.answer(measured=7)
         s.worker.answer(measured=3, version=4, facts={"samples": 50, "mape": 0.2}, left=False)
         until(lambda: s.idle.told.state is State.DONE)
-        assert (s.idle.told.measured, s.idle.told.version, s.idle.told.slices) == (
-            10,
-            4,
-            2,
-        ) and s.worker.closed.is_set()
+        assert (s.idle.told.measured, s.idle.told.version, s.idle.told.slices) == (10, 4, 2)
+        until(s.worker.closed.is_set)
         assert [d.why for d in s.log.decisions] == [Why.IDLE, Why.IDLE, Why.RETRAINED]
         assert s.log.decisions[-1].evidence == {"version": 4, "samples": 50, "mape": 0.2}
     assert s.idle.told.state is State.ENDED
@@ -117,18 +114,18 @@ def test_it_stops_where_it_stands_when_somebody_wants_the_machine(wanted: str) -
             return s.worker.paused
 
         until(busy)
-        assert s.idle.told.stops >= 1
+        until(lambda: s.idle.told.stops >= 1)
         s.inside, s.load = False, 0.0
         until(lambda: not s.worker.paused)
         assert s.started == 1 and not s.worker.closed.is_set()
 
 
 def test_a_busy_machine_never_gets_one() -> None:
-    with Scene() as s:
-        s.inside = True
-        until(lambda: s.idle.told.stops == 0 and s.idle.told.state is State.WAITING)
+    busy = Scene()
+    busy.inside = True
+    with busy as s:
         time.sleep(0.2)
-        assert not s.started or s.worker.paused, "it may have begun before it was busy"
+        assert not s.started and s.idle.told.state is State.WAITING
 
 
 def test_it_ends_with_the_last_model_and_begins_again_with_the_next() -> None:
@@ -173,7 +170,7 @@ def test_slices_measure_what_models_contain_and_train(tmp_path: Path, monkeypatc
             from hotfuse.ir.text import show
 
             store.record_problem(p.key, show(p.graph), p.sizes[0])
-    header = {"kind": "idle", "seconds": 30.0, **place.header()}
+    header = {"kind": "idle", "seconds": 200.0, **place.header()}
     monkeypatch.setattr(idle_work, "better", lambda *_a: False)
     worse, _ = wire.checked(requests.answer(header, []))
     assert worse["measured"] >= 6 and not worse["left"] and worse["version"] is None, (
@@ -208,7 +205,7 @@ def test_a_model_that_rests_is_learned_for(tmp_path: Path, monkeypatch: pytest.M
                 fast(torch.randn(64, 256))
             assert fast.wait(120)
         if on:
-            until(lambda: fast.explain().to_dict()["idle"].get("measured", 0) > 0, 90.0)
+            until(lambda: fast.explain().to_dict()["idle"].get("measured", 0) > 0, 200.0)
             assert any(d["why"] == Why.IDLE.value for d in fast.explain().to_dict()["decisions"])
             assert "idle time" in str(fast.explain())
         else:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ while True:
     header = json.loads(exactly(struct.unpack("<I", exactly(4))[0]))
     blobs = [exactly(n) for n in header.pop("sizes")]
     if header.get("sleep"): time.sleep(header["sleep"])
+    while header.get("until") and not os.path.exists(header["until"]): time.sleep(0.005)
     if header.get("spin"):
         end = time.process_time() + header["spin"]
         while time.process_time() < end: pass
@@ -76,12 +78,17 @@ def said(future: Future[Any]) -> Any:
     return future.result(60)[0]["said"]
 
 
-def blocked(pool: Pool) -> Future[Any]:
-    """Keep the only worker busy until it has begun, so that what follows must wait."""
-    future = pool.submit(Task("first", {"sleep": 0.4, "say": "first"}))
-    while pool.counts()["workers_started"] == 0 or not pool.workers:
-        time.sleep(0.005)
-    return future
+@contextmanager
+def blocked(pool: Pool) -> Generator[Future[Any]]:
+    """Keep the only worker busy, so that what is submitted meanwhile must wait."""
+    with tempfile.TemporaryDirectory() as folder:
+        go = Path(folder) / "go"
+        future = pool.submit(Task("first", {"until": str(go), "say": "first"}))
+        while pool.counts()["workers_started"] == 0 or not pool.workers:
+            time.sleep(0.005)
+        yield future
+        go.touch()
+        assert said(future) == "first"
 
 
 def test_answers_come_back_with_their_bytes(pools: Any) -> None:
@@ -95,29 +102,31 @@ def test_answers_come_back_with_their_bytes(pools: Any) -> None:
 
 def test_the_most_valuable_goes_first_and_values_may_change(pools: Any) -> None:
     pool = pools(1)
-    first = blocked(pool)
     worth = {"a": 1.0, "b": 2.0, "c": 3.0}
     order: list[str] = []
-    futures = []
-    for name in worth:
-        future = pool.submit(Task(name, {"say": name}, priority=lambda n=name: worth[n]))
-        future.add_done_callback(lambda f: order.append(f.result()[0]["said"]))
-        futures.append(future)
-    worth["a"] = 9.0  # it became hot while it waited
-    for f in [first, *futures]:
-        f.result(60)
+    done = threading.Semaphore(0)
+
+    def answered(f: Future[Any]) -> None:
+        order.append(f.result()[0]["said"])
+        done.release()
+
+    with blocked(pool):
+        for name in worth:
+            pool.submit(Task(name, {"say": name}, priority=lambda n=name: worth[n])).add_done_callback(answered)
+        worth["a"] = 9.0  # it became hot while it waited
+    assert all(done.acquire(timeout=60) for _ in worth)
     assert order == ["a", "c", "b"]
 
 
 def test_a_newer_request_replaces_the_one_that_waits(pools: Any) -> None:
     pool = pools(1)
-    first = blocked(pool)
-    old = pool.submit(Task("unit", {"say": "old"}, key="unit"))
-    new = pool.submit(Task("unit", {"say": "new"}, key="unit"))
-    other = pool.submit(Task("unit", {"say": "other"}, key="another"))
-    with pytest.raises(CancelledError):
-        old.result(60)
-    assert [said(f) for f in (first, new, other)] == ["first", "new", "other"]
+    with blocked(pool):
+        old = pool.submit(Task("unit", {"say": "old"}, key="unit"))
+        new = pool.submit(Task("unit", {"say": "new"}, key="unit"))
+        other = pool.submit(Task("unit", {"say": "other"}, key="another"))
+        with pytest.raises(CancelledError):
+            old.result(60)
+    assert [said(f) for f in (new, other)] == ["new", "other"]
     assert pool.counts()["replaced"] == 1 and pool.counts()["answered"] == 3
 
 
@@ -179,13 +188,11 @@ def test_cancelling_drops_what_waits_and_ends_what_runs(pools: Any) -> None:
 
 def test_closing_ends_everything_in_bounded_time(pools: Any) -> None:
     pool = pools(2)
-    futures = [pool.submit(Task("slow", {"sleep": 60})) for _ in range(4)]
+    futures = [pool.submit(Task("slow", {"sleep": 600})) for _ in range(4)]
     while len(pool.workers) < 2:
         time.sleep(0.01)
     pids = [w.pid for w in pool.workers]
-    start = time.monotonic()
-    pool.close()
-    assert time.monotonic() - start < 20
+    pool.close(60)
     for f in futures:
         with pytest.raises(CaptureError):
             f.result(1)
@@ -199,45 +206,38 @@ def test_closing_ends_everything_in_bounded_time(pools: Any) -> None:
 def test_idle_workers_go_and_come_back(pools: Any) -> None:
     pool = pools(1, idle_s=0.1)
     assert said(pool.submit(Task("one", {"say": 1}))) == 1
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while pool.workers and time.monotonic() < until:
         time.sleep(0.02)
     assert not pool.workers
     assert said(pool.submit(Task("two", {"say": 2}))) == 2 and pool.counts()["workers_started"] == 2
 
 
-def test_workers_killed_at_random_lose_nothing(pools: Any) -> None:
+def test_workers_killed_at_random_lose_nothing(pools: Any, tmp_path: Path) -> None:
     pool = pools(2)
     rng = random.Random(0)
-    stop = threading.Event()
-
-    def murder() -> None:
-        while not stop.wait(0.08):
-            if (alive := pool.workers) and rng.random() < 0.7:
-                try:
-                    os.kill(rng.choice(alive).pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-
-    thread = threading.Thread(target=murder)
-    thread.start()
-    futures = [pool.submit(Task(f"t{i}", {"say": i, "sleep": 0.02}, tries=50)) for i in range(60)]
-    try:
-        assert [said(f) for f in futures] == list(range(60))
-    finally:
-        stop.set()
-        thread.join()
-    assert pool.counts()["workers_died"] >= 1
+    killed, go = 0, tmp_path / "go"
+    futures = [pool.submit(Task(f"t{i}", {"say": i, "sleep": 0.02, "until": str(go)}, tries=50)) for i in range(60)]
+    while killed < 10 and not all(f.done() for f in futures):  # then no more: where processes start slowly, none would end
+        if alive := pool.workers:
+            victim = rng.choice(alive)
+            victim.kill()
+            killed += 1
+            while victim.alive:
+                time.sleep(0.002)
+            go.touch()  # the first to die was at work
+        time.sleep(0.02 * rng.random())
+    assert [said(f) for f in futures] == list(range(60))
+    assert 1 <= pool.counts()["workers_died"] <= killed
 
 
 def test_a_busy_machine_stops_workers_and_an_idle_one_lets_them_go(pools: Any) -> None:
     load = [1.0]
     pool = pools(1, share=0.0, load=lambda: load[0])
-    start = time.monotonic()
-    future = pool.submit(Task("work", {"spin": BURST_S * Governor(0.0).cores + 0.5, "say": 1}, timeout=30.0))
+    pool._governor = Governor(0.0, cores=1)  # however many this machine has
+    future = pool.submit(Task("work", {"spin": BURST_S + 0.5, "say": 1}))
     while pool.counts()["pauses"] == 0:
         time.sleep(0.01)
-        assert time.monotonic() - start < 60
     waiting = pool.submit(Task("next", {"say": 2}))
     (worker,) = pool.workers
     used = worker.cpu_s()
@@ -276,15 +276,19 @@ def test_a_forked_child_lets_go_of_the_workers(pools: Any) -> None:
     pool = pools(1)
     assert said(pool.submit(Task("one", {"say": 1}))) == 1
     (worker,) = pool.workers
+    over, end = os.pipe()
     pid = os.fork()
     if pid == 0:
         pool.abandon()
-        time.sleep(3)  # holding a copy of the pipe would keep the worker alive that long
+        os.close(end)
+        os.read(over, 1)  # holding a copy of the worker's pipe would keep the worker alive until then
         os._exit(0)
     assert said(pool.submit(Task("two", {"say": 2}))) == 2
     worker._in.close()  # pyright: ignore[reportPrivateUsage]
-    until = time.monotonic() + 2.5
+    until = time.monotonic() + 60
     while worker.alive and time.monotonic() < until:
         time.sleep(0.01)
     assert not worker.alive
+    os.close(end)
     os.waitpid(pid, 0)
+    os.close(over)

@@ -184,7 +184,7 @@ def test_threads_that_share_a_forking_plan() -> None:
     for t in everyone:
         t.start()
     for t in everyone:
-        t.join(60)
+        t.join(200)
     assert not wrong and not any(t.is_alive() for t in everyone)
 
 

@@ -20,7 +20,7 @@ from hotfuse.base.settings import Settings
 from hotfuse.ir.graph import Graph
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.pace import Pace
+from hotfuse.runtime.pace import FIRST, Pace
 from hotfuse.runtime.plan import Memory, Plan
 from hotfuse.runtime.race import ALPHA, Trial, growth, race
 from hotfuse.runtime.samples import Samples
@@ -225,22 +225,30 @@ def test_without_kept_inputs_plans_are_proven_on_made_up_ones(monkeypatch: pytes
     assert tier(engine) == 1 and not any(torch.equal(t, secret) for t in entry.samples.inputs() or ())
 
 
-def test_a_plan_that_became_slower_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def slowed(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Engine:
+    """A plan that was fast when it was raced, and takes ages from some call on."""
     race_says(monkeypatch, won=True)
     slow: list[bool] = []
 
     def twist(out: torch.Tensor) -> torch.Tensor:
         if slow:
-            time.sleep(0.002)
+            time.sleep(0.02)
         return out
 
     model = nn.Linear(4, 4).eval()
-    engine = served(model, Compiler(twist), SETTINGS.with_(watch_rate=1))
-    calls(engine, 40, model)
+    engine = served(model, Compiler(twist), settings.with_(watch_rate=1))
+    calls(engine, 8, model)
     assert tier(engine) == 1
+    next(iter(engine.sites.values())).entries[0].pace.forget()
+    calls(engine, FIRST, model)  # its pace is that of these calls, however busy the machine was before
     slow.append(True)
     race_says(monkeypatch, won=False)
-    calls(engine, 40, model)
+    calls(engine, 25, model)
+    return engine
+
+
+def test_a_plan_that_became_slower_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = slowed(monkeypatch, SETTINGS)
     events = engine_stats(engine)["events"]
     assert tier(engine) == 0 and events["drop.regressed"] == 1
 

@@ -453,7 +453,7 @@ def test_a_watched_model_from_call_to_snapshot(world: World, monkeypatch: pytest
     unpaid(monkeypatch)
     due = world.serve(400, lambda n: inputs(4 + n % 2, n % 10 != 0))
     stats = world.watcher.stats()
-    assert world.shared.analyzer.flush(30)
+    assert world.shared.analyzer.flush(120)
     assert due > 20 and 0 < stats["samples_not_ready"] < 4
     assert 0 <= 2 * stats["samples"] - (due - stats["samples_not_ready"]) <= 1  # each with a plain call to compare with
     assert stats["records_dropped"] == 0 and stats["looks_failed"] == 0 and stats["records_by_python"] == 0
@@ -471,10 +471,10 @@ def test_drift_makes_it_look_again(world: World, monkeypatch: pytest.MonkeyPatch
     unpaid(monkeypatch)
     monkeypatch.setattr(agent_module, "PER_SECOND", 1e9)  # every call
     world.serve(300, lambda _: inputs(4, True))
-    assert world.shared.analyzer.flush(30)
+    assert world.shared.analyzer.flush(120)
     assert not world.log.counts.get("notice.drift")
     world.serve(300, lambda _: inputs(4, False), start=300)
-    assert world.shared.analyzer.flush(30)
+    assert world.shared.analyzer.flush(120)
     assert world.log.counts["notice.drift"] >= 1
     noticed = next(d for d in world.log.decisions if d.why.name == "DRIFT" and d.evidence["of"] == "outcome")
     assert noticed.evidence["value"] == "if y" and "changed" in world.watcher.text()
@@ -484,7 +484,7 @@ def test_a_plan_that_hides_its_branches_is_sampled_in_its_baseline_too(world: Wo
     unpaid(monkeypatch)
     better = replace(compile_tier1(graph_of(MODEL), world.held, inputs(), INLINE), units=())  # of which nothing shows inside
     world.serve(300, lambda n: inputs(4, False), better)
-    assert world.shared.analyzer.flush(30)
+    assert world.shared.analyzer.flush(120)
     seen = world.watcher.seen(0)
     assert seen is not None
     tiers = {t.item: t.n for s in seen.signatures for t in s.calls}
