@@ -10,6 +10,7 @@ import pytest
 
 from tests.conformance import suite
 
+pytestmark = pytest.mark.xdist_group("onnx nodes")  # one process makes the cases
 AT_LEAST = 1750
 """More than ONNX Runtime 1.31 passes (1,334)."""
 

@@ -135,7 +135,7 @@ def test_one_kernel_serves_other_sizes() -> None:
     fn = NESTED["softmax of a softmax"]
     traced = group_of(fn, [torch.randn(6, 5, 33)], symbolic=True)
     lowered = lower_group(traced.graph)
-    for shape in ((2, 3, 4), (9, 64, 130), (1, 200, 17)):
+    for shape in ((2, 3, 4), (3, 17, 130), (1, 70, 17)):
         x = torch.randn(shape)
         for way in (interpret, run_native):
             torch.testing.assert_close(way(lowered, traced, [x])[0].double(), fn(x.double()), rtol=1e-5, atol=1e-6)

@@ -16,7 +16,7 @@ import hotfuse.runtime.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm.run import OUTCOMES
 from hotfuse.base.errors import ModelError
-from hotfuse.compile import trial
+from hotfuse.compile import trial, units
 from hotfuse.compile.run_loops import LoopPlanner
 from hotfuse.compile.run_plan import Planner
 from hotfuse.ir.text import parse
@@ -34,6 +34,7 @@ def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
     monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     with torch.no_grad():
         yield
 

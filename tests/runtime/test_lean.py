@@ -11,6 +11,8 @@ from torch import nn
 import hotfuse
 import hotfuse.runtime.improve as improve_module
 from hotfuse.base.settings import Objective, Settings
+from hotfuse.compile import trial
+from hotfuse.compile.contest import Contest
 from hotfuse.runtime.objective import settle
 from hotfuse.runtime.plan import Memory, Plan
 from hotfuse.runtime.race import Trial
@@ -30,6 +32,8 @@ class Images(nn.Module):
 def served(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, str]:
     """The plan of tier 1 that comes of asking for something, and what is said about it."""
     monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
+    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    monkeypatch.setattr(Contest, "_measured", lambda *_a: (2e-4, 3e-4))
     torch.manual_seed(0)
     model, x = Images().eval(), torch.randn(1, 32, 28, 28)
     settings = Settings(capture="inline", hot_calls=2, objective=objective, release_weights=True)

@@ -16,7 +16,7 @@ from torch import nn
 import hotfuse
 import hotfuse.runtime.improve as improve_module
 from hotfuse import Settings
-from hotfuse.compile import native, trial
+from hotfuse.compile import native, trial, units
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
@@ -32,6 +32,7 @@ def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
     monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     with torch.no_grad():
         yield
 

@@ -64,7 +64,7 @@ def test_user_prints_do_not_break_the_protocol() -> None:
 
 
 def test_a_late_worker_is_killed() -> None:
-    fast = hotfuse.jit(Slow(), settings=Settings(capture_timeout_s=8.0))
+    fast = hotfuse.jit(Slow(), settings=Settings(capture_timeout_s=2.0))
     assert torch.equal(fast(torch.ones(2)), torch.full((2,), 2.0))
     assert fast.wait(120)
     assert fast.stats()["events"]["refuse.timeout"] == 1

@@ -18,7 +18,7 @@ import hotfuse.runtime.side_by_side as measuring
 from hotfuse import Settings
 from hotfuse.backends.llvm.arena import Live
 from hotfuse.backends.llvm.parallel import runtime
-from hotfuse.compile import trial
+from hotfuse.compile import trial, units
 from hotfuse.compile.lanes import Piece, Span, allocate_lanes, forks
 from hotfuse.ir.dims import evaluate
 from hotfuse.pipeline import compile_tier0, compile_tier1
@@ -35,6 +35,7 @@ WIDTH = 128
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
