@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hotfuse.analysis.cost import value_bytes
 from hotfuse.hpm import again
@@ -39,7 +40,7 @@ _NODE, _WAY = len(SUMS) + len(MAXIMA), len(SUMS) + len(MAXIMA) + len(EDGES)
 _BROADCAST = 0.5
 """An input of less than this part of the largest tensor is read again and again."""
 _HEART = [COLUMN[n] for n in ("rows", "columns", "depth", "window", "stride", "groups")]
-_NO_WINDOW = np.array([0, 1, 1])
+_NO_WINDOW = np.array([0.0, 1.0, 1.0])
 _COMPUTED = [SUMS.index(n) for n in ("light", "divide", "function", "exp", "sigmoid", "tanh", "erf", "root", "special")]
 _LIBRARY = (0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0)
 
@@ -61,12 +62,11 @@ class _Table:
 class _Sized:
     """What is known at some sizes: places of nodes and values by identity, which `kept` keeps alive."""
 
-    __slots__ = ("env", "kept", "nodes", "values")
+    __slots__ = ("env", "kept", "places")
 
     def __init__(self, env: Mapping[str, int]) -> None:
         self.env = env
-        self.nodes: dict[int, int] = {}
-        self.values: dict[int, int] = {}
+        self.places: dict[int, int] = {}
         self.kept: list[Node | Value] = []
 
 
@@ -86,7 +86,10 @@ class Book:
         self._like: dict[Any, int] = {}
         self._cores: dict[int, Core] = {}
         """Kept alive: tiles are known by their core's identity."""
-        self._tiles: dict[tuple[int, ...], tuple[float, ...]] = {}
+        self._tiles: dict[tuple[int, bytes], int] = {}
+        self._ways_table = _Table(len(_LIBRARY))
+        """How candidates are cut; the first row stands for the library's kernels."""
+        self._ways_table.add(_LIBRARY)
 
     def rows(self, candidates: Sequence[Candidate]) -> Matrix:
         """One row each; raises Unknown where a candidate's work depends on data."""
@@ -95,40 +98,33 @@ class Book:
             return table
         if max(self._nodes.count, self._values.count, len(self._tiles)) > MAX_KEPT:
             self._clear()
-        nodes: list[int] = []
-        ends: list[int] = []
-        read: list[int] = []
-        reads: list[int] = []
-        const: list[int] = []
-        consts: list[int] = []
-        made: list[int] = []
-        mades: list[int] = []
+        places: list[int] = []
+        counts: list[int] = []
         sized, last = self._at(candidates[0].sizes), candidates[0].sizes
         for c in candidates:
             if c.sizes is not last:
                 sized, last = self._at(c.sizes), c.sizes
-            graph, values = c.graph, sized.values
+            graph, before = c.graph, len(places)
+            nodes, inputs, params, outputs = graph.nodes, graph.inputs, graph.params, graph.outputs
             try:
-                nodes += map(sized.nodes.__getitem__, map(id, graph.nodes))
-                read += [values[id(v)] for v in graph.inputs]
-                const += [values[id(p.value)] for p in graph.params]
-                made += [values[id(v)] for v in graph.outputs]
+                everything = (*nodes, *inputs, *[p.value for p in params], *outputs)
+                places += map(sized.places.__getitem__, map(id, everything))
             except KeyError:  # something new, or an output that is no value
-                del nodes[ends[-1] if ends else 0 :], read[reads[-1] if reads else 0 :]
-                del const[consts[-1] if consts else 0 :], made[mades[-1] if mades else 0 :]
-                nodes += [self._node(sized, n) for n in graph.nodes]
-                read += [self._value(sized, v) for v in graph.inputs]
-                const += [self._value(sized, p.value) for p in graph.params]
-                made += [self._value(sized, v) for v in output_values(graph)]
-            ends.append(len(nodes))
-            reads.append(len(read))
-            consts.append(len(const))
-            mades.append(len(made))
-        starts = [0, *ends[:-1]]
-        found = self._nodes.rows[nodes]
+                del places[before:]
+                outputs = output_values(graph)
+                places += [self._node(sized, n) for n in nodes]
+                places += [self._value(sized, v) for v in (*inputs, *(p.value for p in params), *outputs)]
+            counts += (len(nodes), len(inputs), len(params), len(outputs))
+        count = np.array(counts).reshape(-1, 4)
+        part = np.repeat(np.arange(len(counts)), counts)
+        of, role = part >> 2, part & 3
+        place = np.array(places)
+        ends = count[:, 0].cumsum()
+        starts = ends - count[:, 0]
+        found = self._nodes.rows[place[role == 0]]
         table[:, : len(SUMS)] = np.add.reduceat(found[:, : len(SUMS)], starts)
         table[:, len(SUMS) : _NODE] = np.maximum.reduceat(found[:, len(SUMS) : _NODE], starts)
-        self._edges(table, (read, reads), (const, consts), (made, mades))
+        self._edges(table, place, of, role)
         self._ways(table, candidates)
         _again(table, candidates, found, starts, ends)
         _less(table)
@@ -136,46 +132,55 @@ class Book:
 
     # --- parts of rows -----------------------------------------------------------------------------------------------------
 
-    def _edges(self, table: Matrix, *groups: tuple[list[int], list[int]]) -> None:
+    def _edges(
+        self, table: Matrix, place: npt.NDArray[np.int64], of: npt.NDArray[np.int64], role: npt.NDArray[np.int64]
+    ) -> None:
         """Bytes that enter and leave, how many large streams and small inputs there are."""
-        n = len(table)
-        (read, reads), (const, consts), (made, mades) = groups
-        every = self._values.rows[[*read, *const, *made]]
-        size = every[:, 0]
-        of_read = np.repeat(np.arange(n), np.diff(reads, prepend=0))
-        of_const = np.repeat(np.arange(n), np.diff(consts, prepend=0))
-        of_made = np.repeat(np.arange(n), np.diff(mades, prepend=0))
-        inputs, outputs = every[: len(read)], every[len(read) + len(const) :]
+        n, values = len(table), self._values.rows
+        reads, makes, holds = role == 1, role == 3, role == 2
+        of_read, of_made = of[reads], of[makes]
+        inputs, outputs = values[place[reads]], values[place[makes]]
+        taken = inputs[:, 0]
         written = np.bincount(of_made, outputs[:, 0], n)
         most = written.copy()
-        np.maximum.at(most, of_read, inputs[:, 0])
-        large = np.bincount(of_read, inputs[:, 0] >= _BROADCAST * most[of_read], n)
-        each = np.full(n, 4.0)
-        each[of_made] = outputs[:, 2]
-        table[:, _NODE:_WAY] = np.array([
-            np.bincount(of_read, inputs[:, 0], n), np.bincount(of_const, size[len(read) : len(read) + len(const)], n), written,
-            large + 1, np.bincount(of_read, minlength=n) - large, np.bincount(of_read, inputs[:, 1], n), each,
-        ]).T  # fmt: skip
+        np.maximum.at(most, of_read, taken)
+        count = np.bincount(of_read, minlength=n)
+        large = np.bincount(of_read, taken >= _BROADCAST * most[of_read], n)
+        edges = table[:, _NODE:_WAY]
+        edges[:, 0] = np.bincount(of_read, taken, n)
+        edges[:, 1] = np.bincount(of[holds], values[place[holds], 0], n)
+        edges[:, 2], edges[:, 3], edges[:, 4] = written, large + 1, count - large
+        edges[:, 5] = np.bincount(of_read, inputs[:, 1], n)
+        edges[:, 6] = 4.0
+        edges[of_made, 6] = outputs[:, 2]
 
     def _ways(self, table: Matrix, candidates: Sequence[Candidate]) -> None:
-        heart = table[:, _HEART].astype(np.int64)
-        heart[:, 3:] = np.where(table[:, COLUMN["convolution"], None] > 0, np.maximum(heart[:, 3:], 1), _NO_WINDOW)
-        tiles = self._tiles
-        ways: list[tuple[float, ...]] = []
-        for c, *own in zip(candidates, *heart.T.tolist(), strict=True):
-            core = c.core
-            ways.append(_LIBRARY if core is None else tiles.get((id(core), *own)) or self._tiled(core, own))
-        table[:, _WAY:-2] = ways
+        heart = table[:, _HEART]
+        np.maximum(heart[:, 3:], 1.0, out=heart[:, 3:])
+        heart[table[:, COLUMN["convolution"]] <= 0, 3:] = _NO_WINDOW
+        heart[heart[:, 1] * heart[:, 2] == 0] = 0.0  # nothing to cut
+        raw, size, tiles = heart.tobytes(), heart.itemsize * len(_HEART), self._tiles
+        ways: list[int] = []
+        for at, c in enumerate(candidates):
+            core, own = c.core, raw[at * size : (at + 1) * size]
+            if core is None:
+                ways.append(0)
+            elif (known := tiles.get((id(core), own))) is not None:
+                ways.append(known)
+            else:
+                ways.append(self._tiled(core, own))
+        table[:, _WAY:-2] = self._ways_table.rows[ways]
         table[:, -2] = [c.threads for c in candidates]
-        table[:, -1] = [c.core is None for c in candidates]
+        table[:, -1] = np.array(ways) == 0
 
-    def _tiled(self, core: Core, heart: Sequence[int]) -> tuple[float, ...]:
-        t = self._tiler(core, *heart) if heart[1] and heart[2] else NO_TILE
+    def _tiled(self, core: Core, heart: bytes) -> int:
+        rows, columns, depth, window, stride, groups = (int(n) for n in np.frombuffer(heart))
+        t = self._tiler(core, rows, columns, depth, window, stride, groups) if columns else NO_TILE
         self._cores[id(core)] = core
-        found = self._tiles[id(core), *heart] = (
+        found = self._tiles[id(core), heart] = self._ways_table.add((
             float(core.lanes), float(core.registers), float(core.l2), float(t.rows), float(t.vectors), float(t.sets), t.padding,
             float(t.group_rows), t.products,
-        )  # fmt: skip
+        ))  # fmt: skip
         return found
 
     # --- what is kept ------------------------------------------------------------------------------------------------------
@@ -189,7 +194,7 @@ class Book:
 
     def _node(self, sized: _Sized, node: Node) -> int:
         """A node's place in the table: that of an equal one at equal sizes, or a new one."""
-        at = sized.nodes.get(id(node))
+        at = sized.places.get(id(node))
         if at is not None:
             return at
         env = sized.env
@@ -204,20 +209,20 @@ class Book:
             at = self._nodes.add([*node_row(node, env), *_computed(node, env)])
             if key is not None:
                 self._like[key] = at
-        sized.nodes[id(node)] = at
+        sized.places[id(node)] = at
         sized.kept.append(node)
         return at
 
     def _value(self, sized: _Sized, v: object) -> int:
         assert isinstance(v, Value)
-        at = sized.values.get(id(v))
+        at = sized.places.get(id(v))
         if at is None:
             size = value_bytes(v, sized.env)
             if size is None:
                 raise Unknown(f"the size of %{v.name} depends on data")
             t = v.type
             own = (t.layout.strided, bits(t.dtype) / 8) if isinstance(t, TensorType) else (0, 4.0)
-            at = sized.values[id(v)] = self._values.add([size, *own])
+            at = sized.places[id(v)] = self._values.add([size, *own])
             sized.kept.append(v)
         return at
 
@@ -239,17 +244,21 @@ _ALONG = {Access.POINTWISE: again.POINTWISE, Access.MOVEMENT: again.MOVED}
 
 
 def _again(
-    table: Matrix, candidates: Sequence[Candidate], found: Matrix, starts: Sequence[int], ends: Sequence[int]
+    table: Matrix,
+    candidates: Sequence[Candidate],
+    found: Matrix,
+    starts: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
 ) -> None:
     """What a kernel computes several times counts so often: rare, so only graphs in which it may be are looked at."""
     own = table[:, COLUMN["library"]] == 0
     kinds, elements = found[:, _NODE], found[:, _NODE + 1]
     largest = np.where(own & (table[:, COLUMN["mma"]] == 0), table[:, COLUMN["elements"]], 0.0)
-    smaller = (kinds == again.POINTWISE) & (elements < np.repeat(largest, np.diff(ends, prepend=0)))
+    smaller = (kinds == again.POINTWISE) & (elements < np.repeat(largest, ends - starts))
     maybe = np.logical_or.reduceat(smaller, starts)
     maybe |= own & (table[:, COLUMN["product"]] > 0) & (kinds[starts] != again.PRODUCT)
     for i in np.flatnonzero(maybe).tolist():
-        nodes, row = slice(starts[i], ends[i]), table[i]
+        nodes, row = slice(int(starts[i]), int(ends[i])), table[i]
         panels = np.ceil(row[COLUMN["columns"]] / (row[COLUMN["tile_vectors"]] * max(row[COLUMN["lanes"]], 1.0)))
         often = again.times(
             candidates[i].graph, kinds[nodes].tolist(), elements[nodes].tolist(), max(1.0, float(panels))

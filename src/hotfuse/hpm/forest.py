@@ -46,9 +46,7 @@ class Forest:
     """The same as native code reads it, and the columns that it reads of."""
 
     def __post_init__(self) -> None:
-        packed = np.zeros(len(self.feature), walk.NODE)
-        packed["feature"], packed["threshold"], packed["first"] = self.feature, self.threshold, self.first
-        object.__setattr__(self, "packed", packed)
+        object.__setattr__(self, "packed", walk.packed(self.feature, self.threshold, self.first))
         object.__setattr__(self, "starts", np.ascontiguousarray(self.roots, np.int32))
         object.__setattr__(self, "value", np.ascontiguousarray(self.value, np.float64))
         object.__setattr__(self, "width", int(self.feature.max()) + 1)

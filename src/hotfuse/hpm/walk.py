@@ -1,8 +1,8 @@
 """Walking down trees in native code: a batch of some hundred candidates takes a fraction of a microsecond each.
 
 One small function for every forest, compiled once in a process: trees are its data, and nothing that came out of a store is code.
-Steps of one walk wait for each other, those of different rows do not, so plain loops keep the core busy; all rows go down one tree
-before the next, which then lies in the nearest cache.
+Steps of one walk wait for each other, those of different rows do not: `TOGETHER` rows go down side by side. All rows go down one
+tree before the next, which then lies in the nearest cache.
 """
 
 from __future__ import annotations
@@ -15,50 +15,84 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-NODE = np.dtype([("feature", "<i4"), ("threshold", "<f4"), ("first", "<i4"), ("", "<i4")])
-"""As the code reads it: 16 bytes."""
-_CODE = """
-define void @walk(ptr %nodes, ptr %values, ptr %roots, i64 %trees, i64 %depth, ptr %x, i64 %n, i64 %width, ptr %out) {
+NODE = np.dtype([("threshold", "<f4"), ("place", "<u4")])
+"""As the code reads it, 8 bytes at once: what to compare with; the first child's number above `FEATURE_BITS`, the column below."""
+FEATURE_BITS = 8
+MOST_FEATURES, MOST_NODES = 1 << FEATURE_BITS, 1 << (32 - FEATURE_BITS)
+TOGETHER = 8
+
+
+def packed(
+    feature: npt.NDArray[np.int64], threshold: npt.NDArray[np.float32], first: npt.NDArray[np.int64]
+) -> npt.NDArray[Any]:
+    """Nodes as the code reads them; raises ValueError where they are too many."""
+    if len(feature) > MOST_NODES or feature.max() >= MOST_FEATURES:
+        raise ValueError(f"a forest of {len(feature)} nodes over {feature.max() + 1} columns")
+    made = np.empty(len(feature), NODE)
+    made["threshold"], made["place"] = threshold, (first << FEATURE_BITS) | feature
+    return made
+
+
+def _code() -> str:
+    """Rows beyond the last walk as the last one; their sums go to places that nobody reads."""
+
+    def all_of(*lines: str) -> str:
+        return "\n".join(f"  {line.replace('#', str(k))}" for line in lines for k in range(TOGETHER))
+
+    rows = all_of(
+        "%w# = add i64 %c, #",
+        "%in# = icmp ult i64 %w#, %final",
+        "%r# = select i1 %in#, i64 %w#, i64 %final",
+        "%o# = mul i64 %r#, %width",
+        "%own# = getelementptr float, ptr %x, i64 %o#",
+    )
+    down = all_of(
+        "%np# = getelementptr i64, ptr %nodes, i64 %at#",
+        "%node# = load i64, ptr %np#",
+        "%column# = lshr i64 %node#, 32",
+        f"%f# = and i64 %column#, {MOST_FEATURES - 1}",
+        "%xp# = getelementptr float, ptr %own#, i64 %f#",
+        "%v# = load float, ptr %xp#",
+        "%low# = trunc i64 %node# to i32",
+        "%limit# = bitcast i32 %low# to float",
+        "%more# = fcmp ogt float %v#, %limit#",
+        "%right# = zext i1 %more# to i64",
+        f"%first# = lshr i64 %node#, {32 + FEATURE_BITS}",
+        "%next# = add i64 %first#, %right#",
+    )
+    added = all_of(
+        "%vp# = getelementptr double, ptr %values, i64 %next#",
+        "%value# = load double, ptr %vp#",
+        "%op# = getelementptr double, ptr %out, i64 %w#",
+        "%sum# = load double, ptr %op#",
+        "%total# = fadd double %sum#, %value#",
+        "store double %total#, ptr %op#",
+    )
+    return f"""
+define void @walk(ptr %nodes, ptr %values, ptr %roots, i64 %trees, i64 %depth, ptr %x, i64 %n, i64 %width, ptr %out) {{
 begin:
+  %final = sub i64 %n, 1
   br label %tree
 tree:
   %t = phi i64 [ 0, %begin ], [ %t1, %done ]
   %rp = getelementptr i32, ptr %roots, i64 %t
-  %root = load i32, ptr %rp
+  %root32 = load i32, ptr %rp
+  %root = zext i32 %root32 to i64
   br label %row
 row:
   %c = phi i64 [ 0, %tree ], [ %c1, %leaf ]
-  %off = mul i64 %c, %width
-  %own = getelementptr float, ptr %x, i64 %off
+{rows}
   br label %step
 step:
   %d = phi i64 [ 0, %row ], [ %d1, %step ]
-  %at = phi i32 [ %root, %row ], [ %next, %step ]
-  %at64 = zext i32 %at to i64
-  %fp = getelementptr [4 x i32], ptr %nodes, i64 %at64
-  %f = load i32, ptr %fp
-  %tp = getelementptr i32, ptr %fp, i64 1
-  %threshold = load float, ptr %tp
-  %lp = getelementptr i32, ptr %fp, i64 2
-  %first = load i32, ptr %lp
-  %f64 = zext i32 %f to i64
-  %xp = getelementptr float, ptr %own, i64 %f64
-  %v = load float, ptr %xp
-  %more = fcmp ogt float %v, %threshold
-  %right = zext i1 %more to i32
-  %next = add i32 %first, %right
+{all_of("%at# = phi i64 [ %root, %row ], [ %next#, %step ]")}
+{down}
   %d1 = add i64 %d, 1
   %deeper = icmp ult i64 %d1, %depth
   br i1 %deeper, label %step, label %leaf
 leaf:
-  %leaf64 = zext i32 %next to i64
-  %vp = getelementptr double, ptr %values, i64 %leaf64
-  %value = load double, ptr %vp
-  %op = getelementptr double, ptr %out, i64 %c
-  %sum = load double, ptr %op
-  %sum1 = fadd double %sum, %value
-  store double %sum1, ptr %op
-  %c1 = add i64 %c, 1
+{added}
+  %c1 = add i64 %c, {TOGETHER}
   %rest = icmp ult i64 %c1, %n
   br i1 %rest, label %row, label %done
 done:
@@ -67,7 +101,7 @@ done:
   br i1 %others, label %tree, label %end
 end:
   ret void
-}
+}}
 """
 
 
@@ -79,7 +113,7 @@ def _compiled() -> tuple[Callable[..., None], Any]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
-    engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(_CODE), machine)
+    engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(_code()), machine)
     engine.finalize_object()
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     kind = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, number, number, pointer, number, number, pointer)
@@ -90,9 +124,9 @@ def sums(
     nodes: npt.NDArray[Any], values: npt.NDArray[np.float64], roots: npt.NDArray[np.int32], depth: int, x: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float64]:  # fmt: skip
     """The sum over all trees of the leaf that each row of `x` ends at; nodes point at nodes, and ask for columns that are there."""
-    out = np.zeros(len(x))
+    out = np.zeros(len(x) + TOGETHER)
     if len(x):
         walk, _ = _compiled()
         walk(nodes.ctypes.data, values.ctypes.data, roots.ctypes.data, len(roots), max(depth, 1), x.ctypes.data, len(x),
              x.shape[1], out.ctypes.data)  # fmt: skip
-    return out
+    return out[: len(x)]
