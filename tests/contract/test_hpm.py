@@ -17,11 +17,11 @@ from hotfuse.compile.calibrate import Calibration, Slice, calibrate, items
 from hotfuse.compile.drive import Here
 from hotfuse.compile.host import Host, host_core
 from hotfuse.compile.value import Facts, Learned, Roofline, Work
-from hotfuse.hpm import forest, judge, model
+from hotfuse.hpm import forest, judge, model, walk
 from hotfuse.hpm.book import Book
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.model import Model, Predictor, Samples
-from hotfuse.hpm.online import LEAST, Online
+from hotfuse.hpm.online import LEAST, LEAST_OF_FAMILY, Online
 from hotfuse.hpm.roofline import Roof, least, roof
 from hotfuse.hpm.shapes import Problem, draws
 from hotfuse.hpm.work import COLUMN, FAMILIES, Candidate, Unknown, families
@@ -253,6 +253,55 @@ def test_a_machine_that_did_not_change_is_left_alone(seed: int) -> None:
     for some in residuals(r, 100):
         online.observe_all([some])
         assert left(online, lambda f, b: 0.0, np.random.default_rng(7)) < 0.04, online.drifted
+
+
+def test_one_problem_in_several_ways_does_not_correct_its_family() -> None:
+    """A few samples that the model misses alike are no drift of their family; more of them are believed."""
+    online = Online()
+    online.observe_all((n % 4, -1, 0.0) for n in range(3 * LEAST))
+    online.observe_all((4, -1, 0.3) for _ in range(LEAST_OF_FAMILY - 1))
+    assert not online.drifted.any
+    online.observe_all((4, -1, 0.3) for _ in range(LEAST_OF_FAMILY))
+    assert list(online.drifted.family) == ["convolution"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 17])
+def test_any_number_of_rows_walks_down_the_same_leaves(rows: int) -> None:
+    r = np.random.default_rng(rows)
+    x = r.normal(size=(200, 5))
+    grown = forest.grow(x, x[:, 0] + x[:, 1] ** 2)
+    fresh = r.normal(size=(rows, 5)).astype(np.float32)
+    total = np.zeros(rows)
+    for k in range(rows):
+        for root in grown.roots:
+            at = int(root)
+            while grown.first[at] != at:
+                at = int(grown.first[at]) + int(fresh[k, grown.feature[at]] > grown.threshold[at])
+            total[k] += grown.value[at]
+    assert np.abs(grown.predict(fresh) - (grown.base + grown.scale * total)).max() < 1e-12
+
+
+def test_forests_that_do_not_fit_the_native_form_are_refused() -> None:
+    far = np.array([walk.MOST_FEATURES])
+    with pytest.raises(ValueError, match="columns"):
+        walk.packed(far, np.zeros(1, np.float32), np.zeros(1, np.int64))
+
+
+def test_drift_is_judged_by_all_bars_and_harm_by_what_there_was_without_a_correction() -> None:
+    r = np.random.default_rng(5)
+    problems = [p for f in ("pointwise", "reduction", "contraction") for p in drawn(6, f)]
+    table = Book(measure.tile_of).rows([Candidate(p.graph, s, CORE) for p in problems for s in p.sizes] * 4)
+    predicted = least(table, AT).seconds + 2e-5
+    samples = Samples(
+        table, predicted * np.exp(r.normal(0, 0.05, len(table))), np.zeros(len(table)), np.arange(len(table))
+    )
+    found = judge.drift_samples(samples, predicted, AT, most=40)
+    assert found.samples["nothing"] == 0 and found.worst <= 1 + judge.HARM and not found.lost
+    assert 0 < found.error_only["everything"] <= found.samples["everything"] <= 20
+    harmful = predicted * np.where(
+        np.arange(len(table)) % 2, 1.0, 1.8
+    )  # misses half of everything: no bar is kept anyway
+    assert judge.drift_samples(samples, harmful, AT, most=30).worst >= 1.0
 
 
 def test_few_samples_correct_nothing_and_hiccups_are_bounded() -> None:

@@ -22,7 +22,9 @@ from hotfuse.machine.peaks import LEVELS
 
 LEAST = 10
 """Samples before anything is corrected: fewer do more harm than good."""
-LEAST_OF_PART = 5
+LEAST_OF_FAMILY, LEAST_OF_LEVEL = 9, 5
+"""The same of a part. Few samples of a family are often one problem in several ways, which the model misses alike; a memory level
+is met by all families."""
 WINDOW = 160
 OWN = 20
 """Samples of a part that count, the newest: what was before a change is forgotten after so many."""
@@ -34,12 +36,13 @@ CLIP = 1.5
 """Log factors beyond this are hiccups."""
 SURE = 3.5
 """Standard errors that a correction must be away from none."""
-FLOOR = 0.06
+FLOOR = 0.1
 """Log factors smaller than this are nothing."""
-SPREAD = 0.08
+SPREAD = 0.12
 """The least that samples are thought to lie apart: a few that happen to agree prove nothing."""
 MOST_PARTS = 4
 _COLUMNS = 1 + len(FAMILIES) + len(LEVELS)
+_NEEDED = (LEAST, *[LEAST_OF_FAMILY] * len(FAMILIES), *[LEAST_OF_LEVEL] * len(LEVELS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class Online(Correction):
             best, gain, shift = -1, 0.0, 0.0
             for part in range(_COLUMNS):
                 own = np.flatnonzero(design[:, part])[-OWN:]
-                if len(own) < (LEAST if part == 0 else LEAST_OF_PART):
+                if len(own) < _NEEDED[part]:
                     continue
                 middle = _certain(off[own])
                 touched = off[design[:, part] & recent]
