@@ -28,7 +28,7 @@ def cell(record: Record | None) -> str:
     if record is None:
         return ""
     if record.ratio is None:
-        return {"absent": "–", "wrong": "wrong", "crashed": "crashed"}.get(record.status, "–")
+        return {"absent": "–", "wrong": "wrong", "crashed": "crashed", "late": "late"}.get(record.status, "–")
     text = f"{record.ratio.median:.2f}×"
     return f"**{text}**" if record.ratio.high < 1 else text
 
@@ -67,7 +67,7 @@ def render(run: dict[str, Any], records: Sequence[Record]) -> str:
              "how many times faster Hotfuse was; bold ones are losses beyond noise.", ""]  # fmt: skip
     for suite in dict.fromkeys(r.suite for r in records):
         lines += [*suite_lines(suite, [r for r in records if r.suite == suite]), ""]
-    absent = {f"{r.contender}: {r.why}" for r in records if r.status in ("crashed", "wrong")}
+    absent = {f"{r.contender}: {r.why}" for r in records if r.status in ("crashed", "wrong", "late")}
     lines += [f"- {text}" for text in sorted(absent)]
     requests = [r for r in records if r.unit == PER_REQUEST and r.contender == OURS and r.time]
     if requests:

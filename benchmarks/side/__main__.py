@@ -5,7 +5,8 @@
 
 Every contender runs in a process of its own, with the same threads, dtype and inputs; they take turns round by round while the
 others are stopped. Outputs are compared before anybody is timed. Who cannot take part, crashes or answers something else is a line
-that says so. Suites share a time budget (20 minutes, 3 with --quick): cases that no longer fit are lines too.
+that says so. Cases share a time budget (20 minutes, 3 with --quick) so that each has its part of it: who is not ready in
+that time is a line too.
 """
 
 from __future__ import annotations
@@ -21,18 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.side import plots, records, report
+from benchmarks.side.budget import Purse, need_s, traffic_s
 from benchmarks.side.cases import CASES, SUITES, Case
 from benchmarks.side.contenders import CONTENDERS
-from benchmarks.side.turns import Table, not_measured
+from benchmarks.side.turns import Table
 from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.machine.peaks import Peaks
 
 QUICK = ("hotfuse", "hotfuse-tier0", "eager", "ort", "openvino")
-SHARES = {"overhead": 0.04, "startup": 0.07, "compile": 0.08, "kernels": 0.19, "models": 0.29, "traffic": 0.33}
-"""Of the time budget; what a suite leaves over goes to those after it."""
-BUDGET_S, QUICK_BUDGET_S = 1130.0, 150.0
-SLACK_S = 30.0
-"""What the last case may take beyond the budget, if it must: who is not ready by then is a line that says so."""
+BUDGET_S, QUICK_BUDGET_S = 1120.0, 150.0
+"""For one number of threads; cases share it (`benchmarks.side.budget`)."""
 EXIT_REGRESSION = 1
 
 
@@ -71,27 +70,22 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[records.Recor
     """Measure; lines appear as cases end."""
     say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else (lambda text: print(text, flush=True))
     begin = time.monotonic()
-    budget = options.budget or (QUICK_BUDGET_S if options.quick else BUDGET_S)
+    budget = options.budget or (QUICK_BUDGET_S if options.quick else BUDGET_S) * len(options.threads)
+    rounds, seconds = options.rounds or (7 if options.quick else 11), options.seconds or (14.0 if options.quick else 16.0)
     peaks = None if options.quick else measured_peaks()
     head = {"machine": fingerprint().to_dict(), "versions": versions(), "quick": options.quick, "at": time.time(),
-            "peaks": None if peaks is None else peaks.to_dict()}
-    cases, found, ends = chosen(options), list[records.Record](), 0.0
-    shares = {s: SHARES[s] for s in dict.fromkeys(c.suite for c in cases)}
-    for suite, share in shares.items():
-        ends += budget * share / sum(shares.values())
-        for threads in options.threads:
-            for case in (c for c in cases if c.suite == suite):
-                if time.monotonic() - begin > ends:
-                    result = not_measured(case, threads, "the suite's time was used up")
-                else:
-                    asked = contenders(options)
-                    table = Table(case, threads, [n for n in case.contenders if n in asked], say=say, peaks=peaks,
-                                  limit_s=begin + budget + SLACK_S - time.monotonic(),
-                                  rounds=options.rounds or (7 if options.quick else 11),
-                                  seconds=options.seconds or (14.0 if options.quick else 16.0))  # fmt: skip
-                    result = table.measure()
-                found += result
-                say("\n".join(report.case_lines(result)))
+            "peaks": None if peaks is None else peaks.to_dict(), "case_s": []}
+    asked, found = contenders(options), list[records.Record]()
+    work = [(case, [n for n in case.contenders if n in asked], threads) for threads in options.threads for case in chosen(options)]
+    purse = Purse([need_s(case, names, rounds, seconds) for case, names, _ in work], budget - (time.monotonic() - begin))
+    for case, names, threads in work:
+        started, allowed = time.monotonic(), purse.next()
+        length = traffic_s(seconds, allowed, need_s(case, names, rounds, 0.0), len(names)) if case.trace else seconds
+        result = Table(case, threads, names, say=say, peaks=peaks, limit_s=allowed, rounds=rounds, seconds=length).measure()
+        found += result
+        head["case_s"].append({"suite": case.suite, "case": case.name, "threads": threads, "allowed_s": round(allowed, 1),
+                               "spent_s": round(time.monotonic() - started, 1)})  # fmt: skip
+        say("\n".join(report.case_lines(result)))
     head["seconds"] = time.monotonic() - begin
     return head, found, peaks
 

@@ -48,6 +48,8 @@ class Case:
     trace: str = ""
     dynamic: dict[str, dict[int, str]] = field(default_factory=dict[str, dict[int, str]])
     """Dims that change from call to call, by input: exporters are told."""
+    heavy_s: float = 0.0
+    """What it takes beyond a small model, all contenders and rounds together: see `benchmarks.side.budget`."""
 
     def traffic(self) -> Trace:
         return Trace(TRACES[self.trace])
@@ -107,7 +109,7 @@ def _chain(rows: int) -> Case:
 # --- models --------------------------------------------------------------------------------------
 
 
-def zoo_case(suite: Suite, name: str, contenders: tuple[str, ...], quick: bool = False) -> Case:
+def zoo_case(suite: Suite, name: str, contenders: tuple[str, ...], quick: bool = False, heavy_s: float = 0.0) -> Case:
     """A model of the zoo on the inputs it is timed with."""
 
     def model() -> Model:
@@ -122,7 +124,7 @@ def zoo_case(suite: Suite, name: str, contenders: tuple[str, ...], quick: bool =
         found = zoo.load(name)
         return {n: np.asarray(v) for n, v in found.inputs(seed=0, variant=found.timed).items()}
 
-    return Case(suite, name, model, feed, contenders, "onnx" if contenders is ONNX else "torch", quick)
+    return Case(suite, name, model, feed, contenders, "onnx" if contenders is ONNX else "torch", quick, heavy_s=heavy_s)
 
 
 def small_bert() -> Model:
@@ -145,7 +147,8 @@ def _application() -> Case:
 
         return draw_page(0)[0]
 
-    return Case("models", "rapidocr, a page", lambda: Model(application=True), page, ("hotfuse", "ort"), "application")
+    return Case("models", "rapidocr, a page", lambda: Model(application=True), page, ("hotfuse", "ort"), "application",
+                heavy_s=100.0)
 
 
 def _traffic(name: str, more: tuple[str, ...] = (), quick: bool = False) -> Case:
@@ -167,14 +170,15 @@ def _mlp(rows: int = 1) -> Case:
 
 CASES: tuple[Case, ...] = (
     _linear(16, True), _attention(128), _norm(128), _conv(64, 56), _chain(64), _linear(1),
-    _bert("models", TORCH), zoo_case("models", "ppocr-v4-rec", ONNX, True), zoo_case("models", "bert-base", TORCH),
-    zoo_case("models", "resnet-50", TORCH), zoo_case("models", "silero-vad", ONNX), zoo_case("models", "magika", ONNX),
-    zoo_case("models", "ppocr-v4-det", ONNX), _application(),
+    _bert("models", TORCH), zoo_case("models", "ppocr-v4-rec", ONNX, True, heavy_s=9.0),
+    zoo_case("models", "bert-base", TORCH, heavy_s=45.0), zoo_case("models", "resnet-50", TORCH, heavy_s=22.0),
+    zoo_case("models", "silero-vad", ONNX), zoo_case("models", "magika", ONNX),
+    zoo_case("models", "ppocr-v4-det", ONNX, heavy_s=9.0), _application(),
     _mlp(), _bert("overhead", ("hotfuse", "hotfuse-tier0", "eager"), False),
     _bert("startup", ("hotfuse", "eager", "inductor", "ort", "openvino")),
     zoo_case("startup", "ppocr-v4-rec", ONNX),
     _bert("compile", ("hotfuse", "inductor-freezing", "ort", "openvino")),
-    zoo_case("compile", "ppocr-v4-rec", ONNX),
+    zoo_case("compile", "ppocr-v4-rec", ONNX, heavy_s=9.0),
     _traffic("lengths", ("openvino",), quick=True), _traffic("padded"), _speech(),
     _traffic("shift", ("inductor-dynamic",)), _traffic("batches"), _traffic("bursts"),
 )  # fmt: skip

@@ -1,7 +1,8 @@
 """One contender in a process of its own: commands come as JSON lines, every answer is one JSON line.
 
     {"do": "prepare"}              import torch, build the model: nobody's merit, not timed
-    {"do": "load", "onnx": path}   load, first call, settle; answers times and where the outputs lie
+    {"do": "load", "onnx": path, "settle_s": 40}
+                                   load, first call, settle for so long at most; answers times and where the outputs lie
     {"do": "round", "ms": 20}      calls for about so long; answers milliseconds a call
     {"do": "serve", "seconds": 2}  goes on with the traffic; answers [begin, milliseconds] of each call
     {"do": "about"}                what served
@@ -58,7 +59,7 @@ class Contender:
             self.work = _work(self.model, self.example)
         return {}
 
-    def load(self, onnx: str | None) -> dict[str, Any]:
+    def load(self, onnx: str | None, settle_s: float) -> dict[str, Any]:
         """Ready to be timed."""
         assert self.model is not None
         file = self.model.path if onnx is None else Path(onnx)
@@ -73,7 +74,7 @@ class Contender:
         called = time.perf_counter()
         result = self.loaded.call(self.feed)
         first = time.perf_counter()
-        worst = 0.0
+        worst, done = 0.0, True
 
         def call() -> None:
             nonlocal worst
@@ -84,7 +85,7 @@ class Contender:
         if self.case.suite == "startup":
             settled = first
         elif not self.case.trace:
-            self.loaded.settle(call)
+            done = self.loaded.settle(call, settle_s)
             settled = time.perf_counter()
             for _ in range(2):
                 call()
@@ -97,7 +98,7 @@ class Contender:
         outputs = self.folder / f"{self.name}.npz"
         np.savez(outputs, *self.loaded.arrays(result))
         return {"load_s": made - start, "first_s": (made - start) + (first - called), "settled_s": settled - start,
-                "worst_ms": worst * 1e3, "import_s": imported, "outputs": str(outputs), **self.work}
+                "settled": done, "worst_ms": worst * 1e3, "import_s": imported, "outputs": str(outputs), **self.work}
 
     def round(self, ms: float) -> dict[str, Any]:
         """Milliseconds a call."""

@@ -21,7 +21,7 @@ COLD_S = 5.0
 PARTS = {"cold_ms": f"the first {COLD_S:g} s", "warm_ms": "the last third"}
 """Parts of a stream that are told apart, in `Record.extra`: a mean hides how one starts and how fast one gets."""
 
-Status = Literal["ok", "absent", "wrong", "crashed"]
+Status = Literal["ok", "absent", "wrong", "crashed", "late"]
 
 
 @dataclass(slots=True)

@@ -38,6 +38,8 @@ def case_lines(records: Sequence[Record]) -> list[str]:
             cells += "".join(f"; {_part(r, part, records)} in {words}" for part, words in PARTS.items() if part in r.extra)
         if r.suite == "compile":  # who compiles beside the traffic and who makes it wait
             cells += f"  the longest wait of a call {max(r.extra['first_s'] * 1e3, r.extra['worst_ms']):.0f} ms"
+        if not r.extra.get("settled", True):
+            cells += "  still compiling"
         if r.error:
             cells += f"  error {r.error:.0e}"
         out.append(cells)

@@ -22,21 +22,28 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.side.budget import LEAST_ROUNDS, LOAD_S, Clock, allowance, starts
 from benchmarks.side.cases import Case
 from benchmarks.side.contenders import PACKAGES
-from benchmarks.side.records import OURS, PER_REQUEST, Record, finish, parts
+from benchmarks.side.records import PER_REQUEST, Record, finish, parts
 from benchmarks.side.stats import of_blocks
 from hotfuse.machine.peaks import Peaks
 
 RTOL = 1e-4
 TURN_MS = 20.0
-LOAD_S, MIN_LOAD_S, TURN_S = 150.0, 10.0, 60.0
+ANSWER_S = 60.0
+SETTLING = 0.75
+"""Of the time to get ready, for what compiles beside calls: the calls themselves have to end too."""
 ROOT = Path(__file__).resolve().parents[2]
 Say = Callable[[str], None]
 
 
 class Gone(Exception):
-    """A contender's process ended, or does not answer."""
+    """A contender's process ended."""
+
+
+class Late(Gone):
+    """It does not answer in the time it was given; it is ended."""
 
 
 class Process:
@@ -68,7 +75,7 @@ class Process:
         ready, _, _ = select.select([self.child.stdout], [], [], limit_s)
         if not ready:
             self.close()
-            raise Gone(f"no answer after {limit_s:g} s")
+            raise Late(f"no answer after {limit_s:.0f} s")
         line = self.child.stdout.readline()
         if not line:
             raise Gone(self.ended())
@@ -134,17 +141,13 @@ class Table:
     """One case: its contenders' processes and what became of them."""
 
     def __init__(self, case: Case, threads: int, contenders: Sequence[str], *, rounds: int, seconds: float, say: Say,
-                 peaks: Peaks | None = None, limit_s: float = LOAD_S) -> None:  # fmt: skip
+                 peaks: Peaks | None = None, limit_s: float = LOAD_S, clock: Clock = time.monotonic) -> None:  # fmt: skip
         self.case, self.threads, self.rounds, self.seconds, self.say, self.peaks = case, threads, rounds, seconds, say, peaks
         self.records = {n: Record(case.suite, case.name, n, threads) for n in contenders}
         self.processes: dict[str, Process] = {}
         self.answers: dict[str, dict[str, Any]] = {}
         self.onnx: Path | None = None
-        self.ends = time.monotonic() + limit_s
-
-    def _left(self) -> float:
-        """Seconds that a contender may take to get ready."""
-        return min(LOAD_S, max(MIN_LOAD_S, self.ends - time.monotonic()))
+        self.time = allowance(case, contenders, limit_s, rounds, seconds, clock)
 
     def measure(self) -> list[Record]:
         """Everything: load, compare, take turns, ask what served."""
@@ -166,12 +169,12 @@ class Table:
             return
         self._prepare(list(self.records), folder)
         self._export(exporting)
-        for name in list(self.processes):
-            self._load(name)
+        for i, name in enumerate(waiting := list(self.processes)):
+            self._load(name, behind=len(waiting) - 1 - i)
         self._compare()
         (self._serve if self.case.trace else self._rounds)()
         for name in list(self.processes):
-            if (answer := self._ask(name, TURN_S, do="about")) is not None:
+            if (answer := self._ask(name, ANSWER_S, do="about")) is not None:
                 self.records[name].extra |= answer
 
     # --- processes
@@ -194,7 +197,7 @@ class Table:
         if process is None:
             return
         try:
-            answer = process.answer(self._left())
+            answer = process.answer(self.time.to_prepare())
             if "path" in answer:
                 self.onnx = Path(answer["path"])
             else:
@@ -213,12 +216,15 @@ class Table:
                 self.processes[name] = self._start(name, folder)
                 self.processes[name].begin(do="prepare")
         for name in [n for n in names if n in self.processes]:
-            self._took(name, self._left())
+            self._took(name, self.time.to_prepare())
 
-    def _load(self, name: str) -> None:
-        if (answer := self._ask(name, self._left(), do="load", onnx=str(self.onnx) if self.onnx else None)) is not None:
+    def _load(self, name: str, behind: int) -> None:
+        """Ready to be timed. Who compiles beside its calls is told when to come as it is; others are ended then."""
+        limit = self.time.to_load(behind)
+        onnx = str(self.onnx) if self.onnx else None
+        if (answer := self._ask(name, limit, do="load", onnx=onnx, settle_s=limit * SETTLING)) is not None:
             self.answers[name] = answer
-            kept = ("import_s", "load_s", "first_s", "settled_s", "worst_ms", "flops", "bytes")
+            kept = ("import_s", "load_s", "first_s", "settled_s", "settled", "worst_ms", "flops", "bytes")
             self.records[name].extra |= {k: answer[k] for k in kept if k in answer}
 
     def _ask(self, name: str, limit_s: float, **command: Any) -> dict[str, Any] | None:
@@ -233,6 +239,9 @@ class Table:
         """The answer to what was asked; none, and the contender is out, where it cannot take part or is gone."""
         try:
             answer = self.processes[name].answer(limit_s)
+        except Late as e:
+            self._out(name, "late", str(e))
+            return None
         except Gone as e:
             self._out(name, "crashed", str(e))
             return None
@@ -264,12 +273,14 @@ class Table:
                 self._out(name, "wrong", f"answers differ from {reference}'s by {error:.1e}")
 
     def _rounds(self) -> None:
-        for i in range(self.rounds + 1):
+        i, began, last_s = 0, self.time.clock(), 0.0
+        while i <= self.rounds and self.time.another(i - 1, LEAST_ROUNDS, last_s):
             names = list(self.processes)
             for name in names if i % 2 else reversed(names):
-                answer = self._ask(name, TURN_S, do="round", ms=TURN_MS)
+                answer = self._ask(name, ANSWER_S, do="round", ms=TURN_MS)
                 if answer is not None and i:  # the first round wakes everybody up
                     self.records[name].times.append(answer["ms"])
+            i, began, last_s = i + 1, (now := self.time.clock()), now - began
 
     def _serve(self) -> None:
         """Slices of traffic in turns. Loading and the first call are part of the serving time: a user waits for them."""
@@ -297,17 +308,21 @@ class Table:
     def _starts(self, folder: Path, exporting: Process | None) -> None:
         """First results, or the time until the best serves: every sample is a fresh process with nothing kept."""
         figure = "first_s" if self.case.suite == "startup" else "settled_s"
-        for i in range(max(1, min(3, self.rounds // 5))):
+        i, began, last_s = 0, self.time.clock(), 0.0
+        while i < starts(self.rounds) and self.time.another(i, 1, last_s):
             fresh = folder / f"{i}"
             fresh.mkdir(exist_ok=True)
             self._prepare([n for n, record in self.records.items() if record.status == "ok"], fresh)
             if i == 0:
                 self._export(exporting)
-            for name in list(self.processes):
-                self._load(name)
-                if name in self.processes:
+            for j, name in enumerate(waiting := list(self.processes)):
+                self._load(name, behind=len(waiting) - 1 - j)
+                if name in self.processes and figure == "settled_s" and not self.answers[name].get("settled", True):
+                    self._out(name, "late", f"still compiling after {self.answers[name]['settled_s']:.0f} s")
+                elif name in self.processes:
                     self.records[name].times.append(self.answers[name][figure] * 1e3)
                     self.processes.pop(name).close()
+            i, began, last_s = i + 1, (now := self.time.clock()), now - began
 
     def _roofline(self, records: Sequence[Record]) -> None:
         work = next((r.extra for r in records if "flops" in r.extra), None)
@@ -328,8 +343,3 @@ def roof_ms(peaks: Peaks, flops: float, moved: float, threads: int) -> float | N
     if not rate or not width:
         return None
     return max(flops / rate, moved / width) * 1e3
-
-
-def not_measured(case: Case, threads: int, why: str) -> list[Record]:
-    """A case that was left out is a line that says so."""
-    return [Record(case.suite, case.name, OURS, threads, "absent", why)]
