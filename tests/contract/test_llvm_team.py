@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 
 import numpy as np
 import pytest
 import torch
 
-from hotfuse.backends.llvm import emit, parallel, scratch, team
+from hotfuse.backends.llvm import emit, gather, parallel, scratch, team
 from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.jit import load_object
-from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text
+from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
 from hotfuse.backends.llvm.target import Target, cross_neon, host
 from hotfuse.ir.dims import expr
 from hotfuse.ir.types import DType
@@ -63,12 +64,40 @@ def eager_teams(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_team_does_what_the_program_says(
     columns: int, threads: int, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(team, "SPINS", 50)  # threads without a core of their own get one soon
+    monkeypatch.setattr(gather, "SPINS", 50)  # whoever has no core of its own gets one soon, as the others sleep
     kernel = mixing(columns)
     assert team.is_for_team(kernel.body) and bool(scratch.plan(kernel).common) == (columns > 100)
     rng = np.random.default_rng(columns + threads)
     for rounds in (0, 1, 5) if columns < 100 else (1,):
         check(kernel, {"x": numbers(rng, F32, (columns,), True)}, {"rounds": rounds}, target, threads=threads)
+
+
+@pytest.mark.usefixtures("eager_teams")
+@pytest.mark.parametrize("spins", [0, 50], ids=["at once", "soon"])
+def test_a_team_goes_on_where_others_want_its_cores(spins: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More threads than cores, from two callers at a time: whoever waits sleeps, and every sleeper is woken."""
+    monkeypatch.setattr(gather, "SPINS", spins)
+    kernel = mixing(7)
+    native = load_kernel(compile_kernel(kernel))
+    x = torch.randn(7)
+    alone = torch.zeros(7)
+    native([x, alone], (40,), 1)
+    results = [torch.zeros(7) for _ in range(2)]
+    wrong: list[str] = []
+
+    def call(own: torch.Tensor) -> None:
+        for n in range(12):
+            own.zero_()
+            native([x, own], (40,), 2 + n % 4)
+            if not torch.equal(own, alone):
+                wrong.append(f"call {n}: {own} for {alone}")
+
+    callers = [threading.Thread(target=call, args=(own,)) for own in results]
+    for c in callers:
+        c.start()
+    for c in callers:
+        c.join()
+    assert not wrong
 
 
 def forks(kernel: Kernel, rounds: int, threads: int) -> list[int]:
@@ -122,7 +151,7 @@ def test_what_no_team_can_run() -> None:
 def test_waiting_on_other_targets() -> None:
     assert "yield" in assembly_text(mixing(7), cross_neon())
     if host().triple.startswith("x86"):
-        assert "pause" in assembly_text(mixing(7)) and "sched_yield" in llvm_text(mixing(7))
+        assert "pause" in assembly_text(mixing(7)) and gather.WAIT in llvm_text(mixing(7))
 
 
 def test_work_is_reckoned_in_the_middle_of_a_loop() -> None:

@@ -1,9 +1,9 @@
 """Parallel loops: an outlined body, run by the OpenMP runtime that torch has loaded.
 
 Using torch's own thread pool means that our threads and torch's never compete, and that `torch.set_num_threads` holds for
-both. A kernel refers to `GOMP_parallel` and two queries by name; their addresses are bound when the code is loaded. Where
-there is no such runtime, they are bound to functions that run everything on the calling thread, and `runtime().kind` says so.
-Threads that wait for each other inside a kernel (`team`) offer their core to others by the system's `sched_yield`.
+both. A kernel refers to `GOMP_parallel` and two queries by name; their addresses are bound when the code is loaded: the fork to
+one that sees to it that each thread has a core of its own (`gather`). Where there is no such runtime, they are bound to functions
+that run everything on the calling thread, and `runtime().kind` says so.
 """
 
 from __future__ import annotations
@@ -14,34 +14,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hotfuse.backends.llvm import gather
+from hotfuse.backends.llvm.gather import Gathered, gathered
 from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.target import host
 from hotfuse.ir.dims import Dim, expr, substitute, symbols
 from hotfuse.tile.program import Instr, Loop, Stmt, Tile, TileType, When
 
-_OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-SYMBOLS = (*_OPENMP, "sched_yield")
+_OPENMP = (gather.FORK, "omp_get_thread_num", "omp_get_num_threads")
+SYMBOLS = (*_OPENMP, gather.WAIT, gather.WAKE)
 WORK_PER_THREAD = 1 << 15
 """Vector operations that one more thread must have to do: some ten microseconds, about what waking it costs at worst."""
 AWAKE_WORK = 1 << 12
 """The same where the loop before was parallel as well, so that threads are awake: about two microseconds."""
 MEETING_WORK = 1 << 11
 """The same where a team's threads are inside already and only meet: half a microsecond or more."""
-SERIAL_TEXT = """
-define void @GOMP_parallel(ptr %body, ptr %data, i32 %threads, i32 %flags) {
-  call void %body(ptr %data)
-  ret void
-}
+SERIAL_TEXT = (
+    gather.SERIAL_TEXT
+    + """
 define i32 @omp_get_thread_num() {
   ret i32 0
 }
 define i32 @omp_get_num_threads() {
   ret i32 1
 }
-define i32 @sched_yield() {
-  ret i32 0
-}
 """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,8 @@ class Runtime:
     symbols: Mapping[str, int]
     detail: str
     keep: Loaded | ctypes.CDLL | None = None
+    team: Gathered | None = None
+    """How threads come together; None where there is only one."""
 
 
 @functools.cache
@@ -62,12 +62,12 @@ def runtime() -> Runtime:
     for path in _candidates():
         try:
             library = ctypes.CDLL(path)
-            places = {**dict.fromkeys(_OPENMP, library), "sched_yield": ctypes.CDLL(None)}
-            found = {n: ctypes.cast(getattr(of, n), ctypes.c_void_p).value or 0 for n, of in places.items()}
+            found = {n: ctypes.cast(getattr(library, n), ctypes.c_void_p).value or 0 for n in _OPENMP}
         except (OSError, AttributeError) as e:
             tried.append(f"{path}: {e}")
             continue
-        return Runtime("gomp", found, path, library)
+        team = gathered(found)
+        return Runtime("gomp", {**found, **team.symbols}, path, library, team)
     loaded = load_object(compile_object(SERIAL_TEXT, host()).code, SYMBOLS)
     return Runtime(
         "serial", {n: loaded.address(n) for n in SYMBOLS}, "; ".join(tried) or "no OpenMP library is loaded", loaded

@@ -5,8 +5,8 @@
       for panel parallel                        every thread takes its part;      then all meet
 
 A fork and a join of the OpenMP runtime for every step cost a microsecond where threads are awake, and wait for a scheduler where
-one of them is not. Meeting is one counter that everybody adds to and looks at: a tenth of that. Who has looked for long lets
-others run in between, so a team that shares its cores with other load goes on.
+one of them is not. Meeting is one counter that everybody adds to and looks at: a tenth of that. Who has looked for long sleeps
+until the last one wakes it (`gather`), so a team that shares its cores with other load goes on.
 
 Only what lies in memory passes from one part to the next, so nothing may define or carry tiles around a parallel loop.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from hotfuse.backends.llvm import parallel
+from hotfuse.backends.llvm import gather, parallel
 from hotfuse.backends.llvm.code import Module
 from hotfuse.backends.llvm.control import Block, emit_when, launch, on_stack, part, serial, slot
 from hotfuse.backends.llvm.parallel import halfway, loop_work, trips
@@ -24,11 +24,6 @@ from hotfuse.backends.llvm.state import State
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.tile.program import Instr, Loop, LoopKind, Stmt, When
 
-SPINS = 1 << 7
-"""Looks at the counter before a thread offers its core to others, and between two offers: some microseconds. Where nobody wants
-the core an offer costs less than one; where the one that is waited for wants it, every further look is lost."""
-_PAUSES = {"x86": ("llvm.x86.sse2.pause", "", ""), "arm": ("llvm.aarch64.hint", "i32", "i32 1")}
-"""Per architecture, the instruction that says "waiting": its name, what it takes, what it is given."""
 _LINE = 128
 """Bytes that the counter has for itself: two lines, as neighbours are fetched in pairs."""
 Enter = Callable[[State, str, str], State]
@@ -127,7 +122,8 @@ def emit_team(s: State, stmts: Sequence[Stmt], block: Block, enter: Enter) -> No
     context = fn.alloca(f"[{counter + _LINE} x i8], align {_LINE}")
     for k, pointer in enumerate(slots):
         fn.do(f"store ptr {pointer}, ptr {slot(fn, context, 8 * k)}")
-    fn.do(f"store i64 0, ptr {slot(fn, context, counter)}")
+    for word in (0, 8):  # how many have come, how many sleep
+        fn.do(f"store i64 0, ptr {slot(fn, context, counter + word)}")
     launch(s, name, context, threads_for(stmts, fn.target.lanes))
     inner = enter(s, name, "ptr %context, i64 %thread, i64 %threads")
     with inner.fn.at(inner.fn.scopes[0]):
@@ -185,33 +181,39 @@ def _meeting(module: Module) -> str:
     name = "team.meeting"
     if name in module.defined:
         return name
-    pause, takes, given = _PAUSES["x86" if module.target.triple.startswith("x86") else "arm"]
-    module.declared.setdefault(pause, f"declare void @{pause}({takes})")
-    module.declared.setdefault("sched_yield", "declare i32 @sched_yield()")
+    declared, paused = gather.pause(module.target.triple)
+    module.declared.setdefault("pause", declared)
+    module.declared.setdefault(gather.WAIT, f"declare void @{gather.WAIT}(ptr, i64)")
+    module.declared.setdefault(gather.WAKE, f"declare void @{gather.WAKE}(ptr)")
     text = f"""
 define internal void @{name}(ptr %met, i64 %threads) #0 {{
 entry:
   %many = icmp ugt i64 %threads, 1
   br i1 %many, label %come, label %done
 come:
-  %before = atomicrmw add ptr %met, i64 1 acq_rel
+  %before = atomicrmw add ptr %met, i64 1 seq_cst
   %odd = urem i64 %before, %threads
   %even = sub i64 %before, %odd
   %all = add i64 %even, %threads
-  br label %look
+  %with.me = add i64 %before, 1
+  %last = icmp eq i64 %with.me, %all
+  br i1 %last, label %wake, label %look
+wake:
+  call void @{gather.WAKE}(ptr %met)
+  br label %done
 look:
-  %looks = phi i64 [0, %come], [%more, %wait], [0, %offer]
+  %looks = phi i64 [0, %come], [%more, %again]
   %now = load atomic i64, ptr %met acquire, align 8
   %there = icmp uge i64 %now, %all
-  br i1 %there, label %done, label %wait
-wait:
-  call void @{pause}({given})
+  br i1 %there, label %done, label %again
+again:
+  {paused}
   %more = add i64 %looks, 1
-  %long = icmp ugt i64 %more, {SPINS}
-  br i1 %long, label %offer, label %look
-offer:
-  %ignored = call i32 @sched_yield()
-  br label %look
+  %long = icmp ugt i64 %more, {gather.SPINS}
+  br i1 %long, label %wait, label %look
+wait:
+  call void @{gather.WAIT}(ptr %met, i64 %all)
+  br label %done
 done:
   ret void
 }}"""

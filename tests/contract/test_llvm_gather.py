@@ -1,0 +1,165 @@
+"""How threads of a fork come together: counts that are waited for, and a core for each."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+
+import pytest
+import torch  # loads the OpenMP runtime
+
+from hotfuse.backends.llvm import gather, parallel
+from hotfuse.backends.llvm.jit import assembly, compile_object, load_object
+from hotfuse.backends.llvm.target import cross_neon, host
+
+assert torch.get_num_threads() > 0
+BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+FORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+WAIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+WAKE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+pytestmark = pytest.mark.skipif(parallel.runtime().kind != "gomp", reason="there is no OpenMP runtime here")
+
+
+def fork(body: object, threads: int) -> None:
+    call = FORK(parallel.runtime().symbols[gather.FORK])
+    call(ctypes.cast(body, ctypes.c_void_p), None, threads, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_every_thread_runs_the_body_once(threads: int) -> None:
+    number = ctypes.CFUNCTYPE(ctypes.c_int)(parallel.runtime().symbols["omp_get_thread_num"])
+    ran: list[int] = []
+
+    @BODY
+    def body(_: int) -> None:
+        ran.append(number())
+
+    for _ in range(5):
+        ran.clear()
+        fork(body, threads)
+        assert sorted(ran) == list(range(threads))
+
+
+class System:
+    """A system on which every thread finds itself on core 0, may run on some cores, and has a clock that is set."""
+
+    def __init__(self, cores: set[int]) -> None:
+        self.cores, self.now_ns, self.moves = cores, 10**12, list[set[int]]()
+
+        @ctypes.CFUNCTYPE(ctypes.c_int)
+        def getcpu() -> int:
+            return 0
+
+        @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)
+        def getaffinity(_: int, size: int, at: int) -> int:
+            mask = (ctypes.c_uint64 * (size // 8)).from_address(at)
+            for w in range(size // 8):
+                mask[w] = sum(1 << (c % 64) for c in self.cores if c // 64 == w)
+            return 0
+
+        @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p)
+        def setaffinity(_: int, size: int, at: int) -> int:
+            mask = (ctypes.c_uint64 * (size // 8)).from_address(at)
+            self.moves.append({c for c in range(size * 8) if mask[c // 64] >> (c % 64) & 1})
+            return 0
+
+        @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
+        def gettime(_: int, at: int) -> int:
+            words = (ctypes.c_int64 * 2).from_address(at)
+            words[0], words[1] = divmod(self.now_ns, 10**9)
+            return 0
+
+        self._kept = {
+            "sched_getcpu": getcpu, "sched_getaffinity": getaffinity, "sched_setaffinity": setaffinity, "clock_gettime": gettime,
+        }  # fmt: skip
+        openmp = {n: library_symbol(n) for n in (gather.FORK, "omp_get_thread_num", "omp_get_num_threads")}
+        system = {n: ctypes.cast(f, ctypes.c_void_p).value or 0 for n, f in self._kept.items()}
+        self.team = gather.gathered(openmp, system)
+
+    def fork(self, threads: int) -> None:
+        @BODY
+        def body(_: int) -> None:
+            return None
+
+        FORK(self.team.symbols[gather.FORK])(ctypes.cast(body, ctypes.c_void_p), None, threads, 0)
+
+
+def library_symbol(name: str) -> int:
+    """A function of the OpenMP runtime itself."""
+    return ctypes.cast(getattr(ctypes.CDLL(parallel.runtime().detail), name), ctypes.c_void_p).value or 0
+
+
+def test_who_shares_a_core_moves_to_another_and_is_as_free_as_before() -> None:
+    system = System({0, 1, 70})
+    system.fork(2)
+    assert system.moves == [{1, 70}, {0, 1, 70}] and system.team.moved == 1
+    system.now_ns += gather.EVERY_NS - 1
+    system.fork(2)
+    assert system.team.moved == 1, "not so soon again"
+    system.now_ns += 1
+    system.fork(2)
+    assert system.team.moved == 2
+    system.now_ns += 10 * gather.EVERY_NS
+    system.fork(1)
+    assert system.team.moved == 2, "one thread has its core for itself"
+
+
+def test_where_every_core_is_taken_nobody_moves() -> None:
+    system = System({0})
+    system.fork(3)
+    assert system.moves == [] and system.team.moved == 0
+
+
+def test_threads_may_run_where_they_might_before() -> None:
+    allowed = os.sched_getaffinity(0)
+    masks: list[set[int]] = []
+
+    @BODY
+    def body(_: int) -> None:
+        masks.append(os.sched_getaffinity(0))
+
+    for _ in range(20):
+        fork(body, 3)
+    assert len(masks) == 60 and all(m == allowed for m in masks)
+
+
+def test_a_waiting_thread_sleeps_until_the_count_is_there() -> None:
+    symbols = parallel.runtime().symbols
+    wait, wake = WAIT(symbols[gather.WAIT]), WAKE(symbols[gather.WAKE])
+    words = (ctypes.c_int64 * 2)(0, 0)
+    at = ctypes.addressof(words)
+    waiters = [threading.Thread(target=wait, args=(at, 3), daemon=True) for _ in range(4)]
+    for w in waiters:
+        w.start()
+    for n in (1, 2, 3):
+        words[0] = n
+        wake(at)
+        while n == 3 and any(w.is_alive() for w in waiters):
+            wake(
+                at
+            )  # the count above is no atomic addition, so that one may have looked at the old one and not yet slept
+    for w in waiters:
+        w.join()
+    assert list(words) == [3, 0], "nobody is counted as asleep any more"
+    wait(at, 3)
+
+
+def test_the_code_of_other_processors() -> None:
+    neon = cross_neon()
+    assert "yield" in assembly(gather.text(neon.triple), neon)
+
+
+def test_one_thread_where_there_is_no_runtime() -> None:
+    code = load_object(compile_object(parallel.SERIAL_TEXT, host()).code, parallel.SYMBOLS)
+    ran: list[int] = []
+
+    @BODY
+    def body(_: int) -> None:
+        ran.append(1)
+
+    FORK(code.address(gather.FORK))(ctypes.cast(body, ctypes.c_void_p), None, 4, 0)
+    assert ran == [1]
+    words = (ctypes.c_int64 * 2)(0, 0)
+    WAIT(code.address(gather.WAIT))(ctypes.addressof(words), 1)
