@@ -239,6 +239,23 @@ def test_steps_to_and_fro(layer: Layer, short: bool, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
+    ("layer", "shared"),
+    [
+        (Layer("lstm", 64, 64, 100, 1), 0),
+        (Layer("gru", 64, 64, 100, 1), 0),
+        (Layer("lstm", 256, 64, 100, 1), 1),
+        (Layer("lstm", 256, 256, 100, 1), 2),
+        (Layer("lstm", 128, 128, 100, 8), 1),
+    ],
+    ids=["short steps", "short steps, gru", "wide inputs", "long steps", "blocks of rows"],
+)
+def test_what_threads_share(layer: Layer, shared: int) -> None:
+    """Inputs' products, and those of steps: neither where a step is short; blocks of rows are shared from end to end."""
+    lowered = lower(layer.graph(dict(layer.module.named_parameters())), CORES["avx512"])
+    assert show(lowered.kernel).count(" parallel") == shared
+
+
+@pytest.mark.parametrize(
     "layer", [Layer("lstm", 5, 18, 2, 2, both=True, symbolic=True), Layer("gru", 5, 18, 2, 2, symbolic=True)], ids=str
 )
 def test_one_kernel_serves_every_length_and_batch(layer: Layer) -> None:

@@ -43,6 +43,10 @@ SHARED_ROWS = 48
 STEP_WORK = 1 << 13
 """Fewest multiply-adds of vectors in a step that threads share: a microsecond of each of two. Less is little gained, and much lost
 where a thread has to be waited for at every step."""
+WIDE = 4
+"""How many times wider than the state inputs must be for threads to share their products where they do not share the steps: else a
+second thread would wait through all steps for a small part of the whole.
+"""
 USUAL_ROWS = 8
 """What a batch of unknown size is taken for where only speed depends on it."""
 
@@ -253,7 +257,7 @@ class _Writer:
         m = expr("*", steps, self.height)
         p = Product(lambda row, k, h: b.load(self.xs, (row, k), (h, 1)), weights.wi, m, weights.inputs, self.panels, t)
         biases = [weights.bi, weights.bh] if self.job.cell == "lstm" else [weights.bi]
-        with self.each_panel() as panel:
+        with self.each_panel(self.shares_steps or weights.inputs >= WIDE * self.job.hidden) as panel:
             bias = self._bias(biases, panel)
 
             def tile(row: Dim, height: int) -> None:
@@ -264,16 +268,17 @@ class _Writer:
             self._tiles(m, tile)
 
     @contextlib.contextmanager
-    def each_panel(self) -> Generator[Dim]:
-        """The panels, one after the other or shared among threads."""
-        with self.b.parallel("panel", self.panels) if self.by_panel else self.b.loop("panel", 0, self.panels) as panel:
+    def each_panel(self, shared: bool) -> Generator[Dim]:
+        """The panels, shared among threads where threads share panels and it pays, or one after the other."""
+        shared = shared and self.by_panel
+        with self.b.parallel("panel", self.panels) if shared else self.b.loop("panel", 0, self.panels) as panel:
             yield panel.var
 
     @contextlib.contextmanager
     def to_and_fro(self, parity: Dim) -> Generator[Dim]:
         """The panels of a step: shared among threads in one order, or else from the first to the last and back in turns."""
         if self.shares_steps:
-            with self.each_panel() as panel:
+            with self.each_panel(True) as panel:
                 yield panel
             return
         with self.b.loop("panel", 0, self.panels) as panel:
