@@ -4,7 +4,8 @@
 
 Contenders take turns in short bursts: the torch module, ONNX Runtime (results bound to memory once, its fastest way), and our
 plan, called with tensors and giving new ones. All get input and initial states and give all outputs. With several threads each
-turn begins with a pause, in which the threads of whoever came before stop spinning, and a call that is not counted. Ratios above
+turn begins with a rest until the threads of whoever came before have stopped spinning (the process uses no processor time: ONNX
+Runtime's look for work for tens of milliseconds, on a core that the next one needs), and a call that is not counted. Ratios above
 1 mean that ours is faster; `low` compares the best tenth of the bursts, which other load disturbs least, `least` the shortest
 ones. `gflops` is what ours reaches. Cells are kept (`benchmarks.cells`): with `--seconds` the grid is measured in slices.
 """
@@ -38,7 +39,8 @@ HIDDEN, STEPS, BATCHES = (64, 128, 256, 512), (1, 16, 100), (1, 8)
 _MODULES: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
 _ORDER = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
 """Where ONNX's gates are among torch's."""
-REST_S = 0.01
+REST_S, LONGEST_REST_S, QUIET = 0.005, 0.3, 0.1
+"""With several threads: a piece of rest, the most that is rested, and the share of a piece that the process may still compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +137,24 @@ def contenders(job: Job, threads: int) -> tuple[dict[str, Callable[[], Any]], Se
     return calls, plan
 
 
+def rest() -> None:
+    """Sleep until no thread of this process computes."""
+    end = time.monotonic() + LONGEST_REST_S
+    while time.monotonic() < end:
+        begun, used = time.monotonic(), time.process_time()
+        time.sleep(REST_S)
+        if time.process_time() - used < QUIET * (time.monotonic() - begun):
+            return
+
+
 def turns(
-    calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float], rest_s: float
+    calls: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float], several: bool
 ) -> dict[str, list[float]]:
     """Seconds per call, burst by burst."""
     inner: dict[str, int] = {}
     for name, call in calls.items():
+        if several:
+            rest()
         call()
         start = clock()
         call()
@@ -149,8 +163,8 @@ def turns(
     for i in range(rounds):
         for name in list(calls) if i % 2 == 0 else list(calls)[::-1]:
             call, count = calls[name], inner[name]
-            if rest_s:
-                time.sleep(rest_s)
+            if several:
+                rest()
                 call()
             start = clock()
             for _ in range(count):
@@ -163,7 +177,7 @@ def measured(job: Job, threads: int, rounds: int, clock: Callable[[], float]) ->
     """One cell of the grid."""
     torch.set_num_threads(threads)
     calls, plan = contenders(job, threads)
-    times = turns(calls, rounds, clock, REST_S if threads > 1 else 0.0)
+    times = turns(calls, rounds, clock, threads > 1)
     picks: dict[str, Callable[[list[float]], float]] = {"median": statistics.median, "low": low, "least": min}
     micro = {label: {n: round(pick(t) * 1e6, 2) for n, t in times.items()} for label, pick in picks.items()}
     ratios = {
