@@ -11,6 +11,9 @@ the lesser of its kernel's and the library's time, as trials would have it; `alw
     models     whole models of the zoo, none of which calibration knows: the sum of their pieces
     planning   the time to plan BERT-base
 
+A plan is worse than another where it takes longer by more than two standard errors: those of the labels of the pieces in which the
+two differ, since what both have was measured once.
+
 `predicted` is the engine's plan as it comes, `engine` what is deployed after its pieces were measured. Predictions come from the
 performance model in the folder (benchmarks.hpm leaves one there), else from the one in the profile store, else from roofs
 (`--roofline`: in any case). What is done lies in the folder: `--budget` ends a run after so many seconds, the same command goes on.
@@ -25,6 +28,7 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +65,8 @@ from hotfuse.simplify import simplify
 
 MAX_EXHAUSTIVE = 9
 """Nodes of a graph of which all cuts are measured."""
+SURE = 2.0
+"""Standard errors by which a plan must lose before it is called worse."""
 MODELS = ("bert-base", "vit-base", "resnet-50", "gpt2")
 Plan = Sequence[tuple[int, ...]]
 
@@ -98,12 +104,25 @@ class Pieces:
                 if seconds > 0:
                     self.times[w.problem, w.tag == "kernel", turn] = float(seconds)
 
-    def time(self, index: Index, nodes: Sequence[int], turn: int, *, always: bool = False) -> float:
-        """Seconds of a piece: its kernel's or the library's, whichever label 0 prefers."""
+    def chosen(self, index: Index, nodes: Sequence[int], *, always: bool = False) -> tuple[str, bool]:
+        """A piece as its kernel or by the library, whichever label 0 prefers."""
         key = self.key(index, nodes)
         own, library = self.times.get((key, True, 0)), self.times.get((key, False, 0))
-        kernel = own is not None and (always or library is None or own <= library)
-        return self.times.get((key, kernel, turn), 0.0)
+        return key, own is not None and (always or library is None or own <= library)
+
+    def time(self, index: Index, nodes: Sequence[int], turn: int, *, always: bool = False) -> float:
+        """Seconds of a piece."""
+        return self.times.get((*self.chosen(index, nodes, always=always), turn), 0.0)
+
+    def uncertain(self, one: Counter[tuple[str, bool]], two: Counter[tuple[str, bool]]) -> float:
+        """The standard error, in seconds, of the difference of two plans: how far labels of the pieces in which they differ lie
+        apart; pieces that both have cancel.
+        """
+        total = 0.0
+        for piece in {*one, *two}:
+            first, second = (self.times.get((*piece, turn), 0.0) for turn in (0, 1))
+            total += (one[piece] - two[piece]) ** 2 * (first - second) ** 2 / 2
+        return total**0.5
 
     def plan(self, index: Index, plan: Plan, turn: int, *, always: bool = False) -> float:
         """Seconds of a plan."""
@@ -166,14 +185,21 @@ class Times4:
     always: float
     predicted: float
     engine: float
+    none_error: float
+    """Standard errors of engine less none, and of engine less always."""
+    always_error: float
 
 
 def judged(p: Problem, pieces: Pieces) -> Times4:
     """The engine deploys what its trials found fastest: its plan, or one of the two it must not lose to."""
     three = [(p.engine_index, p.engine), (p.index, p.none), (p.index, p.always)]
     index, plan = min(three, key=lambda t: pieces.plan(*t, 0))
+    made = Counter(pieces.chosen(index, nodes) for nodes in plan)
+    none = Counter(pieces.chosen(p.index, nodes) for nodes in p.none)
+    always = Counter(pieces.chosen(p.index, nodes, always=True) for nodes in p.always)
     return Times4(pieces.plan(p.index, p.none, 1), pieces.plan(p.index, p.always, 1, always=True),
-                  pieces.plan(p.engine_index, p.engine, 1), pieces.plan(index, plan, 1))  # fmt: skip
+                  pieces.plan(p.engine_index, p.engine, 1), pieces.plan(index, plan, 1), pieces.uncertain(made, none),
+                  pieces.uncertain(made, always))  # fmt: skip
 
 
 # --- predicting ----------------------------------------------------------------------------------------------------------------
@@ -271,6 +297,7 @@ def report(found: Cases, pieces: Pieces) -> dict[str, Any]:
     near: dict[str, list[float]] = {"vs_exhaustive": [], "predicted_vs_exhaustive": []}
     ratios: dict[str, list[float]] = {"vs_no_fusion": [], "vs_always_fuse": [], "predicted_vs_no_fusion": [],
                                       "predicted_vs_always_fuse": []}  # fmt: skip
+    worse: list[str] = []
     for p in (*found.blocks, *found.models):
         t = judged(p, pieces)
         for name, value in (
@@ -280,7 +307,14 @@ def report(found: Cases, pieces: Pieces) -> dict[str, Any]:
             ("predicted_vs_always_fuse", t.always / t.predicted),
         ):
             ratios[name].append(value)
+        for name, slower, error in (
+            ("no fusion", t.engine - t.none, t.none_error),
+            ("always fusing", t.engine - t.always, t.always_error),
+        ):
+            if slower > SURE * error:
+                worse.append(f"{p.name} than {name} by {slower / t.engine:.2%} (error {error / t.engine:.2%})")
         shown = "  ".join(f"{n} {v[-1]:.3f}" for n, v in ratios.items())
+        shown += f"  errors {t.none_error / t.engine:.2%}, {t.always_error / t.engine:.2%}"
         if p.cuts:
             ideal = pieces.plan(p.index, min(p.cuts, key=lambda c: pieces.plan(p.index, c, 0)), 1)
             near["vs_exhaustive"].append(t.engine / ideal)
@@ -289,13 +323,14 @@ def report(found: Cases, pieces: Pieces) -> dict[str, Any]:
                 f"  vs_exhaustive {t.engine / ideal:.3f} (predicted {t.predicted / ideal:.3f}) of {len(p.cuts)} cuts"
             )
         print(f"{p.name:24} engine {t.engine * 1e6:8.1f} us  {shown}", flush=True)
+    print(f"worse beyond {SURE:g} standard errors: " + ("; ".join(worse) or "nothing"))
     mean = {n: {f: round(sum(v) / len(v), 5) for f, v in by.items()} for n, by in lost.items()}
     return {
         "regret_by_family": mean["engine"], "regret_predicted_by_family": mean["predicted"],
         "regret_always_by_family": mean["always"], "regret_none_by_family": mean["none"],
         **{n: geomean(v) for n, v in (*ratios.items(), *near.items())}, "worst_vs_no_fusion": min(ratios["vs_no_fusion"]),
         "worst_vs_always_fuse": min(ratios["vs_always_fuse"]), "worst_vs_exhaustive": max(near["vs_exhaustive"]),
-        "worst_predicted_vs_exhaustive": max(near["predicted_vs_exhaustive"]), "pieces": len(pieces.works),
+        "worst_predicted_vs_exhaustive": max(near["predicted_vs_exhaustive"]), "worse": worse, "pieces": len(pieces.works),
     }  # fmt: skip
 
 

@@ -89,6 +89,35 @@ BLOCKS: dict[str, tuple[str, Sizes]] = {
 }  # fmt: skip
 """Small graphs of which every cut is measured."""
 
+_WIDE = (
+    '  param %w: f32[D, C] = "w"',
+    '  param %u: f32[C, D] = "u"',
+    '  param %g: f32[C] = "g"',
+    '  param %b: f32[C] = "b"',
+)
+_HELD = 40
+KINDS: dict[str, dict[str, tuple[str, Sizes]]] = {
+    "tiling": {
+        "mlp": (_chain(("aten.linear.default(%x, %w, None)", "f32[R, D]"), "aten.linear.default(%v0, %u, None)", params=_WIDE[:2]),
+                [{"R": 2048, "C": 128, "D": 512}, {"R": 2048, "C": 64, "D": 512}, {"R": 4096, "C": 64, "D": 256}]),
+        "norm, head": (_chain("aten.layer_norm.default(%x, [C], %g, %b, 1e-05)",
+                              ("aten.linear.default(%v0, %w, None)", "f32[R, D]"), params=(_WIDE[0], *_WIDE[2:])),
+                       [{"R": 1024, "C": 768, "D": 16}, {"R": 1280, "C": 768, "D": 64}]),
+        "softmax, values": (_chain("aten.softmax.int(%x, -1)", ("aten.linear.default(%v0, %w, None)", "f32[R, D]"),
+                                   params=_WIDE[:1]), [{"R": 1024, "C": 1024, "D": 64}]),
+    },
+    "split": {
+        # a polynomial of many terms that are all needed at the end: more values at once than registers
+        "many terms": (_chain(*(f"aten.mul.Tensor(%x, {i + 1}.5)" for i in range(_HELD)),
+                              *(f"aten.mul.Tensor(%{f'v{_HELD + i - 1}' if i else 'x'}, %v{i})" for i in range(_HELD))),
+                       [{"R": 64, "C": 512}, {"R": 1024, "C": 1024}]),
+        "functions, norm": (_chain("aten.gelu.default(%x)", "aten.tanh.default(%v0)", "aten.mul.Tensor(%v1, %x)",
+                                   "aten.layer_norm.default(%v2, [C], %g, %b, 1e-05)", "aten.sigmoid.default(%v3)",
+                                   params=_WIDE[2:]), [{"R": 512, "C": 768}]),
+    },
+}  # fmt: skip
+"""Graphs that call for blocks of rows, or for a kernel to be split (`benchmarks.fusion_kinds`)."""
+
 
 def graph_of(text: str, sizes: Mapping[str, int]) -> Graph:
     """A graph of numbers, in the form that grouping sees."""

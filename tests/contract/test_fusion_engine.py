@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.fusion_cases import KINDS, graph_of
 from hotfuse.analysis.resources import Peaks
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.cli.costs import costs
@@ -527,6 +528,34 @@ def test_without_a_model_only_what_measured_faster_is_taken() -> None:
     assert any("leave prologue" in line and "measured 20.0 us, what there is 10.0" in line for line in said)
     noise, _, _ = gated(INTO, {"s0": 64}, lambda old, new: (1e-5, 0.995e-5))
     assert len(noise) == before, "hardly better is not better"
+
+
+@pytest.mark.parametrize("kind", [Kind.TILING, Kind.SPLIT])
+def test_blocks_and_splits_are_offered_priced_and_taken_where_they_measured_faster(kind: Kind) -> None:
+    """Whatever roofs think of them: what they think is only what makes them worth a look."""
+    cases = KINDS[kind.value]
+    text, (sizes, *_) = next(iter(cases.values()))
+    graph = graph_of(text, sizes)
+    whole = (Group(tuple(range(len(graph.nodes))), "rows"),)
+    asked: list[int] = []
+
+    def verdict(saved: float) -> Callable[[Sequence[Side], Sequence[Side]], tuple[str, float]]:
+        def contest(old: Sequence[Side], new: Sequence[Side]) -> tuple[str, float]:
+            asked.append(len(new))
+            return "" if saved > 0 else "it measured slower", saved
+
+        return contest
+
+    for saved in (1e-4, -1e-4):
+        ready = engine(kinds=frozenset({kind}), contest=verdict(saved))
+        ready.predict = Prefers("aten.slice.Tensor", "aten.cat.default") if kind is Kind.TILING else Prefers(power=2.0)
+        asked.clear()
+        found = ready.plan(graph, apart(graph, group(graph)) if kind is Kind.TILING else whole, {})
+        assert asked and min(asked) > 1, "several kernels for what there is"
+        assert bool(taken(found, kind)) is (saved > 0)
+        assert all(c.before.known and c.after.known for c in choices(found, kind) if c.gain.mean)
+        if saved < 0:
+            assert any("measured slower" in c.because for c in choices(found, kind))
 
 
 def test_what_comes_too_late_to_be_measured_is_left() -> None:

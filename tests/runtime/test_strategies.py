@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 import hotfuse
 import hotfuse.runtime.improve as improve_module
 from hotfuse import Settings
-from hotfuse.base.events import Why
+from hotfuse.base.events import Action, Why
 from hotfuse.compile import recall, stored
 from hotfuse.compile.contest import Contest
 from hotfuse.compile.stored import STRATEGIES, Place
@@ -21,7 +22,7 @@ from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Ledger, Strategy, Trie
 from hotfuse.runtime.examine import Examiner
 from hotfuse.runtime.findings import Finding
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.race import Trial, race
 from hotfuse.runtime.site import Entry
 from hotfuse.tile.program import Loop, LoopKind, Stmt, When
 from tests.runtime.test_layouts import Rows, moved
@@ -68,7 +69,10 @@ def only(ledger: Ledger, bound: Bottleneck, strategy: Strategy) -> None:
 
 def parallel(plan: Plan) -> list[str]:
     def any_in(stmts: tuple[Stmt, ...]) -> bool:
-        return any(isinstance(s, Loop | When) and (getattr(s, "kind", None) is LoopKind.PARALLEL or any_in(s.body)) for s in stmts)
+        return any(
+            isinstance(s, Loop | When) and (getattr(s, "kind", None) is LoopKind.PARALLEL or any_in(s.body))
+            for s in stmts
+        )
 
     return [k.name for k in plan.kernels.values() if any_in(k.body)]
 
@@ -85,7 +89,9 @@ def addressed(
         (own,) = recall._recalls.values()  # pyright: ignore[reportPrivateUsage]
         only(own.ledger, bound, strategy)
         slowest = next(i for i, a in enumerate(before.artifacts) if a.backend == "llvm")
-        entry.findings = (Finding(1, slowest, f"tier 1 partition {slowest}", "", 50.0, 0.9, bound, "", 48.0, 0, EVIDENCE),)
+        entry.findings = (
+            Finding(1, slowest, f"tier 1 partition {slowest}", "", 50.0, 0.9, bound, "", 48.0, 0, EVIDENCE),
+        )
         for _ in range(600):
             fast(x)
             if entry.plan is not before:
@@ -143,3 +149,59 @@ def test_what_came_of_an_attempt_is_there_for_the_next_process(tmp_path: Path) -
     later = recall.Recall()
     later.begin(state)
     assert later.ledger.promise(Bottleneck.COMPUTE, Strategy.LIBRARY) > Tried().promise
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "bound", "strategy"),
+    [
+        (Deep, (300, 48), Bottleneck.COMPUTE, Strategy.LIBRARY),
+        (Deep, (300, 48), Bottleneck.LATENCY, Strategy.THREADS),
+        (Rows, (2, 6, 9, 17), Bottleneck.L1, Strategy.LAYOUT),
+    ],
+)
+def test_what_the_real_race_measured_decides_and_is_learned(
+    model: type[nn.Module],
+    shape: tuple[int, ...],
+    bound: Bottleneck,
+    strategy: Strategy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever wins: the plan that serves, the decision and the ledger all follow the figures of one trial."""
+    monkeypatch.setattr(Contest, "_measured", lambda *_a: (4e-6, 3e-6))  # of layouts, both are built
+    trials: list[Trial] = []
+
+    def recorded(*a: Any, **k: Any) -> Trial:
+        trials.append(race(*a, **k))
+        return trials[-1]
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch.no_grad():
+            x = torch.randn(shape)
+            fast, entry = served(model().eval(), x, Settings(capture="inline", hot_calls=2, race_s=0.2))
+            before = entry.plan
+            monkeypatch.setattr(improve_module, "race", recorded)
+            (own,) = recall._recalls.values()  # pyright: ignore[reportPrivateUsage]
+            only(own.ledger, bound, strategy)
+            slowest = next(i for i, a in enumerate(before.artifacts) if a.backend == "llvm")
+            entry.findings = (
+                Finding(1, slowest, f"tier 1 partition {slowest}", "", 50.0, 0.9, bound, "", 48.0, 0, EVIDENCE),
+            )
+            log = fast._engine.log  # pyright: ignore[reportPrivateUsage]
+            raced = [d for d in log.decisions if "strategy" in d.evidence and "us_after" in d.evidence]
+            for _ in range(600):
+                fast(x)
+                if raced := [d for d in log.decisions if "strategy" in d.evidence and "us_after" in d.evidence]:
+                    break
+        assert raced, str(fast.explain())[-4000:]
+        (said,) = raced
+        figures = (said.evidence["us_before"], said.evidence["us_after"])
+        (trial,) = [t for t in trials if (round(t.old_us, 1), round(t.new_us, 1)) == figures]
+        assert said.evidence["strategy"] == strategy.value and said.evidence["rounds"] == trial.rounds
+        assert (said.action is Action.DEPLOY) is trial.won and (entry.plan is not before) is trial.won
+        row = own.ledger.rows[bound, strategy]
+        assert (row.count, row.helped) == (1, int(trial.new_us < 0.97 * trial.old_us))
+        fast.close()
+    finally:
+        torch.set_num_threads(threads)
