@@ -17,6 +17,7 @@ from hotfuse.backends.llvm import coefficients as k
 from hotfuse.backends.llvm import convert
 from hotfuse.backends.llvm.arith import Chunk, Function
 from hotfuse.backends.llvm.code import suffix, vec
+from hotfuse.backends.llvm.real import MAGIC, MAGIC64, Real
 from hotfuse.ir.types import DType
 
 _LOG2E, _LN2_HI, _LN2_LO = 1.4426950408889634, 0.693145751953125, 1.42860682030941723212e-6
@@ -24,107 +25,8 @@ _LN2_F32 = 0.693147182464599609375
 """ln 2 as fp32 has it."""
 _LOG2E_F32 = 1.44269502162933349609375
 """log2(e) as fp32 has it."""
-_MAGIC = 12582912.0
-"""1.5 * 2^23: added to a small number, it leaves the number's nearest integer in the low bits."""
-_MAGIC64 = 6755399441055744.0
 _SQRT_HALF = 0x3F3504F3
 _INF, _NAN = math.inf, math.nan
-
-
-class Real:
-    """Reading aids for formulas over fp32 or fp64 chunks."""
-
-    def __init__(self, c: Chunk) -> None:
-        self.c, self.fn, self.width = c, c.fn, c.width
-        self.whole = Chunk(c.fn, DType.I64 if c.dtype is DType.F64 else DType.I32, c.width)
-
-    def const(self, x: float) -> str:
-        """A literal."""
-        return self.c.const(x)
-
-    def _of(self, x: str | float) -> str:
-        return x if isinstance(x, str) else self.const(x)
-
-    def add(self, a: str | float, b: str | float) -> str:
-        """a + b."""
-        return self.c.op("fadd", self._of(a), self._of(b))
-
-    def sub(self, a: str | float, b: str | float) -> str:
-        """a - b."""
-        return self.c.op("fsub", self._of(a), self._of(b))
-
-    def mul(self, a: str | float, b: str | float) -> str:
-        """a b."""
-        return self.c.op("fmul", self._of(a), self._of(b))
-
-    def div(self, a: str | float, b: str | float) -> str:
-        """a / b."""
-        return self.c.op("fdiv", self._of(a), self._of(b))
-
-    def fma(self, a: str | float, b: str | float, c: str | float) -> str:
-        """a b + c."""
-        return self.c.fma(self._of(a), self._of(b), self._of(c))
-
-    def neg(self, a: str) -> str:
-        """-a."""
-        return self.fn.val(f"fneg {self.c.ty} {a}")
-
-    def abs(self, a: str) -> str:
-        """|a|."""
-        return self.c.call("fabs", a)
-
-    def signed_as(self, a: str, sign: str) -> str:
-        """|a| with another's sign."""
-        return self.c.call("copysign", a, sign)
-
-    def test(self, how: str, a: str, b: str | float) -> str:
-        """A comparison."""
-        return self.c.op(f"fcmp {how}", a, self._of(b))
-
-    def pick(self, cond: str, a: str | float, b: str | float) -> str:
-        """A select."""
-        return self.c.pick(cond, self._of(a), self._of(b))
-
-    def at_most(self, a: str, limit: float) -> str:
-        """Limited from above; NaN stays."""
-        return self.pick(self.test("ogt", a, limit), limit, a)
-
-    def at_least(self, a: str, limit: float) -> str:
-        """Limited from below; NaN stays."""
-        return self.pick(self.test("olt", a, limit), limit, a)
-
-    def poly(self, x: str, coefficients: Sequence[float]) -> str:
-        """Horner's rule; the constant comes first in the table."""
-        acc: str | float = coefficients[-1]
-        for c in reversed(coefficients[:-1]):
-            acc = self.fma(acc, x, c)
-        return self._of(acc)
-
-    def bits(self, a: str) -> str:
-        """The bits as an integer."""
-        return self.fn.val(f"bitcast {self.c.ty} {a} to {self.whole.ty}")
-
-    def float(self, a: str) -> str:
-        """Bits as a float."""
-        return self.fn.val(f"bitcast {self.whole.ty} {a} to {self.c.ty}")
-
-    def int(self, name: str, a: str, b: str | int) -> str:
-        """Integer arithmetic on bits."""
-        return self.whole.op(name, a, self.whole.const(b) if isinstance(b, int) else b)
-
-    def from_int(self, a: str) -> str:
-        """An integer's value as a float."""
-        return self.fn.val(f"sitofp {self.whole.ty} {a} to {self.c.ty}")
-
-    def rounded(self, scaled: str) -> tuple[str, str]:
-        """What adding the magic number left: the nearest integer as a float, and as an integer."""
-        magic = _MAGIC64 if self.c.dtype is DType.F64 else _MAGIC
-        return self.sub(scaled, magic), self.int("sub", self.bits(scaled), self.bits(self.const(magic)))
-
-    def two_to(self, n: str) -> str:
-        """2^n for integers in the range of normal numbers."""
-        bias, shift = (1023, 52) if self.c.dtype is DType.F64 else (127, 23)
-        return self.float(self.int("shl", self.int("add", n, bias), shift))
 
 
 # ---- exponentials --------------------------------------------------------------------------------------------------------
@@ -145,7 +47,7 @@ def _scaled(r: Real, p: str, n_float: str, n: str, narrow: bool = False) -> str:
 
 def _without_twos(r: Real, x: str) -> tuple[str, str, str]:
     """e^x = e^rest * 2^n: the rest, and n as float and integer."""
-    n_float, n = r.rounded(r.fma(x, _LOG2E, _MAGIC))
+    n_float, n = r.rounded(r.fma(x, _LOG2E, MAGIC))
     return r.fma(n_float, -_LN2_LO, r.fma(n_float, -_LN2_HI, x)), n_float, n
 
 
@@ -168,7 +70,7 @@ def decay(c: Chunk, a: list[str]) -> str:
     """e^x for x <= 0, with two multiplications less: the relative error grows with |x| as that of a rounded x does."""
     r = Real(c)
     x = r.at_least(a[0], -105.0)
-    n_float, n = r.rounded(r.fma(x, _LOG2E, _MAGIC))
+    n_float, n = r.rounded(r.fma(x, _LOG2E, MAGIC))
     rest = r.fma(n_float, -_LN2_F32, x)
     return _scaled(r, r.poly(rest, (1.0, 1.0, *k.EXP_SHORT)), n_float, n)
 
@@ -177,7 +79,7 @@ def exp2(c: Chunk, a: list[str]) -> str:
     """2^x."""
     r = Real(c)
     x = r.at_least(r.at_most(a[0], 129.0), -151.0)
-    n_float, n = r.rounded(r.add(x, _MAGIC))
+    n_float, n = r.rounded(r.add(x, MAGIC))
     rest = r.sub(x, n_float)
     return _scaled(r, r.fma(rest, r.poly(rest, k.EXP2), 1.0), n_float, n)
 
@@ -272,7 +174,7 @@ def _trigonometric(name: str, quarter: int) -> Function:
         fn, width, x = c.fn, c.width, a[0]
         r, d = Real(c), Real(Chunk(fn, DType.F64, width))
         wide = convert.cast(fn, DType.F32, DType.F64, width, x)
-        n_float, n = d.rounded(d.fma(wide, 2 / math.pi, _MAGIC64))
+        n_float, n = d.rounded(d.fma(wide, 2 / math.pi, MAGIC64))
         rest = d.fma(n_float, -6.123233995736766e-17, d.fma(n_float, -1.5707963267948966, wide))
         rest = convert.cast(fn, DType.F64, DType.F32, width, rest)
         quadrant = fn.val(f"trunc {d.whole.ty} {n} to {r.whole.ty}")
@@ -333,7 +235,7 @@ def erf(c: Chunk, a: list[str]) -> str:
     near = r.fma(x, r.poly(z, k.ERF), x)
     t = r.at_most(size, 4.0)
     power = r.mul(t, r.poly(t, k.ERFC))
-    n_float, n = r.rounded(r.add(power, _MAGIC))
+    n_float, n = r.rounded(r.add(power, MAGIC))
     rest = r.sub(power, n_float)
     complement = _scaled(r, r.fma(rest, r.poly(rest, k.EXP2_SHORT), 1.0), n_float, n, narrow=True)
     far = r.signed_as(r.sub(1.0, complement), x)
@@ -362,7 +264,7 @@ def power(c: Chunk, a: list[str]) -> str:
     log = d.pick(d.test("oeq", base, 0.0), -_INF, log)
     log = d.pick(d.test("ueq", base, _INF), base, log)  # NaN as well
     t = d.at_least(d.at_most(d.mul(exponent, log), 200.0), -200.0)
-    n_float, n = d.rounded(d.add(t, _MAGIC64))
+    n_float, n = d.rounded(d.add(t, MAGIC64))
     value = d.mul(d.poly(d.sub(t, n_float), _EXP2_64), d.two_to(n))
     result = convert.cast(fn, DType.F64, DType.F32, width, value)
     half = r.mul(y, 0.5)
