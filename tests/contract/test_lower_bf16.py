@@ -6,7 +6,7 @@ that of the sum of magnitudes; against operands that were rounded beforehand, on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,12 +23,14 @@ from hotfuse.base.settings import BF16_RTOL
 from hotfuse.compile import trial
 from hotfuse.compile.host import host_core
 from hotfuse.ir.text import parse
+from hotfuse.ir.types import DType
 from hotfuse.lower.codec import from_json, to_json
 from hotfuse.lower.contract import lower_contraction
 from hotfuse.lower.lowered import PackArgument
 from hotfuse.lower.tiling import core_for
 from hotfuse.machine.probe import usable_features
 from hotfuse.runtime.race import Trial
+from hotfuse.tile.program import Access, BufferKind, Loop, LoopKind, Stmt, When
 from tests.contract.test_lower_contract_types import EVERY, data, run
 
 EVERYWHERE = pytest.mark.parametrize("target", EVERY, ids=lambda t: "interpreted" if t is None else t.name)
@@ -73,6 +75,50 @@ def test_special_values_pass_through(target: Target | None) -> None:
     want = torch.relu(F.linear(values["x"], values["w"], values["b"])) + values["r"]
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
     torch.testing.assert_close(got[2], want[2])
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("m, symbolic", [(0, True), (1, False), (11, False), (21, True)])
+def test_what_is_computed_in_front_is_rounded_too(target: Target | None, m: int, symbolic: bool) -> None:
+    rows, k, n = "s0" if symbolic else str(m), 37, 70
+    graph = parse(f"""graph group(%x: f32[{rows}, {k}], %z: f32[{rows}, {k}]) {{
+      param %w: f32[{n}, {k}] = "w"
+      %p: f32[{rows}, {k}] = aten.mul.Tensor(%x, %z)
+      %y: f32[{rows}, {n}] = aten.linear.default(%p, %w)
+      return %y
+    }}""")
+    lowered = from_json(to_json(lower_contraction(graph, CORE)))
+    values = data(graph, {"s0": m})
+    (got,) = run(lowered, graph, values, {"s0": m}, target)
+    x, w = (values["x"] * values["z"]).bfloat16().double(), values["w"].float().bfloat16().double()
+    assert got.shape == (m, n)
+    assert ((got.double() - x @ w.T).abs() <= 2e-6 * (k + 4) * (x.abs() @ w.abs().T)).all()
+
+
+@pytest.mark.parametrize("rows", ["200", "s0"])
+def test_rows_are_rounded_once_and_not_for_every_panel(rows: str) -> None:
+    kernel = lower_contraction(parse(graph_of(rows, 64, 960)), CORE).kernel
+    (ready,) = (b for b in kernel.buffers if b.dtype is DType.BF16 and b.kind is BufferKind.SHARED)
+    rounding, multiplying = (s for s in parallel_loops(kernel.body))
+    assert writes(rounding.body, ready.name) and not writes(multiplying.body, ready.name)
+
+
+def parallel_loops(stmts: Sequence[Stmt]) -> Iterator[Loop]:
+    """Those that stand first on their way in."""
+    for s in stmts:
+        if isinstance(s, Loop) and s.kind is LoopKind.PARALLEL:
+            yield s
+        elif isinstance(s, Loop | When):
+            yield from parallel_loops(s.body)
+
+
+def writes(stmts: Sequence[Stmt], buffer: str) -> bool:
+    """Whether a store to a buffer is among statements."""
+    return any(
+        writes(s.body, buffer) if isinstance(s, Loop | When)
+        else s.op == "store" and isinstance(s.args[0], Access) and s.args[0].buffer == buffer
+        for s in stmts
+    )  # fmt: skip
 
 
 def test_only_where_it_is_asked_for_and_can_execute() -> None:

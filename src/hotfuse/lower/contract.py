@@ -43,7 +43,7 @@ from hotfuse.ops.movement import RESHAPES
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.tile.build import KernelBuilder, remaining
-from hotfuse.tile.program import Buffer, BufferKind, Tile
+from hotfuse.tile.program import OWN, Buffer, BufferKind, Tile
 
 CONTRACTIONS = frozenset({"aten.linear", "aten.mm", "aten.addmm", "aten.matmul"})
 _CHEAP = frozenset({"aten.add", "aten.sub", "aten.mul", "aten.relu", "aten.neg", "aten.maximum", "aten.minimum"})
@@ -176,7 +176,7 @@ class _Group:
         shifted = any(c.scaling is not None and c.scaling.zero_w != 0 for c in found)
         made = any(v.name == found[0].x.name for n in graph.nodes for v in n.outs)
         self.left = Left(self.memory, found[0].x, self.k, self.tiling, row_sums=shifted, paired=self.paired,
-                         computed=self._computed if made else None)  # fmt: skip
+                         computed=self._computed if made else None, m=self.m)  # fmt: skip
         self.column_sums: Buffer | None = None
 
     def title(self) -> str:
@@ -246,6 +246,7 @@ class _Group:
         long = [n for n in self.graph.nodes if not is_contraction(n) and packet(n.op) not in RESHAPES]
         simple = len(long) <= _FEW and all(packet(n.op) in _CHEAP for n in long) and self.acc is DType.F32
         in_loop = not simple or not isinstance(self.m, int) or len(self.found) > 1 or self.rows != (self.m,)
+        self.left.prepare_all()
         write_product(b, p, lambda f: self._finish(f, owners), in_loop=in_loop)
         return self._call(packed)
 
@@ -376,7 +377,7 @@ class _Group:
         sizes = {a.size: a for a in memory.runtime}
         written = dict.fromkeys(output_values(self.original))
         strides = tuple((v.name, self._written(v)) for v in written)
-        given = [buffers[b.name] for b in kernel.buffers if b.kind is not BufferKind.SCRATCH]
+        given = [buffers[b.name] for b in kernel.buffers if b.kind not in OWN]
         return Lowered(kernel, (*given, *(sizes.get(s, SymbolArgument(s, s)) for s in kernel.sizes)), strides)
 
     def _written(self, v: Value) -> tuple[Dim, ...]:

@@ -2,8 +2,9 @@
 
 fp32 and fp64 are read number by number where they lie; bytes four at a time. Halves are widened once per block of rows, into
 scratch memory that the inner loop then reads: widening a number for every vector it meets would cost more than multiplying.
-fp32 that is to be multiplied as bf16 is rounded in the same way, and read in pairs. What the group computes in front of the
-product is computed block by block too, once for every panel of columns.
+What the group computes in front of the product is computed block by block too, once for every panel of columns.
+fp32 that is to be multiplied as bf16 is rounded once, all rows before the first panel, into memory that threads share: rounding
+costs a third of the multiplications that a panel of 48 columns has for a number.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Left:
 
     def __init__(
         self, memory: Memory, x: Value, k: int, tiling: GemmTiling, *, row_sums: bool = False, paired: bool = False,
-        computed: Computed | None = None,
+        computed: Computed | None = None, m: Dim = 0,
     ) -> None:  # fmt: skip
         self.b: KernelBuilder = memory.builder
         self.computed = computed
@@ -50,8 +51,10 @@ class Left:
         wide = -(-k // self.lanes) * self.lanes
         wide += _LINE if wide % _PAGE == 0 else 0
         self.ready: Buffer | None = None
+        self.all_rows: Dim | None = m if paired else None
+        """How many rows are made ready before the first panel; None where blocks are, each as it begins."""
         if paired:
-            self.ready = self.b.scratch("ready", DType.BF16, (tiling.mr, wide))
+            self.ready = self.b.shared("ready", DType.BF16, (m, wide))
         elif self.dtype in _HALVES:
             self.ready = self.b.scratch("ready", DType.F32, (tiling.mr, wide))
         elif computed is not None:
@@ -99,7 +102,8 @@ class Left:
     def column(self, row: Dim, k: Dim, rows: int) -> Tile:
         """What is multiplied with one step of B."""
         if self.ready is not None:
-            return self.b.load(self.ready, (0, k if self.group == 1 else expr("*", k, self.group)), (rows, self.group))
+            first = row if self.all_rows is not None else 0
+            return self.b.load(self.ready, (first, k if self.group == 1 else expr("*", k, self.group)), (rows, self.group))
         if self.group == 1:
             return self.read(row, k, (rows, 1))
         at = expr("*", k, self.group)
@@ -109,25 +113,35 @@ class Left:
     @property
     def prepares(self) -> bool:
         """Whether blocks have to be made ready."""
-        return self.ready is not None or self.sums is not None
+        return self.all_rows is None and (self.ready is not None or self.sums is not None)
+
+    def prepare_all(self) -> None:
+        """Make all rows ready that are made ready at once, on several threads."""
+        if self.all_rows is None:
+            return
+        with self.b.parallel("r", self.all_rows) as r:
+            self._prepare_row(r.var, r.var)
 
     def prepare(self, row: Dim, height: Dim) -> None:
         """Make a block of rows ready."""
+        with self.b.loop("r", 0, height) as r:
+            self._prepare_row(expr("+", row, r.var), r.var)
+
+    def _prepare_row(self, at: Dim, kept: Dim) -> None:
+        """One row, and where it is kept."""
         b, width = self.b, self.lanes
-        with b.loop("r", 0, height) as r:
-            at = expr("+", row, r.var)
-            carry = [b.fill(0, DType.I32, (1, width))] if self.sums is not None else []
-            with b.loop("c", 0, self.k, width, carry=carry) as c:
-                left = remaining(self.k, c.var) if self.k % width else None
-                if self.computed is not None:
-                    self.computed(at, c.var, width, left, self._keeper(r.var, c.var))
-                else:
-                    x = self.read(at, c.var, (1, width), valid=() if left is None else (None, left))
-                    self._keeper(r.var, c.var)(x)
-                    if self.sums is not None:
-                        c.yields(b.map("add", c.carried[0], b.cast(x, DType.I32)))
-            if self.sums is not None:
-                b.store(self.sums, (r.var,), b.reshape(b.reduce("sum", c.outs[0], 1), (1,)))
+        carry = [b.fill(0, DType.I32, (1, width))] if self.sums is not None else []
+        with b.loop("c", 0, self.k, width, carry=carry) as c:
+            left = remaining(self.k, c.var) if self.k % width else None
+            if self.computed is not None:
+                self.computed(at, c.var, width, left, self._keeper(kept, c.var))
+            else:
+                x = self.read(at, c.var, (1, width), valid=() if left is None else (None, left))
+                self._keeper(kept, c.var)(x)
+                if self.sums is not None:
+                    c.yields(b.map("add", c.carried[0], b.cast(x, DType.I32)))
+        if self.sums is not None:
+            b.store(self.sums, (kept,), b.reshape(b.reduce("sum", c.outs[0], 1), (1,)))
 
     def _keeper(self, row: Dim, step: Dim) -> Callable[[Tile], None]:
         """What puts a part of a row where the inner loop reads it."""
