@@ -32,7 +32,7 @@ def test_same_text_as_with_onnx_runtime() -> None:
                 assert ours(page) == want
             assert all(s.stats()["calls"] >= 2 for s in sessions), "Hotfuse answered, nobody else"
             page, _ = ocr_client.draw_page(2)
-            assert all(s.wait(120) for s in sessions)
+            assert all(s.wait(300) for s in sessions)
             assert ours(page) == want, "captured graphs read the same"
             for session in sessions:
                 session.close()
