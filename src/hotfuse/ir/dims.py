@@ -1,3 +1,5 @@
+# pyright: reportPrivateUsage=false
+# Functions of this file are what an expression can do.
 """Symbolic dimensions: integers, or expressions over named integer symbols.
 
     dim  ::= int | Sym
@@ -14,23 +16,30 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hotfuse.base.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
 class Sym:
-    """An expression; a leaf is `Sym("sym", (name,))`."""
+    """An expression; a leaf is `Sym("sym", (name,))`.
+
+    Sums and products are sorted by the text of their operands, and code is placed by the names that expressions mention: both are
+    asked for again and again, and kept once somebody has asked.
+    """
 
     op: str
     args: tuple[Dim | str, ...]
+    _text: str | None = field(default=None, init=False, repr=False, compare=False)
+    _symbols: frozenset[str] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __str__(self) -> str:
         return show(self)
 
 
 Dim = int | Sym
+_NONE: frozenset[str] = frozenset()
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 """A name that stands in text without quotes."""
@@ -138,10 +147,12 @@ def dims_in(e: Sym) -> Iterator[Dim]:
 def symbols(d: Dim) -> frozenset[str]:
     """The names an expression mentions."""
     if isinstance(d, int):
-        return frozenset()
-    if d.op == "sym":
-        return frozenset({str(d.args[0])})
-    return frozenset[str]().union(*(symbols(a) for a in dims_in(d)))
+        return _NONE
+    if d._symbols is None:
+        found = frozenset({str(d.args[0])}) if d.op == "sym" else _NONE.union(*map(symbols, dims_in(d)))
+        object.__setattr__(d, "_symbols", found)
+        return found
+    return d._symbols
 
 
 def evaluate(d: Dim, env: Mapping[str, int]) -> int:
@@ -210,6 +221,14 @@ def show(d: Dim) -> str:
     """Text that `parse` reads back to an equal expression."""
     if isinstance(d, int):
         return str(d)
+    if d._text is None:
+        text = _shown(d)
+        object.__setattr__(d, "_text", text)
+        return text
+    return d._text
+
+
+def _shown(d: Sym) -> str:
     if d.op == "sym":
         name = str(d.args[0])
         return name if NAME.fullmatch(name) else quote(name)

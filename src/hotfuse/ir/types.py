@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -53,6 +54,7 @@ class DType(StrEnum):
 _BITS = {"bool": 8, "str": 64, "f8e": 8, "bf": 16, "f6e": 6, "f4e": 4, "c1": 128, "c6": 64, "c3": 32}
 
 
+@functools.cache
 def bits(dtype: DType) -> int:
     """Size of one element as stored."""
     for prefix, size in _BITS.items():

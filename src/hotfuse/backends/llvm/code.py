@@ -226,7 +226,7 @@ class Fn:
 
     def fold(self, d: Dim) -> Dim:
         """The expression with the variables of written-out loops replaced by numbers."""
-        if isinstance(d, int) or not self.known:
+        if isinstance(d, int) or not self.known or symbols(d).isdisjoint(self.known):
             return d
         return substitute(d, self.known)
 
