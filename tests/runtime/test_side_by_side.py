@@ -161,7 +161,7 @@ def test_users_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_real_race_is_recorded() -> None:
     sample = [torch.randn(64, WIDTH), torch.randn(64, WIDTH)]
     native, _ = compiled(towers, sample, symbolic=False)
-    assert forked(native) >= 7  # rounds, whoever won them
+    assert forked(native) >= 5  # rounds, whoever won them
     assert any("independent parts" in n and "rounds" in n for n in native.notes)
 
 

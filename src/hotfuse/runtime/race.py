@@ -3,8 +3,8 @@
 A machine flips between speeds within milliseconds, so rounds are judged in pairs: did the new plan beat the old one by the margin?
 The evidence is a bet that cannot be won by patience: against "it does so in at most half of all rounds" a stake is put on every
 round, its expected growth is at most 1 if that is true, and so the chance that it ever grows 1/ALPHA-fold is at most ALPHA,
-however often one looks. A plan that wins every round is through after seven of them; one that keeps losing is out as soon. What is
-not settled when the time is up is refused.
+however often one looks. Half the stake is put on a plan that wins every round, which is through after five of them; the other half
+on any chance above one half. One that keeps losing is out as soon. What is not settled when the time is up is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MARGIN = 0.97
 """What counts as faster: below this fraction of the other's time in the same round."""
 ALPHA = 0.05
 """Chance of deploying a plan that is not faster in most rounds."""
-FEWEST_ROUNDS, MOST_ROUNDS = 7, 200
+FEWEST_ROUNDS, MOST_ROUNDS = 5, 200
 """However short the time, enough rounds that one that wins them all can pass; however long it is, an end."""
 
 
@@ -45,11 +45,14 @@ class Trial:
 
 
 def growth(wins: int, rounds: int) -> float:
-    """How much the stake grew: the likelihood of the wins under a chance drawn evenly from (1/2, 1), over that under 1/2."""
+    """How much the stake grew: the likelihood of the wins over that under a chance of 1/2, where the chance is 1 by one half, and
+    drawn evenly from (1/2, 1) by the other.
+    """
     losses = rounds - wins
     # The integral of p^wins (1-p)^losses over (1/2, 1) is a tail of a binomial with rounds + 1 throws at 1/2.
     tail = sum(comb(rounds + 1, k) for k in range(wins + 1)) / 2 ** (rounds + 1)
-    return 2 * 2**rounds * tail / ((rounds + 1) * comb(rounds, losses))
+    evenly = 2 * 2**rounds * tail / ((rounds + 1) * comb(rounds, losses))
+    return (evenly + (0 if losses else 2**rounds)) / 2
 
 
 def race(
