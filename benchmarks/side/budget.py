@@ -15,14 +15,16 @@ from benchmarks.side.cases import Case
 
 Clock = Callable[[], float]
 
-LOAD_S, MIN_LOAD_S = 150.0, 8.0
-"""The longest and the shortest time that a contender is given to get ready."""
+LOAD_S, MIN_LOAD_S, PREPARING_S = 150.0, 8.0, 45.0
+"""The longest and the shortest time that a contender is given to get ready; what all processes together have to start, at least."""
+PATIENCE = 1.5
+"""Nobody is late before so many times what it is known to take."""
 LEAST_ROUNDS, LEAST_TRAFFIC_S = 5, 10.0
 
 PREPARE_S, TURN_S, TAIL_S = 1.0, 0.05, 2.0
 """Per contender: importing torch and building the model (two at a time), one turn; per case: export, comparing, asking."""
 READY_S = {"hotfuse": 4.0, "hotfuse-tier0": 2.5, "eager": 0.2, "inductor": 10.5, "inductor-freezing": 17.5,
-           "inductor-autotune": 3.5, "inductor-dynamic": 8.0, "ort": 0.3, "openvino": 1.3, "jax": 0.8, "iree": 1.3, "tvm": 1.8,
+           "inductor-autotune": 3.5, "inductor-dynamic": 12.0, "ort": 0.3, "openvino": 1.3, "jax": 0.8, "iree": 1.3, "tvm": 1.8,
            "tinygrad": 0.5}  # fmt: skip
 """Seconds until a contender can be timed on a small model, imports included; two processors, nothing in its caches."""
 
@@ -60,9 +62,10 @@ class Allowance:
     """One case's time, and who in it may take how much."""
 
     seconds: float
-    contenders: int
     reserve_s: float
     """Kept for measuring once everybody is ready."""
+    own_s: float = 0.0
+    """What of that is each contender's own stream of traffic: there, getting ready is part of serving."""
     clock: Clock = time.monotonic
     begun: float = 0.0
 
@@ -73,21 +76,22 @@ class Allowance:
         """Seconds until the case should end; negative when it is late."""
         return self.begun + self.seconds - self.clock()
 
-    def to_prepare(self) -> float:
-        """For all processes together, side by side."""
-        return _within(self.left() - self.reserve_s - MIN_LOAD_S * self.contenders)
+    def to_prepare(self, names: Sequence[str]) -> float:
+        """For all processes together, side by side, before these get ready one by one; no merit of theirs, so there is patience."""
+        return min(LOAD_S, max(PREPARING_S, self.left() - self.reserve_s - _ready(names)))
 
-    def to_load(self, behind: int) -> float:
-        """For one contender to get ready, with so many waiting behind it."""
-        return _within(self.left() - self.reserve_s - MIN_LOAD_S * behind)
+    def to_load(self, name: str, behind: Sequence[str]) -> float:
+        """For one contender to get ready: all but what those behind it are known to take."""
+        free = self.left() - self.reserve_s + self.own_s - _ready(behind)
+        return min(LOAD_S, max(MIN_LOAD_S, PATIENCE * READY_S.get(name, 0.0), free))
 
     def another(self, done: int, least: int, last_s: float) -> bool:
         """Whether one more round, which takes about as long as the last one, still fits."""
         return done < least or self.left() >= last_s
 
 
-def _within(seconds: float) -> float:
-    return min(LOAD_S, max(MIN_LOAD_S, seconds))
+def _ready(names: Sequence[str]) -> float:
+    return sum(READY_S.get(n, 0.0) for n in names)
 
 
 def traffic_s(seconds: float, allowed: float, fixed: float, contenders: int) -> float:
@@ -100,9 +104,8 @@ def allowance(
 ) -> Allowance:
     """A case's time with its reserve: the streams in full, or the least number of rounds."""
     if case.suite in ("startup", "compile"):
-        reserve = 0.0
-    elif case.trace:
-        reserve = len(names) * seconds
-    else:
-        reserve = min(allowed / 3, len(names) * (min(rounds, LEAST_ROUNDS) + 1) * TURN_S + case.heavy_s / 10)
-    return Allowance(allowed, len(names), reserve, clock)
+        return Allowance(allowed, 0.0, clock=clock)
+    if case.trace:
+        return Allowance(allowed, len(names) * seconds, seconds, clock)
+    reserve = min(allowed / 3, len(names) * (min(rounds, LEAST_ROUNDS) + 1) * TURN_S + case.heavy_s / 10)
+    return Allowance(allowed, reserve, clock=clock)

@@ -138,7 +138,7 @@ def small_bert() -> Model:
 
 
 def _bert(suite: Suite, contenders: tuple[str, ...], quick: bool = True) -> Case:
-    return Case(suite, "small BERT, 1x64", small_bert, lambda: tokens(_rng(0), 1, 64), contenders, quick=quick)
+    return Case(suite, "small BERT, 1x64", small_bert, lambda: tokens(_rng(0), 1, 64), contenders, quick=quick, heavy_s=4.0)
 
 
 def _application() -> Case:
@@ -170,15 +170,15 @@ def _mlp(rows: int = 1) -> Case:
 
 CASES: tuple[Case, ...] = (
     _linear(16, True), _attention(128), _norm(128), _conv(64, 56), _chain(64), _linear(1),
-    _bert("models", TORCH), zoo_case("models", "ppocr-v4-rec", ONNX, True, heavy_s=9.0),
-    zoo_case("models", "bert-base", TORCH, heavy_s=45.0), zoo_case("models", "resnet-50", TORCH, heavy_s=22.0),
+    _bert("models", TORCH), zoo_case("models", "ppocr-v4-rec", ONNX, True, heavy_s=13.0),
+    zoo_case("models", "bert-base", TORCH, heavy_s=45.0), zoo_case("models", "resnet-50", TORCH, heavy_s=28.0),
     zoo_case("models", "silero-vad", ONNX), zoo_case("models", "magika", ONNX),
-    zoo_case("models", "ppocr-v4-det", ONNX, heavy_s=9.0), _application(),
+    zoo_case("models", "ppocr-v4-det", ONNX, heavy_s=13.0), _application(),
     _mlp(), _bert("overhead", ("hotfuse", "hotfuse-tier0", "eager"), False),
     _bert("startup", ("hotfuse", "eager", "inductor", "ort", "openvino")),
     zoo_case("startup", "ppocr-v4-rec", ONNX),
     _bert("compile", ("hotfuse", "inductor-freezing", "ort", "openvino")),
-    zoo_case("compile", "ppocr-v4-rec", ONNX, heavy_s=9.0),
+    zoo_case("compile", "ppocr-v4-rec", ONNX, heavy_s=13.0),
     _traffic("lengths", ("openvino",), quick=True), _traffic("padded"), _speech(),
     _traffic("shift", ("inductor-dynamic",)), _traffic("batches"), _traffic("bursts"),
 )  # fmt: skip

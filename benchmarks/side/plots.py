@@ -96,15 +96,23 @@ def roofline(pyplot: Any, records: Sequence[Record], peaks: Peaks) -> Any:
         for level, style in (("L2", ":"), ("memory", "-")):
             width = peaks.bandwidth(level, "read", threads)
             if rate and width:
-                axes.plot(x, np.minimum(rate, x * width) / 1e9, style, color="grey", label=f"{level}, {threads} threads")
-    for name in dict.fromkeys(r.contender for r in records if r.roofline):
-        points = [(w["flops"] / w["bytes"], w["flops"] / r.time.median / 1e6) for r in records
-                  if r.contender == name and r.time is not None and (w := _work(records, r)) is not None]  # fmt: skip
-        if points:
-            axes.scatter(*zip(*points, strict=True), label=name, s=60 if name == OURS else 20, zorder=3 if name == OURS else 2)
+                label = f"{level}, {threads} thread{'s' if threads > 1 else ''}"
+                axes.plot(x, np.minimum(rate, x * width) / 1e9, style, color="grey", label=label)
+    for name, points in reached(records).items():
+        axes.scatter(*zip(*points, strict=True), label=name, s=60 if name == OURS else 20, zorder=3 if name == OURS else 2)
     axes.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="Gop/s", title="roofline (measured peaks)")
     axes.legend(fontsize=8)
     return figure
+
+
+def reached(records: Sequence[Record]) -> dict[str, list[tuple[float, float]]]:
+    """Per contender, operations per byte and Gop/s of what is held against the roof: starts and compiling are not."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for r in records:
+        if r.roofline is not None and r.time is not None and (work := _work(records, r)) is not None:
+            point = (work["flops"] / work["bytes"], work["flops"] / r.time.median / 1e6)
+            found.setdefault(r.contender, []).append(point)
+    return found
 
 
 def _work(records: Sequence[Record], of: Record) -> dict[str, float] | None:

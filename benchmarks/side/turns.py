@@ -32,7 +32,7 @@ from hotfuse.machine.peaks import Peaks
 RTOL = 1e-4
 TURN_MS = 20.0
 ANSWER_S = 60.0
-SETTLING = 0.75
+SETTLING = 0.85
 """Of the time to get ready, for what compiles beside calls: the calls themselves have to end too."""
 ROOT = Path(__file__).resolve().parents[2]
 Say = Callable[[str], None]
@@ -170,7 +170,7 @@ class Table:
         self._prepare(list(self.records), folder)
         self._export(exporting)
         for i, name in enumerate(waiting := list(self.processes)):
-            self._load(name, behind=len(waiting) - 1 - i)
+            self._load(name, waiting[i + 1 :])
         self._compare()
         (self._serve if self.case.trace else self._rounds)()
         for name in list(self.processes):
@@ -197,7 +197,7 @@ class Table:
         if process is None:
             return
         try:
-            answer = process.answer(self.time.to_prepare())
+            answer = process.answer(self.time.to_prepare(list(self.records)))
             if "path" in answer:
                 self.onnx = Path(answer["path"])
             else:
@@ -216,11 +216,11 @@ class Table:
                 self.processes[name] = self._start(name, folder)
                 self.processes[name].begin(do="prepare")
         for name in [n for n in names if n in self.processes]:
-            self._took(name, self.time.to_prepare())
+            self._took(name, self.time.to_prepare(names))
 
-    def _load(self, name: str, behind: int) -> None:
+    def _load(self, name: str, behind: Sequence[str]) -> None:
         """Ready to be timed. Who compiles beside its calls is told when to come as it is; others are ended then."""
-        limit = self.time.to_load(behind)
+        limit = self.time.to_load(name, behind)
         onnx = str(self.onnx) if self.onnx else None
         if (answer := self._ask(name, limit, do="load", onnx=onnx, settle_s=limit * SETTLING)) is not None:
             self.answers[name] = answer
@@ -302,7 +302,7 @@ class Table:
             taken = [ms for _, ms in record.extra["calls"]]
             record.unit, record.time = PER_REQUEST, of_blocks(taken)
             record.extra |= parts(record.extra["calls"], self.seconds)
-            record.extra |= {"requests": len(taken), "per_s": 1e3 * len(taken) / sum(taken), "worst_ms": max(taken),
+            record.extra |= {"stream_s": self.seconds, "requests": len(taken), "per_s": 1e3 * len(taken) / sum(taken), "worst_ms": max(taken),
                              "p50_ms": float(np.quantile(taken, 0.5)), "p99_ms": float(np.quantile(taken, 0.99))}
 
     def _starts(self, folder: Path, exporting: Process | None) -> None:
@@ -316,7 +316,7 @@ class Table:
             if i == 0:
                 self._export(exporting)
             for j, name in enumerate(waiting := list(self.processes)):
-                self._load(name, behind=len(waiting) - 1 - j)
+                self._load(name, waiting[j + 1 :])
                 if name in self.processes and figure == "settled_s" and not self.answers[name].get("settled", True):
                     self._out(name, "late", f"still compiling after {self.answers[name]['settled_s']:.0f} s")
                 elif name in self.processes:

@@ -181,6 +181,15 @@ def test_results_are_read_as_written_and_drawn(tmp_path: Path) -> None:
     assert written == {"ratios-models-1.svg", "ratios-traffic-1.svg", "traffic-fake-1.svg", "roofline.svg"}
 
 
+def test_starts_are_not_held_against_the_roof() -> None:
+    work = {"flops": 2e6, "bytes": 1000}
+    rows = [Record("models", "m", "eager", 1, times=[2.0], roofline=0.5, extra=dict(work)),
+            Record("models", "m", "ort", 1, times=[4.0]),
+            Record("startup", "m", "eager", 1, times=[900.0], extra=dict(work))]  # fmt: skip
+    records.finish(rows)
+    assert plots.reached(rows) == {"eager": [(2000.0, 1.0)]}
+
+
 def test_the_roof_is_the_binding_resource() -> None:
     assert roof_ms(PEAKS, 1e6, 100, 1) == pytest.approx(1.0)
     assert roof_ms(PEAKS, 1.0, 2000, 1) == pytest.approx(2e-3), "fits the first level"

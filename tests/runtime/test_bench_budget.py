@@ -16,6 +16,8 @@ from benchmarks.side.budget import (
     LEAST_TRAFFIC_S,
     LOAD_S,
     MIN_LOAD_S,
+    PREPARING_S,
+    READY_S,
     Allowance,
     Purse,
     allowance,
@@ -66,25 +68,35 @@ def test_time_that_is_used_up_is_none() -> None:
     assert purse.next() == 0.0 and purse.next() == 0.0
 
 
-def test_a_slow_contender_leaves_a_minimum_to_those_behind_it() -> None:
-    clock = Clock()
-    time = Allowance(60.0, 4, 10.0, clock)
-    assert time.to_prepare() == pytest.approx(60 - 10 - 4 * MIN_LOAD_S)
+def test_a_slow_contender_leaves_those_behind_it_what_they_take() -> None:
+    clock, behind = Clock(), ["ort", "openvino", "tvm"]
+    time = Allowance(60.0, 10.0, clock=clock)
+    assert Allowance(20.0, 10.0, clock=clock).to_prepare(behind) == PREPARING_S
+    assert Allowance(1e6, 0.0, clock=clock).to_prepare(behind) == LOAD_S
     clock.now += 5.0
-    assert time.to_load(3) == pytest.approx(60 - 5 - 10 - 3 * MIN_LOAD_S)
-    clock.now += time.to_load(3)
-    for behind in (2, 1, 0):
-        assert time.to_load(behind) == pytest.approx(MIN_LOAD_S)
-        clock.now += MIN_LOAD_S
+    limit = time.to_load("inductor", behind)
+    assert limit == pytest.approx(60 - 5 - 10 - sum(READY_S[n] for n in behind))
+    clock.now += limit
+    for i, name in enumerate(behind):
+        assert time.to_load(name, behind[i + 1 :]) >= max(MIN_LOAD_S, READY_S[name])
+        clock.now += READY_S[name]
     assert time.left() == pytest.approx(10.0), "what measuring takes is there whatever happened"
     clock.now += 30.0
-    assert time.to_load(0) == MIN_LOAD_S and time.left() == pytest.approx(-20.0)
-    assert Allowance(1e6, 1, 0.0, clock).to_load(0) == LOAD_S
+    assert time.to_load("ort", []) == MIN_LOAD_S and time.left() == pytest.approx(-20.0)
+    assert time.to_load("inductor-freezing", []) > READY_S["inductor-freezing"], "nobody is late before what it is known to take"
+    assert Allowance(1e6, 0.0, clock=clock).to_load("ort", []) == LOAD_S
+
+
+def test_getting_ready_is_part_of_a_stream() -> None:
+    clock = Clock()
+    case = Case("traffic", "t", Model, dict, ("hotfuse", "ort"), trace="lengths")
+    time = allowance(case, case.contenders, 40.0, 11, 16.0, clock)
+    assert time.reserve_s == 32.0 and time.to_load("ort", []) == pytest.approx(40.0 - 32.0 + 16.0)
 
 
 def test_rounds_end_with_the_time_but_there_is_a_least_number() -> None:
     clock = Clock()
-    time = Allowance(30.0, 2, 0.0, clock)
+    time = Allowance(30.0, 0.0, clock=clock)
     done = 0
     while time.another(done, LEAST_ROUNDS, 4.0):
         clock.now += 4.0
@@ -120,8 +132,6 @@ def test_every_contender_has_a_price_and_more_work_costs_more() -> None:
 
 def test_what_is_kept_for_measuring() -> None:
     clock = Clock()
-    stream = Case("traffic", "t", Model, dict, ("hotfuse", "ort"), trace="lengths")
-    assert allowance(stream, stream.contenders, 90.0, 11, 16.0, clock).reserve_s == 32.0
     plain = Case("models", "m", Model, dict, ("hotfuse", "ort"))
     assert 0 < allowance(plain, plain.contenders, 90.0, 11, 16.0, clock).reserve_s <= 30.0
     assert allowance(Case("startup", "s", Model, dict), ["ort"], 90.0, 11, 16.0, clock).reserve_s == 0.0
@@ -182,7 +192,7 @@ def measured(takes: Mapping[str, Mapping[str, float]], allowed: float, suite: An
 
 
 def test_one_who_never_gets_ready_costs_the_case_its_own_time_only() -> None:
-    found, took = measured({"hotfuse": {"load": 5}, "eager": {"load": 1e9}, "ort": {"load": 3}, "openvino": {"load": 3}}, 60.0)
+    found, took = measured({"hotfuse": {"load": 5}, "eager": {"load": 1e9}, "ort": {"load": 0.3}, "openvino": {"load": 1.2}}, 60.0)
     assert {n: r.status for n, r in found.items()} == {"hotfuse": "ok", "eager": "late", "ort": "ok", "openvino": "ok"}
     assert "no answer after" in found["eager"].why and took <= 60.0
     assert all(len(r.times) == 11 for n, r in found.items() if n != "eager")
