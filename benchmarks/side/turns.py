@@ -302,7 +302,8 @@ class Table:
             taken = [ms for _, ms in record.extra["calls"]]
             record.unit, record.time = PER_REQUEST, of_blocks(taken)
             record.extra |= parts(record.extra["calls"], self.seconds)
-            record.extra |= {"stream_s": self.seconds, "requests": len(taken), "per_s": 1e3 * len(taken) / sum(taken), "worst_ms": max(taken),
+            record.extra |= {"stream_s": self.seconds, "requests": len(taken), "per_s": 1e3 * len(taken) / sum(taken),
+                             "worst_ms": max(taken),
                              "p50_ms": float(np.quantile(taken, 0.5)), "p99_ms": float(np.quantile(taken, 0.99))}
 
     def _starts(self, folder: Path, exporting: Process | None) -> None:
