@@ -257,13 +257,20 @@ def _again(
     smaller = (kinds == again.POINTWISE) & (elements < np.repeat(largest, ends - starts))
     maybe = np.logical_or.reduceat(smaller, starts)
     maybe |= own & (table[:, COLUMN["product"]] > 0) & (kinds[starts] != again.PRODUCT)
-    for i in np.flatnonzero(maybe).tolist():
-        nodes, row = slice(int(starts[i]), int(ends[i])), table[i]
-        panels = np.ceil(row[COLUMN["columns"]] / (row[COLUMN["tile_vectors"]] * max(row[COLUMN["lanes"]], 1.0)))
-        often = again.times(
-            candidates[i].graph, kinds[nodes].tolist(), elements[nodes].tolist(), max(1.0, float(panels))
-        )
-        row[_COMPUTED] = np.array(often) @ found[nodes][:, _COMPUTED]
+    some = np.flatnonzero(maybe)
+    if not len(some):
+        return
+    across = table[some, COLUMN["tile_vectors"]] * np.maximum(table[some, COLUMN["lanes"]], 1.0)
+    panels = np.maximum(np.ceil(table[some, COLUMN["columns"]] / across), 1.0)
+    first, last, kind, size = starts.tolist(), ends.tolist(), kinds.tolist(), elements.tolist()
+    often: list[float] = []
+    for i, wide in zip(some.tolist(), panels.tolist(), strict=True):
+        own = slice(first[i], last[i])
+        often += again.times(candidates[i].graph, kind[own], size[own], wide)
+    of_some = np.repeat(maybe, ends - starts)
+    begins = np.cumsum((ends - starts)[some]) - (ends - starts)[some]
+    computed = found[of_some][:, _COMPUTED] * np.array(often)[:, None]
+    table[some[:, None], _COMPUTED] = np.add.reduceat(computed, begins)
 
 
 def _less(table: Matrix) -> None:
