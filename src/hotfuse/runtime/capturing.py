@@ -7,6 +7,7 @@ call. Only then do calls like it run in the plan. Every outcome is a decision.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,10 @@ class Sample:
     inputs: list[torch.Tensor]
     outputs: list[Any]
     out_spec: Spec
+    seconds: float = 0.0
+    """What the call took."""
+    number: int = 0
+    """Which of its group's calls it was."""
 
 
 class Capturer:
@@ -67,12 +72,14 @@ class Capturer:
             return self._model.call(*args, **kwargs)
         site, group, why = wanted
         grad_mode = torch.is_grad_enabled()
-        inputs = [snapshot(t) for t in leaves]
+        inputs, number = [snapshot(t) for t in leaves], group.noted
+        begin = time.perf_counter()
         try:
             result = self._model.call(*args, **kwargs)
         except BaseException:
             self._given_up(group)
             raise
+        seconds = time.perf_counter() - begin
         try:
             outputs, out_spec = flatten(result, numbers=True)
             hash(out_spec)
@@ -82,7 +89,7 @@ class Capturer:
             self._given_up(group)
             return result
         copies = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in outputs]
-        sample = Sample(inputs, copies, out_spec)
+        sample = Sample(inputs, copies, out_spec, seconds, number)
 
         def job() -> None:
             try:
@@ -147,7 +154,7 @@ class Capturer:
                 call = CallSpec(tuple(specs_of(sample.inputs, varied)), grad_mode)
                 self._log.decide(Action.CAPTURE, why, self._model.name, call=describe(site.spec)[:120],
                                  dynamic=str([sorted(v) for v in varied]))
-            self._capture_and_deploy(site, call, sample)
+            self._capture_and_deploy(site, group, call, sample)
         except CaptureError as e:
             dynamic = any(s.dynamic for s in call.inputs)
             evidence = {"what": e.what, "where": e.where, "because": e.because}
@@ -165,7 +172,7 @@ class Capturer:
             self._log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self._model.name, what=text.splitlines()[0][:300])
             group.refused = str(e)
 
-    def _capture_and_deploy(self, site: Site, call: CallSpec, sample: Sample) -> None:
+    def _capture_and_deploy(self, site: Site, group: Group, call: CallSpec, sample: Sample) -> None:
         generation = self._plans.generation
         done = self._model.capture(site.spec, call, self._watching)
         graph = done.captured.graph
@@ -186,6 +193,8 @@ class Capturer:
             key, facts, plan, plan, done.weights, builder(sample.out_spec), bare, call.grad_mode, done.captured.grad_regions,
             usual(call.grad_mode), symbols, signature, samples, self._plans.watcher.watch(key), done.captured.notes,
         )
+        entry.heat = max(0, group.noted - sample.number)  # calls that waited for this plan have shown how hot it will be
+        entry.seconds = entry.heat * sample.seconds
         with self._plans.lock:
             if self._plans.closed:
                 return
