@@ -12,7 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from types import FrameType
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -62,6 +63,36 @@ def held(engine: Any) -> list[Plan]:
     """The plans that somebody holds though no call can reach them."""
     plans, reached = alive(), in_use(engine)
     return [p for p in plans if id(p) not in reached]
+
+
+def holders(plan: Plan, deep: int = 9, most: int = 4) -> str:
+    """Who holds a plan, and who holds those: for the message of a test that found one. Lists made on the way are left out."""
+    lists = {id(thing) for thing in gc.get_objects() if type(thing) is list}
+    seen, lines = {id(plan)}, list[str]()
+    level: list[object] = [plan]
+    for depth in range(1, deep + 1):
+        above: list[object] = []
+        for thing in level:
+            for r in gc.get_referrers(thing):
+                own = (isinstance(r, FrameType) and r.f_code.co_filename == __file__) or type(r).__name__ == "list_iterator"
+                if id(r) not in seen and not own and (type(r) is not list or id(r) in lists) and len(above) < most:
+                    seen.add(id(r))
+                    above.append(r)
+                    lines.append("  " * depth + _said(r))
+        level = above
+    return "\n".join(lines)
+
+
+def _said(thing: object) -> str:
+    """Without what it holds, which may be a whole model."""
+    if isinstance(thing, FrameType):
+        return f"frame {thing.f_code.co_qualname} at {thing.f_code.co_filename}:{thing.f_lineno}"
+    if isinstance(thing, BaseException):
+        return f"{type(thing).__name__}: {str(thing)[:120]}"
+    if isinstance(thing, dict):
+        keys = [str(k)[:40] for k in list(cast(dict[object, object], thing))[:8]]
+        return f"dict of {len(keys)} or more: {', '.join(keys)}"
+    return type(thing).__name__
 
 
 def kill(worker: Worker) -> bool:

@@ -22,10 +22,11 @@ from hotfuse.compile.pool import Limits, Pool, Task
 from hotfuse.profile.book import Book
 from hotfuse.profile.names import OTHER, Names
 from hotfuse.profile.records import Batch, Subject
-from hotfuse.runtime import examine
+from hotfuse.runtime import examine, improve
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.race import Trial
 from hotfuse.runtime.watcher import Watcher, shared_here
 from tests.runtime.test_pool import light
 
@@ -196,3 +197,92 @@ def test_an_entry_that_makes_room_for_a_version_is_forgotten_by_everybody(monkey
     engine.plans.let_go()
     assert set(engine.watcher._watched) == {e.key for e in site.entries}
     assert engine.log.counts["drop.too_many"] == 1
+
+
+def consistent(site: Any) -> bool:
+    """Whether entries and the inline cache speak of the same versions."""
+    routes = {(id(t.entry), t.signature, id(t.version)) for c in site.caches.values() for t in c.table.targets if t.signature}
+    return routes == {(id(e), s, id(p)) for e in site.entries for s, p in e.versions.items()}
+
+
+def test_a_version_that_is_admitted_while_others_are_withdrawn_keeps_its_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it is held by its entry for ever: no call is sent to it, and as it is there, nobody makes another one."""
+    fast = serve_one()
+    site = next(iter(fast._engine.sites.values()))
+    entry = next(e for e in site.entries if e.symbols)
+    site.remove_versions(entry)
+    signature, plan = versions_of(entry)
+    assert site.admit_version(entry, signature, plan)
+    later, drop = replace(plan), site._drop
+
+    def meanwhile(entry: Any, which: Any) -> None:
+        monkeypatch.undo()
+        assert site.admit_version(entry, tuple(n + 1 for n in signature), later)
+        drop(entry, which)
+
+    monkeypatch.setattr(site, "_drop", meanwhile)
+    site.remove_versions(entry)
+    assert list(entry.versions.values()) == [later] and consistent(site)
+
+
+def test_a_version_that_makes_room_takes_no_newer_one_of_its_sizes_along() -> None:
+    fast = serve_one()
+    site = next(iter(fast._engine.sites.values()))
+    entry = next(e for e in site.entries if e.symbols)
+    site.remove_versions(entry)  # whatever it has earned
+    signature, plan = versions_of(entry)
+    assert site.admit_version(entry, signature, plan)
+    old = next(t for t in site.caches[False].table.targets if t.version is plan)
+    newer = replace(plan)
+    assert site.admit_version(entry, signature, newer)
+    site._gone([old])
+    assert entry.versions == {signature: newer} and consistent(site)
+
+
+def test_versions_and_routes_agree_whoever_comes_and_goes() -> None:
+    """A thread that admits versions, as jobs do, and two that take them away, as calls that fail do."""
+    fast = serve_one()
+    site = next(iter(fast._engine.sites.values()))
+    entry = next(e for e in site.entries if e.symbols)
+    signature, plan = versions_of(entry)
+    done = threading.Event()
+
+    def admit() -> None:
+        for n in range(150):
+            site.admit_version(entry, tuple(d + n % 4 for d in signature), replace(plan))
+        done.set()
+
+    def take_away() -> None:
+        while not done.is_set():
+            site.remove_versions(entry)
+
+    threads = [threading.Thread(target=work) for work in (admit, take_away, take_away)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert done.is_set() and not any(t.is_alive() for t in threads)
+    assert consistent(site)
+
+
+def test_a_version_is_deployed_though_the_one_it_replaces_went_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that fails takes all versions away while the rarest is looked for: the job raised, and whoever heard held its plan."""
+    fast = serve_one()
+    engine = fast._engine
+    site = next(iter(engine.sites.values()))
+    entry = next(e for e in site.entries if e.symbols)
+    site.remove_versions(entry)
+    assert site.admit_version(entry, *versions_of(entry))
+    wanted = next(s for s in entry.samples.shares() if entry.samples.inputs(s) is not None)
+    improver, shares = engine._improver, entry.samples.shares
+
+    def meanwhile() -> Any:
+        site.remove_versions(entry)
+        return shares()
+
+    monkeypatch.setattr(entry.samples, "shares", meanwhile)
+    monkeypatch.setattr(engine.plans, "settings", replace(engine.settings, max_versions=1))
+    monkeypatch.setattr(improver, "_improve", lambda *_args, **_how: replace(entry.baseline))
+    monkeypatch.setattr(improve, "race", lambda *_args, **_how: Trial(2.0, 1.0, 7, True))
+    improver._specialize(site, entry, wanted)
+    assert set(entry.versions) == {wanted} and consistent(site)

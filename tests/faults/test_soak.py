@@ -25,7 +25,7 @@ import hotfuse
 import hotfuse.runtime.improve as improve_module
 from hotfuse import Settings
 from hotfuse.runtime.race import Trial, race
-from tests.faults.soak import LOOK_EVERY_S, Chaos, Model, Scales, alive, settled
+from tests.faults.soak import LOOK_EVERY_S, Chaos, Model, Scales, alive, holders, settled
 
 CALLS = int(os.environ.get("HOTFUSE_SOAK_CALLS", "3000"))
 SEED = int(os.environ.get("HOTFUSE_SOAK_SEED", "0")) or random.SystemRandom().randrange(1 << 30)
@@ -35,10 +35,8 @@ KILL_EVERY_S = 2.0 if SHORT else 6.0
 """A compilation beside four threads that call as fast as they can takes seconds, and some must live to see their end."""
 FORGET = 0.0003 if SHORT else 0.00005
 GROWTH = 0.06 if SHORT else 0.02
-"""Of memory, behind the first quarter. A short run is warm for a few seconds only: plans are still compiled in its last quarter."""
-HELD = 1 if SHORT else 0
-"""Plans that may be held at the end. Known: in some short runs it is one, of tier 2, however long one waits; never more, and none
-in the long run, which stays strict."""
+"""Of memory, behind the first quarter. A short run is warm for a few seconds only: plans are still compiled in its last quarter
+(thirteen runs grew by 0.1% to 1.7%, one before them by more than 2%). Plans that stay are counted, not weighed."""
 OFTEN = 11
 """Rows of half the calls."""
 WATCHDOG_S = 120 + CALLS / 100
@@ -148,4 +146,5 @@ def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tiers["1"] + tiers["2"] > COMPILED, f"compiled plans served {tiers} calls only"
     assert races and all(t.rounds > 0 and t.old_us > 0 and t.new_us > 0 for t in races)
     assert max(last, slope) < GROWTH, f"memory grew by {last:.2%} from the second quarter to the last, {slope:.2%} along a line"
-    assert len(left) <= HELD, f"{len(left)} plans are held that no call can reach: {[(p.tier, p.attempt) for p in left]}"
+    held_by = "\n".join(f"tier {p.tier} {p.attempt}, held by\n{holders(p)}" for p in left)
+    assert not left, f"{len(left)} plans are held that no call can reach:\n{held_by}"

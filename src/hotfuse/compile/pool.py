@@ -166,7 +166,7 @@ class Pool:
             return CaptureError("the process is ending", why=Why.TURNED_OFF)
         if task.key in self._poison:
             self._counts["refused"] += 1
-            return self._poison[task.key]
+            return _anew(self._poison[task.key])
         return None
 
     def cancel(self, owner: str) -> int:
@@ -381,7 +381,7 @@ class Pool:
                         return
             elif task.key and task.tries > 1:
                 with self._lock:
-                    self._poison[task.key] = error
+                    self._poison[task.key] = _anew(error)
                     self._counts["refused"] += 1
                     while len(self._poison) > MAX_POISON:
                         self._poison.popitem(last=False)
@@ -454,3 +454,7 @@ class Pool:
         if was and not paused:
             self._changed.notify_all()
 
+
+def _anew(error: CaptureError) -> CaptureError:
+    """The same refusal as a new exception: one that is raised holds the frames it passed, and all that they knew."""
+    return CaptureError(error.what, where=error.where, because=error.because, hint=error.hint, why=error.why)

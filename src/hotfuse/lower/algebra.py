@@ -11,7 +11,7 @@ products (a quotient, a maximum) is one unknown of its own.
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from functools import cache
+from functools import lru_cache
 
 from hotfuse.ir.dims import Dim, Sym, dims_in, expr, symbols
 
@@ -20,9 +20,11 @@ Terms = tuple[tuple[tuple[Sym, ...], int], ...]
 
 _NEVER_NEGATIVE = {"//", "%", "ceildiv", "max"}
 _MAX_TERMS = 64
+_remembered = lru_cache(1 << 16)
+"""Sizes of calls are numbers here, and a process that serves meets new ones for ever."""
 
 
-@cache
+@_remembered
 def _terms(d: Dim) -> Terms:
     if isinstance(d, int):
         return (((), d),) if d else ()
@@ -52,7 +54,7 @@ def _collect(terms: list[tuple[tuple[Sym, ...], int]]) -> Terms:
     return tuple(sorted(((k, n) for k, n in total.items() if n), key=lambda t: [str(s) for s in t[0]]))
 
 
-@cache
+@_remembered
 def normal(d: Dim) -> Dim:
     """The same size with products multiplied out and equal terms added up."""
     if isinstance(d, int):
@@ -89,7 +91,7 @@ def same(a: Dim, b: Dim) -> bool:
     return a == b or normal(a) == normal(b)
 
 
-@cache
+@_remembered
 def divide(a: Dim, b: Dim) -> Dim | None:
     """a / b where that is a size for all values of the symbols; None where it does not show."""
     if isinstance(a, int) and isinstance(b, int):
@@ -117,7 +119,7 @@ def divide(a: Dim, b: Dim) -> Dim | None:
     return _dim(_collect(quotient))
 
 
-@cache
+@_remembered
 def _not_negative(d: Dim, positive: frozenset[str]) -> bool:
     """Replace every positive s by 1 + t: if no term is negative then, nothing can be."""
     shifted: list[tuple[tuple[Sym, ...], int]] = []

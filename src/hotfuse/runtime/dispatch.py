@@ -33,6 +33,9 @@ Job = Callable[[], None]
 Retire = Callable[[object, Job], None]
 THRASHING = 2
 """Times the limit that cases may be thrown out before a site is generic."""
+MOST_MISSES = 64
+"""Facts that misses are counted by; those of further ones are counted together. Facts hold sizes, which random shapes never end."""
+OTHERS = "other facts"
 PAID = 32
 """Hits per case, between two changes, after which what was thrown out before is forgotten."""
 
@@ -78,6 +81,9 @@ class _Tallies:
         with self._lock:
             return [*self._hits, *(self.missed[n] for n in range(facts))]
 
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
+
 
 class Table(Generic[T]):
     """Cases and the function that tells them apart.
@@ -88,7 +94,7 @@ class Table(Generic[T]):
 
     def __init__(
         self, cases: tuple[Case[T], ...], decision: Callable[[], Decision | None], select: Callable[..., int],
-        numbers: Callable[[], Sequence[int]], native: bool,
+        numbers: Callable[[], Sequence[int]], native: bool, after_fork: Job = lambda: None,
     ) -> None:
         self.cases = cases
         """Those that are left."""
@@ -99,6 +105,8 @@ class Table(Generic[T]):
         self.decision = decision
         """What `select` goes by; None where plans differ in too many ways for one."""
         self.native = native
+        self.after_fork = after_fork
+        """In a forked child: lets go of a lock that a thread of the parent may have held."""
         self._numbers = numbers
         self._owners: list[Case[T] | None] = list(cases)
 
@@ -171,7 +179,7 @@ def python_table(cases: tuple[Case[T], ...], inputs: int) -> Table[T]:
         tree = decision() if tallies.missed else None
         return tallies.read(len(tree.facts) if tree is not None else 1)
 
-    return Table(cases, decision, select if cases else _nothing, numbers, False)
+    return Table(cases, decision, select if cases else _nothing, numbers, False, tallies.after_fork)
 
 
 def native_table(table: Table[T], inputs: int) -> Table[T]:
@@ -334,6 +342,7 @@ class InlineCache(Generic[T]):
             self._fading.remove(table)
             self._hits = self._counted([*self._hits, *table.hits()])
             self._misses.update(table.misses())
+            self._misses = _commonest(self._misses)
 
     # --- what was seen ---------------------------------------------------------------------------
 
@@ -357,4 +366,20 @@ class InlineCache(Generic[T]):
             found = Counter(self._misses)
             for table in (*self._fading, self.table):
                 found.update(table.misses())
-            return dict(found)
+            return dict(_commonest(found))
+
+    def after_fork(self) -> None:
+        """In a forked child: whoever held a lock is in the parent."""
+        self._lock = threading.Lock()
+        for table in (*self._fading, self.table):
+            table.after_fork()
+
+
+def _commonest(misses: Counter[str]) -> Counter[str]:
+    """The same number of misses by fewer facts."""
+    if len(misses) <= MOST_MISSES:
+        return misses
+    own = [(fact, n) for fact, n in misses.most_common() if fact != OTHERS]
+    kept = Counter(dict(own[: MOST_MISSES - 1]))
+    kept[OTHERS] = misses[OTHERS] + sum(n for _, n in own[MOST_MISSES - 1 :])
+    return kept

@@ -36,6 +36,8 @@ from hotfuse.runtime.tiers import interval
 from hotfuse.runtime.watch import Change, Watch
 
 _TENSORS = {torch.Tensor, nn.Parameter}
+MOST_PLAIN = 256
+"""Ways to write a call's arguments that are looked up in one step: names come in any order."""
 _around: Around = asked_in_python
 """What is around a call; one native question for the whole process as soon as a model is hot."""
 _hardening: list[str] = []
@@ -165,7 +167,8 @@ class Engine:
         spec = flatten((args, kwargs))[1]
         if (site := self.sites.get(spec)) is None:
             return self._unmet(spec, leaves, args, kwargs)
-        self._plain[key] = site
+        if len(self._plain) < MOST_PLAIN:
+            self._plain[key] = site
         return self.serve(args, kwargs, True, (site, leaves))
 
     def _with_threads(self, threads: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -270,6 +273,7 @@ class Engine:
                 _hardening.append("")
                 self._beside(_harden)
         if self.plans.examiner.due(entry):
+            entry.examining = True
             self._beside(lambda: self.plans.examiner.look(entry))
 
     def _wants_grad(self, leaves: Sequence[torch.Tensor]) -> bool:

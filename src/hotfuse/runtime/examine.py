@@ -39,7 +39,7 @@ class Examiner:
 
     def due(self, entry: Entry) -> bool:
         """Whether an entry should be examined after this look; for the call path."""
-        if not self._recorder.on or not self._settings.watch:
+        if not self._recorder.on or not self._settings.watch or entry.examining:  # questions must not pile up behind compiling
             return False
         fresh = bool(entry.findings) and entry.findings[0].tier == entry.plan.tier
         return entry.samples.taken % (SELDOM if fresh else OFTEN) == 0
@@ -52,11 +52,16 @@ class Examiner:
 
     def look(self, entry: Entry) -> None:
         """Examine an entry by what sampled calls showed; for the background."""
-        self.write(entry)
-        if (known := self._watcher.known(entry.key)) is not None:
-            number, seen, names = known
-            threads = torch.get_num_threads()
-            self._ask(entry, questions(entry.plan, seen, number, names, threads), threads)
+        asked = False
+        try:
+            self.write(entry)
+            if (known := self._watcher.known(entry.key)) is not None:
+                number, seen, names = known
+                threads = torch.get_num_threads()
+                asked = self._ask(entry, questions(entry.plan, seen, number, names, threads), threads)
+        finally:
+            if not asked:  # else the answer says so, which may have come already
+                entry.examining = False
 
     def raced(self, entry: Entry, plan: Plan, call: Sequence[torch.Tensor]) -> None:
         """Examine a plan that has just won a race, before anybody sampled it; for the background."""
@@ -70,27 +75,31 @@ class Examiner:
             return
         self._ask(entry, asked, threads)
 
-    def _ask(self, entry: Entry, asked: Sequence[Question], threads: int) -> None:
-        """Have a worker make sense of times; nobody waits for it."""
+    def _ask(self, entry: Entry, asked: Sequence[Question], threads: int) -> bool:
+        """Have a worker make sense of times; nobody waits for it. False where there is nothing to ask."""
         if not asked:
-            return
+            return False
         parts = [dict(q.header) for q in asked]
         header = {"kind": "profile", "threads": threads, "parts": parts, **place_of(self._settings).header()}
         about = weakref.ref(entry)  # a question waits behind all compiling: it must not hold plans that were dropped meanwhile,
         log, recorder = self._log, self._recorder  # nor, through us, a whole model
 
         def answered(future: Future[wire.Message]) -> None:
+            entry = about()
+            if entry is not None:
+                entry.examining = False
             try:
                 answer, _ = wire.checked(future.result())
             except (HotfuseError, CancelledError):  # a worker that ended: the next examination asks again
                 log.count("examinations_failed")
                 return
-            found, entry = findings(asked, answer), about()
-            if found and entry is not None:
+            if (found := findings(asked, answer)) and entry is not None:
                 entry.findings = found
                 recorder.found(entry.baseline.graph, found)
                 log.count("examinations")
 
+        entry.examining = True
         sized(self._settings).pool.submit(Task("what partitions took", header, priority=PRIORITY)).add_done_callback(
             answered
         )
+        return True

@@ -95,7 +95,7 @@ class Improver:
             return
         if entry.grad_mode:
             if "tier 1" not in entry.refused and is_hot(entry.heat, entry.seconds, settings.hot_calls, 0):
-                entry.refused["tier 1"] = "gradients are enabled"
+                entry.turn_down("tier 1", "gradients are enabled")
                 self._decide(Action.KEEP, Why.GRAD_NEEDED, tier=0, hint="call it under torch.no_grad()")
             return
         if plan is entry.baseline:
@@ -196,7 +196,7 @@ class Improver:
         calls = sorted(entry.samples.several(BET_ON), key=lambda c: not found.holds(c))  # raced on one that is meant, proven on all
         before = entry.plan
         if not calls or not found.holds(calls[0]):
-            entry.refused[found.attempt] = "no inputs of this kind are kept"
+            entry.turn_down(found.attempt, "no inputs of this kind are kept")
             return
 
         def make() -> Plan:
@@ -205,7 +205,7 @@ class Improver:
 
         def deploy(better: Plan) -> None:
             if entry.plan is not before:
-                entry.refused[found.attempt] = "the plan behind it was exchanged meanwhile"
+                entry.turn_down(found.attempt, "the plan behind it was exchanged meanwhile")
                 return
             entry.plan = better  # what it replaces goes on serving behind it
             entry.cool()
@@ -242,7 +242,10 @@ class Improver:
                 self._try(entry, "part of tier 1", make, lambda: entry.baseline, calls, deploy, settled=round(settled, 2))
 
         def make() -> Plan:
-            return self._improve(entry.baseline.graph, entry.weights, inputs, progress=early, demand=_demand(entry))
+            better = self._improve(entry.baseline.graph, entry.weights, inputs, progress=early, demand=_demand(entry))
+            later = [c for c in entry.samples.several(PROVEN_ON) if c is not calls[0]]
+            calls[1:] = later[: PROVEN_ON - 1]  # kinds of calls that came meanwhile are proven on as well
+            return better
 
         self._try(entry, "tier 1", make, lambda: entry.plan, calls, deploy)  # which part of it may serve already
 
@@ -250,7 +253,7 @@ class Improver:
         """Tier 2: the same for sizes that recur."""
         inputs = entry.samples.inputs(signature)
         if inputs is None:
-            entry.refused[named(signature)] = "no inputs of this kind are kept"
+            entry.turn_down(named(signature), "no inputs of this kind are kept")
             return
 
         def make() -> Plan:
@@ -258,11 +261,12 @@ class Improver:
             return replace(self._improve(fixed, entry.weights, inputs, demand=_demand(entry)), tier=2)
 
         def deploy(better: Plan) -> None:
-            if len(entry.versions) >= self._plans.settings.max_versions:
+            present = entry.versions  # a call that fails takes them all away meanwhile
+            if len(present) >= self._plans.settings.max_versions:
                 shares = entry.samples.shares()
-                rarest = min(entry.versions, key=lambda s: shares.get(s, 0.0))
-                epochs.retire(entry.versions[rarest])
+                rarest = min(present, key=lambda s: shares.get(s, 0.0))
                 site.remove_version(entry, rarest)
+                epochs.retire(present[rarest])
                 self._decide(Action.DROP, Why.RARE, tier=2, sizes=_sizes(entry, rarest), share=round(shares.get(rarest, 0), 3))
             if not site.admit_version(entry, signature, better):
                 self._refuse(entry, named(signature), Why.TOO_MANY, "the site serves too many kinds of calls", tier=2,
@@ -310,7 +314,7 @@ class Improver:
             return
         self._decide(Action.DROP, Why.REGRESSED, **evidence)
         self._plans.demote(site, entry)
-        entry.refused["tier 1"] = "it became slower than the library"
+        entry.turn_down("tier 1", "it became slower than the library")
 
     def _try(
         self, entry: Entry, what: str, make: Callable[[], Plan], rival: Callable[[], Plan], calls: Sequence[Sequence[torch.Tensor]],
@@ -399,7 +403,7 @@ class Improver:
             time.sleep(min(spent, 0.05))
 
     def _refuse(self, entry: Entry, attempt: str, why: Why, reason: str, **evidence: EvidenceValue) -> None:
-        entry.refused[attempt] = reason
+        entry.turn_down(attempt, reason)
         self._decide(Action.REFUSE, why, **evidence)
 
     def _decide(self, action: Action, why: Why, **evidence: EvidenceValue) -> None:

@@ -112,6 +112,8 @@ class Variant:
         self._here = _Here()
         self._taken = 0
         self._costs: dict[int, tuple[tuple[int, int], ...]] = {}
+        self._working_out: set[int] = set()
+        """Signatures whose costs were asked for."""
         self._parts = [names.item(graph, f"{'' if plan.tier == 0 else f'tier {plan.tier} '}partition {p.index}")
                        for p in plan.partitioning.parts]
         in_library = plan.tier == 0 and all(p.key in weights for p in plan.graph.params)
@@ -387,8 +389,11 @@ class Variant:
     # --- on paper --------------------------------------------------------------------------------
 
     def needs_costs(self, signature: int) -> bool:
-        """Whether a signature's flops and bytes are still to be worked out."""
-        return signature not in self._costs and len(self._costs) < MAX_COSTS
+        """Whether a signature's flops and bytes are to be worked out: who is told so does it."""
+        if signature in self._costs or signature in self._working_out or len(self._working_out) >= MAX_COSTS:
+            return False
+        self._working_out.add(signature)  # once: the job may wait for long behind others
+        return True
 
     def work_out(self, signature: int, shapes: Sequence[Sequence[int]]) -> None:
         """Flops and bytes per partition, in the background; lets go of the interpreter after every node."""

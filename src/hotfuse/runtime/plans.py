@@ -214,8 +214,9 @@ class Plans:
         """In a forked child: whoever was at something is in the parent."""
         self.lock = threading.Lock()
         for site in self.sites.values():
+            site.after_fork()
             for group in site.groups.values():
                 group.pending = False
             for entry in site.entries:
-                entry.improving = False
+                entry.improving = entry.examining = False
                 entry.samples.after_fork()

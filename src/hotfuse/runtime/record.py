@@ -45,6 +45,8 @@ FORGOTTEN_S = 7 * 86_400.0
 """What lost so long ago may be tried again."""
 Rests = tuple[Sequence[torch.Tensor], int]
 """The call that a race was run on, and the tier of what served."""
+MOST_ASKED = 1024
+"""Attempts whose past is not looked up again: sizes of calls make new ones for as long as a model serves."""
 LOOKED_BACK = 500
 """Decisions of a graph that are looked through for what was tried before."""
 
@@ -102,7 +104,7 @@ class Recorder:
         self.failed = 0
         """Writes that raised: the store reports its own troubles, so these are ours."""
         self._shared: _Shared | None = None
-        self._asked: set[tuple[str, str]] = set()
+        self._asked: dict[tuple[str, str], None] = {}
         """Attempts whose past was looked up: what this process finds out itself counts more."""
 
     def _here(self) -> _Shared:
@@ -141,7 +143,9 @@ class Recorder:
             key = structural_hash(graph)
             if (key, attempt) in self._asked:
                 return None
-            self._asked.add((key, attempt))
+            self._asked[key, attempt] = None
+            for oldest in list(self._asked)[:-MOST_ASKED]:
+                self._asked.pop(oldest, None)
             store, basis = self._here().store, self._basis(rests)
             for d in store.decisions(key, LOOKED_BACK):
                 if d.evidence.get("attempt") == attempt and time.time() - d.at < FORGOTTEN_S:

@@ -6,6 +6,7 @@ in meanwhile: tables of the cache, plans and versions are immutable and exchange
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -27,6 +28,8 @@ from hotfuse.runtime.samples import Samples, Signature
 
 FEW, MANY = 2, 48
 """Kinds of sizes that each get a graph of their own, once so many calls have had no others."""
+MOST_REFUSED = 256
+"""Attempts of one entry that are remembered as refused: kinds of sizes come and go for as long as a model serves."""
 NO_VERSIONS: Mapping[Signature, Plan] = MappingProxyType({})
 
 
@@ -75,6 +78,8 @@ class Entry:
     """Time spent in them, as far as it was looked at."""
     last_used: int = 0
     improving: bool = False
+    examining: bool = False
+    """A question about its partitions waits for an answer."""
     refused: dict[str, str] = field(default_factory=dict[str, str])
     """What was tried and lost, with the reason; not tried again until something changed."""
     findings: tuple[Finding, ...] = ()
@@ -93,11 +98,19 @@ class Entry:
     def refuse(self, plan: Plan, why: str) -> None:
         """Whatever led to a plan is not tried again until something changed."""
         if plan is not self.plan:
-            self.refused.update({named(s): why for s, p in self.versions.items() if p is plan})
+            attempts = [named(s) for s, p in self.versions.items() if p is plan]
         elif self.bets:
-            self.refused.update({way(name, outcome): why for name, bet in self.bets.items() for outcome in bet.hot})
+            attempts = [way(name, outcome) for name, bet in self.bets.items() for outcome in bet.hot]
         else:
-            self.refused[plan.attempt or f"tier {plan.tier}"] = why
+            attempts = [plan.attempt or f"tier {plan.tier}"]
+        for attempt in attempts:
+            self.turn_down(attempt, why)
+
+    def turn_down(self, attempt: str, why: str) -> None:
+        """An attempt is not made again until something changed; of very many the oldest is forgotten."""
+        self.refused[attempt] = why
+        for oldest in list(self.refused)[:-MOST_REFUSED]:
+            self.refused.pop(oldest, None)
 
     def cool(self) -> None:
         """The plan was exchanged: its calls count from here, and the first of them are looked at."""
@@ -157,10 +170,15 @@ class Route:
 
 
 class Site:
-    """Everything about one call structure."""
+    """Everything about one call structure.
+
+    A version has a route if and only if its entry has it, whoever takes versions away meanwhile: the entry's table is exchanged
+    under a lock, held for no longer than that; routes follow, and a route is dropped only where its entry has no such version.
+    """
 
     def __init__(self, spec: Spec, limit: int) -> None:
         self.spec = spec
+        self._lock = threading.Lock()
         self.entries: tuple[Entry, ...] = ()
         self.groups: dict[Any, Group] = {}
         self._limit = limit
@@ -172,12 +190,18 @@ class Site:
     def _cache(self, entry: Entry) -> InlineCache[Route]:
         if entry.grad_mode not in self.caches:
             inputs = len(entry.baseline.graph.inputs)
-            self.caches[entry.grad_mode] = InlineCache(inputs, self._limit, self._soft.append)
+            self.caches[entry.grad_mode] = InlineCache(inputs, self._limit, self._when_hot)
         return self.caches[entry.grad_mode]
+
+    def _when_hot(self, job: Job) -> None:
+        """Each job once, however often it is asked for before the site is hot."""
+        if job not in self._soft:
+            self._soft.append(job)
 
     def admit(self, entry: Entry) -> None:
         """Route calls to a new entry; others may have to go (`evicted`)."""
-        self.entries = (entry, *self.entries)
+        with self._lock:
+            self.entries = (entry, *self.entries)
         self._gone(self._cache(entry).add(Case(entry.facts, Route(entry))))
 
     def admit_version(self, entry: Entry, signature: Signature, plan: Plan) -> bool:
@@ -187,7 +211,8 @@ class Site:
         facts = (*entry.facts, *sized(entry.baseline.graph, dict(zip(entry.symbols, signature, strict=True))))
         self.remove_version(entry, signature)
         route = Route(entry, signature, plan)
-        entry.versions = {**entry.versions, signature: plan}
+        with self._lock:
+            entry.versions = {**entry.versions, signature: plan}
         self._gone(self._cache(entry).add(Case(facts, route)))
         if self._has(entry) and entry.versions.get(signature) is plan:
             return True
@@ -203,8 +228,7 @@ class Site:
                 self.remove(route.entry)
                 self._evicted.append(route.entry)
             else:
-                kept = {s: p for s, p in route.entry.versions.items() if s != route.signature}
-                route.entry.versions = kept or NO_VERSIONS
+                self._without(route.entry, route.signature, route.version)
 
     def evicted(self) -> list[Entry]:
         """Entries that had to go for others since this was last asked: somebody may know them by their key."""
@@ -213,19 +237,29 @@ class Site:
 
     def remove(self, entry: Entry) -> None:
         """Route nothing to an entry any more."""
-        self.entries = tuple(e for e in self.entries if e is not entry)
+        with self._lock:
+            self.entries = tuple(e for e in self.entries if e is not entry)
         self._drop(entry, lambda _route: True)
 
     def remove_version(self, entry: Entry, signature: Signature) -> None:
         """Calls of these sizes take the entry's plan again."""
-        kept = {s: p for s, p in entry.versions.items() if s != signature}
-        entry.versions = kept or NO_VERSIONS
-        self._drop(entry, lambda route: route.signature == signature)
+        self._without(entry, signature, entry.versions.get(signature))
+        self._drop_unknown(entry)
 
     def remove_versions(self, entry: Entry) -> None:
         """All calls of an entry take its plan again."""
-        entry.versions = NO_VERSIONS
-        self._drop(entry, lambda route: route.signature is not None)
+        with self._lock:
+            entry.versions = NO_VERSIONS
+        self._drop_unknown(entry)
+
+    def _without(self, entry: Entry, signature: Signature, plan: Plan | None) -> None:
+        """A version is the entry's no more; another one of the same sizes, which came meanwhile, stays."""
+        with self._lock:
+            kept = {s: p for s, p in entry.versions.items() if s != signature or p is not plan}
+            entry.versions = kept or NO_VERSIONS
+
+    def _drop_unknown(self, entry: Entry) -> None:
+        self._drop(entry, lambda r: r.signature is not None and entry.versions.get(r.signature) is not r.version)
 
     def _drop(self, entry: Entry, which: Callable[[Route], bool]) -> None:
         cache = self.caches.get(entry.grad_mode)
@@ -234,9 +268,16 @@ class Site:
 
     def clear(self) -> None:
         """Route nothing anywhere."""
-        self.entries = ()
+        with self._lock:
+            self.entries = ()
         for cache in self.caches.values():
             cache.clear()
+
+    def after_fork(self) -> None:
+        """In a forked child: whoever held a lock is in the parent."""
+        self._lock = threading.Lock()
+        for cache in self.caches.values():
+            cache.after_fork()
 
     def soft(self) -> list[Job]:
         """Jobs that make the dispatch native, for a site that turned out to be hot; each is given out once."""
