@@ -20,7 +20,7 @@ from hotfuse.profile.analyzer import Analyzer
 from hotfuse.profile.book import Book
 from hotfuse.profile.drift import Stream
 from hotfuse.profile.predict import Predictor
-from hotfuse.profile.records import Kind
+from hotfuse.profile.records import LAYOUTS, SIZE, Kind
 from hotfuse.profile.ring import Ring
 from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.profile.stats import Outcomes
@@ -91,8 +91,17 @@ def value(name: str, of: int = 0) -> Callable[[World], float]:
     return seen_of(lambda seen: getattr(seen.values[of], name).mean if seen.values else 0.0)
 
 
-def no_looks(world: World) -> None:
-    world.patch.setattr(Variant, "_see", lambda *_a: None)
+def without(statistic: str) -> Callable[[World], None]:
+    """A switch that takes one statistic of values away and leaves the others: its field in the records stays empty."""
+    see, at = Variant._see, LAYOUTS[Kind.VALUE].fields[statistic][1]  # pyright: ignore
+
+    def seen(variant: Any, s: Any, *about: Any) -> None:
+        before = s.batch.count
+        see(variant, s, *about)
+        if s.batch.count > before:
+            s.batch.write(s.batch.address + before * SIZE + at, bytes(8))
+
+    return replaced(Variant, "_see", seen)
 
 
 def trips(_world: World) -> float:
@@ -158,16 +167,16 @@ NO_OUTCOMES = replaced(Variant, "_outcome", _nothing)
 row = functools.partial(Row, "instrumentation")
 rows = functools.partial(Row, "analyzer")
 ROWS: tuple[Row, ...] = (
-    row("zero fraction per element", value("zero"), no_looks),
-    row("zero fraction per row", value("zero_rows"), no_looks),
-    row("zeros joint over rows", value("zero_cols"), no_looks),
-    row("constant rows", value("constant_rows"), no_looks),
-    row("what is not finite", value("nonfinite"), no_looks),
-    row("least value", seen_of(lambda s: -s.values[0].min if s.values else 0), no_looks),
-    row("greatest value", seen_of(lambda s: s.values[0].max if s.values else 0), no_looks),
-    row("greatest magnitude", seen_of(lambda s: s.values[0].absmax if s.values else 0), no_looks),
-    row("valid fraction of a mask", value("valid", 1), no_looks),
-    row("valid rows of a mask", value("valid_rows", 1), no_looks),
+    row("zero fraction per element", value("zero"), without("zeros")),
+    row("zero fraction per row", value("zero_rows"), without("zero_rows")),
+    row("zeros joint over rows", value("zero_cols"), without("zero_cols")),
+    row("constant rows", value("constant_rows"), without("constant_rows")),
+    row("what is not finite", value("nonfinite"), without("nonfinite")),
+    row("least value", seen_of(lambda s: -s.values[0].min if s.values else 0), without("min")),
+    row("greatest value", seen_of(lambda s: s.values[0].max if s.values else 0), without("max")),
+    row("greatest magnitude", seen_of(lambda s: s.values[0].absmax if s.values else 0), without("absmax")),
+    row("valid fraction of a mask", value("valid", 1), without("valid")),
+    row("valid rows of a mask", value("valid_rows", 1), without("valid_rows")),
     row("branch outcomes", seen_of(lambda s: sum(c.n for c in s.controls if not c.loop)),
         NO_OUTCOMES),
     row("trip counts", trips, NO_OUTCOMES),
