@@ -26,6 +26,17 @@ def is_transposed(node: Node) -> bool:
     return packet(node.op) in TURNED or argument(node, "transposed", False) is True
 
 
+def windows_overlap(node: Node) -> bool:
+    """Whether windows move by one over an image and all sum over all channels: what neighbours share can be computed once."""
+    weight, x = node.args[1], node.args[0]
+    if is_transposed(node) or not isinstance(weight, Value) or not isinstance(weight.type, TensorType):
+        return False
+    if not isinstance(x, Value) or not isinstance(x.type, TensorType) or weight.type.shape[1] != x.type.shape[1]:
+        return False
+    steps = (argument(node, "stride", 1), argument(node, "dilation", 1))
+    return any(n != 1 for n in weight.type.shape[2:]) and all(s == 1 or (isinstance(s, tuple) and set(s) <= {1}) for s in steps)
+
+
 def zero_padding(node: Node) -> Pads | None:
     """Zeros that a node puts around an image, before and after per spatial dim; None where it does something else."""
     if packet(node.op) not in _PADS:

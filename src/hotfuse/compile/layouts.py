@@ -3,8 +3,10 @@
     region   convolutions that hand each other channels-last values; where the order has to change, somebody converts
     rule     channels last, since a pixel's channels are what a convolution sums over
     contest  where a region has to convert and is small enough to be built twice, both orders are built and timed
+    copy     where a region reads row-major images, a copy with channels innermost is built and timed as well
 
 A convolution between neighbours that read rows may be better off as it is: what it saves by another order, conversions cost.
+Windows that overlap need fewer multiplications if channels are innermost, which may pay for a copy that nothing else asks for.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from hotfuse.fusion.engine import Choice, Contest, Engine
 from hotfuse.fusion.groups import Group, group
-from hotfuse.fusion.layout import channels_last, regions
+from hotfuse.fusion.layout import channels_last, entered, regions
 from hotfuse.fusion.own import with_own_operands
 from hotfuse.ir.graph import Graph
 from hotfuse.ops.table import packet
@@ -34,22 +36,27 @@ def laid_out(
     found = regions(graph)
     if not found:
         return with_own_operands(graph), []
-    chosen = frozenset[int]().union(*found)
-    choices: dict[str, Choice] = {}
+    chosen, converted = frozenset[int]().union(*found), frozenset[int]()
+    choices: list[Choice] = []
     for region in found[:MOST_REGIONS]:
-        last, rows = (_grouped(graph, c) for c in (chosen, chosen - region))
+        last, rows = (_grouped(graph, c, converted) for c in (chosen, chosen - region))
         subject = _subject(graph, region)
-        choice = engine.layout(rows, last, sizes, subject, contest if len(region) <= MOST_BUILT else None)
-        choices[f"{subject} {min(region)}"] = choice
-        if not choice.accepted:
+        measured = contest if len(region) <= MOST_BUILT else None
+        if measured is not None and (reads := entered(graph, region, engine.core.lanes)):
+            copied = _grouped(graph, chosen, converted | reads)
+            choices.append(engine.converting(last, copied, sizes, subject, measured))
+            if choices[-1].accepted:
+                last, converted = copied, converted | reads
+        choices.append(engine.layout(rows, last, sizes, subject, measured))
+        if not choices[-1].accepted:
             chosen -= region
     if other:
         chosen = frozenset[int]().union(*found) - chosen
-    return with_own_operands(channels_last(graph, chosen)), list(choices.values())
+    return with_own_operands(channels_last(graph, chosen, converted)), choices
 
 
-def _grouped(graph: Graph, chosen: frozenset[int]) -> tuple[Graph, Sequence[Group]]:
-    made = with_own_operands(channels_last(graph, chosen))
+def _grouped(graph: Graph, chosen: frozenset[int], converted: frozenset[int]) -> tuple[Graph, Sequence[Group]]:
+    made = with_own_operands(channels_last(graph, chosen, converted))
     return made, group(made)
 
 

@@ -24,6 +24,7 @@ from hotfuse.fusion.closed import Index, Key
 from hotfuse.fusion.criteria import HEARTS, Criterion, Reason
 from hotfuse.fusion.forecast import live_values
 from hotfuse.fusion.groups import MAX_NODES, Group, node_kind
+from hotfuse.fusion.layout import CONVERTS
 from hotfuse.fusion.order import Order
 from hotfuse.fusion.rewrites import Rewritten, recomputed, rows_of, tiled
 from hotfuse.hpm.work import Core
@@ -296,6 +297,8 @@ class Generator:
         if bad:
             op = packet(self.index.graph.nodes[bad[0]].op).removeprefix("aten.")
             return fails(Criterion.OVERLAP, f"{op} needs whole rows before the product begins")
+        if b.kind == "convolution" and any(self.index.graph.nodes[i].op == CONVERTS for i in a.nodes):
+            return fails(Criterion.OVERLAP, "an image that is converted as it is read is read plane by plane")
         return holds(Criterion.OVERLAP, "its elements are computed where they are read")
 
     def _rows(self, g: Group) -> int:

@@ -164,26 +164,44 @@ class Engine:
         What is predicted knows work and conversions; what walking in another order costs shows only where both sides are built. So
         a contest decides about the groups that differ. Without one the other layout is taken unless conversions are most of it.
         """
-        sides: list[Cost] = []
-        for graph, groups in (plain, other):
-            index = Index(graph, sizes)
-            self._foresee(index, groups)
-            sides.append(self._total(index, groups))
-        won = gain(sides[0], sides[1], self.objective, self.threads)
+        sides, won = self._compared(plain, other, sizes)
         added, moved = conversions(plain[0], other[0], sizes)
         seconds = self._total_of(other, sizes, added)
         text = f"{len(added)} conversions move {moved} bytes, {seconds * 1e6:.1f} us"
         evidence: dict[str, int | float | str] = {"conversions": len(added), "bytes": moved, "us": round(seconds * 1e6, 2)}
         accepted = seconds < MOST_CONVERTING * sides[1].seconds if added else True
         if contest is not None and added:
-            before, after = (self._sides(graph, groups, sizes) for graph, groups in (other, plain))
-            kept, new = _differing(before, after)
-            objection, saved = contest([s for _, s in kept], [s for _, s in new])
+            objection, saved = self._contested(other, plain, sizes, contest)
             accepted = bool(objection)
             text += f"; row-major {objection or f'saves {saved * 1e6:.1f} us, measured'}"
             self.bandit.learn(Kind.LAYOUT.value, won.mean, -saved)
         reason = Reason(Criterion.VALUE, accepted, text, evidence)
         return Choice(Kind.LAYOUT, subject, accepted, 1, sides[0], sides[1], won, won.mean, (reason,))
+
+    def converting(self, plain: Grouped, other: Grouped, sizes: Mapping[str, int], subject: str, contest: Contest) -> Choice:
+        """Whether what is read in an order that does not suit its readers is worth a copy: only kernels that are built can tell."""
+        sides, won = self._compared(plain, other, sizes)
+        added, moved = conversions(plain[0], other[0], sizes)
+        objection, saved = self._contested(plain, other, sizes, contest)
+        self.bandit.learn(Kind.LAYOUT.value, won.mean, saved)
+        found = objection or f"saves {saved * 1e6:.1f} us, measured"
+        text = f"{len(added)} conversions of what is read move {moved} bytes; {found}"
+        reason = Reason(Criterion.VALUE, not objection, text, {"conversions": len(added), "bytes": moved})
+        return Choice(Kind.LAYOUT, subject, not objection, 1, sides[0], sides[1], won, won.mean, (reason,))
+
+    def _compared(self, one: Grouped, two: Grouped, sizes: Mapping[str, int]) -> tuple[list[Cost], Gain]:
+        """What two graphs are predicted to take, and what the second one gains."""
+        sides: list[Cost] = []
+        for graph, groups in (one, two):
+            index = Index(graph, sizes)
+            self._foresee(index, groups)
+            sides.append(self._total(index, groups))
+        return sides, gain(sides[0], sides[1], self.objective, self.threads)
+
+    def _contested(self, old: Grouped, new: Grouped, sizes: Mapping[str, int], contest: Contest) -> tuple[str, float]:
+        """A contest between the groups that differ."""
+        kept, made = _differing(*(self._sides(graph, groups, sizes) for graph, groups in (old, new)))
+        return contest([s for _, s in kept], [s for _, s in made])
 
     def _sides(self, graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> list[tuple[Key, Side]]:
         index = Index(graph, sizes)

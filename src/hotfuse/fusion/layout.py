@@ -6,13 +6,14 @@
 
 Only types change, and copies are put where they matter: torch's own operators accept any strides and give back the order that
 they were given, but a view needs the strides that the capture saw, and so does whoever gets the graph's outputs.
+A convolution reads row-major images where they lie, plane by plane; where that is asked for, a copy with channels innermost.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from hotfuse.analysis.convolution import is_convolution
+from hotfuse.analysis.convolution import is_convolution, windows_overlap
 from hotfuse.analysis.quantized import byte_products
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Token, Value, map_values, output_values
 from hotfuse.ir.types import Layout, TensorType
@@ -31,20 +32,31 @@ _COPIES = frozenset(["aten.clone", "aten.contiguous", "aten.to", "aten._to_copy"
 _CASTS = frozenset(["aten.to", "aten._to_copy"])
 """Those of them that keep the order unless they are told one."""
 _PRESERVE = Token("memory_format", "preserve_format")
+_LAST = Token("memory_format", "channels_last")
+CONVERTS = "aten.contiguous.default"
+"""What changes the order of a value."""
 _REDUCTIONS = frozenset(["aten.mean", "aten.sum", "aten.amax", "aten.amin"])
 """Ops that read any order, and whose results are too small to matter."""
 _POOLS = frozenset(f"aten.{kind}_pool{rank}d" for kind in ("max", "avg", "adaptive_avg") for rank in (2, 3))
 """The same where one pixel is left."""
 
 
-def channels_last(graph: Graph, only: frozenset[int] | None = None) -> Graph:
+def channels_last(graph: Graph, only: frozenset[int] | None = None, converted: frozenset[int] = frozenset()) -> Graph:
     """The graph with convolutions and what lies between them in channels-last order; the same graph without convolutions.
 
-    `only` are the convolutions to begin with, by number; None for all of them.
+    `only` are the convolutions to begin with, by number; None for all of them. Those `converted` read a copy of a row-major image.
     """
     if not any(is_convolution(n) and (only is None or i in only) for i, n in enumerate(graph.nodes)):
         return graph
-    return _Change(graph, only).made()
+    return _Change(graph, only, converted).made()
+
+
+def entered(graph: Graph, only: frozenset[int], channels: int) -> frozenset[int]:
+    """Convolutions, by number, that would read row-major images of at least so many channels with windows that overlap."""
+    change = _Change(graph, only)
+    change.made()
+    nodes = [(i, graph.nodes[i]) for i in change.plane_by_plane if windows_overlap(graph.nodes[i])]
+    return frozenset(i for i, n in nodes if isinstance(c := (_shape(n.ins[0]) or (0, 0))[1], int) and c >= channels)
 
 
 def regions(graph: Graph) -> list[frozenset[int]]:
@@ -58,8 +70,14 @@ def regions(graph: Graph) -> list[frozenset[int]]:
 
 
 class _Change:
-    def __init__(self, graph: Graph, only: frozenset[int] | None = None) -> None:
-        self.graph, self.only = graph, only
+    def __init__(
+        self, graph: Graph, only: frozenset[int] | None = None, converted: frozenset[int] = frozenset()
+    ) -> None:
+        self.graph, self.only, self.converted = graph, only, converted
+        self.plane_by_plane: list[int] = []
+        """Convolutions that were retyped and read row-major images, by number."""
+        self.forth: dict[str, Value] = {}
+        """Channels-last copies of row-major images, by the image's name."""
         self.convolutions: list[int] = []
         """Those whose results were retyped, by number."""
         self.region: dict[int, int] = {}
@@ -89,6 +107,8 @@ class _Change:
         changed = [v for v in node.ins if v.name in self.new]
         if self._follows(number, node, changed):
             node = self._with(node, self.new)
+            if is_convolution(node):
+                node = self._entered(number, node)
             (out,) = node.outs
             moved = replace(out, type=_last(out))
             self.new[out.name] = moved
@@ -99,6 +119,29 @@ class _Change:
         if self._reads_any(node):
             return self._with(node, self.new)
         return self._with(node, {v.name: self._copy(v) for v in changed})
+
+    def _entered(self, number: int, node: Node) -> Node:
+        """A convolution with the image that it reads, or a copy of it."""
+        x = node.args[0]
+        if not isinstance(x, Value) or _rank(x) != 4 or not _can_move(x):
+            return node
+        self.plane_by_plane.append(number)
+        if number not in self.converted:
+            return node
+        if x.name not in self.forth:
+            made = Value(self._named(f"{x.name}_last"), _last(x))
+            self.nodes.append(Node(Kind.OPERATOR, CONVERTS, (x,), (made,), (("memory_format", _LAST),)))
+            self.forth[x.name] = made
+        return self._with(node, {x.name: self.forth[x.name]})
+
+    def _named(self, name: str) -> str:
+        """A name that nobody has."""
+        found, n = name, 0
+        while found in self.taken:
+            n += 1
+            found = f"{name}{n}"
+        self.taken.add(found)
+        return found
 
     def _joins(self, number: int, node: Node, changed: list[Value]) -> None:
         """A node is of the region of what it reads; it may be what joins two of them."""
@@ -153,14 +196,9 @@ class _Change:
     def _copy(self, v: Value) -> Value:
         """A value in the order the capture saw."""
         if v.name not in self.back:
-            name, n = f"{v.name}_rows", 0
-            while name in self.taken:
-                n += 1
-                name = f"{v.name}_rows{n}"
-            self.taken.add(name)
             source = self.new[v.name]
-            self.back[v.name] = Value(name, v.type)
-            self.nodes.append(Node(Kind.OPERATOR, "aten.contiguous.default", (source,), (self.back[v.name],)))
+            self.back[v.name] = Value(self._named(f"{v.name}_rows"), v.type)
+            self.nodes.append(Node(Kind.OPERATOR, CONVERTS, (source,), (self.back[v.name],)))
         return self.back[v.name]
 
 
