@@ -3,13 +3,14 @@
     python -m benchmarks.conv [--threads 1 2] [--rounds N] [--only TEXT] [--seconds S] [--torch-only] [--json]
 
 The distinct convolutions of ResNet-50 and the depthwise ones of MobileNetV3-Large at 224 x 224, one image. Contenders take turns;
-every turn begins with a rest, in which the threads of whoever came before stop spinning, and some milliseconds of calls that are
-not counted: a layer of a network in steady state finds a core that is awake, and its memory in cache. Torch with channels first and
-last, oneDNN with packed weights and the activation fused, and ours with channels last allocate their results. ONNX Runtime and
-OpenVINO, where installed, have a model of the one layer. They compute in layouts of their own and convert at both ends, as they
-would once for a whole network: what counts for them is what their profilers say of all nodes but these conversions, which leaves
-out what a call costs. A ratio above 1 means that ours is faster than the best of the others; `least` compares the fastest calls,
-which other load disturbs least. Cells are kept (`benchmarks.cells`): with `--seconds` the grid is measured in slices.
+every turn begins with a rest, until the threads of whoever came before have stopped spinning (`timing.rest`), and some milliseconds
+of calls that are not counted: a layer of a network in steady state finds a core that is awake, and its memory in cache. Torch
+with channels first and last, oneDNN with packed weights and the activation fused, and ours with channels last allocate their
+results. ONNX Runtime and OpenVINO, where installed, have a model of the one layer. They compute in layouts of their own and convert
+at both ends, as they would once for a whole network: what counts for them is what their profilers say of all nodes but these
+conversions, which leaves out what a call costs. A ratio above 1 means that ours is faster than the best of the others; `least`
+compares the fastest calls, which other load disturbs least. Cells are kept (`benchmarks.cells`): with `--seconds` the grid is
+measured in slices.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from onnx import helper, numpy_helper
 
 from benchmarks.cells import Cells, add_options, cells
 from benchmarks.gemm import Call, geomean
+from benchmarks.timing import rest
 from hotfuse.backends.llvm.group import artifact
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import host
@@ -42,9 +44,8 @@ from hotfuse.ir.text import parse
 from hotfuse.lower.conv import lower_convolution
 from hotfuse.lower.conv_shape import Axis
 
-REST_S, WARM_S, BURST_S = 0.01, 0.006, 0.004
-"""Of a turn: the thread pool of the one before stops spinning; calls that do not count, some five for all memory to be in cache
-again; calls that do."""
+WARM_S, BURST_S = 0.006, 0.004
+"""Of a turn, after its rest: calls that do not count, some five for all memory to be in cache again; calls that do."""
 FEW = 4
 """Fewer input channels than these are those of a picture, which comes channels first."""
 
@@ -231,7 +232,7 @@ def turns(calls: dict[str, Call], rounds: int) -> tuple[dict[str, list[float]], 
     counted: dict[str, list[bool]] = {name: [] for name in calls}
     for i in range(rounds):
         for name in list(calls) if i % 2 == 0 else list(calls)[::-1]:
-            time.sleep(REST_S)
+            rest()
             begin = start = time.perf_counter()
             while start - begin < WARM_S + BURST_S or not counted[name][-1]:  # what is slow is counted once a turn
                 calls[name]()

@@ -4,10 +4,10 @@
 
 Contenders take turns in short bursts: the torch module, ONNX Runtime (results bound to memory once, its fastest way), and our
 plan, called with tensors and giving new ones. All get input and initial states and give all outputs. With several threads each
-turn begins with a rest until the threads of whoever came before have stopped spinning (the process uses no processor time: ONNX
-Runtime's look for work for tens of milliseconds, on a core that the next one needs), and a call that is not counted. Ratios above
-1 mean that ours is faster; `low` compares the best tenth of the bursts, which other load disturbs least, `least` the shortest
-ones. `gflops` is what ours reaches. Cells are kept (`benchmarks.cells`): with `--seconds` the grid is measured in slices.
+turn begins with a rest until the threads of whoever came before have stopped spinning (`timing.rest`), and a call that is not
+counted. Ratios above 1 mean that ours is faster; `low` compares the best tenth of the bursts, which other load disturbs least,
+`least` the shortest ones. `gflops` is what ours reaches. Cells are kept (`benchmarks.cells`): with `--seconds` the grid is measured
+in slices.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from torch import nn
 from benchmarks.cells import add_options, cells
 from benchmarks.gemm import BURST, geomean, low
 from benchmarks.served import Served, served
+from benchmarks.timing import rest
 from hotfuse.backends.llvm.target import host
 from hotfuse.ir.text import parse
 
@@ -39,8 +40,6 @@ HIDDEN, STEPS, BATCHES = (64, 128, 256, 512), (1, 16, 100), (1, 8)
 _MODULES: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
 _ORDER = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
 """Where ONNX's gates are among torch's."""
-REST_S, LONGEST_REST_S, QUIET = 0.005, 0.3, 0.1
-"""With several threads: a piece of rest, the most that is rested, and the share of a piece that the process may still compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +134,6 @@ def contenders(job: Job, threads: int) -> tuple[dict[str, Callable[[], Any]], Se
         if not worst < 1e-4:
             raise SystemExit(f"{name} is wrong by {worst} for {job}")
     return calls, plan
-
-
-def rest() -> None:
-    """Sleep until no thread of this process computes."""
-    end = time.monotonic() + LONGEST_REST_S
-    while time.monotonic() < end:
-        begun, used = time.monotonic(), time.process_time()
-        time.sleep(REST_S)
-        if time.process_time() - used < QUIET * (time.monotonic() - begun):
-            return
 
 
 def turns(

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+REST_S, LONGEST_REST_S, QUIET = 0.005, 0.3, 0.1
+"""Between two contenders' turns: a piece of rest, the most that is rested, and the share of a piece that may be computed in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -38,6 +41,21 @@ def summarize(times_ms: list[float]) -> Timing:
     return Timing(statistics.median(times_ms), tenths[0], tenths[8], len(times_ms))
 
 
+def rest(piece_s: float = REST_S) -> None:
+    """Sleep, piece by piece, until no thread of this process computes.
+
+    Threads of a runtime look for more work after a call, ONNX Runtime's for tens of milliseconds, on a core that whoever comes next
+    needs for threads of its own. A pause of fixed length is too short after some and wasted after others. Processes beside this one
+    are not seen: for those a piece must be long enough.
+    """
+    end = time.monotonic() + LONGEST_REST_S
+    while time.monotonic() < end:
+        begun, used = time.monotonic(), time.process_time()
+        time.sleep(piece_s)
+        if time.process_time() - used < QUIET * (time.monotonic() - begun):
+            return
+
+
 def interleave(
     contenders: Mapping[str, Callable[[], object]], *, rounds: int, inner: int = 1, warm_up: int = 3, rest_s: float = 0.0,
     apart: Mapping[str, Callable[[int], float]] | None = None,
@@ -45,9 +63,9 @@ def interleave(
     """Time contenders in turns, the order turning round; `inner` calls are timed together where one is too short.
 
     Gives each one's timing, and the median over rounds of its time divided by the first one's *of the same
-    round*, which a drifting machine disturbs least. With `rest_s`, every turn begins with a pause, in which the threads
-    of whoever came before stop spinning, and a call that is not counted. Contenders `apart` are in another process: they are told
-    how many calls to make, and say themselves how many seconds these took.
+    round*, which a drifting machine disturbs least. With `rest_s`, every turn begins with a rest in pieces of that length, until
+    the threads of whoever came before have stopped spinning, and a call that is not counted. Contenders `apart` are in another
+    process: they are told how many calls to make, and say themselves how many seconds these took.
     """
     apart = apart or {}
     names = [*contenders, *apart]
@@ -61,7 +79,7 @@ def interleave(
         for i in range(rounds):
             for name in names if i % 2 == 0 else reversed(names):
                 if rest_s:
-                    time.sleep(rest_s)
+                    rest(rest_s)
                 if name in apart:
                     times[name].append(apart[name](inner) * 1e3 / inner)
                     continue

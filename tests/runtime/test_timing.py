@@ -3,10 +3,67 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import dataclass
 
 import pytest
 
-from benchmarks.timing import interleave, summarize
+from benchmarks import timing
+from benchmarks.timing import LONGEST_REST_S, REST_S, interleave, rest, summarize
+
+
+@dataclass
+class Machine:
+    """Time that only sleeping lets pass; a thread beside computes through the first `busy` sleeps."""
+
+    busy: int
+    now: float = 100.0
+    used: float = 7.0
+    slept: int = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def process_time(self) -> float:
+        return self.used
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept += 1
+        if self.slept <= self.busy:
+            self.used += seconds
+
+
+@pytest.mark.parametrize("busy", [0, 1, 9])
+def test_a_rest_ends_with_the_first_piece_in_which_nothing_is_computed(
+    busy: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(busy)
+    monkeypatch.setattr(timing, "time", machine)
+    rest()
+    assert machine.slept == busy + 1
+
+
+def test_a_rest_is_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(1_000_000)
+    monkeypatch.setattr(timing, "time", machine)
+    rest()
+    assert LONGEST_REST_S <= machine.now - 100.0 + 1e-9 <= LONGEST_REST_S + 2 * REST_S
+
+
+def test_with_a_rest_the_first_call_of_a_turn_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, order = Machine(0), list[str]()
+    monkeypatch.setattr(timing, "time", machine)
+
+    def call() -> None:
+        order.append("call")
+        machine.now += 1.0 if len(order) % 2 else 0.25  # whoever comes back from a rest is slow
+
+    timings, _ = interleave({"a": call}, rounds=3, warm_up=0, rest_s=0.01)
+    assert (len(order), machine.slept) == (6, 3)
+    assert timings["a"].low == timings["a"].high == 250.0
 
 
 def test_contenders_take_turns_in_turning_order() -> None:
