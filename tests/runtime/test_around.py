@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -32,9 +32,20 @@ class Dispatches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@contextmanager
+def autocast_without_asking(device: str) -> Iterator[None]:
+    """Autocast of a device for this thread. `torch.autocast` would start the device, and this process is forked later."""
+    before = torch.is_autocast_enabled(device)
+    torch.set_autocast_enabled(device, True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, before)
+
+
 CHANGES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "autocast": lambda: torch.autocast("cpu"),
-    "autocast of another device": lambda: torch.autocast("cuda") if torch.cuda.is_available() else torch.autocast("cpu"),
+    "autocast of another device": lambda: autocast_without_asking("cuda"),
     "function mode": Functions,
     "dispatch mode": Dispatches,
 }

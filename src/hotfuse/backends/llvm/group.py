@@ -1,13 +1,11 @@
 """A lowered group as something a plan calls: allocate outputs, read sizes off the inputs, enter native code.
 
 The glue is generated per group like all flat functions: which input shows which symbol, which outputs have which shape, is
-decided once. Inputs that lie differently from what the kernel was made for are copied into place, which is rare and
-counted.
+decided once. Inputs that lie differently from what the kernel was made for are copied into place, which is rare.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,9 +24,6 @@ from hotfuse.ir.types import Layout, TensorType
 from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
 from hotfuse.ops.torch_dtypes import torch_dtype
 
-copies: Counter[str] = Counter()
-"""Per kernel, how many inputs had to be copied into the layout it was made for."""
-
 
 def artifact(graph: Graph, lowered: Lowered, kernel: NativeKernel, weights: Mapping[str, torch.Tensor], source: str) -> Artifact:
     """The group as an artifact; `lowered` speaks of the graph's values by name, weights come by param key."""
@@ -46,7 +41,7 @@ class _Glue:
         self.keys = {p.value.name: p.key for p in graph.params}
         self.bound: dict[str, Any] = {
             "enter": kernel.enter, "empty": torch.empty, "strided": torch.empty_strided,
-            "threads": torch.get_num_threads, "settle": _settle, "name": kernel.kernel.name,
+            "threads": torch.get_num_threads, "settle": settled, "rows": Layout(),
             "evaluate": evaluate, "LINE": LINE, "arena": kernel.arena,
         }
         self.keep: list[Any] = [kernel]
@@ -103,9 +98,9 @@ class _Glue:
         if t.layout.strided:  # read where it lies, whatever its strides; a lazily negated view holds other numbers
             return [f"if {name}.is_neg(): {name} = {name}.resolve_neg()"]
         if t.layout.order is None:
-            return [f"if not {name}.is_contiguous(): {name} = settle({name}, None, name)"]
+            return [f"if not {name}.is_contiguous(): {name} = settle({name}, rows)"]
         order = self._name("order", t.layout)
-        return [f"{name} = settle({name}, {order}, name)"]
+        return [f"{name} = settle({name}, {order})"]
 
     def _reads(self, name: str) -> bool:
         return any(isinstance(a, BufferArgument) and a.value == name and a.role is Role.INPUT
@@ -173,11 +168,3 @@ class _Glue:
     def _address(self, memory: Any) -> str:
         self.keep.append(memory)
         return str(memory.data_ptr() if isinstance(memory, torch.Tensor) else memory.ctypes.data)
-
-
-def _settle(t: torch.Tensor, layout: Layout | None, kernel: str) -> torch.Tensor:
-    """The tensor, copied if it does not lie in the wanted dimension order."""
-    made = settled(t, layout or Layout())
-    if made is not t:
-        copies[kernel] += 1
-    return made
