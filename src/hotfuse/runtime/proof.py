@@ -4,10 +4,14 @@ Two float32 programs that add in another order differ, and neither is the truth.
 baseline is run once more in float64, where its operators allow that, and the new plan passes if it is no farther from that than
 twice the baseline is. Outputs that a model rounds (QuantizeLinear) may lie one quantum apart, in one of a hundred places:
 `analysis.ties` says how that is judged.
+
+Both are timed on the way. Behind the first call, which warms both up, these are rounds like those of a race, which need not be run
+again.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,22 +38,37 @@ class Proof:
     inputs: int
     judge: str
     """`tier 0` or `float64`."""
+    rounds: tuple[tuple[float, float], ...] = ()
+    """Seconds of the baseline and of the new plan on each call but the first."""
 
 
 def prove(
     new: Run, baseline: Run, calls: Sequence[Sequence[torch.Tensor]], rtol: float, wide: Wide, steps: Sequence[Quantum] = ()
 ) -> Proof:  # fmt: skip
-    """Run both on every call; `steps` are the quanta of outputs that are rounded."""
+    """Run both on every call, in turns who goes first; `steps` are the quanta of outputs that are rounded."""
     judge = "tier 0"
+    rounds: list[tuple[float, float]] = []
     with torch.no_grad():
-        for inputs in calls:
-            got, want = new(*inputs), baseline(*inputs)
+        for number, inputs in enumerate(calls):
+            if number % 2:
+                want, old_s = _timed(baseline, inputs)
+                got, new_s = _timed(new, inputs)
+            else:
+                got, new_s = _timed(new, inputs)
+                want, old_s = _timed(baseline, inputs)
+            rounds.append((old_s, new_s))
             difference = disagreement(got, want, rtol)
             if difference and not all_tied(got, want, steps, lambda g, w: not disagreement([g], [w], rtol)):
                 judge = "float64"
                 if not _closer(got, want, inputs, wide):
                     return Proof(difference, len(calls), judge)
-    return Proof("", len(calls), judge)
+    return Proof("", len(calls), judge, tuple(rounds[1:]))
+
+
+def _timed(run: Run, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], float]:
+    begin = time.perf_counter()
+    outs = run(*inputs)
+    return outs, time.perf_counter() - begin
 
 
 def _closer(got: Sequence[Any], want: Sequence[Any], inputs: Sequence[torch.Tensor], wide: Wide) -> bool:

@@ -58,21 +58,27 @@ def growth(wins: int, rounds: int) -> float:
 def race(
     old: Callable[..., Any], new: Callable[..., Any], args: Sequence[Any], budget_s: float,
     clock: Callable[[], float] = time.perf_counter, pause: Callable[[float], None] | None = None,
+    before: Sequence[tuple[float, float]] = (),
 ) -> Trial:
-    """Measure until settled, after one warm-up each; `pause` is told after a round how long it took, to let others work."""
+    """Measure until settled, after one warm-up each; `pause` is told after a round how long it took, to let others work.
+
+    `before` are rounds that both have just run, on calls that may have other sizes: seconds of the old and of the new one. They
+    count like others, and nobody needs to be warmed up behind them.
+    """
     with _one:
-        return _race(old, new, args, budget_s, clock, pause)
+        return _race(old, new, args, budget_s, clock, pause, before)
 
 
 def _race(
     old: Callable[..., Any], new: Callable[..., Any], args: Sequence[Any], budget_s: float, clock: Callable[[], float],
-    pause: Callable[[float], None] | None,
+    pause: Callable[[float], None] | None, before: Sequence[tuple[float, float]],
 ) -> Trial:
-    times: tuple[list[float], list[float]] = ([], [])
-    wins = 0
+    times: tuple[list[float], list[float]] = ([was for was, _ in before], [now for _, now in before])
+    wins = sum(now < MARGIN * was for was, now in before)
     with torch.no_grad():
-        old(*args)
-        new(*args)
+        if not before:
+            old(*args)
+            new(*args)
         start = clock()
         while True:
             order = (0, 1) if len(times[0]) % 2 == 0 else (1, 0)

@@ -1,0 +1,169 @@
+"""What is known before a race: the pairs of a proof are rounds; and what a plan is proven on and tried for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.proof as proof_module
+from hotfuse.api import TorchModel
+from hotfuse.base.events import EventLog
+from hotfuse.base.settings import Settings
+from hotfuse.compile import trial
+from hotfuse.ir.graph import Value
+from hotfuse.ir.types import DType, TensorType
+from hotfuse.pipeline import compile_tier0
+from hotfuse.runtime.engine import Engine
+from hotfuse.runtime.proof import prove
+from hotfuse.runtime.race import Trial, race
+from tests.runtime.test_tiers import Compiler, served
+
+SETTINGS = Settings(capture="inline", hot_calls=2)
+
+
+@pytest.fixture(autouse=True)
+def no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+class Clock:
+    """Time that passes only in what is run."""
+
+    def __init__(self) -> None:
+        self.now, self.order = 0.0, list[str]()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def taking(self, name: str, seconds: float, out: Any = None) -> Callable[..., Any]:
+        def run(*_args: Any) -> Any:
+            self.order.append(name)
+            self.now += seconds
+            return out
+
+        return run
+
+
+def test_rounds_that_were_run_before_count_and_warm_up() -> None:
+    clock = Clock()
+    old, new = clock.taking("old", 2.0), clock.taking("new", 1.0)
+    found = race(old, new, (), 100.0, clock=clock, before=[(2.0, 1.0)] * 3)
+    assert found.won and found.settled and found.rounds == 5 and (found.old_us, found.new_us) == (2e6, 1e6)
+    assert clock.order == ["new", "old", "old", "new"]  # two rounds, in turns with those before, and no warm-up
+    clock.order.clear()
+    assert race(old, new, (), 100.0, clock=clock).rounds == 5 and len(clock.order) == 12
+
+
+def test_rounds_that_were_lost_before_count_as_well() -> None:
+    clock = Clock()
+    slow, fast = clock.taking("slow", 2.0), clock.taking("fast", 1.0)
+    found = race(slow, fast, (), 100.0, clock=clock, before=[(1.0, 2.0)] * 3)
+    assert found.rounds > 5  # three lost ones are not made up for by two
+    assert not race(fast, slow, (), 100.0, clock=clock, before=[(1.0, 2.0)] * 3).won
+
+
+def test_a_proof_tells_the_rounds_behind_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, out = Clock(), (torch.ones(3),)
+    monkeypatch.setattr(proof_module, "time", SimpleNamespace(perf_counter=clock))
+    calls = [[torch.zeros(n)] for n in (1, 2, 3, 4)]
+    found = prove(clock.taking("new", 1.0, out), clock.taking("old", 4.0, out), calls, 0.0, lambda: lambda *_a: out)
+    assert not found.difference and found.rounds == ((4.0, 1.0),) * 3
+    assert clock.order == ["new", "old", "old", "new", "new", "old", "old", "new"]
+    other = prove(clock.taking("new", 1.0, (torch.zeros(3),)), clock.taking("old", 4.0, out), calls, 0.0,
+                  lambda: lambda *_a: out)  # fmt: skip
+    assert other.difference and not other.rounds
+
+
+@pytest.mark.parametrize(("objective", "known"), [("latency", True), ("memory", True), ("energy", False)])
+def test_a_race_for_tier_1_knows_what_the_proof_timed(monkeypatch: pytest.MonkeyPatch, objective: Any, known: bool) -> None:
+    given: list[Sequence[tuple[float, float]]] = []
+
+    def noted(*_a: Any, **how: Any) -> Trial:
+        given.append(how["before"])
+        return Trial(100.0, 50.0, 9, True)
+
+    monkeypatch.setattr(improve_module, "race", noted)
+    engine = served(nn.Linear(4, 4).eval(), Compiler(), SETTINGS.with_(objective=objective, hot_calls=4))
+    for _ in range(6):
+        engine(torch.randn(3, 4))
+    assert len(given) == 1 and bool(given[0]) is known
+    assert all(old > 0 and new > 0 for old, new in given[0])
+
+
+def test_plans_for_some_calls_are_raced_on_those_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Sequence[tuple[float, float]]] = []
+
+    def noted(*_a: Any, **how: Any) -> Trial:
+        given.append(how["before"])
+        return Trial(100.0, 50.0, 9, True)
+
+    monkeypatch.setattr(improve_module, "race", noted)
+    engine = served(nn.Linear(4, 4).eval(), Compiler(), SETTINGS.with_(watch_rate=2))
+    for n in [3, 5, 6, 7] + [9] * 120:
+        engine(torch.randn(n, 4))
+    assert next(iter(engine.sites.values())).entries[0].versions
+    assert len(given) >= 2 and given[0] and not any(given[1:])
+
+
+def test_calls_that_waited_for_a_capture_are_heat() -> None:
+    """The capture is held until as many calls have come as make a plan hot: the first call in it starts tier 1."""
+    jobs: list[Callable[[], None]] = []
+    settings, model = Settings(hot_calls=8), nn.Linear(4, 4).eval()
+    compiler: Any = Compiler()
+    engine = Engine(TorchModel(model, settings.with_(capture="inline")), lambda g, w: compile_tier0(g, w, settings), jobs.append,
+                    settings, EventLog(), compiler)  # fmt: skip
+    x = torch.randn(3, 4)
+    for _ in range(9):
+        engine(x)
+    (capture,) = jobs
+    jobs.clear()
+    capture()
+    (entry,) = next(iter(engine.sites.values())).entries
+    assert entry.heat == 8 and entry.seconds > 0 and not entry.calls
+    engine(x)
+    assert entry.improving and jobs
+    engine.close()
+
+
+def test_a_plan_is_proven_on_kinds_of_calls_that_came_while_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
+    proven: list[list[int]] = []
+    plain = prove
+
+    def noted(new: Any, old: Any, calls: Sequence[Sequence[torch.Tensor]], *more: Any) -> Any:
+        proven.append([c[0].shape[0] for c in calls])
+        return plain(new, old, calls, *more)
+
+    monkeypatch.setattr(improve_module, "prove", noted)
+    made, model = Compiler(), nn.Linear(4, 4).eval()
+    engines: list[Engine] = []
+
+    def improve(*args: Any, **more: Any) -> Any:
+        for n in (7, 8, 9):
+            engines[0](torch.randn(n, 4))
+        return made(*args, **more)
+
+    engines.append(served(model, improve, SETTINGS))
+    for n in (3, 5, 6, 6):
+        engines[0](torch.randn(n, 4))
+    (found,) = proven[:1]
+    assert len(found) == 4 and set(found) & {7, 8, 9}
+
+
+@pytest.mark.parametrize("count", [0, 1, 1048573, 1048574, 3 * 1048573 + 5])
+def test_large_tensors_of_a_trial_repeat_what_was_drawn(count: int) -> None:
+    drawn = 1048573
+    made = trial.made_up(Value("x", TensorType(DType.F32, (count,))), {}, torch.Generator().manual_seed(3))
+    assert made.shape == (count,) and bool(made.isfinite().all())
+    assert torch.equal(made[drawn:], made[: max(0, count - drawn)])
+    if count >= drawn:
+        assert abs(float(made.mean())) < 0.01 and abs(float(made.std()) - 1) < 0.01
+    again = trial.made_up(Value("x", TensorType(DType.F32, (count,))), {}, torch.Generator().manual_seed(3))
+    assert torch.equal(made, again)
