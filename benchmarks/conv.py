@@ -35,7 +35,7 @@ from onnx import helper, numpy_helper
 
 from benchmarks.cells import Cells, add_options, cells
 from benchmarks.gemm import Call, geomean
-from benchmarks.timing import rest
+from benchmarks.timing import WARM_S, rest
 from hotfuse.backends.llvm.group import artifact
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import host
@@ -44,8 +44,8 @@ from hotfuse.ir.text import parse
 from hotfuse.lower.conv import lower_convolution
 from hotfuse.lower.conv_shape import Axis
 
-WARM_S, BURST_S = 0.006, 0.004
-"""Of a turn, after its rest: calls that do not count, some five for all memory to be in cache again; calls that do."""
+BURST_S = 0.004
+"""Calls that count, of a turn."""
 FEW = 4
 """Fewer input channels than these are those of a picture, which comes channels first."""
 

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 REST_S, LONGEST_REST_S, QUIET = 0.005, 0.3, 0.1
 """Between two contenders' turns: a piece of rest, the most that is rested, and the share of a piece that may be computed in it."""
+WARM_S = 0.006
+"""After a rest: calls that do not count, some five for all memory to be in cache again. Of megabytes, the second call still takes
+twice what later ones do.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +62,14 @@ def rest(piece_s: float = REST_S) -> None:
 
 def interleave(
     contenders: Mapping[str, Callable[[], object]], *, rounds: int, inner: int = 1, warm_up: int = 3, rest_s: float = 0.0,
-    apart: Mapping[str, Callable[[int], float]] | None = None,
+    warm_s: float = 0.0, apart: Mapping[str, Callable[[int], float]] | None = None,
 ) -> tuple[dict[str, Timing], dict[str, float]]:  # fmt: skip
     """Time contenders in turns, the order turning round; `inner` calls are timed together where one is too short.
 
     Gives each one's timing, and the median over rounds of its time divided by the first one's *of the same
     round*, which a drifting machine disturbs least. With `rest_s`, every turn begins with a rest in pieces of that length, until
-    the threads of whoever came before have stopped spinning, and a call that is not counted. Contenders `apart` are in another
-    process: they are told how many calls to make, and say themselves how many seconds these took.
+    the threads of whoever came before have stopped spinning, and with calls that are not counted, for `warm_s` and at least one.
+    Contenders `apart` are in another process: they are told how many calls to make, and say themselves how many seconds these took.
     """
     apart = apart or {}
     names = [*contenders, *apart]
@@ -85,7 +89,10 @@ def interleave(
                     continue
                 call = contenders[name]
                 if rest_s:
+                    warmed = time.perf_counter() + warm_s
                     call()
+                    while time.perf_counter() < warmed:
+                        call()
                 start = time.perf_counter()
                 for _ in range(inner):
                     call()

@@ -66,6 +66,19 @@ def test_with_a_rest_the_first_call_of_a_turn_is_not_counted(monkeypatch: pytest
     assert timings["a"].low == timings["a"].high == 250.0
 
 
+def test_calls_after_a_rest_are_not_counted_for_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, calls = Machine(0), list[float]()
+    monkeypatch.setattr(timing, "time", machine)
+
+    def call() -> None:
+        calls.append(machine.now)
+        machine.now += 0.25
+
+    timings, _ = interleave({"a": call}, rounds=2, inner=2, warm_up=0, rest_s=0.01, warm_s=0.9)
+    assert len(calls) == 2 * (4 + 2), "four fill the time that does not count, two count"
+    assert timings["a"].calls == 2
+
+
 def test_contenders_take_turns_in_turning_order() -> None:
     order: list[str] = []
     timings, ratios = interleave(
