@@ -16,8 +16,9 @@ import torch
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.ir.graph import Graph
 from hotfuse.partition.cut import Cut, Partition, Partitioning, device_of
+from hotfuse.runtime.asking import asked
 from hotfuse.runtime.plan import Condition, Memory, Plan
-from hotfuse.runtime.speculate import Outcomes, betting
+from hotfuse.runtime.speculate import Outcomes, Side, betting
 from hotfuse.specialize.branches import Speculation, conditions, speculate
 
 DEEPEST = 8
@@ -44,8 +45,10 @@ class Bet:
 
     def plan(self, graph: Graph) -> Plan:
         """The whole as a plan of tier 2 for the graph it was made of: one partition, which hides what is behind the condition."""
-        sides = {o: p.run for o, p in self.hot.items()}
-        telling = partial(betting, self.prefix.run, self.takes, self.condition, self.given, sides, self.cold, self.outcomes)
+        sides = {o: Side(p.run, len(p.graph.inputs) > len(graph.inputs)) for o, p in self.hot.items()}
+        ask = asked(self.prefix.graph, self.condition, tuple(v.name for v in graph.inputs), self.prefix.weights)
+        cold = Side(self.cold, self.given)
+        telling = partial(betting, self.prefix.run, self.takes, self.condition, sides, cold, self.outcomes, ask)
         run = telling()
         ways = [f"bets that {self.name} is {str(o).lower()}: then {_told(p)}" for o, p in self.hot.items()]
         part = Partition(0, 0, len(graph.nodes), Cut.START, device_of(graph.nodes[0]))
@@ -90,7 +93,7 @@ def _inside(graph: Graph, cut: Speculation, prefix: Plan, calls: Sequence[Call],
         for inputs in calls:
             known = prefix.run(*[inputs[i] for i in takes])
             if bool(known[cut.condition]) is outcome:
-                found.append([*inputs, *known] if cut.prefix.nodes else inputs)
+                found.append([*inputs, *known] if len(cut.hot.inputs) > len(graph.inputs) else inputs)
     return found
 
 

@@ -1,7 +1,7 @@
 """A plan that bets on which way a branch goes: the values the condition needs, then straight-line code for that outcome.
 
 An inline cache by outcome: each way the branch went often enough has code of its own, and a way that has none runs the general
-code from the condition on. Nothing is computed twice, so a wrong bet costs what it would have cost without one.
+code from the condition on. Nothing that takes time is computed twice, so a wrong bet costs what it would have cost without one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from typing import Any
 
 from hotfuse.backends.protocol import Run
 
+Ask = Callable[..., bool]
+"""The condition as a function of the graph's inputs."""
+
 
 @dataclass(slots=True)
 class Outcomes:
@@ -21,26 +24,42 @@ class Outcomes:
     misses: int = 0
 
 
-def betting(
-    prefix: Run, takes: tuple[int, ...], condition: int, given: bool, hot: Mapping[bool, Run], cold: Run, outcomes: Outcomes,
-    tell: Callable[[bool], None] | None = None,
-) -> Run:
-    """One function of the graph's inputs. `takes` are the inputs the prefix reads; `given`: its results go to the sides.
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Code behind a condition."""
 
-    `tell` hears of every outcome.
+    run: Run
+    wants: bool
+    """Whether it takes what the prefix computed, after the graph's inputs."""
+
+
+def betting(
+    prefix: Run, takes: tuple[int, ...], condition: int, hot: Mapping[bool, Side], cold: Side, outcomes: Outcomes,
+    ask: Ask | None = None, tell: Callable[[bool], None] | None = None,
+) -> Run:
+    """One function of the graph's inputs. `takes` are the inputs the prefix reads; the prefix is not run where `ask` knows the
+    outcome and the side that follows wants nothing of it. `tell` hears of every outcome.
     """
 
     def run(*inputs: Any) -> tuple[Any, ...]:
-        known = prefix(*[inputs[i] for i in takes])
-        outcome = bool(known[condition])
+        known: tuple[Any, ...] | None = None
+        if ask is None:
+            known = prefix(*[inputs[i] for i in takes])
+            outcome = bool(known[condition])
+        else:
+            outcome = ask(*inputs)
         if tell is not None:
             tell(outcome)
-        chosen = hot.get(outcome)
-        if chosen is None:
+        side = hot.get(outcome)
+        if side is None:
             outcomes.misses += 1
-            chosen = cold
+            side = cold
         else:
             outcomes.hits += 1
-        return chosen(*inputs, *known) if given else chosen(*inputs)
+        if not side.wants:
+            return side.run(*inputs)
+        if known is None:
+            known = prefix(*[inputs[i] for i in takes])
+        return side.run(*inputs, *known)
 
     return run

@@ -5,7 +5,7 @@
     cold:    the rest of the graph, `if` and all        -> any other outcome; nothing is computed twice
 
     %c = lt(%x, 0)                       prefix(%x) -> %c
-    %y = control.if(%c, [%x]) {...}      hot(%x, %c):  %y = neg(%x)  %z = exp(%y)  return %z
+    %y = control.if(%c, [%x]) {...}      hot(%x):      %y = neg(%x)  %z = exp(%y)  return %z
     %z = exp(%y)                         cold(%x, %c): %y = control.if(%c, [%x]) {...}  %z = exp(%y)  return %z
 """
 
@@ -25,7 +25,8 @@ from hotfuse.ir.verify import verify
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """A graph cut behind a condition. `hot` and `cold` take the graph's inputs and then the prefix's outputs."""
+    """A graph cut behind a condition. `cold` takes the graph's inputs and then the prefix's outputs; `hot` those only where it
+    reads any of them."""
 
     prefix: Graph
     condition: int
@@ -55,6 +56,8 @@ def speculate(graph: Graph, at: int, outcome: bool) -> Speculation:
     rest = tuple(n for i, n in enumerate(graph.nodes) if i not in set(needed))
     cold = _closed(replace(graph, name=f"{graph.name}.otherwise", inputs=(*graph.inputs, *known), nodes=rest))
     hot = _closed(_inlined(replace(cold, name=f"{graph.name}.{'then' if outcome else 'else'}"), rest.index(node), outcome))
+    if known and not any(v in _read(hot) for v in known):
+        hot = replace(hot, inputs=graph.inputs)
     position = next(i for i, v in enumerate(output_values(prefix)) if v.name == condition.name)
     return Speculation(prefix, position, outcome, verify(hot), verify(cold))
 
@@ -71,9 +74,14 @@ def _needed(graph: Graph, value: Value) -> list[int]:
     return sorted(found)
 
 
+def _read(graph: Graph) -> set[Value]:
+    """What nodes and callers read."""
+    return {v for n in graph.nodes for v in n.ins} | set(output_values(graph))
+
+
 def _closed(graph: Graph) -> Graph:
     """Only the params that are still read."""
-    used = {v.name for n in graph.nodes for v in n.ins} | {v.name for v in output_values(graph)}
+    used = {v.name for v in _read(graph)}
     return replace(graph, params=tuple(p for p in graph.params if p.value.name in used))
 
 
