@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
 from rich.console import Console
 from typer.testing import CliRunner
@@ -183,6 +184,28 @@ def test_doctor_reports_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert report["devices"][0]["device"] == "cpu" and report["machine"]["logical_cpus"] >= 1
     assert len(report["fingerprint"]["key"]) == 16
     assert all({"name", "advertised", "executes", "usable", "detail"} == set(f) for f in report["features"])
+
+
+def test_doctor_asks_for_gpus_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("this process must stay one that can be forked")
+
+    for name in ("is_available", "device_count", "get_device_properties"):
+        monkeypatch.setattr(torch.cuda, name, refuse)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    before = torch.cuda.is_initialized()
+    seen = doctor.devices()
+    assert seen[0]["device"] == "cpu" and torch.cuda.is_initialized() is before
+    assert all(str(d["device"]).startswith("cuda:") for d in seen[1:]), seen
+    one = {"device": "cuda:0", "name": "some", "memory_bytes": 1, "capability": "9.0"}
+    assert doctor.gpus(f"print('noise'); print({json.dumps([one])!r})") == [one]
+
+
+@pytest.mark.parametrize("code", ["raise ValueError('no driver')", "print('no driver')", "", "import os; os.abort()"])
+def test_doctor_says_that_gpus_could_not_be_asked(code: str) -> None:
+    (found,) = doctor.gpus(code)
+    assert found["device"] == "cuda" and str(found["name"]).startswith("could not be asked: ")
+    assert "raise" not in code or "no driver" in str(found["name"])
 
 
 def test_doctor_finds_what_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -49,9 +50,10 @@ def doctor(
     probed = features()
     who = make_fingerprint(top, usable_features())
     found = limits(settings, who, measure=peaks)
+    seen = devices()
     report: dict[str, object] = {
         "versions": versions(),
-        "devices": devices(),
+        "devices": seen,
         "machine": top.to_dict(),
         "features": [p.to_dict() for p in probed],
         "fingerprint": who.to_dict(),
@@ -70,7 +72,7 @@ def doctor(
     if as_json:
         print_json(report)
     else:
-        _show(top, found, checks)
+        _show(top, seen, found, checks)
     if not report["ok"]:
         raise typer.Exit(1)
 
@@ -86,23 +88,35 @@ def versions() -> dict[str, str]:
     return found
 
 
+_ASK_CUDA = """
+import json, torch
+found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
+print(json.dumps([
+    {"device": f"cuda:{i}", "name": p.name, "memory_bytes": p.total_memory, "capability": f"{p.major}.{p.minor}"}
+    for i, p in enumerate(found)
+]))
+"""
+
+
 def devices() -> list[dict[str, object]]:
-    """Every device torch can use here."""
+    """Every device torch can use here. GPUs are asked for in a throw-away process: asking starts CUDA, after which the worker that
+    is checked below could not be a fork as it is elsewhere."""
     import torch
 
     found: list[dict[str, object]] = [{"device": "cpu", "name": torch.backends.cpu.get_cpu_capability()}]
-    if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            p = torch.cuda.get_device_properties(i)
-            found.append(
-                {
-                    "device": f"cuda:{i}",
-                    "name": p.name,
-                    "memory_bytes": p.total_memory,
-                    "capability": f"{p.major}.{p.minor}",
-                }
-            )
+    if torch.backends.cuda.is_built():
+        found += gpus(_ASK_CUDA)
     return found
+
+
+def gpus(code: str, timeout_s: float = 120.0) -> list[dict[str, object]]:
+    """What a few lines of Python print of them; a process that fails is shown in their place."""
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout_s, check=True)
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as e:
+        said = (getattr(e, "stderr", None) or str(e)).strip().splitlines()
+        return [{"device": "cuda", "name": f"could not be asked: {said[-1] if said else type(e).__name__}"}]
 
 
 def check_threads(top: Topology) -> Check:
@@ -219,7 +233,7 @@ def _size(value: object) -> str:
     return "unknown" if not isinstance(value, int) else f"{value / (1 << 30):.1f} GiB"
 
 
-def _show(top: Topology, found: Limits, checks: list[Check]) -> None:
+def _show(top: Topology, seen: list[dict[str, object]], found: Limits, checks: list[Check]) -> None:
     heading("versions")
     rows(("package", "version"), versions().items(), header=False)
     heading("\nmachine")
@@ -233,7 +247,7 @@ def _show(top: Topology, found: Limits, checks: list[Check]) -> None:
     ]
     rows(("fact", "value"), facts, header=False)
     heading("\ndevices")
-    listed = [(d["device"], d["name"], _size(d["memory_bytes"]) if "memory_bytes" in d else "") for d in devices()]
+    listed = [(d["device"], d["name"], _size(d["memory_bytes"]) if "memory_bytes" in d else "") for d in seen]
     rows(("device", "name", "memory"), listed, header=False)
     heading("\nCPU features (believed only when advertised and executed)")
     yes_no = {True: "yes", False: "no"}
