@@ -3,7 +3,7 @@
     %a = slice(%w, 0, 0, 128)   %b = cat([%a, %c])   %y = linear(%x, %b)     ->     param %b   %y = linear(%x, %b)
 
 Exporters write down how weights are put together (the gates of an LSTM, positions, masks), and every call would do it again. Only
-for tiers that are withdrawn when a weight changes.
+for tiers that are withdrawn when a weight changes, and for models whose weights nobody can reach (ONNX).
 """
 
 from __future__ import annotations

@@ -318,6 +318,7 @@ class InferenceSession:
         stats = engine_stats(self._engine)
         events = stats["events"]
         stats["calls"] += events.get("calls_with_overrides", 0)
+        stats["memory"]["prepared"] = self._module.prepared_bytes  # by the interpreter, of constants
         return {**stats, "errors": events.get("errors", 0), "fallbacks": self._fallbacks().total()}
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import EventLog
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import TENSOR, Spec, describe
 from hotfuse.compile import wire
+from hotfuse.compile.freeze import frozen
 from hotfuse.compile.service import ask, service
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
@@ -51,7 +53,9 @@ class ServedModel:
             shipment = ship(self._module.model)
         captured = wire.answer_from_message(ask({"kind": "onnx", "call": wire.call_to_json(call)}, [shipment.blob], self._settings))
         weights = {**self._module.weights, **{k: restore(info) for k, info in captured.constants.items()}}
-        return Capture(captured, weights, Watch((), ()))  # nobody outside can reach the weights, so none need watching
+        graph, weights = frozen(captured.graph, weights, "constant:")
+        # nobody outside can reach the weights: none need watching, and every tier may have what follows from them
+        return Capture(replace(captured, graph=graph), weights, Watch((), ()))
 
 
 def engine_for(module: OnnxModule, settings: Settings, log: EventLog) -> Engine:

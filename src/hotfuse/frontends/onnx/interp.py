@@ -15,13 +15,11 @@ from typing import Any
 import torch
 
 from hotfuse.base.errors import HotfuseError, InputError, ModelError
-from hotfuse.frontends.onnx import control, fallback, limits
+from hotfuse.frontends.onnx import control, fallback, limits, settle
 from hotfuse.frontends.onnx.model import AttrRef, FunctionKey, OnnxFunction, OnnxGraph, OnnxModel, OnnxNode, Port
-from hotfuse.frontends.onnx.registry import OpFn, find
+from hotfuse.frontends.onnx.registry import OpFn, Prepare, find
+from hotfuse.frontends.onnx.settle import ABSENT, UNUSED
 from hotfuse.frontends.onnx.values import Value, from_any
-
-ABSENT, UNUSED = 0, 1
-"""Slots that every program has: an optional input not given, and a result nobody reads."""
 
 MAX_STEPS = 1_000_000
 """Most nodes after functions are expanded: far above real models, and below what a hostile file could ask for."""
@@ -36,7 +34,7 @@ class NodeCtx:
 
     def ints(self, t: Any) -> list[Any]:
         """The numbers in a tensor, flat."""
-        return t.reshape(-1).tolist()
+        return t.tolist() if t.ndim == 1 else t.reshape(-1).tolist()
 
     def tensor(self, numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         """A 1-d tensor of numbers, or a 0-d one of a number."""
@@ -65,6 +63,13 @@ class Step:
     """`op`, `control`, `function` or `fallback`."""
     definition: fallback.Fallback | None = None
     """What a fallback runs: ONNX's own definition of the operator."""
+    prepare: Prepare | None = None
+    """The registry's preparation of constant inputs."""
+
+    @property
+    def ctx(self) -> NodeCtx:
+        """What the registry's function sees."""
+        return NodeCtx(self.opset, len(self.node.outputs))
 
 
 @dataclass(slots=True)
@@ -82,23 +87,27 @@ class Program:
     consts: Mapping[int, str]
     """Slot -> key of the constant in `OnnxModule.weights`."""
     graph: OnnxGraph | None = None
-    _flat: tuple[tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tuple[int, ...], OnnxNode], ...] = ()
+    _ready: settle.Ready | None = None
 
-    def __post_init__(self) -> None:
-        self._flat = tuple(
-            (s.call, s.ins, s.outs, frees, s.node) for s, frees in zip(self.steps, self.frees(), strict=True)
-        )
+    def ready(self) -> settle.Ready:
+        """What runs: made by the first run, since a branch that is never taken needs none."""
+        if self._ready is None:
+            self._ready = settle.ready(self)  # threads that meet here make the same
+        return self._ready
 
-    def frees(self) -> list[tuple[int, ...]]:
-        """Per step, the slots nobody reads afterwards."""
-        keep = {ABSENT, UNUSED, *self.out_slots, *self.consts}
-        dead: list[tuple[int, ...]] = []
-        seen = set(keep)
-        for s in reversed(self.steps):
-            last = tuple(i for i in dict.fromkeys((*s.ins, *s.outs)) if i not in seen)
-            seen.update(last)
-            dead.append(last)
-        return dead[::-1]
+    @property
+    def prepared_bytes(self) -> int:
+        """Memory of what was computed of constants, here and in nested programs."""
+        return 0 if self._ready is None else self._ready.bytes + sum(p.prepared_bytes for p in self._ready.nested)
+
+    def knowing(self, captures: Mapping[int, Value]) -> Program:
+        """The same for callers whose captures at these places are always these values: it may prepare what follows from them."""
+        first = len(self.in_slots) - len(self.captures)
+        slots = {self.in_slots[first + i]: value for i, value in captures.items()}
+        template = [slots.get(i, value) for i, value in enumerate(self.template)]
+        template[UNUSED] = None
+        consts = {**self.consts, **{i: self.captures[self.in_slots.index(i) - first] for i in slots if i != UNUSED}}
+        return Program(self.name, self.steps, template, self.in_slots, self.out_slots, self.captures, consts, self.graph)
 
     def __call__(self, *args: Value) -> tuple[Value, ...]:
         """Run as a body of control operators."""
@@ -106,12 +115,13 @@ class Program:
 
     def run(self, args: Sequence[Value]) -> tuple[Value, ...]:
         """Run all steps; an error names the node it happened in."""
-        env = self.template.copy()
+        ready = self.ready()
+        env = ready.template.copy()
         for slot, value in zip(self.in_slots, args, strict=True):
             env[slot] = value
         node = None
         try:
-            for call, ins, outs, frees, node in self._flat:  # noqa: B007  the handler below reads it
+            for call, ins, outs, frees, node in ready.calls:  # noqa: B007  the handler below reads it
                 result = call(*[env[i] for i in ins])
                 if isinstance(result, tuple):
                     for slot, value in zip(outs, result):  # noqa: B905  an operator may return outputs nobody declared
@@ -257,6 +267,7 @@ class Compiler:
         programs: tuple[Program, ...] = ()
         fn: OpFn | None = None
         definition: fallback.Fallback | None = None
+        prepare: Prepare | None = None
         key = (node.domain, node.op, node.overload)
         if key in self.functions:
             body = self._called(key, len(ins), given, len(node.outputs), inner)
@@ -269,13 +280,13 @@ class Compiler:
             plain = {k: v for k, v in given.items() if not any(v is g for g in graphs)}
             call, kind, given = control.bind(node, opset, programs, plain), "control", plain
         elif (row := find(node.domain, node.op, opset)) is not None:
-            fn, kind = row.fn, "op"
+            fn, prepare, kind = row.fn, row.prepare, "op"
             call = limits.guard(node, given, partial(fn, NodeCtx(opset, len(node.outputs)), **given))
         else:
             definition, kind = fallback.bind(node, opsets, given, self.on_fallback, self.body), "fallback"
             call = limits.guard(node, given, definition)
         outs = tuple(scope.new(o) if o else UNUSED for o in node.outputs)
-        return Step(node, opset, call, ins, outs or (UNUSED,), programs, fn, given, kind, definition)
+        return Step(node, opset, call, ins, outs or (UNUSED,), programs, fn, given, kind, definition, prepare)
 
     def body(self, fn: OnnxFunction, n_in: int, given: Mapping[str, Any], n_out: int) -> Program:
         """An operator's definition by others, on its own: it sees no function or weight of the model."""
@@ -388,6 +399,11 @@ class OnnxModule(torch.nn.Module):
     def outputs(self) -> tuple[Port, ...]:
         """The outputs, in order."""
         return self.model.outputs
+
+    @property
+    def prepared_bytes(self) -> int:
+        """Memory of what was computed of constants when the model first ran."""
+        return self.program.prepared_bytes
 
     def forward(self, *inputs: Value) -> tuple[Value, ...]:
         """Run the model on tensors (NumPy arrays are taken too)."""

@@ -7,8 +7,9 @@ shorter than the others needs its state frozen, which torch cannot do for the LS
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
-from hotfuse.frontends.onnx.registry import Ctx, DataDependent, onnx_op
+from hotfuse.frontends.onnx.registry import Ctx, DataDependent, Prepare, Prepared, Varies, onnx_op
+from hotfuse.ops import one_step
 
 Act = Callable[[Tensor], Tensor]
 
@@ -103,12 +105,77 @@ def _reorder(t: Tensor | None, order: Sequence[int], n: int) -> Tensor | None:
     return torch.cat([parts[i] for i in order])
 
 
-def _fused(fn: Callable[..., Any], x: Tensor, hx: Any, layer: _Layer, order: Sequence[int]) -> Any:
+def _params(layer: _Layer, order: Sequence[int]) -> list[Tensor | None]:
+    """The weights and biases as torch's operators take them."""
     gates = len(order)
     params = [_reorder(layer.w, order, gates), _reorder(layer.r, order, gates)]
     if layer.bias is not None:
         params += [_reorder(half, order, gates) for half in layer.bias.chunk(2, 0)]
-    return fn(x, hx, params, layer.bias is not None, 1, 0.0, False, False, False)
+    return params
+
+
+def _fused(fn: Callable[..., Any], x: Tensor, hx: Any, params: Sequence[Tensor | None]) -> Any:
+    return fn(x, hx, params, len(params) == 4, 1, 0.0, False, False, False)
+
+
+_ORDER = {"RNN": (0,), "GRU": (1, 0, 2), "LSTM": (0, 2, 3, 1)}
+"""Torch's order of the gates. ONNX has z, r, h for a GRU and i, o, f, c for an LSTM; torch r, z, n and i, f, g, o."""
+
+
+_DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """The context of an operator whose weights are constants: they are here as torch's operators take them.
+
+    Not an argument of the operator: those come from the file.
+    """
+
+    ctx: Ctx
+    params: Sequence[list[Tensor | None]]
+    """Per direction."""
+
+    @property
+    def opset(self) -> int:
+        return self.ctx.opset
+
+    @property
+    def n_outputs(self) -> int:
+        return self.ctx.n_outputs
+
+    def ints(self, t: Tensor) -> list[Any]:
+        return self.ctx.ints(t)
+
+    def tensor(self, numbers: Any, dtype: torch.dtype = torch.int64) -> Tensor:
+        return self.ctx.tensor(numbers, dtype)
+
+    def known(self, t: Tensor) -> bool:
+        return self.ctx.known(t)
+
+
+def _params_in(ctx: Ctx, d: int, layer: _Layer, kind: str) -> Sequence[Tensor | None]:
+    return ctx.params[d] if isinstance(ctx, _Ready) else _params(layer, _ORDER[kind])
+
+
+def _prepare(kind: str) -> Prepare:
+    """Weights that are constants are put into torch's order once, where torch's operator is what runs."""
+
+    def prepare(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+        w, r, b = inputs[1], inputs[2], inputs[3] if len(inputs) > 3 else None
+        if any(isinstance(t, Varies) for t in (w, r, b)) or any(t is not None for t in inputs[7:]):
+            return None
+        if attrs.get("input_forget") or (kind == "GRU" and not attrs.get("linear_before_reset")):
+            return None
+        given = [attrs.get(name) for name in ("activations", "activation_alpha", "activation_beta", "clip")]
+        layers = [_layer(d, w, r, b, _DEFAULTS[kind], *given) for d in range(int(w.shape[0]))]
+        if not all(layer.plain for layer in layers):
+            return None
+        params = [_params(layer, _ORDER[kind]) for layer in layers]
+        fn = {"RNN": rnn, "GRU": gru, "LSTM": lstm}[kind]
+        return Prepared(partial(fn, _Ready(ctx, params), **attrs), sum(t.nbytes for ps in params for t in ps if t is not None))
+
+    return prepare
 
 
 def _loop(
@@ -185,7 +252,7 @@ def _masked(y: Tensor, h: Tensor, lens: Tensor | None, h0: Tensor) -> tuple[Tens
     return torch.where(_valid(y, lens), y, torch.zeros_like(y)), _last_valid(y, lens, h0)
 
 
-@onnx_op("RNN")
+@onnx_op("RNN", prepare=_prepare("RNN"))
 def rnn(
     ctx: Ctx,
     x: Tensor,
@@ -205,9 +272,9 @@ def rnn(
     **_: Any,
 ) -> tuple[Tensor, ...]:
     def cell(d: int, xs: Tensor, lens: Tensor | None, h0: Tensor) -> tuple[Tensor, ...]:
-        layer = _layer(d, w, r, b, ["Tanh"], activations, activation_alpha, activation_beta, clip)
+        layer = _layer(d, w, r, b, _DEFAULTS["RNN"], activations, activation_alpha, activation_beta, clip)
         if layer.plain:
-            y, h = _fused(torch.rnn_tanh, xs, h0.unsqueeze(0), layer, (0,))
+            y, h = _fused(torch.rnn_tanh, xs, h0.unsqueeze(0), _params_in(ctx, d, layer, "RNN"))
             return _masked(y, h[0], lens, h0)
         bias = None if layer.bias is None else torch.add(*layer.bias.chunk(2))
 
@@ -219,7 +286,7 @@ def rnn(
     return _directions(ctx, x, sequence_lens, [initial_h], direction, layout, r.shape[-1], cell)
 
 
-@onnx_op("GRU")
+@onnx_op("GRU", prepare=_prepare("GRU"))
 def gru(
     ctx: Ctx,
     x: Tensor,
@@ -242,9 +309,9 @@ def gru(
     """torch's GRU resets after the product, which is ONNX's `linear_before_reset`."""
 
     def cell(d: int, xs: Tensor, lens: Tensor | None, h0: Tensor) -> tuple[Tensor, ...]:
-        layer = _layer(d, w, r, b, ["Sigmoid", "Tanh"], activations, activation_alpha, activation_beta, clip)
+        layer = _layer(d, w, r, b, _DEFAULTS["GRU"], activations, activation_alpha, activation_beta, clip)
         if layer.plain and linear_before_reset:
-            y, h = _fused(torch.gru, xs, h0.unsqueeze(0), layer, (1, 0, 2))
+            y, h = _fused(torch.gru, xs, h0.unsqueeze(0), _params_in(ctx, d, layer, "GRU"))
             return _masked(y, h[0], lens, h0)
         f, g = layer.acts
         wb, rb = (None, None) if layer.bias is None else layer.bias.chunk(2)
@@ -266,7 +333,7 @@ def gru(
     return _directions(ctx, x, sequence_lens, [initial_h], direction, layout, r.shape[-1], cell)
 
 
-@onnx_op("LSTM")
+@onnx_op("LSTM", prepare=_prepare("LSTM"))
 def lstm(
     ctx: Ctx,
     x: Tensor,
@@ -288,13 +355,14 @@ def lstm(
     layout: int = 0,
     **_: Any,
 ) -> tuple[Tensor, ...]:
-    """ONNX orders the gates i, o, f, c; torch i, f, g, o. Peepholes are i, o, f."""
+    """Peepholes are in the order i, o, f."""
 
     def cell(d: int, xs: Tensor, lens: Tensor | None, h0: Tensor, c0: Tensor) -> tuple[Tensor, ...]:
-        layer = _layer(d, w, r, b, ["Sigmoid", "Tanh", "Tanh"], activations, activation_alpha, activation_beta, clip)
+        layer = _layer(d, w, r, b, _DEFAULTS["LSTM"], activations, activation_alpha, activation_beta, clip)
         frozen_cell = lens is not None and ctx.n_outputs > 2
         if layer.plain and p is None and not input_forget and not frozen_cell:
-            y, h, c = _fused(torch.lstm, xs, [h0.unsqueeze(0), c0.unsqueeze(0)], layer, (0, 2, 3, 1))
+            run = one_step.lstm if isinstance(ctx, _Ready) else torch.lstm  # a trace must show the operator whole
+            y, h, c = _fused(run, xs, [h0.unsqueeze(0), c0.unsqueeze(0)], _params_in(ctx, d, layer, "LSTM"))
             y, last = _masked(y, h[0], lens, h0)
             return y, last, c[0]
         f, g, squash = layer.acts

@@ -20,7 +20,7 @@ symbolic while tracing. Sizes in `x.shape` may be symbolic: compute with them, a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,6 +62,27 @@ class Ctx(Protocol):
 OpFn = Callable[..., Any]
 
 
+class Varies:
+    """Stands for an input that is not a constant, where an operator is prepared."""
+
+
+VARIES = Varies()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A node's function after what every call would do with its constants was done once."""
+
+    call: OpFn
+    """Takes the node's inputs."""
+    bytes: int
+    """Memory it holds."""
+
+
+Prepare = Callable[[Ctx, Sequence[Any], Mapping[str, Any]], Prepared | None]
+"""`prepare(ctx, inputs, attrs)`, with `VARIES` in place of what only a call knows; None where there is nothing to prepare."""
+
+
 @dataclass(frozen=True, slots=True)
 class OnnxRow:
     """One operator from one opset version on."""
@@ -70,12 +91,13 @@ class OnnxRow:
     domain: str
     since: int
     fn: OpFn
+    prepare: Prepare | None = None
 
 
 _ROWS: dict[tuple[str, str], list[OnnxRow]] = {}
 
 
-def onnx_op(*names: str, since: int = 1, domain: str = "") -> Callable[[OpFn], OpFn]:
+def onnx_op(*names: str, since: int = 1, domain: str = "", prepare: Prepare | None = None) -> Callable[[OpFn], OpFn]:
     """Register a function for one or more operators from opset `since` on."""
 
     def add(fn: OpFn) -> OpFn:
@@ -83,7 +105,7 @@ def onnx_op(*names: str, since: int = 1, domain: str = "") -> Callable[[OpFn], O
             versions = _ROWS.setdefault((domain, name), [])
             if any(r.since == since for r in versions):
                 raise InternalError(f"ONNX operator {domain}::{name} has two rows from version {since}")
-            versions.append(OnnxRow(name, domain, since, fn))
+            versions.append(OnnxRow(name, domain, since, fn, prepare))
             versions.sort(key=lambda r: r.since)
         return fn
 

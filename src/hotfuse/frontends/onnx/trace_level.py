@@ -32,12 +32,9 @@ from hotfuse.frontends.onnx import leaves, shape_algebra
 from hotfuse.frontends.onnx.interp import Program, Step
 from hotfuse.frontends.onnx.model import PortType
 from hotfuse.frontends.onnx.registry import DataDependent
+from hotfuse.frontends.onnx.settle import RANDOM
 from hotfuse.frontends.onnx.shape_algebra import LIMIT, Numbers
 from hotfuse.frontends.onnx.values import Value, is_tensor
-
-_RANDOM = frozenset(
-    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -334,7 +331,7 @@ class Level:
 
     def fold(self, step: Step, args: list[Value]) -> list[Value] | None:
         """Run a node on constants at once; None unless every input is a small one."""
-        if not args or step.node.op in _RANDOM or step.kind == "fallback":
+        if not args or step.node.op in RANDOM or step.kind == "fallback":
             return None
         real: list[Any] = []
         for a in args:
