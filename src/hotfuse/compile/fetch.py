@@ -129,7 +129,8 @@ def kernel_from_json(data: dict[str, Any], code: bytes) -> KernelCode:
         return KernelCode(lowered, code, f"{lowered.kernel.name}: for some sizes only")
     us = data.get("predicted_us")
     said = "" if us is None else f"predicted {us:.1f} us, "
-    about = f"{lowered.kernel.name}: {said}{data['kernel_us']:.1f} us in the worker, the library {data['library_us']:.1f} us"
+    by = f" ({data['multiplies']})" if data.get("multiplies") else ""
+    about = f"{lowered.kernel.name}{by}: {said}{data['kernel_us']:.1f} us in the worker, the library {data['library_us']:.1f} us"
     return KernelCode(lowered, code, about if ways is None else f"{about}; {ways}", ways, us)
 
 

@@ -140,6 +140,7 @@ class _Bench:
         outcome = attempt(normal, lowered, compiled, sizes, allowance_us)
         ops = "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for n in normal.nodes))
         self.made.append({**to_json(lowered), "ops": ops, "compile_s": round(sum(compiled.seconds.values()), 4),
+                          "multiplies": compiled.multiplies,
                           "kernel_us": round(outcome.kernel_us, 1), "library_us": round(outcome.library_us, 1)})  # fmt: skip
         self.codes.append(compiled.code)
         self.given.append(lowered)

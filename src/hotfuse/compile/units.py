@@ -358,6 +358,7 @@ class _Unit:
                    vectors=vectors_at_once(kernel, bench().core.lanes * 4),
                    parallel=parallel_iterations(kernel, piece.sizes))
         about = {**to_json(made.lowered), "ops": piece.ops, "compile_s": round(made.seconds, 4),
+                 "multiplies": made.compiled.multiplies,
                  "kernel_us": round(outcome.kernel_us, 1), "library_us": round(outcome.library_us, 1), "use": use.to_dict()}
         if (seen := foreseen(piece)) is not None:
             about["predicted_us"] = round(seen.kernel_s * 1e6, 2)

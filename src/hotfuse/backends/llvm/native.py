@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hotfuse.backends.llvm import faults, jit, scratch
 from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.emit import emit_kernel, symbol
+from hotfuse.backends.llvm.multiplies import multiplies
 from hotfuse.backends.llvm.parallel import runtime
 from hotfuse.backends.llvm.target import Target, host
 from hotfuse.tile.program import Kernel
@@ -23,6 +24,8 @@ class CompiledKernel:
     code: bytes
     seconds: Mapping[str, float]
     """Time per phase: emit, parse, passes, codegen."""
+    multiplies: str = ""
+    """With which instructions its products are made, where it has some."""
 
 
 def compile_kernel(kernel: Kernel, target: Target | None = None, *, passes: bool = False) -> CompiledKernel:
@@ -32,7 +35,7 @@ def compile_kernel(kernel: Kernel, target: Target | None = None, *, passes: bool
     text = emit_kernel(kernel, target)
     emitted = time.perf_counter() - start
     compiled = jit.compile_object(text, target, passes=passes)
-    return CompiledKernel(kernel, target, compiled.code, {"emit": emitted, **compiled.seconds})
+    return CompiledKernel(kernel, target, compiled.code, {"emit": emitted, **compiled.seconds}, multiplies(kernel, text, target))
 
 
 def load_kernel(compiled: CompiledKernel) -> NativeKernel:
