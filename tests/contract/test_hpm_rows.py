@@ -10,7 +10,7 @@ import pytest
 
 from hotfuse.base.errors import InternalError
 from hotfuse.compile import measure
-from hotfuse.hpm import cuts, forest
+from hotfuse.hpm import cuts, forest, walk
 from hotfuse.hpm.book import Book
 from hotfuse.hpm.roofline import Roof
 from hotfuse.hpm.shapes import draws
@@ -146,3 +146,14 @@ def test_a_forest_is_walked_as_it_stands() -> None:
     assert np.array_equal(grown.predict(np.asfortranarray(x)), grown.predict(x))
     with pytest.raises(InternalError, match="columns"):
         grown.predict(x[:, : grown.width - 1])
+
+
+def test_integers_have_the_order_of_the_numbers_they_stand_for() -> None:
+    """Of either sign, tiny, infinite; both zeros are one; what is no number exceeds nothing, as in a comparison."""
+    single = np.float32
+    some = np.array([0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0, np.inf, -np.inf, 3.4e38, -3.4e38], single)
+    drawn = np.random.default_rng(3).integers(0, 1 << 32, 300, np.uint64).astype(np.uint32).view(single)
+    x = np.concatenate([some, drawn[np.isfinite(drawn)]])
+    keys = walk.ordered(x)
+    assert np.array_equal(keys[:, None] > keys, x[:, None] > x)
+    assert not (walk.ordered(np.array([np.nan, -np.nan], single))[:, None] > keys).any()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,12 @@ MAX_KEPT = 20_000
 _NODE, _WAY = len(SUMS) + len(MAXIMA), len(SUMS) + len(MAXIMA) + len(EDGES)
 _BROADCAST = 0.5
 """An input of less than this part of the largest tensor is read again and again."""
-_HEART = [COLUMN[n] for n in ("rows", "columns", "depth", "window", "stride", "groups")]
+_HEART = np.array([COLUMN[n] for n in ("rows", "columns", "depth", "window", "stride", "groups")])
 _NO_WINDOW = np.array([0.0, 1.0, 1.0])
-_COMPUTED = [SUMS.index(n) for n in ("light", "divide", "function", "exp", "sigmoid", "tanh", "erf", "root", "special")]
+_COMPUTED = np.array(
+    [SUMS.index(n) for n in ("light", "divide", "function", "exp", "sigmoid", "tanh", "erf", "root", "special")]
+)
+_VALUE = attrgetter("value")
 _LIBRARY = (0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0)
 
 
@@ -100,33 +104,33 @@ class Book:
             self._clear()
         places: list[int] = []
         counts: list[int] = []
-        sized, last = self._at(candidates[0].sizes), candidates[0].sizes
+        sizes, sized = candidates[0].sizes, self._at(candidates[0].sizes)
         for c in candidates:
-            if c.sizes is not last:
-                sized, last = self._at(c.sizes), c.sizes
-            graph, before = c.graph, len(places)
+            if c.sizes is not sizes:
+                sizes = c.sizes
+                sized = self._at(sizes)
+            graph = c.graph
             nodes, inputs, params, outputs = graph.nodes, graph.inputs, graph.params, graph.outputs
             try:
-                everything = (*nodes, *inputs, *[p.value for p in params], *outputs)
-                places += map(sized.places.__getitem__, map(id, everything))
+                everything = (*nodes, *inputs, *map(_VALUE, params), *outputs)
+                places += list(map(sized.places.__getitem__, map(id, everything)))
             except KeyError:  # something new, or an output that is no value
-                del places[before:]
                 outputs = output_values(graph)
                 places += [self._node(sized, n) for n in nodes]
                 places += [self._value(sized, v) for v in (*inputs, *(p.value for p in params), *outputs)]
             counts += (len(nodes), len(inputs), len(params), len(outputs))
-        count = np.array(counts).reshape(-1, 4)
-        part = np.repeat(np.arange(len(counts)), counts)
+        each = np.fromiter(counts, np.int64, len(counts))
+        part = np.repeat(np.arange(len(counts)), each)
         of, role = part >> 2, part & 3
-        place = np.array(places)
-        ends = count[:, 0].cumsum()
-        starts = ends - count[:, 0]
+        place = np.fromiter(places, np.int64, len(places))
+        nodes_of = each[::4]
+        starts = nodes_of.cumsum() - nodes_of
         found = self._nodes.rows[place[role == 0]]
         table[:, : len(SUMS)] = np.add.reduceat(found[:, : len(SUMS)], starts)
         table[:, len(SUMS) : _NODE] = np.maximum.reduceat(found[:, len(SUMS) : _NODE], starts)
         self._edges(table, place, of, role)
         self._ways(table, candidates)
-        _again(table, candidates, found, starts, ends)
+        _again(table, candidates, found, starts, nodes_of)
         _less(table)
         return table
 
@@ -169,9 +173,10 @@ class Book:
                 ways.append(known)
             else:
                 ways.append(self._tiled(core, own))
-        table[:, _WAY:-2] = self._ways_table.rows[ways]
+        way = np.fromiter(ways, np.int64, len(ways))
+        table[:, _WAY:-2] = self._ways_table.rows[way]
         table[:, -2] = [c.threads for c in candidates]
-        table[:, -1] = np.array(ways) == 0
+        table[:, -1] = way == 0
 
     def _tiled(self, core: Core, heart: bytes) -> int:
         rows, columns, depth, window, stride, groups = (int(n) for n in np.frombuffer(heart))
@@ -248,13 +253,13 @@ def _again(
     candidates: Sequence[Candidate],
     found: Matrix,
     starts: npt.NDArray[np.int64],
-    ends: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
 ) -> None:
     """What a kernel computes several times counts so often: rare, so only graphs in which it may be are looked at."""
     own = table[:, COLUMN["library"]] == 0
     kinds, elements = found[:, _NODE], found[:, _NODE + 1]
     largest = np.where(own & (table[:, COLUMN["mma"]] == 0), table[:, COLUMN["elements"]], 0.0)
-    smaller = (kinds == again.POINTWISE) & (elements < np.repeat(largest, ends - starts))
+    smaller = (kinds == again.POINTWISE) & (elements < np.repeat(largest, counts))
     maybe = np.logical_or.reduceat(smaller, starts)
     maybe |= own & (table[:, COLUMN["product"]] > 0) & (kinds[starts] != again.PRODUCT)
     some = np.flatnonzero(maybe)
@@ -262,15 +267,17 @@ def _again(
         return
     across = table[some, COLUMN["tile_vectors"]] * np.maximum(table[some, COLUMN["lanes"]], 1.0)
     panels = np.maximum(np.ceil(table[some, COLUMN["columns"]] / across), 1.0)
-    first, last, kind, size = starts.tolist(), ends.tolist(), kinds.tolist(), elements.tolist()
+    looked_at = found[np.repeat(maybe, counts)]
+    kind, size = looked_at[:, _NODE].tolist(), looked_at[:, _NODE + 1].tolist()
+    sizes = counts[some]
+    ends = sizes.cumsum()
     often: list[float] = []
-    for i, wide in zip(some.tolist(), panels.tolist(), strict=True):
-        own = slice(first[i], last[i])
-        often += again.times(candidates[i].graph, kind[own], size[own], wide)
-    of_some = np.repeat(maybe, ends - starts)
-    begins = np.cumsum((ends - starts)[some]) - (ends - starts)[some]
-    computed = found[of_some][:, _COMPUTED] * np.array(often)[:, None]
-    table[some[:, None], _COMPUTED] = np.add.reduceat(computed, begins)
+    first = 0
+    for i, wide, last in zip(some.tolist(), panels.tolist(), ends.tolist(), strict=True):
+        often += again.times(candidates[i].graph, kind[first:last], size[first:last], wide)
+        first = last
+    computed = looked_at[:, _COMPUTED] * np.array(often)[:, None]
+    table[some[:, None], _COMPUTED] = np.add.reduceat(computed, ends - sizes)
 
 
 def _less(table: Matrix) -> None:

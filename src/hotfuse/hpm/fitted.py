@@ -47,6 +47,8 @@ class Counted:
     loop: Loops
     weights: Vector
     """Seconds for the weights to arrive, once for every group of rows."""
+    by_moved: Vector
+    """Bytes a second of the largest thing that operators move one by one."""
 
 
 def amounts(k: Counted) -> Matrix:
@@ -61,8 +63,9 @@ def amounts(k: Counted) -> Matrix:
     functions = k.block[_FUNCTIONS]
     weight, of_functions = _STEPS @ (functions > 0), _STEPS @ functions
     kinds = k.block[_KINDS] > 0
-    kinds[2] &= ~(kinds[0] | kinds[1])
-    kinds[3] = reduces & ~(kinds[0] | kinds[1] | kinds[2])
+    told = kinds[0] | kinds[1]
+    kinds[2] &= ~told
+    kinds[3] &= ~(told | kinds[2])
     narrow = tick * np.maximum(1 / loop.lanes - 1 / WIDE, 0.0)
     read, written = c["bytes_in"] + c["bytes_const"], c["bytes_out"]
     place = np.interp(np.log(np.maximum(read + written, 1.0)), at.log_knots, _LEVELS[:, 0])
@@ -72,28 +75,33 @@ def amounts(k: Counted) -> Matrix:
     inputs = c["depth"] / np.maximum(c["window"], 1.0)
     transformed = c["rows"] * (k.needed < c["mma"]) * (2 * tick / 16)
     turned = loop.turned * tick
-    same = np.ones(len(each))
-    return np.vstack([
-        k.block[_PLAIN] * each, functions * each * _STEPS[:, None],
-        kinds * (c["reduced"] * each), kinds * (starts * 10),
-        np.array([c["light"] + c["divide"], of_functions, c["reduced"]]) * narrow,
-        np.array([~(reduces | has_product) * 10.0, weight, loop.turns * ~has_product, loop.turns * weight,
-                  loop.left * weight]) * starts,
-        read * near, written * near,
-        np.array([
-            same * 1e-7, c["pooled"] * tick, c["picked"] * tick, turned * ~reduces, turned * reduces,
-            np.where(own, k.needed * cut.cycles / cut.ideal * (1 + c["tile_padding"]), k.needed) / at.flops, k.needed / at.flops,
-            transformed * inputs, transformed * c["columns"], own * k.weights, tiles * 10, tiles * c["depth"],
-            tiles * cut.high * c["tile_vectors"], c["mma"] * (c["groups"] > 1) * (c["convolution"] > 0) / at.flops,
-            c["moved"] / at.bandwidth(np.maximum(c["most_moved"], 1.0)) * library, c["steps"] * 1e-7, same * at.fork_s,
-        ]),
-        k.block[_CALLS] * (library * 1e-6),
-    ])  # fmt: skip
+    products = np.where(own, k.needed * cut.cycles / cut.ideal * (1 + c["tile_padding"]), k.needed)
+    grouped = c["mma"] * ((c["groups"] > 1) & (c["convolution"] > 0))
+    made = np.empty((len(TERMS), len(each)))
+    np.multiply(k.block[_PLAIN], each, out=made[:2])
+    np.multiply(functions, each, out=made[_OF_FUNCTIONS])
+    made[_OF_FUNCTIONS] *= _STEPS[:, None]
+    np.multiply(kinds, c["reduced"] * each, out=made[_OF_ELEMENTS])
+    np.multiply(kinds, starts * 10, out=made[_OF_ROWS])
+    np.multiply(read, near, out=made[_READ])
+    np.multiply(written, near, out=made[_WRITTEN])
+    np.multiply(k.block[_CALLS], library * 1e-6, out=made[_CALLED])
+    np.multiply((c["light"] + c["divide"], of_functions, c["reduced"]), narrow, out=made[_NARROW])
+    begun = (~(reduces | has_product) * 10.0, weight, loop.turns * ~has_product, loop.turns * weight,
+             loop.left * weight)  # fmt: skip
+    np.multiply(begun, starts, out=made[_STARTS])
+    made[_OTHERS] = (
+        np.full(len(each), 1e-7), c["pooled"] * tick, c["picked"] * tick, turned * ~reduces, turned * reduces,
+        products / at.flops, k.needed / at.flops, transformed * inputs, transformed * c["columns"], own * k.weights,
+        tiles * 10, tiles * c["depth"], tiles * cut.high * c["tile_vectors"], grouped / at.flops,
+        c["moved"] / k.by_moved * library, c["steps"] * 1e-7, np.full(len(each), at.fork_s),
+    )  # fmt: skip
+    return made
 
 
 _STEPS = np.array(list(STEPS.values()))
 _FUNCTIONS, _PLAIN, _KINDS, _CALLS = (
-    [COLUMN[n] for n in names]
+    np.array([COLUMN[n] for n in names])
     for names in (
         STEPS, ("light", "divide"), ("softmax", "norm", "extremum", "reduction"),
         ("calls", "convolution", "attention", "recurrent", "product", "reduction"),
@@ -109,6 +117,17 @@ TERMS = (
     "calls", *(f"call_{n}" for n in ("convolution", "attention", "recurrent", "product", "reduction")),
 )  # fmt: skip
 """Columns of a table of rates, lines of amounts."""
+
+
+def _lines(first: str, after: str | None) -> slice:
+    return slice(TERMS.index(first), TERMS.index(after) if after is not None else None)
+
+
+_OF_FUNCTIONS, _OF_ELEMENTS, _OF_ROWS = (
+    _lines("exp", "softmax_elements"), _lines("softmax_elements", "softmax_rows"), _lines("softmax_rows", "narrow")
+)  # fmt: skip
+_NARROW, _STARTS, _READ = _lines("narrow", "rows"), _lines("rows", "read_0"), _lines("read_0", "written_0")
+_WRITTEN, _OTHERS, _CALLED = _lines("written_0", "once"), _lines("once", "calls"), _lines("calls", None)
 Rates = npt.NDArray[np.float64]
 NONE: Rates = np.zeros((len(FAMILIES), len(TERMS)))
 

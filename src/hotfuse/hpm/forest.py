@@ -52,10 +52,11 @@ class Forest:
         object.__setattr__(self, "width", int(self.feature.max()) + 1)
 
     def predict(self, x: npt.NDArray[Any]) -> Vector:
-        """Predictions of a batch; what numbers are compared with is single precision."""
+        """Predictions of a batch of numbers, compared in single precision, or of what `walk.ordered` made of them."""
         if x.ndim != 2 or x.shape[1] < self.width:
             raise InternalError(f"a forest that asks for {self.width} columns was given {x.shape}")
-        found = walk.sums(self.packed, self.value, self.starts, self.depth, np.ascontiguousarray(x, np.float32))
+        keys = np.ascontiguousarray(x) if x.dtype == np.uint32 else walk.ordered(np.ascontiguousarray(x, np.float32))
+        found = walk.sums(self.packed, self.value, self.starts, self.depth, keys)
         return self.base + self.scale * found
 
     def arrays(self, prefix: str = "") -> dict[str, npt.NDArray[Any]]:

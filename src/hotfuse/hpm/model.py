@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotfuse.hpm import fitted, forest, ways
+from hotfuse.hpm import fitted, forest, walk, ways
 from hotfuse.hpm.book import Book
 from hotfuse.hpm.features import NAMES, Features, derive
 from hotfuse.hpm.forest import Forest
@@ -96,9 +96,10 @@ class Model:
     def ratio(self, found: Features) -> Vector:
         """log(time / roofline)."""
         x, base = _inputs(found, self.rates)
-        value = base + self.forest.predict(x)
+        keys = walk.ordered(x)
+        value = base + self.forest.predict(keys)
         if self.ways is not None:
-            value += self.ways.predict(x) * _CUT[found.family]
+            value += self.ways.predict(keys) * _CUT[found.family]
         return np.maximum(value, np.log(np.maximum(found.roof.bound, 1e-12) / found.roof.seconds))
 
     def seconds(self, found: Features) -> Vector:
@@ -113,7 +114,9 @@ class Model:
 def _inputs(found: Features, rates: fitted.Rates) -> tuple[npt.NDArray[np.float32], Vector]:
     """What a forest reads, and log(time by rates / roofline), which is its last column."""
     base = np.log(fitted.base(found.amounts, found.family, rates, found.roof.seconds) / found.roof.seconds)
-    return np.column_stack([found.x, base.astype(np.float32)]), base
+    x = np.empty((len(base), len(INPUTS)), np.float32)
+    x[:, :-1], x[:, -1] = found.x, base
+    return x, base
 
 
 def grown(
@@ -276,7 +279,7 @@ class Predictor:
         return Predictions(seconds, seconds / width, seconds * width, cycles, joules, memory, level, found.family)
 
 
-_BYTES = [ROW_NAMES.index(n) for n in ("bytes_in", "bytes_const", "bytes_out")]
+_BYTES = np.array([ROW_NAMES.index(n) for n in ("bytes_in", "bytes_const", "bytes_out")])
 
 
 def binding(found: Features) -> npt.NDArray[np.int64]:

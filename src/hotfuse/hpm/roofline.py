@@ -35,10 +35,13 @@ class Roof:
     """Cycles a second of a core: measured, or as the system states it, or a guess."""
     log_knots: Vector = field(init=False, compare=False, repr=False)
     log_speeds: Vector = field(init=False, compare=False, repr=False)
+    ends: Vector = field(init=False, compare=False, repr=False)
+    """Working sets up to which each level but the last reaches."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "log_knots", np.log(self.knots))
         object.__setattr__(self, "log_speeds", np.log(self.speeds))
+        object.__setattr__(self, "ends", np.asarray(self.knots[:-1]) * 1.25)
 
     def bandwidth(self, held: Vector) -> Vector:
         """Bytes a second for working sets, smooth between the levels."""
@@ -46,7 +49,7 @@ class Roof:
 
     def level(self, held: Vector) -> npt.NDArray[np.int64]:
         """Which level working sets lie in: 0 is the first."""
-        return np.minimum(np.searchsorted(np.asarray(self.knots[:-1]) * 1.25, held), len(LEVELS) - 1)
+        return np.minimum(self.ends.searchsorted(held), len(LEVELS) - 1)
 
 
 def roof(peaks: Peaks | None, top: Topology, lanes: int, threads: int = 1) -> Roof:

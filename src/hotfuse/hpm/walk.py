@@ -2,7 +2,8 @@
 
 One small function for every forest, compiled once in a process: trees are its data, and nothing that came out of a store is code.
 Steps of one walk wait for each other, those of different rows do not: `TOGETHER` rows go down side by side. All rows go down one
-tree before the next, which then lies in the nearest cache.
+tree before the next, which then lies in the nearest cache. Numbers are compared as integers of the same order (`ordered`): a
+comparison and an addition with its carry are a step down.
 """
 
 from __future__ import annotations
@@ -15,11 +16,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-NODE = np.dtype([("threshold", "<f4"), ("place", "<u4")])
+NODE = np.dtype([("threshold", "<u4"), ("place", "<u4")])
 """As the code reads it, 8 bytes at once: what to compare with; the first child's number above `FEATURE_BITS`, the column below."""
 FEATURE_BITS = 8
 MOST_FEATURES, MOST_NODES = 1 << FEATURE_BITS, 1 << (32 - FEATURE_BITS)
 TOGETHER = 8
+
+
+def ordered(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
+    """Integers in the order of single-precision numbers; both zeros are one, and what is no number lies below all."""
+    bits = (np.fmax(x, _LOWEST) + _ZERO).view(np.int32)
+    flip = bits >> 31
+    flip |= _SIGN
+    flip ^= bits
+    return flip.view(np.uint32)
+
+
+_LOWEST, _ZERO, _SIGN = np.float32(-np.inf), np.float32(0), np.int32(-(1 << 31))
 
 
 def packed(
@@ -29,7 +42,7 @@ def packed(
     if len(feature) > MOST_NODES or feature.max() >= MOST_FEATURES:
         raise ValueError(f"a forest of {len(feature)} nodes over {feature.max() + 1} columns")
     made = np.empty(len(feature), NODE)
-    made["threshold"], made["place"] = threshold, (first << FEATURE_BITS) | feature
+    made["threshold"], made["place"] = ordered(threshold), (first << FEATURE_BITS) | feature
     return made
 
 
@@ -39,23 +52,25 @@ def _code() -> str:
     def all_of(*lines: str) -> str:
         return "\n".join(f"  {line.replace('#', str(k))}" for line in lines for k in range(TOGETHER))
 
+    def one_by_one(*lines: str) -> str:  # few numbers wait for each other, so that registers suffice
+        return "\n".join(f"  {line.replace('#', str(k))}" for k in range(TOGETHER) for line in lines)
+
     rows = all_of(
         "%w# = add i64 %c, #",
         "%in# = icmp ult i64 %w#, %final",
         "%r# = select i1 %in#, i64 %w#, i64 %final",
         "%o# = mul i64 %r#, %width",
-        "%own# = getelementptr float, ptr %x, i64 %o#",
+        "%own# = getelementptr i32, ptr %x, i64 %o#",
     )
-    down = all_of(
+    down = one_by_one(
         "%np# = getelementptr i64, ptr %nodes, i64 %at#",
         "%node# = load i64, ptr %np#",
         "%column# = lshr i64 %node#, 32",
         f"%f# = and i64 %column#, {MOST_FEATURES - 1}",
-        "%xp# = getelementptr float, ptr %own#, i64 %f#",
-        "%v# = load float, ptr %xp#",
-        "%low# = trunc i64 %node# to i32",
-        "%limit# = bitcast i32 %low# to float",
-        "%more# = fcmp ogt float %v#, %limit#",
+        "%xp# = getelementptr i32, ptr %own#, i64 %f#",
+        "%v# = load i32, ptr %xp#",
+        "%limit# = trunc i64 %node# to i32",
+        "%more# = icmp ult i32 %limit#, %v#",
         "%right# = zext i1 %more# to i64",
         f"%first# = lshr i64 %node#, {32 + FEATURE_BITS}",
         "%next# = add i64 %first#, %right#",
@@ -121,9 +136,9 @@ def _compiled() -> tuple[Callable[..., None], Any]:
 
 
 def sums(
-    nodes: npt.NDArray[Any], values: npt.NDArray[np.float64], roots: npt.NDArray[np.int32], depth: int, x: npt.NDArray[np.float32]
+    nodes: npt.NDArray[Any], values: npt.NDArray[np.float64], roots: npt.NDArray[np.int32], depth: int, x: npt.NDArray[np.uint32]
 ) -> npt.NDArray[np.float64]:  # fmt: skip
-    """The sum over all trees of the leaf that each row of `x` ends at; nodes point at nodes, and ask for columns that are there."""
+    """The sum over all trees of the leaf that each row ends at; nodes point at nodes, and ask for columns that are there."""
     out = np.zeros(len(x) + TOGETHER)
     if len(x):
         walk, _ = _compiled()

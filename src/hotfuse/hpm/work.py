@@ -219,7 +219,7 @@ def families_of(c: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.int6
     """The same of columns."""
     found = ((c["small_inputs"] > 0) | (c["bytes_const"] > 0)).astype(np.int64)
     for number, name in _TOLD:
-        found[c[name] > 0] = number
+        np.putmask(found, c[name] > 0, number)
     return found
 
 
