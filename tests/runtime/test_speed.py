@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import hotfuse.backends.llvm.peaks as peaks_module
 from hotfuse.backends.llvm.peaks import MicroProbe
 from hotfuse.base.events import EventLog, Why
 from hotfuse.machine.fingerprint import Fingerprint
@@ -63,3 +64,22 @@ def test_the_real_probe(tmp_path: Path) -> None:
             pass
         watch.stop()
         assert not watch.errors and {d.probe for d in store.drift()} == {"fma", "l2", "clock"}
+
+
+def test_nothing_is_compiled_before_the_first_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store is opened when a plan is about to be made, and calls wait for that one."""
+    asked: list[object] = []
+
+    def functions(target: object) -> object:
+        asked.append(target)
+        return made(target)  # pyright: ignore[reportArgumentType]
+
+    made = peaks_module._functions  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(peaks_module, "_functions", functions)
+    with Store.open(tmp_path / "p.sqlite") as store:
+        store.machine(WHO, PEAKS.to_dict())
+        watch = speed_watch(store, EventLog(), who=WHO)
+        assert watch.baseline and not asked
+        for _ in range(2):
+            assert {one.probe for one in watch.look()} == watch.baseline.keys()
+    assert len(asked) == 1

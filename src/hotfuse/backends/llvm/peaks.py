@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hotfuse.backends.llvm import peaks_code
@@ -210,27 +211,37 @@ def _call_ns(function: Callable[..., None], calls: int = 2000) -> float:
 
 
 class MicroProbe:
-    """The probe of `machine.drift`: multiply-adds, reads from the second-level cache, cycles, on one thread."""
+    """The probe of `machine.drift`: multiply-adds, reads from the second-level cache, cycles, on one thread.
+
+    Its code is compiled for the first look, which comes half a minute after a model began to serve: a plan that calls wait for
+    comes first.
+    """
 
     def __init__(self, top: Topology | None = None, target: Target | None = None, tries: int = 4) -> None:
-        target = target or host()
+        self._target = target or host()
         sizes, _ = level_bytes(top or topology(), 1)
-        part = sizes.get("L2", 128 << 10)
-        _, run = _functions(target)
-        self._memory = aligned(max(part, 64 * 64), np.dtype(np.uint8))
-        self._memory[::4096] = 1
-        base = self._memory.ctypes.data
+        self._part = sizes.get("L2", 128 << 10)
         self._tries = tries
-        self._runs = {
-            "fma": _call(run["rate_f32"], base, peaks_code.accumulators(target) * 64, 1),
-            "l2": _call(run["read"], base, part, 1),
-        }
-        self.work = {"fma": float(peaks_code.operations(target, "f32")), "l2": float(part)}
+        self.work = {"fma": float(peaks_code.operations(self._target, "f32")), "l2": float(self._part)}
         """Operations or bytes of one repeat."""
         self._repeats = {"fma": 200, "l2": 8, "clock": 4000}
-        if "clock" in run:
-            self._runs["clock"] = _call(run["clock"], base, 64, 1)
+        if "clock" in peaks_code.names(self._target):
             self.work["clock"] = float(peaks_code.CHAIN)
+
+    @functools.cached_property
+    def _memory(self) -> npt.NDArray[np.uint8]:
+        memory = aligned(max(self._part, 64 * 64), np.dtype(np.uint8))
+        memory[::4096] = 1
+        return memory
+
+    @functools.cached_property
+    def _runs(self) -> dict[str, Callable[[int], None]]:
+        base, (_, run) = self._memory.ctypes.data, _functions(self._target)
+        runs = {
+            "fma": _call(run["rate_f32"], base, peaks_code.accumulators(self._target) * 64, 1),
+            "l2": _call(run["read"], base, self._part, 1),
+        }
+        return runs | ({"clock": _call(run["clock"], base, 64, 1)} if "clock" in self.work else {})
 
     def baseline(self, peaks: Peaks) -> dict[str, float]:
         """Seconds the probes take where the machine is as fast as it was measured."""
