@@ -14,6 +14,7 @@ from torch import nn
 import hotfuse
 from hotfuse.base.errors import ModelError
 from hotfuse.base.settings import Settings
+from hotfuse.frontends.onnx import settle
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
 from hotfuse.ops import one_step
@@ -118,6 +119,20 @@ def test_what_follows_from_constants_is_computed_once() -> None:
     np.testing.assert_allclose(run(module, X["x"])[0], want, rtol=1e-6)
     assert calls(module) == ["MatMul"]
     assert module.prepared_bytes == 96
+
+
+def test_a_preparation_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = built([helper.make_node("Add", ["a", "a"], ["b"]), helper.make_node("MatMul", ["x", "b"], ["y"])],
+                 {"x": X["x"]}, ["y"], {"a": np.eye(X["x"].shape[1], dtype=np.float32)})  # fmt: skip
+
+    def fails(*_a: object) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(settle, "_prepared", fails)
+    with hotfuse.InferenceSession(data, settings=INLINE) as session:
+        module = session._module  # pyright: ignore[reportPrivateUsage]
+        np.testing.assert_allclose(run(module, X["x"])[0], 2 * X["x"], rtol=1e-6)
+        assert session.stats()["unprepared"] == ["g: RuntimeError: no room"]
 
 
 def test_other_values_for_initializers_are_not_stale() -> None:

@@ -319,6 +319,7 @@ class InferenceSession:
         events = stats["events"]
         stats["calls"] += events.get("calls_with_overrides", 0)
         stats["memory"]["prepared"] = self._module.prepared_bytes  # by the interpreter, of constants
+        stats["unprepared"] = list(self._module.unprepared)
         return {**stats, "errors": events.get("errors", 0), "fallbacks": self._fallbacks().total()}
 
     def wait(self, timeout: float | None = None) -> bool:

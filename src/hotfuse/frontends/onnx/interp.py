@@ -100,6 +100,14 @@ class Program:
         """Memory of what was computed of constants, here and in nested programs."""
         return 0 if self._ready is None else self._ready.bytes + sum(p.prepared_bytes for p in self._ready.nested)
 
+    @property
+    def unprepared(self) -> tuple[str, ...]:
+        """Why constants were not prepared, here and in nested programs."""
+        if self._ready is None:
+            return ()
+        mine = (f"{self.name}: {self._ready.unprepared}",) if self._ready.unprepared else ()
+        return (*mine, *(why for p in self._ready.nested for why in p.unprepared))
+
     def knowing(self, captures: Mapping[int, Value]) -> Program:
         """The same for callers whose captures at these places are always these values: it may prepare what follows from them."""
         first = len(self.in_slots) - len(self.captures)
@@ -404,6 +412,11 @@ class OnnxModule(torch.nn.Module):
     def prepared_bytes(self) -> int:
         """Memory of what was computed of constants when the model first ran."""
         return self.program.prepared_bytes
+
+    @property
+    def unprepared(self) -> tuple[str, ...]:
+        """Programs of the model whose constants are computed with in every call, and why."""
+        return self.program.unprepared
 
     def forward(self, *inputs: Value) -> tuple[Value, ...]:
         """Run the model on tensors (NumPy arrays are taken too)."""

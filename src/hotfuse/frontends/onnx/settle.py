@@ -11,7 +11,7 @@ is made of those (`OnnxModule.run_with`), and prepared anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,15 +48,18 @@ class Ready:
     """Memory that was not there before."""
     nested: tuple[Program, ...] = ()
     """Programs that the calls run: copies of nested graphs that know which captures are constants, and functions."""
+    unprepared: str = ""
+    """Why constants are not prepared, where that failed."""
 
 
 def ready(program: Program) -> Ready:
-    """The program with its constants prepared; as it stands where that fails, and then the run says what is wrong."""
+    """The program with its constants prepared; as it stands where that fails, which is counted, and the run says what is wrong."""
     try:
         return _settled(program)
-    except Exception:  # whatever an operator raises: the run meets the same one at the same node, and names it
+    except Exception as e:  # whatever an operator raises: the run meets the same one at the same node, and names it
         plain = [_Made(s, s.call, nested=s.programs) for s in program.steps]
-        return _ready(program, program.template, plain, set(program.consts))
+        why = f"{type(e).__name__}: {e}"  # not the exception, whose frames hold what was made so far
+        return replace(_ready(program, program.template, plain, set(program.consts)), unprepared=why)
 
 
 @dataclass(frozen=True, slots=True)
