@@ -25,7 +25,7 @@ def soft(x: torch.Tensor) -> torch.Tensor:
 
 
 def right(got: list[torch.Tensor], x: torch.Tensor) -> None:
-    """A difference from the maximum under 64 is rounded by 2**-19 at most: what its power is off by, with two units for the rest."""
+    """A difference from the maximum under 64 is rounded by 2**-19 at most: its power is off by that, and two units more."""
     want = soft(x.double())
     assert got[0].shape == x.shape and got[0].dtype is torch.float32
     torch.testing.assert_close(got[0].double(), want, rtol=2**-19 + 2 * 2**-20, atol=1e-37, equal_nan=True)
