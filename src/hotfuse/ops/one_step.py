@@ -1,9 +1,8 @@
 """An LSTM over one step as products and pointwise ops: what a stream of frames asks for, one frame a call.
 
 torch's operator goes to a library that puts the weights into an order of its own in every call; over one step that takes longer
-than the products do (84 us against 46 at 128 hidden values, one thread, a busy machine; no gain at 32). Two
-steps or more stay with torch's operator, as does
-whatever is not the plain case: several layers, both directions, projections, other types than float32.
+than the products do (84 us against 46 at 128 hidden values, one thread, a busy machine; no gain at 32). Two steps or more stay
+with torch's operator, as does whatever is not the plain case: several layers, both directions, projections, other types than float32.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def _plain(
         and not (train or bidirectional)
         and x.dtype is torch.float32
         and x.device.type == "cpu"
-        and hx[0].shape == hx[1].shape
-        and hx[0].shape[1] == x.shape[0 if batch_first else 1]  # torch's operator says what is wrong with others
+        and hx[0].shape == hx[1].shape  # what is wrong with states of other shapes torch's operator says
+        and hx[0].shape[:2] == (1, x.shape[0 if batch_first else 1])
         and not torch.is_autocast_enabled("cpu")
     )
