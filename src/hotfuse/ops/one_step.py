@@ -2,7 +2,7 @@
 
 torch's operator goes to a library that puts the weights into an order of its own in every call; over one step that takes longer
 than the products do (84 us against 46 at 128 hidden values, one thread, a busy machine; no gain at 32). Two steps or more stay
-with torch's operator, as does whatever is not the plain case: several layers, both directions, projections, other types than float32.
+with torch's operator, as does whatever is not the plain case: several layers, both directions, projections, types but float32.
 """
 
 from __future__ import annotations
