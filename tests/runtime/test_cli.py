@@ -18,7 +18,9 @@ from onnx import TensorProto, helper
 from rich.console import Console
 from typer.testing import CliRunner
 
+from hotfuse.base.errors import CaptureError
 from hotfuse.cli import app, doctor, output
+from hotfuse.cli import show as show_module
 from hotfuse.cli.feeds import make_feeds
 from hotfuse.cli.output import pairs, print_json, rows
 from hotfuse.ir.dims import Sym
@@ -95,6 +97,21 @@ def test_run_makes_up_inputs_that_agree_and_says_so(model: Path) -> None:
     assert report["dims_chosen"] == []
 
 
+@pytest.mark.parametrize("command", ["run", "explain"])
+def test_a_call_that_fails_names_what_was_made_up(command: str, tmp_path: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [100, 4])
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [100, 4])
+    graph = helper.make_graph([helper.make_node("Reshape", ["x", "shape"], ["y"])], "g", [x], [y], [shape])
+    path = tmp_path / "narrow.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    failed = invoke(command, path, "--calls", 1)
+    assert failed.exit_code == 2 and "--dim name=size" in failed.output and "--input name=number" in failed.output
+    given = invoke(command, path, "--calls", 1, "--dim", "n=3", "--input", "x=1")
+    assert given.exit_code == 2 and "made up" not in given.output
+    assert invoke(command, path, "--calls", 1, "--dim", "n=100").exit_code == 0
+
+
 def test_run_takes_dims_from_given_files(model: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((7, 4), np.float32))
     report = ok_json("run", model, "--input", f"x={tmp_path / 'x.npy'}")
@@ -120,6 +137,15 @@ def test_show_prints_a_graph_that_parses(model: Path) -> None:
 def test_show_fixes_dims_that_are_given(model: Path) -> None:
     graph = parse(invoke("show", model, "--dim", "batch=3").stdout)
     assert [v.type.shape for v in graph.inputs] == [(3, 4), (3, 4)] and graph.guards == ()
+
+
+def test_show_names_open_dims_whatever_stage_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_a: object) -> None:
+        raise CaptureError("the graph breaks an invariant")
+
+    monkeypatch.setattr(show_module, "show_kernels", fails)
+    failed = invoke("show", model, "--stage", "tile")
+    assert failed.exit_code == 2 and "--dim name=size" in failed.output
 
 
 def test_show_partitions(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

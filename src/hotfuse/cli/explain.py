@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hotfuse.base.errors import InputError
-from hotfuse.cli.feeds import make_feeds
+from hotfuse.cli.feeds import make_feeds, owning_up
 from hotfuse.cli.output import pairs, print_json, reports_errors
 
 
@@ -39,7 +39,8 @@ def explain(
         declared = session.get_inputs()
         feeds = [make_feeds(declared, given, turn, seed + i) for i, turn in enumerate(sizes)]
         for i in range(calls):
-            session.run(None, feeds[i % len(feeds)].arrays)
+            with owning_up(feeds[i % len(feeds)]):
+                session.run(None, feeds[i % len(feeds)].arrays)
             if wait and i & (i + 1) == 0:  # after 1, 2, 4, 8, ... calls
                 session.wait()
         found = session.explain()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,8 +12,9 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import typer
 
-from hotfuse.base.errors import InputError
+from hotfuse.base.errors import HotfuseError, InputError
 
 Array = npt.NDArray[Any]
 
@@ -62,6 +64,21 @@ class Feeds:
     """The dims among them that nobody gave: shown, so that the user can give them."""
     sources: dict[str, str]
     """`random`, a file's name or a number, per input."""
+
+
+@contextmanager
+def owning_up(feeds: Feeds) -> Iterator[None]:
+    """A call that fails may do so for sizes and values that nobody gave: they are named, and how to give them."""
+    try:
+        yield
+    except HotfuseError:
+        sizes = ", ".join(f"{name}={feeds.dims[name]}" for name in sorted(feeds.chosen))
+        values = ", ".join(name for name, source in feeds.sources.items() if source == "random")
+        if sizes:
+            typer.echo(f"sizes made up for this call: {sizes} (give them with --dim name=size)", err=True)
+        if values:
+            typer.echo(f"values made up for this call: {values} (give them with --input name=number or name=file.npy)", err=True)
+        raise
 
 
 def make_feeds(declared: Sequence[Declared], given: Mapping[str, str], dims: Mapping[str, str], seed: int) -> Feeds:

@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from hotfuse.base.errors import InputError
-from hotfuse.cli.feeds import Array, Feeds, make_feeds
+from hotfuse.cli.feeds import Array, Feeds, make_feeds, owning_up
 from hotfuse.cli.output import heading, pairs, print_json, reports_errors, rows
 
 
@@ -48,7 +48,8 @@ def run(
         times_ms: list[float] = []
         for i in range(calls):
             start = time.perf_counter()
-            results = session.run(None, feeds.arrays)
+            with owning_up(feeds):
+                results = session.run(None, feeds.arrays)
             times_ms.append((time.perf_counter() - start) * 1e3)
             if wait and i == 0:
                 session.wait()

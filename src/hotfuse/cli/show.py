@@ -7,7 +7,8 @@ The graph is captured as a session would, from declared types alone: dims the mo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,7 @@ from hotfuse.cli.output import heading, pairs, print_json, reports_errors, rows
 
 if TYPE_CHECKING:
     from hotfuse.frontends.captured import Captured, TensorSpec
-    from hotfuse.frontends.onnx.model import Port
+    from hotfuse.frontends.onnx.model import OnnxModel, Port
     from hotfuse.ir.graph import Graph
 
 
@@ -50,32 +51,40 @@ def show(
 ) -> None:
     """Show a model's captured graph, or the partitions it is cut into."""
     sizes = pairs(dims or [], "--dim")
-    captured, shapes = _capture(model, sizes)
-    if stage is StageName.IR:
-        _show_ir(captured, as_json)
-    elif stage is StageName.PARTITIONS:
-        _show_partitions(captured.graph, shapes, as_json)
-    elif stage is StageName.COSTS:
-        show_costs(captured.graph, shapes, as_json)
-    else:
-        show_kernels(captured.graph, shapes, stage.value, kernel or "", as_json)
+    from hotfuse.frontends.onnx.load import load
+
+    loaded = load(model)
+    with _naming_open_dims(loaded.inputs):
+        captured, shapes = _capture(loaded, sizes)
+        if stage is StageName.IR:
+            _show_ir(captured, as_json)
+        elif stage is StageName.PARTITIONS:
+            _show_partitions(captured.graph, shapes, as_json)
+        elif stage is StageName.COSTS:
+            show_costs(captured.graph, shapes, as_json)
+        else:
+            show_kernels(captured.graph, shapes, stage.value, kernel or "", as_json)
 
 
-def _capture(model: Path, sizes: dict[str, str]) -> tuple[Captured, list[tuple[int, ...]]]:
+def _capture(loaded: OnnxModel, sizes: dict[str, str]) -> tuple[Captured, list[tuple[int, ...]]]:
     """The graph as a worker captures it, and the sizes it was looked at with."""
     from hotfuse.compile import wire
     from hotfuse.compile.service import ask
     from hotfuse.frontends.captured import CallSpec
-    from hotfuse.frontends.onnx.load import load
     from hotfuse.frontends.ship import ship
 
-    loaded = load(model)
     specs = specs_of(loaded.inputs, sizes)
     header = {"kind": "onnx", "call": wire.call_to_json(CallSpec(tuple(specs)))}
+    return wire.answer_from_message(ask(header, [ship(loaded).blob], from_env())), [s.shape for s in specs]
+
+
+@contextmanager
+def _naming_open_dims(ports: Sequence[Port]) -> Iterator[None]:
+    """What cannot be done with a model whose sizes are open may be possible with some of them fixed."""
     try:
-        return wire.answer_from_message(ask(header, [ship(loaded).blob], from_env())), [s.shape for s in specs]
+        yield
     except CaptureError as e:
-        open_dims = ", ".join(_open_dims(loaded.inputs))
+        open_dims = ", ".join(_open_dims(ports))
         hint = f"fix some of its open dims with --dim name=size: {open_dims}" if open_dims else e.hint
         raise CaptureError(e.what, where=e.where, because=e.because, hint=hint, why=e.why) from e
 
