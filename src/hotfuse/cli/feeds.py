@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ class Feeds:
 
 
 @contextmanager
-def owning_up(feeds: Feeds) -> Iterator[None]:
+def owning_up(feeds: Feeds) -> Generator[None]:
     """A call that fails may do so for sizes and values that nobody gave: they are named, and how to give them."""
     try:
         yield

@@ -7,7 +7,7 @@ The graph is captured as a session would, from declared types alone: dims the mo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -79,7 +79,7 @@ def _capture(loaded: OnnxModel, sizes: dict[str, str]) -> tuple[Captured, list[t
 
 
 @contextmanager
-def _naming_open_dims(ports: Sequence[Port]) -> Iterator[None]:
+def _naming_open_dims(ports: Sequence[Port]) -> Generator[None]:
     """What cannot be done with a model whose sizes are open may be possible with some of them fixed."""
     try:
         yield
