@@ -90,6 +90,11 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[records.Recor
     return head, found, peaks
 
 
+def pictures_of(out: Path) -> Path:
+    """The folder of pictures for a file of results: its name without the suffix, if it has one."""
+    return out.with_suffix("") if out.suffix else out.with_name(f"{out.name}-pictures")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write, compare."""
     parser = argparse.ArgumentParser(
@@ -117,8 +122,8 @@ def main(arguments: list[str] | None = None) -> int:
     records.write(options.out, head, found)
     lines = ["", *report.summary(found), f"{head['seconds']:.0f} s; written to {options.out}"]
     try:
-        pictures = plots.draw(found, peaks, options.plots or options.out.with_suffix(""))
-        lines.append(f"{len(pictures)} pictures in {options.plots or options.out.with_suffix('')}")
+        pictures = plots.draw(found, peaks, options.plots or pictures_of(options.out))
+        lines.append(f"{len(pictures)} pictures in {options.plots or pictures_of(options.out)}")
     except ImportError as e:
         lines.append(f"no pictures: {e} (pip install hotfuse[plots])")
     worse: list[records.Change] = []

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.side import plots, records, report, stats
+from benchmarks.side.__main__ import pictures_of
 from benchmarks.side.cases import CASES, SUITES, Case, Model
 from benchmarks.side.contenders import CONTENDERS
 from benchmarks.side.records import Record
@@ -179,6 +180,11 @@ def test_results_are_read_as_written_and_drawn(tmp_path: Path) -> None:
     assert again[1].ratio == found[1].ratio
     written = {p.name for p in plots.draw(again, PEAKS, tmp_path / "plots", ("svg",))}
     assert written == {"ratios-models-1.svg", "ratios-traffic-1.svg", "traffic-fake-1.svg", "roofline.svg"}
+
+
+def test_pictures_lie_beside_the_results_whatever_their_name(tmp_path: Path) -> None:
+    assert pictures_of(tmp_path / "a.jsonl") == tmp_path / "a"
+    assert pictures_of(tmp_path / "a") != tmp_path / "a"
 
 
 def test_starts_are_not_held_against_the_roof() -> None:
