@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hotfuse.analysis.attention import written
 from hotfuse.ir.graph import Graph, Node, Value, sources
+from hotfuse.lower.ahead import asks_ahead
 from hotfuse.lower.attention import OP as ATTENTION
 from hotfuse.lower.attention import lower_attention
 from hotfuse.lower.bmm import PRODUCTS, is_product, lower_product
@@ -45,7 +46,8 @@ def _lowered(graph: Graph, core: Core) -> Lowered:
         return lower_recurrent(graph, core, name=_name(graph))
     if is_rows(graph, core):
         return lower_rows(graph, core, name=_name(graph))
-    return lower_group(replace(graph, name=_name(graph)), Options(vector_bytes=core.lanes * 4))
+    found = lower_group(replace(graph, name=_name(graph)), Options(vector_bytes=core.lanes * 4))
+    return replace(found, kernel=asks_ahead(found.kernel, core))
 
 
 def _between(graph: Graph, node: Node) -> bool:

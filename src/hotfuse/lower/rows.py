@@ -11,8 +11,9 @@
 
 Row by row, the maximum, the exponentials and the products are three short loops that each wait for a number the one before
 ends with, and each leaves most of the core idle. The first row has none before it and takes itself, times 1, instead; the last
-one takes its own maximum again, which nobody reads. Other softmaxes (of dims that are not the last, of sizes that only a call
-tells, fused with what is around them) are ordinary groups.
+one takes its own maximum again, which nobody reads. Where data is large, the loop asks for the lines of the rows after those as
+well (`ahead`). Other softmaxes (of dims that are not the last, of sizes that only a call tells, fused with what is around them)
+are ordinary groups.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Node, Value, output_values
 from hotfuse.ir.types import DType, Layout
+from hotfuse.lower import ahead
 from hotfuse.lower.algebra import product
 from hotfuse.lower.folds import highest
 from hotfuse.lower.gemm import let
@@ -71,6 +73,7 @@ class _Rows:
         (x,), (y,) = node.ins, node.outs
         self.b, self.width = b, VECTORS * core.lanes
         self.x, self.y = memory.place(x).buffer, memory.output(y).buffer
+        self.large = ahead.large((self.x, self.y), core)
         *outer, columns = shape_of(x)
         assert isinstance(columns, int)
         self.rows, self.columns = product(tuple(outer)), columns
@@ -115,6 +118,8 @@ class _Rows:
             self._store(row, k, valid, e)
             other = self._load(self.x, behind, k, valid)
             self._scale(before, k, valid, share)
+            if valid is None and self.large != 0:
+                self._ask(row, behind, k)
             return b.map("select", b.map("gt", other, top), other, top), b.map("add", e, total)
 
         carry = [b.fill(-float("inf"), DType.F32, (self.width,)), b.fill(0.0, DType.F32, (self.width,))]
@@ -125,6 +130,14 @@ class _Rows:
             top, total = step(self._whole, self._left, top, total)
         summed = b.reshape(b.reduce("sum", total, 0), ())
         return highest(b, top), b.map("div", b.fill(1.0, DType.F32), summed)
+
+    def _ask(self, row: Dim, behind: Dim, k: Dim) -> None:
+        """The lines that the next row's turn will read from memory, and those it will write."""
+        with self.b.when(self.large):
+            for n in range(0, self.width, ahead.LINE_BYTES // 4):
+                for buffer, at in ((self.x, behind), (self.y, row)):
+                    where = self._at(expr("+", at, 1), expr("+", k, n))
+                    self.b.prefetch(buffer, where, ahead.LEVEL, write=buffer is self.y)
 
     def _highest(self, row: Dim) -> Tile:
         b = self.b
