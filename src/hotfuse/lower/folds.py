@@ -38,15 +38,19 @@ def _limit(dtype: DType, low: bool) -> float:
 
 def identity(fold: FoldPlan) -> float:
     """What changes nothing."""
-    match fold.function:
+    return _neutral(fold.function, tensor_type(fold.input).dtype)
+
+
+def _neutral(function: str, dtype: DType) -> float:
+    match function:
         case "sum" | "mean" | "any":
             return 0
         case "prod" | "all":
             return 1
         case "max" | "argmax" | "min" | "argmin" | "top":
-            return _limit(tensor_type(fold.input).dtype, not fold.function.endswith("min"))
+            return _limit(dtype, not function.endswith("min"))
         case _:
-            raise CannotLower(f"there is no reduction {fold.function}")
+            raise CannotLower(f"there is no reduction {function}")
 
 
 def start(b: KernelBuilder, fold: FoldPlan, shape: Sequence[int]) -> list[Tile]:
@@ -131,16 +135,16 @@ def together(b: KernelBuilder, fold: FoldPlan, one: Sequence[Tile], other: Seque
 
 
 def running(b: KernelBuilder, scans: Sequence[ScanPlan], shape: Sequence[int]) -> list[Tile]:
-    """Running sums before the first element."""
-    return [b.fill(0 if s.function == "sum" else 1, tensor_type(s.node.outs[0]).dtype, shape) for s in scans]
+    """Running results before the first element."""
+    return [b.fill(_neutral(s.function, dtype), dtype, shape) for s in scans for dtype in [tensor_type(s.node.outs[0]).dtype]]
 
 
 def scan(at: Evaluator, plan: ScanPlan, before: Tile, present: Tile | None, *, across: bool) -> Tile:
-    """Give the running sums at the elements at hand; what comes out is the sum up to and with the last one."""
+    """Give the running results at the elements at hand; what comes out is that up to and with the last one."""
     b, out = at.builder, plan.node.outs[0]
     x = at.tile(plan.node.ins[0], plan.position)
     if present is not None:
-        x = b.map("select", present, x, b.fill(0 if plan.function == "sum" else 1, x.type.dtype))
+        x = b.map("select", present, x, b.fill(_neutral(plan.function, x.type.dtype), x.type.dtype))
     extents = [a.extent for a in at.axes]
     if not across or not extents:
         total = b.map(_MAPS[plan.function], before, x)

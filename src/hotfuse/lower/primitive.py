@@ -5,7 +5,7 @@
     lower.reduce.F(x) {dims, less}    F: sum mean prod max min any all argmax argmin; a mean divides by the count minus `less`;
                                       top is a maximum that passes over NaN
     lower.decay(x)                    e^x where x is at most 0
-    lower.scan.F(x) {dim}             F: sum prod; every element with those before it
+    lower.scan.F(x) {dim}             F: sum prod max min; every element with those before it
     lower.pad(x, dim, before, number)
     lower.alias(x)                    a result under the name that the group gave it
 
@@ -47,7 +47,7 @@ def decomposes(names: str) -> Callable[[Rule], Rule]:
 
 def rules() -> Mapping[str, Rule]:
     """Every rule by the op's name."""
-    for name in ("index", "norms", "pool", "reduce", "resize", "sort"):
+    for name in ("index", "norms", "pool", "reduce", "resize", "running", "sort"):
         import_module(f"hotfuse.lower.primitive_{name}")
     return _RULES
 

@@ -122,18 +122,6 @@ def _norm(d: Draft, node: Node) -> Sequence[Value]:
     raise CannotLower(f"the norm of order {order}")
 
 
-@decomposes("cumsum cumprod")
-def _cumsum(d: Draft, node: Node) -> Sequence[Value]:
-    x = _accumulated(d, d.value(), dtype(node.outs[0]))
-    dim = d.arg("dim")
-    if not isinstance(dim, int):
-        raise CannotLower(f"a running sum along {dim}")
-    if not shape_of(x) or shape_of(x)[dim] == 1:
-        return (x,)
-    name = f"lower.scan.{node.op.split('.')[1][3:]}"
-    return (d.add(name, (x,), dtype(x), shape_of(x), {"dim": dim % len(shape_of(x))}),)
-
-
 # --- softmax ----------------------------------------------------------------------------------------------------------
 
 
