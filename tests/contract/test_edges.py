@@ -45,7 +45,8 @@ UNARY: dict[str, Fn] = {
 
 ROWS: dict[str, Fn] = {  # need at least one dimension
     "softmax": lambda x: F.softmax(x.float(), -1), "log_softmax": lambda x: F.log_softmax(x.float(), -1),
-    "cumsum": lambda x: x.cumsum(-1), "cummax": lambda x: x.cummax(-1), "sum_last": lambda x: x.sum(-1), "mean_keep": lambda x: x.float().mean(-1, keepdim=True),
+    "cumsum": lambda x: x.cumsum(-1), "cummax": lambda x: x.cummax(-1), "sum_last": lambda x: x.sum(-1),
+    "mean_keep": lambda x: x.float().mean(-1, keepdim=True),
     "amax": lambda x: x.amax(-1), "max_pair": lambda x: x.max(-1), "argmax": lambda x: x.argmax(-1),
     "var": lambda x: x.float().var(-1, correction=0), "logsumexp": lambda x: torch.logsumexp(x.float(), -1),
     "sort": lambda x: x.sort(dim=-1, stable=True), "topk": lambda x: x.topk(min(1, x.shape[-1]), -1), "flip": lambda x: x.flip(-1),
