@@ -160,3 +160,12 @@ def emit_peak(s: State, instr: Instr) -> None:
 def emit_barrier_spill(s: State, instr: Instr) -> None:
     """`barrier_spill`: keeps the scheduler from moving loads across, which would fill the registers and spill."""
     s.fn.do('call void asm sideeffect "", "~{memory}"()')
+
+
+def emit_forget(s: State, instr: Instr) -> None:
+    """`forget`: no vector register keeps its number. Constants of a loop before would otherwise stay in registers throughout the
+    next one, whose sums then go to memory and back in every step: LLVM hoists the constants and sees too late what that costs.
+    """
+    level = s.fn.target.name
+    names = [f"{'v' if level == 'neon' else 'xmm'}{i}" for i in range(16 if level not in ("neon", "avx512") else 32)]
+    s.fn.do(f'call void asm sideeffect "", "{",".join(f"~{{{n}}}" for n in names)},~{{memory}}"()')
