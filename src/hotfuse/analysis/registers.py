@@ -32,7 +32,8 @@ def _iterations(body: Sequence[Stmt], env: Mapping[str, int]) -> int:
         if stmt.kind is LoopKind.PARALLEL:
             most = max(most, -(-(end - first) // stmt.step))
         else:  # loops of one iteration give names to sizes
-            most = max(most, _iterations(stmt.body, {**env, stmt.var: first}))
+            known = end - 1 if stmt.given is not None else first  # a number in memory: as large as it may be
+            most = max(most, _iterations(stmt.body, {**env, stmt.var: known}))
     return most
 
 

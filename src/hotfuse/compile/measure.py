@@ -165,7 +165,7 @@ class _Asked:
     """Stands in for a kernel to learn what it would be called with."""
 
     def __init__(self, kernel: NativeKernel) -> None:
-        self.kernel, self.has_scratch, self._own = kernel.kernel, kernel.has_scratch, kernel
+        self.kernel, self.has_scratch, self.address, self._own = kernel.kernel, kernel.has_scratch, kernel.address, kernel
         self.args: tuple[int, ...] = ()
         self.scratch: Any = None
 

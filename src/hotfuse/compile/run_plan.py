@@ -44,6 +44,7 @@ from hotfuse.lower.lowered import (
     BufferArgument,
     PackArgument,
     Role,
+    StateArgument,
     StrideArgument,
     SymbolArgument,
     dense_strides,
@@ -208,6 +209,9 @@ class Planner:
                     named = replace(a.spec, sources=tuple(replace(s, name=keys[s.name]) for s in a.spec.sources))
                     text = json.dumps(argument_to_json(PackArgument("", named)), sort_keys=True)
                     buffers.append(Pointer(-1, 0, self._word(Word(Constant.PACK, pack=text))))
+                case StateArgument():
+                    text = json.dumps(argument_to_json(replace(a, buffer="")), sort_keys=True)
+                    buffers.append(Pointer(-1, 0, self._word(Word(Constant.STATE, kernel=kernel, pack=text))))
                 case SymbolArgument():
                     sizes.append(substitute(sym(a.symbol), meaning))
                 case StrideArgument():

@@ -77,6 +77,8 @@ class Finished:
     row: Dim
     """First row of C."""
     panel: Dim
+    place: Callable[[Dim], contextlib.AbstractContextManager[Dim]] | None = None
+    """Which row of C one of the product is, where rows were put in another order."""
 
     def each_row(self, body: Callable[[Tile, Dim], None]) -> None:
         """Call the body with every row, [nr], and its number in C: in a loop, or written out."""
@@ -86,7 +88,9 @@ class Finished:
                 body(b.reshape(b.extract(self.sums, (i, 0), (1, nr)), (nr,)), expr("+", self.row, i))
             return
         with b.loop("r", 0, self.rows) as r:
-            body(b.load(self.sums, (r.var, 0), (nr,)), expr("+", self.row, r.var))
+            row = expr("+", self.row, r.var)
+            with self.place(row) if self.place is not None else contextlib.nullcontext(row) as number:
+                body(b.load(self.sums, (r.var, 0), (nr,)), number)
 
 
 Finish = Callable[[Finished], None]

@@ -63,7 +63,15 @@ class PackArgument:
     spec: PackSpec
 
 
-Argument = BufferArgument | PackArgument | SymbolArgument | StrideArgument
+@dataclass(frozen=True, slots=True)
+class StateArgument:
+    """A buffer is words that outlive calls, and begin as these."""
+
+    buffer: str
+    words: tuple[int, ...]
+
+
+Argument = BufferArgument | PackArgument | SymbolArgument | StrideArgument | StateArgument
 
 
 @dataclass(frozen=True, slots=True)

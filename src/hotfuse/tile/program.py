@@ -3,6 +3,7 @@
     kernel ::= name(sizes...) buffers { stmt... }
     stmt   ::= instr | loop | when
     loop   ::= outs = for var in lo..hi step s [parallel | serial | unroll] carry (inner = init, ...) { stmt... yield tile... }
+             | for var in lo..hi at access { stmt... }                 one round: var is the integer that lies there
     when   ::= if pred { stmt... }
     instr  ::= tiles = op(operands) {attrs}
     tile   ::= dtype x static extents; f32[9, 48] lives in registers, f32[] is one number
@@ -53,6 +54,8 @@ class BufferKind(StrEnum):
     """Private to the kernel; one copy per thread when used inside a parallel loop."""
     SHARED = "shared"
     """Private to the kernel; all threads see the same copy, so that one parallel loop may read what another wrote."""
+    STATE = "state"
+    """Words that outlive a call: whoever owns the kernel sets them, and it counts there."""
 
 
 OWN = frozenset({BufferKind.SCRATCH, BufferKind.SHARED})
@@ -141,6 +144,9 @@ class Loop:
     """What the body hands on, in the order of `carried`."""
     outs: tuple[Tile, ...] = ()
     """The last yields, or the first values if the loop did not run."""
+    given: Access | None = None
+    """Where an i64 lies that `var` is for one round, instead of counting; it lies from `lo` to `hi`, as whoever wrote it promises.
+    So data may say how far other loops run, and where they read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@
     instr   ::= [tile, ... "="] op (operand, ... | "()") ["{" name "=" attr, ... "}"] [loc]
     loop    ::= [tile, ... "="] "for" name "in" dim ".." dim ["step" int] ["parallel" | "unroll"]
                 ["carry" "(" tile "=" %name, ... ")"] "{" stmt* ["yield" %name, ...] "}"
+              | "for" name "in" dim ".." dim "at" access "{" stmt* "}"
     when    ::= "if" pred "{" stmt* "}"
     operand ::= %name | access | dim | number | "float" "(" number ")"
     access  ::= name "[" dim, ... "]" ["axes" "(" int, ... ")"] ["step" "(" dim, ... ")"] ["valid" "(" (dim | "*"), ... ")"]
@@ -121,6 +122,7 @@ def show_head(stmt: Stmt) -> str:
     text += f"for {_word(stmt.var)} in {dims.show(stmt.lo)}{dots}{dims.show(stmt.hi)}"
     text += "" if stmt.step == 1 else f" step {stmt.step}"
     text += "" if stmt.kind is LoopKind.SERIAL else f" {stmt.kind.value}"
+    text += "" if stmt.given is None else f" at {_operand(stmt.given)}"
     carried = ", ".join(f"{_defined(inner)} = {_tile(first)}" for inner, first in stmt.carried)
     return text + (f" carry({carried})" if carried else "")
 
@@ -374,13 +376,14 @@ class _Reader(Reader):
         if self.token in (LoopKind.PARALLEL.value, LoopKind.UNROLL.value):
             kind = LoopKind(self.token)
             self.at += 1
+        given = self.access() if self.accept("at") else None
         outside = dict(self.tiles)
         carried = self.several(self.carry, ")") if self.field("carry") else []
         self.define([inner for inner, _ in carried])
         self.expect("{")
         body, yields = self.block(depth + 1)
         self.tiles = outside
-        return Loop(var, lo, hi, step, kind, body, tuple(carried), yields, outs)
+        return Loop(var, lo, hi, step, kind, body, tuple(carried), yields, outs, given)
 
     def carry(self) -> tuple[Tile, Tile]:
         inner = self.defined()

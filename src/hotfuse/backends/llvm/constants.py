@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from hotfuse.backends.llvm.dials import Dial
 from hotfuse.backends.llvm.forks import Switch
 from hotfuse.backends.llvm.run import Constant, Word
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.types import DType, Layout
 from hotfuse.lower.codec import argument_from_json, argument_to_json
-from hotfuse.lower.lowered import PackArgument
+from hotfuse.lower.lowered import PackArgument, StateArgument
 from hotfuse.lower.pack import PackSpec, pack
 from hotfuse.tile.memory import NUMPY
 
@@ -33,6 +34,8 @@ class Constants:
         """Keys of params of which there is a packed copy."""
         self.read: set[str] = set()
         """Keys of params that are read where they lie."""
+        self.dials: dict[int, Dial] = {}
+        """By their kernel's address."""
         self._made: dict[object, Any] = {}
 
     def param(self, key: str, layout: Layout) -> torch.Tensor:
@@ -58,6 +61,12 @@ class Constants:
             self._made[at] = made
         return self._made[at]
 
+    def state(self, code: int, words: tuple[int, ...]) -> Dial:
+        """The words of the kernel at this address that outlive its calls."""
+        if code not in self.dials:
+            self.dials[code] = Dial(words)
+        return self.dials[code]
+
     def word(self, word: Word, kernels: Mapping[int, int]) -> tuple[int, Any]:
         """What a word of a run's table holds, and what has to stay alive for it; `kernels` are addresses of code."""
         match word.kind:
@@ -74,6 +83,12 @@ class Constants:
                     raise InternalError("a word of a table packs nothing")
                 made = self.pack(argument.spec)
                 return int(made.ctypes.data), made
+            case Constant.STATE:
+                argument = argument_from_json(json.loads(word.pack))
+                if not isinstance(argument, StateArgument):
+                    raise InternalError("a word of a table has no state")
+                dial = self.state(kernels[word.kernel], argument.words)
+                return dial.address, dial
             case Constant.SWITCH:
                 switch = Switch()
                 return switch.address, switch

@@ -21,7 +21,15 @@ from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, dims_in, evaluate, symbols
 from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.ir.types import Layout, TensorType
-from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
+from hotfuse.lower.lowered import (
+    BufferArgument,
+    Lowered,
+    PackArgument,
+    Role,
+    StateArgument,
+    StrideArgument,
+    SymbolArgument,
+)
 from hotfuse.ops.torch_dtypes import torch_dtype
 
 
@@ -69,6 +77,10 @@ class _Glue:
                     pointers.append(self._address(self._laid_out(a.value)))
                 case PackArgument():
                     pointers.append(self._address(self._packed(a)))
+                case StateArgument():
+                    dial = self.constants.state(self.kernel.address, a.words)
+                    self.keep.append(dial)
+                    pointers.append(str(dial.address))
                 case SymbolArgument():
                     numbers.append(sizes[a.symbol])
                 case StrideArgument():

@@ -184,6 +184,8 @@ class Constant(StrEnum):
     PACK = "pack"
     SWITCH = "switch"
     """Whether the run forks (`forks`)."""
+    STATE = "state"
+    """A kernel's words that outlive calls (`dials`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,7 @@ class Word:
     layout: Layout = Layout()
     dim: int = 0
     pack: str = ""
-    """The packing, as JSON text."""
+    """The packing, or how a state begins, as JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +288,8 @@ def word_to_json(w: Word) -> dict[str, Any]:
             return {"is": "pack", "pack": w.pack}
         case Constant.SWITCH:
             return {"is": "switch"}
+        case Constant.STATE:
+            return {"is": "state", "kernel": w.kernel, "pack": w.pack}
 
 
 def word_from_json(data: dict[str, Any]) -> Word:
@@ -302,5 +306,7 @@ def word_from_json(data: dict[str, Any]) -> Word:
             return Word(Constant.PACK, pack=str(data["pack"]))
         case "switch":
             return Word(Constant.SWITCH)
+        case "state":
+            return Word(Constant.STATE, kernel=int(data["kernel"]), pack=str(data["pack"]))
         case other:
             raise InternalError(f"no word of a table is a {other!r}")
