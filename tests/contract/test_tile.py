@@ -484,6 +484,8 @@ WRONG: list[tuple[int, Kernel, str]] = [
     (14, kernel_of(When(sym("n"), ())), "n is a number"),
     (14, kernel_of(nested(70)), "nested more than 64 deep"),
     (15, kernel_of(Instr("prefetch", (Access("x", (0,)),), (), (("level", True),))), "level is True"),
+    (16, kernel_of(loop(given=Access("x", (0,)))), "it reads f32 of x along 0 axes"),
+    (16, kernel_of(loop(kind=LoopKind.UNROLL, given=Access("x", (0,)))), "it is unroll, by 1, and carries 0 tiles"),
 ]  # fmt: skip
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hotfuse.backends.llvm import peaks as llvm_peaks
+from hotfuse.backends.llvm.blocks import has_tiles
 from hotfuse.backends.llvm.target import Target, host
 from hotfuse.base.settings import Precision
 from hotfuse.hpm.roofline import Roof, roof
@@ -19,8 +20,9 @@ def host_core(target: Target, precision: Precision = "fp32") -> Core:
     """What tiling needs to know of this machine; a precision that it has no instructions for is not taken up."""
     caches = {(c.level, c.kind): c.bytes for c in topology().caches}
     l1, l2 = caches.get((1, "data")), caches.get((2, "unified"))
-    return core_for(target.lanes, many_registers=target.name in ("avx512", "neon"), l1=l1, l2=l2,
+    core = core_for(target.lanes, many_registers=target.name in ("avx512", "neon"), l1=l1, l2=l2,
                     precision=precision if target.has("avx512bf16") else "fp32")  # fmt: skip
+    return replace(core, tiles=core.precision == "bf16" and has_tiles(target))
 
 
 @dataclass(frozen=True, slots=True)

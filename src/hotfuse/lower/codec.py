@@ -13,6 +13,7 @@ from hotfuse.lower.lowered import (
     Lowered,
     PackArgument,
     Role,
+    StateArgument,
     StrideArgument,
     SymbolArgument,
 )
@@ -44,11 +45,13 @@ def argument_to_json(a: Argument) -> dict[str, Any]:
             return {"is": "symbol", "size": a.size, "symbol": a.symbol}
         case StrideArgument():
             return {"is": "stride", "size": a.size, "value": a.value, "dim": a.dim}
+        case StateArgument():
+            return {"is": "state", "buffer": a.buffer, "words": list(a.words)}
         case PackArgument():
             spec = a.spec
             return {
                 "is": "pack", "buffer": a.buffer, "k": spec.k, "nr": spec.nr, "dtype": spec.dtype.value,
-                "together": spec.together, "paired": spec.paired,
+                "together": spec.together, "paired": spec.paired, "whole": spec.whole,
                 "sources": [[s.name, s.order.value, s.n, s.first, list(s.taps)] for s in spec.sources],
             }
 
@@ -62,13 +65,15 @@ def argument_from_json(a: dict[str, Any]) -> Argument:
             return SymbolArgument(a["size"], a["symbol"])
         case "stride":
             return StrideArgument(a["size"], a["value"], int(a["dim"]))
+        case "state":
+            return StateArgument(a["buffer"], tuple(int(w) for w in a["words"]))
         case "pack":
             sources = tuple(
                 PackSource(name, Order(order), int(n), int(first), tuple(int(t) for t in taps))
                 for name, order, n, first, taps in a["sources"]
             )
             spec = PackSpec(
-                sources, int(a["k"]), int(a["nr"]), DType(a["dtype"]), bool(a["together"]), bool(a["paired"])
+                sources, int(a["k"]), int(a["nr"]), DType(a["dtype"]), bool(a["together"]), bool(a["paired"]), int(a["whole"])
             )
             return PackArgument(a["buffer"], spec)
         case other:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Arg, Graph, Node, Value, map_values, output_values, sources
 from hotfuse.ir.types import ROW_MAJOR, DType, TensorType
-from hotfuse.lower import operands
+from hotfuse.lower import blocks, operands
 from hotfuse.lower.algebra import mul, product, same
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.gemm import Finished, Product, let
@@ -30,12 +30,14 @@ from hotfuse.lower.lowered import (
     Lowered,
     Memory,
     PackArgument,
+    StateArgument,
     SymbolArgument,
     dense_strides,
     tensor_type,
 )
 from hotfuse.lower.pack import Order, PackSource, PackSpec
 from hotfuse.lower.quant import MAX_K, Scaling, bytes_taken, column_of, corrected, scaled
+from hotfuse.lower.skipping import DENSE, NEVER, SKIPPED, ActiveRows
 from hotfuse.lower.tiling import Core, choose
 from hotfuse.lower.values import Along, Evaluator
 from hotfuse.lower.views import broadcast, shape_of
@@ -44,6 +46,7 @@ from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import OWN, Buffer, BufferKind, Tile
+from hotfuse.tile.rules import BLOCK_STEPS
 
 CONTRACTIONS = frozenset({"aten.linear", "aten.mm", "aten.addmm", "aten.matmul"})
 _CHEAP = frozenset({"aten.add", "aten.sub", "aten.mul", "aten.relu", "aten.neg", "aten.maximum", "aten.minimum"})
@@ -81,9 +84,12 @@ def is_contraction(node: Node) -> bool:
 
 
 def lower_contraction(
-    graph: Graph, core: Core, strides: Mapping[str, tuple[int, ...]] | None = None, *, name: str = ""
+    graph: Graph, core: Core, strides: Mapping[str, tuple[int, ...]] | None = None, *, name: str = "", skipping: bool = False
 ) -> Lowered:
-    """The kernel of a group; raises CannotLower where it cannot be one. Weights must be params of the graph."""
+    """The kernel of a group; raises CannotLower where it cannot be one. Weights must be params of the graph.
+
+    `skipping`: one that looks for rows of zeros, and does not multiply them where there are enough (`lower.skipping`).
+    """
     graph, scalings = bytes_taken(graph)
     found = _found(graph, scalings)
     if not found:
@@ -91,7 +97,7 @@ def lower_contraction(
     first = found[0]
     if any(c.x.name != first.x.name for c in found):
         raise CannotLower("the products of the group do not share their input")
-    return _Group(graph, found, core, strides or {}, name, scalings).lowered()
+    return _Group(graph, found, core, strides or {}, name, scalings).lowered(skipping)
 
 
 def _found(graph: Graph, scalings: Mapping[str, Scaling]) -> tuple[Contraction, ...]:
@@ -159,6 +165,11 @@ class _Group:
         if self.acc is DType.F64:  # as many lanes as fp32 has, in twice the registers
             core = replace(core, registers=core.registers // 2)
         self.tiling = choose(core, self.m, [c.n for c in found], self.k, together=self.together)
+        self.blocks: blocks.Cut | None = None
+        """How the matrix unit makes the products, where it does."""
+        if self.paired and blocks.fits(core, len(found), self.together):
+            self.blocks = blocks.cut(core, self.m, self.k)
+            self.tiling = blocks.tiling(core, self.tiling, self.blocks)
         if self.flattens(graph, found, strides):
             graph = self.flattened(graph, found)
             found = _found(graph, scalings)
@@ -170,13 +181,15 @@ class _Group:
         self.graph, self.found = graph, found
         weights = tuple(PackSource(c.weight.name, c.order, c.n) for c in found)
         kept = DType.I8 if self.acc is DType.I32 else DType.BF16 if self.paired else dtype
-        self.spec = PackSpec(weights, self.k, self.tiling.nr, kept, together=self.together, paired=self.paired)
+        self.spec = PackSpec(weights, self.k, self.tiling.nr, kept, together=self.together, paired=self.paired,
+                             whole=BLOCK_STEPS // 2 if self.blocks else 1)  # fmt: skip
         self.builder = KernelBuilder(name or self.title(), loc=found[0].node.loc)
         self.memory = Memory(self.builder, graph, strides)
         shifted = any(c.scaling is not None and c.scaling.zero_w != 0 for c in found)
         made = any(v.name == found[0].x.name for n in graph.nodes for v in n.outs)
         self.left = Left(self.memory, found[0].x, self.k, self.tiling, row_sums=shifted, paired=self.paired,
-                         computed=self._computed if made else None, m=self.m)  # fmt: skip
+                         computed=self._computed if made else None, m=self.m,
+                         block=self.blocks.rows if self.blocks else 0)  # fmt: skip
         self.column_sums: Buffer | None = None
 
     def title(self) -> str:
@@ -236,19 +249,52 @@ class _Group:
 
     # -- the kernel
 
-    def lowered(self) -> Lowered:
+    def lowered(self, skipping: bool = False) -> Lowered:
         """The kernel with its call."""
         b, spec = self.builder, self.spec
         owners = self._owners()
         packed = b.buffer("panels", BufferKind.CONST, spec.dtype, spec.shape, spec.stride)
+        if self.blocks is not None and not skipping:
+            assert self.left.ready is not None
+            self.left.prepare_all()
+            blocks.product(b, self.m, self.left.ready, packed, self.blocks, lambda f: self._finish(f, owners))
+            return self._call(packed)
         prepare = self.left.prepare if self.left.prepares else None
         p = Product(self.left.column, packed, self.m, self.k, spec.panels, self.tiling, self.acc, prepare, paired=self.paired)
         long = [n for n in self.graph.nodes if not is_contraction(n) and packet(n.op) not in RESHAPES]
         simple = len(long) <= _FEW and all(packet(n.op) in _CHEAP for n in long) and self.acc is DType.F32
         in_loop = not simple or not isinstance(self.m, int) or len(self.found) > 1 or self.rows != (self.m,)
+        if skipping:
+            return self._skipping(p, owners, in_loop)
         self.left.prepare_all()
         write_product(b, p, lambda f: self._finish(f, owners), in_loop=in_loop)
         return self._call(packed)
+
+    def _skipping(self, p: Product, owners: list[list[Value]], in_loop: bool) -> Lowered:
+        """Both sides: with rows of zeros left out, and as it always is."""
+        if self.paired or self.acc is DType.I32:
+            raise CannotLower("rows of zeros are looked for in products of real numbers that are not rounded")
+        b, x = self.builder, self.found[0].x
+        rows = ActiveRows(b, self.m, self.k, self.tiling.lanes, self._part)
+        with rows.counted() as (active, enough):
+            with b.when(enough):
+                rows.tell(SKIPPED)
+                left = Left(self.memory, x, self.k, self.tiling, computed=rows.gathered)
+                some = replace(p, lhs=left.column, m=active, prepare=left.prepare)
+                write_product(b, some, lambda f: self._finish(replace(f, place=rows.place), owners), in_loop=True)
+                rows.rest(active, p.panels, self.tiling.nr, self.acc, lambda f: self._finish(f, owners))
+            with b.when(expr("not", enough)):
+                rows.tell(DENSE)
+                write_product(b, p, lambda f: self._finish(f, owners), in_loop=in_loop)
+        assert isinstance(p.b, Buffer)
+        return self._call(p.b, rows.dial)
+
+    def _part(self, row: Dim, step: Dim, width: int, left: Dim | None, then: Callable[[Tile], None]) -> None:
+        """A part of a row of the left operand, computed or as it lies."""
+        if self.left.computed is not None:
+            self._computed(row, step, width, left, then)
+        else:
+            then(self.left.read(row, step, (1, width), valid=() if left is None else (None, left)))
 
     def _computed(self, row: Dim, step: Dim, width: int, left: Dim | None, then: Callable[[Tile], None]) -> None:
         """A part of a row of what the group computes in front of its products: arithmetic on elements, and nothing else."""
@@ -367,10 +413,12 @@ class _Group:
 
         return scaled(b, b.cast(corrected(b, sums, s, self.k, number, of_columns, of_row), real), s, number, of_weight)
 
-    def _call(self, packed: Buffer) -> Lowered:
+    def _call(self, packed: Buffer, dial: Buffer | None = None) -> Lowered:
         kernel, memory = self.builder.finish(), self.memory
-        buffers: dict[str, BufferArgument | PackArgument] = {a.buffer: a for a in memory.arguments}
+        buffers: dict[str, BufferArgument | PackArgument | StateArgument] = {a.buffer: a for a in memory.arguments}
         buffers[packed.name] = PackArgument(packed.name, self.spec)
+        if dial is not None:
+            buffers[dial.name] = StateArgument(dial.name, (NEVER, 0, 0))
         if self.column_sums is not None:
             name = self.column_sums.name
             buffers[name] = PackArgument(name, replace(self.spec, dtype=DType.I32))

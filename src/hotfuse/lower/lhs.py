@@ -22,6 +22,7 @@ from hotfuse.lower.tiling import GemmTiling
 from hotfuse.lower.views import shape_of
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Buffer, Tile
+from hotfuse.tile.rules import BLOCK_STEPS
 
 _HALVES = (DType.F16, DType.BF16)
 _BYTES = (DType.I8, DType.U8)
@@ -40,7 +41,7 @@ class Left:
 
     def __init__(
         self, memory: Memory, x: Value, k: int, tiling: GemmTiling, *, row_sums: bool = False, paired: bool = False,
-        computed: Computed | None = None, m: Dim = 0,
+        computed: Computed | None = None, m: Dim = 0, block: int = 0,
     ) -> None:  # fmt: skip
         self.b: KernelBuilder = memory.builder
         self.computed = computed
@@ -53,7 +54,14 @@ class Left:
         self.ready: Buffer | None = None
         self.all_rows: Dim | None = m if paired else None
         """How many rows are made ready before the first panel; None where blocks are, each as it begins."""
-        if paired:
+        self.block = block
+        """Rows of a block for a matrix unit, which lies in one piece for every 32 steps (`lower.blocks`); 0 for plain rows."""
+        self.upto = -(-k // BLOCK_STEPS) * BLOCK_STEPS if block else k
+        """Steps that are written: those behind the last are zeros."""
+        if block:
+            shape = (expr("ceildiv", m, block), self.upto // BLOCK_STEPS, block, BLOCK_STEPS)
+            self.ready = self.b.shared("ready", DType.BF16, shape)
+        elif paired:
             self.ready = self.b.shared("ready", DType.BF16, (m, wide))
         elif self.dtype in _HALVES:
             self.ready = self.b.scratch("ready", DType.F32, (tiling.mr, wide))
@@ -126,15 +134,17 @@ class Left:
         """Make a block of rows ready."""
         with self.b.loop("r", 0, height) as r:
             self._prepare_row(expr("+", row, r.var), r.var)
+        if self.computed is not None:
+            self.b.effect("forget")  # what functions are made of, for the sake of the sums
 
     def _prepare_row(self, at: Dim, kept: Dim) -> None:
         """One row, and where it is kept."""
         b, width = self.b, self.lanes
         carry = [b.fill(0, DType.I32, (1, width))] if self.sums is not None else []
-        with b.loop("c", 0, self.k, width, carry=carry) as c:
-            left = remaining(self.k, c.var) if self.k % width else None
+        with b.loop("c", 0, self.upto, width, carry=carry) as c:
+            left = remaining(self.k, c.var) if self.k % width or self.upto != self.k else None
             if self.computed is not None:
-                self.computed(at, c.var, width, left, self._keeper(kept, c.var))
+                self.computed(at, c.var, width, left, self._keeper(kept, c.var, left))
             else:
                 x = self.read(at, c.var, (1, width), valid=() if left is None else (None, left))
                 self._keeper(kept, c.var)(x)
@@ -143,13 +153,25 @@ class Left:
         if self.sums is not None:
             b.store(self.sums, (kept,), b.reshape(b.reduce("sum", c.outs[0], 1), (1,)))
 
-    def _keeper(self, row: Dim, step: Dim) -> Callable[[Tile], None]:
-        """What puts a part of a row where the inner loop reads it."""
-        b = self.b
+    def _keeper(self, row: Dim, step: Dim, left: Dim | None = None) -> Callable[[Tile], None]:
+        """What puts a part of a row where the inner loop reads it.
+
+        `left` numbers of what was computed exist: groups of steps read more than these, and what was made of missing numbers may
+        be no number, which times zero is none either.
+        """
+        b, shape = self.b, (1, self.lanes)
+        at: tuple[Dim, ...] = (row, step)
+        if self.block:
+            by = ((row, self.block), (step, BLOCK_STEPS))
+            at = (*(expr("//", x, n) for x, n in by), *(expr("%", x, n) for x, n in by))
 
         def keep(x: Tile) -> None:
-            if self.ready is not None:
-                whole = x if len(x.type.shape) == 2 else b.reshape(b.bcast(x, (self.lanes,)), (1, self.lanes))
-                b.store(self.ready, (row, step), b.cast(whole, self.ready.dtype))
+            if self.ready is None:
+                return
+            whole = x if len(x.type.shape) == 2 else b.reshape(b.bcast(x, (self.lanes,)), shape)
+            if left is not None and self.group > 1:
+                exists = b.map("lt", b.iota(0, shape, 1), b.bcast(b.index(left), shape))
+                whole = b.map("select", exists, whole, b.fill(0, whole.type.dtype, shape))
+            b.store(self.ready, at, b.cast(whole, self.ready.dtype))
 
         return keep

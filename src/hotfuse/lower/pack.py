@@ -77,6 +77,8 @@ class PackSpec:
     together: bool = False
     paired: bool = False
     """fp32 weights rounded to bf16, two steps of K side by side: [panels][K / 2][nr][2], what one instruction multiplies."""
+    whole: int = 1
+    """Groups of steps are filled up with zeros to a multiple of so many: what a matrix unit takes at once."""
 
     @property
     def group(self) -> int:
@@ -86,7 +88,7 @@ class PackSpec:
     @property
     def steps(self) -> int:
         """Groups of steps along K."""
-        return 1 if self.dtype is DType.I32 else -(-self.k // self.group)
+        return 1 if self.dtype is DType.I32 else -(-self.k // (self.group * self.whole)) * self.whole
 
     @property
     def width(self) -> int:

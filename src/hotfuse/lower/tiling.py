@@ -41,6 +41,8 @@ class Core:
     """Bytes of the caches that belong to one core."""
     precision: Precision = "fp32"
     """What operands of fp32 products may be rounded to: what the user allows and the machine has instructions for."""
+    tiles: bool = False
+    """Whether products of bf16 may be made on a matrix unit, where the machine has one that executes (`lower.blocks`)."""
     lean: bool = False
     """Whether weights may not be kept in a form that takes more memory than they do: the user asked for little memory."""
 

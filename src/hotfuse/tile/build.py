@@ -186,6 +186,20 @@ class KernelBuilder:
         carried = tuple(zip(inner, carry, strict=True))
         self._blocks[-1].append(Loop(str(scope.var.args[0]), lo, hi, step, kind, body, carried, yielded, scope.outs))
 
+    @contextmanager
+    def given(self, var: str, buffer: Buffer, index: Sequence[Dim], lo: Dim, hi: Dim) -> Generator[Sym]:
+        """A number that lies in memory, from `lo` (included) to `hi`, as something to count and to index by inside the `with`."""
+        name = self.fresh(var)
+        self._blocks.append([])
+        yield sym(name)
+        body = tuple(self._blocks.pop())
+        place = Access(buffer.name, tuple(index))
+        self._blocks[-1].append(Loop(name, lo, hi, 1, LoopKind.SERIAL, body, given=place))
+
+    def state(self, name: str, words: int) -> Buffer:
+        """Words that outlive the call."""
+        return self.buffer(name, BufferKind.STATE, DType.I64, (words,))
+
     def parallel(self, var: str, hi: Dim, step: int = 1, lo: Dim = 0) -> AbstractContextManager[LoopScope]:
         """A loop whose iterations may run at once."""
         return self.loop(var, lo, hi, step, LoopKind.PARALLEL)
@@ -335,6 +349,10 @@ class KernelBuilder:
     def mma(self, acc: Tile, a: Tile, b: Tile) -> Tile:
         """acc + a @ b."""
         return self.emit("mma", acc, a, b)
+
+    def mma_memory(self, c: Access, a: Access, b: Access, *, rows: int, columns: int, blocks: int, add: bool) -> None:
+        """c = a @ b or c + a @ b, in memory: a[blocks, rows, 32], b[16 * blocks, columns, 2]."""
+        self.effect("mma.memory", c, a, b, rows=rows, columns=columns, blocks=blocks, add=int(add))
 
     def iota(self, start: Dim, shape: Sequence[int], axis: int, dtype: DType = DType.I64) -> Tile:
         """start, start + 1, ... along an axis."""

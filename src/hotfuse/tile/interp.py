@@ -17,6 +17,7 @@ import numpy as np
 from hotfuse.base.errors import HotfuseError, InternalError
 from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim
+from hotfuse.ir.types import DType
 from hotfuse.tile.isa import compute
 from hotfuse.tile.memory import NUMPY, Array, Place, poison
 from hotfuse.tile.program import (
@@ -34,10 +35,11 @@ from hotfuse.tile.program import (
     TileType,
     When,
 )
+from hotfuse.tile.rules import block_extents
 from hotfuse.tile.text import show_head
 
 _READS = {"load", "gather"}
-_WRITES = {"store", "scatter"}
+_WRITES = {"store", "scatter", "mma.memory"}
 
 
 def run(kernel: Kernel, buffers: Mapping[str, Array], sizes: Mapping[str, int], *, seed: int = 0) -> None:
@@ -76,8 +78,8 @@ def bind(buffer: Buffer, array: Array, sizes: Mapping[str, int]) -> Array:
     reach = sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1
     if not same and (not array.flags.c_contiguous or min((*shape, *stride, 0)) < 0 or (0 not in shape and reach > array.size)):
         raise InternalError(f"{what} does not fit an array of {array.shape} with strides {array.strides}")
-    writeable = bool(array.flags.writeable) and buffer.kind in (BufferKind.OUTPUT, *OWN)
-    if buffer.kind is BufferKind.OUTPUT and not writeable:
+    writeable = bool(array.flags.writeable) and buffer.kind in (BufferKind.OUTPUT, BufferKind.STATE, *OWN)
+    if buffer.kind in (BufferKind.OUTPUT, BufferKind.STATE) and not writeable:
         raise InternalError(f"{what} was given an array that cannot be written")
     return np.lib.stride_tricks.as_strided(array, shape, [s * item for s in stride], writeable=writeable)
 
@@ -173,6 +175,8 @@ class _Run:
 
     def loop(self, loop: Loop) -> None:
         values = range(self.number(loop.lo), self.number(loop.hi), loop.step)
+        if loop.given is not None:
+            values = self.given(loop, loop.given, values)
         if loop.kind is LoopKind.PARALLEL:
             self.parallel(loop, values)
             return
@@ -185,6 +189,15 @@ class _Run:
         self.env.pop(loop.var, None)
         for out, value in zip(loop.outs, carried, strict=True):
             self.tiles[out.name] = value
+
+    def given(self, loop: Loop, place: Access, promised: range) -> range:
+        """The number that lies in memory, which must be where it was promised to be."""
+        read = Tile(f"{loop.var} as it lies", TileType(DType.I64))
+        self.instr(Instr("load", (place,), (read,)))
+        value = int(self.tiles.pop(read.name))
+        if value not in promised:
+            raise InternalError(f"kernel {self.kernel.name} fails: {loop.var} is {value}", where=show_head(loop))
+        return range(value, value + 1)
 
     def parallel(self, loop: Loop, values: range) -> None:
         outer, races = self.views, self.races
@@ -205,8 +218,7 @@ class _Run:
 
     def instr(self, instr: Instr) -> None:
         try:
-            shape = _region(instr)
-            args = [self.operand(a, shape) for a in instr.args]
+            args = [self.operand(a, shape) for a, shape in zip(instr.args, _regions(instr), strict=True)]
             if isinstance(args[0] if args else None, Place) and len(self.races.path) > 1:
                 self.watch(instr, args)
             result = compute(instr.op, args, instr.outs[0].type if instr.outs else None, instr.attrs)
@@ -221,13 +233,15 @@ class _Run:
             self.tiles[instr.outs[0].name] = result
 
     def watch(self, instr: Instr, args: list[Any]) -> None:
-        place: Place = args[0]
-        if place.name not in self.watched or place.empty or instr.op not in _READS | _WRITES:
+        if instr.op not in _READS | _WRITES:
             return
-        spots = None
-        if instr.op in ("gather", "scatter"):
-            spots = place.scattered(int(dict(instr.attrs)["dim"]), args[1])  # type: ignore[arg-type]
-        self.races.touch(place, spots, instr.op in _WRITES)
+        for at, place in enumerate(args):
+            if not isinstance(place, Place) or place.name not in self.watched or place.empty:
+                continue
+            spots = None
+            if instr.op in ("gather", "scatter"):
+                spots = place.scattered(int(dict(instr.attrs)["dim"]), args[1])  # type: ignore[arg-type]
+            self.races.touch(place, spots, at == 0 and instr.op in _WRITES)
 
     def operand(self, arg: Operand, shape: tuple[int, ...]) -> Any:
         match arg:
@@ -253,12 +267,14 @@ class _Run:
         )
 
 
-def _region(instr: Instr) -> tuple[int, ...]:
-    """The extents of the tile that an instruction's access speaks of."""
+def _regions(instr: Instr) -> Sequence[tuple[int, ...]]:
+    """Per operand, the extents of the tile that an access speaks of."""
+    if instr.op == "mma.memory":
+        return block_extents(dict(instr.attrs))
     if instr.outs:
-        return instr.outs[0].type.shape
+        return [instr.outs[0].type.shape] * len(instr.args)
     last = instr.args[-1] if instr.args else None
-    return _type(last).shape if instr.op in _WRITES else ()
+    return [_type(last).shape if instr.op in _WRITES else ()] * len(instr.args)
 
 
 def _type(arg: Operand | None) -> TileType:

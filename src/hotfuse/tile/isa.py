@@ -2,9 +2,9 @@
 
     movement     load store gather scatter prefetch fill iota index bcast reshape transpose extract concat
     arithmetic   map.<function>, element by element; operands broadcast over extents of 1 and missing leading axes
-    contraction  mma
+    contraction  mma; mma.memory, a block of a product from memory to memory, for matrix units with registers of their own
     reductions   reduce.<function>, over one axis that stays with extent 1; scan.<function>, inclusive
-    structure    count peak require barrier_spill; loops and conditions are statements, see `tile.program`
+    structure    count peak require barrier_spill forget; loops and conditions are statements, see `tile.program`
 
 Back ends key their emission by the same names, so what one of them lacks can be listed. Operands of arithmetic are tiles: a
 literal becomes a tile by `fill`, an integer expression by `index`.
@@ -155,6 +155,7 @@ definstr("count", types=r.count, meaning=m.count, category=Category.MEMORY, arit
 definstr("peak", types=r.peak, meaning=m.peak, category=Category.MEMORY, dtypes=(DType.I64,), arity=2)
 definstr("require", types=r.require, meaning=m.require, category=Category.MEMORY, dtypes=(DType.BOOL,))
 definstr("barrier_spill", types=r.hint, meaning=m.nothing, category=Category.HINT, arity=0)
+definstr("forget", types=r.hint, meaning=m.nothing, category=Category.HINT, arity=0)
 
 definstr("fill", types=r.fill, meaning=m.fill, category=Category.MOVE)
 definstr("iota", types=r.iota, meaning=m.iota, category=Category.MOVE, dtypes=r.INTS, attrs=_AXIS)
@@ -233,6 +234,8 @@ definstr("map.bitcast", types=r.bitcast, meaning=m.bitcast, category=Category.MA
 
 definstr("mma", types=r.mma, meaning=m.mma, category=Category.CONTRACT, arity=3,
          dtypes=(DType.F64, DType.F32, *r.HALVES, DType.I64, DType.I32, DType.I8, DType.U8))  # fmt: skip
+definstr("mma.memory", types=r.mma_memory, meaning=m.mma_memory, category=Category.MEMORY, arity=3, dtypes=(DType.BF16,),
+         attrs={"rows": None, "columns": None, "blocks": None, "add": 0})  # fmt: skip
 
 
 def _reduce(name: str, dtypes: tuple[DType, ...], meaning: m.Meaning, out: DType | None = None) -> None:

@@ -216,6 +216,14 @@ def mma(out: TileType, acc: Array, a: Array, b: Array) -> Array:
     return shaped(out, acc.astype(wide) + a.astype(wide) @ b.astype(wide))
 
 
+def mma_memory(out: None, c: Place, a: Place, b: Place, rows: int, columns: int, blocks: int, add: int) -> None:
+    """c = a @ b, or c + a @ b, in float64: a comes by blocks of steps, b by pairs of them."""
+    left = a.read(0).astype(np.float64).transpose(1, 0, 2).reshape(rows, -1)
+    right = b.read(0).astype(np.float64).transpose(0, 2, 1).reshape(-1, columns)
+    total = left @ right + (c.read(0) if add else 0.0)
+    c.write(total.astype(np.float32))
+
+
 def reduction(function: Callable[..., Array]) -> Meaning:
     """Over one axis, whose extent becomes 1; floats in float64, integers in their own type."""
 

@@ -356,6 +356,36 @@ def mma(use: Use) -> tuple[TileType, ...]:
     return (acc,)
 
 
+BLOCK_STEPS = 32
+"""Steps of K in a block of `mma.memory`: what a row of a matrix unit's tile holds."""
+BLOCK_COLUMNS = 16
+
+
+def block_extents(attrs: Mapping[str, Attr]) -> tuple[tuple[int, ...], ...]:
+    """What `mma.memory` touches: c[rows, columns], a[blocks, rows, 32], b[pairs of steps, columns, 2]."""
+    rows, columns, blocks = (attrs[n] for n in ("rows", "columns", "blocks"))
+    assert isinstance(rows, int) and isinstance(columns, int) and isinstance(blocks, int)
+    return (rows, columns), (blocks, rows, BLOCK_STEPS), (blocks * BLOCK_STEPS // 2, columns, 2)
+
+
+def mma_memory(use: Use) -> tuple[TileType, ...]:
+    """Places of fp32 sums and of bf16 operands, all of whose elements exist; nothing comes out."""
+    use.arity(3)
+    for name in ("rows", "columns", "blocks", "add"):
+        value = use.attrs[name]
+        if not isinstance(value, int) or value < (name != "add"):
+            use.fail(f"{name} {value} is not a number of at least 1")
+    if use.attrs["add"] not in (0, 1) or block_extents(use.attrs)[0][1] % BLOCK_COLUMNS:
+        use.fail(f"add {use.attrs['add']} is not 0 or 1, or {use.attrs['columns']} columns are not whole sixteens")
+    for at, (extents, dtype) in enumerate(zip(block_extents(use.attrs), (DType.F32, DType.BF16, DType.BF16), strict=True)):
+        buffer, access = use.access(at, len(extents)), use.args[at]
+        if buffer.dtype is not dtype:
+            use.fail(f"{buffer.name} holds {buffer.dtype.value}, and operand {at + 1} is {dtype.value}")
+        if isinstance(access, Access) and (any(v is not None for v in access.valid) or (at == 0 and -1 in access.axes)):
+            use.fail(f"elements of {buffer.name} may neither be missing nor be repeated")
+    return ()
+
+
 def reduction(dtypes: tuple[DType, ...], out: DType | None = None) -> Rule:
     """One axis, whose extent becomes 1."""
 

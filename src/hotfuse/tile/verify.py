@@ -8,13 +8,14 @@
  6. A buffer has an element type of the instruction set, and one stride per dim.
  7. Integer expressions are well formed, and mention only sizes and, inside loops, the variables of these loops.
  8. An instruction is in the table, and its operands, attributes and outs satisfy its type rule.
- 9. Only outputs, scratch and shared memory are written.
+ 9. Only outputs, scratch, shared memory and state are written.
 10. A loop's step is a positive number, and an unrolled loop's trip count is a number.
 11. A loop yields a tile and has an out for each one that it carries, all four of one type.
 12. A parallel loop carries nothing.
 13. Scratch that is used in a parallel loop is used nowhere around that loop: every thread has its own.
 14. A condition is a predicate, and statements nest at most 64 deep.
 15. Attributes are integers, floats, strings or tuples of integers.
+16. A loop over a number in memory is serial, by one, carries nothing, and reads a single i64.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import NoReturn
 
 from hotfuse.base.errors import HotfuseError, InternalError
 from hotfuse.ir.dims import MAX_DEPTH, Dim, Sym, dims_in, symbols, well_formed
+from hotfuse.ir.types import DType
 from hotfuse.tile import isa
 from hotfuse.tile.affine import trip_count
 from hotfuse.tile.memory import NUMPY
@@ -48,7 +50,7 @@ from hotfuse.tile.rules import MAX_RANK, show_type
 from hotfuse.tile.text import show_head
 
 _PREDICATES = {"==", "!=", "<", "<=", "and", "or", "not"}
-_WRITERS = {"store", "scatter", "count", "peak"}
+_WRITERS = {"store", "scatter", "count", "peak", "mma.memory"}
 
 
 def verify(kernel: Kernel) -> Kernel:
@@ -194,7 +196,7 @@ class _Verifier:
             self.fail(8, f"{e.what}{': ' if e.because else ''}{e.because}", e)
         if instr.op in _WRITERS:
             buffer = self.buffers[instr.args[0].buffer]  # type: ignore[union-attr]
-            if buffer.kind not in (BufferKind.OUTPUT, *OWN):
+            if buffer.kind not in (BufferKind.OUTPUT, BufferKind.STATE, *OWN):
                 self.fail(9, f"{buffer.name} is {buffer.kind.value}")
         for tile in instr.outs:
             self.define(tile)
@@ -234,6 +236,8 @@ class _Verifier:
             self.fail(12, f"it carries {len(loop.carried)}, yields {len(loop.yields)}, gives {len(loop.outs)} tiles")
         if not len(loop.carried) == len(loop.yields) == len(loop.outs):
             self.fail(11, f"it carries {len(loop.carried)}, yields {len(loop.yields)}, gives {len(loop.outs)} tiles")
+        if loop.given is not None:
+            self.given(loop, loop.given)
         first = [self.use(init) for _, init in loop.carried]
         self.name(loop.var, "loop variable")
         self.symbols.add(loop.var)
@@ -249,6 +253,14 @@ class _Verifier:
                 self.fail(11, f"%{inner.name}: first value, inside, yielded and out are {', '.join(map(show_type, types))}")
         for tile in loop.outs:
             self.define(tile)
+
+    def given(self, loop: Loop, place: Access) -> None:
+        self.operand(place)
+        if loop.kind is not LoopKind.SERIAL or loop.step != 1 or loop.carried:
+            self.fail(16, f"it is {loop.kind.value}, by {loop.step}, and carries {len(loop.carried)} tiles")
+        dtype = self.buffers[place.buffer].dtype
+        if dtype is not DType.I64 or place.axes or len(place.index) != len(self.buffers[place.buffer].shape):
+            self.fail(16, f"it reads {dtype.value} of {place.buffer} along {len(place.axes)} axes")
 
     def when(self, when: When) -> None:
         self.dim(when.pred, "of a condition")

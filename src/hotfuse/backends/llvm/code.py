@@ -176,6 +176,10 @@ class Fn:
         """Symbols' operands: sizes and loop variables."""
         self.known: dict[str, int] = {}
         """Loop variables that are numbers: the loops around are written out."""
+        self.tile_rows = 0
+        """Rows of the tiles of a matrix unit that the function has taken; 0 where it has not."""
+        self.at_exit: list[Callable[[], object]] = []
+        """What gives back what the function took, written where it ends."""
         self._count = 0
         linkage = "" if result == "void" and params == "ptr %buffers, ptr %sizes" else "internal "
         module.defined[name] = [
@@ -201,6 +205,12 @@ class Fn:
         """Start a block."""
         self.out.append(f"{name}:")
         self.block = name
+
+    def leave(self) -> None:
+        """The function's end."""
+        for give_back in reversed(self.at_exit):
+            give_back()
+        self.do("ret void")
 
     def labels(self, *stems: str) -> tuple[str, ...]:
         """Fresh block names of one construct."""

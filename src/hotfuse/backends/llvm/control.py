@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hotfuse.backends.llvm import scratch
 from hotfuse.backends.llvm.code import Fn, Scope, Val, vec
+from hotfuse.backends.llvm.memory import emit_load
 from hotfuse.backends.llvm.parallel import loop_work, threads_worth, trips
 from hotfuse.backends.llvm.state import State
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr
-from hotfuse.tile.program import BufferKind, Instr, Loop, LoopKind, Stmt, Tile, When
+from hotfuse.ir.types import DType
+from hotfuse.tile.program import BufferKind, Instr, Loop, LoopKind, Stmt, Tile, TileType, When
 
 Block = Callable[[State, Sequence[Stmt]], None]
 """Emits statements one after the other."""
@@ -28,7 +30,16 @@ def emit_loop(s: State, loop: Loop, block: Block, enter: Callable[[State, str, s
     elif loop.kind is LoopKind.PARALLEL and s.parallel:
         _parallel(s, loop, block, enter)
     else:
-        serial(s, loop, s.fn.i64(loop.lo), s.fn.i64(loop.hi), block)
+        serial(s, loop, *bounds(s, loop), block)
+
+
+def bounds(s: State, loop: Loop) -> tuple[str, str]:
+    """Where a loop begins and ends, as operands; one over a number in memory has one round."""
+    if loop.given is None:
+        return s.fn.i64(loop.lo), s.fn.i64(loop.hi)
+    read = Tile(f"{loop.var} as it lies", TileType(DType.I64))
+    number = emit_load(s, Instr("load", (loop.given,), (read,))).rows[0][0]
+    return number, s.fn.val(f"add nsw i64 {number}, 1")
 
 
 def _unrolled(s: State, loop: Loop, block: Block) -> None:
@@ -233,7 +244,7 @@ def _share(inner: State, s: State, loop: Loop, block: Block, outer: list[str], t
             inner.vals[t.name] = Val(outside.type, rows, outside.widths)
         low, high = part(fn, loop, lo, count)
     serial(inner, loop, low, high, block)
-    fn.do("ret void")
+    fn.leave()
 
 
 def part(fn: Fn, loop: Loop, lo: str, count: str) -> tuple[str, str]:

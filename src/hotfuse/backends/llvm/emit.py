@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hotfuse.backends.llvm import faults, scattered, scratch
+from hotfuse.backends.llvm import blocks, faults, scattered, scratch
 from hotfuse.backends.llvm.arith import ARITHMETIC, TESTS, emit_map, emit_select, integer_power
 from hotfuse.backends.llvm.code import Fn, Module, Val
 from hotfuse.backends.llvm.control import emit_loop, emit_when, uses
@@ -42,6 +42,7 @@ EMISSIONS: dict[str, Emission] = {
     "count": scattered.emit_count,
     "peak": scattered.emit_peak,
     "barrier_spill": scattered.emit_barrier_spill,
+    "forget": scattered.emit_forget,
     "require": faults.emit_require,
     **MOVES,
     **{f"map.{name}": emit_map(f) for name, f in ARITHMETIC.items()},
@@ -52,6 +53,7 @@ EMISSIONS: dict[str, Emission] = {
     "map.cast": emit_cast,
     "map.bitcast": emit_bitcast,
     "mma": emit_mma,
+    blocks.OP: blocks.emit_mma_memory,
     **{f"reduce.{name}": emit_reduce(name) for name in ("sum", "prod", "max", "min", "any", "all")},
     **{f"reduce.arg{name}": emit_arg(name) for name in ("max", "min")},
     **{f"scan.{name}": emit_scan(name) for name in ("sum", "prod", "max", "min")},
@@ -80,7 +82,7 @@ def emit_kernels(kernels: Sequence[Kernel], target: Target) -> str:
             emit_team(s, kernel.body, _block, _outlined)
         else:
             _block(s, kernel.body)
-        s.fn.do("ret void")
+        s.fn.leave()
     return module.text()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hotfuse.backends.llvm import blocks
 from hotfuse.backends.llvm.control import uses
 from hotfuse.backends.llvm.target import Target
 from hotfuse.ir.types import DType
@@ -14,7 +15,10 @@ _DOTS = {DType.F32: ("dpbf16ps", "bf16 dot"), DType.I32: ("vpdpbusd", "int8 dot"
 def multiplies(kernel: Kernel, text: str, target: Target) -> str:
     """`avx512 fma f32` of a kernel as LLVM IR; empty where it has no products."""
     used = [tile for instr, at, tile in uses(kernel.body) if instr is not None and instr.op == "mma" and at == 0]
-    return ", ".join(dict.fromkeys(_made(tile.type.dtype, text, target) for tile in used))
+    named = [_made(tile.type.dtype, text, target) for tile in used]
+    if blocks.multiplies_blocks(kernel):
+        named.append("amx bf16 f32" if blocks.MARK in text else f"{target.name} {'fma' if target.fma else 'multiply and add'} f32")
+    return ", ".join(dict.fromkeys(named))
 
 
 def _made(dtype: DType, text: str, target: Target) -> str:

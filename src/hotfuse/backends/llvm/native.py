@@ -6,12 +6,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hotfuse.backends.llvm import faults, jit, scratch
+from hotfuse.backends.llvm import blocks, faults, jit, scratch
 from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.emit import emit_kernel, symbol
 from hotfuse.backends.llvm.multiplies import multiplies
 from hotfuse.backends.llvm.parallel import runtime
 from hotfuse.backends.llvm.target import Target, host
+from hotfuse.base.errors import InternalError
+from hotfuse.machine import tiles
 from hotfuse.tile.program import Kernel
 
 
@@ -39,7 +41,9 @@ def compile_kernel(kernel: Kernel, target: Target | None = None, *, passes: bool
 
 
 def load_kernel(compiled: CompiledKernel) -> NativeKernel:
-    """Link into this process, with the OpenMP runtime that torch uses."""
+    """Link into this process, with the OpenMP runtime that torch uses; raises where the system does not let it run here."""
+    if blocks.uses_tiles(compiled.kernel, compiled.target) and (why := tiles.refused()):
+        raise InternalError(f"kernel {compiled.kernel.name} cannot run in this process", because=why)
     name = symbol(compiled.kernel)
     loaded = jit.load_object(compiled.code, [name], {**runtime().symbols, **faults.SYMBOLS})
     return NativeKernel(loaded, name, compiled.kernel, scratch.plan(compiled.kernel))

@@ -20,6 +20,7 @@ from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.target import host
 from hotfuse.ir.dims import Dim, expr, substitute, symbols
 from hotfuse.tile.program import Instr, Loop, Stmt, Tile, TileType, When
+from hotfuse.tile.rules import block_extents
 
 _OPENMP = (gather.FORK, "omp_get_thread_num", "omp_get_num_threads")
 SYMBOLS = (*_OPENMP, gather.WAIT, gather.WAKE)
@@ -100,6 +101,9 @@ def _vectors(t: TileType, lanes: int) -> int:
 
 
 def _instr_work(instr: Instr, lanes: int) -> int:
+    if instr.op == "mma.memory":
+        (rows, columns), (blocks, *_), _ = block_extents(dict(instr.attrs))
+        return rows * (columns // 16) * blocks
     types = [t.type for t in instr.outs] or [a.type for a in instr.args if isinstance(a, Tile)]
     if not types:
         return 1
@@ -134,6 +138,8 @@ def threads_worth(work: Dim, repeats: Sequence[Dim]) -> Dim:
 
 def trips(loop: Loop) -> Dim:
     """How often a loop runs."""
+    if loop.given is not None:
+        return 1
     return expr("max", 0, expr("ceildiv", expr("+", loop.hi, expr("*", loop.lo, -1)), loop.step))
 
 

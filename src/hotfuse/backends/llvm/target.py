@@ -16,7 +16,12 @@ from hotfuse.machine.probe import usable_features
 
 _X86 = "x86_64-unknown-linux-gnu"
 _ARM = "aarch64-unknown-linux-gnu"
-_OPTIONAL = {"avx512": ("avx512vnni", "avx512bf16", "f16c"), "avx2": ("avx-vnni", "f16c"), "neon": (), "generic": ()}
+_OPTIONAL = {
+    "avx512": ("avx512vnni", "avx512bf16", "f16c", "amx-tile", "amx-bf16"),
+    "avx2": ("avx-vnni", "f16c"),
+    "neon": (),
+    "generic": (),
+}
 _NEEDS = {
     "avx512": ("sse4.2", "avx", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
     "avx2": ("sse4.2", "avx", "avx2", "fma"),

@@ -18,7 +18,7 @@ from itertools import groupby
 
 from hotfuse.backends.llvm import gather, parallel
 from hotfuse.backends.llvm.code import Module
-from hotfuse.backends.llvm.control import Block, emit_when, launch, on_stack, part, serial, slot
+from hotfuse.backends.llvm.control import Block, bounds, emit_when, launch, on_stack, part, serial, slot
 from hotfuse.backends.llvm.parallel import halfway, loop_work, trips
 from hotfuse.backends.llvm.state import State
 from hotfuse.ir.dims import Dim, expr
@@ -132,7 +132,7 @@ def emit_team(s: State, stmts: Sequence[Stmt], block: Block, enter: Enter) -> No
         met = slot(inner.fn, "%context", counter)
         first = inner.fn.val("icmp eq i64 %thread, 0")
     _Team(inner, met, first, block).write(inner, stmts)
-    inner.fn.do("ret void")
+    inner.fn.leave()
 
 
 class _Team:
@@ -154,7 +154,7 @@ class _Team:
                 elif isinstance(stmt, Loop) and stmt.kind is LoopKind.PARALLEL:
                     self._part(stmt)
                 elif isinstance(stmt, Loop):
-                    serial(s, stmt, s.fn.i64(stmt.lo), s.fn.i64(stmt.hi), self.write)
+                    serial(s, stmt, *bounds(s, stmt), self.write)
 
     def _alone(self, stmts: Sequence[Stmt]) -> None:
         fn = self.s.fn

@@ -1,0 +1,116 @@
+"""Linear + bias under `precision="bf16"`: every kernel that this machine executes, against torch's bf16 and our own fp32.
+
+    python -m benchmarks.bf16 [--threads N] [--rounds N] [--quick] [--json]
+
+    tiles     blocks on the matrix unit (AMX), where the probe saw it execute; `tiles, any M` has M known at run time only
+    dots      pairs of bf16 in vectors (avx512_bf16)
+    fp32      what runs without the setting
+    torch     F.linear on bf16 tensors (oneDNN); `torch, fp32 in and out` casts its input and its result, as ours do inside
+
+Contenders take turns in short bursts; times are medians of bursts, in microseconds. Errors are the largest against float64,
+relative to the largest magnitude of the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from benchmarks.gemm import Linear, ours, turns
+from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.target import host
+from hotfuse.compile.native import host_core
+from hotfuse.ir.text import parse
+from hotfuse.lower import pack
+from hotfuse.lower.contract import lower_contraction
+from hotfuse.lower.lowered import PackArgument
+from hotfuse.lower.tiling import Core
+
+ROWS = (1, 16, 128, 512)
+SHAPES = ((768, 768), (3072, 768), (768, 3072), (3072, 3072))
+"""K, N."""
+
+
+def cores() -> dict[str, Core]:
+    """The kernels of this machine, by the core that they are cut for."""
+    best = host_core(host(), "bf16")
+    found = {"fp32": replace(best, precision="fp32", tiles=False)}
+    if best.precision == "bf16":
+        found["dots"] = replace(best, tiles=False)
+    if best.tiles:
+        found["tiles"] = best
+    return found
+
+
+def call_of(core: Core, m: int | str, x: torch.Tensor, layer: Linear, threads: int) -> Callable[[], torch.Tensor]:
+    """A kernel for a number of rows, or for any."""
+    n, k = layer.weight.shape
+    low = lower_contraction(
+        parse(f"""graph layer(%x: f32[{m}, {k}]) {{
+          param %w: f32[{n}, {k}] = "w"
+          param %b: f32[{n}] = "b"
+          %y: f32[{m}, {n}] = aten.linear.default(%x, %w, %b)
+          return %y }}"""),
+        core,
+    )
+    (spec,) = (a.spec for a in low.arguments if isinstance(a, PackArgument))
+    packed = torch.from_numpy(pack.pack(spec, {"w": layer.weight.numpy()}).view(np.uint8))
+    call = ours(low, load_kernel(compile_kernel(low.kernel)), x, layer, packed, threads)
+    return lambda keep=packed: call()  # type: ignore[misc]
+
+
+def cell(m: int, k: int, n: int, rounds: int, threads: int) -> dict[str, dict[str, float]]:
+    """Times and errors of all contenders at one size."""
+    x, layer = torch.randn(m, k), Linear(torch.randn(n, k) / math.sqrt(k), torch.randn(n))
+    half = [t.bfloat16() for t in (x, layer.weight, layer.bias)]
+    calls: dict[str, Callable[[], torch.Tensor]] = {name: call_of(c, m, x, layer, threads) for name, c in cores().items()}
+    if "tiles" in calls:
+        calls["tiles, any M"] = call_of(cores()["tiles"], "s0", x, layer, threads)
+    calls["torch"] = lambda: F.linear(*half)
+    calls["torch, fp32 in and out"] = lambda: F.linear(x.bfloat16(), *half[1:]).float()
+    want = F.linear(x.double(), layer.weight.double(), layer.bias.double())
+    errors = {name: float((c().double() - want).abs().max() / want.abs().max()) for name, c in calls.items()}
+    times = turns(dict(calls), rounds)
+    return {name: {"us": statistics.median(t) * 1e6, "error": errors[name]} for name, t in times.items()}
+
+
+def main() -> None:
+    """Run the grid and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--quick", action="store_true", help="two sizes, few rounds")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    sizes = [(m, k, n) for k, n in SHAPES for m in ROWS]
+    found = {s: cell(*s, 3 if args.quick else args.rounds, args.threads) for s in (sizes[:2] if args.quick else sizes)}
+    if args.json:
+        json.dump([{"m": m, "k": k, "n": n, "threads": args.threads, "found": f} for (m, k, n), f in found.items()], sys.stdout)
+        return
+    names = list(next(iter(found.values())))
+    print(f"{'M x K x N':>16s}  " + "  ".join(f"{name:>12s}" for name in names) + "   us; best of ours / torch; largest error of ours")
+    own = [n for n in names if n in ("tiles", "dots")]
+    ratios: list[float] = []
+    for (m, k, n), f in found.items():
+        best = min(f[name]["us"] for name in own or ["fp32"])
+        theirs = min(f["torch"]["us"], f["torch, fp32 in and out"]["us"])
+        ratios.append(theirs / best)
+        worst = max(f[name]["error"] for name in own or ["fp32"])
+        row = "  ".join(f"{f[name]['us']:12.1f}" for name in names)
+        print(f"{f'{m} x {k} x {n}':>16s}  {row}   {ratios[-1]:.2f}x  {worst:.1e}")
+    print(f"geomean {statistics.geometric_mean(ratios):.2f}x the best of torch's two, worst {min(ratios):.2f}x, {args.threads} thread(s)")
+
+
+if __name__ == "__main__":
+    main()
