@@ -63,24 +63,32 @@ class _Dense:
         first = tasks[0]
         self.width = tiling.nr
         self.panels = groups.count * groups.panels
-        self.parts = self._parts(first, core)
+        self.fit = self._fit(first, core)
+        self.parts = self._parts(first)
+        self.by_panel = self.panels > 1 and self.parts != 0 and expr("<=", first.rows, self.fit) == 1
+        """Whether tasks that are neighbours share a panel instead of rows: where all rows stay in cache, so that panels are what
+        comes from afar, and a thread that has a panel's last rows and the first rows of another has as much to do as the next."""
         self.span = self._span(first)
         """Blocks over which fetching the next panel is spread."""
         self.fetches = self.panels > 1 and 4 * first.steps * self.width > core.l1
 
-    def _parts(self, task: Task, core: Core) -> Dim:
-        """Groups of rows: as many as keep their inputs in cache, more when there are few panels to share among threads."""
+    def _fit(self, task: Task, core: Core) -> Dim:
+        """Rows whose inputs stay in cache."""
         stride = task.outer[-1].axis.stride if task.outer else 1
         line_bytes = mul(4 * stride * task.inputs * self.groups.count, task.columns.size)
-        fit = expr("max", 1, expr("//", core.l2 // 2, expr("max", 1, line_bytes)))
+        return expr("max", 1, expr("//", core.l2 // 2, expr("max", 1, line_bytes)))
+
+    def _parts(self, task: Task) -> Dim:
+        """Groups of rows: as many as keep their inputs in cache, more when there are few panels to share among threads."""
         share = -(-MIN_TASKS // self.panels)
-        return expr("min", task.rows, expr("max", share, expr("ceildiv", task.rows, fit)))
+        return expr("min", task.rows, expr("max", share, expr("ceildiv", task.rows, self.fit)))
 
     def _span(self, task: Task) -> int:
         if not task.columns.static or not isinstance(task.rows, int) or not isinstance(self.parts, int):
             return _SPREAD
         blocks = sum(s.count for s in strips(task.columns, self.tiling.mr, together=task.together))
-        return max(1, task.rows // max(1, self.parts) * blocks)
+        parts = 1 if self.by_panel else max(1, self.parts)
+        return max(1, task.rows // parts * blocks)
 
     def write(self) -> None:
         b = self.b
@@ -89,8 +97,9 @@ class _Dense:
         with contextlib.ExitStack() as scope:
             parts = scope.enter_context(let(b, "parts", self.parts))
             at = scope.enter_context(b.parallel("task", expr("*", parts, self.panels))).var
-            panel = scope.enter_context(let(b, "panel", expr("%", at, self.panels))) if self.panels > 1 else 0
-            part = scope.enter_context(let(b, "part", expr("//", at, self.panels)))
+            across, down = (("//", parts), ("%", parts)) if self.by_panel else (("%", self.panels), ("//", self.panels))
+            panel = scope.enter_context(let(b, "panel", expr(across[0], at, across[1]))) if self.panels > 1 else 0
+            part = scope.enter_context(let(b, "part", expr(down[0], at, down[1])))
             channels = self._channels(panel)
             self.finish.prepare(channels, self.width)
             for task in self.tasks:
@@ -98,7 +107,7 @@ class _Dense:
                     bounds = (expr("//", expr("*", p, task.rows), parts) for p in (part, expr("+", part, 1)))
                     lo, hi = (inner.enter_context(let(b, "rows", d)) for d in bounds)
                     row = inner.enter_context(rows(b, task, lo, hi))
-                    _Row(self, task, row, lo, panel, channels, scratch).write()
+                    _Row(self, task, row, 0 if self.by_panel else lo, panel, channels, scratch).write()
 
     def _channels(self, panel: Dim) -> Channels:
         g = self.groups
@@ -231,5 +240,3 @@ class _Row:
         begin = expr("*", expr("+", expr("*", nth, self.task.steps), k), count * _LINE // unroll)
         for i in range(count):
             self.b.prefetch(self.task.panels, (expr("+", self.panel, 1), 0, expr("+", begin, i * _LINE)), level=2)
-
-
