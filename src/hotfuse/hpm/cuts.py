@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from hotfuse.hpm.roofline import Roof, Vector
+from hotfuse.hpm.roofline import Column
 
 LATENCY = 4.0
 """Cycles of a multiply-add."""
@@ -32,17 +33,17 @@ HEAVY, LIGHT = 2.0, 4.0
 class Steps:
     """A product's."""
 
-    cycles: Vector
+    cycles: Column
     """Of one step of a block."""
-    ideal: Vector
+    ideal: Column
     """The same at the machine's peak."""
-    blocks: Vector
-    high: Vector
+    blocks: Column
+    high: Column
     """Rows of a block, on average."""
-    panels: Vector
+    panels: Column
 
 
-def steps(c: Mapping[str, Vector], at: Roof) -> Steps:
+def steps(c: Mapping[str, Column], at: Any) -> Steps:
     """A product as it is cut; a machine whose vectors go through in halves does not multiply two in a cycle."""
     rows, columns, lanes = (np.maximum(c[n], 1.0) for n in ("rows", "columns", "lanes"))
     nv, high = c["tile_vectors"], np.minimum(c["tile_height"], rows)
@@ -60,22 +61,22 @@ def steps(c: Mapping[str, Vector], at: Roof) -> Steps:
 class Loops:
     """Of rows."""
 
-    length: Vector
+    length: Column
     """Elements of a row; dense rows without operands of their own are one."""
-    count: Vector
+    count: Column
     """Rows begun."""
-    lanes: Vector
-    vectors: Vector
+    lanes: Column
+    vectors: Column
     """Of a row, the last one maybe not full."""
-    turns: Vector
+    turns: Column
     """Of a row, each waiting for itself."""
-    left: Vector
+    left: Column
     """Turns of one vector."""
-    turned: Vector
+    turned: Column
     """Elements that change places with their neighbours: only where something of that size lies the usual way."""
 
 
-def loops(c: Mapping[str, Vector]) -> Loops:
+def loops(c: Mapping[str, Column]) -> Loops:
     """The loops of a kernel without a product."""
     lanes = np.where(c["lanes"] > 1, c["lanes"], WIDE)
     apart = c["small_inputs"] + c["bytes_const"] + c["turned"] + c["reduction"] + c["mma"] + c["picked"] + c["strided"]

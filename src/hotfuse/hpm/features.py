@@ -6,16 +6,19 @@ the tile is cut, a cache model how long its operands take to arrive.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hotfuse.hpm import cuts
+from hotfuse.hpm import cuts, native
 from hotfuse.hpm.fitted import STEPS, Counted, amounts
-from hotfuse.hpm.roofline import Least, Roof, least_of
+from hotfuse.hpm.roofline import Column, Least, Roof, Speeds, least_of
 from hotfuse.hpm.work import COLUMN, FAMILIES, Matrix, families_of
+from hotfuse.machine.peaks import LEVELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,56 +36,100 @@ class Features:
         return Features(self.x[where], self.roof.pick(where), self.family[where], self.amounts[where])
 
 
-def derive(table: Matrix, at: Roof) -> Features:
-    """Features of rows on a machine."""
-    block = np.ascontiguousarray(table.T)
-    c = dict(zip(COLUMN, block, strict=True))
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The same, column by column: arrays, or symbols of one row's numbers."""
+
+    x: list[Column]
+    roof: Least
+    family: Column
+    amounts: list[Column]
+
+
+def columns(c: Mapping[str, Column], at: Any) -> Columns:
+    """What the features of rows are, by formulas; `at` is a machine's roof, or its symbols."""
     floor, kind = least_of(c, at), families_of(c)
     t = floor.seconds
-    rows, columns, depth, elements, wide = np.maximum(block[_EXTENT], 1.0)
+    rows, wide_rows, depth, elements, wide = (
+        np.maximum(c[n], 1.0) for n in ("rows", "columns", "depth", "elements", "width")
+    )
     nv, needed = c["tile_vectors"], floor.products
     cut, loop = cuts.steps(c, at), cuts.loops(c)
     blocks, panels, high, lanes = cut.blocks, cut.panels, cut.high, loop.lanes
     over = cut.cycles / cut.ideal
-    functions = block[_STEPS]
-    rest = 2 * (c["light"] + _WEIGHTS @ functions)
+    rest = 2 * (c["light"] + sum(s * c[n] for n, s in STEPS.items()))
     useful = loop.length / (loop.vectors * lanes)
     core = (needed * over * (1 + c["tile_padding"]) + rest / useful) / at.flops
     again = np.ceil(rows / np.maximum(c["group_rows"], 1.0))
     traffic = c["bytes_in"] + c["bytes_const"] + c["bytes_out"]
     of_rows, of_panel = rows * depth * 4, depth * nv * lanes * 4
-    by_const, by_left, by_traffic, by_moved = at.bandwidth(
-        np.array([c["bytes_const"] + c["bytes_in"], of_rows + of_panel, traffic, c["most_moved"]])
-    )
-    weights = c["bytes_const"] * again / by_const
+    by_traffic = at.bandwidth(traffic)
+    weights = c["bytes_const"] * again / at.bandwidth(c["bytes_const"] + c["bytes_in"])
     arrive = np.maximum(weights, traffic / by_traffic)
     tasks = np.where(c["mma"] > 0, blocks * panels, loop.count)
     more = c["mma"] + 1
-    logs = np.array([
-        floor.compute, floor.memory, core, arrive, of_rows * panels / by_left, c["bytes_out"] / by_traffic,
-        np.maximum(core, arrive), core + arrive,
-        c["light"], c["function"], c["divide"], c["reduced"], rest,
-        t, rows, columns, depth, wide, loop.length, loop.vectors, loop.turns, blocks, panels, again, of_panel, high * depth * 4,
-        np.maximum(tasks, 1) / np.maximum(c["threads"], 1), more / (c["mma"] + rest + 1),
+    over_roof = (
+        floor.compute, floor.memory, core, arrive, of_rows * panels / at.bandwidth(of_rows + of_panel),
+        c["bytes_out"] / by_traffic, np.maximum(core, arrive), core + arrive,
+    )  # fmt: skip
+    per_element = (c["light"], c["function"], c["divide"], c["reduced"], rest)
+    extents = (
+        t, rows, wide_rows, depth, wide, loop.length, loop.vectors, loop.turns, blocks, panels, again, of_panel, high * depth * 4,
+        np.maximum(tasks, 1.0) / np.maximum(c["threads"], 1.0), more / (c["mma"] + rest + 1),
         (c["moved"] + 1) / (traffic + 1), (needed + 1) / more,
-        traffic, loop.count, c["mma"] + c["light"] + c["divide"] + c["function"], *[c[n] for n in _COUNTS],
-    ])  # fmt: skip
-    over_roof, per_element, counts = (logs[part] for part in _PARTS)
-    over_roof /= t
-    per_element /= elements
-    per_element += 1
-    counts += 1
-    same_set = np.where(depth % 1024 == 0, 2.0, depth % 512 == 0)
-    x = np.empty((len(table), len(NAMES)), np.float32)
-    n, m = len(logs), len(logs) + len(_PER_ELEMENT)
-    x[:, :n] = np.log(np.maximum(logs, 1e-30, out=logs), out=logs).T
-    x[:, n : m - 1], x[:, m - 1] = (functions / elements).T, loop.turned / elements
-    x[:, m : m + len(_MADE)] = np.array(
-        [kind, useful, loop.left / loop.turns, high, over, lanes, floor.level, same_set]
-    ).T
-    x[:, m + len(_MADE) :] = table[:, _AS_IS]
-    counted = Counted(c, block, at, needed, cut, loop, weights, by_moved)
-    return Features(x, floor, kind, amounts(counted).T)
+    )  # fmt: skip
+    counts = (
+        traffic, loop.count, c["mma"] + c["light"] + c["divide"] + c["function"], *(c[n] for n in _COUNTS)
+    )  # fmt: skip
+    logs = (*(v / t for v in over_roof), *(v / elements + 1 for v in per_element), *extents, *(v + 1 for v in counts))
+    same_set = np.where(_divides(1024, depth), 2.0, 1.0 * _divides(512, depth))
+    x = [
+        *(np.log(np.maximum(v, 1e-30)) for v in logs), *(c[n] / elements for n in STEPS), loop.turned / elements,
+        kind, useful, loop.left / loop.turns, high, over, lanes, floor.level, same_set, *(c[n] for n in _PLAIN),
+    ]  # fmt: skip
+    counted = Counted(c, at, needed, cut, loop, weights, at.bandwidth(c["most_moved"]))
+    return Columns(x, floor, kind, amounts(counted))
+
+
+def _divides(by: float, n: Column) -> Column:
+    return np.floor(n / by) * by == n
+
+
+class _Given(Speeds):
+    """A machine's roof as symbols, in the order of `_told`."""
+
+    def __init__(self, read: Callable[[int], Any]) -> None:
+        self.flops, self.hz, self.threads, self.call_s, self.fork_s = (read(i) for i in range(5))
+        levels = len(LEVELS)
+        self.speeds, self.log_speeds, self.log_knots, self.ends = (
+            tuple(read(5 + part * levels + i) for i in range(levels - (part == 3))) for part in range(4)
+        )
+
+
+def _told(at: Roof) -> Matrix:
+    return np.array(
+        [at.flops, at.hz, at.threads, at.call_s, at.fork_s, *at.speeds, *at.log_speeds, *at.log_knots, *at.ends]
+    )
+
+
+@functools.cache
+def _native() -> native.Compiled:
+    """The formulas as code: figures of the roof, the family and amounts as doubles, features as singles."""
+
+    def formulas(row: Callable[[int], Any], given: Callable[[int], Any]) -> tuple[list[Any], list[Any]]:
+        found = columns({n: row(i) for n, i in COLUMN.items()}, _Given(given))
+        r = found.roof
+        return [r.seconds, r.compute, r.memory, r.bound, r.level, r.products, found.family, *found.amounts], found.x
+
+    return native.compiled(len(COLUMN), formulas)
+
+
+def derive(table: Matrix, at: Roof) -> Features:
+    """Features of rows on a machine."""
+    found, x = _native()(table, _told(at))
+    seconds, compute, memory, bound, level, products, family = found[:, :7].T.copy()
+    roof = Least(seconds, compute, memory, bound, level.astype(np.int64), products)
+    return Features(x, roof, family.astype(np.int64), found[:, 7:])
 
 
 _OVER_ROOF = ("compute", "memory", "core", "arrive", "left", "writes", "core_or_arrive", "both")
@@ -98,16 +145,6 @@ _PLAIN = ("softmax", "norm", "extremum", "nodes", "calls", "indexing", "reductio
           "threads")  # fmt: skip
 NAMES = (*_OVER_ROOF, *_EACH, *_EXTENTS, "traffic", "starts", "flops", *_COUNTS, *_PER_ELEMENT, *_MADE, *_PLAIN)
 """Columns of a feature matrix, in order: logarithms, shares of elements, plain figures."""
-_PARTS = (
-    slice(len(_OVER_ROOF)),
-    slice(len(_OVER_ROOF), len(_OVER_ROOF) + len(_EACH)),
-    slice(len(_OVER_ROOF) + len(_EACH) + len(_EXTENTS), None),
-)
-"""Of logarithms: times over the roofline's, operations of an element, counts that may be zero."""
-_STEPS, _AS_IS, _EXTENT = (
-    np.array([COLUMN[n] for n in names]) for names in (STEPS, _PLAIN, ("rows", "columns", "depth", "elements", "width"))
-)
-_WEIGHTS = np.array(list(STEPS.values()))
 
 
 def family_name(number: int) -> str:

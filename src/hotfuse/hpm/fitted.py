@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hotfuse.hpm.cuts import WIDE, Loops, Steps
-from hotfuse.hpm.roofline import Roof, Vector
-from hotfuse.hpm.work import COLUMN, FAMILIES, Matrix
+from hotfuse.hpm.roofline import Column, Vector
+from hotfuse.hpm.work import FAMILIES, Matrix
 
 STEPS = {"exp": 16.0, "sigmoid": 24.0, "tanh": 24.0, "erf": 30.0, "root": 10.0, "special": 40.0}
 """Instructions that an element of a function takes, roughly: trees correct what is wrong with it, class by class."""
@@ -26,7 +27,7 @@ TOGETHER = {"broadcast": "pointwise", "reduction": "pointwise"}
 LOWEST, HIGHEST = 0.3, 200.0
 """How far from the roofline a sum is believed."""
 _OWN = np.array([FAMILIES.index(TOGETHER.get(n, n)) for n in FAMILIES])
-_LEVELS = np.arange(4.0)[:, None]
+_LEVELS = (0.0, 1.0, 2.0, 3.0)
 
 
 def shared(family: int) -> int:
@@ -36,40 +37,37 @@ def shared(family: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What is counted in: rows by column and as one block, a column a line, and what follows from them."""
+    """What is counted in: rows by column (or a row's symbols), and what follows from them."""
 
-    c: Mapping[str, Vector]
-    block: Matrix
-    at: Roof
-    needed: Vector
+    c: Mapping[str, Column]
+    at: Any
+    needed: Column
     """Operations of products that cannot be done without."""
     cut: Steps
     loop: Loops
-    weights: Vector
+    weights: Column
     """Seconds for the weights to arrive, once for every group of rows."""
-    by_moved: Vector
+    by_moved: Column
     """Bytes a second of the largest thing that operators move one by one."""
 
 
-def amounts(k: Counted) -> Matrix:
-    """How much there is of each thing, as seconds of about the right size: a line a term."""
+def amounts(k: Counted) -> list[Column]:
+    """How much there is of each thing, as seconds of about the right size: one for each of `TERMS`."""
     c, at, cut, loop = k.c, k.at, k.cut, k.loop
     library, has_product, reduces = c["library"] > 0, c["mma"] > 0, c["reduction"] > 0
     tick = 32.0 / at.flops
-    each = (
-        loop.vectors * loop.lanes / loop.length * (tick / WIDE)
-    )  # of one element, where the last vector of a row is not full
+    # of one element, where the last vector of a row is not full
+    each = loop.vectors * loop.lanes / loop.length * (tick / WIDE)
     starts = loop.count * tick
-    functions = k.block[_FUNCTIONS]
-    weight, of_functions = _STEPS @ (functions > 0), _STEPS @ functions
-    kinds = k.block[_KINDS] > 0
-    told = kinds[0] | kinds[1]
-    kinds[2] &= ~told
-    kinds[3] &= ~(told | kinds[2])
+    weight = sum(s * (c[n] > 0) for n, s in STEPS.items())
+    of_functions = sum(s * c[n] for n, s in STEPS.items())
+    softmax, norm = c["softmax"] > 0, c["norm"] > 0
+    extremum = (c["extremum"] > 0) & ~(softmax | norm)
+    kinds = (softmax, norm, extremum, reduces & ~(softmax | norm | extremum))
     narrow = tick * np.maximum(1 / loop.lanes - 1 / WIDE, 0.0)
     read, written = c["bytes_in"] + c["bytes_const"], c["bytes_out"]
-    place = np.interp(np.log(np.maximum(read + written, 1.0)), at.log_knots, _LEVELS[:, 0])
-    near = np.maximum(1 - np.abs(place - _LEVELS), 0.0) / np.array(at.speeds)[:, None]
+    place = at.between(read + written, _LEVELS)
+    near = [np.maximum(1 - np.maximum(place - i, i - place), 0.0) / at.speeds[int(i)] for i in _LEVELS]
     own = has_product & ~library
     tiles = own * cut.blocks * cut.panels * tick
     inputs = c["depth"] / np.maximum(c["window"], 1.0)
@@ -77,36 +75,22 @@ def amounts(k: Counted) -> Matrix:
     turned = loop.turned * tick
     products = np.where(own, k.needed * cut.cycles / cut.ideal * (1 + c["tile_padding"]), k.needed)
     grouped = c["mma"] * ((c["groups"] > 1) & (c["convolution"] > 0))
-    made = np.empty((len(TERMS), len(each)))
-    np.multiply(k.block[_PLAIN], each, out=made[:2])
-    np.multiply(functions, each, out=made[_OF_FUNCTIONS])
-    made[_OF_FUNCTIONS] *= _STEPS[:, None]
-    np.multiply(kinds, c["reduced"] * each, out=made[_OF_ELEMENTS])
-    np.multiply(kinds, starts * 10, out=made[_OF_ROWS])
-    np.multiply(read, near, out=made[_READ])
-    np.multiply(written, near, out=made[_WRITTEN])
-    np.multiply(k.block[_CALLS], library * 1e-6, out=made[_CALLED])
-    np.multiply((c["light"] + c["divide"], of_functions, c["reduced"]), narrow, out=made[_NARROW])
-    begun = (~(reduces | has_product) * 10.0, weight, loop.turns * ~has_product, loop.turns * weight,
-             loop.left * weight)  # fmt: skip
-    np.multiply(begun, starts, out=made[_STARTS])
-    made[_OTHERS] = (
-        np.full(len(each), 1e-7), c["pooled"] * tick, c["picked"] * tick, turned * ~reduces, turned * reduces,
+    none = c["library"] * 0.0
+    return [
+        c["light"] * each, c["divide"] * each, *(c[n] * each * s for n, s in STEPS.items()),
+        *(kind * (c["reduced"] * each) for kind in kinds), *(kind * (starts * 10) for kind in kinds),
+        (c["light"] + c["divide"]) * narrow, of_functions * narrow, c["reduced"] * narrow,
+        ~(reduces | has_product) * 10.0 * starts, weight * starts, loop.turns * ~has_product * starts,
+        loop.turns * weight * starts, loop.left * weight * starts,
+        *(read * n for n in near), *(written * n for n in near),
+        none + 1e-7, c["pooled"] * tick, c["picked"] * tick, turned * ~reduces, turned * reduces,
         products / at.flops, k.needed / at.flops, transformed * inputs, transformed * c["columns"], own * k.weights,
         tiles * 10, tiles * c["depth"], tiles * cut.high * c["tile_vectors"], grouped / at.flops,
-        c["moved"] / k.by_moved * library, c["steps"] * 1e-7, np.full(len(each), at.fork_s),
-    )  # fmt: skip
-    return made
+        c["moved"] / k.by_moved * library, c["steps"] * 1e-7, none + at.fork_s,
+        *(c[n] * library * 1e-6 for n in ("calls", "convolution", "attention", "recurrent", "product", "reduction")),
+    ]  # fmt: skip
 
 
-_STEPS = np.array(list(STEPS.values()))
-_FUNCTIONS, _PLAIN, _KINDS, _CALLS = (
-    np.array([COLUMN[n] for n in names])
-    for names in (
-        STEPS, ("light", "divide"), ("softmax", "norm", "extremum", "reduction"),
-        ("calls", "convolution", "attention", "recurrent", "product", "reduction"),
-    )
-)  # fmt: skip
 _REDUCED = ("softmax", "norm", "extremum", "sum")
 TERMS = (
     "light", "divide", *STEPS, *(f"{n}_elements" for n in _REDUCED), *(f"{n}_rows" for n in _REDUCED),
@@ -116,18 +100,7 @@ TERMS = (
     "tile_steps", "tile_sums", "windows", "moved", "steps", "forked",
     "calls", *(f"call_{n}" for n in ("convolution", "attention", "recurrent", "product", "reduction")),
 )  # fmt: skip
-"""Columns of a table of rates, lines of amounts."""
-
-
-def _lines(first: str, after: str | None) -> slice:
-    return slice(TERMS.index(first), TERMS.index(after) if after is not None else None)
-
-
-_OF_FUNCTIONS, _OF_ELEMENTS, _OF_ROWS = (
-    _lines("exp", "softmax_elements"), _lines("softmax_elements", "softmax_rows"), _lines("softmax_rows", "narrow")
-)  # fmt: skip
-_NARROW, _STARTS, _READ = _lines("narrow", "rows"), _lines("rows", "read_0"), _lines("read_0", "written_0")
-_WRITTEN, _OTHERS, _CALLED = _lines("written_0", "once"), _lines("once", "calls"), _lines("calls", None)
+"""Columns of a table of rates, and of amounts."""
 Rates = npt.NDArray[np.float64]
 NONE: Rates = np.zeros((len(FAMILIES), len(TERMS)))
 

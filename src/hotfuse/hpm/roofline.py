@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,37 @@ SLACK = 0.95
 """Peaks are measured as well: what comes a little nearer than their noise to them is no mistake."""
 
 
+Column = Any
+"""A column of rows, or the symbol of one (`hpm.native`)."""
+
+
+class Speeds:
+    """Bandwidth by working set, of arrays or of symbols."""
+
+    __slots__ = ()
+    log_knots: Sequence[Any]
+    log_speeds: Sequence[Any]
+    ends: Sequence[Any]
+
+    def between(self, held: Column, values: Sequence[Any]) -> Column:
+        """What holds at the knots, and a straight line between them, over the logarithm of working sets."""
+        at, found = np.log(np.maximum(held, 1.0)), values[0]
+        for i in range(len(values) - 1):
+            low, high = self.log_knots[i], self.log_knots[i + 1]
+            found = found + np.minimum(np.maximum((at - low) / (high - low), 0.0), 1.0) * (values[i + 1] - values[i])
+        return found
+
+    def bandwidth(self, held: Column) -> Column:
+        """Bytes a second for working sets, smooth between the levels."""
+        return np.exp(self.between(held, self.log_speeds))
+
+    def level(self, held: Column) -> Column:
+        """Which level working sets lie in: 0 is the first."""
+        return sum(1.0 * (held > end) for end in self.ends)
+
+
 @dataclass(frozen=True, slots=True)
-class Roof:
+class Roof(Speeds):
     """Rates of one number of threads; `knots` are working sets with the bandwidth that holds up to them."""
 
     threads: int
@@ -33,23 +63,15 @@ class Roof:
     measured: bool
     hz: float = 2.5e9
     """Cycles a second of a core: measured, or as the system states it, or a guess."""
-    log_knots: Vector = field(init=False, compare=False, repr=False)
-    log_speeds: Vector = field(init=False, compare=False, repr=False)
-    ends: Vector = field(init=False, compare=False, repr=False)
+    log_knots: Sequence[float] = field(init=False, compare=False, repr=False)
+    log_speeds: Sequence[float] = field(init=False, compare=False, repr=False)
+    ends: Sequence[float] = field(init=False, compare=False, repr=False)
     """Working sets up to which each level but the last reaches."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "log_knots", np.log(self.knots))
-        object.__setattr__(self, "log_speeds", np.log(self.speeds))
-        object.__setattr__(self, "ends", np.asarray(self.knots[:-1]) * 1.25)
-
-    def bandwidth(self, held: Vector) -> Vector:
-        """Bytes a second for working sets, smooth between the levels."""
-        return np.exp(np.interp(np.log(np.maximum(held, 1.0)), self.log_knots, self.log_speeds))
-
-    def level(self, held: Vector) -> npt.NDArray[np.int64]:
-        """Which level working sets lie in: 0 is the first."""
-        return np.minimum(self.ends.searchsorted(held), len(LEVELS) - 1)
+        object.__setattr__(self, "log_knots", tuple(math.log(k) for k in self.knots))
+        object.__setattr__(self, "log_speeds", tuple(math.log(s) for s in self.speeds))
+        object.__setattr__(self, "ends", tuple(k * 1.25 for k in self.knots[:-1]))
 
 
 def roof(peaks: Peaks | None, top: Topology, lanes: int, threads: int = 1) -> Roof:
@@ -101,10 +123,11 @@ class Least:
 
 def least(table: Matrix, at: Roof) -> Least:
     """The roofline of rows."""
-    return least_of(dict(zip(NAMES, np.ascontiguousarray(table.T), strict=True)), at)
+    found = least_of(dict(zip(NAMES, np.ascontiguousarray(table.T), strict=True)), at)
+    return replace(found, level=found.level.astype(np.int64))
 
 
-def least_of(c: Mapping[str, Vector], at: Roof) -> Least:
+def least_of(c: Mapping[str, Column], at: Any) -> Least:
     """The same of their columns."""
     library = c["library"] > 0
     traffic = c["bytes_in"] + c["bytes_const"] + c["bytes_out"]

@@ -212,14 +212,14 @@ def _heart(node: Node, heart: str, tensors: list[tuple[Value, list[int]]], env: 
 
 def families(table: Matrix) -> npt.NDArray[np.int64]:
     """The family of each row, as an index into FAMILIES."""
-    return families_of(dict(zip(NAMES, table.T, strict=True)))
+    return families_of(dict(zip(NAMES, table.T, strict=True))).astype(np.int64)
 
 
-def families_of(c: Mapping[str, npt.NDArray[np.float64]]) -> npt.NDArray[np.int64]:
-    """The same of columns."""
-    found = ((c["small_inputs"] > 0) | (c["bytes_const"] > 0)).astype(np.int64)
+def families_of(c: Mapping[str, Any]) -> Any:
+    """The same of columns, or of their symbols."""
+    found = 1.0 * ((c["small_inputs"] > 0) | (c["bytes_const"] > 0))
     for number, name in _TOLD:
-        np.putmask(found, c[name] > 0, number)
+        found = np.where(c[name] > 0, float(number), found)
     return found
 
 

@@ -1,0 +1,172 @@
+"""Formulas over columns, traced once and compiled to one loop over rows: a batch of candidates is small, and a hundred calls of
+array functions for it take longer than the arithmetic.
+
+    formulas(columns, at)        arrays in, arrays out: what the formulas mean
+    the same with symbols        every operation becomes a line of code; equal ones become one
+
+The code is the same for every machine: what a machine does in a second is among its arguments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hotfuse.base.errors import InternalError
+
+_BINARY: dict[Any, str] = {np.add: "fadd", np.subtract: "fsub", np.multiply: "fmul", np.true_divide: "fdiv"}
+_COMPARED: dict[Any, str] = {
+    np.greater: "ogt",
+    np.greater_equal: "oge",
+    np.less: "olt",
+    np.less_equal: "ole",
+    np.equal: "oeq",
+}
+_CALLED: dict[Any, str] = {np.log: "log", np.exp: "exp", np.ceil: "ceil", np.floor: "floor"}
+_CHOSEN: dict[Any, str] = {np.maximum: "ogt", np.minimum: "olt"}
+_LOGIC: dict[Any, str] = {np.bitwise_and: "and", np.bitwise_or: "or", np.logical_and: "and", np.logical_or: "or"}
+
+
+class Trace:
+    """Lines of the loop's body; what was computed before is not computed again."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._known: dict[str, str] = {}
+
+    def line(self, text: str) -> str:
+        """The name of what a line computes."""
+        found = self._known.get(text)
+        if found is None:
+            found = self._known[text] = f"%v{len(self.lines)}"
+            self.lines.append(f"  {found} = {text}")
+        return found
+
+    def read(self, pointer: str, at: int) -> Symbol:
+        """A number that lies somewhere behind a pointer."""
+        return Symbol(
+            self, self.line(f"load double, ptr {self.line(f'getelementptr double, ptr {pointer}, i64 {at}')}")
+        )
+
+    def number(self, value: Any) -> str:
+        """An operand as a number."""
+        if isinstance(value, Symbol):
+            return self.line(f"uitofp i1 {value.name} to double") if value.truth else value.name
+        return f"0x{struct.unpack('<Q', struct.pack('<d', float(value)))[0]:016X}"
+
+    def truth(self, value: Any) -> str:
+        """An operand as something that holds or does not."""
+        if not isinstance(value, Symbol) or not value.truth:
+            raise InternalError(f"{value!r} is neither true nor false")
+        return value.name
+
+
+class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
+    """A column's number in one row, under construction."""
+
+    def __init__(self, trace: Trace, name: str, truth: bool = False) -> None:
+        self.trace, self.name, self.truth = trace, name, truth
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Symbol:
+        t = self.trace
+        if method != "__call__" or options:
+            raise InternalError(f"formulas do without {ufunc.__name__}.{method} {options}")
+        if ufunc in _BINARY:
+            a, b = map(t.number, inputs)
+            return Symbol(t, t.line(f"{_BINARY[ufunc]} double {a}, {b}"))
+        if ufunc in _COMPARED:
+            a, b = map(t.number, inputs)
+            return Symbol(t, t.line(f"fcmp {_COMPARED[ufunc]} double {a}, {b}"), True)
+        if ufunc in _CHOSEN:
+            a, b = map(t.number, inputs)
+            first = t.line(f"fcmp {_CHOSEN[ufunc]} double {a}, {b}")
+            return Symbol(t, t.line(f"select i1 {first}, double {a}, double {b}"))
+        if ufunc in _CALLED:
+            return Symbol(t, t.line(f"call double @llvm.{_CALLED[ufunc]}.f64(double {t.number(inputs[0])})"))
+        if ufunc in _LOGIC:
+            a, b = map(t.truth, inputs)
+            return Symbol(t, t.line(f"{_LOGIC[ufunc]} i1 {a}, {b}"), True)
+        if ufunc is np.invert:
+            return Symbol(t, t.line(f"xor i1 {t.truth(inputs[0])}, true"), True)
+        raise InternalError(f"formulas do without {ufunc.__name__}")
+
+    def __array_function__(self, func: Any, types: Any, args: Sequence[Any], options: Any) -> Symbol:
+        if func is not np.where or options:
+            raise InternalError(f"formulas do without {func.__name__}")
+        t, (condition, one, other) = self.trace, args
+        name = f"select i1 {t.truth(condition)}, double {t.number(one)}, double {t.number(other)}"
+        return Symbol(t, t.line(name))
+
+
+def _code(trace: Trace, width: int, doubles: Sequence[Any], singles: Sequence[Any]) -> str:
+    stores: list[str] = []
+    for at, value in enumerate(singles):
+        name = trace.line(f"fptrunc double {trace.number(value)} to float")
+        stores += [f"  %sp{at} = getelementptr float, ptr %single, i64 {at}", f"  store float {name}, ptr %sp{at}"]
+    for at, value in enumerate(doubles):
+        name = trace.number(value)
+        stores += [f"  %dp{at} = getelementptr double, ptr %double, i64 {at}", f"  store double {name}, ptr %dp{at}"]
+    declared = "\n".join(f"declare double @llvm.{n}.f64(double)" for n in _CALLED.values())
+    body = "\n".join([*trace.lines, *stores])
+    return f"""{declared}
+define void @rows(ptr %table, i64 %n, ptr %given, ptr %doubles, ptr %singles) {{
+begin:
+  %some = icmp sgt i64 %n, 0
+  br i1 %some, label %next, label %end
+next:
+  %i = phi i64 [ 0, %begin ], [ %i1, %next ]
+  %a = mul i64 %i, {width}
+  %row = getelementptr double, ptr %table, i64 %a
+  %b = mul i64 %i, {len(doubles)}
+  %double = getelementptr double, ptr %doubles, i64 %b
+  %c = mul i64 %i, {len(singles)}
+  %single = getelementptr float, ptr %singles, i64 %c
+{body}
+  %i1 = add i64 %i, 1
+  %more = icmp slt i64 %i1, %n
+  br i1 %more, label %next, label %end
+end:
+  ret void
+}}
+"""
+
+
+Matrix = npt.NDArray[np.float64]
+Compiled = Callable[[Matrix, Matrix], tuple[Matrix, npt.NDArray[np.float32]]]
+"""(rows, what is given) -> a row of doubles and one of singles for each."""
+
+
+Read = Callable[[int], Symbol]
+
+
+def compiled(width: int, formulas: Callable[[Read, Read], tuple[list[Any], list[Any]]]) -> Compiled:
+    """A function of rows: `formulas` is told how to read a row's numbers and the given ones, and answers with doubles, singles."""
+    import llvmlite.binding as llvm
+
+    trace = Trace()
+    doubles, singles = formulas(lambda at: trace.read("%row", at), lambda at: trace.read("%given", at))
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=1)
+    engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(_code(trace, width, doubles, singles)), machine)
+    engine.finalize_object()
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    run = ctypes.CFUNCTYPE(None, pointer, number, pointer, pointer, pointer)(engine.get_function_address("rows"))
+    of_doubles, of_singles = len(doubles), len(singles)
+
+    def rows(table: Matrix, given: Matrix) -> tuple[Matrix, npt.NDArray[np.float32]]:
+        assert engine is not None  # its code lives as long as this function
+        own = np.ascontiguousarray(table, np.float64)
+        if own.ndim != 2 or own.shape[1] != width:
+            raise InternalError(f"formulas of {width} columns were given {own.shape}")
+        n = len(own)
+        found, narrow = np.empty((n, of_doubles)), np.empty((n, of_singles), np.float32)
+        run(own.ctypes.data, n, given.ctypes.data, found.ctypes.data, narrow.ctypes.data)
+        return found, narrow
+
+    return rows
