@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
 
-from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.native import NativeKernel, compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import Target
 from hotfuse.ir import dims
 from hotfuse.ir.graph import Graph, Value, output_values, sources
@@ -21,6 +22,8 @@ from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, S
 from hotfuse.lower.tiling import Core
 from hotfuse.ops.table import resolve
 from hotfuse.tile import interp
+from hotfuse.tile.text import parse as parse_kernel
+from hotfuse.tile.text import show as show_kernel
 
 CORES = {"avx512": Core(16, 32), "avx2": Core(8, 16), "generic": Core(4, 16), "tiny caches": Core(8, 16, 1 << 10, 4 << 10)}
 GUARD = 64
@@ -98,6 +101,12 @@ def reference(graph: Graph, values: dict[str, torch.Tensor]) -> list[torch.Tenso
     return [env[v.name] for v in output_values(graph)]
 
 
+@lru_cache(maxsize=4)
+def _native(kernel: str, target: Target) -> NativeKernel:
+    """The kernel of this text, once for all the sizes it is asked for."""
+    return load_kernel(compile_kernel(parse_kernel(kernel), target))
+
+
 def check(source: str, core: Core, native: Target | None = None, **sizes: int) -> Lowered:
     """Lower, send through JSON, run, compare; nothing around the buffers may change or be used."""
     graph = parse(source)
@@ -127,7 +136,7 @@ def check(source: str, core: Core, native: Target | None = None, **sizes: int) -
             case _:
                 raise AssertionError(a)
     if native is not None:
-        load_kernel(compile_kernel(lowered.kernel, native))(list(buffers.values()), numbers)
+        _native(show_kernel(lowered.kernel), native)(list(buffers.values()), numbers)
     else:
         flat = {n: t.as_strided((t.numel(),), (1,)).numpy() if lowered.kernel.buffer(n).kind != "const" else t.numpy()
                 for n, t in buffers.items()}  # fmt: skip

@@ -31,6 +31,7 @@ from hotfuse.ops.table import (
 from tests.contract.recorded import Call, node_of, recorded
 
 aten = torch.ops.aten
+pytestmark = pytest.mark.xdist_group("recorded calls")  # one process records them, which takes half a minute
 
 
 def test_every_row_is_a_real_operator() -> None:

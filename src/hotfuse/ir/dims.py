@@ -175,12 +175,20 @@ def rename(d: Dim, names: Mapping[str, str]) -> Dim:
 
 
 def substitute(d: Dim, by: Mapping[str, Dim]) -> Dim:
-    """The expression with some symbols replaced by expressions."""
-    if isinstance(d, int):
+    """The expression with some symbols replaced by expressions; parts that mention none of them stay as they are."""
+    return _substituted(d, by, {})
+
+
+def _substituted(d: Dim, by: Mapping[str, Dim], done: dict[int, Dim]) -> Dim:
+    """Parts that stand in several places are looked at once: written out, such an expression grows with every level."""
+    if isinstance(d, int) or symbols(d).isdisjoint(by):
         return d
     if d.op == "sym":
-        return by.get(str(d.args[0]), d)
-    return expr(d.op, *(substitute(a, by) for a in dims_in(d)))
+        return by[str(d.args[0])]
+    found = done.get(id(d))
+    if found is None:
+        found = done[id(d)] = expr(d.op, *(_substituted(a, by, done) for a in dims_in(d)))
+    return found
 
 
 def solve(d: Dim, value: int, env: Mapping[str, int]) -> dict[str, int] | None:
