@@ -28,6 +28,7 @@ from collections.abc import Callable, Generator
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
+from hotfuse.lower import recurrent_cell
 from hotfuse.lower.gemm import Product, let, sums
 from hotfuse.lower.recurrent_data import Recurrent, Weights, read, tiling, write
 from hotfuse.lower.tiling import Core, balance
@@ -357,26 +358,11 @@ class _Writer:
         b, lanes = self.b, self.tiling.lanes
         rows = gx.type.shape[0]
         unit = expr("*", panel, lanes)
-
-        def part(tile: Tile, first: int, gates: int = 1) -> Tile:
-            return b.extract(tile, (0, first * lanes), (rows, gates * lanes))
-
-        def sigmoid(x: Tile) -> Tile:
-            return b.map("recip", b.map("add", b.map("exp", b.map("neg", x)), 1.0))
-
         if self.c is not None:
-            gates = b.map("add", gx, gh)
-            soft = sigmoid(part(gates, 0, 3))
-            c = b.load(self.c, (row, unit), (rows, lanes))
-            new = b.map("mul", part(soft, 0), b.map("tanh", part(gates, 3)))
-            c = b.map("fma", part(soft, 1), c, new)
+            c, h = recurrent_cell.lstm(b, b.map("add", gx, gh), b.load(self.c, (row, unit), (rows, lanes)))
             b.store(self.c, (row, unit), c)
-            h = b.map("mul", part(soft, 2), b.map("tanh", c))
         else:
-            soft = sigmoid(b.map("add", part(gx, 0, 2), part(gh, 0, 2)))
-            new = b.map("tanh", b.map("fma", part(soft, 0), part(gh, 2), part(gx, 2)))
-            old = b.load(self.h, (parity, row, unit), (rows, lanes))
-            h = b.map("fma", part(soft, 1), b.map("sub", old, new), new)
+            h = recurrent_cell.gru(b, gx, gh, b.load(self.h, (parity, row, unit), (rows, lanes)))
         b.store(self.h, (expr("+", 1, expr("*", parity, -1)), row, unit), h)
         return h
 
