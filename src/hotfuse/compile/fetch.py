@@ -17,6 +17,7 @@ from hotfuse.compile.account import COUNTED, Account, add_up
 from hotfuse.compile.drive import Compilation, Here
 from hotfuse.compile.recall import recalled
 from hotfuse.compile.service import sized
+from hotfuse.compile.skips import Skips
 from hotfuse.compile.stored import place_of
 from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.compile.ways import Ways
@@ -131,7 +132,8 @@ def kernel_from_json(data: dict[str, Any], code: bytes) -> KernelCode:
     said = "" if us is None else f"predicted {us:.1f} us, "
     by = f" ({data['multiplies']})" if data.get("multiplies") else ""
     about = f"{lowered.kernel.name}{by}: {said}{data['kernel_us']:.1f} us in the worker, the library {data['library_us']:.1f} us"
-    return KernelCode(lowered, code, about if ways is None else f"{about}; {ways}", ways, us)
+    more = [str(m) for m in (ways, Skips.from_json(data.get("skips"))) if m is not None]
+    return KernelCode(lowered, code, "; ".join([about, *more]), ways, us)
 
 
 def load(kernel: KernelCode) -> NativeKernel:

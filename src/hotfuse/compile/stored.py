@@ -2,7 +2,7 @@
 
 place ::= {"profiles": a path or URL, "record": whether what is measured may be written there}
     strategies ::= names of candidates that are to be tried alone, where somebody wants to know what they are worth
-    focus ::= the group that those are about
+    focus ::= the groups that those are about, between commas; "*" for all of them
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.profile.place import location
 
+EVERY = "*"
 ARMS, STRATEGIES = "fusion arms", "strategies"
 """Names of what is remembered of promises: by kind of candidate, and by bottleneck and strategy."""
 
@@ -75,4 +76,4 @@ def text_id(text: str) -> str:
 
 def wanted(text: str) -> tuple[str, ...]:
     """What the request in hand wants tried for one group in particular, by name."""
-    return _only.get() if _focus.get() == text_id(text) else ()
+    return _only.get() if text_id(text) in _focus.get().split(",") or _focus.get() == EVERY else ()

@@ -67,7 +67,7 @@ class Demand:
     strategies: tuple[str, ...] = ()
     """Candidates that are to be tried alone: what they are worth against a bottleneck is to be found out."""
     focus: str = ""
-    """The group that they are about, as `compile.stored.text_id` calls it; empty for all of them."""
+    """The groups that they are about, as `compile.stored.text_id` calls them, between commas; empty for grouping."""
 
 
 ANY_DEMAND = Demand()

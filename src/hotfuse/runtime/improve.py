@@ -23,12 +23,14 @@ from hotfuse.base.events import Action, EvidenceValue, Why
 from hotfuse.compile.recall import recalled, send
 from hotfuse.compile.scheduler import usable_cores
 from hotfuse.compile.service import sized
-from hotfuse.compile.stored import place_of
+from hotfuse.compile.skips import SKIP
+from hotfuse.compile.stored import EVERY, place_of
 from hotfuse.compile.value import Demand
 from hotfuse.hpm.bottleneck import Bottleneck, Strategy
 from hotfuse.ir.branches import control_name
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.profile.predict import ALL
+from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.runtime.bets import Bet, place
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.findings import Finding
@@ -39,6 +41,7 @@ from hotfuse.runtime.proof import prove
 from hotfuse.runtime.race import Trial, race
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry, Site, named, way
+from hotfuse.runtime.skipping import ENOUGH, all_finite, products, suspected
 from hotfuse.runtime.strategies import FOCUSED, attempts, failed_before, focus_of, kernels
 from hotfuse.runtime.tiers import FEWEST, PREDICTABLE, is_hot, recurring
 from hotfuse.runtime.unmask import Open, open_mask, opened
@@ -108,7 +111,9 @@ class Improver:
             return
         if settings.tiers < 2 or (entry.plan is entry.baseline and "tier 1" not in entry.refused):
             return
-        if self._consider_branches(entry) or self._consider_masks(entry) or self._consider_bottleneck(entry):
+        if self._consider_branches(entry) or self._consider_masks(entry) or self._consider_rows(site, entry):
+            return
+        if self._consider_bottleneck(entry):
             return
         if entry.symbols and entry.plan is not entry.baseline and not entry.bets:
             bets = recurring(entry.samples.shares(), entry.samples.taken, settings.max_versions)
@@ -212,6 +217,55 @@ class Improver:
 
         self._try(entry, found.attempt, make, lambda: before, calls, deploy, mask=found.name)
 
+    def _consider_rows(self, site: Site, entry: Entry) -> bool:
+        """Whether a plan that leaves rows of zeros out was begun; those that serve are told what calls showed."""
+        seen = self._plans.watcher.seen(entry.key)
+        if entry.plan.sides is not None:
+            for plan in (entry.plan, *entry.versions.values()):
+                self._notice_sides(plan, seen)
+            return False
+        if SKIP in entry.refused or entry.bets or entry.plan.attempt or entry.plan is entry.baseline or not suspected(seen):
+            return False
+        self._start(entry, SKIP, partial(self._skip, site, entry))
+        return True
+
+    def _notice_sides(self, plan: Plan, seen: GraphSeen | None) -> None:
+        """Products that found no rows of zeros for long stop looking; they look again when sampled calls show such rows."""
+        sides = plan.sides
+        if sides is None:
+            return
+        if (gone := sides.one_sided()) > 0:
+            self._decide(Action.DROP, Why.RARE, tier=2, what=SKIP, products=gone, calls=ENOUGH)
+        elif sides.may_look_again() and suspected(seen):
+            self._decide(Action.SPECIALIZE, Why.RECURS, what=SKIP, products=sides.look_again())
+
+    def _skip(self, site: Site, entry: Entry) -> None:
+        """Tier 2: products whose input has rows of zeros get a side that leaves them out."""
+        calls = entry.samples.several(BET_ON)
+        found = products(entry.plan, entry.weights, calls, self._compile)
+        if isinstance(found, str):
+            self._refuse(entry, SKIP, Why.RARE, found, tier=2, what=SKIP, because=found)
+            return
+        self._decide(Action.SPECIALIZE, Why.RECURS, what=SKIP, products=len(found.focus), share=round(found.share, 3),
+                     samples=len(calls))
+
+        def make() -> Plan:
+            demand = replace(_demand(entry), strategies=(SKIP,), focus=",".join(found.focus))
+            better = self._improve(entry.baseline.graph, entry.weights, found.calls[0], demand=demand)
+            if better.sides is None:
+                raise InternalError("the plan leaves no rows out", because="; ".join(better.notes)[:300])
+            return replace(better, tier=2, attempt=SKIP)
+
+        def deploy(better: Plan) -> None:
+            if better.sides is not None:
+                better.sides.begin()
+            self._exchange(entry, better)
+            for signature, version in list(entry.versions.items()):  # they multiply every row; such sizes get new ones
+                site.remove_version(entry, signature)
+                epochs.retire(version)
+
+        self._try(entry, SKIP, make, lambda: entry.plan, found.calls, deploy, share=round(found.share, 3))
+
     def _start(self, entry: Entry, what: str, work: Callable[[], None]) -> None:
         entry.improving = True
 
@@ -258,7 +312,10 @@ class Improver:
 
         def make() -> Plan:
             fixed = at_sizes(entry.baseline.graph, dict(zip(entry.symbols, signature, strict=True)))
-            return replace(self._improve(fixed, entry.weights, inputs, demand=_demand(entry)), tier=2)
+            demand = _demand(entry)
+            if entry.plan.sides is not None and all_finite(entry.weights):
+                demand = replace(demand, strategies=(SKIP,), focus=EVERY)
+            return replace(self._improve(fixed, entry.weights, inputs, demand=demand), tier=2)
 
         def deploy(better: Plan) -> None:
             present = entry.versions  # a call that fails takes them all away meanwhile

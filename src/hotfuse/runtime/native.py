@@ -38,6 +38,7 @@ from hotfuse.lower.own_sizes import anchored, with_own_sizes
 from hotfuse.ops.table import packet
 from hotfuse.partition.cut import Partition
 from hotfuse.runtime.plan import Memory, Plan, Unit, chained, piece_of
+from hotfuse.runtime.skipping import Sides
 
 
 class _Later:
@@ -87,6 +88,9 @@ def assembled(
     runs = (*shared.runs, *shared.spare)
     memory = Memory(sum(_arena(r.code, sizes) for r in shared.runs), shared.constants.bytes, eager_peak(graph, sizes))
 
+    dials = tuple(shared.constants.dials.values())
+    sides = Sides(dials) if dials else None
+
     def counters() -> dict[str, int]:
         return {
             "native_runs": len(runs),
@@ -94,11 +98,13 @@ def assembled(
             "arenas_allocated": sum(r.allocated for r in runs),
             "arena_bytes_kept": sum(r.arena_bytes for r in runs),
             **({"forks_taken": sum(s.taken for s in shared.switches)} if shared.switches else {}),
+            **({} if sides is None else sides.counts()),
         }
 
     read = shared.constants.read | shared.needed | {p.key for p in graph.params if p.value in output_values(graph)}
     return replace(plan, memory=memory, counters=counters, notes=parts.notes, runs=runs, unread=frozenset(weights) - read,
-                   switches=tuple(shared.switches), kernels={i: k.lowered.kernel for i, k in enumerate(parts.kernels)})  # fmt: skip
+                   switches=tuple(shared.switches), sides=sides,
+                   kernels={i: k.lowered.kernel for i, k in enumerate(parts.kernels)})  # fmt: skip
 
 
 def _name(shared: _Shared) -> None:

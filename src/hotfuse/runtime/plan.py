@@ -19,6 +19,7 @@ from hotfuse.tile.program import Kernel
 if TYPE_CHECKING:
     from hotfuse.backends.llvm.enter import NativeRun
     from hotfuse.backends.llvm.forks import Switch
+    from hotfuse.runtime.skipping import Sides
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class Plan:
     """The condition it bets on, if it does."""
     switches: tuple[Switch, ...] = ()
     """Of its native runs that may fork: whether they do, and how often they did."""
+    sides: Sides | None = None
+    """Of its products that leave rows of zeros out: whether they do, and how often they did."""
     account: Account | None = None
     """How its graph came to its kernels, where it has some."""
 

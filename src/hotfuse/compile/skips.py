@@ -1,0 +1,37 @@
+"""From which share of zero rows on a product leaves them out: the decision as plain data, from the worker to a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SKIP = "rows of zeros"
+"""What a request calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skips:
+    """From where on rows are left out, and what that rests on."""
+
+    limit: int
+    """Thousandths of zero rows; more than 1000 for never."""
+    predicted: int
+    points: tuple[tuple[int, float, float], ...]
+    """(share, microseconds with all rows, and without those of zeros)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"limit": self.limit, "predicted": self.predicted, "points": [list(p) for p in self.points]}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any] | None) -> Skips | None:
+        """The inverse; None stays None."""
+        if data is None:
+            return None
+        points = tuple((int(s), float(a), float(b)) for s, a, b in data["points"])
+        return Skips(int(data["limit"]), int(data["predicted"]), points)
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{s / 10:g}%: {a:.1f} / {b:.1f} us" for s, a, b in self.points)
+        return f"{SKIP}: skipped from {self.limit / 10:g}% on; predicted {self.predicted / 10:g}%; measured {said or 'nowhere'}"
