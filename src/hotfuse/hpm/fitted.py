@@ -75,13 +75,16 @@ def amounts(k: Counted) -> list[Column]:
     turned = loop.turned * tick
     products = np.where(own, k.needed * cut.cycles / cut.ideal * (1 + c["tile_padding"]), k.needed)
     grouped = c["mma"] * ((c["groups"] > 1) & (c["convolution"] > 0))
-    none = c["library"] * 0.0
-    return [
+    none, wide = c["library"] * 0.0, loop.lanes >= WIDE
+    by_width = (
         c["light"] * each, c["divide"] * each, *(c[n] * each * s for n, s in STEPS.items()),
         *(kind * (c["reduced"] * each) for kind in kinds), *(kind * (starts * 10) for kind in kinds),
-        (c["light"] + c["divide"]) * narrow, of_functions * narrow, c["reduced"] * narrow,
         ~(reduces | has_product) * 10.0 * starts, weight * starts, loop.turns * ~has_product * starts,
         loop.turns * weight * starts, loop.left * weight * starts,
+    )  # fmt: skip
+    return [
+        *(v * wide for v in by_width), *(v * ~wide for v in by_width),
+        (c["light"] + c["divide"]) * narrow, of_functions * narrow, c["reduced"] * narrow,
         *(read * n for n in near), *(written * n for n in near),
         none + 1e-7, c["pooled"] * tick, c["picked"] * tick, turned * ~reduces, turned * reduces,
         products / at.flops, k.needed / at.flops, transformed * inputs, transformed * c["columns"], own * k.weights,
@@ -92,9 +95,13 @@ def amounts(k: Counted) -> list[Column]:
 
 
 _REDUCED = ("softmax", "norm", "extremum", "sum")
-TERMS = (
+_BY_WIDTH = (
     "light", "divide", *STEPS, *(f"{n}_elements" for n in _REDUCED), *(f"{n}_rows" for n in _REDUCED),
-    "narrow", "narrow_functions", "narrow_reduced", "rows", "row_functions", "turns", "turn_functions", "left_functions",
+    "rows", "row_functions", "turns", "turn_functions", "left_functions",
+)  # fmt: skip
+"""What full and narrower vectors have rates of their own for: functions are other code for them."""
+TERMS = (
+    *_BY_WIDTH, *(f"{n}_narrower" for n in _BY_WIDTH), "narrow", "narrow_functions", "narrow_reduced",
     *(f"read_{i}" for i in range(4)), *(f"written_{i}" for i in range(4)),
     "once", "pooled", "picked", "turned", "turned_rows", "product", "multiply_adds", "tiles_in", "tiles_out", "weights", "tiles",
     "tile_steps", "tile_sums", "windows", "moved", "steps", "forked",
