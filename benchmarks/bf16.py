@@ -7,8 +7,8 @@
     fp32      what runs without the setting
     torch     F.linear on bf16 tensors (oneDNN); `torch, fp32 in and out` casts its input and its result, as ours do inside
 
-Contenders take turns in short bursts; times are medians of bursts, in microseconds. Errors are the largest against float64,
-relative to the largest magnitude of the result.
+Contenders take turns in short bursts; times are those of the best tenth of bursts, and their medians, in microseconds. Errors are
+the largest against float64, relative to the largest magnitude of the result.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from hotfuse.lower.contract import lower_contraction
 from hotfuse.lower.lowered import PackArgument
 from hotfuse.lower.tiling import Core
 
+_US = "us"
 ROWS = (1, 16, 128, 512)
 SHAPES = ((768, 768), (3072, 768), (768, 3072), (3072, 3072))
 """K, N."""
@@ -80,7 +81,15 @@ def cell(m: int, k: int, n: int, rounds: int, threads: int) -> dict[str, dict[st
     want = F.linear(x.double(), layer.weight.double(), layer.bias.double())
     errors = {name: float((c().double() - want).abs().max() / want.abs().max()) for name, c in calls.items()}
     times = turns(dict(calls), rounds)
-    return {name: {"us": statistics.median(t) * 1e6, "error": errors[name]} for name, t in times.items()}
+    return {
+        name: {"us": statistics.median(t) * 1e6, "low": _low(t) * 1e6, "error": errors[name]} for name, t in times.items()
+    }
+
+
+def _low(times: list[float]) -> float:
+    """The best tenth of bursts: on machines that others use too, a matrix unit has several paces."""
+    best = sorted(times)[: max(1, len(times) // 10)]
+    return sum(best) / len(best)
 
 
 def main() -> None:
@@ -99,17 +108,17 @@ def main() -> None:
         json.dump([{"m": m, "k": k, "n": n, "threads": args.threads, "found": f} for (m, k, n), f in found.items()], sys.stdout)
         return
     names = list(next(iter(found.values())))
-    print(f"{'M x K x N':>16s}  " + "  ".join(f"{name:>12s}" for name in names) + "   us; best of ours / torch; largest error of ours")
-    own = [n for n in names if n in ("tiles", "dots")]
-    ratios: list[float] = []
+    print("us, the best tenth of bursts (median); the best of ours over the best of torch's, of both; largest error of ours")
+    print(f"{'M x K x N':>16s}  " + "  ".join(f"{name[:18]:>18s}" for name in names))
+    own, others = (names[: names.index("torch")], names[names.index("torch") :])
+    ratios: list[list[float]] = []
     for (m, k, n), f in found.items():
-        best = min(f[name]["us"] for name in own or ["fp32"])
-        theirs = min(f["torch"]["us"], f["torch, fp32 in and out"]["us"])
-        ratios.append(theirs / best)
-        worst = max(f[name]["error"] for name in own or ["fp32"])
-        row = "  ".join(f"{f[name]['us']:12.1f}" for name in names)
-        print(f"{f'{m} x {k} x {n}':>16s}  {row}   {ratios[-1]:.2f}x  {worst:.1e}")
-    print(f"geomean {statistics.geometric_mean(ratios):.2f}x the best of torch's two, worst {min(ratios):.2f}x, {args.threads} thread(s)")
+        ratios.append([min(f[o][way] for o in others) / min(f[o][way] for o in own) for way in ("low", "us")])
+        row = "  ".join(f"{f[name]['low']:8.1f} {f'({f[name][_US]:.1f})':>9s}" for name in names)
+        worst = max(f[name]["error"] for name in own)
+        print(f"{f'{m} x {k} x {n}':>16s}  {row}   {ratios[-1][0]:.2f}x {ratios[-1][1]:.2f}x  {worst:.1e}")
+    low, median = (statistics.geometric_mean(r) for r in zip(*ratios, strict=True))
+    print(f"geomean {low:.2f}x ({median:.2f}x), worst {min(r[0] for r in ratios):.2f}x, {args.threads} thread(s)")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.codec import from_json, to_json
 from hotfuse.lower.contract import lower_contraction
 from hotfuse.lower.lowered import Lowered, PackArgument
-from hotfuse.lower.tiling import core_for
+from hotfuse.lower.tiling import Core, core_for
 from hotfuse.machine import tiles
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.memory import NUMPY
@@ -44,22 +44,21 @@ EVERY = [None, *host_levels()]
 EVERYWHERE = pytest.mark.parametrize("target", EVERY, ids=lambda t: "interpreted" if t is None else t.name)
 
 
-def block(rows: int, columns: int, blocks: int, add: bool) -> Kernel:
+def block(rows: int, columns: int, blocks: int) -> Kernel:
     """The instruction alone, on rows that lie apart and on the second of two panels."""
     b = KernelBuilder("block")
     x = b.input("x", DType.BF16, (rows, 32 * blocks + 32))
     w = b.const("w", DType.BF16, (2, 16 * blocks, columns, 2))
     y = b.output("y", DType.F32, (rows + 1, columns))
     left = b.access(x, (0, 32), 3, axes=(1, 0, 1), step=(32, 1, 1))
-    b.mma_memory(b.access(y, (1, 0), 2), left, b.access(w, (1, 0, 0, 0), 3), rows=rows, columns=columns, blocks=blocks, add=add)
+    b.mma_memory(b.access(y, (1, 0), 2), left, b.access(w, (1, 0, 0, 0), 3), rows=rows, columns=columns, blocks=blocks)
     return b.finish()
 
 
 @levels
 @pytest.mark.parametrize("rows, columns, blocks", [(1, 16, 1), (7, 32, 3), (16, 32, 2), (20, 32, 1), (32, 32, 4), (33, 48, 1)])
-@pytest.mark.parametrize("add", [False, True])
-def test_the_instruction_alone(rows: int, columns: int, blocks: int, add: bool, target: Target) -> None:
-    kernel = block(rows, columns, blocks, add)
+def test_the_instruction_alone(rows: int, columns: int, blocks: int, target: Target) -> None:
+    kernel = block(rows, columns, blocks)
     assert parse_kernel(show(kernel)) == kernel
     rng = np.random.default_rng(rows + blocks)
     x, w, y = (rng.integers(-8, 9, s).astype(t) for s, t in (
@@ -69,7 +68,7 @@ def test_the_instruction_alone(rows: int, columns: int, blocks: int, add: bool, 
     run_native(kernel, {"x": x, "w": w, "y": got}, {}, target)
     want = y.copy()
     right = w[1].astype(np.float64).transpose(0, 2, 1).reshape(-1, columns)
-    want[1:] = x[:, 32:].astype(np.float64) @ right + (y[1:] if add else 0)
+    want[1:] = x[:, 32:].astype(np.float64) @ right
     np.testing.assert_array_equal(got, want)  # whole numbers that every order of adding keeps exact
     meant = y.copy()
     run_interpreted(kernel, {"x": x, "w": w, "y": meant})
@@ -84,19 +83,19 @@ def run_interpreted(kernel: Kernel, arrays: dict[str, np.ndarray]) -> None:
 
 @pytest.mark.parametrize(
     "change, why",
-    [({"columns": 24}, "sixteens"), ({"rows": 0}, "at least 1"), ({"add": 2}, "0 or 1")],
+    [({"columns": 24}, "multiple of 16"), ({"rows": 0}, "multiple of 1"), ({"blocks": -1}, "multiple of 1")],
 )
 def test_what_the_rule_refuses(change: dict[str, int], why: str) -> None:
     b = KernelBuilder("block")
     x, w = b.input("x", DType.BF16, (4, 32)), b.const("w", DType.BF16, (16, 32, 2))
     y = b.output("y", DType.F32, (4, 32))
     places = b.access(y, (0, 0), 2), b.access(x, (0, 0), 3, axes=(1, 0, 1), step=(32, 1, 1)), b.access(w, (0, 0, 0), 3)
-    attrs = {"rows": 4, "columns": 32, "blocks": 1, "add": 0} | change
+    attrs = {"rows": 4, "columns": 32, "blocks": 1} | change
     with pytest.raises(InternalError, match="mma.memory") as e:
         b.effect("mma.memory", *places, **attrs)
     assert why in e.value.because
     with pytest.raises(InternalError) as e:
-        b.effect("mma.memory", places[1], places[0], places[2], rows=4, columns=32, blocks=1, add=0)
+        b.effect("mma.memory", places[1], places[0], places[2], rows=4, columns=32, blocks=1)
     assert "axes" in e.value.because or "holds" in e.value.because
 
 
@@ -137,11 +136,9 @@ def test_products_by_blocks(target: Target | None, m: int, k: int, n: int, symbo
 
 
 @EVERYWHERE
-def test_many_groups_and_parts(target: Target | None) -> None:
-    small = replace(CORE, l1=8 << 10, l2=32 << 10)  # parts of K and groups of rows that a small product has several of
+def test_groups_of_rows(target: Target | None) -> None:
     graph = parse(graph_of("s0", 350, 70))
-    lowered = blocked(lower_contraction(graph, small))
-    assert show(lowered.kernel).count("mma.memory") == 6  # first part, middle ones, last: each in two heights
+    lowered = blocked(lower_contraction(graph, replace(CORE, l2=64 << 10)))  # a cache for 64 rows
     for m in (1, 16, 17, 100, 150):
         values = data(graph, {"s0": m}, seed=m)
         (got,) = run(lowered, graph, values, {"s0": m}, target)
@@ -164,7 +161,7 @@ def test_special_values_stay_in_their_rows(target: Target | None) -> None:
 @EVERYWHERE
 @pytest.mark.parametrize("core", [CORE, replace(CORE, tiles=False)], ids=["blocks", "pairs"])
 @pytest.mark.parametrize("m, k, symbolic", [(0, 37, True), (1, 37, False), (11, 48, False), (21, 33, True)])
-def test_what_is_computed_in_front_ends_where_k_ends(target: Target | None, core, m: int, k: int, symbolic: bool) -> None:
+def test_what_is_computed_in_front_ends_where_k_ends(target: Target | None, core: Core, m: int, k: int, symbolic: bool) -> None:
     rows, n = "s0" if symbolic else str(m), 70  # 0 / 0 is made of numbers that do not exist: none of it may be multiplied
     graph = parse(f"""graph group(%x: f32[{rows}, {k}], %z: f32[{rows}, {k}]) {{
       param %w: f32[{n}, {k}] = "w"
@@ -230,7 +227,7 @@ def test_tiles_of_two_heights_in_one_function_are_refused() -> None:
     y = b.output("y", DType.F32, (32, 32))
     left, right = b.access(x, (0, 0), 3, axes=(1, 0, 1), step=(32, 1, 1)), b.access(w, (0, 0, 0), 3)
     for rows in (32, 5):
-        b.mma_memory(b.access(y, (0, 0), 2), left, right, rows=rows, columns=32, blocks=1, add=False)
+        b.mma_memory(b.access(y, (0, 0), 2), left, right, rows=rows, columns=32, blocks=1)
     with pytest.raises(InternalError, match="16 and of 5 rows"):
         compile_kernel(b.finish(), AMX)
 

@@ -12,11 +12,12 @@ Which of them is best where is a question for `fusion.crossover`, first by predi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hotfuse.analysis.cost import value_bytes
 from hotfuse.analysis.resources import Peaks, roof_seconds, work_of
 from hotfuse.backends.llvm.parallel import WORK_PER_THREAD
+from hotfuse.compile import kinds
 from hotfuse.fusion.crossover import Way
 from hotfuse.ir.dims import Dim, Sym, dims_in, evaluate, symbols
 from hotfuse.ir.graph import Graph, Node, Value, sources
@@ -38,6 +39,10 @@ NARROWER = 0.05
 FAR = 8
 """Where nobody bounds a size, calls are thought to bring up to so many times what was seen, and at least `LEAST_FAR`."""
 LEAST_FAR = 256
+TILE_ROWS, TILE_PACE = 16, 8
+"""Rows of a matrix unit's tile, and how many times faster than vectors it takes each of them."""
+PAIRS_WASTE, PLAIN_WASTE = 0.5, 0.75
+"""How much longer products take without a matrix unit, beside what is predicted for all kinds alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,12 @@ def asked(
             ways.append(
                 Way(FEW, ((bounded(graph, size, few), core),), _read_again(graph, heart, few, sizes, env, peaks))
             )
-        ways += [Way(_cut(c), ((graph, c),), any_waste) for c in others if c != core]
+        ways[0] = replace(ways[0], waste=_both(ways[0].waste, _kind(graph, heart, core, (core, *others), sizes, env, peaks)))
+        ways += [
+            Way(_cut(c), ((graph, c),), _both(any_waste, _kind(graph, heart, c, (core, *others), sizes, env, peaks)))
+            for c in others
+            if c != core
+        ]
     return Question(size, (*ways, Way(LIBRARY, ((graph, None),))), env, tuple(turns))
 
 
@@ -149,8 +159,30 @@ def _sharing(
     return waste
 
 
+def _kind(
+    graph: Graph, heart: Node, core: Core, all_: Sequence[Core], sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]],
+    peaks: Peaks,
+) -> Callable[[int], float]:  # fmt: skip
+    """How much longer products of rounded operands take by instructions other than the best: of a guess, which is measured.
+
+    A matrix unit computes whole tiles of rows, at a fraction of the time that vectors take for each.
+    """
+
+    def waste(n: int) -> float:
+        if all(c.precision == "fp32" for c in all_) or not _constant(graph, heart):
+            return 0.0
+        work = work_of(graph, {**sizes, **env(n)})
+        row = (work.flops or 0) / max(1, n) / peaks.flops_per_s
+        if core.tiles:
+            return row * (-n % TILE_ROWS) / TILE_PACE
+        return row * n * (PAIRS_WASTE if core.precision == "bf16" else PLAIN_WASTE)
+
+    return waste
+
+
 def _cut(core: Core) -> str:
-    return f"cut for {core.registers} registers of {core.lanes}, {core.l2 >> 10} KiB"
+    kind = f", {kinds.name(core)}" if core.precision != "fp32" else ""
+    return f"cut for {core.registers} registers of {core.lanes}, {core.l2 >> 10} KiB{kind}"
 
 
 def _deciding(graph: Graph, heart: Node | None) -> Sym | str:

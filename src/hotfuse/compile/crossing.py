@@ -77,6 +77,8 @@ class Crossing:
     """For tests: instead of running kernels."""
     threads: int = 1
     """That calls have."""
+    also: Sequence[Core] = ()
+    """The same core with other instructions for products."""
     until: float = math.inf
     """When (perf_counter) to build and to measure no more: a plan waits for the answer."""
     kernels: dict[str, Made | None] = field(default_factory=dict[str, "Made | None"])
@@ -87,7 +89,8 @@ class Crossing:
 
     def found(self) -> Found:
         """Predict, build, check, measure, decide."""
-        question = asked(self.graph, self.core, measure.ways(self.core), self.sizes, self.peaks, self.threads)
+        others = (*measure.ways(self.core), *self.also)
+        question = asked(self.graph, self.core, others, self.sizes, self.peaks, self.threads)
         if isinstance(question, str):
             return Found()
         outside = substitute(question.size, self.meaning)

@@ -59,7 +59,7 @@ def attempt(
     steps = quanta(graph, lambda v: float(data[v.name]) if v.name in data and data[v.name].numel() == 1 else None)
     with torch.no_grad():
         for got, want, step in zip(native(*inputs), library(*inputs), steps, strict=True):
-            _agree(got, want, step, BF16_RTOL if _rounded(lowered) else RTOL)
+            agree(got, want, step, BF16_RTOL if rounded(lowered) else RTOL)
         outcome = _timed(native, library, inputs)
     if outcome.kernel_us >= outcome.library_us + allowance_us:
         raise CannotLower(
@@ -112,12 +112,12 @@ def tamed(weight: torch.Tensor) -> torch.Tensor:
     return weight / max(1, weight.shape[-1]) ** 0.5
 
 
-def _rounded(lowered: Lowered) -> bool:
+def rounded(lowered: Lowered) -> bool:
     """Whether a kernel multiplies operands rounded to bf16, which only the user's setting allows."""
     return any(isinstance(a, PackArgument) and a.spec.paired for a in lowered.arguments)
 
 
-def _agree(got: Any, want: Any, step: Quantum = None, rtol: float = RTOL) -> None:
+def agree(got: Any, want: Any, step: Quantum = None, rtol: float = RTOL) -> None:
     """Whether results agree; what comes from rounding may fall to the other side of a tie here and there."""
     if got.dtype != want.dtype or got.shape != want.shape:
         raise InternalError(f"a kernel gives {got.dtype}{list(got.shape)} instead of {want.dtype}{list(want.shape)}")

@@ -24,15 +24,17 @@ from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Objective, Precision
-from hotfuse.compile import growth, recall, trial
+from hotfuse.compile import growth, kinds, recall, trial
 from hotfuse.compile.contest import Contest
 from hotfuse.compile.crossing import BUDGET_S, Crossing, Found
 from hotfuse.compile.host import host_core
 from hotfuse.compile.learned import Foreseen, foresight, notes, refresh
 from hotfuse.compile.measure import Made
 from hotfuse.compile.planning import Gate, adjusted, arranged
+from hotfuse.compile.skipping import Skipping
+from hotfuse.compile.skips import SKIP, Skips
 from hotfuse.compile.stored import text_id, wanted
-from hotfuse.fusion.forecast import Roofline, Trained
+from hotfuse.fusion.forecast import Predictor, Roofline, Trained
 from hotfuse.fusion.groups import Group, group, reordered
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.branches import CAPTURES, branches
@@ -101,6 +103,9 @@ class _Made:
     lowered: Lowered
     compiled: CompiledKernel
     seconds: float
+    core: Core | None = None
+    """What it was cut for, where that is not the bench's own core."""
+    note: str = ""
 
 
 @dataclass(slots=True)
@@ -138,9 +143,12 @@ class Bench:
             lowered = self.lowering(piece)
             if isinstance(lowered, str):
                 raise CannotLower(lowered)
-            return _Made(lowered, compile_kernel(lowered.kernel), time.perf_counter() - start)
+            first = Made(lowered, compile_kernel(lowered.kernel))
+            kind = kinds.chosen(piece.normal, piece.sizes, self.core, first)
+            return _Made(kind.made.lowered, kind.made.compiled, time.perf_counter() - start, kind.core, kind.note)
 
-        return _keep(self.made, piece.text, make, MAX_KEPT)
+        # Where rounding is allowed, sizes decide between kinds of instructions.
+        return _keep(self.made, piece.text if self.core.precision == "fp32" else piece.key, make, MAX_KEPT)
 
 
 _benches: dict[tuple[Precision, bool], Bench] = {}
@@ -280,6 +288,12 @@ def _predicted_us(graph: Graph, groups: Sequence[dict[str, Any]], sizes: Mapping
     return round(total * 1e6, 2)
 
 
+def _predictor() -> Predictor:
+    """The trained model's forecasts, or roofs where no model knows this machine."""
+    ahead = foresight()
+    return Roofline(bench().peaks) if ahead is None else Trained(ahead.predictor)
+
+
 def _on_one_thread(made: _Made) -> _Made:
     """The same kernel without parallel loops; itself where it has none."""
     start = time.perf_counter()
@@ -346,6 +360,9 @@ class _Unit:
         made = bench().kernel(piece)
         if Strategy.THREADS.value in wanted(piece.text):
             made = _on_one_thread(made)
+        skips, notes_on_rows = None, list[str]()
+        if SKIP in wanted(piece.text):
+            made, skips, notes_on_rows = self._skipping(piece, made)
         outcome = trial.attempt(piece.normal, made.lowered, made.compiled, piece.sizes)
         if (kept := notes()) is not None:
             kept.tried(piece.key, piece.normal, piece.sizes, outcome.kernel_us, outcome.library_us)
@@ -365,21 +382,33 @@ class _Unit:
         text = text_id(piece.text)
         found = self._crossing(piece, made)
         about["ways"] = None if found.ways is None else found.ways.to_json()
+        about["skips"] = None if skips is None else skips.to_json()
         also: list[dict[str, Any]] = [
             {**to_json(m.lowered), "ops": piece.ops, "compile_s": round(sum(m.compiled.seconds.values()), 4)} for m in found.made
         ]
-        answer = {"ok": True, "kernel": about, "text": text, "keys": self._keys(), "also": also, "notes": found.notes}
+        answer = {"ok": True, "kernel": about, "text": text, "keys": self._keys(), "also": also,
+                  "notes": [*([made.note] if made.note else ()), *found.notes, *notes_on_rows]}
         return answer, [made.compiled.code, *(m.compiled.code for m in found.made)]
+
+    def _skipping(self, piece: Piece, made: _Made) -> tuple[_Made, Skips | None, list[str]]:
+        """The same product with a side that leaves rows of zeros out, where that pays for some share of them; else why not."""
+        start = time.perf_counter()
+        try:
+            both, skips = Skipping(piece.normal, piece.sizes, bench().core, bench().peaks, _predictor(), self.threads).found()
+        except HotfuseError as e:
+            return made, None, [f"{SKIP}: {e.because or e.what}"]
+        return _Made(both.lowered, both.compiled, made.seconds + time.perf_counter() - start), skips, []
 
     def _crossing(self, piece: Piece, made: _Made) -> Found:
         """Kernels that are better than this one at other sizes."""
         if not self.ways or not piece.meaning:
             return Found()
-        ahead = foresight()
-        predict = Roofline(bench().peaks) if ahead is None else Trained(ahead.predictor)
+        predict = _predictor()
         general = Made(made.lowered, made.compiled)
-        return Crossing(piece.normal, general, piece.sizes, bench().core, bench().peaks, predict, self.uses[0][0].guards,
-                        piece.meaning, threads=self.threads, until=time.perf_counter() + BUDGET_S).found()  # fmt: skip
+        core = made.core or bench().core
+        return Crossing(piece.normal, general, piece.sizes, core, bench().peaks, predict, self.uses[0][0].guards,
+                        piece.meaning, threads=self.threads, until=time.perf_counter() + BUDGET_S,
+                        also=kinds.kinds(bench().core)).found()  # fmt: skip
 
     def _keys(self) -> list[str]:
         """The keys of all uses, where they may differ."""

@@ -1,9 +1,9 @@
 """C[M, N] = finish(A[M, K] @ B[K, N]) for a matrix unit: blocks of up to 32 x 32 sums, from memory to memory (`mma.memory`).
 
-    parallel (group of rows, panel of 32 columns)
-      for part of K                             a part of the panel stays in the nearest cache while the group's rows pass
-        for block of rows: sums[block] (+)= A[block, part] @ B[panel, part]
-      for row of the group: finish(sums[row])
+    parallel (group of rows, panel of 32 columns)   a group of A's rows stays in the second-level cache
+      for block of rows:                            a panel is read from there as well, and the next one fetched meanwhile
+        sums = A[block] @ B[panel]
+        finish(sums), row by row
 
 A is rounded to bf16 beforehand, all rows of it, and laid out block by block: [blocks of rows][K / 32][rows of a block][32], so that
 what one instruction reads lies in one piece. Rows that no block's rows fill are computed and never read; steps that are missing
@@ -27,8 +27,10 @@ COLUMNS = 32
 _TILE = 16
 _MOST = 2 * _TILE
 """Rows of a block: two tiles."""
-_GROUP_ROWS = 256
-"""Most rows whose sums are kept while K is gone through."""
+_LINE = 32
+"""Numbers of a cache line."""
+_FEW = 4
+"""Blocks of rows from which on a panel is worked on long enough for the next one to be fetched meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,8 @@ class Cut:
     """Of a block."""
     group: int
     """Most blocks in a group of rows."""
-    part: int
-    """Blocks of 32 steps that are gone through for all rows of a group before the next ones."""
     steps: int
-    """Blocks of 32 steps in all."""
+    """Blocks of 32 steps."""
 
 
 def fits(core: Core, products: int, together: bool) -> bool:
@@ -51,17 +51,14 @@ def fits(core: Core, products: int, together: bool) -> bool:
 
 
 def cut(core: Core, m: Dim, k: int) -> Cut:
-    """Rows in equal blocks; groups of them that stay in the second-level cache, parts of K that stay in the first-level one."""
+    """Rows in equal blocks, and groups of them that take three quarters of the second-level cache: panels pass through the rest."""
     steps = -(-k // BLOCK_STEPS)
     rows = _MOST
     if isinstance(m, int):
         high = -(-max(m, 1) // max(1, -(-m // _MOST)))
         rows = high if high <= _TILE else high + high % 2
-    kept = core.l2 // 2 // (2 * BLOCK_STEPS * steps)
-    group = max(1, min(_GROUP_ROWS, kept) // rows)
-    parts = -(-steps * COLUMNS * BLOCK_STEPS * 2 // max(1, core.l1 // 2))
-    alone = isinstance(m, int) and m <= rows
-    return Cut(rows, group, steps if alone else -(-steps // max(1, parts)), steps)
+    kept = core.l2 * 3 // 4 // (2 * BLOCK_STEPS * steps)
+    return Cut(rows, max(1, kept // rows), steps)
 
 
 def tiling(core: Core, plain: GemmTiling, how: Cut) -> GemmTiling:
@@ -73,7 +70,7 @@ def tiling(core: Core, plain: GemmTiling, how: Cut) -> GemmTiling:
 def product(b: KernelBuilder, m: Dim, a: Buffer, panels: Buffer, how: Cut, finish: Finish) -> None:
     """Write the loops of a product; `a` is laid out as this file says."""
     many, rows = panels.shape[0], how.rows
-    sums = b.scratch("sums", DType.F32, (how.group * rows, COLUMNS))
+    sums = b.scratch("sums", DType.F32, (rows, COLUMNS))
     with contextlib.ExitStack() as scope:
         count = scope.enter_context(let(b, "blocks", expr("ceildiv", m, rows)))
         share = expr("max", expr("ceildiv", count, how.group), expr("ceildiv", MIN_TASKS, expr("max", 1, many)))
@@ -83,29 +80,26 @@ def product(b: KernelBuilder, m: Dim, a: Buffer, panels: Buffer, how: Cut, finis
         group = expr("//", task, many)
         first = scope.enter_context(let(b, "first", expr("//", expr("*", group, count), groups)))
         end = scope.enter_context(let(b, "end", expr("//", expr("*", expr("+", group, 1), count), groups)))
+        block = scope.enter_context(b.loop("block", first, end)).var
+        _fetch_next(b, panels, panel, how, block, first, end)
+        left = expr("+", m, expr("*", block, -rows))
+        for h, here in _heights(m, rows, left):
+            with b.when(here) if here is not None else contextlib.nullcontext():
+                places = b.access(sums, (0, 0), 2), b.access(a, (block, 0, 0, 0), 3), b.access(panels, (panel, 0, 0, 0), 3)
+                b.mma_memory(*places, rows=h, columns=COLUMNS, blocks=how.steps)
+        row = scope.enter_context(let(b, "row", expr("*", block, rows)))
+        finish(Finished(b, sums, COLUMNS, expr("min", left, rows), row, panel))
 
-        def part(start: Dim, length: int, add: bool) -> None:
-            with b.loop("block", first, end) as block:
-                at = expr("*", expr("+", block.var, expr("*", first, -1)), rows)
-                left = expr("+", m, expr("*", block.var, -rows))
-                for h, here in _heights(m, rows, left):
-                    with b.when(here) if here is not None else contextlib.nullcontext():
-                        b.mma_memory(
-                            b.access(sums, (at, 0), 2), b.access(a, (block.var, start, 0, 0), 3),
-                            b.access(panels, (panel, expr("*", start, BLOCK_STEPS // 2), 0, 0), 3),
-                            rows=h, columns=COLUMNS, blocks=length, add=add,
-                        )  # fmt: skip
 
-        part(0, how.part, add=False)
-        whole = how.steps // how.part * how.part
-        if whole > how.part:
-            with b.loop("part", how.part, whole, how.part) as k:
-                part(k.var, how.part, add=True)
-        if how.steps > whole:
-            part(whole, how.steps - whole, add=True)
-        row = scope.enter_context(let(b, "row", expr("*", first, rows)))
-        present = expr("min", expr("+", m, expr("*", row, -1)), expr("*", expr("+", end, expr("*", first, -1)), rows))
-        finish(Finished(b, sums, COLUMNS, present, row, panel))
+def _fetch_next(b: KernelBuilder, panels: Buffer, panel: Dim, how: Cut, block: Dim, first: Dim, end: Dim) -> None:
+    """This block's share of the next panel's lines, where there are blocks enough to hide the fetching behind."""
+    lines, many = how.steps * COLUMNS, expr("+", end, expr("*", first, -1))
+    if panels.shape[0] == 1 or many in range(_FEW):
+        return
+    nth = expr("+", block, expr("*", first, -1))
+    bounds = [expr("//", expr("*", n, lines), many) for n in (nth, expr("+", nth, 1))]
+    with b.when(expr("<=", _FEW, many)), b.loop("line", *bounds) as line:
+        b.prefetch(panels, (expr("+", panel, 1), 0, 0, expr("*", line.var, _LINE)), level=2)
 
 
 def _heights(m: Dim, rows: int, left: Dim) -> list[tuple[int, Dim | None]]:

@@ -350,9 +350,9 @@ class KernelBuilder:
         """acc + a @ b."""
         return self.emit("mma", acc, a, b)
 
-    def mma_memory(self, c: Access, a: Access, b: Access, *, rows: int, columns: int, blocks: int, add: bool) -> None:
-        """c = a @ b or c + a @ b, in memory: a[blocks, rows, 32], b[16 * blocks, columns, 2]."""
-        self.effect("mma.memory", c, a, b, rows=rows, columns=columns, blocks=blocks, add=int(add))
+    def mma_memory(self, c: Access, a: Access, b: Access, *, rows: int, columns: int, blocks: int) -> None:
+        """c = a @ b in memory: a[blocks, rows, 32], b[16 * blocks, columns, 2]."""
+        self.effect("mma.memory", c, a, b, rows=rows, columns=columns, blocks=blocks)
 
     def iota(self, start: Dim, shape: Sequence[int], axis: int, dtype: DType = DType.I64) -> Tile:
         """start, start + 1, ... along an axis."""

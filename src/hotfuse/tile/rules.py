@@ -371,12 +371,10 @@ def block_extents(attrs: Mapping[str, Attr]) -> tuple[tuple[int, ...], ...]:
 def mma_memory(use: Use) -> tuple[TileType, ...]:
     """Places of fp32 sums and of bf16 operands, all of whose elements exist; nothing comes out."""
     use.arity(3)
-    for name in ("rows", "columns", "blocks", "add"):
+    for name, unit in (("rows", 1), ("columns", BLOCK_COLUMNS), ("blocks", 1)):
         value = use.attrs[name]
-        if not isinstance(value, int) or value < (name != "add"):
-            use.fail(f"{name} {value} is not a number of at least 1")
-    if use.attrs["add"] not in (0, 1) or block_extents(use.attrs)[0][1] % BLOCK_COLUMNS:
-        use.fail(f"add {use.attrs['add']} is not 0 or 1, or {use.attrs['columns']} columns are not whole sixteens")
+        if not isinstance(value, int) or value < 1 or value % unit:
+            use.fail(f"{name} {value} is not a multiple of {unit}")
     for at, (extents, dtype) in enumerate(zip(block_extents(use.attrs), (DType.F32, DType.BF16, DType.BF16), strict=True)):
         buffer, access = use.access(at, len(extents)), use.args[at]
         if buffer.dtype is not dtype:

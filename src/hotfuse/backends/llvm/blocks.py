@@ -61,16 +61,15 @@ def _instructions(stmts: Sequence[Stmt]) -> Iterator[Instr]:
 
 def emit_mma_memory(s: State, instr: Instr) -> None:
     """One block."""
-    attrs = attributes(instr.op, instr.attrs)
-    extents = block_extents(attrs)
+    extents = block_extents(attributes(instr.op, instr.attrs))
     c, a, b = (walk(s, x, e) for x, e in zip(instr.args, extents, strict=True) if isinstance(x, Access))
     if (c.steps[1], a.steps[2], b.steps[1], b.steps[2]) != (4, 2, _PAIR, 2):
         raise InternalError("a block's columns, or the steps of its rows, do not lie side by side", where=s.kernel.name)
     (rows, columns), (blocks, *_), _ = extents
     if has_tiles(s.fn.target) and columns <= 2 * BLOCK_COLUMNS and (rows <= TILE_ROWS or (rows <= 2 * TILE_ROWS and not rows % 2)):
-        _tiles(s, c, a, b, rows, columns // BLOCK_COLUMNS, blocks, bool(attrs["add"]))
+        _tiles(s, c, a, b, rows, columns // BLOCK_COLUMNS, blocks)
     else:
-        _vectors(s, c, a, b, rows, columns, blocks, bool(attrs["add"]))
+        _vectors(s, c, a, b, rows, columns, blocks)
 
 
 def _begin(s: State, w: Walk) -> str:
@@ -97,7 +96,7 @@ def _configured(fn: Fn, high: int) -> None:
     fn.at_exit.append(lambda: fn.call("llvm.x86.tilerelease", "void"))
 
 
-def _tiles(s: State, c: Walk, a: Walk, b: Walk, rows: int, across: int, blocks: int, add: bool) -> None:
+def _tiles(s: State, c: Walk, a: Walk, b: Walk, rows: int, across: int, blocks: int) -> None:
     fn = s.fn
     down = -(-rows // TILE_ROWS)
     high = rows // down
@@ -107,11 +106,6 @@ def _tiles(s: State, c: Walk, a: Walk, b: Walk, rows: int, across: int, blocks: 
     def tile(intrinsic: str, number: int, pointer: str, by: Dim, step: Dim) -> None:
         at = moved(fn, pointer, fn.i64(by))
         fn.call(f"llvm.x86.{intrinsic}", "void", ("i8", str(number)), ("ptr", at), ("i64", fn.i64(step)))
-
-    def every_sum(intrinsic: str) -> None:
-        for i, j in sums:
-            by = expr("+", expr("*", i * high, c.steps[0]), j * _ROW_BYTES)
-            tile(intrinsic, 2 * i + j, _begin(s, c), by, c.steps[0])
 
     def block(at: Sequence[str]) -> list[str]:
         loaded: set[int] = set()
@@ -125,19 +119,18 @@ def _tiles(s: State, c: Walk, a: Walk, b: Walk, rows: int, across: int, blocks: 
         by = (a.steps[0], expr("*", b.steps[0], BLOCK_STEPS // 2))
         return [moved(fn, p, fn.i64(d)) for p, d in zip(at, by, strict=True)]
 
-    if add:
-        every_sum("tileloadd64")
-    else:
-        for i, j in sums:
-            fn.call("llvm.x86.tilezero", "void", ("i8", str(2 * i + j)))
+    for i, j in sums:
+        fn.call("llvm.x86.tilezero", "void", ("i8", str(2 * i + j)))
     _rounds(fn, blocks, [("ptr", _begin(s, a)), ("ptr", _begin(s, b))], block)
-    every_sum("tilestored64")
+    for i, j in sums:
+        by = expr("+", expr("*", i * high, c.steps[0]), j * _ROW_BYTES)
+        tile("tilestored64", 2 * i + j, _begin(s, c), by, c.steps[0])
 
 
 # ---- by vectors ----------------------------------------------------------------------------------------------------------
 
 
-def _vectors(s: State, c: Walk, a: Walk, b: Walk, rows: int, columns: int, blocks: int, add: bool) -> None:
+def _vectors(s: State, c: Walk, a: Walk, b: Walk, rows: int, columns: int, blocks: int) -> None:
     """Row by row: every pair of steps is spread over the columns; bf16 are the upper halves of fp32."""
     fn, widths = s.fn, s.fn.widths(columns)
     starts = [sum(widths[:k]) for k in range(len(widths))]
@@ -168,11 +161,8 @@ def _vectors(s: State, c: Walk, a: Walk, b: Walk, rows: int, columns: int, block
 
     def row(now: Sequence[str]) -> list[str]:
         left, to = now
-        first = [
-            fn.val(f"load {x.ty}, ptr {moved(fn, to, 4 * at)}, align 4") if add else "zeroinitializer"
-            for x, at in zip(chunks, starts, strict=True)
-        ]
-        _, _, *sums = _rounds(fn, blocks, _typed(chunks, [left, _begin(s, b), *first]), block)
+        zeros = ["zeroinitializer"] * len(chunks)
+        _, _, *sums = _rounds(fn, blocks, _typed(chunks, [left, _begin(s, b), *zeros]), block)
         for x, at, total in zip(chunks, starts, sums, strict=True):
             fn.do(f"store {x.ty} {total}, ptr {moved(fn, to, 4 * at)}, align 4")
         return [moved(fn, left, fn.i64(a.steps[1])), moved(fn, to, fn.i64(c.steps[0]))]
