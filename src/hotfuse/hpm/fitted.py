@@ -22,6 +22,8 @@ STEPS = {"exp": 16.0, "sigmoid": 24.0, "tanh": 24.0, "erf": 30.0, "root": 10.0, 
 """Instructions that an element of a function takes, roughly: trees correct what is wrong with it, class by class."""
 LEAST = 20
 """Samples that rates are fitted to; with fewer, the roofline stands in."""
+APART = 500
+"""Samples from which on full and narrower vectors have rates of their own; what fewer say about the difference is chance."""
 TOGETHER = {"broadcast": "pointwise", "reduction": "pointwise"}
 """Families made of the same things share their rates."""
 LOWEST, HIGHEST = 0.3, 200.0
@@ -108,6 +110,7 @@ TERMS = (
     "calls", *(f"call_{n}" for n in ("convolution", "attention", "recurrent", "product", "reduction")),
 )  # fmt: skip
 """Columns of a table of rates, and of amounts."""
+_WIDE, _NARROWER = slice(len(_BY_WIDTH)), slice(len(_BY_WIDTH), 2 * len(_BY_WIDTH))
 Rates = npt.NDArray[np.float64]
 NONE: Rates = np.zeros((len(FAMILIES), len(TERMS)))
 
@@ -121,7 +124,13 @@ def fit(terms: Matrix, family: npt.NDArray[np.int64], seconds: Vector, weight: V
         own = of == one
         if own.sum() >= LEAST:
             root = np.sqrt(weight[own] / weight[own].mean())
-            found[one] = nnls(terms[own] / seconds[own, None] * root[:, None], root, maxiter=60 * len(TERMS))[0]
+            part = terms[own] / seconds[own, None] * root[:, None]
+            if own.sum() < APART:
+                part[:, _WIDE] += part[:, _NARROWER]
+                part[:, _NARROWER] = 0.0
+            found[one] = nnls(part, root, maxiter=60 * len(TERMS))[0]
+            if own.sum() < APART:
+                found[one, _NARROWER] = found[one, _WIDE]
     return found
 
 
