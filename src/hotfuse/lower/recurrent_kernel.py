@@ -4,9 +4,9 @@
       for layer, direction
         state = initial state
         for chunk of time steps                 what a chunk needs stays in the second-level cache
-          xs = the chunk's inputs               in the order in which they are taken, so a direction is only an order
-          gx = xs @ Wi + biases                 all steps of the chunk at once
-          for step
+          gx = x @ Wi + biases                  all steps of the chunk at once; a step's rows must lie behind those of the step
+                                                before: else the chunk's inputs are copied first
+          for step                              forwards or backwards
             for panel                           the same units of every gate side by side
               for tile of rows                  few enough that their gates fit the registers
                 sums = h @ Wh
@@ -78,10 +78,11 @@ class _Writer:
         self.heights = self._heights()
         self.chunk = self._chunk(core)
         taken = job.steps if isinstance(job.steps, int) and job.steps < self.chunk else self.chunk
-        wide = max(w.inputs for w in job.weights)
+        self.row_step = self._row_step()
+        """How far apart rows of inputs lie where those of all steps can be read in place, else 0."""
         most = expr("max", 1, expr("*", taken, self.rows))
         memory = b.shared if self.by_panel else b.scratch
-        self.xs = memory("xs", f32, (most, _up(wide, t.lanes)))
+        self.xs = None if self.row_step else memory("xs", f32, (most, _up(job.weights[0].inputs, t.lanes)))
         self.gx = memory("gx", f32, (most, self.panels * t.nr))
         units = self.panels * t.lanes
         self.h = memory("h", f32, (2, self.rows, units))
@@ -113,6 +114,16 @@ class _Writer:
             return tuple(range(tallest, 0, -1))
         blocks = balance(self.job.batch, tallest)
         return (blocks.rows + 1, blocks.rows) if blocks.extra else (blocks.rows,)
+
+    def _row_step(self) -> int:
+        """What lies between rows of inputs, if between all of them lies the same: one block, rows in the order of steps."""
+        job, x = self.job, self.job.x
+        if not x.flat or not isinstance(job.batch, int) or not 1 <= job.batch <= self.limit:
+            return 0
+        time, row = x.strides[:2] if not job.batch_first else x.strides[1::-1]
+        step = time if job.batch == 1 else row
+        dense = isinstance(step, int) and x.strides[2] == 1 and time == job.batch * step
+        return step if dense and isinstance(step, int) else 0
 
     def _chunk(self, core: Core) -> int:
         """Steps of a chunk: a quarter of the second-level cache for their gates, and whole register tiles of rows."""
@@ -160,16 +171,15 @@ class _Writer:
         b, job, weights = self.b, self.job, self.job.weights[at]
         self.begin(at)
         with self.chunks() as (start, steps):
-
-            def time(s: Dim) -> Dim:
-                taken = expr("+", start, s)
-                return expr("+", job.steps, -1, expr("*", taken, -1)) if direction else taken
-
-            self.copy(layer, weights.inputs, steps, time)
-            self.project(weights, steps)
-            with b.loop("s", 0, steps) as s, let(b, "time", time(s.var)) as now:
-                parity = expr("%", expr("+", start, s.var), 2)
-                self.step(layer, direction, weights, s.var, now, parity)
+            earliest = expr("+", job.steps, expr("*", start, -1), expr("*", steps, -1)) if direction else start
+            with let(b, "earliest", earliest) as earliest:
+                rows = self.inputs(layer, weights.inputs, earliest, steps)
+                self.project(weights, rows, steps)
+                with b.loop("s", 0, steps) as s:
+                    nth = expr("+", steps, -1, expr("*", s.var, -1)) if direction else s.var
+                    parity = expr("%", expr("+", start, s.var), 2)
+                    with let(b, "nth", nth) as nth, let(b, "time", expr("+", earliest, nth)) as now:
+                        self.step(layer, direction, weights, nth, now, parity)
         self.end(at)
 
     @contextlib.contextmanager
@@ -229,22 +239,36 @@ class _Writer:
     def _sequence_at(self, time: Dim, row: Dim, element: Dim) -> tuple[Dim, Dim, Dim]:
         return (row, time, element) if self.job.batch_first else (time, row, element)
 
-    def copy(self, layer: int, inputs: int, steps: Dim, time: Callable[[Dim], Dim]) -> None:
+    def inputs(self, layer: int, inputs: int, earliest: Dim, steps: Dim) -> Callable[[Dim, Dim, int], Tile]:
+        """A column of rows of the chunk, rows being counted from its earliest step on: where they are, or from a copy."""
+        b, before = self.b, expr("*", earliest, self.height)
+        if layer > 0:
+            ys = self.ys[(layer - 1) % 2]
+            return lambda row, k, rows: b.load(ys, (expr("+", before, row), k), (rows, 1))
+        if self.xs is None:
+            x, apart = self.job.x.buffer, self.row_step
+
+            def column(row: Dim, k: Dim, rows: int) -> Tile:
+                at = expr("+", expr("*", expr("+", before, row), apart), k)
+                return b.load(x, (at,), (rows, 1), axes=(0, 0), step=(apart, 1))
+
+            return column
+        xs = self.xs
+        self.copy(xs, inputs, earliest, steps)
+        return lambda row, k, rows: b.load(xs, (row, k), (rows, 1))
+
+    def copy(self, xs: Buffer, inputs: int, earliest: Dim, steps: Dim) -> None:
         """The chunk's inputs, step by step, row by row."""
         b, lanes = self.b, self.tiling.lanes
         with (
             b.loop("s", 0, steps) as s,
-            let(b, "time", time(s.var)) as now,
             b.loop("r", 0, self.height) as r,
             b.loop("k", 0, inputs, lanes) as k,
         ):
             left = None if inputs % lanes == 0 else remaining(inputs, k.var)
-            if layer == 0:
-                where = self._sequence_at(now, expr("+", self.row, r.var), k.var)
-                tile = read(b, self.job.x, where, (2,), (lanes,), (left,))
-            else:
-                tile = b.load(self.ys[(layer - 1) % 2], (self._nth(now, r.var), k.var), (lanes,), valid=(left,))
-            b.store(self.xs, (self._nth(s.var, r.var), k.var), tile)
+            where = self._sequence_at(expr("+", earliest, s.var), expr("+", self.row, r.var), k.var)
+            tile = read(b, self.job.x, where, (2,), (lanes,), (left,))
+            b.store(xs, (self._nth(s.var, r.var), k.var), tile)
 
     def _nth(self, step: Dim, row: Dim) -> Dim:
         """The place of a step's row where all rows of a step lie behind each other."""
@@ -252,11 +276,11 @@ class _Writer:
 
     # -- products
 
-    def project(self, weights: Weights, steps: Dim) -> None:
+    def project(self, weights: Weights, rows: Callable[[Dim, Dim, int], Tile], steps: Dim) -> None:
         """What the inputs give to the gates, for all steps of the chunk."""
         b, t = self.b, self.tiling
         m = expr("*", steps, self.height)
-        p = Product(lambda row, k, h: b.load(self.xs, (row, k), (h, 1)), weights.wi, m, weights.inputs, self.panels, t)
+        p = Product(rows, weights.wi, m, weights.inputs, self.panels, t)
         biases = [weights.bi, weights.bh] if self.job.cell == "lstm" else [weights.bi]
         with self.each_panel(self.shares_steps or weights.inputs >= WIDE * self.job.hidden) as panel:
             bias = self._bias(biases, panel)
@@ -314,8 +338,8 @@ class _Writer:
                     tile(row.var, height)
                 begin = end
 
-    def step(self, layer: int, direction: int, weights: Weights, s: Dim, time: Dim, parity: Dim) -> None:
-        """One time step of the block."""
+    def step(self, layer: int, direction: int, weights: Weights, nth: Dim, time: Dim, parity: Dim) -> None:
+        """One time step of the block, the nth of its chunk."""
         b, t, hidden = self.b, self.tiling, self.job.hidden
 
         def lhs(row: Dim, k: Dim, rows: int) -> Tile:
@@ -327,7 +351,7 @@ class _Writer:
 
             def finish(tile: Tile, row: Dim) -> None:
                 rows = tile.type.shape[0]
-                gx = b.load(self.gx, (self._nth(s, row), expr("*", panel, t.nr)), (rows, t.nr))
+                gx = b.load(self.gx, (self._nth(nth, row), expr("*", panel, t.nr)), (rows, t.nr))
                 new = self.cell(gx, tile if bias is None else b.map("add", tile, bias), row, panel, parity)
                 self.hand_on(layer, direction, time, row, panel, new)
 
