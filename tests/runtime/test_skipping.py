@@ -1,0 +1,225 @@
+"""Rows of zeros in what calls bring, from the public face: found, built, proven, raced, counted, given up, taken up again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse
+import hotfuse.runtime.improve as improve_module
+from hotfuse import Settings
+from hotfuse.backends.llvm.dials import Dial
+from hotfuse.base.events import Action, Why
+from hotfuse.compile import recall
+from hotfuse.compile.skipping import Skipping
+from hotfuse.compile.skips import SKIP
+from hotfuse.compile.trial import Outcome
+from hotfuse.lower.skipping import NEVER
+from hotfuse.profile.snapshot import GraphSeen, Share, ValueSeen
+from hotfuse.runtime.examine import Examiner
+from hotfuse.runtime.race import Trial
+from hotfuse.runtime.site import Entry
+from hotfuse.runtime.skipping import ENOUGH, FEWEST, Sides, all_finite, suspected
+from hotfuse.runtime.watcher import Watcher
+
+INLINE = Settings(capture="inline", hot_calls=2)
+NOTHING = Share(30, 0.0, 0.0, ())
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(48, 160), nn.Linear(160, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+def seen(zero_rows: float, samples: int = FEWEST) -> GraphSeen:
+    value = ValueSeen(1, 30, 0, (4, 4), NOTHING, replace(NOTHING, mean=zero_rows), NOTHING, NOTHING, NOTHING, NOTHING, NOTHING,
+                      0.0, 1.0, 1.0)  # fmt: skip
+    return GraphSeen(1, samples, (), (value,), (), (), (), (), 0)
+
+
+@pytest.fixture
+def traffic(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """What sampled calls are said to show; whether plans are faster is settled, a clock decides nothing here."""
+    shown = {"zero rows": 0.0}
+    monkeypatch.setattr(recall, "_recalls", {})
+    monkeypatch.setattr(Examiner, "raced", lambda *_a: None)
+    monkeypatch.setattr(Examiner, "look", lambda *_a: None)
+    monkeypatch.setattr(Watcher, "seen", lambda *_a: seen(shown["zero rows"]))
+    monkeypatch.setattr("hotfuse.compile.trial._timed", lambda *_: Outcome(1.0, 2.0))
+    monkeypatch.setattr(Skipping, "_timed", lambda *_a: lambda s: (1e-4, 1.2e-4 - 1e-7 * s))
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
+    return shown
+
+
+def padded(share: float, seed: int = 0, rows: int = 40) -> torch.Tensor:
+    x = torch.randn(5, rows, 48, generator=torch.Generator().manual_seed(seed))
+    x[:, round(rows * (1 - share)) :] = 0
+    return x
+
+
+def entry_of(fast: hotfuse.api.Jit) -> Entry:
+    (site,) = fast._engine.sites.values()  # pyright: ignore[reportPrivateUsage]
+    return site.entries[0]
+
+
+def decided(fast: hotfuse.api.Jit, action: Action) -> list[dict[str, Any]]:
+    log = fast._engine.log  # pyright: ignore[reportPrivateUsage]
+    return [dict(d.evidence) | {"why": d.why} for d in log.decisions if d.action is action and d.evidence.get("what") == SKIP]
+
+
+def served(fast: hotfuse.api.Jit, x: torch.Tensor, until: Any, most: int = 4000) -> None:
+    for _ in range(most):
+        fast(x)
+        if until():
+            return
+    raise AssertionError(str(fast.explain())[-6000:])
+
+
+def test_traffic_becomes_sparse_dense_and_sparse_again(traffic: dict[str, float]) -> None:
+    model = Deep().eval()
+    sparse, dense = padded(0.6), padded(0.0, seed=1)
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        want = {id(x): model.double()(x.double()).float() for x in (sparse, dense)}
+        model.float()
+
+        def right(x: torch.Tensor) -> None:
+            assert (fast(x) - want[id(x)]).abs().max() < 1e-4
+
+        fast(dense)
+        served(fast, dense, lambda: entry_of(fast).plan.tier == 1)
+        served(fast, sparse, lambda: entry_of(fast).samples.taken >= 40)
+        assert entry_of(fast).plan.sides is None, "nobody was told of zeros"
+
+        traffic["zero rows"] = 0.6
+        served(fast, sparse, lambda: entry_of(fast).plan.sides is not None)
+        plan, sides = entry_of(fast).plan, entry_of(fast).plan.sides
+        assert sides is not None and plan.tier == 2 and plan.attempt == SKIP and len(sides.dials) == 1
+        (begun,) = decided(fast, Action.SPECIALIZE)
+        assert begun["products"] == 1, "the second product's rows are never zero: there is a bias"
+        before = sides.counts()
+        right(sparse)
+        right(dense)
+        after = sides.counts()
+        assert after["calls_skipping_rows"] == before["calls_skipping_rows"] + 1
+        assert after["calls_with_all_rows"] == before["calls_with_all_rows"] + 1
+        text = str(fast.explain())
+        assert "rows of zeros: skipped from" in text and "calls skipping rows" in text
+
+        traffic["zero rows"] = 0.0
+        served(fast, dense, lambda: not sides.dials[0].on, ENOUGH * 80)
+        (gone,) = decided(fast, Action.DROP)
+        assert gone["why"] is Why.RARE and entry_of(fast).plan is plan
+        before = sides.counts()
+        right(sparse)
+        right(dense)
+        counts = sides.counts()
+        assert counts["calls_skipping_rows"] == before["calls_skipping_rows"] and counts["products_not_looking"] == 1
+
+        traffic["zero rows"] = 0.6
+        served(fast, sparse, lambda: sides.dials[0].on, ENOUGH * 200)
+        before = sides.counts()
+        right(sparse)
+        assert sides.counts()["calls_skipping_rows"] == before["calls_skipping_rows"] + 1
+        assert fast.stats()["calls"] > 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "because"),
+    [
+        (None, "0.0% of a product's rows are zero at most"),
+        (float("inf"), "no product has finite constant weights"),
+        (float("nan"), "no product has finite constant weights"),
+    ],
+)
+def test_what_is_not_offered_says_why(traffic: dict[str, float], spoil: float | None, because: str) -> None:
+    model = nn.Sequential(nn.Linear(48, 64), nn.GELU()).eval()
+    x = padded(0.0 if spoil is None else 0.5)
+    with torch.no_grad():
+        if spoil is not None:
+            model[0].weight[3, 5] = spoil  # type: ignore[index]
+        want = model(x)
+        with hotfuse.jit(model, settings=INLINE) as fast:
+            fast(x)
+            served(fast, x, lambda: entry_of(fast).plan.tier == 1)
+            traffic["zero rows"] = 0.5
+            served(fast, x, lambda: SKIP in entry_of(fast).refused)
+            assert entry_of(fast).refused[SKIP] == because and entry_of(fast).plan.sides is None
+            assert because in str(fast.explain())
+            got, finite = fast(x), torch.isfinite(want)
+            assert torch.equal(torch.isfinite(got), finite) and (got - want)[finite].abs().max() < 1e-4
+
+
+def test_what_loses_its_race_is_not_tried_again(traffic: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Deep().eval(), padded(0.5)
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        fast(x)
+        served(fast, x, lambda: entry_of(fast).plan.tier == 1)
+        monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(50.0, 100.0, 9, False))
+        traffic["zero rows"] = 0.5
+        served(fast, x, lambda: SKIP in entry_of(fast).refused)
+        assert "100.0 us instead of 50.0" in entry_of(fast).refused[SKIP] and entry_of(fast).plan.sides is None
+
+
+def test_changed_weights_withdraw_it(traffic: dict[str, float]) -> None:
+    model, x = Deep().eval(), padded(0.5)
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        fast(x)
+        served(fast, x, lambda: entry_of(fast).plan.tier == 1)
+        traffic["zero rows"] = 0.5
+        served(fast, x, lambda: entry_of(fast).plan.sides is not None)
+        model.up.weight[0, 0] = float("inf")  # zero times this is no number
+        assert torch.isnan(fast(x)).any() and torch.equal(torch.isnan(fast(x)), torch.isnan(model(x)))
+
+
+# --- the parts
+
+
+def test_zeros_are_suspected_after_enough_samples() -> None:
+    assert not suspected(None) and not suspected(seen(0.0)) and not suspected(seen(0.5, FEWEST - 1))
+    assert suspected(seen(0.5)) and not suspected(seen(0.05))
+
+
+def test_sides_are_given_up_and_taken_up_more_and_more_seldom() -> None:
+    dial = Dial((300, 0, 0))
+    sides = Sides([dial])
+    words = dial._words  # pyright: ignore[reportPrivateUsage]
+
+    def waits() -> int:
+        n = 1
+        while not sides.may_look_again():
+            n += 1
+        return n
+
+    words[2] = ENOUGH - 1
+    assert sides.one_sided() == 0 and dial.on
+    words[1] += 1  # one call left rows out: counting begins anew
+    words[2] += 1
+    assert sides.one_sided() == 0
+    words[2] += ENOUGH - 1
+    assert sides.one_sided() == 0
+    words[2] += 1
+    assert sides.one_sided() == 1 and dial.limit == NEVER and sides.one_sided() == 0
+    assert sides.counts() == {"calls_skipping_rows": 1, "calls_with_all_rows": words[2], "products_not_looking": 1}
+    assert waits() == ENOUGH and sides.look_again() == 1 and dial.limit == 300
+    assert not sides.may_look_again(), "it looks"
+    words[2] += ENOUGH
+    assert sides.one_sided() == 1
+    assert waits() == 2 * ENOUGH, "in vain: the next time takes longer"
+    sides.look_again()
+    words[1] += 1
+    assert sides.one_sided() == 0
+    words[2] += ENOUGH
+    assert sides.one_sided() == 1 and waits() == ENOUGH, "that was not in vain"
+
+
+def test_finite_weights() -> None:
+    assert all_finite({"a": torch.ones(3), "b": torch.tensor([1, 2])})
+    assert not all_finite({"a": torch.tensor([1.0, float("nan")])})
