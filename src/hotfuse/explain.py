@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ class Explanation:
         return "\n".join(_lines(self._data))
 
 
-def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None) -> Explanation:
-    """What an engine runs now and every decision that led there."""
+def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None, unprepared: Sequence[str] = ()) -> Explanation:
+    """What an engine runs now and every decision that led there; `unprepared`: what of a file could not be computed ahead."""
     sites: list[dict[str, Any]] = []
     for site in list(engine.sites.values()):
         refused = [g.refused for g in site.groups.values() if g.refused]
@@ -72,6 +73,7 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None) -> E
             "counts": engine.counts(),
             "sites": sites,
             "fallbacks": dict(fallbacks or {}),
+            "unprepared": list(unprepared),
             "watching": engine.watcher.text(),
             "idle": engine.recorder.idle(),
             "workers": {k: v for k, v in counters().items() if k in WORKERS},
@@ -241,6 +243,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
             out += ["  stays in the model's own code:"] + ["    " + line for line in reason.splitlines()]
     for name, n in data["fallbacks"].items():
         out.append(f"fallback {name}: {n}")
+    out += [f"constants not prepared: {why}" for why in data.get("unprepared", ())]
     out += data["watching"].splitlines()
     out.append("idle time: " + ", ".join(f"{v}" if k == "state" else f"{k} {v}" for k, v in data["idle"].items()
                                          if v not in (None, "", 0)))
@@ -282,6 +285,7 @@ def _page(data: dict[str, Any]) -> str:
             parts.append(f"<p>stays in the model's own code:</p><pre>{html.escape(reason)}</pre>")
     if data["fallbacks"]:
         parts.append("<h2>fallbacks</h2>" + _table(["operator", "calls"], [[k, v] for k, v in data["fallbacks"].items()]))
+    parts += [f"<p>constants not prepared: {html.escape(why)}</p>" for why in data.get("unprepared", ())]
     rows = [[f"{d['at']:.3f}", d["action"], d["why"], ", ".join(f"{k}={v}" for k, v in d["evidence"].items())]
             for d in data["decisions"]]
     parts.append("<h2>decisions</h2>" + _table(["seconds", "action", "why", "evidence"], rows))

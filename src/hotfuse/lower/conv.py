@@ -40,7 +40,7 @@ from hotfuse.lower.quant import bytes_taken
 from hotfuse.lower.tiling import Core
 from hotfuse.lower.views import is_move, shape_of
 from hotfuse.tile.build import KernelBuilder
-from hotfuse.tile.program import Buffer, BufferKind, Tile
+from hotfuse.tile.program import OWN, Buffer, BufferKind, Tile
 
 _MOST_OWN = 14
 """Most pixels of a depthwise register tile."""
@@ -251,7 +251,7 @@ class _Group:
         kernel, memory = self.builder.finish(), self.memory
         buffers: dict[str, BufferArgument | PackArgument] = {a.buffer: a for a in memory.arguments}
         buffers[packed.name] = PackArgument(packed.name, spec)
-        given = [buffers[b.name] for b in kernel.buffers if b.kind is not BufferKind.SCRATCH]
+        given = [buffers[b.name] for b in kernel.buffers if b.kind not in OWN]
         sizes = [SymbolArgument(s, s) for s in kernel.sizes]
         return Lowered(kernel, (*given, *sizes), tuple(self._written(v) for v in dict.fromkeys(output_values(self.original))))
 

@@ -295,7 +295,7 @@ class InferenceSession:
 
     def explain(self) -> Explanation:
         """What runs now and why, ignored options included."""
-        return explain_engine(self._engine, dict(self._fallbacks()))
+        return explain_engine(self._engine, dict(self._fallbacks()), self._module.unprepared)
 
     def _fell_back(self, op: str) -> None:
         """Said once per operator; `stats()` and `explain()` count every run."""
