@@ -53,8 +53,9 @@ def row_wise(node: Node, rows: int) -> bool:
         return all(_aligned(v, out, rows) for v in node.ins)
     if name in _LINEAR:
         x = node.args[1] if name == "aten.addmm" else first
-        others = [v for v in node.ins if v is not x]
-        return isinstance(x, Value) and rows_of(x) == rows and all(rows_of(v) != rows or v.type != x.type for v in others)
+        if name == "aten.addmm" and rows_of(first) == rows:
+            return False  # what is added has rows of its own, and operands besides the first are taken whole
+        return isinstance(x, Value) and rows_of(x) == rows
     if name in _LAST_DIMS:
         return rows_of(first) == rows and len(out.shape) > len(node.args[1]) if isinstance(node.args[1], tuple) else False
     if "softmax" in name:
@@ -84,7 +85,10 @@ def tiled(index: Index, first: Sequence[int], second: Sequence[int], kinds: tupl
     blocks = -(-rows // block)
     if not 2 <= blocks <= MAX_BLOCKS:
         return f"{rows} rows in blocks of {block} are {blocks} blocks, not 2 to {MAX_BLOCKS}"
-    weights = set(index.params) | {v.name for i in nodes for v in _whole(graph.nodes[i])}
+    whole = {v.name for i in nodes for v in _whole(graph.nodes[i])}
+    if both := whole & _by_rows(graph, nodes, rows):
+        return f"%{min(both)} is read whole, and row by row"
+    weights = set(index.params) | whole
     sliced = [v for v in index.entering(nodes) if rows_of(v) == rows and v.name not in weights]
     if not sliced:
         return "nothing they read has rows"
@@ -185,9 +189,20 @@ def _whole(node: Node) -> list[Value]:
     """Operands that have no rows of the result: weights."""
     name = packet(node.op)
     if name in _LINEAR:
-        x = node.args[1] if name == "aten.addmm" else node.args[0]
-        return [v for v in node.ins if v is not x]
+        at = 1 if name == "aten.addmm" else 0
+        return [a for i, a in enumerate(node.args) if i != at and isinstance(a, Value)]
     return [v for v in node.ins[1:]] if name in _LAST_DIMS else []
+
+
+def _by_rows(graph: Graph, nodes: Sequence[int], rows: int) -> set[str]:
+    """Values of which a block sees its own rows only: what it computes, and operands that are not whole."""
+    found = {v.name for i in nodes for v in graph.nodes[i].outs}
+    for i in nodes:
+        whole = {v.name for v in _whole(graph.nodes[i])}
+        found |= {v.name for v in graph.nodes[i].ins if rows_of(v) == rows and v.name not in whole}
+        x = graph.nodes[i].args[1 if packet(graph.nodes[i].op) == "aten.addmm" else 0]
+        found |= {x.name} if isinstance(x, Value) else set()
+    return found
 
 
 def _part(v: Value, block: int, rows: int) -> Value:
