@@ -167,6 +167,7 @@ def test_as_a_user_asks_for_it(precision: str) -> None:
     assert error < (BF16_RTOL if precision == "bf16" else 1e-5)
     if precision == "bf16" and "avx512bf16" in usable_features():
         assert error > 1e-5, "nothing was rounded"
+        assert "by pairs of bf16 " in str(fast.explain()) and "in fp32 " in str(fast.explain())
 
 
 def test_an_unknown_precision_is_refused() -> None:

@@ -138,7 +138,7 @@ def test_products_by_blocks(target: Target | None, m: int, k: int, n: int, symbo
 @EVERYWHERE
 def test_groups_of_rows(target: Target | None) -> None:
     graph = parse(graph_of("s0", 350, 70))
-    lowered = blocked(lower_contraction(graph, replace(CORE, l2=64 << 10)))  # a cache for 64 rows
+    lowered = blocked(lower_contraction(graph, replace(CORE, l2=128 << 10)))  # a cache for 64 rows
     for m in (1, 16, 17, 100, 150):
         values = data(graph, {"s0": m}, seed=m)
         (got,) = run(lowered, graph, values, {"s0": m}, target)

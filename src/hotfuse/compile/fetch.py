@@ -132,7 +132,7 @@ def kernel_from_json(data: dict[str, Any], code: bytes) -> KernelCode:
     said = "" if us is None else f"predicted {us:.1f} us, "
     by = f" ({data['multiplies']})" if data.get("multiplies") else ""
     about = f"{lowered.kernel.name}{by}: {said}{data['kernel_us']:.1f} us in the worker, the library {data['library_us']:.1f} us"
-    more = [str(m) for m in (ways, Skips.from_json(data.get("skips"))) if m is not None]
+    more = [str(m) for m in (data.get("kinds") or None, ways, Skips.from_json(data.get("skips"))) if m is not None]
     return KernelCode(lowered, code, "; ".join([about, *more]), ways, us)
 
 

@@ -375,7 +375,7 @@ class _Unit:
                    vectors=vectors_at_once(kernel, bench().core.lanes * 4),
                    parallel=parallel_iterations(kernel, piece.sizes))
         about = {**to_json(made.lowered), "ops": piece.ops, "compile_s": round(made.seconds, 4),
-                 "multiplies": made.compiled.multiplies,
+                 "multiplies": made.compiled.multiplies, "kinds": made.note,
                  "kernel_us": round(outcome.kernel_us, 1), "library_us": round(outcome.library_us, 1), "use": use.to_dict()}
         if (seen := foreseen(piece)) is not None:
             about["predicted_us"] = round(seen.kernel_s * 1e6, 2)
@@ -387,7 +387,7 @@ class _Unit:
             {**to_json(m.lowered), "ops": piece.ops, "compile_s": round(sum(m.compiled.seconds.values()), 4)} for m in found.made
         ]
         answer = {"ok": True, "kernel": about, "text": text, "keys": self._keys(), "also": also,
-                  "notes": [*([made.note] if made.note else ()), *found.notes, *notes_on_rows]}
+                  "notes": [*found.notes, *notes_on_rows]}
         return answer, [made.compiled.code, *(m.compiled.code for m in found.made)]
 
     def _skipping(self, piece: Piece, made: _Made) -> tuple[_Made, Skips | None, list[str]]:

@@ -29,7 +29,7 @@ _MOST = 2 * _TILE
 """Rows of a block: two tiles."""
 _LINE = 32
 """Numbers of a cache line."""
-_FEW = 4
+_FEW = 8
 """Blocks of rows from which on a panel is worked on long enough for the next one to be fetched meanwhile."""
 
 
@@ -51,13 +51,13 @@ def fits(core: Core, products: int, together: bool) -> bool:
 
 
 def cut(core: Core, m: Dim, k: int) -> Cut:
-    """Rows in equal blocks, and groups of them that take three quarters of the second-level cache: panels pass through the rest."""
+    """Rows in equal blocks, and groups of them that take three eighths of the second-level cache: panels pass through the rest."""
     steps = -(-k // BLOCK_STEPS)
     rows = _MOST
     if isinstance(m, int):
         high = -(-max(m, 1) // max(1, -(-m // _MOST)))
         rows = high if high <= _TILE else high + high % 2
-    kept = core.l2 * 3 // 4 // (2 * BLOCK_STEPS * steps)
+    kept = core.l2 * 3 // 8 // (2 * BLOCK_STEPS * steps)
     return Cut(rows, max(1, kept // rows), steps)
 
 
