@@ -12,7 +12,7 @@ from hotfuse.tile.program import Instr, Kernel, Loop, LoopKind, Stmt, Tile
 
 def vectors_at_once(kernel: Kernel, vector_bytes: int) -> int:
     """The most vector registers that tiles alive at one point fill; more than the machine has means spilling."""
-    return _peak(kernel.body, set(), set(), vector_bytes)
+    return _peak(kernel.body, set(), set(), vector_bytes, {})
 
 
 def parallel_iterations(kernel: Kernel, sizes: Mapping[str, int]) -> int:
@@ -48,25 +48,26 @@ def _fill(tiles: set[Tile], vector_bytes: int) -> int:
     return total
 
 
-def _peak(body: Sequence[Stmt], before: set[Tile], after: set[Tile], vector_bytes: int) -> int:
+def _peak(body: Sequence[Stmt], before: set[Tile], after: set[Tile], vector_bytes: int, known: dict[int, set[Tile]]) -> int:
     """The peak inside a block that begins with some tiles alive and needs some behind it.
 
-    A result may take the registers of an operand that is not needed any more, as accumulators do.
+    A result may take the registers of an operand that is not needed any more, as accumulators do. What blocks read is `known` after
+    it was found once: every level around them asks again.
     """
-    last: dict[Tile, int] = {t: i for i, stmt in enumerate(body) for t in _read(stmt)}
+    last: dict[Tile, int] = {t: i for i, stmt in enumerate(body) for t in _read(stmt, known)}
     live = set(before)
     most = _fill(live, vector_bytes)
     for i, stmt in enumerate(body):
         dying = {t for t in live if last.get(t, -1) <= i} - after
         if not isinstance(stmt, Instr):
-            outside = _read(stmt)
+            outside = _read(stmt, known)
             if isinstance(stmt, Loop):
                 first = {t for _, t in stmt.carried}
                 again = outside - first  # what every iteration reads
-                inner = _peak(stmt.body, {t for t, _ in stmt.carried} | again, set(stmt.yields) | again, vector_bytes)
+                inner = _peak(stmt.body, {t for t, _ in stmt.carried} | again, set(stmt.yields) | again, vector_bytes, known)
                 through = live - again - (first & dying)
             else:
-                inner = _peak(stmt.body, outside, outside - dying, vector_bytes)
+                inner = _peak(stmt.body, outside, outside - dying, vector_bytes, known)
                 through = live - outside
             most = max(most, _fill(through, vector_bytes) + inner)
         live = (live - dying) | {t for t in _made(stmt) if last.get(t, -1) > i or t in after}
@@ -78,14 +79,17 @@ def _made(stmt: Stmt) -> tuple[Tile, ...]:
     return stmt.outs if isinstance(stmt, Instr | Loop) else ()
 
 
-def _read(stmt: Stmt) -> set[Tile]:
-    """Tiles that a statement needs from outside itself."""
+def _read(stmt: Stmt, known: dict[int, set[Tile]]) -> set[Tile]:
+    """Tiles that a statement needs from outside itself; the set is shared, and not to be changed."""
     if isinstance(stmt, Instr):
         return {a for a in stmt.args if isinstance(a, Tile)}
+    if id(stmt) in known:
+        return known[id(stmt)]
     found: set[Tile] = set(stmt.yields) if isinstance(stmt, Loop) else set()
     inside: set[Tile] = {inner for inner, _ in stmt.carried} if isinstance(stmt, Loop) else set()
     for part in stmt.body:
-        found |= _read(part)
+        found |= _read(part, known)
         inside.update(_made(part))
     found -= inside
-    return found | {first for _, first in stmt.carried} if isinstance(stmt, Loop) else found
+    known[id(stmt)] = found | {first for _, first in stmt.carried} if isinstance(stmt, Loop) else found
+    return known[id(stmt)]

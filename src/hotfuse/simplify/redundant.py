@@ -7,9 +7,10 @@
 
 from __future__ import annotations
 
-from hotfuse.ir.graph import Arg, Node
+from hotfuse.ir.graph import Arg, Node, Token, Value
 from hotfuse.ir.rewrite import Context, Replacement, Rule
-from hotfuse.ir.types import ScalarKind, ScalarType
+from hotfuse.ir.types import ScalarKind, ScalarType, TensorType
+from hotfuse.ops.schema import argument
 from hotfuse.simplify.facts import binds_symbols, escapes, is_pure, mutates
 
 _NOTE = "one node less"
@@ -60,9 +61,26 @@ def _dead(node: Node, context: Context) -> Replacement | None:
     return Replacement()
 
 
+def _proven(node: Node, _context: Context) -> Replacement | None:
+    """A check of an element type and a device that the tensor's type has: `x.float()` leaves one behind in every exported graph."""
+    x = argument(node, "a")
+    if not isinstance(x, Value) or not isinstance(x.type, TensorType):
+        return None
+    if any(argument(node, name) is not None for name in ("size", "stride")):
+        return None
+    dtype, device, layout = (argument(node, name) for name in ("dtype", "device", "layout"))
+    holds = (
+        dtype in (None, x.type.dtype)
+        and (device is None or device == Token("device", x.type.device))
+        and (layout is None or layout == Token("layout", "strided"))
+    )
+    return Replacement() if holds else None
+
+
 RULES = (
     Rule("drop-dead", _dead, _NOTE),
     Rule("fold-known-size", _known_size, _NOTE),
     Rule("share-size", _same_size, _NOTE),
     Rule("share-node", _same_node, _NOTE),
+    Rule("drop-proven-check", _proven, _NOTE, ops=frozenset({"aten._assert_tensor_metadata"})),
 )
