@@ -5,13 +5,17 @@
     calibrate   from nothing, into a store of the folder, for `--calibration` seconds altogether
     compile     other problems, drawn with another seed, in all their ways; the kernels of whole models that calibration never saw
     label       two processes, one after the other: the first labels find the best candidate, the second score the choice, and
-                both together say how far labels repeat
+                both together say how far labels repeat; a label that was disturbed throughout is taken again (`benchmarks.labels`)
     score       cheap, from files
 
 Drift is injected into labels: everything, the commonest family, or what the commonest memory level binds takes 1.6 times as long;
 `drift_samples` is how many online samples, of all kernels, it takes until all accuracy bars hold again for good. Nothing drifted
 means no harm: after none of 200 samples may the mean error exceed that of the model without a correction by more than a tenth, nor
 may a bar be missed that it keeps without one.
+
+The cost of a candidate is what one meets who asks for a hundred at a time, with a model that was asked before: nodes are known,
+graphs are not. The machine changes its speed every few milliseconds and stays with it for seconds at times, so bursts of batches
+are spread over three seconds, and the median of all batches counts.
 
 Everything that is done lies in the folder: `--budget` ends a run after so many seconds, and the same command goes on. Only what
 takes longer than 5 us counts. With `--json` the last line is one JSON object.
@@ -207,17 +211,23 @@ def score(found: Measured, host: Host, made: model.Model, online: Online | None 
                  judge.roofline_alone(samples, host.at), by_family, choices, roofs, predicted, corrected, online)  # fmt: skip
 
 
+BURSTS, BURST, APART_S = 30, 4, 0.1
+
+
 def cost(host: Host, made: model.Model, candidates: Sequence[Candidate]) -> float:
     """Microseconds a candidate in a batch of 100: nodes known, graphs new, features and trees included."""
-    book = Book(measure.tile_of)
-    predictor = Predictor(made, host.at, book)
-    batch = list(itertools.islice(itertools.cycle(candidates), 100))
-    predictor.predict(batch)
-    times: list[float] = []
-    for _ in range(30):
-        start = time.perf_counter()
+    predictor = Predictor(made, host.at, Book(measure.tile_of))
+    ring = itertools.cycle(candidates)
+    batches = [list(itertools.islice(ring, 100)) for _ in range(BURST)]
+    for batch in batches:
         predictor.predict(batch)
-        times.append(time.perf_counter() - start)
+    times: list[float] = []
+    for _ in range(BURSTS):
+        time.sleep(APART_S)
+        for batch in batches:
+            start = time.perf_counter()
+            predictor.predict(batch)
+            times.append(time.perf_counter() - start)
     return float(np.median(times)) / 100 * 1e6
 
 
