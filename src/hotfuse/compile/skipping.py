@@ -39,6 +39,8 @@ from hotfuse.ops.table import packet
 SHARES = (0, 250, 500, 750, 950)
 """Thousandths of rows that are zero where both sides are measured."""
 PASSES, POINT_S = 5, 0.08
+NOISE = 20
+"""Crossings below this share are as good as none, and teach no more than that."""
 _SIDES = ("all rows", "rows of zeros left out")
 Measured = Callable[[int], tuple[float, float]]
 """Seconds of a call with all rows and with those of zeros left out, at a share."""
@@ -110,7 +112,7 @@ class Skipping:
         points = tuple((s, round(a * 1e6, 2), round(b * 1e6, 2)) for s, a, b in times)
         if limit > WHOLE:
             raise CannotLower(f"rows of zeros are not worth leaving out: {Skips(limit, predicted, points)}")
-        borders.learn(shifts, _SIDES, predicted, limit)
+        borders.learn(shifts, _SIDES, predicted, max(limit, NOISE))
         return Made(at_limit(named, limit), made.compiled), Skips(limit, predicted, points)
 
     def _check(self, made: Made) -> None:
