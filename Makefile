@@ -8,11 +8,12 @@ TORCH  := $(shell grep '^torch==' constraints.txt)
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 DEMO_ARGS ?=
+FUZZ_ARGS ?=
 # One thread per test worker: torch's own threads would fight over the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint soak bench clean
+.PHONY: help setup demo test lint soak fuzz bench clean
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -38,6 +39,9 @@ test: $(STAMP) lint ## the linters, then every test
 
 soak: $(STAMP) ## 200,000 calls on four threads while workers die and plans are swapped; two minutes on two cores
 	$(ONE_THREAD) HOTFUSE_SOAK_CALLS=200000 $(BIN)/python -m pytest -q -s tests/faults/test_soak.py
+
+fuzz: $(STAMP) ## 5,000 random fused graphs against float64; prints its seed, saves what fails in build/fuzz; FUZZ_ARGS="--seed N"
+	$(ONE_THREAD) $(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 $(VENV)/.bench-stamp: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,bench]"
