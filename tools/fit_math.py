@@ -137,6 +137,15 @@ ROWS = (
         4.01,
         5,
     ),
+    Row(
+        "NORMAL",
+        "log2 of a normal distribution's share below -t = -1 + t P(t), t <= 6 (falling beyond)",
+        series(lambda t: (mp.log(mp.erfc(t / mp.sqrt(2)) / 2) / LN2 + 1) / t, lambda t: -mp.sqrt(2 / mp.pi) / LN2),
+        lambda t: t * LN2 * (mp.erfc(t / mp.sqrt(2)) / 2) ** mp.mpf(0.75),
+        0,
+        6,
+        7,
+    ),
 )
 
 

@@ -168,6 +168,24 @@ def test_decay(target: Target) -> None:
 
 
 @levels
+def test_normal(target: Target) -> None:
+    """The share of a normal distribution below x: an absolute error, nothing that grows, and 0 and 1 far out."""
+    rng = np.random.default_rng(5)
+    n = 200_000 if target.fma else 20_000
+    x = np.concatenate([rng.uniform(-16, 16, n), 2.0 ** rng.uniform(-40, 7, n // 4), -(2.0 ** rng.uniform(-40, 7, n // 4))])
+    x = np.concatenate([x, [0.0, -0.0, np.inf, -np.inf, np.nan, 3e38, -3e38]])
+    x = np.concatenate([x, np.zeros(-x.size % 16)]).astype(np.float32)
+    got = run("normal", target, x).astype(np.float64)
+    want = np.array([0.5 * math.erfc(-v * math.sqrt(0.5)) for v in x.astype(np.float64).tolist()])
+    there = ~np.isnan(x)
+    assert np.array_equal(np.isnan(got), ~there)
+    assert (np.abs(got - want)[there] <= 1.5e-7).all() and (got[there] >= 0).all()
+    assert (got[x < -15] == 0).all() and (got[x > 6] == 1).all()
+    near = there & (x >= -4)
+    assert (np.abs(got - want)[near] <= 1e-4 * want[near]).all()
+
+
+@levels
 def test_pow(target: Target) -> None:
     """All pairs of special values, and random pairs whose power is within range or just outside."""
     rng = np.random.default_rng(9)

@@ -17,6 +17,7 @@ from hotfuse.lower.group import Options, lower_group
 from hotfuse.lower.lowered import BufferArgument, Lowered, Role
 from hotfuse.lower.recurrent import is_recurrent, lower_recurrent
 from hotfuse.lower.rows import is_rows, lower_rows
+from hotfuse.lower.spelled import recognized
 from hotfuse.lower.tiling import Core
 from hotfuse.lower.views import is_move
 from hotfuse.ops.schema import argument
@@ -25,7 +26,7 @@ from hotfuse.ops.table import packet
 
 def lower(graph: Graph, core: Core) -> Lowered:
     """The kernel of a closed group; raises CannotLower with the reason where there is none."""
-    lowered = _lowered(graph, core)
+    lowered = _lowered(recognized(graph), core)
     there = {v.name for v in sources(graph)}
     for a in lowered.arguments:
         if isinstance(a, BufferArgument) and a.role is Role.INPUT and a.value not in there:

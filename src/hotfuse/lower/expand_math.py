@@ -10,7 +10,6 @@ from hotfuse.lower.expand import HALVES, Computes, Expansion, Function, expands
 from hotfuse.tile.program import Tile
 
 _FLOAT = Computes.FLOAT
-_SQRT_HALF = 1 / math.sqrt(2)
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
@@ -296,12 +295,11 @@ def _celu(e: Expansion, x: Tile) -> Tile:
 
 @expands("gelu")
 def _gelu(e: Expansion, x: Tile) -> Tile:
-    half = e.map("mul", x, 0.5)
     if e.arg("approximate", "none") == "tanh":
-        cube = e.map("mul", e.map("mul", x, x), x)
+        half, cube = e.map("mul", x, 0.5), e.map("mul", e.map("mul", x, x), x)
         inner = e.map("mul", e.map("add", x, e.map("mul", cube, 0.044715)), math.sqrt(2 / math.pi))
         return e.map("mul", half, e.map("add", e.map("tanh", inner), 1.0))
-    return e.map("mul", half, e.map("add", e.map("erf", e.map("mul", x, _SQRT_HALF)), 1.0))
+    return e.map("mul", x, e.map("normal", x))
 
 
 def _one_plus_exp_neg(e: Expansion, x: Tile) -> Tile:

@@ -204,6 +204,7 @@ _map("sin", 1, r.FLOATS, m.precise(np.sin))
 _map("cos", 1, r.FLOATS, m.precise(np.cos))
 _map("tanh", 1, r.FLOATS, m.precise(np.tanh))
 _map("erf", 1, r.FLOATS, m.precise(m.erf))
+_map("normal", 1, r.FLOATS, m.precise(m.normal))  # the share of a standard normal distribution below x
 _map("floor", 1, r.FLOATS, m.precise(np.floor))
 _map("ceil", 1, r.FLOATS, m.precise(np.ceil))
 _map("round", 1, r.FLOATS, m.precise(np.rint))
@@ -235,7 +236,7 @@ definstr("map.bitcast", types=r.bitcast, meaning=m.bitcast, category=Category.MA
 definstr("mma", types=r.mma, meaning=m.mma, category=Category.CONTRACT, arity=3,
          dtypes=(DType.F64, DType.F32, *r.HALVES, DType.I64, DType.I32, DType.I8, DType.U8))  # fmt: skip
 definstr("mma.memory", types=r.mma_memory, meaning=m.mma_memory, category=Category.MEMORY, arity=3, dtypes=(DType.BF16,),
-         attrs={"rows": None, "columns": None, "blocks": None, "add": 0})  # fmt: skip
+         attrs={"rows": None, "columns": None, "blocks": None})  # fmt: skip
 
 
 def _reduce(name: str, dtypes: tuple[DType, ...], meaning: m.Meaning, out: DType | None = None) -> None:

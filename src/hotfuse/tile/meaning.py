@@ -89,6 +89,11 @@ def erf(a: Array) -> Array:
     return np.array([math.erf(v) for v in a.ravel().tolist()], np.float64).reshape(a.shape)
 
 
+def normal(a: Array) -> Array:
+    """The share of a standard normal distribution below a number: by the complement, which keeps its digits far below 0."""
+    return np.array([0.5 * math.erfc(-v * math.sqrt(0.5)) for v in a.ravel().tolist()], np.float64).reshape(a.shape)
+
+
 def shift_left(a: Array, b: Array) -> Array:
     """An amount outside 0..bits-1 shifts everything out."""
     return np.where(_within(a, b), np.left_shift(a, np.where(_within(a, b), b, 0)), 0).astype(a.dtype)
@@ -216,12 +221,11 @@ def mma(out: TileType, acc: Array, a: Array, b: Array) -> Array:
     return shaped(out, acc.astype(wide) + a.astype(wide) @ b.astype(wide))
 
 
-def mma_memory(out: None, c: Place, a: Place, b: Place, rows: int, columns: int, blocks: int, add: int) -> None:
-    """c = a @ b, or c + a @ b, in float64: a comes by blocks of steps, b by pairs of them."""
+def mma_memory(out: None, c: Place, a: Place, b: Place, rows: int, columns: int, blocks: int) -> None:
+    """c = a @ b, in float64: a comes by blocks of steps, b by pairs of them."""
     left = a.read(0).astype(np.float64).transpose(1, 0, 2).reshape(rows, -1)
     right = b.read(0).astype(np.float64).transpose(0, 2, 1).reshape(-1, columns)
-    total = left @ right + (c.read(0) if add else 0.0)
-    c.write(total.astype(np.float32))
+    c.write((left @ right).astype(np.float32))
 
 
 def reduction(function: Callable[..., Array]) -> Meaning:

@@ -1,8 +1,8 @@
 """Exponentials, logarithms, trigonometry and their kin, as inline vector code.
 
 fp32 on machines with fused multiply-add: range reduction and a polynomial (see `coefficients`), within 2 units in the last
-place of the true value over the whole range, special values included, nothing flushed (`decay` is the exception: within
-3e-7 + 4e-9 |x| of it). Everything else (fp64, and fp32 on
+place of the true value over the whole range, special values included, nothing flushed (exceptions: `decay`, within
+3e-7 + 4e-9 |x| of it, and `normal`, whose error is absolute, 1.5e-7). Everything else (fp64, and fp32 on
 machines without fused multiply-add) calls the C library's double-precision function lane by lane.
 
 Selects are written `x > limit ? limit : x`, which keeps NaN and is one instruction.
@@ -212,7 +212,7 @@ def _where_any(c: Chunk, mask: str, usual: str, rare: Callable[[], str]) -> str:
     return fn.val(f"phi {c.ty} [{usual}, %{before}], [{other}, %{after}]")
 
 
-# ---- tanh, erf -----------------------------------------------------------------------------------------------------------
+# ---- tanh, erf, normal ----------------------------------------------------------------------------------------------------
 
 
 def tanh(c: Chunk, a: list[str]) -> str:
@@ -240,6 +240,23 @@ def erf(c: Chunk, a: list[str]) -> str:
     complement = _scaled(r, r.fma(rest, r.poly(rest, k.EXP2_SHORT), 1.0), n_float, n, narrow=True)
     far = r.signed_as(r.sub(1.0, complement), x)
     return r.pick(r.test("olt", size, 0.92), near, far)
+
+
+def normal(c: Chunk, a: list[str]) -> str:
+    """The share below x: for -|x| two to the power of a polynomial, 1 less that for x > 0. Beyond the limit it is 0 in fp32."""
+    r = Real(c)
+    x, t = a[0], r.at_most(r.abs(a[0]), 11.5)
+    power = r.fma(t, r.poly(t, k.NORMAL), -1.0)
+    n_float, n = r.rounded(r.add(power, MAGIC))
+    rest = r.sub(power, n_float)
+    below = _scaled(r, r.fma(rest, r.poly(rest, k.EXP2_SHORT), 1.0), n_float, n)
+    return r.pick(r.test("ogt", x, 0.0), r.sub(1.0, below), below)
+
+
+def _normal_slowly(c: Chunk, a: list[str]) -> str:
+    """The same by the C library's complement of the error function."""
+    r = Real(c)
+    return r.mul(library("erfc")(c, [r.mul(a[0], -math.sqrt(0.5))]), 0.5)
 
 
 # ---- power ---------------------------------------------------------------------------------------------------------------
@@ -327,9 +344,9 @@ def _helper(helper: str, name: str, ty: str, width: int, arity: int) -> Sequence
     return [*lines, f"  ret {wide} {result}", "}"]
 
 
-def _either(name: str, vector: Function) -> Function:
+def _either(slowly: str | Function, vector: Function) -> Function:
     """The vector code where it applies, the C library elsewhere."""
-    slow = library(name)
+    slow = library(slowly) if isinstance(slowly, str) else slowly
     return lambda c, a: vector(c, a) if c.dtype is DType.F32 and c.fn.target.fma else slow(c, a)
 
 
@@ -345,5 +362,6 @@ FUNCTIONS: dict[str, Function] = {
     "cos": _either("cos", _trigonometric("cos", 1)),
     "tanh": _either("tanh", tanh),
     "erf": _either("erf", erf),
+    "normal": _either(_normal_slowly, normal),
     "pow": _either("pow", power),
 }

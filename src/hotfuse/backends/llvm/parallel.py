@@ -89,7 +89,7 @@ def _candidates() -> list[str]:
 
 
 _COSTLY = {"exp": 12, "exp2": 10, "expm1": 16, "log": 14, "log2": 16, "log1p": 18, "sin": 24, "cos": 24, "tanh": 20,
-           "erf": 24, "pow": 60, "div": 8, "sqrt": 8, "rsqrt": 16, "recip": 8, "rem": 100, "mod": 100, "truncdiv": 40,
+           "erf": 24, "normal": 20, "pow": 60, "div": 8, "sqrt": 8, "rsqrt": 16, "recip": 8, "rem": 100, "mod": 100, "truncdiv": 40,
            "floordiv": 40}  # fmt: skip
 
 
