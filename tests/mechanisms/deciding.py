@@ -21,6 +21,8 @@ from hotfuse.analysis.call_facts import Aligned, AllEqual, Dense, Fact, Facts, P
 from hotfuse.analysis.decision import decide
 from hotfuse.api import engine_stats
 from hotfuse.backends.llvm.guard import native_select
+from hotfuse.compile.skipping import Skipping
+from hotfuse.compile.trial import Outcome
 from hotfuse.ir.types import DType
 from hotfuse.runtime.check import failed
 from hotfuse.runtime.dispatch import Case, InlineCache, State, _Tallies
@@ -130,6 +132,23 @@ def unmasked(world: World) -> float:
             fast(torch.randn(2, 5, 16), torch.ones(2, 5, dtype=torch.int64))
         fast._engine.watcher._shared.analyzer.flush(120)
     found = bool(first(fast._engine).plan.attempt)
+    fast.close()
+    return found
+
+
+def rows_left_out(world: World) -> float:
+    """Calls of a product that did not multiply rows of zeros, as sampled calls had shown them."""
+    sampled_always(world)
+    world.patch.setattr("hotfuse.compile.trial._timed", lambda *_: Outcome(1.0, 2.0))
+    world.patch.setattr(Skipping, "_timed", lambda *_a: lambda share: (1e-4, 1.2e-4 - 1e-7 * share))
+    fast: Any = hotfuse.jit(nn.Sequential(nn.Linear(24, 40), nn.GELU()).eval(), settings=world.settings(watch_rate=2))
+    x = torch.randn(16, 24)
+    x[4:] = 0
+    for _ in range(3):
+        for _ in range(100):
+            fast(x)
+        fast._engine.watcher._shared.analyzer.flush(120)
+    found = first(fast._engine).plan.counters().get("calls_skipping_rows", 0)
     fast.close()
     return found
 
@@ -255,6 +274,7 @@ ROWS: tuple[Row, ...] = (
     row("what lost is not tried again", not_again, replaced(Improver, "_refuse", said_only)),
     row("a branch that goes one way becomes straight-line code", bets, replaced(improve_module, "PREDICTABLE", 2.0)),
     row("a mask that hides nothing goes", unmasked, replaced(Improver, "_consider_masks", lambda *_a: False)),
+    row("rows of zeros are left out", rows_left_out, replaced(Improver, "_consider_rows", lambda *_a: False)),
     guard("shape", turned_away((*basics(0, 2), Sized(0, 1, 4)), lambda: torch.ones(2, 5)), unchecked(Sized)),
     guard("dtype", turned_away((Plain(0), Typed(0, DType.F32)), lambda: torch.ones(2).double()), unchecked(Typed)),
     guard("stride", turned_away(basics(0, 2), lambda: torch.ones(4, 4)[:, ::2]), unchecked(Dense)),
