@@ -100,6 +100,37 @@ def test_a_team_goes_on_where_others_want_its_cores(spins: int, monkeypatch: pyt
     assert not wrong
 
 
+def order(columns: int, step: int, constants: int = 4) -> Kernel:
+    """Every round of a parallel loop notes when its turn came, by a clock that only one thread can keep."""
+    b = KernelBuilder("order")
+    rounds = b.size("rounds")
+    w = b.const("w", F32, (constants,))
+    y, clock = b.output("y", F32, (rounds, columns)), b.shared("clock", F32, (1,))
+    with b.loop("i", 0, 1):
+        b.store(clock, (0,), b.fill(0.0, F32))
+    with b.loop("round", 2, expr("+", 2, expr("*", rounds, 3)), 3) as r, b.parallel("c", columns, step) as c:
+        now = b.map("add", b.load(clock, (0,), ()), b.load(w, (0,), ()))
+        b.store(y, (expr("//", expr("+", r.var, -2), 3), c.var), now)
+        b.store(clock, (0,), b.map("add", now, 1.0))
+    return b.finish()
+
+
+@levels
+@pytest.mark.parametrize("much", [False, True], ids=["little", "much"])
+@pytest.mark.parametrize(("columns", "step"), [(4, 1), (7, 3), (1, 1)])
+def test_rounds_go_to_and_fro(columns: int, step: int, much: bool, target: Target) -> None:
+    """A part is gone through forwards and backwards in turns, however the loop around it counts; not where caches keep little."""
+    size = team.KEPT_BYTES // 4 + 1 if much else 4
+    native = load_kernel(compile_kernel(order(columns, step, size), target))
+    y = torch.full((3, columns), -1.0)
+    native([torch.zeros(size), y], (3,), 1)
+    places = range(0, columns, step)
+    want = torch.full((3, columns), -1.0)
+    for at, place in enumerate([(r, c) for r in range(3) for c in (places if r % 2 == 0 or much else places[::-1])]):
+        want[place] = at
+    assert torch.equal(y, want)
+
+
 def forks(kernel: Kernel, rounds: int, threads: int) -> list[int]:
     """How many threads a call asks the runtime for, each time it asks."""
     asked: list[int] = []

@@ -12,8 +12,8 @@
                 sums = h @ Wh
                 c, h' = gates(gx + sums, c, h)  in registers; h' is a second buffer, as later panels still read h
 
-A step of one thread takes the panels in the opposite order of the step before: what the nearest cache kept of them is then still
-there, where one order for all steps would push out every panel just before its turn.
+A step takes the panels in the opposite order of the step before: what a cache kept of them is then still there, where one order for
+all steps would push out every panel just before its turn. Where threads share the panels, code generation sees to it (`team`).
 
 Threads share the blocks, where there are several and a core's cache has room for all weights: blocks never meet. Otherwise a
 block has many rows, or all, and threads share the panels of every product: then each core reads its part of the weights
@@ -301,7 +301,7 @@ class _Writer:
 
     @contextlib.contextmanager
     def to_and_fro(self, parity: Dim) -> Generator[Dim]:
-        """The panels of a step: shared among threads in one order, or else from the first to the last and back in turns."""
+        """The panels of a step: shared among threads, or else from the first to the last and back in turns."""
         if self.shares_steps:
             with self.each_panel(True) as panel:
                 yield panel
