@@ -7,7 +7,7 @@ import torch
 
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.fusion.closed import Index
-from hotfuse.fusion.rewrites import Rewritten, tiled
+from hotfuse.fusion.rewrites import MAX_BLOCKS, Rewritten, tiled
 from hotfuse.ir.graph import Graph, sources
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import TensorType
@@ -44,6 +44,23 @@ graph main(%x: f32[64, 64]) {
     assert sum(n.op == "aten.slice.Tensor" for n in made.graph.nodes) == 4
     for got, want in zip(results(verify(made.graph)), results(graph), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+
+
+def test_many_blocks_are_written_out_up_to_a_limit() -> None:
+    text = """
+graph main(%x: f32[64, 8]) {
+  param %w: f32[16, 8] = "w"
+  param %v: f32[8, 16] = "v"
+  %h: f32[64, 16] = aten.linear.default(%x, %w, None)
+  %y: f32[64, 8] = aten.linear.default(%h, %v, None)
+  return %y
+}
+"""
+    graph, made = cut(text, 64 // MAX_BLOCKS)
+    assert isinstance(made, Rewritten) and sum(n.op == "aten.slice.Tensor" for n in made.graph.nodes) == MAX_BLOCKS
+    for got, want in zip(results(verify(made.graph)), results(graph), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+    assert cut(text, 1)[1] == f"64 rows in blocks of 1 are 64 blocks, not 2 to {MAX_BLOCKS}"
 
 
 @pytest.mark.parametrize(

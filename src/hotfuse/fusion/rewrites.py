@@ -17,7 +17,7 @@ from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_values
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.table import Access, is_random, lookup, packet
 
-MAX_BLOCKS = 8
+MAX_BLOCKS = 32
 """Blocks of rows that a graph is written out for; each is a call."""
 _LAST_DIMS = frozenset({"aten.layer_norm", "aten.rms_norm"})
 _LINEAR = frozenset({"aten.linear", "aten.mm", "aten.addmm"})
