@@ -147,6 +147,17 @@ def test_groups_of_rows(target: Target | None) -> None:
         assert (got.double() - want).abs().max() <= 1e-4 * want.abs().max()
 
 
+@levels
+@pytest.mark.parametrize("m", ["200", "s0"])
+def test_threads_share_the_panels(target: Target, m: str) -> None:
+    graph = parse(graph_of(m, 512, 640))
+    values = data(graph, {"s0": 200})
+    alone, shared = (run(lower_contraction(graph, CORE), graph, values, {"s0": 200}, target, threads=n)[0] for n in (1, 3))
+    assert torch.equal(alone, shared)
+    want = F.gelu(F.linear(values["x"], values["w"], values["b"])) + values["r"]
+    assert (alone - want).abs().max() <= 2**-7 * want.abs().max()
+
+
 @EVERYWHERE
 def test_special_values_stay_in_their_rows(target: Target | None) -> None:
     graph = parse(graph_of("4", 9, 20))

@@ -45,7 +45,9 @@ def data(graph: Graph, sizes: dict[str, int], seed: int = SEED) -> dict[str, tor
     return made
 
 
-def run(lowered: Lowered, graph: Graph, values: dict[str, torch.Tensor], sizes: dict[str, int], target: Target | None):
+def run(
+    lowered: Lowered, graph: Graph, values: dict[str, torch.Tensor], sizes: dict[str, int], target: Target | None, threads: int = 1
+) -> list[torch.Tensor]:
     """The outputs of a lowered group."""
     outs: dict[str, torch.Tensor] = {}
     for v in dict.fromkeys(output_values(graph)):
@@ -67,7 +69,7 @@ def run(lowered: Lowered, graph: Graph, values: dict[str, torch.Tensor], sizes: 
         interp.run(lowered.kernel, buffers, numbers)
     else:
         tensors = [as_torch(x) for x in buffers.values()]
-        load_kernel(compile_kernel(lowered.kernel, target))(tensors, list(numbers.values()))
+        load_kernel(compile_kernel(lowered.kernel, target))(tensors, list(numbers.values()), threads)
     return [outs[v.name] for v in output_values(graph)]
 
 

@@ -164,8 +164,9 @@ class Bound:
 class _Asked:
     """Stands in for a kernel to learn what it would be called with."""
 
-    def __init__(self, kernel: NativeKernel) -> None:
+    def __init__(self, kernel: NativeKernel, threads: int) -> None:
         self.kernel, self.has_scratch, self.address, self._own = kernel.kernel, kernel.has_scratch, kernel.address, kernel
+        self._threads = threads
         self.args: tuple[int, ...] = ()
         self.scratch: Any = None
 
@@ -174,8 +175,8 @@ class _Asked:
         self.args = args
 
     def arena(self, sizes: Mapping[str, int], threads: int) -> Any:
-        """Memory that outlives the call."""
-        self.scratch = self._own.arena(sizes, threads)
+        """Memory that outlives the call: for the threads that it will be timed on, which are more than a worker has itself."""
+        self.scratch = self._own.arena(sizes, max(threads, self._threads))
         return self.scratch
 
 
@@ -207,7 +208,7 @@ def bind(candidate: Candidate, group: str, made: Made | None, shelf: Shelf | Non
             run = LibraryBackend().compile(graph, weights).run
             return Bound(candidate, group, lambda: run(*inputs), (inputs, weights), held)
         kernel = load_kernel(made.compiled)
-        asked: Any = _Asked(kernel)
+        asked: Any = _Asked(kernel, candidate.threads)
         run = glue(graph, made.lowered, asked, Constants(weights))
         out = run(*inputs)
     if not asked.args:

@@ -103,7 +103,7 @@ def _vectors(t: TileType, lanes: int) -> int:
 def _instr_work(instr: Instr, lanes: int) -> int:
     if instr.op == "mma.memory":
         (rows, columns), (blocks, *_), _ = block_extents(dict(instr.attrs))
-        return rows * (columns // 16) * blocks
+        return max(rows, 16) * (columns // 16) * blocks  # as many lines of the right operand are read for one row as for sixteen
     types = [t.type for t in instr.outs] or [a.type for a in instr.args if isinstance(a, Tile)]
     if not types:
         return 1

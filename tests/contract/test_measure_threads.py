@@ -1,0 +1,34 @@
+"""A kernel that is timed on several threads has memory for all of them, whatever the process that times it has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hotfuse.backends.llvm import scratch
+from hotfuse.compile import measure
+from hotfuse.hpm.work import Candidate
+from hotfuse.ir.text import parse
+from hotfuse.lower.tiling import core_for
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_every_thread_has_its_slice(threads: int) -> None:
+    graph = parse("""graph main(%a: f32[8, 64, 600], %b: f32[8, 600, 96]) {
+      %y: f32[8, 64, 96] = aten.bmm.default(%a, %b)
+      return %y
+    }""")
+    core = core_for(16, many_registers=True)
+    made = measure.make(graph, core)
+    plan = scratch.plan(made.lowered.kernel)
+    assert plan.arena_bytes({}, 4) > plan.arena_bytes({}, 1)  # threads have memory of their own
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        bound = measure.bind(Candidate(graph, {}, core, threads), "kernel", made)
+    finally:
+        torch.set_num_threads(before)
+    *_, results, inputs, _, asked = bound.keep
+    assert asked.scratch.nbytes >= plan.arena_bytes({}, threads)
+    bound.call()
+    torch.testing.assert_close(results[0], torch.bmm(*inputs), rtol=1e-4, atol=1e-3)
