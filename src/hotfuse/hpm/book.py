@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.analysis.cost import value_bytes
-from hotfuse.hpm import again
+from hotfuse.hpm import again, tally
 from hotfuse.hpm.work import (
     COLUMN,
     EDGES,
@@ -37,9 +37,7 @@ from hotfuse.ops.table import Access, lookup
 
 MAX_KEPT = 20_000
 """Nodes and values whose rows are kept; more of them begin anew."""
-_NODE, _WAY = len(SUMS) + len(MAXIMA), len(SUMS) + len(MAXIMA) + len(EDGES)
-_BROADCAST = 0.5
-"""An input of less than this part of the largest tensor is read again and again."""
+_WAY = len(SUMS) + len(MAXIMA) + len(EDGES)
 _HEART = np.array([COLUMN[n] for n in ("rows", "columns", "depth", "window", "stride", "groups")])
 _NO_WINDOW = np.array([0.0, 1.0, 1.0])
 _COMPUTED = np.array(
@@ -83,9 +81,9 @@ class Book:
 
     def _clear(self) -> None:
         self._sized: dict[tuple[tuple[str, int], ...], _Sized] = {}
-        self._nodes = _Table(_NODE + 2)
+        self._nodes = _Table(tally.NODE_WIDTH)
         """A node's row, its kind for what is computed again, its elements."""
-        self._values = _Table(3)
+        self._values = _Table(tally.VALUE_WIDTH)
         """Bytes, whether strides are odd, bytes of an element."""
         self._like: dict[Any, int] = {}
         self._cores: dict[int, Core] = {}
@@ -120,43 +118,14 @@ class Book:
                 places += [self._value(sized, v) for v in (*inputs, *(p.value for p in params), *outputs)]
             counts += (len(nodes), len(inputs), len(params), len(outputs))
         each = np.fromiter(counts, np.int64, len(counts))
-        part = np.repeat(np.arange(len(counts)), each)
-        of, role = part >> 2, part & 3
         place = np.fromiter(places, np.int64, len(places))
-        nodes_of = each[::4]
-        starts = nodes_of.cumsum() - nodes_of
-        found = self._nodes.rows[place[role == 0]]
-        table[:, : len(SUMS)] = np.add.reduceat(found[:, : len(SUMS)], starts)
-        table[:, len(SUMS) : _NODE] = np.maximum.reduceat(found[:, len(SUMS) : _NODE], starts)
-        self._edges(table, place, of, role)
+        told = tally.fill(table, place, each, self._nodes.rows, self._values.rows)
         self._ways(table, candidates)
-        _again(table, candidates, found, starts, nodes_of)
+        _again(table, candidates, told, self._nodes.rows, each[::4])
         _less(table)
         return table
 
     # --- parts of rows -----------------------------------------------------------------------------------------------------
-
-    def _edges(
-        self, table: Matrix, place: npt.NDArray[np.int64], of: npt.NDArray[np.int64], role: npt.NDArray[np.int64]
-    ) -> None:
-        """Bytes that enter and leave, how many large streams and small inputs there are."""
-        n, values = len(table), self._values.rows
-        reads, makes, holds = role == 1, role == 3, role == 2
-        of_read, of_made = of[reads], of[makes]
-        inputs, outputs = values[place[reads]], values[place[makes]]
-        taken = inputs[:, 0]
-        written = np.bincount(of_made, outputs[:, 0], n)
-        most = written.copy()
-        np.maximum.at(most, of_read, taken)
-        count = np.bincount(of_read, minlength=n)
-        large = np.bincount(of_read, taken >= _BROADCAST * most[of_read], n)
-        edges = table[:, _NODE:_WAY]
-        edges[:, 0] = np.bincount(of_read, taken, n)
-        edges[:, 1] = np.bincount(of[holds], values[place[holds], 0], n)
-        edges[:, 2], edges[:, 3], edges[:, 4] = written, large + 1, count - large
-        edges[:, 5] = np.bincount(of_read, inputs[:, 1], n)
-        edges[:, 6] = 4.0
-        edges[of_made, 6] = outputs[:, 2]
 
     def _ways(self, table: Matrix, candidates: Sequence[Candidate]) -> None:
         heart = table[:, _HEART]
@@ -249,35 +218,31 @@ _ALONG = {Access.POINTWISE: again.POINTWISE, Access.MOVEMENT: again.MOVED}
 
 
 def _again(
-    table: Matrix,
-    candidates: Sequence[Candidate],
-    found: Matrix,
-    starts: npt.NDArray[np.int64],
-    counts: npt.NDArray[np.int64],
+    table: Matrix, candidates: Sequence[Candidate], told: tally.Told, nodes: Matrix, counts: npt.NDArray[np.int64]
 ) -> None:
     """What a kernel computes several times counts so often: rare, so only graphs in which it may be are looked at."""
+    starts = counts.cumsum() - counts
     own = table[:, COLUMN["library"]] == 0
-    kinds, elements = found[:, _NODE], found[:, _NODE + 1]
-    largest = np.where(own & (table[:, COLUMN["mma"]] == 0), table[:, COLUMN["elements"]], 0.0)
-    smaller = (kinds == again.POINTWISE) & (elements < np.repeat(largest, counts))
-    maybe = np.logical_or.reduceat(smaller, starts)
-    maybe |= own & (table[:, COLUMN["product"]] > 0) & (kinds[starts] != again.PRODUCT)
+    maybe = (told.smaller > 0) & (table[:, COLUMN["mma"]] == 0)
+    maybe |= (table[:, COLUMN["product"]] > 0) & (told.kinds[starts] != again.PRODUCT)
+    maybe &= own
     some = np.flatnonzero(maybe)
     if not len(some):
         return
     across = table[some, COLUMN["tile_vectors"]] * np.maximum(table[some, COLUMN["lanes"]], 1.0)
     panels = np.maximum(np.ceil(table[some, COLUMN["columns"]] / across), 1.0)
-    looked_at = found[np.repeat(maybe, counts)]
-    kind, size = looked_at[:, _NODE].tolist(), looked_at[:, _NODE + 1].tolist()
-    sizes = counts[some]
-    ends = sizes.cumsum()
+    kinds, elements = told.kinds.tolist(), told.sizes.tolist()
+    looked_at: list[int] = []
     often: list[float] = []
-    first = 0
-    for i, wide, last in zip(some.tolist(), panels.tolist(), ends.tolist(), strict=True):
-        often += again.times(candidates[i].graph, kind[first:last], size[first:last], wide)
-        first = last
-    computed = looked_at[:, _COMPUTED] * np.array(often)[:, None]
-    table[some[:, None], _COMPUTED] = np.add.reduceat(computed, ends - sizes)
+    begins: list[int] = []
+    for i, first, wide in zip(some.tolist(), starts[some].tolist(), panels.tolist(), strict=True):
+        graph = candidates[i].graph
+        last = first + len(graph.nodes)
+        begins.append(len(often))
+        often += again.times(graph, kinds[first:last], elements[first:last], wide)
+        looked_at += range(first, last)
+    computed = nodes[told.places[looked_at][:, None], _COMPUTED] * np.array(often)[:, None]
+    table[some[:, None], _COMPUTED] = np.add.reduceat(computed, begins)
 
 
 def _less(table: Matrix) -> None:

@@ -136,6 +136,31 @@ end:
 """
 
 
+class Function:
+    """Native code that can be called, and lives as long as this."""
+
+    __slots__ = ("_call", "_engine")
+
+    def __init__(self, call: Callable[..., None], engine: Any) -> None:
+        self._call, self._engine = call, engine
+
+    def __call__(self, *args: int) -> None:
+        """Run it: numbers, and addresses of memory that outlives the call."""
+        self._call(*args)
+
+
+def function(text: str, name: str, kinds: Sequence[Any], effort: int = 2) -> Function:
+    """A function of a module's text, which takes arguments of these kinds and returns nothing."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=effort)
+    engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(text), machine)
+    engine.finalize_object()
+    return Function(ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address(name)), engine)
+
+
 Matrix = npt.NDArray[np.float64]
 Compiled = Callable[[Matrix, Matrix], tuple[Matrix, npt.NDArray[np.float32]]]
 """(rows, what is given) -> a row of doubles and one of singles for each."""
@@ -146,21 +171,15 @@ Read = Callable[[int], Symbol]
 
 def compiled(width: int, formulas: Callable[[Read, Read], tuple[list[Any], list[Any]]]) -> Compiled:
     """A function of rows: `formulas` is told how to read a row's numbers and the given ones, and answers with doubles, singles."""
-    import llvmlite.binding as llvm
-
     trace = Trace()
     doubles, singles = formulas(lambda at: trace.read("%row", at), lambda at: trace.read("%given", at))
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=1)
-    engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(_code(trace, width, doubles, singles)), machine)
-    engine.finalize_object()
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    run = ctypes.CFUNCTYPE(None, pointer, number, pointer, pointer, pointer)(engine.get_function_address("rows"))
+    pointer = ctypes.c_void_p
+    run = function(
+        _code(trace, width, doubles, singles), "rows", [pointer, ctypes.c_int64, pointer, pointer, pointer], 1
+    )
     of_doubles, of_singles = len(doubles), len(singles)
 
     def rows(table: Matrix, given: Matrix) -> tuple[Matrix, npt.NDArray[np.float32]]:
-        assert engine is not None  # its code lives as long as this function
         own = np.ascontiguousarray(table, np.float64)
         if own.ndim != 2 or own.shape[1] != width:
             raise InternalError(f"formulas of {width} columns were given {own.shape}")

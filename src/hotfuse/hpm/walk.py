@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from hotfuse.hpm import native
 
 NODE = np.dtype([("threshold", "<u4"), ("place", "<u4")])
 """As the code reads it, 8 bytes at once: what to compare with; the first child's number above `FEATURE_BITS`, the column below."""
@@ -121,18 +122,10 @@ end:
 
 
 @functools.cache
-def _compiled() -> tuple[Callable[..., None], Any]:
-    """The function, and what keeps its code alive."""
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
-    engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(_code()), machine)
-    engine.finalize_object()
+def _compiled() -> native.Function:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    kind = ctypes.CFUNCTYPE(None, pointer, pointer, pointer, number, number, pointer, number, number, pointer)
-    return kind(engine.get_function_address("walk")), engine
+    kinds = [pointer, pointer, pointer, number, number, pointer, number, number, pointer]
+    return native.function(_code(), "walk", kinds)
 
 
 def sums(
@@ -141,7 +134,6 @@ def sums(
     """The sum over all trees of the leaf that each row ends at; nodes point at nodes, and ask for columns that are there."""
     out = np.zeros(len(x) + TOGETHER)
     if len(x):
-        walk, _ = _compiled()
-        walk(nodes.ctypes.data, values.ctypes.data, roots.ctypes.data, len(roots), max(depth, 1), x.ctypes.data, len(x),
-             x.shape[1], out.ctypes.data)  # fmt: skip
+        _compiled()(nodes.ctypes.data, values.ctypes.data, roots.ctypes.data, len(roots), max(depth, 1), x.ctypes.data,
+                    len(x), x.shape[1], out.ctypes.data)  # fmt: skip
     return out[: len(x)]
