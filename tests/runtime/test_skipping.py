@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_traffic_becomes_sparse_dense_and_sparse_again(traffic: dict[str, float]
         assert "rows of zeros: skipped from" in text and "calls skipping rows" in text
 
         traffic["zero rows"] = 0.0
-        served(fast, dense, lambda: not sides.dials[0].on, ENOUGH * 80)
+        served(fast, dense, lambda: not sides.dials[0].on, 400_000)
         (gone,) = decided(fast, Action.DROP)
         assert gone["why"] is Why.RARE and entry_of(fast).plan is plan
         before = sides.counts()
@@ -124,11 +125,32 @@ def test_traffic_becomes_sparse_dense_and_sparse_again(traffic: dict[str, float]
         assert counts["calls_skipping_rows"] == before["calls_skipping_rows"] and counts["products_not_looking"] == 1
 
         traffic["zero rows"] = 0.6
-        served(fast, sparse, lambda: sides.dials[0].on, ENOUGH * 200)
+        served(fast, sparse, lambda: sides.dials[0].on, 400_000)
         before = sides.counts()
         right(sparse)
         assert sides.counts()["calls_skipping_rows"] == before["calls_skipping_rows"] + 1
         assert fast.stats()["calls"] > 0
+
+
+def test_sizes_that_recur_leave_rows_out_too(traffic: dict[str, float]) -> None:
+    model = Deep().eval()
+    wide = copy.deepcopy(model).double()
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE.with_(watch_rate=2)) as fast:
+        for n in (7, 9, 11, 12):
+            fast(padded(0.5, rows=n))
+        served(fast, padded(0.5, rows=13), lambda: entry_of(fast).plan.tier == 1)
+        assert entry_of(fast).symbols, "sizes are open"
+        traffic["zero rows"] = 0.5
+        served(fast, padded(0.5, rows=40), lambda: bool(entry_of(fast).versions) and entry_of(fast).plan.sides is not None)
+        entry = entry_of(fast)
+        (version,) = entry.versions.values()
+        assert entry.plan.attempt == SKIP and version.sides is not None and entry.plan.sides is not None
+        for n, share in ((40, 0.5), (40, 0.0), (40, 1.0), (5, 0.6), (1, 1.0), (1, 0.0), (17, 0.3)):
+            x = padded(share, seed=n, rows=n)
+            assert (fast(x) - wide(x.double())).abs().max() < 1e-4, (n, share)
+        skipped = version.sides.counts()["calls_skipping_rows"]
+        fast(padded(0.5, rows=40))
+        assert version.sides.counts()["calls_skipping_rows"] > skipped, "the version serves its size"
 
 
 @pytest.mark.parametrize(
