@@ -25,17 +25,20 @@ def show_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str, wa
         return
     from hotfuse.tile.text import parse
 
-    chosen = [k for k in (parse(d["kernel"]) for d in kernels) if wanted in k.name]
+    every = [(number, parse(d["kernel"]), d["ops"]) for number, d in enumerate(kernels)]
+    chosen = [k for k in every if (str(k[0]) == wanted if wanted.isdecimal() else wanted in k[1].name)]
     if not chosen:
-        names = ", ".join(parse(d["kernel"]).name for d in kernels)
-        raise InputError(f"no kernel has {wanted!r} in its name", hint=names or "the graph has no kernels at all")
-    texts = {k.name: _writer(stage)(k) for k in chosen}
+        names = ", ".join(f"{number} {k.name}" for number, k, _ in every)
+        what = f"there is no kernel number {wanted}" if wanted.isdecimal() else f"no kernel has {wanted!r} in its name"
+        raise InputError(what, hint=names or "the graph has no kernels at all")
+    write = _writer(stage)
+    shown = [{"number": number, "name": k.name, "ops": ops, "text": write(k)} for number, k, ops in chosen]
     if as_json:
-        print_json({"stage": stage, "kernels": texts})
+        print_json({"stage": stage, "kernels": shown})
         return
-    for name, text in texts.items():
-        mark = {"tile": "#", "llvm": ";", "asm": "#"}[stage]
-        typer.echo(f"{mark} kernel {name}\n{text}")
+    mark = {"tile": "#", "llvm": ";", "asm": "#"}[stage]
+    for k in shown:
+        typer.echo(f"{mark} kernel {k['number']}, {k['name']}: {k['ops']}\n{k['text']}")
 
 
 def _writer(stage: str) -> Callable[[Kernel], str]:
@@ -73,7 +76,7 @@ def _table(header: dict[str, Any], as_json: bool) -> None:
     uses = [kernel for _, _, kernel in parts]
     found: list[dict[str, Any]] = [
         {
-            "name": parse(k["kernel"]).name, "ops": k["ops"], "uses": uses.count(i), "compile_s": k["compile_s"],
+            "number": i, "name": parse(k["kernel"]).name, "ops": k["ops"], "uses": uses.count(i), "compile_s": k["compile_s"],
             "kernel_us": k["kernel_us"], "library_us": k["library_us"], "sizes": _sizes(header["kernels"], i),
         }
         for i, k in enumerate(header["kernels"])
@@ -84,13 +87,13 @@ def _table(header: dict[str, Any], as_json: bool) -> None:
         return
     heading(f"{len(found)} kernels; {library} nodes stay with the library; times are the worker's, on one thread")
     body = [
-        (k["name"], k["uses"], f"{k['compile_s'] * 1e3:.0f}", _us(k["kernel_us"]), _us(k["library_us"]), k["ops"])
+        (k["number"], k["name"], k["uses"], f"{k['compile_s'] * 1e3:.0f}", _us(k["kernel_us"]), _us(k["library_us"]), k["ops"])
         for k in found
     ]
-    rows(("kernel", "uses", "compile ms", "us", "library us", "ops"), body)
+    rows(("#", "kernel", "uses", "compile ms", "us", "library us", "ops"), body)
     for k in found:
         if k["sizes"]:
-            typer.echo(f"# {k['name']}: {k['sizes']}")
+            typer.echo(f"# {k['number']} {k['name']}: {k['sizes']}")
     for note in header["notes"]:
         typer.echo(f"# {note}")
 

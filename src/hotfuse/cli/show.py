@@ -45,7 +45,7 @@ def show(
     stage: Annotated[StageName, typer.Option(help="Which stage.")] = StageName.IR,
     dims: Annotated[list[str] | None, typer.Option("--dim", help="name=size: fix a dynamic dim.")] = None,
     kernel: Annotated[
-        str | None, typer.Option(help="Stages tile, llvm, asm: only kernels whose name contains this.")
+        str | None, typer.Option(help="Stages tile, llvm, asm: only kernels whose name contains this, or the one of this number.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
