@@ -211,23 +211,24 @@ def score(found: Measured, host: Host, made: model.Model, online: Online | None 
                  judge.roofline_alone(samples, host.at), by_family, choices, roofs, predicted, corrected, online)  # fmt: skip
 
 
-BURSTS, BURST, APART_S = 30, 4, 0.1
+BURSTS, BATCHES, ROUNDS, APART_S = 12, 3, 5, 0.2
 
 
 def cost(host: Host, made: model.Model, candidates: Sequence[Candidate]) -> float:
     """Microseconds a candidate in a batch of 100: nodes known, graphs new, features and trees included."""
     predictor = Predictor(made, host.at, Book(measure.tile_of))
     ring = itertools.cycle(candidates)
-    batches = [list(itertools.islice(ring, 100)) for _ in range(BURST)]
+    batches = [list(itertools.islice(ring, 100)) for _ in range(BATCHES)]
     for batch in batches:
         predictor.predict(batch)
     times: list[float] = []
     for _ in range(BURSTS):
         time.sleep(APART_S)
-        for batch in batches:
+        for nth, batch in itertools.product(range(ROUNDS), batches):
             start = time.perf_counter()
             predictor.predict(batch)
-            times.append(time.perf_counter() - start)
+            if nth:  # the first round wakes the core up and fills its caches
+                times.append(time.perf_counter() - start)
     return float(np.median(times)) / 100 * 1e6
 
 
