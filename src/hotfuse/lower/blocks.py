@@ -97,8 +97,8 @@ def _fetch_next(b: KernelBuilder, panels: Buffer, panel: Dim, how: Cut, block: D
     if panels.shape[0] == 1 or many in range(_FEW):
         return
     nth = expr("+", block, expr("*", first, -1))
-    bounds = [expr("//", expr("*", n, lines), many) for n in (nth, expr("+", nth, 1))]
-    with b.when(expr("<=", _FEW, many)), b.loop("line", *bounds) as line:
+    lo, hi = (expr("//", expr("*", n, lines), many) for n in (nth, expr("+", nth, 1)))
+    with b.when(expr("<=", _FEW, many)), b.loop("line", lo, hi) as line:
         b.prefetch(panels, (expr("+", panel, 1), 0, 0, expr("*", line.var, _LINE)), level=2)
 
 
