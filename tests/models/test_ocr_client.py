@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import hotfuse
 from benchmarks.zoo import ZooUnavailable
 from examples import ocr_client
-from hotfuse.base.settings import from_env
 
-
-class Captured(hotfuse.InferenceSession):
-    """Up to captured graphs: the kernels of these three models are held against ONNX Runtime in `test_zoo_onnx`."""
-
-    def __init__(self, path: Any, sess_options: Any = None, providers: Any = None, **more: Any) -> None:
-        super().__init__(path, sess_options, providers, settings=from_env().with_(tiers=0), **more)
+PAGES = 3
+"""Pages of one size after the first two: the last of them finds its captures done."""
 
 
 def test_pages_are_drawn_from_their_seed() -> None:
@@ -32,7 +25,7 @@ def test_same_text_as_with_onnx_runtime() -> None:
     try:
         with ocr_client.rapidocr() as package:
             theirs, _ = ocr_client.build(package)
-            ours, sessions = ocr_client.build(package, Captured)
+            ours, sessions = ocr_client.build(package, hotfuse.InferenceSession)
             assert all(isinstance(s, hotfuse.InferenceSession) for s in sessions)
             for seed in (1, 2):
                 page, drawn = ocr_client.draw_page(seed)
@@ -42,10 +35,11 @@ def test_same_text_as_with_onnx_runtime() -> None:
                 assert ours(page) == want
             assert all(s.stats()["calls"] >= 2 for s in sessions), "Hotfuse answered, nobody else"
             page, _ = ocr_client.draw_page(2)
-            assert all(s.wait(300) for s in sessions)
             before = [s.stats()["graph_calls"] for s in sessions]
-            assert ours(page) == want, "captured graphs read the same"
-            assert all(s.stats()["graph_calls"] > n for s, n in zip(sessions, before, strict=True))
+            for _ in range(PAGES):  # a page of another size than the one that was captured asks for one capture more
+                assert all(s.wait(300) for s in sessions)
+                assert ours(page) == want, "captured graphs read the same"
+            assert all(s.stats()["graph_calls"] > n for s, n in zip(sessions, before, strict=True)), "graphs answered"
             for session in sessions:
                 session.close()
     except ZooUnavailable as e:
