@@ -10,7 +10,7 @@ from benchmarks.zoo import ZooUnavailable
 from examples import ocr_client
 
 PAGES = 3
-"""Pages of one size after the first two: the last of them finds its captures done."""
+"""At most that many of one size after the first two: the last of them finds its captures done."""
 
 
 def test_pages_are_drawn_from_their_seed() -> None:
@@ -35,11 +35,14 @@ def test_same_text_as_with_onnx_runtime() -> None:
                 assert ours(page) == want
             assert all(s.stats()["calls"] >= 2 for s in sessions), "Hotfuse answered, nobody else"
             page, _ = ocr_client.draw_page(2)
-            before = [s.stats()["graph_calls"] for s in sessions]
+            answered, before = False, [s.stats()["graph_calls"] for s in sessions]
             for _ in range(PAGES):  # a page of another size than the one that was captured asks for one capture more
                 assert all(s.wait(300) for s in sessions)
                 assert ours(page) == want, "captured graphs read the same"
-            assert all(s.stats()["graph_calls"] > n for s, n in zip(sessions, before, strict=True)), "graphs answered"
+                answered = all(s.stats()["graph_calls"] > n for s, n in zip(sessions, before, strict=True))
+                if answered:
+                    break
+            assert answered, "graphs, not the files' interpreter"
             for session in sessions:
                 session.close()
     except ZooUnavailable as e:
