@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from hotfuse.compile.alternatives import LIBRARY, Question, Range
 from hotfuse.compile.crossing import Crossing
+from hotfuse.compile.ways import LIBRARY as NO_KERNEL
+from hotfuse.compile.ways import Ways
 from hotfuse.fusion.crossover import Crossovers, Interval, Way
+from hotfuse.ir.dims import sym
+from hotfuse.ir.graph import Graph, Value
+from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
+from hotfuse.runtime.native import _by_size  # pyright: ignore[reportPrivateUsage]
 from tests.contract.crossings import forgets, question
 
 __all__ = ["forgets"]
@@ -23,3 +30,12 @@ def test_a_choice_between_kernels_has_one(monkeypatch: pytest.MonkeyPatch) -> No
     found = question(lambda way, _n: 1e-6 if way.name == LIBRARY else 1e-3).found()
     assert found.ways is None and not found.made
     assert any("one kernel for all sizes" in n for n in found.notes)
+
+
+def test_outside_a_run_numbers_among_the_operands_are_sizes() -> None:
+    n = sym("n0")
+    x = Value("x", TensorType(DType.F32, (n, 4)))
+    group = Graph("g", (x, Value("n", ScalarType(ScalarKind.INT, n))), (), (), (x,))
+    run = _by_size(group, Ways(n, (3,), (NO_KERNEL, 0)), lambda *_: ("kernel",), lambda *_: ("library",))
+    assert [run(torch.zeros(k, 4), k)[0] for k in (0, 3, 4)] == ["library", "library", "kernel"]
+    assert run(torch.zeros(3, 4), 2)[0] == "kernel", "sizes that contradict each other are the kernel's to refuse"

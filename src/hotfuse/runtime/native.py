@@ -181,7 +181,7 @@ def _by_size(own: Graph, ways: Ways, kernel: Run, library: Run) -> Run:
     """A group outside its native run, which has been left because the library is better at one of the call's sizes."""
 
     def run(*args: Any) -> tuple[Any, ...]:
-        sizes = bind(own, [tuple(a.shape) for a in args])
+        sizes = bind(own, [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args])  # numbers are sizes, too
         served = isinstance(sizes, Mismatch) or ways.kernels[sum(evaluate(ways.size, sizes) > e for e in ways.ends)] != LIBRARY
         return kernel(*args) if served else library(*args)
 
