@@ -5,7 +5,7 @@
 The layer norm is of a sum that nobody else reads (BERT), the rms norm's sum is a result too (Llama). Ours is a plan for any
 number of rows (the rows are a symbol, the columns a number), called with tensors and giving new ones. ONNX Runtime
 computes the residual forms with its own fused operators and is called twice, with `run` and with bound inputs and outputs.
-Contenders take turns, with several threads after a rest until those of whoever came before have stopped spinning (`timing.rest`)
+Contenders take turns, after a rest until the threads of whoever came before have stopped spinning (`timing.rest`)
 and some milliseconds of calls that are not counted: results of megabytes are in cache then, as where one call follows the other. A
 ratio above 1 means that ours is faster; it is the median over rounds of the times of one round. Cells are kept
 (`benchmarks.cells`): with `--seconds` the grid is measured in slices.
@@ -144,7 +144,7 @@ def cell(work: Work, rows: int, columns: int, threads: int, rounds: int, plan: S
         **runtime(work, inputs, weights, threads),
     }
     inner = max(1, min(100, 200_000 // (rows * columns)))
-    times, ratios = interleave(calls, rounds=rounds, inner=inner, rest_s=REST_S if threads > 1 else 0.0, warm_s=WARM_S)
+    times, ratios = interleave(calls, rounds=rounds, inner=inner, rest_s=REST_S, warm_s=WARM_S)
     return {
         "work": work.name, "rows": rows, "columns": columns, "threads": threads,
         "us": {n: round(t.median * 1e3, 2) for n, t in times.items()},
