@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import sys
 import threading
 from typing import Any
@@ -17,6 +18,7 @@ from hotfuse.backends.llvm import tensors
 from hotfuse.backends.llvm.jit import compile_object, load_object
 from hotfuse.backends.llvm.target import host
 from hotfuse.backends.llvm.tensors import Reader, dtype_code
+from hotfuse.base.once import once
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
           torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]  # fmt: skip
@@ -201,19 +203,19 @@ def test_threads_read_at_once(reader: Reader) -> None:
 
 
 def test_a_torch_that_differs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors._found.cache_clear()
-    try:
-        monkeypatch.setattr(tensors, "_WRAP", "no_such_function")
-        assert "no_such_function" in tensors.unavailable()
-        with pytest.raises(tensors.InternalError):
-            tensors.access()
+    def anew() -> None:
         monkeypatch.undo()
-        tensors._found.cache_clear()
-        right = tensors.find_places(tensors._specimens())
-        moved = tensors.Places(right.type_at, right.impl_at, right.keys_at - 8)
-        monkeypatch.setattr(tensors, "find_places", lambda _t: moved)
-        assert "native code" in tensors.unavailable()
-    finally:
-        monkeypatch.undo()
-        tensors._found.cache_clear()
+        monkeypatch.setattr(tensors, "_found", once(inspect.unwrap(tensors._found)))
+
+    anew()
+    monkeypatch.setattr(tensors, "_WRAP", "no_such_function")
+    assert "no_such_function" in tensors.unavailable()
+    with pytest.raises(tensors.InternalError):
+        tensors.access()
+    anew()
+    right = tensors.find_places(tensors._specimens())
+    moved = tensors.Places(right.type_at, right.impl_at, right.keys_at - 8)
+    monkeypatch.setattr(tensors, "find_places", lambda _t: moved)
+    assert "native code" in tensors.unavailable()
+    monkeypatch.undo()
     assert tensors.unavailable() == ""

@@ -6,7 +6,6 @@ the tile is cut, a cache model how long its operands take to arrive.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hotfuse.base.once import once
 from hotfuse.hpm import cuts, native
 from hotfuse.hpm.fitted import STEPS, Counted, amounts
 from hotfuse.hpm.roofline import Column, Least, Roof, Speeds, least_of
@@ -112,7 +112,7 @@ def _told(at: Roof) -> Matrix:
     )
 
 
-@functools.cache
+@once
 def _native() -> native.Compiled:
     """The formulas as code: figures of the roof, the family and amounts as doubles, features as singles."""
 

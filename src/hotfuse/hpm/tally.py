@@ -7,12 +7,12 @@ of values become columns of edges. What is told of nodes besides is what `hpm.ag
 from __future__ import annotations
 
 import ctypes
-import functools
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from hotfuse.base.once import once
 from hotfuse.hpm import native
 from hotfuse.hpm.again import POINTWISE
 from hotfuse.hpm.work import COLUMN, MAXIMA, NAMES, SUMS, Matrix
@@ -182,7 +182,7 @@ begin:
 """
 
 
-@functools.cache
+@once
 def _compiled() -> native.Function:
     return native.function(_code(), "tally", [ctypes.c_int64, *[ctypes.c_void_p] * 9])
 

@@ -9,12 +9,12 @@ comparison and an addition with its carry are a step down.
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hotfuse.base.once import once
 from hotfuse.hpm import native
 
 NODE = np.dtype([("threshold", "<u4"), ("place", "<u4")])
@@ -121,7 +121,7 @@ end:
 """
 
 
-@functools.cache
+@once
 def _compiled() -> native.Function:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     kinds = [pointer, pointer, pointer, number, number, pointer, number, number, pointer]

@@ -7,7 +7,6 @@ That costs some tens of nanoseconds, an order less than ctypes.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -18,6 +17,7 @@ from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.scratch import LINE, Scratch
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InputError, InternalError
+from hotfuse.base.once import once
 from hotfuse.tile.program import OWN, Kernel
 
 _STUB = """
@@ -80,7 +80,7 @@ _API = (
 )
 
 
-@functools.cache
+@once
 def _stub() -> Loaded:
     """The compiled stub; it lives as long as the process."""
     return load_object(compile_object(_STUB, host()).code, ["enter"], python_symbols(*_API))

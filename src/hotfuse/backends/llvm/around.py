@@ -12,7 +12,6 @@ any of them is believed, the answers are compared with Python's under every circ
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -27,6 +26,7 @@ from hotfuse.backends.llvm.function import python_function, python_symbols
 from hotfuse.backends.llvm.jit import compile_object, load_object
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
+from hotfuse.base.once import once
 
 _C = torch._C
 CHANGED = -1
@@ -134,7 +134,7 @@ def _proven(around: Around) -> None:
                 raise InternalError("native code does not see autocast", because=str(key))
 
 
-@functools.cache
+@once
 def native_around() -> Around | str:
     """The native question, or why there is none. For the background: the first time of a process compiles."""
     try:

@@ -17,6 +17,7 @@ from hotfuse.backends.llvm.function import python_symbols
 from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
+from hotfuse.base.once import once
 
 ENTER = "enter"
 KEPT = 4
@@ -323,7 +324,7 @@ _API = ("PyLong_AsVoidPtr", "PyEval_SaveThread", "PyEval_RestoreThread", "PyObje
         "Py_DecRef", "PyErr_NoMemory")  # fmt: skip
 
 
-@functools.cache
+@once
 def stub() -> Loaded:
     """The compiled stub; it lives as long as the process."""
     library = ctypes.CDLL(torch._C.__file__)  # pyright: ignore[reportPrivateUsage]

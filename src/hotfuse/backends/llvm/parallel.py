@@ -9,7 +9,6 @@ that run everything on the calling thread, and `runtime().kind` says so.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from hotfuse.backends.llvm import gather
 from hotfuse.backends.llvm.gather import Gathered, gathered
 from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.target import host
+from hotfuse.base.once import once
 from hotfuse.ir.dims import Dim, expr, substitute, symbols
 from hotfuse.tile.program import Instr, Loop, Stmt, Tile, TileType, When
 from hotfuse.tile.rules import block_extents
@@ -56,7 +56,7 @@ class Runtime:
     """How threads come together; None where there is only one."""
 
 
-@functools.cache
+@once
 def runtime() -> Runtime:
     """The runtime of this process, looked up once; import torch before."""
     tried: list[str] = []

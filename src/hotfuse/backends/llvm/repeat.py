@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.run import THREADS
 from hotfuse.backends.llvm.scratch import LINE
 from hotfuse.backends.llvm.target import host
+from hotfuse.base.once import once
 from hotfuse.ir.dims import evaluate
 from hotfuse.ops.torch_dtypes import torch_dtype
 
@@ -50,7 +50,7 @@ define internal i64 @now(ptr %clock) {
 """
 
 
-@functools.cache
+@once
 def _loop() -> Loaded:
     return load_object(compile_object(_TEXT, host()).code, ["again"])
 

@@ -37,6 +37,7 @@ from torch import nn
 from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
+from hotfuse.base.once import once
 
 _C = torch._C
 _OBJECT_WORDS = torch.Tensor.__basicsize__ // 8
@@ -383,7 +384,7 @@ def _proven(access: Access, tensors: Sequence[torch.Tensor]) -> None:
             raise InternalError(f"native code takes {other!r} for a tensor")
 
 
-@functools.cache
+@once
 def _found() -> Access | str:
     try:
         tensors = _specimens()

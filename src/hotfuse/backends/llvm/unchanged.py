@@ -30,6 +30,7 @@ from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.target import host
 from hotfuse.backends.llvm.versions import dict_tag_at, version_places
 from hotfuse.base.errors import InternalError
+from hotfuse.base.once import once
 
 _API = ("PyLong_AsVoidPtr", "PyBool_FromLong", "PyDict_GetItemWithError", "PyDict_Size", "PyCell_Get", "Py_DecRef", "PyErr_Clear")
 _NOTHING = object()
@@ -154,7 +155,7 @@ no:
 """
 
 
-@functools.cache
+@once
 def _stub() -> Loaded:
     return load_object(compile_object(_text(), host()).code, ["unchanged"], {**tensors.symbols(), **python_symbols(*_API)})
 
