@@ -18,7 +18,7 @@ from hotfuse.compile.service import ask, counters, service
 from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.ship import restore, ship
-from hotfuse.pipeline import compile_tier0, compile_units
+from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plans import Capture
@@ -68,9 +68,7 @@ class Jit:
             lambda job: service().submit(job, owner),
             settings,
             log,
-            lambda graph, weights, sample, /, progress=None, demand=None: compile_units(
-                graph, weights, sample, settings, progress, demand
-            ),
+            Units(settings),
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

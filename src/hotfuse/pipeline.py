@@ -7,6 +7,7 @@ imports beside calls made some of them take twice as long.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -159,6 +160,43 @@ def compile_units(
     say(settings.debug, UNITS, told.lines)
     say(settings.debug, GRAPHS, lambda: show(plan.graph))
     return replace(plan, account=told)
+
+
+class Units:
+    """`compile_units` for one model. What it has begun for a model that nobody serves any more is called off."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._running: dict[int, Compilation] = {}
+        self._called_off = False
+
+    def __call__(
+        self, graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], /,
+        progress: Progress | None = None, demand: Demand | None = None,
+    ) -> Plan:  # fmt: skip
+        """A graph as a plan of kernels; raises a HotfuseError where there is none, or nobody wants it any more."""
+        me = threading.get_ident()  # a thread makes one plan after the other
+
+        def started(compilation: Compilation) -> None:
+            with self._lock:
+                self._running[me] = compilation
+                late = self._called_off
+            if late:
+                compilation.cancel()
+
+        try:
+            return compile_units(graph, weights, sample, self._settings, progress, demand, started)
+        finally:
+            with self._lock:
+                self._running.pop(me, None)
+
+    def call_off(self) -> None:
+        """End what runs, and whatever would begin from now on."""
+        with self._lock:
+            self._called_off, running = True, list(self._running.values())
+        for compilation in running:
+            compilation.cancel()
 
 
 def _run(stages: tuple[Stage, ...], value: Any, job: Job) -> Any:

@@ -296,8 +296,13 @@ class Engine:
         return {**watch.stats(), "around": asked} if watch is not None else {}
 
     def close(self) -> None:
-        """Drop every plan; later calls run the model's own code. What was seen is kept in the profile store."""
+        """Drop every plan and call off what is being made; later calls run the model's own code.
+
+        What was seen is kept in the profile store.
+        """
         self.plans.close()
+        if self._improver is not None:
+            self._improver.close()
 
     def after_fork(self) -> None:
         """In a forked child: what was pending belongs to the parent."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -73,6 +73,15 @@ class Improve(Protocol):
         demand: Demand | None = None,
     ) -> Plan:
         """`demand`: how much the graph is used; `progress` may deploy what there is before all of it is done."""
+        ...
+
+
+@runtime_checkable
+class CalledOff(Protocol):
+    """What makes plans in other processes can be told that nobody wants them any more."""
+
+    def call_off(self) -> None:
+        """End what runs, and whatever would begin from now on."""
         ...
 
 
@@ -272,12 +281,18 @@ class Improver:
         def job() -> None:
             begin = self._log.now()
             try:
-                work()
+                if not self._plans.closed:
+                    work()
             finally:
                 entry.improving = False
                 self._log.span("beside", what, begin)
 
         self._plans.beside(job)
+
+    def close(self) -> None:
+        """Call off what is being made for the plans that there were."""
+        if isinstance(self._improve, CalledOff):
+            self._improve.call_off()
 
     def _fuse(self, entry: Entry) -> None:
         """Tier 1: generated kernels, generic in the graph's sizes."""
@@ -389,6 +404,8 @@ class Improver:
             return
         try:
             better = make()
+            if self._plans.closed:
+                return
             self._log.span("compile", what, begin, nodes=len(better.graph.nodes))
             begin = self._log.now()
             proof = prove(better.run, entry.baseline.run, calls, self._plans.settings.tolerance, lambda: self._wide(entry),

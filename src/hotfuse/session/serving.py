@@ -17,7 +17,7 @@ from hotfuse.compile.service import ask, service
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.ship import restore, ship
-from hotfuse.pipeline import compile_tier0, compile_units
+from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
 from hotfuse.runtime.watch import Watch
@@ -69,8 +69,6 @@ def engine_for(module: OnnxModule, settings: Settings, log: EventLog) -> Engine:
         lambda job: service().submit(job, served),
         settings,
         log,
-        lambda graph, weights, sample, /, progress=None, demand=None: compile_units(
-                graph, weights, sample, settings, progress, demand
-            ),
+        Units(settings),
         lambda job: service().submit(job, (served, "captures")),
     )
