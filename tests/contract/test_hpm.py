@@ -21,7 +21,7 @@ from hotfuse.hpm import forest, judge, model, walk
 from hotfuse.hpm.book import Book
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.model import Model, Predictor, Samples
-from hotfuse.hpm.online import LEAST, LEAST_OF_FAMILY, Online
+from hotfuse.hpm.online import LEAST, LEAST_OF_FAMILY, RECENT, Online
 from hotfuse.hpm.roofline import Roof, least, roof
 from hotfuse.hpm.shapes import Problem, draws
 from hotfuse.hpm.work import COLUMN, FAMILIES, Candidate, Unknown, families
@@ -263,6 +263,17 @@ def test_one_problem_in_several_ways_does_not_correct_its_family() -> None:
     assert not online.drifted.any
     online.observe_all((4, -1, 0.3) for _ in range(LEAST_OF_FAMILY))
     assert list(online.drifted.family) == ["convolution"]
+
+
+def test_a_level_that_nobody_met_lately_stays_corrected() -> None:
+    """Also where the one sample of it among the newest is a hiccup; more of them take the correction back."""
+    online = Online()
+    online.observe_all((n % 6, 2 if n % 2 else -1, 0.47 if n % 2 else 0.0) for n in range(40))
+    assert list(online.drifted.level) == ["L3"]
+    online.observe_all((n % 6, 2 if n == RECENT // 2 else -1, 0.0) for n in range(2 * RECENT))
+    assert list(online.drifted.level) == ["L3"] and online.drifted.level["L3"] > 0.4
+    online.observe_all((n % 6, 2, 0.0) for n in range(2 * RECENT))
+    assert not online.drifted.any
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 17])

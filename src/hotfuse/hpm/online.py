@@ -29,7 +29,8 @@ WINDOW = 160
 OWN = 20
 """Samples of a part that count, the newest: what was before a change is forgotten after so many."""
 RECENT = 40
-"""Samples on which parts are compared: the one wins that explains most of them."""
+"""Samples on which parts are compared: the one wins that explains most of them. Of a part that is met more rarely, as many as it
+needs count, however old: that nobody met it lately does not speak against its correction."""
 HALF_LIFE = 8.0
 """Samples of a part after which one counts half."""
 CLIP = 1.5
@@ -107,7 +108,7 @@ class Online(Correction):
                 if len(own) < _NEEDED[part]:
                     continue
                 middle = _certain(off[own])
-                touched = off[design[:, part] & recent]
+                touched = off[np.union1d(np.flatnonzero(design[:, part] & recent), own[-_NEEDED[part] :])]
                 saved = float((np.abs(touched) - np.abs(touched - middle)).sum())
                 if middle and saved > gain:
                     best, gain, shift = part, saved, middle
