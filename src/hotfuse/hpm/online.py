@@ -22,17 +22,18 @@ from hotfuse.machine.peaks import LEVELS
 
 LEAST = 10
 """Samples before anything is corrected: fewer do more harm than good."""
-LEAST_OF_FAMILY, LEAST_OF_LEVEL = 9, 5
+LEAST_OF_FAMILY, LEAST_OF_LEVEL = 9, 4
 """The same of a part. Few samples of a family are often one problem in several ways, which the model misses alike; a memory level
 is met by all families."""
 WINDOW = 160
-OWN = 20
-"""Samples of a part that count, the newest: what was before a change is forgotten after so many."""
+OWN, OWN_OF_ALL = 20, 40
+"""Samples of a part that count, the newest: what was before a change is forgotten after so many. Every sample is one of the machine
+as a whole, which is therefore known twice as well: its correction must not waver with the last few of them."""
 RECENT = 40
 """Samples on which parts are compared: the one wins that explains most of them. Of a part that is met more rarely, as many as it
 needs count, however old: that nobody met it lately does not speak against its correction."""
-HALF_LIFE = 8.0
-"""Samples of a part after which one counts half."""
+HALF_LIFE = 0.4
+"""Part of these after which a sample counts half."""
 CLIP = 1.5
 """Log factors beyond this are hiccups."""
 SURE = 3.5
@@ -104,10 +105,11 @@ class Online(Correction):
         for _ in range(MOST_PARTS):
             best, gain, shift = -1, 0.0, 0.0
             for part in range(_COLUMNS):
-                own = np.flatnonzero(design[:, part])[-OWN:]
+                most = OWN if part else OWN_OF_ALL
+                own = np.flatnonzero(design[:, part])[-most:]
                 if len(own) < _NEEDED[part]:
                     continue
-                middle = _certain(off[own])
+                middle = _certain(off[own], most)
                 touched = off[np.union1d(np.flatnonzero(design[:, part] & recent), own[-_NEEDED[part] :])]
                 saved = float((np.abs(touched) - np.abs(touched - middle)).sum())
                 if middle and saved > gain:
@@ -144,9 +146,9 @@ def _design(family: npt.NDArray[np.int64], level: npt.NDArray[np.int64]) -> npt.
     return design
 
 
-def _certain(off: Vector) -> float:
-    """The weighted median of residuals, newest last; 0 where it may well be chance."""
-    weight = 0.5 ** (np.arange(len(off))[::-1] / HALF_LIFE)
+def _certain(off: Vector, most: int) -> float:
+    """The weighted median of residuals, newest last, of which so many count; 0 where it may well be chance."""
+    weight = 0.5 ** (np.arange(len(off))[::-1] / (HALF_LIFE * most))
     weight = weight / weight.sum()
     order = np.argsort(off)
     middle = float(off[order][np.searchsorted(np.cumsum(weight[order]), 0.5)])
