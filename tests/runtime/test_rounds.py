@@ -112,6 +112,15 @@ def test_plans_for_some_calls_are_raced_on_those_alone(monkeypatch: pytest.Monke
     assert len(given) >= 2 and given[0] and not any(given[1:])
 
 
+@pytest.mark.parametrize(("given", "right"), [(float("nan"), True), (float("inf"), False), (float("-inf"), False)])
+def test_what_is_not_finite_must_be_what_float64_says(given: float, right: bool) -> None:
+    """Where the new plan differs from the baseline: float64 is the judge of NaN and of either infinity, too."""
+    truth = (torch.tensor([1.0, float("nan")], dtype=torch.float64),)
+    new, old = (torch.tensor([1.0, given]),), (torch.tensor([2.0, float("nan")]),)
+    found = prove(lambda *_a: new, lambda *_a: old, [[torch.ones(2)]], 0.0, lambda: lambda *_a: truth)
+    assert (not found.difference) == right and found.judge == "float64"
+
+
 def test_calls_that_waited_for_a_capture_are_heat() -> None:
     """The capture is held until as many calls have come as make a plan hot: the first call in it starts tier 1."""
     jobs: list[Callable[[], None]] = []
