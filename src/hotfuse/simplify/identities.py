@@ -105,7 +105,7 @@ def _undo_transpose(node: Node, context: Context) -> Replacement | None:
     first = context.producer(y) if isinstance(y, Value) else None
     if first is None or packet(first.op) not in _TRANSPOSES or not is_pure(node):
         return None
-    x = first.args[0]
+    x = first.args[0] if first.args else None
     if not isinstance(x, Value) or not isinstance(x.type, TensorType) or x.type != node.outs[0].type:
         return None
     rank = len(x.type.shape)
