@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from hotfuse.ir.graph import Arg, Node, Token, Value
+from hotfuse.ir.graph import Arg, Kind, Node, Token, Value
 from hotfuse.ir.rewrite import Context, Replacement, Rule
 from hotfuse.ir.types import ScalarKind, ScalarType, TensorType
 from hotfuse.ops.schema import argument
@@ -20,9 +20,9 @@ def _is_size(node: Node) -> bool:
     return node.op.startswith(("aten.sym_size.", "aten.sym_numel.", "sym.")) and len(node.outs) == 1
 
 
-def _known_size(node: Node, _context: Context) -> Replacement | None:
-    """A size whose expression is a number is that number."""
-    if not _is_size(node) or not is_pure(node):
+def _known_size(node: Node, context: Context) -> Replacement | None:
+    """A size whose expression is a number is that number; what a transfer reads stays a value."""
+    if not _is_size(node) or not is_pure(node) or any(r.kind is Kind.TRANSFER for r in context.readers(node.outs[0])):
         return None
     t = node.outs[0].type
     if isinstance(t, ScalarType) and t.kind is ScalarKind.INT and isinstance(t.expr, int):
