@@ -26,18 +26,10 @@ from hotfuse.runtime.race import Trial
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.skipping import ENOUGH, FEWEST, Sides, all_finite, suspected
 from hotfuse.runtime.watcher import Watcher
+from tests.runtime.test_strategies import Deep
 
 INLINE = Settings(capture="inline", hot_calls=2)
 NOTHING = Share(30, 0.0, 0.0, ())
-
-
-class Deep(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(48, 160), nn.Linear(160, 48)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.nn.functional.gelu(self.up(x)))
 
 
 def seen(zero_rows: float, samples: int = FEWEST) -> GraphSeen:

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.types import DType
 from hotfuse.tile.build import KernelBuilder
-from hotfuse.tile.program import OWN, Access, Buffer, BufferKind, Instr, Kernel, Loop, Stmt, Tile, When
+from hotfuse.tile.program import OWN, Access, Buffer, BufferKind, Instr, Kernel, Loop, Stmt, Tile, When, instructions
 from hotfuse.tile.verify import verify
 
 WIDTH = 5
@@ -57,17 +57,9 @@ def instrumented(kernel: Kernel) -> Kernel:
     return verify(replace(kernel, name=f"{kernel.name}_counting", buffers=(*given, *added, *own), body=body))
 
 
-def _instrs(stmts: Sequence[Stmt]) -> Iterator[Instr]:
-    for s in stmts:
-        if isinstance(s, Instr):
-            yield s
-        else:
-            yield from _instrs(s.body)
-
-
 def _countable(kernel: Kernel, name: str) -> bool:
     """Whether an output is only stored to: one that is read again holds something else in between."""
-    for instr in _instrs(kernel.body):
+    for instr in instructions(kernel.body):
         for a in instr.args:
             if isinstance(a, Access) and a.buffer == name and instr.op != "prefetch" and (instr.op != "store" or -1 in a.axes):
                 return False

@@ -16,6 +16,7 @@ sizes are symbols and specialized when they are numbers: one description serves 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -173,3 +174,12 @@ class Kernel:
     def buffer(self, name: str) -> Buffer:
         """The buffer of that name."""
         return next(b for b in self.buffers if b.name == name)
+
+
+def instructions(stmts: Sequence[Stmt]) -> Iterator[Instr]:
+    """All instructions of a program's piece, in order, those inside loops and conditions too."""
+    for s in stmts:
+        if isinstance(s, Instr):
+            yield s
+        else:
+            yield from instructions(s.body)

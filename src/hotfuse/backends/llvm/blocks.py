@@ -11,7 +11,7 @@ The system has to permit a process the use of tiles before any of this runs (`ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from hotfuse.backends.llvm.arith import Chunk
 from hotfuse.backends.llvm.code import Fn, Lines, vec
@@ -23,7 +23,7 @@ from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.tile.isa import attributes
-from hotfuse.tile.program import Access, Instr, Kernel, Stmt
+from hotfuse.tile.program import Access, Instr, Kernel, instructions
 from hotfuse.tile.rules import BLOCK_COLUMNS, BLOCK_STEPS, block_extents
 
 OP = "mma.memory"
@@ -43,20 +43,12 @@ def has_tiles(target: Target) -> bool:
 
 def multiplies_blocks(kernel: Kernel) -> bool:
     """Whether a kernel has such products."""
-    return any(i.op == OP for i in _instructions(kernel.body))
+    return any(i.op == OP for i in instructions(kernel.body))
 
 
 def uses_tiles(kernel: Kernel, target: Target) -> bool:
     """Whether a kernel's code for a target needs the system's permission."""
     return has_tiles(target) and multiplies_blocks(kernel)
-
-
-def _instructions(stmts: Sequence[Stmt]) -> Iterator[Instr]:
-    for s in stmts:
-        if isinstance(s, Instr):
-            yield s
-        else:
-            yield from _instructions(s.body)
 
 
 def emit_mma_memory(s: State, instr: Instr) -> None:

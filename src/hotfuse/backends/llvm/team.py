@@ -18,7 +18,7 @@ Only what lies in memory passes from one part to the next, so nothing may define
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from hotfuse.backends.llvm import gather, parallel
@@ -28,7 +28,7 @@ from hotfuse.backends.llvm.parallel import halfway, loop_work, trips
 from hotfuse.backends.llvm.scratch import bytes_of
 from hotfuse.backends.llvm.state import State
 from hotfuse.ir.dims import Dim, expr, sym
-from hotfuse.tile.program import Access, BufferKind, Instr, Kernel, Loop, LoopKind, Stmt, When
+from hotfuse.tile.program import Access, BufferKind, Instr, Kernel, Loop, LoopKind, Stmt, When, instructions
 
 _LINE = 128
 """Bytes that the counter has for itself: two lines, as neighbours are fetched in pairs."""
@@ -206,16 +206,8 @@ class _Team:
 
 def _constants(kernel: Kernel, stmts: Sequence[Stmt]) -> Dim:
     """Bytes of all constants that statements read from."""
-    names = {a.buffer for i in _instructions(stmts) for a in i.args if isinstance(a, Access)}
+    names = {a.buffer for i in instructions(stmts) for a in i.args if isinstance(a, Access)}
     return expr("+", 0, *(bytes_of(b) for b in kernel.buffers if b.name in names and b.kind is BufferKind.CONST))
-
-
-def _instructions(stmts: Sequence[Stmt]) -> Iterator[Instr]:
-    for s in stmts:
-        if isinstance(s, Instr):
-            yield s
-        else:
-            yield from _instructions(s.body)
 
 
 def _meeting(module: Module) -> str:
