@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, func, select
+from sqlalchemy.exc import OperationalError
 
 from hotfuse.base.events import EventLog, Why
-from hotfuse.profile import database
+from hotfuse.profile import database, schema
 from hotfuse.profile.rows import Measurement
 from hotfuse.profile.store import Store
 
@@ -96,6 +98,24 @@ def test_processes_that_find_the_same_damage_make_one_new_file(tmp_path: Path) -
     assert [w.exitcode for w in workers] == [0] * 6
     assert len([p for p in tmp_path.iterdir() if ".corrupt-" in p.name]) == 1
     assert sorted(m.kernel for m in Store.open(path).measurements()) == [f"k{n}" for n in range(6)]
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_an_io_error_is_tried_on_a_file_opened_again(tmp_path: Path, times: int) -> None:
+    """Such an error is what a process sees whose file another one has just replaced; one that stays leaves memory."""
+    told: list[database.Trouble] = []
+    failures = iter(range(times))
+
+    def work(connection: Connection) -> int:
+        if db.path is not None and next(failures, None) is not None:
+            raise OperationalError("select", {}, sqlite3.OperationalError("disk I/O error"))
+        return int(connection.execute(select(func.count()).select_from(schema.measurements)).scalar() or 0)
+
+    db = database.Database(tmp_path / "p.sqlite", lambda trouble, _: told.append(trouble))
+    assert db.read(work) == 0
+    stays = times > database.REPLACED
+    assert told == [database.Trouble.FULL] * stays and (db.path is None) == stays
+    assert db.counts["reopened"] == min(times, database.REPLACED)
 
 
 def test_a_folder_in_the_way(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
     busy      writers take turns: they wait, then try again with growing pauses
     corrupt   the file is moved aside, one process at a time, and a new one begun
+    replaced  whoever has just opened the file that another process moves aside gets an I/O error: it opens the new one
     full, read-only, newer, still busy after all tries
               this process goes on in memory; what it learns is lost when it ends
 
@@ -33,6 +34,8 @@ T = TypeVar("T")
 BUSY_S = 5.0
 """How long SQLite itself waits for a lock."""
 TRIES = 6
+REPLACED, REPAIRS = 5, 3
+"""How often a process opens the file again after an I/O error, and puts a new one in the place of a damaged one."""
 SIDE_FILES = ("-wal", "-shm")
 
 
@@ -93,10 +96,14 @@ class Database:
         return self._memory()
 
     def _give_way(self, error: Exception) -> None:
-        """After an error: the file is replaced, or left for memory."""
+        """After an error: the file is opened again, replaced, or left for memory."""
         assert self.path is not None
         trouble = trouble_of(error) or Trouble.FAILED
-        if trouble is Trouble.CORRUPT and self.counts[Trouble.CORRUPT.name.lower()] < 3:
+        if trouble is Trouble.FULL and "disk i/o error" in str(error).lower() and self.counts["reopened"] < REPLACED:
+            self.counts["reopened"] += 1
+            _pause(self.counts["reopened"])
+            return
+        if trouble is Trouble.CORRUPT and self.counts[Trouble.CORRUPT.name.lower()] < REPAIRS:
             try:
                 aside = _moved_aside(self.path)
             except OSError as e:
@@ -155,7 +162,7 @@ class Database:
         return self._tried(work, _reading)
 
     def _tried(self, work: Callable[[Connection], T], begin: Callable[[Engine], Any]) -> T:
-        for _ in range(4):  # as it is, after a damaged file was replaced, in memory
+        for _ in range(REPLACED + REPAIRS + 2):  # and once more as it is, once in memory
             engine = self.engine
 
             def once(engine: Engine = engine) -> T:
@@ -236,8 +243,12 @@ def _retried(once: Callable[[], T], counts: Counter[str]) -> T:
             if trouble_of(e) is not Trouble.BUSY or attempt == TRIES - 1:
                 raise
             counts["retries"] += 1
-            time.sleep(random.uniform(0.5, 1.0) * 0.01 * 2**attempt)
+            _pause(attempt)
     raise AssertionError("the last attempt returns or raises")
+
+
+def _pause(attempt: int) -> None:
+    time.sleep(random.uniform(0.5, 1.0) * 0.01 * 2**attempt)
 
 
 def _first_line(error: Exception) -> str:
