@@ -20,8 +20,9 @@ import numpy as np
 
 from benchmarks.peers import Absent, first_line
 from benchmarks.side.turns import Gone, Process, environment, outputs
+from benchmarks.timing import burst
 
-LIMIT_S, TURN_S = 600.0, 60.0
+LIMIT_S, LATE_S = 600.0, 60.0
 
 
 class Frozen:
@@ -53,10 +54,10 @@ class Frozen:
         self.seconds = float(answer["seconds"])
         self.answered = outputs(answer["outputs"])
 
-    def time(self, calls: int) -> float:
-        """Seconds of some calls, after one that is not counted."""
+    def burst(self, warm_s: float, turn_s: float) -> float:
+        """Seconds a call takes, in a turn of this length."""
         try:
-            return float(self._process.ask(TURN_S, do="time", calls=calls)["seconds"])
+            return float(self._process.ask(LATE_S, do="burst", warm_s=warm_s, turn_s=turn_s)["seconds"])
         except Gone as e:
             raise Absent(str(e)) from e
 
@@ -92,12 +93,8 @@ class _Child:
         np.savez(path, *flat(result))
         return {"seconds": seconds, "outputs": str(path)}
 
-    def time(self, calls: int) -> dict[str, Any]:
-        self.compiled(**self.inputs)
-        start = time.perf_counter()
-        for _ in range(calls):
-            self.compiled(**self.inputs)
-        return {"seconds": time.perf_counter() - start}
+    def burst(self, warm_s: float, turn_s: float) -> dict[str, Any]:
+        return {"seconds": burst(lambda: self.compiled(**self.inputs), warm_s, turn_s)}
 
 
 def main() -> int:
@@ -122,7 +119,7 @@ def main() -> int:
                     answer = child.load()
                 else:
                     assert child is not None
-                    answer = child.time(command["calls"])
+                    answer = child.burst(command["warm_s"], command["turn_s"])
             except Exception as e:  # whatever a compiler raises is the reason it takes no part
                 answer = {"absent": first_line(e)}
             print(json.dumps(answer), file=answers, flush=True)

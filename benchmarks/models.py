@@ -4,7 +4,8 @@
     python -m benchmarks.models --table         what there is, without measuring
 
 Every model of the zoo, whole, on the shape it is timed with; fp32 everywhere. Each model and number of threads has a process of
-its own, in which all contenders load the same weights, answer the same inputs, and then take turns round by round:
+its own, in which all contenders load the same weights, answer the same inputs, and then take turns round by round, each for the
+same time after a rest and calls that do not count:
 
 - hotfuse: `hotfuse.jit` or `hotfuse.InferenceSession`, after `wait()` until its best tier serves;
 - tier 0: the same without generated kernels, which the plan must not be slower than; it is no contender;
@@ -27,10 +28,10 @@ import math
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,13 @@ from benchmarks import zoo
 from benchmarks.frozen import Frozen
 from benchmarks.model_rows import OURS, STORED, TIER0, Row, all_kept, keep, kept, measured_with, summary, table
 from benchmarks.peers import PEERS, Absent, Call, first_line
-from benchmarks.timing import interleave
+from benchmarks.timing import WARM_S, burst, in_turns, rest
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.machine.fingerprint import fingerprint
 
 RTOL = 1e-4
-BURST_MS = 4.0
-"""Shorter calls are timed several at once."""
+TURN_S = 0.02
+"""Of each contender in each round, however long its call: hundreds of calls of the quickest model, one of the slowest."""
 REST_S = 0.01
 """Between two contenders' turns: the thread pool of the one before stops spinning."""
 SETTLE_S, CHILD_S = 600.0, 1800.0
@@ -150,7 +151,7 @@ def measure(name: str, threads: int, peers: Sequence[str], rounds: int, reduced:
         time_agreeing(row, calls, reference, rounds)
         return row
     try:
-        time_agreeing(row, calls, reference, rounds, {INDUCTOR: (frozen.answered, frozen.time)})
+        time_agreeing(row, calls, reference, rounds, {INDUCTOR: (frozen.answered, frozen.burst)})
     finally:
         frozen.close()
     return row
@@ -158,11 +159,11 @@ def measure(name: str, threads: int, peers: Sequence[str], rounds: int, reduced:
 
 def time_agreeing(
     row: Row, calls: dict[str, Call], reference: str, rounds: int,
-    apart: Mapping[str, tuple[Arrays, Callable[[int], float]]] | None = None,
+    apart: Mapping[str, tuple[Arrays, Callable[[float, float], float]]] | None = None,
 ) -> None:  # fmt: skip
-    """Compare outputs with the reference's, then time who agrees; Hotfuse sets the pace.
+    """Compare outputs with the reference's, then time who agrees, everybody for the same time.
 
-    Those `apart` are given by what they answered, and how to time some calls of theirs.
+    Those `apart` are given by what they answered, and how to time a burst of theirs (`timing.burst`, where they are).
     """
     if reference not in calls:
         reference = next((n for n in calls if n not in (OURS, TIER0)), OURS)
@@ -179,11 +180,14 @@ def time_agreeing(
             timed_apart.pop(name, None)
     if OURS not in agree:
         return
-    start = time.perf_counter()
-    agree[OURS]()
-    inner = max(1, math.ceil(BURST_MS / 1e3 / (time.perf_counter() - start)))
-    timings, row.ratios = interleave(agree, rounds=rounds, inner=inner, warm_up=1, rest_s=REST_S, apart=timed_apart)
+    bursts = {n: partial(burst, call) for n, call in agree.items()} | timed_apart
+    timings, row.ratios = in_turns({n: partial(_turn, timed) for n, timed in bursts.items()}, rounds)
     row.timings = {n: t.to_dict() for n, t in timings.items()}
+
+
+def _turn(timed: Callable[[float, float], float]) -> float:
+    rest(REST_S)
+    return timed(WARM_S, TURN_S)
 
 
 # --- all of them ---------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 REST_S, LONGEST_REST_S, QUIET = 0.005, 0.3, 0.1
 """Between two contenders' turns: a piece of rest, the most that is rested, and the share of a piece that may be computed in it."""
@@ -60,45 +61,67 @@ def rest(piece_s: float = REST_S) -> None:
             return
 
 
+def burst(call: Callable[[], object], warm_s: float, turn_s: float) -> float:
+    """Seconds a call takes: calls for `turn_s` and at least one, after calls that are not counted, for `warm_s` and at least one.
+
+    Everybody gets the same time, not the same number of calls: a few calls of 50 us would say what memory was in the cache and
+    whether one of them was looked at, and a number that is right for the quickest would keep the slowest for minutes.
+    """
+    calls_for(call, warm_s)
+    return calls_for(call, turn_s)
+
+
+def calls_for(call: Callable[[], object], seconds: float) -> float:
+    """Call until this time has passed, at least once; seconds a call."""
+    count, start = 0, time.perf_counter()
+    while True:
+        call()
+        count += 1
+        spent = time.perf_counter() - start
+        if spent >= seconds:
+            return spent / count
+
+
 def interleave(
     contenders: Mapping[str, Callable[[], object]], *, rounds: int, inner: int = 1, warm_up: int = 3, rest_s: float = 0.0,
-    warm_s: float = 0.0, apart: Mapping[str, Callable[[int], float]] | None = None,
+    warm_s: float = 0.0,
 ) -> tuple[dict[str, Timing], dict[str, float]]:  # fmt: skip
-    """Time contenders in turns, the order turning round; `inner` calls are timed together where one is too short.
+    """Time contenders in turns of `inner` calls, which are timed together where one is too short.
 
-    Gives each one's timing, and the median over rounds of its time divided by the first one's *of the same
-    round*, which a drifting machine disturbs least. With `rest_s`, every turn begins with a rest in pieces of that length, until
-    the threads of whoever came before have stopped spinning, and with calls that are not counted, for `warm_s` and at least one.
-    Contenders `apart` are in another process: they are told how many calls to make, and say themselves how many seconds these took.
+    With `rest_s`, every turn begins with a rest in pieces of that length, until the threads of whoever came before have stopped
+    spinning, and with calls that are not counted, for `warm_s` and at least one.
     """
-    apart = apart or {}
-    names = [*contenders, *apart]
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for name in contenders:
+
+    def turn(call: Callable[[], object]) -> float:
+        if rest_s:
+            rest(rest_s)
+            calls_for(call, warm_s)
+        start = time.perf_counter()
+        for _ in range(inner):
+            call()
+        return (time.perf_counter() - start) / inner
+
+    for call in contenders.values():
         for _ in range(warm_up * inner):
-            contenders[name]()
+            call()
+    return in_turns({name: partial(turn, call) for name, call in contenders.items()}, rounds)
+
+
+def in_turns(turns: Mapping[str, Callable[[], float]], rounds: int) -> tuple[dict[str, Timing], dict[str, float]]:
+    """Let contenders take their turns, the order turning round; a turn says how many seconds a call of it took.
+
+    Gives each one's timing, and the median over rounds of its time divided by the first one's *of the same round*, which a
+    drifting machine disturbs least.
+    """
+    times: dict[str, list[float]] = {name: [] for name in turns}
     gc.collect()
     gc.disable()
     try:
         for i in range(rounds):
-            for name in names if i % 2 == 0 else reversed(names):
-                if rest_s:
-                    rest(rest_s)
-                if name in apart:
-                    times[name].append(apart[name](inner) * 1e3 / inner)
-                    continue
-                call = contenders[name]
-                if rest_s:
-                    warmed = time.perf_counter() + warm_s
-                    call()
-                    while time.perf_counter() < warmed:
-                        call()
-                start = time.perf_counter()
-                for _ in range(inner):
-                    call()
-                times[name].append((time.perf_counter() - start) * 1e3 / inner)
+            for name in turns if i % 2 == 0 else reversed(list(turns)):
+                times[name].append(turns[name]() * 1e3)
     finally:
         gc.enable()
-    first = times[names[0]]
-    ratios = {n: statistics.median(t / base for t, base in zip(times[n], first, strict=True)) for n in names}
+    first = next(iter(times.values()))
+    ratios = {n: statistics.median(t / base for t, base in zip(found, first, strict=True)) for n, found in times.items()}
     return {name: summarize(found) for name, found in times.items()}, ratios

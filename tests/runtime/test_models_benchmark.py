@@ -25,11 +25,11 @@ def test_who_answers_something_else_is_not_timed() -> None:
 
 
 def test_who_is_in_another_process_is_compared_and_timed_too() -> None:
-    asked: list[int] = []
+    asked: list[tuple[float, float]] = []
 
-    def seconds(calls: int) -> float:
-        asked.append(calls)
-        return 5.0 * calls
+    def seconds(warm_s: float, turn_s: float) -> float:
+        asked.append((warm_s, turn_s))
+        return 5.0
 
     calls: dict[str, Call] = {models.OURS: lambda: [np.ones(3, np.float32)], "eager": lambda: [np.ones(3, np.float32)]}
     row = models.Row("m", 1)

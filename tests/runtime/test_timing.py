@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from benchmarks import timing
-from benchmarks.timing import LONGEST_REST_S, REST_S, interleave, rest, summarize
+from benchmarks.timing import LONGEST_REST_S, REST_S, burst, interleave, rest, summarize
 
 
 @dataclass
@@ -77,6 +77,21 @@ def test_calls_after_a_rest_are_not_counted_for_as_long_as_asked(monkeypatch: py
     timings, _ = interleave({"a": call}, rounds=2, inner=2, warm_up=0, rest_s=0.01, warm_s=0.9)
     assert len(calls) == 2 * (4 + 2), "four fill the time that does not count, two count"
     assert timings["a"].calls == 2
+
+
+@pytest.mark.parametrize(("takes", "warming", "counted"), [(0.25, 3, 8), (0.75, 1, 3), (8.0, 1, 1)])
+def test_everybody_is_timed_for_the_same_time_however_long_a_call(
+    takes: float, warming: int, counted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, calls = Machine(0), list[float]()
+    monkeypatch.setattr(timing, "time", machine)
+
+    def call() -> None:
+        calls.append(machine.now)
+        machine.now += takes if len(calls) > 1 else takes + 0.1  # whoever comes back from a rest is slow
+
+    assert burst(call, 0.7, 2.0) == pytest.approx(takes)
+    assert len(calls) == warming + counted
 
 
 def test_contenders_take_turns_in_turning_order() -> None:
