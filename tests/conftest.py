@@ -9,8 +9,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+
+from tests.seeds import begin
 
 # The suite keeps every core busy; captures that tests wait for must not starve behind it.
 os.environ.setdefault("HOTFUSE_WORKER_NICE", "0")
@@ -22,11 +25,34 @@ os.environ["HOME"] = tempfile.mkdtemp(prefix="hotfuse-home-")
 atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
 
-def pytest_configure() -> None:
-    """No test is disturbed by what idle time is used for; those about it begin sooner."""
+def pytest_configure(config: pytest.Config) -> None:
+    """No test is disturbed by what idle time is used for; those about it begin sooner. Neither clock nor chance picks examples."""
+    import hypothesis
+
     from hotfuse.runtime import idle
 
     idle.AFTER_S = 1e9
+    same = config.getoption("--hypothesis-seed") is None
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile(
+        "suite", derandomize=same, deadline=None, database=None, print_blob=True, suppress_health_check=slow
+    )
+    hypothesis.settings.load_profile("suite")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: Any, request: Any) -> None:
+    """A fixture's data are the same whichever test asks for it first."""
+    begin(request.config.getoption("--seed"), f"{request.node.nodeid} {fixturedef.argname}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    begin(item.config.getoption("--seed"), item.nodeid)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"random data: --seed {config.getoption('--seed')}"
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +71,7 @@ def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write golden files anew instead of comparing with them")
+    parser.addoption("--seed", type=int, default=0, help="random data of all tests follow from this number and the test's name")
 
 
 @pytest.fixture

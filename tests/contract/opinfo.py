@@ -5,16 +5,16 @@ The same cases feed the op table's contract (what do the ops really do?) and the
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from tests.seeds import seed
 
 DTYPES = (torch.float32, torch.int64, torch.bool)
 
@@ -66,13 +66,6 @@ def cases(op: str, per_dtype: int) -> Iterator[Case]:
         spread = samples[:: max(1, len(samples) // per_dtype)][:per_dtype]  # neighbours are often alike
         for index, sample in enumerate(spread):
             yield _case(op, dtype, index, (sample.input, *sample.args), sample.kwargs)
-
-
-def seed(number: int = 0) -> None:
-    """Seed what the CPU's samples draw from."""
-    torch.default_generator.manual_seed(number)
-    random.seed(number)
-    np.random.seed(number)
 
 
 def call_op(op: str, *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hotfuse.ir.graph import Arg, Kind, Node, Value
 from hotfuse.ops.torch_types import tensor_type
-from tests.contract.opinfo import cases, op_names, seed
+from tests.contract.opinfo import cases, op_names
+from tests.seeds import seed
 
 PER_PACKET = 12
 

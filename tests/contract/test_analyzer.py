@@ -19,12 +19,13 @@ from hotfuse.profile.records import COUNTS, Batch, Flag, Subject
 from hotfuse.profile.ring import Ring
 from hotfuse.profile.snapshot import from_json, to_json
 from hotfuse.profile.stats import DECAY, Decayed, Fractions, Outcomes, Range, Sizes, bin_of
+from tests.seeds import generator
 
 # --- statistics that forget ---------------------------------------------------------------------------------------------
 
 
 def test_decayed_mean_and_variance() -> None:
-    x = np.random.default_rng().normal(3, 2, 500)
+    x = generator().normal(3, 2, 500)
     d = Decayed()
     for v in x:
         d.add(v)
@@ -45,7 +46,7 @@ def test_fractions_have_bins_for_none_and_all() -> None:
 
 def test_quantiles_of_sizes() -> None:
     s = Sizes()
-    x = np.random.default_rng().lognormal(8, 1, 5000)
+    x = generator().lognormal(8, 1, 5000)
     for v in x:
         s.add(v)
     w = DECAY ** np.arange(len(x))[::-1]
@@ -78,7 +79,7 @@ def alarms(xs: np.ndarray, streams: int, rate: float) -> int:
 @pytest.mark.parametrize("kind", ["normal", "lognormal", "coin", "rare", "mixture"])
 def test_false_alarms_stay_below_the_stated_rate(kind: str) -> None:
     # At a rate of 1 in 5 blocks the bound can be tested in little time; it holds for all streams of a graph together.
-    rng, rate, streams, samples = np.random.default_rng(), 0.2, 4, 32 * 100
+    rng, rate, streams, samples = generator(), 0.2, 4, 32 * 100
     draw = {
         "normal": lambda n: rng.normal(size=n), "lognormal": lambda n: rng.lognormal(4, 1, n),
         "coin": lambda n: rng.integers(0, 2, n), "rare": lambda n: rng.random(n) < 0.02,
@@ -92,7 +93,7 @@ def test_false_alarms_stay_below_the_stated_rate(kind: str) -> None:
 
 
 def test_a_stationary_stream_at_the_real_rate_is_quiet() -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     total = sum(alarms(rng.normal(size=20_000), 10, drift.RATE) for _ in range(10))  # ten streams of one graph
     assert total <= 6, "more would be a chance of one in a million"
     assert drift.RATE * 20_000 / drift.SHORT < 0.7
@@ -100,7 +101,7 @@ def test_a_stationary_stream_at_the_real_rate_is_quiet() -> None:
 
 @pytest.mark.parametrize("shift", ["mean", "coin", "spread"])
 def test_shifts_are_noticed(shift: str) -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     before, after = {
         "mean": (rng.normal(0, 1, 1000), rng.normal(4, 1, 1000)),
         "coin": (rng.random(1000) < 0.02, rng.random(1000) < 0.98),
@@ -146,7 +147,7 @@ def test_predictors_find_what_is_predictable() -> None:
     assert turns.by == predict.FOLLOWS and turns.value == 0 and turns.accuracy > 0.95
     runs = guess(([3] * 20 + [4] * 20) * 5)
     assert runs.accuracy > 0.9 and runs.value == 4
-    rng = np.random.default_rng()
+    rng = generator()
     coin = guess(rng.integers(0, 2, 3000).tolist())
     assert 0.3 < coin.accuracy < 0.75  # nobody predicts a fair coin
     biased = guess((rng.random(3000) < 0.9).astype(int).tolist())

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_flatten
 
 import hotfuse
 from hotfuse.base.settings import Settings
-from tests.contract.opinfo import Case, cases, op_names, seed
+from tests.contract.opinfo import Case, cases, op_names
+from tests.seeds import seed
 
 PER_DTYPE = 2
 INLINE = Settings(capture="inline")

@@ -15,6 +15,7 @@ from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.profile.records import COUNTS, RANGES, Batch, Flag, Kind, Subject, split
 from hotfuse.tile.probe import DTYPES, MASKED, probe
 from tests.contract import native
+from tests.seeds import generator
 
 SUBJECT = Subject(graph=3, signature=5, call=7, at=11)
 
@@ -72,7 +73,7 @@ def made(rng: np.random.Generator, dtype: torch.dtype, shape: tuple[int, ...]) -
 
 @pytest.mark.parametrize("dtype", [torch_dtype(d) for d in DTYPES], ids=[d.value for d in DTYPES])
 def test_every_statistic(dtype: torch.dtype) -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     for shape in ((1, 1), (3, 7), (5, 16), (17, 33), (2, 3, 31), (64, 100), (1, 257), (300, 1), (40,)):
         t = made(rng, dtype, shape)
         found = look(t)
@@ -86,7 +87,7 @@ def test_every_statistic(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=[d.value for d in DTYPES])
 @native.levels
 def test_interpreter_and_native_code_agree(dtype, target) -> None:  # type: ignore[no-untyped-def]
-    rng = np.random.default_rng()
+    rng = generator()
     for rows, cols in ((1, 1), (3, 5), (4, 67)):
         x = native.numbers(rng, dtype, (rows, cols))
         arrays = {"x": x, "seen": np.full(cols, 7, np.uint8), "counts": np.full(7, -1, np.int64), "ranges": np.zeros(3)}
@@ -94,7 +95,7 @@ def test_interpreter_and_native_code_agree(dtype, target) -> None:  # type: igno
 
 
 def test_views_without_a_copy() -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     before = probes().copies
     base = made(rng, torch.float32, (6, 5, 20))
     agree(look(base[:, :, :13].transpose(0, 1)[:1]), numpy_stats(base[:, :1, :13].contiguous().numpy().reshape(-1, 13)))
@@ -107,7 +108,7 @@ def test_views_without_a_copy() -> None:
 
 
 def test_views_that_are_copied_and_counted() -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     before = probes().copies
     base = made(rng, torch.float32, (6, 5, 20))
     for t in (base[:, ::2, ::3], base[:, :1, :].expand(6, 9, 20), base.transpose(1, 2)[..., 1:4], torch._neg_view(base)):

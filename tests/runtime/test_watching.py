@@ -33,6 +33,7 @@ from hotfuse.runtime.instrument import COUNT_AFTER, Variant
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.points import Place, choose, masks
 from hotfuse.runtime.watcher import DEEP, Shared, Watcher
+from tests.seeds import generator
 
 INLINE = Settings(capture="inline", hot_calls=1)
 
@@ -360,7 +361,7 @@ def test_slow_models_are_sampled_more_often_while_that_is_cheap() -> None:
 
 
 def test_a_cost_that_drowns_in_noise_is_still_paid_for() -> None:
-    rng = np.random.default_rng()
+    rng = generator()
     s, call_ns, cost_ns, spent, total = Sampler(64), 200_000_000, 4_000_000, 0, 0
     for number in range(1, 6_001):
         ns = int(call_ns * rng.normal(1, 0.04))
