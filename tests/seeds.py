@@ -1,8 +1,8 @@
 """Where the suite's random data come from: each test begins at a number of its own, the same in every run.
 
-A bound that random data can break once in a thousand runs would otherwise break a change that has nothing to do with it, and what a test
-drew would depend on the tests that happened to run before it in the same worker. Search is for those who have time for it: `pytest
---seed N` gives every test other data, `--hypothesis-seed N` other examples, `make fuzz` other graphs.
+A bound that random data can break once in a thousand runs would otherwise break a change that has nothing to do with it, and
+what a test drew would depend on the tests that happened to run before it in the same worker. Search is for those who have time
+for it: `pytest --seed N` gives every test other data, `--hypothesis-seed N` other examples, `make fuzz` other graphs.
 """
 
 from __future__ import annotations
