@@ -27,6 +27,7 @@ from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tier2 import for_sizes
 from hotfuse.runtime.watcher import Watcher, shared_here
 from tests.runtime.test_pool import light
 
@@ -282,7 +283,7 @@ def test_a_version_is_deployed_though_the_one_it_replaces_went_meanwhile(monkeyp
 
     monkeypatch.setattr(entry.samples, "shares", meanwhile)
     monkeypatch.setattr(engine.plans, "settings", replace(engine.settings, max_versions=1))
-    monkeypatch.setattr(improver, "_improve", lambda *_args, **_how: replace(entry.baseline))
+    means = replace(improver._means, improve=lambda *_args, **_how: replace(entry.baseline))
     monkeypatch.setattr(improve, "race", lambda *_args, **_how: Trial(2.0, 1.0, 7, True))
-    improver._specialize(site, entry, wanted)
+    improver._try(entry, for_sizes(means, site, entry, wanted))
     assert set(entry.versions) == {wanted} and consistent(site)

@@ -20,10 +20,10 @@ from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, Why
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe, flatten
 from hotfuse.frontends.captured import CallSpec
+from hotfuse.runtime.attempt import Compile
 from hotfuse.runtime.background import Background
 from hotfuse.runtime.check import failed
 from hotfuse.runtime.guards import compile_signature
-from hotfuse.runtime.improve import Compile
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.samples import Samples, made_up, snapshot
 from hotfuse.runtime.site import Entry, Group, Site, specs_of

@@ -24,10 +24,11 @@ from hotfuse.base.errors import CallFault, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec, flatten
+from hotfuse.runtime.attempt import Compile, Improve
 from hotfuse.runtime.background import Background, Submit
 from hotfuse.runtime.capturing import Capturer
 from hotfuse.runtime.epochs import epochs
-from hotfuse.runtime.improve import Compile, Improve, Improver
+from hotfuse.runtime.improve import Improver
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Model, Plans
 from hotfuse.runtime.site import Entry, Site

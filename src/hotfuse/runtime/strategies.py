@@ -13,16 +13,20 @@ Whatever is built is proven and raced as any plan is (`runtime.improve`); the ou
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from hotfuse.analysis.convolution import is_convolution
+from hotfuse.base.errors import InternalError
 from hotfuse.compile.stored import text_id
 from hotfuse.hpm.bottleneck import Ledger, Strategy, Tried
 from hotfuse.ir.hash import structural_hash
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.text import show
 from hotfuse.lower.own_sizes import with_own_sizes
+from hotfuse.runtime.attempt import PROVEN_ON, Attempt, Means, demand_of, exchange
 from hotfuse.runtime.findings import Finding
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
@@ -66,6 +70,24 @@ def focus_of(plan: Plan, index: int) -> str:
     """A partition as workers call it: by its normal form."""
     own, _ = with_own_sizes(plan.artifacts[index].graph)
     return text_id(show(normalized(own)))
+
+
+def against(means: Means, entry: Entry, finding: Finding, strategy: Strategy, attempt: str) -> Attempt | None:
+    """Tier 1 again, its kernels made by one strategy alone; None where no call is kept."""
+    inputs, serving = entry.samples.inputs(), entry.plan
+    if inputs is None:
+        return None
+
+    def make() -> Plan:
+        focus = focus_of(serving, finding.index) if strategy in FOCUSED else ""
+        demand = replace(demand_of(entry), strategies=(strategy.value,), focus=focus)
+        better = means.improve(entry.baseline.graph, entry.weights, inputs, demand=demand)
+        if kernels(better) == kernels(serving):
+            raise InternalError("the plan is the one that serves", because=f"{strategy.value} changes nothing")
+        return better
+
+    calls = entry.samples.several(PROVEN_ON)
+    return Attempt(attempt, make, lambda: entry.plan, calls, partial(exchange, entry), (finding.bottleneck, strategy))
 
 
 def failed_before(entry: Entry, strategy: Strategy, ledger: Ledger) -> Tried | None:
