@@ -41,9 +41,9 @@ from torch.export.graph_signature import InputKind
 from benchmarks import zoo
 from benchmarks.labels import Times, Unfinished, Work, compiled, labelled, works_in
 from hotfuse.compile import measure
+from hotfuse.compile.bench import piece_of
 from hotfuse.compile.calibrate import calibrate
 from hotfuse.compile.host import Host, this_host
-from hotfuse.compile.units import piece_of
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.fusion.layout import channels_last

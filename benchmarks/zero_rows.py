@@ -22,9 +22,9 @@ from benchmarks.fusion_cases import graph_of
 from benchmarks.gemm import geomean
 from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.compile import measure
+from hotfuse.compile.bench import bench
 from hotfuse.compile.measure import Made
 from hotfuse.compile.skipping import Skipping, Zeroed
-from hotfuse.compile.units import bench
 from hotfuse.fusion.forecast import Roofline
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph

@@ -15,11 +15,11 @@ from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile import crossing, fetch, trial, units
 from hotfuse.compile.alternatives import ANY, FEW, LIBRARY, Range, allowed, asked
+from hotfuse.compile.bench import bench, piece_of
 from hotfuse.compile.crossing import Crossing, Found
 from hotfuse.compile.measure import make
 from hotfuse.compile.runs import fetch_runs
 from hotfuse.compile.trial import Outcome
-from hotfuse.compile.units import bench, piece_of
 from hotfuse.compile.ways import Ways
 from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Way
 from hotfuse.ir.dims import parse as dim

@@ -9,11 +9,11 @@ import pytest
 
 from hotfuse.backends.llvm.blocks import multiplies_blocks
 from hotfuse.base.errors import InternalError
-from hotfuse.compile import kinds, units
+from hotfuse.compile import kinds
+from hotfuse.compile.bench import Bench, host_peaks, piece_of
 from hotfuse.compile.crossing import Crossing
 from hotfuse.compile.measure import Bound, Made, make
 from hotfuse.compile.trial import rounded
-from hotfuse.compile.units import host_peaks, piece_of
 from hotfuse.fusion.crossover import Way
 from hotfuse.fusion.forecast import Roofline
 from hotfuse.ir.text import parse
@@ -95,7 +95,7 @@ def test_what_cannot_be_measured_stays_as_it_is_and_says_so(monkeypatch: pytest.
 
 
 def test_a_bench_asks_again_for_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = units.Bench(CORE, host_peaks(CORE))
+    bench = Bench(CORE, host_peaks(CORE))
     graph = parse(LAYER.format(m="s0"))
     pieces = [piece_of(graph, range(2), {"s0": n}) for n in (1, 64)]
     clock(monkeypatch, unit=20, pairs=10, fp32=30)

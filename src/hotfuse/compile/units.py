@@ -4,31 +4,28 @@
     unit   one group: a kernel, or where to cut the group, or why it stays with the library
 
 A group that cannot be lowered is cut where that begins, one that loses to the library in the middle. What was lowered and compiled
-is kept by its text, so that the same group at other sizes costs a trial only.
+is kept by its text (`compile.bench`), so that the same group at other sizes costs a trial only.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
-from hotfuse.analysis.resources import Peaks, library_seconds, roof_seconds, used, work_of
+from hotfuse.analysis.resources import library_seconds, roof_seconds, used, work_of
 from hotfuse.backends.llvm import scratch
-from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel
-from hotfuse.backends.llvm.target import host
+from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.base.errors import HotfuseError
-from hotfuse.base.settings import Objective, Precision
+from hotfuse.base.settings import Objective
 from hotfuse.compile import growth, kinds, recall, trial
+from hotfuse.compile.bench import Kernel, Piece, bench, foreseen, keep, piece_of, want
 from hotfuse.compile.contest import Contest
 from hotfuse.compile.crossing import BUDGET_S, Crossing, Found
-from hotfuse.compile.host import host_core
-from hotfuse.compile.learned import Foreseen, foresight, notes, refresh
+from hotfuse.compile.learned import foresight, notes, refresh
 from hotfuse.compile.measure import Made
 from hotfuse.compile.planning import Gate, adjusted, arranged
 from hotfuse.compile.skipping import Skipping
@@ -38,17 +35,11 @@ from hotfuse.fusion.forecast import Predictor, Roofline, Trained
 from hotfuse.fusion.groups import Group, group, reordered
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.branches import CAPTURES, branches
-from hotfuse.ir.dims import Dim, evaluate, symbols
 from hotfuse.ir.graph import Graph, Node
-from hotfuse.ir.normal import normalized
-from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
-from hotfuse.lower import Core, lower
 from hotfuse.lower.codec import to_json
 from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.lowered import Lowered
-from hotfuse.lower.own_sizes import anchored, with_own_sizes
 from hotfuse.ops.table import Access, lookup, packet
 from hotfuse.simplify import simplify
 from hotfuse.tile.serial import one_thread
@@ -56,117 +47,7 @@ from hotfuse.tile.serial import one_thread
 Message = tuple[dict[str, Any], list[bytes]]
 WORTH_CUTTING = 6
 """Nodes in a group that loses to the library, from which on its halves are tried: those of a few fused ops lose as well."""
-MAX_KEPT = 256
 MAX_GRAPHS = 8
-
-
-def host_peaks(core: Core) -> Peaks:
-    """Roofs of this machine, estimated."""
-    return Peaks(l1=core.l1, l2=core.l2, flops_per_s=core.lanes * 4 * 2.5e9)
-
-
-V = TypeVar("V")
-
-
-def _keep(cache: OrderedDict[str, V], key: str, make: Callable[[], V], most: int) -> V:
-    if key not in cache:
-        cache[key] = make()
-        while len(cache) > most:
-            cache.popitem(last=False)
-    cache.move_to_end(key)
-    return cache[key]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A group as a graph of its own, in its normal form."""
-
-    normal: Graph
-    text: str
-    sizes: Mapping[str, int]
-    """The call's sizes, and the piece's own."""
-    key: str
-    """The same for pieces that are compiled and tried as one."""
-    meaning: Mapping[str, Dim] = field(default_factory=dict[str, Dim])
-    """Its own sizes in those of the graph it is from."""
-
-    @property
-    def ops(self) -> str:
-        """What it computes, for a reader."""
-        return "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for n in self.normal.nodes))
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A kernel that compiled, before any trial."""
-
-    lowered: Lowered
-    compiled: CompiledKernel
-    seconds: float
-    core: Core | None = None
-    """What it was cut for, where that is not the bench's own core."""
-    note: str = ""
-
-
-@dataclass(slots=True)
-class Bench:
-    """What a worker has at hand from earlier requests, all of it bounded."""
-
-    core: Core
-    peaks: Peaks
-    graphs: OrderedDict[str, Graph] = field(default_factory=OrderedDict[str, Graph])
-    lowered: OrderedDict[str, Lowered | str] = field(default_factory=OrderedDict[str, "Lowered | str"])
-    """Per group as text: its kernel before code generation, or why there is none."""
-    made: OrderedDict[str, _Made] = field(default_factory=OrderedDict[str, _Made])
-
-    def lowers(self, piece: Piece) -> str:
-        """Why a group has no kernel; empty if it has one, as far as lowering goes."""
-        found = self.lowering(piece)
-        return found if isinstance(found, str) else ""
-
-    def lowering(self, piece: Piece) -> Lowered | str:
-        """A group's kernel before code generation, or why there is none."""
-
-        def make() -> Lowered | str:
-            try:
-                return lower(piece.normal, self.core)
-            except HotfuseError as e:
-                return e.because or e.what
-
-        return _keep(self.lowered, piece.text, make, MAX_KEPT)
-
-    def kernel(self, piece: Piece) -> _Made:
-        """A group's kernel, compiled; raises a HotfuseError where there is none."""
-
-        def make() -> _Made:
-            start = time.perf_counter()
-            lowered = self.lowering(piece)
-            if isinstance(lowered, str):
-                raise CannotLower(lowered)
-            first = Made(lowered, compile_kernel(lowered.kernel))
-            kind = kinds.chosen(piece.normal, piece.sizes, self.core, first)
-            return _Made(kind.made.lowered, kind.made.compiled, time.perf_counter() - start, kind.core, kind.note)
-
-        # Where rounding is allowed, sizes decide between kinds of instructions.
-        return _keep(self.made, piece.text if self.core.precision == "fp32" else piece.key, make, MAX_KEPT)
-
-
-_benches: dict[tuple[Precision, bool], Bench] = {}
-_wants: ContextVar[tuple[Precision, bool]] = ContextVar("wants", default=("fp32", False))
-"""What the request in hand allows products to be rounded to, and whether weights must not grow."""
-
-
-def bench(lean: bool | None = None) -> Bench:
-    """This process's, for what the request in hand wants, or for weights that may or must not grow."""
-    wants = _wants.get() if lean is None else (_wants.get()[0], lean)
-    if wants not in _benches:
-        core = replace(host_core(host(), wants[0]), lean=wants[1])
-        _benches[wants] = Bench(core, host_peaks(core))
-    return _benches[wants]
-
-
-def _want(header: Mapping[str, Any]) -> None:
-    _wants.set((header.get("precision", "fp32"), header.get("objective") == "memory"))
 
 
 # -- the plan
@@ -175,7 +56,7 @@ def _want(header: Mapping[str, Any]) -> None:
 def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """The request of kind `plan`: a graph as text, and the sizes of a real call."""
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
-    _want(header)
+    want(header)
     refresh()
     bodies: list[dict[str, Any]] = []
     _body(verify(parse(header["graph"])), sizes, bodies, {}, header.get("objective", "latency"), measuring(sizes))
@@ -209,7 +90,7 @@ def _body(
     own: dict[str, Any] = {"graph": text, "id": hashlib.sha256(text.encode()).hexdigest()[:24]}
     place = len(bodies)
     bodies.append(own)
-    _keep(bench().graphs, own["id"], lambda: ordered, MAX_GRAPHS)
+    keep(bench().graphs, own["id"], lambda: ordered, MAX_GRAPHS)
     found: list[dict[str, Any]] = []
     inside: dict[str, list[int]] = {}
     at = 0
@@ -254,22 +135,6 @@ def described(
     return known[piece.key]
 
 
-def piece_of(graph: Graph, nodes: Sequence[int], sizes: Mapping[str, int]) -> Piece:
-    """Some nodes of a graph as a piece."""
-    own, meaning = with_own_sizes(anchored(graph, extract(graph, nodes, "group")))
-    normal = normalized(own)
-    text = show(normal)
-    known = {n: evaluate(d, sizes) for n, d in meaning.items() if symbols(d) <= sizes.keys()}
-    key = hashlib.sha256(f"{text}\n{sorted(known.items())}".encode()).hexdigest()[:24]
-    return Piece(normal, text, {**sizes, **known}, key, meaning)
-
-
-def foreseen(piece: Piece) -> Foreseen | None:
-    """What a model of this machine says of a piece, if there is one."""
-    ahead = foresight()
-    return None if ahead is None else ahead.of_group(piece.normal, piece.sizes)
-
-
 def _predicted_us(graph: Graph, groups: Sequence[dict[str, Any]], sizes: Mapping[str, int]) -> float | None:
     """What a whole graph is predicted to take; None where no model knows this machine, or a part of it depends on data."""
     total, at = 0.0, 0
@@ -294,13 +159,13 @@ def _predictor() -> Predictor:
     return Roofline(bench().peaks) if ahead is None else Trained(ahead.predictor)
 
 
-def _on_one_thread(made: _Made) -> _Made:
+def _on_one_thread(made: Kernel) -> Kernel:
     """The same kernel without parallel loops; itself where it has none."""
     start = time.perf_counter()
     kernel = one_thread(made.lowered.kernel)
     if kernel is None:
         return made
-    return _Made(replace(made.lowered, kernel=kernel), compile_kernel(kernel), time.perf_counter() - start)
+    return Kernel(replace(made.lowered, kernel=kernel), compile_kernel(kernel), time.perf_counter() - start)
 
 
 # -- one unit
@@ -312,12 +177,12 @@ def unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
     `alike` are the nodes of all its uses, which are cut as the first is; `split` says whether it may be cut at all. A unit that is
     `joined` from two must also `beat` the microseconds of their two kernels, and its uses may turn out to differ.
     """
-    _want(header)
+    want(header)
     texts = {str(i): b for i, b in zip(header.get("texts", ()), blobs, strict=True)}
     wanted = {str(i) for i, _ in header["alike"]}
     if missing := sorted(wanted - texts.keys() - bench().graphs.keys()):
         return {"ok": True, "missing": missing}, []
-    graphs = {i: _keep(bench().graphs, i, lambda i=i: verify(parse(texts[i].decode())), MAX_GRAPHS) for i in wanted}
+    graphs = {i: keep(bench().graphs, i, lambda i=i: verify(parse(texts[i].decode())), MAX_GRAPHS) for i in wanted}
     uses = [(graphs[str(i)], [int(n) for n in nodes]) for i, nodes in header["alike"]]
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
     return _Unit(uses, str(header["group"]), sizes, bool(header["split"]), bool(header["joined"]), header["beat"],
@@ -390,16 +255,16 @@ class _Unit:
                   "notes": [*found.notes, *notes_on_rows]}
         return answer, [made.compiled.code, *(m.compiled.code for m in found.made)]
 
-    def _skipping(self, piece: Piece, made: _Made) -> tuple[_Made, Skips | None, list[str]]:
+    def _skipping(self, piece: Piece, made: Kernel) -> tuple[Kernel, Skips | None, list[str]]:
         """The same product with a side that leaves rows of zeros out, where that pays for some share of them; else why not."""
         start = time.perf_counter()
         try:
             both, skips = Skipping(piece.normal, piece.sizes, bench().core, bench().peaks, _predictor(), self.threads).found()
         except HotfuseError as e:
             return made, None, [f"{SKIP}: {e.because or e.what}"]
-        return _Made(both.lowered, both.compiled, made.seconds + time.perf_counter() - start), skips, []
+        return Kernel(both.lowered, both.compiled, made.seconds + time.perf_counter() - start), skips, []
 
-    def _crossing(self, piece: Piece, made: _Made) -> Found:
+    def _crossing(self, piece: Piece, made: Kernel) -> Found:
         """Kernels that are better than this one at other sizes."""
         if not self.ways or not piece.meaning:
             return Found()
