@@ -115,6 +115,8 @@ class Chaos:
         self._kill_every_s, self._forget = kill_every_s, forget
         self.spare = False
         """Kill more and more seldom: where machines are slow, compilations take longer than the time between two deaths."""
+        self.due = False
+        """Forget the next plan there is: chance has left all of them alone so far."""
         self._plans: dict[Entry, list[Plan]] = {}
         """What was once proven for an entry that is still there."""
         self.killed = self.swaps = self.forgotten = 0
@@ -139,7 +141,10 @@ class Chaos:
                     known[1:] = [entry.plan]
                 before, entry.plan = entry.plan, self._random.choice(known)
                 self.swaps += entry.plan is not before
-                if self._random.random() < self._forget:
+                due = self.due and len(known) > 1
+                if due:
+                    entry.plan, self.due = known[1], False
+                if due or self._random.random() < self._forget:
                     self._engine.plans.demote(site, entry)  # and it has to be compiled again
                     self._plans[entry] = [entry.baseline]
                     self.forgotten += 1
