@@ -12,8 +12,8 @@ from torch import nn
 import hotfuse
 import hotfuse.runtime.improve as improve_module
 from hotfuse import Settings
-from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.target import Target, host_levels
+from hotfuse.backends.llvm.native import assembly_text, compile_kernel, load_kernel
+from hotfuse.backends.llvm.target import Target, host_levels, level
 from hotfuse.base.errors import CallFault
 from hotfuse.compile import trial
 from hotfuse.ir.text import parse
@@ -121,6 +121,16 @@ def test_it_is_chosen_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found is not None and found.points == 36, "six points each way make four outputs"
     assert conv_fewer.cut(core, Axis(56, 1), Axis(56, 1), 1, 64, 64) is None
     assert conv_fewer.cut(core, Axis(1, 3, 1, 1), Axis(1, 3, 1, 1), 1, 64, 64) is None
+
+
+def test_registers_are_enough() -> None:
+    """Rows of a transform are made a pair at a time: all 36 points at once would go to memory and back."""
+    target = level("avx512", {"sse4.2", "avx", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"})
+    wide = {"size": (56, 56), "window": (3, 3), "channels": (64, 64), "padding": 1}
+    lowered = lower_convolution(parse(text(**wide)), Core(target.lanes, 32))
+    assert fewer(lowered)
+    lines = assembly_text(lowered.kernel, target).splitlines()
+    assert sum("(%rsp" in line and "zmm" in line and "vbroadcast" not in line for line in lines) < 60
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])

@@ -15,10 +15,10 @@ What is not finite spreads over a tile here: such a call is a fault, which the m
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
@@ -27,6 +27,7 @@ from hotfuse.lower.conv_finish import Channels, Finish, Where
 from hotfuse.lower.conv_rows import Task
 from hotfuse.lower.conv_shape import Axis, choose
 from hotfuse.lower.gemm import let
+from hotfuse.lower.matrix_sums import combined, shared, used
 from hotfuse.lower.tiling import Core, GemmTiling, balance
 from hotfuse.lower.winograd import Matrix, Scheme, schemes
 from hotfuse.tile.build import KernelBuilder, remaining
@@ -51,6 +52,8 @@ _NEAREST = 1.25
 _LEAST_ROWS, _MOST_ROWS = 8, 14
 _LINE = 16
 _STEP = 4
+_BESIDE = 8
+"""Registers that a transform needs beside its points: sums, and numbers that it multiplies with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,65 +175,12 @@ def _number(d: Dim) -> int:
     return d if isinstance(d, int) else _USUAL
 
 
-def combined(b: KernelBuilder, matrix: Matrix, given: Sequence[Tile]) -> list[Tile]:
-    """Sums of tiles by the rows of a matrix; what two rows or two columns share but for signs is computed once."""
-    columns: list[tuple[Tile, list[Fraction]]] = []
-    done: set[int] = set()
-    for i, x in enumerate(given):
-        if i in done:
-            continue
-        of_i = [row[i] for row in matrix]
-        twin = next(
-            (j for j in range(i + 1, len(given)) if j not in done and _twins(of_i, [row[j] for row in matrix])), -1
-        )
-        if twin < 0:
-            columns.append((x, of_i))
-            continue
-        done.add(twin)
-        of_twin = [row[twin] for row in matrix]
-        same = [p if p == q else Fraction(0) for p, q in zip(of_i, of_twin, strict=True)]
-        other = [p if p == -q else Fraction(0) for p, q in zip(of_i, of_twin, strict=True)]
-        columns += [(b.map("add", x, given[twin]), same), (b.map("sub", x, given[twin]), other)]
-    rows = [[(c[k], x) for x, c in columns] for k in range(len(matrix))]
-    made: list[Tile | None] = [None] * len(rows)
-    for i, row in enumerate(rows):
-        if made[i] is not None:
-            continue
-        factors = [c for c, _ in row]
-        twin = next((j for j in range(i + 1, len(rows)) if _twins(factors, [c for c, _ in rows[j]])), -1)
-        if twin < 0:
-            made[i] = _sum(b, row)
-            continue
-        pairs = [(p, q[0]) for p, q in zip(row, rows[twin], strict=True)]
-        same_part = _sum(b, [p for p, q in pairs if p[0] == q])
-        other_part = _sum(b, [p for p, q in pairs if p[0] != q])
-        made[i], made[twin] = b.map("add", same_part, other_part), b.map("sub", same_part, other_part)
-    return [t for t in made if t is not None]
-
-
-def _twins(a: Sequence[Fraction], c: Sequence[Fraction]) -> bool:
-    """Whether two rows or columns are equal but for signs, and some signs differ and some do not."""
-    kinds = {p == q for p, q in zip(a, c, strict=True) if p != 0 or q != 0}
-    return all(abs(p) == abs(q) for p, q in zip(a, c, strict=True)) and len(kinds) == 2
-
-
-def _sum(b: KernelBuilder, terms: Sequence[tuple[Fraction, Tile]]) -> Tile:
-    used = sorted(((c, x) for c, x in terms if c != 0), key=lambda t: t[0] != 1)
-    (first, x), *rest = used
-    total = x if first == 1 else b.map("mul", x, float(first))
-    for c, x in rest:
-        if abs(c) == 1:
-            total = b.map("add" if c == 1 else "sub", total, x)
-        else:
-            total = b.map("fma", x, b.fill(float(c), DType.F32, x.type.shape), total)
-    return total
-
-
 class Fewer:
     """Writes the loops."""
 
     def __init__(self, b: KernelBuilder, task: Task, how: Cut, core: Core, outputs: int, finish: Finish) -> None:
-        self.b, self.task, self.how, self.finish, self.lanes = b, task, how, finish, core.lanes
+        self.b, self.task, self.how, self.finish = b, task, how, finish
+        self.lanes, self.registers = core.lanes, core.registers
         self.outputs, self.width, self.inputs = outputs, how.tiling.nr, task.inputs
         self.panels = -(-outputs // self.width)
         self.axes: tuple[Axis | None, Axis] = (task.outer[-1].axis if task.outer else None, task.columns)
@@ -265,8 +215,10 @@ class Fewer:
             self._each(lo, hi, self._into)
             panel = scope.enter_context(b.loop("panel", first, last)).var
             finish.prepare(self._channels(expr("*", panel, self.width)), self.width)
+            b.effect("forget")  # what transforms multiply with, for the sake of the sums
             with b.loop("point", 0, how.points) as point:
                 self._product(panel, point.var, count)
+            b.effect("forget")
             self._each(lo, hi, lambda row, tile, *where: self._out(panel, row, tile, *where))
 
     def _channels(self, at: Dim) -> Channels:
@@ -317,43 +269,62 @@ class Fewer:
                 self._transform(at, here, starts)
 
     def _transform(self, at: Dim, base: Dim, starts: Sequence[Dim] | None) -> None:
-        """One tile; `starts` are the places of its first input where some may lie beyond the image."""
+        """One tile; `starts` are the places of its first input where some may lie beyond the image.
+
+        All points at once are more than most machines have registers: the rows of the transform are made a pair at a time, and the
+        inputs read again for each, which is less than spilling and keeps stores for results.
+        """
         b, how, lanes = self.b, self.how, self.lanes
-        with b.loop("c", 0, self.inputs, lanes) as c:
+        matrix = how.down.data
+        fits = how.points + _BESIDE <= self.registers
+        groups = [tuple(range(len(matrix)))] if fits else shared(matrix)
+        with contextlib.ExitStack() as scope:
+            lines, columns = self._inside(scope, starts)
+            c = scope.enter_context(b.loop("c", 0, self.inputs, lanes))
             left = remaining(self.inputs, c.var) if self.inputs % lanes else None
 
-            def load(i: int, j: int) -> Tile:
+            def load(j: int, i: int) -> Tile:
                 place = expr("+", base, c.var, self._apart(i, j))
                 valid: tuple[Dim, ...] = () if left is None else (left,)
-                if starts is not None:
-                    there = self._there(starts, i, j)
-                    valid = (expr("*", there, lanes if left is None else left),)
+                if lines[i] != 1:
+                    valid = (expr("*", lines[i], lanes if left is None else left),)
                 return b.load(self.task.x, (place,), (lanes,), valid=valid)
 
-            rows = range(how.down.points)
-            columns = [
-                combined(b, how.down.data, [load(i, j) for i in rows]) if how.down.points > 1 else [load(0, j)]
-                for j in range(how.across.points)
-            ]
-            for i in rows:
-                for j, v in enumerate(combined(b, how.across.data, [column[i] for column in columns])
-                                      if how.across.points > 1 else [columns[0][i]]):  # fmt: skip
-                    b.store(self.data, (i * how.across.points + j, at, c.var), v)
-            b.effect("barrier_spill")
+            for group in groups:
+                rows = tuple(matrix[i] for i in group)
+                made = [self._column(there, rows, functools.partial(load, j)) for j, there in enumerate(columns)]
+                for n, i in enumerate(group):
+                    for j, v in enumerate(combined(b, how.across.data, [column[n] for column in made])):
+                        b.store(self.data, (i * how.across.points + j, at, c.var), v)
+                b.effect("barrier_spill")
+
+    def _column(self, there: Dim, rows: Matrix, load: Callable[[int], Tile]) -> list[Tile]:
+        """Some rows' sums of a column; zeros where it lies beyond the image."""
+        b, inputs = self.b, used(rows)
+        part = tuple(tuple(row[i] for i in inputs) for row in rows)
+        if there == 1:
+            return combined(b, part, [load(i) for i in inputs])
+        with b.loop("there", 0, there, carry=[b.fill(0.0, DType.F32, (self.lanes,))] * len(rows)) as column:
+            column.yields(*combined(b, part, [load(i) for i in inputs]))
+        return list(column.outs)
+
+    def _inside(self, scope: contextlib.ExitStack, starts: Sequence[Dim] | None) -> tuple[list[Dim], list[Dim]]:
+        """Per line and per column of a tile's inputs 1 where it lies inside the image, and 0 beyond it."""
+        found: list[list[Dim]] = []
+        for n, (axis, scheme) in enumerate(zip(self.axes, (self.how.down, self.how.across), strict=True)):
+            there: list[Dim] = [1] * scheme.points
+            if starts is not None and axis is not None:
+                for k in range(scheme.points):
+                    at = expr("+", starts[n], k)
+                    inside = expr("*", _positive(expr("+", at, 1)), _positive(remaining(axis.size, at)))
+                    there[k] = scope.enter_context(let(self.b, "inside", inside))
+            found.append(there)
+        return found[0], found[1]
 
     def _apart(self, i: int, j: int) -> Dim:
         outer = self.task.outer
         down = mul(i, outer[-1].apart) if outer else 0
         return expr("+", down, mul(j, self.task.row.apart))
-
-    def _there(self, starts: Sequence[Dim], i: int, j: int) -> Dim:
-        """1 where an input lies inside the image, 0 beyond it."""
-        inside: list[Dim] = []
-        for axis, begin, k in zip(self.axes, starts, (i, j), strict=True):
-            if axis is not None:
-                at = expr("+", begin, k)
-                inside += [_positive(expr("+", at, 1)), _positive(remaining(axis.size, at))]
-        return expr("*", *inside)
 
     # -- products
 
@@ -411,7 +382,7 @@ class Fewer:
             for i in range(how.down.outputs):
                 row = [column[i] for column in columns]
                 made.append(combined(b, how.across.results, row) if how.across.points > 1 else row)
-            self._finite([t for row in made for t in row])
+            self._finite(made)
             column = expr("+", expr("*", panel, self.width), v.var)
             end = expr("min", self.outputs, expr("*", expr("+", panel, 1), self.width))
             channels = Channels(column, end, self.outputs % self.width == 0 and self.width % self.lanes == 0)
@@ -421,13 +392,12 @@ class Fewer:
         """What is left of a panel that is no whole number of vectors wide."""
         return () if self.width % self.lanes == 0 else (remaining(self.width, at),)
 
-    def _finite(self, tiles: Sequence[Tile]) -> None:
-        """A fault where some number is not finite: times 0, it is not 0."""
+    def _finite(self, rows: Sequence[Sequence[Tile]]) -> None:
+        """A fault where some number is not finite: then their sum is not, and times 0 it is not 0."""
         b = self.b
-        zero = b.map("mul", tiles[0], 0.0)
-        for t in tiles[1:]:
-            zero = b.map("fma", t, b.fill(0.0, DType.F32, t.type.shape), zero)
-        b.effect("require", b.map("eq", zero, 0.0))
+        sums = [functools.reduce(lambda x, y: b.map("add", x, y), row) for row in rows]
+        total = functools.reduce(lambda x, y: b.map("add", x, y), sums)
+        b.effect("require", b.map("eq", b.map("mul", total, 0.0), 0.0))
 
     def _finish(self, channels: Channels, kept: Dim, made: list[list[Tile]], image: Dim, y: Dim, x: Dim) -> None:
         b, how, finish = self.b, self.how, self.finish
