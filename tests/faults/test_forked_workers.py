@@ -21,7 +21,7 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.base.settings import Workers
 from hotfuse.compile import forked, pool, starting
-from hotfuse.compile.forked import ForkedWorker, ForkFailed
+from hotfuse.compile.forked import Fork, ForkedWorker, ForkFailed
 from hotfuse.compile.pool import Limits, Pool, Task
 from hotfuse.compile.starting import Starter, unsafe
 
@@ -119,6 +119,23 @@ def test_a_fork_dies_quietly_and_leaves_no_zombie(capfd: pytest.CaptureFixture[s
     with pytest.raises(ProcessLookupError):
         os.kill(worker.pid, 0)
     assert capfd.readouterr() == ("", "")
+
+
+def test_whoever_asks_while_another_thread_hears_how_it_ended_is_told_nothing_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system tells it once. To the second who asked there was no such child, and it was taken for one that ended well."""
+    waitpid, heard = os.waitpid, list[int | None]()
+
+    def meanwhile(pid: int, how: int) -> tuple[int, int]:
+        found = waitpid(pid, how)
+        heard.append(fork.poll())
+        return found
+
+    pid = os.fork()
+    if pid == 0:
+        os._exit(7)
+    fork = Fork(pid)
+    monkeypatch.setattr(os, "waitpid", meanwhile)
+    assert fork.wait() == 7 and heard == [None] and fork.poll() == 7
 
 
 def test_signals_mean_the_same_as_in_a_fresh_process() -> None:

@@ -192,16 +192,22 @@ def test_a_lock_that_is_given_back_in_time(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(database, "BUSY_S", 0.01)
     path = tmp_path / "p.sqlite"
     store = Store.open(path)
-    lock = locked(path)
-    lock.__enter__()
+    refused, free = threading.Event(), threading.Event()
+
+    def pause(_attempt: int) -> None:
+        """As long as it takes, however busy the machine."""
+        refused.set()
+        assert free.wait(120)
+
+    monkeypatch.setattr(database, "_pause", pause)
     done: list[int] = []
     writer = threading.Thread(target=lambda: done.append(store.record_measurements([row()])))
-    writer.start()
-    while not store.counts.get("retries"):
-        time.sleep(0.001)
-    lock.__exit__(None, None, None)
+    with locked(path):
+        writer.start()
+        assert refused.wait(120)
+    free.set()
     writer.join(120)
-    assert done == [1] and store.path == path and len(store.measurements()) == 1
+    assert done == [1] and store.path == path and len(store.measurements()) == 1 and store.counts["retries"] >= 1
 
 
 def test_a_lock_that_is_never_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

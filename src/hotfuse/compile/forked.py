@@ -17,6 +17,7 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -54,14 +55,22 @@ class Fork:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self._taking = threading.Lock()
+        """The system tells how a child ended once; a second thread that asks meanwhile would hear that there is no such child."""
 
     def poll(self) -> int | None:
-        """How it ended; None while it runs."""
-        return self._waited(os.WNOHANG)
+        """How it ended; None while it runs, and while another thread is about to know."""
+        if self.returncode is None and self._taking.acquire(blocking=False):
+            try:
+                return self._waited(os.WNOHANG)
+            finally:
+                self._taking.release()
+        return self.returncode
 
     def wait(self) -> int:
         """Until it has ended."""
-        return cast(int, self._waited(0))
+        with self._taking:
+            return cast(int, self._waited(0))
 
     def _waited(self, how: int) -> int | None:
         if self.returncode is None:
