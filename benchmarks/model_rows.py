@@ -25,6 +25,7 @@ _SOURCES = (
     "benchmarks/zoo",
     "benchmarks/models.py",
     "benchmarks/peers.py",
+    "benchmarks/quiet.py",
     "benchmarks/frozen.py",
     "benchmarks/timing.py",
 )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from benchmarks import zoo
+from benchmarks import quiet, zoo
 
 Call = Callable[[], Any]
 
@@ -74,8 +74,7 @@ def ort(model: zoo.ZooModel, inputs: dict[str, Any], threads: int) -> Call:
 
 def openvino(model: zoo.ZooModel, inputs: dict[str, Any], threads: int) -> Call:
     """OpenVINO for latency, in f32, at the very shapes of the inputs."""
-    import openvino as ov
-
+    ov = quiet.openvino()
     if model.path is not None:
         converted = ov.convert_model(str(model.path))
     else:

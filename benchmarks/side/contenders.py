@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import quiet
 from benchmarks.side.cases import Case, Model
 from benchmarks.side.traffic import Feed
 
@@ -166,8 +167,7 @@ def ort(job: Job) -> Loaded:
 
 
 def openvino(job: Job) -> Loaded:
-    import openvino as ov
-
+    ov = quiet.openvino()
     converted = ov.convert_model(str(job.file))
     if not job.case.dynamic and not job.case.trace:
         converted.reshape({n: list(v.shape) for n, v in job.example.items()})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
-from benchmarks import frozen, model_rows, models
+from benchmarks import frozen, model_rows, models, quiet
 from benchmarks.peers import PEERS, Absent, Call, first_line
 
 
@@ -37,6 +40,16 @@ def test_who_is_in_another_process_is_compared_and_timed_too() -> None:
     models.time_agreeing(row, calls, "eager", 3, others)
     assert row.timings["inductor"]["median_ms"] == 5000 and len(asked) == 3 and row.ratios["inductor"] > 1
     assert "differ from eager's" in row.absent["wrong"] and "wrong" not in row.timings
+
+
+def test_nobody_is_told_of_a_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The peer's telemetry forks this process for every message, into everybody's turns."""
+    here = ModuleType("openvino")
+    monkeypatch.setitem(sys.modules, "openvino", here)
+    monkeypatch.setitem(sys.modules, "openvino_telemetry", ModuleType("openvino_telemetry"))
+    assert quiet.openvino() is here
+    with pytest.raises(ImportError):
+        importlib.import_module("openvino_telemetry")
 
 
 def test_rows_are_kept_under_what_they_were_measured_with(tmp_path: Path) -> None:
