@@ -11,6 +11,8 @@ DEMO_ARGS ?=
 FUZZ_ARGS ?=
 # One thread per test worker: torch's own threads would fight over the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Tests begin some hundred interpreters: our sources are compiled once, whatever the environment says about byte code.
+KEEP_BYTECODE := PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint soak fuzz bench clean
@@ -35,7 +37,7 @@ lint: $(STAMP) ## ruff, pyright (strict on src), import-linter
 	$(BIN)/lint-imports --no-cache
 
 test: $(STAMP) lint ## the linters, then every test
-	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist loadgroup -q $(PYTEST_ARGS)
+	$(ONE_THREAD) $(KEEP_BYTECODE) $(BIN)/python -m pytest -n 2 --dist loadgroup -q $(PYTEST_ARGS)
 
 soak: $(STAMP) ## 200,000 calls on four threads while workers die and plans are swapped; two minutes on two cores
 	$(ONE_THREAD) HOTFUSE_SOAK_CALLS=200000 $(BIN)/python -m pytest -q -s tests/faults/test_soak.py
