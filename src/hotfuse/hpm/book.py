@@ -1,28 +1,27 @@
 """Rows of candidates, for a whole batch at once.
 
 Rows of nodes and bytes of values are kept: candidates of one graph share their nodes, so a new candidate costs look-ups, and a
-batch a few sums over tables.
+batch a few sums over tables. Native loops look up and add (`hpm.gather`, `hpm.tally`, `hpm.repeated`); what they do not find is
+learned in Python, and then asked for again.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hotfuse.analysis.cost import value_bytes
-from hotfuse.hpm import again, tally
+from hotfuse.hpm import again, gather, repeated, tally
+from hotfuse.hpm.gather import Words
 from hotfuse.hpm.work import (
     COLUMN,
-    EDGES,
-    MAXIMA,
     NAMES,
     NO_TILE,
-    SUMS,
     Candidate,
     Core,
     Matrix,
@@ -31,19 +30,16 @@ from hotfuse.hpm.work import (
     node_row,
 )
 from hotfuse.ir.dims import evaluate
-from hotfuse.ir.graph import Node, Value, output_values
+from hotfuse.ir.graph import Node, Param, Value, output_values
 from hotfuse.ir.types import TensorType, bits
 from hotfuse.ops.table import Access, lookup
 
 MAX_KEPT = 20_000
 """Nodes and values whose rows are kept; more of them begin anew."""
-_WAY = len(SUMS) + len(MAXIMA) + len(EDGES)
-_HEART = np.array([COLUMN[n] for n in ("rows", "columns", "depth", "window", "stride", "groups")])
-_NO_WINDOW = np.array([0.0, 1.0, 1.0])
-_COMPUTED = np.array(
-    [SUMS.index(n) for n in ("light", "divide", "function", "exp", "sigmoid", "tanh", "erf", "root", "special")]
-)
-_VALUE = attrgetter("value")
+_COMPUTED = np.array(repeated.COMPUTED)
+_SIZES, _THREADS = attrgetter("sizes"), attrgetter("threads")
+Ids = Words | None
+"""Where candidates are; None where native loops cannot read them."""
 _LIBRARY = (0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0)
 
 
@@ -62,14 +58,14 @@ class _Table:
 
 
 class _Sized:
-    """What is known at some sizes: places of nodes and values by identity, which `kept` keeps alive."""
+    """What is known at some sizes, by its number: places of nodes and values by identity, which `kept` keeps alive."""
 
-    __slots__ = ("env", "kept", "places")
+    __slots__ = ("env", "kept", "number", "places")
 
-    def __init__(self, env: Mapping[str, int]) -> None:
-        self.env = env
+    def __init__(self, env: Mapping[str, int], number: int) -> None:
+        self.env, self.number = env, number
         self.places: dict[int, int] = {}
-        self.kept: list[Node | Value] = []
+        self.kept: list[Node | Value | Param] = []
 
 
 class Book:
@@ -81,81 +77,106 @@ class Book:
 
     def _clear(self) -> None:
         self._sized: dict[tuple[tuple[str, int], ...], _Sized] = {}
+        self._numbers: dict[tuple[tuple[str, int], ...], int] = {}
+        """The same, as native loops know them."""
         self._nodes = _Table(tally.NODE_WIDTH)
         """A node's row, its kind for what is computed again, its elements."""
         self._values = _Table(tally.VALUE_WIDTH)
         """Bytes, whether strides are odd, bytes of an element."""
+        self._index = gather.Index(2)
+        """Places by identity and sizes."""
+        self._new: list[tuple[int, int, int]] = []
+        """What is to be put there."""
         self._like: dict[Any, int] = {}
         self._cores: dict[int, Core] = {}
         """Kept alive: tiles are known by their core's identity."""
-        self._tiles: dict[tuple[int, bytes], int] = {}
-        self._ways_table = _Table(len(_LIBRARY))
+        self._tiles = gather.Index(1 + len(gather.HEART))
+        """Places of ways, by core and heart."""
+        self._ways = _Table(len(_LIBRARY))
         """How candidates are cut; the first row stands for the library's kernels."""
-        self._ways_table.add(_LIBRARY)
+        self._ways.add(_LIBRARY)
 
     def rows(self, candidates: Sequence[Candidate]) -> Matrix:
         """One row each; raises Unknown where a candidate's work depends on data."""
         table = np.zeros((len(candidates), len(NAMES)))
         if not len(candidates):
             return table
-        if max(self._nodes.count, self._values.count, len(self._tiles)) > MAX_KEPT:
+        if max(self._nodes.count, self._values.count, self._tiles.count) > MAX_KEPT:
             self._clear()
-        places: list[int] = []
-        counts: list[int] = []
-        sizes, sized = candidates[0].sizes, self._at(candidates[0].sizes)
-        for c in candidates:
-            if c.sizes is not sizes:
-                sizes = c.sizes
-                sized = self._at(sizes)
-            graph = c.graph
-            nodes, inputs, params, outputs = graph.nodes, graph.inputs, graph.params, graph.outputs
-            try:
-                everything = (*nodes, *inputs, *map(_VALUE, params), *outputs)
-                places += list(map(sized.places.__getitem__, map(id, everything)))
-            except KeyError:  # something new, or an output that is no value
-                outputs = output_values(graph)
-                places += [self._node(sized, n) for n in nodes]
-                places += [self._value(sized, v) for v in (*inputs, *(p.value for p in params), *outputs)]
-            counts += (len(nodes), len(inputs), len(params), len(outputs))
-        each = np.fromiter(counts, np.int64, len(counts))
-        place = np.fromiter(places, np.int64, len(places))
-        told = tally.fill(table, place, each, self._nodes.rows, self._values.rows)
-        self._ways(table, candidates)
-        _again(table, candidates, told, self._nodes.rows, each[::4])
+        ids = gather.identities(candidates)
+        counts, places = self._placed(candidates, ids)
+        told = tally.fill(table, places, counts, self._nodes.rows, self._values.rows)
+        self._cut(table, candidates, ids)
+        _again(table, candidates, ids, told, self._nodes.rows, counts[::4])
         _less(table)
         return table
 
     # --- parts of rows -----------------------------------------------------------------------------------------------------
 
-    def _ways(self, table: Matrix, candidates: Sequence[Candidate]) -> None:
-        heart = table[:, _HEART]
-        np.maximum(heart[:, 3:], 1.0, out=heart[:, 3:])
-        heart[table[:, COLUMN["convolution"]] <= 0, 3:] = _NO_WINDOW
-        heart[heart[:, 1] * heart[:, 2] == 0] = 0.0  # nothing to cut
-        raw, size, tiles = heart.tobytes(), heart.itemsize * len(_HEART), self._tiles
-        ways: list[int] = []
-        for at, c in enumerate(candidates):
-            core, own = c.core, raw[at * size : (at + 1) * size]
-            if core is None:
-                ways.append(0)
-            elif (known := tiles.get((id(core), own))) is not None:
-                ways.append(known)
-            else:
-                ways.append(self._tiled(core, own))
-        way = np.fromiter(ways, np.int64, len(ways))
-        table[:, _WAY:-2] = self._ways_table.rows[way]
-        table[:, -2] = [c.threads for c in candidates]
-        table[:, -1] = way == 0
+    def _placed(self, candidates: Sequence[Candidate], ids: Ids) -> tuple[Words, Words]:
+        """Nodes, inputs, params and outputs of each candidate, counted; and where all their rows are."""
+        if ids is None:
+            return self._asked(candidates)
+        keys = [tuple(s.items()) for s in map(_SIZES, candidates)]
+        try:
+            sized = np.fromiter(map(self._numbers.__getitem__, keys), np.int64, len(keys))
+        except KeyError:
+            sized = np.array([self._at(c.sizes).number for c in candidates], np.int64)
+        counts = gather.counted(ids)
+        total = int(counts.sum())
+        places, missed = gather.placed(ids, sized, self._index, total)
+        if missed.any():
+            for i in np.flatnonzero(missed).tolist():
+                self._learned(candidates[i])
+            self._known()
+            places, missed = gather.placed(ids, sized, self._index, total)
+        return self._asked(candidates) if missed.any() else (counts, places)
 
-    def _tiled(self, core: Core, heart: bytes) -> int:
-        rows, columns, depth, window, stride, groups = (int(n) for n in np.frombuffer(heart))
+    def _asked(self, candidates: Sequence[Candidate]) -> tuple[Words, Words]:
+        """The same without native loops: for candidates that are objects of another kind, or have outputs that are no values."""
+        places: list[int] = []
+        counts: list[int] = []
+        for c in candidates:
+            own = self._learned(c)
+            places += itertools.chain.from_iterable(own)
+            counts += map(len, own)
+        self._known()
+        return np.array(counts, np.int64), np.array(places, np.int64)
+
+    def _learned(self, c: Candidate) -> tuple[list[int], list[int], list[int], list[int]]:
+        """Places of a candidate's nodes, inputs, params and outputs, which are known from now on."""
+        sized = self._at(c.sizes)
+        graph = c.graph
+        return ([self._node(sized, n) for n in graph.nodes], [self._value(sized, v) for v in graph.inputs],
+                [self._param(sized, p) for p in graph.params], [self._value(sized, v) for v in output_values(graph)])  # fmt: skip
+
+    def _cut(self, table: Matrix, candidates: Sequence[Candidate], ids: Ids) -> None:
+        threads = np.fromiter(map(_THREADS, candidates), np.float64, len(candidates))
+        if ids is None:
+            way = [self._tiled(c.core, h) if c.core is not None else 0
+                   for c, h in zip(candidates, _hearts(table), strict=True)]  # fmt: skip
+            table[:, COLUMN["lanes"] : COLUMN["threads"]] = self._ways.rows[way]
+            table[:, COLUMN["threads"]], table[:, COLUMN["library"]] = threads, [c.core is None for c in candidates]
+            return
+        hearts, missed = gather.cut(ids, table, self._tiles, self._ways.rows, threads)
+        if missed.any():
+            new: dict[tuple[int, ...], int] = {}
+            for i in np.flatnonzero(missed).tolist():
+                core, heart = candidates[i].core, hearts[i]
+                key = (id(core), *heart.view(np.int64).tolist())
+                if core is not None and key not in new:
+                    new[key] = self._tiled(core, heart)
+            self._tiles.put(np.array([(*key, at) for key, at in new.items()], np.int64))
+            gather.cut(ids, table, self._tiles, self._ways.rows, threads)
+
+    def _tiled(self, core: Core, heart: Matrix) -> int:
+        rows, columns, depth, window, stride, groups = (int(n) for n in heart)
         t = self._tiler(core, rows, columns, depth, window, stride, groups) if columns else NO_TILE
         self._cores[id(core)] = core
-        found = self._tiles[id(core), heart] = self._ways_table.add((
+        return self._ways.add((
             float(core.lanes), float(core.registers), float(core.l2), float(t.rows), float(t.vectors), float(t.sets), t.padding,
             float(t.group_rows), t.products,
         ))  # fmt: skip
-        return found
 
     # --- what is kept ------------------------------------------------------------------------------------------------------
 
@@ -163,8 +184,21 @@ class Book:
         key = tuple(sizes.items())
         found = self._sized.get(key)
         if found is None:
-            found = self._sized[key] = _Sized(dict(sizes))
+            found = self._sized[key] = _Sized(dict(sizes), len(self._sized))
+            self._numbers[key] = found.number
         return found
+
+    def _keep(self, sized: _Sized, part: Node | Value | Param, at: int) -> int:
+        sized.places[id(part)] = at
+        sized.kept.append(part)
+        self._new.append((id(part), sized.number, at))
+        return at
+
+    def _known(self) -> None:
+        """Native loops find what was learned from now on."""
+        if self._new:
+            self._index.put(np.array(self._new, np.int64))
+            self._new.clear()
 
     def _node(self, sized: _Sized, node: Node) -> int:
         """A node's place in the table: that of an equal one at equal sizes, or a new one."""
@@ -183,9 +217,7 @@ class Book:
             at = self._nodes.add([*node_row(node, env), *_computed(node, env)])
             if key is not None:
                 self._like[key] = at
-        sized.places[id(node)] = at
-        sized.kept.append(node)
-        return at
+        return self._keep(sized, node, at)
 
     def _value(self, sized: _Sized, v: object) -> int:
         assert isinstance(v, Value)
@@ -196,9 +228,12 @@ class Book:
                 raise Unknown(f"the size of %{v.name} depends on data")
             t = v.type
             own = (t.layout.strided, bits(t.dtype) / 8) if isinstance(t, TensorType) else (0, 4.0)
-            at = sized.places[id(v)] = self._values.add([size, *own])
-            sized.kept.append(v)
+            at = self._keep(sized, v, self._values.add([size, *own]))
         return at
+
+    def _param(self, sized: _Sized, p: Param) -> int:
+        at = sized.places.get(id(p))
+        return at if at is not None else self._keep(sized, p, self._value(sized, p.value))
 
 
 def _shape(v: Value, env: Mapping[str, int]) -> Iterable[int]:
@@ -217,32 +252,31 @@ def _computed(node: Node, env: Mapping[str, int]) -> tuple[float, float]:
 _ALONG = {Access.POINTWISE: again.POINTWISE, Access.MOVEMENT: again.MOVED}
 
 
+def _hearts(table: Matrix) -> Matrix:
+    """What tiles are chosen for, as `gather.cut` tells it."""
+    heart = table[:, [COLUMN[n] for n in gather.HEART]]
+    np.maximum(heart[:, 3:], 1.0, out=heart[:, 3:])
+    heart[table[:, COLUMN["convolution"]] <= 0, 3:] = (0.0, 1.0, 1.0)
+    heart[heart[:, 1] * heart[:, 2] == 0] = 0.0  # nothing to cut
+    return heart
+
+
 def _again(
-    table: Matrix, candidates: Sequence[Candidate], told: tally.Told, nodes: Matrix, counts: npt.NDArray[np.int64]
+    table: Matrix, candidates: Sequence[Candidate], ids: Ids, told: tally.Told, nodes: Matrix, counts: Words
 ) -> None:
     """What a kernel computes several times counts so often: rare, so only graphs in which it may be are looked at."""
+    left = range(len(candidates)) if ids is None else repeated.again(ids, table, told, nodes).tolist()
     starts = counts.cumsum() - counts
-    own = table[:, COLUMN["library"]] == 0
-    maybe = (told.smaller > 0) & (table[:, COLUMN["mma"]] == 0)
-    maybe |= (table[:, COLUMN["product"]] > 0) & (told.kinds[starts] != again.PRODUCT)
-    maybe &= own
-    some = np.flatnonzero(maybe)
-    if not len(some):
-        return
-    across = table[some, COLUMN["tile_vectors"]] * np.maximum(table[some, COLUMN["lanes"]], 1.0)
-    panels = np.maximum(np.ceil(table[some, COLUMN["columns"]] / across), 1.0)
-    kinds, elements = told.kinds.tolist(), told.sizes.tolist()
-    looked_at: list[int] = []
-    often: list[float] = []
-    begins: list[int] = []
-    for i, first, wide in zip(some.tolist(), starts[some].tolist(), panels.tolist(), strict=True):
-        graph = candidates[i].graph
-        last = first + len(graph.nodes)
-        begins.append(len(often))
-        often += again.times(graph, kinds[first:last], elements[first:last], wide)
-        looked_at += range(first, last)
-    computed = nodes[told.places[looked_at][:, None], _COMPUTED] * np.array(often)[:, None]
-    table[some[:, None], _COMPUTED] = np.add.reduceat(computed, begins)
+    for i in left:
+        row, own = table[i], slice(int(starts[i]), int(starts[i] + counts[i]))
+        kinds, elements = told.kinds[own].tolist(), told.sizes[own].tolist()
+        product = row[COLUMN["product"]] > 0 and kinds[0] != again.PRODUCT
+        if row[COLUMN["library"]] == 0 and (product or (told.smaller[i] > 0 and row[COLUMN["mma"]] == 0)):
+            across = row[COLUMN["tile_vectors"]] * max(row[COLUMN["lanes"]], 1.0)
+            often = again.times(
+                candidates[i].graph, kinds, elements, max(math.ceil(row[COLUMN["columns"]] / across), 1.0)
+            )
+            row[_COMPUTED] = (nodes[told.places[own][:, None], _COMPUTED] * np.array(often)[:, None]).sum(0)
 
 
 def _less(table: Matrix) -> None:

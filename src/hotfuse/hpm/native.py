@@ -12,12 +12,14 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.once import once
 
 _BINARY: dict[Any, str] = {np.add: "fadd", np.subtract: "fsub", np.multiply: "fmul", np.true_divide: "fdiv"}
 _COMPARED: dict[Any, str] = {
@@ -136,6 +138,17 @@ end:
 """
 
 
+class Kind(Enum):
+    """Arguments of native functions."""
+
+    NUMBER = "number"
+    ARRAY = "array"
+    """An array's numbers, which lie one after the other."""
+
+
+NUMBER, ARRAY = Kind.NUMBER, Kind.ARRAY
+
+
 class Function:
     """Native code that can be called, and lives as long as this."""
 
@@ -144,21 +157,60 @@ class Function:
     def __init__(self, call: Callable[..., None], engine: Any) -> None:
         self._call, self._engine = call, engine
 
-    def __call__(self, *args: int) -> None:
-        """Run it: numbers, and addresses of memory that outlives the call."""
+    def __call__(self, *args: int | npt.NDArray[Any]) -> None:
+        """Run it."""
         self._call(*args)
 
 
-def function(text: str, name: str, kinds: Sequence[Any], effort: int = 2) -> Function:
-    """A function of a module's text, which takes arguments of these kinds and returns nothing."""
+def function(
+    text: str, name: str, kinds: Sequence[Kind], effort: int = 2, *, holding: bool = False, pointer: str = "ptr"
+) -> Function:
+    """A function of a module's text, which takes arguments of these kinds (addresses as `pointer`) and returns nothing.
+
+    It runs without the interpreter lock, or `holding` it: then nobody changes what it reads. Asking an array where its numbers are
+    takes longer than a short loop over them, so an entry in front of the function looks that up in the array itself.
+    """
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(opt=effort)
-    engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(text), machine)
+    word = data_word()
+    entered = text if word is None else text + _entry(name, kinds, word, pointer)
+    engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(entered), machine)
     engine.finalize_object()
-    return Function(ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address(name)), engine)
+    prototype = ctypes.PYFUNCTYPE if holding else ctypes.CFUNCTYPE
+    given: Any = ctypes.py_object if word is not None else ctypes.c_void_p
+    made = prototype(None, *(given if k is ARRAY else ctypes.c_int64 for k in kinds))
+    if word is not None:
+        return Function(made(engine.get_function_address("entered")), engine)
+    plain = made(engine.get_function_address(name))
+    return Function(lambda *args: plain(*(a.ctypes.data if isinstance(a, np.ndarray) else a for a in args)), engine)
+
+
+def _entry(name: str, kinds: Sequence[Kind], word: int, pointer: str) -> str:
+    """A function that takes arrays as objects, and calls another one with the addresses of their numbers."""
+    lines = [f"define void @entered({', '.join(f'i64 %a{i}' for i in range(len(kinds)))}) {{"]
+    args: list[str] = []
+    for i, kind in enumerate(kinds):
+        if kind is NUMBER:
+            args.append(f"i64 %a{i}")
+            continue
+        lines += [
+            f"  %o{i} = add i64 %a{i}, {word * 8}",
+            f"  %p{i} = inttoptr i64 %o{i} to ptr",
+            f"  %d{i} = load {pointer}, ptr %p{i}",
+        ]
+        args.append(f"{pointer} %d{i}")
+    return "\n".join(["", *lines, f"  call void @{name}({', '.join(args)})", "  ret void", "}", ""])
+
+
+@once
+def data_word() -> int | None:
+    """The word of an array that says where its numbers are, found by looking at one; None where it is kept elsewhere."""
+    thing = np.arange(7.0)
+    words = list((ctypes.c_uint64 * (type(thing).__basicsize__ // 8)).from_address(id(thing)))
+    return words.index(thing.ctypes.data) if words.count(thing.ctypes.data) == 1 else None
 
 
 Matrix = npt.NDArray[np.float64]
@@ -173,10 +225,7 @@ def compiled(width: int, formulas: Callable[[Read, Read], tuple[list[Any], list[
     """A function of rows: `formulas` is told how to read a row's numbers and the given ones, and answers with doubles, singles."""
     trace = Trace()
     doubles, singles = formulas(lambda at: trace.read("%row", at), lambda at: trace.read("%given", at))
-    pointer = ctypes.c_void_p
-    run = function(
-        _code(trace, width, doubles, singles), "rows", [pointer, ctypes.c_int64, pointer, pointer, pointer], 1
-    )
+    run = function(_code(trace, width, doubles, singles), "rows", [ARRAY, NUMBER, ARRAY, ARRAY, ARRAY], 1)
     of_doubles, of_singles = len(doubles), len(singles)
 
     def rows(table: Matrix, given: Matrix) -> tuple[Matrix, npt.NDArray[np.float32]]:
@@ -185,7 +234,7 @@ def compiled(width: int, formulas: Callable[[Read, Read], tuple[list[Any], list[
             raise InternalError(f"formulas of {width} columns were given {own.shape}")
         n = len(own)
         found, narrow = np.empty((n, of_doubles)), np.empty((n, of_singles), np.float32)
-        run(own.ctypes.data, n, given.ctypes.data, found.ctypes.data, narrow.ctypes.data)
+        run(own, n, given, found, narrow)
         return found, narrow
 
     return rows

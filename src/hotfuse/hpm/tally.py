@@ -6,7 +6,6 @@ of values become columns of edges. What is told of nodes besides is what `hpm.ag
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
 import numpy as np
@@ -184,7 +183,7 @@ begin:
 
 @once
 def _compiled() -> native.Function:
-    return native.function(_code(), "tally", [ctypes.c_int64, *[ctypes.c_void_p] * 9])
+    return native.function(_code(), "tally", [native.NUMBER, *[native.ARRAY] * 9])
 
 
 def fill(table: Matrix, places: Places, counts: Places, nodes: Matrix, values: Matrix) -> Told:
@@ -192,6 +191,7 @@ def fill(table: Matrix, places: Places, counts: Places, nodes: Matrix, values: M
     run = _compiled()
     total = int(counts[::4].sum())
     told = Told(np.empty(total, np.int64), np.empty(total), np.empty(total), np.zeros(len(table)))
-    run(len(table), counts.ctypes.data, places.ctypes.data, nodes.ctypes.data, values.ctypes.data, table.ctypes.data,
-        told.places.ctypes.data, told.kinds.ctypes.data, told.sizes.ctypes.data, told.smaller.ctypes.data)  # fmt: skip
+    run(
+        len(table), counts, places, nodes, values, table, told.places, told.kinds, told.sizes, told.smaller
+    )  # fmt: skip
     return told

@@ -8,7 +8,6 @@ comparison and an addition with its carry are a step down.
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
@@ -123,9 +122,8 @@ end:
 
 @once
 def _compiled() -> native.Function:
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    kinds = [pointer, pointer, pointer, number, number, pointer, number, number, pointer]
-    return native.function(_code(), "walk", kinds)
+    a, n = native.ARRAY, native.NUMBER
+    return native.function(_code(), "walk", [a, a, a, n, n, a, n, n, a])
 
 
 def sums(
@@ -134,6 +132,5 @@ def sums(
     """The sum over all trees of the leaf that each row ends at; nodes point at nodes, and ask for columns that are there."""
     out = np.zeros(len(x) + TOGETHER)
     if len(x):
-        _compiled()(nodes.ctypes.data, values.ctypes.data, roots.ctypes.data, len(roots), max(depth, 1), x.ctypes.data,
-                    len(x), x.shape[1], out.ctypes.data)  # fmt: skip
+        _compiled()(nodes, values, roots, len(roots), max(depth, 1), x, len(x), x.shape[1], out)
     return out[: len(x)]
