@@ -21,7 +21,6 @@ from hotfuse.hpm import forest, judge, model, walk
 from hotfuse.hpm.book import Book
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.model import Model, Predictor, Samples
-from hotfuse.hpm.online import LEAST, LEAST_OF_FAMILY, RECENT, Online
 from hotfuse.hpm.roofline import Roof, least, roof
 from hotfuse.hpm.shapes import Problem, draws
 from hotfuse.hpm.work import COLUMN, FAMILIES, Candidate, Unknown, families
@@ -212,68 +211,7 @@ def test_stated_intervals_hold_on_problems_that_were_not_seen() -> None:
     assert 0.65 < (off <= made.widths(found, predicted)).mean() < 0.95
 
 
-# --- online ----------------------------------------------------------------------------------------------------------------
-
-
-def residuals(r: np.random.Generator, n: int) -> list[tuple[int, int, float]]:
-    return [(int(r.integers(0, 6)), int(r.integers(-1, 4)), float(r.normal(0, 0.1))) for _ in range(n)]
-
-
-def left(online: Online, true: object, r: np.random.Generator) -> float:
-    """The mean error that a correction leaves of a drift."""
-    some = residuals(r, 400)
-    family, level = np.array([s[0] for s in some]), np.array([s[1] for s in some])
-    want = np.array([true(f, b) for f, b, _ in some])  # type: ignore[operator]
-    return float(np.abs(online.shift(family, level) - want).mean())
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(
-    ("name", "true"),
-    [
-        ("everything", lambda f, b: 0.47),
-        ("family", lambda f, b: 0.47 * (f == 3)),
-        ("level", lambda f, b: 0.47 * (b == 2)),
-    ],
-)
-def test_a_slowdown_is_learned_within_fifty_samples(name: str, true: object, seed: int) -> None:
-    r = np.random.default_rng(seed)
-    online = Online()
-    online.observe_all(residuals(r, 30))  # how it was before
-    online.observe_all((f, b, off + true(f, b)) for f, b, off in residuals(r, 50))  # type: ignore[operator]
-    before = left(Online(), true, np.random.default_rng(7))
-    assert left(online, true, np.random.default_rng(7)) < max(0.07, before / 2), online.drifted
-    assert online.drifted.any
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_machine_that_did_not_change_is_left_alone(seed: int) -> None:
-    r = np.random.default_rng(seed)
-    online = Online()
-    for some in residuals(r, 100):
-        online.observe_all([some])
-        assert left(online, lambda f, b: 0.0, np.random.default_rng(7)) < 0.04, online.drifted
-
-
-def test_one_problem_in_several_ways_does_not_correct_its_family() -> None:
-    """A few samples that the model misses alike are no drift of their family; more of them are believed."""
-    online = Online()
-    online.observe_all((n % 4, -1, 0.0) for n in range(3 * LEAST))
-    online.observe_all((4, -1, 0.3) for _ in range(LEAST_OF_FAMILY - 1))
-    assert not online.drifted.any
-    online.observe_all((4, -1, 0.3) for _ in range(LEAST_OF_FAMILY))
-    assert list(online.drifted.family) == ["convolution"]
-
-
-def test_a_level_that_nobody_met_lately_stays_corrected() -> None:
-    """Also where the one sample of it among the newest is a hiccup; more of them take the correction back."""
-    online = Online()
-    online.observe_all((n % 6, 2 if n % 2 else -1, 0.47 if n % 2 else 0.0) for n in range(40))
-    assert list(online.drifted.level) == ["L3"]
-    online.observe_all((n % 6, 2 if n == RECENT // 2 else -1, 0.0) for n in range(2 * RECENT))
-    assert list(online.drifted.level) == ["L3"] and online.drifted.level["L3"] > 0.4
-    online.observe_all((n % 6, 2, 0.0) for n in range(2 * RECENT))
-    assert not online.drifted.any
+# --- forests and what judges them -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 17])
@@ -313,18 +251,6 @@ def test_drift_is_judged_by_all_bars_and_harm_by_what_there_was_without_a_correc
         np.arange(len(table)) % 2, 1.0, 1.8
     )  # misses half of everything: no bar is kept anyway
     assert judge.drift_samples(samples, harmful, AT, most=30).worst >= 1.0
-
-
-def test_few_samples_correct_nothing_and_hiccups_are_bounded() -> None:
-    online = Online()
-    for _ in range(LEAST - 1):
-        online.observe(0, 0, 1e-6, 2e-6)
-    assert not online.drifted.any
-    online.observe(0, 0, 1e-6, 0.0)
-    online.observe(0, 0, 0.0, 1e-6)
-    assert online.seen == LEAST - 1
-    online.observe(0, 0, 1e-6, 2e-6)
-    assert np.exp(online.shift(np.array([0]), np.array([0])))[0] == pytest.approx(2.0, rel=0.01)
 
 
 # --- calibration -------------------------------------------------------------------------------------------------------------

@@ -96,7 +96,8 @@ class Foresight:
         table = np.array([[m.features[n] for n in NAMES] for m in usable])
         plain = Predictor(self.predictor.model, self.host.at, self.predictor.book).of_rows(table)
         off = np.log(np.array([m.time_ns for m in usable]) * 1e-9 / plain.seconds)
-        self.online.observe_all(zip(map(int, plain.family), map(int, plain.level), map(float, off), strict=True))
+        found = zip(map(int, plain.family), map(int, plain.level), map(float, off), strict=True)
+        self.online.observe_all(found, [rows.problem_of(m.kernel) for m in usable])
 
     def of_group(self, graph: Graph, sizes: Mapping[str, int]) -> Foreseen | None:
         """What a group would take as a kernel and by the library; None where that depends on data."""

@@ -30,6 +30,11 @@ def kernel_name(problem: str, sizes: Mapping[str, int], core: Core | None, threa
     return f"{problem}:{shown}:{way}:{threads}"[:128]
 
 
+def problem_of(kernel: str) -> str:
+    """What all ways of one problem at the same sizes are called."""
+    return ":".join(kernel.split(":")[:2])
+
+
 def measurements(
     names: Sequence[str],
     table: Matrix,

@@ -64,7 +64,9 @@ def learned(
     order = np.random.default_rng(seed).permutation(np.flatnonzero(samples.seconds > LENGTHS[0]))[:count]
     online = Online()
     off = np.log(samples.seconds / predicted)
-    online.observe_all((int(found.family[i]), int(level[i]), float(off[i])) for i in order)
+    online.observe_all(
+        ((int(found.family[i]), int(level[i]), float(off[i])) for i in order), samples.group[order].tolist()
+    )
     rest = np.ones(len(samples), bool)
     rest[order] = False
     return online, rest
@@ -184,7 +186,8 @@ def drift_samples(
         online, order = Online(), np.random.default_rng(seed).permutation(np.flatnonzero(long))
         outside = far = 0
         for n, i in enumerate(order[:most], 1):
-            online.observe(int(found.family[i]), int(level[i]), float(predicted[i]), float(times[i]))
+            seen, problem = (int(found.family[i]), int(level[i])), int(samples.group[i])
+            online.observe(*seen, float(predicted[i]), float(times[i]), problem)
             now = accuracy(times, predicted * np.exp(online.shift(found.family, level)))
             missed = _missed(now, plain)
             outside, far = n if missed else outside, n if "mape" in missed else far
