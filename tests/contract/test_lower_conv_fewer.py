@@ -126,7 +126,7 @@ def test_it_is_chosen_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_registers_are_enough() -> None:
     """Rows of a transform are made a pair at a time: all 36 points at once would go to memory and back."""
     target = level("avx512", {"sse4.2", "avx", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"})
-    wide = {"size": (56, 56), "window": (3, 3), "channels": (64, 64), "padding": 1}
+    wide: dict[str, Any] = {"size": (56, 56), "window": (3, 3), "channels": (64, 64), "padding": 1}
     lowered = lower_convolution(parse(text(**wide)), Core(target.lanes, 32))
     assert fewer(lowered)
     lines = assembly_text(lowered.kernel, target).splitlines()

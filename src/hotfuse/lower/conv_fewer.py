@@ -193,7 +193,7 @@ class Fewer:
     def write(self) -> None:
         """All of them."""
         b, how, finish = self.b, self.how, self.finish
-        finish.make_room(-(-self.width // self.lanes) * self.lanes)
+        finish.make_room(self.width)
         if not finish.short:
             self.results = b.scratch("results", DType.F32, (how.down.outputs * how.across.outputs, self.lanes))
         with contextlib.ExitStack() as scope:

@@ -2,7 +2,8 @@
 
 What depends on the channel alone (a batch norm's scale and shift, say) is computed once per panel and kept in scratch memory.
 Short epilogues work on whole register tiles; long ones go through scratch memory pixel by pixel, to keep the code short. The
-sums of a single output channel lie one behind the other there, and are finished many pixels at once.
+sums of a single output channel lie one behind the other there, and are finished many pixels at once. Where the result, or what is
+added to it, lies plane by plane, squares of as many pixels as channels are taken from there: these are turned by shuffles.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hotfuse.ir.dims import Dim, expr
-from hotfuse.ir.graph import Graph, Node, Value
+from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.index import Position, Space, counters_of, scaled, shifted
-from hotfuse.lower.lowered import Memory, tensor_type
+from hotfuse.lower.lowered import Memory, dense_strides, tensor_type
 from hotfuse.lower.values import Along, Apply, Definitions, Evaluator
 from hotfuse.lower.views import Alias, shape_of
 from hotfuse.ops.table import packet
@@ -27,6 +28,8 @@ _CHEAP = frozenset({
 })  # fmt: skip
 _FEW = 8
 """Up to so many cheap nodes are done on whole register tiles."""
+_FEW_PIXELS = 2
+"""Up to so many pixels are written to planes one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,10 @@ class Finish:
         later = [n for n in graph.nodes if any(v.name in after for v in n.ins)]
         cheap = all(packet(n.op).split(".")[-1] in _CHEAP for n in later)
         self.short = len(later) <= _FEW and cheap and not self.single
+        read = [v for v in sources(graph) if v.name != sums.name and any(v in n.ins for n in later)]
+        self.images = [v for v in (*read, *outs) if shape_of(v) == self.shape]
+        """What the epilogue reads and writes pixel by pixel."""
+        self.squares = False
 
     @property
     def single(self) -> bool:
@@ -147,7 +154,20 @@ class Finish:
     def make_room(self, width: int) -> None:
         """Scratch memory for what is computed once per channel: `width` of them at a time."""
         for i in range(len(self.channels)):
-            self.kept.append(self.builder.scratch(f"channel{i}", DType.F32, (width,)))
+            self.kept.append(self.builder.scratch(f"channel{i}", DType.F32, (self._whole(width),)))
+
+    def room_for_sums(self, rows: int, width: int, where: Where) -> Buffer | None:
+        """Scratch memory for the sums of a block of so many pixels along some row, where they are to go through there."""
+        self.squares = not self.single and where.step == 1 and any(_plane_by_plane(v, where.pixel) for v in self.images)
+        if self.squares:
+            rows, width = self._whole(rows), self._whole(width)
+        elif self.short:
+            return None
+        return self.builder.scratch("sums", DType.F32, (rows, width))
+
+    def _whole(self, count: int) -> int:
+        """So many, in whole vectors."""
+        return -(-count // self.lanes) * self.lanes
 
     def prepare(self, channels: Channels, width: int, at: Dim = 0) -> None:
         """Compute it for a panel's channels, and keep it at a place of the scratch memory."""
@@ -216,6 +236,45 @@ class Finish:
         if self.single:
             self.line(where, pixel, rows, scratch)
             return
-        with b.loop("pixel", 0, rows) as i:
-            sums = b.load(scratch, (i.var, 0), (parts[0][1].type.shape[1],))
-            self.tile(where, expr("+", pixel, i.var), channels, sums)
+        self.through(where, pixel, channels, rows, parts[0][1].type.shape[1], scratch)
+
+    def through(
+        self, where: Where, pixel: Dim, channels: Channels, rows: int, width: int, scratch: Buffer, kept: Dim = 0
+    ) -> None:
+        """All sums of a block, [rows, width] in scratch memory."""
+        b, lanes = self.builder, self.lanes
+        if not self.squares or rows <= _FEW_PIXELS:
+            with b.loop("pixel", 0, rows) as i:
+                self.tile(where, expr("+", pixel, i.var), channels, b.load(scratch, (i.var, 0), (width,)), kept)
+            return
+        turned = all(_plane_by_plane(v, where.pixel) for v in self.outs)
+        with b.loop("vector", 0, width, lanes) as v:
+            at, exact = expr("+", channels.at, v.var), channels.exact and width % lanes == 0
+            last = expr("+", channels.at, width)
+            here = Channels(at, last if channels.exact else expr("min", channels.end, last), exact)
+            for first in range(0, rows, lanes):
+                pixels = Along(where.pixel, lanes, None if rows - first >= lanes else rows - first)
+                self._square(where, expr("+", pixel, first), here, pixels, b.load(scratch, (first, v.var), (lanes, lanes)),
+                             expr("+", kept, v.var), turned=turned)  # fmt: skip
+
+    def _square(
+        self, where: Where, pixel: Dim, channels: Channels, pixels: Along, sums: Tile, kept: Dim, *, turned: bool
+    ) -> None:
+        """As many pixels as channels; turned round, so that vectors run along pixels, where results lie like that."""
+        b, lanes = self.builder, self.lanes
+        axes = [pixels, channels.along(lanes)]
+        if turned:
+            axes, sums = axes[::-1], b.transpose(sums, (1, 0))
+        shape = (lanes, 1) if turned else (lanes,)
+        self._store(
+            where, pixel, channels.at, sums, axes, lambda buffer: b.reshape(b.load(buffer, (kept,), (lanes,)), shape)
+        )
+
+
+def _plane_by_plane(v: Value, pixel: int) -> bool:
+    """Whether neighbours along a row lie side by side, and channels do not."""
+    t = v.type
+    if not isinstance(t, TensorType) or t.layout.strided or t.shape[1] == 1 or t.shape[pixel] == 1:
+        return False
+    strides = dense_strides(t.shape, t.layout)
+    return strides[pixel] == 1 and strides[1] != 1

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.algebra import mul
-from hotfuse.lower.conv_finish import Channels, Finish
+from hotfuse.lower.conv_finish import Channels, Finish, Where
 from hotfuse.lower.conv_rows import Row, Task, along, over_window, rows, start, step_of
 from hotfuse.lower.conv_shape import Block, Part, Segment, strips
 from hotfuse.lower.gemm import MIN_TASKS, let
@@ -93,7 +93,8 @@ class _Dense:
     def write(self) -> None:
         b = self.b
         self.finish.make_room(self.width)
-        scratch = None if self.finish.short else b.scratch("sums", DType.F32, (self.tiling.mr, self.width))
+        row = self.tasks[0].row
+        scratch = self.finish.room_for_sums(self.tiling.mr, self.width, Where({}, row.dim, row.step))
         with contextlib.ExitStack() as scope:
             parts = scope.enter_context(let(b, "parts", self.parts))
             at = scope.enter_context(b.parallel("task", expr("*", parts, self.panels))).var

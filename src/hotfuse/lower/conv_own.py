@@ -14,7 +14,7 @@ import contextlib
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.algebra import mul
-from hotfuse.lower.conv_finish import Channels, Finish
+from hotfuse.lower.conv_finish import Channels, Finish, Where
 from hotfuse.lower.conv_rows import Row, Task, along, over_window, rows, start, step_of
 from hotfuse.lower.conv_shape import Block
 from hotfuse.lower.gemm import MIN_TASKS, let
@@ -35,7 +35,7 @@ class _Own:
     def write(self) -> None:
         b, task, finish, width = self.b, self.task, self.finish, self.width
         finish.make_room(width * self.panels)
-        self.scratch = None if finish.short else b.scratch("sums", DType.F32, (self.most, width))
+        self.scratch = finish.room_for_sums(self.most, width, Where({}, task.row.dim))
         with contextlib.ExitStack() as scope:
             parts = scope.enter_context(let(b, "parts", expr("min", task.rows, MIN_TASKS)))
             part = scope.enter_context(b.parallel("task", parts)).var
@@ -113,6 +113,4 @@ class _Own:
             return
         for i, tile in enumerate(tiles):
             b.store(self.scratch, (i, 0), tile)
-        with b.loop("pixel", 0, len(tiles)) as i:
-            sums = b.load(self.scratch, (i.var, 0), (self.width,))
-            finish.tile(row.where, expr("+", pixel, i.var), channels, sums, channels.at)
+        finish.through(row.where, pixel, channels, len(tiles), self.width, self.scratch, channels.at)
