@@ -10,7 +10,7 @@ stands behind it in the queue, and the shortest kernel takes those milliseconds.
 
 A thread moves by excluding cores from those it may run on and allowing them again at once: it stays where it is then, and is as
 free as before. At most one of the process moves in `EVERY_NS`, so that teams that outnumber the cores do not chase each other.
-`moved` counts. Waiting is for teams between the steps of one kernel too (`team`).
+`moved` counts. Teams between the steps of one kernel wait in the same way (`team`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def family(triple: str) -> str:
     return "x86" if triple.startswith("x86") else "arm"
 
 
-def pause(triple: str) -> tuple[str, str]:
+def _pause(triple: str) -> tuple[str, str]:
     """The declaration of the instruction that says "waiting", and its call."""
     name, takes, given = _PAUSES[family(triple)]
     return f"declare void @{name}({takes})", f"call void @{name}({given})"
@@ -65,7 +65,7 @@ define void @{WAKE}(ptr %count) {{
 
 def text(triple: str) -> str:
     """The functions; a count is a word that only grows, with the number of those who sleep until it has grown behind it."""
-    declared, paused = pause(triple)
+    declared, paused = _pause(triple)
     futex = _FUTEX[family(triple)]
     return f"""
 {declared}
@@ -106,18 +106,6 @@ one:
   %threads = call i32 @omp_get_num_threads()
   %others = sub i32 %threads, 1
   %until = zext i32 %others to i64
-  br label %look
-look:
-  %looks = phi i64 [0, %one], [%more, %again]
-  %now = load atomic i64, ptr %count acquire, align 8
-  %there = icmp uge i64 %now, %until
-  br i1 %there, label %done, label %again
-again:
-  {paused}
-  %more = add i64 %looks, 1
-  %long = icmp ugt i64 %more, {SPINS}
-  br i1 %long, label %wait, label %look
-wait:
   call void @{WAIT}(ptr %count, i64 %until)
   br label %done
 other:
@@ -210,8 +198,21 @@ done:
   ret void
 }}
 
+; looks for a while, then sleeps, until a count has grown so far
 define void @{WAIT}(ptr %count, i64 %until) {{
 entry:
+  br label %look
+look:
+  %looks = phi i64 [0, %entry], [%more, %again]
+  %now = load atomic i64, ptr %count acquire, align 8
+  %there = icmp uge i64 %now, %until
+  br i1 %there, label %done, label %again
+again:
+  {paused}
+  %more = add i64 %looks, 1
+  %long = icmp ugt i64 %more, {SPINS}
+  br i1 %long, label %wait, label %look
+wait:
   %sleepers = getelementptr i64, ptr %count, i64 1
   %one.more = atomicrmw add ptr %sleepers, i64 1 seq_cst
   br label %check
@@ -225,6 +226,8 @@ sleep:
   br label %check
 rise:
   %one.less = atomicrmw sub ptr %sleepers, i64 1 monotonic
+  br label %done
+done:
   ret void
 }}
 

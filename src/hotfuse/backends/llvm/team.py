@@ -215,8 +215,6 @@ def _meeting(module: Module) -> str:
     name = "team.meeting"
     if name in module.defined:
         return name
-    declared, paused = gather.pause(module.target.triple)
-    module.declared.setdefault("pause", declared)
     module.declared.setdefault(gather.WAIT, f"declare void @{gather.WAIT}(ptr, i64)")
     module.declared.setdefault(gather.WAKE, f"declare void @{gather.WAKE}(ptr)")
     text = f"""
@@ -231,20 +229,10 @@ come:
   %all = add i64 %even, %threads
   %with.me = add i64 %before, 1
   %last = icmp eq i64 %with.me, %all
-  br i1 %last, label %wake, label %look
+  br i1 %last, label %wake, label %wait
 wake:
   call void @{gather.WAKE}(ptr %met)
   br label %done
-look:
-  %looks = phi i64 [0, %come], [%more, %again]
-  %now = load atomic i64, ptr %met acquire, align 8
-  %there = icmp uge i64 %now, %all
-  br i1 %there, label %done, label %again
-again:
-  {paused}
-  %more = add i64 %looks, 1
-  %long = icmp ugt i64 %more, {gather.SPINS}
-  br i1 %long, label %wait, label %look
 wait:
   call void @{gather.WAIT}(ptr %met, i64 %all)
   br label %done
