@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 
 from hotfuse.backends.llvm.arena import Arena, Live, allocate
@@ -17,14 +18,16 @@ from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.run_plan import Planner
 from hotfuse.compile.run_steps import PlannedCall, PlannedChoice, PlannedMark, PlannedStep
-from hotfuse.ir.dims import evaluate, symbols
+from hotfuse.ir.dims import Dim, evaluate, symbols
 from hotfuse.lower.algebra import add
-from hotfuse.tile.program import Kernel
+from hotfuse.tile.program import Kernel, Stmt
 
 PAIRS = 60_000
 """Beginnings and ends of forks that are looked at in a stretch: all of them, unless it has hundreds of calls."""
 LEAST = AWAKE_WORK
 """Work that a fork must save by estimate: about two microseconds."""
+MOST_KEPT = 256
+"""Kernels whose work is known as an expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +139,16 @@ def _stretch(pieces: Sequence[Piece], threads: int) -> list[Fork]:
     return found[::-1]
 
 
+@lru_cache(maxsize=MOST_KEPT)
+def _work(body: tuple[Stmt, ...], lanes: int) -> Dim:
+    """The same for every run of every plan with this kernel: building it takes milliseconds, finding it a tenth of that."""
+    return work(body, lanes)
+
+
 def work_of(kernel: Kernel, sizes: Mapping[str, int]) -> float:
     """What a kernel does at these sizes; nothing where that cannot be told, so that it decides nothing."""
     try:
-        return float(evaluate(work(kernel.body, host().lanes), sizes))
+        return float(evaluate(_work(kernel.body, host().lanes), sizes))
     except (KeyError, ZeroDivisionError, HotfuseError):
         return 0.0
 

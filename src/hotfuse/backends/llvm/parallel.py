@@ -116,16 +116,16 @@ def _instr_work(instr: Instr, lanes: int) -> int:
 
 def work(stmts: tuple[Stmt, ...], lanes: int) -> Dim:
     """An estimate of the vector operations in statements, as an expression over what is known outside them."""
-    total: Dim = 0
+    terms: list[Dim] = []
     for stmt in stmts:
         match stmt:
             case Instr():
-                total = expr("+", total, _instr_work(stmt, lanes))
+                terms.append(_instr_work(stmt, lanes))
             case When():
-                total = expr("+", total, work(stmt.body, lanes))
+                terms.append(work(stmt.body, lanes))
             case Loop():
-                total = expr("+", total, loop_work(stmt, lanes))
-    return total
+                terms.append(loop_work(stmt, lanes))
+    return expr("+", 0, *terms)  # at once: a sum sorts its terms whenever one is added
 
 
 def threads_worth(work: Dim, repeats: Sequence[Dim]) -> Dim:
