@@ -43,6 +43,7 @@ from hotfuse.tile.instrument import BLANK, WIDTH
 
 _FREE = ctypes.CDLL(None).free
 _FREE.argtypes, _FREE.restype = [ctypes.c_void_p], None
+_ARENAS = range(AT_ARENAS, AT_ARENAS + KEPT)
 
 
 class _Kept:
@@ -53,10 +54,12 @@ class _Kept:
         self.words[AT_HOME] = self.words[AT_HOME] or ctypes.addressof(self.words)
         self.keep = keep
 
-    def __del__(self, free: Any = _FREE) -> None:  # an argument's default outlives the names of modules at exit
-        for i in range(AT_ARENAS, AT_ARENAS + KEPT):
-            if self.words[i]:
-                free(self.words[i])
+    def __del__(self, free: Any = _FREE, arenas: range = _ARENAS) -> None:
+        # At exit a module's names are gone before what it made is; what arguments are unless given stays.
+        for i in arenas:
+            if at := self.words[i]:
+                self.words[i] = 0
+                free(at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ class NativeRun:
     @property
     def arena_bytes(self) -> int:
         """Memory that is kept between calls now, at most."""
-        kept = sum(self._kept.words[i] != 0 for i in range(AT_ARENAS, AT_ARENAS + KEPT))
+        kept = sum(self._kept.words[i] != 0 for i in _ARENAS)
         return kept * int(self._kept.words[AT_LARGEST])
 
 
