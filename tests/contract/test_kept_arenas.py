@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """Arenas that a native run keeps between calls are freed with it, also when the process ends around it."""
 
 from __future__ import annotations
