@@ -40,6 +40,8 @@ class Trace:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self._known: dict[str, str] = {}
+        self.logs: dict[str, str] = {}
+        """What each logarithm is taken of."""
 
     def line(self, text: str) -> str:
         """The name of what a line computes."""
@@ -89,7 +91,11 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
             first = t.line(f"fcmp {_CHOSEN[ufunc]} double {a}, {b}")
             return Symbol(t, t.line(f"select i1 {first}, double {a}, double {b}"))
         if ufunc in _CALLED:
-            return Symbol(t, t.line(f"call double @llvm.{_CALLED[ufunc]}.f64(double {t.number(inputs[0])})"))
+            of = t.number(inputs[0])
+            found = t.line(f"call double @llvm.{_CALLED[ufunc]}.f64(double {of})")
+            if ufunc is np.log:
+                t.logs[found] = of
+            return Symbol(t, found)
         if ufunc in _LOGIC:
             a, b = map(t.truth, inputs)
             return Symbol(t, t.line(f"{_LOGIC[ufunc]} i1 {a}, {b}"), True)
@@ -105,9 +111,10 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         return Symbol(t, t.line(name))
 
 
-def _code(trace: Trace, width: int, doubles: Sequence[Any], singles: Sequence[Any]) -> str:
+def _code(trace: Trace, width: int, doubles: Sequence[Any], singles: Sequence[Any], skipped: int) -> str:
+    """The loop; the first singles are not its work."""
     stores: list[str] = []
-    for at, value in enumerate(singles):
+    for at, value in enumerate(singles[skipped:], skipped):
         name = trace.line(f"fptrunc double {trace.number(value)} to float")
         stores += [f"  %sp{at} = getelementptr float, ptr %single, i64 {at}", f"  store float {name}, ptr %sp{at}"]
     for at, value in enumerate(doubles):
@@ -221,20 +228,33 @@ Compiled = Callable[[Matrix, Matrix], tuple[Matrix, npt.NDArray[np.float32]]]
 Read = Callable[[int], Symbol]
 
 
+def _leading_logs(trace: Trace, singles: Sequence[Any]) -> list[Symbol]:
+    """What the first singles are logarithms of: taken by the array function, which does several at once, not one by one."""
+    found: list[Symbol] = []
+    for value in singles:
+        if not isinstance(value, Symbol) or value.name not in trace.logs:
+            break
+        found.append(Symbol(trace, trace.logs[value.name]))
+    return found
+
+
 def compiled(width: int, formulas: Callable[[Read, Read], tuple[list[Any], list[Any]]]) -> Compiled:
     """A function of rows: `formulas` is told how to read a row's numbers and the given ones, and answers with doubles, singles."""
     trace = Trace()
     doubles, singles = formulas(lambda at: trace.read("%row", at), lambda at: trace.read("%given", at))
-    run = function(_code(trace, width, doubles, singles), "rows", [ARRAY, NUMBER, ARRAY, ARRAY, ARRAY], 1)
     of_doubles, of_singles = len(doubles), len(singles)
+    taken = _leading_logs(trace, singles)
+    logs, every = len(taken), [*doubles, *taken]
+    run = function(_code(trace, width, every, singles, logs), "rows", [ARRAY, NUMBER, ARRAY, ARRAY, ARRAY], 1)
 
     def rows(table: Matrix, given: Matrix) -> tuple[Matrix, npt.NDArray[np.float32]]:
         own = np.ascontiguousarray(table, np.float64)
         if own.ndim != 2 or own.shape[1] != width:
             raise InternalError(f"formulas of {width} columns were given {own.shape}")
         n = len(own)
-        found, narrow = np.empty((n, of_doubles)), np.empty((n, of_singles), np.float32)
+        found, narrow = np.empty((n, len(every))), np.empty((n, of_singles), np.float32)
         run(own, n, given, found, narrow)
-        return found, narrow
+        narrow[:, :logs] = np.log(found[:, of_doubles:])
+        return found[:, :of_doubles], narrow
 
     return rows
