@@ -9,12 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hotfuse.backends.llvm.target import host_levels
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.text import parse
 from hotfuse.lower.conv import lower_convolution
 from hotfuse.lower.lowered import Lowered
-from hotfuse.lower.tiling import core_for
+from hotfuse.lower.tiling import Core, core_for
 from hotfuse.tile.program import Loop, LoopKind, Stmt
+from tests.contract.convolving import check, text
 from tests.contract.lowering import Group, run_native
 
 CORE = core_for(16, many_registers=True)
@@ -68,3 +70,14 @@ def test_every_output_is_made(inputs: int, outputs: int, size: int, threads: int
     finally:
         torch.set_num_threads(before)
     assert float((got.double() - want).abs().max()) <= 1e-5 * max(1.0, float(want.abs().max()))
+
+
+@pytest.mark.parametrize("nearest", [2 << 10, 1 << 20])
+def test_depthwise_rows_lie_inside_blocks_where_lines_leave_the_cache(nearest: int) -> None:
+    """Five blocks in a row: one behind the other, or each with all rows, so that the lines it reads are there still."""
+    target = host_levels()[0]
+    core = Core(target.lanes, 32, nearest, 1 << 20)
+    source = text(size=(7, 70), window=(3, 3), channels=(21, 21), groups=21, padding=1, n="2", epilogue="batch norm")
+    kernel = check(source, core, target).kernel
+    inside = [_loops(loop.body) for loop in _loops(kernel.body) if loop.var in ("row", "row_1")]
+    assert inside and any(loop.var.startswith("block") for loops in inside for loop in loops) == (nearest > 1 << 16)

@@ -5,12 +5,16 @@
         for lines of the window that lie inside the image
           every input once, multiplied with the weights of all pixels that see it
         finish(sums)
+
+Where the lines that a window sees do not stay in the nearest cache, blocks come first and rows inside them, so that a line is there
+still when the next row reads it.
 """
 
 from __future__ import annotations
 
 import contextlib
 
+from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.algebra import mul
@@ -22,9 +26,11 @@ from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Tile
 
 
-def depthwise(b: KernelBuilder, task: Task, width: int, most: int, channels: int, finish: Finish) -> None:
-    """Every output channel reads its own input channel; channels are innermost in memory, `width` of them in a panel."""
-    _Own(b, task, width, most, channels, finish).write()
+def depthwise(b: KernelBuilder, task: Task, width: int, most: int, channels: int, finish: Finish, nearest: int) -> None:
+    """Every output channel reads its own input channel; channels are innermost in memory, `width` of them in a panel. The
+    nearest cache has `nearest` bytes.
+    """
+    _Own(b, task, width, most, channels, finish).write(nearest)
 
 
 class _Own:
@@ -32,7 +38,14 @@ class _Own:
         self.b, self.task, self.width, self.most, self.finish = b, task, width, most, finish
         self.all, self.panels = channels, -(-channels // width)
 
-    def write(self) -> None:
+    def _far(self, nearest: int) -> bool:
+        """Whether the lines that a window sees are known to be more than stays in the nearest cache."""
+        columns, outer = self.task.columns, self.task.outer
+        lines = outer[-1].axis.window if outer else 1
+        size = columns.size if columns.static and isinstance(columns.size, int) else 0
+        return lines > 1 and 4 * lines * size * self.all > nearest
+
+    def write(self, nearest: int) -> None:
         b, task, finish, width = self.b, self.task, self.finish, self.width
         finish.make_room(width * self.panels)
         self.scratch = finish.room_for_sums(self.most, width, Where({}, task.row.dim))
@@ -44,11 +57,19 @@ class _Own:
             if finish.channels:
                 with b.loop("panel", 0, self.panels) as ahead:
                     finish.prepare(self._channels(ahead.var), width, expr("*", ahead.var, width))
+            if self._far(nearest):
+                along(b, task, self.most, lambda block, pixel, _: self._rows(lo, hi, block, pixel), _never, together=False)
+                return
             row = scope.enter_context(rows(b, task, lo, hi))
             along(
                 b, task, self.most, lambda block, pixel, _: self._block(row, block, pixel),
                 lambda pixel: self._pixel(row, pixel), together=False,
             )  # fmt: skip
+
+    def _rows(self, lo: Dim, hi: Dim, block: Block, pixel: Dim) -> None:
+        """A block of all rows."""
+        with rows(self.b, self.task, lo, hi) as row:
+            self._block(row, block, pixel)
 
     def _channels(self, panel: Dim) -> Channels:
         return self.finish.channels_from(expr("*", panel, self.width), self.width)
@@ -114,3 +135,8 @@ class _Own:
         for i, tile in enumerate(tiles):
             b.store(self.scratch, (i, 0), tile)
         finish.through(row.where, pixel, channels, len(tiles), self.width, self.scratch, channels.at)
+
+
+def _never(pixel: Dim) -> None:
+    """Rows whose length is a number have no pixels of their own at their borders."""
+    raise InternalError(f"a pixel at {pixel} outside of all blocks")
