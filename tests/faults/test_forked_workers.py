@@ -100,6 +100,7 @@ def test_a_fork_holds_no_socket_of_the_server() -> None:
         listening.listen()
         address = listening.getsockname()
         worker = ForkedWorker()
+        assert answers(worker), "it waits for the next request now, and opens and closes nothing"
         open_there = {os.readlink(p) for p in Path(f"/proc/{worker.pid}/fd").iterdir()}
         assert not [name for name in open_there if name.startswith("socket:")]
     with socket.socket() as again:  # nobody listens there any more: the address is free
