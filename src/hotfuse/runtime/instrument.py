@@ -110,6 +110,8 @@ class Variant:
         """Looks that raised an error."""
         self._graph, self._names, self._look = graph, names, look
         self._here = _Here()
+        self._batches: list[Batch] = []
+        """Memory for records that no call is in."""
         self._taken = 0
         self._costs: dict[int, tuple[tuple[int, int], ...]] = {}
         self._working_out: set[int] = set()
@@ -307,7 +309,7 @@ class Variant:
         start = _now()
         shapes = tuple([tuple(t.shape) for t in inputs])
         signature = self._names.signature(self._graph, shapes)
-        batch = Batch(len(self._at) + len(self._parts) + MAX_CONTROL + 1)
+        batch = self._batch()
         subject = Subject(self._graph, signature, number, time.time_ns())
         turn = self._taken % CLOCKED
         counting = self._counting and turn == CLOCKED // 2
@@ -338,7 +340,17 @@ class Variant:
         self._plain_ns = shown
         batch.call(subject, self.plan.tier, shown, before - start + inside)
         publish(batch)
+        self._batches.append(batch)
         return Sampled(outs, own, before - start + inside + _now() - after, signature)
+
+    def _batch(self) -> Batch:
+        """Room for the records of a call; who publishes them has copied them when it comes back."""
+        try:
+            batch = self._batches.pop()
+        except IndexError:  # so many calls at the same time
+            return Batch(len(self._at) + len(self._parts) + MAX_CONTROL + 1)
+        batch.clear()
+        return batch
 
     def _see(self, s: _Sample, value: Any, item: int, point: Point) -> None:
         try:

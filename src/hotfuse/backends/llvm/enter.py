@@ -11,10 +11,10 @@ never share one, and memory that is warm in the caches is used again. They are f
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -62,8 +62,7 @@ class _Kept:
                 free(at)
 
 
-@dataclass(frozen=True, slots=True)
-class Inside:
+class Inside(NamedTuple):
     """What a watched call told."""
 
     ns: tuple[int, ...]
@@ -72,6 +71,27 @@ class Inside:
     """By branch: 0 where it was not reached (or not asked for), 1 where it went to its second side, 2 where to its first."""
     counted: Mapping[str, tuple[int, ...]]
     """By value that a counting kernel stored: its counters (`tile.instrument`)."""
+
+
+class _Watched:
+    """A job of a run's own for watched calls, with memory in which the driver tells what it is asked for.
+
+    Such a call comes after thousands of others, and finds nothing of itself in the caches: what it touches is what it costs. So
+    words are written and read as memory, not through the foreign-function interface.
+    """
+
+    def __init__(self, code: RunCode, run: _Kept) -> None:
+        self.begin = outcomes_at(code.last - code.first)
+        self.end = self.begin + len(code.branches)
+        """Where outcomes of branches are."""
+        places = sum(len(names) for _, names in code.made)
+        memory = array("q", bytes(8 * (self.end + WIDTH * places)))
+        self.control = memoryview(memory)
+        self.zeros, self.blank = array("q", bytes(8 * self.end)), array("q", list(BLANK) * places)
+        words = list(run.words[:AT_FELL_BACK]) + [0] * (WORDS - AT_FELL_BACK)  # arenas are the run's: warm pages
+        words[AT_CONTROL] = memory.buffer_info()[0]
+        self.kept = _Kept(words, (run, memory))
+        self.enter = _function(self.kept)
 
 
 class NativeRun:
@@ -101,7 +121,7 @@ class NativeRun:
             at[0], at[1], at[2], 1 + sum(2 * len(o.shape) for o in code.outputs), id(fallback),
         ]  # fmt: skip
         self._kept = _Kept(words, held)
-        self._watching: list[tuple[_Kept, Any, Callable[..., tuple[Any, ...]]]] = []
+        self._watching: list[_Watched] = []
         """Jobs for watched calls that none is in."""
         self._words = arrays[3]
         self._counting: tuple[Any, frozenset[int], Sequence[Any]] | None = None
@@ -118,27 +138,25 @@ class NativeRun:
 
     def watched(self, want: int, *args: torch.Tensor) -> tuple[tuple[Any, ...], Inside]:
         """A call that tells what it is asked for: the driver's bits."""
-        begin = outcomes_at(self.code.last - self.code.first)
-        end = begin + len(self.code.branches)
         try:
-            job, control, enter = self._watching.pop()
+            job = self._watching.pop()
         except IndexError:  # so many at the same time
-            control = (ctypes.c_int64 * (end + WIDTH * sum(len(names) for _, names in self.code.made)))()
-            words = list(self._kept.words[:AT_FELL_BACK]) + [0] * (WORDS - AT_FELL_BACK)  # arenas are this run's: warm pages
-            words[AT_CONTROL] = ctypes.addressof(control)
-            job = _Kept(words, (self._kept, control))
-            enter = _function(job)
-        ctypes.memset(control, 0, ctypes.sizeof(control))
+            job = _Watched(self.code, self._kept)
+        begin, end, words, control = job.begin, job.end, job.kept.words, job.control
         counting = self._counting if want & COUNTS else None
+        control[:end] = job.zeros
         if counting is not None:
-            control[end:] = BLANK * ((len(control) - end) // WIDTH)
-        job.words[AT_TABLE] = self.table if counting is None else ctypes.addressof(counting[0])
+            control[end:] = job.blank
+        words[AT_TABLE] = self.table if counting is None else ctypes.addressof(counting[0])
         control[1] = want
-        before = job.words[AT_FELL_BACK]
-        outs = enter(*args)
-        if fell_back := job.words[AT_FELL_BACK] - before:
+        before = words[AT_FELL_BACK]
+        outs = job.enter(*args)
+        if fell_back := words[AT_FELL_BACK] - before:
             self._kept.words[AT_FELL_BACK] += fell_back
-        ns = tuple(max(0, b - a) for a, b in pairwise(control[CONTROL_HEAD:begin])) if want & CLOCK and not fell_back else ()
+        told = control[:end].tolist()
+        ns: tuple[int, ...] = ()
+        if want & CLOCK and not fell_back:
+            ns = tuple(max(0, b - a) for a, b in pairwise(told[CONTROL_HEAD:begin]))
         counted: dict[str, tuple[int, ...]] = {}
         if counting is not None and not fell_back:
             at = end
@@ -147,9 +165,8 @@ class NativeRun:
                     if name and word in counting[1]:
                         counted[name] = tuple(control[at : at + WIDTH])
                     at += WIDTH
-        told = Inside(ns, tuple(control[begin:end]), counted)
-        self._watching.append((job, control, enter))
-        return outs, told
+        self._watching.append(job)
+        return outs, Inside(ns, tuple(told[begin:]), counted)
 
     def count_with(self, kernels: Mapping[int, int], keep: Sequence[Any]) -> None:
         """Where a call is asked for counts, enter these kernels instead: by number, where their code is."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,8 +53,7 @@ def symbols() -> list[str]:
     return [*(f"probe_{d.value}" for d in DTYPES), publish.NAME]
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """Rows of a tensor: `rows` of `cols` elements, `pitch` elements apart."""
 
     tensor: torch.Tensor
@@ -149,7 +147,8 @@ class Probes:
             self.refused += 1
             return False
         v = view_of(t, keep)
-        self.copies += v.copied
+        if v.copied:
+            self.copies += 1
         if v.partial:
             flags |= Flag.PARTIAL
         at = batch.value(s, item, number, t.shape, v.rows, v.cols, flags)
