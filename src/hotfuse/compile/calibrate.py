@@ -27,7 +27,7 @@ from hotfuse.compile.pool import Limits, Pool, Task
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm.book import Book
 from hotfuse.hpm.model import Model
-from hotfuse.hpm.shapes import Problem, draws, remembered
+from hotfuse.hpm.shapes import Problem, calibrated, remembered
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.subgraph import extract
 from hotfuse.lower.tiling import Core
@@ -107,7 +107,7 @@ class Calibration:
         self.report = Report()
         self.book = Book(measure.tile_of)
         self._known = rows.known(store, at.machine)
-        own = itertools.chain(remembered(store.problems()), draws(seed)) if problems is None else problems
+        own = itertools.chain(remembered(store.problems()), calibrated(seed)) if problems is None else problems
         self.items = items(own, at.core)
 
     def step(self, kernels: int = BATCH, passes: int = measure.PASSES, until: float | None = None) -> int:

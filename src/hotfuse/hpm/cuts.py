@@ -23,7 +23,7 @@ ISSUED = 6.0
 """Instructions in a cycle."""
 WIDE = 16.0
 """Numbers of a vector, where nobody tells."""
-_LARGE = 2.0
+LARGE = 2.0
 """Bytes of a result for each element, from which on it is as large as what it is computed from."""
 HEAVY, LIGHT = 2.0, 4.0
 """Vectors of a turn: few where functions fill the registers."""
@@ -86,5 +86,9 @@ def loops(c: Mapping[str, Column]) -> Loops:
     vectors = np.ceil(length / lanes)
     whole = np.floor(length / (lanes * several))
     left = vectors - whole * several
-    usual = c["streams"] - 2 + (c["bytes_out"] >= _LARGE * c["elements"])
-    return Loops(length, c["elements"] / length, lanes, vectors, whole + left, left, c["turned"] * (usual > 0))
+    return Loops(length, c["elements"] / length, lanes, vectors, whole + left, left, c["turned"] * usual(c))
+
+
+def usual(c: Mapping[str, Column]) -> Column:
+    """Whether something else than what changes places is as large as the whole: a second input, or the result."""
+    return (c["streams"] > 2) | (c["bytes_out"] >= LARGE * c["elements"])

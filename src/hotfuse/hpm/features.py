@@ -16,6 +16,7 @@ import numpy.typing as npt
 from hotfuse.base.once import once
 from hotfuse.hpm import cuts, native
 from hotfuse.hpm.fitted import STEPS, Counted, amounts
+from hotfuse.hpm.passes import passes
 from hotfuse.hpm.roofline import Column, Least, Roof, Speeds, least_of
 from hotfuse.hpm.work import COLUMN, FAMILIES, Matrix, families_of
 from hotfuse.machine.peaks import LEVELS
@@ -56,20 +57,21 @@ def columns(c: Mapping[str, Column], at: Any) -> Columns:
     nv, needed = c["tile_vectors"], floor.products
     cut, loop = cuts.steps(c, at), cuts.loops(c)
     blocks, panels, high, lanes = cut.blocks, cut.panels, cut.high, loop.lanes
+    of_rows = passes(c, lanes, at)
     over = cut.cycles / cut.ideal
     rest = 2 * (c["light"] + sum(s * c[n] for n, s in STEPS.items()))
     useful = loop.length / (loop.vectors * lanes)
     core = (needed * over * (1 + c["tile_padding"]) + rest / useful) / at.flops
     again = np.ceil(rows / np.maximum(c["group_rows"], 1.0))
     traffic = c["bytes_in"] + c["bytes_const"] + c["bytes_out"]
-    of_rows, of_panel = rows * depth * 4, depth * nv * lanes * 4
+    of_block, of_panel = rows * depth * 4, depth * nv * lanes * 4
     by_traffic = at.bandwidth(traffic)
     weights = c["bytes_const"] * again / at.bandwidth(c["bytes_const"] + c["bytes_in"])
     arrive = np.maximum(weights, traffic / by_traffic)
     tasks = np.where(c["mma"] > 0, blocks * panels, loop.count)
     more = c["mma"] + 1
     over_roof = (
-        floor.compute, floor.memory, core, arrive, of_rows * panels / at.bandwidth(of_rows + of_panel),
+        floor.compute, floor.memory, core, arrive, of_block * panels / at.bandwidth(of_block + of_panel),
         c["bytes_out"] / by_traffic, np.maximum(core, arrive), core + arrive,
     )  # fmt: skip
     per_element = (c["light"], c["function"], c["divide"], c["reduced"], rest)
@@ -85,9 +87,10 @@ def columns(c: Mapping[str, Column], at: Any) -> Columns:
     same_set = np.where(_divides(1024, depth), 2.0, 1.0 * _divides(512, depth))
     x = [
         *(np.log(np.maximum(v, 1e-30)) for v in logs), *(c[n] / elements for n in STEPS), loop.turned / elements,
-        kind, useful, loop.left / loop.turns, high, over, lanes, floor.level, same_set, *(c[n] for n in _PLAIN),
+        kind, useful, loop.left / loop.turns, high, over, lanes, floor.level, same_set, of_rows.sums, of_rows.masked,
+        *(c[n] for n in _PLAIN),
     ]  # fmt: skip
-    counted = Counted(c, at, needed, cut, loop, weights, at.bandwidth(c["most_moved"]))
+    counted = Counted(c, at, needed, cut, loop, of_rows, weights, at.bandwidth(c["most_moved"]))
     return Columns(x, floor, kind, amounts(counted))
 
 
@@ -139,10 +142,10 @@ _EXTENTS = ("log_roof", "rows", "columns", "depth", "width", "length", "vectors"
 _COUNTS = ("bytes_in", "bytes_const", "bytes_out", "picked", "pooled", "steps", "window", "groups", "elements",
            "group_rows")  # fmt: skip
 _PER_ELEMENT = (*STEPS, "turned")
-_MADE = ("family", "useful", "tail", "high", "step", "lanes", "level", "same_set")
-_PLAIN = ("softmax", "norm", "extremum", "nodes", "calls", "indexing", "reduction", "streams", "small_inputs", "strided",
-          "element_bytes", "narrow", "stride", "tile_height", "tile_vectors", "tile_sets", "tile_padding", "registers",
-          "threads")  # fmt: skip
+_MADE = ("family", "useful", "tail", "high", "step", "lanes", "level", "same_set", "sums", "masked")
+_PLAIN = ("softmax", "norm", "extremum", "folds", "joined", "across", "nodes", "calls", "indexing", "reduction", "streams",
+          "small_inputs", "strided", "element_bytes", "narrow", "stride", "tile_height", "tile_vectors", "tile_sets",
+          "tile_padding", "registers", "threads")  # fmt: skip
 NAMES = (*_OVER_ROOF, *_EACH, *_EXTENTS, "traffic", "starts", "flops", *_COUNTS, *_PER_ELEMENT, *_MADE, *_PLAIN)
 """Columns of a feature matrix, in order: logarithms, shares of elements, plain figures."""
 

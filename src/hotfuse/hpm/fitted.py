@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotfuse.hpm.cuts import WIDE, Loops, Steps
+from hotfuse.hpm import passes
+from hotfuse.hpm.cuts import WIDE, Loops, Steps, usual
 from hotfuse.hpm.roofline import Column, Vector
 from hotfuse.hpm.work import FAMILIES, Matrix
 
@@ -47,6 +48,7 @@ class Counted:
     """Operations of products that cannot be done without."""
     cut: Steps
     loop: Loops
+    rows: passes.Passes
     weights: Column
     """Seconds for the weights to arrive, once for every group of rows."""
     by_moved: Column
@@ -63,7 +65,7 @@ def amounts(k: Counted) -> list[Column]:
     starts = loop.count * tick
     weight = sum(s * (c[n] > 0) for n, s in STEPS.items())
     of_functions = sum(s * c[n] for n, s in STEPS.items())
-    softmax, norm = c["softmax"] > 0, c["norm"] > 0
+    softmax, norm = c["softmax"] > 0, (c["norm"] > 0) & (c["folds"] > 1) & usual(c)
     extremum = (c["extremum"] > 0) & ~(softmax | norm)
     kinds = (softmax, norm, extremum, reduces & ~(softmax | norm | extremum))
     narrow = tick * np.maximum(1 / loop.lanes - 1 / WIDE, 0.0)
@@ -88,10 +90,11 @@ def amounts(k: Counted) -> list[Column]:
         *(v * wide for v in by_width), *(v * ~wide for v in by_width),
         (c["light"] + c["divide"]) * narrow, of_functions * narrow, c["reduced"] * narrow,
         *(read * n for n in near), *(written * n for n in near),
-        none + 1e-7, c["pooled"] * tick, c["picked"] * tick, turned * ~reduces, turned * reduces,
+        none + 1e-7, c["pooled"] * tick, c["picked"] * tick, turned * ~reduces, turned * reduces * k.rows.reads,
         products / at.flops, k.needed / at.flops, transformed * inputs, transformed * c["columns"], own * k.weights,
         tiles * 10, tiles * c["depth"], tiles * cut.high * c["tile_vectors"], grouped / at.flops,
         c["moved"] / k.by_moved * library, c["steps"] * 1e-7, none + at.fork_s,
+        *(v * tick for v in k.rows.amounts),
         *(c[n] * library * 1e-6 for n in ("calls", "convolution", "attention", "recurrent", "product", "reduction")),
     ]  # fmt: skip
 
@@ -106,7 +109,7 @@ TERMS = (
     *_BY_WIDTH, *(f"{n}_narrower" for n in _BY_WIDTH), "narrow", "narrow_functions", "narrow_reduced",
     *(f"read_{i}" for i in range(4)), *(f"written_{i}" for i in range(4)),
     "once", "pooled", "picked", "turned", "turned_rows", "product", "multiply_adds", "tiles_in", "tiles_out", "weights", "tiles",
-    "tile_steps", "tile_sums", "windows", "moved", "steps", "forked",
+    "tile_steps", "tile_sums", "windows", "moved", "steps", "forked", *passes.TERMS,
     "calls", *(f"call_{n}" for n in ("convolution", "attention", "recurrent", "product", "reduction")),
 )  # fmt: skip
 """Columns of a table of rates, and of amounts."""

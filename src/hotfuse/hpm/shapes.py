@@ -8,6 +8,7 @@ again where it stopped.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -95,9 +96,9 @@ _CHEAP = "add mul sub scale relu"
 _ANY = f"{_CHEAP} div sigmoid tanh gelu exp silu"
 
 
-def _begin(b: Builder, r: random.Random, width: int) -> Value:
+def _begin(b: Builder, r: random.Random, width: int, usual: float = 0.94) -> Value:
     """An input of rows; now and then it lies the other way round."""
-    if r.random() < 0.94:
+    if r.random() < usual:
         return b.input("x", _f32(sym(ROWS), width))
     turned = b.input("x", _f32(width, sym(ROWS)))
     return b.add("aten.transpose.int", (turned, 0, 1), _f32(sym(ROWS), width))
@@ -151,6 +152,32 @@ def _reduction(r: random.Random) -> Problem:
         op = {"sum": "aten.sum.dim_IntList", "mean": "aten.mean.dim", "amax": "aten.amax.default"}[kind]
         out = b.add(op, (chain.x, (-1,), True), _f32(sym(ROWS), 1))
     return Problem("reduction", b.finish(out), _several(r, 4, 4096, width))
+
+
+_NORMS = {"layer_norm": ("gamma", "beta"), "rms_norm": ("gamma",)}
+_FOLDED = {"sum": "sum.dim_IntList", "mean": "mean.dim", "amax": "amax.default"}
+
+
+def _rows(r: random.Random) -> Problem:
+    """Rows in more ways than models have most: short ones, odd ones, such as lie across, whose dim is not the innermost."""
+    if r.random() < 0.25:
+        return _picked(r) if r.random() < 0.2 else _pool(r)
+    b, width = Builder("group"), _extent(r, 24, 3072)
+    width += r.randint(1, 15) if r.random() < 0.15 else 0
+    chain = _Chain(b, r, _begin(b, r, width, 0.9))
+    for _ in range(r.choice((0, 0, 1, 1, 2, 3))):
+        chain.step("add mul scale addv gelu")
+    kind = r.choice(("softmax", "softmax", "softmax", "layer_norm", "layer_norm", "layer_norm", "rms_norm", *_FOLDED))
+    if kind in _NORMS:
+        weights = tuple(b.param(n, _f32(width), n) for n in _NORMS[kind])
+        out = b.add(f"aten.{kind}.default", (chain.x, (width,), *weights, 1e-5), chain.type)
+    elif kind in _FOLDED:
+        dim = 0 if r.random() < 0.1 else -1
+        made = _f32(1, width) if dim == 0 else _f32(sym(ROWS), 1)
+        out = b.add(f"aten.{_FOLDED[kind]}", (chain.x, (dim,), True), made)
+    else:
+        out = b.add("aten.softmax.int", (chain.x, -1), chain.type)
+    return Problem("reduction", b.finish(out), _several(r, 16, 4096, width))
 
 
 def _pool(r: random.Random) -> Problem:
@@ -246,8 +273,11 @@ def _attention(r: random.Random) -> Problem:
 _DRAW: dict[str, tuple[Callable[[random.Random], Problem], float]] = {
     "pointwise": (_pointwise, 0.19), "broadcast": (_broadcast, 0.14), "reduction": (_reduction, 0.25),
     "contraction": (_contraction, 0.2), "convolution": (_convolution, 0.17), "attention": (_attention, 0.03),
-    "picked": (_picked, 0.02),
+    "picked": (_picked, 0.02), "rows": (_rows, 0.0),
 }  # fmt: skip
+"""How problems are drawn, and how often; rows only where they are asked for."""
+EACH_ROWS = 2
+"""Problems of calibration after which there is one of rows."""
 
 
 def remembered(groups: Iterable[tuple[str, Mapping[str, int]]]) -> Iterator[Problem]:
@@ -260,11 +290,22 @@ def remembered(groups: Iterable[tuple[str, Mapping[str, int]]]) -> Iterator[Prob
         yield Problem("served", graph, (dict(sizes),))
 
 
+def calibrated(seed: int = 0) -> Iterator[Problem]:
+    """What calibration measures: problems as models have them, and more of rows, which have most kinds and cost least: a kernel of
+    theirs takes a tenth of the time of a product's to compile and measure.
+    """
+    more = draws(seed, "rows")
+    for n, problem in enumerate(draws(seed), 1):
+        yield problem
+        if n % EACH_ROWS == 0:
+            yield from itertools.islice(more, 1)
+
+
 def draws(seed: int = 0, only: str | None = None) -> Iterator[Problem]:
     """Problems, every one once, without end as long as new ones come up."""
     seen: set[str] = set()
     names = [only] if only is not None else list(_DRAW)
-    shares = [_DRAW[n][1] for n in names]
+    shares = [1.0 if only is not None else _DRAW[n][1] for n in names]
     number = last = 0
     while number - last < ENOUGH:
         r = random.Random(f"{seed} {number}")

@@ -29,12 +29,14 @@ from hotfuse.ops.table import Access, lookup, packet
 Matrix = npt.NDArray[np.float64]
 
 SUMS = ("mma", "light", "divide", "function", "moved", "nodes", "calls", "columns", "reduced", "picked", "steps", "exp",
-        "sigmoid", "tanh", "erf", "root", "special", "pooled", "turned", "skipped")  # fmt: skip
+        "sigmoid", "tanh", "erf", "root", "special", "pooled", "turned", "skipped", "folds", "joined")  # fmt: skip
 """Per node, added up: operations by what they cost, bytes that operators move one by one, columns of products; elements of pools,
-elements that change places with their neighbours, bytes of tables that nobody reads."""
+elements that change places with their neighbours, bytes of tables that nobody reads; results that a row is folded to one after
+the other, operators that take several tensors."""
 MAXIMA = ("product", "convolution", "attention", "recurrent", "reduction", "indexing", "rows", "depth", "window", "groups",
-          "stride", "elements", "width", "most_moved", "narrow", "softmax", "norm", "extremum")  # fmt: skip
-"""Per node, the largest: which kinds there are, extents of the heart, the largest tensor and its innermost extent."""
+          "stride", "elements", "width", "most_moved", "narrow", "softmax", "norm", "extremum", "across")  # fmt: skip
+"""Per node, the largest: which kinds there are, extents of the heart, the largest tensor and its innermost extent; whether
+reductions leave the innermost dim."""
 EDGES = ("bytes_in", "bytes_const", "bytes_out", "streams", "small_inputs", "strided", "element_bytes")
 WAY = ("lanes", "registers", "l2", "tile_height", "tile_vectors", "tile_sets", "tile_padding", "group_rows", "kept_products",
        "threads", "library")  # fmt: skip
@@ -49,7 +51,13 @@ _FUNCTIONS = {
 }  # fmt: skip
 """Functions by the code they become; others that cost as much are special."""
 _CLASS = {f"aten.{op}": kind for kind, ops in _FUNCTIONS.items() for op in ops}
+_FOLDS = {"softmax": 2, "logsumexp": 2, "layer_norm": 2, "group_norm": 2, "instance_norm": 2, "var": 2, "std": 2,
+          "arg": 2}  # fmt: skip
+"""Results that a row is folded to one after the other, by a part of the operator's name: the largest and the sum, the mean and the
+variance, the element and its place; others have one."""
 _TURNING = frozenset({"aten.transpose", "aten.permute", "aten.t", "aten.mT", "aten.swapaxes", "aten.movedim"})
+_IN_PLACE = frozenset({Access.POINTWISE, Access.MOVEMENT, Access.REDUCTION})
+"""What reads its operands where its results lie."""
 _HEARTS = {Access.CONTRACTION: "product", Access.CONVOLUTION: "convolution", Access.ATTENTION: "attention",
            Access.RECURRENT: "recurrent"}  # fmt: skip
 
@@ -158,17 +166,45 @@ def node_row(node: Node, env: Mapping[str, int]) -> list[float]:
         if "softmax" in name or "logsumexp" in name:
             found["function"], found["light"], found["softmax"], found["exp"] = cost.flops, 0, 1, found["reduced"]
         found["norm"] = float("norm" in name or "var" in name or "std" in name)
+        found["folds"] = next((n for part, n in _FOLDS.items() if part in name), 1)
+        found["across"] = float(_leaves_innermost(node, env))
         found["extremum"] = float("max" in name or "min" in name)
     else:
         found["function" if each >= FUNCTION else "divide" if each >= DIVIDE else "light"] = cost.flops
         kind = _CLASS.get(packet(node.op), "special" if each >= FUNCTION else "")
         if kind:
             found[kind] = made
+    if row.access is Access.POINTWISE:
+        found["joined"] = float(sum(s[-1] > 1 for v in node.ins if (s := _shape(v, env))) > 1)
     if picks:
         found["indexing"], found["picked"] = 1, made
-    if packet(node.op) in _TURNING and _innermost(*_first(node.ins, env)) != _innermost(*_first(node.outs, env)):
-        found["turned"] = made
+    if packet(node.op) in _TURNING:
+        found["turned"] = made * (_innermost(*_first(node.ins, env)) != _innermost(*_first(node.outs, env)))
+    elif row.access in _IN_PLACE:
+        found["turned"] = sum(math.prod(_shape(v, env)) for v in node.ins if _lies_otherwise(v, node, env))
     return list(found.values())
+
+
+def _lies_otherwise(value: Value, node: Node, env: Mapping[str, int]) -> bool:
+    """Whether another dim of an operand lies innermost than of the first result, and both of them have extents."""
+    one, other = value.type, node.outs[0].type if node.outs else None
+    if not isinstance(one, TensorType) or not isinstance(other, TensorType) or len(one.shape) != len(other.shape):
+        return False
+    if one.layout.order == other.layout.order:
+        return False
+    inner = {(t.layout.order or (len(t.shape) - 1,))[-1] for t in (one, other)}
+    return len(inner) > 1 and all(evaluate(other.shape[d], env) > 1 for d in inner)
+
+
+def _leaves_innermost(node: Node, env: Mapping[str, int]) -> bool:
+    """Whether a reduction is along other dims than the one that lies innermost; one along all of them is not."""
+    if not node.ins:
+        return False
+    dims, (value, shape) = argument(node, "dim"), _first(node.ins, env)
+    some = (dims,) if isinstance(dims, int) else dims if isinstance(dims, tuple) else ()
+    order = value.type.layout.order if isinstance(value.type, TensorType) else None
+    inner = order[-1] if order else len(shape) - 1
+    return bool(some) and bool(shape) and all(isinstance(d, int) and d % len(shape) != inner for d in some)
 
 
 def _first(values: Sequence[Value], env: Mapping[str, int]) -> tuple[Value, list[int]]:

@@ -1,0 +1,125 @@
+"""How the rows of a reduction are gone through, told from a candidate's row: what lowering makes of them (`lower.plan`), on paper.
+
+row     one pass for every result that it is folded to, and one more that writes where the result is as long as the row
+pass    turns of several vectors, turns of one, and a rest; each width has sums of its own, put together across lanes at the end
+rest    of a power of two elements is a narrower vector; of others it is written through a mask, and who reads it back in the next
+        pass waits until it has reached the cache
+
+Where a reduction leaves the dim that lies innermost, lanes are results of their own: nothing is put together, but every turn waits
+for the one before, along the whole reduction, and reads a strip of memory that is as wide as the turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import numpy as np
+
+from hotfuse.hpm.cuts import HEAVY, LARGE, LATENCY, LIGHT, usual
+from hotfuse.hpm.roofline import Column
+
+_NARROWER = (1.0, 2.0, 4.0, 8.0)
+"""Elements of a rest that are a vector."""
+_LEVELS = (0.0, 1.0, 2.0, 3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A loop along a row."""
+
+    whole: Column
+    """Turns of several vectors."""
+    single: Column
+    """Turns of one, a rest among them."""
+    sums: Column
+    """Widths that there are."""
+    masked: Column
+    """Whether a rest is no vector."""
+
+    @property
+    def turns(self) -> Column:
+        """All of them."""
+        return self.whole + self.single
+
+
+def cut(length: Column, lanes: Column, several: float) -> Cut:
+    """As `lower.write` cuts a loop of known length."""
+    whole = np.floor(length / (lanes * several))
+    left = length - whole * (lanes * several)
+    full = np.floor(left / lanes)
+    rest = left - full * lanes
+    some = rest > 0
+    narrower = some & (2 * rest <= lanes)
+    masked = some & ~reduce(or_, (rest == n for n in _NARROWER))
+    return Cut(whole, full + some, 1.0 * (whole > 0) + ((full > 0) | (some & ~narrower)) + narrower, masked)
+
+
+def _either(which: Column, one: Cut, other: Cut) -> Cut:
+    return Cut(np.where(which, one.whole, other.whole), np.where(which, one.single, other.single),
+               np.where(which, one.sums, other.sums), other.masked)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How much there is of what, in cycles or things that take a few of them; zeros where there is no reduction."""
+
+    amounts: tuple[Column, ...]
+    """One for each of `TERMS`."""
+    sums: Column
+    """Of a row, put together across lanes."""
+    masked: Column
+    """Whether a row ends with a mask: 2 where the next pass reads it back."""
+    reads: Column
+    """How often operands are read: in every pass, unless the first one keeps what it made of them."""
+
+
+TERMS = (
+    "once_whole", "once_single", "once_sums", "once_masked",
+    "again_whole", "again_single", "again_sums", "again_masked", "kept_masked", "kept_vectors",
+    "again_vectors", "again_far",
+    "three_rows", "three_turns", "three_rests", "lanes_wait", "lanes_far", "pool_turns", "pool_extremum", "pool_masked",
+)  # fmt: skip
+"""Rows that are gone through once; several times, each pass waiting for the one before, what is kept for the next pass, rows that
+the first level does not hold; softmaxes that have three rows in hand; lanes that are results; windows."""
+
+
+def passes(c: Mapping[str, Column], lanes: Column, at: Any) -> Passes:
+    """What the loops of a reduction are."""
+    reduces = (c["reduction"] > 0) & ~((c["library"] > 0) | (c["mma"] > 0))
+    softmax, width = c["softmax"] > 0, np.maximum(c["width"], 1.0)
+    rows, written = c["elements"] / width, c["bytes_out"] >= LARGE * c["elements"]
+    windows = (c["pooled"] > 0) & (c["pooled"] > c["window"] * width)
+    turned = (c["turned"] > 0) & ~usual(c)
+    across = reduces & ~windows & (turned | (c["across"] > 0) | (c["pooled"] > 0))
+    along = reduces & ~(windows | across)
+    three = along & softmax & (c["nodes"] == 1)
+    several = along & ~three & ((c["folds"] > 1) | written)
+    # which passes compute functions, and what they leave for the next
+    own = c["sigmoid"] + c["tanh"] + c["erf"] + c["root"] + c["special"] + c["exp"] - softmax * c["reduced"]
+    heavy, folds = own > 0, np.maximum(c["folds"], 1.0)
+    kept = (c["joined"] > 0) | heavy
+    light, dear = cut(width, lanes, LIGHT), cut(width, lanes, HEAVY)
+    first, later = _either(heavy, dear, light), _either(softmax, dear, light)
+    once, again, sums = (along & ~(three | several)) * rows, several * rows, first.sums + (folds - 1) * later.sums
+    vectors, count = width / lanes, folds + written
+    held = at.between(width * 4 * (c["streams"] + written + kept), _LEVELS)
+    lined = np.where(turned, rows, width)
+    strip = across * (c["elements"] / lined) * cut(lined, lanes, LIGHT).turns * LATENCY
+    window = (reduces & windows) * (c["pooled"] / width)
+    place = at.between(c["bytes_in"] + c["bytes_const"] + c["bytes_out"], _LEVELS)
+    return Passes(
+        (
+            once * first.whole, once * first.single, once * first.sums, once * light.masked,
+            again * (first.whole + (folds - 1) * later.whole + written * light.whole),
+            again * (first.single + (folds - 1) * later.single + written * light.single),
+            again * sums, again * light.masked, again * (light.masked & kept), again * kept * vectors,
+            again * count * vectors, again * count * vectors * held,
+            three * rows, three * rows * dear.whole, three * rows * (dear.single > 0),
+            strip, strip * place, window * light.turns, window * light.turns * (c["extremum"] > 0), window * light.masked,
+        ),
+        along * sums, along * (light.masked + 1.0 * (several & light.masked & kept)), np.where(several & ~kept, count, 1.0),
+    )  # fmt: skip

@@ -1,0 +1,133 @@
+"""How rows of reductions are gone through on paper, against what lowering makes of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from hotfuse.compile import measure
+from hotfuse.hpm.book import Book
+from hotfuse.hpm.features import NAMES, derive
+from hotfuse.hpm.fitted import TERMS
+from hotfuse.hpm.passes import cut
+from hotfuse.hpm.roofline import roof
+from hotfuse.hpm.shapes import EACH_ROWS, calibrated, draws
+from hotfuse.hpm.work import COLUMN, Candidate
+from hotfuse.ir.graph import Graph
+from hotfuse.ir.text import parse
+from hotfuse.lower import Core, lower
+from hotfuse.lower.write import parts
+from hotfuse.machine.topology import topology
+from hotfuse.tile.program import instructions
+
+ROOF = roof(None, topology(), 16)
+
+
+def told(graph: Graph, sizes: Mapping[str, int], lanes: int = 16) -> dict[str, float]:
+    """Features and amounts of a candidate, by name."""
+    found = derive(Book(measure.tile_of).rows([Candidate(graph, sizes, Core(lanes, 32))]), ROOF)
+    return {
+        **dict(zip(NAMES, found.x[0].tolist(), strict=True)),
+        **dict(zip(TERMS, found.amounts[0].tolist(), strict=True)),
+    }
+
+
+def norm(width: int, *, front: str = "") -> Graph:
+    """A layer norm of rows, maybe of what is computed of two tensors."""
+    of = "%y" if front else "%x"
+    return parse(f"""graph group(%x: f32[n, {width}]{", %z: f32[n, " + str(width) + "]" if front else ""}) {{
+  param %gamma: f32[{width}] = "gamma"
+  param %beta: f32[{width}] = "beta"
+{f"  %y: f32[n, {width}] = aten.{front}.Tensor(%x, %z)" if front else ""}
+  %out: f32[n, {width}] = aten.layer_norm.default({of}, [{width}], %gamma, %beta, 1e-05)
+  return %out
+}}""")
+
+
+@pytest.mark.parametrize(("lanes", "several"), [(lanes, n) for lanes in (4, 8, 16) for n in (2, 4)])
+def test_a_loop_is_cut_as_lowering_cuts_it(lanes: int, several: int) -> None:
+    for length in (*range(1, 200), 255, 256, 257, 1000, 1024):
+        made = parts(0, length, [lanes * several, lanes])
+        turns = {p.width: -(-(int(str(p.stop)) - int(str(p.start))) // p.width) for p in made}
+        found = cut(np.array([float(length)]), np.array([float(lanes)]), float(several))
+        assert found.whole[0] == turns.get(lanes * several, 0), length
+        steps = sum(-(-(int(str(p.stop)) - int(str(p.start))) // p.width) for p in made)
+        assert found.turns[0] == steps, length
+        assert found.sums[0] == len(turns), length
+        assert bool(found.masked[0]) == any(p.partial for p in made), length
+
+
+@pytest.mark.parametrize("width", [32, 40, 46, 48, 64, 70, 96, 101, 128, 200, 1000])
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_sums_put_together_are_those_of_the_kernel(width: int, lanes: int) -> None:
+    graph = norm(width)
+    kernel = lower(graph, Core(lanes, 32)).kernel
+    assert told(graph, {"n": 10}, lanes)["sums"] == sum(i.op == "reduce.sum" for i in instructions(kernel.body))
+
+
+def test_a_mask_that_is_read_back_counts_for_itself() -> None:
+    whole, odd, kept = (told(g, {"n": 100}) for g in (norm(64, front="mul"), norm(70), norm(70, front="mul")))
+    assert (whole["masked"], odd["masked"], kept["masked"]) == (0, 1, 2)
+    assert whole["kept_masked"] == odd["kept_masked"] == 0 < kept["kept_masked"]
+    assert kept["kept_vectors"] > 0 == odd["kept_vectors"]
+
+
+def test_what_operators_tell_of_rows() -> None:
+    graph = parse("""graph group(%x: f32[n, 32]) {
+  %s: f32[n, 32] = aten.softmax.int(%x, -1)
+  %t: f32[n, 32] = aten.mul.Tensor(%s, %x)
+  %u: f32[1, 32] = aten.sum.dim_IntList(%t, [0], True)
+  return %u
+}""")
+    row = Book(measure.tile_of).rows([Candidate(graph, {"n": 9}, Core(16, 32))])[0]
+    assert (row[COLUMN["folds"]], row[COLUMN["joined"]], row[COLUMN["across"]]) == (3, 1, 1)
+
+
+def test_lanes_that_are_results_wait_along_the_reduction() -> None:
+    def across(rows: int) -> float:
+        text = "graph group(%x: f32[n, 64]) {\n  %u: f32[1, 64] = aten.sum.dim_IntList(%x, [0], True)\n  return %u\n}"
+        return told(parse(text), {"n": rows})["lanes_wait"]
+
+    assert across(300) == pytest.approx(3 * across(100)) and across(100) > 0
+    assert told(norm(64), {"n": 100})["lanes_wait"] == 0
+
+
+def test_an_operand_that_lies_otherwise_is_turned() -> None:
+    text = """graph group(%x: f32[1, 96, 50]) {{
+  %t: f32[1, 50, 96]{layout} = aten.transpose.int(%x, 1, 2)
+  %c: f32[1, 50, 96] = aten.mul.Tensor(%t, 0.5)
+  return %c
+}}"""
+    for layout in ("", "{0,2,1}"):
+        graph = parse(text.format(layout=layout))
+        row = Book(measure.tile_of).rows([Candidate(graph, {}, Core(16, 32))])[0]
+        assert row[COLUMN["turned"]] == 50 * 96, layout
+
+
+def test_calibration_has_more_rows_than_models() -> None:
+    found = list(itertools.islice(calibrated(3), 60))
+    assert [p.key for p in found] == [p.key for p in itertools.islice(calibrated(3), 60)]
+    plain = list(itertools.islice(draws(3), 40))
+    assert [p.key for p in plain] == [p.key for n, p in enumerate(found, 1) if n % (EACH_ROWS + 1)]
+    assert all(p.family in ("reduction", "broadcast") for n, p in enumerate(found, 1) if n % (EACH_ROWS + 1) == 0)
+
+
+def test_every_kind_of_rows_has_a_kernel() -> None:
+    ops: set[str] = set()
+    for problem in itertools.islice(draws(5, "rows"), 60):
+        lower(problem.graph, Core(16, 32))
+        ops |= {n.op.split(".")[1] for n in problem.graph.nodes}
+    assert {
+        "softmax",
+        "layer_norm",
+        "rms_norm",
+        "sum",
+        "mean",
+        "amax",
+        "embedding",
+        "adaptive_avg_pool2d",
+        "transpose",
+    } <= ops
