@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,13 @@ def test_show_of_what_is_no_tensor_or_no_model(tmp_path: Path) -> None:
     graph = helper.make_graph([helper.make_node("SequenceLength", ["s"], ["n"])], "seq", [sequence], [length])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "s.onnx")
     assert "declared as seq(tensor(float))" in fails("show", tmp_path / "s.onnx")
+
+
+def test_show_of_an_archive_that_could_run_code(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.pt2", "w") as archive:
+        archive.writestr("m/data.pkl", b"cos\nsystem\n(S'false'\ntR.")
+    text = fails("show", tmp_path / "m.pt2", kind="ModelError")
+    assert "can run code" in text and "torch.onnx.export" in text
 
 
 def test_show_of_what_cannot_be_captured_names_the_open_dims(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,12 +41,20 @@ from hotfuse.frontends.onnx.values import Value
 MAX_DEPTH = 24
 """Graphs in graphs, and functions calling functions: real models stay below ten."""
 
+_ARCHIVE = b"PK\x03\x04"
 _DAMAGED = "the file may be truncated or damaged: copy or export it again"
 
 
 def load(source: str | os.PathLike[str] | bytes) -> OnnxModel:
     """Read and check a model from a path, or from the bytes of its file."""
     name, data, folder = _read(source)
+    if data.startswith(_ARCHIVE):
+        raise ModelError(
+            f"cannot load {name}: not an ONNX model",
+            because="it is an archive, such as torch.save and torch.export.save write; loading one can run code that is in it",
+            hint="torch.onnx.export(model, args, 'model.onnx'), or serve the model itself: hotfuse.jit(model) "
+            "with HOTFUSE_DEBUG=3 to 6 shows its graphs and kernels",
+        )
     try:
         proto = ModelProto.FromString(data)
         return from_proto(proto, ExternalData(folder), name)
