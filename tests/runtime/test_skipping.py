@@ -109,7 +109,7 @@ def test_traffic_becomes_sparse_dense_and_sparse_again(traffic: dict[str, float]
         traffic["zero rows"] = 0.0
         served(fast, dense, lambda: not sides.dials[0].on, 400_000)
         (gone,) = decided(fast, Action.DROP)
-        assert gone["why"] is Why.RARE and entry_of(fast).plan is plan
+        assert gone["why"] is Why.NO_ZERO_ROWS and entry_of(fast).plan is plan
         before = sides.counts()
         right(sparse)
         right(dense)

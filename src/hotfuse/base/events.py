@@ -57,6 +57,7 @@ class Why(StrEnum):
     REGRESSED = "it became slower than it was"
     KEPT_PACE = "it became slower, and so did what it replaced"
     RARE = "calls of its kind have become rare"
+    NO_ZERO_ROWS = "no rows of zeros worth leaving out were found"
     TOO_MUCH_MEMORY = "compiled plans took more memory than is allowed"
     GUARD_MISS = "a guard did not hold"
     DRIFT = "what flows through the graph changed"

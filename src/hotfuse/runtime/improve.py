@@ -165,7 +165,7 @@ class Improver:
         if sides is None:
             return
         if (gone := sides.one_sided()) > 0:
-            self._decide(Action.DROP, Why.RARE, tier=2, what=SKIP, products=gone, calls=ENOUGH)
+            self._decide(Action.DROP, Why.NO_ZERO_ROWS, tier=2, what=SKIP, products=gone, calls=ENOUGH)
         elif sides.may_look_again() and suspected(seen):
             self._decide(Action.SPECIALIZE, Why.RECURS, what=SKIP, products=sides.look_again())
 

@@ -112,7 +112,7 @@ def without_rows(means: Means, site: Site, entry: Entry) -> Attempt | None:
     calls = entry.samples.several(BET_ON)
     found = products(entry.plan, entry.weights, calls, means.compile)
     if isinstance(found, str):
-        means.refuse(entry, SKIP, Why.RARE, found, tier=2, what=SKIP, because=found)
+        means.refuse(entry, SKIP, Why.NO_ZERO_ROWS, found, tier=2, what=SKIP, because=found)
         return None
     share = round(found.share, 3)
     means.decide(Action.SPECIALIZE, Why.RECURS, what=SKIP, products=len(found.focus), share=share, samples=len(calls))
