@@ -178,7 +178,11 @@ def _finding(f: dict[str, Any]) -> str:
     tried = ", ".join(f"{name} ({promise:.0%})" for name, promise in f["strategies"].items())
     return (f"partition {f['partition']} of tier {f['tier']}, {f['us']:g} us{said}, {f['share']:.0%} of the time: bound by "
             f"{f['bottleneck']} ({f['because']}, {f['source']}, roofs {f['roofs']}); {f['microjoules']:g} uJ {f['energy_source']}, "
-            f"{f['counters']['cycles']} cycles {f['counters_source']}" + (f"; may help: {tried}" if tried else ""))
+            f"{f['counters']['cycles']} cycles {f['counters_source']}{_traffic(f)}" + (f"; may help: {tried}" if tried else ""))
+
+
+def _traffic(f: dict[str, Any]) -> str:
+    return f", {f['gigabytes_per_s']:g} GB/s {f['traffic_source']}" if "gigabytes_per_s" in f else ""
 
 
 def _bytes(n: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,6 +40,15 @@ def test_what_limits_an_execution(profile: Profile, want: Bottleneck) -> None:
     found = diagnose(profile, AT)
     assert found.bottleneck is want and found.because and found.source == "derived"
     assert (want is Bottleneck.UNKNOWN) == (not ADDRESSES[want])
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_nothing_uses_more_than_all_of_a_roof(measured: bool) -> None:
+    """A roof that is exceeded lies too low: a guess says that it is one."""
+    found = diagnose(Profile(1e-3, 1e6, 25e6, 200e6), replace(AT, measured=measured))
+    assert found.bottleneck is Bottleneck.MEMORY and found.utilization["memory"] == pytest.approx(2.5)
+    assert found.because.startswith("all of memory (2.50 times the roof: ") and ("guess" in found.because) is not measured
+    assert "%" not in found.because and "guess" not in diagnose(Profile(1e-3, 1e6, 9e6, 200e6), AT).because
 
 
 def test_every_candidate_is_a_strategy() -> None:

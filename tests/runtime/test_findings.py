@@ -200,7 +200,9 @@ def test_findings_reach_explain_and_the_store(tmp_path: Path) -> None:
         first = found[0]
         assert first["tier"] == 0 and first["us"] > 0 and first["bottleneck"] and first["source"] == "derived"
         assert first["counters"]["cycles"] > 0 and first["counters_source"] and first["energy_source"] == "estimated"
-        assert "bound by" in str(fast.explain()) and fast.stats()["events"]["examinations"] >= 1
+        assert first["gigabytes_per_s"] >= 0 and first["traffic_source"].startswith("derived from"), first
+        assert "bound by" in str(fast.explain()) and "GB/s derived from" in str(fast.explain())
+        assert fast.stats()["events"]["examinations"] >= 1
     with Store.open(place) as store:
         (graph,) = {p.graph for g in store.graphs() for p in store.partitions(g)} or {""}
         rows = [p for p in store.partitions(graph) if p.bottleneck]

@@ -11,6 +11,9 @@ from hotfuse.base.settings import from_env
 from hotfuse.cli.db import At
 from hotfuse.cli.output import console, heading, print_json, reports_errors, rows
 
+MOST_REASONS = 8
+"""Reasons for leaving kernels out that a terminal is shown, the commonest."""
+
 
 def seconds(text: str) -> float:
     """`60s`, `3m` or a number of seconds."""
@@ -67,6 +70,12 @@ def calibrate(
         return
     shown = [(k, v) for k, v in found.items() if k not in ("refused", "held_out") and v is not None]
     rows(("fact", "value"), shown, header=False)
+    if report.refused:
+        reasons = sorted(report.refused.items(), key=lambda kv: -kv[1])
+        heading(f"{sum(report.refused.values())} kernels were left out:")
+        rows(("why", "kernels"), [(why, n) for why, n in reasons[:MOST_REASONS]], header=False)
+        if len(reasons) > MOST_REASONS:
+            heading(f"and {len(reasons) - MOST_REASONS} more reasons: --json lists all")
     if made is None:
         heading("too few measurements for a model: give it more time")
         return

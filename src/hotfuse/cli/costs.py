@@ -24,6 +24,8 @@ def show_costs(graph: Graph, shapes: Sequence[tuple[int, ...]], as_json: bool) -
     if as_json:
         print_json({"stage": "costs", **found})
         return
+    for text in found["notes"]:
+        heading(text)
     heading(f"{len(found['groups'])} groups, predicted by {found['predictor']}: {found['total_us']:.1f} us")
     body = [(g["kind"], g["nodes"], _figure(g["us"]), _figure(g["uj"]), g["stored"], g["ops"]) for g in found["groups"]]
     rows(("group", "nodes", "us", "uJ", "bytes left", "ops"), body)
@@ -41,7 +43,7 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     """Edges, groups and decisions as plain data."""
     from hotfuse.analysis.shapes import Mismatch, bind
     from hotfuse.compile.bench import bench, piece_of
-    from hotfuse.compile.learned import foresight
+    from hotfuse.compile.learned import foresight, left_aside
     from hotfuse.compile.planning import arranged
     from hotfuse.compile.units import measuring
     from hotfuse.fusion.engine import Engine
@@ -54,7 +56,7 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     sizes = bind(graph, shapes)
     if isinstance(sizes, Mismatch):
         raise InputError("the chosen sizes do not fit the graph", because=str(sizes), hint="fix dims with --dim")
-    ahead = foresight()
+    ahead, aside = foresight(), left_aside()
     predict = Roofline(bench().peaks) if ahead is None else Trained(ahead.predictor)
 
     def lowers(piece: Graph) -> str:
@@ -73,7 +75,7 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     return {
         "predictor": "roofs" if ahead is None else f"model {ahead.predictor.model.version}", "total_us": found.after.seconds * 1e6,
         "groups": groups, "edges": [e.to_dict() for e in edges(found.graph, found.groups, sizes, bench().peaks)],
-        "decisions": [*layouts, *lines(found)],
+        "decisions": [*layouts, *lines(found)], "notes": [f"{why}; predicted by roofs instead: hotfuse calibrate" for why in aside],
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from hotfuse.machine.counters import availability
 from hotfuse.machine.energy import meters
 from hotfuse.machine.fingerprint import Fingerprint
 from hotfuse.machine.peaks import LEVELS, Peaks, from_dict
+from hotfuse.machine.traffic import LINE, look
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Limits:
     peaks_note: str
     """Where they come from, or why there are none."""
     counters: dict[str, str]
+    traffic: dict[str, Any]
+    """Bytes a second to and from memory just now, or why nobody counts them."""
     meters: tuple[str, ...]
     no_meters: dict[str, str]
     store: dict[str, Any]
@@ -32,6 +35,7 @@ class Limits:
             "peaks": None if self.peaks is None else self.peaks.to_dict(),
             "peaks_note": self.peaks_note,
             "counters": self.counters,
+            "memory_traffic": self.traffic,
             "energy": {"meters": list(self.meters), "missing": self.no_meters},
             "store": self.store,
         }
@@ -41,7 +45,7 @@ def limits(settings: Settings, who: Fingerprint, *, measure: bool) -> Limits:
     """Look, and with `measure` also measure and keep; without it nothing is written."""
     peaks, note, store = _peaks(settings, who, measure)
     found, missing = meters()
-    return Limits(peaks, note, availability(), tuple(m.name for m in found), missing, store)
+    return Limits(peaks, note, availability(), _traffic(), tuple(m.name for m in found), missing, store)
 
 
 def _peaks(settings: Settings, who: Fingerprint, measure: bool) -> tuple[Peaks | None, str, dict[str, Any]]:
@@ -64,6 +68,13 @@ def _peaks(settings: Settings, who: Fingerprint, measure: bool) -> tuple[Peaks |
         return peaks, note, store.info()
 
 
+def _traffic() -> dict[str, Any]:
+    moved, why = look()
+    if moved is None:
+        return {"source": "derived", "missing": why, "per_s": None}
+    return {"source": moved.source, "missing": "", "per_s": round(moved.per_s), "of": moved.of}
+
+
 def _kept(found: dict[str, Any] | None) -> tuple[Peaks | None, str]:
     if found is None:
         return None, "not measured yet: hotfuse doctor --peaks"
@@ -81,7 +92,7 @@ def show_limits(found: Limits) -> None:
         for what, why in found.peaks.missing:
             rows(("what", "why"), [(what, why)], header=False)
     heading("\ncounters")
-    rows(("event", "state"), [(n, why or "counted") for n, why in found.counters.items()], header=False)
+    rows(("event", "state"), [*((n, why or "counted") for n, why in found.counters.items()), _told(found)], header=False)
     if any(found.counters.values()):
         heading("what is not counted is derived from time, operations and bytes against the peaks, and labelled so")
     heading("\nenergy")
@@ -92,6 +103,14 @@ def show_limits(found: Limits) -> None:
     rows(("fact", "value"), [("place", found.store["path"]), ("rows", held)], header=False)
     for note in found.store["notes"]:
         heading(note)
+
+
+def _told(found: Limits) -> tuple[str, str]:
+    traffic = found.traffic
+    if traffic["per_s"] is not None:
+        return "memory_traffic", f"counted: {traffic['per_s'] / 1e9:.2f} GB/s just now, {traffic['of']}"
+    instead = f"derived from cache misses, {LINE} bytes each" if not found.counters.get("cache_misses") else "derived from operands"
+    return "memory_traffic", f"{instead}: {traffic['missing']}"
 
 
 def peak_rows(peaks: Peaks) -> list[tuple[str, int, str, str]]:

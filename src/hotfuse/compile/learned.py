@@ -210,6 +210,14 @@ def foresight() -> Foresight | None:
     return None if found is None else found.ahead
 
 
+def left_aside() -> list[str]:
+    """Why a model that the store of the request in hand holds is not used."""
+    found = notes()
+    if found is None or found.ahead is not None:
+        return []
+    return list(dict.fromkeys(n for n in found.store.notes if "left aside" in n))
+
+
 def refresh() -> None:
     """Before a graph is planned: read again what others may have learned meanwhile."""
     found = notes()

@@ -102,12 +102,14 @@ class Diagnosis:
     balance: float
     """Mean over longest busy time of the threads; 1 where nobody measured it."""
     source: str = "derived"
+    measured: bool = True
+    """Whether the roofs were; else they are guesses."""
 
     @property
     def because(self) -> str:
         """For a reader."""
         most = max(self.utilization, key=lambda n: self.utilization[n], default="")
-        used = f"{self.utilization[most]:.0%} of {most}" if most else "nothing is known of its work"
+        used = _share(self.utilization[most], most, self.measured) if most else "nothing is known of its work"
         match self.bottleneck:
             case Bottleneck.IMBALANCE:
                 return f"threads are busy {self.balance:.0%} of the longest one's time; {used}"
@@ -115,6 +117,14 @@ class Diagnosis:
                 return f"calling takes {self.overhead:.0%}; at most {used}"
             case _:
                 return used
+
+
+def _share(part: float, of: str, measured: bool) -> str:
+    """Nothing uses more than all of a roof: then the roof lies too low, and the reader is told so."""
+    if part <= 1.0:
+        return f"{part:.0%} of {of}"
+    why = "it moves or computes less than its operators say" if measured else "that roof is a guess, and too low"
+    return f"all of {of} ({part:.2f} times the roof: {why})"
 
 
 def diagnose(of: Profile, at: Roof) -> Diagnosis:
@@ -133,7 +143,7 @@ def diagnose(of: Profile, at: Roof) -> Diagnosis:
         found = Bottleneck.LATENCY
     else:
         found = Bottleneck(most)
-    return Diagnosis(found, used, overhead, balance)
+    return Diagnosis(found, used, overhead, balance, measured=at.measured)
 
 
 @dataclass(slots=True)

@@ -59,7 +59,7 @@ class Counters:
             try:
                 self._files[name] = _open(*EVENTS[name], inherit=inherit)
             except OSError as e:
-                self.missing[name] = _reason(e)
+                self.missing[name] = reason(e)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,14 +106,24 @@ def _libc() -> ctypes.CDLL:
 
 
 def _open(kind: int, number: int, *, inherit: bool) -> int:
+    flags = _DISABLED | _NO_HYPERVISOR | (_NO_KERNEL if kind == _HARDWARE else 0) | (_INHERIT if inherit else 0)
+    return _event(kind, number, flags, 0, -1)
+
+
+def open_of_machine(kind: int, number: int, cpu: int) -> int:
+    """A running count of something outside the cores, for the whole machine; `cpu` is the core that may ask for it."""
+    return _event(kind, number, 0, -1, cpu)
+
+
+def _event(kind: int, number: int, flags: int, process: int, cpu: int) -> int:
     call = _SYSCALL.get(platform.machine())
     if call is None or platform.system() != "Linux":
         raise OSError(errno.ENOSYS, "no perf_event_open on this system")
-    flags = _DISABLED | _NO_HYPERVISOR | (_NO_KERNEL if kind == _HARDWARE else 0) | (_INHERIT if inherit else 0)
     attr = struct.pack("=IIQQQQQ", kind, _ATTR_BYTES, number, 0, 0, _TIMES, flags).ljust(_ATTR_BYTES, b"\0")
     close_on_exec = 8
     libc = _libc()
-    file = libc.syscall(ctypes.c_long(call), ctypes.c_char_p(attr), 0, -1, -1, ctypes.c_ulong(close_on_exec))
+    given = (ctypes.c_long(call), ctypes.c_char_p(attr), process, cpu, -1, ctypes.c_ulong(close_on_exec))
+    file = libc.syscall(*given)
     if file < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -126,7 +136,8 @@ def _control(file: int, what: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def _reason(e: OSError) -> str:
+def reason(e: OSError) -> str:
+    """Why an event cannot be counted."""
     match e.errno:
         case errno.ENOENT | errno.EOPNOTSUPP | errno.ENODEV:
             return "the processor does not offer it here (common in virtual machines)"

@@ -22,6 +22,7 @@ from hotfuse.fusion.forecast import JOULES_PER_BYTE
 from hotfuse.hpm.bottleneck import Bottleneck, Diagnosis, Ledger, Strategy
 from hotfuse.ir.text import show
 from hotfuse.machine.energy import WATTS_PER_CORE
+from hotfuse.machine.traffic import of_misses
 from hotfuse.profile.names import Names
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
 from hotfuse.runtime.plan import Plan
@@ -161,7 +162,7 @@ def _finding(q: Question, said: Mapping[str, Any], version: int) -> Finding:
     us = q.seen.p50 * 1e-3
     evidence: dict[str, Any] = {
         "utilization": dict(said["utilization"]), "overhead": said["overhead"], "source": said["source"],
-        "roofs": "measured" if said["measured_roofs"] else "guessed", **_counters(q, said), **_energy(q),
+        "roofs": "measured" if said["measured_roofs"] else "guessed", **_counters(q, said), **_traffic(q), **_energy(q),
     }  # fmt: skip
     return Finding(q.tier, q.index, q.name, q.shapes, us, q.share, Bottleneck(said["bottleneck"]), str(said["because"]),
                    said["predicted_us"], version, evidence)  # fmt: skip
@@ -175,6 +176,17 @@ def _counters(q: Question, said: Mapping[str, Any]) -> dict[str, Any]:
     clock = "measured" if said["measured_roofs"] else "stated or guessed"
     cycles = round(q.seen.p50 * 1e-9 * float(said["hz"]))
     return {"counters": {"cycles": cycles}, "counters_source": f"derived from time and a {clock} clock"}
+
+
+def _traffic(q: Question) -> dict[str, Any]:
+    """Bytes a second from memory, by cache misses where they are counted; else what operators read and write, wherever it lies."""
+    seconds = q.seen.p50 * 1e-9
+    if q.seen.counters:
+        moved = of_misses(q.seen.counters[COUNTED.index("cache_misses")], seconds)
+        return {"gigabytes_per_s": round(moved.per_s / 1e9, 3), "traffic_source": f"derived from {moved.of}"}
+    if q.seen.bytes < 0:
+        return {}
+    return {"gigabytes_per_s": round(q.seen.bytes / seconds / 1e9, 3), "traffic_source": "derived from operands, cached or not"}
 
 
 def _energy(q: Question) -> dict[str, Any]:

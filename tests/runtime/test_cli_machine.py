@@ -1,0 +1,74 @@
+"""What the command line says of the machine and its model: refusals, models that do not fit, traffic that nobody counts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hotfuse.cli import app, limits
+from hotfuse.cli import costs as costs_module
+from hotfuse.cli.calibrate import MOST_REASONS
+from hotfuse.compile import calibrate as calibrating
+from hotfuse.compile import learned
+from hotfuse.compile.calibrate import Report
+from hotfuse.compile.host import this_host
+from hotfuse.compile.stored import Place, used_by
+from hotfuse.hpm import model
+from hotfuse.ir.text import parse
+from hotfuse.machine.traffic import Moved
+from hotfuse.profile.store import Store
+
+GRAPH = "graph main(%x: f32[64, 64]) {\n  %y: f32[64, 64] = aten.relu.default(%x)\n  return %y\n}"
+
+
+def test_calibrate_says_what_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = Counter({f"reason {n}": 100 - n for n in range(MOST_REASONS + 2)})
+    monkeypatch.setattr(calibrating, "calibrate", lambda *_a, **_k: Report(measured=3, refused=many))
+    done = CliRunner().invoke(app, ["calibrate", "--store", str(tmp_path / "p.sqlite"), "--budget", "1s"])
+    assert done.exit_code == 0, done.output
+    assert f"{sum(many.values())} kernels were left out" in done.stdout and "reason 0" in done.stdout
+    assert f"reason {MOST_REASONS}" not in done.stdout and "2 more reasons" in done.stdout
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_costs_say_that_a_model_was_left_aside_and_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fits: bool
+) -> None:
+    place = tmp_path / "p.sqlite"
+    with Store.open(place) as store:
+        machine = this_host(store, measure_peaks=False).machine
+        if not fits:
+            store.save_model(model.NAME, {"width": np.zeros(1)}, {"features": ["of another version"]}, machine)
+    learned.forget()
+    with used_by(Place(str(place), False).header()):
+        costs_module.show_costs(parse(GRAPH), [(64, 64)], False)
+        said = capsys.readouterr().out
+        costs_module.show_costs(parse(GRAPH), [(64, 64)], True)
+    found = json.loads(capsys.readouterr().out)
+    learned.forget()
+    assert found["predictor"] == "roofs" and "predicted by roofs" in said
+    assert ("left aside" in said) is not fits and bool(found["notes"]) is not fits
+
+
+@pytest.mark.parametrize(
+    ("found", "counted", "want"),
+    [
+        ((None, "no controller"), "", "derived from cache misses, 64 bytes each: no controller"),
+        ((None, "no controller"), "not here", "derived from operands: no controller"),
+        ((Moved(1e9, 5e8, 1.0, "counted", "the whole machine"), ""), "", "counted: 1.50 GB/s just now, the whole machine"),
+    ],
+)
+def test_doctor_says_who_counts_memory_traffic(
+    monkeypatch: pytest.MonkeyPatch, found: tuple[Moved | None, str], counted: str, want: str
+) -> None:
+    monkeypatch.setattr(limits, "look", lambda: found)
+    seen: Any = limits._traffic()  # pyright: ignore[reportPrivateUsage]
+    known = limits.Limits(None, "", {"cache_misses": counted}, seen, (), {}, {})
+    assert limits._told(known) == ("memory_traffic", want)  # pyright: ignore[reportPrivateUsage]
+    assert known.to_dict()["memory_traffic"]["source"] == ("counted" if found[0] else "derived")
