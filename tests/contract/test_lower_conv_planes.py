@@ -75,3 +75,12 @@ def test_one_of_them(into: str, out: str) -> None:
 def test_channels_innermost_are_left_alone() -> None:
     source = MIXED.format(into=LAST, out=LAST).replace("21] = aten.conv", f"21]{LAST} = aten.conv")
     assert not turned(lower_convolution(parse(source), Core(16, 32)).kernel)
+
+
+def test_a_number_is_no_image() -> None:
+    """An epilogue that multiplies with a size of the call has a kernel too."""
+    source = """graph g(%n: int(s0), %x: f32[1, 6, 4, s0]) { param %w: f32[18, 6, 3, 3] = "w"
+      param %b: f32[18] = "b"
+      %h: f32[1, 18, 4, s0] = aten.conv2d.default(%x, %w, %b, [1, 1], [1, 1], [1, 1], 1)
+      %y: f32[1, 18, 4, s0] = aten.mul.Tensor(%h, %n) return %y }"""
+    assert turned(lower_convolution(parse(source), Core(16, 32)).kernel)

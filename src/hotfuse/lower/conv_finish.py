@@ -97,7 +97,7 @@ class Finish:
         later = [n for n in graph.nodes if any(v.name in after for v in n.ins)]
         cheap = all(packet(n.op).split(".")[-1] in _CHEAP for n in later)
         self.short = len(later) <= _FEW and cheap and not self.single
-        read = [v for v in sources(graph) if v.name != sums.name and any(v in n.ins for n in later)]
+        read = [v for v in sources(graph) if isinstance(v.type, TensorType) and any(v in n.ins for n in later)]
         self.images = [v for v in (*read, *outs) if shape_of(v) == self.shape]
         """What the epilogue reads and writes pixel by pixel."""
         self.squares = False
