@@ -110,7 +110,7 @@ def test_an_operand_that_lies_otherwise_is_turned() -> None:
 def test_calibration_has_more_rows_than_models() -> None:
     found = list(itertools.islice(calibrated(3), 60))
     assert [p.key for p in found] == [p.key for p in itertools.islice(calibrated(3), 60)]
-    plain = list(itertools.islice(draws(3), 40))
+    plain = list(itertools.islice(draws(3), 48))
     assert [p.key for p in plain] == [p.key for n, p in enumerate(found, 1) if n % (EACH_ROWS + 1)]
     assert all(p.family in ("reduction", "broadcast") for n, p in enumerate(found, 1) if n % (EACH_ROWS + 1) == 0)
 

@@ -276,7 +276,7 @@ _DRAW: dict[str, tuple[Callable[[random.Random], Problem], float]] = {
     "picked": (_picked, 0.02), "rows": (_rows, 0.0),
 }  # fmt: skip
 """How problems are drawn, and how often; rows only where they are asked for."""
-EACH_ROWS = 2
+EACH_ROWS = 4
 """Problems of calibration after which there is one of rows."""
 
 
