@@ -63,6 +63,8 @@ from hotfuse.profile.store import Store
 from hotfuse.simplify import simplify
 
 SEED = 2026
+PROBLEMS = 90
+"""Drawn for a run: ways of one problem are missed alike, so that few problems make a figure of chance."""
 LONG_S = 5e-6
 ZOO = ("bert-base", "vit-base", "resnet-50", "gpt2", "distilbert", "mixtral-small")
 CURVE = (100, 200, 400, 800, 1600, 3200)
@@ -266,6 +268,10 @@ def report(found: Measured, own: Samples, host: Host, made: model.Model) -> dict
     roofs = regrets(s.roof_choices, 1)
     blind = regrets([judge.Choice(np.arange(len(c.first), dtype=np.float64), c.first, c.second) for c in s.choices], 1)
     ways = {"by prediction": top1, "best of 3 measured": top3, "by the roofline": roofs, "always the usual tile": blind}
+    parts = judge.orders(s.choices)
+    print("  pairs in order, by their difference: "
+          + ", ".join(f"over {n:.0%}: {o.right} of {o.pairs} ({o.turned} that labels turn)" for n, o in parts.items())
+          + f"; labels allow {sum(parts.values(), judge.Order()).ceiling:.1%}")  # fmt: skip
     print(f"  pairs in order {result['pair_accuracy']:.1%}; regret (p95): "
           + ", ".join(f"{n} {m:.2%} ({p:.1%})" for n, (m, p) in ways.items()))  # fmt: skip
     print("  samples until back within the bars: " + ", ".join(f"{n} {v}" for n, v in drift.samples.items())
@@ -290,7 +296,9 @@ def report(found: Measured, own: Samples, host: Host, made: model.Model) -> dict
         "ablation": {"roofline_mape": s.roofline["mape"], "no_online_mape": s.plain["mape"], "online_mape": s.online["mape"],
                      "roofline_regret": roofs[0], "no_gate_regret": top1[0], "gate_regret": top3[0], "usual_tile_regret": blind[0],
                      "roofline_pair_accuracy": judge.pair_accuracy(s.roof_choices)},
-        "kernels": len(held.keys), "choices": len(s.choices),
+        "kernels": len(held.keys), "choices": len(s.choices), "pairs": sum(o.pairs for o in parts.values()),
+        "pair_ceiling": sum(parts.values(), judge.Order()).ceiling,
+        "pairs_by_difference": {str(n): o.accuracy for n, o in parts.items()},
     }  # fmt: skip
 
 
@@ -336,7 +344,7 @@ def main() -> int:
         folder = Path(args.work or empty)
         folder.mkdir(parents=True, exist_ok=True)
         kernels = folder / f"kernels-{args.seed}.bin"
-        problems, models = args.problems or (16 if args.quick else 60), ZOO[:1] if args.quick else ZOO
+        problems, models = args.problems or (16 if args.quick else PROBLEMS), ZOO[:1] if args.quick else ZOO
         try:
             spent = calibrated(folder, args.calibration or (25.0 if args.quick else 160.0), until)
             with Store.open(folder / "profiles.sqlite") as store:

@@ -81,16 +81,51 @@ class Choice:
     second: Vector
 
 
-def pair_accuracy(choices: Sequence[Choice]) -> float:
-    """How often two candidates that differ by more than 3% are put in the right order."""
-    right = total = 0
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Pairs of candidates whose first labels differ by so much."""
+
+    pairs: int = 0
+    """Those that both labels put in the same order: what is judged."""
+    right: int = 0
+    turned: int = 0
+    """Those that the second labels put in the other order."""
+
+    @property
+    def accuracy(self) -> float:
+        """How often predictions have the order of both labels."""
+        return self.right / self.pairs if self.pairs else float("nan")
+
+    @property
+    def ceiling(self) -> float:
+        """What who knows all true times would reach: as many pairs as turned agree by chance, half of them the wrong way."""
+        return 1 - 0.5 * min(1.0, self.turned / self.pairs) if self.pairs else float("nan")
+
+    def __add__(self, other: Order) -> Order:
+        return Order(self.pairs + other.pairs, self.right + other.right, self.turned + other.turned)
+
+
+BY = (APART, 0.06, 0.12, 0.3, float("inf"))
+"""Differences that pairs are told apart by."""
+
+
+def orders(choices: Sequence[Choice]) -> dict[float, Order]:
+    """Pairs that differ by more than 3%, by the least difference of their part."""
+    found = dict.fromkeys(BY[:-1], Order())
     for c in choices:
         for i, j in itertools.combinations(range(len(c.first)), 2):
             ratio, again = c.first[i] / c.first[j], c.second[i] / c.second[j]
-            if max(ratio, 1 / ratio) > 1 + APART and (ratio > 1) == (again > 1):
-                total += 1
-                right += (c.predicted[i] > c.predicted[j]) == (ratio > 1)
-    return right / total if total else float("nan")
+            more = max(ratio, 1 / ratio)
+            part = next((low for low, high in itertools.pairwise(BY) if 1 + low < more <= 1 + high), None)
+            if part is not None:
+                same, right = (ratio > 1) == (again > 1), (c.predicted[i] > c.predicted[j]) == (ratio > 1)
+                found[part] += Order(int(same), int(same and right), int(not same))
+    return found
+
+
+def pair_accuracy(choices: Sequence[Choice]) -> float:
+    """How often two candidates that differ by more than 3% are put in the right order."""
+    return sum(orders(choices).values(), Order()).accuracy
 
 
 def regret(choices: Sequence[Choice], top: int = 1) -> Vector:

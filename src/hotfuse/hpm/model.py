@@ -158,7 +158,7 @@ def _unseen(samples: Samples, at: Roof, few: int, folds: int, seed: int) -> tupl
             part = found.pick(test)
             told[test] = made.seconds(part)
             plain[test] = replace(made, ways=None).seconds(part) if made.ways is not None else told[test]
-    one, other = (ways.error(samples.seconds, p, cell) for p in (plain, told))
+    one, other = (ways.error(samples.seconds, p, cell, weight) for p in (plain, told))
     helps = other < ways.BETTER * one
     return (told, True) if helps else (plain, False)
 

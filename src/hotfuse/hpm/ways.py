@@ -1,7 +1,7 @@
 """Ways to cut one problem, told apart: what a forest of times misses, because problems differ by more than their ways do.
 
 cell    rows that are the same problem at the same sizes, cut in several ways
-target  what the model missed of each, less the cell's mean: problems cancel, ways remain
+target  what the model missed of each, less the cell's mean, to which quiet rows count more: problems cancel, ways remain
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ LEAST = 60
 """Rows in cells of several that a forest of ways is grown from."""
 BETTER = 0.97
 """It is kept where it leaves at most this part of the error within cells, on problems it had not seen."""
-TREES = {"n_estimators": 40, "max_depth": 12, "min_samples_leaf": 1, "max_features": 0.8}
+TREES = {"n_estimators": 40, "max_depth": 14, "min_samples_leaf": 3, "max_features": 0.8}
+"""Deep, for ways differ in details; leaves of single rows would learn what a label happened to be."""
 Cells = npt.NDArray[np.int64]
 
 
@@ -35,10 +36,10 @@ def cells(table: Matrix) -> Cells:
     )
 
 
-def centered(values: Vector, cell: Cells) -> Vector:
+def centered(values: Vector, cell: Cells, weight: Vector) -> Vector:
     """Values less their cell's mean."""
     _, at = np.unique(cell, return_inverse=True)
-    return values - (np.bincount(at, values) / np.bincount(at))[at]
+    return values - (np.bincount(at, values * weight) / np.bincount(at, weight))[at]
 
 
 def grow(x: Table, missed: Vector, weight: Vector, cell: Cells, seed: int = 0) -> Forest | None:
@@ -46,11 +47,14 @@ def grow(x: Table, missed: Vector, weight: Vector, cell: Cells, seed: int = 0) -
     several = cell >= 0
     if several.sum() < LEAST:
         return None
-    return forest.extra(x[several], centered(missed[several], cell[several]), weight[several], TREES, seed)
+    own = weight[several]
+    return forest.extra(x[several], centered(missed[several], cell[several], own), own, TREES, seed)
 
 
-def error(measured: Vector, predicted: Vector, cell: Cells) -> float:
+def error(measured: Vector, predicted: Vector, cell: Cells, weight: Vector) -> float:
     """The mean error of ratios within cells; NaN without any."""
     several = cell >= 0
-    off = np.log(measured[several] / predicted[several])
-    return float(np.abs(centered(off, cell[several])).mean()) if several.any() else float("nan")
+    if not several.any():
+        return float("nan")
+    off, own = np.log(measured[several] / predicted[several]), weight[several]
+    return float(np.average(np.abs(centered(off, cell[several], own)), weights=own))
