@@ -1,0 +1,89 @@
+"""Every kind of candidate is proposed for modules as people write them, with what it would cost and why it is taken or left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.export.graph_signature import InputKind
+
+from hotfuse.analysis.resources import Peaks
+from hotfuse.compile.bench import bench
+from hotfuse.compile.layouts import laid_out
+from hotfuse.frontends.fx import Role, to_graph
+from hotfuse.fusion.candidates import Kind
+from hotfuse.fusion.engine import Choice, Engine, apart
+from hotfuse.fusion.explain import line
+from hotfuse.fusion.forecast import Roofline
+from hotfuse.fusion.groups import group
+from hotfuse.fusion.layout import channels_last
+from hotfuse.fusion.own import with_own_operands
+from hotfuse.ir.graph import Graph
+from hotfuse.simplify import simplify
+
+
+class Block(nn.Module):
+    """A transformer's layer with wide rows between its products, and a gate that several read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+        self.up, self.down, self.norm = nn.Linear(64, 512), nn.Linear(512, 64), nn.LayerNorm(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        y = self.norm(x + torch.tanh(q) * k + v)
+        gate = torch.sigmoid(y * 2)
+        mixed = torch.softmax(gate * q, -1) + torch.softmax(gate * k, -1)
+        return self.down(nn.functional.gelu(self.up(mixed)))
+
+
+class Images(nn.Module):
+    """Convolutions whose neighbours are row-major."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(16, 32, 3, padding=1), nn.Conv2d(32, 32, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.flatten(self.two(torch.relu(self.one(x))), 1)
+
+
+def captured(module: nn.Module, x: torch.Tensor) -> Graph:
+    with torch.no_grad():
+        program = torch.export.export(module.eval(), (x,), strict=False)
+    specs = program.graph_signature.input_specs
+    roles = [Role("input" if s.kind is InputKind.USER_INPUT else "param", s.target or "") for s in specs]
+    return simplify(to_graph(program.graph_module, roles).graph)[0]
+
+
+def engine() -> Engine:
+    return Engine(Roofline(Peaks()), replace(bench().core, l2=Peaks().l2))
+
+
+@pytest.fixture(scope="module")
+def proposed() -> dict[Kind, list[Choice]]:
+    """What is said about a layer at 2,048 rows, begun with single nodes and with the groups of the rule."""
+    graph = with_own_operands(channels_last(captured(Block(), torch.randn(2048, 64))))
+    found: dict[Kind, list[Choice]] = {}
+    for groups in (apart(graph, group(graph)), group(graph)):
+        for choice in engine().plan(graph, groups, {}).choices:
+            found.setdefault(choice.kind, []).append(choice)
+    return found
+
+
+@pytest.mark.parametrize("kind", [k for k in Kind if k is not Kind.LAYOUT])
+def test_a_layer_is_offered_every_kind_of_change(proposed: dict[Kind, list[Choice]], kind: Kind) -> None:
+    choices = proposed.get(kind, [])
+    assert choices, sorted(k.value for k in proposed)
+    assert all(c.reasons and line(c) for c in choices)
+    viable = [c for c in choices if c.before.known and c.after.known]
+    assert viable and all(c.accepted or c.because for c in choices)
+
+
+def test_convolutions_are_offered_another_layout() -> None:
+    graph = captured(Images(), torch.randn(1, 16, 28, 28))
+    _, choices = laid_out(graph, {}, engine(), None, other=False)
+    assert [c.kind for c in choices] == [Kind.LAYOUT] and choices[0].before.known and "conversions" in line(choices[0])
