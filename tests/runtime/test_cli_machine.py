@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from hotfuse.base.errors import InputError
 from hotfuse.cli import app, limits
 from hotfuse.cli import costs as costs_module
 from hotfuse.cli.calibrate import MOST_REASONS
@@ -20,6 +21,10 @@ from hotfuse.compile.calibrate import Report
 from hotfuse.compile.host import this_host
 from hotfuse.compile.stored import Place, used_by
 from hotfuse.hpm import model
+from hotfuse.hpm.judge import Held
+from hotfuse.hpm.model import Samples
+from hotfuse.hpm.plot import draw
+from hotfuse.hpm.work import NAMES
 from hotfuse.ir.text import parse
 from hotfuse.machine.traffic import Moved
 from hotfuse.profile.store import Store
@@ -54,6 +59,20 @@ def test_costs_say_that_a_model_was_left_aside_and_go_on(
     learned.forget()
     assert found["predictor"] == "roofs" and "predicted by roofs" in said
     assert ("left aside" in said) is not fits and bool(found["notes"]) is not fits
+    told = CliRunner().invoke(app, ["hpm", "--store", str(place)])
+    assert told.exit_code == 0 and ("left aside" in told.stdout) is not fits, told.output
+    assert ("no performance model for this machine yet" in told.stdout) is fits
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_predictions_are_drawn_against_measurements(tmp_path: Path, ending: str) -> None:
+    times = np.geomspace(1e-6, 1e-3, 12)
+    samples = Samples(np.ones((12, len(NAMES))), times, np.zeros(12), np.arange(12))
+    path = tmp_path / f"p.{ending}"
+    draw(Held(samples, times * 1.1), path)
+    assert path.read_bytes()[:8].lstrip(b"\x89<?").startswith(b"PNG" if ending == "png" else b"xml")
+    with pytest.raises(InputError, match="no picture"):
+        draw(Held(samples, times), tmp_path / "p.txt")
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,9 @@ def _accuracy(store: Store, host: Host, made: Model | None, plot: Path | None) -
     samples = calibrate.samples(store, host.machine, host.at.threads)
     nothing = {"version": None, "samples": len(samples), "held_out": {}, "by_family": {}, "importance": {}}
     if made is None:
-        return {**nothing, "because": "there is no performance model for this machine yet; `hotfuse calibrate`, or let it idle"}
+        none = "there is no performance model for this machine yet"
+        aside = next((n for n in store.notes if "left aside" in n), none)
+        return {**nothing, "because": f"{aside}; `hotfuse calibrate`, or let it idle"}
     if len(samples) < model.LEAST_SAMPLES:
         return {**nothing, "version": made.version, "because": f"{len(samples)} measurements are too few"}
     held = judge.held_out(samples, host.at)
@@ -118,7 +120,7 @@ def _show_learned(found: dict[str, Any]) -> None:
     rows(("by", "rows"), [(who[s], n) for s, n in found["measurements"].items()], header=False)
     if found["trained"]:
         heading("\ntrained")
-        shown = [(t["version"], _date(t["at"]), t["samples"], f"{t['held_out']['mape']:.1%}") for t in found["trained"][-8:]]
+        shown = [(t["version"], _date(t["at"]), t["samples"] or "?", _mape(t["held_out"])) for t in found["trained"][-8:]]
         rows(("version", "at", "samples", "MAPE, held out"), shown)
     off = found["correction"]
     if off is not None:
@@ -136,6 +138,11 @@ def _show_learned(found: dict[str, Any]) -> None:
     if found["drift"]:
         heading("\nthe machine's speed, newest first")
         rows(("probe", "at", "times slower"), [(d["probe"], _date(d["at"]), f"{d['ratio']:.2f}") for d in found["drift"]])
+
+
+def _mape(held: dict[str, float] | None) -> str:
+    """Another version may have kept other facts of its models."""
+    return f"{held['mape']:.1%}" if held and "mape" in held else "?"
 
 
 def _date(at: float) -> str:
