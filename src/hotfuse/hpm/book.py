@@ -124,12 +124,12 @@ class Book:
             sized = np.array([self._at(c.sizes).number for c in candidates], np.int64)
         counts = gather.counted(ids)
         total = int(counts.sum())
-        places, missed = gather.placed(ids, sized, self._index, total)
+        places, missed = gather.placed(ids, sized, self._index.table, total)
         if missed.any():
             for i in np.flatnonzero(missed).tolist():
                 self._learned(candidates[i])
             self._known()
-            places, missed = gather.placed(ids, sized, self._index, total)
+            places, missed = gather.placed(ids, sized, self._index.table, total)
         return self._asked(candidates) if missed.any() else (counts, places)
 
     def _asked(self, candidates: Sequence[Candidate]) -> tuple[Words, Words]:
@@ -158,7 +158,7 @@ class Book:
             table[:, COLUMN["lanes"] : COLUMN["threads"]] = self._ways.rows[way]
             table[:, COLUMN["threads"]], table[:, COLUMN["library"]] = threads, [c.core is None for c in candidates]
             return
-        hearts, missed = gather.cut(ids, table, self._tiles, self._ways.rows, threads)
+        hearts, missed = gather.cut(ids, table, self._tiles.table, self._ways.rows, threads)
         if missed.any():
             new: dict[tuple[int, ...], int] = {}
             for i in np.flatnonzero(missed).tolist():
@@ -167,7 +167,7 @@ class Book:
                 if core is not None and key not in new:
                     new[key] = self._tiled(core, heart)
             self._tiles.put(np.array([(*key, at) for key, at in new.items()], np.int64))
-            gather.cut(ids, table, self._tiles, self._ways.rows, threads)
+            gather.cut(ids, table, self._tiles.table, self._ways.rows, threads)
 
     def _tiled(self, core: Core, heart: Matrix) -> int:
         rows, columns, depth, window, stride, groups = (int(n) for n in heart)

@@ -39,13 +39,14 @@ class Index:
 
     def put(self, entries: Words) -> None:
         """Rows of a key and its number, none of them known yet."""
-        needed = 2 * (self.count + len(entries))
-        if needed > len(self.table):
-            old = self.table[self.table[:, 0] != 0]
-            self.table = np.zeros((1 << (2 * needed - 1).bit_length(), self._key + 1), np.int64)
-            _putting(self._key)(old, len(old), self.table, len(self.table) - 1)
-        _putting(self._key)(np.ascontiguousarray(entries), len(entries), self.table, len(self.table) - 1)
-        self.count += len(entries)
+        put, table = _putting(self._key), self.table
+        old = table[table[:, 0] != 0]
+        needed = 2 * (len(old) + len(entries))
+        if needed > len(table):  # whoever looks something up meanwhile has the old one
+            table = np.zeros((1 << (2 * needed - 1).bit_length(), self._key + 1), np.int64)
+            put(old, len(old), table, len(table) - 1)
+        put(np.ascontiguousarray(entries), len(entries), table, len(table) - 1)
+        self.table, self.count = table, len(old) + len(entries)
 
 
 def _slot(w: Writer, key: Sequence[Number], table: Number, mask: Number) -> tuple[str, str]:
@@ -201,10 +202,10 @@ def counted(ids: Words) -> Words:
     return counts
 
 
-def placed(ids: Words, sized: Words, index: Index, total: int) -> tuple[Words, Words]:
-    """Places of all parts, one after the other, and of each candidate whether some are not known."""
+def placed(ids: Words, sized: Words, index: Words, total: int) -> tuple[Words, Words]:
+    """Places of all parts by an index's table, one after the other, and of each candidate whether some are not known."""
     places, missed = np.empty(total, np.int64), np.zeros(len(ids), np.int64)
-    _placing()(ids, len(ids), sized, index.table, len(index.table) - 1, places, missed)
+    _placing()(ids, len(ids), sized, index, len(index) - 1, places, missed)
     return places, missed
 
 
@@ -252,10 +253,10 @@ def _cutting() -> native.Function:
     return emit.compiled("cut", [a, n, a, a, n, a, a, a, a], _cut(f))
 
 
-def cut(ids: Words, table: Matrix, index: Index, ways: Matrix, threads: Matrix) -> tuple[Matrix, Words]:
-    """Fill the columns of how candidates are cut; their hearts, and whether a way is not known."""
+def cut(ids: Words, table: Matrix, index: Words, ways: Matrix, threads: Matrix) -> tuple[Matrix, Words]:
+    """Fill the columns of how candidates are cut; `index` is no newer than `ways`. Their hearts, and which are not known."""
     if ways.shape[1] != CUT or table.shape[1] != len(NAMES):
         raise InternalError(f"ways of {ways.shape[1]} columns for rows of {table.shape[1]}")
     hearts, missed = np.empty((len(ids), len(HEART))), np.zeros(len(ids), np.int64)
-    _cutting()(ids, len(ids), table, index.table, len(index.table) - 1, ways, threads, hearts, missed)
+    _cutting()(ids, len(ids), table, index, len(index) - 1, ways, threads, hearts, missed)
     return hearts, missed
