@@ -291,9 +291,7 @@ def remembered(groups: Iterable[tuple[str, Mapping[str, int]]]) -> Iterator[Prob
 
 
 def calibrated(seed: int = 0) -> Iterator[Problem]:
-    """What calibration measures: problems as models have them, and more of rows, which have most kinds and cost least: a kernel of
-    theirs takes a tenth of the time of a product's to compile and measure.
-    """
+    """What calibration measures: problems as models have them, and more of rows, which differ in most ways."""
     more = draws(seed, "rows")
     for n, problem in enumerate(draws(seed), 1):
         yield problem
