@@ -24,7 +24,7 @@ def residuals(r: np.random.Generator, n: int) -> list[Residual]:
     for _ in range(n):
         family = int(r.choice(6, p=(0.13, 0.11, 0.2, 0.44, 0.09, 0.03)))
         wide = WIDTH[family] * (5 if r.random() < 1 / 15 else 1)
-        found.append((family, int(r.choice((-1, 1, 2, 3), p=(0.8, 0.04, 0.12, 0.04))), float(r.normal(0, wide))))
+        found.append((family, int(r.choice((-1, 1, 2, 3), p=(0.7, 0.05, 0.2, 0.05))), float(r.normal(0, wide))))
     return found
 
 

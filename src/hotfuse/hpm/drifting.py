@@ -28,12 +28,14 @@ PARTS = 1 + len(FAMILIES) + len(LEVELS)
 LEAST = 10
 """Samples before anything is said: fewer do more harm than good."""
 _BY_KIND = (1, len(FAMILIES), len(LEVELS))
-PROBLEMS = np.repeat((4.0, 3.0, 2.0), _BY_KIND)
-"""Problems that a part must have been met in. A memory level is met by all families: two are hardly missed alike by chance."""
+PROBLEMS = np.repeat((4.0, 3.0, 3.0), _BY_KIND)
+"""Problems that a part must have been met in: fewer may be missed alike by chance."""
 WORTH = np.repeat((4.0, 7.0, 3.5), _BY_KIND)
 """How much likelier a part must make what was seen, as a logarithm. Families need most, since models err by families too."""
 FLOOR = np.repeat((0.1, 0.18, 0.18), _BY_KIND)
 """Log factors smaller than this are nothing: a family that is off by so much may be the model's error as well."""
+FASTER = 2.0
+"""A part that is faster than when it was calibrated must explain so many times more: machines slow down, models err both ways."""
 STAYS = 2.0
 """How much less a part must explain that is corrected already: corrections do not come and go with single samples."""
 MOST = 3
@@ -85,29 +87,37 @@ def explained(seen: Seen, before: Vector) -> Vector:
     x, weight = design(seen.family, seen.level), _weights(seen)
     scale = _scales(seen, weight)
     fit = _Fit(seen.off, x, scale, weight)
-    asked = WORTH - STAYS * (before != 0)
+    stays = STAYS * (before != 0)
     met = _problems(seen, x)
     parts: list[int] = []
     shifts = np.zeros(0)
     while len(parts) < MOST:
         left = seen.off - x[:, parts] @ shifts
-        gain = fit.gain_of_each(left) - asked
+        gain, shift = fit.gain_of_each(left)
+        gain = gain - _asked(shift) + stays
         gain[(met < PROBLEMS) | np.isin(np.arange(PARTS), parts)] = -1.0
         best = int(gain.argmax())
         if gain[best] <= 0:
             break
         parts.append(best)
         shifts = fit.together(parts)
-    parts, shifts = _needed(fit, parts, shifts, asked)
+    parts, shifts = _needed(fit, parts, shifts, stays)
     found[parts] = shifts
     return found
 
 
-def _needed(fit: _Fit, parts: list[int], shifts: Vector, asked: Vector) -> tuple[list[int], Vector]:
+def _asked(shift: Vector) -> Vector:
+    """What each part must explain, moved by so much; everything may as well be faster, as clocks are."""
+    return WORTH * np.where((shift < 0) & (np.arange(PARTS) > 0), FASTER, 1.0)
+
+
+def _needed(fit: _Fit, parts: list[int], shifts: Vector, stays: Vector) -> tuple[list[int], Vector]:
     """Without the parts that the others make superfluous, the least needed first."""
     while parts:
         whole = fit.loss(fit.off - fit.x[:, parts] @ shifts)
-        needed = np.empty(len(parts))
+        needed, all_shifts = np.empty(len(parts)), np.zeros(PARTS)
+        all_shifts[parts] = shifts
+        asked = _asked(all_shifts) - stays
         for i, part in enumerate(parts):
             rest = [p for p in parts if p != part]
             needed[i] = fit.loss(fit.off - fit.x[:, rest] @ fit.together(rest)) - whole - asked[part]
@@ -158,8 +168,8 @@ class _Fit:
     def loss(self, left: Vector) -> float:
         return _loss(left, self.scale, self.weight)
 
-    def gain_of_each(self, left: Vector) -> Vector:
-        """How much likelier each part alone makes what is left."""
+    def gain_of_each(self, left: Vector) -> tuple[Vector, Vector]:
+        """How much likelier each part alone makes what is left, and by how much it is moved for that."""
         precise = self.weight / self.scale
         shift = np.array([_middle(left[own], precise[own]) if own.any() else 0.0 for own in self.x.T > 0])
         for _ in range(_STEPS):
@@ -167,7 +177,7 @@ class _Fit:
             shift = (trust * left[:, None]).sum(0) / np.maximum(trust.sum(0), 1e-30)
         apart = (left[:, None] - shift * self.x) / self.scale[:, None]
         after = (self.weight[:, None] * (TAIL + 1) / 2 * np.log1p(apart**2 / TAIL)).sum(0)
-        return self.loss(left) - after
+        return self.loss(left) - after, shift
 
     def together(self, parts: list[int]) -> Vector:
         """Shifts of these parts that explain the samples best."""
