@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from hotfuse.compile import measure
+from hotfuse.hpm import book as books
 from hotfuse.hpm import emit, fields, gather, native, repeated
 from hotfuse.hpm.book import Book
 from hotfuse.hpm.shapes import draws
@@ -57,6 +61,33 @@ def test_new_graphs_of_known_nodes_are_known(monkeypatch: pytest.MonkeyPatch) ->
     again = [replace(c, graph=replace(c.graph), sizes=dict(c.sizes)) for c in found]
     monkeypatch.setattr(Book, "_learned", None)
     assert np.array_equal(book.rows(again), rows)
+
+
+def test_threads_take_turns_with_tables_that_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places that one thread looked up must not be read from tables that another one has cleared."""
+    found, shared = drawn(), Book(measure.tile_of)
+    parts = [found[i::4] for i in range(4)]
+    right = [Book(measure.tile_of).rows(p) for p in parts]
+    clears: list[bool] = []
+    monkeypatch.setattr(books, "MAX_KEPT", 20)
+    inner, clear = shared._placed, shared._clear  # pyright: ignore[reportPrivateUsage]
+
+    def slowly(candidates: Sequence[Candidate], ids: books.Ids) -> tuple[gather.Words, gather.Words]:
+        answer = inner(candidates, ids)
+        time.sleep(0.01)  # others may go on here
+        return answer
+
+    def counted() -> None:
+        clears.append(True)
+        clear()
+
+    monkeypatch.setattr(shared, "_placed", slowly)
+    monkeypatch.setattr(shared, "_clear", counted)
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(3):
+            for one, other in zip(right, threads.map(shared.rows, parts), strict=True):
+                assert np.array_equal(one, other)
+    assert len(clears) >= 11
 
 
 @dataclass(frozen=True, slots=True, eq=False)

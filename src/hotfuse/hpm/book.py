@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -73,6 +74,8 @@ class Book:
 
     def __init__(self, tiler: Tiler) -> None:
         self._tiler = tiler
+        self._turn = threading.Lock()
+        """Native loops read tables by places that were looked up before: nobody may clear them between."""
         self._clear()
 
     def _clear(self) -> None:
@@ -101,13 +104,14 @@ class Book:
         table = np.zeros((len(candidates), len(NAMES)))
         if not len(candidates):
             return table
-        if max(self._nodes.count, self._values.count, self._tiles.count) > MAX_KEPT:
-            self._clear()
-        ids = gather.identities(candidates)
-        counts, places = self._placed(candidates, ids)
-        told = tally.fill(table, places, counts, self._nodes.rows, self._values.rows)
-        self._cut(table, candidates, ids)
-        _again(table, candidates, ids, told, self._nodes.rows, counts[::4])
+        with self._turn:
+            if max(self._nodes.count, self._values.count, self._tiles.count) > MAX_KEPT:
+                self._clear()
+            ids = gather.identities(candidates)
+            counts, places = self._placed(candidates, ids)
+            told = tally.fill(table, places, counts, self._nodes.rows, self._values.rows)
+            self._cut(table, candidates, ids)
+            _again(table, candidates, ids, told, self._nodes.rows, counts[::4])
         _less(table)
         return table
 
