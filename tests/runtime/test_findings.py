@@ -25,6 +25,7 @@ from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.profile.store import Store
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.findings import Finding
+from hotfuse.runtime.instrument import Variant
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.race import Trial
 from hotfuse.runtime.site import Entry
@@ -186,7 +187,10 @@ def test_a_plan_that_won_is_examined_at_once(tmp_path: Path, monkeypatch: pytest
         assert fast.stats()["events"]["examinations"] >= 1
 
 
-def test_findings_reach_explain_and_the_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [True, False], ids=["sampled calls know their bytes", "not yet"])
+def test_findings_reach_explain_and_the_store(tmp_path: Path, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not told:
+        monkeypatch.setattr(Variant, "needs_costs", lambda *_a: False)
     place = tmp_path / "p.sqlite"
     net = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).eval()
     with hotfuse.jit(net, settings=Settings(profiles=str(place), tiers=0, watch_rate=1)) as fast:

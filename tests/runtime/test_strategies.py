@@ -61,7 +61,8 @@ def served(model: nn.Module, x: torch.Tensor, settings: Settings) -> tuple[hotfu
 
 
 def only(ledger: Ledger, bound: Bottleneck, strategy: Strategy) -> None:
-    """Teach that everything else has failed against a bottleneck."""
+    """Teach that everything else has failed against a bottleneck; what workers remember of other tests goes."""
+    ledger.rows.pop((bound, strategy), None)
     for other in ADDRESSES[bound]:
         if other is not strategy:
             ledger.rows[bound, other] = Tried(9, 0)

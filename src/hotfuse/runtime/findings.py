@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from hotfuse.machine.energy import WATTS_PER_CORE
 from hotfuse.machine.traffic import of_misses
 from hotfuse.profile.names import Names
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
+from hotfuse.runtime.on_paper import known, of_partition
 from hotfuse.runtime.plan import Plan
 
 MOST = 12
@@ -127,9 +128,18 @@ def _asked(
     text = " ".join("x".join(map(str, s)) or "scalar" for s in shapes)
     slowest = sorted(seen.items(), key=lambda kv: -kv[1].mean)[:MOST]
     return [
-        Question(plan.tier, i, _name(plan, i), text, p, p.mean / total, threads, _header(plan, i, p, env, threads))
+        Question(plan.tier, i, _name(plan, i), text, _complete(plan, i, p, env), p.mean / total, threads,
+                 _header(plan, i, p, env, threads))
         for i, p in slowest
-    ]
+    ]  # fmt: skip
+
+
+def _complete(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int]) -> PartitionSeen:
+    """With the bytes and flops that sampled calls had not been told yet."""
+    if p.bytes >= 0:
+        return p
+    cost = of_partition(plan, index, env)
+    return replace(p, bytes=known(cost.bytes), flops=known(cost.flops))
 
 
 def _header(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int], threads: int) -> dict[str, Any]:

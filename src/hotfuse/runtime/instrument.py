@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hotfuse.analysis.cost import FREE, Cost, node_cost, value_bytes
+from hotfuse.analysis.cost import Cost
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.library import control_meaning, meaning
 from hotfuse.backends.llvm.run import CLOCK, COUNTS, OUTCOMES
@@ -28,12 +28,13 @@ from hotfuse.backends.protocol import Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.ir.branches import control_name, inside
 from hotfuse.ir.dims import evaluate, symbols
-from hotfuse.ir.graph import Kind, Node, Value, output_values, sources, values_in
+from hotfuse.ir.graph import Kind, Node, Value, output_values, values_in
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.control import truth
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch, Flag, Subject
 from hotfuse.runtime.meters import Meters, part_of
+from hotfuse.runtime.on_paper import known, of_partition
 from hotfuse.runtime.plan import Plan, Unit, chained
 from hotfuse.runtime.points import Point, choose
 from hotfuse.tile.instrument import FLOATS, ranges
@@ -413,18 +414,8 @@ class Variant:
         env = bind(graph, list(shapes))
         found: list[tuple[int, int]] = []
         for part in self.plan.partitioning.parts:
-            total = FREE
-            if not isinstance(env, Mismatch):
-                for node in graph.nodes[part.first : part.last]:
-                    total = total + node_cost(node, env)
-                    time.sleep(0)
-                made = self.plan.artifacts[part.index] if part.index < len(self.plan.artifacts) else None
-                if made is not None and made.backend != "library":  # what is fused moves only what goes in and out
-                    ends = [value_bytes(v, env) for v in dict.fromkeys((*sources(made.graph), *output_values(made.graph)))]
-                    total = Cost(total.flops, None if None in ends else sum(e for e in ends if e is not None))
-            else:
-                total = Cost(None, None)
-            found.append((_known(total.bytes), _known(total.flops)))
+            total = Cost(None, None) if isinstance(env, Mismatch) else of_partition(self.plan, part.index, env)
+            found.append((known(total.bytes), known(total.flops)))
         if not isinstance(env, Mismatch):
             types = {name: v.type for name, (_, _, v) in self._inside.items()}
             self._extents[signature] = {name: tuple(evaluate(d, env) for d in t.shape) for name, t in types.items()
@@ -438,10 +429,6 @@ def _stored(plan: Plan) -> Iterator[tuple[str, int]]:
         if unit.native is not None:
             code = unit.native.code
             yield from ((name, code.words[word].kernel) for word, names in code.made for name in names if name)
-
-
-def _known(n: int | None) -> int:
-    return -1 if n is None else n
 
 
 def _inside(node: Node, path: str = "") -> set[str]:
