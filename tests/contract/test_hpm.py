@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,26 @@ def invented(count: int, seed: int = 0) -> Samples:
     ratio = 1.2 + 1.8 / (1 + np.exp(known.x[:, NAMES.index("compute")]))
     group = np.array([hash(id(c.graph)) & 0xFFFFFFF for c in found])
     return Samples(table, known.roof.seconds * ratio, np.full(len(found), 0.01), group)
+
+
+def test_what_slowed_the_machine_for_a_while_is_not_learned() -> None:
+    """40% of the rows at 1.2 times their time, in two phases; the law is found all the same, and the model says so."""
+    quiet, fresh = invented(110), invented(40, seed=9)
+    quiet = replace(quiet, group=np.cumsum(np.diff(quiet.group, prepend=0) != 0))  # the same folds in every run
+    at = np.floor(np.arange(len(quiet)) / 60.0) * 2.0
+    part = np.arange(len(quiet)) / len(quiet)
+    slow = ((part > 0.1) & (part < 0.3)) | (part > 0.8)
+    disturbed = replace(quiet, seconds=quiet.seconds * np.where(slow, 1.2, 1.0))
+    found = derive(fresh.table, AT)
+
+    def off(samples: Samples) -> tuple[float, dict[str, float]]:
+        made = model.fit(samples, AT)
+        return float(np.median(np.log(made.seconds(found) / fresh.seconds))), made.facts["slowed"]
+
+    blind, nothing = off(disturbed)
+    seeing, told = off(replace(disturbed, at=at))
+    assert blind > 0.05 and nothing == {"rows": 0.0, "by": 0.0}
+    assert abs(seeing) < 0.02 and 0.3 < told["rows"] < 0.6 and 0.1 < told["by"] < 0.25
 
 
 @pytest.mark.parametrize("family", ["pointwise", "broadcast", "reduction", "contraction", "convolution", "attention"])

@@ -98,7 +98,7 @@ def _accuracy(store: Store, host: Host, made: Model | None, plot: Path | None) -
     return {
         "version": made.version, "samples": len(samples), "trees": made.facts.get("trees"),
         "kind": made.facts.get("kind"), "held_out": held.overall, "by_family": held.by_family(),
-        "roofline_alone": judge.roofline_alone(samples, host.at),
+        "slowed": made.facts.get("slowed"), "roofline_alone": judge.roofline_alone(samples, host.at),
         "interval": {"stated": model.KEPT, "held": judge.coverage(made, samples, held.predicted, host.at)},
         "importance": judge.importance(made),
     }  # fmt: skip
@@ -108,6 +108,9 @@ def _show_accuracy(found: dict[str, Any]) -> None:
     scores = {"all": found["held_out"], **found["by_family"], "roofline alone": found["roofline_alone"]}
     heading(f"version {found['version']}: {found['trees']} trees ({found['kind']}), {found['samples']} samples")
     rows(("held out, over 5 µs", "kernels", "MAPE", "within 10%", "within 20%"), [(n, *_score(s)) for n, s in scores.items()])
+    slow = found["slowed"]
+    if slow and slow["rows"]:
+        heading(f"\n{slow['rows']:.0%} of its rows were measured while the machine was slow, by about {slow['by']:.0%}: corrected")
     interval = found["interval"]
     heading(f"\nintervals that should hold {interval['stated']:.0%} of measurements hold {interval['held']:.0%}")
     heading("\nwhat trees ask for")

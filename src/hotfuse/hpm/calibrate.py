@@ -63,7 +63,8 @@ def samples(store: Store, machine: int | None, threads: int = 1, limit: int = 20
     rows = sorted(seen.values(), key=lambda m: m.kernel)
     table = np.array([[m.features[n] for n in NAMES] for m in rows]).reshape(len(rows), len(NAMES))
     group = np.array([zlib.crc32(m.kernel.split(":")[0].encode()) for m in rows], np.int64)
-    return Samples(table, np.array([m.time_ns for m in rows]) * 1e-9, np.array([m.noise for m in rows]), group)
+    seconds, noise, at = (np.array([getattr(m, n) for m in rows], np.float64) for n in ("time_ns", "noise", "at"))
+    return Samples(table, seconds * 1e-9, noise, group, at)
 
 
 def known(store: Store, machine: int | None) -> set[str]:

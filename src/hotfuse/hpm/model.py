@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotfuse.hpm import fitted, forest, walk, ways
+from hotfuse.hpm import fitted, forest, phases, walk, ways
 from hotfuse.hpm.book import Book
 from hotfuse.hpm.features import NAMES, Features, derive
 from hotfuse.hpm.forest import Forest
@@ -71,13 +71,16 @@ class Samples:
     seconds: Vector
     noise: Vector
     group: npt.NDArray[np.int64]
+    at: Vector | None = None
+    """When they were measured, where that is known."""
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     def pick(self, where: npt.NDArray[Any]) -> Samples:
         """Some of them."""
-        return Samples(self.table[where], self.seconds[where], self.noise[where], self.group[where])
+        at = None if self.at is None else self.at[where]
+        return Samples(self.table[where], self.seconds[where], self.noise[where], self.group[where], at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +177,15 @@ def weights(samples: Samples) -> Vector:
 
 
 def fit(samples: Samples, at: Roof, *, seed: int = 0, few: int = forest.FEW) -> Model:
-    """Train on everything; intervals come from forests that did not see what they are judged on."""
+    """Train on everything, as fast as it is when nothing slows the machine (`hpm.phases`); intervals come from forests that did not
+    see what they are judged on.
+    """
     started = time.perf_counter()
     predicted, helps = _unseen(samples, at, few, FOLDS, seed)
+    off = np.log(samples.seconds / predicted)
+    slow = np.zeros(len(off)) if samples.at is None else phases.slowed(samples.at, off, samples.group)
+    samples = replace(samples, seconds=samples.seconds / np.exp(slow))
+    predicted = predicted / np.exp(slow.mean())  # by models that learned from slowed rows too
     off = np.log(samples.seconds / predicted)
     found = derive(samples.table, at)
     cell = ways.cells(samples.table) if helps else None
@@ -194,6 +203,7 @@ def fit(samples: Samples, at: Roof, *, seed: int = 0, few: int = forest.FEW) -> 
         "samples": len(samples), "groups": len(np.unique(samples.group)), "kind": "boosted" if len(samples) >= few else "extra",
         "trees": len(made.forest.roots), "tells_ways_apart": helps,
         "seconds": round(time.perf_counter() - started, 3), "held_out": scores,
+        "slowed": {"rows": float((slow > 0).mean()), "by": float(np.expm1(np.median(slow[slow > 0]))) if slow.any() else 0.0},
         "features": list(INPUTS), "rows": list(ROW_NAMES), "kept": KEPT,
     }  # fmt: skip
     return replace(made, width=width, facts=facts)

@@ -1,0 +1,61 @@
+"""While the machine was slower than it is: calibration takes minutes, and neighbours or the clock slow a machine for some of them.
+
+What is measured within seconds is slowed alike, so the phases show in how far measurements lie from predictions by models that saw
+other problems: windows of rows whose middle lies above that of the quickest ones were slow, and their times are divided by that.
+Machines are slowed, never sped up, so what the quickest windows near in time say is the machine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
+PAUSE_S, LONGEST_S = 0.2, 6.0
+"""A window ends where nothing was measured for so long, and goes on for so long at most."""
+LEAST_ROWS, LEAST_PROBLEMS = 30, 5
+"""A window of fewer may lie apart because the model misses them."""
+NEAR_S = 300.0
+"""Windows are held against those within so many seconds: a machine that has become slower for good is what it is now."""
+QUICKEST = 0.3
+"""So many of their rows lie in windows that are taken for the machine as it is."""
+NOTHING = 0.03
+"""Log factors below this are left alone: predictions miss whole windows by so much."""
+
+
+def windows(at: Vector) -> Whole:
+    """The number of each row's window."""
+    found = np.zeros(len(at), np.int64)
+    number, rows, begun, last = 0, 0, -np.inf, -np.inf
+    for i in np.argsort(at, kind="stable"):
+        if (at[i] - last > PAUSE_S and rows >= LEAST_ROWS) or at[i] - begun > LONGEST_S:
+            number, rows, begun = number + 1, 0, at[i]
+        found[i], rows, last = number, rows + 1, at[i]
+    return found
+
+
+def slowed(at: Vector, off: Vector, problem: Whole) -> Vector:
+    """Log factors by which rows were slowed, 0 for most; `off` is log(measured / predicted)."""
+    found, window = np.zeros(len(at)), windows(at)
+    known = [own for w in np.unique(window) if _tells(own := np.flatnonzero(window == w), problem)]
+    when = np.array([np.median(at[own]) for own in known])
+    middle = np.array([np.median(off[own]) for own in known])
+    count = np.array([len(own) for own in known])
+    for own, t, m in zip(known, when, middle, strict=True):
+        near = np.abs(when - t) <= NEAR_S
+        slower = m - _quickest(middle[near], count[near])
+        if slower > NOTHING:
+            found[own] = slower
+    return found
+
+
+def _tells(own: Whole, problem: Whole) -> bool:
+    return len(own) >= LEAST_ROWS and len(np.unique(problem[own])) >= LEAST_PROBLEMS
+
+
+def _quickest(middle: Vector, count: Whole) -> float:
+    """Where the quickest windows end that hold so many of all rows."""
+    order = np.argsort(middle)
+    rows = np.cumsum(count[order])
+    return float(middle[order][np.searchsorted(rows, QUICKEST * rows[-1])])
