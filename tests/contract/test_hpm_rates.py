@@ -61,6 +61,20 @@ def test_without_rates_the_roofline_stands() -> None:
     assert np.array_equal(fitted.base(found.amounts, found.family, fitted.NONE, found.roof.seconds), found.roof.seconds)
 
 
+def test_a_rate_that_little_tells_of_stays_small() -> None:
+    """One row has a trace of something, and takes longer: a rate for that would explain this row, and spoil others."""
+    rng, n = np.random.default_rng(5), 60
+    terms = np.zeros((n, len(fitted.TERMS)))
+    terms[:, fitted.TERMS.index("light")] = rng.uniform(1, 100, n) * 1e-6
+    seconds = 2 * terms[:, fitted.TERMS.index("light")]
+    terms[7, fitted.TERMS.index("picked")] = 1e-3 * seconds[7]
+    seconds[7] *= 1.3
+    rates = fitted.fit(terms, np.zeros(n, np.int64), seconds, np.ones(n))
+    own = rates[fitted.shared(0)]
+    assert own[fitted.TERMS.index("light")] == pytest.approx(2.0, rel=0.02)
+    assert own[fitted.TERMS.index("picked")] < 1.0, "230 where a rate costs nothing"
+
+
 @pytest.mark.parametrize("spoil", ["negative", "nan", "shape"])
 def test_spoilt_rates_are_left_aside(tmp_path: Path, spoil: str) -> None:
     found = drawn(30)

@@ -25,6 +25,8 @@ LEAST = 20
 """Samples that rates are fitted to; with fewer, the roofline stands in."""
 APART = 500
 """Samples from which on full and narrower vectors have rates of their own; what fewer say about the difference is chance."""
+CALM = 0.01
+"""What a rate's square costs beside squared errors: rates that few samples tell of stay near nothing instead of anywhere."""
 TOGETHER = {"broadcast": "pointwise", "reduction": "pointwise"}
 """Families made of the same things share their rates."""
 LOWEST, HIGHEST = 0.3, 200.0
@@ -123,6 +125,7 @@ def fit(terms: Matrix, family: npt.NDArray[np.int64], seconds: Vector, weight: V
     from scipy.optimize import nnls
 
     found, of = np.zeros_like(NONE), _OWN[family]
+    calm, aim = np.sqrt(CALM) * np.eye(len(TERMS)), np.zeros(len(TERMS))
     for one in np.unique(of):
         own = of == one
         if own.sum() >= LEAST:
@@ -131,7 +134,7 @@ def fit(terms: Matrix, family: npt.NDArray[np.int64], seconds: Vector, weight: V
             if own.sum() < APART:
                 part[:, _WIDE] += part[:, _NARROWER]
                 part[:, _NARROWER] = 0.0
-            found[one] = nnls(part, root, maxiter=60 * len(TERMS))[0]
+            found[one] = nnls(np.vstack([part, calm]), np.concatenate([root, aim]), maxiter=60 * len(TERMS))[0]
             if own.sum() < APART:
                 found[one, _NARROWER] = found[one, _WIDE]
     return found
