@@ -149,6 +149,8 @@ def test_a_waiting_thread_sleeps_until_the_count_is_there() -> None:
 def test_the_code_of_other_processors() -> None:
     neon = cross_neon()
     assert "yield" in assembly(gather.text(neon.triple), neon)
+    if host().triple.startswith("x86"):
+        assert "pause" in assembly(gather.text(host().triple), host())
 
 
 def test_one_thread_where_there_is_no_runtime() -> None:
