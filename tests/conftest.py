@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import os
 import shutil
 import sys
@@ -18,11 +19,13 @@ from tests.seeds import begin
 # The suite keeps every core busy; captures that tests wait for must not starve behind it.
 os.environ.setdefault("HOTFUSE_WORKER_NICE", "0")
 # Nothing of the suite learns from or writes to the store of whoever runs it: neither what reads the environment, nor what does not.
+# Nor does a test learn from others: each has a home of its own, and settings that name no store put it there.
 os.environ.setdefault("HOTFUSE_PROFILES", ":memory:")
 os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.config/matplotlib"))
 os.environ.setdefault("HOTFUSE_CACHE_DIR", os.path.expanduser("~/.cache/hotfuse"))
-os.environ["HOME"] = tempfile.mkdtemp(prefix="hotfuse-home-")
-atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
+HOMES = tempfile.mkdtemp(prefix="hotfuse-home-")
+os.environ["HOME"] = HOMES
+atexit.register(shutil.rmtree, HOMES, ignore_errors=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,6 +56,14 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"random data: --seed {config.getoption('--seed')}"
+
+
+@pytest.fixture(autouse=True)
+def home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test taught this machine's store is not what the next one begins with, whichever that is."""
+    own = os.path.join(HOMES, hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16])
+    os.makedirs(own, exist_ok=True)
+    monkeypatch.setenv("HOME", own)
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,8 @@ FLUSH = 16
 """Measurements kept back before they go to the store together."""
 FRESH_S = 10.0
 """After so long, what others have learned meanwhile is read again when a graph is planned."""
+STORES = 8
+"""Stores that a process keeps open: workers serve models with different settings."""
 SERVING = ("race", "serve")
 """Sources of what corrections are made from."""
 
@@ -200,6 +202,11 @@ def notes() -> Notes | None:
     """This process's for the store of the request in hand, opened once; None where nothing is kept."""
     place = stored.current()
     if place not in _known:
+        while len(_known) >= STORES:
+            gone = _known.pop(next(iter(_known)))
+            if gone is not None:
+                gone.flush()
+                gone.store.close()
         _known[place] = Notes.of(place)
     return _known[place]
 
@@ -234,7 +241,7 @@ def trust() -> Bandit:
 
 def flush() -> None:
     """Put everything that was measured into its store: nobody knows when a worker ends."""
-    for found in _known.values():
+    for found in list(_known.values()):
         if found is not None:
             found.flush()
 

@@ -1,0 +1,53 @@
+"""A worker that is asked about many profile stores keeps few of them open, and loses nothing of the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hotfuse.compile import learned, stored
+from hotfuse.compile.stored import Place
+from hotfuse.profile.rows import Measurement
+from hotfuse.profile.store import Store
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> Iterator[None]:
+    learned.forget()
+    yield
+    learned.forget()
+
+
+def open_files(folder: Path) -> int:
+    links = (os.path.join("/proc/self/fd", n) for n in os.listdir("/proc/self/fd"))
+    return sum(os.readlink(name).startswith(str(folder)) for name in links if os.path.islink(name))
+
+
+def test_the_oldest_store_is_written_and_closed(tmp_path: Path) -> None:
+    for i in range(3 * learned.STORES):
+        with stored.used_by(Place(str(tmp_path / f"{i}.sqlite")).header()):
+            found = learned.notes()
+            assert found is not None
+            found.wrote([Measurement("k", "pointwise", {}, "f32", 1, 1e6 + i, 0.1, "race")])
+    assert 0 < open_files(tmp_path) <= 4 * learned.STORES, "the file, its log, its index, and one connection more"
+    for i in range(2 * learned.STORES):
+        with Store.open(tmp_path / f"{i}.sqlite") as store:
+            assert [m.time_ns for m in store.measurements()] == [1e6 + i]
+
+
+def test_a_store_that_was_closed_is_opened_again(tmp_path: Path) -> None:
+    def ask(i: int) -> learned.Notes:
+        with stored.used_by(Place(str(tmp_path / f"{i}.sqlite")).header()):
+            found = learned.notes()
+        assert found is not None
+        return found
+
+    first = ask(0)
+    for i in range(learned.STORES):
+        ask(i + 1)
+    again = ask(0)
+    assert again is not first and again.host.machine == first.host.machine
+    assert first.store.measurements() == [], "whoever still uses the closed one may go on"
