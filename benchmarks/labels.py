@@ -28,7 +28,9 @@ import torch
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile import measure, wire
-from hotfuse.compile.pool import Limits, Pool, Task
+from hotfuse.compile.pool import Pool
+from hotfuse.compile.slot import Limits
+from hotfuse.compile.task import Task
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse, show

@@ -21,7 +21,9 @@ from hotfuse import Settings
 from hotfuse.analysis.call_facts import Dense, Facts, Plain, Ranked, Sized, Typed
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import EventLog, Why
-from hotfuse.compile.pool import Limits, Pool, Task
+from hotfuse.compile.pool import Pool
+from hotfuse.compile.slot import Limits
+from hotfuse.compile.task import Task
 from hotfuse.ir.types import DType
 from hotfuse.lower import algebra
 from hotfuse.runtime import dispatch, engine, examine, record, site

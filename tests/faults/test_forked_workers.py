@@ -20,10 +20,12 @@ import torch
 import hotfuse
 from hotfuse import Settings
 from hotfuse.base.settings import Workers
-from hotfuse.compile import forked, pool, starting
+from hotfuse.compile import forked, slot, starting
 from hotfuse.compile.forked import Fork, ForkedWorker, ForkFailed
-from hotfuse.compile.pool import Limits, Pool, Task
+from hotfuse.compile.pool import Pool
+from hotfuse.compile.slot import Limits
 from hotfuse.compile.starting import Starter, unsafe
+from hotfuse.compile.task import Task
 
 READY = {"kind": "ready", "front": "torch"}
 
@@ -229,7 +231,7 @@ def test_a_fork_that_stands_still_or_crashes_is_replaced_by_a_fresh_worker(
 ) -> None:
     from hotfuse.compile import service as services
 
-    monkeypatch.setattr(pool, "STALL_S", 60.0 if crash else 1.0)
+    monkeypatch.setattr(slot, "STALL_S", 60.0 if crash else 1.0)
     own = services.Service()
     monkeypatch.setattr(services, "_service", own)
     fast = hotfuse.jit(Sleeps(crash), settings=Settings(tiers=0))

@@ -18,7 +18,9 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.compile.pool import Limits, Pool, Task
+from hotfuse.compile.pool import Pool
+from hotfuse.compile.slot import Limits
+from hotfuse.compile.task import Task
 from hotfuse.profile.book import Book
 from hotfuse.profile.names import OTHER, Names
 from hotfuse.profile.records import Batch, Subject

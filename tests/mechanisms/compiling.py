@@ -20,8 +20,10 @@ from hotfuse.compile import graph as graph_module
 from hotfuse.compile import trial, units
 from hotfuse.compile.drive import Compilation
 from hotfuse.compile.graph import CompileGraph
-from hotfuse.compile.pool import Limits, Pool, Task
+from hotfuse.compile.pool import Pool
 from hotfuse.compile.scheduler import Governor
+from hotfuse.compile.slot import Limits
+from hotfuse.compile.task import Task
 from hotfuse.compile.value import Expected, Facts
 from hotfuse.fusion.bandit import Budget
 from hotfuse.fusion.criteria import Criterion, Reason, judge

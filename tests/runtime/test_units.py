@@ -19,8 +19,8 @@ from hotfuse.base.events import Why
 from hotfuse.compile import trial, units
 from hotfuse.compile.drive import Compilation, Here
 from hotfuse.compile.graph import State
-from hotfuse.compile.pool import Task
 from hotfuse.compile.service import counters, service
+from hotfuse.compile.task import Task
 from hotfuse.compile.value import Demand, Expected, Facts, Roofline, worth
 from hotfuse.fusion.bandit import Bandit, Budget
 from hotfuse.hpm.bottleneck import Ledger, Strategy

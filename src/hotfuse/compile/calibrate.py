@@ -23,7 +23,9 @@ from hotfuse.compile import measure, wire
 from hotfuse.compile.drive import Executor
 from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.measure import Bound, Made, Shelf, bind, timed
-from hotfuse.compile.pool import Limits, Pool, Task
+from hotfuse.compile.pool import Pool
+from hotfuse.compile.slot import Limits
+from hotfuse.compile.task import Task
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm.book import Book
 from hotfuse.hpm.model import Model

@@ -20,9 +20,9 @@ from hotfuse.base.events import Why
 from hotfuse.base.settings import Objective, Precision
 from hotfuse.compile import pairs, wire
 from hotfuse.compile.graph import OVER, CompileGraph, State, Unit
-from hotfuse.compile.pool import Task
 from hotfuse.compile.recall import Recall, send
 from hotfuse.compile.stored import Place
+from hotfuse.compile.task import Task
 from hotfuse.compile.value import Demand, Estimator, Expected, Learned, Roofline, worth
 from hotfuse.fusion.bandit import Bandit, Budget, Option
 from hotfuse.hpm.bottleneck import Ledger, Strategy

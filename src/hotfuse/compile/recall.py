@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotfuse.compile import wire
-from hotfuse.compile.pool import Task
 from hotfuse.compile.stored import ARMS, STRATEGIES, Place
+from hotfuse.compile.task import Task
 from hotfuse.fusion.bandit import Bandit
 from hotfuse.hpm.bottleneck import Ledger
 

@@ -19,8 +19,10 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile import wire
 from hotfuse.compile.account import totals
 from hotfuse.compile.courtesy import courteous, patient
-from hotfuse.compile.pool import URGENT, Limits, Pool, Task
+from hotfuse.compile.pool import Pool
 from hotfuse.compile.process import Worker
+from hotfuse.compile.slot import Limits
+from hotfuse.compile.task import URGENT, Task
 
 STOP_S = 10.0
 """Longest wait for the jobs in hand when the process ends."""

@@ -16,9 +16,9 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import EventLog
 from hotfuse.base.settings import Settings
 from hotfuse.compile import wire
-from hotfuse.compile.pool import Task
 from hotfuse.compile.service import sized
 from hotfuse.compile.stored import place_of
+from hotfuse.compile.task import Task
 from hotfuse.runtime.findings import Question, findings, questions, timed
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.record import Recorder
