@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from hotfuse.profile.analyzer import MAX_RESTARTS, Analyzer
 from hotfuse.profile.records import Batch, Subject
+from hotfuse.profile.snapshot import EMPTY
 
 
 def calls(n: int) -> Batch:
@@ -65,6 +70,24 @@ def test_an_analyzer_that_keeps_dying_is_given_up() -> None:
         before = analyzer.stats()["records"]
         analyzer.publish(calls(5))
         assert analyzer.stats()["records"] == before and not analyzer.flush(0.2)
+    finally:
+        analyzer.stop()
+
+
+def test_an_analyzer_killed_in_the_middle_of_a_line_said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a snapshot was kept as the latest one, and whoever read it got an error."""
+    dying = "import sys; sys.stdout.write('F3\\nS{')"
+
+    def spawned(self: Analyzer) -> subprocess.Popen[bytes]:
+        self.started += 1
+        return subprocess.Popen([sys.executable, "-S", "-c", dying], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    monkeypatch.setattr(Analyzer, "_spawn", spawned)
+    analyzer = Analyzer()
+    try:
+        analyzer.publish(calls(3))
+        assert until(lambda: analyzer.given_up) and analyzer.started == MAX_RESTARTS + 1
+        assert analyzer.snapshot is EMPTY, "whole lines are all that is believed"
     finally:
         analyzer.stop()
 

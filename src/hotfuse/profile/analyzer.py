@@ -190,7 +190,7 @@ class Analyzer:
             if process is None:
                 return
             assert process.stdout is not None
-            while line := process.stdout.readline():
+            while (line := process.stdout.readline()).endswith(b"\n"):  # half a line is what it was killed over
                 self._heard(line)
             process.wait()
             process.stdout.close()
