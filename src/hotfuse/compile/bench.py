@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -142,9 +143,14 @@ def bench(lean: bool | None = None) -> Bench:
     return _benches[wants]
 
 
-def want(header: Mapping[str, Any]) -> None:
-    """From now on, `bench` is the one for what this request allows."""
-    _wants.set((header.get("precision", "fp32"), header.get("objective") == "memory"))
+@contextmanager
+def allowed_by(header: Mapping[str, Any]) -> Generator[None]:
+    """While a request is answered, `bench` is the one for what it allows."""
+    before = _wants.set((header.get("precision", "fp32"), header.get("objective") == "memory"))
+    try:
+        yield
+    finally:
+        _wants.reset(before)
 
 
 def piece_of(graph: Graph, nodes: Sequence[int], sizes: Mapping[str, int]) -> Piece:

@@ -22,7 +22,7 @@ from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Objective
 from hotfuse.compile import growth, kinds, recall, trial
-from hotfuse.compile.bench import Kernel, Piece, bench, foreseen, keep, piece_of, want
+from hotfuse.compile.bench import Kernel, Piece, allowed_by, bench, foreseen, keep, piece_of
 from hotfuse.compile.contest import Contest
 from hotfuse.compile.crossing import BUDGET_S, Crossing, Found
 from hotfuse.compile.learned import foresight, notes, refresh
@@ -56,11 +56,11 @@ MAX_GRAPHS = 8
 def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """The request of kind `plan`: a graph as text, and the sizes of a real call."""
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
-    want(header)
     refresh()
     bodies: list[dict[str, Any]] = []
-    _body(verify(parse(header["graph"])), sizes, bodies, {}, header.get("objective", "latency"), measuring(sizes))
-    return {"ok": True, "bodies": bodies, "peaks": asdict(bench().peaks), "recalled": recall.states()}, []
+    with allowed_by(header):
+        _body(verify(parse(header["graph"])), sizes, bodies, {}, header.get("objective", "latency"), measuring(sizes))
+        return {"ok": True, "bodies": bodies, "peaks": asdict(bench().peaks), "recalled": recall.states()}, []
 
 
 def measuring(sizes: Mapping[str, int]) -> Gate:
@@ -177,16 +177,16 @@ def unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
     `alike` are the nodes of all its uses, which are cut as the first is; `split` says whether it may be cut at all. A unit that is
     `joined` from two must also `beat` the microseconds of their two kernels, and its uses may turn out to differ.
     """
-    want(header)
     texts = {str(i): b for i, b in zip(header.get("texts", ()), blobs, strict=True)}
     wanted = {str(i) for i, _ in header["alike"]}
-    if missing := sorted(wanted - texts.keys() - bench().graphs.keys()):
-        return {"ok": True, "missing": missing}, []
-    graphs = {i: keep(bench().graphs, i, lambda i=i: verify(parse(texts[i].decode())), MAX_GRAPHS) for i in wanted}
-    uses = [(graphs[str(i)], [int(n) for n in nodes]) for i, nodes in header["alike"]]
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
-    return _Unit(uses, str(header["group"]), sizes, bool(header["split"]), bool(header["joined"]), header["beat"],
-                 bool(header.get("ways")), int(header.get("threads", 1))).answer()  # fmt: skip
+    with allowed_by(header):
+        if missing := sorted(wanted - texts.keys() - bench().graphs.keys()):
+            return {"ok": True, "missing": missing}, []
+        graphs = {i: keep(bench().graphs, i, lambda i=i: verify(parse(texts[i].decode())), MAX_GRAPHS) for i in wanted}
+        uses = [(graphs[str(i)], [int(n) for n in nodes]) for i, nodes in header["alike"]]
+        return _Unit(uses, str(header["group"]), sizes, bool(header["split"]), bool(header["joined"]), header["beat"],
+                     bool(header.get("ways")), int(header.get("threads", 1))).answer()  # fmt: skip
 
 
 @dataclass(slots=True)
