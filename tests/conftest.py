@@ -6,15 +6,16 @@ import atexit
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.seeds import begin
+from tests import process
+from tests.seeds import begin, shuffled
+
+NAME = pytest.StashKey[str]()
 
 # The suite keeps every core busy; captures that tests wait for must not starve behind it.
 os.environ.setdefault("HOTFUSE_WORKER_NICE", "0")
@@ -46,43 +47,65 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: Any, request: Any) -> None:
     """A fixture's data are the same whichever test asks for it first."""
-    begin(request.config.getoption("--seed"), f"{request.node.nodeid} {fixturedef.argname}")
+    begin(request.config.getoption("--seed"), f"{named(request.node)} {fixturedef.argname}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    begin(item.config.getoption("--seed"), item.nodeid)
+    begin(item.config.getoption("--seed"), named(item))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Every worker comes to the same order, whatever it runs of it; names are kept as they are before groups are added to them."""
+    for item in items:
+        item.stash[NAME] = item.nodeid
+    if number := config.getoption("--shuffle"):
+        places = shuffled(number, map(named, items))
+        items.sort(key=lambda item: places[named(item)])
+
+
+def named(node: Any) -> str:
+    """A test's name whether or not it runs in a group: its data follow from it."""
+    return node.stash.get(NAME, node.nodeid)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"random data: --seed {config.getoption('--seed')}"
+    return f"random data: --seed {config.getoption('--seed')}; order: --shuffle {config.getoption('--shuffle')}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def homes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a module's tests share has a home, too, and not that of other modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", _home_of(request.node))
+        yield
 
 
 @pytest.fixture(autouse=True)
 def home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one test taught this machine's store is not what the next one begins with, whichever that is."""
-    own = os.path.join(HOMES, hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16])
+    monkeypatch.setenv("HOME", _home_of(request.node))
+
+
+def _home_of(node: Any) -> str:
+    own = os.path.join(HOMES, hashlib.sha256(named(node).encode()).hexdigest()[:16])
     os.makedirs(own, exist_ok=True)
-    monkeypatch.setenv("HOME", own)
+    return own
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Background jobs end with the test that began them, while what it patched is still so.
-
-    What one test leaves behind compiles, counts, takes memory and holds the interpreter in the next one, whichever that is.
-    """
+def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Background jobs end with the test that began them, while what it patched is still so; then the process forgets."""
     yield
-    module = sys.modules.get("hotfuse.compile.service")
-    own = None if module is None else module._service
-    until = time.monotonic() + 60
-    while own is not None and own._jobs and time.monotonic() < until:
-        time.sleep(0.005)
+    process.finish()
+    process.forget()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write golden files anew instead of comparing with them")
     parser.addoption("--seed", type=int, default=0, help="random data of all tests follow from this number and the test's name")
+    parser.addoption("--shuffle", type=int, default=0, help="order of files and of the tests in them; 0: as they are written")
 
 
 @pytest.fixture

@@ -236,12 +236,14 @@ def _row(graph: str, names: Names, number: int, signature: int, p: PartitionSeen
     )
 
 
-def _at_exit() -> None:
+def end() -> None:
+    """Let go of every store, and end what is done for it beside serving; a model that goes on keeps its own, others open anew."""
     with _lock:
         for shared in _stores.values():
             shared.idle.end()
             shared.watch.stop()
-            shared.store.close()
+            if shared.store.path is not None:  # what is kept in memory is there until the last model is gone
+                shared.store.close()
         _stores.clear()
 
 
@@ -253,4 +255,4 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)
+atexit.register(end)

@@ -1,0 +1,51 @@
+"""What lives as long as a process: taken away behind every test, so that none sees what another one left.
+
+Which tests share a process, and in which order they run, is different in every run of the whole suite. Kernels that a test lowered
+with other limits, races that one lost, workers forked while a function was replaced: all of it would be there for the next one,
+whichever that is. What a test makes with its own hands it closes itself. `pytest --shuffle N` shows what is missing here.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+JOBS_S = 60.0
+"""Longest wait for what a test began in the background."""
+STOP_S = 10.0
+
+
+def loaded(name: str) -> Any:
+    """A module, if some test has had use for it."""
+    return sys.modules.get(f"hotfuse.{name}")
+
+
+def finish() -> None:
+    """Wait for background jobs, which would compile, count, take memory and hold the interpreter in the next test."""
+    until = time.monotonic() + JOBS_S
+    own = None if (service := loaded("compile.service")) is None else service._service
+    while own is not None and own._jobs and time.monotonic() < until:
+        time.sleep(0.005)
+
+
+def forget() -> None:
+    """Everything that a process remembers, and that could change what comes next in it."""
+    if (service := loaded("compile.service")) is not None and service._service is not None:
+        own, service._service = service._service, None
+        own.stop(STOP_S)  # its workers were forked from what the test had replaced, and may be distrusted because of it
+    if (record := loaded("runtime.record")) is not None:
+        record.end()
+    if (learned := loaded("compile.learned")) is not None:
+        learned.forget()
+    for name, kept in (("compile.bench", "_benches"), ("compile.recall", "_recalls"), ("compile.idle", "_begun")):
+        if (module := loaded(name)) is not None:
+            getattr(module, kept).clear()
+    for name in ("compile.crossing", "compile.skipping"):
+        if (module := loaded(name)) is not None:
+            module.shifts.seen = {}
+    watcher = loaded("runtime.watcher")
+    shared = None if watcher is None else watcher._shared
+    if watcher is not None and shared is not None and (shared.failed or shared.analyzer.given_up):
+        watcher._shared = None
+        shared.analyzer.stop()
