@@ -122,7 +122,7 @@ def test_a_worker_that_waits_holds_nothing_of_the_request_before() -> None:
         future.add_done_callback(answered)
         assert future.result(60)[0]["said"] == 1 and done.wait(60)
         del about, answered, future
-        for _ in range(1000):
+        for _ in range(12_000):
             if gone() is None:
                 break
             threading.Event().wait(0.01)  # the thread may be on its way

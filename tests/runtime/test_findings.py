@@ -26,6 +26,7 @@ from hotfuse.profile.store import Store
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.findings import Finding
 from hotfuse.runtime.instrument import Variant
+from hotfuse.runtime.pace import Pace
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.race import Trial
 from hotfuse.runtime.site import Entry
@@ -89,6 +90,7 @@ def looked_into(
 ) -> tuple[Engine, Entry]:
     """A model whose plan of tier 1 was found to be bound by memory; its races take these times, after the first."""
     monkeypatch.setattr(recall, "_recalls", {})
+    monkeypatch.setattr(Pace, "note", lambda *_a: None)  # a machine that became slower has plans raced again: a time is gone
     left = [50.0, *times]
 
     def race(*_a: object, **_k: object) -> Trial:
@@ -175,10 +177,10 @@ def test_a_plan_that_won_is_examined_at_once(tmp_path: Path, monkeypatch: pytest
     settings = Settings(profiles=str(tmp_path / "p.sqlite"), capture="inline", hot_calls=1, tiers=1, watch=False)
     with hotfuse.jit(net, settings=settings) as fast:
         fast._engine.recorder.on = True  # pyright: ignore[reportPrivateUsage] - off where everything happens inline
-        end, plan = time.monotonic() + 90, dict[str, Any]()
+        end, plan = time.monotonic() + 300, dict[str, Any]()
         while not plan.get("findings") and time.monotonic() < end:
             fast(torch.randn(64, 256))
-            assert fast.wait(60)
+            assert fast.wait(120)
             ((plan,),) = (s["plans"] for s in fast.explain().to_dict()["sites"])
             time.sleep(0.05)
         found = plan["findings"]
@@ -194,12 +196,12 @@ def test_findings_reach_explain_and_the_store(tmp_path: Path, told: bool, monkey
     place = tmp_path / "p.sqlite"
     net = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).eval()
     with hotfuse.jit(net, settings=Settings(profiles=str(place), tiers=0, watch_rate=1)) as fast:
-        end = time.monotonic() + 90
+        end = time.monotonic() + 300
         found: list[dict[str, Any]] = []
         while not found and time.monotonic() < end:
             for _ in range(200):
                 fast(torch.randn(64, 256))
-            assert fast.wait(60)
+            assert fast.wait(120)
             found = [f for s in fast.explain().to_dict()["sites"] for p in s["plans"] for f in p["findings"]]
         first = found[0]
         assert first["tier"] == 0 and first["us"] > 0 and first["bottleneck"] and first["source"] == "derived"
