@@ -22,7 +22,7 @@ from hotfuse.compile.drive import Compilation
 from hotfuse.compile.graph import CompileGraph
 from hotfuse.compile.pool import Pool
 from hotfuse.compile.scheduler import Governor
-from hotfuse.compile.slot import Limits
+from hotfuse.compile.slot import Limits, Slot
 from hotfuse.compile.task import Task
 from hotfuse.compile.value import Expected, Facts
 from hotfuse.fusion.bandit import Budget
@@ -224,8 +224,7 @@ def gives_way(_world: World) -> float:
     return sum(governor.step(0.1, 0.0 if governor.paused else 0.1, load=1.0) for _ in range(200))
 
 
-def at_once(self: Any, slot: Any, waiting: Any, error: Any) -> None:
-    self._idle_again(slot)
+def at_once(_pool: Any, waiting: Any, error: Any) -> None:
     waiting.future.set_exception(error)
 
 
@@ -251,8 +250,8 @@ ROWS: tuple[Row, ...] = (
     row("a kernel's use of the machine is recorded", recorded_use, replaced(graph_module, "_use_from", lambda _data: None)),
     row("independent parts run side by side where that measured faster", side_by_side, measured_slower),
     row("a worker that dies is replaced", in_pool(survived), replaced(Pool, "_failed", at_once)),
-    row("a request has a deadline", in_pool(ended_late), replaced(Pool, "_tick", lambda *_a: None)),
-    row("a worker's memory is bounded", in_pool(ended_fat, memory=64 << 20), replaced(Pool, "_tick", lambda *_a: None)),
+    row("a request has a deadline", in_pool(ended_late), replaced(Slot, "look", lambda *_a: 0.0)),
+    row("a worker's memory is bounded", in_pool(ended_fat, memory=64 << 20), replaced(Slot, "look", lambda *_a: 0.0)),
     row("a newer request replaces the one that waits", in_pool(newest), replaced(Pool, "submit", no_key)),
     row("workers give way to calls", gives_way, replaced(Governor, "step", lambda *_a, **_k: False)),
 )  # fmt: skip

@@ -25,6 +25,7 @@ from hotfuse.profile.ring import Ring
 from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.profile.stats import Outcomes
 from hotfuse.runtime.instrument import Variant
+from hotfuse.runtime.notes import Noting
 from hotfuse.runtime.watcher import Shared
 from tests.contract.test_analyzer import call
 from tests.mechanisms.table import Row, World, replaced, setting
@@ -93,15 +94,15 @@ def value(name: str, of: int = 0) -> Callable[[World], float]:
 
 def without(statistic: str) -> Callable[[World], None]:
     """A switch that takes one statistic of values away and leaves the others: its field in the records stays empty."""
-    see, at = Variant._see, LAYOUTS[Kind.VALUE].fields[statistic][1]  # pyright: ignore
+    see, at = Noting.see, LAYOUTS[Kind.VALUE].fields[statistic][1]
 
-    def seen(variant: Any, s: Any, *about: Any) -> None:
+    def seen(noting: Any, s: Any, *about: Any) -> None:
         before = s.batch.count
-        see(variant, s, *about)
+        see(noting, s, *about)
         if s.batch.count > before:
             s.batch.write(s.batch.address + before * SIZE + at, bytes(8))
 
-    return replaced(Variant, "_see", seen)
+    return replaced(Noting, "see", seen)
 
 
 def trips(_world: World) -> float:
@@ -163,7 +164,7 @@ def _nothing(*_a: object, **_k: object) -> None:
 
 
 UNWATCHED = setting(watch=False)
-NO_OUTCOMES = replaced(Variant, "_outcome", _nothing)
+NO_OUTCOMES = replaced(Noting, "outcome", _nothing)
 row = functools.partial(Row, "instrumentation")
 rows = functools.partial(Row, "analyzer")
 ROWS: tuple[Row, ...] = (

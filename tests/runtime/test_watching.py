@@ -29,7 +29,8 @@ from hotfuse.profile.analyzer import Analyzer
 from hotfuse.profile.names import MAX_SIGNATURES, OTHER, Names
 from hotfuse.profile.records import Batch, Flag, Kind, split
 from hotfuse.profile.shown import watched_text
-from hotfuse.runtime.instrument import COUNT_AFTER, Variant
+from hotfuse.runtime.inside import COUNT_AFTER
+from hotfuse.runtime.instrument import Variant
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.points import Place, choose, masks
 from hotfuse.runtime.watcher import DEEP, Shared, Watcher
@@ -551,6 +552,27 @@ def test_without_probes_calls_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert w.serve(200, lambda _: inputs()) <= 3
     assert "watching stopped: OSError: no worker" in w.watcher.text()
     w.watcher.close()
+
+
+def test_probes_are_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was killed at the first attempt must not leave the whole process unwatched."""
+    import hotfuse.compile.probes as probes_module
+
+    fetch, tried = probes_module.fetch, list[int]()
+
+    def lost_once(settings: Settings) -> Any:
+        tried.append(1)
+        if len(tried) == 1:
+            raise OSError("the worker was killed")
+        return fetch(settings)
+
+    monkeypatch.setattr(probes_module, "fetch", lost_once)
+    w = World()
+    w.serve(100, lambda _: inputs())
+    assert len(tried) == 2 and not w.shared.failed and w.shared.look is not None
+    assert "watching stopped" not in w.watcher.text()
+    w.watcher.close()
+    w.shared.analyzer.stop()
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ from hotfuse.profile.analyzer import Analyzer
 from hotfuse.profile.names import Names
 from hotfuse.profile.shown import watched_text
 from hotfuse.profile.snapshot import Drift, GraphSeen, Snapshot
-from hotfuse.runtime.instrument import Look, Variant
+from hotfuse.runtime.instrument import Variant
+from hotfuse.runtime.notes import Look
 from hotfuse.runtime.plan import Plan
 from hotfuse.tile.program import Kernel
 
@@ -36,6 +37,8 @@ MAX_VARIANTS = 6
 """Instrumented plans kept per captured graph."""
 DEEP = 4
 """Of a plan that hides its branches, at most one sample in so many runs in the baseline."""
+TRIES = 2
+"""Times that probes are asked for: what stood in the way of the first, a worker that was killed, need not stay there."""
 Beside = Callable[[Callable[[], None]], None]
 
 
@@ -47,16 +50,18 @@ class Shared:
         self.look: Look | None = None
         self.counters: Callable[[], dict[str, int]] = dict
         self.failed = ""
-        """Why there are no probes."""
+        """Why there are no probes, and will be none."""
         self._asked = False
+        self._tries = 0
         self._lock = threading.Lock()
 
     def want(self, settings: Settings, beside: Beside) -> None:
-        """Have the probes fetched, once."""
+        """Have the probes fetched, once; once more where that failed."""
         with self._lock:
             if self._asked:
                 return
             self._asked = True
+            self._tries += 1
 
         def job() -> None:
             from hotfuse.compile.probes import fetch  # LLVM is loaded when it is first needed
@@ -64,7 +69,11 @@ class Shared:
             try:
                 probes = fetch(settings)
             except Exception as e:  # whatever it was: models go on unwatched, and `explain` says why
-                self.failed = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
+                with self._lock:
+                    if self._tries < TRIES:
+                        self._asked = False
+                    else:
+                        self.failed = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
                 return
             self.analyzer.use(probes.publish)
             self.analyzer.start()  # not in a call
@@ -287,10 +296,11 @@ class Watcher:
 
     def stats(self) -> dict[str, Any]:
         """Counters: this model's samples, and the process's records."""
-        failed = self._failed + sum(v.failed for w in list(self._watched.values()) for v in list(w.variants.values()))
+        variants = [v for w in list(self._watched.values()) for v in list(w.variants.values())]
+        failed = self._failed + sum(v.failed for v in variants)
         return {
             **self.agent.stats(), "samples_not_ready": self._unready, "looks_failed": failed,
-            "counting_kernels": self._counting,
+            "counting_kernels": self._counting, "looks_uncounted": sum(v.uncounted for v in variants),
             **self._shared.counters(), **self._shared.analyzer.stats(),
         }
 
