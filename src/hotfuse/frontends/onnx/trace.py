@@ -32,6 +32,7 @@ from hotfuse.frontends.onnx import trace_control
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.model import PortType
 from hotfuse.frontends.onnx.trace_level import Level, Session, drop_unused, order_placeholders
+from hotfuse.frontends.onnx.trace_walk import run
 from hotfuse.frontends.onnx.values import Value
 
 
@@ -78,7 +79,7 @@ def trace(module: OnnxModule, inputs: Sequence[TensorSpec | None], mode: FakeTen
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             gm = level.trace(
-                lambda: level.run(module.program, [level.input(n, f) for n, f in zip(names, fakes, strict=True)])
+                lambda: run(level, module.program, [level.input(n, f) for n, f in zip(names, fakes, strict=True)])
             )
     except CaptureError:
         raise

@@ -21,6 +21,7 @@ from hotfuse.frontends.leaf import UNKNOWN, ControlLeaf, Leaf
 from hotfuse.frontends.onnx import control, leaves, shape_algebra
 from hotfuse.frontends.onnx.model import OnnxGraph
 from hotfuse.frontends.onnx.trace_level import Level, Opaque, drop_unused, order_placeholders
+from hotfuse.frontends.onnx.trace_walk import run
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.ops.control import run_map
 
@@ -105,7 +106,7 @@ def _nested(level: Level, program: Program, stand_ins: Sequence[Any], captures: 
             numbers = level.numbers(v) if isinstance(v, torch.Tensor) else None
             if numbers is not None and not any(isinstance(n, torch.SymFloat | torch.SymBool) for n in numbers.flat):
                 inner.know(v, numbers)
-        results = [_simple(inner, v) for v in inner.run(program, [*own, *outer])]
+        results = [_simple(inner, v) for v in run(inner, program, [*own, *outer])]
         vals.extend(UNKNOWN if isinstance(v, Opaque) else v for v in results)
         return results
 
@@ -182,7 +183,7 @@ def _changed(a: Any, b: Any) -> set[int] | None:
 def _if(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
     cond, outside = args[0], args[1:]
     if (taken := _decided(level, cond)) is not None:
-        return level.run(step.programs[0 if taken else 1], outside)
+        return run(level, step.programs[0 if taken else 1], outside)
     captures = _captures(level, outside)
     before = _symbols(level)
     nested = [_nested(level, p, [], captures) for p in step.programs]
@@ -352,7 +353,7 @@ def _map(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
     n_in, n_out, body = len(step.node.inputs), len(step.node.outputs), step.programs[0]
     sequences, outside = args[:n_in], args[n_in:]
     if all(isinstance(s, list | torch.Tensor) for s in sequences) and isinstance(sequences[0], list):
-        return run_map(sequences, lambda *values: tuple(level.run(body, values)), n_out, outside)
+        return run_map(sequences, lambda *values: tuple(run(level, body, values)), n_out, outside)
     captures = _captures(level, outside)
     whole = [_simple(level, s) for s in sequences]
     nested = _nested(level, body, [_fresh_like(level, s) for s in whole], captures)
@@ -379,7 +380,7 @@ class _Inline:
         return self.program.graph
 
     def __call__(self, *args: Value) -> tuple[Value, ...]:
-        return tuple(self.level.run(self.program, args))
+        return tuple(run(self.level, self.program, args))
 
 
 @dataclass(frozen=True, slots=True)

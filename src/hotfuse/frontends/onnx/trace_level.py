@@ -1,6 +1,6 @@
 # pyright: reportPrivateUsage=false
 # torch keeps unbacked sizes and the list of a graph's nodes private.
-"""One graph being traced: its values, what is known of them, and the walk over a program's nodes.
+"""One graph being traced: its values, and what is known of them. The walk over a program's nodes is `trace_walk`.
 
 Everything is a value of the graph under construction: fake tensors that make_fx tracks, `Opaque` values of unknown type,
 and lists of them. Small tensors whose numbers are known carry those in a side table.
@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -25,16 +24,12 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor_tree,
 )
 from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
-from torch.overrides import TorchFunctionMode
 
-from hotfuse.frontends.leaf import UNKNOWN, Leaf
-from hotfuse.frontends.onnx import leaves, shape_algebra
-from hotfuse.frontends.onnx.interp import Program, Step
-from hotfuse.frontends.onnx.model import PortType
-from hotfuse.frontends.onnx.registry import DataDependent
-from hotfuse.frontends.onnx.settle import RANDOM
+from hotfuse.frontends.leaf import UNKNOWN
+from hotfuse.frontends.onnx import shape_algebra
+from hotfuse.frontends.onnx.interp import Step
 from hotfuse.frontends.onnx.shape_algebra import LIMIT, Numbers
-from hotfuse.frontends.onnx.values import Value, is_tensor
+from hotfuse.frontends.onnx.values import Value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,55 +77,9 @@ class Session:
         return size
 
 
-def drop_unused(level: Level) -> None:
-    """Remove the constants that nothing reads after all (their numbers were enough)."""
-    for key, node in list(level.consts.items()):
-        if not node.users:
-            del level.consts[key]
-            node.graph.erase_node(node)
-
-
-def order_placeholders(gm: fx.GraphModule, order: Sequence[fx.Node | Mapping[str, Any]]) -> None:
-    """Put the placeholders in front, in this order; where only a node's meta is given, a new unused one comes."""
-    graph = gm.graph
-    anchor: fx.Node = graph._root
-    for want in order:
-        if isinstance(want, fx.Node):
-            node = want
-        else:
-            with graph.inserting_before(next(iter(graph.nodes))):
-                node = graph.placeholder("unused")
-            node.meta.update(want)
-        node.target = node.name  # the parameter's name, so it must be unique
-        anchor.append(node)
-        anchor = node
-    gm.recompile()
-
-
-class TraceCtx:
-    """The context an operator's function sees while tracing."""
-
-    def __init__(self, level: Level, opset: int, n_outputs: int) -> None:
-        self.level, self.opset, self.n_outputs = level, opset, n_outputs
-
-    def ints(self, t: Any) -> list[Any]:
-        """The numbers in a tensor, flat, as far as they are known."""
-        if isinstance(t, np.ndarray):
-            return t.reshape(-1).tolist()
-        known = self.level.numbers(t)
-        if known is None:
-            raise DataDependent("the numbers are in the data")
-        return list(known.flat)
-
-    def tensor(self, numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        """A 1-d tensor of numbers that may be symbolic, or a 0-d one of a number."""
-        several = isinstance(numbers, Sequence)
-        known = shape_algebra.array(numbers) if several else shape_algebra.array([numbers], ())
-        return self.level.materialize(known, dtype)
-
-    def known(self, t: Any) -> bool:
-        """Whether `ints` would succeed."""
-        return isinstance(t, np.ndarray) or self.level.numbers(t) is not None
+_NO_LIST = frozenset(
+    {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu}
+)
 
 
 class Level:
@@ -239,6 +188,14 @@ class Level:
             return Opaque(proxy)
         return track_tensor_tree(val, proxy, constant=None, tracer=self.tracer)
 
+    def owns(self, v: Any) -> bool:
+        """Whether a result can be named in this graph."""
+        if isinstance(v, list):
+            return all(self.owns(x) for x in v)
+        if isinstance(v, torch.Tensor):
+            return isinstance(self.proxy(v), fx.Proxy)
+        return v is None or isinstance(v, Opaque)
+
     # --- known numbers ---------------------------------------------------------------------------
 
     def numbers(self, t: Any) -> Numbers | None:
@@ -260,197 +217,39 @@ class Level:
         scalars = [torch.scalar_tensor(_number(n), dtype=dtype) for n in numbers.flat]
         return self.know(torch.stack(scalars).reshape(numbers.shape), numbers)
 
-    # --- the walk --------------------------------------------------------------------------------
 
-    def run(self, program: Program, args: Sequence[Value]) -> list[Value]:
-        """Trace a program on values of this graph."""
-        env: list[Value] = list(program.template)
-        for slot in program.consts:
-            env[slot] = _Const(env[slot])
-        for slot, value in zip(program.in_slots, args, strict=True):
-            env[slot] = value
-
-        def read(slot: int) -> Value:
-            if isinstance(env[slot], _Const):
-                env[slot] = self.const(env[slot].value)
-            return env[slot]
-
-        for step in program.steps:
-            self.where = f"graph {program.name!r}, node {step.node.title!r} ({step.node.op})"
-            last = self.tracer.graph._root._prev
-            results = self.step(step, [read(i) for i in step.ins])
-            node = last.next
-            while node.op != "root":
-                node.meta.setdefault("hotfuse_name", step.node.title)
-                node = node.next
-            for slot, value in zip(step.outs, results, strict=False):
-                env[slot] = value
-        return [read(i) for i in program.out_slots]
-
-    def step(self, step: Step, args: list[Value]) -> Sequence[Value]:
-        """Trace one node: folded, as sizes, as ATen operators, or whole."""
-        match step.kind:
-            case "control":
-                return self.session.control(self, step, args)
-            case "function":
-                return self.run(step.programs[0], args)
-            case _:
-                pass
-        if (folded := self.fold(step, args)) is not None:
-            return folded
-        if (sizes := self._sizes(step, args)) is not None:
-            return sizes
-        if step.kind == "fallback":
-            return self._expanded(step, args)
-        if any(_is_opaque(a) for a in args) and not _handles_lists(step, args):
-            return self.leaf(step, args, "an input's type is unknown")
-        assert step.fn is not None
-        try:
-            attrs = {k: self._attr(v) for k, v in step.attrs.items()}
-            with _WholeRecurrent(self) if step.node.op in _RECURRENT else nullcontext():
-                out = step.fn(TraceCtx(self, step.opset, len(step.node.outputs)), *args, **attrs)
-        except Exception as e:  # whatever keeps a function from tracing, the operator itself can still run whole
-            self.session.forget_pending()
-            first = next((line for line in str(e).splitlines() if line.strip()), "")
-            return self.leaf(step, args, f"{type(e).__name__}: {first[:200]}")
-        results = list(out) if isinstance(out, tuple) else [out]
-        if any(not self._mine(r) for r in results):
-            return self.leaf(step, args, "its result does not follow from its inputs' types")
-        return results
-
-    def _mine(self, v: Any) -> bool:
-        """Whether a result can be named in this graph."""
-        if isinstance(v, list):
-            return all(self._mine(x) for x in v)
-        if isinstance(v, torch.Tensor):
-            return isinstance(self.proxy(v), fx.Proxy)
-        return v is None or isinstance(v, Opaque)
-
-    def _attr(self, v: Any) -> Any:
-        return self.const(v) if is_tensor(v) else v
-
-    def fold(self, step: Step, args: list[Value]) -> list[Value] | None:
-        """Run a node on constants at once; None unless every input is a small one."""
-        if not args or step.node.op in RANDOM or step.kind == "fallback":
-            return None
-        real: list[Any] = []
-        for a in args:
-            if isinstance(a, Opaque) and a.const is not None and a.const.size <= LIMIT:
-                real.append(a.const)
-            elif a is None:
-                real.append(None)
-            elif isinstance(a, torch.Tensor) and (n := self.numbers(a)) is not None and shape_algebra.is_static(n):
-                with plainly():
-                    real.append(torch.tensor(n.tolist(), dtype=a.dtype).reshape(n.shape))
-            else:
-                return None
-        try:
-            with plainly():
-                out = step.call(*real)
-        except Exception:
-            return None  # the same error, with its place, comes from running the node whole
-        results = list(out) if isinstance(out, tuple) else [out]
-        if not all(r is None or (is_tensor(r) and _count(r) <= LIMIT) for r in results):
-            return None
-        return [self.const(r) for r in results]
-
-    def _sizes(self, step: Step, args: list[Value]) -> list[Value] | None:
-        """A node of shape arithmetic."""
-        if step.node.domain or step.node.op not in shape_algebra.ROWS or not args:
-            return None
-        operands = [None if a is None else self.numbers(a) for a in args]
-        if any(o is None and a is not None for o, a in zip(operands, args, strict=True)):
-            return None
-        dtypes = [a.dtype for a in args if a is not None]
-        dtype = dtypes[1] if step.node.op == "Where" else dtypes[0]
-        found = shape_algebra.evaluate(step.node.op, operands, dict(step.attrs), dtype)
-        return None if found is None else [self.materialize(n, d) for n, d in found]
-
-    def _expanded(self, step: Step, args: list[Value]) -> Sequence[Value]:
-        definition = step.definition
-        assert definition is not None
-        body = None
-        if not any(_is_opaque(a) for a in args):
-            with plainly():
-                body = definition.expand(tuple(args))
-        if not isinstance(body, Program):
-            return self.leaf(step, args, "the operator has no mapping of its own")
-        return self.run(body, args)
-
-    def leaf(self, step: Step, args: Sequence[Value], why: str) -> list[Value]:
-        """Keep a node whole."""
-        node, n_out = step.node, len(step.node.outputs)
-        self.session.leaves.setdefault(node.op, why)
-        self.session.counts[node.op] += 1
-        with disable_proxy_modes_tracing():
-            types = leaves.result_types(node, step.opset, args, step.attrs, self.session.fresh)
-            vals = [UNKNOWN if t is None else torch.empty(t[1], dtype=t[0]) for t in types]
-        attrs = {k: str(v) if isinstance(v, PortType) else self._attr(v) for k, v in step.attrs.items()}
-        target = Leaf(leaves.leaf_name(node.op, node.domain, step.opset, n_out))
-        return self.emit(target, args, attrs, vals, tupled=n_out > 1)
+def drop_unused(level: Level) -> None:
+    """Remove the constants that nothing reads after all (their numbers were enough)."""
+    for key, node in list(level.consts.items()):
+        if not node.users:
+            del level.consts[key]
+            node.graph.erase_node(node)
 
 
-class _WholeRecurrent(TorchFunctionMode):
-    """Keeps recurrent operators whole with types of our own: torch's fake kernels would fix batch and length to numbers."""
-
-    _OPS: ClassVar[dict[Any, Any]] = {
-        torch.lstm: torch.ops.aten.lstm.input,
-        torch.gru: torch.ops.aten.gru.input,
-        torch.rnn_tanh: torch.ops.aten.rnn_tanh.input,
-        torch.rnn_relu: torch.ops.aten.rnn_relu.input,
-    }
-
-    def __init__(self, level: Level) -> None:
-        super().__init__()
-        self.level = level
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        op = self._OPS.get(func)
-        if op is None or kwargs or len(args) != 9:
-            return func(*args, **(kwargs or {}))
-        x, start, bidirectional = args[0], args[1], args[7]
-        states = list(start) if isinstance(start, (list, tuple)) else [start]
-        with disable_proxy_modes_tracing():
-            y = x.new_empty((*x.shape[:-1], states[0].shape[-1] * (2 if bidirectional else 1)))
-            vals = [y, *(torch.empty_like(s) for s in states)]
-        return tuple(self.level.emit(op, args, {}, vals, tupled=True))
+def order_placeholders(gm: fx.GraphModule, order: Sequence[fx.Node | Mapping[str, Any]]) -> None:
+    """Put the placeholders in front, in this order; where only a node's meta is given, a new unused one comes."""
+    graph = gm.graph
+    anchor: fx.Node = graph._root
+    for want in order:
+        if isinstance(want, fx.Node):
+            node = want
+        else:
+            with graph.inserting_before(next(iter(graph.nodes))):
+                node = graph.placeholder("unused")
+            node.meta.update(want)
+        node.target = node.name  # the parameter's name, so it must be unique
+        anchor.append(node)
+        anchor = node
+    gm.recompile()
 
 
-@dataclass(frozen=True, slots=True)
-class _Const:
-    """A constant not yet asked for."""
-
-    value: Value
-
-
-_NO_LIST = frozenset(
-    {torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu}
-)
-_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
-_STRUCTURAL = frozenset(
-    {"SequenceConstruct", "SequenceAt", "SequenceInsert", "SequenceErase", "SequenceLength", "SequenceEmpty"}
-)
-"""Operators that only handle lists of values, whatever those are."""
-
-
-def _handles_lists(step: Step, args: Sequence[Value]) -> bool:
-    """Whether a node only puts values into a known list or takes them out."""
-    op = step.node.op
-    return op in _STRUCTURAL and (op == "SequenceConstruct" or isinstance(args[0], list))
-
-
-def _is_opaque(v: Any) -> bool:
-    return isinstance(v, Opaque) or (isinstance(v, list) and any(_is_opaque(x) for x in v))
+def is_opaque(v: Any) -> bool:
+    """Whether a value's type is unknown, or that of one in a list."""
+    return isinstance(v, Opaque) or (isinstance(v, list) and any(is_opaque(x) for x in v))
 
 
 def _number(n: Any) -> Any:
     return torch.sym_ite(n, 1, 0) if isinstance(n, torch.SymBool) else n
-
-
-def _count(v: Any) -> int:
-    return v.numel() if isinstance(v, torch.Tensor) else v.size
 
 
 @contextmanager
