@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,23 @@ APART = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Held-out samples with predictions by models that saw none of their problems."""
+    """Held-out samples with predictions by models that saw none of their problems.
+
+    They are judged as what models are trained on: times without the phases in which the machine was slow. `as_measured` are the
+    same predictions beside the times that the clock said.
+    """
 
     samples: Samples
     predicted: Vector
+    slow: Vector = field(default_factory=lambda: np.zeros(0))
+    """Log factors by which samples were slowed when they were measured; empty for none."""
+
+    @property
+    def as_measured(self) -> Held:
+        """Slow phases included."""
+        if not self.slow.any():
+            return self
+        return Held(replace(self.samples, seconds=self.samples.seconds * np.exp(self.slow)), self.predicted)
 
     @property
     def overall(self) -> dict[str, float]:
@@ -44,10 +57,10 @@ class Held:
                 if (kind == i).any()}  # fmt: skip
 
 
-def held_out(samples: Samples, at: Roof, few: int | None = None) -> Held:
+def held_out(samples: Samples, at: Roof) -> Held:
     """Every sample predicted by a model that saw none of its problem."""
-    _, predicted = models.residuals(samples, at) if few is None else models.residuals(samples, at, few)
-    return Held(samples, predicted)
+    told = models.unseen(samples, at)
+    return Held(told.samples, told.predicted, told.slow)
 
 
 def roofline_alone(samples: Samples, at: Roof) -> dict[str, float]:
@@ -146,10 +159,10 @@ def importance(model: Model) -> dict[str, float]:
     return {models.INPUTS[i]: float(share[i]) for i in np.argsort(-share) if share[i] > 0}
 
 
-def coverage(model: Model, samples: Samples, predicted: Vector, at: Roof) -> float:
+def coverage(model: Model, held: Held, at: Roof) -> float:
     """The part of measurements that lies in the stated intervals."""
-    width = model.widths(derive(samples.table, at), predicted)
-    return float((np.abs(np.log(samples.seconds / predicted)) <= width).mean())
+    width = model.widths(derive(held.samples.table, at), held.predicted)
+    return float((np.abs(np.log(held.samples.seconds / held.predicted)) <= width).mean())
 
 
 def learning_curve(samples: Samples, at: Roof, sizes: Sequence[int], seed: int = 0) -> dict[int, float]:

@@ -140,15 +140,34 @@ def grown(
     return Model(trees, np.zeros((len(FAMILIES), len(LENGTHS) + 1)), rates=rates, ways=apart)
 
 
-def residuals(
-    samples: Samples, at: Roof, few: int = forest.FEW, folds: int = FOLDS, seed: int = 0
-) -> tuple[Vector, Vector]:
-    """log(measured / predicted) and the prediction for every sample, by forests that saw no sample of its group."""
-    predicted, _ = _unseen(samples, at, few, folds, seed)
-    return np.log(samples.seconds / predicted), predicted
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Samples as the machine is when nothing slows it (`hpm.phases`), predicted by models that saw none of their problems."""
+
+    samples: Samples
+    predicted: Vector
+    slow: Vector
+    """Log factors by which they were slowed when they were measured."""
+    helps: bool
+    """Whether a forest of ways makes predictions better."""
+
+    @property
+    def off(self) -> Vector:
+        """log(measured / predicted)."""
+        return np.log(self.samples.seconds / self.predicted)
 
 
-def _unseen(samples: Samples, at: Roof, few: int, folds: int, seed: int) -> tuple[Vector, bool]:
+def unseen(samples: Samples, at: Roof, *, few: int = forest.FEW, seed: int = 0) -> Unseen:
+    """Every sample predicted by a model that saw none of its problem, once phases in which the machine was slow are taken out."""
+    predicted, helps = _folded(samples, at, few, FOLDS, seed)
+    off = np.log(samples.seconds / predicted)
+    slow = np.zeros(len(off)) if samples.at is None else phases.slowed(samples.at, off, samples.group)
+    samples = replace(samples, seconds=samples.seconds / np.exp(slow))
+    mean = slow.mean() if len(slow) else 0.0  # these models learned from slowed rows too
+    return Unseen(samples, predicted / np.exp(mean), slow, helps)
+
+
+def _folded(samples: Samples, at: Roof, few: int, folds: int, seed: int) -> tuple[Vector, bool]:
     """Predictions by models that saw no sample of the group, and whether a forest of ways makes them better."""
     found, weight, cell = derive(samples.table, at), weights(samples), ways.cells(samples.table)
     fold = _folds(samples.group, folds, seed)
@@ -181,14 +200,10 @@ def fit(samples: Samples, at: Roof, *, seed: int = 0, few: int = forest.FEW) -> 
     see what they are judged on.
     """
     started = time.perf_counter()
-    predicted, helps = _unseen(samples, at, few, FOLDS, seed)
-    off = np.log(samples.seconds / predicted)
-    slow = np.zeros(len(off)) if samples.at is None else phases.slowed(samples.at, off, samples.group)
-    samples = replace(samples, seconds=samples.seconds / np.exp(slow))
-    predicted = predicted / np.exp(slow.mean())  # by models that learned from slowed rows too
-    off = np.log(samples.seconds / predicted)
+    told = unseen(samples, at, few=few, seed=seed)
+    samples, predicted, off = told.samples, told.predicted, told.off
     found = derive(samples.table, at)
-    cell = ways.cells(samples.table) if helps else None
+    cell = ways.cells(samples.table) if told.helps else None
     made = grown(found, samples.seconds, weights(samples), cell, seed=seed, few=few)
     length = np.searchsorted(LENGTHS, predicted)
     overall = float(np.quantile(np.abs(off), KEPT))
@@ -201,9 +216,9 @@ def fit(samples: Samples, at: Roof, *, seed: int = 0, few: int = forest.FEW) -> 
     scores = accuracy(samples.seconds, predicted)
     facts = {
         "samples": len(samples), "groups": len(np.unique(samples.group)), "kind": "boosted" if len(samples) >= few else "extra",
-        "trees": len(made.forest.roots), "tells_ways_apart": helps,
+        "trees": len(made.forest.roots), "tells_ways_apart": told.helps,
         "seconds": round(time.perf_counter() - started, 3), "held_out": scores,
-        "slowed": {"rows": float((slow > 0).mean()), "by": float(np.expm1(np.median(slow[slow > 0]))) if slow.any() else 0.0},
+        "slowed": phases.summary(told.slow),
         "features": list(INPUTS), "rows": list(ROW_NAMES), "kept": KEPT,
     }  # fmt: skip
     return replace(made, width=width, facts=facts)

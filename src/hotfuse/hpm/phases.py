@@ -50,6 +50,12 @@ def slowed(at: Vector, off: Vector, problem: Whole) -> Vector:
     return found
 
 
+def summary(slow: Vector) -> dict[str, float]:
+    """Which part of all rows was slowed, and by how much as a rule."""
+    by = float(np.expm1(np.median(slow[slow > 0]))) if slow.any() else 0.0
+    return {"rows": float((slow > 0).mean()) if len(slow) else 0.0, "by": by}
+
+
 def _tells(own: Whole, problem: Whole) -> bool:
     return len(own) >= LEAST_ROWS and len(np.unique(problem[own])) >= LEAST_PROBLEMS
 
