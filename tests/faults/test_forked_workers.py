@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from hotfuse.compile.forked import Fork, ForkedWorker, ForkFailed
 from hotfuse.compile.pool import Pool
 from hotfuse.compile.slot import Limits
 from hotfuse.compile.starting import Starter, unsafe
-from hotfuse.compile.task import Task
+from hotfuse.compile.task import Task, Waiting
 
 READY = {"kind": "ready", "front": "torch"}
 
@@ -244,6 +245,26 @@ def test_a_fork_that_stands_still_or_crashes_is_replaced_by_a_fresh_worker(
     assert torch.equal(fast(x), x + 1) and fast.stats()["graph_calls"] == 1, str(fast.explain())
     assert ("crashed" if crash else "threading.py") in own.pool.starter.because_of_forks
     own.stop(10)
+
+
+def test_a_server_that_was_stopped_for_long_does_not_take_its_worker_for_stalled() -> None:
+    """It had looked once, and the worker waited for the next word of whoever was stopped."""
+    place, worker = slot.Slot(slot.Books(Limits(1), Starter())), ForkedWorker()
+    try:
+        place.worker = worker
+        place.begin(Waiting(Task("a request", READY), Future()))
+        while not worker.sleeps():
+            time.sleep(0.005)
+        place.look(0.0)  # what it has used so far
+        place.look(10 * slot.STALL_S)
+        assert not place._ended, "it was seen asleep for a moment only"  # pyright: ignore[reportPrivateUsage]
+        looks = 0
+        while not place._ended and looks < 1000:  # pyright: ignore[reportPrivateUsage]
+            place.look(slot.GLANCE_S)
+            looks += 1
+        assert place._ended == "stalled" and looks >= slot.STALL_S / slot.GLANCE_S - 2  # pyright: ignore[reportPrivateUsage]
+    finally:
+        worker.close()
 
 
 @pytest.mark.usefixtures("nothing_against_forks")

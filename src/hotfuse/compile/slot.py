@@ -25,6 +25,8 @@ RECYCLE = 0.5
 """A worker that holds more than this part of its memory when it has answered is replaced by a fresh one."""
 STALL_S = 5.0
 """A forked worker that slept so long over a request, without a moment of work, is taken to wait for a lock that nobody holds."""
+GLANCE_S = 0.25
+"""Most seconds that one look tells of: whoever was itself stopped for long has not seen a worker sleep meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +200,8 @@ class Slot:
             return 0.0
         worked = self._account(worker)
         self._ran += 0.0 if worker.paused else passed
-        self._slept = self._slept + passed if worker.forked and not worked and worker.sleeps() else 0.0
+        before, asleep = self._slept, worker.forked and not worked and worker.sleeps()
+        self._slept = before + min(passed, GLANCE_S) if asleep else 0.0
         held = worker.rss()
         books.peak_rss = max(books.peak_rss, held)
         if self._ran > waiting.task.timeout and not self._ended:
@@ -206,7 +209,7 @@ class Slot:
             self.end("late")
         elif self._slept > STALL_S and not self._ended:
             self.end("stalled")
-        elif self._slept > STALL_S / 2 >= self._slept - passed:
+        elif self._slept > STALL_S / 2 >= before:
             worker.ask_where()
         elif books.limits.memory and held > books.limits.memory:
             self.end("memory")
