@@ -22,6 +22,7 @@ os.environ.setdefault("HOTFUSE_WORKER_NICE", "0")
 # Nothing of the suite learns from or writes to the store of whoever runs it: neither what reads the environment, nor what does not.
 # Nor does a test learn from others: each has a home of its own, and settings that name no store put it there.
 os.environ.setdefault("HOTFUSE_PROFILES", ":memory:")
+os.environ.setdefault("XDG_CONFIG_HOME", os.path.expanduser("~/.config"))  # where pip is told where packages come from
 os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.config/matplotlib"))
 os.environ.setdefault("HOTFUSE_CACHE_DIR", os.path.expanduser("~/.cache/hotfuse"))
 HOMES = tempfile.mkdtemp(prefix="hotfuse-home-")
@@ -42,6 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
         "suite", derandomize=same, deadline=None, database=None, print_blob=True, suppress_health_check=slow
     )
     hypothesis.settings.load_profile("suite")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """What a file draws when it is imported is the same whichever others are."""
+    begin(collector.config.getoption("--seed"), collector.nodeid)
 
 
 @pytest.hookimpl(tryfirst=True)

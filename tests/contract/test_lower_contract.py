@@ -26,6 +26,7 @@ from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.tile import interp
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Kernel
+from tests.seeds import generator
 
 CORES = {
     "avx512": tiling.Core(16, 32),
@@ -34,11 +35,10 @@ CORES = {
     "generic": tiling.Core(4, 16),
     "tiny caches": tiling.Core(8, 16, 1 << 10, 4 << 10),
 }
-RNG = np.random.default_rng(7)
 
 
 def f32(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
+    return generator().standard_normal(shape).astype(np.float32)
 
 
 # --- tiling
