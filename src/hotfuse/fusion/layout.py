@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from hotfuse.analysis.convolution import is_convolution, windows_overlap
 from hotfuse.analysis.quantized import byte_products
-from hotfuse.ir.graph import Arg, Graph, Kind, Node, Token, Value, map_values, output_values
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Token, Value, map_node, map_values, output_values
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
@@ -106,7 +106,7 @@ class _Change:
     def _node(self, number: int, node: Node) -> Node:
         changed = [v for v in node.ins if v.name in self.new]
         if self._follows(number, node, changed):
-            node = self._with(node, self.new)
+            node = map_node(node, self.new)
             if is_convolution(node):
                 node = self._entered(number, node)
             (out,) = node.outs
@@ -117,8 +117,8 @@ class _Change:
         if not changed:
             return node
         if self._reads_any(node):
-            return self._with(node, self.new)
-        return self._with(node, {v.name: self._copy(v) for v in changed})
+            return map_node(node, self.new)
+        return map_node(node, {v.name: self._copy(v) for v in changed})
 
     def _entered(self, number: int, node: Node) -> Node:
         """A convolution with the image that it reads, or a copy of it."""
@@ -132,7 +132,7 @@ class _Change:
             made = Value(self._named(f"{x.name}_last"), _last(x))
             self.nodes.append(Node(Kind.OPERATOR, CONVERTS, (x,), (made,), (("memory_format", _LAST),)))
             self.forth[x.name] = made
-        return self._with(node, {x.name: self.forth[x.name]})
+        return map_node(node, {x.name: self.forth[x.name]})
 
     def _named(self, name: str) -> str:
         """A name that nobody has."""
@@ -169,11 +169,6 @@ class _Change:
             return False
         name = packet(node.op)
         return name in _REDUCTIONS or (name in _POOLS and all(n == 1 for n in left[2:]))
-
-    @staticmethod
-    def _with(node: Node, values: dict[str, Arg]) -> Node:
-        args = tuple(map_values(a, values) for a in node.args)
-        return replace(node, args=args, attrs=tuple((k, map_values(a, values)) for k, a in node.attrs))
 
     def _follows(self, number: int, node: Node, changed: list[Value]) -> bool:
         """Whether a node's result is to lie channels last."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from hotfuse.analysis.attention import FUSED, written
 from hotfuse.analysis.quantized import byte_products
-from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_values, output_values
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, output_values, unused_name
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
@@ -44,11 +44,11 @@ def with_own_operands(graph: Graph) -> Graph:
         made: list[Node] = []
         for i in sorted(chain):
             node = graph.nodes[i]
-            outs = tuple(Value(_fresh(v.name, names), v.type) for v in node.outs)
-            made.append(_mapped(node, new, outs))
+            outs = tuple(Value(unused_name(f"{v.name}.own", names), v.type) for v in node.outs)
+            made.append(map_node(node, new, outs))
             new.update({old.name: out for old, out in zip(node.outs, outs, strict=True)})
         copied.setdefault(reader, []).extend(made)
-        nodes[reader] = _mapped(nodes[reader], new, nodes[reader].outs)
+        nodes[reader] = map_node(nodes[reader], new, nodes[reader].outs)
     if not copied:
         return graph
     ordered = [n for i, node in enumerate(nodes) for n in (*copied.get(i, ()), node)]
@@ -92,19 +92,6 @@ def _shared(graph: Graph, wanted: list[tuple[int, frozenset[int]]]) -> set[int]:
         if outside:
             shared.add(at)
     return shared
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    number = 1
-    while f"{name}.own{number}" in taken:
-        number += 1
-    taken.add(f"{name}.own{number}")
-    return f"{name}.own{number}"
-
-
-def _mapped(node: Node, new: dict[str, Arg], outs: tuple[Value, ...]) -> Node:
-    args = tuple(map_values(a, new) for a in node.args)
-    return replace(node, args=args, attrs=tuple((k, map_values(a, new)) for k, a in node.attrs), outs=outs)
 
 
 def _without_dead(graph: Graph, originals: set[int], before: Graph) -> Graph:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from hotfuse.fusion.closed import Index
 from hotfuse.fusion.groups import Group
-from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_values
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, unused_name
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.table import Access, is_random, lookup, packet
 
@@ -109,7 +109,7 @@ def tiled(index: Index, first: Sequence[int], second: Sequence[int], kinds: tupl
         for i in nodes:
             node = graph.nodes[i]
             outs = tuple(_part(v, b, hi - lo) for v in node.outs)
-            made.append(_mapped(node, new, outs))
+            made.append(map_node(node, new, outs))
             new.update({old.name: v for old, v in zip(node.outs, outs, strict=True)})
             halves[0 if i in inside else 1].append(at)
             at += 1
@@ -150,15 +150,15 @@ def recomputed(index: Index, cheap: Sequence[int], readers: Sequence[Group]) -> 
         if group is not None and group.nodes not in named:
             new: dict[str, Arg] = {}
             for c in sorted(cheap):
-                outs = tuple(Value(_fresh(v.name, taken), v.type) for v in graph.nodes[c].outs)
+                outs = tuple(Value(unused_name(f"{v.name}.again", taken), v.type) for v in graph.nodes[c].outs)
                 members[group.nodes].append(len(nodes))
-                nodes.append(_mapped(graph.nodes[c], new, outs))
+                nodes.append(map_node(graph.nodes[c], new, outs))
                 origin.append(-1)
                 new.update({old.name: v for old, v in zip(graph.nodes[c].outs, outs, strict=True)})
             named[group.nodes] = new
         if group is not None:
             members[group.nodes].append(len(nodes))
-            node = _mapped(node, named[group.nodes], node.outs)
+            node = map_node(node, named[group.nodes], node.outs)
         nodes.append(node)
         origin.append(i)
     made = tuple(Group(tuple(members[g.nodes]), g.kind) for g in readers)
@@ -208,16 +208,3 @@ def _by_rows(graph: Graph, nodes: Sequence[int], rows: int) -> set[str]:
 def _part(v: Value, block: int, rows: int) -> Value:
     assert isinstance(v.type, TensorType)
     return Value(f"{v.name}.rows{block}", replace(v.type, shape=(rows, *v.type.shape[1:])))
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    number = 1
-    while f"{name}.again{number}" in taken:
-        number += 1
-    taken.add(f"{name}.again{number}")
-    return f"{name}.again{number}"
-
-
-def _mapped(node: Node, new: dict[str, Arg], outs: tuple[Value, ...]) -> Node:
-    args = tuple(map_values(a, new) for a in node.args)
-    return replace(node, args=args, attrs=tuple((k, map_values(a, new)) for k, a in node.attrs), outs=outs)

@@ -14,7 +14,7 @@ Params are named tensors that live outside the graph, so a graph stays small pla
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from hotfuse.ir.dims import Sym
@@ -126,6 +126,22 @@ def map_values(arg: Arg, fn: dict[str, Arg]) -> Arg:
     if isinstance(arg, tuple):
         return tuple(map_values(a, fn) for a in arg)
     return arg
+
+
+def map_node(node: Node, values: dict[str, Arg], outs: tuple[Value, ...] | None = None) -> Node:
+    """The node on other values, replaced by name; with other results, if they are given. Nested graphs stay."""
+    args = tuple(map_values(a, values) for a in node.args)
+    attrs = tuple((name, map_values(a, values)) for name, a in node.attrs)
+    return replace(node, args=args, attrs=attrs, outs=node.outs if outs is None else outs)
+
+
+def unused_name(stem: str, taken: set[str]) -> str:
+    """The stem with the first number that makes it a name which is not taken; it is from now on."""
+    number = 1
+    while f"{stem}{number}" in taken:
+        number += 1
+    taken.add(f"{stem}{number}")
+    return f"{stem}{number}"
 
 
 def sources(graph: Graph) -> tuple[Value, ...]:

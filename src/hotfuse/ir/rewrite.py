@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
 
 from hotfuse.base.errors import InternalError
-from hotfuse.ir.graph import Arg, Graph, Node, Value, map_values, output_values, values_in
+from hotfuse.ir.graph import Arg, Graph, Node, Value, map_node, map_values, output_values, values_in
 from hotfuse.ir.text import show, show_arg, show_node, show_type
 from hotfuse.ir.types import ScalarType, Type
 
@@ -109,7 +109,6 @@ class Context:
         self._facts: dict[Callable[[Graph], object], object] = {}
         self._outputs = list(graph.outputs)
         self._output_names = {v.name for v in output_values(graph)}
-        self._sources = {v.name for v in graph.inputs} | {p.value.name for p in graph.params}
         self._params = {p.value.name for p in graph.params}
         for i, node in enumerate(graph.nodes):
             self._insert(i, node, (i,))
@@ -133,14 +132,6 @@ class Context:
     def is_used(self, value: Value) -> bool:
         """Whether a node or an output reads the value."""
         return bool(self._readers.get(value.name)) or value.name in self._output_names
-
-    def is_output(self, value: Value) -> bool:
-        """Whether the value is, or is inside, an output of the graph."""
-        return value.name in self._output_names
-
-    def is_source(self, value: Value) -> bool:
-        """Whether the value is an input or a param."""
-        return value.name in self._sources
 
     def is_param(self, value: Value) -> bool:
         """Whether the value is a param."""
@@ -230,7 +221,7 @@ class Context:
         values = dict(by.values)
         for i in readers:
             old = self._remove(i)
-            self._insert(i, _map_node(old, values), self._place[i])
+            self._insert(i, map_node(old, values), self._place[i])
         if any(name in self._output_names for name in values):
             self._outputs = [map_values(a, values) for a in self._outputs]
             self._output_names = {v.name for a in self._outputs for v in values_in(a)}
@@ -309,11 +300,6 @@ def _check(rule: Rule, node: Node, by: Replacement, context: Context) -> None:
                 fail(f"%{v.name} of type {show_type(v.type)} became {show_type(instead.type)}")
         elif v.name not in made and context.is_used(v):
             fail(f"%{v.name} is still used but no longer made")
-
-
-def _map_node(node: Node, values: dict[str, Arg]) -> Node:
-    args = tuple(map_values(a, values) for a in node.args)
-    return replace(node, args=args, attrs=tuple((n, map_values(a, values)) for n, a in node.attrs))
 
 
 def _key(node: Node) -> str:

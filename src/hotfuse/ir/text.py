@@ -197,14 +197,6 @@ def parse(text: str) -> Graph:
     return graph
 
 
-def parse_type(text: str) -> Type:
-    """Read one type."""
-    reader = _Reader(text)
-    t = reader.type()
-    reader.end("type")
-    return t
-
-
 class _Reader(Reader):
     __slots__ = ()
 

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from hotfuse.analysis.convolution import is_convolution
 from hotfuse.ir.dims import Dim, expr
-from hotfuse.ir.graph import Arg, Graph, Node, Value, map_values, output_values, sources
+from hotfuse.ir.graph import Graph, Value, output_values, sources
+from hotfuse.ir.retype import revalued
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.lower import conv_fewer, conv_shape, gemm, primitive
 from hotfuse.lower.algebra import mul, product, same
@@ -274,28 +275,9 @@ def _flattened(graph: Graph, conv: Convolution) -> Graph:
         pixels = product((t.shape[0], *t.shape[2:]))
         return replace(t, shape=(1, t.shape[1], *(1,) * (len(t.shape) - 3), pixels), layout=order)
 
-    return _retyped(graph, lambda v: v if v.name == conv.weight.name else flat_value(v, flat))
+    return revalued(graph, lambda v: v if v.name == conv.weight.name else flat_value(v, flat))
 
 
 def flat_value(v: Value, change: Callable[[TensorType], TensorType]) -> Value:
     """A value with its type changed, if it is a tensor."""
     return replace(v, type=change(v.type)) if isinstance(v.type, TensorType) else v
-
-
-def _retyped(graph: Graph, change: Callable[[Value], Value]) -> Graph:
-    new: dict[str, Arg] = {}
-
-    def changed(v: Value) -> Value:
-        made = change(v)
-        new[v.name] = made
-        return made
-
-    inputs = tuple(changed(v) for v in graph.inputs)
-    params = tuple(replace(p, value=changed(p.value)) for p in graph.params)
-    nodes: list[Node] = []
-    for n in graph.nodes:
-        args = tuple(map_values(a, new) for a in n.args)
-        attrs = tuple((k, map_values(a, new)) for k, a in n.attrs)
-        nodes.append(replace(n, args=args, attrs=attrs, outs=tuple(changed(v) for v in n.outs)))
-    outputs = tuple(map_values(a, new) for a in graph.outputs)
-    return replace(graph, inputs=inputs, params=params, nodes=tuple(nodes), outputs=outputs)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.branches import IF
 from hotfuse.ir.dims import Dim, Sym, substitute, symbols
-from hotfuse.ir.graph import Arg, Graph, Node, Param, Value, map_values, output_values
+from hotfuse.ir.graph import Arg, Graph, Node, Param, Value, map_node, map_values, output_values
 from hotfuse.ir.retype import retyped
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.types import Type, dims_of, with_dims
@@ -103,17 +103,10 @@ def _inlined(graph: Graph, at: int, outcome: bool) -> Graph:
     nodes: list[Node] = []
     for n in branch.nodes:
         outs = tuple(Value(_fresh(v.name, taken), v.type) for v in n.outs)
-        mapped = replace(
-            n, args=tuple(map_values(a, new) for a in n.args), attrs=tuple((k, map_values(a, new)) for k, a in n.attrs),
-            outs=outs,
-        )
+        nodes.append(map_node(n, new, outs))
         new |= {old.name: v for old, v in zip(n.outs, outs, strict=True)}
-        nodes.append(mapped)
     given = {out.name: map_values(made, new) for out, made in zip(node.outs, branch.outputs, strict=True)}
-    after = tuple(
-        replace(n, args=tuple(map_values(a, given) for a in n.args), attrs=tuple((k, map_values(a, given)) for k, a in n.attrs))
-        for n in graph.nodes[at + 1 :]
-    )
+    after = tuple(map_node(n, given) for n in graph.nodes[at + 1 :])
     joined = replace(
         graph, params=tuple(params), nodes=(*graph.nodes[:at], *nodes, *after),
         outputs=tuple(map_values(o, given) for o in graph.outputs),

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_values, output_values, values_in
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, map_values, output_values, values_in
 from hotfuse.ir.types import TensorType
 from hotfuse.ir.verify import verify
 from hotfuse.ops.table import Access, is_mutating, is_random, lookup, packet, resolve
@@ -41,9 +41,7 @@ def all_alike(graph: Graph, name: str, number: float | bool) -> Graph | None:
     known[name] = _number(given, number)
     saved = 0
     for node in graph.nodes:
-        n = node if not same else replace(
-            node, args=tuple(map_values(a, same) for a in node.args), attrs=tuple((k, map_values(a, same)) for k, a in node.attrs)
-        )  # fmt: skip
+        n = map_node(node, same) if same else node
         if (found := _evaluated(n, known)) is not None:
             known[n.outs[0].name] = found
         elif (by := _decided(n, known)) is not None:

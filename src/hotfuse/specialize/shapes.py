@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hotfuse.ir.dims import Sym, substitute
-from hotfuse.ir.graph import Arg, Graph, Kind, Node, map_values
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, map_node, map_values
 from hotfuse.ir.retype import retyped
 from hotfuse.ir.types import ScalarKind, ScalarType, Type, dims_of, with_dims
 
@@ -32,12 +32,7 @@ def _numbered(graph: Graph) -> Graph:
     numbers: dict[str, Arg] = {}
     nodes: list[Node] = []
     for n in graph.nodes:
-        node = n
-        if numbers:
-            node = replace(
-                n, args=tuple(map_values(a, numbers) for a in n.args),
-                attrs=tuple((k, map_values(a, numbers)) for k, a in n.attrs),
-            )
+        node = map_node(n, numbers) if numbers else n
         found = {v.name: number for v in node.outs if (number := _number(v.type)) is not None}
         if node.kind is Kind.OPERATOR and node.outs and len(found) == len(node.outs):
             numbers.update(found)
