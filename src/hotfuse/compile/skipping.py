@@ -28,10 +28,11 @@ from hotfuse.fusion.crossover import MARGIN, Shifts
 from hotfuse.fusion.forecast import Predictor
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph, Value
-from hotfuse.lower.contract import is_contraction, lower_contraction
+from hotfuse.lower.contract import lower_contraction
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import Lowered, PackArgument, StateArgument
 from hotfuse.lower.operands import tensor
+from hotfuse.lower.products import is_contraction
 from hotfuse.lower.skipping import NEVER, WHOLE
 from hotfuse.lower.tiling import Core
 from hotfuse.ops.table import packet

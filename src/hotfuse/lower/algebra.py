@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 
-from hotfuse.ir.dims import Dim, Sym, dims_in, expr, symbols
+from hotfuse.ir.dims import Dim, Sym, dims_in, expr
 
 Terms = tuple[tuple[tuple[Sym, ...], int], ...]
 """Products of unknowns with their factors; the empty product is the number."""
@@ -148,11 +148,6 @@ def factors_at_least_one(d: Dim) -> frozenset[str]:
     if len(terms) != 1:
         return frozenset()
     return frozenset(str(u.args[0]) for u in terms[0][0] if u.op == "sym")
-
-
-def mentions(d: Dim, names: AbstractSet[str]) -> bool:
-    """Whether one of the symbols occurs."""
-    return not isinstance(d, int) and not names.isdisjoint(symbols(d))
 
 
 def terms_of(d: Dim) -> Terms:

@@ -26,9 +26,10 @@ from hotfuse.lower.gemm import Finished, Product, let
 from hotfuse.lower.gemm import product as write_product
 from hotfuse.lower.index import Position, Refine, Space
 from hotfuse.lower.lowered import Lowered, Memory, tensor_type
+from hotfuse.lower.steps import Definitions
 from hotfuse.lower.tiling import Core, GemmTiling, choose
 from hotfuse.lower.trace import trace
-from hotfuse.lower.values import Along, Definitions, Evaluator
+from hotfuse.lower.values import Along, Evaluator
 from hotfuse.lower.views import broadcast, shape_of
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet

@@ -4,20 +4,19 @@
     q, k, v = linear(x, Wq), ...           one kernel over the panels of all three, three outputs
     y = silu(linear(x, Wg)) * linear(x, Wu)  one kernel whose panels have columns of both
 
-The batch dims of x are one dimension of rows where that costs nothing: when every other operand either has all of them, in order,
-or none; what only counts the same rows in another way is then nothing at all. Otherwise each row finds its batch indices by
-division.
+The batch dims of x are one dimension of rows where that costs nothing (`lower.rows_through`). Otherwise each row finds its batch
+indices by division.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hotfuse.ir.dims import Dim, expr
-from hotfuse.ir.graph import Arg, Graph, Node, Value, map_values, output_values, sources
-from hotfuse.ir.types import ROW_MAJOR, DType, TensorType
+from hotfuse.ir.graph import Graph, Value, output_values, sources
+from hotfuse.ir.types import ROW_MAJOR, DType
 from hotfuse.lower import blocks, operands
 from hotfuse.lower.algebra import mul, product, same
 from hotfuse.lower.errors import CannotLower
@@ -35,52 +34,23 @@ from hotfuse.lower.lowered import (
     dense_strides,
     tensor_type,
 )
-from hotfuse.lower.pack import Order, PackSource, PackSpec
-from hotfuse.lower.quant import MAX_K, Scaling, bytes_taken, column_of, corrected, scaled
+from hotfuse.lower.pack import PackSource, PackSpec
+from hotfuse.lower.products import BYTES, Contraction, is_contraction, origins, products
+from hotfuse.lower.quant import Scaling, bytes_taken, column_of, corrected, scaled
+from hotfuse.lower.rows_through import Rows
 from hotfuse.lower.skipping import DENSE, NEVER, SKIPPED, ActiveRows
 from hotfuse.lower.tiling import Core, choose
 from hotfuse.lower.values import Along, Evaluator
 from hotfuse.lower.views import broadcast, shape_of
 from hotfuse.ops.movement import RESHAPES
-from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import OWN, Buffer, BufferKind, Tile
 from hotfuse.tile.rules import BLOCK_STEPS
 
-CONTRACTIONS = frozenset({"aten.linear", "aten.mm", "aten.addmm", "aten.matmul"})
 _CHEAP = frozenset({"aten.add", "aten.sub", "aten.mul", "aten.relu", "aten.neg", "aten.maximum", "aten.minimum"})
-_REALS = frozenset({DType.F32, DType.F64, DType.F16, DType.BF16})
-_BYTES = frozenset({DType.I8, DType.U8})
 _FEW = 3
 """Up to so many cheap nodes are written out row by row; a longer epilogue is a loop over rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contraction:
-    """One product of a group: out = scale * (x @ weight) + bias_scale * bias."""
-
-    node: Node
-    x: Value
-    weight: Value
-    order: Order
-    n: int
-    k: int
-    bias: Value | None = None
-    scale: float = 1.0
-    bias_scale: float = 1.0
-    scaling: Scaling | None = None
-    """For a product of bytes: what makes its sums real numbers."""
-
-    @property
-    def out(self) -> Value:
-        """The result."""
-        return self.node.outs[0]
-
-
-def is_contraction(node: Node) -> bool:
-    """Whether a node is a product that this file knows."""
-    return packet(node.op) in CONTRACTIONS
 
 
 def lower_contraction(
@@ -91,55 +61,13 @@ def lower_contraction(
     `skipping`: one that looks for rows of zeros, and does not multiply them where there are enough (`lower.skipping`).
     """
     graph, scalings = bytes_taken(graph)
-    found = _found(graph, scalings)
+    found = products(graph, scalings)
     if not found:
         raise CannotLower("there is no product in the group")
     first = found[0]
     if any(c.x.name != first.x.name for c in found):
         raise CannotLower("the products of the group do not share their input")
     return _Group(graph, found, core, strides or {}, name, scalings).lowered(skipping)
-
-
-def _found(graph: Graph, scalings: Mapping[str, Scaling]) -> tuple[Contraction, ...]:
-    params = {p.value.name for p in graph.params}
-    return tuple(_contraction(n, params, scalings.get(n.outs[0].name)) for n in graph.nodes if is_contraction(n))
-
-
-def _contraction(node: Node, params: set[str], scaling: Scaling | None) -> Contraction:
-    """A node's operands by role."""
-    kind = packet(node.op)
-    names = {"aten.linear": ("input", "weight"), "aten.addmm": ("mat1", "mat2"), "aten.mm": ("self", "mat2")}
-    left, right = names.get(kind, ("self", "other"))
-    x, weight = operands.tensor(node, left), operands.tensor(node, right)
-    if weight.name not in params:
-        raise CannotLower(f"the right operand %{weight.name} is not constant", where=str(node.loc))
-    xs, ws = shape_of(x), shape_of(weight)
-    if len(ws) != 2 or not xs:
-        raise CannotLower(f"the weight has {len(ws)} dims and the input {len(xs)}", where=str(node.loc))
-    order = Order.NK if kind == "aten.linear" else Order.KN
-    n, k = ws if order is Order.NK else ws[::-1]
-    if not isinstance(n, int) or not isinstance(k, int) or not same(xs[-1], k) or n < 1 or k < 1:
-        raise CannotLower(f"a product over {k} of {n} columns", where=str(node.loc))
-    _check_dtypes(node, x, weight, scaling, k)
-    if kind == "aten.addmm":
-        scale, bias_scale = (operands.factor(node, a) for a in ("alpha", "beta"))
-        bias = None if bias_scale == 0 else operands.tensor(node, "self")
-        return Contraction(node, x, weight, order, n, k, bias, scale, bias_scale, scaling)
-    bias = argument(node, "bias") if kind == "aten.linear" else None
-    if bias is not None and not isinstance(bias, Value):
-        raise CannotLower(f"the bias is {bias}", where=str(node.loc))
-    return Contraction(node, x, weight, order, n, k, bias, scaling=scaling)
-
-
-def _check_dtypes(node: Node, x: Value, weight: Value, scaling: Scaling | None, k: int) -> None:
-    """Operands of one real type, whose result has it too; or bytes."""
-    left, right, out = (tensor_type(v).dtype for v in (x, weight, node.outs[0]))
-    if scaling is not None:
-        if left not in _BYTES or right not in _BYTES or out not in (DType.F32, DType.F64) or k > MAX_K:
-            raise CannotLower(f"a product of {left.value} and {right.value} over {k}", where=str(node.loc))
-        return
-    if left not in _REALS or right is not left or out is not left:
-        raise CannotLower(f"a product of {left.value} and {right.value}", where=str(node.loc))
 
 
 class _Group:
@@ -154,13 +82,14 @@ class _Group:
         name: str,
         scalings: Mapping[str, Scaling],
     ) -> None:
-        self.batch = shape_of(found[0].x)[:-1]
+        dims = shape_of(found[0].x)[:-1]
+        batch = Rows(dims, product(dims))
         self.original = graph
         self.k = found[0].k
-        self.m = product(self.batch)
+        self.m = batch.number
         self.together = self._meet(graph, found)
         dtype = tensor_type(found[0].x).dtype
-        self.acc = DType.I32 if dtype in _BYTES else DType.F64 if dtype is DType.F64 else DType.F32
+        self.acc = DType.I32 if dtype in BYTES else DType.F64 if dtype is DType.F64 else DType.F32
         self.paired = core.precision == "bf16" and dtype is DType.F32
         if self.acc is DType.F64:  # as many lanes as fp32 has, in twice the registers
             core = replace(core, registers=core.registers // 2)
@@ -170,14 +99,13 @@ class _Group:
         if self.paired and blocks.fits(core, len(found), self.together):
             self.blocks = blocks.cut(core, self.m, self.k)
             self.tiling = blocks.tiling(core, self.tiling, self.blocks)
-        if self.flattens(graph, found, strides):
-            graph = self.flattened(graph, found)
-            found = _found(graph, scalings)
+        if (matrices := batch.through(graph, found, strides)) is not None:
+            graph, found = matrices, products(matrices, scalings)
             self.rows: tuple[Dim, ...] = (self.m,)
         elif any(packet(n.op) in RESHAPES for n in graph.nodes):
             raise CannotLower("rows are counted in several ways, and not all operands lie so that it does not matter")
         else:
-            self.rows = self.batch
+            self.rows = dims
         self.graph, self.found = graph, found
         weights = tuple(PackSource(c.weight.name, c.order, c.n) for c in found)
         kept = DType.I8 if self.acc is DType.I32 else DType.BF16 if self.paired else dtype
@@ -196,56 +124,6 @@ class _Group:
         """The ops, and the tile they are done in."""
         ops = [packet(n.op).split(".")[-1] for n in self.graph.nodes]
         return f"{'_'.join(ops[:6])}_{self.tiling.mr}x{self.tiling.nr}"
-
-    # -- one dimension of rows
-
-    def flattens(self, graph: Graph, found: tuple[Contraction, ...], strides: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether rows may be counted through: every operand has all batch dims, densely, or none."""
-        weights = _constants(found)
-        plain = [v for n in graph.nodes for v in (*n.ins, *n.outs) if v.name not in weights]
-        return all(self._flat(v, strides) for v in plain if isinstance(v.type, TensorType))
-
-    def _flat(self, value: Value, strides: Mapping[str, tuple[int, ...]]) -> bool:
-        t, shape = value.type, shape_of(value)
-        assert isinstance(t, TensorType)
-        if self._matrix(shape) == shape:
-            return True
-        dense = not t.layout.strided and t.layout.order is None and value.name not in strides
-        return dense and (self._has_rows(shape) or all(n == 1 for n in shape[:-1]))
-
-    def _has_rows(self, shape: tuple[Dim, ...]) -> bool:
-        """Whether all rows are there, under these batch dims or others: what is broadcast to as many rows has them itself."""
-        if len(shape) == len(self.batch) + 1 and all(same(a, b) for a, b in zip(shape, self.batch, strict=False)):
-            return True
-        return len(shape) > 1 and same(product(shape[:-1]), self.m)
-
-    def _matrix(self, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
-        if self._has_rows(shape):
-            return shape if len(shape) == 2 else (self.m, shape[-1])
-        return shape[-1:]
-
-    def flattened(self, graph: Graph, found: tuple[Contraction, ...]) -> Graph:
-        """The same group on matrices: types only, as nothing in it looks at batch dims."""
-        weights = _constants(found)
-        used = {v.name for n in graph.nodes for v in (*n.ins, *n.outs)}
-        new: dict[str, Arg] = {}
-
-        def changed(v: Value) -> Value:
-            t = v.type
-            if isinstance(t, TensorType) and v.name in used and v.name not in weights:
-                v = replace(v, type=replace(t, shape=self._matrix(t.shape)))
-            new[v.name] = v
-            return v
-
-        inputs = tuple(changed(v) for v in graph.inputs)
-        params = tuple(replace(p, value=changed(p.value)) for p in graph.params)
-        nodes: list[Node] = []
-        for n in graph.nodes:
-            args = tuple(map_values(a, new) for a in n.args)
-            attrs = tuple((k, map_values(a, new)) for k, a in n.attrs)
-            nodes.append(replace(n, args=args, attrs=attrs, outs=tuple(changed(v) for v in n.outs)))
-        outputs = tuple(map_values(a, new) for a in graph.outputs)
-        return replace(graph, inputs=inputs, params=params, nodes=tuple(nodes), outputs=outputs)
 
     # -- the kernel
 
@@ -304,19 +182,9 @@ class _Group:
         with _batch(b, row, self.rows) as where, at.loops({**where, rank: step}, [Along(rank, width, left)]):
             then(at.tile(x, tuple(space.root(i) for i in range(rank + 1))))
 
-    @staticmethod
-    def _origins(graph: Graph, found: tuple[Contraction, ...]) -> dict[str, set[int]]:
-        """Per value, the products that it is made from."""
-        of: dict[str, set[int]] = {c.out.name: {i} for i, c in enumerate(found)}
-        for node in graph.nodes:
-            if not is_contraction(node):
-                union = set[int]().union(*(of.get(v.name, set()) for v in node.ins))
-                of.update({v.name: union for v in node.outs})
-        return of
-
     def _meet(self, graph: Graph, found: tuple[Contraction, ...]) -> bool:
         """Whether an output needs several products at once."""
-        of = self._origins(graph, found)
+        of = origins(graph, found)
         meet = any(len(of.get(v.name, ())) > 1 for v in output_values(graph))
         if meet and len({c.n for c in found}) > 1:
             raise CannotLower("products of different widths meet in one output")
@@ -324,7 +192,7 @@ class _Group:
 
     def _owners(self) -> list[list[Value]]:
         """Per product, the outputs that are made from its result; those of products that meet are all the first one's."""
-        of = self._origins(self.graph, self.found)
+        of = origins(self.graph, self.found)
         owners: list[list[Value]] = [[] for _ in self.found]
         for v in dict.fromkeys(output_values(self.graph)):
             if not of.get(v.name):
@@ -432,12 +300,6 @@ class _Group:
         """An output's strides in its own shape; one that was written as a matrix is row-major."""
         strides, shape = self.memory.output(v).strides, shape_of(v)
         return strides if len(strides) == len(shape) else dense_strides(shape, ROW_MAJOR)
-
-
-def _constants(found: tuple[Contraction, ...]) -> set[str]:
-    """Weights and what scales them: they have no rows."""
-    scales = [f for c in found if c.scaling is not None for f in (c.scaling.zero_x, c.scaling.scale_x, c.scaling.scale_w)]
-    return {c.weight.name for c in found} | {f.name for f in scales if isinstance(f, Value)}
 
 
 @contextlib.contextmanager

@@ -17,7 +17,8 @@ from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.index import Position, Space, counters_of, scaled, shifted
 from hotfuse.lower.lowered import Memory, dense_strides, tensor_type
-from hotfuse.lower.values import Along, Apply, Definitions, Evaluator
+from hotfuse.lower.steps import Apply, Definitions
+from hotfuse.lower.values import Along, Evaluator
 from hotfuse.lower.views import Alias, shape_of
 from hotfuse.ops.table import packet
 from hotfuse.tile.build import remaining

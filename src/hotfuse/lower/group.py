@@ -23,7 +23,7 @@ from hotfuse.lower.landing import land
 from hotfuse.lower.lowered import Lowered, Memory, tensor_type
 from hotfuse.lower.plan import Goal, Plan, Planner
 from hotfuse.lower.stages import beside, ordered
-from hotfuse.lower.values import Definitions
+from hotfuse.lower.steps import Definitions
 from hotfuse.lower.views import is_move, shape_of
 from hotfuse.lower.write import Writer
 from hotfuse.ops.table import Access, lookup, packet

@@ -16,7 +16,7 @@ from hotfuse.lower import expand
 from hotfuse.lower.algebra import same
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.index import ORIGIN, Position, Space
-from hotfuse.lower.values import Apply, Definitions
+from hotfuse.lower.steps import Apply, Definitions
 from hotfuse.lower.views import Alias, shape_of
 from hotfuse.ops.table import packet
 

@@ -25,8 +25,8 @@ from hotfuse.lower.algebra import add, mul, normal, same
 from hotfuse.lower.errors import CannotLower, NotInOneNest
 from hotfuse.lower.index import Coord, Position, Space, counters_of
 from hotfuse.lower.lowered import Memory, Place, tensor_type
+from hotfuse.lower.steps import Definitions, Key
 from hotfuse.lower.trace import Trace, scanned_dim, trace
-from hotfuse.lower.values import Definitions, Key
 from hotfuse.lower.views import shape_of
 
 _KEPT_BYTES = 256 * 1024

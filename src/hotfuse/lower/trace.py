@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hotfuse.ir.graph import Node, Value
 from hotfuse.lower.errors import CannotLower, NotInOneNest
 from hotfuse.lower.index import Position, Space, counters_in, counters_of
-from hotfuse.lower.values import Apply, Definitions, Fold, Key, Load, choose
+from hotfuse.lower.steps import Apply, Definitions, Fold, Key, Load, choose
 from hotfuse.lower.views import Alias, Inside, Pick, Picked, Pieces
 from hotfuse.ops.table import packet
 

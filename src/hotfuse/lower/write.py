@@ -17,8 +17,9 @@ from hotfuse.lower.algebra import add, at_most, mul, sub
 from hotfuse.lower.index import Coord, Position, counters_of
 from hotfuse.lower.lowered import Memory, Place, tensor_type
 from hotfuse.lower.plan import FoldPlan, Phase, Plan
+from hotfuse.lower.steps import Definitions
 from hotfuse.lower.trace import trace
-from hotfuse.lower.values import Along, Definitions, Evaluator
+from hotfuse.lower.values import Along, Evaluator
 from hotfuse.tile.program import LoopKind, Tile
 
 _CHUNK = 16384

@@ -19,8 +19,8 @@ from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.text import show
 from hotfuse.ir.types import DType, TensorType
-from hotfuse.lower.contract import is_contraction
 from hotfuse.lower.own_sizes import with_own_sizes
+from hotfuse.lower.products import is_contraction
 from hotfuse.lower.skipping import NEVER
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
