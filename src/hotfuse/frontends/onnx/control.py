@@ -13,7 +13,7 @@ from hotfuse.frontends.onnx.values import BY_CODE
 from hotfuse.ops.control import ScanAxes, Stacked, run_if, run_loop, run_map, run_scan
 
 if TYPE_CHECKING:
-    from hotfuse.frontends.onnx.interp import Program
+    from hotfuse.frontends.onnx.program import Program
 
 KINDS = {"If": "if", "Loop": "loop", "Scan": "scan", "SequenceMap": "map"}
 _GRAPHS = {"If": ("then_branch", "else_branch"), "Loop": ("body",), "Scan": ("body",), "SequenceMap": ("body",)}

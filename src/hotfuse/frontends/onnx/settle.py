@@ -18,11 +18,12 @@ import torch
 
 from hotfuse.frontends.onnx import control, limits
 from hotfuse.frontends.onnx.model import OnnxNode
+from hotfuse.frontends.onnx.packed import packed
 from hotfuse.frontends.onnx.registry import VARIES
 from hotfuse.frontends.onnx.values import Value
 
 if TYPE_CHECKING:
-    from hotfuse.frontends.onnx.interp import Program, Step
+    from hotfuse.frontends.onnx.program import Program, Step
 
 ABSENT, UNUSED = 0, 1
 """Slots that every program has: an optional input not given, and a result nobody reads."""
@@ -57,19 +58,25 @@ def ready(program: Program) -> Ready:
     try:
         return _settled(program)
     except Exception as e:  # whatever an operator raises: the run meets the same one at the same node, and names it
-        plain = [_Made(s, s.call, nested=s.programs) for s in program.steps]
+        plain = [_made(s, s.call, nested=s.programs) for s in program.steps]
         why = f"{type(e).__name__}: {e}"  # not the exception, whose frames hold what was made so far
         return replace(_ready(program, program.template, plain, set(program.consts)), unprepared=why)
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A step that runs in every call."""
+    """A call that is part of every run."""
 
-    step: Step
     call: Callable[..., Any]
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    node: OnnxNode
     bytes: int = 0
     nested: tuple[Program, ...] = ()
+
+
+def _made(step: Step, call: Callable[..., Any], bytes: int = 0, nested: tuple[Program, ...] = ()) -> _Made:
+    return _Made(call, step.ins, step.outs, step.node, bytes, nested)
 
 
 def _settled(program: Program) -> Ready:
@@ -96,7 +103,28 @@ def _settled(program: Program) -> Ready:
     used = {i for s in left for i in s.ins} | set(program.out_slots) | set(program.consts)
     template = [v if i in used else None for i, v in enumerate(env)]
     template[UNUSED] = None
-    return _ready(program, template, [_prepared(s, known, env) for s in left], known)
+    return _ready(program, template, _all_prepared(program, left, known, env), known)
+
+
+def _all_prepared(program: Program, left: Sequence[Step], known: set[int], env: Sequence[Value]) -> list[_Made]:
+    """The steps that are left, each prepared; convolutions together with what follows them."""
+    found = packed(left, known, env, program.out_slots) if program.pack else None
+    if found is None:
+        return [_prepared(s, known, env) for s in left]
+    made: list[_Made] = []
+    for place, step in enumerate(left):
+        made.extend(_in_rows(slot, step.node) for slot in found.rows.get(place, ()))
+        if place in found.instead:
+            conv, chain = found.instead[place]
+            last = left[chain.places[-1]]
+            made.append(_Made(conv, step.ins[:1], last.outs, step.node, conv.bytes))
+        elif place not in found.gone:
+            made.append(_prepared(step, known, env))
+    return [*made, *(_in_rows(slot, left[-1].node) for slot in found.rows_last)]
+
+
+def _in_rows(slot: int, node: OnnxNode) -> _Made:
+    return _Made(torch.Tensor.contiguous, (slot,), (slot,), node)
 
 
 def _ready(program: Program, template: list[Value], made: Sequence[_Made], known: set[int]) -> Ready:
@@ -124,22 +152,21 @@ def _prepared(step: Step, known: set[int], env: Sequence[Value]) -> _Made:
         given = {k: env[i] for k, i in enumerate(step.ins[len(step.ins) - captures :]) if i in known}
         if given:
             nested = tuple(p.knowing(given) for p in step.programs)
-            return _Made(step, control.bind(step.node, step.opset, nested, step.attrs), nested=nested)
+            return _made(step, control.bind(step.node, step.opset, nested, step.attrs), nested=nested)
     if step.prepare is not None:
         inputs = [env[i] if i in known else VARIES for i in step.ins]
         if (made := step.prepare(step.ctx, inputs, step.attrs)) is not None:
-            return _Made(step, limits.guard(step.node, step.attrs, made.call), made.bytes)
-    return _Made(step, step.call, nested=step.programs)
+            return _made(step, limits.guard(step.node, step.attrs, made.call), made.bytes)
+    return _made(step, step.call, nested=step.programs)
 
 
 def _calls(program: Program, made: Sequence[_Made], known: set[int]) -> tuple[Call, ...]:
     seen = {ABSENT, UNUSED, *program.out_slots, *known}
     calls: list[Call] = []
     for m in reversed(made):
-        ins, outs = m.step.ins, m.step.outs
-        last = tuple(i for i in dict.fromkeys((*ins, *outs)) if i not in seen)
+        last = tuple(i for i in dict.fromkeys((*m.ins, *m.outs)) if i not in seen)
         seen.update(last)
-        calls.append((m.call, ins, outs, last, m.step.node))
+        calls.append((m.call, m.ins, m.outs, last, m.node))
     return tuple(reversed(calls))
 
 

@@ -26,7 +26,7 @@ from hotfuse.frontends.onnx.values import Value
 from hotfuse.ops.control import run_map
 
 if TYPE_CHECKING:
-    from hotfuse.frontends.onnx.interp import Program, Step
+    from hotfuse.frontends.onnx.program import Program, Step
 
 
 def trace_step(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:

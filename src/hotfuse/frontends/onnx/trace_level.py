@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
 
 from hotfuse.frontends.leaf import UNKNOWN
 from hotfuse.frontends.onnx import shape_algebra
-from hotfuse.frontends.onnx.interp import Step
+from hotfuse.frontends.onnx.program import Step
 from hotfuse.frontends.onnx.shape_algebra import LIMIT, Numbers
 from hotfuse.frontends.onnx.values import Value
 

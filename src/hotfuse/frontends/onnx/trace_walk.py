@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from hotfuse.frontends.leaf import UNKNOWN, Leaf
 from hotfuse.frontends.onnx import leaves, shape_algebra
-from hotfuse.frontends.onnx.interp import Program, Step
 from hotfuse.frontends.onnx.model import PortType
+from hotfuse.frontends.onnx.program import Program, Step
 from hotfuse.frontends.onnx.registry import DataDependent
 from hotfuse.frontends.onnx.settle import RANDOM
 from hotfuse.frontends.onnx.shape_algebra import LIMIT

@@ -1,0 +1,153 @@
+"""A compiled ONNX graph: names are slots of a list, nodes are calls, values die after their last use.
+
+Nested graphs and functions are programs too; what a nested graph uses from outside is appended to its inputs, so a program never
+looks outside itself. The tracer walks the same programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hotfuse.base.errors import HotfuseError, ModelError
+from hotfuse.frontends.onnx import fallback, settle
+from hotfuse.frontends.onnx.model import OnnxGraph, OnnxNode
+from hotfuse.frontends.onnx.registry import OpFn, Prepare
+from hotfuse.frontends.onnx.settle import UNUSED
+from hotfuse.frontends.onnx.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCtx:
+    """The context an operator's function sees at run time: every number is known."""
+
+    opset: int
+    n_outputs: int
+
+    def ints(self, t: Any) -> list[Any]:
+        """The numbers in a tensor, flat."""
+        return t.tolist() if t.ndim == 1 else t.reshape(-1).tolist()
+
+    def tensor(self, numbers: Any, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """A 1-d tensor of numbers, or a 0-d one of a number."""
+        return torch.tensor(numbers, dtype=dtype)
+
+    def known(self, t: Any) -> bool:
+        """Always: the data is here."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One node ready to run: `call(*[env[i] for i in ins])` gives the outs."""
+
+    node: OnnxNode
+    opset: int
+    call: Callable[..., Any]
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    programs: tuple[Program, ...] = ()
+    """Nested graphs (control), or the body (function call)."""
+    fn: OpFn | None = None
+    """The registry's function; None for control, function calls and fallbacks."""
+    attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    kind: str = "op"
+    """`op`, `control`, `function` or `fallback`."""
+    definition: fallback.Fallback | None = None
+    """What a fallback runs: ONNX's own definition of the operator."""
+    prepare: Prepare | None = None
+    """The registry's preparation of constant inputs."""
+
+    @property
+    def ctx(self) -> NodeCtx:
+        """What the registry's function sees."""
+        return NodeCtx(self.opset, len(self.node.outputs))
+
+
+@dataclass(slots=True)
+class Program:
+    """A compiled graph."""
+
+    name: str
+    steps: tuple[Step, ...]
+    template: list[Value]
+    """Slots before a run: constants in place, None elsewhere."""
+    in_slots: tuple[int, ...]
+    out_slots: tuple[int, ...]
+    captures: tuple[str, ...]
+    """Names from outside, appended to the inputs."""
+    consts: Mapping[int, str]
+    """Slot -> key of the constant in `OnnxModule.weights`."""
+    graph: OnnxGraph | None = None
+    _ready: settle.Ready | None = None
+
+    def ready(self) -> settle.Ready:
+        """What runs: made by the first run, since a branch that is never taken needs none."""
+        if self._ready is None:
+            self._ready = settle.ready(self)  # threads that meet here make the same
+        return self._ready
+
+    @property
+    def prepared_bytes(self) -> int:
+        """Memory of what was computed of constants, here and in nested programs."""
+        return 0 if self._ready is None else self._ready.bytes + sum(p.prepared_bytes for p in self._ready.nested)
+
+    @property
+    def unprepared(self) -> tuple[str, ...]:
+        """Why constants were not prepared, here and in nested programs."""
+        if self._ready is None:
+            return ()
+        mine = (f"{self.name}: {self._ready.unprepared}",) if self._ready.unprepared else ()
+        return (*mine, *(why for p in self._ready.nested for why in p.unprepared))
+
+    def knowing(self, captures: Mapping[int, Value]) -> Program:
+        """The same for callers whose captures at these places are always these values: it may prepare what follows from them."""
+        first = len(self.in_slots) - len(self.captures)
+        slots = {self.in_slots[first + i]: value for i, value in captures.items()}
+        template = [slots.get(i, value) for i, value in enumerate(self.template)]
+        template[UNUSED] = None
+        consts = {**self.consts, **{i: self.captures[self.in_slots.index(i) - first] for i in slots if i != UNUSED}}
+        return Program(self.name, self.steps, template, self.in_slots, self.out_slots, self.captures, consts, self.graph)
+
+    def __call__(self, *args: Value) -> tuple[Value, ...]:
+        """Run as a body of control operators."""
+        return self.run(args)
+
+    def run(self, args: Sequence[Value]) -> tuple[Value, ...]:
+        """Run all steps; an error names the node it happened in."""
+        ready = self.ready()
+        env = ready.template.copy()
+        for slot, value in zip(self.in_slots, args, strict=True):
+            env[slot] = value
+        node = None
+        try:
+            for call, ins, outs, frees, node in ready.calls:  # noqa: B007  the handler below reads it
+                result = call(*[env[i] for i in ins])
+                if isinstance(result, tuple):
+                    for slot, value in zip(outs, result):  # noqa: B905  an operator may return outputs nobody declared
+                        env[slot] = value
+                else:
+                    env[outs[0]] = result
+                for slot in frees:
+                    env[slot] = None
+        except HotfuseError:
+            raise
+        except Exception as e:
+            raise node_error(node, self.name, e) from e
+        return tuple([env[i] for i in self.out_slots])
+
+
+def node_error(node: OnnxNode | None, graph: str, e: Exception) -> ModelError:
+    """An operator's own exception as one that says which node and what it was given."""
+    if node is None:
+        return ModelError("a graph cannot start", where=f"graph {graph!r}", because=f"{type(e).__name__}: {e}")
+    lines = str(e).strip().splitlines()
+    return ModelError(
+        f"operator {node.op} of node {node.title!r} failed",
+        where=f"graph {graph!r}, node {node.index}",
+        because=f"{type(e).__name__}: {lines[0] if lines else ''}",
+        hint="check the inputs' shapes and types against the model",
+    )
