@@ -14,7 +14,9 @@ import math
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
+from hotfuse.backends.llvm.division import floored
 from hotfuse.backends.llvm.target import Target
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, Sym, substitute, symbols
@@ -285,30 +287,23 @@ class Fn:
     def _integer(self, d: Sym, a: list[str]) -> str:
         chain = {"+": "add nsw i64", "*": "mul nsw i64"}
         if d.op in chain:
-            return self._chain(a, lambda x, y: self.val(f"{chain[d.op]} {x}, {y}"))
+            return reduce(lambda x, y: self.val(f"{chain[d.op]} {x}, {y}"), a)
         if d.op in ("max", "min"):
             intrinsic = f"llvm.s{d.op}.i64"
-            return self._chain(a, lambda x, y: self.call(intrinsic, "i64", ("i64", x), ("i64", y)))
+            return reduce(lambda x, y: self.call(intrinsic, "i64", ("i64", x), ("i64", y)), a)
         compare = {"==": "eq", "!=": "ne", "<": "slt", "<=": "sle"}
         if d.op in compare:
             bit = self.val(f"icmp {compare[d.op]} i64 {a[0]}, {a[1]}")
             return self.val(f"zext i1 {bit} to i64")
         if d.op in ("and", "or", "not"):
             flags = [self.val(f"icmp {'eq' if d.op == 'not' else 'ne'} i64 {x}, 0") for x in a]
-            bit = self._chain(flags, lambda x, y: self.val(f"{d.op} i1 {x}, {y}"))
+            bit = reduce(lambda x, y: self.val(f"{d.op} i1 {x}, {y}"), flags)
             return self.val(f"zext i1 {bit} to i64")
         if d.op in ("//", "%", "ceildiv"):
             return self._divide(d.op, a[0], a[1])
         if d.op == "**" and isinstance(d.args[1], int) and 0 < d.args[1] <= 8:
-            return self._chain(a[:1] * d.args[1], lambda x, y: self.val(f"mul nsw i64 {x}, {y}"))
+            return reduce(lambda x, y: self.val(f"mul nsw i64 {x}, {y}"), a[:1] * d.args[1])
         raise InternalError(f"no code generation for {d} in an index", where=self.kernel.name)
-
-    @staticmethod
-    def _chain(operands: list[str], combine: Callable[[str, str], str]) -> str:
-        result = operands[0]
-        for x in operands[1:]:
-            result = combine(result, x)
-        return result
 
     def _divide(self, op: str, a: str, b: str) -> str:
         """Division rounding down; a divisor of zero gives anything, but never traps, because lines move out of branches."""
@@ -322,16 +317,7 @@ class Fn:
             b = self.val(f"select i1 {zero}, i64 1, i64 {b}")
         elif int(b) == 0:
             b = "1"
-        q = self.val(f"sdiv i64 {a}, {b}")
-        product = self.val(f"mul i64 {q}, {b}")
-        r = self.val(f"sub i64 {a}, {product}")
-        mixed = self.val(f"xor i64 {r}, {b}")
-        other_sign = self.val(f"icmp slt i64 {mixed}, 0")
-        inexact = self.val(f"icmp ne i64 {r}, 0")
-        fix = self.val(f"and i1 {other_sign}, {inexact}")
-        if op == "//":
-            return self.val(f"add i64 {q}, {self.val(f'sext i1 {fix} to i64')}")
-        return self.val(f"add i64 {r}, {self.val(f'select i1 {fix}, i64 {b}, i64 0')}")
+        return floored(self.val, op, a, b)
 
     # ---- vectors -------------------------------------------------------------------------------------------------
 

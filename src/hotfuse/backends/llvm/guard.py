@@ -13,6 +13,7 @@ import ctypes
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from hotfuse.analysis.call_facts import (
@@ -30,6 +31,7 @@ from hotfuse.analysis.call_facts import (
 )
 from hotfuse.analysis.decision import Ask, Decision, Hit, Miss
 from hotfuse.backends.llvm import tensors
+from hotfuse.backends.llvm.division import floored
 from hotfuse.backends.llvm.function import python_function, python_symbols
 from hotfuse.backends.llvm.jit import compile_object, load_object
 from hotfuse.backends.llvm.scan import SCANS
@@ -229,9 +231,9 @@ start:
         parts = [self.number(a, places, faults) for a in dims_in(d)]
         match d.op:
             case "+" | "*":
-                return self.chain(parts, lambda a, b: self.checked(d.op, a, b, faults))
+                return reduce(lambda a, b: self.checked(d.op, a, b, faults), parts)
             case "max" | "min":
-                return self.chain(parts, lambda a, b: self.new(f"call i64 @llvm.s{d.op}.i64(i64 {a}, i64 {b})"))
+                return reduce(lambda a, b: self.new(f"call i64 @llvm.s{d.op}.i64(i64 {a}, i64 {b})"), parts)
             case "//" | "%":
                 return self.divided(d.op, parts[0], parts[1], faults)
             case "ceildiv":
@@ -239,7 +241,7 @@ start:
                 return self.checked("*", self.divided("//", negative, parts[1], faults), "-1", faults)
             case "and" | "or":
                 flags = [self.new(f"icmp ne i64 {p}, 0") for p in parts]
-                return self.widened(self.chain(flags, lambda a, b: self.new(f"{d.op} i1 {a}, {b}")))
+                return self.widened(reduce(lambda a, b: self.new(f"{d.op} i1 {a}, {b}"), flags))
             case "not":
                 return self.widened(self.new(f"icmp eq i64 {parts[0]}, 0"))
             case "==" | "!=" | "<" | "<=":
@@ -249,12 +251,6 @@ start:
 
     def widened(self, flag: str) -> str:
         return self.new(f"zext i1 {flag} to i64")
-
-    def chain(self, parts: list[str], join: Callable[[str, str], str]) -> str:
-        result = parts[0]
-        for part in parts[1:]:
-            result = join(result, part)
-        return result
 
     def checked(self, op: str, a: str, b: str, faults: list[str]) -> str:
         pair = self.new(f"call {{i64, i1}} @llvm.{_CHECKED[op]}.with.overflow.i64(i64 {a}, i64 {b})")
@@ -266,12 +262,7 @@ start:
         zero = self.new(f"icmp eq i64 {b}, 0")
         faults.append(zero)
         safe = self.new(f"select i1 {zero}, i64 1, i64 {b}")
-        rest = self.new(f"srem i64 {a}, {safe}")
-        signs = self.new(f"icmp slt i64 {self.new(f'xor i64 {rest}, {safe}')}, 0")
-        off = self.new(f"and i1 {signs}, {self.new(f'icmp ne i64 {rest}, 0')}")
-        if op == "%":
-            return self.new(f"select i1 {off}, i64 {self.new(f'add i64 {rest}, {safe}')}, i64 {rest}")
-        return self.new(f"sub i64 {self.new(f'sdiv i64 {a}, {safe}')}, {self.widened(off)}")
+        return floored(self.new, op, a, safe)
 
     def power(self, d: Sym, places: dict[str, str], faults: list[str]) -> str:
         base, exponent = dims_in(d)
