@@ -326,3 +326,19 @@ def test_compiled_plans_stay_within_their_memory(monkeypatch: pytest.MonkeyPatch
     assert sum(p.memory.constants for p in held) <= 1000
     assert engine_stats(engine)["events"]["drop.too_much_memory"] >= 1
     varied(engine, model, [3, 9, 11])
+
+
+def test_a_site_that_gave_up_special_cases_takes_them_again_when_the_traffic_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 4).eval()
+    engine = served(model, Compiler(), replace(SETTINGS, watch=False))
+    calls(engine, 1, model)
+    (site,) = engine.sites.values()
+    (cache,), entry = site.caches.values(), site.entries[0]
+    improver = engine._improver
+    assert improver is not None
+    for drifts, generic in ((0, True), (0, True), (1, False)):
+        monkeypatch.setattr(engine.watcher, "drifts", lambda _key, n=drifts: n)
+        cache.generic = True
+        improver.consider(site, entry, entry.plan, (), 0.0)
+        assert cache.generic is generic
+    engine.close()

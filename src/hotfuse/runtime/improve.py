@@ -60,6 +60,8 @@ class Improver:
         stamp = (self._plans.generation, torch.get_num_threads(), self._plans.watcher.drifts(entry.key),
                  self._plans.recorder.trained)
         if entry.stamp != stamp:  # what lost under other circumstances may win now
+            if entry.stamp and entry.stamp[2] != stamp[2]:
+                site.reopen()
             entry.stamp = stamp
             entry.refused.clear()
         if entry.improving or self._plans.closed:

@@ -219,6 +219,11 @@ class Site:
         self._drop(entry, lambda r: r is route)  # a call that failed may have taken all versions away meanwhile
         return False
 
+    def reopen(self) -> None:
+        """Take special cases again, of which there were too many before: the traffic has changed."""
+        for cache in list(self.caches.values()):
+            cache.reopen()
+
     def _has(self, entry: Entry) -> bool:
         return any(e is entry for e in self.entries)
 

@@ -25,8 +25,6 @@ SHARE = 0.2
 """Part of the calls that one size must have to be compiled for."""
 PREDICTABLE = 0.8
 """How often a branch must have gone the same way to be bet on."""
-MISSING = 0.5
-"""A specialized plan that fewer calls than this hit is taken out of the way."""
 
 
 def threshold(hot_calls: int, nodes: int) -> int:
