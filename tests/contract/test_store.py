@@ -125,7 +125,7 @@ def test_models_are_arrays_with_versions(store: Store) -> None:
         assert np.array_equal(found.arrays[name], array) and found.arrays[name].shape == array.shape
         assert found.arrays[name].flags.writeable and found.arrays[name].dtype.isnative
     newest = store.load_model("forest")
-    assert newest is not None and newest.version == 2 and store.model_versions("forest") == [1, 2]
+    assert newest is not None and newest.version == 2 and list(store.model_dates("forest")) == [1, 2]
     assert store.load_model("other") is None and store.load_model("forest", 9) is None
     with pytest.raises(InputError, match="plain numbers"):
         store.save_model("bad", {"o": np.array([object()])})

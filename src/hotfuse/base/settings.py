@@ -33,11 +33,14 @@ class Settings:
     """Everything that may be chosen about a run."""
 
     objective: Objective = _code("latency")  # type: ignore[assignment]
+    """What a new plan has to be better in on real calls: the time of a call, its energy, or its memory."""
     exact: bool = _code(True)  # type: ignore[assignment]
+    """Only transformations that are equal in real arithmetic. There are no others yet, so False changes nothing."""
     precision: Precision = _code("fp32")  # type: ignore[assignment]
     """`bf16`: products of fp32 tensors with constant weights round both operands to bfloat16 and add up in fp32, where the machine
     has instructions for that (seen to execute). Plans may then differ from the model by 2% of the largest magnitude."""
     threads: int | None = _code(None)  # type: ignore[assignment]
+    """Torch's threads during a call, and those that kernels are compiled for; None is what torch has."""
     partition_nodes: int = _code(256)  # type: ignore[assignment]
     """Most nodes in one partition at tier 0; keeps later re-planning cheap."""
 
@@ -50,6 +53,7 @@ class Settings:
     capture: CaptureMode = "background"
     """`background`: in a worker process; `inline`: in the call (tools and tests); `off`: never."""
     capture_timeout_s: float = 300.0
+    """Most seconds that a capture may take in a worker."""
     compile_workers: int = 0
     """Worker processes for background work; 0 is half the cores."""
     workers: Workers = "auto"
@@ -90,10 +94,13 @@ class Settings:
     profiles: str | None = None
     """The store: a path or URL; None is a file in the cache folder."""
     cache_dir: Path = Path("~/.cache/hotfuse")
+    """Where the profile store, and whatever else outlives a process, is kept."""
     debug: int = 0
+    """What is printed to stderr as it happens, 0 to 7 (docs/debugging.md)."""
     perf_map: bool = False
     """Whether generated code is named in the file that `perf` reads; HOTFUSE_PERF_MAP=1 switches it on."""
     max_events: int = 4096
+    """Decisions remembered per model; older ones are forgotten first."""
 
     @property
     def tolerance(self) -> float:

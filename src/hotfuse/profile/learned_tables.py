@@ -63,12 +63,6 @@ class LearnedTables(Tables):
 
         return self.checked("hpm_models", built)
 
-    def model_versions(self, name: str) -> list[int]:
-        """Versions of a model, oldest first."""
-        t = s.hpm_models
-        query = select(t.c.version).where(t.c.name == name).order_by(t.c.version)
-        return [int(v) for v in self.database.read(lambda c: c.execute(query).scalars().all())]
-
     def model_dates(self, name: str, machine: int | None = None) -> dict[int, tuple[float, dict[str, Any]]]:
         """Per version of a model, oldest first, when it was trained and its facts; without its arrays."""
         t = s.hpm_models
