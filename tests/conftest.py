@@ -104,9 +104,10 @@ def _home_of(node: Any) -> str:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Background jobs end with the test that began them, while what it patched is still so; then the process forgets."""
-    yield
-    process.finish()
-    process.forget()
+    with process.as_before():
+        yield
+        process.finish()
+        process.forget()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

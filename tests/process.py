@@ -7,9 +7,14 @@ whichever that is. What a test makes with its own hands it closes itself. `pytes
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 JOBS_S = 60.0
 """Longest wait for what a test began in the background."""
@@ -19,6 +24,21 @@ STOP_S = 10.0
 def loaded(name: str) -> Any:
     """A module, if some test has had use for it."""
     return sys.modules.get(f"hotfuse.{name}")
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """A test that changes how torch computes, or when the interpreter collects and changes threads, does so for itself alone."""
+    threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+    turns, collecting, thresholds = sys.getswitchinterval(), gc.isenabled(), gc.get_threshold()
+    yield
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    torch.set_default_dtype(dtype)
+    torch.set_grad_enabled(grad)
+    sys.setswitchinterval(turns)
+    gc.set_threshold(*thresholds)
+    (gc.enable if collecting else gc.disable)()
 
 
 def finish() -> None:
