@@ -203,6 +203,20 @@ def test_closing_ends_everything_in_bounded_time(pools: Any) -> None:
         pool.submit(Task("late", {})).result(1)
 
 
+def test_closing_passes_over_what_nobody_waits_for(pools: Any) -> None:
+    """A compilation whose sizes changed gives up requests that wait; telling them raised, and nobody behind them was told."""
+    pool = pools(1)
+    running = pool.submit(Task("slow", {"sleep": 600}))
+    while not pool.workers:
+        time.sleep(0.01)
+    given_up, waiting = (pool.submit(Task("later", {"say": n})) for n in range(2))
+    assert given_up.cancel()
+    pool.close(60)
+    for f in (running, waiting):
+        with pytest.raises(CaptureError):
+            f.result(60)
+
+
 def test_idle_workers_go_and_come_back(pools: Any) -> None:
     pool = pools(1, idle_s=0.1)
     assert said(pool.submit(Task("one", {"say": 1}))) == 1

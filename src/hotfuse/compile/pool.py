@@ -142,7 +142,8 @@ class Pool:
                 s.end("closed")
             self._changed.notify_all()
         for w in waiting:
-            w.future.set_exception(CaptureError("the process is ending", why=Why.TURNED_OFF))
+            if w.begin():  # else nobody waits for it any more
+                w.future.set_exception(CaptureError("the process is ending", why=Why.TURNED_OFF))
         until = time.monotonic() + timeout
         for t in (*threads, *((self._watcher,) if self._watcher is not None else ())):
             if t is not threading.current_thread():
