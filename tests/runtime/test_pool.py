@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,18 @@ def test_cancelling_drops_what_waits_and_ends_what_runs(pools: Any) -> None:
     with pytest.raises(CancelledError):
         waiting.result(60)
     assert said(other) == 2
+
+
+def test_whoever_waits_for_one_of_several_hears_that_they_were_dropped(pools: Any) -> None:
+    """As a compilation does: one whose units all waited behind another model's stood there for ever when its model was closed."""
+    pool = pools(1)
+    with blocked(pool):
+        mine = [pool.submit(Task("mine", {"say": n}, owner="m")) for n in range(2)]
+        assert mine[0].cancel(), "it has given up one by itself"
+        old, new = (pool.submit(Task("unit", {"say": n}, key="unit")) for n in range(2))
+        assert pool.cancel("m") == 2
+        assert wait([*mine, old], 0).done == {*mine, old} and all(f.cancelled() for f in (*mine, old))
+    assert said(new) == 1
 
 
 def test_closing_ends_everything_in_bounded_time(pools: Any) -> None:
