@@ -21,7 +21,7 @@ NAME = pytest.StashKey[str]()
 os.environ.setdefault("HOTFUSE_WORKER_NICE", "0")
 # Nothing of the suite learns from or writes to the store of whoever runs it: neither what reads the environment, nor what does not.
 # Nor does a test learn from others: each has a home of its own, and settings that name no store put it there.
-os.environ.setdefault("HOTFUSE_PROFILES", ":memory:")
+os.environ["HOTFUSE_PROFILES"] = ":memory:"
 os.environ.setdefault("XDG_CONFIG_HOME", os.path.expanduser("~/.config"))  # where pip is told where packages come from
 os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.config/matplotlib"))
 os.environ.setdefault("HOTFUSE_CACHE_DIR", os.path.expanduser("~/.cache/hotfuse"))
@@ -104,10 +104,10 @@ def _home_of(node: Any) -> str:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Background jobs end with the test that began them, while what it patched is still so; then the process forgets."""
-    with process.as_before():
-        yield
-        process.finish()
-        process.forget()
+    yield
+    process.finish()
+    process.forget()
+    process.as_at_first()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +17,8 @@ import torch
 JOBS_S = 60.0
 """Longest wait for what a test began in the background."""
 STOP_S = 10.0
+THREADS, TURNS_S, THRESHOLDS = torch.get_num_threads(), sys.getswitchinterval(), gc.get_threshold()
+"""As they are before the first test: a test may begin while what a fixture started still has them changed."""
 
 
 def loaded(name: str) -> Any:
@@ -26,19 +26,15 @@ def loaded(name: str) -> Any:
     return sys.modules.get(f"hotfuse.{name}")
 
 
-@contextmanager
-def as_before() -> Iterator[None]:
+def as_at_first() -> None:
     """A test that changes how torch computes, or when the interpreter collects and changes threads, does so for itself alone."""
-    threads, dtype, grad = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
-    turns, collecting, thresholds = sys.getswitchinterval(), gc.isenabled(), gc.get_threshold()
-    yield
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
-    torch.set_default_dtype(dtype)
-    torch.set_grad_enabled(grad)
-    sys.setswitchinterval(turns)
-    gc.set_threshold(*thresholds)
-    (gc.enable if collecting else gc.disable)()
+    if torch.get_num_threads() != THREADS:
+        torch.set_num_threads(THREADS)
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+    sys.setswitchinterval(TURNS_S)
+    gc.set_threshold(*THRESHOLDS)
+    gc.enable()
 
 
 def finish() -> None:

@@ -41,9 +41,10 @@ def served() -> Iterator[tuple[nn.Module, Jit]]:
     patch = pytest.MonkeyPatch()
     patch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
     model = mlp()
-    with torch.no_grad(), hotfuse.jit(model, settings=SETTINGS) as fast:
+    with hotfuse.jit(model, settings=SETTINGS) as fast:
         for n in range(40):
-            fast(torch.randn(2 + n % 5, 24))
+            with torch.no_grad():
+                fast(torch.randn(2 + n % 5, 24))
             assert fast.wait(120)
         assert fast.stats()["calls_per_tier"]["1"] + fast.stats()["calls_per_tier"]["2"] > 0, str(fast.explain())
         yield model, fast
