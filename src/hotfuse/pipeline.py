@@ -52,7 +52,7 @@ class Job:
     demand: Demand | None = None
     """How much the graph is used, where that is known."""
     started: Callable[[Compilation], None] | None = None
-    """Given the compilation when it begins: to cancel it, to tell it of new sizes, to ask how far it is."""
+    """Given the compilation when it begins: to cancel it, to ask how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,7 @@ def _asked(graph: Graph, job: Job) -> tuple[Graph, NativeParts, Mapping[str, int
     if isinstance(sizes, Mismatch):
         raise InternalError("a sample call does not fit its own graph", because=str(sizes))
     compilation = begin(show(graph), sizes, job.settings, job.demand or ANY_DEMAND)
+    compilation.latest = lambda: _of_late(graph, job.demand)
     if job.started is not None:
         job.started(compilation)
 
@@ -92,6 +93,13 @@ def _asked(graph: Graph, job: Job) -> tuple[Graph, NativeParts, Mapping[str, int
         job.progress(lambda: _run(TIER1[1:], (graph, parts(), sizes), job), settled)
 
     return graph, finished(compilation, None if job.progress is None else early), sizes
+
+
+def _of_late(graph: Graph, demand: Demand | None) -> Mapping[str, int] | None:
+    """The sizes that most calls have by now, where there are such and the graph is for them."""
+    shapes = demand.of_late() if demand is not None and demand.of_late is not None else None
+    sizes = None if shapes is None else bind(graph, list(shapes))
+    return None if isinstance(sizes, Mismatch) else sizes
 
 
 def _runs(asked: tuple[Graph, NativeParts, Mapping[str, int]], job: Job) -> tuple[Graph, RunParts, Mapping[str, int]]:

@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,12 @@ from hotfuse.base.events import EventLog
 from hotfuse.base.settings import Settings
 from hotfuse.ir.graph import Graph
 from hotfuse.pipeline import compile_tier0
+from hotfuse.runtime.attempt import demand_of
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.pace import FIRST, Pace
 from hotfuse.runtime.plan import Memory, Plan
 from hotfuse.runtime.race import ALPHA, Trial, growth, race
-from hotfuse.runtime.samples import Samples
+from hotfuse.runtime.samples import Samples, made_up
 from hotfuse.runtime.tiers import is_hot, threshold
 
 SETTINGS = Settings(capture="inline", hot_calls=2)
@@ -326,6 +328,21 @@ def test_compiled_plans_stay_within_their_memory(monkeypatch: pytest.MonkeyPatch
     assert sum(p.memory.constants for p in held) <= 1000
     assert engine_stats(engine)["events"]["drop.too_much_memory"] >= 1
     varied(engine, model, [3, 9, 11])
+
+
+def test_a_compilation_hears_which_sizes_most_calls_have() -> None:
+    kept = Samples(1 << 20)
+    entry: Any = SimpleNamespace(samples=kept, seconds=1.0, heat=10)
+    demand = demand_of(entry)
+    assert demand.library_us == 1e5 and demand.of_late is not None and demand.of_late() is None
+    for rows, calls, most in ((4, 8, 4), (9, 8, None), (9, 40, 9)):
+        for _ in range(calls):
+            kept.note((rows,), [torch.zeros(rows, 3)])
+        assert demand.of_late() == (None if most is None else [(most, 3)])
+    private = Samples(1 << 20, made_up)
+    entry.samples = private
+    private.note((5,), [torch.zeros(5, 3)])
+    assert demand.of_late() == [(5, 3)]
 
 
 def test_a_site_that_gave_up_special_cases_takes_them_again_when_the_traffic_changed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -16,7 +17,7 @@ from torch import nn
 from hotfuse import CaptureError, Settings
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.events import Why
-from hotfuse.compile import trial, units
+from hotfuse.compile import drive, trial, units
 from hotfuse.compile.drive import Compilation, Here
 from hotfuse.compile.graph import State
 from hotfuse.compile.service import counters, service
@@ -350,6 +351,23 @@ def test_new_sizes_replace_what_has_not_begun_and_old_refusals_are_asked_again()
     dims = [h["dims"]["s0"] for h in pool.units]
     assert dims.count(4) == 2 and dims.count(9) == 3 and task.header["dims"]["s0"] == 4
     assert done.graph.counts["compiled"] == 3 and not done.graph.notes
+
+
+def test_a_compilation_asks_between_units_which_sizes_calls_have_by_then() -> None:
+    sizes = iter([None, {"s0": 4}, {"s0": 9}, {"s0": 9}])
+    asked = Scripted()
+    done = compiled(MIXED, asked, latest=lambda: next(sizes, None))
+    dims = [h["dims"]["s0"] for h in asked.units]
+    assert dims == [4] * 2 + [9] * (len(dims) - 2) and len(dims) == 3
+    assert done.graph.counts["replaced"] == 1 and done.graph.counts["compiled"] == 3
+
+
+def test_traffic_to_and_fro_does_not_keep_a_compilation_from_ending() -> None:
+    sizes = itertools.cycle([{"s0": 9}, {"s0": 4}])
+    asked = Scripted(lambda h: {"ok": True, "refused": f"it loses at {h['dims']['s0']}"})
+    done = compiled(MIXED, asked, latest=lambda: next(sizes))
+    assert len({tuple(h["dims"].items()) for h in asked.units}) <= 2 and len(asked.units) <= 3 * (drive.TURNS + 1)
+    assert done.fraction == 1.0
 
 
 def test_a_cancelled_compilation_ends_and_says_so() -> None:

@@ -35,6 +35,8 @@ LEAST_HOPE = 0.25
 """What a strategy that addresses something else is thought to be good for."""
 TRIES = 2
 """Workers that a unit may kill."""
+TURNS = 2
+"""Changes of the sizes that calls have which a compilation follows: traffic to and fro must not keep it from ending."""
 Progress = Callable[[Callable[[], wire.Message], float], None]
 """Told after each kernel: what there is so far, on demand, and which part of the expected saving is settled."""
 _serial = itertools.count(1)
@@ -87,6 +89,8 @@ class Compilation:
     sizes: Mapping[str, int]
     """Of a real call."""
     demand: Demand = Demand()
+    latest: Callable[[], Mapping[str, int] | None] | None = None
+    """Asked between units: the sizes that most calls have by then; None where there are none such."""
     estimate: Estimator = field(default_factory=Learned)
     timeout: float = 60.0
     threads: int = 1
@@ -128,6 +132,8 @@ class Compilation:
         self._until = self.clock() + SPLIT_S
         while not self._cancelled:
             with self._lock:
+                if self.latest is not None and self._version < TURNS and (sizes := self.latest()) is not None:
+                    self.reprofile(sizes)
                 self._dispatch()
                 flying = list(self._flying)
             if not flying:

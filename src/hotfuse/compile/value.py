@@ -10,7 +10,7 @@ Where nobody knows how often the model is called, units are ordered by what they
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hotfuse.analysis.resources import Work
@@ -68,6 +68,8 @@ class Demand:
     """Candidates that are to be tried alone: what they are worth against a bottleneck is to be found out."""
     focus: str = ""
     """The groups that they are about, as `compile.stored.text_id` calls them, between commas; empty for grouping."""
+    of_late: Callable[[], Sequence[tuple[int, ...]] | None] | None = field(default=None, compare=False, repr=False)
+    """Asked while the graph is compiled: the shapes of inputs that most calls bring by then; None where no kind is most."""
 
 
 ANY_DEMAND = Demand()

@@ -19,11 +19,13 @@ from hotfuse.ir.graph import Graph
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
-from hotfuse.runtime.samples import Signature
+from hotfuse.runtime.samples import Samples, Signature
 from hotfuse.runtime.site import Entry
 
 PROVEN_ON = 4
 """Kinds of calls a plan is proven on."""
+MOST_CALLS = 2 / 3
+"""Calls of one kind that are a larger part than this of those of late are what a compilation is for."""
 
 Weights = Mapping[str, torch.Tensor]
 Compile = Callable[[Graph, Weights], Plan]
@@ -103,12 +105,21 @@ def exchange(entry: Entry, better: Plan) -> None:
 
 
 def demand_of(entry: Entry) -> Demand:
-    """What a call takes, from the calls looked at since the plan was exchanged; it orders the units of a compilation.
+    """What a call takes, from the calls looked at since the plan was exchanged; it orders the units of a compilation. And which
+    sizes most calls have when it is asked: what no worker has begun by then is compiled for those.
 
     How often the graph is called is left open: a model that serves is expected to go on serving, so no unit is given up because
     its estimated saving is small. Trials decide that.
     """
-    return Demand(library_us=entry.seconds / entry.heat * 1e6) if entry.heat and entry.seconds else Demand()
+    took = entry.seconds / entry.heat * 1e6 if entry.heat and entry.seconds else None
+    return Demand(library_us=took, of_late=lambda: _most(entry.samples))
+
+
+def _most(samples: Samples) -> list[tuple[int, ...]] | None:
+    """The shapes of inputs that most calls bring of late; None where no kind of calls is most, or none of it is kept."""
+    signature, share = next(iter(samples.shares().items()), ((), 0.0))
+    inputs = samples.inputs(signature) if share > MOST_CALLS else None
+    return None if inputs is None else [tuple(t.shape) for t in inputs]
 
 
 def sizes_of(entry: Entry, signature: Signature) -> str:
