@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hotfuse.analysis.convolution import STRAIGHT, is_convolution, is_transposed, padding_in_front
-from hotfuse.ir.graph import Graph, Kind, Node, Value
+from hotfuse.ir.graph import Graph, Kind, Node, Value, makers
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
@@ -61,7 +61,7 @@ def byte_products(graph: Graph) -> Mapping[int, ByteProduct]:
         made = (v for n in graph.nodes for v in n.outs)
         if not any(_dtype(v) in _BYTES for v in made):
             return {}
-    maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
+    maker = makers(graph)
     found: dict[int, ByteProduct] = {}
     for i, node in enumerate(graph.nodes):
         if not _multiplies(node):
@@ -97,7 +97,7 @@ def weight_nodes(graph: Graph) -> frozenset[int]:
 
     Computing these once, as is right for other constants, would hide the bytes.
     """
-    maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
+    maker = makers(graph)
     params = {p.value.name for p in graph.params}
     found: set[int] = set()
     for node in graph.nodes:

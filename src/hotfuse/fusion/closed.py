@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hotfuse.analysis.cost import value_bytes
-from hotfuse.ir.graph import Arg, Graph, Value, output_values
+from hotfuse.ir.graph import Arg, Graph, Value, makers, output_values, readers
 
 Key = tuple[object, ...]
 
@@ -19,11 +19,7 @@ class Index:
 
     def __init__(self, graph: Graph, sizes: Mapping[str, int]) -> None:
         self.graph, self.sizes = graph, sizes
-        self.maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
-        self.readers: dict[str, list[int]] = {}
-        for i, n in enumerate(graph.nodes):
-            for v in n.ins:
-                self.readers.setdefault(v.name, []).append(i)
+        self.maker, self.readers = makers(graph), readers(graph)
         self.returned = {v.name for v in output_values(graph)}
         self.params = {p.value.name: p for p in graph.params}
         self._bytes: dict[str, int | None] = {}

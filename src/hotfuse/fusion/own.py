@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from hotfuse.analysis.attention import FUSED, written
 from hotfuse.analysis.quantized import byte_products
-from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, output_values, unused_name
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, makers, map_node, output_values, readers, unused_name
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
@@ -27,7 +27,7 @@ def with_own_operands(graph: Graph) -> Graph:
         for p in byte_products(graph).values()
         for chain in (p.x.nodes, p.weight.nodes)
     ]
-    maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
+    maker = makers(graph)
     for reader, mask in _masks(graph):
         views = _views(graph, mask, maker)
         if views:
@@ -81,14 +81,11 @@ def _views(graph: Graph, value: Value, maker: dict[str, int]) -> list[int]:
 def _shared(graph: Graph, wanted: list[tuple[int, frozenset[int]]]) -> set[int]:
     """Which chains have a node that someone else reads; the last reader of a chain that all others copied keeps it."""
     returned = {v.name for v in output_values(graph)}
-    readers: dict[str, set[int]] = {}
-    for i, n in enumerate(graph.nodes):
-        for v in n.ins:
-            readers.setdefault(v.name, set()).add(i)
+    reading = readers(graph)
     shared: set[int] = set()
     for at, (reader, chain) in enumerate(wanted):
         made = [v.name for i in chain for v in graph.nodes[i].outs]
-        outside = any(n in returned or readers.get(n, set()) - chain - {reader} for n in made)
+        outside = any(n in returned or set(reading.get(n, ())) - chain - {reader} for n in made)
         if outside:
             shared.add(at)
     return shared

@@ -135,6 +135,20 @@ def map_node(node: Node, values: dict[str, Arg], outs: tuple[Value, ...] | None 
     return replace(node, args=args, attrs=attrs, outs=node.outs if outs is None else outs)
 
 
+def makers(graph: Graph) -> dict[str, int]:
+    """By value, the number of the node that makes it."""
+    return {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
+
+
+def readers(graph: Graph) -> dict[str, list[int]]:
+    """By value, the numbers of the nodes that read it, in order; outputs are not among them."""
+    found: dict[str, list[int]] = {}
+    for i, n in enumerate(graph.nodes):
+        for v in n.ins:
+            found.setdefault(v.name, []).append(i)
+    return found
+
+
 def unused_name(stem: str, taken: set[str]) -> str:
     """The stem with the first number that makes it a name which is not taken; it is from now on."""
     number = 1

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hotfuse.base.events import EvidenceValue
-from hotfuse.ir.graph import Graph
+from hotfuse.ir.graph import Graph, makers
 from hotfuse.partition.change import CannotChange, Change, Diff, History
 from hotfuse.partition.cut import Cut, Partition, Partitioning, device_of
 
@@ -67,7 +67,7 @@ class Partitioned:
 
 def node_needs(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Per node, the nodes whose results it reads."""
-    maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
+    maker = makers(graph)
     return tuple(tuple(dict.fromkeys(maker[v.name] for v in n.ins if v.name in maker)) for n in graph.nodes)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.branches import IF
 from hotfuse.ir.dims import Dim, Sym, substitute, symbols
-from hotfuse.ir.graph import Arg, Graph, Node, Param, Value, map_node, map_values, output_values
+from hotfuse.ir.graph import Arg, Graph, Node, Param, Value, makers, map_node, map_values, output_values
 from hotfuse.ir.retype import retyped
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.types import Type, dims_of, with_dims
@@ -64,7 +64,7 @@ def speculate(graph: Graph, at: int, outcome: bool) -> Speculation:
 
 def _needed(graph: Graph, value: Value) -> list[int]:
     """The nodes a value depends on."""
-    maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
+    maker = makers(graph)
     found: set[int] = set()
     waiting = [value.name]
     while waiting:
