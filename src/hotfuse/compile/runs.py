@@ -56,10 +56,13 @@ from hotfuse.ops.table import packet
 
 Message = tuple[dict[str, Any], list[bytes]]
 
-ENTRY_US = 3.0
-"""What entering a kernel alone costs and a kernel in a run does not: glue in Python, memory for results."""
-SMALL = 1 << 15
-"""Most elements that a group without a kernel may move to be tried again for the sake of a run."""
+ENTRY_US = 8.0
+"""What a kernel alone costs and one in a run does not (glue in Python, memory for results), and what leaving the run for the
+library and entering another one costs. That is more yet: a product by factors per channel that took the library 11 us in its trial
+took it 39 between two runs, whose values lie in memory of their own and not in one warm arena."""
+SMALL = 1 << 20
+"""Most elements that a group without a kernel may move to be tried again for the sake of a run: larger ones take so long that a run
+matters little."""
 MOST_NODES = 24
 
 

@@ -1,0 +1,76 @@
+"""Groups that the library is a little faster at alone, in the middle of a native run: a kernel there saves leaving the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from hotfuse.compile import runs
+from hotfuse.compile.runs import ENTRY_US, SMALL
+from hotfuse.compile.trial import Outcome
+from hotfuse.compile.trial import attempt as really_attempt
+from hotfuse.ir.graph import Graph
+from hotfuse.ir.text import parse
+from hotfuse.lower.errors import CannotLower
+
+LIBRARY_US = 20.0
+
+
+def scaled(pixels: int) -> Graph:
+    """An image times factors per channel, as in squeeze-and-excitation, which came to lie with the library."""
+    image = f"f32[1, 64, {pixels}, 16]{{0,2,3,1}}"
+    return parse(f"graph g(%x: {image}, %s: f32[1, 64, 1, 1]) {{ %y: {image} = aten.mul.Tensor(%x, %s)\n return %y }}")
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Kernels are made and compared as ever; what they take is what the list says."""
+    says: list[float] = [LIBRARY_US]
+
+    def attempt(*args: Any) -> Outcome:
+        really_attempt(*args[:4], float("inf"))
+        if says[0] >= LIBRARY_US + args[4]:
+            raise CannotLower("it is slower")
+        return Outcome(says[0], LIBRARY_US)
+
+    monkeypatch.setattr(runs, "attempt", attempt)
+    yield says
+
+
+def bench() -> Any:
+    return runs._Bench([], [], {}, torch.get_num_threads())  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_kernel_that_is_slower_by_less_than_leaving_costs_is_taken(timed: list[float]) -> None:
+    timed[0] = LIBRARY_US + 0.9 * ENTRY_US
+    here = bench()
+    assert here.bridge(scaled(100), range(1)) == 0  # 102,400 elements
+    assert len(here.made) == len(here.codes) == 1 and not here.notes
+
+
+def test_one_that_is_slower_by_more_is_not_and_says_why(timed: list[float]) -> None:
+    timed[0] = LIBRARY_US + 1.1 * ENTRY_US
+    here = bench()
+    assert here.bridge(scaled(100), range(1)) == -1
+    assert not here.made and here.notes == ["mul interrupts a run: it is slower"]
+
+
+def test_large_groups_are_not_tried_again(timed: list[float]) -> None:
+    timed[0] = 1.0
+    here = bench()
+    assert here.bridge(scaled(SMALL // (64 * 16) + 1), range(1)) == -1
+    assert not here.made
+    assert here.bridge(scaled(SMALL // (64 * 16)), range(1)) == 0
+
+
+def test_a_copy_between_kernels_joins_the_run(timed: list[float]) -> None:
+    """What only moves data gets no kernel of its own, since views cost nothing; a concatenation is none."""
+    timed[0] = LIBRARY_US + 1
+    half = "f32[1, 480, 1, 40]{0,2,3,1}"
+    graph = parse(
+        f"graph g(%a: {half}, %b: {half}) {{ %y: f32[1, 960, 1, 40]{{0,2,3,1}} = aten.cat.default([%a, %b], 1)\n return %y }}"
+    )
+    assert bench().bridge(graph, range(1)) == 0
