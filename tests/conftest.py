@@ -27,7 +27,14 @@ os.environ.setdefault("MPLCONFIGDIR", os.path.expanduser("~/.config/matplotlib")
 os.environ.setdefault("HOTFUSE_CACHE_DIR", os.path.expanduser("~/.cache/hotfuse"))
 HOMES = tempfile.mkdtemp(prefix="hotfuse-home-")
 os.environ["HOME"] = HOMES
-atexit.register(shutil.rmtree, HOMES, ignore_errors=True)
+OWNER = os.getpid()
+
+
+@atexit.register
+def _tidy() -> None:
+    """Not by a child that some test forked: the homes are in use."""
+    if os.getpid() == OWNER:
+        shutil.rmtree(HOMES, ignore_errors=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
