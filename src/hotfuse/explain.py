@@ -232,6 +232,8 @@ def _lines(data: dict[str, Any]) -> list[str]:
             if account:
                 out.append("    units: " + ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in account["counts"].items() if n))
                 out += [f"    {line}" for line in account["lines"] if line.startswith("partitioning:")][-8:]
+                fused = [line for line in account["lines"] if line.startswith(("unit: take ", "unit: leave "))]
+                out += [f"    fusion: {line.removeprefix('unit: ')}" for line in fused if "measured" in line][:8]
             for version in plan.get("versions", ()):
                 sizes = ", ".join(f"{n}={v}" for n, v in version["sizes"].items())
                 out.append(f"    version for {sizes}: tier {version['tier']}, {version['partitions']} partitions, "

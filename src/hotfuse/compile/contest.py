@@ -16,6 +16,7 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.compile import measure
 from hotfuse.compile.measure import Bound, Made
 from hotfuse.fusion.engine import Side
+from hotfuse.fusion.looking import LEAST
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.lower import Core
@@ -28,8 +29,6 @@ TURN_S = 0.06
 PASSES = 6
 LOOKS = 2
 """How many times in a row a candidate has to win, each time over the best turns of all looks so far."""
-LEAST = 0.02
-"""A candidate that is better by less is not better."""
 ENTRY_S = 0.3e-6
 """Calling one more kernel of a native run."""
 Build = Callable[[Graph], tuple[Made, Graph, Mapping[str, int]]]

@@ -2,10 +2,11 @@
 
     start    the groups that access classes suggest, or single nodes
     round    candidates around everything that is new; what looks alike is predicted once; the best of those that pay are taken
+    look     where contests are held: what predictions leave undecided is measured while the budget lasts (`fusion.looking`)
     end      no candidate is worth more than nothing
 
-Every step makes the plan's predicted score smaller, so it ends. Each decision, taken or not, is kept with its reasons. What comes
-out is still only believed: whoever builds it measures it first.
+Every round makes the plan's predicted score smaller and nothing is looked at twice, so it ends. Each decision, taken or not, is
+kept with its reasons. What comes out is still only believed: whoever builds it measures it first.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hotfuse.base.settings import Objective
-from hotfuse.fusion.bandit import Bandit
-from hotfuse.fusion.candidates import Candidate, Generator, Kind, fails, heart_of, holds, kind_of
+from hotfuse.fusion import looking
+from hotfuse.fusion.bandit import Bandit, Budget, Option
+from hotfuse.fusion.candidates import Candidate, Generator, Kind, fails, holds, kind_of
 from hotfuse.fusion.closed import Index, Key
 from hotfuse.fusion.criteria import Criterion, Reason
 from hotfuse.fusion.forecast import Predictor
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.order import Order
+from hotfuse.fusion.steps import Side, conversions, differing, ops, regrouped, rewritten
 from hotfuse.fusion.worth import NOTHING, Cost, Gain, Horizon, cost, gain, score, value
 from hotfuse.hpm.work import Candidate as Question
 from hotfuse.hpm.work import Core
 from hotfuse.ir.graph import Graph
-from hotfuse.ops.table import packet
 
 WORTH_MEASURING = 0.002
 """Of what a graph costs: while a plan waits, no contest is held about less."""
@@ -39,8 +41,6 @@ LEAST_GAIN = 0.002
 UNKNOWN = Cost(float("nan"), 0.0, float("nan"), 0)
 
 
-Side = tuple[Graph, bool]
-"""A closed piece, and whether the library runs it."""
 Contest = Callable[[Sequence[Side], Sequence[Side]], tuple[str, float]]
 """Measures what a candidate would build against what there is: why it may not be taken, and seconds saved."""
 Grouped = tuple[Graph, Sequence[Group]]
@@ -66,6 +66,8 @@ class Choice:
     gain: Gain
     value: float
     reasons: tuple[Reason, ...]
+    looked: bool = False
+    """Whether a measurement decided what predictions could not."""
 
     @property
     def because(self) -> str:
@@ -122,6 +124,9 @@ class Engine:
     _predictions: int = 0
     _whole: float = 0.0
     """What all groups together cost before anything was changed, in what is optimized."""
+    _open: dict[Key, Choice] = field(default_factory=dict[Key, Choice])
+    """What predictions left undecided."""
+    _looks: Budget = field(default_factory=looking.budget)
 
     def plan(self, graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> Planned:
         """Better groups for a graph at the sizes of a call."""
@@ -135,12 +140,15 @@ class Engine:
         self._whole = score(before, self.objective, self.threads)
         choices: list[Choice] = []
         decided: set[Key] = set()
-        dirty = set(order.groups)
-        for _ in range(MAX_ROUNDS):
-            order, taken, made = self._round(order, dirty, decided, choices)
-            if not taken:
-                break
-            index, dirty = order.index, made
+        self._open.clear()
+        self._looks = looking.budget()
+        new = set(order.groups)
+        while new:
+            order = self._settled(order, new, decided, choices)
+            order, new = self._looked(order, choices)
+        late = fails(Criterion.VALUE, "predictions cannot tell, and no time is left for a look")
+        choices += [_with(c, False, (*c.reasons, late)) for c in self._open.values()]
+        index = order.index
         costs = {g: self._cost(index, g) for g in order.groups}
         return Planned(index.graph, order.groups, tuple(choices), before, self._total(index, order.groups),
                        time.perf_counter() - start, self._predictions, costs)
@@ -200,7 +208,7 @@ class Engine:
 
     def _contested(self, old: Grouped, new: Grouped, sizes: Mapping[str, int], contest: Contest) -> tuple[str, float]:
         """A contest between the groups that differ."""
-        kept, made = _differing(*(self._sides(graph, groups, sizes) for graph, groups in (old, new)))
+        kept, made = differing(*(self._sides(graph, groups, sizes) for graph, groups in (old, new)))
         return contest([s for _, s in kept], [s for _, s in made])
 
     def _sides(self, graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> list[tuple[Key, Side]]:
@@ -215,6 +223,14 @@ class Engine:
         alone = [Group((i,), "rows") for i in nodes]
         self._foresee(index, alone)
         return self._total(index, alone).seconds
+
+    def _settled(self, order: Order, dirty: set[Group], decided: set[Key], choices: list[Choice]) -> Order:
+        """Rounds around new groups, until predictions find nothing more."""
+        for _ in range(MAX_ROUNDS):
+            order, taken, dirty = self._round(order, dirty, decided, choices)
+            if not taken:
+                break
+        return order
 
     # --- one round ---------------------------------------------------------------------------------------------------
 
@@ -239,8 +255,11 @@ class Engine:
             choice = self._weighed(index, c, len(alike[key]))
             if choice.accepted:
                 ranked.append((-choice.value, n, alike[key], choice))
+                continue
+            decided.add(key)
+            if self._undecided(index, c, choice):
+                self._open[key] = choice
             else:
-                decided.add(key)
                 choices.append(choice)
         ranked.sort(key=lambda r: r[:2])
         return self._take(order, ranked, decided, choices)
@@ -249,7 +268,6 @@ class Engine:
         self, order: Order, ranked: Sequence[tuple[float, int, list[Candidate], Choice]], decided: set[Key], choices: list[Choice]
     ) -> tuple[Order, bool, set[Group]]:
         """The best candidates that do not touch the same groups; one that rewrites the graph is taken alone."""
-        groups = {g: True for g in order.groups}
         made: set[Group] = set()
         taken: Counter[Key] = Counter()
         now = order
@@ -263,21 +281,10 @@ class Engine:
             if found[0].rewritten is not None:
                 if made:
                     continue
-                now, made = _rewritten(now, found[0], now.index.sizes)
+                now, made = rewritten(now, found[0], now.index.sizes)
                 choices.append(_with(choice, True, choice.reasons, 1))
                 return now, True, made
-            count = 0
-            for c in found:
-                if not all(g in groups for g in c.old):
-                    continue
-                trying = [g for g in groups if g not in c.old] + list(c.new)
-                try:
-                    now = Order(order.index, trying)
-                except ValueError:
-                    continue
-                groups = {g: True for g in now.groups}
-                made = (made - set(c.old)) | set(c.new)
-                count += 1
+            now, count, made = regrouped(now, found, made)
             if count:
                 taken[found[0].key] += count
                 choices.append(_with(choice, True, choice.reasons, count))
@@ -294,12 +301,68 @@ class Engine:
             return ""
         if (all_uses := choice.gain.mean * choice.uses) < WORTH_MEASURING * self._whole:
             return f"it would save {all_uses / self._whole:.2%} of the whole, which is not worth measuring"
-        where = Index(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
-        old = [(index.closed(g.nodes), g.kind == "library") for g in c.old]
-        new = [(where.closed(g.nodes), g.kind == "library") for g in c.new]
-        objection, saved = self.contest(old, new)
+        objection, saved = self._held(index, c, self.contest)
         self.bandit.learn(c.kind.value, choice.gain.mean, saved)
         return objection
+
+    @staticmethod
+    def _held(index: Index, c: Candidate, contest: Contest) -> tuple[str, float]:
+        """What a contest says of a candidate."""
+        where = Index(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
+        old = [(index.closed(g.nodes), g.kind == "library") for g in c.old]
+        return contest(old, [(where.closed(g.nodes), g.kind == "library") for g in c.new])
+
+    # --- what predictions leave undecided ----------------------------------------------------------------------------
+
+    def _undecided(self, index: Index, c: Candidate, choice: Choice) -> bool:
+        """Whether a candidate that is not taken by prediction is worth a look."""
+        if self.contest is None or not (choice.before.known and choice.after.known):
+            return False
+        best = looking.hope(choice.before, choice.after, choice.gain)
+        before = score(choice.before, self.objective, self.threads)
+        return (best * choice.uses > WORTH_MEASURING * self._whole
+                and looking.undecided(best, choice.uses, before, self._looking_s(index, c)))  # fmt: skip
+
+    def _looking_s(self, index: Index, c: Candidate) -> float:
+        """What building and measuring a candidate takes; what looks alike is built once."""
+        where = Index(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
+        built = {where.key(g.nodes): self.compile_s(g) for g in c.new if g.kind != "library"}
+        return looking.LOOK_S + sum(built.values())
+
+    def _looked(self, order: Order, choices: list[Choice]) -> tuple[Order, set[Group]]:
+        """Measure what is undecided, as long as there is time, until one is taken: (groups then, what is new)."""
+        if self.contest is None or not self._open:
+            return order, set()
+        index, alike = order.index, dict[Key, list[Candidate]]()
+        make = Generator(index, order, self.core, self.threads)
+        for c in (*make.pairs(set(order.groups)), *make.singles(set(order.groups))):
+            if c.key in self._open and c.viable:
+                alike.setdefault(c.key, []).append(c)
+        options: list[Option[Key]] = []
+        for key, found in alike.items():
+            choice = self._open[key]
+            best = looking.hope(choice.before, choice.after, choice.gain) * len(found)
+            options.append(Option(key, looking.arm(choice.kind.value), best, self._looking_s(index, found[0])))
+        for option in self.bandit.choose(options, self._looks):
+            found, choice = alike[option.what], self._open.pop(option.what)
+            if unbuilt := self._objection(index, found[0]):
+                choices.append(_with(choice, False, (*choice.reasons, fails(Criterion.LOWERING, unbuilt))))
+                continue
+            self._looks.spend(option.cost_s)
+            objection, saved = self._held(index, found[0], self.contest)
+            self.bandit.learn(option.arm, option.value / len(found), saved)
+            text = f"predictions cannot tell, a look can: {objection or f'saves {saved * 1e6:.1f} us, measured'}"
+            if objection:
+                choices.append(replace(_with(choice, False, (*choice.reasons, fails(Criterion.VALUE, text))), looked=True))
+                continue
+            if found[0].rewritten is not None:
+                now, made = rewritten(order, found[0], index.sizes)
+                count = 1
+            else:
+                now, count, made = regrouped(order, found, set())
+            choices.append(replace(_with(choice, True, (*choice.reasons, holds(Criterion.VALUE, text)), count), looked=True))
+            return now, made
+        return order, set()
 
     def _unbuilt(self, index: Index, g: Group) -> str:
         """Why a group has no kernel; empty if it has one or needs none."""
@@ -342,7 +405,9 @@ class Engine:
                 self._costs[key] = UNKNOWN
                 continue
             stored = index.stored(g.nodes)
-            self._costs[key] = cost(seconds, float(found.low_s[n]), float(found.high_s[n]), float(found.joules[n]), stored or 0)
+            exposed = float(found.exposed[n]) if len(found.exposed) else 0.0
+            low, high, joules = float(found.low_s[n]), float(found.high_s[n]), float(found.joules[n])
+            self._costs[key] = cost(seconds, low, high, joules, stored or 0, exposed)
 
     def _cost(self, index: Index, g: Group) -> Cost:
         return self._costs.get((index.key(g.nodes), g.kind == "library"), UNKNOWN)
@@ -364,7 +429,7 @@ class Engine:
             before = before + self._cost(index, g)
         for g in c.new:
             after = after + self._cost(where, g)
-        subject = _ops(index, c.old)
+        subject = ops(index, c.old)
         if not before.known or not after.known:
             reason = fails(Criterion.PREDICTABLE, "its time cannot be predicted")
             return Choice(c.kind, subject, False, uses, before, after, Gain(0.0, 0.0), 0.0, (*c.reasons, reason))
@@ -383,53 +448,8 @@ class Engine:
     def _refused(self, index: Index, found: Sequence[Candidate]) -> Choice:
         c = found[0]
         reasons = tuple(r for r in c.reasons if not r.holds)
-        return Choice(c.kind, _ops(index, c.old), False, len(found), UNKNOWN, UNKNOWN, Gain(0.0, 0.0), 0.0, reasons)
-
-
-def conversions(plain: Graph, other: Graph, sizes: Mapping[str, int]) -> tuple[list[int], int]:
-    """The nodes that only the other graph has, by number, and the bytes that they read and write."""
-    names = {v.name for n in plain.nodes for v in n.outs}
-    added = [i for i, n in enumerate(other.nodes) if not any(v.name in names for v in n.outs)]
-    index = Index(other, sizes)
-    return added, sum(2 * (index.size(v) or 0) for i in added for v in other.nodes[i].outs)
-
-
-def _differing(one: Sequence[tuple[Key, Side]], two: Sequence[tuple[Key, Side]]) -> tuple[list[tuple[Key, Side]], ...]:
-    """What only one of two plans has, of both."""
-    found: list[list[tuple[Key, Side]]] = []
-    for here, there in ((one, two), (two, one)):
-        left = Counter((k, s[1]) for k, s in there)
-        kept: list[tuple[Key, Side]] = []
-        for k, s in here:
-            if left[k, s[1]]:
-                left[k, s[1]] -= 1
-            else:
-                kept.append((k, s))
-        found.append(kept)
-    return tuple(found)
+        return Choice(c.kind, ops(index, c.old), False, len(found), UNKNOWN, UNKNOWN, Gain(0.0, 0.0), 0.0, reasons)
 
 
 def _with(choice: Choice, accepted: bool, reasons: tuple[Reason, ...], uses: int | None = None) -> Choice:
-    uses = choice.uses if uses is None else uses
-    return Choice(choice.kind, choice.subject, accepted, uses, choice.before, choice.after, choice.gain, choice.value, reasons)
-
-
-def _rewritten(order: Order, c: Candidate, sizes: Mapping[str, int]) -> tuple[Order, set[Group]]:
-    """The groups of a rewritten graph: the new ones, and the old ones under their nodes' new numbers."""
-    assert c.rewritten is not None
-    place = {old: new for new, old in enumerate(c.rewritten.origin) if old >= 0}
-    gone = set(c.old)
-    kept = [Group(tuple(sorted(place[i] for i in g.nodes)), g.kind) for g in order.groups if g not in gone]
-    index = Index(c.rewritten.graph, sizes)
-    return Order(index, [*kept, *c.new]), set(c.new)
-
-
-def _ops(index: Index, groups: Sequence[Group]) -> str:
-    """What groups compute, for a reader: hearts first."""
-    texts: list[str] = []
-    for g in groups:
-        nodes = [index.graph.nodes[i] for i in g.nodes]
-        names = dict.fromkeys(packet(n.op).removeprefix("aten.") for n in sorted(nodes, key=lambda n: heart_of(n) == "rows"))
-        listed = list(names)
-        texts.append("+".join(listed[:4]) + ("+..." if len(listed) > 4 else ""))
-    return " | ".join(texts)
+    return replace(choice, accepted=accepted, reasons=reasons, uses=choice.uses if uses is None else uses)

@@ -38,10 +38,10 @@ def trade(before: Cost, after: Cost) -> str:
 
 
 def lines(planned: Planned, most: int = 64) -> list[str]:
-    """What a planning decided, the taken first, then the refused by what they promised."""
+    """What a planning decided: the taken first, then what was looked at, then the refused by what they promised."""
     head = (f"{len(planned.groups)} groups planned in {planned.seconds * 1e3:.0f} ms from {planned.predictions} predictions: "
             f"{trade(planned.before, planned.after).rstrip('; ')}")  # fmt: skip
-    ranked = sorted(planned.choices, key=lambda c: (not c.accepted, -c.gain.mean * c.uses))
+    ranked = sorted(planned.choices, key=lambda c: (not c.accepted, not c.looked, -c.gain.mean * c.uses))
     return [head, *(line(c) for c in ranked[:most])]
 
 

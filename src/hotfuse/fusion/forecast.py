@@ -10,7 +10,7 @@ little it knows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -68,6 +68,11 @@ class Forecast(Protocol):
         """Bytes that enter and leave."""
         ...
 
+    @property
+    def exposed(self) -> Vector:
+        """Seconds more if memory and arithmetic took turns; empty where that is part of the prediction."""
+        ...
+
 
 Predictor = Callable[[Sequence[Candidate]], Forecast]
 
@@ -81,6 +86,7 @@ class Figures:
     high_s: Vector
     joules: Vector
     memory: Vector
+    exposed: Vector = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +97,14 @@ class Roofline:
 
     def __call__(self, asks: Sequence[Candidate]) -> Figures:
         """Each at the part of its roof that kernels reach as a rule, and a call."""
-        seconds, memory = np.full(len(asks), np.nan), np.zeros(len(asks))
+        seconds, memory, exposed = np.full(len(asks), np.nan), np.zeros(len(asks)), np.zeros(len(asks))
         for i, ask in enumerate(asks):
             work = work_of(ask.graph, ask.sizes)
             if work.flops is None or work.traffic is None:
                 continue
             memory[i] = work.traffic
+            moving = work.traffic / self.peaks.bandwidth(work.traffic)
+            exposed[i] = min(work.flops / self.peaks.flops_per_s, moving) / REACH / max(1, ask.threads)
             if ask.core is None:
                 found = library_seconds(ask.graph, ask.sizes, self.peaks)
                 seconds[i] = np.nan if found is None else found / REACH
@@ -107,7 +115,7 @@ class Roofline:
                 seconds[i] = ENTRY_S + least / REACH / max(1, ask.threads)
         threads = np.asarray([a.threads for a in asks], dtype=np.float64)
         joules = seconds * WATTS_PER_CORE * threads + memory * JOULES_PER_BYTE
-        return Figures(seconds, seconds / SPREAD, seconds * SPREAD, joules, memory)
+        return Figures(seconds, seconds / SPREAD, seconds * SPREAD, joules, memory, exposed)
 
 
 def spilled(graph: Graph, sizes: Mapping[str, int], registers: int) -> int:

@@ -33,10 +33,12 @@ class Cost:
     joules: float
     stored: int
     """Bytes left in memory for others to read."""
+    exposed: float = 0.0
+    """Seconds more if memory and arithmetic took turns, where the prediction has one hide the other."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.seconds + other.seconds, math.hypot(self.deviation, other.deviation), self.joules + other.joules,
-                    self.stored + other.stored)
+                    self.stored + other.stored, self.exposed + other.exposed)
 
     @property
     def known(self) -> bool:
@@ -47,10 +49,10 @@ class Cost:
 NOTHING = Cost(0.0, 0.0, 0.0, 0)
 
 
-def cost(seconds: float, low: float, high: float, joules: float, stored: int) -> Cost:
+def cost(seconds: float, low: float, high: float, joules: float, stored: int, exposed: float = 0.0) -> Cost:
     """A cost from an interval that four in five measurements lie within."""
     spread = math.log(high / low) / 2 / _WITHIN if 0 < low < high else 0.0
-    return Cost(seconds, seconds * spread, joules, stored)
+    return Cost(seconds, seconds * spread, joules, stored, exposed)
 
 
 def score(of: Cost, objective: Objective, threads: int) -> float:

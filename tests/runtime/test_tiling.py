@@ -1,0 +1,79 @@
+"""A wide MLP, served without a trained model: blocks of rows are offered, built, judged by measurement, and explain() says how it
+ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse
+import hotfuse.runtime.improve as improve_module
+from hotfuse.base.settings import Settings
+from hotfuse.compile.bench import bench
+from hotfuse.compile.contest import Contest
+from hotfuse.fusion.steps import Side
+from hotfuse.runtime.race import Trial
+
+WIDTH, HIDDEN = 64, 512
+
+
+class Wide(nn.Module):
+    """Two products, and between them four times what the second-level cache holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN, bias=False), nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x))
+
+
+def blocks(side: Sequence[Side]) -> bool:
+    return sum(any("linear" in n.op for n in graph.nodes) for graph, _ in side) > 2
+
+
+def served(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], int]:
+    """What explain() says of blocks of rows, and how many products the plan has that serves."""
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
+    model, x = Wide().eval(), torch.randn(bench().core.l2 * 4 // (4 * HIDDEN), WIDTH)
+    with hotfuse.jit(model, settings=Settings(capture="inline", hot_calls=2)) as fast, torch.no_grad():
+        for _ in range(6):
+            fast(x)
+        assert fast.wait(60.0)
+        got, want = fast(x), model.double()(x.double())
+        assert (got.double() - want).abs().max() < 1e-4 * want.abs().max()
+        (site,) = fast._engine.sites.values()  # pyright: ignore[reportPrivateUsage]
+        plan = site.entries[0].plan
+        assert plan.tier >= 1
+        shown = str(fast.explain()).splitlines()
+        said = [line.strip().removeprefix("fusion: ") for line in shown if " tiling linear | linear" in line]
+        return said, sum("linear" in n.op for n in plan.graph.nodes)
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_blocks_of_rows_are_taken_where_they_measured_faster(monkeypatch: pytest.MonkeyPatch, pays: bool) -> None:
+    held: list[int] = []
+
+    def measured(contest: Contest, old: Sequence[Side], new: Sequence[Side]) -> tuple[float, float]:
+        if not blocks(new):
+            return 1e-3, 1e-3
+        held.append(len([contest._bound(s) for s in (*old, *new)]))  # pyright: ignore[reportPrivateUsage]
+        return 1e-3, 0.9e-3 if pays else 1.1e-3
+
+    monkeypatch.setattr(Contest, "_measured", measured)
+    said, products = served(monkeypatch)
+    assert len(held) == 1 and len(said) == 1, said
+    assert said[0].startswith("take" if pays else "leave") and "predictions cannot tell, a look can" in said[0]
+    assert ("saves 100.0 us, measured" if pays else "measured 1100.0 us, what there is 1000.0") in said[0]
+    assert products == (16 if pays else 2)
+
+
+def test_blocks_of_rows_are_judged_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real kernels and a real clock: that there is a verdict, not which."""
+    said, products = served(monkeypatch)
+    assert len(said) == 1 and "a look can" in said[0] and "measured" in said[0]
+    assert products == (16 if said[0].startswith("take") else 2)
