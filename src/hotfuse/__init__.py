@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hotfuse.base.errors import CaptureError, HotfuseError, InputError, InternalError, ModelError
     from hotfuse.base.settings import Settings
     from hotfuse.explain import Explanation
+    from hotfuse.ops.packed import packed_attention
+    from hotfuse.ops.varlen import varlen_on_cpu
     from hotfuse.session import (
         ExecutionMode,
         ExecutionOrder,
@@ -37,6 +39,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "jit": "api",
     "Jit": "api",
+    "packed_attention": "ops.packed",
+    "varlen_on_cpu": "ops.varlen",
     "Settings": "base.settings",
     "Explanation": "explain",
     "InferenceSession": "session",
@@ -62,10 +66,11 @@ _HOMES = {
 }
 
 __all__ = [  # noqa: RUF022
-    "jit", "Jit", "InferenceSession", "SessionOptions", "RunOptions", "Settings", "Explanation", "HotfuseError",
-    "ModelError", "InputError", "CaptureError", "InternalError", "ExecutionMode", "ExecutionOrder",
-    "GraphOptimizationLevel", "IOBinding", "ModelMetadata", "NodeArg", "OrtValue", "get_all_providers",
-    "get_available_providers", "get_device", "set_default_logger_severity", "__version__",
+    "jit", "Jit", "packed_attention", "varlen_on_cpu", "InferenceSession", "SessionOptions", "RunOptions",
+    "Settings", "Explanation", "HotfuseError", "ModelError", "InputError", "CaptureError", "InternalError",
+    "ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "IOBinding", "ModelMetadata", "NodeArg",
+    "OrtValue", "get_all_providers", "get_available_providers", "get_device", "set_default_logger_severity",
+    "__version__",
 ]  # fmt: skip
 
 

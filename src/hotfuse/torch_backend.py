@@ -20,6 +20,7 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import from_env
 from hotfuse.explain import Explanation, explain_plan
 from hotfuse.frontends.dynamo import capture_dynamo
+from hotfuse.frontends.varlen import packed_for_varlen
 from hotfuse.ir.verify import verify
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.plan import Plan
@@ -40,6 +41,7 @@ class CompiledGraph:
         self.graph_calls = 0
         self.plan: Plan | None = None
         self.refused = ""
+        packed_for_varlen(gm)  # torch cannot run it on the CPU, and the first call runs Dynamo's own graph
         self._own: Callable[..., Any] = gm.forward
         self._settings = from_env()
         self._proven = False
@@ -103,11 +105,14 @@ def explain_compiled() -> Explanation:
             "counts": {"calls": sum(g.calls for g in graphs), "graph_calls": sum(g.graph_calls for g in graphs),
                        "module_calls": sum(g.calls - g.graph_calls for g in graphs)},
             "sites": [
-                {"call": g.name, "pending": False, "refused": [g.refused] if g.refused else [],
+                {"call": g.name, "pending": False, "dispatch": [], "refused": [g.refused] if g.refused else [],
                  "plans": [explain_plan(g.plan, g.graph_calls)] if g.plan is not None else []}
                 for g in graphs
             ],
             "fallbacks": {},
+            "watching": "",
+            "idle": {"state": "graphs of torch.compile stay at tier 0"},
+            "workers": {},
             "decisions": [d.to_dict() for d in _log.decisions],
         }
     )

@@ -17,13 +17,11 @@ import torch.nn.functional as F
 from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import Target, cross_neon, host_levels, level
-from hotfuse.base.errors import InputError
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.ir import dims
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import TensorType
 from hotfuse.lower.attention import lower_attention
-from hotfuse.lower.attention_packed import Packed, lower_packed, sizes
 from hotfuse.lower.attention_tiling import AttentionTiling, choose
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import BufferArgument, Lowered, StrideArgument, SymbolArgument
@@ -559,58 +557,3 @@ def test_threads_share_heads_and_panels() -> None:
     (loop,) = lowered.kernel.body
     assert isinstance(loop, Loop) and loop.kind is LoopKind.PARALLEL
     assert loop.hi == 2 * 2 * math.ceil(200 / 64)
-
-
-# --- packed sequences
-
-
-def packed_reference(job: Packed, q: Tensor, k: Tensor, v: Tensor, offsets: Sequence[int]) -> Tensor:
-    """Sequence by sequence in float64."""
-    function = block(job.heads, job.kv_heads, is_causal=job.causal, scale=job.scale, enable_gqa=job.kv_heads is not None)
-    out = torch.full((len(q), job.heads * (job.value_width or job.width)), 12345.0, dtype=torch.float64)
-    for begin, end in itertools.pairwise(offsets):
-        if begin < end:
-            out[begin:end] = exact(function, [x[None, begin:end] for x in (q, k, v)])[0]
-    return out
-
-
-PACKED = {
-    "plain": Packed(2, 16, 6),
-    "grouped": Packed(4, 16, 6, kv_heads=2, value_width=24),
-    "causal": Packed(2, 16, 6, causal=True, scale=0.3),
-    "one projection": Packed(2, 16, 6, one_projection=True),
-}
-
-
-@EVERYWHERE
-@pytest.mark.parametrize("job", PACKED.values(), ids=PACKED)
-def test_packed_sequences(job: Packed, execute: Callable[..., None], core: Core) -> None:
-    """Every sequence sees itself only, an empty one nothing, and rows of no sequence stay untouched."""
-    kv, dv = job.kv_heads or job.heads, job.value_width or job.width
-    kernel = lower_packed(job, core, tiling=replace(choose(core, 16), block=16))
-    q, k, v = numbers(61, job.heads * 16), numbers(61, kv * 16, seed=1), numbers(61, kv * dv, seed=2)
-    given = {"qkv": torch.cat([q, k, v], 1)} if job.one_projection else {"q": q, "k": k, "v": v}
-    for offsets in ([2, 19, 19, 20, 25, 60], [0, 61], [5], [0, 1, 2, 3, 4, 5, 6]):
-        out = torch.full((61, job.heads * dv), 12345.0)
-        call_sizes = dict(zip(kernel.sizes, sizes(job, offsets, 61), strict=True))
-        execute(Lowered(kernel, ()), {**given, "out": out}, call_sizes)
-        check(out, packed_reference(job, q, k, v, offsets))
-
-
-def test_one_packed_sequence() -> None:
-    job = Packed(1, 8, 1)
-    x = [numbers(9, 8, seed=i) for i in range(3)]
-    out = torch.full((9, 8), 12345.0)
-    kernel = lower_packed(job, AVX2)
-    buffers = {**dict(zip("qkv", x, strict=True)), "out": out}
-    interpreted(Lowered(kernel, ()), buffers, dict(zip(kernel.sizes, sizes(job, [0, 9]), strict=True)))
-    check(out, packed_reference(job, *x, [0, 9]))
-
-
-def test_offsets_are_checked() -> None:
-    job = Packed(1, 8, 2)
-    assert sizes(job, [0, 3, 3, 10]) == [10, 3, 0, 7, 3]
-    assert sizes(job, [1, 3], 8) == [8, 1, 0, 2, 0]
-    for wrong, message in (([0, 4, 3], "ascend"), ([], "ascend"), ([0, 9], "ascend"), ([0, 1, 2, 3], "3 sequences")):
-        with pytest.raises(InputError, match=message):
-            sizes(job, wrong, 8)

@@ -20,10 +20,15 @@ from typing import TypeGuard
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values
 from hotfuse.ir.types import TensorType
+from hotfuse.ops import packed
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 
 FUSED = "aten.scaled_dot_product_attention"
+PACKED = packed.NAME
+"""Over sequences that lie one behind the other."""
+WHOLE = frozenset({FUSED, PACKED})
+"""Attentions that are one node."""
 _PRODUCTS = frozenset({"aten.matmul", "aten.bmm"})
 _SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
 _MAX_RANK = 4

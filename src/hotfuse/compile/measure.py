@@ -23,7 +23,7 @@ from hotfuse.backends.llvm.group import glue
 from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
-from hotfuse.compile.trial import made_up, tamed
+from hotfuse.compile.trial import made_up, offsets_in, tamed
 from hotfuse.hpm.work import NO_TILE, Candidate, Tile
 from hotfuse.hpm.work import Core as AnyCore
 from hotfuse.ir.graph import Graph, sources
@@ -192,6 +192,7 @@ class Shelf:
         if not group or key not in self._data:
             graph, generator = candidate.graph, torch.Generator().manual_seed(0)
             data = {v.name: made_up(v, candidate.sizes, generator) for v in sources(graph)}
+            data |= offsets_in(graph, candidate.sizes)
             weights = {p.key: tamed(data[p.value.name]) for p in graph.params}
             self._data[key] = (data, weights, [])
         return self._data[key]

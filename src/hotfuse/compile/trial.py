@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hotfuse.analysis.attention import PACKED
 from hotfuse.analysis.ties import Quantum, quanta, tied
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.llvm.group import artifact
@@ -26,6 +27,8 @@ from hotfuse.ir.graph import Graph, Value, sources
 from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import Lowered, PackArgument
+from hotfuse.ops.schema import argument
+from hotfuse.ops.table import packet
 from hotfuse.ops.torch_dtypes import torch_dtype
 
 RTOL = 1e-4
@@ -51,7 +54,7 @@ def attempt(
 ) -> Outcome:
     """Run a kernel; raises CannotLower when it is wrong, or slower than the library by more than the allowance."""
     generator = torch.Generator().manual_seed(0)
-    data = {v.name: made_up(v, sizes, generator) for v in sources(graph)}
+    data = {v.name: made_up(v, sizes, generator) for v in sources(graph)} | offsets_in(graph, sizes)
     weights = {p.key: tamed(data[p.value.name]) for p in graph.params}
     inputs = [data[v.name] for v in graph.inputs]
     library = LibraryBackend().compile(graph, weights).run
@@ -90,6 +93,24 @@ def made_up(v: Value, sizes: Mapping[str, int], generator: torch.Generator) -> A
         return made
     back = [order.index(d) for d in range(len(order))]
     return made.permute(order).contiguous().permute(back)
+
+
+def offsets_in(graph: Graph, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """Offsets that packed sequences can have, where others would be a fault: all sequences are about as long."""
+    found: dict[str, torch.Tensor] = {}
+    for node in (n for n in graph.nodes if packet(n.op) == PACKED):
+        for name, of in (("offsets_k", "key"), ("offsets", "query")):
+            given, rows = argument(node, name), argument(node, of)
+            if isinstance(given, Value) and isinstance(rows, Value):
+                (count,), last = _sizes(given, sizes), _sizes(rows, sizes)[0]
+                last = min(last, int(found[given.name][-1])) if given.name in found else last  # one for queries and keys
+                assert isinstance(given.type, TensorType)
+                found[given.name] = torch.linspace(0, last, max(count, 1)).to(torch_dtype(given.type.dtype))[:count]
+    return {v.name: found[v.name] for v in sources(graph) if v.name in found}
+
+
+def _sizes(v: Value, sizes: Mapping[str, int]) -> list[int]:
+    return [evaluate(d, sizes) for d in v.type.shape] if isinstance(v.type, TensorType) else []
 
 
 def _noise(shape: list[int], generator: torch.Generator) -> torch.Tensor:

@@ -27,6 +27,7 @@ from hotfuse.base.events import Why
 from hotfuse.frontends import functional
 from hotfuse.frontends.functional import Cell, Storage, View
 from hotfuse.frontends.leaf import ControlLeaf, Leaf
+from hotfuse.frontends.varlen import packed_for_varlen
 from hotfuse.ir.graph import Arg, Graph, Kind, Loc, Node, Param, Value, values_in
 from hotfuse.ir.types import ObjectType, ScalarType, Type
 from hotfuse.ops.schema import draws_random
@@ -61,6 +62,7 @@ def to_graph(
     gm: fx.GraphModule, roles: Sequence[Role], *, name: str = "main", strip_prefix: str = ""
 ) -> Converted:
     """Convert; `roles` says for each placeholder, in order, what it stands for."""
+    packed_for_varlen(gm)
     c = _Converter(name, strip_prefix)
     graph = c.convert(gm, roles)
     return Converted(graph, c.grad_regions, c.constants)

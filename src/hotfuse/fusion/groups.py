@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 
-from hotfuse.analysis.attention import FUSED, written
+from hotfuse.analysis.attention import PACKED, WHOLE, written
 from hotfuse.analysis.convolution import is_convolution, padding_in_front
 from hotfuse.analysis.quantized import byte_products
 from hotfuse.fusion.reads import from_memory, reads_places
@@ -183,8 +183,11 @@ def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
 
 
 def _operands(graph: Graph, g: _Open) -> tuple[Value, ...]:
-    """What a group reads: of an attention, queries, keys, values, mask."""
+    """What a group reads: of an attention, queries, keys, values, mask; offsets of a packed one are read as they lie."""
     made = {v.name for i in g.nodes for v in graph.nodes[i].outs}
+    packed = next((graph.nodes[i] for i in g.nodes if packet(graph.nodes[i].op) == PACKED), None)
+    if packed is not None:
+        return tuple(v for v in packed.args[:3] if isinstance(v, Value))
     return tuple(v for i in g.nodes for v in graph.nodes[i].ins if v.name not in made)
 
 
@@ -243,7 +246,7 @@ def node_kind(node: Node, params: Container[str]) -> str:
     if node.kind is not Kind.OPERATOR or any(isinstance(v.type, ScalarType) for v in node.outs) or not node.outs:
         return "library"
     row = lookup(node.op)
-    if packet(node.op) == FUSED:
+    if packet(node.op) in WHOLE:
         return "attention"
     if node.op in _RECURRENT:
         return "recurrent"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hotfuse.analysis.attention import written
+from hotfuse.analysis.attention import PACKED, written
 from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.lower.ahead import asks_ahead
 from hotfuse.lower.attention import OP as ATTENTION
 from hotfuse.lower.attention import lower_attention
+from hotfuse.lower.attention_packed import lower_packed
+from hotfuse.lower.averages import is_average, lower_average
 from hotfuse.lower.bmm import PRODUCTS, is_product, lower_product
-from hotfuse.lower.contract import is_contraction, lower_contraction
+from hotfuse.lower.contract import lower_contraction
 from hotfuse.lower.conv import is_convolution, lower_convolution
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.group import Options, lower_group
 from hotfuse.lower.lowered import BufferArgument, Lowered, Role
+from hotfuse.lower.products import is_contraction
 from hotfuse.lower.recurrent import is_recurrent, lower_recurrent
 from hotfuse.lower.rows import is_rows, lower_rows
 from hotfuse.lower.spelled import recognized
@@ -35,6 +38,8 @@ def lower(graph: Graph, core: Core) -> Lowered:
 
 
 def _lowered(graph: Graph, core: Core) -> Lowered:
+    if any(packet(n.op) == PACKED for n in graph.nodes):
+        return lower_packed(graph, core, name=_name(graph))
     if any(packet(n.op) == ATTENTION for n in graph.nodes) or written(graph):
         return lower_attention(graph, core, name=_name(graph))
     if any(is_product(n) and _between(graph, n) for n in graph.nodes):
@@ -47,6 +52,8 @@ def _lowered(graph: Graph, core: Core) -> Lowered:
         return lower_recurrent(graph, core, name=_name(graph))
     if is_rows(graph, core):
         return lower_rows(graph, core, name=_name(graph))
+    if is_average(graph, core):
+        return lower_average(graph, core, name=_name(graph))
     found = lower_group(replace(graph, name=_name(graph)), Options(vector_bytes=core.lanes * 4))
     return replace(found, kernel=asks_ahead(found.kernel, core))
 

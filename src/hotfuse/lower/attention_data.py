@@ -80,6 +80,28 @@ class Mask:
 
 
 @dataclass(frozen=True, slots=True)
+class Band:
+    """Keys around a query's own place: query i stands at key i + shift, and sees `before` keys before it and `after` behind it."""
+
+    before: int | None = None
+    """None: all."""
+    after: int | None = 0
+    shift: Dim = 0
+
+    def end(self, query: Dim) -> Dim:
+        """The first key that a query does not see any more, where there is one."""
+        return expr("+", query, self.shift, (self.after or 0) + 1)
+
+    def begin(self, query: Dim) -> Dim:
+        """The first key that it sees; negative where it sees from the first on."""
+        return expr("+", query, self.shift, -(self.before or 0))
+
+
+CAUSAL = Band()
+"""Query i sees keys 0 to i."""
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """What is to be computed."""
 
@@ -94,11 +116,13 @@ class Attention:
     width: int
     value_width: int
     scale: float
-    causal: bool = False
-    """Query i sees keys 0 to i."""
+    band: Band | None = None
+    """Which keys a query sees; None: all."""
     mask: Mask | None = None
     first: Dim = 0
-    """Row where this sequence begins, in all four: sequences may lie one behind the other."""
+    """Row where this sequence begins, of queries and results: sequences may lie one behind the other."""
+    first_key: Dim = 0
+    """The same of keys and values."""
     most_keys: Dim | None = None
     """The most that `keys` can be, where that changes in the kernel's loops."""
     empty_is_nan: bool = False

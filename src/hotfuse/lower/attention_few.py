@@ -23,7 +23,7 @@ MAX_QUERIES = 4
 
 def is_few(a: Attention) -> bool:
     """Whether this is the better way."""
-    return isinstance(a.queries, int) and a.queries <= MAX_QUERIES and not a.causal
+    return isinstance(a.queries, int) and a.queries <= MAX_QUERIES and a.band is None
 
 
 def attend_few(b: KernelBuilder, a: Attention, t: AttentionTiling) -> None:
@@ -93,13 +93,13 @@ class _Few:
         with b.loop("d", 0, a.width, t.lanes, carry=[b.fill(0.0, F32, (rows, t.lanes))] * self.n) as d:
             left = remaining(a.width, d.var) if a.width % t.lanes else None
             if full:
-                place = (self.batch, self.head, expr("+", a.first, key), d.var)
+                place = (self.batch, self.head, expr("+", a.first_key, key), d.var)
                 x = a.k.read(b, place, (rows, t.lanes), valid=(None, left))
             else:  # keys beyond the last are the last again
                 parts: list[Tile] = []
                 for i in range(rows):
                     row = expr("min", expr("+", key, i), expr("+", a.keys, -1))
-                    place = (self.batch, self.head, expr("+", a.first, row), d.var)
+                    place = (self.batch, self.head, expr("+", a.first_key, row), d.var)
                     parts.append(a.k.read(b, place, (1, t.lanes), valid=(None, left)))
                 x = b.concat(parts, 0) if rows > 1 else parts[0]
             q = [b.load(self.q, (i, d.var), (1, t.lanes)) for i in range(self.n)]
@@ -133,7 +133,7 @@ class _Few:
                     (acc,) = k.carried
                     for u in range(by):
                         key = expr("+", k.var, u)
-                        row = (self.batch, self.head, expr("+", a.first, key), column)
+                        row = (self.batch, self.head, expr("+", a.first_key, key), column)
                         acc = b.mma(acc, b.load(self.p, (0, key), (self.n, 1)), a.v.read(b, row, (1, width), a.valid(None, column)))
                     k.yields(acc)
                 (acc,) = k.outs

@@ -80,7 +80,7 @@ class Panel:
         self.batch, self.head, self.query = batch, head, first
         whole = isinstance(a.queries, int) and a.queries % t.panel == 0
         self.count = t.panel if whole else expr("min", t.panel, remaining(a.queries, first))
-        self.end = expr("min", a.keys, expr("+", first, t.panel)) if a.causal else a.keys
+        self.begins, self.end = self.keys_of(first)
         self.one_block: bool | None = a.keys <= t.block if isinstance(a.keys, int) else None
         """Whether all keys fit one block; None where that shows only at run time."""
         most = expr("+", expr("min", t.block, a.most_keys or a.keys), max(t.lanes, *map(t.key_rows, range(1, t.vectors + 1))))
@@ -99,6 +99,18 @@ class Panel:
         return x.read(self.b, (self.batch, self.head, row, element), shape, valid)
 
     # -- which shapes can occur
+
+    def keys_of(self, first: Dim) -> tuple[Dim, Dim]:
+        """The keys that some query of the panel sees."""
+        a, band = self.a, self.a.band
+        begin: Dim = 0
+        end = a.keys
+        if band is not None and band.before is not None:
+            begin = expr("max", 0, band.begin(first))
+        if band is not None and band.after is not None:
+            end = expr("min", end, band.end(expr("+", first, self.t.panel - 1)))
+            end = end if band.shift == 0 else expr("max", 0, end)  # queries may stand before the first key
+        return begin, end
 
     def widths(self) -> Iterator[tuple[int, Dim | None]]:
         """How many vectors of queries a panel is taken to have, and when it is (None: always).
@@ -121,19 +133,19 @@ class Panel:
         b, t = self.b, self.t
         self.transpose_queries()
         if self.one_block is True:
-            self.weights(_Keys(0, self.end))
-            self.whole(_Keys(0, self.end))
+            self.weights(_Keys(self.begins, self.end))
+            self.whole(_Keys(self.begins, self.end))
             return
         several = expr("<", t.block, self.a.keys)
         self.begin(several)
-        with b.loop("block", 0, self.end, t.block) as block:
+        with b.loop("block", self.begins, self.end, t.block) as block:
             keys = _Keys(block.var, expr("min", self.end, expr("+", block.var, t.block)))
             self.weights(keys)
             with b.when(expr("not", several)):
                 self.whole(keys)
             with b.when(several):
                 self.more(keys)
-        with b.when(expr("or", several, expr("==", self.end, 0))), b.loop("o", 0, self.count) as o:
+        with b.when(expr("or", several, self.none())), b.loop("o", 0, self.count) as o:
             self.finish(b.load(self.sums, (o.var, 0), (1, self.a.padded)), o.var, 1, 0)
 
     def transpose_queries(self) -> None:
@@ -154,8 +166,12 @@ class Panel:
         b.store(self.top, (0,), b.fill(NONE, F32, (t.panel,)))
         for place in (self.total, self.inverse):
             b.store(place, (0,), b.fill(0.0, F32, (t.panel,)))
-        with b.when(expr("or", several, expr("==", self.end, 0))), b.loop("z", 0, self.sums.shape[0]) as z:
+        with b.when(expr("or", several, self.none())), b.loop("z", 0, self.sums.shape[0]) as z:
             b.store(self.sums, (z.var, 0), b.fill(0.0, F32, (1, self.a.padded)))
+
+    def none(self) -> Dim:
+        """Whether no query of the panel sees any key."""
+        return expr("==", self.end, 0) if self.begins == 0 else expr("<=", self.end, self.begins)
 
     def weights(self, keys: _Keys) -> None:
         """P, and what the sums have to be multiplied by."""
@@ -203,19 +219,21 @@ class Panel:
         rows = t.key_rows(vectors)
         if a.mask is not None and a.mask.per_query:
             self.mask_columns(a.mask, vectors, keys)
-        if isinstance(keys.count, int) and not a.causal:
+        if isinstance(keys.count, int) and a.band is None:
             cut = balance(keys.count, rows)
             split = expr("+", keys.begin, cut.extra * (cut.rows + 1))
             if cut.extra:
                 top = self.score_run(vectors, cut.rows + 1, keys, keys.begin, split, top, full=True)
             return self.score_run(vectors, cut.rows, keys, split, keys.end, top, full=True) if cut.rows else top
-        if a.causal:  # keys up to the first query are seen by all of them
-            seen = expr("max", 0, remaining(expr("min", keys.end, expr("+", self.query, 1)), keys.begin))
+        if a.band is not None and a.band.before is not None:  # what all queries see is not looked for
+            return self.score_run(vectors, rows, keys, keys.begin, keys.end, top, full=False)
+        if a.band is not None:  # keys up to the first query are seen by all of them
+            seen = expr("max", 0, remaining(expr("min", keys.end, a.band.end(self.query)), keys.begin))
             split = expr("+", keys.begin, expr("*", expr("//", seen, rows), rows))
         else:  # the last tile overlaps the one before; fewer keys than a tile has go the other way
             split = expr("+", keys.begin, expr("*", keys.count, expr("<=", rows, keys.count)))
         top = self.score_run(vectors, rows, keys, keys.begin, split, top, full=True)
-        few = rows if a.causal else max(2, rows // 2)
+        few = rows if a.band is not None else max(2, rows // 2)
         return self.score_run(vectors, few, keys, split, keys.end, top, full=False)
 
     def score_run(self, vectors: int, rows: int, keys: _Keys, lo: Dim, hi: Dim, top: Tile, *, full: bool) -> Tile:
@@ -223,7 +241,7 @@ class Panel:
         b, a, lanes = self.b, self.a, vectors * self.t.lanes
         with b.loop("k", lo, hi, rows, carry=[top]) as k:
             (top,) = k.carried
-            overlaps = full and not a.causal and not isinstance(keys.count, int)
+            overlaps = full and a.band is None and not isinstance(keys.count, int)
             key = expr("min", k.var, remaining(keys.end, rows)) if overlaps else k.var
             s = self.score_tile(rows, lanes, key, full)
             if a.mask is not None:
@@ -260,21 +278,27 @@ class Panel:
         """One element of some keys; keys beyond the last are the last again, and do not count."""
         b, a = self.b, self.a
         if full:
-            return self.read(a.k, expr("+", a.first, key), element, (rows, 1))
+            return self.read(a.k, expr("+", a.first_key, key), element, (rows, 1))
         parts: list[Tile] = []
         for i in range(rows):
             row = expr("min", expr("+", key, i), expr("+", a.keys, -1))
-            parts.append(self.read(a.k, expr("+", a.first, row), element, (1, 1)))
+            parts.append(self.read(a.k, expr("+", a.first_key, row), element, (1, 1)))
         return b.concat(parts, 0) if rows > 1 else parts[0]
 
     def counting(self, rows: int, lanes: int, keys: _Keys, key: Dim) -> Tile:
-        """Where a key exists and, if causal, is not ahead of the query."""
-        b, i32 = self.b, DType.I32
-        exists = b.map("lt", b.iota(remaining(key, keys.end), (rows, 1), 0, i32), b.fill(0, i32))
-        if not self.a.causal:
-            return exists
-        behind = b.map("le", b.iota(remaining(key, self.query), (rows, 1), 0, i32), b.iota(0, (1, lanes), 1, i32))
-        return b.map("and", behind, exists)
+        """Where a key exists, and the query sees it."""
+        b, i32, band = self.b, DType.I32, self.a.band
+        counts = b.map("lt", b.iota(remaining(key, keys.end), (rows, 1), 0, i32), b.fill(0, i32))
+        if band is None:
+            return counts
+        place = expr("+", self.query, band.shift)
+        if band.after is not None:
+            near = b.iota(remaining(key, expr("+", place, band.after)), (rows, 1), 0, i32)
+            counts = b.map("and", b.map("le", near, b.iota(0, (1, lanes), 1, i32)), counts)
+        if band.before is not None:
+            near = b.iota(remaining(expr("+", key, band.before), place), (rows, 1), 0, i32)
+            counts = b.map("and", b.map("ge", near, b.iota(0, (1, lanes), 1, i32)), counts)
+        return counts
 
     # -- masks
 
@@ -345,8 +369,8 @@ class Panel:
         """acc + Pᵀ V for some queries and a part of V's width."""
         b, a = self.b, self.a
         end, unroll = keys.end, self.t.unroll
-        if a.causal:
-            end = expr("min", end, expr("+", self.query, group, rows))
+        if a.band is not None and a.band.after is not None:
+            end = expr("min", end, a.band.end(expr("+", self.query, group, rows - 1)))
         count = remaining(end, keys.begin)
         if isinstance(a.keys, int) and isinstance(count, int):
             split: Dim = count // unroll * unroll
@@ -356,7 +380,7 @@ class Panel:
 
         def step(acc: Tile, key: Dim) -> Tile:
             weights = b.load(self.p, (key, group), (rows, 1), axes=(1, 0))
-            row = expr("+", a.first, keys.begin, key)
+            row = expr("+", a.first_key, keys.begin, key)
             return b.mma(acc, weights, self.read(a.v, row, column, (1, width), a.valid(None, column)))
 
         for lo, hi, by in ((0, split, unroll), (split, count, 1)):

@@ -1,111 +1,205 @@
-"""Attention over sequences that lie one behind the other, without padding between them.
+"""Attention over sequences that lie one behind the other, without padding between them, as one kernel.
 
-    q, k, v [tokens, heads * width],  sequence i: rows offsets[i] to offsets[i + 1]
+    checked = offsets, each between the one before and the last row        anything else is a fault of the call
+    rows of no sequence = 0
+    parallel (head, sequence)
+      for panel of queries                                                 as in `attention_kernel`
 
-What is not there is neither read nor computed. Where sequences begin and how long they are are sizes of the call, so one kernel
-serves all batches of up to so many sequences; `sizes` gives them for a batch's offsets. Inside, a sequence's own numbers are
-picked by its index: `begin0 * (i == 0) + begin1 * (i == 1) + ...`.
+What is not there is neither read nor computed. Where sequences begin and how long they are is data: the kernel reads offsets,
+limits them to what exists, and counts its loops by them (`given`), so one kernel serves every batch. A fault is answered by the
+model's own code, which says what is wrong with the offsets. Views before and after are steps through memory, as for any attention.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from hotfuse.base.errors import InputError
+from hotfuse.analysis.attention import PACKED
 from hotfuse.ir.dims import Dim, expr
+from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.types import DType
-from hotfuse.lower.attention_data import MAX_WIDTH, Along, Attention, Rows
+from hotfuse.lower.algebra import same
+from hotfuse.lower.attention_data import F32, HALVES, MAX_WIDTH, Attention, Band, Rows
 from hotfuse.lower.attention_kernel import Panel, apart
 from hotfuse.lower.attention_tiling import AttentionTiling, choose
+from hotfuse.lower.attention_views import Four, Views, one_wide
 from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.lowered import Lowered, Memory, tensor_type
 from hotfuse.lower.tiling import Core
-from hotfuse.tile.build import KernelBuilder
-from hotfuse.tile.program import Buffer, Kernel
+from hotfuse.lower.views import shape_of
+from hotfuse.ops.schema import argument
+from hotfuse.ops.table import packet
+from hotfuse.tile.build import KernelBuilder, remaining
+from hotfuse.tile.program import Buffer
+
+_OFFSETS = (DType.I32, DType.I64)
+
+
+def lower_packed(
+    graph: Graph,
+    core: Core,
+    *,
+    name: str = "packed_attention",
+    strides: Mapping[str, tuple[int, ...]] | None = None,
+    tiling: AttentionTiling | None = None,
+) -> Lowered:
+    """A kernel for a group around one packed attention; `strides` are those of inputs whose type does not tell them."""
+    asked = _asked(graph)
+    builder = KernelBuilder(name, asked.node.loc)
+    memory = Memory(builder, graph, strides or {})
+    _write(asked, builder, memory, Views(graph, memory, asked.node, _four), tiling or choose(core, asked.width))
+    return memory.finish(builder.finish())
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """Heads of a packed batch."""
+class _Asked:
+    """What a group's attention is to compute."""
 
+    node: Node
+    q: Value
+    k: Value
+    v: Value
+    offsets: Value
+    offsets_k: Value
     heads: int
+    kv_heads: int
     width: int
-    sequences: int
-    """How many sequences a call may have."""
-    kv_heads: int | None = None
-    """Heads of K and V, where they are fewer."""
-    value_width: int | None = None
-    scale: float | None = None
-    causal: bool = False
-    one_projection: bool = False
-    """Whether Q, K and V stand next to each other in every row of one buffer `qkv`, rather than in three."""
+    value_width: int
+    scale: float
+    left: int
+    right: int
 
 
-def lower_packed(job: Packed, core: Core, *, name: str = "packed_attention", tiling: AttentionTiling | None = None) -> Kernel:
-    """The kernel: buffers q, k, v (or qkv) and out; `sizes` gives the numbers of a call."""
-    kv_heads, value_width = job.kv_heads or job.heads, job.value_width or job.width
-    if job.heads % kv_heads or job.width % 8 or value_width % 8 or max(job.width, value_width) > MAX_WIDTH:
-        raise CannotLower(f"{job.heads} heads of {job.width} meet {kv_heads} of {value_width}")
-    b = KernelBuilder(name)
-    tokens = b.size("tokens")
-    begins, lengths = ([b.size(f"{n}{i}") for i in range(job.sequences)] for n in ("begin", "length"))
-    parts = {"q": job.heads * job.width, "k": kv_heads * job.width, "v": kv_heads * value_width}
-    if job.one_projection:
-        whole = b.input("qkv", DType.F32, (tokens, sum(parts.values())))
-        buffers = dict.fromkeys(parts, whole)
-        start = {"q": 0, "k": parts["q"], "v": parts["q"] + parts["k"]}
-    else:
-        buffers = {n: b.input(n, DType.F32, (tokens, width)) for n, width in parts.items()}
-        start = dict.fromkeys(parts, 0)
-    out = b.output("out", DType.F32, (tokens, job.heads * value_width))
-    shared = job.heads // kv_heads
-    tiling = tiling or choose(core, job.width)
-    # All sequences of a head, then the next head: threads that share heads evenly share the work evenly.
-    with b.parallel("task", job.heads * job.sequences) as task:
-        head, sequence = apart(task.var, job.sequences)
-        length = _picked(lengths, sequence)
-        attention = Attention(
-            q=_rows(buffers["q"], start["q"], job.width),
-            k=_rows(buffers["k"], start["k"], job.width, shared),
-            v=_rows(buffers["v"], start["v"], value_width, shared),
-            out=_rows(out, 0, value_width),
-            batch=1,
-            heads=job.heads,
-            queries=length,
-            keys=length,
-            width=job.width,
-            value_width=value_width,
-            scale=1 / math.sqrt(job.width) if job.scale is None else job.scale,
-            causal=job.causal,
-            first=_picked(begins, sequence),
-            most_keys=expr("max", 0, *lengths),
-        )
-        with b.loop("first", 0, length, tiling.panel) as first:
-            Panel(b, attention, tiling, 0, head, first.var).write()
-    return b.finish()
+@dataclass(frozen=True, slots=True)
+class _Sequences:
+    """Where sequences lie, in memory of the kernel's own."""
+
+    begins: Buffer
+    lengths: Buffer
+    """Of the sequence that ends at each offset; the first is what lies before all of them."""
+    rows: Dim
+    """The most that either can be."""
 
 
-def _picked(numbers: Sequence[Dim], index: Dim) -> Dim:
-    """The number at an index."""
-    if len(numbers) == 1:
-        return numbers[0]
-    return expr("+", *(expr("*", n, expr("==", index, i)) for i, n in enumerate(numbers)))
+def _write(asked: _Asked, b: KernelBuilder, memory: Memory, views: Views, tiling: AttentionTiling) -> None:
+    (queries, *_), (keys, *_), (count,) = (shape_of(x) for x in (asked.q, asked.k, asked.offsets))
+    shared = asked.heads // asked.kv_heads
+    q, v, out = views.view(asked.q), views.view(asked.v, shared), views.output()
+    k = views.walked(asked.k, shared)
+    k = one_wide(k) if asked.width == 1 else k
+    views.neighbours(k, asked.k, only=(2,))
+    alone = asked.offsets_k == asked.offsets
+    if not isinstance(count, int):
+        b.effect("require", b.map("ne", b.index(expr("<", 0, count)), 0))  # no offsets at all is none of a first row
+    with _if(b, count):
+        rows = queries if not alone or same(queries, keys) else expr("min", queries, keys)
+        of_q = _checked(b, memory, asked.offsets, count, rows, "")
+        of_k = of_q if alone else _checked(b, memory, asked.offsets_k, count, keys, "_k")
+        with b.given("before", of_q.begins, (0,), 0, expr("+", rows, 1)) as before:
+            _zero(b, asked, out, tiling.lanes, 0, before)
+        with b.given("behind", of_q.begins, (expr("+", count, -1),), 0, expr("+", rows, 1)) as behind:
+            _zero(b, asked, out, tiling.lanes, behind, queries)
+        # All sequences of a head, then the next head: threads that share heads evenly share the work evenly.
+        sequences = expr("+", count, -1)
+        with b.parallel("task", expr("*", asked.heads, sequences)) as task:
+            head, sequence = apart(task.var, sequences)
+            with _one(b, of_q, sequence, "") as (first, length), (
+                nullcontext((first, length)) if alone else _one(b, of_k, sequence, "_k")
+            ) as (first_key, length_k):
+                job = Attention(
+                    q=q, k=k, v=v, out=out, batch=1, heads=asked.heads, queries=length, keys=length_k, width=asked.width,
+                    value_width=asked.value_width, scale=asked.scale, first=first, first_key=first_key, most_keys=keys,
+                    band=_band(asked, remaining(length_k, length)),
+                )  # fmt: skip
+                with b.loop("first", 0, length, tiling.panel) as panel:
+                    Panel(b, job, tiling, 0, head, panel.var).write()
 
 
-def _rows(buffer: Buffer, start: int, width: int, shared: int = 1) -> Rows:
-    """Heads side by side in a token's row."""
-    return Rows(buffer, (Along(0, (0, 0, 1, 0)), Along(start, (0, width, 0, 1))), shared)
+def _if(b: KernelBuilder, count: Dim) -> AbstractContextManager[None]:
+    return nullcontext() if isinstance(count, int) else b.when(expr("<", 0, count))
 
 
-def sizes(job: Packed, offsets: Sequence[int], tokens: int | None = None) -> list[int]:
-    """The sizes of a call, in the kernel's order: the longest sequence first, then shorter ones, then empty ones."""
-    ascend = bool(offsets) and offsets[0] >= 0 and all(a <= b for a, b in itertools.pairwise(offsets))
-    if not ascend or (tokens is not None and offsets[-1] > tokens):
-        raise InputError("the offsets of packed sequences do not ascend to the last token", because=f"they are {list(offsets)}")
-    found = sorted(((b - a, a) for a, b in itertools.pairwise(offsets) if b > a), reverse=True)
-    if len(found) > job.sequences:
-        raise InputError(f"{len(found)} sequences are given to a kernel for {job.sequences}")
-    found += [(0, 0)] * (job.sequences - len(found))
-    return [offsets[-1] if tokens is None else tokens, *(a for _, a in found), *(n for n, _ in found)]
+def _band(asked: _Asked, shift: Dim) -> Band | None:
+    """The window around a query's place: the last query stands at the last key."""
+    if asked.left < 0 and asked.right < 0:
+        return None
+    return Band(None if asked.left < 0 else asked.left, None if asked.right < 0 else asked.right, shift)
+
+
+def _checked(b: KernelBuilder, memory: Memory, offsets: Value, count: Dim, rows: Dim, suffix: str) -> _Sequences:
+    """Offsets that ascend within the rows; others are the one before them, and a fault."""
+    i64 = DType.I64
+    begins, lengths = (b.shared(f"{n}{suffix}", i64, (count,)) for n in ("begins", "lengths"))
+    place = memory.place(offsets)
+    with b.loop("offset", 0, count, carry=[b.fill(0, i64)]) as i:
+        (before,) = i.carried
+        at = b.cast(b.load(place.buffer, (i.var,)), i64)
+        fits = b.map("and", b.map("le", before, at), b.map("le", at, b.index(rows)))
+        b.effect("require", fits)
+        at = b.map("select", fits, at, before)
+        b.store(begins, (i.var,), at)
+        b.store(lengths, (i.var,), b.map("sub", at, before))
+        i.yields(at)
+    return _Sequences(begins, lengths, rows)
+
+
+@contextmanager
+def _one(b: KernelBuilder, of: _Sequences, sequence: Dim, suffix: str) -> Generator[tuple[Dim, Dim]]:
+    """A sequence's first row and its length, as numbers to count by."""
+    most = expr("+", of.rows, 1)
+    with (
+        b.given(f"begin{suffix}", of.begins, (sequence,), 0, most) as begin,
+        b.given(f"length{suffix}", of.lengths, (expr("+", sequence, 1),), 0, most) as length,
+    ):
+        yield begin, length
+
+
+def _zero(b: KernelBuilder, asked: _Asked, out: Rows, lanes: int, lo: Dim, hi: Dim) -> None:
+    """Rows of no sequence."""
+    with b.loop("row", lo, hi) as row, b.loop("head", 0, asked.heads) as head, b.loop("c", 0, asked.value_width, lanes) as c:
+        left = (None, remaining(asked.value_width, c.var))
+        out.write(b, (0, head.var, row.var, c.var), b.fill(0.0, F32, (1, lanes)), left)
+
+
+def _asked(graph: Graph) -> _Asked:
+    """The one packed attention of a group, if a kernel can do what it asks."""
+    found = [n for n in graph.nodes if packet(n.op) == PACKED]
+    if len(found) != 1:
+        raise CannotLower(f"a group with {len(found)} packed attentions")
+    (node,) = found
+    where = str(node.loc)
+    q, k, v, offsets = (_tensor(node, n) for n in ("query", "key", "value", "offsets"))
+    offsets_k = offsets if argument(node, "offsets_k") is None else _tensor(node, "offsets_k")
+    scale, left, right = argument(node, "scale"), argument(node, "left", -1), argument(node, "right", -1)
+    if not (isinstance(left, int) and isinstance(right, int) and (scale is None or isinstance(scale, int | float))):
+        raise CannotLower("packed attention whose scale or window is known only at run time", where=where)
+    dtype = tensor_type(q).dtype
+    if dtype not in (F32, *HALVES) or any(tensor_type(x).dtype is not dtype for x in (k, v)):
+        raise CannotLower(f"packed attention of {dtype.value}", where=where)
+    if any(tensor_type(x).dtype not in _OFFSETS for x in (offsets, offsets_k)):
+        raise CannotLower(f"packed attention whose offsets are {tensor_type(offsets).dtype.value}", where=where)
+    (_, heads, width), (_, kv_heads, _), (*_, value_width) = (shape_of(x) for x in (q, k, v))
+    if not (isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(width, int) and isinstance(value_width, int)):
+        raise CannotLower("packed attention whose heads are known only at run time", where=where)
+    if not heads or not kv_heads or not 0 < width <= MAX_WIDTH or not 0 < value_width <= MAX_WIDTH:
+        raise CannotLower(f"{heads} heads of {width} meet {kv_heads} of {value_width}", where=where)
+    if shape_of(offsets) == (0,):
+        raise CannotLower("packed attention without offsets", where=where)
+    factor = 1 / math.sqrt(width) if scale is None else float(scale)
+    return _Asked(node, q, k, v, offsets, offsets_k, heads, kv_heads, width, value_width, factor, left, right)
+
+
+def _tensor(node: Node, name: str) -> Value:
+    value = argument(node, name)
+    if not isinstance(value, Value):
+        raise CannotLower(f"packed attention whose {name} is no tensor", where=str(node.loc))
+    return value
+
+
+def _four(dims: tuple[Dim, ...], absent: Dim) -> Four:
+    """[row, head, element] in the order of a kernel."""
+    row, head, element = dims
+    return absent, head, row, element
