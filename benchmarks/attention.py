@@ -1,12 +1,13 @@
 """Attention with the reshapes around it, and over packed sequences: generated kernels against eager.
 
-    python -m benchmarks.attention [--threads 1 2] [--rounds N] [--cpu] [--json]
+    python -m benchmarks.attention [--threads 1 2] [--rounds N] [--only packed] [--cpu] [--json]
 
 - dense: projections [1, S, 12 * 64] to heads, attention, and back to [1, S, 12 * 64], without a mask, with a mask of keys, and
   causal. Eager is `scaled_dot_product_attention` between `view`, `transpose` and `reshape`; ours is once specialized to S and
   once for any batch and length.
 - packed: 8 sequences, a third of the tokens real. Eager pads them and masks (floats or bools, the faster counts) or loops over
-  them; ours reads them one behind the other.
+  them; ours reads them one behind the other: the kernel alone (offsets are data, any batch), and `jit` of a module that calls
+  `hotfuse.packed_attention`, as users have it.
 
 Contenders take turns in short bursts, and all of them allocate their result. A ratio above 1 means that ours is faster; `low`
 ratios compare the best tenth of the bursts, which other load disturbs least.
@@ -27,13 +28,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+import hotfuse
 from benchmarks.gemm import geomean, host_core, low, measured_peak, turns
 from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import host
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.lower.attention import lower_attention
-from hotfuse.lower.attention_packed import Packed, lower_packed, sizes
+from hotfuse.lower.attention_packed import lower_packed
 from hotfuse.lower.lowered import BufferArgument, Lowered, SymbolArgument
 from hotfuse.lower.lowered import Role as Is
 from hotfuse.lower.tiling import Core
@@ -107,9 +109,14 @@ def made(kind: Kind, core: Core, length: int | None) -> Made:
 
 
 def dense(m: Made, args: Sequence[torch.Tensor], threads: int) -> Call:
-    """A call of a dense kernel: the result is allocated, everything else is bound."""
-    named = dict(zip(m.names, args, strict=True))
+    """A call of a dense kernel."""
     env = dict(zip(m.symbols, args[0].shape[:2], strict=True)) if m.symbols else {}
+    return entered(m, args, env, args[0].shape, threads)
+
+
+def entered(m: Made, args: Sequence[torch.Tensor], env: dict[str, int], shape: Sequence[int], threads: int) -> Call:
+    """A call of a kernel: the result is allocated, everything else is bound."""
+    named = dict(zip(m.names, args, strict=True))
     at, pointers = 0, list[int]()
     sizes: list[int] = []
     for a in m.lowered.arguments:
@@ -124,7 +131,7 @@ def dense(m: Made, args: Sequence[torch.Tensor], threads: int) -> Call:
             case _:
                 raise SystemExit(f"an argument that this benchmark does not know: {a}")
     arena, base = scratch(m.kernel, sizes, threads)
-    enter, shape = m.kernel.enter, args[0].shape
+    enter = m.kernel.enter
 
     def call(keep: object = (arena, m, args)) -> torch.Tensor:
         out = torch.empty(shape)
@@ -224,18 +231,20 @@ def packed_cells(threads: Sequence[int], rounds: int, clock: Callable[[], float]
     def loop() -> torch.Tensor:
         return torch.cat([attention(x[None, a:b], None)[0] for a, b in itertools.pairwise(offsets)])
 
-    job = Packed(HEADS, WIDTH, batch, one_projection=True)
-    kernel = load_kernel(compile_kernel(lower_packed(job, core)))
-    given = sizes(job, offsets)
+    block, given = PackedBlock().eval(), torch.tensor(offsets)
+    tokens_dim, count_dim = torch.export.Dim("tokens"), torch.export.Dim("count")
+    program = torch.export.export(block, (x, given), dynamic_shapes=({0: tokens_dim}, {0: count_dim}), strict=False)
+    graph = to_graph(program.graph_module, [Role("input"), Role("input")]).graph
+    start = time.perf_counter()
+    lowered = lower_packed(graph, core)
+    kernel = Made(lowered, load_kernel(compile_kernel(lowered.kernel)), [v.name for v in graph.inputs], [], 0.0)
+    print(f"# packed: kernel for all batches made in {(time.perf_counter() - start) * 1e3:.0f} ms", flush=True)
+    env = {str(v.type.shape[0].args[0]): n for v, n in zip(graph.inputs, (tokens, batch + 1), strict=True)}  # type: ignore[union-attr]
     cells: list[Cell] = []
     for count in threads:
         torch.set_num_threads(count)
-        arena, base = scratch(kernel, given, count)
-
-        def ours(count: int = count, base: int = base, keep: object = arena) -> torch.Tensor:
-            out = torch.empty(tokens, wide)
-            kernel.enter(x.data_ptr(), out.data_ptr(), base, *given, count)
-            return out
+        ours = entered(kernel, [x, given], env, (tokens, wide), count)
+        served = served_packed(block, x, given)
 
         def from_padding(mask: torch.Tensor) -> torch.Tensor:
             return torch.cat([attention(padded, mask)[i, :n] for i, n in enumerate(PACKED)])
@@ -245,13 +254,38 @@ def packed_cells(threads: Sequence[int], rounds: int, clock: Callable[[], float]
             "padded, bool mask": lambda: attention(padded, real),
             "loop": loop,
             "ours": ours,
+            "ours through jit": lambda served=served: served(x, given),
         }
         check("ours, packed", ours, from_padding(added).double())
+        check("ours through jit", calls["ours through jit"], from_padding(added).double())
         check("loop", loop, from_padding(real).double())
         operations = sum(4 * n**2 * wide for n in PACKED)
         cells.append(Cell("packed", count, operations, turns(dict(calls), rounds, clock)))
         report(cells[-1])
+        print(f"# packed through jit, {count} threads: calls per tier {served.stats()['calls_per_tier']}", flush=True)
+        served.close()
     return cells
+
+
+class PackedBlock(torch.nn.Module):
+    """Packed attention of one projection, as users write it."""
+
+    def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        """[tokens, 3 * width] to [tokens, width]."""
+        q, k, v = (part.unflatten(-1, (HEADS, WIDTH)) for part in x.split(HEADS * WIDTH, -1))
+        return hotfuse.packed_attention(q, k, v, offsets).reshape(-1, HEADS * WIDTH)
+
+
+def served_packed(block: torch.nn.Module, x: torch.Tensor, offsets: torch.Tensor) -> hotfuse.Jit:
+    """The block as `jit` serves it once it has settled; batches of other lengths come too, so that sizes are not fixed."""
+    served = hotfuse.jit(block)
+    until = time.perf_counter() + 30
+    while time.perf_counter() < until and served.stats()["calls_per_tier"]["1"] < 20:
+        served(x, offsets)
+        served(x[: offsets[-2]], offsets[:-1])
+        time.sleep(0.001)
+    served.wait(10)
+    return served
 
 
 def report(c: Cell) -> None:
@@ -271,7 +305,7 @@ def summary(cells: Sequence[Cell], threads: Sequence[int]) -> dict[str, float]:
     for count in threads:
         for kind in (*KINDS, "packed"):
             mine = [c for c in cells if c.threads == count and c.name.split()[0] == kind]
-            for which in ("ours", "ours generic"):
+            for which in ("ours", "ours generic", "ours through jit"):
                 for label, pick in (("median", statistics.median), ("low", low)):
                     if mine and all(which in c.times for c in mine):
                         key = f"{count} threads, {kind}, {which}, {label}"
@@ -284,6 +318,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--only", choices=("dense", "packed"), help="one part")
     parser.add_argument("--cpu", action="store_true", help="processor time of the calling thread; needs --threads 1")
     parser.add_argument("--json", action="store_true", help="end with one JSON document")
     options = parser.parse_args()
@@ -295,8 +330,11 @@ def main() -> int:
     peak = measured_peak(target)
     print(f"# {target.name}, peak of one core {peak / 1e9:.1f} GFLOP/s", flush=True)
     with torch.no_grad():
-        cells = dense_cells(options.threads, options.rounds, clock, core)
-        cells += packed_cells(options.threads, options.rounds, clock, core)
+        cells: list[Cell] = []
+        if options.only != "packed":
+            cells += dense_cells(options.threads, options.rounds, clock, core)
+        if options.only != "dense":
+            cells += packed_cells(options.threads, options.rounds, clock, core)
     means = summary(cells, options.threads)
     for name, value in means.items():
         print(f"# {name}: {value}x")
