@@ -24,6 +24,7 @@ from hotfuse.base.settings import Workers
 from hotfuse.compile import forked, slot, starting
 from hotfuse.compile.forked import Fork, ForkedWorker, ForkFailed
 from hotfuse.compile.pool import Pool
+from hotfuse.compile.process import Worker
 from hotfuse.compile.slot import Limits
 from hotfuse.compile.starting import Starter, unsafe
 from hotfuse.compile.task import Task, Waiting
@@ -247,24 +248,36 @@ def test_a_fork_that_stands_still_or_crashes_is_replaced_by_a_fresh_worker(
     own.stop(10)
 
 
+class Asleep(Worker):
+    """A forked worker as it looks from outside when it waits for the next word of whoever started it."""
+
+    forked, alive, pid = True, True, -1
+
+    def __init__(self) -> None:
+        self.paused, self.asked, self.killed = False, 0, False
+
+    def sleeps(self) -> bool:
+        return True
+
+    def ask_where(self) -> None:
+        self.asked += 1
+
+    def kill(self) -> None:
+        self.killed = True
+
+
 def test_a_server_that_was_stopped_for_long_does_not_take_its_worker_for_stalled() -> None:
-    """It had looked once, and the worker waited for the next word of whoever was stopped."""
-    place, worker = slot.Slot(slot.Books(Limits(1), Starter())), ForkedWorker()
-    try:
-        place.worker = worker
-        place.begin(Waiting(Task("a request", READY), Future()))
-        while not worker.sleeps():
-            time.sleep(0.005)
-        place.look(0.0)  # what it has used so far
-        place.look(10 * slot.STALL_S)
-        assert not place._ended, "it was seen asleep for a moment only"  # pyright: ignore[reportPrivateUsage]
-        looks = 0
-        while not place._ended and looks < 1000:  # pyright: ignore[reportPrivateUsage]
-            place.look(slot.GLANCE_S)
-            looks += 1
-        assert place._ended == "stalled" and looks >= slot.STALL_S / slot.GLANCE_S - 2  # pyright: ignore[reportPrivateUsage]
-    finally:
-        worker.close()
+    """It looked once behind that, and killed who had waited for it; and had not asked where that one stood."""
+    place, worker = slot.Slot(slot.Books(Limits(1), Starter())), Asleep()
+    place.worker = worker
+    place.begin(Waiting(Task("a request", READY), Future()))
+    place.look(10 * slot.STALL_S)
+    assert not worker.killed and not worker.asked, "it was seen asleep for a moment only"
+    looks = 1
+    while not worker.killed:
+        place.look(slot.GLANCE_S)
+        looks += 1
+    assert looks == slot.STALL_S / slot.GLANCE_S + 1 and worker.asked == 1
 
 
 @pytest.mark.usefixtures("nothing_against_forks")
