@@ -54,6 +54,8 @@ class Compiler:
     functions: Mapping[FunctionKey, OnnxFunction]
     on_fallback: Callable[[str], None]
     weights: dict[str, Value] = field(default_factory=dict[str, Value])
+    pack: bool = True
+    """Whether the programs may pack convolutions."""
     steps: int = 0
     """Nodes compiled so far, those of a function once per call of it."""
     made: dict[tuple[Any, ...], tuple[Program, int]] = field(default_factory=dict[tuple[Any, ...], tuple[Program, int]])
@@ -110,7 +112,7 @@ class Compiler:
             self.weights[key] = value
             keys[slot] = key
         slots = (*in_slots, *scope.captures.values())
-        return Program(name, tuple(steps), template, slots, outs, tuple(scope.captures), keys, graph)
+        return Program(name, tuple(steps), template, slots, outs, tuple(scope.captures), keys, graph, self.pack)
 
     def _steps(
         self,
@@ -161,7 +163,7 @@ class Compiler:
 
     def body(self, fn: OnnxFunction, n_in: int, given: Mapping[str, Any], n_out: int) -> Program:
         """An operator's definition by others, on its own: it sees no function or weight of the model."""
-        return Compiler({}, self.on_fallback).function(fn, n_in, given, n_out, "")
+        return Compiler({}, self.on_fallback, pack=self.pack).function(fn, n_in, given, n_out, "")
 
     def _called(self, key: FunctionKey, n_in: int, given: dict[str, Any], n_out: int, path: str) -> Program:
         """The body of a called function; shared between calls, so that nested calls cannot multiply."""

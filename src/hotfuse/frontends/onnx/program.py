@@ -82,6 +82,8 @@ class Program:
     consts: Mapping[int, str]
     """Slot -> key of the constant in `OnnxModule.weights`."""
     graph: OnnxGraph | None = None
+    pack: bool = True
+    """Whether convolutions may be packed when constants are prepared."""
     _ready: settle.Ready | None = None
 
     def ready(self) -> settle.Ready:
@@ -110,7 +112,7 @@ class Program:
         template = [slots.get(i, value) for i, value in enumerate(self.template)]
         template[UNUSED] = None
         consts = {**self.consts, **{i: self.captures[self.in_slots.index(i) - first] for i in slots if i != UNUSED}}
-        return Program(self.name, self.steps, template, self.in_slots, self.out_slots, self.captures, consts, self.graph)
+        return Program(self.name, self.steps, template, self.in_slots, self.out_slots, self.captures, consts, self.graph, self.pack)
 
     def __call__(self, *args: Value) -> tuple[Value, ...]:
         """Run as a body of control operators."""

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotfuse.frontends.onnx import control, limits
+from hotfuse.frontends.onnx.convs import folded
 from hotfuse.frontends.onnx.model import OnnxNode
-from hotfuse.frontends.onnx.packed import packed
 from hotfuse.frontends.onnx.registry import VARIES
 from hotfuse.frontends.onnx.values import Value
 
@@ -108,7 +108,7 @@ def _settled(program: Program) -> Ready:
 
 def _all_prepared(program: Program, left: Sequence[Step], known: set[int], env: Sequence[Value]) -> list[_Made]:
     """The steps that are left, each prepared; convolutions together with what follows them."""
-    found = packed(left, known, env, program.out_slots) if program.pack else None
+    found = folded(left, known, env, program.out_slots) if program.pack else None
     if found is None:
         return [_prepared(s, known, env) for s in left]
     made: list[_Made] = []

@@ -1,0 +1,171 @@
+"""Convolutions of a file become one with what follows them when its constants are prepared (`settle`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hotfuse.frontends.onnx.values import Value
+from hotfuse.frontends.onnx.windows import per_axis, symmetric, window_pads
+from hotfuse.ops.conv_chain import Chain, Link, Role, chains, to_rows
+from hotfuse.ops.folded_conv import Affine, FoldedConv, Window, affine
+
+if TYPE_CHECKING:
+    from hotfuse.frontends.onnx.program import Step
+
+_ANY_ORDER = frozenset({
+    "Abs", "Add", "AveragePool", "BatchNormalization", "Ceil", "Clip", "Concat", "Conv", "ConvTranspose", "Div", "Elu",
+    "Erf", "Exp", "Floor", "Gelu", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "Identity",
+    "LeakyRelu", "Log", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pow", "Relu", "Resize", "Sigmoid", "Softplus",
+    "Sqrt", "Sub", "Swish", "Tanh",
+})  # fmt: skip
+"""Operators whose functions take images in any order of memory without copying them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What takes the place of some steps."""
+
+    instead: dict[int, tuple[FoldedConv, Chain]]
+    """By the place of the convolution."""
+    gone: frozenset[int]
+    rows: dict[int, tuple[int, ...]]
+    """Slots to put into rows before a step."""
+    rows_last: tuple[int, ...]
+    """Slots to put into rows at the end."""
+
+
+def folded(steps: Sequence[Step], known: set[int], env: Sequence[Value], outputs: Sequence[int]) -> Folded | None:
+    """Convolutions with constant weights among the steps; None where there are none."""
+    links = [_link(s, known, env) for s in steps]
+    found = chains(links, outputs)
+    if not found:
+        return None
+    instead = {c.places[0]: (_conv(c, steps, known, env), c) for c in found}
+    gone = frozenset(p for c in found for p in c.places[1:])
+    rows, last = to_rows(links, {p: c for p, (_, c) in instead.items()}, gone, outputs)
+    return Folded(instead, gone, {p: _slots(v) for p, v in rows.items()}, _slots(last))
+
+
+def _slots(values: Sequence[Hashable]) -> tuple[int, ...]:
+    return tuple(v for v in values if isinstance(v, int))
+
+
+def _link(step: Step, known: set[int], env: Sequence[Value]) -> Link:
+    reads = tuple(i for i in step.ins if i not in known)
+    role, numbers, channels = Role.OTHER, None, 0
+    if step.kind == "op" and step.node.domain in ("", "ai.onnx") and reads and len(step.outs) == 1:
+        constants = [env[i] if i in known else None for i in step.ins]
+        role, numbers, channels = _role(step, reads, constants)
+    return Link(role, reads, step.outs, numbers, channels)
+
+
+def _role(step: Step, reads: tuple[int, ...], constants: list[Any]) -> tuple[Role, Affine | None, int]:
+    op = step.node.op
+    if op == "Conv" and len(reads) == 1 and _window(step, constants) is not None:
+        return Role.CONV, None, int(constants[1].shape[0])
+    if op == "Relu":
+        return Role.RELU, None, 0
+    if op == "HardSwish":
+        return Role.HARDSWISH, None, 0
+    if op == "Mul" and len(reads) == 2 and not step.attrs:
+        return Role.TIMES, None, 0
+    if op == "Clip" and not step.attrs and len(constants) == 3 and [_number(c) for c in constants[1:]] == [0.0, 6.0]:
+        return Role.CLIP, None, 0
+    if len(reads) == 1 and (numbers := _affine(step, reads[0], constants)) is not None:
+        return Role.AFFINE, numbers, 0
+    return (Role.ANY_ORDER if op in _ANY_ORDER else Role.OTHER), None, 0
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, Tensor) and value.numel() == 1 else None
+
+
+def _window(step: Step, constants: Sequence[Any]) -> Window | None:
+    """A plain convolution of float32 images with the same padding at both ends; None for others."""
+    weight, bias = constants[1], constants[2] if len(constants) > 2 else None
+    if not _floats(weight, 4) or step.ins[0] == step.ins[1] or not (bias is None or _floats(bias, 1)):
+        return None
+    if step.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or min(weight.shape) == 0:
+        return None
+    stride, dilation = per_axis(step.attrs.get("strides"), 2), per_axis(step.attrs.get("dilations"), 2)
+    pads = symmetric(window_pads("NOTSET", step.attrs.get("pads"), [0, 0], weight.shape[2:], stride, dilation))
+    groups = int(step.attrs.get("group", 1))
+    if pads is None or min(pads) < 0 or groups < 1 or weight.shape[0] % groups:
+        return None
+    return Window((stride[0], stride[1]), (pads[0], pads[1]), (dilation[0], dilation[1]), groups)
+
+
+def _floats(value: Any, dims: int) -> bool:
+    return isinstance(value, Tensor) and value.dtype is torch.float32 and value.dim() == dims and value.layout is torch.strided
+
+
+def _affine(step: Step, read: int, constants: Sequence[Any]) -> Affine | None:
+    """A step that scales and shifts by constants, one number or one for each channel."""
+    op, first = step.node.op, step.ins[0] == read
+    if op == "Identity":
+        return affine()
+    if op == "BatchNormalization" and first and step.opset >= 9 and not step.attrs.get("training_mode"):
+        return _norm(constants[1:], float(step.attrs.get("epsilon", 1e-5)))
+    if op not in ("Add", "Sub", "Mul", "Div") or step.attrs or len(constants) != 2:
+        return None
+    number = _by_channel(constants[1 if first else 0])
+    match op:
+        case _ if number is None:
+            return None
+        case "Add":
+            return affine(shift=number)
+        case "Mul":
+            return affine(number)
+        case "Sub" if first:
+            return affine(shift=-number)
+        case "Div" if first:
+            return affine(1.0 / number)
+        case _:
+            return None
+
+
+def _norm(constants: Sequence[Any], epsilon: float) -> Affine | None:
+    if len(constants) != 4 or not all(_floats(c, 1) for c in constants):
+        return None
+    scale, shift, mean, variance = (c.double() for c in constants)
+    scale = scale / torch.sqrt(variance + epsilon)
+    return Affine(scale, shift - mean * scale)
+
+
+def _by_channel(value: Any) -> Tensor | None:
+    """A constant that is the same for all pixels: a number, or a vector of channels."""
+    if not isinstance(value, Tensor) or value.dtype is not torch.float32 or value.dim() > 4:
+        return None
+    if value.numel() == 1:
+        return value.reshape(()).double()
+    shape = (1,) * (4 - value.dim()) + tuple(value.shape)
+    return value.reshape(-1).double() if shape[1] == value.numel() and value.dim() >= 3 else None
+
+
+def _conv(chain: Chain, steps: Sequence[Step], known: set[int], env: Sequence[Value]) -> FoldedConv:
+    conv = steps[chain.places[0]]
+    constants: list[Any] = [env[i] if i in known else None for i in conv.ins]
+    window = _window(conv, constants)
+    assert window is not None  # it is a chain
+    bias = constants[2] if len(constants) > 2 else None
+    plain = _one_by_one([steps[p] for p in chain.places], known, env, chain)
+    return FoldedConv(constants[1], bias, window, chain.before, chain.activation, chain.after, plain)
+
+
+def _one_by_one(steps: Sequence[Step], known: set[int], env: Sequence[Value], chain: Chain) -> Callable[[Tensor], Tensor]:
+    """The steps as they stand, for inputs that the folded convolution is not made for."""
+    held = {i: env[i] for s in steps for i in s.ins if i in known}
+
+    def run(x: Tensor) -> Tensor:
+        values: dict[Any, Any] = {**held, chain.reads: x}
+        for step in steps:
+            result = step.call(*[values[i] for i in step.ins])
+            values[step.outs[0]] = result[0] if isinstance(result, tuple) else result
+        return values[chain.makes]
+
+    return run
