@@ -46,17 +46,13 @@ class Cut:
 
 def cut(channels: int, lanes: int) -> Cut | None:
     """The fewest pixels that fill whole vectors, enough of them at a time; None where no few pixels do."""
-    best: Cut | None = None
+    ways: list[Cut] = []
     for pixels in (1, 2, 4, 8, 16):
         vectors, rest = divmod(pixels * channels, lanes)
-        if rest or not vectors:
-            continue
-        at_once = max(n for n in range(1, MOST_VECTORS + 1) if vectors % n == 0)
-        if best is None or at_once > best.vectors:
-            best = Cut(pixels, at_once)
-        if best.vectors * 2 >= MOST_VECTORS:
-            break
-    return best if best is not None and best.vectors >= FEWEST_VECTORS else None
+        if vectors and not rest:
+            ways.append(Cut(pixels, max(n for n in range(1, MOST_VECTORS + 1) if vectors % n == 0)))
+    enough = [w for w in ways if w.vectors >= MOST_VECTORS // 2] or sorted(ways, key=lambda w: -w.vectors)
+    return enough[0] if enough and enough[0].vectors >= FEWEST_VECTORS else None
 
 
 def is_average(graph: Graph, core: Core) -> bool:
