@@ -1,7 +1,7 @@
 """`hotfuse show`: a model's graph at one stage of its way to a plan, as text or as JSON.
 
 The graph is captured as a session would, from declared types alone: dims the model leaves open stay symbolic,
-`--dim` fixes one.
+`--dim` fixes one. A PyTorch model is named as something to import (`cli.torch_models`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from hotfuse.base.settings import from_env
 from hotfuse.cli.costs import show_costs
 from hotfuse.cli.kernels import show_kernels
 from hotfuse.cli.output import heading, pairs, print_json, reports_errors, rows
+from hotfuse.cli.torch_models import capture_torch, is_torch_name, load_torch
 
 if TYPE_CHECKING:
     from hotfuse.frontends.captured import Captured, TensorSpec
@@ -41,29 +42,42 @@ class StageName(StrEnum):
 
 @reports_errors
 def show(
-    model: Annotated[Path, typer.Argument(help="An ONNX model.")],
+    model: Annotated[str, typer.Argument(help="An ONNX model, or package.module:name of a PyTorch one (or of what returns it).")],
     stage: Annotated[StageName, typer.Option(help="Which stage.")] = StageName.IR,
     dims: Annotated[list[str] | None, typer.Option("--dim", help="name=size: fix a dynamic dim.")] = None,
     kernel: Annotated[
         str | None, typer.Option(help="Stages tile, llvm, asm: only kernels whose name contains this, or the one of this number.")
     ] = None,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", help="PyTorch: 2?x16 or 8x128:int64, one for each input; ? leaves a size open.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show a model's captured graph, or the partitions it is cut into."""
     sizes = pairs(dims or [], "--dim")
+    if is_torch_name(model):
+        if sizes:
+            raise InputError("--dim is for ONNX models", hint="--input 2?x16 leaves the first size of a PyTorch model's input open")
+        _show_stage(*capture_torch(*load_torch(model, inputs or [])), stage, kernel or "", as_json)
+        return
+    if inputs:
+        raise InputError("--input is for PyTorch models", hint="fix an ONNX model's sizes with --dim name=size")
     from hotfuse.frontends.onnx.load import load
 
-    loaded = load(model)
+    loaded = load(Path(model))
     with _naming_open_dims(loaded.inputs):
-        captured, shapes = _capture(loaded, sizes)
-        if stage is StageName.IR:
-            _show_ir(captured, as_json)
-        elif stage is StageName.PARTITIONS:
-            _show_partitions(captured.graph, shapes, as_json)
-        elif stage is StageName.COSTS:
-            show_costs(captured.graph, shapes, as_json)
-        else:
-            show_kernels(captured.graph, shapes, stage.value, kernel or "", as_json)
+        _show_stage(*_capture(loaded, sizes), stage, kernel or "", as_json)
+
+
+def _show_stage(captured: Captured, shapes: list[tuple[int, ...]], stage: StageName, kernel: str, as_json: bool) -> None:
+    if stage is StageName.IR:
+        _show_ir(captured, as_json)
+    elif stage is StageName.PARTITIONS:
+        _show_partitions(captured.graph, shapes, as_json)
+    elif stage is StageName.COSTS:
+        show_costs(captured.graph, shapes, as_json)
+    else:
+        show_kernels(captured.graph, shapes, stage.value, kernel, as_json)
 
 
 def _capture(loaded: OnnxModel, sizes: dict[str, str]) -> tuple[Captured, list[tuple[int, ...]]]:

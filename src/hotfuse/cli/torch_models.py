@@ -1,0 +1,116 @@
+"""PyTorch models for the command line: `package.module:name`, imported from the current folder or the environment.
+
+    def small():                                  returns a module, or (module, example inputs)
+        return Encoder().eval(), (torch.zeros(2, 16),)
+
+    hotfuse show mymodels:small                   runs the user's own code, which is what was asked for
+    hotfuse show mymodels:encoder --input 2?x16   a module or a factory of one, with inputs made here
+
+An input is sizes joined by `x`, with `?` behind those that calls may change, and `:int64` (float32 unless said) behind them all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotfuse.base.errors import HotfuseError, InputError, ModelError
+from hotfuse.base.settings import from_env
+
+if TYPE_CHECKING:
+    from hotfuse.frontends.captured import Captured
+
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_INPUT = re.compile(r"(?P<sizes>(\d+\??(x\d+\??)*)?)(:(?P<dtype>\w+))?")
+
+
+def is_torch_name(text: str) -> bool:
+    """Whether an argument names something to import rather than a file."""
+    return bool(_NAME.fullmatch(text)) and not Path(text).exists()
+
+
+def load_torch(name: str, inputs: Sequence[str]) -> tuple[Any, tuple[Any, ...], list[set[int]]]:
+    """A module or function, the arguments of an example call, and which dims of its tensors are left open."""
+    import torch
+
+    found = _called(name, _imported(name))
+    model, given = found if isinstance(found, tuple) and len(found) == 2 else (found, None)  # type: ignore[misc]
+    if not callable(model):
+        raise ModelError(f"{name} gives {type(model).__name__}, no module or function", hint="return (module, inputs)")
+    if given is not None and inputs:
+        raise InputError(f"{name} brings its own inputs", hint="leave --input out")
+    if given is None and not inputs:
+        raise InputError(f"{name} gives no example inputs", hint="return (module, inputs), or add --input 2x16 for each of them")
+    if given is not None:
+        args: tuple[Any, ...] = (given,) if isinstance(given, torch.Tensor) else tuple(given)
+        return model, args, []
+    parsed = [_input(text) for text in inputs]
+    return model, tuple(t for t, _ in parsed), [opened for _, opened in parsed]
+
+
+def _imported(name: str) -> Any:
+    module_name, _, path = name.partition(":")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as e:
+        raise ModelError(f"{module_name} cannot be imported", because=str(e), hint="run from its folder, or set PYTHONPATH") from e
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as e:
+            public = ", ".join(n for n in vars(found) if not n.startswith("_"))[:200] if hasattr(found, "__dict__") else ""
+            raise ModelError(f"{module_name} has no {path}", hint=public and f"it has {public}") from e
+    return found
+
+
+def _called(name: str, found: Any) -> Any:
+    """A module or (module, inputs) as it is; what else can be called is a factory."""
+    from torch import nn
+
+    if isinstance(found, nn.Module | tuple) or not callable(found):
+        return found
+    try:
+        return found()
+    except HotfuseError:
+        raise
+    except Exception as e:
+        hint = "name a module, or a function without arguments that returns one"
+        raise ModelError(f"{name}() fails", because=f"{type(e).__name__}: {e}", hint=hint) from e
+
+
+def _input(text: str) -> tuple[Any, set[int]]:
+    """A tensor of these sizes, and the dims that are left open."""
+    import torch
+
+    match = _INPUT.fullmatch(text)
+    dtype = getattr(torch, (match["dtype"] if match else None) or "float32", None)
+    if match is None or not isinstance(dtype, torch.dtype):
+        raise InputError(f"--input {text} is no shape", hint="--input 2x16, --input 8?x128:int64, --input :float32 for a number")
+    sizes = match["sizes"].split("x") if match["sizes"] else []
+    opened = {i for i, s in enumerate(sizes) if s.endswith("?")}
+    shape = [int(s.removesuffix("?")) for s in sizes]
+    if any(shape[i] < 2 for i in opened):
+        raise InputError(f"--input {text} leaves a dim of size 0 or 1 open", hint="2 or more: smaller ones may broadcast")
+    return (torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)), opened
+
+
+def capture_torch(model: Any, args: tuple[Any, ...], opened: list[set[int]]) -> tuple[Captured, list[tuple[int, ...]]]:
+    """The graph as a worker captures it for serving, and the sizes it was looked at with."""
+    from hotfuse.base.structure import flatten
+    from hotfuse.compile import wire
+    from hotfuse.compile.service import ask
+    from hotfuse.frontends.captured import CallSpec
+    from hotfuse.frontends.ship import ship
+    from hotfuse.runtime.site import specs_of
+
+    leaves, spec = flatten((args, {}))
+    specs = specs_of(leaves, opened or [set() for _ in leaves])
+    header = {"kind": "torch", "call": wire.call_to_json(CallSpec(tuple(specs)))}
+    found = wire.answer_from_message(ask(header, [ship(model, spec).blob], from_env()))
+    return found, [s.shape for s in specs]

@@ -1,0 +1,113 @@
+"""`hotfuse show package.module:name`: a PyTorch model at every stage, and what is said of names and inputs that do not fit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hotfuse.cli import app
+from hotfuse.cli.torch_models import is_torch_name
+
+SOURCE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(16, 32)
+
+    def forward(self, x):
+        return torch.relu(self.up(x)) + 1
+
+net = Net().eval()
+number = 3
+
+def pair():
+    return Net().eval(), (torch.zeros(3, 16),)
+
+def one():
+    return Net().eval(), torch.zeros(5, 16)
+
+def alone():
+    return Net().eval()
+
+def broken():
+    raise ValueError("no weights here")
+
+def wants(x):
+    return x
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a module of the user's; the import system is as before afterwards."""
+    (tmp_path / "users_models.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("HOTFUSE_CAPTURE", "inline")
+    monkeypatch.delitem(sys.modules, "users_models", raising=False)
+    yield tmp_path
+    sys.modules.pop("users_models", None)
+
+
+def show(*args: str) -> Any:
+    done = CliRunner().invoke(app, ["show", *args, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output)
+
+
+@pytest.mark.parametrize(("name", "options", "rows"), [
+    ("users_models:pair", (), "3"), ("users_models:one", (), "5"), ("users_models:alone", ("--input", "4x16"), "4"),
+    ("users_models:net", ("--input", "7x16"), "7"),
+])  # fmt: skip
+def test_a_module_or_what_returns_one(folder: Path, name: str, options: tuple[str, ...], rows: str) -> None:
+    text = show(name, *options)["graph"]
+    assert "aten.linear" in text and f"f32[{rows}, 16]" in text
+
+
+def test_a_size_left_open(folder: Path) -> None:
+    found = show("users_models:net", "--input", "7?x16")
+    assert "f32[7, 16]" not in found["graph"] and any("16]" in i for i in found["inputs"])
+
+
+@pytest.mark.parametrize("stage", ["partitions", "costs", "kernels", "tile", "asm"])
+def test_every_stage(folder: Path, stage: str) -> None:
+    found = show("users_models:pair", "--stage", stage)
+    assert found["stage"] == stage
+    if stage in ("tile", "asm"):
+        assert any("linear" in k["name"] for k in found["kernels"])
+
+
+@pytest.mark.parametrize(("args", "message"), [
+    (("users_models:nothing",), "users_models has no nothing"),
+    (("no_such_module:net",), "no_such_module cannot be imported"),
+    (("users_models:broken",), "ValueError: no weights here"),
+    (("users_models:wants",), "missing 1 required positional argument"),
+    (("users_models:number",), "gives int, no module or function"),
+    (("users_models:net",), "gives no example inputs"),
+    (("users_models:pair", "--input", "2x16"), "brings its own inputs"),
+    (("users_models:net", "--input", "2xx16"), "is no shape"),
+    (("users_models:net", "--input", "2x16:float31"), "is no shape"),
+    (("users_models:net", "--input", "1?x16"), "leaves a dim of size 0 or 1 open"),
+    (("users_models:net", "--input", "2x16", "--dim", "a=3"), "--dim is for ONNX models"),
+    (("users_models:net", "--input", "2x17"), "cannot be captured"),
+    (("model.onnx", "--input", "2x16"), "--input is for PyTorch models"),
+])  # fmt: skip
+def test_what_does_not_fit_is_said(folder: Path, args: tuple[str, ...], message: str) -> None:
+    done = CliRunner().invoke(app, ["show", *args])
+    assert done.exit_code != 0 and message in " ".join(done.output.split()), done.output
+
+
+def test_files_are_no_names(folder: Path) -> None:
+    assert is_torch_name("users_models:net") and is_torch_name("a.b:c.d")
+    assert not is_torch_name("model.onnx") and not is_torch_name("c:\\models") and not is_torch_name("./a:b")
+    (folder / "odd:name").write_text("")
+    assert not is_torch_name("odd:name")
