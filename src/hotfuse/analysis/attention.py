@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from hotfuse.ir.dims import Dim
-from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values
+from hotfuse.ir.graph import Graph, Kind, Node, Value, makers, output_values, readers
 from hotfuse.ir.types import TensorType
 from hotfuse.ops import packed
 from hotfuse.ops.schema import argument
@@ -67,11 +67,7 @@ class _View:
 
     def __init__(self, graph: Graph) -> None:
         self.nodes = graph.nodes
-        self.maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
-        self.readers: dict[str, list[int]] = {}
-        for i, n in enumerate(graph.nodes):
-            for v in n.ins:
-                self.readers.setdefault(v.name, []).append(i)
+        self.maker, self.readers = makers(graph), readers(graph)
         self.returned = {v.name for v in output_values(graph)}
 
     def inner(self, v: object, by: Sequence[int]) -> int:

@@ -24,7 +24,7 @@ from hotfuse.analysis.convolution import is_convolution, padding_in_front
 from hotfuse.analysis.quantized import byte_products
 from hotfuse.fusion.reads import from_memory, reads_places
 from hotfuse.ir.dims import Dim, expr
-from hotfuse.ir.graph import Graph, Kind, Node, Value, output_values, values_in
+from hotfuse.ir.graph import Graph, Kind, Node, Value, makers, output_values, readers, values_in
 from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.ops.movement import RESHAPES
 from hotfuse.ops.table import Access, lookup, packet
@@ -61,7 +61,7 @@ class _Open:
 def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tuple[Group, ...]:
     """Groups in an order in which they can run; `fits` says whether a node could be generated at all."""
     params = {p.value.name for p in graph.params}
-    maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
+    maker = makers(graph)
     home: list[int] = []
     groups: list[_Open] = []
     needs: list[set[int]] = []  # per group: the groups it reads from
@@ -70,21 +70,21 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
     begun: dict[object, int] = {}  # what binds nodes together -> their group
 
     for i, node in enumerate(graph.nodes):
-        makers = [maker[v.name] for v in node.ins if v.name in maker]
+        made_by = [maker[v.name] for v in node.ins if v.name in maker]
         kind = node_kind(node, params) if fits(node) else "library"
         chosen = -1
         if i in bound:
             kind, chosen = bound[i][0], begun.get(bound[i], -1)
-            if chosen >= 0 and _cycle(chosen, {home[m] for m in makers}, needs):
+            if chosen >= 0 and _cycle(chosen, {home[m] for m in made_by}, needs):
                 chosen = -1
         elif kind != "library":
-            joinable = [home[m] for m in reversed(makers) if _joins(groups[home[m]], kind, node, graph.nodes[m])]
+            joinable = [home[m] for m in reversed(made_by) if _joins(groups[home[m]], kind, node, graph.nodes[m])]
             if (data := from_memory(node)) in maker:
                 joinable = [g for g in joinable if g != home[maker[data]]]
             if kind == "contract" and (sibling := fed.get(_data(node))) is not None:
                 joinable.append(sibling)  # linears of one input are one kernel
             for g in joinable:  # the latest input is the likeliest to still be in registers
-                if len(groups[g].nodes) < MAX_NODES and not _cycle(g, {home[m] for m in makers}, needs):
+                if len(groups[g].nodes) < MAX_NODES and not _cycle(g, {home[m] for m in made_by}, needs):
                     chosen = g
                     break
         if chosen < 0:
@@ -97,7 +97,7 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
         elif kind == "contract":
             fed.setdefault(_data(node), chosen)
         home.append(chosen)
-        needs[chosen] |= {home[m] for m in makers} - {chosen}
+        needs[chosen] |= {home[m] for m in made_by} - {chosen}
     _release_views(graph, groups)
     _absorb_views(graph, groups)
     _absorb_constants(graph, groups, params)
@@ -143,23 +143,19 @@ def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
     """Attention takes in the views that only it reads, and those through which alone its result is read; a product of two
     activations takes in those that only it reads."""
     owner = {i: g for g in groups for i in g.nodes}
-    maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
-    readers: dict[str, list[int]] = {}
-    for i, n in enumerate(graph.nodes):
-        for v in n.ins:
-            readers.setdefault(v.name, []).append(i)
+    maker, reading = makers(graph), readers(graph)
     returned = {v.name for v in output_values(graph)}
 
     def alone(v: Value) -> int:
         """The only reader of a value, -1 if there are others."""
-        found = readers.get(v.name, [])
+        found = reading.get(v.name, [])
         return found[0] if len(found) == 1 and v.name not in returned else -1
 
     def inside(i: int, g: _Open) -> bool:
         """Whether all that a node makes is read in a group, and nowhere else."""
         made = graph.nodes[i].outs
         return not any(v.name in returned for v in made) and all(
-            owner[r] is g for v in made for r in readers.get(v.name, [])
+            owner[r] is g for v in made for r in reading.get(v.name, [])
         )
 
     def take(i: int, into: _Open) -> None:
@@ -219,7 +215,7 @@ def _absorb_constants(graph: Graph, groups: list[_Open], params: set[str]) -> No
 def _absorb_padding(graph: Graph, groups: list[_Open]) -> None:
     """A convolution takes in the zeros that are put around its input: it reads as if they were there."""
     owner = {i: g for g in groups for i in g.nodes}
-    number = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
+    number = makers(graph)
     for g in [g for g in groups if g.kind == "convolution"]:
         conv = next(graph.nodes[i] for i in g.nodes if is_convolution(graph.nodes[i]))
         if (found := padding_in_front(graph, conv)) is not None:
@@ -308,7 +304,7 @@ def _cycle(g: int, sources: set[int], needs: Sequence[set[int]]) -> bool:
 def _ordered(graph: Graph, groups: list[Group]) -> tuple[Group, ...]:
     """Groups so that each comes after those it reads from, otherwise in graph order."""
     home = {i: g for g, members in enumerate(groups) for i in members.nodes}
-    maker = {v.name: i for i, n in enumerate(graph.nodes) for v in n.outs}
+    maker = makers(graph)
     needs = [
         {home[maker[v.name]] for i in g.nodes for v in graph.nodes[i].ins if v.name in maker} - {k}
         for k, g in enumerate(groups)
