@@ -13,7 +13,7 @@ from hotfuse.compile.runs import ENTRY_US, SMALL
 from hotfuse.compile.trial import Outcome
 from hotfuse.compile.trial import attempt as really_attempt
 from hotfuse.ir.graph import Graph
-from hotfuse.ir.text import parse
+from hotfuse.ir.text import parse, show
 from hotfuse.lower.errors import CannotLower
 
 LIBRARY_US = 20.0
@@ -30,9 +30,9 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """Kernels are made and compared as ever; what they take is what the list says."""
     says: list[float] = [LIBRARY_US]
 
-    def attempt(*args: Any) -> Outcome:
-        really_attempt(*args[:4], float("inf"))
-        if says[0] >= LIBRARY_US + args[4]:
+    def attempt(graph: Graph, lowered: Any, compiled: Any, sizes: Any, allowance_us: float) -> Outcome:
+        really_attempt(graph, lowered, compiled, sizes, float("inf"))
+        if says[0] >= LIBRARY_US + allowance_us:
             raise CannotLower("it is slower")
         return Outcome(says[0], LIBRARY_US)
 
@@ -74,3 +74,45 @@ def test_a_copy_between_kernels_joins_the_run(timed: list[float]) -> None:
         f"graph g(%a: {half}, %b: {half}) {{ %y: f32[1, 960, 1, 40]{{0,2,3,1}} = aten.cat.default([%a, %b], 1)\n return %y }}"
     )
     assert bench().bridge(graph, range(1)) == 0
+
+
+def test_what_is_one_group_to_the_library_becomes_several_kernels(timed: list[float]) -> None:
+    """Two convolutions of one pixel, as the library came to have them, and the image that their result is multiplied with."""
+    timed[0] = LIBRARY_US
+    graph = parse("""graph g(%x: f32[1, 64, 20, 20]{0,2,3,1}, %m: f32[1, 64, 1, 1]) {
+      param %a: f32[16, 64, 1, 1] = "a"
+      param %b: f32[64, 16, 1, 1] = "b"
+      %c: f32[1, 16, 1, 1] = aten.conv2d.default(%m, %a)
+      %r: f32[1, 16, 1, 1] = aten.relu.default(%c)
+      %d: f32[1, 64, 1, 1] = aten.conv2d.default(%r, %b)
+      %s: f32[1, 64, 1, 1] = aten.sigmoid.default(%d)
+      %y: f32[1, 64, 20, 20]{0,2,3,1} = aten.mul.Tensor(%x, %s)
+      return %y }""")
+    here = bench()
+    parts = runs._segments(graph, 0, 5, here)  # pyright: ignore[reportPrivateUsage]
+    assert [(a, b) for a, b, _ in parts] == [(0, 2), (2, 4), (4, 5)]
+    assert [k for _, _, k in parts] == [0, 1, 2] and len(here.made) == 3 and not here.notes
+
+
+def test_a_part_that_does_not_pay_leaves_the_others_their_kernels(
+    timed: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed[0] = LIBRARY_US
+    graph = parse("""graph g(%m: f32[1, 64, 4, 4]{0,2,3,1}) {
+      param %a: f32[16, 64, 1, 1] = "a"
+      param %b: f32[64, 16, 1, 1] = "b"
+      %c: f32[1, 16, 4, 4]{0,2,3,1} = aten.conv2d.default(%m, %a)
+      %d: f32[1, 64, 4, 4]{0,2,3,1} = aten.conv2d.default(%c, %b)
+      return %d }""")
+    faked = runs.attempt
+
+    def attempt(*args: Any) -> Outcome:
+        if "f32[16, 64, 1, 1]" in show(args[0]):
+            raise CannotLower("it is slower")
+        return faked(*args)
+
+    monkeypatch.setattr(runs, "attempt", attempt)
+    here = bench()
+    parts = runs._segments(graph, 0, 2, here)  # pyright: ignore[reportPrivateUsage]
+    assert [(a, b) for a, b, _ in parts] == [(0, 1), (1, 2)]
+    assert [k for _, _, k in parts] == [-1, 0] and here.notes == ["conv2d interrupts a run: it is slower"]

@@ -110,6 +110,28 @@ class _Bench:
             self.notes.append(f"{packet(chosen[0].op).removeprefix('aten.')} interrupts a run: {e.because or e.what}")
             return -1
 
+    def reach(self, graph: Graph, nodes: range) -> int:
+        """How many of these nodes, from the first, one kernel can be made of; at least 1, also where not even that one can.
+
+        Found by bisection: what makes a group impossible rarely becomes possible with more nodes.
+        """
+        good, bad = 1, len(nodes) + 1
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if self._lowers(graph, nodes[:middle]):
+                good = middle
+            else:
+                bad = middle
+        return good
+
+    def _lowers(self, graph: Graph, nodes: range) -> bool:
+        own, _ = with_own_sizes(anchored(graph, extract(graph, nodes, "group")))
+        try:
+            lower(normalized(own), host_core(host()))
+        except HotfuseError:
+            return False
+        return True
+
     def _elements(self, node: Node) -> int:
         most = 0
         for v in (*node.ins, *node.outs):
@@ -177,17 +199,38 @@ def _segments(graph: Graph, first: int, last: int, bench: _Bench) -> list[tuple[
     begin = first + free.index(False)
     end = last - free[::-1].index(False)
     around = ([(first, begin, -1)] if begin > first else []), ([(end, last, -1)] if end < last else [])
-    kernel = bench.bridge(graph, range(begin, end))
-    if kernel >= 0:
-        return [*around[0], (begin, end, kernel), *around[1]]
     blocks: list[list[int]] = []
     for i in range(begin, end):
         if blocks and free[i - first] == free[i - first - 1]:
             blocks[-1][1] = i + 1
         else:
             blocks.append([i, i + 1])
-    inner = [(a, b, -1 if len(blocks) == 1 or free[a - first] else bench.bridge(graph, range(a, b))) for a, b in blocks]
+    if len(blocks) > 1:
+        said = len(bench.notes)
+        kernel = bench.bridge(graph, range(begin, end))
+        if kernel >= 0:
+            return [*around[0], (begin, end, kernel), *around[1]]
+        del bench.notes[said:]  # what is between views says what becomes of it
+    inner: list[tuple[int, int, int]] = []
+    for a, b in blocks:
+        inner += [(a, b, -1)] if free[a - first] else _pieces(graph, a, b, bench)
     return [*around[0], *inner, *around[1]]
+
+
+def _pieces(graph: Graph, begin: int, end: int, bench: _Bench) -> list[tuple[int, int, int]]:
+    """Nodes without a kernel, as the fewest kernels that can be made of them: a convolution and what is behind it, then the next.
+
+    What is one group to the library, which takes what lies side by side, may be several to native code.
+    """
+    said = len(bench.notes)
+    kernel = bench.bridge(graph, range(begin, end))
+    if kernel >= 0 or end - begin > MOST_NODES:
+        return [(begin, end, kernel)]
+    cut = begin + bench.reach(graph, range(begin, end))
+    if cut == end:  # one kernel could do all of it, and does not pay
+        return [(begin, end, -1)]
+    del bench.notes[said:]  # the two parts say what becomes of them
+    return [(begin, cut, bench.bridge(graph, range(begin, cut))), *_pieces(graph, cut, end, bench)]
 
 
 def _planned(level: Level, bench: _Bench) -> tuple[list[tuple[int, int, Finished]], set[int]]:
