@@ -155,6 +155,7 @@ def test_a_worker_that_dies_is_counted_and_given_up(monkeypatch: pytest.MonkeyPa
 
 
 def test_slices_measure_what_models_contain_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hotfuse.hpm.standing import Judged, Standing
     from hotfuse.machine.fingerprint import fingerprint
     from tests.contract.test_hpm import drawn
     from tests.runtime.test_speed import PEAKS
@@ -171,12 +172,12 @@ def test_slices_measure_what_models_contain_and_train(tmp_path: Path, monkeypatc
 
             store.record_problem(p.key, show(p.graph), p.sizes[0])
     header = {"kind": "idle", "seconds": 200.0, **place.header()}
-    monkeypatch.setattr(idle_work, "better", lambda *_a: False)
+    monkeypatch.setattr(idle_work, "judged", lambda _: Judged(Standing.ASIDE, "no better than roofs"))
     worse, _ = wire.checked(requests.answer(header, []))
     assert worse["measured"] >= 6 and not worse["left"] and worse["version"] is None, (
         "no better than roofs: it is not kept"
     )
-    monkeypatch.setattr(idle_work, "better", lambda *_a: True)
+    monkeypatch.setattr(idle_work, "judged", lambda _: Judged(Standing.ASKED, "better than roofs"))
     monkeypatch.setattr(idle_work, "_begun", {})
     answer, _ = wire.checked(requests.answer(header, []))
     assert answer["measured"] == 0 and not answer["left"] and answer["version"] == 1

@@ -40,6 +40,7 @@ def calibrate(
     wanted = seconds(budget)
     from hotfuse.compile.calibrate import Report
     from hotfuse.compile.calibrate import calibrate as run
+    from hotfuse.hpm.standing import judged
     from hotfuse.profile.place import location
     from hotfuse.profile.store import Store
 
@@ -64,6 +65,7 @@ def calibrate(
         "refused": dict(report.refused), "seconds": round(report.seconds, 2), "interrupted": report.interrupted,
         "version": None if made is None else made.version, "samples": 0 if made is None else made.facts["samples"],
         "held_out": {} if made is None else made.facts["held_out"],
+        "standing": None if made is None else judged(made.facts).standing.value,
     }  # fmt: skip
     if as_json:
         print_json(found)
@@ -79,6 +81,7 @@ def calibrate(
     if made is None:
         heading("too few measurements for a model: give it more time")
         return
-    score = made.facts["held_out"]
+    stands, score = judged(made.facts), made.facts["held_out"]
     within = f"{score['within10']:.0%} within 10%, {score['within20']:.0%} within 20%"
     heading(f"problems it had not seen: MAPE {score['mape']:.1%}, {within}")
+    heading(f"the model is {stands.standing.value}: {stands.because}")

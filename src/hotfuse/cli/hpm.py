@@ -81,6 +81,7 @@ def _learned(store: Store, host: Host) -> dict[str, Any]:
 
 def _accuracy(store: Store, host: Host, made: Model | None, plot: Path | None) -> dict[str, Any]:
     from hotfuse.hpm import calibrate, judge, model, phases
+    from hotfuse.hpm.standing import judged
 
     samples = calibrate.samples(store, host.machine, host.at.threads)
     nothing = {"version": None, "samples": len(samples), "held_out": {}, "by_family": {}, "importance": {}}
@@ -90,6 +91,7 @@ def _accuracy(store: Store, host: Host, made: Model | None, plot: Path | None) -
         return {**nothing, "because": f"{aside}; `hotfuse calibrate`, or let it idle"}
     if len(samples) < model.LEAST_SAMPLES:
         return {**nothing, "version": made.version, "because": f"{len(samples)} measurements are too few"}
+    stands = judged(made.facts)
     held = judge.held_out(samples, host.at)
     raw = held.as_measured
     if plot is not None:
@@ -105,7 +107,7 @@ def _accuracy(store: Store, host: Host, made: Model | None, plot: Path | None) -
             "stated": model.KEPT, "held": judge.coverage(made, held, host.at),
             "held_as_measured": judge.coverage(made, raw, host.at),
         },
-        "importance": judge.importance(made),
+        "importance": judge.importance(made), "standing": {"is": stands.standing.value, "because": stands.because},
     }  # fmt: skip
 
 
@@ -115,10 +117,12 @@ def _show_accuracy(found: dict[str, Any]) -> None:
     """
     slow, interval = found["slowed"], found["interval"]
     slowed = slow["rows"] > 0
+    stands = found["standing"]
     scores = {"all": found["held_out"], **found["by_family"], "roofline alone": found["roofline_alone"]}
     if slowed:
         scores["all, as measured"] = found["held_out_as_measured"]
     heading(f"version {found['version']}: {found['trees']} trees ({found['kind']}), {found['samples']} samples")
+    heading(f"{stands['is']}: {stands['because']}\n")
     rows(("held out, over 5 µs", "kernels", "MAPE", "within 10%", "within 20%"), [(n, *_score(s)) for n, s in scores.items()])
     if slowed:
         heading(f"\n{slow['rows']:.0%} of all rows were measured while the machine was slow, by about {slow['by']:.0%}: "

@@ -8,7 +8,6 @@ whenever calls come, and lets it go on later.
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,12 +18,13 @@ import torch
 from hotfuse.compile import wire
 from hotfuse.compile.calibrate import Slice
 from hotfuse.compile.drive import Here
-from hotfuse.compile.host import Host, this_host
+from hotfuse.compile.host import this_host
 from hotfuse.compile.learned import SERVING, Notes, notes
 from hotfuse.hpm import calibrate as rows
-from hotfuse.hpm import judge, model
-from hotfuse.hpm.model import Model, Samples
+from hotfuse.hpm import model
+from hotfuse.hpm.model import Model
 from hotfuse.hpm.shapes import draws, remembered
+from hotfuse.hpm.standing import Standing, judged
 
 ENOUGH = 2000
 """Measurements of drawn kernels after which more of them teach little; groups of the user's models are measured all the same."""
@@ -102,18 +102,12 @@ def _trained(kept: Notes, work: _Work, *, last: bool) -> Model | None:
     if len(samples) < model.LEAST_SAMPLES:
         return None
     made = model.fit(samples, kept.host.at)
-    if not better(made, samples, kept.host):
+    if judged(made.facts).standing is Standing.ASIDE:
         work.in_vain = new
         return None
     version = model.save(kept.store, made, kept.host.machine)
     kept.read()
     return replace(made, version=version)
-
-
-def better(made: Model, samples: Samples, host: Host) -> bool:
-    """Whether a model predicts problems it has not seen better than roofs do."""
-    mine, roofs = made.facts["held_out"]["mape"], judge.roofline_alone(samples, host.at)["mape"]
-    return not math.isfinite(roofs) or mine < roofs
 
 
 def _plain(made: Model) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from hotfuse.hpm import model
 from hotfuse.hpm.book import Book
 from hotfuse.hpm.model import Predictor
 from hotfuse.hpm.online import WINDOW, Online
+from hotfuse.hpm.standing import Standing, judged
 from hotfuse.hpm.work import NAMES, Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
@@ -64,18 +65,25 @@ class Foresight:
     host: Host
     predictor: Predictor
     online: Online
+    believed: bool = True
+    """Whether forecasts decide; else what they propose is measured first (`hpm.standing`)."""
     unknown: int = 0
     """Groups whose work depends on data."""
 
     @classmethod
     def of(cls, store: Store, host: Host | None = None) -> Foresight | None:
-        """What a store holds for this machine; None where that is nothing."""
+        """What a store holds for this machine; None where that is nothing, or knows less than roofs."""
         host = host or this_host(store, measure_peaks=False)
         found = model.load(store, host.machine)
         if found is None:
             return None
+        stands = judged(found.facts)
+        if stands.standing is Standing.ASIDE:
+            store.notes.append(f"a stored model was left aside: {stands.because}")
+            return None
         online = Online()
-        made = cls(host, Predictor(found, host.at, Book(measure.tile_of), online), online)
+        predictor = Predictor(found, host.at, Book(measure.tile_of), online)
+        made = cls(host, predictor, online, stands.standing is Standing.BELIEVED)
         made.replay(store)
         return made
 

@@ -1,7 +1,8 @@
 """Where the fusion engine meets compilation: groups of a graph, adjusted by prediction before any of them is compiled.
 
-A trained model of this machine is believed. Where there is none, roofs say which changes are worth a look, and only those that
-were measured to be faster are made. Whether a kernel or the library runs a group is left to the trial, which measures it.
+A trained model of this machine is believed if it did well on what it had not seen (`hpm.standing`). Else it, or roofs where there
+is none, says which changes are worth a look, and only those that were measured to be faster are made. Whether a kernel or the
+library runs a group is left to the trial, which measures it.
 """
 
 from __future__ import annotations
@@ -63,13 +64,14 @@ def adjusted(
     contest = None
     if predict is None:
         ahead = foresight()
-        if ahead is not None:
+        if ahead is not None and (ahead.believed or gate is not None):
             predict = Trained(ahead.predictor)
         elif gate is not None:
             predict = gate.roofs
-            contest = None if objective == "memory" else gate.contest  # bytes need no clock
         else:
             return graph, tuple(groups), []
+        if gate is not None and (ahead is None or not ahead.believed):
+            contest = None if objective == "memory" else gate.contest  # bytes need no clock
     only = frozenset(k for k in KINDS if k.value in strategies())
     engine = Engine(predict, core, objective=objective, bandit=trust(), lowers=lowers, kinds=only or KINDS)
     engine.contest = contest

@@ -218,6 +218,7 @@ def fit(samples: Samples, at: Roof, *, seed: int = 0, few: int = forest.FEW) -> 
         "samples": len(samples), "groups": len(np.unique(samples.group)), "kind": "boosted" if len(samples) >= few else "extra",
         "trees": len(made.forest.roots), "tells_ways_apart": told.helps,
         "seconds": round(time.perf_counter() - started, 3), "held_out": scores,
+        "roofs": accuracy(samples.seconds, found.roof.seconds),
         "slowed": phases.summary(told.slow),
         "features": list(INPUTS), "rows": list(ROW_NAMES), "kept": KEPT,
     }  # fmt: skip
