@@ -9,6 +9,9 @@ Measuring stops when its time is up and goes on behind what there is, so that ea
 taken by a process that compiles, and no two labels of a candidate by the same process. A label that was disturbed throughout is
 seen by the other one: such calls are measured again, at most three times, and of all their labels the two that agree best count.
 How many there were is printed.
+
+All ways of a problem take turns in one batch, so that a phase in which the machine is slow slows them alike and leaves their order
+as it is. Labels are not divided by such phases as calibration's rows are: a model finds those, and labels judge models.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ from hotfuse.lower.tiling import Core
 
 PASSES = 24
 BATCH_BYTES = 768 << 20
-"""Data that is in memory at once: the more, the further apart the turns of one kernel lie."""
+"""Data that is in memory at once, and what else the ways of one problem need: the more, the further apart the turns of one kernel
+lie."""
 AGREE, AGAIN = 0.1, 3
 """How far apart two labels may lie, and how often calls are measured again whose labels lie further apart."""
 Times = npt.NDArray[np.float64]
@@ -134,10 +138,16 @@ def label(path: Path, out: Path, until: float, passes: int, only: Set[int] | Non
         waiting.clear()
         failed.clear()
 
+    last = ""
     for work, answer, codes in _read(path):
         if "refused" in answer:
             continue
-        kernel = None
+        if held > BATCH_BYTES and work.problem != last:
+            flush()
+            held, shelf = 0, measure.Shelf()
+            if time.time() > until:
+                return False
+        kernel, last = None, work.problem
         for sizes in work.sizes:
             count += 1
             if count - 1 in known or (only is not None and count - 1 not in only):
@@ -152,11 +162,6 @@ def label(path: Path, out: Path, until: float, passes: int, only: Set[int] | Non
                 continue
             waiting.append((count - 1, bound))
             held += bound.bytes
-            if held > BATCH_BYTES:
-                flush()
-                held, shelf = 0, measure.Shelf()
-                if time.time() > until:
-                    return False
     if waiting or failed:
         flush()
     return True

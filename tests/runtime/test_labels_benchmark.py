@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import labels
+from hotfuse.ir.text import parse
 
 
 def times(*seconds: float) -> labels.Times:
@@ -50,3 +52,26 @@ def test_disturbed_labels_are_measured_again_until_two_agree(monkeypatch: pytest
     assert [name for name, _ in asked] == ["times-0", "times-1", "again-0", "again-1"]
     assert asked[2][1] == asked[3][1] == [1]
     assert first[:, 0].tolist() == [1.0, 1.0] and second[:, 0].tolist() == [1.0, 1.02]
+
+
+def test_all_ways_of_a_problem_take_turns_in_one_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine that becomes slower between two batches would turn the order of ways that it lies between."""
+
+    class Bound:
+        bytes = 100
+
+        def call(self) -> None:
+            """It runs."""
+
+        def figure(self) -> tuple[float, float]:
+            return 1.0, 0.0
+
+    monkeypatch.setattr(labels, "BATCH_BYTES", 150)
+    monkeypatch.setattr(labels.measure, "bind", lambda *_a: Bound())
+    monkeypatch.setattr(labels.measure, "timed", lambda *_a: None)
+    graph = parse("graph main(%x: f32[4]) {\n  %y: f32[4] = aten.relu.default(%x)\n  return %y\n}")
+    path, out = tmp_path / "kernels.bin", tmp_path / "times-0.jsonl"
+    labels.compiled([labels.Work(problem, graph, ({},), None) for problem in "aabbbc"], path)
+    assert labels.label(path, out, float("inf"), 1)
+    batches = [[row[0] for row in json.loads(line)] for line in out.read_text().splitlines()]
+    assert batches == [[0, 1], [2, 3, 4], [5]]
