@@ -18,7 +18,7 @@ from hotfuse.hpm import cuts, native
 from hotfuse.hpm.fitted import STEPS, Counted, amounts
 from hotfuse.hpm.passes import passes
 from hotfuse.hpm.roofline import Column, Least, Roof, Speeds, least_of
-from hotfuse.hpm.work import COLUMN, FAMILIES, Matrix, families_of
+from hotfuse.hpm.work import COLUMN, Matrix, families_of
 from hotfuse.machine.peaks import LEVELS
 
 
@@ -148,8 +148,3 @@ _PLAIN = ("softmax", "norm", "extremum", "folds", "joined", "across", "nodes", "
           "tile_padding", "registers", "threads")  # fmt: skip
 NAMES = (*_OVER_ROOF, *_EACH, *_EXTENTS, "traffic", "starts", "flops", *_COUNTS, *_PER_ELEMENT, *_MADE, *_PLAIN)
 """Columns of a feature matrix, in order: logarithms, shares of elements, plain figures."""
-
-
-def family_name(number: int) -> str:
-    """The family of a number."""
-    return FAMILIES[number]

@@ -53,6 +53,18 @@ class Reader:
         """The next token; empty at the end."""
         return self.tokens[self.at]
 
+    def local_name(self, what: str) -> str:
+        """The name in `%name`, quoted or not, of what the text defines."""
+        token = self.tokens[self.at]
+        if token[:1] != "%" or len(token) < 2:
+            self.fail(f"a {what}, %name, expected")
+        try:
+            name = token[1:] if token[1] != '"' else unquote(token[1:])
+        except ValueError as e:
+            self.fail(str(e), cause=e)
+        self.at += 1
+        return name
+
     def end(self, what: str) -> None:
         """Nothing may follow."""
         if self.token:

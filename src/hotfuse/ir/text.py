@@ -36,7 +36,7 @@ from functools import cache
 
 from hotfuse.base.errors import InternalError
 from hotfuse.ir import dims
-from hotfuse.ir.dims import MAX_DEPTH, Dim, Sym, quote, unquote
+from hotfuse.ir.dims import MAX_DEPTH, Dim, Sym, quote
 from hotfuse.ir.graph import Arg, Graph, Kind, Loc, Node, Param, Token, Value
 from hotfuse.ir.reader import Reader
 from hotfuse.ir.types import (
@@ -256,7 +256,7 @@ class _Reader(Reader):
     def value(self, scope: dict[str, Value]) -> Value:
         """A definition, `%x: f32[s0]`; `scope` maps "%x" to it."""
         at = self.at
-        name = self.value_name()
+        name = self.local_name("value")
         self.expect(":")
         key = "%" + name
         if key in scope:
@@ -264,23 +264,12 @@ class _Reader(Reader):
         value = scope[key] = Value(name, self.type())
         return value
 
-    def value_name(self) -> str:
-        token = self.tokens[self.at]
-        if token[:1] != "%" or len(token) < 2:
-            self.fail("a value, %name, expected")
-        try:
-            name = token[1:] if token[1] != '"' else unquote(token[1:])
-        except ValueError as e:
-            self.fail(str(e), cause=e)
-        self.at += 1
-        return name
-
     def arg(self, scope: dict[str, Value], depth: int = 0) -> Arg:
         token = self.tokens[self.at]
         first = token[:1]
         if first == "%":
             at = self.at
-            key = "%" + self.value_name()
+            key = "%" + self.local_name("value")
             if key not in scope:
                 self.fail(f"{key} is not defined before its use", at)
             return scope[key]

@@ -41,7 +41,7 @@ from typing import TypeVar
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.ir import dims
-from hotfuse.ir.dims import MAX_DEPTH, NAME, Dim, quote, unquote
+from hotfuse.ir.dims import MAX_DEPTH, NAME, Dim, quote
 from hotfuse.ir.graph import Loc
 from hotfuse.ir.reader import BLANK, Reader
 from hotfuse.ir.text import constant
@@ -236,26 +236,15 @@ class _Reader(Reader):
 
     # -- tiles and operands
 
-    def tile_name(self) -> str:
-        token = self.token
-        if token[:1] != "%" or len(token) < 2:
-            self.fail("a tile, %name, expected")
-        try:
-            name = token[1:] if token[1] != '"' else unquote(token[1:])
-        except ValueError as e:
-            self.fail(str(e), cause=e)
-        self.at += 1
-        return name
-
     def tile(self) -> Tile:
         at = self.at
-        name = self.tile_name()
+        name = self.local_name("tile")
         if name not in self.tiles:
             self.fail(f"%{name} is not defined before its use", at)
         return self.tiles[name]
 
     def defined(self) -> Tile:
-        name = self.tile_name()
+        name = self.local_name("tile")
         self.expect(":")
         dtype = self.dtype()
         self.expect("[")
