@@ -265,12 +265,29 @@ class Asleep(Worker):
     def kill(self) -> None:
         self.killed = True
 
+    def close(self) -> None:
+        self.kill()
+
+
+def test_a_worker_that_answered_while_it_was_killed_is_not_asked_again() -> None:
+    """It seemed to be alive for a moment more, and the next request died with it."""
+    place, worker = slot.Slot(slot.Books(Limits(1), Starter())), Asleep()
+    place.worker = worker
+    place.begin(Waiting(Task("in time", READY), Future()))
+    place.done()
+    assert place.worker is worker and not worker.killed
+    place.begin(Waiting(Task("just too late", READY, timeout=slot.GLANCE_S / 2), Future()))
+    place.look(slot.GLANCE_S)
+    assert worker.killed
+    place.done()  # its answer had been on its way
+    assert place.worker is None and place.running is None
+
 
 def test_a_server_that_was_stopped_for_long_does_not_take_its_worker_for_stalled() -> None:
     """It looked once behind that, and killed who had waited for it; and had not asked where that one stood."""
     place, worker = slot.Slot(slot.Books(Limits(1), Starter())), Asleep()
     place.worker = worker
-    place.begin(Waiting(Task("a request", READY), Future()))
+    place.begin(Waiting(Task("a request", READY, timeout=2 * slot.STALL_S), Future()))
     place.look(10 * slot.STALL_S)
     assert not worker.killed and not worker.asked, "it was seen asleep for a moment only"
     looks = 1

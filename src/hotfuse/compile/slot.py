@@ -26,7 +26,7 @@ RECYCLE = 0.5
 STALL_S = 5.0
 """A forked worker that slept so long over a request, without a moment of work, is taken to wait for a lock that nobody holds."""
 GLANCE_S = 0.25
-"""Most seconds that one look tells of: whoever was itself stopped for long has not seen a worker sleep meanwhile."""
+"""Most seconds that one look tells of: whoever was itself stopped for long has seen no worker sleep, nor run, meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,12 @@ class Slot:
         self.running, self._ran, self._ended = waiting, 0.0, ""
 
     def done(self) -> None:
-        """No request is running any more."""
+        """No request is running any more. A worker that answered while it was being killed is not asked the next one."""
         with self._books.lock:
             self.running = None
+            killed = bool(self._ended)
+        if killed:
+            self.drop()
 
     def answer(self, task: Task) -> wire.Message:
         """What a worker says to a request; CaptureError where it died over it or was ended."""
@@ -198,10 +201,10 @@ class Slot:
         worker, waiting, books = self.worker, self.running, self._books
         if worker is None or waiting is None:
             return 0.0
-        worked = self._account(worker)
-        self._ran += 0.0 if worker.paused else passed
+        worked, seen = self._account(worker), min(passed, GLANCE_S)
+        self._ran += 0.0 if worker.paused else seen
         before, asleep = self._slept, worker.forked and not worked and worker.sleeps()
-        self._slept = before + min(passed, GLANCE_S) if asleep else 0.0
+        self._slept = before + seen if asleep else 0.0
         held = worker.rss()
         books.peak_rss = max(books.peak_rss, held)
         if self._ran > waiting.task.timeout and not self._ended:
