@@ -11,6 +11,7 @@ import gc
 import sys
 import time
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -60,6 +61,9 @@ def forget() -> None:
     for name in ("compile.crossing", "compile.skipping"):
         if (module := loaded(name)) is not None:
             module.shifts.seen = {}
+    if (dynamo := loaded("torch_backend")) is not None and len(dynamo._graphs):
+        torch._dynamo.reset()
+        dynamo._graphs = WeakSet()  # those of the test are gone when a collection finds them, which may be after the next one
     watcher = loaded("runtime.watcher")
     shared = None if watcher is None else watcher._shared
     if watcher is not None and shared is not None and (shared.failed or shared.analyzer.given_up):

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
-from hotfuse import torch_backend
 from hotfuse.torch_backend import explain_compiled
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Graphs of other tests are gone when a collection finds them, which may be after the next test."""
-    monkeypatch.setattr(torch_backend, "_graphs", weakref.WeakSet())
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Model(nn.Module):
