@@ -53,6 +53,8 @@ class Job:
     """How much the graph is used, where that is known."""
     started: Callable[[Compilation], None] | None = None
     """Given the compilation when it begins: to cancel it, to ask how far it is."""
+    constant: bool = False
+    """Whether nobody can change the weights, so that they may be copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def _cut(graph: Graph, job: Job) -> Partitioning:
 
 
 def _library(parts: Partitioning, job: Job) -> Plan:
-    return build(parts, LibraryBackend(), job.weights, tier=0)
+    return build(parts, LibraryBackend(constant=job.constant), job.weights, tier=0)
 
 
 TIER0: tuple[Stage, ...] = (
@@ -213,7 +215,9 @@ def _run(stages: tuple[Stage, ...], value: Any, job: Job) -> Any:
     return value
 
 
-def compile_tier0(graph: Graph, weights: Mapping[str, torch.Tensor], settings: Settings) -> Plan:
-    """A graph as a tier-0 plan on these weights."""
+def compile_tier0(
+    graph: Graph, weights: Mapping[str, torch.Tensor], settings: Settings, constant: bool = False
+) -> Plan:
+    """A graph as a tier-0 plan on these weights; `constant` where nobody can change them, and they may be copied."""
     say(settings.debug, GRAPHS, lambda: show(graph))
-    return _run(TIER0, graph, Job(settings, weights))
+    return _run(TIER0, graph, Job(settings, weights, constant=constant))

@@ -53,7 +53,7 @@ CONV = _node("Conv", "x w b", "a", pads=[1, 1, 1, 1])
 CASES: dict[str, tuple[Callable[[], Nodes], int]] = {
     "alone": (lambda: [_node("Conv", "x w", "y", strides=[2, 1], dilations=[1, 2])], 2),
     "shift": (lambda: [CONV, _node("Add", "a k", "y")], 2),
-    "scale by channel and number": (lambda: [CONV, _node("Mul", "k a", "m"), _node("Sub", "m c", "s"), _node("Div", "s d", "y")], 2),
+    "scales and shifts": (lambda: [CONV, _node("Mul", "k a", "m"), _node("Sub", "m c", "s"), _node("Div", "s d", "y")], 2),
     "norm and relu": (lambda: [CONV, _node("BatchNormalization", "a g b b v", "n"), _node("Relu", "n", "y")], 2),
     "hardswish": (lambda: [CONV, *_hardswish("a", "y")], 2),
     "affine around hardswish": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from hotfuse.backends.convs import folded
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.base.errors import InternalError
@@ -21,12 +22,19 @@ FASTER: dict[str, Callable[..., Any]] = {"aten.lstm.input": one_step.lstm}
 
 
 class LibraryBackend:
-    """Compiles any graph into calls of torch operators."""
+    """Compiles any graph into calls of torch operators; `constant` where nobody can change the weights, and they may be copied."""
 
     name = "library"
 
+    def __init__(self, constant: bool = False) -> None:
+        self._constant = constant
+
     def compile(self, graph: Graph, weights: Mapping[str, Any]) -> Artifact:
         """The graph as calls of torch operators on these weights."""
+        if self._constant and (found := folded(graph, meaning, weights)) is not None:
+            nodes, also, size = found
+            run, source = flat_function(nodes, also, weights)
+            return Artifact(graph, run, self.name, source, bytes=size)
         run, source = flat_function(graph, meaning, weights)
         return Artifact(graph, run, self.name, source)
 

@@ -22,6 +22,8 @@ class Artifact:
     source: str
     predicted_us: float | None = None
     """What a model of this machine said it would take, where there is one."""
+    bytes: int = 0
+    """Memory of weights that it has in another form."""
 
 
 class Backend(Protocol):

@@ -10,9 +10,9 @@ small, and cost 10 to 20 times as much for sizes that want another order than th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,50 @@ class Affine:
 def affine(scale: Tensor | float = 1.0, shift: Tensor | float = 0.0) -> Affine:
     """From numbers of any type."""
     return Affine(torch.as_tensor(scale, dtype=torch.float64), torch.as_tensor(shift, dtype=torch.float64))
+
+
+def is_floats(value: Any, dims: int) -> bool:
+    """Whether it is an ordinary float32 tensor of so many dims."""
+    return isinstance(value, Tensor) and value.dtype is torch.float32 and value.dim() == dims and value.layout is torch.strided
+
+
+def by_channel(value: Any) -> Tensor | None:
+    """A constant that is the same for all pixels of an image, in float64: a number, or a vector of channels; None for others."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return torch.tensor(float(value), dtype=torch.float64)
+    if not isinstance(value, Tensor) or value.dtype is not torch.float32 or value.dim() > 4:
+        return None
+    if value.numel() == 1:
+        return value.reshape(()).double()
+    shape = (1,) * (4 - value.dim()) + tuple(value.shape)
+    return value.reshape(-1).double() if value.dim() >= 3 and shape[1] == value.numel() else None
+
+
+def of_arithmetic(op: str, constant: Any, first: bool) -> Affine | None:
+    """`add`, `sub`, `mul` or `div` of an image and a constant; `first` where the image comes first."""
+    number = by_channel(constant)
+    match op:
+        case _ if number is None:
+            return None
+        case "add":
+            return affine(shift=number)
+        case "mul":
+            return affine(number)
+        case "sub" if first:
+            return affine(shift=-number)
+        case "div" if first:
+            return affine(1.0 / number)
+        case _:
+            return None
+
+
+def of_norm(constants: Sequence[Any], epsilon: float) -> Affine | None:
+    """A batch norm that does not train: scale, shift, mean and variance."""
+    if len(constants) != 4 or not all(is_floats(c, 1) for c in constants):
+        return None
+    scale, shift, mean, variance = (c.double() for c in constants)
+    scale = scale / torch.sqrt(variance + epsilon)
+    return Affine(scale, shift - mean * scale)
 
 
 class FoldedConv:

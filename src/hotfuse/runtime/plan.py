@@ -139,10 +139,12 @@ def assemble(
     if len(partitioning.parts) <= 1:
         part = partitioning.parts[0] if partitioning.parts else Partition(0, 0, 0, Cut.START, "")
         artifact = compiled(part, graph)
-        return Plan(partitioning, (artifact,), artifact.run, tier, weights=weights)
+        return Plan(partitioning, (artifact,), artifact.run, tier, weights=weights, memory=Memory(constants=artifact.bytes))
     pieces = [compiled(p, piece_of(graph, p)) for p in partitioning.parts]
     units = [Unit((i,), a.graph.inputs, output_values(a.graph), a.run) for i, a in enumerate(pieces)]
-    return Plan(partitioning, tuple(pieces), chained(graph, units, weights), tier, units=tuple(units), weights=weights)
+    memory = Memory(constants=sum(a.bytes for a in pieces))
+    run = chained(graph, units, weights)
+    return Plan(partitioning, tuple(pieces), run, tier, units=tuple(units), weights=weights, memory=memory)
 
 
 def piece_of(graph: Graph, part: Partition) -> Graph:

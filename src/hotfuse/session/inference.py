@@ -43,7 +43,7 @@ from hotfuse.session.errors import (
 from hotfuse.session.feeds import admit, release, slot
 from hotfuse.session.options import RunOptions, SessionOptions, adopted, check_severity
 from hotfuse.session.ortvalue import IOBinding, OrtValue
-from hotfuse.session.serving import engine_for
+from hotfuse.session.serving import engine_for, may_copy
 
 _OVERRIDABLE_SINCE = 4
 """Before this IR version every initializer had to be listed as an input, and was a constant all the same."""
@@ -80,7 +80,7 @@ class InferenceSession:
         self.set_providers(providers, provider_options)
         try:
             model = load(path_or_bytes)
-            self._module = OnnxModule(model, self._fell_back)
+            self._module = OnnxModule(model, self._fell_back, pack=may_copy(settings))
         except ModelError as e:
             raise load_error(e) from e
         except HotfuseError:

@@ -58,6 +58,11 @@ class ServedModel:
         return Capture(replace(captured, graph=graph), weights, Watch((), ()))
 
 
+def may_copy(settings: Settings) -> bool:
+    """Whether weights may be kept in another form too: not where memory is what counts."""
+    return settings.objective != "memory" and not settings.release_weights
+
+
 def engine_for(module: OnnxModule, settings: Settings, log: EventLog) -> Engine:
     """An engine that serves the module."""
     served = ServedModel(module, settings)
@@ -65,7 +70,7 @@ def engine_for(module: OnnxModule, settings: Settings, log: EventLog) -> Engine:
         service().submit(served.get_ready, served)
     return Engine(
         served,
-        lambda graph, weights: compile_tier0(graph, weights, settings),
+        lambda graph, weights: compile_tier0(graph, weights, settings, constant=may_copy(settings)),
         lambda job: service().submit(job, served),
         settings,
         log,

@@ -6,13 +6,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.frontends.onnx.windows import per_axis, symmetric, window_pads
 from hotfuse.ops.conv_chain import Chain, Link, Role, chains, to_rows
-from hotfuse.ops.folded_conv import Affine, FoldedConv, Window, affine
+from hotfuse.ops.folded_conv import Affine, FoldedConv, Window, affine, is_floats, of_arithmetic, of_norm
 
 if TYPE_CHECKING:
     from hotfuse.frontends.onnx.program import Step
@@ -88,7 +87,7 @@ def _number(value: Any) -> float | None:
 def _window(step: Step, constants: Sequence[Any]) -> Window | None:
     """A plain convolution of float32 images with the same padding at both ends; None for others."""
     weight, bias = constants[1], constants[2] if len(constants) > 2 else None
-    if not _floats(weight, 4) or step.ins[0] == step.ins[1] or not (bias is None or _floats(bias, 1)):
+    if not is_floats(weight, 4) or step.ins[0] == step.ins[1] or not (bias is None or is_floats(bias, 1)):
         return None
     if step.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or min(weight.shape) == 0:
         return None
@@ -100,51 +99,16 @@ def _window(step: Step, constants: Sequence[Any]) -> Window | None:
     return Window((stride[0], stride[1]), (pads[0], pads[1]), (dilation[0], dilation[1]), groups)
 
 
-def _floats(value: Any, dims: int) -> bool:
-    return isinstance(value, Tensor) and value.dtype is torch.float32 and value.dim() == dims and value.layout is torch.strided
-
-
 def _affine(step: Step, read: int, constants: Sequence[Any]) -> Affine | None:
     """A step that scales and shifts by constants, one number or one for each channel."""
     op, first = step.node.op, step.ins[0] == read
     if op == "Identity":
         return affine()
     if op == "BatchNormalization" and first and step.opset >= 9 and not step.attrs.get("training_mode"):
-        return _norm(constants[1:], float(step.attrs.get("epsilon", 1e-5)))
+        return of_norm(constants[1:], float(step.attrs.get("epsilon", 1e-5)))
     if op not in ("Add", "Sub", "Mul", "Div") or step.attrs or len(constants) != 2:
         return None
-    number = _by_channel(constants[1 if first else 0])
-    match op:
-        case _ if number is None:
-            return None
-        case "Add":
-            return affine(shift=number)
-        case "Mul":
-            return affine(number)
-        case "Sub" if first:
-            return affine(shift=-number)
-        case "Div" if first:
-            return affine(1.0 / number)
-        case _:
-            return None
-
-
-def _norm(constants: Sequence[Any], epsilon: float) -> Affine | None:
-    if len(constants) != 4 or not all(_floats(c, 1) for c in constants):
-        return None
-    scale, shift, mean, variance = (c.double() for c in constants)
-    scale = scale / torch.sqrt(variance + epsilon)
-    return Affine(scale, shift - mean * scale)
-
-
-def _by_channel(value: Any) -> Tensor | None:
-    """A constant that is the same for all pixels: a number, or a vector of channels."""
-    if not isinstance(value, Tensor) or value.dtype is not torch.float32 or value.dim() > 4:
-        return None
-    if value.numel() == 1:
-        return value.reshape(()).double()
-    shape = (1,) * (4 - value.dim()) + tuple(value.shape)
-    return value.reshape(-1).double() if shape[1] == value.numel() and value.dim() >= 3 else None
+    return of_arithmetic(op.lower(), constants[1 if first else 0], first)
 
 
 def _conv(chain: Chain, steps: Sequence[Step], known: set[int], env: Sequence[Value]) -> FoldedConv:
