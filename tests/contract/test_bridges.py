@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from hotfuse.compile import runs
+from hotfuse.compile.bench import piece_of
 from hotfuse.compile.runs import ENTRY_US, SMALL
+from hotfuse.compile.stored import text_id, used_by
 from hotfuse.compile.trial import Outcome
 from hotfuse.compile.trial import attempt as really_attempt
+from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse, show
 from hotfuse.lower.errors import CannotLower
@@ -74,6 +77,17 @@ def test_a_copy_between_kernels_joins_the_run(timed: list[float]) -> None:
         f"graph g(%a: {half}, %b: {half}) {{ %y: f32[1, 960, 1, 40]{{0,2,3,1}} = aten.cat.default([%a, %b], 1)\n return %y }}"
     )
     assert bench().bridge(graph, range(1)) == 0
+
+
+def test_what_is_to_be_tried_with_the_library_stays_there(timed: list[float]) -> None:
+    timed[0] = 1.0
+    here, graph = bench(), scaled(100)
+    text = text_id(piece_of(graph, [0], {}).text)
+    with used_by({"strategies": [Strategy.LIBRARY.value], "focus": text}):
+        assert here.bridge(graph, range(1)) == -1
+    assert here.notes == ["mul interrupts a run: the library is what is to be tried"]
+    with used_by({"strategies": [Strategy.LIBRARY.value], "focus": "another"}):
+        assert here.bridge(graph, range(1)) == 0
 
 
 def test_what_is_one_group_to_the_library_becomes_several_kernels(timed: list[float]) -> None:

@@ -61,6 +61,8 @@ class NativeParts:
     body: Body
     kernels: tuple[KernelCode, ...]
     notes: tuple[str, ...]
+    demand: Demand = ANY_DEMAND
+    """What it was made for: a group that is to be tried with the library stays there when runs are made."""
 
 
 Progress = Callable[[Callable[[], NativeParts], float], None]
@@ -89,7 +91,7 @@ def finished(compilation: Compilation, on_progress: Progress | None = None) -> N
             known[i] = kernel_from_json(header["kernels"][i], codes[i])
         if not known and not header["branches"]:
             raise InternalError("no part of the graph has a kernel", because="; ".join(header["notes"])[:500])
-        return NativeParts(body_from_json(header), tuple(known.values()), tuple(header["notes"]))
+        return NativeParts(body_from_json(header), tuple(known.values()), tuple(header["notes"]), compilation.demand)
 
     try:
         compilation.run(None if on_progress is None else lambda _message, settled: on_progress(parts, settled))

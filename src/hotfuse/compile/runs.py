@@ -1,11 +1,12 @@
 """The request of kind `runs`: a body with its kernels becomes native runs, in the worker; and asking for it.
 
 Library parts between kernels are looked at once more: views need no code, and small groups that only lost to the library by the
-cost of entering a kernel from Python are kernels after all, since inside a run that cost is gone.
+cost of leaving the run and entering a kernel from Python are kernels after all, since inside a run that cost is gone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,8 +38,10 @@ from hotfuse.compile.run_loops import LoopPlanner
 from hotfuse.compile.run_plan import Planner, copy_graph
 from hotfuse.compile.run_steps import Level, PlannedBranch, PlannedLoop
 from hotfuse.compile.service import ask
+from hotfuse.compile.stored import wanted
 from hotfuse.compile.trial import attempt
 from hotfuse.compile.ways import Ways
+from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim, evaluate, expr, symbols
 from hotfuse.ir.graph import Graph, Kind, Node
@@ -147,6 +150,8 @@ class _Bench:
         own, meaning = with_own_sizes(piece)
         normal = normalized(own)
         text = show(normal)
+        if math.isfinite(allowance_us) and Strategy.LIBRARY.value in wanted(text):  # copies are asked for whatever they take
+            raise CannotLower("the library is what is to be tried")
         if (known := self.refused.get(text)) is not None:
             raise known
         if text not in self.numbers:
@@ -360,7 +365,8 @@ class RunParts:
 def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings) -> RunParts:
     """Have the worker make runs of kernels."""
     request = {"kind": "runs", "body": _body_json(parts.body), "dims": dict(sizes), "threads": threads_for(settings),
-               "kernels": [{**to_json(k.lowered), "ways": k.ways and k.ways.to_json()} for k in parts.kernels]}  # fmt: skip
+               "kernels": [{**to_json(k.lowered), "ways": k.ways and k.ways.to_json()} for k in parts.kernels],
+               "strategies": list(parts.demand.strategies), "focus": parts.demand.focus}  # fmt: skip
     header, blobs = ask(request, [], settings)
     count = len(blobs) - int(header["drivers"])
     more = tuple(kernel_from_json(k, code) for k, code in zip(header["kernels"], blobs[:count], strict=True))
