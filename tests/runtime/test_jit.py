@@ -260,6 +260,35 @@ def test_rebound_globals_and_closures_are_noticed(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(fasts[0](x), by_globals(x))
 
 
+class InnerReads(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum((part * SCALE for part in x.unbind(0)), torch.zeros(4))
+
+
+class SharedName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.SCALE = 4.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.SCALE
+
+
+def test_global_names_are_those_that_code_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions inside a function count; attributes that are called like a global variable do not."""
+    inner, shared = InnerReads(), SharedName()
+    fast, other = served(inner), served(shared)
+    x = torch.randn(3, 4)
+    check(fast, inner, x)
+    check(other, shared, x)
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    for _ in range(3):
+        torch.testing.assert_close(fast(x), inner(x))
+        torch.testing.assert_close(other(x), shared(x))
+    assert any(k.endswith("model_changed") for k in fast.stats()["events"])
+    assert not any(k.endswith("model_changed") for k in other.stats()["events"])
+
+
 def test_a_changed_dtype_is_noticed() -> None:
     model = Mlp().eval()
     fast = served(model)

@@ -15,6 +15,8 @@ Writing through `p.data` in place leaves no trace that torch would show; tier 0 
 
 from __future__ import annotations
 
+import dis
+import functools
 import operator
 import types
 from collections.abc import Callable, Sequence
@@ -55,12 +57,20 @@ class _Cell:
             return None
 
 
+@functools.lru_cache(maxsize=1024)
+def _globals_of(code: types.CodeType) -> tuple[str, ...]:
+    """The global names that code reads, functions inside it included; names of attributes are not among them."""
+    names = [i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"]
+    names += [n for inner in code.co_consts if isinstance(inner, types.CodeType) for n in _globals_of(inner)]
+    return tuple(dict.fromkeys(names))
+
+
 def names_read(function: Callable[..., Any]) -> list[tuple[Any, str]]:
     """The global and closure variables a function names: what it means when they are rebound."""
     if not isinstance(function, types.FunctionType):
         return []
     places: list[tuple[Any, str]] = [
-        (function.__globals__, n) for n in function.__code__.co_names if n in function.__globals__
+        (function.__globals__, n) for n in _globals_of(function.__code__) if n in function.__globals__
     ]
     return places + [(_Cell(c), n) for c, n in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True)]
 
