@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
-from hotfuse.ops.folded_conv import FoldedConv
+from hotfuse.frontends.onnx.settle import Bounded
 
 Nodes = list[onnx.NodeProto]
 CHANNELS = 6
@@ -86,9 +86,9 @@ def test_what_follows_is_part_of_the_convolution(name: str) -> None:
     """Counts calls: the mechanism, without which every step is one."""
     folded, plain = _module(CASES[name][0](), _constants()), _module(CASES[name][0](), _constants(), pack=False)
     calls = folded.program.ready().calls
-    assert any(isinstance(call[0], FoldedConv) for call in calls)
+    assert any(isinstance(call[0], Bounded) for call in calls)
     assert len(calls) == CASES[name][1]
-    assert not any(isinstance(call[0], FoldedConv) for call in plain.program.ready().calls)
+    assert not any(isinstance(call[0], Bounded) for call in plain.program.ready().calls)
     assert folded.prepared_bytes > plain.prepared_bytes == 0
 
 

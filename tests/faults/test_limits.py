@@ -69,6 +69,17 @@ def test_absurd_sizes_are_refused_before_anything_is_allocated(tmp_path: Path) -
     assert peak < 1 << 20
 
 
+def test_convolutions_that_take_in_what_follows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their channels too: 64 of them make 4 KiB of an image of 64 bytes."""
+    made = one("Conv", np.ones((64, 1, 3, 3), np.float32), shape=IMAGE, pads=[1] * 4)
+    feed = {"x": np.ones(IMAGE, np.float32)}
+    monkeypatch.setattr(limits, "max_result_bytes", lambda: 1 << 16)
+    assert InferenceSession(made.SerializeToString()).run(None, feed)[0].shape == (1, 64, 4, 4)
+    monkeypatch.setattr(limits, "max_result_bytes", lambda: 1 << 11)
+    with pytest.raises(ModelError, match="would make a result of"):
+        InferenceSession(made.SerializeToString()).run(None, feed)
+
+
 def test_loops_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop without a count, whose condition never turns false, is stopped; one within the limit is not."""
     monkeypatch.setattr(control, "MAX_TRIPS", 1000)

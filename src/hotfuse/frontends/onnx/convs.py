@@ -96,8 +96,6 @@ def _window(step: Step, constants: Sequence[Any]) -> Window | None:
     groups = int(step.attrs.get("group", 1))
     if pads is None or min(pads) < 0 or groups < 1 or weight.shape[0] % groups:
         return None
-    if any(p > d * (k - 1) for p, d, k in zip(pads, dilation, weight.shape[2:], strict=True)):
-        return None  # beyond the window's reach padding makes results larger: that is guarded where steps stay single (`limits`)
     return Window((stride[0], stride[1]), (pads[0], pads[1]), (dilation[0], dilation[1]), groups)
 
 

@@ -21,6 +21,7 @@ from hotfuse.frontends.onnx.convs import folded
 from hotfuse.frontends.onnx.model import OnnxNode
 from hotfuse.frontends.onnx.registry import VARIES
 from hotfuse.frontends.onnx.values import Value
+from hotfuse.ops.folded_conv import FoldedConv
 
 if TYPE_CHECKING:
     from hotfuse.frontends.onnx.program import Program, Step
@@ -117,10 +118,24 @@ def _all_prepared(program: Program, left: Sequence[Step], known: set[int], env: 
         if place in found.instead:
             conv, chain = found.instead[place]
             last = left[chain.places[-1]]
-            made.append(_Made(conv, step.ins[:1], last.outs, step.node, conv.bytes))
+            made.append(_Made(Bounded(conv, step, env[step.ins[1]]), step.ins[:1], last.outs, step.node, conv.bytes))
         elif place not in found.gone:
             made.append(_prepared(step, known, env))
     return [*made, *(_in_rows(slot, left[-1].node) for slot in found.rows_last)]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A folded convolution, refused where the one in the file would be (`limits`)."""
+
+    conv: FoldedConv
+    step: Step
+    weight: Value
+
+    def __call__(self, x: Any) -> Any:
+        """The result for an image."""
+        limits.check(self.step.node, (x, self.weight), self.step.attrs, limits.PREDICT[self.step.node.op])
+        return self.conv(x)
 
 
 def _in_rows(slot: int, node: OnnxNode) -> _Made:
