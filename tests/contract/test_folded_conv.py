@@ -11,6 +11,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
 from hotfuse.frontends.onnx.settle import Bounded
@@ -71,8 +72,11 @@ CASES: dict[str, tuple[Callable[[], Nodes], int]] = {
 def test_the_same_numbers_as_step_by_step(name: str, shape: tuple[int, ...]) -> None:
     nodes, consts, x = CASES[name][0](), _constants(), torch.randn(shape)
     plain, folded = _module(nodes, consts, pack=False), _module(nodes, consts)
-    if name == "alone" and shape[2] < 3:
-        pytest.skip("the window is larger than the image")
+    if name == "alone" and shape[2] < 3:  # the window is larger than the image
+        for module in (plain, folded):
+            with pytest.raises(ModelError, match="Kernel size can't be greater than actual input size"):
+                module(x)
+        return
     (want,), (got,) = plain(x), folded(x)
     assert got.shape == want.shape and got.is_contiguous() and got.dtype == want.dtype
     bound = 1e-4 * (1.0 + want.abs().max()) if want.numel() else 0.0
