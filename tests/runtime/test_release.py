@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,22 @@ def test_pages_come_back_as_they_were(tmp_path: Path) -> None:
     pages.again(done)
     wanted[5 * pages.PAGE + 3] ^= 255
     assert np.array_equal(array, wanted)
+
+
+def test_memory_that_was_given_back_before_may_be_again(tmp_path: Path) -> None:
+    """An allocator hands out the memory of a model that is gone; files of others stay where they are."""
+    array = np.random.default_rng(0).integers(0, 255, 64 * pages.PAGE, dtype=np.uint8)
+    begin = array.ctypes.data
+    ranges = pages.whole_pages([(begin, begin + array.nbytes)])
+    assert pages.release(ranges, tmp_path) == ranges
+    array[:] = np.random.default_rng(1).integers(0, 255, array.size, dtype=np.uint8)
+    wanted = array.copy()
+    assert pages.release(ranges, tmp_path) == ranges and pages.resident(ranges) == 0
+    assert np.array_equal(array, wanted)
+    (tmp_path / "else").write_bytes(bytes(4 * pages.PAGE))
+    with (tmp_path / "else").open("r+b") as file:
+        other = np.frombuffer(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE), np.uint8)
+    assert pages.release([(other.ctypes.data, other.ctypes.data + other.nbytes)], tmp_path) == []
 
 
 def test_pages_that_somebody_reads_stay() -> None:

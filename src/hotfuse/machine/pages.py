@@ -4,7 +4,8 @@ The bytes of a range are written to a file without a name, and the whole pages o
 this process. Nothing that holds the memory notices: the address stays, reading brings pages back bit by bit as they were, and
 writing makes pages the process's own again. Until they are read, they take no memory.
 
-Only private anonymous memory is exchanged: what other processes share, or what is mapped from a file already, stays as it is.
+Only memory that is the process's alone is exchanged: what other processes share, or what somebody else mapped from a file, stays as
+it is. Memory that was exchanged before may be again: whoever had it is gone, and the allocator gave it to somebody new.
 Nobody may write to a range while it is exchanged.
 """
 
@@ -25,6 +26,9 @@ _PAGEOUT = 21
 _TMPFS = {0x01021994, 0x858458F6}
 """File systems that live in memory: tmpfs and ramfs."""
 _FAILED = ctypes.c_void_p(-1).value
+
+_files: set[str] = set()
+"""Files that memory of this process was exchanged for, by number; a number comes again, but for a file with a name."""
 
 Range = tuple[int, int]
 """First byte, and the one behind the last."""
@@ -79,11 +83,12 @@ def _joined(ranges: Sequence[Range]) -> list[Range]:
 
 
 def _ours() -> list[Range]:
-    """Where this process has private memory of its own that it may write: no file behind it, shared with nobody."""
+    """Where this process has private memory of its own that it may write: no file behind it but ours, shared with nobody."""
     found: list[Range] = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         where, access, _offset, _device, inode = line.split(maxsplit=5)[:5]
-        if access.startswith("rw") and access.endswith("p") and inode == "0":
+        free = inode == "0" or (inode in _files and line.endswith("(deleted)"))
+        if access.startswith("rw") and access.endswith("p") and free:
             a, b = (int(x, 16) for x in where.split("-"))
             found.append((a, b))
     return _joined(found)
@@ -101,6 +106,7 @@ def release(ranges: Sequence[Range], folder: Path) -> list[Range]:
             file.write(memoryview((ctypes.c_char * (b - a)).from_address(a)))
         file.flush()
         os.fsync(file.fileno())
+        _files.add(str(os.fstat(file.fileno()).st_ino))
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         done: list[Range] = []
         at = 0
