@@ -53,6 +53,8 @@ def forget() -> None:
         own.stop(STOP_S)  # its workers were forked from what the test had replaced, and may be distrusted because of it
     if (record := loaded("runtime.record")) is not None:
         record.end()
+    if (faults := loaded("base.faults")) is not None:
+        faults.faults.clear()
     if (learned := loaded("compile.learned")) is not None:
         learned.forget()
     for name, kept in (("compile.bench", "_benches"), ("compile.recall", "_recalls"), ("compile.idle", "_begun")):

@@ -11,6 +11,7 @@ from torch import nn
 
 from hotfuse.base.errors import InputError
 from hotfuse.base.events import EventLog
+from hotfuse.base.faults import faults
 from hotfuse.base.settings import Objective, Precision, Settings, from_env
 from hotfuse.base.structure import Spec
 from hotfuse.compile import wire
@@ -135,6 +136,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "guard_misses": counts["guard_misses"],
         "deopts": counts["deopts"],
         "rejected": events.get("refuse.mismatch", 0),
+        "background_faults": faults.counts(),
         "refused": sum(n for k, n in events.items() if k.startswith("refuse.")),
         "events": events,
     }

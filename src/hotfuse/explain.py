@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hotfuse.base.faults import faults
 from hotfuse.base.structure import describe
 from hotfuse.base.trace import chrome_trace
 from hotfuse.compile.recall import recalled
@@ -76,6 +77,7 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None, unpr
             "unprepared": list(unprepared),
             "watching": engine.watcher.text(),
             "idle": engine.recorder.idle(),
+            "background_faults": faults.counts(),
             "workers": {k: v for k, v in counters().items() if k in WORKERS},
             "decisions": [d.to_dict() for d in engine.log.decisions],
             "spans": [s.to_dict() for s in engine.log.spans],
@@ -254,6 +256,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
     out.append("idle time: " + ", ".join(f"{v}" if k == "state" else f"{k} {v}" for k, v in data["idle"].items()
                                          if v not in (None, "", 0)))
     out += _workers(data["workers"])
+    out += [f"background work of the process failed {n} times: {what}" for what, n in data["background_faults"].items()]
     out.append("decisions:")
     for d in data["decisions"]:
         detail = ", ".join(f"{k}={v}" for k, v in d["evidence"].items() if v not in ("", None))

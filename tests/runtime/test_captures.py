@@ -33,13 +33,14 @@ def test_kinds_are_told_apart_up_to_a_bound() -> None:
 
 def test_a_capture_does_not_queue_behind_other_jobs() -> None:
     waiting: list[object] = []
+    errors: list[Exception] = []
     done = threading.Event()
-    background = Background(waiting.append, inline=False, captures=lambda job: job())
+    background = Background(waiting.append, inline=False, failed=errors.append, captures=lambda job: job())
     background.start(lambda: None)
     background.begin()
     background.go_on(done.set, capture=True)
     assert done.is_set() and len(waiting) == 1 and not background.wait(0.0)
-    one_queue = Background(waiting.append, inline=False)
+    one_queue = Background(waiting.append, inline=False, failed=errors.append)
     one_queue.begin()
     one_queue.go_on(done.clear, capture=True)
-    assert done.is_set() and len(waiting) == 2
+    assert done.is_set() and len(waiting) == 2 and not errors

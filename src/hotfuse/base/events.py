@@ -51,6 +51,7 @@ class Why(StrEnum):
     NOT_COMPILED = "no kernels could be made for it"
     RUN_FAILED = "the captured graph raised an error"
     LEARNING_FAILED = "what a call showed could not be taken in"
+    BACKGROUND_FAILED = "background work raised an error"
     NO_MAPPING = "the operator has no mapping of its own"
     RECURS = "it recurs in enough calls to be compiled for"
     REGRESSED = "it became slower than it was"

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
+from hotfuse.base.faults import steady
 from hotfuse.compile import wire
 from hotfuse.compile.process import Worker
 from hotfuse.compile.scheduler import Governor, Load, Meter, default_workers
@@ -162,11 +163,11 @@ class Pool:
         idle = sum(s.running is None for s in self._slots)
         if len(self._queue) > idle and len(self._slots) < self.size:
             slot = Slot(self._books)
-            slot.thread = threading.Thread(target=self._serve, args=(slot,), name="hotfuse-worker", daemon=True)
+            slot.thread = steady(lambda: self._serve(slot), "hotfuse-worker")
             self._slots.append(slot)
             slot.thread.start()
         if self._watcher is None and self._queue:
-            self._watcher = threading.Thread(target=self._watch, name="hotfuse-watch", daemon=True)
+            self._watcher = steady(self._watch, "hotfuse-watch")
             self._watcher.start()
 
     def _serve(self, slot: Slot) -> None:

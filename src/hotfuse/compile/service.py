@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from hotfuse.base.faults import faults, steady
 from hotfuse.base.settings import Settings
 from hotfuse.compile import wire
 from hotfuse.compile.account import totals
@@ -54,7 +55,7 @@ class Service:
             self._jobs[owner] = deque([job])
             self._unserved.append(owner)
             if len(self._threads) < MOST_THREADS and not self._stopping:
-                thread = threading.Thread(target=self._serve, name="hotfuse-service", daemon=True)
+                thread = steady(self._serve, "hotfuse-service")
                 self._threads.add(thread)
                 thread.start()
 
@@ -111,11 +112,11 @@ class Service:
 
 
 def _run(job: Job) -> None:
-    """Jobs handle their own errors; one that does not is reported as a thread's is, and the next one runs."""
+    """Jobs of a model tell its log of their errors; what others raise is counted, and the next one runs."""
     try:
         job()
     except Exception as e:
-        threading.excepthook(threading.ExceptHookArgs((type(e), e, e.__traceback__, threading.current_thread())))
+        faults.note("a background job", e)
 
 
 _service: Service | None = None

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from hotfuse.base.environment import for_child
+from hotfuse.base.faults import faults, steady
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch
 from hotfuse.profile.ring import SLOTS, Publish, Ring
@@ -74,7 +75,7 @@ class Analyzer:
                 if self._publish is not None:
                     ring.use(self._publish)
                 self._ring = ring
-                self._thread = threading.Thread(target=self._listen, name="hotfuse-analyzer", daemon=True)
+                self._thread = steady(self._listen, "hotfuse-analyzer")
                 self._thread.start()
             return self._ring
 
@@ -191,7 +192,10 @@ class Analyzer:
                 return
             assert process.stdout is not None
             while (line := process.stdout.readline()).endswith(b"\n"):  # half a line is what it was killed over
-                self._heard(line)
+                try:
+                    self._heard(line)
+                except Exception as e:  # one line that makes no sense, or one listener that raises, costs no other
+                    faults.note("listening to the analyzer", e)
             process.wait()
             process.stdout.close()
             if self._stopping:

@@ -1,19 +1,29 @@
-"""Work beside inference, counted, so that somebody may wait until none is pending."""
+"""Work beside inference, counted, so that somebody may wait until none is pending.
+
+A job that raises is told of (`failed`), and the next one runs. Jobs run without gradients: nothing they compute is differentiated,
+and parameters that were made in inference mode could not even be looked at otherwise.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
+import torch
+
 Job = Callable[[], None]
 Submit = Callable[[Job], None]
+Failed = Callable[[Exception], None]
 
 
 class Background:
     """The background work of one engine."""
 
-    def __init__(self, submit: Submit, *, inline: bool, captures: Submit | None = None) -> None:
+    def __init__(
+        self, submit: Submit, *, inline: bool, failed: Failed, captures: Submit | None = None,
+    ) -> None:
         self._submit = submit
+        self._failed = failed
         self._captures = captures or submit
         """Calls that no plan takes are slow until one does: their capture need not wait until other plans are improved."""
         self._inline = inline
@@ -36,7 +46,10 @@ class Background:
 
         def counted() -> None:
             try:
-                job()
+                with torch.no_grad():
+                    job()
+            except Exception as e:
+                self._failed(e)
             finally:
                 self.finished()
 

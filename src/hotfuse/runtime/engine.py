@@ -22,6 +22,7 @@ from hotfuse.backends.llvm.around import Around, asked_in_python, native_around
 from hotfuse.base.debug import CALLS, say
 from hotfuse.base.errors import CallFault, InputError
 from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.faults import error_text
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec, flatten
 from hotfuse.runtime.attempt import Compile, Improve
@@ -67,7 +68,7 @@ class Engine:
         self.log = log
         self._everyone = Everyone()
         self._tally = Tally(self._everyone)
-        self._background = Background(submit, inline=settings.capture == "inline", captures=captures)
+        self._background = Background(submit, inline=settings.capture == "inline", failed=self._failed, captures=captures)
         self._beside = self._background.start
         self.plans = Plans(model, settings, log, self._tally, self._beside)
         self.sites = self.plans.sites
@@ -285,6 +286,11 @@ class Engine:
     def wait(self, timeout: float | None = None) -> bool:
         """Until no background work is pending; True if drained in time."""
         return self._background.wait(timeout)
+
+    def _failed(self, error: Exception) -> None:
+        """A job of the background raised; what it was for is not there, and serving goes on."""
+        self.log.count("background_failures")
+        self.log.decide(Action.NOTICE, Why.BACKGROUND_FAILED, self.model.name, error=error_text(error))
 
     def counts(self) -> dict[str, int]:
         """Call counters over all threads."""

@@ -31,6 +31,8 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hotfuse.base.faults import steady
+
 PAUSE_S = 0.002
 """Between two looks; also how long a thing is out of reach at least before it is freed."""
 LONG_PAUSE_S = 0.05
@@ -108,7 +110,7 @@ class Epochs:
             self.retired += 1
             self._waiting.append(_Retired(self.now, thing, free))
             if self._background and self._thread is None and not self._stopping:
-                self._thread = threading.Thread(target=self._reclaim, name="hotfuse-epochs", daemon=True)
+                self._thread = steady(self._reclaim, "hotfuse-epochs")
                 self._thread.start()
         self._wake.set()
 

@@ -13,7 +13,8 @@ from concurrent.futures import CancelledError, Future
 import torch
 
 from hotfuse.base.errors import HotfuseError
-from hotfuse.base.events import EventLog
+from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.faults import error_text
 from hotfuse.base.settings import Settings
 from hotfuse.compile import wire
 from hotfuse.compile.service import sized
@@ -93,10 +94,14 @@ class Examiner:
             except (HotfuseError, CancelledError):  # a worker that ended: the next examination asks again
                 log.count("examinations_failed")
                 return
-            if (found := findings(asked, answer)) and entry is not None:
-                entry.findings = found
-                recorder.found(entry.baseline.graph, found)
-                log.count("examinations")
+            try:
+                if (found := findings(asked, answer)) and entry is not None:
+                    entry.findings = found
+                    recorder.found(entry.baseline.graph, found)
+                    log.count("examinations")
+            except Exception as e:  # in a thread of the pool, which would print it
+                log.count("examinations_failed")
+                log.decide(Action.NOTICE, Why.BACKGROUND_FAILED, "what partitions took", error=error_text(e))
 
         entry.examining = True
         sized(self._settings).pool.submit(Task("what partitions took", header, priority=PRIORITY)).add_done_callback(

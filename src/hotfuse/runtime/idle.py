@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.faults import steady
 from hotfuse.compile import service, wire
 from hotfuse.compile.process import Worker
 from hotfuse.compile.scheduler import Load, Meter
@@ -123,7 +124,7 @@ class Idle:
         with self._lock:
             self._logs.add(log)
             if self._watch is None and not self._ending.is_set():
-                self._watch = threading.Thread(target=self._run, name="hotfuse-idle", daemon=True)
+                self._watch = steady(self._run, "hotfuse-idle")
                 self._watch.start()
 
     def leave(self, log: EventLog) -> None:
@@ -183,7 +184,7 @@ class Idle:
     def _begin(self) -> None:
         if self._asker is not None and self._asker.is_alive():
             return
-        self._asker = threading.Thread(target=self._ask, name="hotfuse-idle-ask", daemon=True)
+        self._asker = steady(self._ask, "hotfuse-idle-ask")
         self._change(state=State.WORKING)
         self._asker.start()
 

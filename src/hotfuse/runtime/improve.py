@@ -18,6 +18,7 @@ from hotfuse.analysis.ties import Quantum, quanta
 from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EvidenceValue, Why
+from hotfuse.base.faults import error_text
 from hotfuse.compile.recall import recalled, send
 from hotfuse.compile.scheduler import usable_cores
 from hotfuse.compile.service import sized
@@ -182,6 +183,8 @@ class Improver:
             try:
                 if not self._plans.closed:
                     work()
+            except Exception as e:  # what raised once would do so at every look: it is refused like what lost
+                self._refuse(entry, what, Why.BACKGROUND_FAILED, error_text(e), what=what, error=error_text(e))
             finally:
                 entry.improving = False
                 self._log.span("beside", what, begin)

@@ -105,6 +105,7 @@ def _left(graph: Graph, node: Node, weights: Mapping[str, torch.Tensor]) -> Valu
     return left
 
 
+@torch.no_grad()
 def all_finite(weights: Mapping[str, torch.Tensor]) -> bool:
     """Whether zero times any weight is zero."""
     return all(bool(torch.isfinite(w).all()) for w in weights.values() if w.is_floating_point())

@@ -1,0 +1,77 @@
+"""Errors in threads of our own: counted with a reason, never printed on the user's terminal, never the end of a mechanism.
+
+What belongs to one model is a decision in its log (`runtime.background`). What belongs to the whole process (the pool's watch,
+the analyzer's listener, reclaiming code) has no log; it is counted here, and `stats()` and `explain()` of every model show it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+MOST_KINDS = 64
+"""Different errors that are told apart; more than that count as one."""
+MOST_RESTARTS = 5
+"""Times that a thread which raised begins anew."""
+RESTART_S = 0.1
+"""Pause before the first of them; each is twice as long as the one before."""
+MOST_TEXT = 300
+
+
+def error_text(error: BaseException) -> str:
+    """An error in one line."""
+    first = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {first[0] if first else ''}"[:MOST_TEXT].removesuffix(": ")
+
+
+class Faults:
+    """Errors of a process's background threads, by what raised them and what they said."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def note(self, where: str, error: BaseException) -> None:
+        """Count an error."""
+        text = f"{where}: {error_text(error)}"
+        with self._lock:
+            known = text in self._counts or len(self._counts) < MOST_KINDS
+            self._counts[text if known else "others"] += 1
+
+    def counts(self) -> dict[str, int]:
+        """How often each error was raised."""
+        with self._lock:
+            return dict(self._counts)
+
+    def clear(self) -> None:
+        """Forget them; for tests."""
+        with self._lock:
+            self._counts.clear()
+
+    def after_fork(self) -> None:
+        """In a forked child: whoever held the lock is in the parent."""
+        self._lock = threading.Lock()
+
+
+faults = Faults()
+"""The process's one."""
+os.register_at_fork(after_in_child=faults.after_fork)
+
+
+def steady(target: Callable[[], None], name: str) -> threading.Thread:
+    """A daemon thread whose work begins anew when it raises, a bounded number of times; not started yet."""
+
+    def run() -> None:
+        for restart in range(MOST_RESTARTS + 1):
+            try:
+                target()
+                return
+            except Exception as e:
+                faults.note(name if restart < MOST_RESTARTS else f"{name}, which has ended", e)
+                if restart < MOST_RESTARTS:
+                    time.sleep(RESTART_S * 2**restart)
+
+    return threading.Thread(target=run, name=name, daemon=True)
