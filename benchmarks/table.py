@@ -1,6 +1,6 @@
-"""The README's tables from a run of `hotfuse bench`: wins and losses as they came.
+"""The tables of docs/benchmarks.md from a run of `hotfuse bench`: wins and losses as they came.
 
-    python -m benchmarks.table build/bench/latest.jsonl [--write README.md]
+    python -m benchmarks.table build/bench/latest.jsonl [--write docs/benchmarks.md]
 
 With `--write`, what stands between `<!-- bench:begin -->` and `<!-- bench:end -->` in the file is replaced.
 """
