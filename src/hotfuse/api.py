@@ -19,6 +19,7 @@ from hotfuse.compile.service import ask, counters, service
 from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.ship import restore, ship
+from hotfuse.machine.heap import heap
 from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.epochs import epochs
@@ -128,7 +129,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "code": epochs.counts(),
         "recorded": engine.recorder.stats(),
         "compile": counters(),
-        "memory": {**_memory(entries), **_released(engine)},
+        "memory": {**_memory(entries), **_released(engine), "trimmed": heap.bytes},
         "captures": sum(n for k, n in events.items() if k.startswith("capture.")),
         "swaps": sum(n for k, n in events.items() if k.startswith("deploy.")),
         "plans": len(entries),

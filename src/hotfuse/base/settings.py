@@ -79,7 +79,7 @@ class Settings:
     release_weights: bool = False
     """True: weights that a deployed plan has packed copies of give their memory back, and come from a file when they are read.
     They must not be written while that happens; later they may. Only where the cache folder is on a disk, and on Linux."""
-    sample_bytes: int = 64 << 20
+    sample_bytes: int = 16 << 20
     """Memory for inputs of real calls, kept to prove new plans on."""
     keep_inputs: bool = True
     """False: inputs are never kept; plans are proven on made-up ones of the same shapes."""

@@ -24,7 +24,7 @@ from hotfuse.compile.slot import Books, Limits, Slot
 from hotfuse.compile.starting import Starter
 from hotfuse.compile.task import Task, Waiting
 
-IDLE_S = 60.0
+IDLE_S = 8.0
 """A worker without work for so long is ended."""
 TICK_S = 0.05
 MAX_POISON = 256

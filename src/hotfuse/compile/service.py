@@ -24,6 +24,7 @@ from hotfuse.compile.pool import Pool
 from hotfuse.compile.process import Worker
 from hotfuse.compile.slot import Limits
 from hotfuse.compile.task import URGENT, Task
+from hotfuse.machine.heap import heap
 
 STOP_S = 10.0
 """Longest wait for the jobs in hand when the process ends."""
@@ -85,6 +86,7 @@ class Service:
                     break
                 with courteous():
                     _run(jobs.popleft())
+            heap.after_work()
 
     def _next(self) -> tuple[Hashable] | None:
         with self._lock:

@@ -28,8 +28,8 @@ from hotfuse.compile.stored import Place
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.tally import calls_everywhere
 
-AFTER_S = 5.0
-"""Quiet for so long before a worker is started."""
+AFTER_S = 20.0
+"""Quiet for so long before a worker is started: it takes 200 MB, which a pause between requests is not worth."""
 QUIET_S = 0.25
 """Quiet for so long before it goes on after it was stopped."""
 TICK_S = 0.02

@@ -1,0 +1,102 @@
+"""Free heap is given back after background work, within its budget."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from hotfuse.machine.heap import GROWN_BYTES, SHARE, Trimmer, heap, resident
+
+MB = 1 << 20
+
+
+class Machine:
+    """A process whose memory and clock are numbers."""
+
+    def __init__(self) -> None:
+        self.held, self.free, self.now, self.trim_s = 100 * MB, 0, 0.0, 0.004
+
+    def trim(self) -> None:
+        self.held -= self.free
+        self.free = 0
+        self.now += self.trim_s
+
+    def trimmer(self) -> Trimmer:
+        return Trimmer(self.trim, lambda: self.held, lambda: self.now)
+
+
+def test_trims_only_what_grew() -> None:
+    m = Machine()
+    t = m.trimmer()
+    m.free = 30 * MB
+    assert t.after_work() == 30 * MB
+    m.now += 100
+    m.held += GROWN_BYTES - 1
+    m.free = 5 * MB
+    assert t.after_work() == 0
+    m.held += 1
+    assert t.after_work() == 5 * MB
+    assert (t.trims, t.bytes) == (2, 35 * MB)
+
+
+def test_takes_at_most_its_share_of_the_time() -> None:
+    m = Machine()
+    t = m.trimmer()
+    for _ in range(10_000):
+        m.held += GROWN_BYTES
+        m.free = m.held // 2
+        t.after_work()
+        m.now += 0.001
+    assert t.trims > 10
+    assert (t.trims - 1) * m.trim_s <= SHARE * m.now
+
+
+def test_a_second_thread_does_not_wait() -> None:
+    m = Machine()
+    inside, go = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        inside.set()
+        assert go.wait(10)
+        m.trim()
+
+    t = Trimmer(slow, lambda: m.held, lambda: m.now)
+    first = threading.Thread(target=t.after_work)
+    first.start()
+    assert inside.wait(10)
+    assert t.after_work() == 0
+    go.set()
+    first.join(10)
+    assert t.trims == 1
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="another C library")
+def test_really_gives_memory_back() -> None:
+    """In a process of its own: blocks of a megabyte, freed behind one that stays."""
+    code = """
+import ctypes, sys
+from hotfuse.machine.heap import heap, resident
+libc = ctypes.CDLL(None); libc.malloc.restype = ctypes.c_void_p; libc.free.argtypes = [ctypes.c_void_p]
+libc.mallopt(-3, 1 << 30)  # no mappings of their own, as after many large blocks were freed
+blocks = []
+for _ in range(200):
+    p = libc.malloc(1 << 20); ctypes.memset(p, 1, 1 << 20); blocks.append(p)
+kept = libc.malloc(1 << 20)
+before = resident()
+for p in blocks: libc.free(p)
+assert resident() > before - (20 << 20), "the heap gave it back by itself"
+given = heap.after_work()
+assert given > 150 << 20, given
+assert heap.bytes == given
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_process_has_one() -> None:
+    assert resident() > 0
+    assert heap.bytes >= 0
