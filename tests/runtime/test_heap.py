@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import threading
 import pytest
 
 from hotfuse.machine.heap import GROWN_BYTES, SHARE, Trimmer, heap, resident
+from hotfuse.machine.primitives import CAPACITY, VARIABLE
 
 MB = 1 << 20
 
@@ -80,6 +82,7 @@ def test_really_gives_memory_back() -> None:
     code = """
 import ctypes, sys
 from hotfuse.machine.heap import heap, resident
+from hotfuse.machine.primitives import CAPACITY, VARIABLE
 libc = ctypes.CDLL(None); libc.malloc.restype = ctypes.c_void_p; libc.free.argtypes = [ctypes.c_void_p]
 libc.mallopt(-3, 1 << 30)  # no mappings of their own, as after many large blocks were freed
 blocks = []
@@ -100,3 +103,19 @@ assert heap.bytes == given
 def test_the_process_has_one() -> None:
     assert resident() > 0
     assert heap.bytes >= 0
+
+
+@pytest.mark.parametrize("said", ["", "7"])
+def test_a_session_bounds_the_primitive_cache_unless_the_user_did(said: str) -> None:
+    code = """
+import os, onnx
+from onnx import TensorProto, helper
+from hotfuse import InferenceSession
+ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "xy"]
+graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", ports[:1], ports[1:])
+InferenceSession(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()).close()
+print(os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"])
+"""
+    env = {k: v for k, v in os.environ.items() if k != VARIABLE} | ({VARIABLE: said} if said else {})
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
+    assert done.stdout.strip() == (said or str(CAPACITY)), done.stderr
