@@ -1,8 +1,8 @@
 """Free memory of the C library's heap, given back to the system when background work is done.
 
 Proving and racing plans on library kernels allocates and frees hundreds of megabytes of intermediates. The C library keeps what was
-freed, because its threshold for memory of its own mappings grows with every large block that is freed. Measured on a text recognizer
-under mixed sizes: 380 of 880 MB were free pages that nobody used again once generated code served.
+freed, because its threshold for memory of its own mappings grows with every large block that is freed. Measured on a recognizer
+of text under mixed sizes: 380 of 880 MB were free pages that nobody used again once generated code served.
 
 Giving back takes the heap's lock for some milliseconds, and pages that are needed again must be mapped again. So it happens only
 where the process has grown since the last time, and takes at most one per cent of the time.
