@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotfuse.backends.llvm import parallel, scratch
+from hotfuse.backends.llvm import gather, parallel, scratch
 from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.jit import load_object
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
@@ -208,14 +208,14 @@ def thread_numbers(monkeypatch: pytest.MonkeyPatch, worth: int, threads: int) ->
     kernel = b.finish()
     compiled = compile_kernel(kernel)
     asked: list[int] = []
-    run_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    run_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 
-    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
-    def fork(body: int, data: int, count: int, flags: int) -> None:
-        asked.append(count)
-        run_type(body)(data)
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    def fork(body: int, data: int, cold: int, awake: int, given: int) -> None:
+        asked.append(max(1, min(cold, given)))
+        run_type(body)(data, 0, 1)
 
-    symbols = dict(parallel.runtime().symbols) | {"GOMP_parallel": ctypes.cast(fork, ctypes.c_void_p).value or 0}
+    symbols = dict(parallel.runtime().symbols) | {gather.FORK: ctypes.cast(fork, ctypes.c_void_p).value or 0}
     loaded = load_object(compiled.code, ["count_threads"], symbols)
     out = torch.zeros(1, dtype=torch.int64)
     NativeKernel(loaded, "count_threads", kernel, scratch.plan(kernel))([out], (), threads)

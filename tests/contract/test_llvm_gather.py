@@ -14,32 +14,139 @@ from hotfuse.backends.llvm.jit import assembly, compile_object, load_object
 from hotfuse.backends.llvm.target import cross_neon, host
 
 assert torch.get_num_threads() > 0
-BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-FORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+FORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+TEAM = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 WAIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 WAKE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 pytestmark = pytest.mark.skipif(parallel.runtime().kind != "gomp", reason="there is no OpenMP runtime here")
 
 
-def fork(body: object, threads: int) -> None:
+def fork(body: object, threads: int, awake: int = 0, given: int = 0) -> None:
     call = FORK(parallel.runtime().symbols[gather.FORK])
-    call(ctypes.cast(body, ctypes.c_void_p), None, threads, 0)  # type: ignore[arg-type]
+    call(ctypes.cast(body, ctypes.c_void_p), None, threads, awake or threads, given or threads)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 7])
+class Run:
+    """A native run, as its driver opens and closes a team."""
+
+    def __init__(self) -> None:
+        self._memory = ctypes.create_string_buffer(gather.BYTES + 128)
+        self._at = -(-ctypes.addressof(self._memory) // 128) * 128
+
+    def __enter__(self) -> Run:
+        TEAM(parallel.runtime().symbols[gather.OPEN])(self._at)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        TEAM(parallel.runtime().symbols[gather.CLOSE])(self._at)
+
+
+def regions() -> int:
+    team = parallel.runtime().team
+    assert team is not None
+    return team.regions
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7, 16])
 def test_every_thread_runs_the_body_once(threads: int) -> None:
-    number = ctypes.CFUNCTYPE(ctypes.c_int)(parallel.runtime().symbols["omp_get_thread_num"])
-    ran: list[int] = []
+    ran: list[tuple[int, int]] = []
 
     @BODY
-    def body(_: int) -> None:
-        ran.append(number())
+    def body(_: int, thread: int, team: int) -> None:
+        ran.append((thread, team))
 
     for _ in range(5):
         ran.clear()
         fork(body, threads)
-        assert sorted(ran) == list(range(threads))
+        assert sorted(ran) == [(i, threads) for i in range(threads)]
+
+
+def test_a_run_has_one_region_whatever_its_kernels_ask_for() -> None:
+    """Fewer threads take part than are there, in any order, and parts of one fork are done before the next begins."""
+    order: list[int] = []
+    forked: list[int] = []
+
+    @BODY
+    def body(_: int, thread: int, team: int) -> None:
+        order.append(len(forked) * 1000 + team)
+
+    wanted = [5, 2, 1, 7, 3, 7, 1, 2, 6] * 6
+    before = regions()
+    with Run():
+        for n in wanted:
+            fork(body, n, given=7)
+            forked.append(n)
+    assert regions() == before + 1
+    assert order == [i * 1000 + n for i, n in enumerate(wanted) for _ in range(n)]
+    with Run():
+        fork(body, 1, given=7)
+    assert regions() == before + 1, "nobody asks the runtime for what one thread does"
+    for _ in range(3):
+        fork(body, 2)
+    assert regions() == before + 4, "outside a run every fork is a region"
+
+
+def test_less_work_is_worth_a_thread_that_is_awake() -> None:
+    teams: list[int] = []
+
+    @BODY
+    def body(_: int, thread: int, team: int) -> None:
+        if thread == 0:
+            teams.append(team)
+
+    with Run():
+        fork(body, 1, awake=3, given=4)
+        fork(body, 4, awake=4, given=4)
+        fork(body, 1, awake=3, given=4)
+    fork(body, 1, awake=3, given=4)
+    assert teams == [1, 4, 3, 1]
+
+
+def test_runs_of_several_callers_have_a_team_each() -> None:
+    wrong: list[str] = []
+
+    def call() -> None:
+        ran: list[int] = []
+
+        @BODY
+        def body(_: int, thread: int, team: int) -> None:
+            ran.append(thread)
+
+        for n in range(10):
+            with Run():
+                for k in (3, 2, 4):
+                    ran.clear()
+                    fork(body, k, given=4)
+                    if sorted(ran) != list(range(k)):
+                        wrong.append(f"run {n}: {ran} of {k}")
+
+    callers = [threading.Thread(target=call) for _ in range(3)]
+    for c in callers:
+        c.start()
+    for c in callers:
+        c.join()
+    assert not wrong
+
+
+def test_a_run_inside_a_region_of_others_is_on_one_thread() -> None:
+    """A caller that is itself in a parallel region gets no threads of its own, and does everything."""
+    library = ctypes.CDLL(parallel.runtime().detail)
+    teams: list[int] = []
+
+    @BODY
+    def body(_: int, thread: int, team: int) -> None:
+        teams.append(team)
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def region(_: int) -> None:
+        if library.omp_get_thread_num() == 0:
+            with Run():
+                fork(body, 3)
+
+    library.GOMP_parallel(region, None, 2, 0)
+    assert teams == [1]
 
 
 class System:
@@ -74,16 +181,16 @@ class System:
         self._kept = {
             "sched_getcpu": getcpu, "sched_getaffinity": getaffinity, "sched_setaffinity": setaffinity, "clock_gettime": gettime,
         }  # fmt: skip
-        openmp = {n: library_symbol(n) for n in (gather.FORK, "omp_get_thread_num", "omp_get_num_threads")}
+        openmp = {n: library_symbol(n) for n in gather.OPENMP}
         system = {n: ctypes.cast(f, ctypes.c_void_p).value or 0 for n, f in self._kept.items()}
         self.team = gather.gathered(openmp, system)
 
     def fork(self, threads: int) -> None:
         @BODY
-        def body(_: int) -> None:
+        def body(_: int, thread: int, team: int) -> None:
             return None
 
-        FORK(self.team.symbols[gather.FORK])(ctypes.cast(body, ctypes.c_void_p), None, threads, 0)
+        FORK(self.team.symbols[gather.FORK])(ctypes.cast(body, ctypes.c_void_p), None, threads, threads, threads)
 
 
 def library_symbol(name: str) -> int:
@@ -117,7 +224,7 @@ def test_threads_may_run_where_they_might_before() -> None:
     masks: list[set[int]] = []
 
     @BODY
-    def body(_: int) -> None:
+    def body(_: int, thread: int, team: int) -> None:
         masks.append(os.sched_getaffinity(0))
 
     for _ in range(20):
@@ -148,20 +255,22 @@ def test_a_waiting_thread_sleeps_until_the_count_is_there() -> None:
 
 def test_the_code_of_other_processors() -> None:
     neon = cross_neon()
-    assert "yield" in assembly(gather.text(neon.triple), neon)
+    assert "yield" in assembly(gather.text(neon.triple, 1), neon)
     if host().triple.startswith("x86"):
-        assert "pause" in assembly(gather.text(host().triple), host())
+        assert "pause" in assembly(gather.text(host().triple, 1), host())
 
 
 def test_one_thread_where_there_is_no_runtime() -> None:
-    code = load_object(compile_object(parallel.SERIAL_TEXT, host()).code, parallel.SYMBOLS)
+    code = load_object(compile_object(gather.SERIAL_TEXT, host()).code, parallel.SYMBOLS)
     ran: list[int] = []
 
     @BODY
-    def body(_: int) -> None:
-        ran.append(1)
+    def body(_: int, thread: int, team: int) -> None:
+        ran.append(team)
 
-    FORK(code.address(gather.FORK))(ctypes.cast(body, ctypes.c_void_p), None, 4, 0)
+    TEAM(code.address(gather.OPEN))(None)
+    FORK(code.address(gather.FORK))(ctypes.cast(body, ctypes.c_void_p), None, 4, 4, 4)
+    TEAM(code.address(gather.CLOSE))(None)
     assert ran == [1]
     words = (ctypes.c_int64 * 2)(0, 0)
     WAIT(code.address(gather.WAIT))(ctypes.addressof(words), 1)

@@ -134,15 +134,15 @@ def test_rounds_go_to_and_fro(columns: int, step: int, much: bool, target: Targe
 def forks(kernel: Kernel, rounds: int, threads: int) -> list[int]:
     """How many threads a call asks the runtime for, each time it asks."""
     asked: list[int] = []
-    real = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
-    given = real(parallel.runtime().symbols["GOMP_parallel"])
+    real = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    own = real(parallel.runtime().symbols[gather.FORK])
 
     @real
-    def fork(body: int, data: int, count: int, flags: int) -> None:
-        asked.append(count)
-        given(body, data, count, flags)
+    def fork(body: int, data: int, cold: int, awake: int, given: int) -> None:
+        asked.append(min(cold, given))
+        own(body, data, cold, awake, given)
 
-    symbols = dict(parallel.runtime().symbols) | {"GOMP_parallel": ctypes.cast(fork, ctypes.c_void_p).value or 0}
+    symbols = dict(parallel.runtime().symbols) | {gather.FORK: ctypes.cast(fork, ctypes.c_void_p).value or 0}
     loaded = load_object(compile_kernel(kernel).code, [kernel.name], symbols)
     native = NativeKernel(loaded, kernel.name, kernel, scratch.plan(kernel))
     native([torch.randn(7), torch.zeros(7)], (rounds,), threads)

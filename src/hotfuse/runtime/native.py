@@ -196,7 +196,7 @@ def _run(graph: Graph, code: RunCode, inside: Sequence[Unit], shared: _Shared) -
     kernels = {i: k.address for i, k in enumerate(shared.loaded)}
     words = [shared.constants.word(w, kernels) for w in code.words]
     shared.switches += [memory for _, memory in words if isinstance(memory, Switch)]
-    driver = jit.load_object(code.code, [BODY, LAYOUT], runtime().symbols if code.forks else None)
+    driver = jit.load_object(code.code, [BODY, LAYOUT], runtime().symbols)
     fallback = chained(Graph(f"{graph.name}.fallback", inputs, graph.params, (), outputs), inside, shared.weights)
     keep = [*(memory for _, memory in words if memory is not None), *shared.loaded]
     native = NativeRun(code, driver, [address for address, _ in words], keep, fallback)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from hotfuse.backends.llvm import scratch
+from hotfuse.backends.llvm import gather, parallel, scratch
 from hotfuse.backends.llvm.code import Fn, Scope, Val, vec
 from hotfuse.backends.llvm.memory import emit_load
 from hotfuse.backends.llvm.parallel import loop_work, threads_worth, trips
@@ -172,8 +172,9 @@ def _parallel(s: State, loop: Loop, block: Block, enter: Callable[[State, str, s
         fn.do(f"store {ty} {x}, ptr {slot(fn, context, 8 * k)}")
     for k, (ty, x) in enumerate(chunks):
         fn.do(f"store {ty} {x}, ptr {slot(fn, context, first + 128 * k)}, align 128")
-    worth = threads_worth(loop_work(loop, fn.target.lanes), [trips(around) for around in s.around])
-    launch(s, name, context, expr("min", trips(loop), worth))
+    work, count = loop_work(loop, fn.target.lanes), trips(loop)
+    cold = threads_worth(work, [trips(around) for around in s.around])
+    launch(s, name, context, expr("min", count, cold), expr("min", count, expr("//", work, parallel.AWAKE_WORK)))
     inner = enter(s, name, "ptr %context, i64 %thread, i64 %threads")
     for k, name in enumerate(common, 4 + len(outer)):
         with inner.fn.at(inner.fn.scopes[0]):
@@ -191,34 +192,23 @@ def slot(fn: Fn, base: str, at: int) -> str:
     return fn.val(f"getelementptr i8, ptr {base}, i64 {at}")
 
 
-def launch(s: State, name: str, context: str, worth: Dim) -> None:
-    """Call a share, `name(context, thread, threads)`, on as many threads as the call may have and the work is worth."""
-    fn, module = s.fn, s.fn.module
+def launch(s: State, name: str, context: str, cold: Dim, awake: Dim) -> None:
+    """Call a share, `name(context, thread, threads)`, on as many threads as the call may have and the work is worth: where they
+    have to be woken, and where a run's team is awake."""
+    fn = s.fn
     given = fn.val(f"load i64, ptr {slot(fn, '%sizes', 8 * len(s.kernel.sizes))}")
-    threads = fn.call("llvm.smin.i64", "i64", ("i64", given), ("i64", fn.i64(worth)))
-    many = fn.val(f"icmp sgt i64 {threads}, 1")
+    several = fn.truth(expr("<", 1, expr("max", cold, awake)))
+    many = fn.val(f"and i1 {several}, {fn.val(f'icmp sgt i64 {given}, 1')}")
     fork, alone, joined = fn.labels("fork", "alone", "joined")
     fn.do(f"br i1 {many}, label %{fork}, label %{alone}")
     fn.label(fork)
-    count = fn.val(f"trunc i64 {threads} to i32")
-    fn.call("GOMP_parallel", "void", ("ptr", f"@{name}omp"), ("ptr", context), ("i32", count), ("i32", "0"))
+    worth = [("i64", fn.i64(cold)), ("i64", fn.i64(awake))]
+    fn.call(gather.FORK, "void", ("ptr", f"@{name}"), ("ptr", context), *worth, ("i64", given))
     fn.do(f"br label %{joined}")
     fn.label(alone)
     fn.do(f"call void @{name}(ptr {context}, i64 0, i64 1)")
     fn.do(f"br label %{joined}")
     fn.label(joined)
-    for query in ("omp_get_thread_num", "omp_get_num_threads"):
-        module.declared.setdefault(query, f"declare i32 @{query}()")
-    module.defined[f"{name}omp"] = [
-        f"define internal void @{name}omp(ptr %context) #0 {{",
-        "  %t = call i32 @omp_get_thread_num()",
-        "  %n = call i32 @omp_get_num_threads()",
-        "  %thread = zext i32 %t to i64",
-        "  %threads = zext i32 %n to i64",
-        f"  call void @{name}(ptr %context, i64 %thread, i64 %threads)",
-        "  ret void",
-        "}",
-    ]
 
 
 def _share(inner: State, s: State, loop: Loop, block: Block, outer: list[str], tiles: list[Tile], first: int) -> None:

@@ -9,14 +9,16 @@ Two functions, both `void name(ptr buffers, ptr sizes)` where sizes are the run'
 the outputs has been written then). The second says what is wanted besides, as bits: `CLOCK`, the time at the beginning and after
 each partition, in the words behind it; `OUTCOMES`, for every branch in the words behind those, 1 where it went to its second side
 and 2 where it went to its first (both bits where it is in a loop and went both ways), for every loop one more than its iterations.
-Behind those are the counters of counting kernels (`tile.instrument`), which a table may hold in
-place of plain ones: every kernel is called with [its buffers..., its own memory, its counters, its own memory].
+A call that may have several threads opens a team before its first step and closes it behind its last (`gather`): threads that a
+kernel woke stay for those behind it. Behind those words are the counters of counting kernels (`tile.instrument`), which a table
+may hold in place of plain ones: every kernel is called with [its buffers..., its own memory, its counters, its own memory].
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hotfuse.backends.llvm import gather
 from hotfuse.backends.llvm.code import Fn, Module
 from hotfuse.backends.llvm.dispatch import emit_choice, emit_leaving
 from hotfuse.backends.llvm.forks import Fork, emit_fork
@@ -45,6 +47,7 @@ from hotfuse.tile.instrument import WIDTH
 from hotfuse.tile.program import Kernel
 
 BODY, LAYOUT = "hf_run_body", "hf_run_layout"
+_STEPS = f"{BODY}.steps"
 HEAD = 3
 """Buffers before the inputs: table, arena, control."""
 CONTROL_HEAD = 2
@@ -61,7 +64,31 @@ def emit_driver(run: Run, target: Target) -> str:
     module = Module(target)
     _layout(run, module)
     _Body(run, module).write()
+    _teamed(module, len(run.sizes))
     return module.text()
+
+
+def _teamed(module: Module, sizes: int) -> None:
+    """The body as it is entered: its steps, with a team around them where the call may have several threads."""
+    for name in (gather.OPEN, gather.CLOSE):
+        module.declared[name] = f"declare void @{name}(ptr)"
+    module.defined[BODY] = [
+        f"define void @{BODY}(ptr %buffers, ptr %sizes) #0 {{",
+        f"  %team = alloca [{gather.BYTES} x i8], align 128",
+        f"  %threads.at = getelementptr i64, ptr %sizes, i64 {sizes}",
+        "  %threads = load i64, ptr %threads.at",
+        "  %many = icmp sgt i64 %threads, 1",
+        "  br i1 %many, label %several, label %one",
+        "one:",
+        f"  call void @{_STEPS}(ptr %buffers, ptr %sizes)",
+        "  ret void",
+        "several:",
+        f"  call void @{gather.OPEN}(ptr %team)",
+        f"  call void @{_STEPS}(ptr %buffers, ptr %sizes)",
+        f"  call void @{gather.CLOSE}(ptr %team)",
+        "  ret void",
+        "}",
+    ]
 
 
 def _function(run: Run, module: Module, name: str) -> Fn:
@@ -89,7 +116,7 @@ def _layout(run: Run, module: Module) -> None:
 class _Body:
     """The body, or the function of one lane of a fork in it."""
 
-    def __init__(self, run: Run, module: Module, name: str = BODY, lane: int = 0) -> None:
+    def __init__(self, run: Run, module: Module, name: str = _STEPS, lane: int = 0) -> None:
         self.run = run
         self.lane = lane
         self.fn = fn = _function(run, module, name)

@@ -13,6 +13,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hotfuse.backends.llvm import gather
 from hotfuse.backends.llvm.code import Fn, Module
 
 _POINTER = 8
@@ -56,8 +57,7 @@ def emit_fork(
 ) -> None:
     """Either way; `lanes` are functions of (buffers, sizes), `may` says whether this call may fork at all.
 
-    The team is as large as kernels ask for, so that the runtime keeps its threads; each of them takes every n-th lane. In a lane
-    kernels are told of one thread.
+    Each of the threads that take part takes every n-th lane. In a lane kernels are told of one thread.
     """
     ask, fork, one, joined = fn.labels("ask", "fork", "one", "joined")
     many = fn.val(f"icmp sgt i64 {threads}, 1")
@@ -74,9 +74,9 @@ def emit_fork(
     context = fn.alloca("[2 x ptr], align 16")
     fn.do(f"store ptr %buffers, ptr {context}")
     fn.do(f"store ptr {own}, ptr {fn.val(f'getelementptr ptr, ptr {context}, i64 1')}")
-    count = fn.val(f"trunc i64 {threads} to i32")
     share = f"{lanes[0]}.share"
-    fn.call("GOMP_parallel", "void", ("ptr", f"@{share}"), ("ptr", context), ("i32", count), ("i32", "0"))
+    worth = [("i64", str(len(lanes)))] * 2
+    fn.call(gather.FORK, "void", ("ptr", f"@{share}"), ("ptr", context), *worth, ("i64", threads))
     fn.do(f"br label %{joined}")
     fn.label(one)
     alone()
@@ -87,27 +87,23 @@ def emit_fork(
 
 def _share(module: Module, name: str, lanes: Sequence[str]) -> None:
     """What each thread of the team does."""
-    for query in ("omp_get_thread_num", "omp_get_num_threads"):
-        module.declared.setdefault(query, f"declare i32 @{query}()")
-    cases = "\n".join(f"    i32 {k}, label %lane{k}" for k in range(len(lanes)))
+    cases = "\n".join(f"    i64 {k}, label %lane{k}" for k in range(len(lanes)))
     blocks: list[str] = []
     for k, lane in enumerate(lanes):
         blocks += [f"lane{k}:", f"  call void @{lane}(ptr %buffers, ptr %sizes)", "  br label %next"]
     module.defined[name] = [
-        f"define internal void @{name}(ptr %context) #0 {{",
+        f"define internal void @{name}(ptr %context, i64 %thread, i64 %team) #0 {{",
         "entry:",
         "  %buffers = load ptr, ptr %context",
         "  %sizes.at = getelementptr ptr, ptr %context, i64 1",
         "  %sizes = load ptr, ptr %sizes.at",
-        "  %thread = call i32 @omp_get_thread_num()",
-        "  %team = call i32 @omp_get_num_threads()",
         "  br label %loop",
         "loop:",
-        "  %lane = phi i32 [%thread, %entry], [%following, %next]",
-        f"  switch i32 %lane, label %done [\n{cases}\n  ]",
+        "  %lane = phi i64 [%thread, %entry], [%following, %next]",
+        f"  switch i64 %lane, label %done [\n{cases}\n  ]",
         *blocks,
         "next:",
-        "  %following = add i32 %lane, %team",
+        "  %following = add i64 %lane, %team",
         "  br label %loop",
         "done:",
         "  ret void",

@@ -1,11 +1,21 @@
-"""How the threads of a fork come together: what our kernels call instead of the OpenMP runtime's own fork.
+"""How the threads of a team come together: what native code calls instead of the OpenMP runtime's own fork.
+
+A native run keeps one team from the first kernel that wants threads to its end (decision 28):
+
+    open      a run begins; nobody is woken yet
+    fork      the first one starts the runtime's region, with all threads that calls have; the caller stays outside of it and posts
+              its work, and each thread that it wants takes a part. Between forks threads stay in the region and look for the next
+    close     the run has ended: threads leave the region, and torch's own kernels find them where they left them
+
+A kernel that is called alone is a run of its own. Forks ask for more or fewer threads, the region never does: the GNU runtime ends
+threads that a smaller region leaves over, and makes new ones for the next larger one, some tens of microseconds each.
 
 The runtime's threads look at memory for some milliseconds (8 where a pause takes 27 ns) before they let their core go. That is
 right while each has a core of its own. Where the system has put two of them on one core, whoever runs looks for the other, which
 stands behind it in the queue, and the shortest kernel takes those milliseconds. So
 
-    the first thread    notes its core, forks, does its part, and does not go to the runtime's join before all others have begun
-    every other thread  notes its core; where one of the team has it already, moves to one that nobody has; then does its part
+    the first thread    notes its core, and does not go to the runtime's join before all others have begun
+    every other thread  notes its core; where one of the team has it already, moves to one that nobody has
     who waits           looks for about as long as being woken takes, then sleeps until it is woken
 
 A thread moves by excluding cores from those it may run on and allowing them again at once: it stays where it is then, and is as
@@ -21,16 +31,29 @@ from dataclasses import dataclass
 
 from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.target import host
+from hotfuse.base.errors import InternalError
+from hotfuse.base.once import once
 
-FORK, WAIT, WAKE = "GOMP_parallel", "team_wait", "team_wake"
+FORK, OPEN, CLOSE, WAIT, WAKE = "team_fork", "team_open", "team_close", "team_wait", "team_wake"
+NAMES = (FORK, OPEN, CLOSE, WAIT, WAKE)
+OPENMP = ("GOMP_parallel_start", "GOMP_parallel_end", "omp_get_thread_num", "omp_get_num_threads")
+"""What there has to be of an OpenMP runtime."""
 EVERY_NS = 2_000_000
 SPINS = 1 << 12
 """Looks before a thread sleeps: a tenth of a millisecond, about what being woken costs. With fewer, whoever waits for one that is
 just waking falls asleep too, and so on in turns; and whoever else wants the core takes it for a whole slice of time."""
+BETWEEN_SPINS = 1 << 14
+"""The same between the forks of a run: what one thread does meanwhile takes longer, and being woken would come on top of it."""
 _CPUS = 1024
-_COUNT, _TAKEN = 128, 256
-"""Where in the memory of a fork the count of threads that have begun is, and the set of cores that the team has."""
-_BYTES = _TAKEN + _CPUS // 8
+_POSTED, _JOB, _DONE, _BEGUN, _TAKEN = 0, 128, 256, 384, 512
+"""Where in the memory of a team things are, each in lines of its own: which job is the newest; its code, its data, the threads in
+the team, parts to be done in all so far, and the team around this one; the counts of parts done and of threads that have begun,
+each with its sleepers behind it; the set of cores that the team has."""
+_CODE, _DATA, _SIZE, _PARTS, _AROUND = (_JOB + 8 * k for k in range(5))
+BYTES = _TAKEN + _CPUS // 8
+_ALL = (1 << 16) - 1
+"""Threads that a job asks for to end the team. A job is known by a word: its number, and in the lowest bits for how many threads
+it is. Who is not among them reads nothing else, as the next job may be written already."""
 _FUTEX = {"x86": 202, "arm": 98}
 """The number of the system call that sleeps on a word, and wakes those who do."""
 _PAUSES = {"x86": ("llvm.x86.sse2.pause", "", ""), "arm": ("llvm.aarch64.hint", "i32", "i32 1")}
@@ -49,8 +72,14 @@ def _pause(triple: str) -> tuple[str, str]:
 
 
 SERIAL_TEXT = f"""
-define void @{FORK}(ptr %body, ptr %data, i32 %threads, i32 %flags) {{
-  call void %body(ptr %data)
+define void @{FORK}(ptr %body, ptr %data, i64 %cold, i64 %awake, i64 %given) {{
+  call void %body(ptr %data, i64 0, i64 1)
+  ret void
+}}
+define void @{OPEN}(ptr %team) {{
+  ret void
+}}
+define void @{CLOSE}(ptr %team) {{
   ret void
 }}
 define void @{WAIT}(ptr %count, i64 %until) {{
@@ -63,69 +92,177 @@ define void @{WAKE}(ptr %count) {{
 """The same where everything runs on the calling thread."""
 
 
-def text(triple: str) -> str:
-    """The functions; a count is a word that only grows, with the number of those who sleep until it has grown behind it."""
+def text(triple: str, key: int) -> str:
+    """The functions; a count is a word that only grows, with the number of those who sleep until it has grown behind it. `key` is
+    that of the thread's own word (`pthread_key_create`) that tells of the team it is the first thread of."""
     declared, paused = _pause(triple)
     futex = _FUTEX[family(triple)]
     return f"""
 {declared}
-declare void @openmp_fork(ptr, ptr, i32, i32)
+declare void @GOMP_parallel_start(ptr, ptr, i32)
+declare void @GOMP_parallel_end()
 declare i32 @omp_get_thread_num()
 declare i32 @omp_get_num_threads()
+declare ptr @pthread_getspecific(i32)
+declare i32 @pthread_setspecific(i32, ptr)
 declare i32 @sched_getcpu()
 declare i32 @sched_getaffinity(i32, i64, ptr)
 declare i32 @sched_setaffinity(i32, i64, ptr)
 declare i32 @clock_gettime(i32, ptr)
 declare i64 @syscall(i64, ...)
+declare i64 @llvm.smin.i64(i64, i64)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 @moved = global i64 0
 @moved.last = global i64 0
+@regions = global i64 0
 
-define void @{FORK}(ptr %body, ptr %data, i32 %threads, i32 %flags) {{
-  %fork = alloca [{_BYTES} x i8], align 128
-  call void @llvm.memset.p0.i64(ptr align 128 %fork, i8 0, i64 {_BYTES}, i1 false)
-  %data.at = getelementptr i8, ptr %fork, i64 8
-  store ptr %body, ptr %fork
-  store ptr %data, ptr %data.at
-  %cpu = call i32 @sched_getcpu()
-  %shared = call i1 @take(ptr %fork, i32 %cpu)
-  call void @openmp_fork(ptr @share, ptr %fork, i32 %threads, i32 %flags)
+define void @{OPEN}(ptr %team) {{
+  call void @llvm.memset.p0.i64(ptr align 128 %team, i8 0, i64 {BYTES}, i1 false)
+  %around = call ptr @pthread_getspecific(i32 {key})
+  %around.at = getelementptr i8, ptr %team, i64 {_AROUND}
+  store ptr %around, ptr %around.at
+  %set = call i32 @pthread_setspecific(i32 {key}, ptr %team)
   ret void
 }}
 
-define internal void @share(ptr %fork) {{
-  %data.at = getelementptr i8, ptr %fork, i64 8
-  %body = load ptr, ptr %fork
-  %data = load ptr, ptr %data.at
-  %count = getelementptr i8, ptr %fork, i64 {_COUNT}
-  %thread = call i32 @omp_get_thread_num()
-  %first = icmp eq i32 %thread, 0
-  br i1 %first, label %one, label %other
-one:
-  call void %body(ptr %data)
-  %threads = call i32 @omp_get_num_threads()
-  %others = sub i32 %threads, 1
-  %until = zext i32 %others to i64
-  call void @{WAIT}(ptr %count, i64 %until)
-  br label %done
-other:
-  %cpu = call i32 @sched_getcpu()
-  %shared = call i1 @take(ptr %fork, i32 %cpu)
-  br i1 %shared, label %away, label %begin
-away:
-  call void @move(ptr %fork)
-  br label %begin
-begin:
-  %before = atomicrmw add ptr %count, i64 1 seq_cst
-  call void @{WAKE}(ptr %count)
-  call void %body(ptr %data)
+define void @{CLOSE}(ptr %team) {{
+  %around.at = getelementptr i8, ptr %team, i64 {_AROUND}
+  %around = load ptr, ptr %around.at
+  %set = call i32 @pthread_setspecific(i32 {key}, ptr %around)
+  %size.at = getelementptr i8, ptr %team, i64 {_SIZE}
+  %size = load i64, ptr %size.at
+  %started = icmp ne i64 %size, 0
+  br i1 %started, label %end, label %done
+end:
+  %others = sub i64 %size, 1
+  %begun = getelementptr i8, ptr %team, i64 {_BEGUN}
+  call void @{WAIT}(ptr %begun, i64 %others)
+  call void @post(ptr %team, ptr null, ptr null, i64 {_ALL})
+  call void @GOMP_parallel_end()
   br label %done
 done:
   ret void
 }}
 
+; runs a body(data, thread, threads): on as many threads as are worth waking, or, where the team is awake, worth telling
+define void @{FORK}(ptr %body, ptr %data, i64 %cold, i64 %awake, i64 %given) {{
+entry:
+  %own = alloca [{BYTES} x i8], align 128
+  %team = call ptr @pthread_getspecific(i32 {key})
+  %inside = icmp ne ptr %team, null
+  br i1 %inside, label %member, label %single
+single:
+  %cold.given = call i64 @llvm.smin.i64(i64 %cold, i64 %given)
+  %several = icmp sgt i64 %cold.given, 1
+  br i1 %several, label %run, label %one
+run:
+  call void @{OPEN}(ptr %own)
+  call void @{FORK}(ptr %body, ptr %data, i64 %cold, i64 %cold, i64 %given)
+  call void @{CLOSE}(ptr %own)
+  ret void
+member:
+  %size.at = getelementptr i8, ptr %team, i64 {_SIZE}
+  %size = load i64, ptr %size.at
+  %started = icmp ne i64 %size, 0
+  %worth = select i1 %started, i64 %awake, i64 %cold
+  %asked = call i64 @llvm.smin.i64(i64 %worth, i64 %given)
+  %many = icmp sgt i64 %asked, 1
+  br i1 %many, label %ready, label %one
+ready:
+  br i1 %started, label %share, label %start
+start:
+  %cpu = call i32 @sched_getcpu()
+  %shared = call i1 @take(ptr %team, i32 %cpu)
+  %count = trunc i64 %given to i32
+  call void @GOMP_parallel_start(ptr @serve, ptr %team, i32 %count)
+  %there = call i32 @omp_get_num_threads()
+  %there.l = zext i32 %there to i64
+  store i64 %there.l, ptr %size.at
+  %counted = atomicrmw add ptr @regions, i64 1 monotonic
+  br label %share
+share:
+  %members = phi i64 [%size, %ready], [%there.l, %start]
+  %wanted = call i64 @llvm.smin.i64(i64 %asked, i64 %members)
+  %alone = icmp slt i64 %wanted, 2
+  br i1 %alone, label %one, label %go
+go:
+  %others = sub i64 %wanted, 1
+  %parts.at = getelementptr i8, ptr %team, i64 {_PARTS}
+  %parts.before = load i64, ptr %parts.at
+  %parts = add i64 %parts.before, %others
+  store i64 %parts, ptr %parts.at
+  call void @post(ptr %team, ptr %body, ptr %data, i64 %wanted)
+  call void %body(ptr %data, i64 0, i64 %wanted)
+  %ended = getelementptr i8, ptr %team, i64 {_DONE}
+  call void @{WAIT}(ptr %ended, i64 %parts)
+  ret void
+one:
+  call void %body(ptr %data, i64 0, i64 1)
+  ret void
+}}
+
+define internal void @post(ptr %team, ptr %body, ptr %data, i64 %wanted) {{
+  %body.at = getelementptr i8, ptr %team, i64 {_CODE}
+  %data.at = getelementptr i8, ptr %team, i64 {_DATA}
+  store ptr %body, ptr %body.at
+  store ptr %data, ptr %data.at
+  %before = load i64, ptr %team
+  %number = lshr i64 %before, 16
+  %next = add i64 %number, 1
+  %high = shl i64 %next, 16
+  %word = or i64 %high, %wanted
+  %old = atomicrmw xchg ptr %team, i64 %word seq_cst
+  call void @{WAKE}(ptr %team)
+  ret void
+}}
+
+; what every thread but the first does in the region
+define internal void @serve(ptr %team) {{
+entry:
+  %thread.i = call i32 @omp_get_thread_num()
+  %thread = zext i32 %thread.i to i64
+  %cpu = call i32 @sched_getcpu()
+  %shared = call i1 @take(ptr %team, i32 %cpu)
+  br i1 %shared, label %away, label %begin
+away:
+  call void @move(ptr %team)
+  br label %begin
+begin:
+  %begun = getelementptr i8, ptr %team, i64 {_BEGUN}
+  %ended = getelementptr i8, ptr %team, i64 {_DONE}
+  %body.at = getelementptr i8, ptr %team, i64 {_CODE}
+  %data.at = getelementptr i8, ptr %team, i64 {_DATA}
+  %one.more = atomicrmw add ptr %begun, i64 1 seq_cst
+  call void @{WAKE}(ptr %begun)
+  br label %look
+look:
+  %number = phi i64 [0, %begin], [%found, %news], [%found, %work]
+  %next = add i64 %number, 1
+  %until = shl i64 %next, 16
+  call void @between(ptr %team, i64 %until)
+  br label %news
+news:
+  %word = load atomic i64, ptr %team acquire, align 8
+  %found = lshr i64 %word, 16
+  %wanted = and i64 %word, {_ALL}
+  %mine = icmp ult i64 %thread, %wanted
+  br i1 %mine, label %read, label %look
+read:
+  %body = load ptr, ptr %body.at
+  %over = icmp eq ptr %body, null
+  br i1 %over, label %leave, label %work
+work:
+  %data = load ptr, ptr %data.at
+  call void %body(ptr %data, i64 %thread, i64 %wanted)
+  %one.done = atomicrmw add ptr %ended, i64 1 seq_cst
+  call void @{WAKE}(ptr %ended)
+  br label %look
+leave:
+  ret void
+}}
+
 ; notes a core; whether another thread of the team had it
-define internal i1 @take(ptr %fork, i32 %cpu) {{
+define internal i1 @take(ptr %team, i32 %cpu) {{
   %known = icmp ult i32 %cpu, {_CPUS}
   br i1 %known, label %note, label %no
 note:
@@ -133,7 +270,7 @@ note:
   %bit.i = and i32 %cpu, 63
   %bit.l = zext i32 %bit.i to i64
   %bit = shl i64 1, %bit.l
-  %taken = getelementptr i8, ptr %fork, i64 {_TAKEN}
+  %taken = getelementptr i8, ptr %team, i64 {_TAKEN}
   %word = getelementptr i64, ptr %taken, i32 %word.i
   %old = atomicrmw or ptr %word, i64 %bit monotonic
   %both = and i64 %old, %bit
@@ -143,7 +280,7 @@ no:
   ret i1 false
 }}
 
-define internal void @move(ptr %fork) {{
+define internal void @move(ptr %team) {{
   %time = alloca [2 x i64]
   %may = alloca [{_CPUS // 64} x i64]
   %free = alloca [{_CPUS // 64} x i64]
@@ -170,7 +307,7 @@ word:
   %any = phi i64 [0, %ask], [%any1, %word]
   %may.at = getelementptr i64, ptr %may, i64 %i
   %free.at = getelementptr i64, ptr %free, i64 %i
-  %taken.base = getelementptr i8, ptr %fork, i64 {_TAKEN}
+  %taken.base = getelementptr i8, ptr %team, i64 {_TAKEN}
   %taken.at = getelementptr i64, ptr %taken.base, i64 %i
   %may.w = load i64, ptr %may.at
   %taken.w = load atomic i64, ptr %taken.at monotonic, align 8
@@ -191,15 +328,34 @@ go:
 back:
   %again = call i32 @sched_setaffinity(i32 0, i64 {_CPUS // 8}, ptr %may)
   %cpu = call i32 @sched_getcpu()
-  %shared = call i1 @take(ptr %fork, i32 %cpu)
+  %shared = call i1 @take(ptr %team, i32 %cpu)
   %counted = atomicrmw add ptr @moved, i64 1 monotonic
   br label %done
 done:
   ret void
 }}
 
-; looks for a while, then sleeps, until a count has grown so far
-define void @{WAIT}(ptr %count, i64 %until) {{
+{_waiting(f"define void @{WAIT}", SPINS, paused, futex)}
+{_waiting("define internal void @between", BETWEEN_SPINS, paused, futex)}
+
+define void @{WAKE}(ptr %count) {{
+  %at = getelementptr i64, ptr %count, i64 1
+  %sleepers = load atomic i64, ptr %at seq_cst, align 8
+  %some = icmp ne i64 %sleepers, 0
+  br i1 %some, label %wake, label %done
+wake:
+  %woken = call i64 (i64, ...) @syscall(i64 {futex}, ptr %count, i32 129, i32 2147483647, ptr null, ptr null, i32 0)
+  br label %done
+done:
+  ret void
+}}
+"""
+
+
+def _waiting(definition: str, spins: int, paused: str, futex: int) -> str:
+    """A function that looks for a while, then sleeps, until a count has grown so far."""
+    return f"""
+{definition}(ptr %count, i64 %until) {{
 entry:
   br label %look
 look:
@@ -210,7 +366,7 @@ look:
 again:
   {paused}
   %more = add i64 %looks, 1
-  %long = icmp ugt i64 %more, {SPINS}
+  %long = icmp ugt i64 %more, {spins}
   br i1 %long, label %wait, label %look
 wait:
   %sleepers = getelementptr i64, ptr %count, i64 1
@@ -230,18 +386,6 @@ rise:
 done:
   ret void
 }}
-
-define void @{WAKE}(ptr %count) {{
-  %at = getelementptr i64, ptr %count, i64 1
-  %sleepers = load atomic i64, ptr %at seq_cst, align 8
-  %some = icmp ne i64 %sleepers, 0
-  br i1 %some, label %wake, label %done
-wake:
-  %woken = call i64 (i64, ...) @syscall(i64 {futex}, ptr %count, i32 129, i32 2147483647, ptr null, ptr null, i32 0)
-  br label %done
-done:
-  ret void
-}}
 """
 
 
@@ -252,15 +396,32 @@ class Gathered:
     code: Loaded
     symbols: dict[str, int]
 
+    def _word(self, name: str) -> int:
+        return ctypes.c_int64.from_address(self.code.address(name)).value
+
     @property
     def moved(self) -> int:
         """How many threads went to a core of their own."""
-        return ctypes.c_int64.from_address(self.code.address("moved")).value
+        return self._word("moved")
+
+    @property
+    def regions(self) -> int:
+        """How often the runtime was asked for its threads."""
+        return self._word("regions")
 
 
 def gathered(openmp: Mapping[str, int], system: Mapping[str, int] | None = None) -> Gathered:
-    """The functions over a runtime's fork and its two queries, by their names there; `system` replaces calls of the C library."""
-    names = (FORK, WAIT, WAKE)
-    symbols = {"openmp_fork": openmp[FORK], **{n: at for n, at in openmp.items() if n != FORK}, **(system or {})}
-    code = load_object(compile_object(text(host().triple), host()).code, (*names, "moved"), symbols)
-    return Gathered(code, {n: code.address(n) for n in names})
+    """The functions over a runtime's own (`OPENMP`), by their names there; `system` replaces calls of the C library."""
+    code = load_object(
+        compile_object(text(host().triple, _key()), host()).code, (*NAMES, "moved", "regions"), {**openmp, **(system or {})}
+    )
+    return Gathered(code, {n: code.address(n) for n in NAMES})
+
+
+@once
+def _key() -> int:
+    """A word of every thread's own; it lives as long as the process."""
+    found = ctypes.c_uint32()
+    if ctypes.CDLL(None).pthread_key_create(ctypes.byref(found), None) != 0:
+        raise InternalError("the system gives no word of a thread's own", because="pthread_key_create failed")
+    return found.value

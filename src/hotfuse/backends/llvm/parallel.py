@@ -1,9 +1,9 @@
 """Parallel loops: an outlined body, run by the OpenMP runtime that torch has loaded.
 
 Using torch's own thread pool means that our threads and torch's never compete, and that `torch.set_num_threads` holds for
-both. A kernel refers to `GOMP_parallel` and two queries by name; their addresses are bound when the code is loaded: the fork to
-one that sees to it that each thread has a core of its own (`gather`). Where there is no such runtime, they are bound to functions
-that run everything on the calling thread, and `runtime().kind` says so.
+both. A kernel refers to a fork by name, and a run to what opens and closes a team (`gather`); their addresses are bound when the
+code is loaded. Where there is no such runtime, they are bound to functions that run everything on the calling thread, and
+`runtime().kind` says so.
 """
 
 from __future__ import annotations
@@ -22,27 +22,13 @@ from hotfuse.ir.dims import Dim, expr, substitute, symbols
 from hotfuse.tile.program import Instr, Loop, Stmt, Tile, TileType, When
 from hotfuse.tile.rules import block_extents
 
-_OPENMP = (gather.FORK, "omp_get_thread_num", "omp_get_num_threads")
-SYMBOLS = (*_OPENMP, gather.WAIT, gather.WAKE)
+SYMBOLS = gather.NAMES
 WORK_PER_THREAD = 1 << 15
 """Vector operations that one more thread must have to do: some ten microseconds, about what waking it costs at worst."""
 AWAKE_WORK = 1 << 12
-"""The same where the loop before was parallel as well, so that threads are awake: about two microseconds."""
+"""The same where threads are awake: the loop before was parallel as well, or the run has a team already. About two microseconds."""
 MEETING_WORK = 1 << 11
 """The same where a team's threads are inside already and only meet: half a microsecond or more."""
-SERIAL_TEXT = (
-    gather.SERIAL_TEXT
-    + """
-define i32 @omp_get_thread_num() {
-  ret i32 0
-}
-define i32 @omp_get_num_threads() {
-  ret i32 1
-}
-"""
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """Where parallel loops run."""
@@ -63,13 +49,13 @@ def runtime() -> Runtime:
     for path in _candidates():
         try:
             library = ctypes.CDLL(path)
-            found = {n: ctypes.cast(getattr(library, n), ctypes.c_void_p).value or 0 for n in _OPENMP}
+            found = {n: ctypes.cast(getattr(library, n), ctypes.c_void_p).value or 0 for n in gather.OPENMP}
         except (OSError, AttributeError) as e:
             tried.append(f"{path}: {e}")
             continue
         team = gathered(found)
-        return Runtime("gomp", {**found, **team.symbols}, path, library, team)
-    loaded = load_object(compile_object(SERIAL_TEXT, host()).code, SYMBOLS)
+        return Runtime("gomp", team.symbols, path, library, team)
+    loaded = load_object(compile_object(gather.SERIAL_TEXT, host()).code, SYMBOLS)
     return Runtime(
         "serial", {n: loaded.address(n) for n in SYMBOLS}, "; ".join(tried) or "no OpenMP library is loaded", loaded
     )

@@ -10,6 +10,7 @@ The body runs once per thread, by the OpenMP runtime that kernels use.
 
 from __future__ import annotations
 
+from hotfuse.backends.llvm.gather import FORK
 from hotfuse.backends.llvm.target import Target
 
 _FLOATS = {"f32": ("float", 4), "f64": ("double", 8)}
@@ -19,9 +20,8 @@ STREAMS = 8
 """Vectors that one turn of a reading or writing loop moves."""
 CHAIN = 6
 """Cycles of one repeat of `clock`: shifts and exclusive ors, each waiting for the one before, of one cycle each on x86."""
-HEAD = """
-declare void @GOMP_parallel(ptr, ptr, i32, i32)
-declare i32 @omp_get_thread_num()
+HEAD = f"""
+declare void @{FORK}(ptr, ptr, i64, i64, i64)
 """
 
 
@@ -87,20 +87,13 @@ define void @{name}(ptr %buffers, ptr %sizes) {{
   %many = icmp sgt i64 %threads, 1
   br i1 %many, label %fork, label %alone
 fork:
-  %count = trunc i64 %threads to i32
-  call void @GOMP_parallel(ptr @{name}.share, ptr %context, i32 %count, i32 0)
+  call void @{FORK}(ptr @{name}.part, ptr %context, i64 %threads, i64 %threads, i64 %threads)
   ret void
 alone:
-  call void @{name}.part(ptr %context, i64 0)
+  call void @{name}.part(ptr %context, i64 0, i64 1)
   ret void
 }}
-define internal void @{name}.share(ptr %context) {{
-  %t = call i32 @omp_get_thread_num()
-  %thread = zext i32 %t to i64
-  call void @{name}.part(ptr %context, i64 %thread)
-  ret void
-}}
-define internal void @{name}.part(ptr %context, i64 %thread) noinline {{
+define internal void @{name}.part(ptr %context, i64 %thread, i64 %team) noinline {{
 entry:
   %buffers = load ptr, ptr %context
   %base = load ptr, ptr %buffers
@@ -212,25 +205,24 @@ loop:
 done:
   store i64 %x3, ptr %mine, align 8
   ret void"""
-FORKS = """
-define internal void @nothing(ptr %context) {
+FORKS = f"""
+define internal void @nothing(ptr %context, i64 %thread, i64 %team) {{
   ret void
-}
-define void @forks(ptr %buffers, ptr %sizes) {
+}}
+define void @forks(ptr %buffers, ptr %sizes) {{
 entry:
   %repeats.at = getelementptr i64, ptr %sizes, i64 1
   %repeats = load i64, ptr %repeats.at
   %threads.at = getelementptr i64, ptr %sizes, i64 2
   %threads = load i64, ptr %threads.at
-  %count = trunc i64 %threads to i32
   %any = icmp sgt i64 %repeats, 0
   br i1 %any, label %loop, label %done
 loop:
   %i = phi i64 [0, %entry], [%i1, %loop]
-  call void @GOMP_parallel(ptr @nothing, ptr null, i32 %count, i32 0)
+  call void @{FORK}(ptr @nothing, ptr null, i64 %threads, i64 %threads, i64 %threads)
   %i1 = add i64 %i, 1
   %more = icmp slt i64 %i1, %repeats
   br i1 %more, label %loop, label %done
 done:
   ret void
-}"""
+}}"""

@@ -110,11 +110,11 @@ def _cost(stmts: Sequence[Stmt], lanes: int) -> tuple[Dim, Dim, Dim]:
     return work, meetings, parts
 
 
-def threads_for(stmts: Sequence[Stmt], lanes: int) -> Dim:
-    """How many threads a kernel deserves: each is woken once, and must have enough to do between meetings."""
+def threads_for(stmts: Sequence[Stmt], lanes: int, awake: bool = False) -> Dim:
+    """How many threads a kernel deserves: each is woken once, unless it is awake, and must have enough to do between meetings."""
     work, meetings, parts = _cost(stmts, lanes)
     each = expr("//", expr("//", work, expr("max", 1, meetings)), parallel.MEETING_WORK)
-    return expr("min", parts, expr("//", work, parallel.WORK_PER_THREAD), each)
+    return expr("min", parts, expr("//", work, parallel.AWAKE_WORK if awake else parallel.WORK_PER_THREAD), each)
 
 
 # ---- code ----------------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def emit_team(s: State, stmts: Sequence[Stmt], block: Block, enter: Enter) -> No
         fn.do(f"store ptr {pointer}, ptr {slot(fn, context, 8 * k)}")
     for word in (0, 8):  # how many have come, how many sleep
         fn.do(f"store i64 0, ptr {slot(fn, context, counter + word)}")
-    launch(s, name, context, threads_for(stmts, fn.target.lanes))
+    launch(s, name, context, *(threads_for(stmts, fn.target.lanes, awake) for awake in (False, True)))
     inner = enter(s, name, "ptr %context, i64 %thread, i64 %threads")
     with inner.fn.at(inner.fn.scopes[0]):
         for k, own in enumerate(common, 2):
