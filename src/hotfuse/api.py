@@ -126,6 +126,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "watching": engine.watcher.stats(),
         "idle": engine.recorder.idle(),
         "model_watch": engine.watch_stats(),
+        "gradients": engine.gradients.explain(),
         "code": epochs.counts(),
         "recorded": engine.recorder.stats(),
         "compile": counters(),

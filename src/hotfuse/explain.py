@@ -76,6 +76,7 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None, unpr
             "fallbacks": dict(fallbacks or {}),
             "unprepared": list(unprepared),
             "watching": engine.watcher.text(),
+            "gradients": engine.gradients.explain([e.links for s in list(engine.sites.values()) for e in s.entries]),
             "idle": engine.recorder.idle(),
             "background_faults": faults.counts(),
             "workers": {k: v for k, v in counters().items() if k in WORKERS},
@@ -167,6 +168,17 @@ def _workers(counts: dict[str, Any]) -> list[str]:
     return [f"workers: {', '.join(said)}" + (f"; the newest is no fork: {why}" if why else "")] if said else []
 
 
+def _gradients(g: dict[str, Any]) -> list[str]:
+    """How calls that want gradients are served."""
+    said = []
+    if g.get("served"):
+        said.append(f"gradients: {g['served']} calls in a plan whose results carry a graph; "
+                    f"{g['backwards']} backward passes ran the model's own code again")
+    if g.get("own"):
+        said.append(f"gradients: {g['own']} calls in the model's own code, since backward passes follow")
+    return said + [f"gradients: the model's own code serves calls that want them: {why}" for why in g.get("kept", ())]
+
+
 def _trade(t: dict[str, Any]) -> str:
     """What a plan costs against the one before it."""
     (us, now_us), (uj, now_uj), (size, now_size) = t["us"], t["microjoules"], t["bytes"]
@@ -249,6 +261,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
             out.append("  a capture is under way")
         for reason in site["refused"]:
             out += ["  stays in the model's own code:"] + ["    " + line for line in reason.splitlines()]
+    out += _gradients(data.get("gradients", {}))
     for name, n in data["fallbacks"].items():
         out.append(f"fallback {name}: {n}")
     out += [f"constants not prepared: {why}" for why in data.get("unprepared", ())]

@@ -187,13 +187,13 @@ def test_special_values_and_tails() -> None:
     assert native_calls(fast) >= 3, str(fast.explain())
 
 
-def test_gradients_keep_tier_0_and_say_so() -> None:
+def test_gradients_enabled_reach_tier_1() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     fast = hotfuse.jit(model, settings=INLINE)
     with torch.enable_grad():
-        for _ in range(4):
-            fast(torch.randn(3, 8)).sum().backward()
-    assert native_calls(fast) == 0 and fast.stats()["events"]["keep.grad_needed"] == 1
+        for _ in range(8):
+            result = fast(torch.randn(3, 8))
+    assert native_calls(fast) > 0 and result.grad_fn is not None, str(fast.explain())
 
 
 def test_sessions_reach_tier_1() -> None:

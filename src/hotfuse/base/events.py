@@ -43,6 +43,8 @@ class Why(StrEnum):
     WEIGHTS_CHANGED = "a parameter or buffer changed"
     MODEL_CHANGED = "a module attribute, hook or mode changed"
     GRAD_NEEDED = "gradients were asked for"
+    GRAD_MODE = "the model's code does something else where gradients are enabled"
+    DIFFERENTIATED = "backward passes follow its calls"
     TOO_MANY = "the limit of captured graphs was reached"
     FASTER = "it measured faster on a real call"
     NOT_FASTER = "it did not measure faster on a real call"

@@ -72,7 +72,7 @@ def call_from_json(data: dict[str, Any]) -> CallSpec:
 def answer_to_message(done: Captured) -> Message:
     """A captured graph as a message."""
     header = {
-        "ok": True, "graph": show(done.graph), "shared": done.shared, "grad_regions": done.grad_regions,
+        "ok": True, "graph": show(done.graph), "shared": done.shared, "asks_grad_mode": done.asks_grad_mode,
         "notes": done.notes, "constants": {k: info_header(c) for k, c in done.constants.items()},
     }
     return header, [c.data or b"" for c in done.constants.values()]
@@ -96,5 +96,5 @@ def answer_from_message(message: Message) -> Captured:
     """The captured graph, or the refusal raised."""
     header, blobs = checked(message)
     constants = {k: info_from(c, b) for (k, c), b in zip(header["constants"].items(), blobs, strict=True)}
-    return Captured(parse(header["graph"]), dict(header["shared"]), constants, bool(header["grad_regions"]),
+    return Captured(parse(header["graph"]), dict(header["shared"]), constants, bool(header["asks_grad_mode"]),
                     tuple(header["notes"]))

@@ -40,7 +40,8 @@ class Captured:
     """Param key -> number of the tensor in the shipment."""
     constants: dict[str, TensorInfo]
     """Param key -> a tensor that capture made, with its data."""
-    grad_regions: bool = False
+    asks_grad_mode: bool = False
+    """Whether the model's code asks whether gradients are enabled, and may do something else where they are not."""
     notes: tuple[str, ...] = ()
     """Fallbacks taken while capturing, for `explain()`."""
 

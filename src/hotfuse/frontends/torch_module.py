@@ -30,6 +30,7 @@ from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.frontends.ship import TensorInfo, describe, unship
+from hotfuse.frontends.tracing import grad_mode_asked
 
 
 class Flat(nn.Module):
@@ -72,7 +73,7 @@ def capture(
         args = tuple(torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device=t.device) for t in call.inputs)
     auto = torch.export.Dim.AUTO
     dynamic = tuple({d: auto for d in sorted(t.dynamic)} for t in call.inputs)
-    with torch.set_grad_enabled(call.grad_mode):
+    with torch.set_grad_enabled(call.grad_mode), grad_mode_asked() as asked:
         program = _export(flat, args, dynamic)
     numbers = {_memory(t): i for i, t in enumerate(tensors)}
     roles: list[Role] = []
@@ -97,7 +98,7 @@ def capture(
         replace(done.graph, guards=guards),
         {k: n for k, n in shared.items() if k in used},
         {k: c for k, c in constants.items() if k in used},
-        done.grad_regions,
+        bool(asked),
     )
 
 

@@ -7,6 +7,8 @@ The shapes of a traced graph are torch's own, so two things are arranged while i
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -14,12 +16,38 @@ from typing import Any
 import torch
 from torch._decomp import decompositions
 
+_TORCH = os.path.dirname(torch.__file__)
+_LAYERS = os.path.join(_TORCH, "nn")
+
 
 @contextmanager
 def tracing() -> Generator[None]:
     """No convolution library is chosen, and an LSTM's last states have their true shape."""
     with _any_convolution(), _last_states():
         yield
+
+
+@contextmanager
+def grad_mode_asked() -> Generator[list[str]]:
+    """Which lines of the model's code asked whether gradients are enabled: what was traced may then hold for one answer only.
+
+    Torch's own layers (`torch/nn`) count as the model's; the rest of torch asks to put the mode back later.
+    """
+    asked: list[str] = []
+    real = torch.is_grad_enabled
+
+    def asking() -> bool:
+        frame = sys._getframe(1)
+        file = frame.f_code.co_filename
+        if not file.startswith(_TORCH) or file.startswith(_LAYERS):
+            asked.append(f"{file}:{frame.f_lineno}")
+        return real()
+
+    torch.is_grad_enabled = asking
+    try:
+        yield asked
+    finally:
+        torch.is_grad_enabled = real
 
 
 @contextmanager

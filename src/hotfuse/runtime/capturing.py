@@ -23,6 +23,7 @@ from hotfuse.frontends.captured import CallSpec
 from hotfuse.runtime.attempt import Compile
 from hotfuse.runtime.background import Background
 from hotfuse.runtime.check import failed
+from hotfuse.runtime.gradients import Gradients, requires
 from hotfuse.runtime.guards import compile_signature
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.samples import Samples, made_up, snapshot
@@ -52,8 +53,9 @@ class Sample:
 class Capturer:
     """Captures the calls of one engine."""
 
-    def __init__(self, plans: Plans, compile: Compile, background: Background) -> None:
+    def __init__(self, plans: Plans, compile: Compile, background: Background, gradients: Gradients) -> None:
         self._plans = plans
+        self._gradients = gradients
         self._model = plans.model
         self._settings = plans.settings
         self._log = plans.log
@@ -99,6 +101,68 @@ class Capturer:
 
         self._background.go_on(job, capture=True)
         return result
+
+    def meet(
+        self, met: tuple[Site, Entry, int], leaves: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any],
+        counts: Counts,
+    ) -> Any:
+        """Answer a call with the model's own code that a plan would take, but that it was not compared with in this grad mode.
+
+        It is compared beside, at the first such call and then ever more rarely, as long as the model changes meanwhile.
+        """
+        site, entry, around = met
+        counts.module_calls += 1
+        entry.met += 1
+        if (
+            entry.meeting or entry.met & (entry.met - 1) or self._plans.closed or self._settings.capture == "off"
+            or (around | 1) != (entry.around[0] | 1)
+        ):  # fmt: skip
+            return self._model.call(*args, **kwargs)
+        entry.meeting = True
+        self._background.begin()
+        watch, pattern = self._plans.watch, tuple(map(requires, leaves))
+        now, before = self._gradients.wanted(watch), watch.accepted if watch is not None else 0
+        inputs = [snapshot(t) for t in leaves]
+        try:
+            result = self._model.call(*args, **kwargs)
+            outputs = flatten(result, numbers=True)[0]
+            link = self._gradients.seen(site.spec, outputs, leaves, now)
+            copies = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in outputs]
+        except BaseException:
+            entry.meeting = False
+            self._background.finished()
+            raise
+
+        def job() -> None:
+            try:
+                with torch.no_grad():
+                    difference = disagreement(entry.baseline.run(*inputs), copies, self._settings.rtol)
+                if watch is not None and (watch.accepted != before or watch.check() is not Change.NONE):
+                    return  # it was compared with other weights
+                if difference:
+                    self._asks(site, difference)
+                    return
+                if around & 1:
+                    self._gradients.learn(entry.links, pattern, link)
+                if around not in entry.around:
+                    entry.around = (*entry.around, around)
+                entry.met = 0
+            except Exception as e:
+                self._log.decide(Action.KEEP, Why.LEARNING_FAILED, self._model.name, because=f"{type(e).__name__}: {e}")
+            finally:
+                entry.meeting = False
+
+        self._background.go_on(job)
+        return result
+
+    def _asks(self, site: Site, because: str) -> None:
+        """The model's code does something else where gradients are enabled: both get plans of their own."""
+        with self._plans.lock:
+            for entry in site.entries:
+                self._plans.watcher.forget(entry.key)
+            if not site.mask:
+                self._log.decide(Action.DROP if site.entries else Action.NOTICE, Why.GRAD_MODE, self._model.name, because=because)
+            site.split()
 
     def _given_up(self, group: Group) -> None:
         group.pending = False
@@ -188,10 +252,12 @@ class Capturer:
         symbols, signature = compile_signature(graph)
         samples = Samples(self._settings.sample_bytes, snapshot if self._settings.keep_inputs else made_up)
         samples.note(signature(*sample.inputs), sample.inputs)
+        if done.captured.asks_grad_mode and not site.mask:
+            self._asks(site, "it asks whether they are")
         key = next(self._keys)
         entry = Entry(
-            key, facts, plan, plan, done.weights, builder(sample.out_spec), bare, call.grad_mode, done.captured.grad_regions,
-            usual(call.grad_mode), symbols, signature, samples, self._plans.watcher.watch(key), done.captured.notes,
+            key, facts, plan, plan, done.weights, builder(sample.out_spec), bare, call.grad_mode,
+            (usual(call.grad_mode),), symbols, signature, samples, self._plans.watcher.watch(key), done.captured.notes,
         )
         entry.heat = max(0, group.noted - sample.number)  # calls that waited for this plan have shown how hot it will be
         entry.seconds = entry.heat * sample.seconds
@@ -221,7 +287,7 @@ class Capturer:
 
 def _just_deployed(site: Site, leaves: Sequence[torch.Tensor]) -> bool:
     """Whether a plan takes such a call that none has run in yet: it was deployed after this one had looked for it."""
-    cache = site.caches.get(torch.is_grad_enabled())
+    cache = site.cache(torch.is_grad_enabled())
     found = cache.table.select(*leaves) if cache is not None else -1
     route = cache.table.routes[found] if cache is not None and found >= 0 else None
     return route is not None and not route.entry.calls

@@ -12,6 +12,7 @@ import os
 import time
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from hotfuse.runtime.attempt import Compile, Improve
 from hotfuse.runtime.background import Background, Submit
 from hotfuse.runtime.capturing import Capturer
 from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.gradients import PLAIN, Gradients, joined
 from hotfuse.runtime.improve import Improver
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Model, Plans
@@ -74,7 +76,8 @@ class Engine:
         self.sites = self.plans.sites
         self.watcher = self.plans.watcher
         self.recorder = self.plans.recorder
-        self._capturer = Capturer(self.plans, compile, self._background)
+        self.gradients = Gradients(model.call, model.name, log)
+        self._capturer = Capturer(self.plans, compile, self._background, self.gradients)
         self._improver = Improver(self.plans, compile, improve) if improve is not None and settings.tiers >= 1 else None
         self._plain: dict[int | tuple[Any, ...], Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
@@ -123,7 +126,7 @@ class Engine:
                 return self._serve_nested(args, kwargs)
             counts.module_calls += 1
             return self.model.call(*args, **kwargs)
-        cache = site.caches.get(around & 1)  # whether gradients are enabled
+        cache = site.caches.get(around & site.mask)
         outer = slot.epoch
         slot.epoch = outer or epochs.now  # from here on nothing this call may find is freed
         try:
@@ -137,15 +140,23 @@ class Engine:
                     if not plain and not _TENSORS.issuperset(map(type, leaves)):
                         return self._serve_nested(args, kwargs)
                     counts.guard_misses += 1
-                elif (entry := route.entry).around == around and (
-                    (watch := self.plans.watch) is None or watch.unchanged() or self._still(watch)
-                ) and not (entry.grad_regions and around & 1 and self._wants_grad(leaves)):
+                elif (watch := self.plans.watch) is None or watch.unchanged() or self._still(watch):
+                    entry = route.entry
+                    link = self.gradients.link(entry.links, watch, leaves) if around & 1 else PLAIN
+                    if link is None or around not in entry.around:
+                        return self._capturer.meet((site, entry, around), leaves, args, kwargs, counts)
+                    if link.places and (link.kept or self.gradients.own_turn()):
+                        counts.module_calls += 1
+                        return self.model.call(*args, **kwargs)
                     plan, sizes = route.version, route.signature
                     if plan is None or sizes is None or entry.versions.get(sizes) is not plan:  # it may just have been withdrawn
                         plan = entry.plan
                     number = entry.calls = entry.calls + 1
                     try:
-                        outs = plan.run(*leaves) if number < entry.next_look else self._looked_at(site, entry, plan, leaves)
+                        if link.places:
+                            outs = joined(link, partial(self._served, site, entry, plan), leaves)
+                        else:
+                            outs = plan.run(*leaves) if number < entry.next_look else self._looked_at(site, entry, plan, leaves)
                     except Exception as e:
                         return self._answered_instead((site, entry, plan, e), leaves, args, kwargs, counts)
                     if plan.tier == 1:
@@ -159,6 +170,10 @@ class Engine:
         finally:
             slot.epoch = outer
         return self._capturer.own_code(site.spec, leaves, args, kwargs, counts)
+
+    def _served(self, site: Site, entry: Entry, plan: Plan, *leaves: torch.Tensor) -> tuple[Any, ...]:
+        """Run a call whose results are then joined to autograd's graph."""
+        return plan.run(*leaves) if entry.calls < entry.next_look else self._looked_at(site, entry, plan, leaves)
 
     def _first_at(
         self, key: int | tuple[Any, ...], leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -278,8 +293,6 @@ class Engine:
             entry.examining = True
             self._beside(lambda: self.plans.examiner.look(entry))
 
-    def _wants_grad(self, leaves: Sequence[torch.Tensor]) -> bool:
-        return any(t.requires_grad for t in leaves) or (self.plans.watch is not None and self.plans.watch.any_grad)
 
     # --- control ---------------------------------------------------------------------------------
 

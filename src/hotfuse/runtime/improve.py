@@ -67,11 +67,6 @@ class Improver:
             entry.refused.clear()
         if entry.improving or self._plans.closed:
             return
-        if entry.grad_mode:
-            if "tier 1" not in entry.refused and is_hot(entry.heat, entry.seconds, settings.hot_calls, 0):
-                entry.turn_down("tier 1", "gradients are enabled")
-                self._decide(Action.KEEP, Why.GRAD_NEEDED, tier=0, hint="call it under torch.no_grad()")
-            return
         if plan is entry.baseline:
             nodes = len(plan.graph.nodes)
             if "tier 1" not in entry.refused and is_hot(entry.heat, entry.seconds, settings.hot_calls, nodes):

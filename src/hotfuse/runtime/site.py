@@ -21,6 +21,7 @@ from hotfuse.profile.agent import Sampler
 from hotfuse.runtime.bets import Bet
 from hotfuse.runtime.dispatch import Case, InlineCache, Job
 from hotfuse.runtime.findings import Finding
+from hotfuse.runtime.gradients import Link, Pattern
 from hotfuse.runtime.objective import Trade
 from hotfuse.runtime.pace import Pace
 from hotfuse.runtime.plan import Plan
@@ -52,9 +53,8 @@ class Entry:
     """The model returns one tensor and nothing around it."""
     grad_mode: bool
     """Whether gradients were enabled around the captured call; user code may ask."""
-    grad_regions: bool
-    around: int
-    """What was around the captured call: gradients and the default dtype (`backends.llvm.around`)."""
+    around: tuple[int, ...]
+    """What may be around a call: gradients and the default dtype as in calls it was compared with (`backends.llvm.around`)."""
     symbols: tuple[str, ...]
     """The graph's symbols that inputs show."""
     signature: Callable[..., Signature]
@@ -89,6 +89,12 @@ class Entry:
     stamp: tuple[int, ...] = ()
     """What the refusals rest on."""
     pace: Pace = field(default_factory=Pace)
+    links: dict[Pattern, Link] = field(default_factory=dict[Pattern, Link])
+    """How results are joined to autograd's graph, by which of the inputs require gradients."""
+    meeting: bool = False
+    """A call that it may not serve yet is being compared with it."""
+    met: int = 0
+    """Such calls since the last that agreed."""
 
     def guards(self) -> list[str]:
         """What calls must bring, in words."""
@@ -185,13 +191,25 @@ class Site:
         self._soft: list[Job] = []
         self._evicted: list[Entry] = []
         self.caches: dict[int, InlineCache[Route]] = {}
-        """By whether gradients are enabled around the call: user code may ask."""
+        """One, or one for each grad mode (`split`)."""
+        self.mask = 0
+        """What of the grad mode tells caches apart: 1 where the model's code asks whether gradients are enabled."""
+
+    def split(self) -> None:
+        """Plans for calls with gradients enabled and without are different ones from now on; what there is goes."""
+        with self._lock:
+            self.entries, self.mask, self.groups, self.caches = (), 1, {}, {}
+
+    def cache(self, grad_mode: bool) -> InlineCache[Route] | None:
+        """Where calls of a grad mode look for their route."""
+        return self.caches.get(grad_mode & self.mask)
 
     def _cache(self, entry: Entry) -> InlineCache[Route]:
-        if entry.grad_mode not in self.caches:
+        mode = entry.grad_mode & self.mask
+        if mode not in self.caches:
             inputs = len(entry.baseline.graph.inputs)
-            self.caches[entry.grad_mode] = InlineCache(inputs, self._limit, self._when_hot)
-        return self.caches[entry.grad_mode]
+            self.caches[mode] = InlineCache(inputs, self._limit, self._when_hot)
+        return self.caches[mode]
 
     def _when_hot(self, job: Job) -> None:
         """Each job once, however often it is asked for before the site is hot."""
@@ -267,7 +285,7 @@ class Site:
         self._drop(entry, lambda r: r.signature is not None and entry.versions.get(r.signature) is not r.version)
 
     def _drop(self, entry: Entry, which: Callable[[Route], bool]) -> None:
-        cache = self.caches.get(entry.grad_mode)
+        cache = self.cache(entry.grad_mode)
         if cache is not None:
             cache.remove(*[t for t in cache.table.targets if t.entry is entry and which(t)])
 
@@ -291,7 +309,7 @@ class Site:
 
     def group(self, leaves: Sequence[torch.Tensor], limit: int) -> Group | None:
         """The group of a call; None when there are too many already."""
-        key = (torch.is_grad_enabled(), *((t.dtype, t.dim(), str(t.device), t.is_contiguous()) for t in leaves))
+        key = (torch.is_grad_enabled() & self.mask, *((t.dtype, t.dim(), str(t.device), t.is_contiguous()) for t in leaves))
         found = self.groups.get(key)
         if found is None and len(self.groups) < limit:
             shapes = tuple(tuple(t.shape) for t in leaves)

@@ -105,7 +105,10 @@ class Watch:
         self._classes = [type(m) for m in modules]
         self._tensors = tuple(t for t in tensors if t.layout is torch.strided)
         self._versioned = tuple(t for t in self._tensors if not t.is_inference())
-        self.any_grad = any(t.requires_grad for t in tensors)
+        self.differentiable = tuple(t for t in self._tensors if t.is_floating_point() or t.is_complex())
+        """Those that may require gradients, now or later."""
+        self.accepted = 0
+        """How often other values were accepted: results of calls before that were computed with older ones."""
         self.unchanged: Callable[[], bool] = _always
         """True where nothing changed; False where `check` must tell."""
         self._given = False
@@ -116,6 +119,11 @@ class Watch:
         self.swept = 0
         """Checks that the native sweep left to Python."""
         self.accept(self.observe())
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """Everything whose memory is watched."""
+        return self._tensors
 
     def observe(self) -> tuple[list[Any], list[int], list[int]]:
         """What the tensors are like now: kinds, versions and addresses."""
@@ -132,6 +140,7 @@ class Watch:
         go on hearing of the change, and what is written after the observation must be heard of too.
         """
         self._kinds, self._versions, self._addresses = observed
+        self.accepted += 1
         if self.native is True:
             self._note()
 

@@ -42,7 +42,7 @@ def to_captured(traced: Traced, weights: set[str]) -> Captured:
             raise CaptureError(f"the graph holds a constant {p.key!r} whose data is not known here")
         folded[p.key] = describe(value.detach(), with_data=True)
     notes = tuple(f"{op} stays whole: {why}" for op, why in traced.leaves.items())
-    return Captured(graph, {}, folded, done.grad_regions, notes)
+    return Captured(graph, {}, folded, notes=notes)
 
 
 def _flat(outputs: Sequence[Arg]) -> list[Arg]:
