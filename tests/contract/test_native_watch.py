@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hotfuse.backends.llvm import unchanged, versions
+from hotfuse.backends.llvm import requires, unchanged, versions
 from hotfuse.runtime.watch import Change, Watch
 
 SCALE = 2.0
@@ -237,3 +237,29 @@ def test_a_sweep_outlives_nothing_it_reads() -> None:
     del watch, net
     gc.collect()
     assert sweep() is True
+
+
+def test_flags_of_gradients_are_read_where_torch_keeps_them() -> None:
+    places = requires.flag_places()
+    assert not isinstance(places, str), places
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    model.register_buffer("scale", torch.ones(3))
+    watched = [*model.parameters(), *model.buffers(), torch.zeros(2)]
+    same = requires.native_same(watched, [t.requires_grad for t in watched])
+    assert not isinstance(same, str) and same()
+    for t in watched:
+        flag = t.requires_grad
+        t.requires_grad_(not flag)
+        assert not same() and requires.read_flag(t, places) is not flag
+        t.requires_grad_(flag)
+        assert same()
+    (model[0](torch.randn(2, 3)) * model.scale).sum().backward()  # accumulators and gradients are kept in the same place
+    assert same()
+    model.zero_grad()
+    model.double()
+    assert same()
+
+
+def test_flags_of_what_others_made_are_not_read() -> None:
+    made = nn.Linear(2, 2).weight * 2
+    assert isinstance(requires.native_same([made], [True]), str)

@@ -154,9 +154,10 @@ class Engine:
                     number = entry.calls = entry.calls + 1
                     try:
                         if link.places:
-                            outs = joined(link, partial(self._served, site, entry, plan), leaves)
+                            run = plan.run if number < entry.next_look else partial(self._looked_at, site, entry, plan)
+                            outs = joined(link, run, leaves)
                         else:
-                            outs = plan.run(*leaves) if number < entry.next_look else self._looked_at(site, entry, plan, leaves)
+                            outs = plan.run(*leaves) if number < entry.next_look else self._looked_at(site, entry, plan, *leaves)
                     except Exception as e:
                         return self._answered_instead((site, entry, plan, e), leaves, args, kwargs, counts)
                     if plan.tier == 1:
@@ -170,10 +171,6 @@ class Engine:
         finally:
             slot.epoch = outer
         return self._capturer.own_code(site.spec, leaves, args, kwargs, counts)
-
-    def _served(self, site: Site, entry: Entry, plan: Plan, *leaves: torch.Tensor) -> tuple[Any, ...]:
-        """Run a call whose results are then joined to autograd's graph."""
-        return plan.run(*leaves) if entry.calls < entry.next_look else self._looked_at(site, entry, plan, leaves)
 
     def _first_at(
         self, key: int | tuple[Any, ...], leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -248,7 +245,7 @@ class Engine:
             self.plans.changed(change, watch)
         return change is not Change.MODEL
 
-    def _looked_at(self, site: Site, entry: Entry, plan: Plan, leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    def _looked_at(self, site: Site, entry: Entry, plan: Plan, *leaves: torch.Tensor) -> tuple[Any, ...]:
         """Serve a call and learn from it: its time, its sizes, and whether anything should change."""
         number = entry.calls
         since, entry.looked = max(1, number - entry.looked), number
@@ -284,7 +281,8 @@ class Engine:
         if self._improver is not None:
             self._improver.consider(site, entry, plan, signature, spent)
         if entry.heat >= self.settings.hot_calls:
-            for job in (*site.soft(), *(self.plans.watch.soft() if self.plans.watch is not None else ())):
+            watch = self.plans.watch
+            for job in (*site.soft(), *(watch.soft() if watch is not None else ()), *self.gradients.soft()):
                 self._beside(job)
             if not _hardening:
                 _hardening.append("")

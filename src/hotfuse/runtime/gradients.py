@@ -50,18 +50,28 @@ Gradient = torch.Tensor | None
 requires = operator.attrgetter("requires_grad")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Wanted:
     """The parameters that require gradients now, and the node that stands for all of them."""
 
     watch: Watch | None
     flags: list[bool]
     """Of every watched tensor that can require gradients."""
+    same: Callable[[], bool]
+    """Whether they are still those; a native sweep once calls are many (`harden`)."""
     parameters: tuple[torch.Tensor, ...]
     token: torch.Tensor | None
     """A number that depends on all of them; None where there are none."""
     waiting: dict[int, list[Gradient]]
     """Gradients of the parameters, by backward pass."""
+    given: bool = False
+
+    def harden(self) -> None:
+        """Have native code compare the flags; for the background: the first time of a process compiles."""
+        from hotfuse.backends.llvm.requires import native_same
+
+        if self.watch is not None and not isinstance(found := native_same(self.watch.differentiable, self.flags), str):
+            self.same = found
 
 
 def wanted(watch: Watch | None) -> Wanted:
@@ -72,7 +82,7 @@ def wanted(watch: Watch | None) -> Wanted:
     waiting: dict[int, list[Gradient]] = {}
     with torch.inference_mode(False), torch.enable_grad():
         token = _Parameters.apply(waiting, *parameters) if parameters else None
-    return Wanted(watch, flags, parameters, token, waiting)
+    return Wanted(watch, flags, lambda: list(map(requires, tensors)) == flags, parameters, token, waiting)
 
 
 @dataclass(slots=True)
@@ -104,6 +114,8 @@ class Link:
     spec: Spec
     """Of the call's arguments."""
     counts: Counts
+    alone: bool = False
+    """The model has one result."""
     kept: str = ""
     """Why the model's own code serves such calls; empty where plans may."""
 
@@ -129,9 +141,14 @@ class Gradients:
     def wanted(self, watch: Watch | None) -> Wanted:
         """What requires gradients now; made anew where that has changed."""
         now = self._now
-        if now.watch is not watch or (watch is not None and list(map(requires, watch.differentiable)) != now.flags):
+        if now.watch is not watch or not now.same():
             self._now = now = wanted(watch)
         return now
+
+    def soft(self) -> list[Callable[[], None]]:
+        """A job that makes the comparison native, for a model that turned out to be hot; given out once."""
+        now, given, self._now.given = self._now, self._now.given, True
+        return [] if given or not now.flags else [now.harden]
 
     def link(self, links: Mapping[Pattern, Link], watch: Watch | None, leaves: Sequence[torch.Tensor]) -> Link | None:
         """How a call's results are joined to the graph; None where no call of its pattern was seen yet."""
@@ -144,7 +161,8 @@ class Gradients:
     def seen(self, spec: Spec, outputs: Sequence[Any], leaves: Sequence[torch.Tensor], now: Wanted) -> Link:
         """The model's own results of a call show how those of such calls are joined to the graph."""
         places = tuple(i for i, o in enumerate(outputs) if isinstance(o, torch.Tensor) and o.requires_grad)
-        return Link(now, places, self._own, spec, self.counts, _sharing(outputs, places, leaves, now) if places else "")
+        kept = _sharing(outputs, places, leaves, now) if places else ""
+        return Link(now, places, self._own, spec, self.counts, len(outputs) == 1, kept)
 
     def learn(self, links: dict[Pattern, Link], pattern: Pattern, link: Link) -> None:
         """Results of such calls are joined like this from now on."""
@@ -157,14 +175,13 @@ class Gradients:
     def own_turn(self) -> bool:
         """Whether the model's own code is to serve a call that wants gradients, because backward passes follow such calls."""
         counts = self.counts
+        if counts.backwards - counts.backwards_before < MIN_BACKWARDS and counts.resting <= 0:
+            return False
         if counts.resting > 0:
             counts.resting -= 1
             counts.own += 1
             return True
-        backwards = counts.backwards - counts.backwards_before
-        if backwards < MIN_BACKWARDS:
-            return False
-        served = counts.served - counts.served_before
+        backwards, served = counts.backwards - counts.backwards_before, counts.served - counts.served_before
         counts.served_before, counts.backwards_before = counts.served, counts.backwards
         if backwards < MAX_SHARE * served:
             return False
@@ -199,19 +216,21 @@ def _memory(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata if t.layout is torch.strided else id(t)
 
 
-def joined(link: Link, run: Callable[..., Sequence[Any]], leaves: Sequence[torch.Tensor]) -> Sequence[Any]:
+def joined(link: Link, run: Callable[..., Sequence[Any]], leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """Run a call and join its results to the graph."""
     link.counts.served += 1
     outs: list[Any] = []
     try:
         made = _apply(link, run, outs, link.wanted.token, *leaves)
+        if link.alone:
+            return (made,)
     except RuntimeError as e:
         if any(t.is_inference() for t in leaves):
             raise CallFault("an input of inference mode cannot be kept for a backward pass") from e
         raise
     for place, out in zip(link.places, made if len(link.places) > 1 else (made,), strict=True):
         outs[place] = out
-    return outs
+    return tuple(outs)
 
 
 class _Parameters(torch.autograd.Function):
@@ -236,13 +255,15 @@ class _Served(torch.autograd.Function):
         ctx: Any, link: Link, run: Callable[..., Sequence[Any]], outs: list[Any], _token: torch.Tensor | None,
         *leaves: torch.Tensor,
     ) -> Any:
-        outs += run(*leaves)
         watch = link.wanted.watch
         ctx.link, ctx.accepted = link, watch.accepted if watch is not None else 0
         ctx.save_for_backward(*leaves)
         ctx.set_materialize_grads(False)
-        fresh = tuple(_fresh(outs[i], leaves) for i in link.places)
-        return fresh if len(fresh) > 1 else fresh[0]
+        if link.alone:
+            return _fresh(run(*leaves)[0], leaves)
+        outs += run(*leaves)
+        fresh: list[Any] = [_fresh(outs[i], leaves) for i in link.places]
+        return tuple(fresh) if len(fresh) > 1 else fresh[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Gradient) -> tuple[Any, ...]:
@@ -262,14 +283,18 @@ class _Served(torch.autograd.Function):
         return None, None, None, torch.zeros(()), *found
 
 
-_apply: Callable[..., Any] = super(torch.autograd.Function, _Served).apply
+_apply: Callable[..., Any] = super(torch.autograd.Function, _Served).apply  # type: ignore[misc]
 """Without the questions of `Function.apply` about function transforms, under which nothing is served."""
 
 
 def _fresh(out: torch.Tensor, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
     """A result as a tensor that may get a `grad_fn`: not one that somebody else holds, nor one that torch takes for a view."""
-    held = out.requires_grad or out._is_view() or any(out is t for t in leaves)
-    return out.detach() if held else out
+    if out.requires_grad or out._is_view():
+        return out.detach()
+    for t in leaves:
+        if out is t:
+            return out.detach()
+    return out
 
 
 def _sum(a: Gradient, b: Gradient) -> Gradient:
