@@ -18,9 +18,11 @@ from hotfuse.compile.stored import place_of
 from hotfuse.ir.dims import show as show_dim
 from hotfuse.ir.text import show, show_type
 from hotfuse.ops.table import lookup, packet
+from hotfuse.runtime.audit import Audit
 from hotfuse.runtime.dispatch import InlineCache
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry, Route
 
 WORKERS = ("workers_forked", "workers_spawned", "forks_failed", "forks_stalled", "forks_crashed", "not_forked_because")
@@ -101,17 +103,56 @@ def _explain_entry(entry: Entry) -> dict[str, Any]:
          "partitions": len(p.partitioning.parts), "tier": p.tier}
         for s, p in entry.versions.items()
     ]
-    measured = entry.pace.typical_us()
+    audit = entry.audits.get(None)
+    measured = audit.typical_us() if audit is not None else None
+    if measured is None and entry.heat and entry.seconds:
+        measured = entry.seconds / entry.heat * 1e6
     return {
         **explain_plan(entry.plan, entry.calls, entry.notes),
         "facts": entry.guards(),
         "versions": versions,
         "refused": dict(entry.refused),
+        "own_code": _own_code(entry),
+        "audits": [a for v, audit in list(entry.audits.items()) if (a := _explain_audit(entry, v, audit)) is not None],
+        "not_audited": entry.not_audited,
         "trade": None if entry.trade is None else entry.trade.to_dict(),
         "measured_us": None if measured is None else round(measured, 1),
         "samples": {"taken": entry.samples.taken, "bytes": entry.samples.bytes,
                     "passed_over": entry.samples.passed_over},
     }
+
+
+def _own_code(entry: Entry) -> dict[str, Any]:
+    """Whether the model's own code answers, and how it compares with the graph on library kernels."""
+    ratio = entry.own_ratio
+    return {"answers": entry.own and entry.plan is entry.baseline, "over_tier_0": None if ratio is None else round(ratio, 3),
+            "racing": entry.contest is not None}
+
+
+def _explain_audit(entry: Entry, version: Signature | None, audit: Audit) -> dict[str, Any] | None:
+    """A deployed plan against what it replaced, as live calls compare the two."""
+    found = audit.standing()
+    if found is None:
+        return None
+    reference = entry.reference(version)
+    against = "the model's own code" if reference is None else f"tier {reference.tier}"
+    return {"sizes": None if version is None else list(version), "against": against, **found.to_dict()}
+
+
+def _audit(a: dict[str, Any]) -> str:
+    """The same in a line."""
+    of = "" if a["sizes"] is None else " of the version for sizes " + "x".join(map(str, a["sizes"]))
+    high = "" if a["high"] is None else f"{a['high']:g}"
+    return (f"audit{of}: {a['ratio']:g} of the time of {a['against']} (between {a['low']:g} and {high or 'anything'}), "
+            f"{a['plan_us']:g} against {a['reference_us']:g} us in {a['rounds']} rounds, which cost {a['cost']:.2%} of the time")
+
+
+def _own(own: dict[str, Any]) -> list[str]:
+    """Who answers where tier 0 would, in a line, where anything is known."""
+    if own["over_tier_0"] is None:
+        return []
+    said = f"the model's own code takes {own['over_tier_0']:g} of the time of tier 0"
+    return [said + (", and answers" if own["answers"] else "")]
 
 
 def _measured(plan: dict[str, Any]) -> None:
@@ -252,6 +293,10 @@ def _lines(data: dict[str, Any]) -> list[str]:
                 sizes = ", ".join(f"{n}={v}" for n, v in version["sizes"].items())
                 out.append(f"    version for {sizes}: tier {version['tier']}, {version['partitions']} partitions, "
                            f"{version['share']:.0%} of the sampled calls")
+            if "own_code" in plan:
+                out += [f"    {line}" for line in _own(plan["own_code"])]
+                out += [f"    {_audit(a)}" for a in plan["audits"]]
+                out += [f"    not audited: {plan['not_audited']}"] if plan["not_audited"] else []
             if (trade := plan.get("trade")) is not None:
                 out.append(f"    for {data['objective']}: {_trade(trade)}")
             out += [f"    {_finding(f)}" for f in plan.get("findings", ())]
@@ -301,6 +346,8 @@ def _page(data: dict[str, Any]) -> str:
                     for p in plan["partitions"]]
             parts.append(f"<p>tier {plan['tier']}, {plan['nodes']} nodes, {plan['calls']} calls; inputs "
                          f"{html.escape(', '.join(plan['inputs']))}; guards {html.escape(', '.join(plan['guards']) or 'none')}</p>")
+            said = [*_own(plan["own_code"]), *map(_audit, plan["audits"])] if "own_code" in plan else []
+            parts += [f"<p>{html.escape(line)}</p>" for line in said]
             parts.append(_table(["partition", "back end", "nodes", "begins at", "ops"], rows))
             parts.append(f"<details><summary>graph</summary><pre>{html.escape(plan['graph'])}</pre></details>")
         for reason in site["refused"]:

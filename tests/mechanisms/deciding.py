@@ -15,20 +15,24 @@ from torch import nn
 import hotfuse
 import hotfuse.profile.agent as agent_module
 import hotfuse.runtime.dispatch as dispatch_module
+import hotfuse.runtime.engine as engine_module
 import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.judge as judge_module
 import hotfuse.runtime.tiers as tiers_module
 from hotfuse.analysis.call_facts import Aligned, AllEqual, Dense, Fact, Facts, Plain, Sized, Typed
 from hotfuse.analysis.decision import decide
 from hotfuse.api import engine_stats
 from hotfuse.backends.llvm.guard import native_select
+from hotfuse.base.events import Action, Why
 from hotfuse.compile.skipping import Skipping
 from hotfuse.compile.trial import Outcome
 from hotfuse.ir.types import DType
+from hotfuse.runtime.audit import Audit
 from hotfuse.runtime.check import failed
 from hotfuse.runtime.dispatch import Case, InlineCache, State, _Tallies
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.improve import Improver
-from hotfuse.runtime.pace import Pace
+from hotfuse.runtime.judge import Judge
 from hotfuse.runtime.partition_guard import guarded
 from hotfuse.runtime.plan import Memory, Plan
 from hotfuse.runtime.proof import Proof, prove
@@ -36,10 +40,12 @@ from hotfuse.runtime.race import Trial
 from hotfuse.runtime.samples import Samples
 from tests.contract.test_native_guards import basics
 from tests.mechanisms.table import Row, World, replaced, setting
+from tests.runtime.live import SETTINGS as LIVE
+from tests.runtime.live import Live
 from tests.runtime.test_bets import Branchy
 from tests.runtime.test_dispatch import GENERAL, special
 from tests.runtime.test_masks import Attention
-from tests.runtime.test_tiers import Compiler, race_says, served, slowed, varied
+from tests.runtime.test_tiers import Compiler, race_says, served, varied
 
 # --- policy -------------------------------------------------------------------------------------------------------------
 
@@ -241,8 +247,38 @@ def kept_fast(world: World) -> float:
 
 
 def withdrawn(world: World) -> float:
-    """A plan that was fast when it was raced, and is slow now."""
-    return engine_stats(slowed(world.patch, world.settings()))["events"].get("drop.regressed", 0)
+    """A plan that was fast when live calls raced it, and is slow now."""
+    slow: list[float] = []
+    with torch.no_grad(), Live(own_s=0.009, tier0_s=0.003, tier1_s=lambda: sum(slow)) as live:
+        for _ in range(400):
+            live.call()
+            if not slow and live.captured and live.entry.plan.tier == 1:
+                slow.append(0.02)
+            if live.said(Action.DROP, Why.REGRESSED, 1):
+                return 1.0
+    return 0.0
+
+
+def decided_live(world: World) -> float:
+    """Whether calls decided about a plan of tier 1; without them it waits for a pause, which these do not make."""
+    world.patch.setattr(judge_module, "SUSPECT_S", 0.5)
+    with torch.no_grad(), Live(own_s=0.009, tier0_s=0.003) as live:
+        for _ in range(300):
+            live.call()
+            if live.captured and live.entry.plan.tier == 1:
+                return 1.0
+    return 0.0
+
+
+def own_code(_world: World) -> float:
+    """Calls that the own code answers because tier 0 is slower."""
+    with torch.no_grad(), Live(own_s=0.0, tier0_s=0.003, settings=LIVE.with_(tiers=0)) as live:
+        for _ in range(60):
+            live.call()
+        before = engine_stats(live.engine)["calls_per_tier"]["0"]
+        for _ in range(20):
+            live.call()
+        return engine_stats(live.engine)["calls_per_tier"]["0"] == before
 
 
 def private(world: World) -> float:
@@ -288,7 +324,9 @@ ROWS: tuple[Row, ...] = (
     proof("float64 judges what differs", close_enough, replaced(sys.modules["hotfuse.runtime.proof"], "SLACK", -1.0)),
     proof("a plan that is slower is never deployed", kept_fast,
           replaced(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))),
-    proof("a plan that became slower is withdrawn", withdrawn, replaced(Pace, "note", lambda *_a: None)),
+    proof("live calls decide between two plans", decided_live, replaced(Judge, "_on_calls", lambda *_a: time.sleep(0.05) or True)),
+    proof("own code answers where tier 0 is slower", own_code, replaced(engine_module, "compare", lambda *_a: None)),
+    proof("a plan that became slower is withdrawn", withdrawn, replaced(Audit, "took", lambda *_a: False)),
     proof("inputs need not be kept", private, setting(keep_inputs=True)),
     proof("kept inputs within a budget of memory", within_budget, setting(sample_bytes=1 << 30)),
 )  # fmt: skip

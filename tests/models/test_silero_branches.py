@@ -15,7 +15,6 @@ import hotfuse
 import hotfuse.profile.agent as agent_module
 import hotfuse.runtime.improve as improve_module
 from hotfuse import Settings
-from hotfuse.runtime.pace import Pace
 from hotfuse.runtime.race import Trial, race
 from tests.models.test_zoo_onnx import agree, load, reference
 
@@ -45,7 +44,6 @@ def test_the_branch_of_silero_flips_and_comes_back(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(improve_module, "race", won)
     monkeypatch.setattr(agent_module, "BUDGET", 1e9)  # samples whatever they cost: clocks decide nothing
     monkeypatch.setattr(agent_module, "MOST_PER_SECOND", 1e9)
-    monkeypatch.setattr(Pace, "note", lambda *_a: None)  # nor is a plan withdrawn because the machine became busier
     model = load("silero-vad")
     peer, rng = reference(model), np.random.default_rng(0)
     settings = Settings(capture="inline", hot_calls=2, watch_rate=2, race_s=0.02)

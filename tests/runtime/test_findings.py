@@ -26,7 +26,6 @@ from hotfuse.profile.store import Store
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.findings import Finding
 from hotfuse.runtime.instrument import Variant
-from hotfuse.runtime.pace import Pace
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.race import Trial
 from hotfuse.runtime.site import Entry
@@ -90,7 +89,6 @@ def looked_into(
 ) -> tuple[Engine, Entry]:
     """A model whose plan of tier 1 was found to be bound by memory; its races take these times, after the first."""
     monkeypatch.setattr(recall, "_recalls", {})
-    monkeypatch.setattr(Pace, "note", lambda *_a: None)  # a machine that became slower has plans raced again: a time is gone
     left = [50.0, *times]
 
     def race(*_a: object, **_k: object) -> Trial:

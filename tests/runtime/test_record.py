@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ import hotfuse
 import hotfuse.runtime.improve as improve_module
 import hotfuse.runtime.record as record_module
 from hotfuse import Settings
+from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.profile.store import Store
 from hotfuse.runtime.race import Trial
+from hotfuse.runtime.record import Recorder
 
 
 @pytest.fixture(autouse=True)
@@ -61,16 +65,58 @@ def test_what_lost_is_not_tried_by_the_next_process_until_something_changed(
     lose(certain=True)
     serve(settings)
     assert len(races) == 2, "what was not settled is tried again"
+    serve(settings)
+    assert len(races) == 3, "so is what lost once, which may have been noise"
     stats = serve(settings)
-    assert len(races) == 2 and stats["events"]["refuse.lost_before"] == 1  # type: ignore[index]
+    assert len(races) == 3 and stats["events"]["refuse.lost_before"] == 1  # type: ignore[index]
     serve(settings.with_(objective="energy"))
-    assert len(races) == 3, "something else is asked for"
+    assert len(races) == 4, "something else is asked for"
+    monkeypatch.setattr(record_module, "usable_cores", lambda: 1000)
+    serve(settings)
+    assert len(races) == 5, "there are other cores"
+    monkeypatch.undo()
+    lose(certain=True)
     monkeypatch.setattr(record_module, "program", lambda: "another version")
     serve(settings)
-    assert len(races) == 4
+    assert len(races) == 6
     with Store.open(place) as store:
         slower = [d for d in store.decisions() if d.why == "it did not measure faster on a real call"]
-        assert [(d.evidence["us_before"], d.evidence["us_after"]) for d in slower] == [(1.0, 2.0)] * 3
+        assert [(d.evidence["us_before"], d.evidence["us_after"]) for d in slower] == [(1.0, 2.0)] * 5
+
+
+def test_what_is_remembered_refuses_nothing_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses in a row are believed for an hour, longer with each further one; one that was won or not settled ends the row."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+    call, ahead = ([torch.ones(4, 8)], 0), [0.0]
+    monkeypatch.setattr(record_module, "time", SimpleNamespace(time=lambda: time.time() + ahead[0]))
+    settings = Settings(profiles=str(tmp_path / "p.sqlite"))
+    with torch.no_grad(), hotfuse.jit(model, settings=Settings(capture="inline", tiers=0, record=False)) as fast:
+        fast(call[0][0])
+        graph = fast._engine.sites[next(iter(fast._engine.sites))].entries[0].baseline.graph
+
+    def outcome(why: Why, certain: bool) -> None:
+        kept = {"attempt": "tier 1", "us_before": 1.0, "us_after": 2.0, "certain": certain}
+        action = Action.DEPLOY if why is Why.FASTER else Action.REFUSE
+        Recorder(settings, EventLog()).tried("m", graph, action, why, kept, call)
+
+    def refused(later_s: float = 0.0) -> bool:
+        ahead[0] = later_s
+        return Recorder(settings, EventLog()).lost(graph, "tier 1", call) is not None
+
+    assert not refused()
+    outcome(Why.NOT_FASTER, True)
+    assert not refused()
+    outcome(Why.NOT_FASTER, True)
+    assert refused() and refused(3000.0) and not refused(4000.0)
+    outcome(Why.NOT_FASTER, True)
+    assert refused(7000.0) and not refused(8000.0)
+    outcome(Why.NOT_FASTER, False)
+    assert not refused()
+    outcome(Why.NOT_FASTER, True)
+    outcome(Why.NOT_FASTER, True)
+    assert refused()
+    outcome(Why.FASTER, True)
+    assert not refused()
 
 
 def test_recording_can_be_switched_off(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from hotfuse.compile.trial import Outcome
 from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Ledger, Strategy, Tried
 from hotfuse.runtime.examine import Examiner
 from hotfuse.runtime.findings import Finding
-from hotfuse.runtime.pace import Pace
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.race import Trial, race
 from hotfuse.runtime.site import Entry
@@ -183,7 +182,6 @@ def test_what_the_real_race_measured_decides_and_is_learned(
             x = torch.randn(shape)
             fast, entry = served(model().eval(), x, Settings(capture="inline", hot_calls=2, race_s=0.2))
             before = entry.plan
-            monkeypatch.setattr(Pace, "note", lambda *_a: None)  # however slow the machine becomes, there is one race
             monkeypatch.setattr(improve_module, "race", recorded)
             (own,) = recall._recalls.values()  # pyright: ignore[reportPrivateUsage]
             only(own.ledger, bound, strategy)

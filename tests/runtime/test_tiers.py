@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -23,7 +22,6 @@ from hotfuse.ir.graph import Graph
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.attempt import demand_of
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.pace import FIRST, Pace
 from hotfuse.runtime.plan import Memory, Plan
 from hotfuse.runtime.race import ALPHA, Trial, growth, race
 from hotfuse.runtime.samples import Samples, made_up
@@ -228,34 +226,6 @@ def test_without_kept_inputs_plans_are_proven_on_made_up_ones(monkeypatch: pytes
     assert tier(engine) == 1 and not any(torch.equal(t, secret) for t in entry.samples.inputs() or ())
 
 
-def slowed(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Engine:
-    """A plan that was fast when it was raced, and takes ages from some call on."""
-    race_says(monkeypatch, won=True)
-    slow: list[bool] = []
-
-    def twist(out: torch.Tensor) -> torch.Tensor:
-        if slow:
-            time.sleep(0.02)
-        return out
-
-    model = nn.Linear(4, 4).eval()
-    engine = served(model, Compiler(twist), settings.with_(watch_rate=1))
-    calls(engine, 8, model)
-    assert tier(engine) == 1
-    next(iter(engine.sites.values())).entries[0].pace.forget()
-    calls(engine, FIRST, model)  # its pace is that of these calls, however busy the machine was before
-    slow.append(True)
-    race_says(monkeypatch, won=False)
-    calls(engine, 25, model)
-    return engine
-
-
-def test_a_plan_that_became_slower_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = slowed(monkeypatch, SETTINGS)
-    events = engine_stats(engine)["events"]
-    assert tier(engine) == 0 and events["drop.regressed"] == 1
-
-
 def test_float64_judges_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     race_says(monkeypatch, won=True)
     model = nn.Linear(4, 4).eval()
@@ -294,17 +264,6 @@ def test_samples_stay_within_their_budget() -> None:
         samples.note((n,), [torch.zeros(n, 4)])
     assert samples.bytes <= 4000 and next(iter(samples.shares())) == (7,)
     assert samples.inputs((7,)) is not None and sum(samples.shares().values()) <= 1.001
-
-
-def test_pace_alarms_on_slower_calls_only() -> None:
-    rng = np.random.default_rng(3)
-    for _ in range(50):
-        pace = Pace()
-        assert not any(pace.note((), 1.0 + 0.1 * rng.random()) for _ in range(500))
-    pace = Pace()
-    steady = [pace.note((), 1.0) for _ in range(100)]
-    slower = [pace.note((), 1.5) for _ in range(200)]
-    assert not any(steady) and any(slower)
 
 
 @pytest.mark.parametrize(("nodes", "calls_needed"), [(10, 3), (256, 6), (2560, 33)])
@@ -356,6 +315,6 @@ def test_a_site_that_gave_up_special_cases_takes_them_again_when_the_traffic_cha
     for drifts, generic in ((0, True), (0, True), (1, False)):
         monkeypatch.setattr(engine.watcher, "drifts", lambda _key, n=drifts: n)
         cache.generic = True
-        improver.consider(site, entry, entry.plan, (), 0.0)
+        improver.consider(site, entry, entry.plan)
         assert cache.generic is generic
     engine.close()

@@ -61,6 +61,8 @@ class DriftWatch:
         """Seconds per probe; a probe without one takes its first look's."""
         self.interval_s = interval_s
         self.looks = 0
+        self.changes = 0
+        """Changes that were told."""
         self.errors: dict[str, int] = {}
         """Kinds of errors of the probe or of recording, and how often."""
         self._recent: dict[str, deque[float]] = {}
@@ -89,6 +91,7 @@ class DriftWatch:
         if up or down:
             new = sorted(recent)[len(recent) // 2]
             self._level[look.probe] = new
+            self.changes += 1
             self._changed(Change(look.probe, new, look.at))
 
     def ratio(self, probe: str) -> float:

@@ -66,9 +66,11 @@ class Means:
         """Say what was decided, and on what evidence."""
         self.plans.log.decide(action, why, self.plans.model.name, **evidence)
 
-    def refuse(self, entry: Entry, attempt: str, why: Why, reason: str, **evidence: EvidenceValue) -> None:
-        """The same of something that is not tried again until what it rested on changed."""
-        entry.turn_down(attempt, reason)
+    def refuse(
+        self, entry: Entry, attempt: str, why: Why, reason: str, later: bool = False, /, **evidence: EvidenceValue
+    ) -> None:
+        """The same of something that is not tried again until what it rested on changed, or `later`."""
+        entry.turn_down(attempt, reason, later=later)
         self.decide(Action.REFUSE, why, **evidence)
 
 
@@ -89,6 +91,10 @@ class Attempt:
     """What it is meant to help against, and how, where its outcome is a lesson about that."""
     about: Mapping[str, EvidenceValue] = field(default_factory=dict[str, EvidenceValue])
     """What its decision says besides."""
+    signature: Signature | None = None
+    """The only sizes it is for; None: any."""
+    meant: Callable[[Sequence[torch.Tensor]], bool] | None = None
+    """Which calls it is for, where not all: live calls that it is not for do not count."""
 
     @property
     def tier(self) -> int:

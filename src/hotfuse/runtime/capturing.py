@@ -21,10 +21,12 @@ from hotfuse.base.events import Action, Why
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe, flatten
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.runtime.attempt import Compile
+from hotfuse.runtime.audit import why_not
 from hotfuse.runtime.background import Background
 from hotfuse.runtime.check import failed
 from hotfuse.runtime.gradients import Gradients, requires
 from hotfuse.runtime.guards import compile_signature
+from hotfuse.runtime.objective import SLOWER
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.samples import Samples, made_up, snapshot
 from hotfuse.runtime.site import Entry, Group, Site, specs_of
@@ -259,6 +261,7 @@ class Capturer:
             key, facts, plan, plan, done.weights, builder(sample.out_spec), bare, call.grad_mode,
             (usual(call.grad_mode),), symbols, signature, samples, self._plans.watcher.watch(key), done.captured.notes,
         )
+        entry.not_audited, entry.allowed = why_not(self._settings), SLOWER if self._settings.objective == "memory" else 1.0
         entry.heat = max(0, group.noted - sample.number)  # calls that waited for this plan have shown how hot it will be
         entry.seconds = entry.heat * sample.seconds
         with self._plans.lock:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 import weakref
 from collections.abc import Sequence
-from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -26,14 +27,18 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import error_text
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec, flatten
+from hotfuse.runtime.answering import Turn, turn_of
 from hotfuse.runtime.attempt import Compile, Improve
+from hotfuse.runtime.audit import Audit
 from hotfuse.runtime.background import Background, Submit
 from hotfuse.runtime.capturing import Capturer
 from hotfuse.runtime.epochs import epochs
-from hotfuse.runtime.gradients import PLAIN, Gradients, joined
+from hotfuse.runtime.gradients import PLAIN, Gradients, Link, joined
 from hotfuse.runtime.improve import Improver
+from hotfuse.runtime.own_code import compare, decided, later_than_own, rest
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Model, Plans
+from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tally import Counts, Everyone, Tally
 from hotfuse.runtime.tiers import interval
@@ -42,6 +47,8 @@ from hotfuse.runtime.watch import Change, Watch
 _TENSORS = {torch.Tensor, nn.Parameter}
 MOST_PLAIN = 256
 """Ways to write a call's arguments that are looked up in one step: names come in any order."""
+DISPATCHES = 9
+"""Times that finding a plan is measured."""
 _around: Around = asked_in_python
 """What is around a call; one native question for the whole process as soon as a model is hot."""
 _hardening: list[str] = []
@@ -120,6 +127,10 @@ class Engine:
                 return self._first_at(key, leaves, args, kwargs)
             plain = False
         counts, slot = self._tally.here
+        if site.resting > 0:
+            site.resting -= 1
+            counts.module_calls += 1
+            return self.model.call(*args, **kwargs)
         around = _around()
         if around < 0:
             if not plain and not _TENSORS.issuperset(map(type, leaves)):
@@ -152,12 +163,14 @@ class Engine:
                     if plan is None or sizes is None or entry.versions.get(sizes) is not plan:  # it may just have been withdrawn
                         plan = entry.plan
                     number = entry.calls = entry.calls + 1
+                    entry.last_used = next(self._clock)
+                    if number >= entry.next_look:
+                        return self._looked_at((site, entry, plan, link), leaves, args, kwargs, counts)
+                    if entry.own and plan is entry.baseline:
+                        counts.module_calls += 1
+                        return self.model.call(*args, **kwargs)
                     try:
-                        if link.places:
-                            run = plan.run if number < entry.next_look else partial(self._looked_at, site, entry, plan)
-                            outs = joined(link, run, leaves)
-                        else:
-                            outs = plan.run(*leaves) if number < entry.next_look else self._looked_at(site, entry, plan, *leaves)
+                        outs = joined(link, plan.run, leaves) if link.places else plan.run(*leaves)
                     except Exception as e:
                         return self._answered_instead((site, entry, plan, e), leaves, args, kwargs, counts)
                     if plan.tier == 1:
@@ -166,11 +179,10 @@ class Engine:
                         counts.tier2_calls += 1
                     else:
                         counts.tier0_calls += 1
-                    entry.last_used = next(self._clock)
                     return outs[0] if entry.bare else entry.rebuild(outs)
+            return self._capturer.own_code(site.spec, leaves, args, kwargs, counts)
         finally:
             slot.epoch = outer
-        return self._capturer.own_code(site.spec, leaves, args, kwargs, counts)
 
     def _first_at(
         self, key: int | tuple[Any, ...], leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -234,6 +246,10 @@ class Engine:
             raise
         if isinstance(error, CallFault):
             self.log.count("call_faults")
+        elif (contest := entry.contest) is not None and plan is contest.new and plan is not contest.serving:
+            contest.failed()  # it never served, and will not
+            text = f"{type(error).__name__}: {error}"[:200]
+            self.log.decide(Action.REFUSE, Why.RUN_FAILED, self.model.name, tier=plan.tier, error=text)
         else:
             self.plans.withdraw(site, entry, plan, error)
         return result
@@ -245,29 +261,98 @@ class Engine:
             self.plans.changed(change, watch)
         return change is not Change.MODEL
 
-    def _looked_at(self, site: Site, entry: Entry, plan: Plan, *leaves: torch.Tensor) -> tuple[Any, ...]:
-        """Serve a call and learn from it: its time, its sizes, and whether anything should change."""
-        number = entry.calls
+    def _looked_at(
+        self, found: tuple[Site, Entry, Plan, Link], leaves: Sequence[torch.Tensor], args: tuple[Any, ...],
+        kwargs: dict[str, Any], counts: Counts,
+    ) -> Any:
+        """Serve a call and learn from it: its time, its sizes, who is faster of two, and whether anything should change."""
+        site, entry, plan, link = found
+        number, entered, began = entry.calls, time.perf_counter(), self.log.now()
         since, entry.looked = max(1, number - entry.looked), number
-        began = self.log.now()
-        if number >= entry.sampler.at:
-            outs, spent = self.watcher.run(entry.key, number, plan, entry.baseline, entry.weights, leaves)
-        else:
-            begin = time.perf_counter()
-            outs = plan.run(*leaves)
-            spent = time.perf_counter() - begin
-        self.log.span("calls", f"tier {plan.tier}", began, call=number)
-        self._tally.mine.looked_at += 1
+        own = entry.own and plan is entry.baseline
+        answer, turn, result = None if own else plan, None, None
+        signature = entry.signature(*leaves)
         try:
-            self._learn(site, entry, plan, leaves, spent, since)
+            if number >= entry.sampler.at:
+                answer, seconds = plan, list[float]()
+
+                def sampled(*leaves: torch.Tensor) -> tuple[Any, ...]:
+                    outs, spent = self.watcher.run(entry.key, number, plan, entry.baseline, entry.weights, leaves)
+                    seconds.append(spent)
+                    return outs
+
+                outs = joined(link, sampled, leaves) if link.places else sampled(*leaves)
+                spent = seconds[0]
+                if own and not entry.sampler.sampled_ns:
+                    later_than_own(entry, number)
+            else:
+                if (turn := turn_of(entry, plan, signature, leaves, bool(link.places))) is not None:
+                    answer = turn.answers
+                begin = time.perf_counter()
+                if answer is None:
+                    outs = self.model.call(*args, **kwargs)
+                else:
+                    outs = joined(link, answer.run, leaves) if link.places else answer.run(*leaves)
+                spent = time.perf_counter() - begin
+        except Exception as e:
+            if answer is None:
+                counts.module_calls += 1
+                raise
+            return self._answered_instead((site, entry, answer, e), leaves, args, kwargs, counts)
+        counts.answered(-1 if answer is None else answer.tier)
+        result = outs if answer is None else outs[0] if entry.bare else entry.rebuild(outs)
+        self.log.span("calls", "own code" if answer is None else f"tier {answer.tier}", began, call=number)
+        counts.looked_at += 1
+        try:
+            self._learn(site, entry, plan, leaves, signature, spent, since)
+            if turn is not None:
+                self._compared(site, entry, turn, leaves, spent, time.perf_counter() - entered - spent)
+            elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
+                audit.note(number, signature, spent, since)
         except Exception as e:  # what is learned from a call is no part of its answer, nor of its plan
             self.log.count("learning_faults")
             self.log.decide(Action.KEEP, Why.LEARNING_FAILED, self.model.name, because=f"{type(e).__name__}: {e}")
-        return outs
+        return result
+
+    def _dispatch_s(self, site: Site, entry: Entry, leaves: Sequence[torch.Tensor]) -> float:
+        """What a call in a plan takes before the plan runs: measured on a real call, once, and again when it is asked natively."""
+        seconds, native = entry.dispatch_s
+        cache, watch, gradients = site.cache(entry.grad_mode), self.plans.watch, torch.is_grad_enabled()
+        if cache is not None and (not seconds or native is not cache.table.native):
+            table = cache.table
+            times: list[float] = []
+            for _ in range(DISPATCHES):
+                begin = time.perf_counter()
+                _around()
+                table.select(*leaves)
+                if watch is not None:
+                    watch.unchanged()
+                if gradients:
+                    self.gradients.link(entry.links, watch, leaves)
+                times.append(time.perf_counter() - begin)
+            seconds = median(times)
+            entry.dispatch_s = (seconds, table.native)
+        return seconds
+
+    def _compared(
+        self, site: Site, entry: Entry, turn: Turn, leaves: Sequence[torch.Tensor], spent: float, look_s: float
+    ) -> None:
+        """A call was half of a round, and took so long; looking at it took `look_s` besides."""
+        judge = turn.of
+        if turn.answers is not None and (entry.reference(judge.version) is None if isinstance(judge, Audit) else judge.own):
+            spent += self._dispatch_s(site, entry, leaves)
+        if isinstance(judge, Audit):
+            if judge.took(entry.calls, turn.key, turn.side, spent, look_s):
+                self.plans.withdraw_slower(site, entry, judge)
+            entry.next_look = min(entry.next_look, max(judge.at, entry.calls + 1))
+            return
+        judge.took(turn.key, turn.side, spent)
+        if judge.trial is not None and judge is entry.contest and judge.new is entry.baseline:
+            decided(entry, judge, judge.trial, self.log, self.model.name)
 
     def _learn(
-        self, site: Site, entry: Entry, plan: Plan, leaves: Sequence[torch.Tensor], spent: float, since: int
-    ) -> None:
+        self, site: Site, entry: Entry, plan: Plan, leaves: Sequence[torch.Tensor], signature: Signature, spent: float, since: int
+    ) -> None:  # fmt: skip
         """From a call that took so long, the first to be looked at of so many."""
         number = entry.calls
         entry.heat += since
@@ -276,10 +361,11 @@ class Engine:
         if self.settings.debug >= CALLS:
             entry.next_look = number + 1
             say(CALLS, CALLS, lambda: f"call {number} of {self.model.name}: tier {plan.tier}, {spent * 1e6:.1f} us")
-        signature = entry.signature(*leaves)
         entry.samples.note(signature, leaves)
+        entry.callers.note(threading.get_ident())
         if self._improver is not None:
-            self._improver.consider(site, entry, plan, signature, spent)
+            self._improver.consider(site, entry, plan)
+        compare(entry, self.settings)
         if entry.heat >= self.settings.hot_calls:
             watch = self.plans.watch
             for job in (*site.soft(), *(watch.soft() if watch is not None else ()), *self.gradients.soft()):
@@ -290,6 +376,12 @@ class Engine:
         if self.plans.examiner.due(entry):
             entry.examining = True
             self._beside(lambda: self.plans.examiner.look(entry))
+        if (audit := entry.audit_of(plan, signature)) is not None:
+            entry.next_look = min(entry.next_look, max(audit.at, number + 1))
+        if entry.contest is not None:  # behind all that set it: every call is looked at
+            entry.next_look = 0
+        elif entry.own and plan is entry.baseline:
+            rest(site, entry, spent)
 
 
     # --- control ---------------------------------------------------------------------------------

@@ -30,13 +30,15 @@ from hotfuse.ir.graph import Value
 from hotfuse.profile.predict import ALL
 from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.runtime.attempt import Attempt, CalledOff, Compile, Improve, Means, Weights, sizes_of
+from hotfuse.runtime.contest import Contest
+from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.judge import Judge
 from hotfuse.runtime.objective import Trade, settle
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.proof import prove
 from hotfuse.runtime.race import Trial, race
-from hotfuse.runtime.samples import Signature
-from hotfuse.runtime.site import Entry, Site, named, way
+from hotfuse.runtime.site import THREADS, Entry, Site, named, way
 from hotfuse.runtime.skipping import ENOUGH, suspected
 from hotfuse.runtime.strategies import against, attempts, failed_before
 from hotfuse.runtime.tier1 import fused
@@ -44,6 +46,12 @@ from hotfuse.runtime.tier2 import BET_ON, for_sizes, on_branch, without_mask, wi
 from hotfuse.runtime.tiers import FEWEST, PREDICTABLE, is_hot, recurring
 from hotfuse.runtime.unmask import open_mask
 from hotfuse.specialize.branches import conditions
+
+STAMP = ("model", "threads", "traffic", "performance model", "cores", "speed", "callers")
+OWN_CODE = -1
+"""The tier of the model's own code, where a race against it is remembered."""
+MACHINE = frozenset({"threads", "cores", "speed", "callers"})
+"""What decides how fast a plan is, whatever it computes."""
 
 
 class Improver:
@@ -53,18 +61,18 @@ class Improver:
         self._plans = plans
         self._means = Means(plans, compile, improve)
         self._log = plans.log
+        self._judge = Judge(plans)
         self._recall = recalled(place_of(plans.settings).path)
 
-    def consider(self, site: Site, entry: Entry, plan: Plan, signature: Signature, seconds: float) -> None:
+    def consider(self, site: Site, entry: Entry, plan: Plan) -> None:
         """After a call that was looked at; at most starts something."""
         settings = self._plans.settings
         stamp = (self._plans.generation, torch.get_num_threads(), self._plans.watcher.drifts(entry.key),
-                 self._plans.recorder.trained)
+                 self._plans.recorder.trained, usable_cores(), self._plans.recorder.speed_changes, entry.callers.changes)
         if entry.stamp != stamp:  # what lost under other circumstances may win now
-            if entry.stamp and entry.stamp[2] != stamp[2]:
-                site.reopen()
-            entry.stamp = stamp
-            entry.refused.clear()
+            self._reopen(site, entry, stamp)
+        if entry.retries:
+            entry.retry(time.monotonic())
         if entry.improving or self._plans.closed:
             return
         if plan is entry.baseline:
@@ -72,9 +80,6 @@ class Improver:
             if "tier 1" not in entry.refused and is_hot(entry.heat, entry.seconds, settings.hot_calls, nodes):
                 self._attempt(entry, "tier 1", partial(fused, self._means, entry, partial(self._try, entry)))
                 return
-        elif (slower := entry.pace.note(signature, seconds)) is not None:
-            self._start(entry, "check", lambda: self._recheck(site, entry, *slower))
-            return
         if settings.tiers < 2 or (entry.plan is entry.baseline and "tier 1" not in entry.refused):
             return
         if self._consider_branches(entry) or self._consider_masks(entry) or self._consider_rows(site, entry):
@@ -89,6 +94,22 @@ class Improver:
                 self._decide(Action.SPECIALIZE, Why.RECURS, sizes=sizes_of(entry, sizes), share=round(new[0].share, 3),
                              samples=new[0].samples)
                 self._attempt(entry, named(sizes), partial(for_sizes, self._means, site, entry, sizes))
+
+    def _reopen(self, site: Site, entry: Entry, stamp: tuple[int, ...]) -> None:
+        """What decisions rest on changed: the model, torch's threads, the traffic, the performance model, the process's cores,
+        their speed, how many threads call. What was refused may be tried; what serves has to prove itself again.
+        """
+        before, entry.stamp = entry.stamp, stamp
+        entry.refused.clear()
+        entry.retries.clear()
+        changed = [what for what, was, now in zip(STAMP, before, stamp, strict=False) if was != now]
+        if "traffic" in changed:
+            site.reopen()
+        if changed and MACHINE.intersection(changed):
+            entry.own_ratio = None if entry.plan is entry.baseline else entry.own_ratio
+            for audit in list(entry.audits.values()):
+                audit.reopen(entry.calls)
+            self._decide(Action.NOTICE, Why.CIRCUMSTANCES, changed=", ".join(changed), threads=stamp[THREADS], cores=stamp[4])
 
     def _consider_branches(self, entry: Entry) -> bool:
         """Whether a bet on a condition was begun: one that sampled calls showed to go one way, and that has no code for it."""
@@ -191,25 +212,6 @@ class Improver:
         if isinstance(self._means.improve, CalledOff):
             self._means.improve.call_off()
 
-    def _recheck(self, site: Site, entry: Entry, reference_us: float, now_us: float) -> None:
-        """A plan that became slower is raced again: it is withdrawn if what it replaced is faster now."""
-        inputs = entry.samples.inputs()
-        plan = entry.plan
-        if inputs is None or plan is entry.baseline:
-            return
-        trial, _ = self._race(entry.baseline, plan, inputs)
-        entry.pace.forget()  # whatever follows, this is the pace now
-        evidence: dict[str, EvidenceValue] = {
-            "tier": plan.tier, "us_once": round(reference_us, 1), "us_now": round(now_us, 1),
-            "us_plan": round(trial.new_us, 1), "us_baseline": round(trial.old_us, 1),
-        }
-        if trial.new_us <= trial.old_us:
-            self._decide(Action.KEEP, Why.KEPT_PACE, **evidence)
-            return
-        self._decide(Action.DROP, Why.REGRESSED, **evidence)
-        self._plans.demote(site, entry)
-        entry.turn_down("tier 1", "it became slower than the library")
-
     def _try(self, entry: Entry, attempt: Attempt | None) -> None:
         """Compile, prove, measure; swap only what won. Whatever happens is a decision."""
         if attempt is None:
@@ -218,10 +220,12 @@ class Improver:
         generation = self._plans.generation
         versions = _versions(entry.weights)
         begin = self._log.now()
-        if (lost := self._plans.recorder.lost(entry.baseline.graph, what, (calls[0], attempt.rival().tier))) is not None:
+        rival = attempt.rival()
+        rests = (calls[0], OWN_CODE if entry.own and rival is entry.baseline else rival.tier)
+        if (lost := self._plans.recorder.lost(entry.baseline.graph, what, rests)) is not None:
             before, after = lost.get("us_before"), lost.get("us_after")
-            self._refuse(entry, what, Why.LOST_BEFORE, f"{after} us instead of {before} in an earlier process", tier=tier,
-                         us_before=before, us_after=after, **about)
+            self._refuse(entry, what, Why.LOST_BEFORE, f"{after} us instead of {before} in earlier processes", True, tier=tier,
+                         us_before=before, us_after=after, times=lost.get("times"), **about)
             return
         try:
             better = attempt.make()
@@ -241,13 +245,27 @@ class Improver:
             self._refuse(entry, what, Why.MISMATCH, proof.difference, tier=tier, because=proof.difference, judge=proof.judge,
                          **about)
             return
+        self._judge.baseline(entry)
         old = attempt.rival()
+        own = entry.own and old is entry.baseline
+
+        def begin_contest(contest: Contest) -> bool:
+            with self._plans.exchanging(generation) as same:
+                if same and versions == _versions(entry.weights):
+                    entry.open(contest)
+                    return True
+            return False
+
         # A proof is against the baseline, on calls as they come: rounds for tier 1, not for what is meant for some of them only.
-        trial, trade = self._race(old, better, calls[0], proof.rounds if tier == 1 and old is entry.baseline else ())
+        before = proof.rounds if tier == 1 and old is entry.baseline else ()
+        contest = Contest(old, better, own, attempt.signature, attempt.meant)
+        trial, trade = self._race(entry, contest, begin_contest, calls[0], before)
         evidence: dict[str, EvidenceValue] = {
             "tier": tier, "us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1), "rounds": trial.rounds,
-            "proven_on": proof.inputs, "judge": proof.judge, **trade.evidence(), **about,
+            "race": trial.by, "proven_on": proof.inputs, "judge": proof.judge, **trade.evidence(), **about,
         }
+        if own:
+            evidence["against"] = "the model's own code"
         if better.account is not None and better.account.predicted_us is not None:
             evidence["us_predicted"] = better.account.predicted_us
         by_time = self._plans.settings.objective == "latency"
@@ -257,10 +275,12 @@ class Improver:
             evidence |= {"bottleneck": addresses[0].value, "strategy": addresses[1].value, "helped": helped}
             send(sized(self._plans.settings).pool.submit, place_of(self._plans.settings), self._recall)
         kept: dict[str, EvidenceValue] = {**evidence, "attempt": what, "certain": trial.settled}
-        rests = (calls[0], old.tier)
+        rests = (calls[0], OWN_CODE if own else old.tier)
         graph, name = entry.baseline.graph, self._plans.model.name
         if not trial.won:
-            self._refuse(entry, what, lost_why, f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}", **evidence)
+            epochs.retire(better)  # a live call may be in it
+            said = f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}" + ("" if trial.settled else ", not settled")
+            self._refuse(entry, what, lost_why, said, not trial.settled, **evidence)
             self._plans.recorder.tried(name, graph, Action.REFUSE, lost_why, kept, rests)
             return
         with self._plans.exchanging(generation) as same:
@@ -281,21 +301,24 @@ class Improver:
         return self._means.compile(entry.baseline.graph, weights).run
 
     def _race(
-        self, old: Plan, new: Plan, inputs: Sequence[torch.Tensor], before: Sequence[tuple[float, float]] = ()
-    ) -> tuple[Trial, Trade]:
+        self, entry: Entry, contest: Contest, begin_contest: Callable[[Contest], bool], inputs: Sequence[torch.Tensor],
+        before: Sequence[tuple[float, float]],
+    ) -> tuple[Trial, Trade]:  # fmt: skip
+        """Of two proven plans; where captures are inline nobody is served beside, and rounds follow each other here and now."""
         begin, settings = self._log.now(), self._plans.settings
-        known = () if settings.objective == "energy" else before  # which runs on another clock
-        trial, trade = settle(settings, race, old, new, inputs, pause=self._pause, before=known)
-        self._log.span("race", "race", begin, rounds=trial.rounds, won=trial.won)
+        if settings.capture == "inline":
+            known = () if settings.objective == "energy" else before  # which runs on another clock
+            trial, trade = settle(settings, race, contest.serving, contest.new, inputs, before=known)
+        else:
+            judge = partial(self._judge.between, entry, contest, begin_contest, race)
+            trial, trade = settle(settings, judge, contest.serving, contest.new, inputs)
+        self._log.span("race", "race", begin, rounds=trial.rounds, won=trial.won, by=trial.by)
         return trial, trade
 
-    def _pause(self, spent: float) -> None:
-        """Where calls use every core, leave it to them for as long as a round took, so that they are slowed half as often."""
-        if self._plans.settings.capture != "inline" and torch.get_num_threads() >= usable_cores():
-            time.sleep(min(spent, 0.05))
-
-    def _refuse(self, entry: Entry, attempt: str, why: Why, reason: str, **evidence: EvidenceValue) -> None:
-        self._means.refuse(entry, attempt, why, reason, **evidence)
+    def _refuse(
+        self, entry: Entry, attempt: str, why: Why, reason: str, later: bool = False, /, **evidence: EvidenceValue
+    ) -> None:
+        self._means.refuse(entry, attempt, why, reason, later, **evidence)
 
     def _decide(self, action: Action, why: Why, **evidence: EvidenceValue) -> None:
         self._means.decide(action, why, **evidence)

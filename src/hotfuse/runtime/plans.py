@@ -18,6 +18,7 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import CallSpec, Captured
+from hotfuse.runtime.audit import Audit
 from hotfuse.runtime.background import Job
 from hotfuse.runtime.budget import Held, victims
 from hotfuse.runtime.epochs import epochs
@@ -196,6 +197,34 @@ class Plans:
         with self.lock:
             site.remove(entry)
         self.watcher.forget(entry.key)
+
+    def withdraw_slower(self, site: Site, entry: Entry, audit: Audit) -> None:
+        """A plan that the audit found to be slower than what it replaced is dropped; it may be tried again later."""
+        with self.lock:
+            version, found = audit.version, audit.standing()
+            plan = entry.plan if version is None else entry.versions.get(version)
+            if plan is None or plan is not audit.plan or found is None:  # it went meanwhile
+                return
+            reference = entry.reference(version)
+            against = "the model's own code" if reference is None else f"tier {reference.tier}"
+            self.log.decide(
+                Action.DROP, Why.REGRESSED, self.model.name, tier=plan.tier, against=against, ratio=round(found.ratio, 3),
+                low=round(found.low, 3), us_plan=round(found.plan_us, 1), us_reference=round(found.reference_us, 1),
+                rounds=found.rounds, calls=entry.calls,
+            )
+            self._tally.mine.deopts += 1
+            if plan is entry.baseline:
+                entry.own, entry.own_ratio = True, min(1.0, 1 / found.ratio)
+                entry.cool()
+                return
+            entry.refuse(plan, f"it took {found.ratio:.2f} times as long as {against}", later=True)
+            if version is not None:
+                site.remove_version(entry, version)
+                epochs.retire(plan)
+                self.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
+            else:
+                self._to_baseline(site, entry)
+                entry.cool()
 
     def close(self) -> None:
         """Drop every plan; what was seen is kept in the profile store."""

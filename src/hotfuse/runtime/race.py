@@ -42,6 +42,8 @@ class Trial:
     won: bool
     settled: bool = True
     """Whether the test decided before the time was up."""
+    by: str = "rounds in a row"
+    """What decided: live calls, rounds while nobody called, or rounds in a row in the call itself (`capture="inline"`)."""
 
 
 def growth(wins: int, rounds: int) -> float:
@@ -58,42 +60,52 @@ def growth(wins: int, rounds: int) -> float:
 def race(
     old: Callable[..., Any], new: Callable[..., Any], args: Sequence[Any], budget_s: float,
     clock: Callable[[], float] = time.perf_counter, pause: Callable[[float], None] | None = None,
-    before: Sequence[tuple[float, float]] = (),
+    before: Sequence[tuple[float, float]] = (), undisturbed: Callable[[], bool] | None = None, handicap: float = 1.0,
 ) -> Trial:
     """Measure until settled, after one warm-up each; `pause` is told after a round how long it took, to let others work.
 
     `before` are rounds that both have just run, on calls that may have other sizes: seconds of the old and of the new one. They
-    count like others, and nobody needs to be warmed up behind them.
+    count like others, and nobody needs to be warmed up behind them. A round does not count that `undisturbed` says was not.
+    Below 1, `handicap` is the part of the old one's time that something takes which the new one must beat in its place.
     """
     with _one:
-        return _race(old, new, args, budget_s, clock, pause, before)
+        return _race(old, new, args, budget_s, clock, pause, before, undisturbed, handicap)
 
 
 def _race(
     old: Callable[..., Any], new: Callable[..., Any], args: Sequence[Any], budget_s: float, clock: Callable[[], float],
-    pause: Callable[[float], None] | None, before: Sequence[tuple[float, float]],
-) -> Trial:
-    times: tuple[list[float], list[float]] = ([was for was, _ in before], [now for _, now in before])
-    wins = sum(now < MARGIN * was for was, now in before)
+    pause: Callable[[float], None] | None, before: Sequence[tuple[float, float]], undisturbed: Callable[[], bool] | None,
+    handicap: float,
+) -> Trial:  # fmt: skip
+    times: tuple[list[float], list[float]] = ([handicap * was for was, _ in before], [now for _, now in before])
+    wins = sum(now < MARGIN * was for was, now in zip(*times, strict=True))
+    turn = len(before)
     with torch.no_grad():
         if not before:
             old(*args)
             new(*args)
         start = clock()
         while True:
-            order = (0, 1) if len(times[0]) % 2 == 0 else (1, 0)
-            for side in order:
+            took = [0.0, 0.0]
+            for side in (0, 1) if turn % 2 == 0 else (1, 0):
                 run = (old, new)[side]
                 begin = clock()
                 run(*args)
-                times[side].append(clock() - begin)
-            wins += times[1][-1] < MARGIN * times[0][-1]
-            rounds = len(times[0])
+                took[side] = clock() - begin
+            turn += 1
+            if undisturbed is None or undisturbed():
+                times[0].append(handicap * took[0])
+                times[1].append(took[1])
+                wins += took[1] < MARGIN * handicap * took[0]
+            rounds, late = len(times[0]), clock() - start >= budget_s
             won, lost = growth(wins, rounds) >= 1 / ALPHA, growth(rounds - wins, rounds) >= 1 / ALPHA
-            if won or lost or rounds >= MOST_ROUNDS or (rounds >= FEWEST_ROUNDS and clock() - start >= budget_s):
-                return Trial(median(times[0]) * 1e6, median(times[1]) * 1e6, rounds, won, won or lost)
+            # however short the time, rounds are enough for one that wins them all, unless others are in the way for long
+            over = rounds >= MOST_ROUNDS or (late and (rounds >= FEWEST_ROUNDS or turn >= 2 * FEWEST_ROUNDS + len(before)))
+            if won or lost or over:
+                us = [median(t) * 1e6 if t else 0.0 for t in times]
+                return Trial(us[0], us[1], rounds, won, won or lost)
             if pause is not None:
-                pause(times[0][-1] + times[1][-1])
+                pause(sum(took))
 
 
 def _after_fork() -> None:

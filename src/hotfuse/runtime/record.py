@@ -1,7 +1,7 @@
 """What serving learned, written to the profile store: beside inference, and never in the way of it.
 
-    races       both times of every plan that was tried, as decisions with their evidence; what lost is not tried again by the
-                next process unless something it rested on has changed
+    races       both times of every plan that was tried, as decisions with their evidence; what lost for certain in two processes
+                in a row is not tried again by the next ones for a while, unless something it rested on has changed
     partitions  what each took per kind of call, with flops, bytes and the binding resource, from the sampled calls
     speed       the machine's own, probed now and then
     idle        time that nobody needs goes to the performance model (`runtime.idle`)
@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import functools
 import hashlib
+import itertools
 import os
 import threading
 import time
@@ -28,6 +29,7 @@ import torch
 from hotfuse.base.errors import InputError
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.settings import Settings
+from hotfuse.compile.scheduler import usable_cores
 from hotfuse.compile.stored import place_of
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.hash import structural_hash
@@ -38,11 +40,13 @@ from hotfuse.runtime.idle import Idle
 
 if TYPE_CHECKING:
     from hotfuse.machine.drift import DriftWatch
-    from hotfuse.profile.rows import PartitionProfile
+    from hotfuse.profile.rows import PartitionProfile, StoredDecision
     from hotfuse.profile.store import Store
 
-FORGOTTEN_S = 7 * 86_400.0
-"""What lost so long ago may be tried again."""
+BELIEVED = 2
+"""Losses in a row, each certain and on the same basis, before a memory of them refuses anything: one may have been noise."""
+BELIEVED_S, FORGOTTEN_S = 3600.0, 7 * 86_400.0
+"""For how long they do: longer with each further loss; what lost so long ago may be tried again in any case."""
 Rests = tuple[Sequence[torch.Tensor], int]
 """The call that a race was run on, and the tier of what served."""
 MOST_ASKED = 1024
@@ -120,6 +124,11 @@ class Recorder:
         shared = self._shared
         return 0 if shared is None else shared.idle.told.version or 0
 
+    @property
+    def speed_changes(self) -> int:
+        """How often the machine was seen to run at another speed than before."""
+        return 0 if self._shared is None else self._shared.watch.changes
+
     def idle(self) -> dict[str, Any]:
         """What idle time was used for, for `explain()`."""
         if not self.on or not self._settings.idle:
@@ -128,15 +137,19 @@ class Recorder:
         return shared.idle.told.to_dict() if shared is not None else {"state": "nothing has been tried so far"}
 
     def _basis(self, rests: Rests) -> str:
-        """What the outcome of a race rests on: program, machine, model, threads, what is asked for, the sizes, the other's tier."""
+        """What the outcome of a race rests on: program, machine, performance model, torch's threads, cores, what is asked for, the
+        sizes, the other's tier.
+        """
         call, against = rests
         shapes = " ".join("x".join(map(str, t.shape)) or "scalar" for t in call)
         machine, version = self._here().machine, self.trained or self._here().version
-        own = (machine, version, torch.get_num_threads(), self._settings.code_key(), shapes, against)
+        own = (machine, version, torch.get_num_threads(), usable_cores(), self._settings.code_key(), shapes, against)
         return hashlib.sha256(f"{program()} {own}".encode()).hexdigest()[:24]
 
     def lost(self, graph: Graph, attempt: str, rests: Rests) -> dict[str, EvidenceValue] | None:
-        """The evidence of a race that an earlier process lost for certain, on the same basis; asked once per attempt."""
+        """The evidence of the last of several races that earlier processes lost for certain, all on the same basis and without one
+        that was won or not settled in between, and how many they were; None where it is to be tried. Asked once per attempt.
+        """
         if not self.on:
             return None
         try:
@@ -147,10 +160,12 @@ class Recorder:
             for oldest in list(self._asked)[:-MOST_ASKED]:
                 self._asked.pop(oldest, None)
             store, basis = self._here().store, self._basis(rests)
-            for d in store.decisions(key, LOOKED_BACK):
-                if d.evidence.get("attempt") == attempt and time.time() - d.at < FORGOTTEN_S:
-                    same = d.why in (Why.NOT_FASTER.value, Why.NOT_BETTER.value) and d.evidence.get("basis") == basis
-                    return dict(d.evidence) if same and d.evidence.get("certain") else None
+            past = [d for d in store.decisions(key, LOOKED_BACK) if d.evidence.get("attempt") == attempt]
+            here = [d for d in past if d.evidence.get("basis") == basis and time.time() - d.at < FORGOTTEN_S]
+            lost = list(itertools.takewhile(_certainly_lost, here))  # the newest first
+            if len(lost) < BELIEVED or time.time() - lost[0].at > min(BELIEVED_S * 2 ** (len(lost) - BELIEVED), FORGOTTEN_S):
+                return None
+            return {**lost[0].evidence, "times": len(lost)}
         except Exception as e:  # then it is tried
             self._count(e)
         return None
@@ -224,6 +239,10 @@ class Recorder:
     def stats(self) -> dict[str, int]:
         """Counters."""
         return {"written": self.written, "failed": self.failed}
+
+
+def _certainly_lost(d: StoredDecision) -> bool:
+    return d.why in (Why.NOT_FASTER.value, Why.NOT_BETTER.value) and bool(d.evidence.get("certain"))
 
 
 def _row(graph: str, names: Names, number: int, signature: int, p: PartitionSeen) -> PartitionProfile:

@@ -7,8 +7,10 @@ in meanwhile: tables of the cache, plans and versions are immutable and exchange
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
@@ -18,12 +20,14 @@ from hotfuse.analysis.call_facts import Facts, fact_text, sized
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.profile.agent import Sampler
+from hotfuse.runtime.audit import Audit
 from hotfuse.runtime.bets import Bet
+from hotfuse.runtime.callers import Callers
+from hotfuse.runtime.contest import Contest
 from hotfuse.runtime.dispatch import Case, InlineCache, Job
 from hotfuse.runtime.findings import Finding
 from hotfuse.runtime.gradients import Link, Pattern
 from hotfuse.runtime.objective import Trade
-from hotfuse.runtime.pace import Pace
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Samples, Signature
 
@@ -31,7 +35,19 @@ FEW, MANY = 2, 48
 """Kinds of sizes that each get a graph of their own, once so many calls have had no others."""
 MOST_REFUSED = 256
 """Attempts of one entry that are remembered as refused: kinds of sizes come and go for as long as a model serves."""
+THREADS = 1
+"""Where the number of torch's threads is in an entry's stamp."""
+RETRY_S, MOST_RETRY_S = 60.0, 3600.0
+"""What was refused without certainty, or withdrawn, is tried again after so long, each further time twice as late."""
 NO_VERSIONS: Mapping[Signature, Plan] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """When an attempt may be made again."""
+
+    at: float
+    wait_s: float
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -87,22 +103,39 @@ class Entry:
     trade: Trade | None = None
     """What the plan that was deployed last costs and what the one before it cost."""
     stamp: tuple[int, ...] = ()
-    """What the refusals rest on."""
-    pace: Pace = field(default_factory=Pace)
+    """What decisions rest on; another one re-opens them (`runtime.improve`)."""
     links: dict[Pattern, Link] = field(default_factory=dict[Pattern, Link])
     """How results are joined to autograd's graph, by which of the inputs require gradients."""
     meeting: bool = False
     """A call that it may not serve yet is being compared with it."""
     met: int = 0
     """Such calls since the last that agreed."""
+    retries: dict[str, Retry] = field(default_factory=dict[str, Retry])
+    """When what was refused without certainty may be tried again."""
+    own: bool = False
+    """The model's own code answers where the baseline would: it was not slower on live calls."""
+    own_ratio: float | None = None
+    """What the model's own code takes over what the baseline takes; None before live calls have decided between them."""
+    dispatch_s: tuple[float, bool] = (0.0, False)
+    """What finding a plan for a call takes, which calls that go straight to the own code do not pay; and whether native code
+    was asked."""
+    contest: Contest | None = None
+    """A race on live calls: while it is open every call is looked at."""
+    audits: dict[Signature | None, Audit] = field(default_factory=dict[Signature | None, Audit])
+    """Deployed plans on trial: by the sizes of a version, None is the plan itself."""
+    not_audited: str = ""
+    """Why not, where that is so."""
+    allowed: float = 1.0
+    """How many times as long as what it replaced a plan may take: more than once where memory is what counts."""
+    callers: Callers = field(default_factory=Callers)
 
     def guards(self) -> list[str]:
         """What calls must bring, in words."""
         names = [v.name for v in self.baseline.graph.inputs]
         return [fact_text(f, names) for f in self.facts]
 
-    def refuse(self, plan: Plan, why: str) -> None:
-        """Whatever led to a plan is not tried again until something changed."""
+    def refuse(self, plan: Plan, why: str, *, later: bool = False) -> None:
+        """Whatever led to a plan is not tried again until something changed, or `later`."""
         if plan is not self.plan:
             attempts = [named(s) for s, p in self.versions.items() if p is plan]
         elif self.bets:
@@ -110,19 +143,61 @@ class Entry:
         else:
             attempts = [plan.attempt or f"tier {plan.tier}"]
         for attempt in attempts:
-            self.turn_down(attempt, why)
+            self.turn_down(attempt, why, later=later)
 
-    def turn_down(self, attempt: str, why: str) -> None:
-        """An attempt is not made again until something changed; of very many the oldest is forgotten."""
+    def turn_down(self, attempt: str, why: str, *, later: bool = False) -> None:
+        """An attempt is not made again until something changed, or `later`; of very many the oldest is forgotten."""
         self.refused[attempt] = why
+        if later:
+            before = self.retries.get(attempt)
+            wait = min(2 * before.wait_s, MOST_RETRY_S) if before is not None else RETRY_S
+            self.retries[attempt] = Retry(time.monotonic() + wait, wait)
         for oldest in list(self.refused)[:-MOST_REFUSED]:
             self.refused.pop(oldest, None)
+            self.retries.pop(oldest, None)
+
+    def retry(self, now: float) -> None:
+        """What was refused without certainty may be tried again when its time has come."""
+        for attempt in [a for a, r in list(self.retries.items()) if r.at <= now]:
+            self.refused.pop(attempt, None)
+            self.retries[attempt] = Retry(inf, self.retries[attempt].wait_s)
 
     def cool(self) -> None:
         """The plan was exchanged: its calls count from here, and the first of them are looked at."""
         self.heat, self.seconds = 0, 0.0
         self.looked, self.next_look = self.calls, self.calls + 1
-        self.pace.forget()
+        self.contest = None  # what was to be measured is no longer what serves
+        self.audits.clear()
+
+    def open(self, contest: Contest) -> None:
+        """Answer calls in turns from here on."""
+        self.contest = contest
+        self.next_look = 0
+
+    def close(self, contest: Contest) -> None:
+        """Answer calls by what serves again; another contest that was opened meanwhile stays."""
+        if self.contest is contest:
+            self.contest = None
+
+    def reference(self, signature: Signature | None) -> Plan | None:
+        """What a deployed plan took the place of: a version that of the entry's plan, any other the better of the baseline and the
+        model's own code, which is None here; where nobody knows which that is, the model's own code.
+        """
+        if signature is not None and self.plan is not self.baseline:
+            return self.plan
+        return None if self.plan is self.baseline or self.own or self.own_ratio is None else self.baseline
+
+    def audit_of(self, plan: Plan, signature: Signature) -> Audit | None:
+        """The trial that a deployed plan is on; None where it cannot be or there is nothing to compare it with."""
+        if self.not_audited or (plan is self.baseline and (self.own or self.own_ratio is None)):
+            return None
+        version = None if plan is self.plan else signature
+        if version is not None and self.versions.get(version) is not plan:  # it was exchanged while a call was in it
+            return None
+        found = self.audits.get(version)
+        if found is None or found.plan is not plan:
+            found = self.audits[version] = Audit(plan, version, self.calls, self.allowed)
+        return found
 
 
 def named(signature: Signature) -> str:
@@ -190,6 +265,8 @@ class Site:
         self._limit = limit
         self._soft: list[Job] = []
         self._evicted: list[Entry] = []
+        self.resting = 0
+        """Calls that the model's own code answers before anything is looked up again: nothing here is faster."""
         self.caches: dict[int, InlineCache[Route]] = {}
         """One, or one for each grad mode (`split`)."""
         self.mask = 0
@@ -280,6 +357,7 @@ class Site:
         with self._lock:
             kept = {s: p for s, p in entry.versions.items() if s != signature or p is not plan}
             entry.versions = kept or NO_VERSIONS
+            entry.audits.pop(signature, None)
 
     def _drop_unknown(self, entry: Entry) -> None:
         self._drop(entry, lambda r: r.signature is not None and entry.versions.get(r.signature) is not r.version)

@@ -26,6 +26,17 @@ class Counts:
         self.module_calls = self.tier0_calls = self.tier1_calls = self.tier2_calls = 0
         self.guard_misses = self.deopts = self.looked_at = 0
 
+    def answered(self, tier: int) -> None:
+        """A call was answered by a plan of that tier; -1 is the model's own code."""
+        if tier < 0:
+            self.module_calls += 1
+        elif tier == 0:
+            self.tier0_calls += 1
+        elif tier == 1:
+            self.tier1_calls += 1
+        else:
+            self.tier2_calls += 1
+
 
 class Everyone:
     """The counters of all threads, of those that have ended in one."""

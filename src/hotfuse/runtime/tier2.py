@@ -58,7 +58,8 @@ def for_sizes(means: Means, site: Site, entry: Entry, signature: Signature) -> A
                          sizes=sizes_of(entry, signature))  # fmt: skip
 
     addresses = (entry.findings[0].bottleneck, Strategy.SPECIALIZE) if entry.findings else None
-    return Attempt(what, make, lambda: entry.plan, [inputs], deploy, addresses, {"sizes": sizes_of(entry, signature)})
+    return Attempt(what, make, lambda: entry.plan, [inputs], deploy, addresses, {"sizes": sizes_of(entry, signature)},
+                   signature)
 
 
 def on_branch(means: Means, entry: Entry, at: int, outcome: bool, name: str) -> Attempt:
@@ -104,7 +105,7 @@ def without_mask(means: Means, entry: Entry, found: Open) -> Attempt | None:
         entry.plan = better  # what it replaces goes on serving behind it
         entry.cool()
 
-    return Attempt(found.attempt, make, lambda: before, calls, deploy, about={"mask": found.name})
+    return Attempt(found.attempt, make, lambda: before, calls, deploy, about={"mask": found.name}, meant=found.holds)
 
 
 def without_rows(means: Means, site: Site, entry: Entry) -> Attempt | None:

@@ -1,0 +1,49 @@
+"""When nobody calls: whatever is measured beside serving is measured then, with the machine to itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.tally import calls_everywhere
+
+QUIET_S = 0.05
+"""Without a call for so long, nobody calls: threads of a team that served have gone to sleep, too."""
+POLL_S = 0.005
+
+
+class Lull:
+    """Watches, from a thread beside, whether any model of the process is called."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, calls: Callable[[], int] = calls_everywhere,
+        inside: Callable[[], bool] = epochs.inside, sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock, self._calls, self._inside, self._sleep = clock, calls, inside, sleep
+        self._seen, self._since = calls(), clock()
+        self.disturbed = 0
+        """Rounds during which somebody called."""
+
+    def lasts(self) -> bool:
+        """Whether nobody has called for long enough, and nobody is in a call."""
+        now, calls = self._clock(), self._calls()
+        if calls != self._seen or self._inside():
+            self._seen, self._since = calls, now
+        return now - self._since >= QUIET_S
+
+    def undisturbed(self) -> bool:
+        """Whether nobody has called since this or `lasts` was asked."""
+        before = self._seen
+        quiet = self._calls() == before and not self._inside()
+        self.disturbed += not quiet
+        return quiet
+
+    def await_one(self, most_s: float) -> bool:
+        """Wait until nobody calls, a bounded time."""
+        until = self._clock() + most_s
+        while not self.lasts():
+            if self._clock() >= until:
+                return False
+            self._sleep(POLL_S)
+        return True

@@ -1,0 +1,192 @@
+"""Turns, contests and the audit as values: fed with times that are made up, so that errors can be counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hotfuse.runtime.audit import BUDGET, Audit, interval
+from hotfuse.runtime.callers import WINDOW, Callers
+from hotfuse.runtime.contest import Contest
+from hotfuse.runtime.lull import QUIET_S, Lull
+from hotfuse.runtime.turns import NEW, OLD, Turns
+
+KEY = (1, (), False)
+LOOK_S = 1e-5
+
+
+def audited(slower: float, noise: float, calls: int, seed: int = 0) -> tuple[int | None, Audit]:
+    """The call at which a plan is withdrawn that takes so many times as long as its reference, a millisecond."""
+    rng = np.random.default_rng(seed)
+    audit = Audit(object(), None, 0)
+    for number in range(1, calls):
+        if number < audit.at:
+            audit.note(number, (), 1e-3 * slower * (1 + noise * rng.random()), 1)
+            continue
+        side = audit.turn(KEY)
+        took = 1e-3 * (slower if side == NEW else 1.0) * (1 + noise * rng.random())
+        if audit.took(number, KEY, side, took, LOOK_S):
+            return number, audit
+    return None, audit
+
+
+@pytest.mark.parametrize(("slower", "noise", "most"), [(3.0, 0.5, 100), (1.5, 0.2, 100), (1.2, 0.3, 2000)])
+def test_what_is_slower_is_withdrawn(slower: float, noise: float, most: int) -> None:
+    assert all((audited(slower, noise, most, seed)[0] or most + 1) < most for seed in range(20))
+
+
+def test_what_is_as_fast_stays_for_long() -> None:
+    """False alarms are ten thousand rounds apart on average: of forty plans with some three hundred rounds each, few go."""
+    gone = [audited(1.0, 0.5, 20_000, seed) for seed in range(40)]
+    assert sum(at is not None for at, _ in gone) <= 5 and sum(a.rounds for _, a in gone) > 40 * 100
+
+
+@pytest.mark.parametrize("slower", [0.9, 0.5, 0.1])
+def test_the_audit_of_what_is_faster_stays_within_its_budget(slower: float) -> None:
+    at, audit = audited(slower, 0.2, 60_000)
+    found = audit.standing()
+    assert at is None and found is not None and found.cost < 1.5 * BUDGET
+    assert found.low < slower < found.high and abs(found.ratio - slower) < 0.1 * slower
+
+
+def test_a_plan_that_becomes_slower_after_long_is_noticed() -> None:
+    _, audit = audited(0.9, 0.2, 50_000)
+    rounds = audit.rounds
+    number = audit.at
+    while not audit.took(number, KEY, side := audit.turn(KEY), 1e-3 * (1.5 if side == NEW else 1.0), LOOK_S):
+        number = max(number + 1, audit.at)
+        assert audit.rounds < rounds + 30
+
+
+def test_a_plan_that_was_much_faster_and_is_much_slower_is_compared_soon() -> None:
+    """Rounds of what is a hundred times as fast are ten thousands of calls apart, until calls take as long as those would."""
+    _, audit = audited(0.01, 0.1, 30_000)
+    number = 30_000
+    assert audit.at > number + 5000
+    for _ in range(100):
+        number += 8
+        audit.note(number, (), 3e-3, 8)
+        if number >= audit.at - 1:
+            break
+    assert audit.at <= 30_400
+
+
+def test_the_interval_of_a_median_holds_it() -> None:
+    rng = np.random.default_rng(5)
+    outside = 0
+    for _ in range(300):
+        low, high = interval(sorted(rng.lognormal(0.0, 0.4, 40)))
+        outside += not low <= 1.0 <= high
+    assert outside <= 300 * 0.1
+    assert interval([1.0]) == (0.0, float("inf"))
+
+
+def test_rounds_are_of_one_thread_and_one_kind() -> None:
+    turns = Turns()
+    for key in ((1, (3,), False), (2, (3,), False), (1, (4,), False)):
+        assert turns.next(key) == NEW and turns.took(key, NEW, 9.0) is None  # cold
+    sides = [turns.next((1, (3,), False))]
+    assert turns.took((1, (3,), False), sides[0], 1.0) is None
+    assert turns.took((2, (3,), False), OLD, 5.0) is None and turns.took((1, (4,), False), NEW, 7.0) is None
+    assert turns.next((1, (3,), False)) != sides[0]
+    ended = turns.took((1, (3,), False), turns.next((1, (3,), False)), 2.0)
+    assert ended is not None and set(ended) == {1.0, 2.0}
+    for n in range(1000):
+        turns.took((n, (), False), turns.next((n, (), False)), 1.0)
+    assert len(turns._warm) <= 256  # pyright: ignore[reportPrivateUsage]
+
+
+def test_who_goes_first_is_drawn() -> None:
+    turns = Turns(3)
+    turns.took(KEY, NEW, 1.0)
+    first = 0
+    for _ in range(200):
+        side = turns.next(KEY)
+        first += side
+        turns.took(KEY, side, 1.0)
+        turns.took(KEY, turns.next(KEY), 1.0)
+    assert 60 < first < 140
+
+
+def test_a_reference_is_never_measured_cold() -> None:
+    """The call behind every change of sides takes long, and is no part of any round."""
+    turns, last, rounds = Turns(7, settled=True), NEW, 0
+    for _ in range(400):
+        side = turns.next(KEY)
+        ended = turns.took(KEY, side, 1.0 if side == last else 100.0)
+        last = side
+        if ended is not None:
+            rounds += 1
+            assert ended == (1.0, 1.0)
+            last = NEW  # calls between rounds are the plan's
+    assert rounds > 90
+
+
+def contest(old: float, new: float, noise: float = 0.0, seed: int = 0) -> Contest:
+    rng, serving, other = np.random.default_rng(seed), object(), object()
+    made = Contest(serving, other)  # type: ignore[arg-type]
+    for _ in range(3000):
+        if made.over.is_set():
+            break
+        side = made.turn(KEY)
+        made.took(KEY, side, (old if side == OLD else new) * (1 + noise * rng.random()))
+    return made
+
+
+def trial(made: Contest) -> Any:
+    assert made.trial is not None and made.over.is_set()
+    return made.trial
+
+
+def test_a_contest_is_decided_by_the_bets_of_a_race() -> None:
+    won = trial(contest(1.0, 0.5))
+    assert won.won and won.settled and won.rounds == 5 and won.by == "live calls" and won.old_us == 1e6
+    lost = trial(contest(1.0, 1.2))
+    assert not lost.won and lost.settled and lost.rounds == 5
+    badly = trial(contest(1.0, 3.0))
+    assert not badly.won and badly.rounds == 2
+
+
+def test_a_bad_candidate_is_hardly_ever_deployed() -> None:
+    """Three times as slow, as slow, and a little slower, in noise of their own size."""
+    assert not any(trial(contest(1.0, 3.0, 3.0, seed)).won for seed in range(400))
+    assert sum(trial(contest(1.0, 1.0, 1.0, seed)).won for seed in range(200)) <= 10
+    assert sum(trial(contest(1.0, 1.1, 1.0, seed)).won for seed in range(200)) <= 4
+
+
+def test_a_lull_is_a_while_without_calls() -> None:
+    now, calls, inside = [0.0], [0], [False]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    lull = Lull(lambda: now[0], lambda: calls[0], lambda: inside[0], sleep)
+    assert not lull.lasts()
+    now[0] += QUIET_S
+    assert lull.lasts() and lull.undisturbed()
+    calls[0] += 1
+    assert not lull.undisturbed() and not lull.lasts() and lull.disturbed == 1
+    assert lull.await_one(1.0) and lull.undisturbed()
+    inside[0] = True
+    assert not lull.undisturbed() and not lull.await_one(0.5)
+
+
+def test_the_level_of_callers_changes_when_it_lasts() -> None:
+    callers = Callers()
+
+    def window(threads: int) -> None:
+        for n in range(WINDOW):
+            callers.note(n % threads)
+
+    window(1)
+    window(1)
+    assert (callers.level, callers.changes) == (1, 0)
+    window(8)
+    window(1)
+    window(1)
+    assert callers.changes == 0  # one window is no change
+    window(8)
+    window(8)
+    assert (callers.level, callers.changes) == (4, 1)

@@ -1,0 +1,199 @@
+"""Never worse, and noticed when it is: real races on live calls, the model's own code as the baseline, the audit.
+
+Every plan here is as slow as its sleep: no machine is so busy that the order changes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+import hotfuse.runtime.judge as judge_module
+from hotfuse.api import engine_stats
+from hotfuse.base.events import Action, Why
+from hotfuse.explain import explain_engine
+from hotfuse.runtime.attempt import exchange
+from tests.runtime.live import SETTINGS, Live, asleep
+
+LIVE, PAUSED = "live calls", "rounds while nobody called"
+
+
+@pytest.fixture(autouse=True)
+def no_grad(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(judge_module, "SUSPECT_S", 0.3)
+    with torch.no_grad():
+        yield
+
+
+def test_live_calls_deploy_what_is_faster_than_tier_0_and_own_code() -> None:
+    with Live(own_s=0.008, tier0_s=0.004) as live:
+        live.calls_until(lambda: bool(live.said(Action.DEPLOY, Why.FASTER, 1)))
+        (won,) = live.said(Action.DEPLOY, Why.FASTER, 1)
+        assert won.evidence["race"] == LIVE and won.evidence["us_before"] > won.evidence["us_after"]
+        (zero,) = live.said(Action.KEEP, Why.FASTER, 0)
+        assert zero.evidence["race"] == LIVE and zero.evidence["against"] == "the model's own code"
+        live.call()
+        assert live.entry.plan.tier == 1 and not live.entry.own
+
+
+def test_live_calls_refuse_what_is_slower() -> None:
+    """Not so slow that it would be kept off live calls: those decide."""
+    with Live(own_s=0.009, tier0_s=0.004, tier1_s=lambda: 0.006) as live:
+        live.calls_until(lambda: bool(live.said(Action.REFUSE, Why.NOT_FASTER, 1)))
+        (lost,) = live.said(Action.REFUSE, Why.NOT_FASTER, 1)
+        assert lost.evidence["race"] == LIVE and lost.evidence["us_before"] < lost.evidence["us_after"]
+        assert live.entry.plan is live.entry.baseline and "tier 1" in live.entry.refused and live.made == 1
+
+
+def test_what_takes_three_times_as_long_never_meets_a_live_call() -> None:
+    with Live(own_s=0.009, tier0_s=0.003, tier1_s=lambda: 0.012) as live:
+        live.calls_until(lambda: bool(live.said(Action.REFUSE, Why.NOT_FASTER, 1)))
+        assert engine_stats(live.engine)["calls_per_tier"]["1"] == 0
+        assert "tier 1" in live.entry.refused and "tier 1" in live.entry.retries  # nobody measured it: it is tried again later
+
+
+def test_what_is_slow_for_callers_alone_is_out_after_a_few_of_them() -> None:
+    """Fast beside, where it is glanced at, and slow on the thread that calls: as two teams on the same cores may be."""
+    caller = threading.get_ident()
+    with Live(own_s=0.009, tier0_s=0.003, tier1_s=lambda: 0.03 if threading.get_ident() == caller else 0.0) as live:
+        live.calls_until(lambda: bool(live.said(Action.REFUSE, Why.NOT_FASTER, 1)))
+        assert 0 < engine_stats(live.engine)["calls_per_tier"]["1"] <= 4
+        assert live.said(Action.REFUSE, Why.NOT_FASTER, 1)[0].evidence["race"] == LIVE
+
+
+def test_own_code_answers_where_tier_0_is_slower() -> None:
+    with Live(own_s=0.002, tier0_s=0.006, tier1_s=lambda: 0.003) as live:
+        live.calls_until(lambda: bool(live.said(Action.REFUSE, Why.NOT_FASTER, 0)))
+        (lost,) = live.said(Action.REFUSE, Why.NOT_FASTER, 0)
+        assert lost.evidence["us_before"] < lost.evidence["us_after"] and live.entry.own
+        live.calls_until(lambda: bool(live.said(Action.REFUSE, Why.NOT_FASTER, 1)))  # it was tried all the same
+        before = engine_stats(live.engine)["calls_per_tier"]
+        for _ in range(40):
+            live.call()
+        after = engine_stats(live.engine)["calls_per_tier"]
+        assert after["module"] == before["module"] + 40 and after["0"] == before["0"]
+        shown = explain_engine(live.engine)
+        assert shown.to_dict()["sites"][0]["plans"][0]["own_code"]["answers"] and "own code takes" in str(shown)
+
+
+def test_tier_1_has_to_beat_own_code_where_tier_0_lost() -> None:
+    with Live(own_s=0.002, tier0_s=0.012, tier1_s=lambda: 0.0035) as live:  # better than tier 0, and not good enough
+        live.calls_until(lambda: bool(live.said(Action.REFUSE, Why.NOT_FASTER, 1)))
+        assert live.said(Action.REFUSE, Why.NOT_FASTER, 1)[0].evidence["against"] == "the model's own code"
+        assert live.entry.own and live.entry.plan is live.entry.baseline
+    with Live(own_s=0.005, tier0_s=0.009) as live:
+        live.calls_until(lambda: bool(live.said(Action.DEPLOY, Why.FASTER, 1)))
+        assert live.said(Action.DEPLOY, Why.FASTER, 1)[0].evidence["against"] == "the model's own code"
+        assert live.entry.plan.tier == 1
+
+
+def test_calls_that_are_rare_leave_the_race_to_their_pauses() -> None:
+    with Live(own_s=0.006, tier0_s=0.003) as live:
+        live.calls_until(lambda: bool(live.said(Action.DEPLOY, Why.FASTER, 1)), pause_s=0.25)
+        assert live.said(Action.DEPLOY, Why.FASTER, 1)[0].evidence["race"] == PAUSED
+    with Live(own_s=0.009, tier0_s=0.003, tier1_s=lambda: 0.009) as live:
+        live.calls_until(lambda: bool(live.said(Action.REFUSE, Why.NOT_FASTER, 1)), pause_s=0.25)
+        assert live.said(Action.REFUSE, Why.NOT_FASTER, 1)[0].evidence["race"] == PAUSED
+        assert "tier 1" not in live.entry.retries  # that is certain
+
+
+def test_threads_and_sizes_have_rounds_of_their_own() -> None:
+    """Two threads call with four sizes, which take from 1 to 8 times as long: only rounds of one kind compare anything."""
+    with Live(own_s=0.02, tier0_s=lambda rows: 0.002 * (rows - 2), tier1_s=lambda: lambda rows: 0.001 * (rows - 2)) as live:
+        stop, problems = threading.Event(), list[BaseException]()
+
+        def caller(rows: tuple[int, ...]) -> None:
+            try:
+                with torch.no_grad():
+                    while not stop.is_set():
+                        for n in rows:
+                            live.call(n)
+            except BaseException as e:
+                problems.append(e)
+
+        threads = [threading.Thread(target=caller, args=(rows,)) for rows in ((3, 10, 4, 6), (6, 3, 10, 4))]
+        for t in threads:
+            t.start()
+        until = time.monotonic() + 60
+        while not (won := live.said(Action.DEPLOY, Why.FASTER, 1)) and time.monotonic() < until:
+            time.sleep(0.05)
+        stop.set()
+        for t in threads:
+            t.join(60)
+        assert not problems and won and won[0].evidence["race"] == LIVE and won[0].evidence["rounds"] <= 60
+
+
+def forced(live: Live, factor: float) -> int:
+    """Calls until a plan that was forced in is gone again."""
+    live.calls_until(lambda: live.captured and live.entry.own_ratio is not None and "tier 1" in live.entry.refused)
+    plan = live._tier1(live.entry.baseline.graph, live.entry.weights, ())  # pyright: ignore[reportPrivateUsage]
+    slow = replace(plan, run=asleep(plan.run, lambda: factor * 0.002))
+    exchange(live.entry, slow)
+    return live.calls_until(lambda: live.entry.plan is live.entry.baseline)
+
+
+@pytest.mark.parametrize("own_s", [0.006, 0.001])
+def test_a_slow_plan_that_was_forced_in_is_withdrawn(own_s: float) -> None:
+    """By the audit alone, against the better of tier 0 and the own code; it may be tried again later."""
+    with Live(own_s=own_s, tier0_s=0.002, tier1_s=lambda: 0.003) as live:
+        assert forced(live, 3.0) < 200
+        (gone,) = live.said(Action.DROP, Why.REGRESSED, 1)
+        assert gone.evidence["ratio"] > 2 and gone.evidence["against"] == ("tier 0" if own_s > 0.002 else "the model's own code")
+        assert "tier 1" in live.entry.refused and "tier 1" in live.entry.retries
+        live.entry.retry(time.monotonic() + 1e5)
+        assert "tier 1" not in live.entry.refused
+
+
+def test_a_plan_that_becomes_slow_is_withdrawn_and_the_audit_shows_why() -> None:
+    slow: list[float] = []
+    with Live(own_s=0.009, tier0_s=0.003, tier1_s=lambda: slow[0] if slow else 0.0) as live:
+        live.calls_until(lambda: live.captured and live.entry.plan.tier == 1)
+        live.calls_until(lambda: bool(live.entry.audits) and live.entry.audits[None].standing() is not None)
+        shown = explain_engine(live.engine)
+        (audit,) = shown.to_dict()["sites"][0]["plans"][0]["audits"]
+        assert audit["ratio"] < 1 and audit["against"] == "tier 0" and "audit: " in str(shown)
+        slow.append(0.01)
+        live.calls_until(lambda: live.entry.plan is live.entry.baseline)
+        assert live.said(Action.DROP, Why.REGRESSED, 1)
+
+
+def test_tier_0_that_becomes_slower_than_own_code_is_withdrawn_too() -> None:
+    with Live(own_s=0.004, tier0_s=0.0, tier1_s=lambda: 0.003) as live:
+        live.calls_until(lambda: live.captured and live.entry.own_ratio is not None and "tier 1" in live.entry.refused)
+        assert not live.entry.own
+        live.tier0_s = 0.012
+        live.calls_until(lambda: live.entry.own)
+        assert live.said(Action.DROP, Why.REGRESSED, 0)
+
+
+def test_weights_that_change_during_a_race_on_live_calls_end_it() -> None:
+    """The candidate has copies of older weights: not one call may be answered by it from then on."""
+    with Live(own_s=0.009, tier0_s=0.004, tier1_s=lambda: 0.0035) as live:
+        live.calls_until(lambda: live.captured and live.entry.contest is not None and live.entry.contest.new.tier == 1)
+        live.model.inner.weight.mul_(2)
+        for _ in range(30):
+            live.call()  # compares with the model as it is now
+
+
+def test_circumstances_open_decisions_again() -> None:
+    with Live(own_s=0.009, tier0_s=0.003, tier1_s=lambda: 0.005) as live:
+        live.calls_until(lambda: bool(live.said(Action.REFUSE, Why.NOT_FASTER, 1)))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(threads + 1)
+        try:
+            live.calls_until(lambda: len(live.said(Action.REFUSE, Why.NOT_FASTER, 1)) > 1)
+        finally:
+            torch.set_num_threads(threads)
+        notices = [d for d in live.engine.log.decisions if d.why is Why.CIRCUMSTANCES]
+        assert notices and notices[0].evidence["changed"] == "threads" and live.made == 2
+
+
+def test_without_background_nothing_is_audited_and_it_says_so() -> None:
+    with Live(own_s=0.001, tier0_s=0.003, settings=SETTINGS.with_(release_weights=True)) as live:
+        live.calls_until(lambda: live.captured)
+        assert "give their memory back" in str(explain_engine(live.engine))
