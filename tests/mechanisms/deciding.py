@@ -29,10 +29,10 @@ from hotfuse.compile.trial import Outcome
 from hotfuse.ir.types import DType
 from hotfuse.runtime.audit import Audit
 from hotfuse.runtime.check import failed
+from hotfuse.runtime.contest import Contest
 from hotfuse.runtime.dispatch import Case, InlineCache, State, _Tallies
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.improve import Improver
-from hotfuse.runtime.judge import Judge
 from hotfuse.runtime.partition_guard import guarded
 from hotfuse.runtime.plan import Memory, Plan
 from hotfuse.runtime.proof import Proof, prove
@@ -324,7 +324,7 @@ ROWS: tuple[Row, ...] = (
     proof("float64 judges what differs", close_enough, replaced(sys.modules["hotfuse.runtime.proof"], "SLACK", -1.0)),
     proof("a plan that is slower is never deployed", kept_fast,
           replaced(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))),
-    proof("live calls decide between two plans", decided_live, replaced(Judge, "_on_calls", lambda *_a: time.sleep(0.05) or True)),
+    proof("live calls decide between two plans", decided_live, replaced(Contest, "took", lambda *_a: None)),
     proof("own code answers where tier 0 is slower", own_code, replaced(engine_module, "compare", lambda *_a: None)),
     proof("a plan that became slower is withdrawn", withdrawn, replaced(Audit, "took", lambda *_a: False)),
     proof("inputs need not be kept", private, setting(keep_inputs=True)),
