@@ -57,7 +57,8 @@ def forget() -> None:
         faults.faults.clear()
     if (learned := loaded("compile.learned")) is not None:
         learned.forget()
-    for name, kept in (("compile.bench", "_benches"), ("compile.recall", "_recalls"), ("compile.idle", "_begun")):
+    for name, kept in (("compile.bench", "_benches"), ("compile.recall", "_recalls"), ("compile.idle", "_begun"),
+                       ("compile.runs", "_outcomes")):
         if (module := loaded(name)) is not None:
             getattr(module, kept).clear()
     for name in ("compile.crossing", "compile.skipping"):

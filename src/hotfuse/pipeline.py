@@ -19,7 +19,8 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.llvm import guard, probe, publish, unchanged
 from hotfuse.backends.llvm.parallel import runtime
 from hotfuse.base.debug import ASSEMBLY, GRAPHS, LLVM, TILES, UNITS, say
-from hotfuse.base.errors import InternalError
+from hotfuse.base.errors import CaptureError, InternalError
+from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
 from hotfuse.compile.drive import Compilation
 from hotfuse.compile.fetch import NativeParts, account, begin, finished
@@ -109,7 +110,13 @@ def _runs(asked: tuple[Graph, NativeParts, Mapping[str, int]], job: Job) -> tupl
     if why := unavailable():
         plain = without_runs(parts)
         return graph, replace(plain, notes=(*plain.notes, f"every kernel is entered from Python: {why}")), sizes
-    return graph, fetch_runs(parts, sizes, job.settings), sizes
+    try:
+        return graph, fetch_runs(parts, sizes, job.settings), sizes
+    except CaptureError as e:
+        if e.why not in (Why.TIMEOUT, Why.WORKER_DIED):
+            raise
+        plain = without_runs(parts)  # what there is serves
+        return graph, replace(plain, notes=(*plain.notes, f"every kernel is entered from Python: {e.what}")), sizes
 
 
 def _native(runs: tuple[Graph, RunParts, Mapping[str, int]], job: Job) -> Plan:

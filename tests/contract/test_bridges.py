@@ -17,6 +17,7 @@ from hotfuse.compile.trial import attempt as really_attempt
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse, show
+from hotfuse.lower.effort import limited
 from hotfuse.lower.errors import CannotLower
 
 LIBRARY_US = 20.0
@@ -130,3 +131,29 @@ def test_a_part_that_does_not_pay_leaves_the_others_their_kernels(
     parts = runs._segments(graph, 0, 2, here)  # pyright: ignore[reportPrivateUsage]
     assert [(a, b) for a, b, _ in parts] == [(0, 1), (1, 2)]
     assert [k for _, _, k in parts] == [-1, 0] and here.notes == ["conv2d interrupts a run: it is slower"]
+
+
+def test_without_time_nothing_is_tried_and_that_is_said(timed: list[float]) -> None:
+    timed[0] = 1.0
+    here = bench()
+    here.until = 0.0
+    assert here.bridge(scaled(100), range(1)) == -1 and not here.made
+    assert here.notes == ["mul interrupts a run: no time is left for kernels between runs"]
+
+
+def test_what_was_tried_for_one_plan_is_not_tried_for_the_next(timed: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    timed[0], graph = 1.0, scaled(100)
+    assert bench().bridge(graph, range(1)) == 0
+    tried: list[Any] = []
+    monkeypatch.setattr(runs, "attempt", lambda *args: tried.append(args))
+    again = bench()
+    assert again.bridge(graph, range(1)) == 0 and len(again.codes) == 1 and not tried
+
+
+def test_a_request_out_of_steps_leaves_groups_to_the_library_but_not_for_ever(timed: list[float]) -> None:
+    timed[0], graph = 1.0, scaled(100)
+    with limited(3):
+        here = bench()
+        assert here.bridge(graph, range(1)) == -1
+        assert here.notes == ["mul interrupts a run: the request has taken the 3 steps that it may"]
+    assert bench().bridge(graph, range(1)) == 0

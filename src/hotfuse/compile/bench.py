@@ -29,6 +29,7 @@ from hotfuse.ir.normal import normalized
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import show
 from hotfuse.lower import Core, lower
+from hotfuse.lower.effort import OutOfSteps
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import Lowered
 from hotfuse.lower.own_sizes import anchored, with_own_sizes
@@ -104,10 +105,17 @@ class Bench:
 
     def lowering(self, piece: Piece) -> Lowered | str:
         """A group's kernel before code generation, or why there is none."""
+        try:
+            return self._lowering(piece)
+        except OutOfSteps as e:  # another request may have more luck with it
+            return e.because
 
+    def _lowering(self, piece: Piece) -> Lowered | str:
         def make() -> Lowered | str:
             try:
                 return lower(piece.normal, self.core)
+            except OutOfSteps:
+                raise
             except HotfuseError as e:
                 return e.because or e.what
 
@@ -118,7 +126,7 @@ class Bench:
 
         def make() -> Kernel:
             start = time.perf_counter()
-            lowered = self.lowering(piece)
+            lowered = self._lowering(piece)
             if isinstance(lowered, str):
                 raise CannotLower(lowered)
             first = Made(lowered, compile_kernel(lowered.kernel))

@@ -11,6 +11,7 @@ from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.compile import stored, wire
 from hotfuse.frontends.captured import Captured
 from hotfuse.ir.verify import verify
+from hotfuse.lower.effort import REQUEST_STEPS, limited
 from hotfuse.simplify import simplify
 
 Header = dict[str, Any]
@@ -128,7 +129,7 @@ def answer(header: Header, blobs: list[bytes]) -> wire.Message:
     try:
         if kind not in _KINDS:
             raise InternalError(f"no request of kind {kind!r}")
-        with stored.used_by(header):
+        with stored.used_by(header), limited(REQUEST_STEPS):
             return _KINDS[kind](header, blobs)
     except CaptureError as e:
         return wire.error_to_message(e)

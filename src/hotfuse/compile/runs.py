@@ -7,6 +7,8 @@ cost of leaving the run and entering a kernel from Python are kernels after all,
 from __future__ import annotations
 
 import math
+import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 
 from hotfuse.backends.llvm import jit
 from hotfuse.backends.llvm.driver import emit_driver
-from hotfuse.backends.llvm.native import compile_kernel
+from hotfuse.backends.llvm.native import CompiledKernel
 from hotfuse.backends.llvm.places import does_nothing, is_view
 from hotfuse.backends.llvm.run import (
     InputSpec,
@@ -31,30 +33,29 @@ from hotfuse.backends.llvm.run import (
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings
+from hotfuse.compile.bench import MAX_KEPT, Piece, bench, keep, piece_of
 from hotfuse.compile.fetch import Body, KernelCode, NativeParts, body_from_json, kernel_from_json
-from hotfuse.compile.native import host_core
 from hotfuse.compile.run_finish import Finished, finish
 from hotfuse.compile.run_loops import LoopPlanner
 from hotfuse.compile.run_plan import Planner, copy_graph
 from hotfuse.compile.run_steps import Level, PlannedBranch, PlannedLoop
 from hotfuse.compile.service import ask
 from hotfuse.compile.stored import wanted
-from hotfuse.compile.trial import attempt
+from hotfuse.compile.trial import Outcome, attempt
 from hotfuse.compile.ways import Ways
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim, evaluate, expr, symbols
 from hotfuse.ir.graph import Graph, Kind, Node
-from hotfuse.ir.normal import normalized
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.types import DType, Layout, TensorType
 from hotfuse.ir.verify import verify
-from hotfuse.lower import lower
 from hotfuse.lower.codec import from_json, to_json
+from hotfuse.lower.effort import OutOfSteps
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import Lowered
-from hotfuse.lower.own_sizes import anchored, with_own_sizes
+from hotfuse.lower.own_sizes import anchored
 from hotfuse.ops.table import packet
 
 Message = tuple[dict[str, Any], list[bytes]]
@@ -67,6 +68,8 @@ SMALL = 1 << 20
 """Most elements that a group without a kernel may move to be tried again for the sake of a run: larger ones take so long that a run
 matters little."""
 MOST_NODES = 24
+BRIDGES_S = 20.0
+"""Seconds of one request for kernels that runs need besides those they are made of: what comes later stays with the library."""
 
 
 # --- in the worker ----------------------------------------------------------------------------------------------------
@@ -86,6 +89,8 @@ class _Bench:
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     refused: dict[str, HotfuseError] = field(default_factory=dict[str, HotfuseError])
     notes: list[str] = field(default_factory=list[str])
+    until: float = math.inf
+    """When to stop trying kernels that runs could do without."""
 
     def lowered(self, kernel: int) -> Lowered:
         """A kernel by its number."""
@@ -108,6 +113,8 @@ class _Bench:
         if max(self._elements(n) for n in chosen) > SMALL:
             return -1
         try:
+            if time.monotonic() > self.until:
+                raise CannotLower("no time is left for kernels between runs")
             return self._kernel(anchored(graph, extract(graph, nodes, "group")), ENTRY_US)
         except HotfuseError as e:
             self.notes.append(f"{packet(chosen[0].op).removeprefix('aten.')} interrupts a run: {e.because or e.what}")
@@ -128,12 +135,7 @@ class _Bench:
         return good
 
     def _lowers(self, graph: Graph, nodes: range) -> bool:
-        own, _ = with_own_sizes(anchored(graph, extract(graph, nodes, "group")))
-        try:
-            lower(normalized(own), host_core(host()))
-        except HotfuseError:
-            return False
-        return True
+        return time.monotonic() <= self.until and not bench().lowers(piece_of(graph, nodes, self.sizes))
 
     def _elements(self, node: Node) -> int:
         most = 0
@@ -146,28 +148,24 @@ class _Bench:
                 most = max(most, size)
         return most
 
-    def _kernel(self, piece: Graph, allowance_us: float) -> int:
-        own, meaning = with_own_sizes(piece)
-        normal = normalized(own)
-        text = show(normal)
+    def _kernel(self, group: Graph, allowance_us: float) -> int:
+        piece = piece_of(group, range(len(group.nodes)), self.sizes)
+        text = piece.text
         if math.isfinite(allowance_us) and Strategy.LIBRARY.value in wanted(text):  # copies are asked for whatever they take
             raise CannotLower("the library is what is to be tried")
         if (known := self.refused.get(text)) is not None:
             raise known
         if text not in self.numbers:
             try:
-                self._add(text, normal, meaning, allowance_us)
+                self._add(piece, allowance_us)
             except HotfuseError as e:  # what twelve layers have in common is tried once
                 self.refused[text] = e
                 raise
         return self.numbers[text]
 
-    def _add(self, text: str, normal: Graph, meaning: Mapping[str, Dim], allowance_us: float) -> None:
-        sizes = {**self.sizes,
-                 **{n: evaluate(d, self.sizes) for n, d in meaning.items() if symbols(d) <= self.sizes.keys()}}  # fmt: skip
-        lowered = lower(normal, host_core(host()))
-        compiled = compile_kernel(lowered.kernel)
-        outcome = attempt(normal, lowered, compiled, sizes, allowance_us)
+    def _add(self, piece: Piece, allowance_us: float) -> None:
+        text, normal = piece.text, piece.normal
+        lowered, compiled, outcome = _tried(piece, allowance_us)
         ops = "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for n in normal.nodes))
         self.made.append({**to_json(lowered), "ops": ops, "compile_s": round(sum(compiled.seconds.values()), 4),
                           "multiplies": compiled.multiplies,
@@ -175,6 +173,28 @@ class _Bench:
         self.codes.append(compiled.code)
         self.given.append(lowered)
         self.numbers[text] = len(self.given) - 1
+
+
+_outcomes: OrderedDict[str, tuple[Lowered, CompiledKernel, Outcome] | CannotLower] = OrderedDict()
+"""What became of kernels that runs asked for: the runs of a plan of some parts and of the whole one ask for the same."""
+
+
+def _tried(piece: Piece, allowance_us: float) -> tuple[Lowered, CompiledKernel, Outcome]:
+    """A kernel that won its trial; raises a HotfuseError where there is none."""
+
+    def make() -> tuple[Lowered, CompiledKernel, Outcome] | CannotLower:
+        try:
+            made = bench().kernel(piece)
+            return made.lowered, made.compiled, attempt(piece.normal, made.lowered, made.compiled, piece.sizes, allowance_us)
+        except OutOfSteps:
+            raise
+        except CannotLower as e:
+            return e
+
+    found = keep(_outcomes, f"{piece.key} {allowance_us}", make, MAX_KEPT)
+    if isinstance(found, CannotLower):
+        raise CannotLower(found.because, where=found.where)
+    return found
 
 
 def _level(data: dict[str, Any]) -> Level:
@@ -333,7 +353,8 @@ def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """A body and its kernels in; the body with runs, and the kernels that it needs besides, out."""
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
     ways = [Ways.from_json(k.get("ways")) for k in header["kernels"]]
-    bench = _Bench([from_json(k) for k in header["kernels"]], ways, sizes, int(header["threads"]))
+    bench = _Bench([from_json(k) for k in header["kernels"]], ways, sizes, int(header["threads"]),
+                   until=time.monotonic() + float(header.get("bridges_s", BRIDGES_S)))  # fmt: skip
     drivers: list[bytes] = []
     body = _answer(_refined(_level(header["body"]), bench), bench, drivers)
     answer = {"ok": True, "body": body, "kernels": bench.made, "drivers": len(drivers),

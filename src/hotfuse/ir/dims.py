@@ -119,6 +119,8 @@ def expr(op: str, *args: Dim) -> Dim:
     if not well_formed(op, len(args)):
         raise ModelError(f"malformed dimension expression {op!r} of {len(args)} operands")
     if op in ("+", "*"):
+        if _numbers(args):
+            return _EVAL[op](*args)
         unit = 0 if op == "+" else 1
         flat: list[Dim] = []
         for a in args:
@@ -135,6 +137,11 @@ def expr(op: str, *args: Dim) -> Dim:
     if all(isinstance(a, int) for a in args) and not (op in ("//", "%", "ceildiv") and args[1] == 0):
         return _EVAL[op](*args)
     return Sym(op, args)
+
+
+def _numbers(args: tuple[Dim, ...]) -> bool:
+    """Whether every operand is a number: most are, so this is asked before anything is sorted."""
+    return all([type(a) is int for a in args])  # a list is quicker than a generator for so few
 
 
 def dims_in(e: Sym) -> Iterator[Dim]:

@@ -14,6 +14,7 @@ from hotfuse.lower.averages import is_average, lower_average
 from hotfuse.lower.bmm import PRODUCTS, is_product, lower_product
 from hotfuse.lower.contract import lower_contraction
 from hotfuse.lower.conv import is_convolution, lower_convolution
+from hotfuse.lower.effort import limited
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.group import Options, lower_group
 from hotfuse.lower.lowered import BufferArgument, Lowered, Role
@@ -29,7 +30,8 @@ from hotfuse.ops.table import packet
 
 def lower(graph: Graph, core: Core) -> Lowered:
     """The kernel of a closed group; raises CannotLower with the reason where there is none."""
-    lowered = _lowered(recognized(graph), core)
+    with limited():
+        lowered = _lowered(recognized(graph), core)
     there = {v.name for v in sources(graph)}
     for a in lowered.arguments:
         if isinstance(a, BufferArgument) and a.role is Role.INPUT and a.value not in there:

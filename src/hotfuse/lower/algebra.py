@@ -78,6 +78,8 @@ def mul(*parts: Dim) -> Dim:
 
 def sub(a: Dim, b: Dim) -> Dim:
     """A difference in normal form."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a - b
     return add(a, expr("*", b, -1))
 
 

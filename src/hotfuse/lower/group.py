@@ -4,7 +4,7 @@ Outputs that fit the loops of one root share a nest; others follow in nests of t
 arranging the loops is tried until one works: around the first reduction's input, around each output alone, then without
 vectors. Where none does (a reduction inside the loop of another one, a running sum wanted in another order, a value read at
 places that data say), what is in the way is computed first, in a nest of its own, into memory of the kernel's own or of an
-output that it is anyway (`stages`).
+output that it is anyway (`stages`). So is what would be computed at many places for one element of a result (`recompute`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hotfuse.lower.index import Refine, Space, counters_of
 from hotfuse.lower.landing import land
 from hotfuse.lower.lowered import Lowered, Memory, tensor_type
 from hotfuse.lower.plan import Goal, Plan, Planner
+from hotfuse.lower.recompute import read_often
 from hotfuse.lower.stages import beside, ordered
 from hotfuse.lower.steps import Definitions
 from hotfuse.lower.views import is_move, shape_of
@@ -127,12 +128,14 @@ class _Kernel:
         self.graph, self.outputs = graph, outputs
         self.options, self.strides = options, strides
         self.definitions = Definitions(graph)
+        self.often: list[Value] = []
 
     def lowered(self) -> Lowered:
         problem: CannotLower | None = None
         folded = any(n.op.startswith("lower.reduce.") for n in self.graph.nodes)
         ways = (("reduction", False), ("output", False), ("output", True))
-        for attempt in (self._with, self._in_stages):
+        self.often = read_often(self.graph)
+        for attempt in (self._in_stages,) if self.often else (self._with, self._in_stages):
             for around, scalar in ways if folded else ways[1:]:
                 try:
                     return attempt(around, scalar)
@@ -143,12 +146,12 @@ class _Kernel:
 
     def _in_stages(self, around: str, scalar: bool) -> Lowered:
         """What the loops around its use cannot make is computed before them, into memory of the kernel's own."""
-        aside: list[Value] = []
+        aside = list(self.often)
         while True:
             try:
                 return self._with(around, scalar, ordered(self.graph, aside))
             except NotInOneNest as e:
-                if e.value in aside or len(aside) >= _MAX_ASIDE:
+                if e.value in aside or len(aside) >= len(self.often) + _MAX_ASIDE:
                     raise
                 aside.append(e.value)
 

@@ -146,7 +146,8 @@ class Memory:
         elif value.name not in self.places:
             t = tensor_type(value)
             buffer = self.builder.shared(value.name, t.dtype, (product(t.shape),), (1,))
-            made = Place(buffer, dense_strides(t.shape, Layout()), True)
+            layout = Layout() if t.layout.strided else t.layout
+            made = Place(buffer, dense_strides(t.shape, layout), True)
             self.places[value.name] = self.places[f"{value.name} "] = made
 
     def _made(self, value: Value, kind: BufferKind, role: Role) -> Place:

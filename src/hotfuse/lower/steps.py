@@ -13,6 +13,7 @@ from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.ir.types import TensorType
 from hotfuse.lower import expand
 from hotfuse.lower.algebra import add, at_most, not_negative, same, sub
+from hotfuse.lower.effort import effort
 from hotfuse.lower.errors import CannotLower, NotInOneNest
 from hotfuse.lower.index import Coord, Cut, Position, Space, counters_in
 from hotfuse.lower.views import Alias, Inside, Picked, Pieces, broadcast, is_move, move, shape_of
@@ -55,11 +56,24 @@ class Definitions:
         self.sources = {v.name for v in sources(graph)} | set(stored)
         self.storing = frozenset(storing)
         self.nodes = {v.name: (n, i) for n in graph.nodes for i, v in enumerate(n.outs)}
+        self._effort = effort()
+        self._space: Space | None = None
+        self._known: dict[Key, Step] = {}
+        """Steps in that space: planning follows the same elements for several questions."""
 
     def step(self, value: Value, position: Position, space: Space) -> Step:
-        """One step back from a value's element."""
+        """One step back from a value's element; raises CannotLower where the lowering has taken too many."""
+        self._effort.spend()
         if value.name in self.sources:
             return Load(value, position)
+        if space is not self._space:
+            self._space, self._known = space, {}
+        key = (value.name, position)
+        if key not in self._known:
+            self._known[key] = self._followed(value, position, space)
+        return self._known[key]
+
+    def _followed(self, value: Value, position: Position, space: Space) -> Step:
         node, out = self.nodes[value.name]
         if is_move(node.op):
             moved = move(node, out, position, space)
