@@ -7,7 +7,8 @@
         sums = 0                                32-bit integers
         for line of the window, for four of a run of (column, channel)
           sums = mma(sums, padded[pixels, k : k + 4], panel[k : k + 4, :])
-        finish((sums - zero point * sum of weights) * scales)
+          all  = mma(all, padded[pixels, k : k + 4], ones)             where the weight has a zero point of its own
+        finish((sums - zero point * sum of weights - weight's zero point * (all - K * zero point)) * scales)
 
 Real zeros around the image are zero points in bytes: with a border of these, every window is whole, and what zero points add to the
 sums is the same for every pixel.
@@ -53,8 +54,6 @@ def lower_bytes(graph: Graph, scaling: Scaling, core: Core, *, name: str = "") -
             raise CannotLower(f"output %{v.name} has another shape than the convolution")
     if conv.groups > 1 or conv.turned or len(conv.ways) > 2:
         raise CannotLower("a convolution of bytes in groups, transposed, or in three dims")
-    if scaling.zero_w != 0:
-        raise CannotLower("a weight of bytes whose zero point is not the middle of its range")
     return _Bytes(primitive.simplified(plain), graph, conv, scaling, core, name).lowered()
 
 
@@ -84,6 +83,10 @@ class _Bytes:
         if self.cut.nr % core.lanes:
             whole = -(-self.cut.nr // core.lanes)
             self.cut = replace(self.cut, width=whole * core.lanes, vectors=whole)
+        if scaling.zero_w != 0:  # one more vector of sums for each pixel, and one of ones
+            vectors = self.cut.vectors
+            rows = max(1, (core.registers - vectors - 2) // (vectors + 1))
+            self.cut = replace(self.cut, mr=min(self.cut.mr, rows))
         source = PackSource(conv.weight.name, Order.WINDOW, conv.outputs)
         self.spec = PackSpec((source,), window * self.channels, self.cut.nr, DType.I8)
         self.sums_spec = replace(self.spec, dtype=DType.I32)
@@ -108,6 +111,8 @@ class _Bytes:
         self.image = product((*self.sizes, self.channels))
         self.padded = b.shared("padded", self.kind, (product((images, self.image, 1)) if images != 1 else self.image,))
         self.sums = b.scratch("sums", DType.I32, (self.cut.mr, spec.nr))
+        if self.scaling.zero_w != 0:
+            self.row_sums = b.scratch("row_sums", DType.I32, (self.cut.mr, self.core.lanes))
         self._copy(place, images)
         self._products(images)
         packs = {"panels": PackArgument("panels", spec), "column_sums": PackArgument("column_sums", self.sums_spec)}
@@ -213,47 +218,55 @@ class _Bytes:
 
     def _block(self, task: Task, row: Row, block: Block, pixel: Dim, panel: Dim, channels: Channels) -> None:
         b, columns = self.b, task.columns
-        zero = b.fill(0, DType.I32, (block.rows, self.spec.nr))
+        zeros = [b.fill(0, DType.I32, (block.rows, self.spec.nr))]
+        if self.scaling.zero_w != 0:
+            zeros.append(b.fill(0, DType.I32, (block.rows, self.core.lanes)))
 
         def line(taps: tuple[Dim, ...], tiles: list[Tile]) -> list[Tile]:
-            (acc,) = tiles
             if columns.dilation == 1:
                 at, k = start(task, row, pixel, taps, 0), step_of(task, taps, 0)
-                return [self._run(task, columns.window * task.inputs, at, k, panel, acc)]
-            with b.loop("across", 0, columns.window, carry=[acc]) as column:
+                return self._run(task, columns.window * task.inputs, at, k, panel, tiles)
+            with b.loop("across", 0, columns.window, carry=tiles) as column:
                 at, k = start(task, row, pixel, taps, column.var), step_of(task, taps, column.var)
-                column.yields(self._run(task, task.inputs, at, k, panel, column.carried[0]))
+                column.yields(*self._run(task, task.inputs, at, k, panel, list(column.carried)))
             return list(column.outs)
 
-        (acc,) = over_window(b, row, [zero], line)
+        acc, *all_of_row = over_window(b, row, zeros, line)
         b.store(self.sums, (0, 0), acc)
+        for tile in all_of_row:
+            b.store(self.row_sums, (0, 0), tile)
         with b.loop("pixel", 0, block.rows) as i:
             sums = b.load(self.sums, (i.var, 0), (self.spec.nr,))
-            self.finish.tile(row.where, expr("+", pixel, i.var), channels, self._shifted(sums, panel))
+            self.finish.tile(row.where, expr("+", pixel, i.var), channels, self._shifted(sums, panel, i.var))
 
-    def _run(self, task: Task, steps: int, at: Dim, k: Dim, panel: Dim, acc: Tile) -> Tile:
-        b, height = self.b, acc.type.shape[0]
+    def _run(self, task: Task, steps: int, at: Dim, k: Dim, panel: Dim, tiles: list[Tile]) -> list[Tile]:
+        """Sums of products, and those of the image alone where they are wanted."""
+        b, height = self.b, tiles[0].type.shape[0]
         apart = task.columns.stride * self.channels
-        with b.loop("k", 0, steps, carry=[acc]) as loop:
+        ones = b.fill(1, DType.I8, (BYTE_GROUP, self.core.lanes)) if len(tiles) > 1 else None
+        with b.loop("k", 0, steps, carry=tiles) as loop:
             here = expr("+", at, expr("*", loop.var, BYTE_GROUP))
             x = b.load(self.padded, (here,), (height, BYTE_GROUP), axes=(0, 0), step=(apart, 1))
             weights = b.load(
                 self.panels, (panel, expr("+", k, loop.var), 0, 0), (BYTE_GROUP, self.spec.nr), axes=(3, 2)
             )
-            loop.yields(b.mma(loop.carried[0], x, weights))
-        return loop.outs[0]
+            made = [b.mma(loop.carried[0], x, weights)]
+            if ones is not None:
+                made.append(b.mma(loop.carried[1], x, ones))
+            loop.yields(*made)
+        return list(loop.outs)
 
     # -- real numbers
 
-    def _shifted(self, sums: Tile, panel: Dim) -> Tile:
-        """Without what the zero point added."""
+    def _shifted(self, sums: Tile, panel: Dim, pixel: Dim) -> Tile:
+        """Without what zero points added."""
         b = self.b
 
         def of_columns() -> Tile:
             return b.load(self.column_sums, (panel, 0), sums.type.shape)
 
         def of_row() -> Tile:
-            raise CannotLower("a weight with a zero point")
+            return b.load(self.row_sums, (pixel, 0))
 
         return corrected(b, sums, self.scaling, self.spec.k, self._scalar, of_columns, of_row)
 

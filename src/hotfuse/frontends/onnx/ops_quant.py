@@ -1,10 +1,12 @@
 """Quantization: to and from integers and small floats, and the products of quantized tensors.
 
-Integer products are computed in float64, where sums of products of 8-bit numbers are exact.
+Integer products are computed in float64, where sums of products of 8-bit numbers are exact, or in float32 where they are so few
+that they are exact there too.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -110,11 +112,11 @@ def _per_row(v: Tensor) -> Tensor:
     return v.unsqueeze(-1) if v.dim() == 1 else v
 
 
-def _shifted(x: Tensor, zero_point: Tensor | None, rows: bool = False) -> Tensor:
-    y = x.to(torch.float64) if x.dtype not in FLOAT8 else x.float().to(torch.float64)
+def _shifted(x: Tensor, zero_point: Tensor | None, rows: bool = False, dtype: torch.dtype = torch.float64) -> Tensor:
+    y = x.to(dtype) if x.dtype not in FLOAT8 else x.float().to(dtype)
     if zero_point is None:
         return y
-    zero = zero_point.float().to(torch.float64)
+    zero = zero_point.float().to(dtype)
     return y - (_per_row(zero) if rows else zero)
 
 
@@ -147,6 +149,16 @@ def _per_filter(v: Tensor, rank: int) -> Tensor:
     return v.reshape([-1] + [1] * (rank - 1)) if v.dim() == 1 else v
 
 
+_EXACT = (1 << 24) // (255 * 255)
+"""Products of differences of bytes whose sum fp32 still holds exactly, in whatever order they are added."""
+
+
+def _exact(w: Tensor, group: int) -> torch.dtype:
+    """The narrowest type in which a convolution's sums are exact. In groups there are few products, and nobody transforms them."""
+    few = w.dtype in (torch.int8, torch.uint8) and group > 1 and math.prod(w.shape[1:]) <= _EXACT
+    return torch.float32 if few else torch.float64
+
+
 @onnx_op("ConvInteger")
 def conv_integer(
     ctx: Ctx,
@@ -157,7 +169,8 @@ def conv_integer(
     **attrs: Any,
 ) -> Tensor:
     zero = None if w_zero_point is None else _per_filter(w_zero_point, w.dim())
-    return conv(ctx, _shifted(x, x_zero_point), _shifted(w, zero), **attrs).to(torch.int32)
+    dtype = _exact(w, attrs.get("group", 1))
+    return conv(ctx, _shifted(x, x_zero_point, dtype=dtype), _shifted(w, zero, dtype=dtype), **attrs).to(torch.int32)
 
 
 @onnx_op("QLinearConv")
@@ -174,7 +187,11 @@ def qlinear_conv(
     bias: Tensor | None = None,
     **attrs: Any,
 ) -> Value:
-    weight = _shifted(w, _per_filter(w_zero_point, w.dim()))
-    y = conv(ctx, _shifted(x, x_zero_point), weight, None if bias is None else bias.to(torch.float64), **attrs)
+    dtype = _exact(w, attrs.get("group", 1))
+    weight = _shifted(w, _per_filter(w_zero_point, w.dim()), dtype=dtype)
+    wide = None if bias is None or dtype is torch.float32 else bias.to(dtype)
+    y = conv(ctx, _shifted(x, x_zero_point, dtype=dtype), weight, wide, **attrs)
+    if bias is not None and wide is None:  # a bias may be larger than what fp32 holds exactly
+        y = y.to(torch.int32) + _per_filter(bias, w.dim() - 1)
     scale = x_scale.float() * _per_filter(w_scale.float(), w.dim() - 1) / y_scale.float()
     return _store(y.float() * scale, _number(y_zero_point), elem_of(y_zero_point))
