@@ -18,6 +18,7 @@ from hotfuse.lower.effort import limited
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.group import Options, lower_group
 from hotfuse.lower.lowered import BufferArgument, Lowered, Role
+from hotfuse.lower.primitive_conv import by_planes
 from hotfuse.lower.products import is_contraction
 from hotfuse.lower.recurrent import is_recurrent, lower_recurrent
 from hotfuse.lower.rows import is_rows, lower_rows
@@ -48,7 +49,7 @@ def _lowered(graph: Graph, core: Core) -> Lowered:
         return lower_product(graph, core, name=_name(graph))
     if any(is_contraction(n) for n in graph.nodes):
         return lower_contraction(graph, core, name=_name(graph))
-    if any(is_convolution(n) for n in graph.nodes):
+    if any(is_convolution(n) for n in graph.nodes) and not by_planes(graph):
         return lower_convolution(graph, core, name=_name(graph))
     if any(is_recurrent(n) for n in graph.nodes):
         return lower_recurrent(graph, core, name=_name(graph))

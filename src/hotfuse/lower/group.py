@@ -75,7 +75,7 @@ def lower_group(graph: Graph, options: Options | None = None, strides: Mapping[s
         tensor_type(v)
     problem: CannotLower | None = None
     for cuts in _ways(graph):
-        simple = primitive.simplified(graph, cuts=cuts)
+        simple = primitive.simplified(graph, cuts=cuts, convolutions=True)
         try:
             return _Kernel(simple, outputs, options or Options(), strides or {}).lowered()
         except CannotLower as e:

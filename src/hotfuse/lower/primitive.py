@@ -10,7 +10,7 @@
     lower.alias(x)                    a result under the name that the group gave it
 
 What stays whole keeps its ATen name. Half precision is computed in f32 between a composite op's input and its result, as torch
-does. The rows are in `primitive_index`, `_norms`, `_pool`, `_reduce`, `_resize` and `_sort`;
+does. The rows are in `primitive_conv`, `_index`, `_norms`, `_pool`, `_reduce`, `_resize` and `_sort`;
 `windows` and `picks` say what the movements that they use mean.
 """
 
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 
+from hotfuse.analysis.convolution import is_convolution
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value
 from hotfuse.ir.types import DType, TensorType
@@ -47,7 +48,7 @@ def decomposes(names: str) -> Callable[[Rule], Rule]:
 
 def rules() -> Mapping[str, Rule]:
     """Every rule by the op's name."""
-    for name in ("index", "norms", "pool", "reduce", "resize", "running", "sort"):
+    for name in ("conv", "index", "norms", "pool", "reduce", "resize", "running", "sort"):
         import_module(f"hotfuse.lower.primitive_{name}")
     return _RULES
 
@@ -148,14 +149,14 @@ def broadcast(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Dim, ...]:
     return tuple(n if m == 1 else m for m, n in zip(left, right, strict=True))
 
 
-def simplified(graph: Graph, *, cuts: bool = False) -> Graph:
-    """The group with composite ops replaced; results keep their names."""
+def simplified(graph: Graph, *, cuts: bool = False, convolutions: bool = False) -> Graph:
+    """The group with composite ops replaced; results keep their names. Kernels around a convolution keep it whole."""
     table = rules()
     draft = Draft({v.name for v in graph.inputs} | {p.value.name for p in graph.params}
                   | {v.name for n in graph.nodes for v in n.outs}, cuts=cuts)  # fmt: skip
     for node in graph.nodes:
         rule = table.get(packet(node.op))
-        if rule is None:
+        if rule is None or (is_convolution(node) and not convolutions):
             draft.nodes.append(node)
             continue
         draft.origin = node

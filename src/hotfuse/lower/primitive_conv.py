@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 from hotfuse.analysis.convolution import STRAIGHT, is_convolution
+from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.lower.algebra import add, same
@@ -78,14 +79,15 @@ def _convolution(d: Draft, node: Node) -> Sequence[Value]:
     else:
         weight = d.reshape(weight, (shape[1], *numbers[1:]))
     first, front = len(shape_of(x)) - rank, len(shape_of(weight)) - rank
-    sums = (_looped if math.prod(numbers[1:]) > _WRITTEN_OUT else _written)(d, x, weight, first, front, numbers[1:], strides, steps, out)
+    summed = _looped if math.prod(numbers[1:]) > _WRITTEN_OUT else _written
+    sums = summed(d, x, weight, first, front, numbers[1:], strides, steps, out)
     sums = d.reshape(sums, (shape[0], numbers[0], *out))
     return (sums if bias is None else d.pointwise("add.Tensor", sums, d.reshape(d.wide(bias), (numbers[0], *(1,) * rank))),)
 
 
 def _written(
     d: Draft, x: Value, weight: Value, first: int, front: int, sizes: Sequence[int], strides: Sequence[int], steps: Sequence[int],
-    out: Sequence[object],
+    out: Sequence[Dim],
 ) -> Value:  # fmt: skip
     """Every place of the window by itself."""
     sums: Value | None = None
@@ -94,7 +96,7 @@ def _written(
         for i, k in enumerate(at):
             dim = first + i
             target = (*shape_of(seen)[:dim], out[i], *shape_of(seen)[dim + 1:])
-            seen = d.add("lower.window", (seen, dim, k * steps[i], strides[i], 0.0, False), dtype(x), target, {"whole": True})  # type: ignore[arg-type]
+            seen = d.add("lower.window", (seen, dim, k * steps[i], strides[i], 0.0, False), dtype(x), target, {"whole": True})
             one = (*shape_of(factor)[:front + i], 1, *shape_of(factor)[front + i + 1:])
             factor = d.add("lower.window", (factor, front + i, k, 1, 0.0, False), dtype(x), one, {"whole": True})
         sums = d.pointwise("mul.Tensor", seen, factor) if sums is None else d.pointwise("addcmul.default", sums, seen, factor)
@@ -104,15 +106,15 @@ def _written(
 
 def _looped(
     d: Draft, x: Value, weight: Value, first: int, front: int, sizes: Sequence[int], strides: Sequence[int], steps: Sequence[int],
-    out: Sequence[object],
+    out: Sequence[Dim],
 ) -> Value:  # fmt: skip
     """All places of the window as a sum over more dims."""
     for i, size in enumerate(sizes):
         dim, shape = first + 2 * i, shape_of(x)
         target = (*shape[:dim], out[i], size, *shape[dim + 1:])
-        x = d.add("lower.unfold", (x, dim, 0, strides[i], steps[i], 0.0), dtype(x), target, {"whole": True})  # type: ignore[arg-type]
+        x = d.add("lower.unfold", (x, dim, 0, strides[i], steps[i], 0.0), dtype(x), target, {"whole": True})
     spread = tuple(n for s in sizes for n in (1, s))
     weight = d.reshape(weight, (*shape_of(weight)[:front], *spread))
     inside = [first + 2 * i + 1 for i in range(len(sizes))]
     folded = d.reduce("sum", d.pointwise("mul.Tensor", x, weight), inside)
-    return d.reshape(folded, (*shape_of(folded)[:first], *out))  # type: ignore[arg-type]
+    return d.reshape(folded, (*shape_of(folded)[:first], *out))

@@ -29,7 +29,7 @@ _WRITTEN_OUT = 40
 """Most places of a window that are computed one after the other in one loop body."""
 
 
-def _each(d: Draft, name: str, rank: int, default: int | None = None) -> list[int]:
+def each(d: Draft, name: str, rank: int, default: int | None = None) -> list[int]:
     """One number per spatial dim."""
     given = d.arg(name)
     if given is None or given == ():
@@ -95,9 +95,9 @@ def _least(t: DType) -> float:
 @decomposes("max_pool1d max_pool2d max_pool3d")
 def _max_pool(d: Draft, node: Node) -> Sequence[Value]:
     x, rank = d.value(), _rank(node)
-    sizes = _each(d, "kernel_size", rank)
-    strides = sizes if d.arg("stride") in (None, ()) else _each(d, "stride", rank)
-    pads, steps = _each(d, "padding", rank, 0), _each(d, "dilation", rank, 1)
+    sizes = each(d, "kernel_size", rank)
+    strides = sizes if d.arg("stride") in (None, ()) else each(d, "stride", rank)
+    pads, steps = each(d, "padding", rank, 0), each(d, "dilation", rank, 1)
     out = shape_of(node.outs[0])[-rank:]
     if dtype(x) is DType.BOOL:
         raise CannotLower("a pool of truth values")
@@ -107,9 +107,9 @@ def _max_pool(d: Draft, node: Node) -> Sequence[Value]:
 @decomposes("avg_pool1d avg_pool2d avg_pool3d")
 def _avg_pool(d: Draft, node: Node) -> Sequence[Value]:
     x, rank = d.wide(d.value()), _rank(node)
-    sizes = _each(d, "kernel_size", rank)
-    strides = sizes if d.arg("stride") in (None, ()) else _each(d, "stride", rank)
-    pads, out = _each(d, "padding", rank, 0), shape_of(node.outs[0])[-rank:]
+    sizes = each(d, "kernel_size", rank)
+    strides = sizes if d.arg("stride") in (None, ()) else each(d, "stride", rank)
+    pads, out = each(d, "padding", rank, 0), shape_of(node.outs[0])[-rank:]
     if dtype(x) not in FLOATS:
         raise CannotLower("a mean of integers")
     extents = shape_of(x)[-rank:]

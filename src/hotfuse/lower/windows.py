@@ -7,7 +7,7 @@
 There are two ways to keep a window inside. Where sizes are numbers, a loop stops where its window begins and ceases to fit,
 and what runs in between is not checked (`Pieces`). Otherwise the place is limited to the nearest one inside and, unless that
 one belongs to the window anyway (`nearest`), its element replaced (`Inside`); such a place is no sum of counters, so vectors
-run along another dim.
+run along another dim. A window that is `whole` lies inside by construction: zeros were put around what it reads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def nearest(c: Coord, extent: Dim) -> Coord:
 
 def _bounded(m: Move, c: Coord, extent: Dim, content: Alias, safe: Alias, number: float, belongs: bool) -> Moved:
     """The element at a place that may lie outside."""
-    if m.space.below(c, extent):
+    if m.node.attr("whole", False) or m.space.below(c, extent):
         return content
     if m.node.attr("cut", False):
         return Pieces(c, (Part(0, number), Part(0, content), Part(extent, number)))
@@ -66,7 +66,7 @@ def _unfold(m: Move) -> Moved:
     c = shifted(summed(scaled(m.position[dim], stride), scaled(m.position[dim + 1], step)), start)
     before, after = m.position[:dim], m.position[dim + 2:]
     inside = Alias(value, (*before, c, *after))
-    if m.space.below(c, extent):
+    if m.node.attr("whole", False) or m.space.below(c, extent):
         return inside
     return Inside(c, extent, Alias(value, (*before, nearest(c, extent), *after)), _number(m.node, 5))
 
