@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
 from hotfuse.base.errors import InputError
-from hotfuse.base.events import EventLog
+from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import faults
 from hotfuse.base.settings import Objective, Precision, Settings, from_env
 from hotfuse.base.structure import Spec
@@ -26,8 +28,10 @@ from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plans import Capture
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.watch import Watch
+from hotfuse.view import view_of
 
 _SHIPPING = threading.Lock()
+_OWN = frozenset(("_target", "_view", "_engine"))
 
 
 class TorchModel:
@@ -62,6 +66,7 @@ class Jit:
 
     def __init__(self, target: Callable[..., Any], settings: Settings) -> None:
         self._target = target
+        self._view: Any = None
         log = EventLog(settings.max_events, settings.debug)
         owner = object()  # of its jobs; not the served model itself, which would then hold itself
         self._engine = Engine(
@@ -72,6 +77,13 @@ class Jit:
             log,
             Units(settings),
         )
+        if isinstance(target, nn.Module):
+            view = view_of(target, self._engine.serve)
+            if isinstance(view, str):
+                log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self._engine.model.name,
+                           what="methods run the model's own code", because=view)
+            else:
+                self._view = view
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Same structure, dtypes and values as the model's own call; never waits for a compile."""
@@ -104,10 +116,35 @@ class Jit:
         return Jit, (self._target, self._engine.settings)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the model's own (`config`, `eval`, `state_dict`)."""
+        """Everything else is the model's own (`config`, `eval`, `state_dict`); its methods call the served model (`view`)."""
         if name.startswith("__") or "_target" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self._target, name)
+        view = self._view
+        if view is None:
+            return getattr(self._target, name)
+        found = getattr(view, name)
+        if not isinstance(found, MethodType) or found.__self__ is not view:
+            return found
+
+        @functools.wraps(found)
+        def method(jit: Jit, *args: Any, **kwargs: Any) -> Any:
+            result = found(*args, **kwargs)
+            return jit if result is view else result  # `fast.eval()` is the served model
+
+        return MethodType(method, self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What is set is the model's, too."""
+        if name in _OWN or not isinstance(self._target, nn.Module):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._target, name, value)
+
+    @property
+    def __class__(self) -> type[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """For `isinstance`: a served module is whatever the module is, besides being a `Jit`."""
+        target = self.__dict__.get("_target")
+        return type(target) if isinstance(target, nn.Module) else Jit
 
 
 def engine_stats(engine: Engine) -> dict[str, Any]:

@@ -350,15 +350,21 @@ def test_a_stateful_model_keeps_its_state() -> None:
 
 
 def test_a_model_that_writes_its_input_keeps_doing_so() -> None:
-    def bump(x: torch.Tensor) -> torch.Tensor:
-        return x.add_(1)
+    def bump(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.add_(y), x * 2
 
     fast = served(bump)
-    for _ in range(3):
-        x = torch.zeros(3)
-        fast(x)
-        assert torch.equal(x, torch.ones(3))
-    assert in_graph(fast) == 0
+    for i in range(3):
+        x = torch.full((3,), float(i))
+        same, twice = fast(x, torch.ones(3))
+        assert same is x
+        assert torch.equal(x, torch.full((3,), i + 1.0))
+        assert torch.equal(twice, 2 * x)
+    assert in_graph(fast) == 2
+    x = torch.ones(3)
+    fast(x, x)  # one writes what the other reads: only the model's own code knows in which order
+    assert in_graph(fast) == 2
+    assert torch.equal(x, torch.full((3,), 2.0))
 
 
 def test_a_model_that_cannot_travel() -> None:

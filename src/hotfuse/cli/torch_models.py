@@ -102,14 +102,15 @@ def _input(text: str) -> tuple[Any, set[int]]:
 
 def capture_torch(model: Any, args: tuple[Any, ...], opened: list[set[int]]) -> tuple[Captured, list[tuple[int, ...]]]:
     """The graph as a worker captures it for serving, and the sizes it was looked at with."""
-    from hotfuse.base.structure import flatten
+    from hotfuse.base.structure import take_call
     from hotfuse.compile import wire
     from hotfuse.compile.service import ask
     from hotfuse.frontends.captured import CallSpec
     from hotfuse.frontends.ship import ship
     from hotfuse.runtime.site import specs_of
 
-    leaves, spec = flatten((args, {}))
+    taken = take_call(args, {})
+    leaves, spec = taken.leaves, taken.spec
     specs = specs_of(leaves, opened or [set() for _ in leaves])
     header = {"kind": "torch", "call": wire.call_to_json(CallSpec(tuple(specs)))}
     found = wire.answer_from_message(ask(header, [ship(model, spec).blob], from_env()))

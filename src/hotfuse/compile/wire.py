@@ -57,7 +57,7 @@ def call_to_json(call: CallSpec) -> dict[str, Any]:
          "dynamic": sorted(s.dynamic)}
         for s in call.inputs
     ]
-    return {"inputs": inputs, "grad_mode": call.grad_mode}
+    return {"inputs": inputs, "grad_mode": call.grad_mode, "equal": call.equal}
 
 
 def call_from_json(data: dict[str, Any]) -> CallSpec:
@@ -66,14 +66,15 @@ def call_from_json(data: dict[str, Any]) -> CallSpec:
         TensorSpec(tuple(s["shape"]), tuple(s["stride"]), named_dtype(s["dtype"]), s["device"], frozenset(s["dynamic"]))
         for s in data["inputs"]
     )
-    return CallSpec(inputs, bool(data["grad_mode"]))
+    return CallSpec(inputs, bool(data["grad_mode"]), tuple(tuple((i, d) for i, d in dims) for dims in data["equal"]))
 
 
 def answer_to_message(done: Captured) -> Message:
     """A captured graph as a message."""
     header = {
         "ok": True, "graph": show(done.graph), "shared": done.shared, "asks_grad_mode": done.asks_grad_mode,
-        "notes": done.notes, "constants": {k: info_header(c) for k, c in done.constants.items()},
+        "notes": done.notes, "written": done.written, "returned": done.returned,
+        "constants": {k: info_header(c) for k, c in done.constants.items()},
     }
     return header, [c.data or b"" for c in done.constants.values()]
 
@@ -97,4 +98,4 @@ def answer_from_message(message: Message) -> Captured:
     header, blobs = checked(message)
     constants = {k: info_from(c, b) for (k, c), b in zip(header["constants"].items(), blobs, strict=True)}
     return Captured(parse(header["graph"]), dict(header["shared"]), constants, bool(header["asks_grad_mode"]),
-                    tuple(header["notes"]))
+                    tuple(header["notes"]), tuple(header["written"]), tuple((k, i) for k, i in header["returned"]))

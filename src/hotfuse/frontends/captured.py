@@ -29,6 +29,8 @@ class CallSpec:
 
     inputs: tuple[TensorSpec, ...]
     grad_mode: bool = False
+    equal: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """Dims (input, dim) that are open but have one size in every call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class Captured:
     """Whether the model's code asks whether gradients are enabled, and may do something else where they are not."""
     notes: tuple[str, ...] = ()
     """Fallbacks taken while capturing, for `explain()`."""
+    written: tuple[int, ...] = ()
+    """Inputs that the model writes in place; their new contents are the graph's last outputs, in this order."""
+    returned: tuple[tuple[int, int], ...] = ()
+    """Outputs that are such an input itself: (output, input)."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

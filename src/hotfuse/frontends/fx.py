@@ -56,16 +56,20 @@ class Converted:
     """The program switched gradients off somewhere, so it must not run where they are wanted."""
     constants: dict[str, torch.Tensor]
     """Tensors that tracing stored in the graph module, by param key."""
+    written: tuple[int, ...] = ()
+    """Inputs that the program writes in place; what they hold then are the last outputs."""
+    returned: tuple[tuple[int, int], ...] = ()
+    """Outputs that are such an input itself: (output, input)."""
 
 
 def to_graph(
-    gm: fx.GraphModule, roles: Sequence[Role], *, name: str = "main", strip_prefix: str = ""
+    gm: fx.GraphModule, roles: Sequence[Role], *, name: str = "main", strip_prefix: str = "", writable: bool = False
 ) -> Converted:
-    """Convert; `roles` says for each placeholder, in order, what it stands for."""
+    """Convert; `roles` says for each placeholder, in order, what it stands for, `writable` that inputs may be written."""
     packed_for_varlen(gm)
-    c = _Converter(name, strip_prefix)
+    c = _Converter(name, strip_prefix, writable)
     graph = c.convert(gm, roles)
-    return Converted(graph, c.grad_regions, c.constants)
+    return Converted(graph, c.grad_regions, c.constants, c.written, c.returned)
 
 
 _SKIP_DIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "torch/", "<")
@@ -100,7 +104,7 @@ def type_of(val: Any) -> Type:
 class _Converter:
     """State of one graph's conversion; nested graphs get a converter of their own."""
 
-    def __init__(self, name: str, strip_prefix: str) -> None:
+    def __init__(self, name: str, strip_prefix: str, writable: bool = False) -> None:
         self.name = name
         self.strip_prefix = strip_prefix
         self.nodes: list[Node] = []
@@ -112,12 +116,16 @@ class _Converter:
         self.loc = Loc()
         self.constants: dict[str, torch.Tensor] = {}
         self._params: dict[str, Param] = {}
+        self._writable = writable
+        self.written: tuple[int, ...] = ()
+        self.returned: tuple[tuple[int, int], ...] = ()
 
     # --- the graph -------------------------------------------------------------------------------
 
     def convert(self, gm: fx.GraphModule, roles: Sequence[Role]) -> Graph:
         self.mutates = _mutates(gm)
         inputs: list[Value] = []
+        given: list[Cell] = []
         params = self._params
         places = [n for n in gm.graph.nodes if n.op == "placeholder"]
         if len(places) != len(roles):
@@ -131,14 +139,28 @@ class _Converter:
             value = self._value(place.name, place.meta.get("val"))
             if role.kind == "input":
                 inputs.append(value)
-                self.env[place] = self._own(value, f"its input {place.name!r}")
+                self.env[place] = self._own(value, "" if self._writable else f"its input {place.name!r}")
+                given.append(self.env[place])
             else:
                 params[role.key] = Param(value, role.key)
                 self.env[place] = self._own(value, f"parameter or buffer {role.key!r}")
         outputs = self._body(gm)
+        self.written = tuple(i for i, cell in enumerate(given) if cell.storage.version)
+        self.returned = self._returned(gm, {id(given[i].storage): i for i in self.written})
+        outputs += [functional.read(given[i], self._emit) for i in self.written]
         used = {v.name for n in self.nodes for v in n.ins} | {v.name for out in outputs for v in values_in(out)}
         kept = tuple(p for p in params.values() if p.value.name in used)
         return Graph(self.name, tuple(inputs), kept, tuple(self.nodes), tuple(outputs))
+
+    def _returned(self, gm: fx.GraphModule, written: dict[int, int]) -> tuple[tuple[int, int], ...]:
+        """Outputs that are a written input as a whole."""
+        outs = next(n for n in gm.graph.nodes if n.op == "output").args[0]
+        cells = [self.env.get(o) if isinstance(o, fx.Node) else None for o in (outs if isinstance(outs, tuple | list) else [outs])]
+        return tuple(
+            (k, written[id(c.storage)])
+            for k, c in enumerate(cells)
+            if isinstance(c, Cell) and not c.chain and id(c.storage) in written
+        )
 
     def _body(self, gm: fx.GraphModule) -> list[Arg]:
         """Convert the nodes of a (possibly inlined) graph module; gives its outputs."""

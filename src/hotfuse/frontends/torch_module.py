@@ -25,7 +25,8 @@ from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from hotfuse.base.errors import CaptureError
-from hotfuse.base.structure import Spec, flatten, unflatten
+from hotfuse.base.state import contents, take_after
+from hotfuse.base.structure import Builder, Spec
 from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.fx import Role, to_graph
@@ -36,19 +37,44 @@ from hotfuse.frontends.tracing import grad_mode_asked
 class Flat(nn.Module):
     """The user's model with flat tensors in and flat leaves out."""
 
-    def __init__(self, target: Any, spec: Spec) -> None:
+    def __init__(self, target: Any, spec: Spec, equal: tuple[tuple[tuple[int, int], ...], ...] = ()) -> None:
         super().__init__()
         self.target = _as_forward(target)
         self._spec = spec
+        self._equal = equal
 
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
-        """Put the call together, make it, take the result apart."""
-        args, kwargs = unflatten(self._spec, tensors)
-        return tuple(flatten(self.target(*args, **kwargs), numbers=True)[0])
+        """Put the call together, make it, take apart what it gives and what it changes."""
+        for (i, d), *others in self._equal:
+            for j, e in others:
+                torch._check(tensors[i].shape[d] == tensors[j].shape[e])  # one symbol from here on, and a guard
+        builder = Builder(tensors)
+        args, kwargs = builder.build(self._spec)
+        holders = tuple(builder.holders)
+        before = [contents(h) for h in holders]
+        return tuple(take_after(self.target(*args, **kwargs), holders, before).leaves)
+
+
+class _Method(nn.Module):
+    """A method of a module; the function itself is called, whatever the module's attribute of that name is by now."""
+
+    def __init__(self, owner: nn.Module, function: Any) -> None:
+        super().__init__()
+        self.owner = owner
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return self.function(self.owner, *args, **kwargs)
 
 
 def _as_forward(target: Any) -> Any:
-    """A function under the name `forward`: export keeps the source lines of frames with that name only."""
+    """A function under the name `forward`: export keeps the source lines of frames with that name only.
+
+    A method of a module is a module, too, or its parameters would be constants of the graph.
+    """
+    if isinstance(target, types.MethodType) and isinstance(target.__self__, nn.Module):
+        return _Method(target.__self__, target.__func__)
     if not isinstance(target, types.FunctionType):
         return target
     code = target.__code__.replace(co_name="forward")
@@ -68,7 +94,7 @@ def capture(
     target: Any, spec: Spec, tensors: Sequence[torch.Tensor], call: CallSpec, mode: FakeTensorMode
 ) -> Captured:
     """Export `target` for calls that look like `call`; raises CaptureError with the user's line."""
-    flat = Flat(target, spec)
+    flat = Flat(target, spec, call.equal)
     with mode:
         args = tuple(torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device=t.device) for t in call.inputs)
     auto = torch.export.Dim.AUTO
@@ -91,7 +117,7 @@ def capture(
             constants[key] = describe(found.detach(), with_data=True)
         else:
             raise CaptureError(f"the graph holds {entry.kind.name.lower()} {key!r} whose data is not known here")
-    done = to_graph(program.graph_module, roles, strip_prefix="target")
+    done = to_graph(program.graph_module, roles, strip_prefix="target", writable=True)
     used = {p.key for p in done.graph.params}
     guards = assumptions(_shape_env(program), input_symbols(done.graph))
     return Captured(
@@ -99,6 +125,8 @@ def capture(
         {k: n for k, n in shared.items() if k in used},
         {k: c for k, c in constants.items() if k in used},
         bool(asked),
+        written=done.written,
+        returned=done.returned,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,12 +18,13 @@ from hotfuse.analysis.call_facts import fact_text, facts_of
 from hotfuse.backends.llvm.around import usual
 from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, Why
-from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe, flatten
+from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.runtime.attempt import Compile
 from hotfuse.runtime.audit import why_not
 from hotfuse.runtime.background import Background
 from hotfuse.runtime.check import failed
+from hotfuse.runtime.effects import Before, effects_of
 from hotfuse.runtime.gradients import Gradients, requires
 from hotfuse.runtime.guards import compile_signature
 from hotfuse.runtime.objective import SLOWER
@@ -46,6 +47,9 @@ class Sample:
     inputs: list[torch.Tensor]
     outputs: list[Any]
     out_spec: Spec
+    """Of the result and of what the call changed in its arguments."""
+    written: dict[int, torch.Tensor]
+    """What tensors of the call held behind it that were written in place."""
     seconds: float = 0.0
     """What the call took."""
     number: int = 0
@@ -77,6 +81,7 @@ class Capturer:
         site, group, why = wanted
         grad_mode = torch.is_grad_enabled()
         inputs, number = [snapshot(t) for t in leaves], group.noted
+        watched = Before(args, kwargs, leaves)
         begin = time.perf_counter()
         try:
             result = self._model.call(*args, **kwargs)
@@ -85,15 +90,15 @@ class Capturer:
             raise
         seconds = time.perf_counter() - begin
         try:
-            outputs, out_spec = flatten(result, numbers=True)
-            hash(out_spec)
+            after = watched.after(result)
+            hash(after.spec)
         except (InputError, TypeError) as e:
             group.refused = str(e)
             self._log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self._model.name, because=str(e).splitlines()[0])
             self._given_up(group)
             return result
-        copies = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in outputs]
-        sample = Sample(inputs, copies, out_spec, seconds, number)
+        copies = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in after.leaves]
+        sample = Sample(inputs, copies, after.spec, watched.written(inputs), seconds, number)
 
         def job() -> None:
             try:
@@ -125,10 +130,16 @@ class Capturer:
         watch, pattern = self._plans.watch, tuple(map(requires, leaves))
         now, before = self._gradients.wanted(watch), watch.accepted if watch is not None else 0
         inputs = [snapshot(t) for t in leaves]
+        watched, effects = Before(args, kwargs, leaves), entry.effects
         try:
             result = self._model.call(*args, **kwargs)
-            outputs = flatten(result, numbers=True)[0]
+            outputs = watched.after(result).leaves
             link = self._gradients.seen(site.spec, outputs, leaves, now)
+            if link.places and effects is not None:  # its backward pass would have to see what the call saw
+                link = replace(link, kept="the call changes its arguments")
+            if effects is not None:
+                written = watched.written(inputs)
+                outputs += [written.get(i, inputs[i]) for i in effects.written]
             copies = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in outputs]
         except BaseException:
             entry.meeting = False
@@ -217,7 +228,8 @@ class Capturer:
             self._model.prepare()
             with self._plans.lock:
                 varied = group.dynamic()
-                call = CallSpec(tuple(specs_of(sample.inputs, varied)), grad_mode)
+                specs = tuple(specs_of(sample.inputs, varied))
+                call = CallSpec(specs, grad_mode, group.equal(specs))
                 self._log.decide(Action.CAPTURE, why, self._model.name, call=describe(site.spec)[:120],
                                  dynamic=str([sorted(v) for v in varied]))
             self._capture_and_deploy(site, group, call, sample)
@@ -247,10 +259,13 @@ class Capturer:
         if (wrong := failed(facts, sample.inputs)) is not None:
             raise CaptureError("the captured graph excludes the very call it was captured for", because=fact_text(wrong))
         with torch.no_grad():
-            difference = disagreement(plan.run(*sample.inputs), sample.outputs, self._settings.rtol)
+            expected = [*sample.outputs, *(sample.written.get(i, sample.inputs[i]) for i in done.captured.written)]
+            difference = disagreement(plan.run(*sample.inputs), expected, self._settings.rtol)
         if difference:
             raise CaptureError("the captured graph disagrees with the model", because=difference, why=Why.MISMATCH)
-        bare = sample.out_spec is TENSOR or sample.out_spec is NUMBER
+        effects = effects_of(sample.out_spec, done.captured)
+        result_spec = sample.out_spec.children[0]
+        bare = effects is None and (result_spec is TENSOR or result_spec is NUMBER)
         symbols, signature = compile_signature(graph)
         samples = Samples(self._settings.sample_bytes, snapshot if self._settings.keep_inputs else made_up)
         samples.note(signature(*sample.inputs), sample.inputs)
@@ -258,9 +273,10 @@ class Capturer:
             self._asks(site, "it asks whether they are")
         key = next(self._keys)
         entry = Entry(
-            key, facts, plan, plan, done.weights, builder(sample.out_spec), bare, call.grad_mode,
+            key, facts, plan, plan, done.weights, builder(result_spec), bare, call.grad_mode,
             (usual(call.grad_mode),), symbols, signature, samples, self._plans.watcher.watch(key), done.captured.notes,
         )
+        entry.effects = effects
         entry.not_audited, entry.allowed = why_not(self._settings), SLOWER if self._settings.objective == "memory" else 1.0
         entry.heat = max(0, group.noted - sample.number)  # calls that waited for this plan have shown how hot it will be
         entry.seconds = entry.heat * sample.seconds

@@ -26,7 +26,7 @@ from hotfuse.base.errors import CallFault, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import error_text
 from hotfuse.base.settings import Settings
-from hotfuse.base.structure import Spec, flatten
+from hotfuse.base.structure import Spec, take_call
 from hotfuse.runtime.answering import Turn, turn_of
 from hotfuse.runtime.attempt import Compile, Improve
 from hotfuse.runtime.audit import Audit
@@ -103,15 +103,16 @@ class Engine:
 
     def serve(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], counted: bool = False,
-        met: tuple[Site, Sequence[Any]] | None = None,
+        met: tuple[Site, Sequence[Any], Sequence[Any]] | None = None,
     ) -> Any:
         """The same, for callers that have the arguments as they are kept; `counted` says that the threads are as they can be.
 
-        A call whose arguments are tensors and nothing around them is at its site with one look-up; of others `met` is their site
-        and their tensors. All of it is one function because every call between functions is a twentieth of what this may take.
+        A call whose arguments are tensors and nothing around them is at its site with one look-up; of others `met` is their site,
+        their tensors, and the lists, dicts and objects that hold them. All of it is one function because every call between
+        functions is a twentieth of what this may take.
         """
         if met is not None:
-            site, leaves = met
+            site, leaves, holders = met
             plain = True  # all leaves are known to be tensors; otherwise a native decision finds out by itself
         else:
             if is_compiling():
@@ -122,6 +123,7 @@ class Engine:
                 leaves, key = (*args, *kwargs.values()), (len(args), *kwargs)
             else:
                 leaves, key = args, len(args)
+            holders: Sequence[Any] = ()
             site = self._plain.get(key)
             if site is None:
                 return self._first_at(key, leaves, args, kwargs)
@@ -151,8 +153,9 @@ class Engine:
                     if not plain and not _TENSORS.issuperset(map(type, leaves)):
                         return self._serve_nested(args, kwargs)
                     counts.guard_misses += 1
-                elif (watch := self.plans.watch) is None or watch.unchanged() or self._still(watch):
-                    entry = route.entry
+                elif (
+                    (watch := self.plans.watch) is None or watch.unchanged() or self._still(watch)
+                ) and ((effects := (entry := route.entry).effects) is None or effects.fits(leaves)):
                     link = self.gradients.link(entry.links, watch, leaves) if around & 1 else PLAIN
                     if link is None or around not in entry.around:
                         return self._capturer.meet((site, entry, around), leaves, args, kwargs, counts)
@@ -165,7 +168,7 @@ class Engine:
                     number = entry.calls = entry.calls + 1
                     entry.last_used = next(self._clock)
                     if number >= entry.next_look:
-                        return self._looked_at((site, entry, plan, link), leaves, args, kwargs, counts)
+                        return self._looked_at((site, entry, plan, link), leaves, holders, args, kwargs, counts)
                     if entry.own and plan is entry.baseline:
                         counts.module_calls += 1
                         return self.model.call(*args, **kwargs)
@@ -179,6 +182,8 @@ class Engine:
                         counts.tier2_calls += 1
                     else:
                         counts.tier0_calls += 1
+                    if effects is not None:
+                        return effects.finish(outs, leaves, holders)
                     return outs[0] if entry.bare else entry.rebuild(outs)
             return self._capturer.own_code(site.spec, leaves, args, kwargs, counts)
         finally:
@@ -190,12 +195,12 @@ class Engine:
         """A call that is at no site yet, by how many arguments it has and by what names."""
         if not _TENSORS.issuperset(map(type, leaves)):
             return self._serve_nested(args, kwargs)
-        spec = flatten((args, kwargs))[1]
+        spec = take_call(args, kwargs).spec
         if (site := self.sites.get(spec)) is None:
             return self._unmet(spec, leaves, args, kwargs)
         if len(self._plain) < MOST_PLAIN:
             self._plain[key] = site
-        return self.serve(args, kwargs, True, (site, leaves))
+        return self.serve(args, kwargs, True, (site, leaves, ()))
 
     def _with_threads(self, threads: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve a call with as many threads as the settings say, and give the caller's number back."""
@@ -209,7 +214,8 @@ class Engine:
     def _serve_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         counts = self._tally.mine
         try:
-            leaves, spec = flatten((args, kwargs))
+            taken = take_call(args, kwargs)
+            leaves, spec = taken.leaves, taken.spec
             hash(spec)
         except (InputError, TypeError) as e:
             self.log.count("unsupported_calls")
@@ -223,7 +229,7 @@ class Engine:
             return self.model.call(*args, **kwargs)
         if (site := self.sites.get(spec)) is None:
             return self._unmet(spec, leaves, args, kwargs)
-        return self.serve(args, kwargs, True, (site, leaves))
+        return self.serve(args, kwargs, True, (site, leaves, taken.holders))
 
     def _unmet(self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A structure that no call has had so far."""
@@ -262,8 +268,8 @@ class Engine:
         return change is not Change.MODEL
 
     def _looked_at(
-        self, found: tuple[Site, Entry, Plan, Link], leaves: Sequence[torch.Tensor], args: tuple[Any, ...],
-        kwargs: dict[str, Any], counts: Counts,
+        self, found: tuple[Site, Entry, Plan, Link], leaves: Sequence[torch.Tensor], holders: Sequence[Any],
+        args: tuple[Any, ...], kwargs: dict[str, Any], counts: Counts,
     ) -> Any:
         """Serve a call and learn from it: its time, its sizes, who is faster of two, and whether anything should change."""
         site, entry, plan, link = found
@@ -272,6 +278,8 @@ class Engine:
         own = entry.own and plan is entry.baseline
         answer, turn, result = None if own else plan, None, None
         signature = entry.signature(*leaves)
+        effects = entry.effects
+        seen = leaves if effects is None else effects.unwritten(leaves)
         try:
             if number >= entry.sampler.at:
                 answer, seconds = plan, list[float]()
@@ -300,11 +308,14 @@ class Engine:
                 raise
             return self._answered_instead((site, entry, answer, e), leaves, args, kwargs, counts)
         counts.answered(-1 if answer is None else answer.tier)
-        result = outs if answer is None else outs[0] if entry.bare else entry.rebuild(outs)
+        if effects is not None and answer is not None:
+            result = effects.finish(outs, leaves, holders)
+        else:
+            result = outs if answer is None else outs[0] if entry.bare else entry.rebuild(outs)
         self.log.span("calls", "own code" if answer is None else f"tier {answer.tier}", began, call=number)
         counts.looked_at += 1
         try:
-            self._learn(site, entry, plan, leaves, signature, spent, since)
+            self._learn(site, entry, plan, seen, signature, spent, since)
             if turn is not None:
                 self._compared(site, entry, turn, leaves, spent, time.perf_counter() - entered - spent)
             elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:

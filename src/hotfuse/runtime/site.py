@@ -25,6 +25,7 @@ from hotfuse.runtime.bets import Bet
 from hotfuse.runtime.callers import Callers
 from hotfuse.runtime.contest import Contest
 from hotfuse.runtime.dispatch import Case, InlineCache, Job
+from hotfuse.runtime.effects import Effects
 from hotfuse.runtime.findings import Finding
 from hotfuse.runtime.gradients import Link, Pattern
 from hotfuse.runtime.objective import Trade
@@ -80,6 +81,8 @@ class Entry:
     sampler: Sampler
     """Which calls run in an instrumented variant."""
     notes: tuple[str, ...] = ()
+    effects: Effects | None = None
+    """What its calls change of what they are given, where they do."""
     versions: Mapping[Signature, Plan] = field(default_factory=lambda: NO_VERSIONS)
     bets: Mapping[str, Bet] = field(default_factory=dict[str, Bet])
     """Conditions that the plan bets on, by name, with the code there is for each outcome."""
@@ -223,6 +226,8 @@ class Group:
     kinds: set[tuple[tuple[int, ...], ...]] = field(default_factory=set[tuple[tuple[int, ...], ...]])
     """Sizes that calls had, as far as they are told apart."""
     noted: int = 0
+    alike: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """By tensor and dim a number; dims whose sizes were equal in every call have the same one."""
 
     def note(self, shapes: tuple[tuple[int, ...], ...]) -> None:
         """Learn which dims vary."""
@@ -231,7 +236,19 @@ class Group:
             self.kinds.add(shapes)
         for seen, before, now in zip(self.varied, self.first, shapes, strict=True):
             seen.update(d for d, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)
+        numbers: dict[tuple[int, int], int] = {}
+        self.alike = {
+            (i, d): numbers.setdefault((self.alike.get((i, d), 0), size), len(numbers))
+            for i, shape in enumerate(shapes) for d, size in enumerate(shape)
+        }
 
+    def equal(self, inputs: Sequence[TensorSpec]) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """The dims that a capture leaves open and that were always equal: a graph with one symbol for all of them is simpler."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for i, spec in enumerate(inputs):
+            for d in sorted(spec.dynamic):
+                found.setdefault(self.alike[i, d], []).append((i, d))
+        return tuple(tuple(dims) for dims in found.values() if len(dims) > 1)
 
     def dynamic(self) -> list[set[int]]:
         """The dims that a capture leaves open: none where many calls had few kinds of sizes.

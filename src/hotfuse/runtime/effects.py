@@ -1,0 +1,87 @@
+"""What a plan's results do to the call: its result, the caller's objects, and tensors that are written in place.
+
+A plan is a pure function. What the model's own code would have changed (a cache that grew, a buffer that was written) comes out of
+it as further results, and is written back when all of them are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotfuse.base.state import changes_nothing, contents, finish, take_after
+from hotfuse.base.structure import Spec, Taken, take_call
+from hotfuse.frontends.captured import Captured
+from hotfuse.runtime.samples import snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """How results of a plan become what the call gives and changes."""
+
+    spec: Spec
+    """Of the result and of what the call changes in its objects."""
+    written: tuple[int, ...] = ()
+    """Tensors of the call that it writes to; what they hold then is behind the other results, in this order."""
+    returned: tuple[tuple[int, int], ...] = ()
+    """Results that are such a tensor itself: (result, tensor)."""
+
+    def fits(self, leaves: Sequence[torch.Tensor]) -> bool:
+        """Whether a call's tensors are as captured: what is written shares no memory with the others."""
+        if not self.written:
+            return True
+        memory = [t.untyped_storage().data_ptr() if t.numel() else -1 - i for i, t in enumerate(leaves)]
+        return all(memory.count(memory[i]) == 1 for i in self.written)
+
+    def unwritten(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The tensors as they are now, whatever the call writes into them: for who keeps them as an example of a call."""
+        return [snapshot(t) if i in self.written else t for i, t in enumerate(leaves)] if self.written else leaves
+
+    def finish(self, outs: Sequence[Any], leaves: Sequence[torch.Tensor], holders: Sequence[Any]) -> Any:
+        """The call's result; what it changes is changed."""
+        behind = len(outs) - len(self.written)
+        results = list(outs[:behind])
+        for k, i in self.returned:
+            results[k] = leaves[i]
+        result = finish(self.spec, results, holders)
+        for i, new in zip(self.written, outs[behind:], strict=True):
+            leaves[i].copy_(new)
+        return result
+
+
+def effects_of(spec: Spec, captured: Captured) -> Effects | None:
+    """None where a call changes nothing and gives nothing of what it was given."""
+    if changes_nothing(spec) and not captured.written:
+        return None
+    return Effects(spec, captured.written, captured.returned)
+
+
+class Before:
+    """What a call was given, as it was before the model's own code ran."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[torch.Tensor]) -> None:
+        self._leaves = leaves
+        self._holders = take_call(args, kwargs).holders
+        self._held = [contents(h) for h in self._holders]
+        self._versions = _versions(leaves)
+
+    def after(self, result: Any) -> Taken:
+        """The result and what the call changed in its objects; raises InputError where that cannot be taken apart."""
+        return take_after(result, self._holders, self._held)
+
+    def written(self, copies: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Copies of those tensors that the call wrote in place; `copies` are what they held before."""
+        now = _versions(self._leaves)
+        return {
+            i: t.detach().clone()
+            for i, (t, old, new, copy) in enumerate(zip(self._leaves, self._versions, now, copies, strict=True))
+            if (old != new if old is not None else not torch.equal(t, copy))
+        }
+
+
+def _versions(leaves: Sequence[torch.Tensor]) -> list[int | None]:
+    """What tells later whether tensors were written in place; None where nothing does."""
+    return [None if t.is_inference() else t._version for t in leaves]  # pyright: ignore[reportPrivateUsage]
