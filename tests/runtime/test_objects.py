@@ -255,6 +255,7 @@ def test_methods_in_many_threads() -> None:
     model = Encoder().eval()
     fast = served(model)
     wrong: list[int] = []
+    fast.encode(torch.randn(3, 8))
 
     def work() -> None:
         with torch.no_grad():
