@@ -14,7 +14,7 @@ from torch import nn
 from hotfuse.base.errors import InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import faults
-from hotfuse.base.settings import Objective, Precision, Settings, from_env
+from hotfuse.base.settings import Objective, Precision, Settings, Weights, from_env
 from hotfuse.base.structure import Spec
 from hotfuse.compile import wire
 from hotfuse.compile.service import ask, counters, service
@@ -198,11 +198,13 @@ def _released(engine: Engine) -> dict[str, int]:
 
 def jit(
     model: Callable[..., Any], *, objective: Objective = "latency", exact: bool = True, profiles: str | None = None,
-    threads: int | None = None, precision: Precision = "fp32", settings: Settings | None = None,
+    threads: int | None = None, precision: Precision = "fp32", weights: Weights = "watched",
+    settings: Settings | None = None,
 ) -> Jit:
     """Serve a module or function: its own code at first, captured graphs as soon as they are proven.
 
     `precision="bf16"` lets products round their operands, which no default does (`Settings.precision`);
+    `weights` says how writes to weights are noticed that torch does not show (`Settings.weights`);
     `threads` bounds torch's threads during a call; `settings` replaces what the environment says.
     """
     if not callable(model):
@@ -215,8 +217,16 @@ def jit(
         raise InputError(f"threads={threads} is not a number of threads")
     if precision not in ("fp32", "bf16"):
         raise InputError(f"unknown precision {precision!r}", hint="fp32 or bf16")
+    if weights not in ("watched", "checked", "frozen"):
+        raise InputError(f"unknown way to look after weights {weights!r}", hint="watched, checked or frozen")
     base = settings or from_env()
-    asked = {"objective": objective, "exact": exact, "threads": threads, "profiles": profiles, "precision": precision}
-    defaults = {"objective": "latency", "exact": True, "threads": None, "profiles": None, "precision": "fp32"}
+    asked = {"objective": objective, "exact": exact, "threads": threads, "profiles": profiles, "precision": precision,
+             "weights": weights}
+    defaults = {"objective": "latency", "exact": True, "threads": None, "profiles": None, "precision": "fp32",
+                "weights": "watched"}
     changes = {name: value for name, value in asked.items() if value != defaults[name]}
-    return Jit(model, base.with_(**changes))
+    chosen = base.with_(**changes)
+    if chosen.weights == "checked" and chosen.release_weights:
+        raise InputError("weights='checked' reads all weights in every call, and release_weights gives their memory back",
+                         hint="one of the two")
+    return Jit(model, chosen)

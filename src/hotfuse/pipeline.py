@@ -24,7 +24,7 @@ from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
 from hotfuse.compile.drive import Compilation
 from hotfuse.compile.fetch import NativeParts, account, begin, finished
-from hotfuse.compile.freeze import frozen
+from hotfuse.compile.freeze import frozen, unfolded
 from hotfuse.compile.literals import with_numbers
 from hotfuse.compile.runs import RunParts, fetch_runs, without_runs
 from hotfuse.compile.value import ANY_DEMAND, Demand
@@ -56,6 +56,8 @@ class Job:
     """Given the compilation when it begins: to cancel it, to ask how far it is."""
     constant: bool = False
     """Whether nobody can change the weights, so that they may be copied."""
+    unfolded: frozenset[str] = frozenset()
+    """Keys of weights of which nothing was computed ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ def _native(runs: tuple[Graph, RunParts, Mapping[str, int]], job: Job) -> Plan:
         say(job.settings.debug, ASSEMBLY, lambda kernel=kernel: assembly_text(kernel))
     serial = runtime().kind == "serial"
     notes = ("kernels run on one thread: " + runtime().detail,) if serial else ()
-    return replace(plan, notes=(*notes, *plan.notes))
+    return replace(plan, notes=(*notes, *plan.notes), live=plan.live & job.unfolded)
 
 
 def _side_by_side(plan: Plan, job: Job) -> Plan:
@@ -171,8 +173,10 @@ def compile_units(
         if started is not None:
             started(compilation)
 
-    settled, constants = frozen(graph, weights)
-    plan = _run(TIER1, with_numbers(settled, constants), Job(settings, constants, sample, on_progress, demand, note))
+    folded, constants = frozen(graph, weights)
+    numbered = with_numbers(folded, constants)
+    job = Job(settings, constants, sample, on_progress, demand, note, unfolded=unfolded(graph, numbered))
+    plan = _run(TIER1, numbered, job)
     told = account(begun[0])
     say(settings.debug, UNITS, told.lines)
     say(settings.debug, GRAPHS, lambda: show(plan.graph))

@@ -41,6 +41,7 @@ class Why(StrEnum):
     RANDOM = "the model draws random numbers"
     STATEFUL = "the model changes its own state"
     WEIGHTS_CHANGED = "a parameter or buffer changed"
+    WEIGHTS_WRITTEN_UNSEEN = "a weight was written behind torch's back, which is noticed late"
     MODEL_CHANGED = "a module attribute, hook or mode changed"
     GRAD_NEEDED = "gradients were asked for"
     GRAD_MODE = "the model's code does something else where gradients are enabled"

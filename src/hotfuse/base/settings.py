@@ -18,6 +18,7 @@ Objective = Literal["latency", "energy", "memory"]
 Precision = Literal["fp32", "bf16"]
 CaptureMode = Literal["background", "inline", "off"]
 Workers = Literal["auto", "fork", "spawn"]
+Weights = Literal["watched", "checked", "frozen"]
 
 
 BF16_RTOL = 2e-2
@@ -79,6 +80,14 @@ class Settings:
     release_weights: bool = False
     """True: weights that a deployed plan has packed copies of give their memory back, and come from a file when they are read.
     They must not be written while that happens; later they may. Only where the cache folder is on a disk, and on Linux."""
+    weights: Weights = "watched"
+    """Writes to weights that torch does not show (`p.data`, NumPy views, shared memory, tensors of inference mode), where plans
+    serve copies. `watched`: noticed within `weights_calls` calls and `weights_ms` milliseconds. `checked`: every call compares
+    everything first. `frozen`: nobody writes so, and nothing is compared. What torch shows the next call notices in any case."""
+    weights_calls: int = 1000
+    """Most calls that are served after such a write before it is noticed."""
+    weights_ms: float = 30_000.0
+    """No call that begins so many milliseconds after such a write is served from copies made before it."""
     sample_bytes: int = 16 << 20
     """Memory for inputs of real calls, kept to prove new plans on."""
     keep_inputs: bool = True

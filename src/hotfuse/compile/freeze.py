@@ -8,6 +8,7 @@ for tiers that are withdrawn when a weight changes, and for models whose weights
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -47,6 +48,17 @@ def frozen(graph: Graph, weights: Weights, prefix: str = "frozen:") -> tuple[Gra
     used = {v.name for n in nodes for v in n.ins} | {v.name for v in output_values(graph)}
     kept = tuple(p for p in params if p.value.name in used)
     return replace(graph, params=kept, nodes=nodes), {**weights, **dict(zip(keys.values(), made, strict=True))}
+
+
+def unfolded(before: Graph, after: Graph) -> frozenset[str]:
+    """Keys of weights that a graph reads as often after folding as before: nothing was computed of them ahead.
+
+    None where bodies of branches or loops read weights too: what was folded there does not show outside.
+    """
+    if any(n.op in CAPTURES for n in before.nodes):
+        return frozenset()
+    uses = [Counter(v.name for v in (*(v for n in g.nodes for v in n.ins), *output_values(g))) for g in (before, after)]
+    return frozenset(p.key for p in before.params if uses[0][p.value.name] == uses[1][p.value.name])
 
 
 def _inside_branches(graph: Graph, weights: Weights, prefix: str) -> tuple[Graph, Weights]:

@@ -291,7 +291,7 @@ class Capturer:
                     self._plans.drop_all()  # plans of an older model, which no call has met since
                 else:
                     self._plans.demote_all()  # their copies of weights are older than what the new watch takes as given
-            self._plans.watch = done.watch
+            self._plans.watch_with(done.watch)
             site.admit(entry)
             self._plans.let_go()
         self._log.decide(Action.DEPLOY, Why.VERIFIED, self._model.name, tier=0, nodes=len(graph.nodes),
@@ -301,7 +301,7 @@ class Capturer:
         """Before anything is deployed, the newest watch is the one that counts."""
         with self._plans.lock:
             if not any(site.entries for site in self._plans.sites.values()):
-                self._plans.watch = watch
+                self._plans.watch_with(watch)
 
 
 def _just_deployed(site: Site, leaves: Sequence[torch.Tensor]) -> bool:

@@ -414,7 +414,7 @@ class Engine:
         """How calls make sure that the model is the one that was captured."""
         watch = self.plans.watch
         asked = "native" if _around is not asked_in_python else "".join(_hardening) or "Python"
-        return {**watch.stats(), "around": asked} if watch is not None else {}
+        return {**watch.stats(), "around": asked, "memory": self.plans.originals.stats()} if watch is not None else {}
 
     def close(self) -> None:
         """Drop every plan and call off what is being made; later calls run the model's own code.

@@ -218,7 +218,7 @@ class Improver:
             return
         what, calls, tier, about = attempt.what, attempt.calls, attempt.tier, attempt.about
         generation = self._plans.generation
-        versions = _versions(entry.weights)
+        versions, taken = _versions(entry.weights), self._plans.before_copying(entry)
         begin = self._log.now()
         rival = attempt.rival()
         rests = (calls[0], OWN_CODE if entry.own and rival is entry.baseline else rival.tier)
@@ -283,8 +283,9 @@ class Improver:
             self._refuse(entry, what, lost_why, said, not trial.settled, **evidence)
             self._plans.recorder.tried(name, graph, Action.REFUSE, lost_why, kept, rests)
             return
+        same_memory = self._plans.still_as_copied(entry, taken)
         with self._plans.exchanging(generation) as same:
-            if not same or versions != _versions(entry.weights):
+            if not same or not same_memory or taken != self._plans.originals.generation or versions != _versions(entry.weights):
                 self._decide(Action.REFUSE, Why.WEIGHTS_CHANGED, tier=tier, **about)
                 return
             attempt.deploy(better)
@@ -293,6 +294,7 @@ class Improver:
         self._decide(Action.DEPLOY, won, **evidence)
         self._plans.examiner.raced(entry, better, calls[0])
         self._plans.release(entry)
+        self._plans.compare_copies()
         self._plans.recorder.tried(name, graph, Action.DEPLOY, won, kept, rests)
 
     def _wide(self, entry: Entry) -> Run:

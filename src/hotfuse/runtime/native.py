@@ -103,6 +103,7 @@ def assembled(
 
     read = shared.constants.read | shared.needed | {p.key for p in graph.params if p.value in output_values(graph)}
     return replace(plan, memory=memory, counters=counters, notes=parts.notes, runs=runs, unread=frozenset(weights) - read,
+                   live=frozenset(read - shared.constants.copied),
                    switches=tuple(shared.switches), sides=sides,
                    kernels={i: k.lowered.kernel for i, k in enumerate(parts.kernels)})  # fmt: skip
 

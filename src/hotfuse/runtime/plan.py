@@ -70,6 +70,8 @@ class Plan:
     weights: Mapping[str, Any] = field(default_factory=dict[str, Any])
     unread: frozenset[str] = frozenset()
     """Those of its weights that it reads only where a call falls back: there are copies, or nothing needs them."""
+    live: frozenset[str] = frozenset()
+    """Those of its graph's weights that it reads in every call where they lie, and of which it has no copies of any kind."""
     memory: Memory = Memory()
     runs: tuple[NativeRun, ...] = ()
     """Its native runs, those in branches too."""

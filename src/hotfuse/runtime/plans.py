@@ -23,9 +23,11 @@ from hotfuse.runtime.background import Job
 from hotfuse.runtime.budget import Held, victims
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.examine import Examiner
+from hotfuse.runtime.originals import Late, Originals, copied
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.record import Recorder
 from hotfuse.runtime.release import Released
+from hotfuse.runtime.scrubber import scrubber
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tally import Tally
 from hotfuse.runtime.watch import Change, Watch
@@ -78,6 +80,8 @@ class Plans:
         self.examiner = Examiner(settings, log, self.recorder, self.watcher)
         self.sites: dict[Spec, Site] = {}
         self.watch: Watch | None = None
+        self.originals = Originals(settings)
+        """What compares the memory of weights that plans have copies of."""
         self.generation = 0
         """Grows whenever the model is no longer the one that was captured."""
         self.captures = 0
@@ -94,6 +98,9 @@ class Plans:
 
     def changed(self, change: Change, watch: Watch) -> None:
         """A call found the model to be another one than its plans were made of."""
+        if change is Change.UNSEEN:
+            self.written_unseen(watch.late or Late(0, 0.0))
+            return
         self.log.decide(
             Action.NOTICE if change is Change.VALUES else Action.DROP,
             Why.WEIGHTS_CHANGED if change is Change.VALUES else Why.MODEL_CHANGED, self.model.name,
@@ -115,8 +122,51 @@ class Plans:
                 for group in site.groups.values():
                     group.tried.clear()
 
+    def written_unseen(self, late: Late) -> None:
+        """Weights are no longer what copies were made of, and nothing but their memory shows it."""
+        with self.lock:
+            if self.closed or not self.originals.bytes:
+                return  # another call noticed it too
+            self.demote_all()
+        self.originals.noticed += 1
+        self.log.decide(Action.NOTICE, Why.WEIGHTS_WRITTEN_UNSEEN, self.model.name, at_most_calls=late.calls, at_most_ms=late.ms)
+
+    def watch_with(self, watch: Watch) -> None:
+        """Calls ask this watch from now on; called with the lock."""
+        watch.originals = self.originals
+        self.watch = watch
+
+    def before_copying(self, entry: Entry) -> int:
+        """Take checksums of weights that a plan will have copies of; what to ask `still_as_copied` with. For the background."""
+        return self.originals.take(self._owned(entry).values())
+
+    def still_as_copied(self, entry: Entry, taken: int) -> bool:
+        """Whether the weights are what they were before a plan was made; if not, other plans with copies are gone too."""
+        if self.originals.still(taken, self._owned(entry).values()):
+            return True
+        self.written_unseen(Late(0, 0.0))
+        self.originals.forget()
+        return False
+
+    def compare_copies(self) -> None:
+        """Plans were exchanged: what they have copies of is compared with its checksums from now on."""
+        with self.lock:
+            if self.closed:
+                return
+            wanted: list[torch.Tensor] = []
+            for entry in [e for site in list(self.sites.values()) for e in site.entries]:
+                plans = [p for p in dict.fromkeys((entry.plan, *entry.versions.values())) if p.tier]
+                wanted += copied(self._owned(entry), [p.live for p in plans]) if plans else []
+            self.originals.compare(wanted, self.released.ranges if self.released is not None else ())
+        if wanted:
+            scrubber.join(self)
+
+    def _owned(self, entry: Entry) -> dict[str, torch.Tensor]:
+        return {} if self.watch is None else self.watch.owned(entry.weights)
+
     def demote_all(self) -> None:
         """Copies of weights are stale; the baselines read them live."""
+        self.originals.forget()
         for site in list(self.sites.values()):
             for entry in site.entries:
                 self.demote(site, entry)
@@ -129,6 +179,7 @@ class Plans:
 
     def drop_all(self) -> None:
         """No plan is of use any more."""
+        self.originals.forget()
         if self.released is not None:
             self.released.forget()
         for site in self.sites.values():
@@ -234,6 +285,7 @@ class Plans:
         with self.lock:
             self.closed = True
             self.watch = None
+            self.originals.forget()
             for site in self.sites.values():
                 site.clear()
         self.watcher.close()
@@ -242,6 +294,9 @@ class Plans:
     def after_fork(self) -> None:
         """In a forked child: whoever was at something is in the parent."""
         self.lock = threading.Lock()
+        self.originals.after_fork()
+        if self.originals.bytes:
+            scrubber.join(self)
         for site in self.sites.values():
             site.after_fork()
             for group in site.groups.values():

@@ -38,6 +38,12 @@ class Released:
         """Memory given back."""
         return sum(b - a for a, b in self._ranges)
 
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """Memory that was given back."""
+        with self._lock:
+            return tuple(self._ranges)
+
     def resident(self) -> int:
         """What of it came back because somebody read or wrote it."""
         return pages.resident(self._ranges)

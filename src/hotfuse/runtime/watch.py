@@ -10,7 +10,7 @@ is hot, one native sweep (`unchanged`) answers nearly every call; where it does 
 | memory exchanged (`.to()`, `p.data = ...`) | address | the same; a new capture if the type changed |
 | parts replaced, `train()`, attributes, hooks | identity, count | a new capture |
 
-Writing through `p.data` in place leaves no trace that torch would show; tier 0 reads the live numbers all the same.
+| writes behind torch's back (`p.data`, NumPy, inference mode) | checksums, a chunk a call (`originals`) | copies are stale |
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ import dis
 import functools
 import operator
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from hotfuse.runtime.epochs import epochs
+
 if TYPE_CHECKING:
     from hotfuse.backends.llvm.unchanged import Noted
+    from hotfuse.runtime.originals import Late, Originals
 
 _INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
 _DICTS = ("__dict__", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
@@ -40,6 +43,8 @@ class Change(StrEnum):
     NONE = "none"
     VALUES = "values"
     """Weights hold other numbers in the same place, or lie elsewhere with the same type."""
+    UNSEEN = "unseen"
+    """The same, and nothing but the numbers shows it."""
     MODEL = "model"
     """The captured graph may no longer describe the model."""
 
@@ -118,6 +123,10 @@ class Watch:
         """Whether one native sweep answers most calls, or why it cannot."""
         self.swept = 0
         """Checks that the native sweep left to Python."""
+        self.originals: Originals | None = None
+        """What compares memory of weights that plans have copies of."""
+        self.late: Late | None = None
+        """How late the latest change was noticed that only memory shows."""
         self.accept(self.observe())
 
     @property
@@ -177,16 +186,22 @@ class Watch:
 
         noted = self._noted()
         self.native = refused(noted) or True
-        self.unchanged = unchanged(noted, self._tagged) if self.native is True else _always
+        memory = self.originals.address if self.originals is not None else 0
+        self.unchanged = unchanged(noted, self._tagged, memory) if self.native is True else _always
 
     def check(self) -> Change:
         """Compare with the present; a change of values is reported until it is accepted."""
-        return Change.NONE if self.unchanged() else self._compared()
+        slot = epochs.slot()
+        outer, slot.epoch = slot.epoch, slot.epoch or epochs.now  # memory may be compared without the interpreter lock
+        try:
+            return Change.NONE if self.unchanged() else self._compared()
+        finally:
+            slot.epoch = outer
 
     def _compared(self) -> Change:
         """What Python finds; where that is nothing (a value was replaced by itself), the native sweep starts from here."""
         if self.native is not True:
-            return self._look()
+            return self._with_memory(self._look())
         from hotfuse.backends.llvm.unchanged import tags
 
         self.swept += 1
@@ -195,7 +210,19 @@ class Watch:
         if change is Change.NONE:
             self._tagged = tagged
             self._note()
-        return change
+        return self._with_memory(change)
+
+    def _with_memory(self, change: Change) -> Change:
+        """The same, or what memory shows where nothing else changed."""
+        if change is not Change.NONE or self.originals is None:
+            return change
+        self.late = self.originals.look(native=self.native is True)
+        return Change.NONE if self.late is None else Change.UNSEEN
+
+    def owned(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those of some weights that are the user's to write."""
+        known = set(map(id, self._tensors))
+        return {k: t for k, t in weights.items() if id(t) in known}
 
     def _look(self) -> Change:
         if list(map(len, self._dicts)) != self._sizes:

@@ -30,8 +30,8 @@ class Constants:
         self.weights = weights
         self.bytes = 0
         """What copies take."""
-        self.packed: set[str] = set()
-        """Keys of params of which there is a packed copy."""
+        self.copied: set[str] = set()
+        """Keys of params of which there is a copy, packed or in another order."""
         self.read: set[str] = set()
         """Keys of params that are read where they lie."""
         self.dials: dict[int, Dial] = {}
@@ -46,6 +46,7 @@ class Constants:
             made = given if layout.strided else settled(given, layout)
             if made.data_ptr() != given.data_ptr():
                 self.bytes += made.numel() * made.element_size()
+                self.copied.add(key)
             else:
                 self.read.add(key)
             self._made[at] = made
@@ -57,7 +58,7 @@ class Constants:
         if at not in self._made:
             made = pack(spec, {s.name: _array(self.weights[s.name]) for s in spec.sources})
             self.bytes += made.nbytes
-            self.packed |= {s.name for s in spec.sources}
+            self.copied |= {s.name for s in spec.sources}
             self._made[at] = made
         return self._made[at]
 

@@ -5,6 +5,7 @@
     sizes     of dicts, where there are no tags
     cells     that hold another object
     tensors   whose memory lies elsewhere, or whose version is another one
+    memory    the next chunk of weights that plans have copies of, by checksum (`checksums`)
 
 True means that everything is as it was noted. False means that somebody should look: a dict's tag also changes when a value is
 replaced by itself. What was noted is an array of the function's own, made anew when something is accepted, so a sweep never sees
@@ -25,6 +26,7 @@ import torch
 from torch import nn
 
 from hotfuse.backends.llvm import tensors
+from hotfuse.backends.llvm.checksums import turn_symbol
 from hotfuse.backends.llvm.function import python_symbols, word_function
 from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.target import host
@@ -124,7 +126,7 @@ def _text() -> str:
              "COUNTER": places.counter_at, "NUMBER": places.number_at}  # fmt: skip
     checks = {"tags": (2, _TAGS), "values": (3, _VALUES), "sizes": (2, _SIZES), "cells": (2, _CELLS), "tensors": (3, _TENSORS)}
     body = ""
-    for name, then in zip(_SWEEPS, (*_SWEEPS[1:], "yes"), strict=True):
+    for name, then in zip(_SWEEPS, (*_SWEEPS[1:], "memory"), strict=True):
         width, check = checks[name]
         for word, number in words.items():
             check = check.replace(f"i64 {word}\n", f"i64 {number}\n")
@@ -137,6 +139,7 @@ declare i64 @PyDict_Size(ptr)
 declare ptr @PyCell_Get(ptr)
 declare void @Py_DecRef(ptr)
 declare void @PyErr_Clear()
+declare i64 @hf_table_turn(ptr)
 @none = private constant i32 {UNVERSIONED}
 
 define ptr @unchanged(ptr %self, ptr %args, i64 %n) {{
@@ -144,6 +147,19 @@ entry:
   %job = call ptr @PyLong_AsVoidPtr(ptr %self)
   br label %tags
 {body}
+memory:
+  %memory.at = getelementptr i64, ptr %job, i64 {2 * len(_SWEEPS)}
+  %memory.word = load ptr, ptr %memory.at
+  %memory.any = icmp ne ptr %memory.word, null
+  br i1 %memory.any, label %memory.some, label %yes
+memory.some:
+  %memory.table = load ptr, ptr %memory.word
+  %memory.there = icmp ne ptr %memory.table, null
+  br i1 %memory.there, label %memory.step, label %yes
+memory.step:
+  %memory.found = call i64 @hf_table_turn(ptr %memory.table)
+  %memory.same = icmp eq i64 %memory.found, 0
+  br i1 %memory.same, label %yes, label %no
 yes:
   %true = call ptr @PyBool_FromLong(i64 1)
   ret ptr %true
@@ -157,7 +173,8 @@ no:
 
 @once
 def _stub() -> Loaded:
-    return load_object(compile_object(_text(), host()).code, ["unchanged"], {**tensors.symbols(), **python_symbols(*_API)})
+    symbols = {**tensors.symbols(), **python_symbols(*_API), **turn_symbol()}
+    return load_object(compile_object(_text(), host()).code, ["unchanged"], symbols)
 
 
 @functools.cache
@@ -202,8 +219,9 @@ def tags(dicts: Sequence[dict[Any, Any]]) -> list[int]:
     return [ctypes.c_int64.from_address(id(d) + at).value for d in dicts] if isinstance(at, int) else []
 
 
-def unchanged(noted: Noted, tagged: Sequence[int]) -> Callable[[], bool]:
-    """The sweep, where it is not `refused`; `tagged` are the dicts' tags at a time when their values were those noted."""
+def unchanged(noted: Noted, tagged: Sequence[int], memory: int = 0) -> Callable[[], bool]:
+    """The sweep, where it is not `refused`; `tagged` are the dicts' tags at a time when their values were those noted; `memory` is
+    the address of a word that holds a table of checksums, or zero."""
     looked_up = noted.names if tagged else (*noted.places, *noted.names)
     rows = {
         "tags": [w for d, tag in zip(noted.dicts, tagged, strict=True) for w in (id(d), tag)] if tagged else [],
@@ -215,4 +233,4 @@ def unchanged(noted: Noted, tagged: Sequence[int]) -> Callable[[], bool]:
     widths = {"tags": 2, "values": 3, "sizes": 2, "cells": 2, "tensors": 3}
     arrays = {n: (ctypes.c_int64 * max(1, len(w)))(*w) for n, w in rows.items()}
     head = [x for n in _SWEEPS for x in (len(rows[n]) // widths[n], ctypes.addressof(arrays[n]))]
-    return word_function(_stub(), "unchanged", head, arrays, noted)
+    return word_function(_stub(), "unchanged", [*head, memory], arrays, noted)
