@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
+import_module("hotfuse.machine.cores")  # records the affinity before more threads are bound
 
 _HOMES = {
     "jit": "api",

@@ -28,6 +28,9 @@ from hotfuse.runtime.site import Entry, Route
 WORKERS = ("workers_forked", "workers_spawned", "forks_failed", "forks_stalled", "forks_crashed", "not_forked_because")
 """Of the compile service's counts, what says how its processes came to be."""
 
+BACKGROUND = ("worker_cpu_s", "jobs_cpu_s", "share_most", "share_granted", "raised_s", "taken_s", "throughput_lost", "pauses")
+"""What background work of the process used, could count on, and took from calls."""
+
 
 class Explanation:
     """A snapshot of an engine; it does not change while the engine goes on."""
@@ -82,6 +85,8 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None, unpr
             "idle": engine.recorder.idle(),
             "background_faults": faults.counts(),
             "workers": {k: v for k, v in counters().items() if k in WORKERS},
+            "background": {k: v for k, v in counters().items() if k in BACKGROUND},
+            "concurrency": engine.concurrency.to_dict(),
             "decisions": [d.to_dict() for d in engine.log.decisions],
             "spans": [s.to_dict() for s in engine.log.spans],
         }
@@ -220,6 +225,25 @@ def _gradients(g: dict[str, Any]) -> list[str]:
     return said + [f"gradients: the model's own code serves calls that want them: {why}" for why in g.get("kept", ())]
 
 
+def _background(b: dict[str, Any]) -> list[str]:
+    """What background work used, what it can count on, and what that cost calls."""
+    if not b:
+        return []
+    cost = (f"; on saturated cores they took {b['taken_s']:g} s, {b['throughput_lost']:.1%} of what calls would have had meanwhile"
+            if b["taken_s"] else "")  # fmt: skip
+    return [f"background work: {b['worker_cpu_s']:g} CPU seconds in workers, {b['jobs_cpu_s']:g} in this process; workers can "
+            f"count on {b['share_granted']:.1%} of busy cores now, {b['share_most']:.0%} at most{cost}; above the lowest priority "
+            f"for {b['raised_s']:g} s, stopped {b['pauses']} times"]  # fmt: skip
+
+
+def _concurrency(c: dict[str, Any]) -> list[str]:
+    if not c["most"]:
+        return []
+    more = ": more threads than cores" if c["oversubscribed"] else ""
+    return [f"calls in flight: {c['calls_in_flight']:g} on average, {c['most']} at most, on {c['threads_each']} threads each and "
+            f"{c['cores']} cores{more}"]  # fmt: skip
+
+
 def _trade(t: dict[str, Any]) -> str:
     """What a plan costs against the one before it."""
     (us, now_us), (uj, now_uj), (size, now_size) = t["us"], t["microjoules"], t["bytes"]
@@ -314,6 +338,8 @@ def _lines(data: dict[str, Any]) -> list[str]:
     out.append("idle time: " + ", ".join(f"{v}" if k == "state" else f"{k} {v}" for k, v in data["idle"].items()
                                          if v not in (None, "", 0)))
     out += _workers(data["workers"])
+    out += _background(data["background"])
+    out += _concurrency(data["concurrency"])
     out += [f"background work of the process failed {n} times: {what}" for what, n in data["background_faults"].items()]
     out.append("decisions:")
     for d in data["decisions"]:

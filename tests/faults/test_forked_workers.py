@@ -181,7 +181,7 @@ def test_a_child_that_cannot_say_hello_is_ended(monkeypatch: pytest.MonkeyPatch)
 def test_forks_that_fail_are_counted_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
-    def silent(_memory: int = 0) -> ForkedWorker:
+    def silent(_memory: int = 0, **_more: object) -> ForkedWorker:
         made.append(1)
         raise ForkFailed("no hello", because="a test")
 

@@ -16,13 +16,14 @@ from torch import nn
 import hotfuse
 import hotfuse.runtime.improve as improve_module
 from hotfuse import Settings
-from hotfuse.compile import native, trial, units
+from hotfuse.compile import kernel_text, native, trial, units
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
 from hotfuse.lower.codec import from_json, to_json
 from hotfuse.lower.errors import CannotLower
 from hotfuse.runtime.race import Trial
+from hotfuse.tile import text as tile_text
 
 INLINE = Settings(capture="inline", hot_calls=1)
 
@@ -265,6 +266,19 @@ def test_kernels_cross_the_pipe_as_text() -> None:
     for k in header["kernels"]:
         assert to_json(from_json(k))["kernel"] == k["kernel"]
         assert to_json(from_json(k))["arguments"] == k["arguments"]
+
+
+def test_a_worker_does_not_read_again_what_it_has_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    header, _ = native.make(parse(LAYER), {"s0": 7})
+    read: list[str] = []
+    monkeypatch.setattr(kernel_text, "parse", lambda text: (read.append(text), tile_text.parse(text))[1])
+    for k in header["kernels"]:
+        kernel_text._shown.clear()
+        fresh = kernel_text.from_json(k)
+        assert len(read) == 1 and kernel_text.to_json(fresh)["kernel"] == k["kernel"]
+        shown = kernel_text.from_json(k)
+        assert shown == fresh == from_json(k) and shown.kernel is fresh.kernel and len(read) == 1
+        read.clear()
 
 
 def test_layers_that_are_alike_are_compiled_once() -> None:

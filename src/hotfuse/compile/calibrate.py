@@ -213,7 +213,7 @@ def calibrate(
     until = start + max(budget_s - min(TRAIN_S, budget_s / 4), 0.5)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    pool = None if executor is not None else Pool(Limits(os.cpu_count() or 1, share=1.0))
+    pool = None if executor is not None else Pool(Limits(os.cpu_count() or 1, share=1.0), load=lambda: 0.0)
     ready: Executor | None = executor or pool
     assert ready is not None
     run: Calibration | None = None

@@ -122,7 +122,7 @@ class Compilation:
     def run(self, on_progress: Progress | None = None) -> None:
         """Plan, then compile units until none is left; raises CaptureError where there is no plan, or nobody wants it any more."""
         header = {"kind": "plan", "graph": self.text, "dims": dict(self.sizes), **self._kept()}
-        task = Task("grouping a graph", header, timeout=4 * self.timeout, owner=self.owner)
+        task = Task("grouping a graph", header, timeout=4 * self.timeout, owner=self.owner, gain=self.demand.gain)
         answer, _ = wire.checked(self.executor.submit(task).result())
         with self._lock:
             self.peaks = Peaks(**answer["peaks"])
@@ -258,7 +258,7 @@ class Compilation:
         }
         unit.state, unit.version = State.RUNNING, self._version
         task = Task(f"unit {unit.ops}", header, [known[t].encode() for t in texts], self._value(unit), self.timeout, TRIES,
-                    f"{unit.key} {self._version}", self.owner)
+                    f"{unit.key} {self._version}", self.owner, self.demand.gain)
         self._flying[self.executor.submit(task)] = unit
 
     # --- answers ---------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ class KernelCode:
     """The kernels that serve its group at other sizes."""
     predicted_us: float | None = None
     """What it was predicted to take, where a model knows this machine."""
+    said: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    """The kernel as the worker said it, to be said again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +128,16 @@ def body_from_json(data: dict[str, Any]) -> Body:
 
 def kernel_from_json(data: dict[str, Any], code: bytes) -> KernelCode:
     """A kernel as the worker sent it."""
-    lowered = from_json(data)
+    lowered, again = from_json(data), {k: data[k] for k in ("kernel", "arguments", "strides")}
     ways = Ways.from_json(data.get("ways"))
     if data["kernel_us"] is None:
-        return KernelCode(lowered, code, f"{lowered.kernel.name}: for some sizes only")
+        return KernelCode(lowered, code, f"{lowered.kernel.name}: for some sizes only", said=again)
     us = data.get("predicted_us")
     said = "" if us is None else f"predicted {us:.1f} us, "
     by = f" ({data['multiplies']})" if data.get("multiplies") else ""
     about = f"{lowered.kernel.name}{by}: {said}{data['kernel_us']:.1f} us in the worker, the library {data['library_us']:.1f} us"
     more = [str(m) for m in (data.get("kinds") or None, ways, Skips.from_json(data.get("skips"))) if m is not None]
-    return KernelCode(lowered, code, "; ".join([about, *more]), ways, us)
+    return KernelCode(lowered, code, "; ".join([about, *more]), ways, us, again)
 
 
 def load(kernel: KernelCode) -> NativeKernel:

@@ -31,6 +31,7 @@ import torch
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.compile import wire, worker
+from hotfuse.compile.priority import LOWEST, step_back
 from hotfuse.compile.process import Worker
 
 QUIET_S = 1.0
@@ -99,7 +100,7 @@ class ForkedWorker(Worker):
 
     forked = True
 
-    def __init__(self, memory: int = 0, settle: Callable[[], None] | None = None) -> None:
+    def __init__(self, memory: int = 0, settle: Callable[[], None] | None = None, level: int = LOWEST) -> None:
         """`settle` is for tests: run in the child before its hello."""
         requests_out, requests_in = os.pipe()
         answers_out, answers_in = os.pipe()
@@ -110,7 +111,7 @@ class ForkedWorker(Worker):
         try:
             pid = _fork()
             if pid == 0:
-                _child(parent, requests_out, answers_in, log.fileno(), memory, settle)
+                _child(parent, requests_out, answers_in, log.fileno(), memory, settle, level)
         except OSError as e:
             for end in (requests_out, requests_in, answers_out, answers_in):
                 os.close(end)
@@ -120,7 +121,7 @@ class ForkedWorker(Worker):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(requests_out)
         os.close(answers_in)
-        self._hold(Fork(pid), os.fdopen(requests_in, "wb", 0), os.fdopen(answers_out, "rb", 0), log)
+        self._hold(Fork(pid), os.fdopen(requests_in, "wb", 0), os.fdopen(answers_out, "rb", 0), log, level)
         self._inherited = 0
         self._greeted()
         self._inherited = super().rss()
@@ -192,7 +193,7 @@ def _fork() -> int:
 
 
 def _child(
-    parent: int, requests_in: int, answers_out: int, log: int, memory: int, settle: Callable[[], None] | None
+    parent: int, requests_in: int, answers_out: int, log: int, memory: int, settle: Callable[[], None] | None, level: int
 ) -> NoReturn:
     """Everything a forked worker ever does: nothing of the server's runs behind it, neither code nor exit handlers."""
     status = 1
@@ -207,7 +208,7 @@ def _child(
         inherited = int(worker.usage()["peak_rss"])
         out = os.fdopen(answers, "wb")
         wire.send(out, {"pid": os.getpid()})
-        worker.step_back()  # not before the hello: on a busy machine that would take seconds
+        step_back(level)  # not before the hello: on a busy machine that would take seconds
         worker.bound_memory(memory)
         worker.collect_rarely()
         worker.serve(os.fdopen(0, "rb", closefd=False), out, inherited)

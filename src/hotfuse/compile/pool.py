@@ -18,15 +18,19 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.faults import steady
 from hotfuse.compile import wire
+from hotfuse.compile.priority import LOWEST, RAISED, chosen_by_user
 from hotfuse.compile.process import Worker
 from hotfuse.compile.scheduler import Governor, Load, Meter, default_workers
 from hotfuse.compile.slot import Books, Limits, Slot
 from hotfuse.compile.starting import Starter
 from hotfuse.compile.task import Task, Waiting
+from hotfuse.machine.cores import unbind
 
 IDLE_S = 8.0
 """A worker without work for so long is ended."""
 TICK_S = 0.05
+LOWER_S = 5.0
+"""A worker whose priority cannot be raised again keeps it for so long after it was needed."""
 MAX_POISON = 256
 """Requests that killed workers, remembered by their key."""
 
@@ -48,8 +52,10 @@ class Pool:
         self._slots: list[Slot] = []
         self._watcher: threading.Thread | None = None
         self._governor = Governor(self._books.limits.share)
+        self._governor.threads = self._books.limits.threads
         self._poison: OrderedDict[str, CaptureError] = OrderedDict()
         self._counts = self._books.counts
+        self._raised_until = 0.0
         self._closed = False
 
     # --- asking ----------------------------------------------------------------------------------
@@ -101,7 +107,7 @@ class Pool:
         with self._lock:
             if limits != self._books.limits:
                 self._books.limits = limits
-                self._governor.share = limits.share
+                self._governor.share, self._governor.threads = limits.share, limits.threads
                 self._grow()
                 self._changed.notify_all()
 
@@ -123,13 +129,16 @@ class Pool:
     def counts(self) -> dict[str, float]:
         """What happened so far: requests, answers, refusals, restarts, CPU seconds, the largest worker's memory."""
         names = ("requests", "answered", "replaced", "cancelled", "refused", "late", "workers_started", "workers_died",
-                 "workers_recycled", "forks_crashed", "forks_stalled")
+                 "workers_recycled", "workers_starved", "forks_crashed", "forks_stalled")
         with self._lock:
             books = self._books
             found: dict[str, float] = {n: self._counts[n] for n in names}
             found |= {n: self.starter.counts[n] for n in ("workers_forked", "workers_spawned", "forks_failed")}
-            return {**found, "pauses": self._governor.pauses, "worker_cpu_s": round(books.cpu_s, 3),
-                    "worker_peak_bytes": books.peak_rss}
+            governor = self._governor
+            found |= {"share_most": governor.share, "share_granted": round(governor.granted, 3),
+                      "raised_s": round(governor.price.raised_s, 3), "taken_s": round(governor.price.taken_s, 3),
+                      "throughput_lost": round(governor.price.lost(governor.cores), 3)}  # fmt: skip
+            return {**found, "pauses": governor.pauses, "worker_cpu_s": round(books.cpu_s, 3), "worker_peak_bytes": books.peak_rss}
 
     # --- ending ----------------------------------------------------------------------------------
 
@@ -171,6 +180,7 @@ class Pool:
             self._watcher.start()
 
     def _serve(self, slot: Slot) -> None:
+        unbind()  # workers inherit the cores of the thread that starts them
         while (waiting := self._next(slot)) is not None:
             try:
                 answer = slot.answer(waiting.task)
@@ -229,23 +239,42 @@ class Pool:
     # --- the watch -------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        load = self._load or Meter()
+        meter = Meter()
         last = time.monotonic()
+        if last > self._raised_until:
+            self._governor.forget()
         while True:
             time.sleep(TICK_S)
             now = time.monotonic()
+            load = meter() if self._load is None else self._load()
             with self._lock:
                 busy = [s for s in self._slots if s.running is not None]
                 if self._closed or not (busy or self._queue):
                     self._watcher = None
+                    self._governor.rest()
                     return
                 used = sum(s.look(now - last) for s in busy)
-                was, paused = self._governor.paused, self._governor.step(now - last, used, load())
+                if self._load is None and chosen_by_user() == 0:  # the system's accounts do not tell workers from calls
+                    load = max(0.0, load - used / max(1e-9, (now - last) * self._governor.cores))
+                behind = max((w.task.gain for w in self._queue), default=0.0)
+                gain = max(behind, *(s.running.task.gain for s in busy if s.running is not None), 0.0)
+                was = self._governor.paused
+                paused = self._governor.step(now - last, used, load, gain, load if self._load is not None else meter.own)
+                self._govern(now)
                 for s in busy:
+                    s.prioritize(behind > 0)
                     s.hold(paused)
                 if was and not paused:
                     self._changed.notify_all()
             last = now
+
+    def _govern(self, now: float) -> None:
+        """What the governor says of priorities, for workers that run and for those that start; called with the lock."""
+        raised = self._governor.raised
+        if raised:
+            self._raised_until = now + LOWER_S
+        self._books.level = RAISED if raised else LOWEST
+        self._books.needed = now < self._raised_until
 
 
 def _anew(error: CaptureError) -> CaptureError:

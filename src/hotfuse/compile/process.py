@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from hotfuse.base.environment import for_child
 from hotfuse.compile import wire
+from hotfuse.compile.priority import LEVEL, LOWEST, renice, steps_below
 
 COMMAND = (sys.executable, "-m", "hotfuse.compile.worker")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -42,18 +43,19 @@ class Worker:
     forked = False
     """Whether it began as a copy of this process."""
 
-    def __init__(self, memory: int = 0, command: Sequence[str] = COMMAND) -> None:
-        env = for_child(OMP_NUM_THREADS="1", HOTFUSE_CAPTURE="off", HOTFUSE_WORKER_MEMORY=str(memory))
+    def __init__(self, memory: int = 0, command: Sequence[str] = COMMAND, level: int = LOWEST) -> None:
+        env = for_child(OMP_NUM_THREADS="1", HOTFUSE_CAPTURE="off", HOTFUSE_WORKER_MEMORY=str(memory), **{LEVEL: str(level)})
         log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         process = subprocess.Popen(
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env, bufsize=0,
         )
         assert process.stdin is not None and process.stdout is not None
-        self._hold(process, cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout), log)
+        self._hold(process, cast(BinaryIO, process.stdin), cast(BinaryIO, process.stdout), log, level)
 
-    def _hold(self, process: Child, requests: BinaryIO, answers: BinaryIO, log: BinaryIO) -> None:
+    def _hold(self, process: Child, requests: BinaryIO, answers: BinaryIO, log: BinaryIO, level: int) -> None:
         self._process, self._in, self._out, self._log = process, requests, answers, log
         self.paused = False
+        self._began = level
 
     @property
     def pid(self) -> int:
@@ -84,6 +86,17 @@ class Worker:
         """Let it go on."""
         self.paused = False
         self._signal(signal.SIGCONT)
+
+    @property
+    def level(self) -> int:
+        """Steps of priority below this process; those it was told to begin with where the system does not say."""
+        with contextlib.suppress(OSError, AttributeError):
+            return steps_below(self.pid)
+        return self._began
+
+    def renice(self, level: int) -> bool:
+        """Give it another priority; False where this process may not."""
+        return renice(self.pid, level)
 
     def kill(self) -> None:
         """End it at once; whoever waits for its answer hears of it."""

@@ -51,7 +51,7 @@ from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.types import DType, Layout, TensorType
 from hotfuse.ir.verify import verify
-from hotfuse.lower.codec import from_json, to_json
+from hotfuse.lower.codec import to_json
 from hotfuse.lower.effort import OutOfSteps
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import Lowered
@@ -351,9 +351,11 @@ def _shown(ds: Sequence[Dim]) -> list[str]:
 
 def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """A body and its kernels in; the body with runs, and the kernels that it needs besides, out."""
+    from hotfuse.compile import kernel_text  # a worker's: the serving process imports none of it
+
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
     ways = [Ways.from_json(k.get("ways")) for k in header["kernels"]]
-    bench = _Bench([from_json(k) for k in header["kernels"]], ways, sizes, int(header["threads"]),
+    bench = _Bench([kernel_text.from_json(k) for k in header["kernels"]], ways, sizes, int(header["threads"]),
                    until=time.monotonic() + float(header.get("bridges_s", BRIDGES_S)))  # fmt: skip
     drivers: list[bytes] = []
     body = _answer(_refined(_level(header["body"]), bench), bench, drivers)
@@ -386,9 +388,9 @@ class RunParts:
 def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings) -> RunParts:
     """Have the worker make runs of kernels."""
     request = {"kind": "runs", "body": _body_json(parts.body), "dims": dict(sizes), "threads": threads_for(settings),
-               "kernels": [{**to_json(k.lowered), "ways": k.ways and k.ways.to_json()} for k in parts.kernels],
+               "kernels": [{**(k.said or to_json(k.lowered)), "ways": k.ways and k.ways.to_json()} for k in parts.kernels],
                "strategies": list(parts.demand.strategies), "focus": parts.demand.focus}  # fmt: skip
-    header, blobs = ask(request, [], settings)
+    header, blobs = ask(request, [], settings, parts.demand.gain)
     count = len(blobs) - int(header["drivers"])
     more = tuple(kernel_from_json(k, code) for k, code in zip(header["kernels"], blobs[:count], strict=True))
     body = _run_body(header["body"], blobs[count:])

@@ -1,36 +1,56 @@
-"""The resource scheduler: how much of the machine background work may take while calls are served.
+"""The resource scheduler: how much of the machine background work gets while calls are served.
 
-Workers run at the lowest priority, which already gives inference the cores it asks for. What priority does not give is a bound:
-on a machine that calls use wholly, workers would still take cache and memory bandwidth. So their CPU time comes out of a
-bucket that fills with what inference leaves idle plus a small share of the whole; while it is empty, workers are stopped where
-they are and no new request begins.
+    share       what work that is expected to save calls' time may count on, and may not exceed, on a machine that calls use
+                wholly: in proportion to the saving and to how much of the machine this process's calls use; nothing where nothing
+                is to be saved
+    priority    the lowest while idle cores give that much anyway; ordinary (less one step) once workers fall behind their share
+    bound       the workers' CPU time comes out of a bucket that fills with what calls leave idle plus the share; while it is empty,
+                workers are stopped where they are and no new request begins
+
+Priority alone gives no bound, and the lowest one no guarantee: beside two busy threads on two cores such a worker got 3% of a core.
+All of it is a function of figures that are passed in, so tests need no clock. Decision 27 says what was weighed.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from hotfuse.machine.cores import allowed, usable_cores
+
 BURST_S = 0.5
-"""CPU seconds per core that may be saved up."""
+"""CPU seconds per core that may be saved up while workers run at the lowest priority."""
+RAISED_BURST_S = 0.05
+"""The same while they compete with calls: what they get must come evenly."""
 RESUME_S = 0.02
 """CPU seconds per core that must be in the bucket before workers go on."""
+FULL_SHARE_GAIN = 0.2
+"""Work that is expected to save this part of the machine's time gets the whole share; less gets proportionally less."""
+BEHIND_S = 0.1
+"""CPU seconds that workers may be behind what they can count on before their priority is raised."""
+WINDOW_S = 1.0
+"""Seconds over which idleness and traffic are averaged."""
+NO_IDLE = 0.05
+"""A machine with less than this part idle is saturated: what workers use, calls miss."""
 
 Load = Callable[[], float]
 """The part of all cores' time, 0 to 1, that work of ordinary priority took since it was last asked."""
 
 
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def default_workers() -> int:
     """How many worker processes a machine gets unless the settings say otherwise: half its cores."""
     return max(1, usable_cores() // 2)
+
+
+def granted_share(most: float, gain: float, traffic: float, threads: int = 1) -> float:
+    """The part of all cores that work can count on: it is to save `gain` of calls' time, which is `traffic` of theirs.
+
+    A call on several threads waits for the last of them, so a worker beside one holds all of them up: at the same price workers
+    get so many times less.
+    """
+    return most / max(1, threads) * min(1.0, max(0.0, gain * traffic) / FULL_SHARE_GAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +62,18 @@ class _Times:
 
 
 class Meter:
-    """The load, from the system's own accounts and this process's: the larger of the two counts."""
+    """The load, from the system's own accounts of the cores we may use and this process's: the larger of the two counts."""
 
-    def __init__(self, stat: Path = Path("/proc/stat"), clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stat: Path = Path("/proc/stat"), clock: Callable[[], float] = time.monotonic, cores: frozenset[int] | None = None
+    ) -> None:
         self._stat = stat
         self._clock = clock
+        self._names = {f"cpu{n}" for n in (allowed() if cores is None else cores)}
         self._cores = usable_cores()
         self._last = self._read()
+        self.own = 0.0
+        """The part of the cores' time that this process took, when it was last asked."""
 
     def __call__(self) -> float:
         """The load since the last call."""
@@ -56,41 +81,108 @@ class Meter:
         passed, total = now.at - was.at, now.total - was.total
         self._last = now
         machine = (now.busy - was.busy) / total if total > 0 else 0.0
-        own = (now.own - was.own) / (passed * self._cores) if passed > 0 else 0.0
-        return min(1.0, max(machine, own, 0.0))
+        self.own = min(1.0, max(0.0, (now.own - was.own) / (passed * self._cores))) if passed > 0 else 0.0
+        return min(1.0, max(machine, self.own, 0.0))
 
     def _read(self) -> _Times:
         """Niced time, which is the workers', is not busy; time stolen by the host is."""
         own, at = time.process_time(), self._clock()
+        busy = total = 0
         try:
-            with self._stat.open() as f:
-                fields = [int(x) for x in f.readline().split()[1:9]]
+            lines = [line.split() for line in self._stat.read_text().splitlines() if line.startswith("cpu")]
+            each = [fields for fields in lines if fields[0] in self._names] or lines[:1]
+            for _, *fields in each:
+                user, nice, system, idle, wait, irq, soft, steal = (*map(int, fields[:8]), *[0] * 8)[:8]
+                took = user + system + irq + soft + steal
+                busy, total = busy + took, total + took + nice + idle + wait
         except (OSError, ValueError):
             return _Times(0.0, 0.0, own, at)
-        fields += [0] * (8 - len(fields))
-        user, nice, system, idle, wait, irq, soft, steal = fields
-        busy = user + system + irq + soft + steal
-        return _Times(busy, busy + nice + idle + wait, own, at)
+        return _Times(busy, total, own, at)
+
+
+@dataclass(slots=True)
+class Price:
+    """What background work has cost calls so far."""
+
+    raised_s: float = 0.0
+    """Seconds in which workers had more than the lowest priority."""
+    taken_s: float = 0.0
+    """CPU seconds that they used meanwhile while no core was idle."""
+
+    def lost(self, cores: int) -> float:
+        """The part of the machine that calls missed meanwhile."""
+        return self.taken_s / (self.raised_s * cores) if self.raised_s else 0.0
 
 
 class Governor:
-    """The bucket: filled by time and idleness, emptied by what workers use."""
+    """The share, the bucket and the priority, step by step."""
 
     def __init__(self, share: float, cores: int | None = None) -> None:
         self.share = share
-        """The part of all cores that workers may take however busy the machine is."""
+        """The part of calls' throughput that workers may cost, however busy the machine is."""
+        self.threads = 1
+        """Of a call."""
         self.cores = cores or usable_cores()
-        self._held = BURST_S * self.cores
+        self.granted = 0.0
+        """What they can count on now."""
         self.paused = False
         self.pauses = 0
+        self.raised = False
+        """Whether workers need more than the lowest priority to get their share."""
+        self.price = Price()
+        self._held = BURST_S * self.cores
+        self._behind = 0.0
+        self._idle = 1.0
+        self._traffic: float | None = None
 
-    def step(self, passed: float, used: float, load: float) -> bool:
-        """Account for some seconds in which workers used so much CPU time; whether they must stand still now."""
-        income = self.cores * (max(0.0, 1.0 - load) + self.share) * passed
-        self._held = min(BURST_S * self.cores, self._held + income) - used
+    def step(self, passed: float, used: float, load: float, gain: float = 1.0, traffic: float = 1.0) -> bool:
+        """Account for some seconds in which workers used so much CPU time; whether they must stand still now.
+
+        `gain` is the part of calls' time that the work is expected to save, `traffic` the part of the machine that calls use.
+        """
+        whole = self.cores * passed
+        if whole <= 0:
+            return self.paused
+        idle = max(0.0, 1.0 - load - used / whole)
+        weight = min(1.0, passed / WINDOW_S)
+        self._idle += weight * (idle - self._idle)
+        self._traffic = traffic if self._traffic is None else self._traffic + weight * (traffic - self._traffic)
+        self.granted = granted_share(self.share, gain, self._traffic, min(self.threads, self.cores))
+        self._account(passed, used, idle)
+        self._prioritize(whole, used)
+        if self.raised:  # their own time was not idle
+            most, income = RAISED_BURST_S, idle + self.granted
+        else:  # the lowest priority takes little from calls, whatever is allowed
+            most, income = BURST_S, max(0.0, 1.0 - load) + (self.share if gain > 0 else 0.0)
+        self._held = min(most * self.cores, self._held + income * whole) - used
         if self.paused:
             self.paused = self._held < RESUME_S * self.cores
         elif self._held < 0:
             self.paused = True
             self.pauses += 1
         return self.paused
+
+    def rest(self) -> None:
+        """Nothing waits or runs; what does so next begins with the priority that this had."""
+        self.granted, self._behind, self._traffic = 0.0, 0.0, None
+
+    def forget(self) -> None:
+        """That was long ago."""
+        self.raised, self._idle = False, 1.0
+
+    def _prioritize(self, whole: float, used: float) -> None:
+        """Raise where workers that may run fall behind their share; lower where idle cores give as much."""
+        if self.raised:
+            self.raised = self.granted > 0 and self._idle < max(self.granted, NO_IDLE)
+            self._behind = 0.0
+        elif self.paused:
+            self._behind = 0.0
+        else:
+            self._behind = max(0.0, self._behind + self.granted * whole - used)
+            self.raised = self._behind > BEHIND_S
+
+    def _account(self, passed: float, used: float, idle: float) -> None:
+        """At the lowest priority workers take a hundredth of what calls want, which is not counted."""
+        if self.raised:
+            self.price.raised_s += passed
+            self.price.taken_s += used if idle < NO_IDLE else 0.0

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import torch
+
 from hotfuse.base.faults import faults, steady
 from hotfuse.base.settings import Settings
 from hotfuse.compile import wire
@@ -24,6 +26,8 @@ from hotfuse.compile.pool import Pool
 from hotfuse.compile.process import Worker
 from hotfuse.compile.slot import Limits
 from hotfuse.compile.task import URGENT, Task
+from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN
+from hotfuse.machine.cores import unbind
 from hotfuse.machine.heap import heap
 
 STOP_S = 10.0
@@ -32,6 +36,8 @@ MOST_THREADS = 4
 """Models whose jobs run at the same time; those of others wait for one of these to be done with its own."""
 PAUSE_S = 0.01
 """Before a job: the call that submitted it returns first, instead of waiting for the interpreter lock."""
+FIRST = ("ready", "torch", "onnx")
+"""Requests that come before a model's first plan."""
 Job = Callable[[], None]
 
 
@@ -45,6 +51,8 @@ class Service:
         self._unserved: deque[Hashable] = deque()
         self._threads: set[threading.Thread] = set()
         self.pool = pool or Pool()
+        self.jobs_cpu_s = 0.0
+        """CPU seconds of jobs in this process."""
         self._stopping = False
 
     def submit(self, job: Job, owner: Hashable = None) -> None:
@@ -60,9 +68,11 @@ class Service:
                 self._threads.add(thread)
                 thread.start()
 
-    def ask(self, header: dict[str, Any], blobs: Sequence[bytes], timeout: float) -> wire.Message:
+    def ask(self, header: dict[str, Any], blobs: Sequence[bytes], timeout: float, gain: float = LATER_PLAN_GAIN) -> wire.Message:
         """Have a worker answer, before anything that nobody waits for; a late or dead one raises CaptureError."""
-        task = Task(f"a request of kind {header.get('kind')}", header, blobs, URGENT, timeout)
+        kind = str(header.get("kind"))
+        saved = FIRST_PLAN_GAIN if kind in FIRST else gain
+        task = Task(f"a request of kind {kind}", header, blobs, URGENT, timeout, gain=saved)
         return self.pool.submit(task).result()
 
     @property
@@ -84,8 +94,12 @@ class Service:
                 time.sleep(PAUSE_S)
                 if self._stopping:
                     break
+                unbind()  # an OpenMP runtime binds the threads that call it, and those that they start
+                begun = time.thread_time()
                 with courteous():
                     _run(jobs.popleft())
+                with self._lock:
+                    self.jobs_cpu_s += time.thread_time() - begun
             heap.after_work()
 
     def _next(self) -> tuple[Hashable] | None:
@@ -134,20 +148,24 @@ def service() -> Service:
         return _service
 
 
-def ask(header: dict[str, Any], blobs: Sequence[bytes], settings: Settings) -> wire.Message:
-    """Have a request done by the worker process, or here when captures are inline; a refusal raises CaptureError."""
+def ask(header: dict[str, Any], blobs: Sequence[bytes], settings: Settings, gain: float = LATER_PLAN_GAIN) -> wire.Message:
+    """Have a request done by the worker process, or here when captures are inline; a refusal raises CaptureError.
+
+    `gain` is the part of calls' time that it helps to save; captures have that of a first plan.
+    """
     if settings.capture == "inline":
         from hotfuse.compile import requests  # the worker's business otherwise
 
         return wire.checked(requests.answer(header, list(blobs)))
-    return wire.checked(sized(settings).ask(header, blobs, settings.capture_timeout_s))
+    return wire.checked(sized(settings).ask(header, blobs, settings.capture_timeout_s, gain))
 
 
 def sized(settings: Settings) -> Service:
     """The service, its pool within these settings' limits; whoever asks last decides."""
     own = service()
     memory = settings.compile_memory_mb << 20
-    own.pool.limit(Limits(settings.compile_workers, memory, settings.compile_share, settings.workers))
+    threads = settings.threads or torch.get_num_threads()
+    own.pool.limit(Limits(settings.compile_workers, memory, settings.compile_share, threads, settings.workers))
     return own
 
 
@@ -156,7 +174,8 @@ def counters() -> dict[str, Any]:
     found: dict[str, Any] = {f"units_{k}": v for k, v in totals().items()}
     if _service is not None:
         because = _service.pool.starter.because
-        found |= {**_service.pool.counts(), **({"not_forked_because": because} if because else {})}
+        found |= {**_service.pool.counts(), "jobs_cpu_s": round(_service.jobs_cpu_s, 3)}
+        found |= {"not_forked_because": because} if because else {}
     return found
 
 

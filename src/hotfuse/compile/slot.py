@@ -17,6 +17,7 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Workers
 from hotfuse.compile import wire
+from hotfuse.compile.priority import LOWEST, chosen_by_user, may_raise
 from hotfuse.compile.process import Worker
 from hotfuse.compile.starting import Starter
 from hotfuse.compile.task import Task, Waiting
@@ -37,8 +38,10 @@ class Limits:
     """Processes; 0 is half the cores."""
     memory: int = 4 << 30
     """Bytes of one worker beyond its libraries; 0 is no limit."""
-    share: float = 0.25
-    """The part of all cores that workers may take however busy the machine is."""
+    share: float = 0.2
+    """The most of all cores that workers get, and may take, while calls of one thread each use the whole machine."""
+    threads: int = 1
+    """Of a call: one that waits for several threads is held up by a worker beside any of them, so the share is divided by it."""
     kind: Workers = "auto"
     """Whether workers are forks of this process."""
 
@@ -55,6 +58,10 @@ class Books:
     counts: Counter[str] = field(default_factory=Counter[str])
     cpu_s: float = 0.0
     peak_rss: int = 0
+    level: int = LOWEST
+    """The priority that workers need now to get their share."""
+    needed: bool = False
+    """Whether they needed a higher one a while ago: one that cannot be raised again keeps it so long."""
 
     def count(self, what: str) -> None:
         """One more of it; called without the lock."""
@@ -74,6 +81,8 @@ class Slot:
         """Seconds the request has run, pauses left out."""
         self._ended = ""
         """Why the worker was killed."""
+        self._replaced = False
+        """Whether a worker was ended over this request for its low priority."""
         self._suspect = ""
         """What a forked worker did that a fresh one may not do."""
         self._cpu = 0.0
@@ -85,7 +94,7 @@ class Slot:
 
     def begin(self, waiting: Waiting) -> None:
         """This request is next; called with the lock."""
-        self.running, self._ran, self._ended = waiting, 0.0, ""
+        self.running, self._ran, self._ended, self._replaced = waiting, 0.0, "", False
 
     def done(self) -> None:
         """No request is running any more. A worker that answered while it was being killed is not asked the next one."""
@@ -101,10 +110,22 @@ class Slot:
         try:
             header, blobs = worker.ask(dict(task.header), task.blobs)
         except (EOFError, OSError) as e:
+            if self._starved():
+                return self.answer(task)
             if not self._fork_to_blame(worker):
                 raise self._obituary(task, worker) from e
             return self._answer_afresh(task)
         return self._accounted(worker, header, blobs)
+
+    def _starved(self) -> bool:
+        """Whether the worker was ended for its low priority: the next one, which begins with a higher one, is asked the same."""
+        with self._books.lock:
+            if self._ended != "starved":
+                return False
+            self._ran, self._ended, self._replaced = 0.0, "", True
+            self._books.counts["workers_starved"] += 1
+        self.drop()
+        return True
 
     def _fork_to_blame(self, worker: Worker) -> bool:
         """Whether a worker may be gone because it was a fork: it stood still, or crashed without anybody having killed it."""
@@ -153,7 +174,8 @@ class Slot:
             self._cpu = self._slept = 0.0
             books = self._books
             memory = books.limits.memory
-            worker = books.start(memory) if books.start is not None else books.starter(memory, kind or books.limits.kind)
+            worker = (books.start(memory) if books.start is not None
+                      else books.starter(memory, kind or books.limits.kind, books.level))  # fmt: skip
             with books.lock:
                 self.worker = worker
                 books.counts["workers_started"] += 1
@@ -179,7 +201,7 @@ class Slot:
 
     def end(self, why: str) -> None:
         """Kill the worker; what runs in it hears why. Called with the lock."""
-        if not self._ended or (self._ended == "stalled" and why in ("cancelled", "closed")):  # a stalled one is asked again
+        if not self._ended or (self._ended in ("stalled", "starved") and why in ("cancelled", "closed")):  # those are asked again
             self._ended = why
         if self.worker is not None and self.worker.alive:
             self.worker.kill()
@@ -222,6 +244,21 @@ class Slot:
         """Stop the worker where it is, or let it go on."""
         if self.worker is not None and self.worker.paused is not paused:
             (self.worker.pause if paused else self.worker.resume)()
+
+    def prioritize(self, waited_for: bool = False) -> None:
+        """Give the worker the priority it needs, for its own request or for a valuable one that waits behind it.
+
+        Where a priority may not be raised, a worker that begins with it is asked the same.
+        """
+        worker, waiting, books = self.worker, self.running, self._books
+        if worker is None or waiting is None or chosen_by_user() is not None:
+            return
+        level, has = books.level if waiting.task.gain > 0 or waited_for else LOWEST, worker.level
+        if level < has:
+            if not worker.renice(level) and not self._replaced and not self._ended:
+                self.end("starved")
+        elif level > has and (may_raise() or not books.needed):
+            worker.renice(level)
 
     def _account(self, worker: Worker) -> float:
         """CPU time a worker has used since it was last looked at."""

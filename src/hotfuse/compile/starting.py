@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 
 from hotfuse.base.settings import Workers
+from hotfuse.compile.priority import LOWEST
 from hotfuse.compile.process import Worker
 
 MOST_BYTES = 2 << 30
@@ -51,14 +52,14 @@ class Starter:
         self.because_of_forks = ""
         """What forks did that made this process give them up."""
 
-    def __call__(self, memory: int, kind: Workers = "auto") -> Worker:
-        """A worker that answers."""
+    def __call__(self, memory: int, kind: Workers = "auto", level: int = LOWEST) -> Worker:
+        """A worker that answers, so many steps of priority below this process."""
         why = self.because_of_forks or unsafe(kind)
         for _ in range(0 if why else TRIES):
             from hotfuse.compile.forked import ForkedWorker, ForkFailed
 
             try:
-                made = ForkedWorker(memory)
+                made = ForkedWorker(memory, level=level)
             except ForkFailed as e:
                 why = f"{e.what}: {e.because}" if e.because else e.what
                 self._count("forks_failed")
@@ -71,7 +72,7 @@ class Starter:
                 self.distrust(why)
         self.because = why
         self._count("workers_spawned")
-        return Worker(memory)
+        return Worker(memory, level=level)
 
     def distrust(self, why: str) -> None:
         """Fork no more."""

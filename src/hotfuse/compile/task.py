@@ -31,6 +31,8 @@ class Task:
     """A waiting request of the same key is replaced by a newer one."""
     owner: str = ""
     """Whose it is, to cancel all of it."""
+    gain: float = 0.0
+    """The part of calls' time that it is expected to save, with what it is a part of; without any it gets idle time alone."""
 
     @property
     def value(self) -> float:

@@ -25,6 +25,7 @@ from hotfuse.compile import growth, kinds, recall, trial
 from hotfuse.compile.bench import Kernel, Piece, allowed_by, bench, foreseen, keep, piece_of
 from hotfuse.compile.contest import Contest
 from hotfuse.compile.crossing import BUDGET_S, Crossing, Found
+from hotfuse.compile.kernel_text import to_json
 from hotfuse.compile.learned import foresight, notes, refresh
 from hotfuse.compile.measure import Made
 from hotfuse.compile.planning import Gate, adjusted, arranged
@@ -38,7 +39,6 @@ from hotfuse.ir.branches import CAPTURES, branches
 from hotfuse.ir.graph import Graph, Node
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
-from hotfuse.lower.codec import to_json
 from hotfuse.lower.errors import CannotLower
 from hotfuse.ops.table import Access, lookup, packet
 from hotfuse.simplify import simplify

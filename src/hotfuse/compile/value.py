@@ -25,6 +25,10 @@ RISK = 0.5
 """How much of the distance to an interval's far end counts against a kernel that nobody has built."""
 UNKNOWN_SAVING = 5e-6
 """Seconds a unit of data-dependent size is thought to save."""
+FIRST_PLAN_GAIN = 0.4
+"""The part of its calls' time that a model's first plan of kernels is expected to save, and with it the capture before."""
+LATER_PLAN_GAIN = 0.08
+"""The same of a plan behind the first: for sizes that recur, or against a bottleneck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ class Demand:
     """Candidates that are to be tried alone: what they are worth against a bottleneck is to be found out."""
     focus: str = ""
     """The groups that they are about, as `compile.stored.text_id` calls them, between commas; empty for grouping."""
+    gain: float = LATER_PLAN_GAIN
+    """The part of the calls' time that is expected to be saved: how much of a busy machine the work may count on."""
     of_late: Callable[[], Sequence[tuple[int, ...]] | None] | None = field(default=None, compare=False, repr=False)
     """Asked while the graph is compiled: the shapes of inputs that most calls bring by then; None where no kind is most."""
 

@@ -1,14 +1,13 @@
 """The worker process: reads a request, does it, answers; ends when its parent does.
 
 Started as `python -m hotfuse.compile.worker`, or as a fork of the serving process (`compile.forked`), which calls `serve` as well.
-User code may print: standard output is moved out of its way first. It runs at the lowest priority, so that it takes only what
-inference leaves; HOTFUSE_WORKER_NICE says otherwise (a busy test machine). Its address space is bounded, so that a request that
-grows without end fails here and not in the server. Every answer says what the process has used so far.
+User code may print: standard output is moved out of its way first. It begins at the priority it is told, the lowest unless calls
+use the whole machine (`compile.priority`). Its address space is bounded, so that a request that grows without end fails here and
+not in the server. Every answer says what the process has used so far.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
 import os
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hotfuse.compile import requests, wire
+from hotfuse.compile.priority import LEVEL, LOWEST, step_back
+from hotfuse.machine.cores import unbind
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 NAME = "hotfuse-worker"
@@ -40,6 +41,7 @@ def serve(requests_in: BinaryIO, answers_out: BinaryIO, inherited: int = 0) -> N
         except EOFError:
             _keep()
             return
+        unbind()  # an OpenMP runtime inherited from the server binds this thread when it is first used
         answer, codes = requests.answer(header, blobs)
         wire.send(answers_out, {**answer, "usage": usage(inherited)}, codes)
         if not select.select([requests_in], [], [], REST_S)[0]:
@@ -87,13 +89,6 @@ def name_process() -> None:
         _LIBC.prctl(_PR_SET_NAME, NAME.encode())
 
 
-def step_back() -> None:
-    """Take only what work of ordinary priority leaves."""
-    if hasattr(os, "nice"):
-        with contextlib.suppress(PermissionError):  # a number below the one inherited
-            os.nice(int(os.environ.get("HOTFUSE_WORKER_NICE", "19")))
-
-
 def collect_rarely() -> None:
     """Requests make many objects that live until the answer, and what was there before stays: looking through all of it again and
     again takes time, and in a fork it copies memory.
@@ -110,7 +105,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    step_back()
+    step_back(int(os.environ.get(LEVEL, LOWEST)))
     import torch
 
     torch.set_num_threads(1)

@@ -18,6 +18,7 @@ from hotfuse.lower.lowered import (
     SymbolArgument,
 )
 from hotfuse.lower.pack import Order, PackSource, PackSpec
+from hotfuse.tile.program import Kernel
 from hotfuse.tile.text import parse, show
 
 
@@ -30,10 +31,11 @@ def to_json(lowered: Lowered) -> dict[str, Any]:
     }
 
 
-def from_json(data: dict[str, Any]) -> Lowered:
-    """The inverse of `to_json`."""
+def from_json(data: dict[str, Any], kernel: Kernel | None = None) -> Lowered:
+    """The inverse of `to_json`; `kernel` is what its text says, where that is known."""
     strides = tuple((str(name), tuple(dims.parse(d) for d in ds)) for name, ds in data["strides"])
-    return Lowered(parse(data["kernel"]), tuple(argument_from_json(a) for a in data["arguments"]), strides)
+    kernel = parse(data["kernel"]) if kernel is None else kernel
+    return Lowered(kernel, tuple(argument_from_json(a) for a in data["arguments"]), strides)
 
 
 def argument_to_json(a: Argument) -> dict[str, Any]:

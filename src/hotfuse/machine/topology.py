@@ -11,6 +11,8 @@ import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hotfuse.machine.cores import allowed, quota
+
 _SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -108,15 +110,6 @@ def _cpu_name(root: Path) -> str:
     return platform.processor() or "unknown"
 
 
-def _quota(root: Path) -> float | None:
-    text = read_text(root / "fs/cgroup/cpu.max")
-    if text and not text.startswith("max"):
-        quota, period = text.split()
-        return int(quota) / int(period)
-    quota, period = (read_text(root / f"fs/cgroup/cpu/cpu.cfs_{n}_us") for n in ("quota", "period"))
-    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
-
-
 def _max_mhz(root: Path) -> int | None:
     text = read_text(root / "devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
     return int(text) // 1000 if text and text.isdecimal() else None
@@ -142,7 +135,6 @@ def topology(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) -> 
     nodes = len(list(sys_root.glob("devices/system/node/node[0-9]*"))) or None
     total = _memory(proc_root)
     logical = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
     return Topology(
         cpu=_cpu_name(proc_root),
         arch=platform.machine(),
@@ -152,8 +144,8 @@ def topology(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) -> 
         physical_cores=cores,
         packages=packages,
         numa_nodes=nodes,
-        usable_cpus=usable,
-        cpu_quota=_quota(sys_root),
+        usable_cpus=len(allowed()) or logical,
+        cpu_quota=quota(sys_root, proc_root),
         caches=_caches(sys_root),
         memory_bytes=total,
         memory_limit_bytes=_memory_limit(sys_root, total),

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 
 from hotfuse.base.environment import for_child
 from hotfuse.base.faults import faults, steady
+from hotfuse.machine.cores import unbind
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch
 from hotfuse.profile.ring import SLOTS, Publish, Ring
@@ -221,6 +222,7 @@ class Analyzer:
                 [sys.executable, "-m", "hotfuse.profile.daemon", str(self._ring.fd)], pass_fds=[self._ring.fd],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
             )  # fmt: skip
+            unbind(self._process.pid)
             self.started += 1
             return self._process
 

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from hotfuse.base.events import Action, EvidenceValue, Why
-from hotfuse.compile.value import Demand
+from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN, Demand
 from hotfuse.hpm.bottleneck import Bottleneck, Strategy
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.epochs import epochs
@@ -118,7 +118,8 @@ def demand_of(entry: Entry) -> Demand:
     its estimated saving is small. Trials decide that.
     """
     took = entry.seconds / entry.heat * 1e6 if entry.heat and entry.seconds else None
-    return Demand(library_us=took, of_late=lambda: _most(entry.samples))
+    gain = FIRST_PLAN_GAIN if entry.plan is entry.baseline else LATER_PLAN_GAIN
+    return Demand(library_us=took, gain=gain, of_late=lambda: _most(entry.samples))
 
 
 def _most(samples: Samples) -> list[tuple[int, ...]] | None:

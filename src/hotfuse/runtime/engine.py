@@ -32,6 +32,7 @@ from hotfuse.runtime.attempt import Compile, Improve
 from hotfuse.runtime.audit import Audit
 from hotfuse.runtime.background import Background, Submit
 from hotfuse.runtime.capturing import Capturer
+from hotfuse.runtime.concurrency import Concurrency, calls_in_flight
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.gradients import PLAIN, Gradients, Link, joined
 from hotfuse.runtime.improve import Improver
@@ -91,6 +92,7 @@ class Engine:
         self._unsupported = ""
         self._threads = settings.threads
         self._clock = itertools.count(1)
+        self.concurrency = Concurrency()
         if settings.capture == "off":
             log.decide(Action.KEEP, Why.TURNED_OFF, model.name)
         _ENGINES.add(self)
@@ -366,6 +368,7 @@ class Engine:
     ) -> None:  # fmt: skip
         """From a call that took so long, the first to be looked at of so many."""
         number = entry.calls
+        self.concurrency.note(calls_in_flight())
         entry.heat += since
         entry.seconds += spent * since
         entry.next_look = min(number + interval(entry.heat, self.settings.watch_rate, spent), max(number + 1, entry.sampler.at))

@@ -98,6 +98,10 @@ class Epochs:
         """Whether any thread is in a call, as far as can be seen without a lock."""
         return any((slot := mark()) is not None and slot.epoch for mark in self._slots)
 
+    def in_flight(self) -> int:
+        """How many threads are in a call, as far as can be seen without a lock."""
+        return sum((slot := mark()) is not None and slot.epoch > 0 for mark in self._slots)
+
     def _register(self, slot: Slot) -> None:
         with self._lock:
             self._slots = [s for s in self._slots if s() is not None]

@@ -25,6 +25,7 @@ from hotfuse.compile import service, wire
 from hotfuse.compile.process import Worker
 from hotfuse.compile.scheduler import Load, Meter
 from hotfuse.compile.stored import Place
+from hotfuse.machine.cores import unbind
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.tally import calls_everywhere
 
@@ -192,6 +193,7 @@ class Idle:
 
     def _ask(self) -> None:
         """Ask a worker of its own for slices until nothing is left; it lives no longer than this thread."""
+        unbind()  # the worker inherits the cores of this thread
         worker = self._start(self._memory)
         with self._lock:
             self._worker = worker

@@ -20,13 +20,13 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EvidenceValue, Why
 from hotfuse.base.faults import error_text
 from hotfuse.compile.recall import recalled, send
-from hotfuse.compile.scheduler import usable_cores
 from hotfuse.compile.service import sized
 from hotfuse.compile.skips import SKIP
 from hotfuse.compile.stored import place_of
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.branches import control_name
 from hotfuse.ir.graph import Value
+from hotfuse.machine.cores import usable_cores
 from hotfuse.profile.predict import ALL
 from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.runtime.attempt import Attempt, CalledOff, Compile, Improve, Means, Weights, sizes_of

@@ -29,10 +29,10 @@ import torch
 from hotfuse.base.errors import InputError
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.settings import Settings
-from hotfuse.compile.scheduler import usable_cores
 from hotfuse.compile.stored import place_of
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.hash import structural_hash
+from hotfuse.machine.cores import usable_cores
 from hotfuse.profile.names import Names
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
 from hotfuse.runtime.findings import Finding

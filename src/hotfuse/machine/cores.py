@@ -1,0 +1,104 @@
+"""The cores this process may use: its affinity as it was when hotfuse was imported, and the control group's quota.
+
+An OpenMP runtime that is told to bind threads (`OMP_PROC_BIND=true`) does so to the thread that loads it, and every thread and
+process started afterwards inherits that one core. So the mask is taken when hotfuse is imported, and restored in whatever runs
+beside calls. Where torch came first, the runtime is asked for its places: those are what it found before it bound anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from pathlib import Path
+
+from hotfuse.base.environment import BINDING
+
+RUNTIMES = ("libgomp", "libomp", "libiomp")
+
+def allowed_now() -> frozenset[int]:
+    """The cores this process may run on, those of an OpenMP runtime's places among them; empty where the system does not say."""
+    if not hasattr(os, "sched_getaffinity"):
+        return frozenset()
+    mask = os.sched_getaffinity(os.getpid())
+    return frozenset(mask | places() if any(os.environ.get(name) for name in BINDING) else mask)
+
+
+def places() -> set[int]:
+    """The cores that OpenMP runtimes loaded by now bind threads to."""
+    import ctypes  # hardly any process has bound threads
+
+    maps = _text(Path("/proc/self/maps")) or ""
+    paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if any(n in line for n in RUNTIMES)}
+    found: set[int] = set()
+    for path in sorted(p for p in paths if p.startswith("/")):
+        with contextlib.suppress(OSError, AttributeError):  # no library, or one of another version
+            library = ctypes.CDLL(path)
+            for place in range(library.omp_get_num_places()):
+                cores = (ctypes.c_int * library.omp_get_place_num_procs(place))()
+                library.omp_get_place_proc_ids(place, cores)
+                found |= set(cores)
+    return found
+
+
+def allowed() -> frozenset[int]:
+    """The cores this process could run on when hotfuse was imported; empty where the system does not say."""
+    return _allowed
+
+
+def quota(sys_root: Path = Path("/sys"), proc_root: Path = Path("/proc")) -> float | None:
+    """How many cores' worth of time the control group allows, the tightest one around this process; None is unlimited."""
+    found = [q for folder in _groups(sys_root, proc_root) if (q := _quota_in(folder)) is not None]
+    return min(found, default=None)
+
+
+def _groups(sys_root: Path, proc_root: Path) -> list[Path]:
+    """Folders that may hold a quota: the root of the control groups, as a container sees them, and those down to this process."""
+    roots = {"": sys_root / "fs/cgroup", "cpu": sys_root / "fs/cgroup/cpu"}
+    found = list(roots.values())
+    for line in (_text(proc_root / "self/cgroup") or "").splitlines():
+        _, names, path = (*line.split(":", 2), "", "")[:3]
+        root = roots.get("cpu" if "cpu" in names.split(",") else names)
+        if root is not None:
+            parts = [p for p in path.split("/") if p and p != ".."]
+            found += [root.joinpath(*parts[: i + 1]) for i in range(len(parts))]
+    return found
+
+
+def _quota_in(folder: Path) -> float | None:
+    if (text := _text(folder / "cpu.max")) is not None:
+        most, _, period = text.partition(" ")
+        return int(most) / int(period or 100_000) if most.isdecimal() else None
+    most, period = (_text(folder / f"cpu.cfs_{n}_us") for n in ("quota", "period"))
+    return int(most) / int(period) if most and period and int(most) > 0 else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def usable_cores() -> int:
+    """How many cores this process may keep busy: those of its affinity at import, within its quota."""
+    cores = len(_allowed) or os.cpu_count() or 1
+    return cores if _quota is None else max(1, min(cores, math.ceil(_quota)))
+
+
+def unbind(task: int = 0) -> bool:
+    """Let a thread or process, the calling thread unless said otherwise, run wherever this process could at import.
+
+    False where the system refuses or has no such choice.
+    """
+    if not _allowed:
+        return False
+    try:
+        os.sched_setaffinity(task, _allowed)
+    except OSError:  # the control group allows other cores by now
+        return False
+    return True
+
+
+_allowed = allowed_now()
+_quota = quota()

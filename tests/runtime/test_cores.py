@@ -1,0 +1,130 @@
+"""The cores background work may use: the affinity at import, whatever an OpenMP runtime binds afterwards; and quotas."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from hotfuse.base.environment import BINDING, for_child
+from hotfuse.machine import cores
+
+needs_affinity = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity")
+needs_two = pytest.mark.skipif(len(cores.allowed()) < 2, reason="one core only")
+
+
+def groups(root: Path, cgroup: str, **files: str) -> tuple[Path, Path]:
+    """A made-up /sys and /proc; `files` by their path with `__` for slashes."""
+    proc = root / "proc"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/cgroup").write_text(cgroup)
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name.replace("__", "/").replace("-", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root / "sys", proc
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "expected"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, None),
+        ("0::/a/b\n", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, 2.0),  # the outer one limits the inner one
+        ("4:cpu,cpuacct:/job\n", {"cpu/job/cpu.cfs_quota_us": "50000", "cpu/job/cpu.cfs_period_us": "100000"}, 0.5),
+        ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        ("nonsense", {}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_tightest_quota_around_the_process_counts(
+    tmp_path: Path, cgroup: str, files: dict[str, str], expected: float | None
+) -> None:
+    assert cores.quota(*groups(tmp_path, cgroup, **files)) == expected
+
+
+def test_a_quota_bounds_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "_allowed", frozenset(range(16)))
+    monkeypatch.setattr(cores, "_quota", None)
+    assert cores.usable_cores() == 16
+    for quota, expected in ((0.5, 1), (1.5, 2), (4.0, 4), (64.0, 16)):
+        monkeypatch.setattr(cores, "_quota", quota)
+        assert cores.usable_cores() == expected
+
+
+@needs_affinity
+@needs_two
+def test_a_bound_thread_does_not_change_what_is_usable() -> None:
+    seen: list[object] = []
+
+    def bound() -> None:
+        os.sched_setaffinity(0, {min(cores.allowed())})
+        seen.append(cores.usable_cores())
+        seen.append(cores.unbind())
+        seen.append(frozenset(os.sched_getaffinity(0)))
+
+    before = cores.usable_cores()
+    thread = threading.Thread(target=bound)
+    thread.start()
+    thread.join()
+    assert seen == [before, True, cores.allowed()]
+
+
+def test_children_are_not_told_to_bind_their_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in BINDING:
+        monkeypatch.setenv(name, "true")
+    assert not set(BINDING) & set(for_child())
+
+
+SERVER = """
+import json, os, sys, threading
+if sys.argv[2] == "before torch":
+    import hotfuse
+import torch
+import hotfuse
+from hotfuse.compile import requests
+from hotfuse.compile.service import service
+first = torch.randn(512, 512)
+first @ first  # a parallel region: the runtime binds this thread, if not when it was loaded
+bound = sorted(os.sched_getaffinity(0))
+masks = {}
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).eval()
+with torch.inference_mode(), hotfuse.jit(model, settings=hotfuse.Settings(workers=sys.argv[1], idle=False)) as fast:
+    x = torch.randn(16, 64)
+    expected = model(x)
+    def look():
+        masks["job"] = sorted(os.sched_getaffinity(0))
+        for w in service().pool.workers:
+            masks["worker"] = sorted(os.sched_getaffinity(w.pid))
+    for _ in range(20):
+        assert torch.allclose(fast(x), expected, atol=1e-5)
+        assert fast.wait(240)
+    done = threading.Event()
+    service().submit(lambda: (look(), done.set()))
+    assert done.wait(60)
+    tiers = fast.stats()["calls_per_tier"]
+from hotfuse.machine.cores import allowed, usable_cores
+print(json.dumps({"bound": bound, "allowed": sorted(allowed()), "usable": usable_cores(), **masks, "tiers": tiers}))
+"""
+
+
+@needs_affinity
+@needs_two
+@pytest.mark.parametrize(("kind", "imported"), [("fork", "behind torch"), ("fork", "before torch"), ("spawn", "behind torch")])
+def test_workers_and_jobs_have_the_cores_of_the_process_where_threads_are_bound(
+    kind: str, imported: str, tmp_path: Path
+) -> None:
+    env = {**for_child(HOME=str(tmp_path)), "OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", SERVER, kind, imported], env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout.splitlines()[-1])
+    every = sorted(cores.allowed())
+    assert len(seen["bound"]) == 1, "the runtime binds the calling thread, or this test shows nothing"
+    assert seen["allowed"] == every and seen["usable"] == cores.usable_cores()
+    assert seen["job"] == every and seen["worker"] == every
+    assert seen["tiers"]["0"] + seen["tiers"]["1"] + seen["tiers"]["2"] > 0, seen

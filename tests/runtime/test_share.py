@@ -1,0 +1,267 @@
+"""What background work gets of a busy machine: share, priority and price as functions of made-up figures, and on workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hotfuse
+from hotfuse.base.environment import for_child
+from hotfuse.compile import priority, slot
+from hotfuse.compile.pool import Pool
+from hotfuse.compile.priority import LOWEST, RAISED
+from hotfuse.compile.process import Worker
+from hotfuse.compile.scheduler import FULL_SHARE_GAIN, Governor, Meter, granted_share
+from hotfuse.compile.slot import Limits
+from hotfuse.compile.task import Task
+from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN
+from tests.runtime.test_pool import SCRIPT, said
+
+TICK = 0.05
+
+
+def saturated(governor: Governor, gain: float, seconds: float, gets: float = 0.45, starves: float = 0.03) -> float:
+    """A worker beside calls that use two cores wholly: CPU seconds it gets, with and without priority in cores."""
+    total = 0.0
+    for _ in range(round(seconds / TICK)):
+        used = 0.0 if governor.paused else TICK * (gets if governor.raised else starves)
+        governor.step(TICK, used, load=1.0 - used / TICK / 2, gain=gain, traffic=1.0 - used / TICK / 2)
+        total += used
+    return total
+
+
+def test_the_share_grows_with_the_gain_and_with_traffic() -> None:
+    assert granted_share(0.2, 0.0, 1.0) == granted_share(0.2, 0.5, 0.0) == 0.0
+    assert granted_share(0.2, FULL_SHARE_GAIN, 1.0) == granted_share(0.2, 1.0, 1.0) == 0.2
+    shares = [granted_share(0.2, g, 1.0) for g in (0.0, 0.01, LATER_PLAN_GAIN, 0.15, FIRST_PLAN_GAIN)]
+    assert shares == sorted(shares) and shares[2] < shares[-1] == 0.2
+    assert granted_share(0.2, LATER_PLAN_GAIN, 0.5) < granted_share(0.2, LATER_PLAN_GAIN, 1.0)
+    assert granted_share(0.2, 1.0, 1.0, threads=4) == 0.05, "whoever holds one of four threads up holds the call up"
+
+
+def test_a_starved_worker_is_raised_and_then_gets_its_share_and_no_more() -> None:
+    for share in (0.05, 0.1, 0.2):
+        governor = Governor(share, cores=2)
+        saturated(governor, FIRST_PLAN_GAIN, 10.0)
+        assert governor.raised and governor.granted == pytest.approx(share)
+        got = saturated(governor, FIRST_PLAN_GAIN, 60.0) / 60.0 / 2
+        assert 0.9 * share <= got <= 1.1 * share
+        assert 0 < governor.price.lost(2) <= 1.1 * share
+
+
+def test_less_gain_gets_less_and_none_gets_nothing_of_a_busy_machine() -> None:
+    gains = (FIRST_PLAN_GAIN, LATER_PLAN_GAIN, 0.0)
+    got: list[float] = []
+    for gain in gains:
+        governor = Governor(0.2, cores=2)
+        saturated(governor, gain, 10.0)
+        got.append(saturated(governor, gain, 60.0))
+        assert governor.raised is (gain > 0)
+    assert got[0] > 1.5 * got[1] and got[1] > 4 * got[2], "what is left is what the lowest priority gets"
+    assert got[1] / 120 == pytest.approx(0.2 * LATER_PLAN_GAIN / FULL_SHARE_GAIN, rel=0.15)
+
+
+def test_idle_cores_are_used_at_the_lowest_priority() -> None:
+    governor = Governor(0.2, cores=2)
+    for _ in range(400):  # one core serves, the worker has the other
+        assert not governor.step(TICK, TICK, load=0.5, gain=FIRST_PLAN_GAIN, traffic=0.5)
+        assert not governor.raised
+    assert governor.price.taken_s == governor.price.raised_s == 0.0
+
+
+def test_priority_is_given_back_when_the_load_ends() -> None:
+    governor = Governor(0.2, cores=2)
+    saturated(governor, FIRST_PLAN_GAIN, 5.0)
+    assert governor.raised
+    steps = 0
+    while governor.raised:
+        governor.step(TICK, 0.0 if governor.paused else TICK, load=0.1, gain=FIRST_PLAN_GAIN, traffic=0.1)
+        steps += 1
+        assert steps < 200
+    saturated(governor, FIRST_PLAN_GAIN, 5.0)
+    assert governor.raised, "and taken again"
+    saturated(governor, 0.0, 2.0)
+    assert not governor.raised and governor.granted == 0.0, "nothing is left to gain"
+
+
+def test_work_that_others_keep_from_the_cores_is_not_this_models_to_claim() -> None:
+    """Other processes use the machine wholly, calls of ours a twentieth of it: little is saved there, so the share is small."""
+    governor = Governor(0.2, cores=2)
+    for _ in range(200):
+        governor.step(TICK, TICK * 0.03, load=0.985, gain=FIRST_PLAN_GAIN, traffic=0.05)
+    assert 0.0 < governor.granted < 0.03
+
+
+def test_the_meter_reads_the_cores_we_may_use(tmp_path: Path) -> None:
+    stat, now = tmp_path / "stat", [0.0]
+    stat.write_text("cpu 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0\nintr 5\n")
+    meter = Meter(stat, lambda: now[0], frozenset({1}))
+    now[0] = 1e6
+    stat.write_text("cpu 100 0 0 100 0 0 0 0\ncpu0 100 0 0 0 0 0 0 0\ncpu1 25 0 0 75 0 0 0 0\nintr 6\n")
+    assert meter() == pytest.approx(0.25) and 0.0 <= meter.own < 0.01
+
+
+# --- on workers ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.delenv("HOTFUSE_WORKER_NICE", raising=False)
+    made: list[Pool] = []
+
+    def make() -> Pool:
+        def start(memory: int) -> Worker:
+            return Worker(memory, (sys.executable, "-S", "-c", LEVELLED), level=pool._books.level)  # pyright: ignore[reportPrivateUsage]
+
+        pool = Pool(Limits(1, share=0.2), start, lambda: 1.0)
+        made.append(pool)
+        return pool
+
+    yield make
+    for pool in made:
+        pool.close()
+
+
+LEVELLED = "import os; os.nice(int(os.environ['HOTFUSE_WORKER_LEVEL']))\n" + SCRIPT
+
+
+def level_of(worker: Worker) -> int:
+    return os.getpriority(os.PRIO_PROCESS, worker.pid) - os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def until(what: Any, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def levels(pool: Pool) -> list[int]:
+    return [level_of(w) for w in pool.workers]
+
+
+@pytest.mark.skipif(not priority.may_raise(), reason="takes the privilege to raise priorities")
+def test_a_worker_that_starves_over_valuable_work_is_reniced_where_that_is_allowed(pools: Any, tmp_path: Path) -> None:
+    pool, go = pools(), tmp_path / "go"
+    future = pool.submit(Task("capture", {"until": str(go), "say": 1}, gain=FIRST_PLAN_GAIN))
+    until(lambda: levels(pool) == [RAISED])
+    (worker,) = pool.workers
+    until(lambda: pool.counts()["raised_s"] > 0)
+    assert pool.counts()["workers_starved"] == 0 and pool.counts()["share_granted"] == pytest.approx(0.2)
+    go.touch()
+    assert said(future) == 1
+    later, more = tmp_path / "later", pool.submit(Task("what was measured", {"until": str(tmp_path / "later"), "say": 2}))
+    until(lambda: levels(pool) == [LOWEST] and pool.workers[0].pid == worker.pid)  # nothing is to be gained by this one
+    later.touch()
+    assert said(more) == 2 and pool.counts()["workers_started"] == 1
+
+
+def test_it_is_replaced_by_one_that_begins_with_the_priority_where_it_is_not(
+    pools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot, "may_raise", lambda: False)
+    monkeypatch.setattr("hotfuse.compile.process.renice", lambda _pid, _level: False)
+    pool, go = pools(), tmp_path / "go"
+    future = pool.submit(Task("capture", {"until": str(go), "say": 1}, gain=FIRST_PLAN_GAIN))
+    until(lambda: levels(pool) == [RAISED] and pool.counts()["workers_starved"] == 1)
+    go.touch()
+    assert said(future) == 1 and pool.counts()["workers_started"] == 2 and pool.counts()["workers_died"] == 0
+    idle = pool.submit(Task("what was measured", {"say": 2}))
+    assert said(idle) == 2 and pool.counts()["workers_starved"] == 1
+
+
+UNPRIVILEGED = """
+import ctypes, json, os, sys
+libc, head, caps = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+assert libc.capget(head, caps) == 0
+for i in (0, 1, 2):  # effective, permitted, inheritable: all but CAP_SYS_NICE stay
+    caps[i] &= ~(1 << 23)
+assert libc.capset(head, caps) == 0
+from hotfuse.compile import priority
+assert not priority.may_raise()
+pid = os.fork()
+if not pid:
+    import time
+    priority.step_back(priority.LOWEST)
+    time.sleep(60)
+    os._exit(0)
+import time
+for _ in range(1000):
+    if os.getpriority(os.PRIO_PROCESS, pid) > 10: break
+    time.sleep(0.01)
+refused = not priority.renice(pid, priority.RAISED)
+os.kill(pid, 9); os.waitpid(pid, 0)
+pid = os.fork()
+if not pid:
+    priority.step_back(priority.RAISED)
+    os._exit(os.getpriority(os.PRIO_PROCESS, 0) - int(sys.argv[1]))
+print(json.dumps({"refused": refused, "began": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="privileges are given up as on Linux")
+def test_without_the_privilege_a_lowered_worker_stays_low_and_a_new_one_may_begin_higher() -> None:
+    env = for_child()
+    env.pop("HOTFUSE_WORKER_NICE", None)
+    here = str(os.getpriority(os.PRIO_PROCESS, 0))
+    done = subprocess.run([sys.executable, "-c", UNPRIVILEGED, here], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"refused": True, "began": RAISED}
+
+
+def test_a_user_who_chose_a_level_keeps_it(pools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, go = pools(), tmp_path / "go"
+    monkeypatch.setenv("HOTFUSE_WORKER_NICE", "7")
+    assert priority.chosen_by_user() == 7
+    future = pool.submit(Task("capture", {"until": str(go), "say": 1}, gain=FIRST_PLAN_GAIN))
+    until(lambda: pool.counts()["raised_s"] > 0.2)
+    assert levels(pool) == [LOWEST], "as this worker began: nobody touches it"
+    go.touch()
+    assert said(future) == 1
+
+
+# --- on a real machine ---------------------------------------------------------------------------
+
+
+def test_a_model_on_saturated_cores_is_captured_and_gets_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many calling threads as cores: plans come all the same, and what they cost is told."""
+    monkeypatch.delenv("HOTFUSE_WORKER_NICE", raising=False)
+    torch.manual_seed(3)
+    layers = [m for _ in range(4) for m in (torch.nn.Linear(256, 256), torch.nn.GELU(), torch.nn.LayerNorm(256))]
+    model = torch.nn.Sequential(*layers).eval()
+    stop, faults = threading.Event(), list[str]()
+    with hotfuse.jit(model, settings=hotfuse.Settings(idle=False)) as fast:
+
+        def call() -> None:
+            with torch.inference_mode():
+                while not stop.is_set():
+                    x = torch.randn(64, 256)
+                    if not torch.allclose(fast(x), model(x), atol=1e-4):
+                        faults.append("wrong")
+
+        threads = [threading.Thread(target=call) for _ in range(max(2, os.cpu_count() or 1))]
+        for t in threads:
+            t.start()
+        try:
+            until(lambda: any(d["action"] in ("deploy", "refuse") and d["evidence"].get("tier") == 1
+                              for d in fast.explain().to_dict()["decisions"]), 300.0)  # fmt: skip
+        finally:
+            stop.set()
+            for t in threads:
+                t.join()
+        told = fast.explain()
+    assert not faults
+    data, text = told.to_dict(), str(told)
+    assert data["background"]["worker_cpu_s"] > 0 and 0 < data["background"]["share_most"] <= 1
+    assert "CPU seconds in workers" in text and "calls in flight" in text
+    assert data["concurrency"]["most"] >= 2 and data["concurrency"]["calls_in_flight"] > 1
