@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from hotfuse import Settings
 from hotfuse.backends.llvm import parallel
 from hotfuse.compile import trial, units
+from hotfuse.compile.crossing import Found
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.plan import Plan
 from tests.contract.lowering import group_of
@@ -26,6 +27,7 @@ def any_work_is_worth_a_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     """Clocks decide nothing here, and small kernels are divided as large ones are."""
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
+    monkeypatch.setattr(units.Crossing, "found", lambda _self: Found())
     for name in ("WORK_PER_THREAD", "AWAKE_WORK", "MEETING_WORK"):
         monkeypatch.setattr(parallel, name, 1)
     before = torch.get_num_threads()

@@ -31,13 +31,16 @@ def seconds(text: str) -> float:
 @reports_errors
 def calibrate(
     budget: Annotated[str, typer.Option(help="How long: 60s, 3m.")] = "60s",
-    threads: Annotated[int, typer.Option(help="Threads that kernels run on.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="Threads that kernels run on; 0 for as many as torch has.", min=0)] = 0,
     at: At = None,
     seed: Annotated[int, typer.Option(help="Which problems are drawn; the same ones are not measured twice.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure kernels on this machine and train its performance model. Ctrl-C ends it early with what there is."""
     wanted = seconds(budget)
+    import torch
+
+    threads = threads or torch.get_num_threads()
     from hotfuse.compile.calibrate import Report
     from hotfuse.compile.calibrate import calibrate as run
     from hotfuse.hpm.standing import judged

@@ -28,21 +28,24 @@ SHOWN = 30
 def hpm(
     plot: Annotated[Path | None, typer.Option(help="Draw predicted against measured times: a PNG, SVG or PDF file.")] = None,
     at: At = None,
-    threads: Annotated[int, typer.Option(help="Threads that kernels run on.", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="Threads that kernels run on; 0 for as many as torch has.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Accuracy on held-out problems, what serving and idle time have added, corrections, and how the machine drifted."""
+    import torch
+
     from hotfuse.compile.host import this_host
     from hotfuse.hpm import model
     from hotfuse.profile.place import location
     from hotfuse.profile.store import Store
 
+    threads = threads or torch.get_num_threads()
     place = at or location(from_env())
     if "://" not in place and not Path(place).expanduser().exists():
         raise InputError(f"there is no profile store at {place}", hint="hotfuse calibrate, or serve a model")
     with Store.open(place) as store:
         host = this_host(store, threads, measure_peaks=False)
-        made = model.load(store, host.machine)
+        made = model.load(store, host.machine, threads=threads)
         found = {**_learned(store, host), **_accuracy(store, host, made, plot)}
     if as_json:
         print_json(found)
@@ -61,7 +64,7 @@ def _learned(store: Store, host: Host) -> dict[str, Any]:
     from hotfuse.hpm import model
 
     sources = Counter(m.source for m in store.measurements(machine=host.machine))
-    dates = store.model_dates(model.NAME, host.machine)
+    dates = store.model_dates(model.named(host.at.threads), host.machine)
     ahead = Foresight.of(store, host)
     off = None if ahead is None else ahead.online.drifted
     return {

@@ -34,8 +34,6 @@ from hotfuse.ops.table import packet
 ANY, FEW, ONE, LIBRARY = "any size", "few rows", "one thread", "library"
 WAKE_S = 20e-6
 """What it takes until other threads have begun and all have ended, as a rule: a microsecond after work, some 60 after a rest."""
-NARROWER = 0.05
-"""How much dearer attention is with panels of half the width, where all of them are full."""
 FAR = 8
 """Where nobody bounds a size, calls are thought to bring up to so many times what was seen, and at least `LEAST_FAR`."""
 LEAST_FAR = 256
@@ -135,7 +133,7 @@ def _empty(
     def waste(n: int) -> float:
         work = work_of(Graph("heart", attention.ins, (), (attention,), attention.outs), {**sizes, **env(n)})
         each = (work.flops or 0) / max(1, n) / peaks.flops_per_s / threads
-        return each * (-(-n // panel) * panel - n + n * NARROWER * (64 / panel - 1))
+        return each * (-(-n // panel) * panel - n + n * attention_tiling.NARROWER * (64 / panel - 1))
 
     return waste
 

@@ -1,6 +1,6 @@
 """What a worker has at hand from one request to the next: groups as pieces in their normal form, kernels lowered and compiled.
 
-All of it is bounded, and kept apart for what requests allow: rounding to bf16, and weights that may grow or must not.
+All of it is bounded, and kept apart for what requests ask: rounding to bf16, weights that may grow or must not, threads.
 """
 
 from __future__ import annotations
@@ -137,24 +137,31 @@ class Bench:
         return keep(self.made, piece.text if self.core.precision == "fp32" else piece.key, make, MAX_KEPT)
 
 
-_benches: dict[tuple[Precision, bool], Bench] = {}
-_wants: ContextVar[tuple[Precision, bool]] = ContextVar("wants", default=("fp32", False))
-"""What the request in hand allows products to be rounded to, and whether weights must not grow."""
+_Wants = tuple[Precision, bool, int]
+_benches: OrderedDict[_Wants, Bench] = OrderedDict()
+_wants: ContextVar[_Wants] = ContextVar("wants", default=("fp32", False, 1))
+"""What the request in hand allows products to be rounded to, whether weights must not grow, and how many threads calls have."""
+MAX_BENCHES = 8
 
 
 def bench(lean: bool | None = None) -> Bench:
     """This process's, for what the request in hand wants, or for weights that may or must not grow."""
-    wants = _wants.get() if lean is None else (_wants.get()[0], lean)
+    precision, memory, threads = _wants.get()
+    wants = (precision, memory if lean is None else lean, threads)
     if wants not in _benches:
-        core = replace(host_core(host(), wants[0]), lean=wants[1])
+        core = replace(host_core(host(), precision), lean=wants[1], threads=threads)
         _benches[wants] = Bench(core, host_peaks(core))
+        while len(_benches) > MAX_BENCHES:
+            _benches.popitem(last=False)
+    _benches.move_to_end(wants)
     return _benches[wants]
 
 
 @contextmanager
 def allowed_by(header: Mapping[str, Any]) -> Generator[None]:
     """While a request is answered, `bench` is the one for what it allows."""
-    before = _wants.set((header.get("precision", "fp32"), header.get("objective") == "memory"))
+    memory, given = header.get("objective") == "memory", max(1, int(header.get("threads", 1)))
+    before = _wants.set((header.get("precision", "fp32"), memory, given))
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile import measure
 from hotfuse.compile.measure import Bound, Made
+from hotfuse.compile.served_threads import as_served
 from hotfuse.fusion.engine import Side
 from hotfuse.fusion.looking import LEAST
 from hotfuse.hpm.work import Candidate
@@ -46,6 +47,8 @@ class Contest:
     clock: Callable[[], float] = time.perf_counter
     measured: Callable[[Sequence[Side], Sequence[Side]], tuple[float, float]] | None = None
     """For tests: instead of running kernels."""
+    on: str = ""
+    """Whether the last one had fewer threads than calls have, for a reader."""
     held: list[str] = field(default_factory=list[str])
     """Every contest that was held, for a reader."""
 
@@ -60,12 +63,17 @@ class Contest:
             return f"it cannot be measured: {e.because or e.what}", 0.0
         finally:
             self.left_s -= self.clock() - begin
-        text = f"measured {after * 1e6:.1f} us, what there is {before * 1e6:.1f}"
+        text = f"measured {after * 1e6:.1f} us, what there is {before * 1e6:.1f}{self.on}"
         self.held.append(text)
         return ("" if _better(before, after) else text), before - after
 
     def _measured(self, old: Sequence[Side], new: Sequence[Side]) -> tuple[float, float]:
-        sides = [[b for s in side if (b := self._bound(s)) is not None] for side in (old, new)]
+        with as_served(self.core.threads) as threads:
+            self.on = "" if threads == self.core.threads else f", on {threads} of {self.core.threads} threads: cores are busy"
+            return self._timed(old, new, threads)
+
+    def _timed(self, old: Sequence[Side], new: Sequence[Side], threads: int) -> tuple[float, float]:
+        sides = [[b for s in side if (b := self._bound(s, threads)) is not None] for side in (old, new)]
         before = after = 0.0
         for _ in range(LOOKS):
             measure.timed([b for side in sides for b in side], PASSES, self.clock() + TURN_S)
@@ -79,15 +87,15 @@ class Contest:
         """What a call costs beside the kernel: the library's own is in its time already."""
         return 0.0 if b.candidate.core is None else ENTRY_S
 
-    def _bound(self, side: Side) -> Bound | None:
+    def _bound(self, side: Side, threads: int) -> Bound | None:
         """A piece, ready to be timed; None for what only looks at data in another way, which costs nothing."""
         graph, library = side
         if all(lookup(n.op).access is Access.MOVEMENT and not _copies(n.op) for n in graph.nodes):
             return None
         if library:
-            return measure.bind(Candidate(graph, self.sizes, None), "library", None)
+            return measure.bind(Candidate(graph, self.sizes, None, threads), "library", None)
         made, normal, sizes = self.build(graph)
-        return measure.bind(Candidate(normal, sizes, self.core), "kernel", made)
+        return measure.bind(Candidate(normal, sizes, self.core, threads), "kernel", made)
 
 
 def _better(before: float, after: float) -> bool:

@@ -19,6 +19,7 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.compile import borders, measure
 from hotfuse.compile.alternatives import ANY, LIBRARY, ONE, Question, Range, allowed, asked
 from hotfuse.compile.measure import Made
+from hotfuse.compile.served_threads import as_served
 from hotfuse.compile.trial import attempt
 from hotfuse.compile.ways import LIBRARY as NO_KERNEL
 from hotfuse.compile.ways import Ways, said
@@ -88,7 +89,16 @@ class Crossing:
     notes: list[str] = field(default_factory=list[str])
 
     def found(self) -> Found:
-        """Predict, build, check, measure, decide."""
+        """Predict, build, check, measure, decide: for the threads that calls have, or for one where cores are busy."""
+        if self.measure is not None:
+            return self._found()
+        with as_served(self.threads) as threads:
+            if threads < self.threads:
+                self.notes.append(f"other sizes were measured on {threads} of {self.threads} threads: cores are busy")
+            self.threads = threads
+            return self._found()
+
+    def _found(self) -> Found:
         others = (*measure.ways(self.core), *self.also)
         question = asked(self.graph, self.core, others, self.sizes, self.peaks, self.threads)
         if isinstance(question, str):

@@ -77,7 +77,8 @@ def begin(text: str, sizes: Mapping[str, int], settings: Settings, demand: Deman
     place = place_of(settings)
     recall = recalled(place.path)
     return Compilation(
-        executor, text, dict(sizes), demand, timeout=settings.unit_timeout_s, threads=torch.get_num_threads(),
+        executor, text, dict(sizes), demand, timeout=settings.unit_timeout_s,
+        threads=settings.threads or torch.get_num_threads(),
         objective=settings.objective, precision=settings.precision,
         trust=recall.trust, ledger=recall.ledger, place=place, recall=recall,
     )  # fmt: skip

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from hotfuse.compile import wire
+from hotfuse.compile import stored, wire
 from hotfuse.compile.calibrate import Slice
 from hotfuse.compile.drive import Here
 from hotfuse.compile.host import this_host
 from hotfuse.compile.learned import SERVING, Notes, notes
+from hotfuse.compile.served_threads import apart
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import model
 from hotfuse.hpm.model import Model
@@ -46,11 +47,15 @@ class _Work:
     """New rows when a model was last trained that was no better than roofs."""
 
 
-_begun: dict[str, _Work] = {}
+_begun: dict[tuple[str, int], _Work] = {}
 
 
 def handle(header: Mapping[str, Any]) -> wire.Message:
-    """Work for `seconds`; answers what was measured, and the version of a model that was trained."""
+    """Work for `seconds`; answers what was measured for the threads that calls have, and the version of a model trained."""
+    return apart(stored.threads(), lambda: _handle(header))
+
+
+def _handle(header: Mapping[str, Any]) -> wire.Message:
     kept = notes()
     if kept is None or not kept.place.record:
         return {
@@ -60,10 +65,11 @@ def handle(header: Mapping[str, Any]) -> wire.Message:
             "version": None,
             "because": "there is no store to write to",
         }, []
-    torch.set_num_threads(1)
+    threads = kept.host.at.threads
+    torch.set_num_threads(threads)
     until = time.perf_counter() + float(header["seconds"])
     kept.flush()
-    kept.host = this_host(kept.store)  # measures the machine's peaks, where nobody has
+    kept.host = this_host(kept.store, threads)  # measures the machine's peaks, where nobody has
     work = _work(kept)
     before, left = work.slice.report.measured, True
     while left and time.perf_counter() < until:
@@ -80,18 +86,19 @@ def _work(kept: Notes) -> _Work:
     """What goes on, or begins where calls have brought groups that it does not know of."""
     own = kept.store.problems()
     names = frozenset(f"{text} {sorted(sizes.items())}" for text, sizes in own)
-    begun = _begun.get(kept.place.path)
+    place = (kept.place.path, kept.host.at.threads)
+    begun = _begun.get(place)
     if begun is None or not names <= begun.problems:
         known = len(rows.known(kept.store, kept.host.machine))
         drawn = itertools.takewhile(lambda _: known + made.report.measured < ENOUGH, draws(SEED))
         made = Slice(kept.store, kept.host, Here(), problems=itertools.chain(remembered(own), drawn))
-        begun = _begun[kept.place.path] = _Work(made, names)
+        begun = _begun[place] = _Work(made, names)
     return begun
 
 
 def _trained(kept: Notes, work: _Work, *, last: bool) -> Model | None:
     """A new version, where enough is new and it predicts better than roofs alone; `last`: there is nothing left to measure."""
-    dates = kept.store.model_dates(model.NAME, kept.host.machine)
+    dates = kept.store.model_dates(model.named(kept.host.at.threads), kept.host.machine)
     at, facts = dates[max(dates)] if dates else (0.0, {})
     new = len(kept.store.measurements(machine=kept.host.machine, source=("calibrate", *SERVING), since=at))
     have = int(facts.get("samples", 0))

@@ -74,7 +74,7 @@ class Foresight:
     def of(cls, store: Store, host: Host | None = None) -> Foresight | None:
         """What a store holds for this machine; None where that is nothing, or knows less than roofs."""
         host = host or this_host(store, measure_peaks=False)
-        found = model.load(store, host.machine)
+        found = model.load(store, host.machine, threads=host.at.threads)
         if found is None:
             return None
         stands = judged(found.facts)
@@ -90,7 +90,7 @@ class Foresight:
     def replay(self, store: Store) -> None:
         """Correct by what serving measured since the training, oldest first; by the machine's own probe where that is little."""
         version = self.predictor.model.version
-        trained, _ = store.model_dates(model.NAME, self.host.machine).get(version, (0.0, {}))
+        trained, _ = store.model_dates(model.named(self.host.at.threads), self.host.machine).get(version, (0.0, {}))
         found = store.measurements(machine=self.host.machine, source=SERVING, since=trained, limit=WINDOW)
         self.observe([m for m in reversed(found) if m.threads == self.host.at.threads])
         looks = store.drift(machine=self.host.machine, probe="fma", limit=IN_A_ROW)
@@ -112,7 +112,7 @@ class Foresight:
     def of_group(self, graph: Graph, sizes: Mapping[str, int]) -> Foreseen | None:
         """What a group would take as a kernel and by the library; None where that depends on data."""
         try:
-            found = self.predictor.predict([Candidate(graph, sizes, self.host.core), Candidate(graph, sizes, None)])
+            found = self.predictor.predict([Candidate(graph, sizes, c, self.host.at.threads) for c in (self.host.core, None)])
         except (HotfuseError, KeyError, IndexError):  # a size that nobody knows
             self.unknown += 1
             return None
@@ -138,8 +138,8 @@ class Notes:
     read_at: float = 0.0
 
     @classmethod
-    def of(cls, place: Place) -> Notes | None:
-        """A store as it is now; one that is not there is begun only to be written."""
+    def of(cls, place: Place, threads: int = 1) -> Notes | None:
+        """A store as it is now, for calls of so many threads; one that is not there is begun only to be written."""
         if place.path == ":memory:" or not (
             place.record or Path(place.path.removeprefix("sqlite:///")).expanduser().exists()
         ):
@@ -150,7 +150,7 @@ class Notes:
             return None
         if store.path is None:
             return None
-        host = this_host(store, measure_peaks=False)
+        host = this_host(store, threads, measure_peaks=False)
         made = cls(place, store, host, Book(measure.tile_of), None, Bandit())
         made.read()
         return made
@@ -158,20 +158,21 @@ class Notes:
     def read(self) -> None:
         """Take over what others have learned."""
         self.read_at = time.monotonic()
-        self.host = this_host(self.store, measure_peaks=False)
+        self.host = this_host(self.store, self.host.at.threads, measure_peaks=False)
         self.ahead = Foresight.of(self.store, self.host)
         self.trust.restore(_sound(self.store.remembered(ARMS, self.host.machine)))
 
-    def tried(self, key: str, graph: Graph, sizes: Mapping[str, int], kernel_us: float, library_us: float) -> None:
-        """A trial's outcome: it corrects the model, and is kept for the next one."""
+    def tried(
+        self, key: str, graph: Graph, sizes: Mapping[str, int], kernel_us: float, library_us: float, threads: int = 1
+    ) -> None:
+        """A trial's outcome: it corrects the model of as many threads as it had, and is kept for the next one."""
         if not self.place.record:
             return
         try:
-            table = self.book.rows([Candidate(graph, sizes, self.host.core), Candidate(graph, sizes, None)])
+            table = self.book.rows([Candidate(graph, sizes, c, threads) for c in (self.host.core, None)])
         except (HotfuseError, KeyError, IndexError):
             self.unknown += 1
             return
-        threads = self.host.at.threads
         made: list[Measurement] = []
         for i, us in enumerate((kernel_us, library_us)):
             if us > LEAST_US:
@@ -183,7 +184,7 @@ class Notes:
     def wrote(self, made: Sequence[Measurement]) -> None:
         """Keep measurements of serving."""
         if self.ahead is not None:
-            self.ahead.observe(made)
+            self.ahead.observe([m for m in made if m.threads == self.host.at.threads])
         self.pending += made
         if len(self.pending) >= FLUSH:
             self.flush()
@@ -203,19 +204,19 @@ def _sound(found: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
     return {k: n for k, n in found.items() if len(n) == 3 and n[0] >= 0}
 
 
-_known: dict[Place, Notes | None] = {}
+_known: dict[tuple[Place, int], Notes | None] = {}
 
 
 def notes() -> Notes | None:
-    """This process's for the store of the request in hand, opened once; None where nothing is kept."""
-    place = stored.current()
+    """This process's for the store and the threads of the request in hand, opened once; None where nothing is kept."""
+    place = (stored.current(), stored.threads())
     if place not in _known:
         while len(_known) >= STORES:
             gone = _known.pop(next(iter(_known)))
             if gone is not None:
                 gone.flush()
                 gone.store.close()
-        _known[place] = Notes.of(place)
+        _known[place] = Notes.of(*place)
     return _known[place]
 
 

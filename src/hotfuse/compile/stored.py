@@ -3,6 +3,7 @@
 place ::= {"profiles": a path or URL, "record": whether what is measured may be written there}
     strategies ::= names of candidates that are to be tried alone, where somebody wants to know what they are worth
     focus ::= the groups that those are about, between commas; "*" for all of them
+    threads ::= how many calls have: what is learned of one number of threads says nothing of another
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Place:
 
 
 _current: ContextVar[Place | None] = ContextVar("place", default=None)
+_threads: ContextVar[int] = ContextVar("threads", default=1)
 _only: ContextVar[tuple[str, ...]] = ContextVar("strategies", default=())
 _focus: ContextVar[str] = ContextVar("focus", default="")
 
@@ -56,12 +58,19 @@ def used_by(header: Mapping[str, Any]) -> Generator[None]:
     token = _current.set(Place(str(path), bool(header.get("record"))) if path else None)
     asked = _only.set(tuple(str(s) for s in header.get("strategies", ())))
     about = _focus.set(str(header.get("focus", "")))
+    served = _threads.set(max(1, int(header.get("threads", 1))))
     try:
         yield
     finally:
+        _threads.reset(served)
         _focus.reset(about)
         _only.reset(asked)
         _current.reset(token)
+
+
+def threads() -> int:
+    """How many threads calls have that the request in hand is for."""
+    return _threads.get()
 
 
 def strategies() -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from hotfuse.backends.llvm import scratch
 from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Objective
-from hotfuse.compile import growth, kinds, recall, trial
+from hotfuse.compile import growth, kinds, recall, stored, trial
 from hotfuse.compile.bench import Kernel, Piece, allowed_by, bench, foreseen, keep, piece_of
 from hotfuse.compile.contest import Contest
 from hotfuse.compile.crossing import BUDGET_S, Crossing, Found
@@ -29,6 +29,7 @@ from hotfuse.compile.kernel_text import to_json
 from hotfuse.compile.learned import foresight, notes, refresh
 from hotfuse.compile.measure import Made
 from hotfuse.compile.planning import Gate, adjusted, arranged
+from hotfuse.compile.served_threads import apart, as_served
 from hotfuse.compile.skipping import Skipping
 from hotfuse.compile.skips import SKIP, Skips
 from hotfuse.compile.stored import text_id, wanted
@@ -55,6 +56,10 @@ MAX_GRAPHS = 8
 
 def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """The request of kind `plan`: a graph as text, and the sizes of a real call."""
+    return apart(stored.threads(), lambda: _plan(header))
+
+
+def _plan(header: dict[str, Any]) -> Message:
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
     refresh()
     bodies: list[dict[str, Any]] = []
@@ -177,6 +182,10 @@ def unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
     `alike` are the nodes of all its uses, which are cut as the first is; `split` says whether it may be cut at all. A unit that is
     `joined` from two must also `beat` the microseconds of their two kernels, and its uses may turn out to differ.
     """
+    return apart(stored.threads(), lambda: _unit(header, blobs))
+
+
+def _unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
     texts = {str(i): b for i, b in zip(header.get("texts", ()), blobs, strict=True)}
     wanted = {str(i) for i, _ in header["alike"]}
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
@@ -225,12 +234,14 @@ class _Unit:
         made = bench().kernel(piece)
         if Strategy.THREADS.value in wanted(piece.text):
             made = _on_one_thread(made)
-        skips, notes_on_rows = None, list[str]()
+        skips, said = None, list[str]()
         if SKIP in wanted(piece.text):
-            made, skips, notes_on_rows = self._skipping(piece, made)
-        outcome = trial.attempt(piece.normal, made.lowered, made.compiled, piece.sizes)
+            made, skips, said = self._skipping(piece, made)
+        outcome = trial.attempt(piece.normal, made.lowered, made.compiled, piece.sizes, threads=self.threads)
         if (kept := notes()) is not None:
-            kept.tried(piece.key, piece.normal, piece.sizes, outcome.kernel_us, outcome.library_us)
+            kept.tried(piece.key, piece.normal, piece.sizes, outcome.kernel_us, outcome.library_us, outcome.threads)
+        if outcome.threads < self.threads:
+            said.append(f"{piece.ops}: tried on {outcome.threads} of {self.threads} threads, as cores were busy")
         if self.beat is not None and outcome.kernel_us >= self.beat:
             raise CannotLower(f"one kernel takes {outcome.kernel_us:.1f} us where two take {self.beat:.1f}")
         kernel = made.lowered.kernel
@@ -252,14 +263,15 @@ class _Unit:
             {**to_json(m.lowered), "ops": piece.ops, "compile_s": round(sum(m.compiled.seconds.values()), 4)} for m in found.made
         ]
         answer = {"ok": True, "kernel": about, "text": text, "keys": self._keys(), "also": also,
-                  "notes": [*found.notes, *notes_on_rows]}
+                  "notes": [*found.notes, *said]}
         return answer, [made.compiled.code, *(m.compiled.code for m in found.made)]
 
     def _skipping(self, piece: Piece, made: Kernel) -> tuple[Kernel, Skips | None, list[str]]:
         """The same product with a side that leaves rows of zeros out, where that pays for some share of them; else why not."""
         start = time.perf_counter()
         try:
-            both, skips = Skipping(piece.normal, piece.sizes, bench().core, bench().peaks, _predictor(), self.threads).found()
+            with as_served(self.threads) as threads:
+                both, skips = Skipping(piece.normal, piece.sizes, bench().core, bench().peaks, _predictor(), threads).found()
         except HotfuseError as e:
             return made, None, [f"{SKIP}: {e.because or e.what}"]
         return Kernel(both.lowered, both.compiled, made.seconds + time.perf_counter() - start), skips, []

@@ -107,7 +107,7 @@ class Roofline:
             exposed[i] = min(work.flops / self.peaks.flops_per_s, moving) / REACH / max(1, ask.threads)
             if ask.core is None:
                 found = library_seconds(ask.graph, ask.sizes, self.peaks)
-                seconds[i] = np.nan if found is None else found / REACH
+                seconds[i] = np.nan if found is None else found / REACH / max(1, ask.threads)
             else:
                 least = roof_seconds(work, self.peaks) or 0.0
                 again = spilled(ask.graph, ask.sizes, ask.core.registers) + repeated(ask.graph, ask.sizes, ask.core.lanes)

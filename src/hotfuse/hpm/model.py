@@ -29,6 +29,13 @@ from hotfuse.profile.store import Store
 
 Vector = npt.NDArray[np.float64]
 NAME = "kernels"
+
+
+def named(threads: int) -> str:
+    """What models for calls of so many threads are called in a store: what one says of another number is nothing."""
+    return NAME if threads == 1 else f"{NAME} on {threads} threads"
+
+
 INPUTS = (*NAMES, "fitted")
 """What a forest reads."""
 KEPT = 0.8
@@ -220,7 +227,7 @@ def fit(samples: Samples, at: Roof, *, seed: int = 0, few: int = forest.FEW) -> 
         "seconds": round(time.perf_counter() - started, 3), "held_out": scores,
         "roofs": accuracy(samples.seconds, found.roof.seconds),
         "slowed": phases.summary(told.slow),
-        "features": list(INPUTS), "rows": list(ROW_NAMES), "kept": KEPT,
+        "features": list(INPUTS), "rows": list(ROW_NAMES), "kept": KEPT, "threads": at.threads,
     }  # fmt: skip
     return replace(made, width=width, facts=facts)
 
@@ -240,13 +247,17 @@ def save(store: Store, model: Model, machine: int | None) -> int:
     arrays = {**model.forest.arrays(), "width": model.width, "rates": model.rates}
     if model.ways is not None:
         arrays |= model.ways.arrays("ways_")
-    return store.save_model(NAME, arrays, model.facts, machine)
+    return store.save_model(named(int(model.facts.get("threads", 1))), arrays, model.facts, machine)
 
 
-def load(store: Store, machine: int | None = None, version: int | None = None) -> Model | None:
-    """The newest model, or a given version; None where there is none that this program and machine can use."""
-    found = store.load_model(NAME, version, machine)
+def load(store: Store, machine: int | None = None, version: int | None = None, threads: int = 1) -> Model | None:
+    """The newest model for calls of so many threads, or a given version; None where there is none that this program and machine
+    can use."""
+    found = store.load_model(named(threads), version, machine)
     if found is None:
+        return None
+    if int(found.facts.get("threads", 1)) != threads:
+        store.notes.append(f"a stored model was left aside: it was not trained for {threads} threads")
         return None
     if _columns(found.facts) != (list(INPUTS), list(ROW_NAMES)):
         store.notes.append("a stored model was left aside: it reads other features")

@@ -18,10 +18,10 @@ from hotfuse.analysis.attention import FUSED, written
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.types import DType
-from hotfuse.lower.algebra import same
+from hotfuse.lower.algebra import mul, same
 from hotfuse.lower.attention_data import CAUSAL, HALVES, MAX_WIDTH, Along, Attention, Mask
 from hotfuse.lower.attention_kernel import attend
-from hotfuse.lower.attention_tiling import AttentionTiling, choose
+from hotfuse.lower.attention_tiling import AttentionTiling, choose, shared
 from hotfuse.lower.attention_views import Views, one_wide
 from hotfuse.lower.errors import CannotLower
 from hotfuse.lower.lowered import Lowered, Memory, tensor_type
@@ -68,8 +68,8 @@ class _Group:
         self.check(shapes, heads, kv_heads)
         assert isinstance(heads, int) and isinstance(kv_heads, int)
         assert isinstance(width, int) and isinstance(value_width, int)
-        shared = heads // kv_heads if kv_heads else 1
-        k = self.views.walked(asked.k, shared)
+        uses = heads // kv_heads if kv_heads else 1
+        k = self.views.walked(asked.k, uses)
         if asked.turned:
             k = replace(k, dims=tuple(Along(d.offset, (*d.steps[:2], d.steps[3], d.steps[2])) for d in k.dims))
         if width == 1:
@@ -77,7 +77,7 @@ class _Group:
         job = Attention(
             q=self.views.view(asked.q),
             k=k,
-            v=self.views.view(asked.v, shared),
+            v=self.views.view(asked.v, uses),
             out=self.views.output(),
             batch=batch,
             heads=heads,
@@ -92,7 +92,8 @@ class _Group:
             nan_is_zero=asked.nan_is_zero,
         )
         self.views.neighbours(job.k, asked.k, only=(2,))
-        attend(self.builder, job, self.tiling or choose(self.core, width))
+        tiling = self.tiling or shared(choose(self.core, width), mul(batch, heads), queries, self.core.threads)
+        attend(self.builder, job, tiling)
         return self.memory.finish(self.builder.finish())
 
     def check(self, shapes: list[tuple[Dim, Dim, Dim, Dim]], heads: Dim, kv_heads: Dim) -> None:

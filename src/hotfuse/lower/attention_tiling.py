@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hotfuse.ir.dims import Dim
+from hotfuse.lower import division
 from hotfuse.lower.tiling import Core
 
 MAX_KEY_ROWS = 16
 """Keys of a score tile: beyond it nothing is gained, and a tail of keys wastes more."""
 MAX_OUT_ROWS = 12
 """Queries of an output tile: more broadcasts per multiply-add than this would fill the load ports."""
+
+
+NARROWER = 0.05
+"""How much dearer attention is with panels of half the width, where all of them are full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,21 @@ class AttentionTiling:
         widths = [n * self.lanes for n in each]
         widths[-1] -= vectors * self.lanes - width
         return widths
+
+
+def shared(t: AttentionTiling, lines: Dim, queries: Dim, threads: int) -> AttentionTiling:
+    """The same with panels that threads can share: where there are few of them, narrower ones, as those take a little longer."""
+    if threads <= 2 or not isinstance(queries, int) or queries < 1:
+        return t
+    heads = lines if isinstance(lines, int) else 1
+
+    def longest(vectors: int) -> float:
+        tasks = heads * -(-queries // (t.lanes * vectors))
+        used = min(vectors, -(-queries // t.lanes))
+        return division.rounds(tasks, threads) * used * (1 + NARROWER * (t.vectors / vectors - 1))
+
+    widths = [t.vectors >> n for n in range(t.vectors.bit_length())]
+    return replace(t, vectors=min(widths, key=longest))
 
 
 def choose(core: Core, width: int) -> AttentionTiling:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
-from hotfuse.lower.gemm import MIN_TASKS, Finish, Finished, let
+from hotfuse.lower import division
+from hotfuse.lower.gemm import Finish, Finished, let
 from hotfuse.lower.tiling import Core, GemmTiling
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Buffer
@@ -67,13 +68,13 @@ def tiling(core: Core, plain: GemmTiling, how: Cut) -> GemmTiling:
     return replace(plain, vectors=max(1, COLUMNS // core.lanes), mr=how.rows, width=COLUMNS, why=why)
 
 
-def product(b: KernelBuilder, m: Dim, a: Buffer, panels: Buffer, how: Cut, finish: Finish) -> None:
+def product(b: KernelBuilder, m: Dim, a: Buffer, panels: Buffer, how: Cut, finish: Finish, threads: int = 1) -> None:
     """Write the loops of a product; `a` is laid out as this file says."""
     many, rows = panels.shape[0], how.rows
     sums = b.scratch("sums", DType.F32, (rows, COLUMNS))
     with contextlib.ExitStack() as scope:
         count = scope.enter_context(let(b, "blocks", expr("ceildiv", m, rows)))
-        share = expr("max", expr("ceildiv", count, how.group), expr("ceildiv", MIN_TASKS, expr("max", 1, many)))
+        share = expr("max", expr("ceildiv", count, how.group), division.groups(many, threads))
         groups = scope.enter_context(let(b, "groups", expr("min", count, share)))
         task = scope.enter_context(b.parallel("task", expr("*", groups, many))).var
         panel = scope.enter_context(let(b, "panel", expr("%", task, many)))

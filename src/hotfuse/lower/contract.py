@@ -135,7 +135,8 @@ class _Group:
         if self.blocks is not None and not skipping:
             assert self.left.ready is not None
             self.left.prepare_all()
-            blocks.product(b, self.m, self.left.ready, packed, self.blocks, lambda f: self._finish(f, owners))
+            blocks.product(b, self.m, self.left.ready, packed, self.blocks, lambda f: self._finish(f, owners),
+                           self.tiling.threads)
             return self._call(packed)
         prepare = self.left.prepare if self.left.prepares else None
         p = Product(self.left.column, packed, self.m, self.k, spec.panels, self.tiling, self.acc, prepare, paired=self.paired)

@@ -245,7 +245,7 @@ class _Group:
         packed, spec = self._packed([source], math.prod(conv.windows), self.core.lanes)
         most = max(2, min(_MOST_OWN, self.core.registers - columns.window - 2))
         task = self._task(place, packed, [way[0] for way in conv.ways])
-        depthwise(self.builder, task, spec.nr, most, conv.channels, self.finish, self.core.l1)
+        depthwise(self.builder, task, spec.nr, most, conv.channels, self.finish, self.core.l1, self.core.threads)
         return packed, spec
 
     def _call(self, packed: Buffer, spec: PackSpec) -> Lowered:

@@ -24,14 +24,14 @@ from hotfuse.analysis.convolution import is_convolution
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.ir.types import DType, TensorType
-from hotfuse.lower import conv_shape, primitive
+from hotfuse.lower import conv_shape, division, primitive
 from hotfuse.lower.algebra import add, mul, product
 from hotfuse.lower.conv_finish import Channels, Finish
 from hotfuse.lower.conv_read import Convolution, the_convolution
 from hotfuse.lower.conv_rows import Row, Task, Way, along, over_window, rows, start, step_of
 from hotfuse.lower.conv_shape import Axis, Block
 from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.gemm import MIN_TASKS, let
+from hotfuse.lower.gemm import let
 from hotfuse.lower.index import Position
 from hotfuse.lower.lowered import Lowered, Memory, PackArgument, Place, tensor_type
 from hotfuse.lower.pack import BYTE_GROUP, Order, PackSource, PackSpec
@@ -188,9 +188,8 @@ class _Bytes:
         b, spec, finish = self.b, self.spec, self.finish
         task = self._task(images)
         finish.make_room(spec.nr)
-        share = -(-MIN_TASKS // spec.panels)
         with contextlib.ExitStack() as scope:
-            parts = scope.enter_context(let(b, "parts", expr("min", task.rows, share)))
+            parts = scope.enter_context(let(b, "parts", division.parts(task.rows, spec.panels, self.core.threads)))
             at = scope.enter_context(b.parallel("task", expr("*", parts, spec.panels))).var
             panel = scope.enter_context(let(b, "panel", expr("%", at, spec.panels)))
             part = scope.enter_context(let(b, "part", expr("//", at, spec.panels)))

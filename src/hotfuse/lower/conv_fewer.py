@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
+from hotfuse.lower import division
 from hotfuse.lower.algebra import mul
 from hotfuse.lower.conv_finish import Channels, Finish, Where
 from hotfuse.lower.conv_rows import Task
@@ -136,7 +137,30 @@ def _cut(
     panels = -(-outputs // tiling.nr)
     cheap = 1 + int(_AGAIN * points * outputs / _into(first, second))
     groups = max(1, min(panels, _TASKS // blocks, cheap))
-    return Cut(first, second, tiling, block, 1 << (groups.bit_length() - 1))
+    groups = 1 << (groups.bit_length() - 1)
+    if core.threads > 1 and isinstance(tiles, int) and tiles:
+        blocks, groups = _shared(core, Cut(first, second, tiling, block, groups), tiles, inputs, panels, blocks)
+        block = -(-tiles // blocks)
+    return Cut(first, second, tiling, block, groups)
+
+
+def _shared(core: Core, how: Cut, tiles: int, inputs: int, panels: int, least: int) -> tuple[int, int]:
+    """Into how many blocks of tiles and groups of panels work is cut for several threads: every block reads all weights of its
+    panels, every group transforms all data of its tiles, and the thread with most of both counts.
+    """
+    vectors = -(-how.tiling.nr // core.lanes)
+    into = _into(how.down, how.across) * inputs / core.lanes
+    out = how.points * (2 + how.down.outputs) + 3 * how.down.outputs * how.across.outputs
+    each = vectors * (how.points * (inputs + 2) + out)
+    weights = how.points * inputs * vectors * core.lanes * 4 / _NEAR
+
+    def longest(blocks: int, groups: int) -> float:
+        high, wide = -(-tiles // blocks), -(-panels // groups)
+        return division.rounds(blocks * groups, core.threads) * (high * into + wide * (max(high, _LEAST_ROWS) * each + weights))
+
+    most = max(least, min(tiles, 4 * core.threads))
+    ways = [(b, 1 << g) for b in range(least, most + 1) for g in range(panels.bit_length())]
+    return min(ways, key=lambda way: (longest(*way), way[0] * way[1]))
 
 
 def _tiling(core: Core, tiles: int, outputs: int, inputs: int) -> GemmTiling:

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
+from hotfuse.lower import division
 from hotfuse.lower.algebra import mul
 from hotfuse.lower.conv_finish import Channels, Finish, Where
 from hotfuse.lower.conv_rows import Row, Task, along, over_window, rows, start, step_of
 from hotfuse.lower.conv_shape import Block, Part, Segment, strips
-from hotfuse.lower.gemm import MIN_TASKS, let
+from hotfuse.lower.gemm import let
 from hotfuse.lower.tiling import Core, GemmTiling
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Buffer, Tile
@@ -80,8 +81,7 @@ class _Dense:
 
     def _parts(self, task: Task) -> Dim:
         """Groups of rows: as many as keep their inputs in cache, more when there are few panels to share among threads."""
-        share = -(-MIN_TASKS // self.panels)
-        return expr("min", task.rows, expr("max", share, expr("ceildiv", task.rows, self.fit)))
+        return division.parts(task.rows, self.panels, self.tiling.threads, expr("ceildiv", task.rows, self.fit))
 
     def _span(self, task: Task) -> int:
         if not task.columns.static or not isinstance(task.rows, int) or not isinstance(self.parts, int):

@@ -17,26 +17,37 @@ import contextlib
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
+from hotfuse.lower import division
 from hotfuse.lower.algebra import mul
 from hotfuse.lower.conv_finish import Channels, Finish, Where
 from hotfuse.lower.conv_rows import Row, Task, along, over_window, rows, start, step_of
 from hotfuse.lower.conv_shape import Block
-from hotfuse.lower.gemm import MIN_TASKS, let
+from hotfuse.lower.gemm import let
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Tile
 
+_EVEN_ROWS = 0.8
+"""From which balance on rows alone are shared: pieces of a line of channels are read less well than whole ones."""
 
-def depthwise(b: KernelBuilder, task: Task, width: int, most: int, channels: int, finish: Finish, nearest: int) -> None:
+
+def depthwise(
+    b: KernelBuilder, task: Task, width: int, most: int, channels: int, finish: Finish, nearest: int, threads: int = 1
+) -> None:
     """Every output channel reads its own input channel; channels are innermost in memory, `width` of them in a panel. The
-    nearest cache has `nearest` bytes.
+    nearest cache has `nearest` bytes; where there are fewer rows than threads, these share the panels as well.
     """
-    _Own(b, task, width, most, channels, finish).write(nearest)
+    _Own(b, task, width, most, channels, finish, threads).write(nearest)
 
 
 class _Own:
-    def __init__(self, b: KernelBuilder, task: Task, width: int, most: int, channels: int, finish: Finish) -> None:
-        self.b, self.task, self.width, self.most, self.finish = b, task, width, most, finish
+    def __init__(
+        self, b: KernelBuilder, task: Task, width: int, most: int, channels: int, finish: Finish, threads: int
+    ) -> None:
+        self.b, self.task, self.width, self.most, self.finish, self.threads = b, task, width, most, finish, threads
         self.all, self.panels = channels, -(-channels // width)
+        self.first: Dim = 0
+        self.last: Dim = self.panels
+        """The panels of the task in hand."""
 
     def _far(self, nearest: int) -> bool:
         """Whether the lines that a window sees are known to be more than stays in the nearest cache."""
@@ -50,12 +61,18 @@ class _Own:
         finish.make_room(width * self.panels)
         self.scratch = finish.room_for_sums(self.most, width, Where({}, task.row.dim))
         with contextlib.ExitStack() as scope:
-            parts = scope.enter_context(let(b, "parts", expr("min", task.rows, MIN_TASKS)))
-            part = scope.enter_context(b.parallel("task", parts)).var
+            parts = scope.enter_context(let(b, "parts", division.parts(task.rows, 1, self.threads)))
+            pieces = self._pieces()
+            part = scope.enter_context(b.parallel("task", expr("*", parts, pieces))).var
+            if pieces > 1:
+                piece = scope.enter_context(let(b, "piece", expr("%", part, pieces)))
+                part = scope.enter_context(let(b, "part", expr("//", part, pieces)))
+                ends = (expr("//", expr("*", n, self.panels), pieces) for n in (piece, expr("+", piece, 1)))
+                self.first, self.last = (scope.enter_context(let(b, "panels", d)) for d in ends)
             bounds = (expr("//", expr("*", p, task.rows), parts) for p in (part, expr("+", part, 1)))
             lo, hi = (scope.enter_context(let(b, "rows", d)) for d in bounds)
             if finish.channels:
-                with b.loop("panel", 0, self.panels) as ahead:
+                with b.loop("panel", self.first, self.last) as ahead:
                     finish.prepare(self._channels(ahead.var), width, expr("*", ahead.var, width))
             if self._far(nearest):
                 along(b, task, self.most, lambda block, pixel, _: self._rows(lo, hi, block, pixel), _never, together=False)
@@ -65,6 +82,14 @@ class _Own:
                 b, task, self.most, lambda block, pixel, _: self._block(row, block, pixel),
                 lambda pixel: self._pixel(row, pixel), together=False,
             )  # fmt: skip
+
+    def _pieces(self) -> int:
+        """Into how many pieces panels are cut where there are not enough rows."""
+        rows, threads = self.task.rows, self.threads
+        if threads <= 2 or not isinstance(rows, int) or rows < 1 or division.balance(rows, threads) >= _EVEN_ROWS:
+            return 1
+        most = range(1, max(1, min(self.panels, threads)) + 1)
+        return max(most, key=lambda n: (min(division.balance(rows * n, threads), division.EVEN), -n))
 
     def _rows(self, lo: Dim, hi: Dim, block: Block, pixel: Dim) -> None:
         """A block of all rows."""
@@ -78,7 +103,7 @@ class _Own:
         return () if channels.exact else (remaining(self.all, channels.at),)
 
     def _block(self, row: Row, block: Block, pixel: Dim) -> None:
-        with self.b.loop("panel", 0, self.panels) as panel:
+        with self.b.loop("panel", self.first, self.last) as panel:
             channels = self._channels(panel.var)
             self._finish(row, pixel, channels, self._sums(row, block, pixel, panel.var, channels))
 
@@ -112,7 +137,7 @@ class _Own:
         """A pixel whose window's columns are known at run time."""
         b, task = self.b, self.task
         first, last = task.columns.bounds(pixel)
-        with b.loop("panel", 0, self.panels) as panel:
+        with b.loop("panel", self.first, self.last) as panel:
             channels = self._channels(panel.var)
 
             def line(taps: tuple[Dim, ...], tiles: list[Tile]) -> list[Tile]:

@@ -1,7 +1,8 @@
 """C[M, N] = finish(A[M, K] @ B[K, N]) as a tile program, B packed into panels before the call or as each panel begins.
 
     parallel (group of rows, panel)             a group of A's rows stays in the second-level cache, a panel in the nearer ones
-      for block of rows                         balanced: no block is more than one row higher than another
+      for block of rows                         balanced: no block is more than one row higher than another; where threads could
+                                                not share panels evenly, the parallel loop is over blocks in the same order
         acc = 0                               mr x nr numbers in registers, several sets of them when rows are few
         for k in 0..K step unroll:
           acc = mma(acc, A[rows, k], B[panel, k, :]); ...
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType, bits
+from hotfuse.lower import division
 from hotfuse.lower.tiling import GemmTiling, balance
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Buffer, Tile
@@ -27,8 +29,8 @@ _LINE = 64
 """Bytes of a cache line."""
 _SPREAD = 4
 """Over how many blocks of rows the fetching of the next panel is spread, when their number is not known."""
-MIN_TASKS = 16
-"""Iterations of the parallel loop to aim at: enough for threads to share evenly."""
+_LEAST_BLOCK = 4096
+"""Multiply-adds of vectors in a block that is a task of its own: finding out which one it is takes some divisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +119,26 @@ def product(
     t = p.tiling
     scratch = b.scratch("sums", p.acc, (t.mr, t.nr)) if in_loop else None
     count, rows, extra = _blocks(p)
-    groups = _groups(p, count)
+    cached = _cached_groups(p, count)
+    groups = expr("min", count, expr("max", division.groups(p.panels, t.threads), cached))
+    by_block = begin is None and _uneven(p, count, groups)
+    groups = cached if by_block else groups
     span = _span(count, groups)
     with contextlib.ExitStack() as scope:
         count, rows, extra, groups = (scope.enter_context(let(b, "blocks", d)) for d in (count, rows, extra, groups))
-        task = scope.enter_context(b.parallel("task", expr("*", groups, p.panels))).var
-        panel: Dim = task
-        lo: Dim = 0
-        hi = count
-        if groups != 1:
-            panel = scope.enter_context(let(b, "panel", expr("%", task, p.panels)))
-            group = expr("//", task, p.panels)
-            lo = scope.enter_context(let(b, "first", expr("//", expr("*", group, count), groups)))
-            hi = scope.enter_context(let(b, "end", expr("//", expr("*", expr("+", group, 1), count), groups)))
-        if begin is not None and (around := begin(panel)) is not None:
-            scope.enter_context(around)
-        block = scope.enter_context(b.loop("block", lo, hi)).var
+        if by_block:
+            block, panel, lo = _one_block(b, scope, p.panels, count, groups)
+        else:
+            task = scope.enter_context(b.parallel("task", expr("*", groups, p.panels))).var
+            panel, lo, hi = task, 0, count
+            if groups != 1:
+                panel = scope.enter_context(let(b, "panel", expr("%", task, p.panels)))
+                group = expr("//", task, p.panels)
+                lo = scope.enter_context(let(b, "first", expr("//", expr("*", group, count), groups)))
+                hi = scope.enter_context(let(b, "end", expr("//", expr("*", expr("+", group, 1), count), groups)))
+            if begin is not None and (around := begin(panel)) is not None:
+                scope.enter_context(around)
+            block = scope.enter_context(b.loop("block", lo, hi)).var
         taller = expr("min", 1, expr("max", 0, expr("+", extra, expr("*", block, -1))))
         height = scope.enter_context(let(b, "height", rows if extra == 0 else expr("+", rows, taller)))
         row = scope.enter_context(let(b, "row", _first_row(block, rows, extra)))
@@ -185,11 +191,43 @@ def _heights(p: Product) -> tuple[int, ...]:
     return tuple(range(p.tiling.mr, 0, -1))
 
 
-def _groups(p: Product, count: Dim) -> Dim:
-    """Groups of rows: as many as keep each in cache, more when there are few panels to share among threads."""
+def _cached_groups(p: Product, count: Dim) -> Dim:
+    """Groups of rows: as many as keep each in cache."""
     per_group = max(1, p.tiling.group_rows // p.tiling.mr)
-    share = expr("max", 1, expr("ceildiv", MIN_TASKS, expr("max", 1, p.panels)))
-    return expr("min", count, expr("max", share, expr("ceildiv", count, per_group)))
+    return expr("min", count, expr("max", 1, expr("ceildiv", count, per_group)))
+
+
+def _uneven(p: Product, count: Dim, groups: Dim) -> bool:
+    """Whether threads get too unequal shares of (group, panel), and blocks are large enough to be shared out one by one."""
+    t, threads = p.tiling, p.tiling.threads
+    if threads <= 2 or count == 1 or not isinstance(p.panels, int) or not isinstance(p.b, Buffer):
+        return False
+    if isinstance(p.steps, int) and p.steps * t.mr * t.vectors < _LEAST_BLOCK:
+        return False
+    if not isinstance(count, int) or not isinstance(groups, int):  # what is added in groups of rows is uneven by itself
+        return division.balance(p.panels, threads) < division.EVEN
+    blocks = [(g + 1) * count // groups - g * count // groups for g in range(groups) for _ in range(p.panels)]
+    whole = division.balance(count * p.panels, threads)
+    return 1 / division.largest_share(len(blocks), threads, blocks) < min(division.EVEN, whole)
+
+
+def _one_block(
+    b: KernelBuilder, scope: contextlib.ExitStack, panels: Dim, count: Dim, groups: Dim
+) -> tuple[Dim, Dim, Dim]:
+    """A parallel loop over all blocks, those of a panel one behind the other, and panels group by group: (block, panel, and the
+    first block of its group).
+    """
+    at = scope.enter_context(b.parallel("task", expr("*", count, panels))).var
+    if groups == 1:
+        panel = scope.enter_context(let(b, "panel", expr("//", at, count)))
+        return scope.enter_context(let(b, "block", expr("%", at, count))), panel, 0
+    per = scope.enter_context(let(b, "per", expr("ceildiv", count, groups)))
+    group = scope.enter_context(let(b, "group", expr("//", at, expr("*", per, panels))))
+    lo = scope.enter_context(let(b, "first", expr("*", group, per)))
+    here = scope.enter_context(let(b, "here", expr("min", per, expr("+", count, expr("*", lo, -1)))))
+    inside = scope.enter_context(let(b, "inside", expr("+", at, expr("*", lo, panels, -1))))
+    panel = scope.enter_context(let(b, "panel", expr("//", inside, here)))
+    return scope.enter_context(let(b, "block", expr("+", lo, expr("%", inside, here)))), panel, lo
 
 
 def _span(count: Dim, groups: Dim) -> int:

@@ -36,8 +36,9 @@ from hotfuse.tile.program import Buffer, Tile
 OPS = frozenset({"aten.softmax", "aten._softmax", "aten.special_softmax"})
 VECTORS = 2
 """Side by side in the loop: more would not fit the registers with the polynomial's coefficients."""
-BLOCK_ROWS = 16
-"""Rows that a thread takes at once: beginning and ending cost a quarter of a row."""
+BLOCK_ROWS, LEAST_ROWS = 16, 4
+"""Rows that a thread takes at once, and those it takes where there are few for many threads: beginning and ending cost a quarter
+of a row."""
 
 
 def is_rows(graph: Graph, core: Core) -> bool:
@@ -71,7 +72,7 @@ class _Rows:
 
     def __init__(self, b: KernelBuilder, memory: Memory, node: Node, core: Core) -> None:
         (x,), (y,) = node.ins, node.outs
-        self.b, self.width = b, VECTORS * core.lanes
+        self.b, self.width, self.threads = b, VECTORS * core.lanes, core.threads
         self.x, self.y = memory.place(x).buffer, memory.output(y).buffer
         self.large = ahead.large((self.x, self.y), core)
         *outer, columns = shape_of(x)
@@ -81,10 +82,14 @@ class _Rows:
     def write(self) -> None:
         """Blocks of rows, which threads share."""
         b = self.b
+        each: Dim = BLOCK_ROWS
+        if self.threads > 2:
+            each = expr("max", LEAST_ROWS, expr("min", BLOCK_ROWS, expr("ceildiv", self.rows, self.threads)))
         with (
-            b.parallel("block", expr("ceildiv", self.rows, BLOCK_ROWS)) as block,
-            let(b, "first", expr("*", block.var, BLOCK_ROWS)) as first,
-            let(b, "end", expr("min", self.rows, expr("+", first, BLOCK_ROWS))) as end,
+            let(b, "each", each) as high,
+            b.parallel("block", expr("ceildiv", self.rows, high)) as block,
+            let(b, "first", expr("*", block.var, high)) as first,
+            let(b, "end", expr("min", self.rows, expr("+", first, high))) as end,
         ):
             self._block(first, end)
 

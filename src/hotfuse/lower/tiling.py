@@ -45,6 +45,8 @@ class Core:
     """Whether products of bf16 may be made on a matrix unit, where the machine has one that executes (`lower.blocks`)."""
     lean: bool = False
     """Whether weights may not be kept in a form that takes more memory than they do: the user asked for little memory."""
+    threads: int = 1
+    """How many such cores calls have: kernels are right on any number, and divided evenly for this one (`lower.division`)."""
 
 
 def core_for(
@@ -75,6 +77,8 @@ class GemmTiling:
     why: str
     width: int = 0
     """Columns of a panel where the last vector is a narrower one; 0 for whole vectors."""
+    threads: int = 1
+    """That share the tiles."""
 
     @property
     def nr(self) -> int:
@@ -105,7 +109,8 @@ def choose(core: Core, m: Dim, ns: Sequence[int], k: int, *, together: bool = Fa
     if isinstance(m, int) and m <= mr:
         why += f"; all {m} rows in one tile"
     # Code for all heights is long: there, a shorter inner loop costs nothing measurable and halves the compile time.
-    return GemmTiling(core.lanes, core.registers, vectors, mr, 4 if isinstance(m, int) else 2, group, 0, True, why)
+    unroll = 4 if isinstance(m, int) else 2
+    return GemmTiling(core.lanes, core.registers, vectors, mr, unroll, group, 0, True, why, threads=core.threads)
 
 
 def _panel(core: Core, ns: Sequence[int], parts: int) -> tuple[int, str]:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
+import torch
+
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import steady
 from hotfuse.compile import service, wire
@@ -199,7 +201,8 @@ class Idle:
             self._worker = worker
         try:
             while not self._ending.is_set():
-                answer, _ = wire.checked(worker.ask({"kind": "idle", "seconds": SLICE_S, **self.place.header()}, []))
+                header = {"kind": "idle", "seconds": SLICE_S, "threads": torch.get_num_threads(), **self.place.header()}
+                answer, _ = wire.checked(worker.ask(header, []))
                 self._learned(answer)
                 if not answer["left"]:
                     self._again_at = self._clock() + DONE_S

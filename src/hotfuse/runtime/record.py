@@ -72,7 +72,7 @@ _lock = threading.Lock()
 
 
 def _shared(settings: Settings, log: EventLog) -> _Shared:
-    from hotfuse.hpm.model import NAME as MODEL
+    from hotfuse.hpm.model import named
     from hotfuse.machine.fingerprint import fingerprint
     from hotfuse.profile.store import Store  # the database library is loaded when there is something to keep
     from hotfuse.runtime.speed import speed_watch
@@ -85,7 +85,7 @@ def _shared(settings: Settings, log: EventLog) -> _Shared:
             watch.start()
             idle = Idle(place, settings.compile_memory_mb << 20)
             machine = store.machine(fingerprint())
-            version = max(store.model_dates(MODEL, machine), default=0)
+            version = max(store.model_dates(named(settings.threads or torch.get_num_threads()), machine), default=0)
             _stores[place.path] = _Shared(store, machine, version, watch, idle)
         return _stores[place.path]
 
