@@ -18,7 +18,7 @@ from hotfuse.base.settings import Objective, Precision, Settings, Weights, from_
 from hotfuse.base.structure import Spec
 from hotfuse.compile import wire
 from hotfuse.compile.service import ask, counters, service
-from hotfuse.explain import Explanation, explain_engine
+from hotfuse.explain import Explanation, explain_engine, memory_of
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.ship import restore, ship
 from hotfuse.machine.heap import heap
@@ -26,7 +26,6 @@ from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plans import Capture
-from hotfuse.runtime.site import Entry
 from hotfuse.runtime.watch import Watch
 from hotfuse.view import view_of
 
@@ -93,9 +92,9 @@ class Jit:
         """Until no background work is pending; True if drained in time."""
         return self._engine.wait(timeout)
 
-    def explain(self) -> Explanation:
-        """What runs now and why."""
-        return explain_engine(self._engine)
+    def explain(self, full: bool = True) -> Explanation:
+        """What runs now and why: about ten lines first; with `full` partitions, kernels and every decision behind them."""
+        return explain_engine(self._engine, full=full)
 
     def stats(self) -> dict[str, Any]:
         """Plain counters."""
@@ -167,7 +166,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "code": epochs.counts(),
         "recorded": engine.recorder.stats(),
         "compile": counters(),
-        "memory": {**_memory(entries), **_released(engine), "trimmed": heap.bytes},
+        "memory": {**memory_of(entries), **_released(engine), "trimmed": heap.bytes},
         "captures": sum(n for k, n in events.items() if k.startswith("capture.")),
         "swaps": sum(n for k, n in events.items() if k.startswith("deploy.")),
         "plans": len(entries),
@@ -179,15 +178,6 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "refused": sum(n for k, n in events.items() if k.startswith("refuse.")),
         "events": events,
     }
-
-
-def _memory(entries: list[Entry]) -> dict[str, int]:
-    """Bytes: the weights that captured graphs read, what compiled plans hold beside them, and kept inputs."""
-    weights = {w.data_ptr(): w.numel() * w.element_size() for e in entries for w in e.weights.values()
-               if w.layout is torch.strided}
-    plans = {id(p): p.memory for e in entries for p in (e.plan, *e.versions.values())}.values()
-    return {"weights": sum(weights.values()), "packed": sum(m.constants for m in plans), "arenas": sum(m.arena for m in plans),
-            "samples": sum(e.samples.bytes for e in entries)}
 
 
 def _released(engine: Engine) -> dict[str, int]:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hotfuse.base.faults import faults
 from hotfuse.base.structure import describe
 from hotfuse.base.trace import chrome_trace
@@ -24,6 +26,7 @@ from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry, Route
+from hotfuse.runtime.summary import readable, summary
 
 WORKERS = ("workers_forked", "workers_spawned", "forks_failed", "forks_stalled", "forks_crashed", "not_forked_because")
 """Of the compile service's counts, what says how its processes came to be."""
@@ -35,8 +38,12 @@ BACKGROUND = ("worker_cpu_s", "jobs_cpu_s", "share_most", "share_granted", "rais
 class Explanation:
     """A snapshot of an engine; it does not change while the engine goes on."""
 
-    def __init__(self, data: dict[str, Any]) -> None:
-        self._data = data
+    def __init__(self, data: dict[str, Any], full: bool = True) -> None:
+        self._data, self._full = data, full
+
+    def summary(self) -> str:
+        """About ten lines: what serves, how fast, what is being tried, what is in the way, what it holds, what was noticed."""
+        return "\n".join(summary(self._data))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: strings, numbers, lists and dicts."""
@@ -56,11 +63,15 @@ class Explanation:
         return target
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self._data))
+        return "\n".join(_lines(self._data)) if self._full else self.summary()
 
 
-def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None, unprepared: Sequence[str] = ()) -> Explanation:
-    """What an engine runs now and every decision that led there; `unprepared`: what of a file could not be computed ahead."""
+def explain_engine(
+    engine: Engine, fallbacks: dict[str, int] | None = None, unprepared: Sequence[str] = (), full: bool = True
+) -> Explanation:
+    """What an engine runs now and every decision that led there; `unprepared`: what of a file could not be computed ahead; `full`:
+    whether its text goes on behind the summary.
+    """
     sites: list[dict[str, Any]] = []
     for site in list(engine.sites.values()):
         refused = [g.refused for g in site.groups.values() if g.refused]
@@ -77,6 +88,8 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None, unpr
             "objective": engine.settings.objective,
             "exact": engine.settings.exact,
             "counts": engine.counts(),
+            "held": memory_of([e for s in list(engine.sites.values()) for e in s.entries]),
+            "weights": engine.plans.originals.text(),
             "sites": sites,
             "fallbacks": dict(fallbacks or {}),
             "unprepared": list(unprepared),
@@ -89,8 +102,18 @@ def explain_engine(engine: Engine, fallbacks: dict[str, int] | None = None, unpr
             "concurrency": engine.concurrency.to_dict(),
             "decisions": [d.to_dict() for d in engine.log.decisions],
             "spans": [s.to_dict() for s in engine.log.spans],
-        }
+        },
+        full,
     )
+
+
+def memory_of(entries: Sequence[Entry]) -> dict[str, int]:
+    """Bytes: the weights that captured graphs read, what compiled plans hold beside them, and kept inputs."""
+    weights = {w.data_ptr(): w.numel() * w.element_size() for e in entries for w in e.weights.values()
+               if w.layout is torch.strided}
+    plans = {id(p): p.memory for e in entries for p in (e.plan, *e.versions.values())}.values()
+    return {"weights": sum(weights.values()), "packed": sum(m.constants for m in plans), "arenas": sum(m.arena for m in plans),
+            "samples": sum(e.samples.bytes for e in entries)}
 
 
 def _explain_cache(cache: InlineCache[Route]) -> dict[str, Any]:
@@ -117,6 +140,7 @@ def _explain_entry(entry: Entry) -> dict[str, Any]:
         "facts": entry.guards(),
         "versions": versions,
         "refused": dict(entry.refused),
+        "trying": entry.trying,
         "own_code": _own_code(entry),
         "audits": [a for v, audit in list(entry.audits.items()) if (a := _explain_audit(entry, v, audit)) is not None],
         "not_audited": entry.not_audited,
@@ -247,7 +271,7 @@ def _concurrency(c: dict[str, Any]) -> list[str]:
 def _trade(t: dict[str, Any]) -> str:
     """What a plan costs against the one before it."""
     (us, now_us), (uj, now_uj), (size, now_size) = t["us"], t["microjoules"], t["bytes"]
-    return (f"{us:g} -> {now_us:g} us, {uj:g} -> {now_uj:g} uJ ({t['energy_source']}), {_bytes(size)} -> {_bytes(now_size)} "
+    return (f"{us:g} -> {now_us:g} us, {uj:g} -> {now_uj:g} uJ ({t['energy_source']}), {readable(size)} -> {readable(now_size)} "
             "beside the weights")
 
 
@@ -264,21 +288,8 @@ def _traffic(f: dict[str, Any]) -> str:
     return f", {f['gigabytes_per_s']:g} GB/s {f['traffic_source']}" if "gigabytes_per_s" in f else ""
 
 
-def _bytes(n: int) -> str:
-    """A number of bytes as people read it."""
-    for unit in ("B", "KiB", "MiB"):
-        if n < 1024:
-            return f"{n:.3g} {unit}"
-        n //= 1024
-    return f"{n:.3g} GiB"
-
-
 def _lines(data: dict[str, Any]) -> list[str]:
-    c = data["counts"]
-    out = [
-        f"{data['model']}: {c['calls']} calls, {c['graph_calls']} in a captured graph, "
-        f"{c['module_calls']} in the model's own code",
-    ]
+    out = summary(data)
     for site in data["sites"]:
         out.append(f"call {site['call']}")
         for cache in site["dispatch"]:
@@ -303,9 +314,9 @@ def _lines(data: dict[str, Any]) -> list[str]:
             memory, counters, account = plan["memory"], plan["counters"], plan["account"]
             if memory["arena"] or memory["constants"]:
                 peak = memory["eager_peak"]
-                out.append(f"    memory: {_bytes(memory['arena'])} for intermediates"
-                           + (f" (op by op they take {_bytes(peak)})" if peak is not None else "")
-                           + f", {_bytes(memory['constants'])} of packed weights")
+                out.append(f"    memory: {readable(memory['arena'])} for intermediates"
+                           + (f" (op by op they take {readable(peak)})" if peak is not None else "")
+                           + f", {readable(memory['constants'])} of packed weights")
             if counters:
                 out.append("    native: " + ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in counters.items()))
             if account:
@@ -340,7 +351,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
     out += _workers(data["workers"])
     out += _background(data["background"])
     out += _concurrency(data["concurrency"])
-    out += [f"background work of the process failed {n} times: {what}" for what, n in data["background_faults"].items()]
+    out += [f"background work of the process failed {n} times: {what}" for what, n in data.get("background_faults", {}).items()]
     out.append("decisions:")
     for d in data["decisions"]:
         detail = ", ".join(f"{k}={v}" for k, v in d["evidence"].items() if v not in ("", None))
@@ -363,7 +374,7 @@ def _table(head: list[str], rows: list[list[Any]]) -> str:
 
 
 def _page(data: dict[str, Any]) -> str:
-    parts = [f"<h1>{html.escape(data['model'])}</h1>",
+    parts = [f"<h1>{html.escape(data['model'])}</h1>", f"<pre>{html.escape(chr(10).join(summary(data)))}</pre>",
              _table(["counter", "value"], [[k, v] for k, v in data["counts"].items()])]
     for site in data["sites"]:
         parts.append(f"<h2>call {html.escape(site['call'])}</h2>")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,6 +68,8 @@ class Capturer:
         self._compile = compile
         self._background = background
         self._exhausted = False
+        self.own_answers: Callable[[], None] = lambda: None
+        """Told of every call that the model's own code answers."""
         self._keys = itertools.count()
 
     def own_code(
@@ -75,6 +77,7 @@ class Capturer:
     ) -> Any:
         """Answer a call with the model's own code; what it did is captured beside where that is wanted."""
         counts.module_calls += 1
+        self.own_answers()
         wanted = self._wanted(spec, leaves)
         if wanted is None:
             return self._model.call(*args, **kwargs)

@@ -42,6 +42,7 @@ from hotfuse.runtime.plans import Model, Plans
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tally import Counts, Everyone, Tally
+from hotfuse.runtime.telling import Teller
 from hotfuse.runtime.tiers import interval
 from hotfuse.runtime.watch import Change, Watch
 
@@ -90,6 +91,8 @@ class Engine:
         self._plain: dict[int | tuple[Any, ...], Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
         self._unsupported = ""
+        self._teller = Teller(model.name, self._below_tier1)
+        self._capturer.own_answers = self._teller.below
         self._threads = settings.threads
         self._clock = itertools.count(1)
         self.concurrency = Concurrency()
@@ -225,6 +228,7 @@ class Engine:
                 self._unsupported = str(e)
                 self.log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self.model.name, because=str(e).splitlines()[0])
             counts.module_calls += 1
+            self._teller.below()
             return self.model.call(*args, **kwargs)
         if not _TENSORS.issuperset(map(type, leaves)):
             counts.module_calls += 1
@@ -369,6 +373,8 @@ class Engine:
         """From a call that took so long, the first to be looked at of so many."""
         number = entry.calls
         self.concurrency.note(calls_in_flight())
+        if not plan.tier:
+            self._teller.below()
         entry.heat += since
         entry.seconds += spent * since
         entry.next_look = min(number + interval(entry.heat, self.settings.watch_rate, spent), max(number + 1, entry.sampler.at))
@@ -403,6 +409,16 @@ class Engine:
     def wait(self, timeout: float | None = None) -> bool:
         """Until no background work is pending; True if drained in time."""
         return self._background.wait(timeout)
+
+    def _below_tier1(self) -> list[str]:
+        """What keeps calls below tier 1 for good, as far as it is known."""
+        if self.settings.capture == "off" or self.settings.tiers < 1:
+            return []  # the user's own choice
+        sites = list(self.sites.values())
+        found = [g.refused for s in sites for g in list(s.groups.values()) if g.refused]
+        low = [e for s in sites for e in s.entries if e.plan is e.baseline and "tier 1" in e.refused]
+        found += [f"tier 1: {e.refused['tier 1']}" for e in low]
+        return found + ([f"a call cannot be described: {self._unsupported}"] if self._unsupported else [])
 
     def _failed(self, error: Exception) -> None:
         """A job of the background raised; what it was for is not there, and serving goes on."""

@@ -192,7 +192,7 @@ class Improver:
         self._start(entry, what, lambda: self._try(entry, propose()))
 
     def _start(self, entry: Entry, what: str, work: Callable[[], None]) -> None:
-        entry.improving = True
+        entry.improving, entry.trying = True, what
 
         def job() -> None:
             begin = self._log.now()
@@ -202,7 +202,7 @@ class Improver:
             except Exception as e:  # what raised once would do so at every look: it is refused like what lost
                 self._refuse(entry, what, Why.BACKGROUND_FAILED, error_text(e), what=what, error=error_text(e))
             finally:
-                entry.improving = False
+                entry.improving, entry.trying = False, ""
                 self._log.span("beside", what, begin)
 
         self._plans.beside(job)
@@ -251,10 +251,12 @@ class Improver:
 
         def begin_contest(contest: Contest) -> bool:
             with self._plans.exchanging(generation) as same:
-                if same and versions == _versions(entry.weights):
+                opened = same and taken == self._plans.originals.generation and versions == _versions(entry.weights)
+                if opened:
                     entry.open(contest)
-                    return True
-            return False
+            if opened:
+                self._plans.compare_copies()
+            return opened
 
         # A proof is against the baseline, on calls as they come: rounds for tier 1, not for what is meant for some of them only.
         before = proof.rounds if tier == 1 and old is entry.baseline else ()

@@ -236,6 +236,18 @@ class Originals:
         return {"bytes": self.bytes, "steps": 0 if table is None else table.steps, "noticed_late": self.noticed,
                 "passes_by_thread": self.by_thread, "passes_by_calls": self.by_call}
 
+    def text(self) -> str:
+        """For `explain()`."""
+        if not self.on:
+            return "nothing is compared: frozen by the settings"
+        table = self.table
+        if table is None and not self._released:
+            return "read where they lie, or nobody outside can write them: nothing has to be compared"
+        if self._every_call:
+            return f"{self.bytes} bytes are compared in every call; {self.noticed} writes behind torch's back were noticed"
+        return (f"{self.bytes} bytes that plans have copies of are compared; a write behind torch's back shows within "
+                f"{0 if table is None else table.steps} calls and {self.limit_ns * 1e-9:g} s; {self.noticed} were noticed")
+
     def after_fork(self) -> None:
         """In a forked child: whoever held the lock is in the parent."""
         self._lock = threading.Lock()

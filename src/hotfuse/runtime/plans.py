@@ -149,13 +149,14 @@ class Plans:
         return False
 
     def compare_copies(self) -> None:
-        """Plans were exchanged: what they have copies of is compared with its checksums from now on."""
+        """Plans were exchanged, or race on live calls: what they have copies of is compared with its checksums from now on."""
         with self.lock:
             if self.closed:
                 return
             wanted: list[torch.Tensor] = []
             for entry in [e for site in list(self.sites.values()) for e in site.entries]:
-                plans = [p for p in dict.fromkeys((entry.plan, *entry.versions.values())) if p.tier]
+                racing = () if (contest := entry.contest) is None else (contest.new,)
+                plans = [p for p in dict.fromkeys((entry.plan, *entry.versions.values(), *racing)) if p.tier]
                 wanted += copied(self._owned(entry), [p.live for p in plans]) if plans else []
             self.originals.compare(wanted, self.released.ranges if self.released is not None else ())
         if wanted:

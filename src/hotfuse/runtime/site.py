@@ -97,6 +97,8 @@ class Entry:
     """Time spent in them, as far as it was looked at."""
     last_used: int = 0
     improving: bool = False
+    trying: str = ""
+    """What of: an attempt's name."""
     examining: bool = False
     """A question about its partitions waits for an answer."""
     refused: dict[str, str] = field(default_factory=dict[str, str])

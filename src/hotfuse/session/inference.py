@@ -295,9 +295,9 @@ class InferenceSession:
                                  hint="read explain() and stats()")
         return ""
 
-    def explain(self) -> Explanation:
-        """What runs now and why, ignored options included."""
-        return explain_engine(self._engine, dict(self._fallbacks()), self._module.unprepared)
+    def explain(self, full: bool = True) -> Explanation:
+        """What runs now and why, ignored options included: about ten lines first; with `full` all the rest behind them."""
+        return explain_engine(self._engine, dict(self._fallbacks()), self._module.unprepared, full)
 
     def _fell_back(self, op: str) -> None:
         """Said once per operator; `stats()` and `explain()` count every run."""

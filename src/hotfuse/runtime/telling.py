@@ -1,0 +1,68 @@
+"""One line on the log for whatever keeps a model's calls below tier 1: logger `hotfuse`, once a reason, with what to do about it.
+
+`explain()` says the same and more, but only to those who ask. A model that is still being captured or compiled is no news; one that
+will stay as it is, after some seconds of calls, is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+logger = logging.getLogger("hotfuse")
+
+AFTER_S = 5.0
+"""Seconds of calls below tier 1 before anything is said, and between two looks; a longer pause without calls begins anew."""
+MOST_TOLD = 16
+"""Reasons that are told of one model."""
+ADVICE = (
+    ("cannot be sent", "keep locks, files and other things that cannot be pickled out of the module, or jit the part without them"),
+    ("cannot be described", "pass tensors, numbers, strings, and lists, tuples or dicts of them"),
+    ("dynamic control flow", "jit the parts around the branch, or write it with torch.where or torch.cond"),
+    ("data-dependent", "jit the parts around it, or write it with torch.where or torch.cond"),
+    ("in earlier processes", "nothing: it was measured; HOTFUSE_PROFILES names another store, in which it is tried again"),
+    ("us instead of", "nothing: the model's own code and library kernels measured as fast on these calls"),
+    ("disagree", "report it, with the model: hotfuse explain --full --json"),
+)
+"""What a reason says, and what to do about it."""
+
+
+def advice(reason: str) -> str:
+    """What a user can do: what the error itself says, or what helps against such reasons."""
+    for line in reason.splitlines():
+        if line.strip().startswith("try:"):
+            return line.strip().removeprefix("try:").strip()
+    return next((what for text, what in ADVICE if text in reason), "explain() says more")
+
+
+def headline(reason: str) -> str:
+    """The first line of a reason, and why, where it says so."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    because = next((line.removeprefix("because:").strip() for line in lines if line.startswith("because:")), "")
+    return ((lines[0] if lines else "no reason is known") + (f" ({because})" if because else ""))[:300]
+
+
+class Teller:
+    """Tells of one model."""
+
+    def __init__(self, name: str, reasons: Callable[[], Iterable[str]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._name, self._reasons, self._clock = name, reasons, clock
+        self._since = self._last = -AFTER_S
+        self._next = 0.0
+        self._told: set[str] = set()
+
+    def below(self) -> None:
+        """A call was answered below tier 1."""
+        now = self._clock()
+        if now - self._last > AFTER_S:
+            self._since = now
+        self._last = now
+        if now - self._since < AFTER_S or now < self._next:
+            return
+        self._next = now + AFTER_S
+        for reason in self._reasons():
+            said = headline(reason)
+            if said not in self._told and len(self._told) < MOST_TOLD:
+                self._told.add(said)
+                logger.warning("%s stays below its fastest plans: %s; %s", self._name, said, advice(reason))

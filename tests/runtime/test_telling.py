@@ -1,0 +1,156 @@
+"""What users are told without asking, and what the first lines of `explain()` say."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import hotfuse
+import hotfuse.runtime.improve as improve_module
+from hotfuse import Settings
+from hotfuse.cli import app
+from hotfuse.compile import trial
+from hotfuse.runtime.race import Trial
+from hotfuse.runtime.telling import AFTER_S, MOST_TOLD, Teller, advice, headline, logger
+
+INLINE = Settings(capture="inline", hot_calls=1, watch=False)
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(f"{record.levelname} {record.getMessage()}")
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    lines = Lines()
+    logger.addHandler(lines)
+    yield lines.said
+    logger.removeHandler(lines)
+
+
+def test_a_reason_is_told_once_after_some_seconds_of_calls(log: list[str]) -> None:
+    now, reasons = [100.0], list[str]()
+    teller = Teller("net", lambda: reasons, clock=lambda: now[0])
+    reasons.append("hotfuse.CaptureError: the model cannot be sent\n  because: cannot pickle 'lock'\n  try:     take it out")
+    teller.below()
+    assert not log, "the first call is no news"
+    for _ in range(100):
+        now[0] += AFTER_S / 20
+        teller.below()
+    assert log == ["WARNING net stays below its fastest plans: hotfuse.CaptureError: the model cannot be sent "
+                   "(cannot pickle 'lock'); take it out"]  # fmt: skip
+    reasons[:] = [f"reason {i}" for i in range(100)]
+    for _ in range(100):
+        now[0] += AFTER_S / 20
+        teller.below()
+    assert len(log) == MOST_TOLD and len(set(log)) == MOST_TOLD
+
+
+def test_seldom_calls_are_no_traffic(log: list[str]) -> None:
+    now = [0.0]
+    teller = Teller("net", lambda: ["a reason"], clock=lambda: now[0])
+    for _ in range(50):
+        now[0] += 2 * AFTER_S
+        teller.below()
+    assert not log
+
+
+def test_advice_is_what_the_error_says_or_what_helps_against_its_kind() -> None:
+    assert advice("x\n  try:     no lock") == "no lock"
+    assert "pickled" in advice("the model cannot be sent to a worker process") and "measured" in advice("9 us instead of 8")
+    assert advice("whatever") == "explain() says more" and headline("") == "no reason is known"
+
+
+def test_a_model_that_cannot_be_captured_is_told_of_with_its_reason(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Draws(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[int(x.sum().item()) % 2 :] if x.sum() > 0 else x
+
+    monkeypatch.setattr("hotfuse.runtime.telling.AFTER_S", 0.0)
+    with torch.no_grad(), hotfuse.jit(Draws().eval(), settings=INLINE) as fast:
+        for _ in range(30):
+            fast(torch.ones(4, 3))
+        assert len(log) == 1 and log[0].startswith("WARNING Draws stays below its fastest plans: "), log
+        text = str(fast.explain(full=False)).splitlines()
+        assert any(line.startswith("in the way: the model's own code stays for some calls") for line in text)
+
+
+def test_arguments_that_cannot_be_described_are_told_of(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor, lock: object) -> torch.Tensor:
+            return x + 1
+
+    monkeypatch.setattr("hotfuse.runtime.telling.AFTER_S", 0.0)
+    with torch.no_grad(), hotfuse.jit(Odd().eval(), settings=INLINE) as fast:
+        for _ in range(10):
+            fast(torch.ones(3), threading.Lock())
+    assert len(log) == 1 and "cannot be described" in log[0] and "pass its tensors" in log[0]
+
+
+def test_nothing_is_told_of_a_model_that_reaches_tier_1_or_was_switched_off(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotfuse.runtime.telling.AFTER_S", 0.0)
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(4, 8)
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
+        for _ in range(40):
+            fast(x)
+        lines = str(fast.explain(full=False)).splitlines()
+    with torch.no_grad(), hotfuse.jit(model, settings=INLINE.with_(capture="off")) as off:
+        for _ in range(10):
+            off(x)
+    assert not log
+    begins = ["Sequential: 40 calls", "serves now: tier 1", "speed: ", "being tried: ", "in the way: ", "holds: ", "weights: ",
+              "noticed: "]  # fmt: skip
+    assert all(any(line.startswith(b) for line in lines) for b in begins) and len(lines) <= 12, "\n".join(lines)
+    assert "times as fast as" in next(line for line in lines if line.startswith("speed"))
+    assert "bytes that plans have copies of are compared" in next(line for line in lines if line.startswith("weights"))
+
+
+def test_the_full_text_and_the_page_begin_with_the_same_lines(tmp_path: Path) -> None:
+    with torch.no_grad(), hotfuse.jit(nn.Linear(3, 3).eval(), settings=INLINE.with_(tiers=0)) as fast:
+        for _ in range(3):
+            fast(torch.ones(2, 3))
+        found = fast.explain()
+        assert str(found).startswith(found.summary()) and "decisions:" in str(found) and "decisions:" not in found.summary()
+        page = found.to_html(tmp_path / "page.html").read_text()
+        assert page.index("serves now") < page.index("partition")
+
+
+SOURCE = """
+import torch
+from torch import nn
+
+def pair():
+    return nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval(), (torch.zeros(3, 16),)
+"""
+
+
+def test_the_command_explains_pytorch_models_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "told_models.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOTFUSE_CAPTURE", "inline")
+
+    def invoke(*args: Any) -> str:
+        done = CliRunner().invoke(app, ["explain", "told_models:pair", "--calls", "4", *map(str, args)])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    short, full = invoke(), invoke("--full")
+    assert "serves now:" in short and "decisions:" not in short and "decisions:" in full
+    assert '"sites"' in invoke("--json")
