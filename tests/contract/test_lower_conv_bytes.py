@@ -188,3 +188,31 @@ def test_integers_of_models_are_exact(group: int, xt: Any, wt: Any, extreme: boo
         assert np.array_equal(got, exact_convolution(x, w, int(z), zw, group, 1))
     plans = [p for s in session.explain().to_dict()["sites"] for p in s["plans"] if p["tier"] == 1]
     assert plans and {part["backend"] for part in plans[0]["partitions"]} == {"llvm"}, str(session.explain())
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("each", [False, True])
+def test_products_whose_weight_lies_either_way_are_exact(turned: bool, each: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """QGemm of a layer: bytes are multiplied as they lie, and with one scale and zero point they stay bytes to the end."""
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    rng = np.random.default_rng(3)
+    w, zero = rng.integers(0, 256, (37, 50)).astype(np.uint8), rng.integers(0, 256, 37 if each else ()).astype(np.uint8)
+    bias = rng.integers(-(1 << 20), 1 << 20, 37).astype(np.int32)
+    constants: dict[str, Any] = {"w": w if turned else w.T.copy(), "ws": np.ones(37 if each else (), np.float32), "wz": zero,
+                                 "one": np.float32(1), "xz": np.uint8(200), "b": bias}  # fmt: skip
+    node = helper.make_node("QGemm", ["x", "one", "xz", "w", "ws", "wz", "b"], ["y"], domain="com.microsoft", transB=int(turned))
+    ends = [helper.make_tensor_value_info("x", TensorProto.UINT8, [9, 50]),
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, [9, 37])]  # fmt: skip
+    kept = [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items()]
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:], kept)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    made = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    session = hotfuse.InferenceSession(made, settings=Settings(capture="inline", hot_calls=1))
+    for _ in range(5):
+        x = rng.integers(0, 256, (9, 50)).astype(np.uint8)
+        (got,) = session.run(None, {"x": x})
+        want = (x.astype(np.int64) - 200) @ (w.astype(np.int64) - zero.reshape(-1, 1)).T + bias
+        assert np.array_equal(got, want.astype(np.float32))
+    plans = [p for s in session.explain().to_dict()["sites"] for p in s["plans"] if p["tier"] == 1]
+    assert plans and (each or "int8 dot" in str(session.explain())), str(session.explain())

@@ -9,7 +9,7 @@ size, which is held against one of 255 steps of the result's range.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -18,7 +18,7 @@ from hotfuse.ir.types import TensorType
 from hotfuse.ops.table import Access, lookup, packet
 
 MOST = 0.01
-"""Most results, as a share of all, that may be a quantum apart."""
+"""Most results, as a share of all, that may be a quantum apart; one in any case."""
 STEPS = 255
 """Steps of the range of a result that is computed from rounded numbers."""
 _BEHIND = 0.1
@@ -43,6 +43,17 @@ def quanta(graph: Graph, number: Callable[[Value], float | None] = lambda _v: No
         _quantum(out, maker, number) if isinstance(out, Value) and out.name in rounded else None
         for out in graph.outputs
     )
+
+
+def quanta_of(graph: Graph, weights: Mapping[str, torch.Tensor]) -> tuple[Quantum, ...]:
+    """The same with constants by the keys of the graph's params."""
+    keys = {p.value.name: p.key for p in graph.params}
+
+    def number(v: Value) -> float | None:
+        tensor = weights.get(keys.get(v.name, ""))
+        return float(tensor) if tensor is not None and tensor.numel() == 1 else None
+
+    return quanta(graph, number)
 
 
 def _quantum(value: Value, maker: dict[str, Node], number: Callable[[Value], float | None]) -> float:
@@ -79,13 +90,18 @@ def tied(got: torch.Tensor, want: torch.Tensor, quantum: Quantum) -> bool:
         return False
     apart = (g - w).abs()
     if not want.dtype.is_floating_point:
-        return quantum == 1 and float(apart.max()) <= 1 and float((apart > 0).double().mean()) <= MOST
+        return quantum == 1 and float(apart.max()) <= 1 and _few(apart > 0)
     step = quantum or float(w.abs().max()) / STEPS
     if float(apart.max()) > step * (1 + _SLACK):
         return False
     if quantum == 0:
         return float(apart.mean()) <= _BEHIND * step
-    return float((apart > step * _SLACK).double().mean()) <= MOST
+    return _few(apart > step * _SLACK)
+
+
+def _few(places: torch.Tensor) -> bool:
+    """Whether a share of all places that ties may have; of a few places, one."""
+    return int(places.sum()) <= max(1.0, MOST * places.numel())
 
 
 def all_tied(

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from hotfuse.analysis.ties import Quantum, quanta
+from hotfuse.analysis.ties import quanta_of
 from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EvidenceValue, Why
@@ -25,7 +25,6 @@ from hotfuse.compile.skips import SKIP
 from hotfuse.compile.stored import place_of
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.branches import control_name
-from hotfuse.ir.graph import Value
 from hotfuse.machine.cores import usable_cores
 from hotfuse.profile.predict import ALL
 from hotfuse.profile.snapshot import GraphSeen
@@ -234,7 +233,7 @@ class Improver:
             self._log.span("compile", what, begin, nodes=len(better.graph.nodes))
             begin = self._log.now()
             proof = prove(better.run, entry.baseline.run, calls, self._plans.settings.tolerance, lambda: self._wide(entry),
-                          _quanta(entry))
+                          quanta_of(entry.baseline.graph, entry.weights))
             self._log.span("proof", what, begin, inputs=proof.inputs, judge=proof.judge)
         except Exception as e:
             text = f"{e.what}: {e.because}" if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
@@ -326,18 +325,6 @@ class Improver:
 
     def _decide(self, action: Action, why: Why, **evidence: EvidenceValue) -> None:
         self._means.decide(action, why, **evidence)
-
-
-def _quanta(entry: Entry) -> tuple[Quantum, ...]:
-    """The steps of outputs that the model rounds."""
-    graph = entry.baseline.graph
-    keys = {p.value.name: p.key for p in graph.params}
-
-    def number(v: Value) -> float | None:
-        found = entry.weights.get(keys.get(v.name, ""))
-        return float(found) if found is not None and found.numel() == 1 else None
-
-    return quanta(graph, number)
 
 
 def _versions(weights: Weights) -> list[int]:

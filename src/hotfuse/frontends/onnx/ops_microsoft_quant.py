@@ -17,6 +17,7 @@ from hotfuse.frontends.onnx.ops_quant import (
     dynamic_quantize_linear,
     matmul_integer,
     quantize_linear,
+    shifted,
 )
 from hotfuse.frontends.onnx.registry import Ctx, onnx_op
 
@@ -158,7 +159,11 @@ def qgemm(
     transB: int = 0,
 ) -> Tensor:
     """The bias is in units of the product; without an output scale the result is float."""
-    total = matmul_integer(ctx, a.t() if transA else a, b.t() if transB else b, a_zero, b_zero)
+    left = a.t() if transA else a
+    if transB:  # the weight as it lies, so that its bytes are seen to be multiplied
+        total = F.linear(shifted(left, a_zero, rows=True), shifted(b, b_zero, rows=True)).to(torch.int32)
+    else:
+        total = matmul_integer(ctx, left, b, a_zero, b_zero)
     if c is not None:
         total = total + c
     y = total.float() * (alpha * a_scale * b_scale)

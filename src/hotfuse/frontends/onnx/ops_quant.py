@@ -112,7 +112,8 @@ def _per_row(v: Tensor) -> Tensor:
     return v.unsqueeze(-1) if v.dim() == 1 else v
 
 
-def _shifted(x: Tensor, zero_point: Tensor | None, rows: bool = False, dtype: torch.dtype = torch.float64) -> Tensor:
+def shifted(x: Tensor, zero_point: Tensor | None, rows: bool = False, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A quantized tensor less its zero point, or points of its columns (of its `rows`), exactly."""
     y = x.to(dtype) if x.dtype not in FLOAT8 else x.float().to(dtype)
     if zero_point is None:
         return y
@@ -124,7 +125,7 @@ def _shifted(x: Tensor, zero_point: Tensor | None, rows: bool = False, dtype: to
 def matmul_integer(
     ctx: Ctx, a: Tensor, b: Tensor, a_zero_point: Tensor | None = None, b_zero_point: Tensor | None = None
 ) -> Tensor:
-    return torch.matmul(_shifted(a, a_zero_point, rows=True), _shifted(b, b_zero_point)).to(torch.int32)
+    return torch.matmul(shifted(a, a_zero_point, rows=True), shifted(b, b_zero_point)).to(torch.int32)
 
 
 @onnx_op("QLinearMatMul")
@@ -139,7 +140,7 @@ def qlinear_matmul(
     y_scale: Tensor,
     y_zero_point: Tensor,
 ) -> Value:
-    y = torch.matmul(_shifted(a, a_zero_point, rows=True), _shifted(b, b_zero_point)).float()
+    y = torch.matmul(shifted(a, a_zero_point, rows=True), shifted(b, b_zero_point)).float()
     y = y * (_per_row(a_scale.float()) * b_scale.float() / _per_row(y_scale.float()))
     return _store(y, _per_row(_number(y_zero_point)), elem_of(y_zero_point))
 
@@ -170,7 +171,7 @@ def conv_integer(
 ) -> Tensor:
     zero = None if w_zero_point is None else _per_filter(w_zero_point, w.dim())
     dtype = _exact(w, attrs.get("group", 1))
-    return conv(ctx, _shifted(x, x_zero_point, dtype=dtype), _shifted(w, zero, dtype=dtype), **attrs).to(torch.int32)
+    return conv(ctx, shifted(x, x_zero_point, dtype=dtype), shifted(w, zero, dtype=dtype), **attrs).to(torch.int32)
 
 
 @onnx_op("QLinearConv")
@@ -188,9 +189,9 @@ def qlinear_conv(
     **attrs: Any,
 ) -> Value:
     dtype = _exact(w, attrs.get("group", 1))
-    weight = _shifted(w, _per_filter(w_zero_point, w.dim()), dtype=dtype)
+    weight = shifted(w, _per_filter(w_zero_point, w.dim()), dtype=dtype)
     wide = None if bias is None or dtype is torch.float32 else bias.to(dtype)
-    y = conv(ctx, _shifted(x, x_zero_point, dtype=dtype), weight, wide, **attrs)
+    y = conv(ctx, shifted(x, x_zero_point, dtype=dtype), weight, wide, **attrs)
     if bias is not None and wide is None:  # a bias may be larger than what fp32 holds exactly
         y = y.to(torch.int32) + _per_filter(bias, w.dim() - 1)
     scale = x_scale.float() * _per_filter(w_scale.float(), w.dim() - 1) / y_scale.float()
