@@ -104,6 +104,24 @@ def test_less_work_is_worth_a_thread_that_is_awake() -> None:
     assert teams == [1, 4, 3, 1]
 
 
+def test_a_kernel_that_is_timed_finds_threads_awake() -> None:
+    teams: list[int] = []
+
+    @BODY
+    def body(_: int, thread: int, team: int) -> None:
+        if thread == 0:
+            teams.append(team)
+
+    with parallel.awake(4):
+        fork(body, 1, awake=3, given=4)
+    with parallel.awake(1):
+        fork(body, 1, awake=3, given=4)
+    with pytest.raises(KeyError), parallel.awake(4):
+        raise KeyError("what is timed may fail")
+    fork(body, 1, awake=3, given=4)
+    assert teams == [3, 1, 1]
+
+
 def test_runs_of_several_callers_have_a_team_each() -> None:
     wrong: list[str] = []
 

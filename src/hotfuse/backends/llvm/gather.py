@@ -26,7 +26,8 @@ free as before. At most one of the process moves in `EVERY_NS`, so that teams th
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
@@ -51,6 +52,8 @@ the team, parts to be done in all so far, and the team around this one; the coun
 each with its sleepers behind it; the set of cores that the team has."""
 _CODE, _DATA, _SIZE, _PARTS, _AROUND = (_JOB + 8 * k for k in range(5))
 BYTES = _TAKEN + _CPUS // 8
+_ALIGNED = 128
+_TEAM, _ROUSE = ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _ALL = (1 << 16) - 1
 """Threads that a job asks for to end the team. A job is known by a word: its number, and in the lowest bits for how many threads
 it is. Who is not among them reads nothing else, as the next job may be written already."""
@@ -198,6 +201,16 @@ go:
   ret void
 one:
   call void %body(ptr %data, i64 0, i64 1)
+  ret void
+}}
+
+; wakes a team that is open
+define void @rouse(i64 %threads) {{
+  call void @{FORK}(ptr @nothing, ptr null, i64 %threads, i64 %threads, i64 %threads)
+  ret void
+}}
+
+define internal void @nothing(ptr %data, i64 %thread, i64 %threads) {{
   ret void
 }}
 
@@ -409,12 +422,23 @@ class Gathered:
         """How often the runtime was asked for its threads."""
         return self._word("regions")
 
+    @contextmanager
+    def awake(self, threads: int) -> Generator[None]:
+        """What kernels find inside a native run: an open team, all of it awake. Nothing of torch may fork meanwhile."""
+        memory = ctypes.create_string_buffer(BYTES + _ALIGNED)
+        at = -(-ctypes.addressof(memory) // _ALIGNED) * _ALIGNED
+        _TEAM(self.symbols[OPEN])(at)
+        try:
+            _ROUSE(self.code.address("rouse"))(threads)
+            yield
+        finally:
+            _TEAM(self.symbols[CLOSE])(at)
+
 
 def gathered(openmp: Mapping[str, int], system: Mapping[str, int] | None = None) -> Gathered:
     """The functions over a runtime's own (`OPENMP`), by their names there; `system` replaces calls of the C library."""
-    code = load_object(
-        compile_object(text(host().triple, _key()), host()).code, (*NAMES, "moved", "regions"), {**openmp, **(system or {})}
-    )
+    names = (*NAMES, "rouse", "moved", "regions")
+    code = load_object(compile_object(text(host().triple, _key()), host()).code, names, {**openmp, **(system or {})})
     return Gathered(code, {n: code.address(n) for n in NAMES})
 
 

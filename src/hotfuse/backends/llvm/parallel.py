@@ -9,7 +9,8 @@ code is loaded. Where there is no such runtime, they are bound to functions that
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,17 @@ def runtime() -> Runtime:
     return Runtime(
         "serial", {n: loaded.address(n) for n in SYMBOLS}, "; ".join(tried) or "no OpenMP library is loaded", loaded
     )
+
+
+@contextmanager
+def awake(threads: int) -> Generator[None]:
+    """While a kernel is timed by itself: a team around it as in a native run, where that would have one."""
+    team = runtime().team
+    if threads < 2 or team is None:
+        yield
+        return
+    with team.awake(threads):
+        yield
 
 
 def _candidates() -> list[str]:
