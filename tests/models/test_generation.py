@@ -157,3 +157,38 @@ def test_in_the_background_at_tier_1() -> None:
                 break
         else:
             pytest.fail(str(fast.explain()))
+
+
+def whisper() -> Any:
+    return T.WhisperForConditionalGeneration(T.WhisperConfig(
+        vocab_size=97, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, num_mel_bins=8, max_source_positions=16, max_target_positions=40,
+        decoder_start_token_id=1, pad_token_id=0, bos_token_id=1, eos_token_id=96, suppress_tokens=None,
+        begin_suppress_tokens=None))  # fmt: skip
+
+
+def test_speech() -> None:
+    model = whisper().eval()
+    model.generation_config.max_length = 20
+    fast = hotfuse.jit(model, settings=Settings(capture="inline"))
+    for _ in range(3):
+        features = torch.randn(1, 8, 32)
+        want = model.generate(features, max_new_tokens=10, do_sample=False)
+        assert torch.equal(fast.generate(features, max_new_tokens=10, do_sample=False), want)
+    assert fast.stats()["graph_calls"] >= 12, str(fast.explain())
+
+
+def test_a_pipeline_takes_a_served_model() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {f"w{i}": i for i in range(97)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w2"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = T.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="w0", eos_token="w96", unk_token="w2")
+    model = llama().eval()
+    fast = hotfuse.jit(model, settings=Settings(capture="inline"))
+    mine = T.pipeline("text-generation", model=fast, tokenizer=tokenizer, device="cpu")
+    theirs = T.pipeline("text-generation", model=model, tokenizer=tokenizer, device="cpu")
+    for text in ("w5 w6 w7 w8", "w9 w10 w11 w12", "w20 w21 w22 w23"):
+        got, want = (p(text, max_new_tokens=8, do_sample=False) for p in (mine, theirs))
+        assert got == want
+    assert fast.stats()["graph_calls"] >= 12, str(fast.explain())
