@@ -61,6 +61,8 @@ def forget() -> None:
                        ("compile.runs", "_outcomes")):
         if (module := loaded(name)) is not None:
             getattr(module, kept).clear()
+    if (place := loaded("cache.place")) is not None:
+        place.forget()
     for name in ("compile.crossing", "compile.skipping"):
         if (module := loaded(name)) is not None:
             module.shifts.seen = {}

@@ -16,10 +16,13 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import faults
 from hotfuse.base.settings import Objective, Precision, Settings, Weights, from_env
 from hotfuse.base.structure import Spec
+from hotfuse.cache.place import cache_stats
 from hotfuse.compile import wire
+from hotfuse.compile.captures import Known, captured, known
 from hotfuse.compile.service import ask, counters, service
 from hotfuse.explain import Explanation, explain_engine, memory_of
 from hotfuse.frontends.captured import CallSpec
+from hotfuse.frontends.naming import Unnamed, structure_name
 from hotfuse.frontends.ship import restore, ship
 from hotfuse.machine.heap import heap
 from hotfuse.pipeline import Units, compile_tier0
@@ -41,11 +44,22 @@ class TorchModel:
         self.settings = settings
         self.name = type(target).__name__ if isinstance(target, nn.Module) else getattr(target, "__name__", "function")
         self.call = target
+        self.unnamed = ""
+        """Why its captures are not kept; empty where they are, or nobody asked so far."""
 
     def prepare(self) -> None:
-        """Have a worker load what capturing takes."""
-        if self.settings.capture == "background":
+        """Have a worker load what capturing takes, unless the cache knows the model."""
+        at = self._at()
+        if self.settings.capture == "background" and (at is None or not at.remembered()):
             ask({"kind": "ready", "front": "torch"}, [], self.settings)
+
+    def _at(self) -> Known | None:
+        """Where captures of the model as it is now are kept; None where nothing is, or it has no name."""
+        try:
+            return known("torch", lambda: structure_name(self.target), self.settings)
+        except Unnamed as e:
+            self.unnamed = str(e)
+            return None
 
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
         """Ship the model to the worker and bind what comes back to the live tensors."""
@@ -53,11 +67,14 @@ class TorchModel:
             shipment = ship(self.target, spec)
         watch = Watch(shipment.modules, shipment.tensors, [self.target])
         watching(watch)
-        header = {"kind": "torch", "call": wire.call_to_json(call)}
-        captured = wire.answer_from_message(ask(header, [shipment.blob], self.settings))
-        weights: dict[str, torch.Tensor] = {k: shipment.tensors[n] for k, n in captured.shared.items()}
-        weights |= {k: restore(info) for k, info in captured.constants.items()}
-        return Capture(captured, weights, watch)
+
+        def capture(call: CallSpec) -> wire.Message:
+            return ask({"kind": "torch", "call": wire.call_to_json(call)}, [shipment.blob], self.settings)
+
+        done = captured(self._at(), repr(spec), call, capture, self.settings.capture_timeout_s)
+        weights: dict[str, torch.Tensor] = {k: shipment.tensors[n] for k, n in done.shared.items()}
+        weights |= {k: restore(info) for k, info in done.constants.items()}
+        return Capture(done, weights, watch)
 
 
 class Jit:
@@ -166,6 +183,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "code": epochs.counts(),
         "recorded": engine.recorder.stats(),
         "compile": counters(),
+        "cache": cache_stats(engine.settings),
         "memory": {**memory_of(entries), **_released(engine), "trimmed": heap.bytes},
         "captures": sum(n for k, n in events.items() if k.startswith("capture.")),
         "swaps": sum(n for k, n in events.items() if k.startswith("deploy.")),

@@ -14,6 +14,8 @@ import torch
 from hotfuse.base.faults import faults
 from hotfuse.base.structure import describe
 from hotfuse.base.trace import chrome_trace
+from hotfuse.cache.folder import COUNTED
+from hotfuse.cache.place import cache_stats
 from hotfuse.compile.recall import recalled
 from hotfuse.compile.service import counters
 from hotfuse.compile.stored import place_of
@@ -97,6 +99,7 @@ def explain_engine(
             "gradients": engine.gradients.explain([e.links for s in list(engine.sites.values()) for e in s.entries]),
             "idle": engine.recorder.idle(),
             "background_faults": faults.counts(),
+            "cache": {**cache_stats(engine.settings), "unnamed": getattr(engine.model, "unnamed", "")},
             "workers": {k: v for k, v in counters().items() if k in WORKERS},
             "background": {k: v for k, v in counters().items() if k in BACKGROUND},
             "concurrency": engine.concurrency.to_dict(),
@@ -268,6 +271,17 @@ def _concurrency(c: dict[str, Any]) -> list[str]:
             f"{c['cores']} cores{more}"]  # fmt: skip
 
 
+def _cache(found: dict[str, Any]) -> list[str]:
+    """What earlier processes left: how much of it was of use, what was refused, and why the rest was made anew."""
+    if found["state"] != "on":
+        return [f"cache: {found['state']}"]
+    said = [f"{found[k]} {k.replace('_', ' ')}" for k in COUNTED if found[k]]
+    lines = [f"cache: {', '.join(said) or 'not asked so far'}"]
+    lines += [f"  {n} {k}" for k, n in found["reasons"].items()]
+    unnamed = [f"  captures are not kept: {found['unnamed']}"] if found["unnamed"] else []
+    return lines + [f"  {t}" for t in found["told"]] + unnamed
+
+
 def _trade(t: dict[str, Any]) -> str:
     """What a plan costs against the one before it."""
     (us, now_us), (uj, now_uj), (size, now_size) = t["us"], t["microjoules"], t["bytes"]
@@ -348,7 +362,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
     out += data["watching"].splitlines()
     out.append("idle time: " + ", ".join(f"{v}" if k == "state" else f"{k} {v}" for k, v in data["idle"].items()
                                          if v not in (None, "", 0)))
-    out += _workers(data["workers"])
+    out += _cache(data["cache"]) + _workers(data["workers"])
     out += _background(data["background"])
     out += _concurrency(data["concurrency"])
     out += [f"background work of the process failed {n} times: {what}" for what, n in data.get("background_faults", {}).items()]

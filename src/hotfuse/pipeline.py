@@ -22,10 +22,12 @@ from hotfuse.base.debug import ASSEMBLY, GRAPHS, LLVM, TILES, UNITS, say
 from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
+from hotfuse.compile import recipes
 from hotfuse.compile.drive import Compilation
 from hotfuse.compile.fetch import NativeParts, account, begin, finished
 from hotfuse.compile.freeze import frozen, unfolded
 from hotfuse.compile.literals import with_numbers
+from hotfuse.compile.recipes import Recipe
 from hotfuse.compile.runs import RunParts, fetch_runs, without_runs
 from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.ir.graph import Graph
@@ -85,9 +87,7 @@ TIER0: tuple[Stage, ...] = (
 
 
 def _asked(graph: Graph, job: Job) -> tuple[Graph, NativeParts, Mapping[str, int]]:
-    sizes = bind(graph, [tuple(t.shape) for t in job.sample])
-    if isinstance(sizes, Mismatch):
-        raise InternalError("a sample call does not fit its own graph", because=str(sizes))
+    sizes = _sizes(graph, job.sample)
     compilation = begin(show(graph), sizes, job.settings, job.demand or ANY_DEMAND)
     compilation.latest = lambda: _of_late(graph, job.demand)
     if job.started is not None:
@@ -98,6 +98,14 @@ def _asked(graph: Graph, job: Job) -> tuple[Graph, NativeParts, Mapping[str, int
         job.progress(lambda: _run(TIER1[1:], (graph, parts(), sizes), job), settled)
 
     return graph, finished(compilation, None if job.progress is None else early), sizes
+
+
+def _sizes(graph: Graph, sample: Sequence[torch.Tensor]) -> Mapping[str, int]:
+    """Of a real call."""
+    sizes = bind(graph, [tuple(t.shape) for t in sample])
+    if isinstance(sizes, Mismatch):
+        raise InternalError("a sample call does not fit its own graph", because=str(sizes))
+    return sizes
 
 
 def _of_late(graph: Graph, demand: Demand | None) -> Mapping[str, int] | None:
@@ -164,6 +172,7 @@ def compile_units(
     on_progress: Progress | None = None,
     demand: Demand | None = None,
     started: Callable[[Compilation], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
     """The same unit by unit, the most valuable first; `on_progress` may deploy what there is before all of it is done."""
     begun: list[Compilation] = []
@@ -173,14 +182,60 @@ def compile_units(
         if started is not None:
             started(compilation)
 
+    job, asked, recipe = _prepared(graph, weights, sample, settings, demand)
+    job = replace(job, progress=on_progress, started=note)
+    if recipe is None:
+        made = _compiled(asked, job, begun)
+    elif (kept := recipes.find(recipe, job.demand or ANY_DEMAND)) is not None:
+        return _linked(kept, asked, job)
+    else:
+        with recipe.folder.making(recipe.address, settings.unit_timeout_s, stop):
+            if (kept := recipes.again(recipe, job.demand or ANY_DEMAND)) is not None:
+                return _linked(kept, asked, job)
+            made = _compiled(asked, job, begun, recipe)
+    say(settings.debug, GRAPHS, lambda: show(made.graph))
+    return made
+
+
+def remembered(
+    graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings
+) -> Plan | None:
+    """The plan that an earlier process made of a graph and that won there, linked and packed; None where there is none."""
+    job, asked, recipe = _prepared(graph, weights, sample, settings, None)
+    kept = None if recipe is None else recipes.find(recipe, ANY_DEMAND, other_sizes=True)
+    return None if kept is None or kept.recipe.verdict is None else _linked(kept, asked, job)
+
+
+def _prepared(
+    graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings, demand: Demand | None
+) -> tuple[Job, Graph, Recipe | None]:
+    """What a compilation begins with, and where its outcome is kept."""
     folded, constants = frozen(graph, weights)
-    numbered = with_numbers(folded, constants)
-    job = Job(settings, constants, sample, on_progress, demand, note, unfolded=unfolded(graph, numbered))
-    plan = _run(TIER1, numbered, job)
+    asked = with_numbers(folded, constants)
+    job = Job(settings, constants, sample, demand=demand, unfolded=unfolded(graph, asked))
+    return job, asked, recipes.recipe_of(show(asked), _sizes(asked, sample), settings, demand or ANY_DEMAND)
+
+
+def _linked(kept: recipes.Kept, graph: Graph, job: Job) -> Plan:
+    """A plan of object code that was kept."""
+    if why := unavailable():
+        raise InternalError("object code that was kept cannot be used", because=why)
+    plan = _run(TIER1[2:], (graph, kept.parts, _sizes(graph, job.sample)), job)
+    stale = f"; {kept.recipe.stale}, and it is compiled anew beside" if kept.recipe.stale else ""
+    note = f"its code is from the cache: no kernel was compiled{stale}"
+    return replace(plan, account=kept.account, recipe=kept.recipe, notes=(note, *plan.notes))
+
+
+def _compiled(graph: Graph, job: Job, begun: Sequence[Compilation], recipe: Recipe | None = None) -> Plan:
+    """A plan of kernels that are compiled now, and kept for later processes."""
+    asked = TIER1[0].run(graph, job)
+    runs = TIER1[1].run(asked, job)
+    plan = _run(TIER1[2:], runs, job)
     told = account(begun[0])
-    say(settings.debug, UNITS, told.lines)
-    say(settings.debug, GRAPHS, lambda: show(plan.graph))
-    return replace(plan, account=told)
+    say(job.settings.debug, UNITS, told.lines)
+    if recipe is not None:
+        recipes.keep(recipe, runs[1], asked[1].message, told)
+    return replace(plan, account=told, recipe=recipe)
 
 
 class Units:
@@ -207,10 +262,16 @@ class Units:
                 compilation.cancel()
 
         try:
-            return compile_units(graph, weights, sample, self._settings, progress, demand, started)
+            return compile_units(graph, weights, sample, self._settings, progress, demand, started, lambda: self._called_off)
         finally:
             with self._lock:
                 self._running.pop(me, None)
+
+    def remembered(
+        self, graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], /
+    ) -> Plan | None:
+        """The plan that an earlier process made of a graph and that won there; None where there is none."""
+        return remembered(graph, weights, sample, self._settings)
 
     def call_off(self) -> None:
         """End what runs, and whatever would begin from now on."""

@@ -89,7 +89,7 @@ def test_a_worker_killed_between_jobs_is_replaced() -> None:
     own = service()
     model = nn.Linear(2, 2).eval()
     for _ in range(2):
-        fast = hotfuse.jit(model, settings=Settings())
+        fast = hotfuse.jit(model, settings=Settings(cache="off"))
         with torch.no_grad():
             fast(torch.ones(3, 2))
             assert fast.wait(120)

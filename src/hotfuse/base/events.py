@@ -66,6 +66,7 @@ class Why(StrEnum):
     UNSUPPORTED_CALL = "the call's arguments cannot be described"
     IDLE = "idle time was used to measure kernels"
     RETRAINED = "the performance model was trained again in idle time"
+    WON_BEFORE = "it won in an earlier process, and was proven again"
     LOST_BEFORE = "it lost in earlier processes for certain, and nothing it rested on has changed"
     BOTTLENECK = "a strategy addresses what limits it"
     UNPROMISING = "such a strategy did not help against this bottleneck before"

@@ -106,6 +106,13 @@ class Settings:
     """The store: a path or URL; None is a file in the cache folder."""
     cache_dir: Path = Path("~/.cache/hotfuse")
     """Where the profile store, and whatever else outlives a process, is kept."""
+    cache: str | None = None
+    """Where captured graphs, object code and verdicts are kept for later processes: a folder; `off` keeps none. None is a folder in
+    the cache folder, or none where `profiles` is in memory, which asks for nothing to be kept."""
+    cache_bytes: int = 1 << 30
+    """Size of that folder; the least recently used entries leave first."""
+    cache_key: str | None = None
+    """A file with a key that signs entries and is trusted beside the user's own, for machines that share a folder."""
     debug: int = 0
     """What is printed to stderr as it happens, 0 to 7 (docs/debugging.md)."""
     perf_map: bool = False
@@ -140,6 +147,9 @@ _ENV = {
     "HOTFUSE_PROFILES": "profiles",
     "HOTFUSE_PERF_MAP": "perf_map",
     "HOTFUSE_WORKERS": "workers",
+    "HOTFUSE_CACHE": "cache",
+    "HOTFUSE_CACHE_BYTES": "cache_bytes",
+    "HOTFUSE_CACHE_KEY": "cache_key",
 }
 
 
@@ -153,6 +163,10 @@ def from_env(environ: Mapping[str, str] | None = None) -> Settings:
         if name == "debug":
             if not text.isdecimal():
                 raise InputError(f"{var}={text!r} is not a debug level", hint="a number from 0 to 7")
+            changes[name] = int(text)
+        elif name == "cache_bytes":
+            if not text.isdecimal():
+                raise InputError(f"{var}={text!r} is not a number of bytes")
             changes[name] = int(text)
         elif name == "perf_map":
             if text not in ("0", "1"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from hotfuse.backends.llvm.native import CompiledKernel, load_kernel
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
+from hotfuse.compile import wire
 from hotfuse.compile.account import COUNTED, Account, add_up
 from hotfuse.compile.drive import Compilation, Here
 from hotfuse.compile.recall import recalled
@@ -65,6 +66,8 @@ class NativeParts:
     notes: tuple[str, ...]
     demand: Demand = ANY_DEMAND
     """What it was made for: a group that is to be tried with the library stays there when runs are made."""
+    message: wire.Message = field(default=({}, []), repr=False)
+    """The same as it came: what is kept for later processes."""
 
 
 Progress = Callable[[Callable[[], NativeParts], float], None]
@@ -94,7 +97,8 @@ def finished(compilation: Compilation, on_progress: Progress | None = None) -> N
             known[i] = kernel_from_json(header["kernels"][i], codes[i])
         if not known and not header["branches"]:
             raise InternalError("no part of the graph has a kernel", because="; ".join(header["notes"])[:500])
-        return NativeParts(body_from_json(header), tuple(known.values()), tuple(header["notes"]), compilation.demand)
+        made = (header, codes)
+        return NativeParts(body_from_json(header), tuple(known.values()), tuple(header["notes"]), compilation.demand, made)
 
     try:
         compilation.run(None if on_progress is None else lambda _message, settled: on_progress(parts, settled))
@@ -102,6 +106,12 @@ def finished(compilation: Compilation, on_progress: Progress | None = None) -> N
         add_up(compilation.graph.counts)
         compilation.remember()
     return parts()
+
+
+def parts_from(header: dict[str, Any], codes: Sequence[bytes], demand: Demand) -> NativeParts:
+    """Parts as an earlier process kept them."""
+    kernels = tuple(kernel_from_json(k, code) for k, code in zip(header["kernels"], codes, strict=True))
+    return NativeParts(body_from_json(header), kernels, tuple(header["notes"]), demand, (header, list(codes)))
 
 
 def account(compilation: Compilation) -> Account:

@@ -35,12 +35,13 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.bench import MAX_KEPT, Piece, bench, keep, piece_of
 from hotfuse.compile.fetch import Body, KernelCode, NativeParts, body_from_json, kernel_from_json
+from hotfuse.compile.kept import verdict
 from hotfuse.compile.run_finish import Finished, finish
 from hotfuse.compile.run_loops import LoopPlanner
 from hotfuse.compile.run_plan import Planner, copy_graph
 from hotfuse.compile.run_steps import Level, PlannedBranch, PlannedLoop
 from hotfuse.compile.service import ask
-from hotfuse.compile.stored import wanted
+from hotfuse.compile.stored import place_of, wanted
 from hotfuse.compile.trial import Outcome, attempt
 from hotfuse.compile.ways import Ways
 from hotfuse.hpm.bottleneck import Strategy
@@ -164,15 +165,21 @@ class _Bench:
         return self.numbers[text]
 
     def _add(self, piece: Piece, allowance_us: float) -> None:
-        text, normal = piece.text, piece.normal
-        lowered, compiled, outcome = _tried(piece, allowance_us)
-        ops = "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for n in normal.nodes))
-        self.made.append({**to_json(lowered), "ops": ops, "compile_s": round(sum(compiled.seconds.values()), 4),
-                          "multiplies": compiled.multiplies,
-                          "kernel_us": round(outcome.kernel_us, 1), "library_us": round(outcome.library_us, 1)})  # fmt: skip
-        self.codes.append(compiled.code)
-        self.given.append(lowered)
-        self.numbers[text] = len(self.given) - 1
+        from hotfuse.compile import kernel_text  # a worker's, as below
+
+        def make() -> Message:
+            lowered, compiled, outcome = _tried(piece, allowance_us)
+            ops = "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for n in piece.normal.nodes))
+            return {**to_json(lowered), "ops": ops, "compile_s": round(sum(compiled.seconds.values()), 4),
+                    "multiplies": compiled.multiplies, "kernel_us": round(outcome.kernel_us, 1),
+                    "library_us": round(outcome.library_us, 1)}, [compiled.code]  # fmt: skip
+
+        basis = {"threads": str(self.threads), "sizes": repr(sorted(piece.sizes.items())), "options": repr(allowance_us)}
+        about, codes = verdict("bridge", piece.text, basis, make)
+        self.made.append(about)
+        self.codes += codes
+        self.given.append(kernel_text.from_json(about))
+        self.numbers[piece.text] = len(self.given) - 1
 
 
 _outcomes: OrderedDict[str, tuple[Lowered, CompiledKernel, Outcome] | CannotLower] = OrderedDict()
@@ -383,18 +390,25 @@ class RunParts:
     body: RunBody
     kernels: tuple[KernelCode, ...]
     notes: tuple[str, ...]
+    message: Message | None = None
+    """The worker's answer as it came; None where there are no runs."""
 
 
 def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings) -> RunParts:
     """Have the worker make runs of kernels."""
     request = {"kind": "runs", "body": _body_json(parts.body), "dims": dict(sizes), "threads": threads_for(settings),
                "kernels": [{**(k.said or to_json(k.lowered)), "ways": k.ways and k.ways.to_json()} for k in parts.kernels],
-               "strategies": list(parts.demand.strategies), "focus": parts.demand.focus}  # fmt: skip
-    header, blobs = ask(request, [], settings, parts.demand.gain)
+               "strategies": list(parts.demand.strategies), "focus": parts.demand.focus,
+               **place_of(settings).header()}  # fmt: skip
+    return runs_from(parts, *ask(request, [], settings, parts.demand.gain))
+
+
+def runs_from(parts: NativeParts, header: dict[str, Any], blobs: Sequence[bytes]) -> RunParts:
+    """Parts with the runs that a worker made of them, in this process or an earlier one."""
     count = len(blobs) - int(header["drivers"])
     more = tuple(kernel_from_json(k, code) for k, code in zip(header["kernels"], blobs[:count], strict=True))
     body = _run_body(header["body"], blobs[count:])
-    return RunParts(body, (*parts.kernels, *more), (*parts.notes, *header["notes"]))
+    return RunParts(body, (*parts.kernels, *more), (*parts.notes, *header["notes"]), (header, list(blobs)))
 
 
 def threads_for(settings: Settings) -> int:

@@ -1,6 +1,6 @@
 """Which profile store a request speaks of: it travels in the request's header, as workers serve models with different settings.
 
-place ::= {"profiles": a path or URL, "record": whether what is measured may be written there}
+place ::= {"profiles": a path or URL, "record": whether what is measured may be written there, "cache": where code is kept}
     strategies ::= names of candidates that are to be tried alone, where somebody wants to know what they are worth
     focus ::= the groups that those are about, between commas; "*" for all of them
     threads ::= how many calls have: what is learned of one number of threads says nothing of another
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotfuse.base.settings import Settings, from_env
+from hotfuse.cache.folder import Folder
+from hotfuse.cache.place import Where, folder_at, where
 from hotfuse.profile.place import location
 
 EVERY = "*"
@@ -29,10 +31,12 @@ class Place:
 
     path: str
     record: bool = True
+    cache: Where | None = None
+    """Where object code and verdicts are kept, if they are."""
 
     def header(self) -> dict[str, Any]:
         """For a request."""
-        return {"profiles": self.path, "record": self.record}
+        return {"profiles": self.path, "record": self.record, "cache": self.cache}
 
 
 _current: ContextVar[Place | None] = ContextVar("place", default=None)
@@ -43,7 +47,7 @@ _focus: ContextVar[str] = ContextVar("focus", default="")
 
 def place_of(settings: Settings) -> Place:
     """Where the settings put the store; only serving writes there."""
-    return Place(location(settings), settings.record and settings.capture == "background")
+    return Place(location(settings), settings.record and settings.capture == "background", where(settings))
 
 
 def current() -> Place:
@@ -54,8 +58,9 @@ def current() -> Place:
 @contextmanager
 def used_by(header: Mapping[str, Any]) -> Generator[None]:
     """While a request is answered, its store is the current one."""
-    path = header.get("profiles")
-    token = _current.set(Place(str(path), bool(header.get("record"))) if path else None)
+    path, cache = header.get("profiles"), header.get("cache")
+    kept = None if cache is None else (str(cache[0]), str(cache[1]), cache[2], int(cache[3]))
+    token = _current.set(Place(str(path), bool(header.get("record")), kept) if path else None)
     asked = _only.set(tuple(str(s) for s in header.get("strategies", ())))
     about = _focus.set(str(header.get("focus", "")))
     served = _threads.set(max(1, int(header.get("threads", 1))))
@@ -71,6 +76,12 @@ def used_by(header: Mapping[str, Any]) -> Generator[None]:
 def threads() -> int:
     """How many threads calls have that the request in hand is for."""
     return _threads.get()
+
+
+def folder() -> Folder | None:
+    """Where the request in hand keeps object code; None where it does not."""
+    place = _current.get()
+    return None if place is None or place.cache is None else folder_at(place.cache)
 
 
 def strategies() -> tuple[str, ...]:

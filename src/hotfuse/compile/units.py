@@ -25,6 +25,7 @@ from hotfuse.compile import growth, kinds, recall, stored, trial
 from hotfuse.compile.bench import Kernel, Piece, allowed_by, bench, foreseen, keep, piece_of
 from hotfuse.compile.contest import Contest
 from hotfuse.compile.crossing import BUDGET_S, Crossing, Found
+from hotfuse.compile.kept import Unkept, grouping, verdict
 from hotfuse.compile.kernel_text import to_json
 from hotfuse.compile.learned import foresight, notes, refresh
 from hotfuse.compile.measure import Made
@@ -40,7 +41,6 @@ from hotfuse.ir.branches import CAPTURES, branches
 from hotfuse.ir.graph import Graph, Node
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
-from hotfuse.lower.errors import CannotLower
 from hotfuse.ops.table import Access, lookup, packet
 from hotfuse.simplify import simplify
 from hotfuse.tile.serial import one_thread
@@ -62,10 +62,16 @@ def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
 def _plan(header: dict[str, Any]) -> Message:
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
     refresh()
-    bodies: list[dict[str, Any]] = []
-    with allowed_by(header):
+
+    def make() -> Message:
+        bodies: list[dict[str, Any]] = []
         _body(verify(parse(header["graph"])), sizes, bodies, {}, header.get("objective", "latency"), measuring(sizes))
-        return {"ok": True, "bodies": bodies, "peaks": asdict(bench().peaks), "recalled": recall.states()}, []
+        return {"ok": True, "bodies": bodies, "peaks": asdict(bench().peaks)}, []
+
+    with allowed_by(header):
+        ahead = foresight()
+        answer, _ = grouping(header, sizes, "" if ahead is None else str(ahead.predictor.model.version), make)
+        return {**answer, "recalled": recall.states()}, []
 
 
 def measuring(sizes: Mapping[str, int]) -> Gate:
@@ -231,6 +237,20 @@ class _Unit:
         return self._cut(first, why) if first else ({"ok": True, "refused": why}, [])
 
     def _kernel(self, piece: Piece) -> Message:
+        """A kernel that won its trial, made now or by an earlier process; raises a HotfuseError where there is none."""
+        core = bench().core
+        around = (sorted((n, str(d)) for n, d in piece.meaning.items()), [str(g) for g in self.uses[0][0].guards])
+        options = (core.precision, core.lean, self.ways, wanted(piece.text))
+        basis = {"threads": str(self.threads), "sizes": repr(sorted(piece.sizes.items())), "options": repr(options)}
+        answer, codes = verdict("unit", f"{piece.text}\n{around}", basis, lambda: self._made(piece))
+        self._beaten(float(answer["kernel"]["kernel_us"]))
+        return {**answer, "keys": self._keys()}, codes
+
+    def _beaten(self, us: float) -> None:
+        if self.beat is not None and us >= self.beat:
+            raise Unkept(f"one kernel takes {us:.1f} us where two take {self.beat:.1f}")
+
+    def _made(self, piece: Piece) -> Message:
         made = bench().kernel(piece)
         if Strategy.THREADS.value in wanted(piece.text):
             made = _on_one_thread(made)
@@ -242,8 +262,7 @@ class _Unit:
             kept.tried(piece.key, piece.normal, piece.sizes, outcome.kernel_us, outcome.library_us, outcome.threads)
         if outcome.threads < self.threads:
             said.append(f"{piece.ops}: tried on {outcome.threads} of {self.threads} threads, as cores were busy")
-        if self.beat is not None and outcome.kernel_us >= self.beat:
-            raise CannotLower(f"one kernel takes {outcome.kernel_us:.1f} us where two take {self.beat:.1f}")
+        self._beaten(outcome.kernel_us)
         kernel = made.lowered.kernel
         plan = scratch.plan(kernel)
         own = sum(plan.stack.values()) + (plan.arena_bytes(piece.sizes, 1) if plan.needs_arena else 0)
@@ -262,7 +281,7 @@ class _Unit:
         also: list[dict[str, Any]] = [
             {**to_json(m.lowered), "ops": piece.ops, "compile_s": round(sum(m.compiled.seconds.values()), 4)} for m in found.made
         ]
-        answer = {"ok": True, "kernel": about, "text": text, "keys": self._keys(), "also": also,
+        answer = {"ok": True, "kernel": about, "text": text, "also": also,
                   "notes": [*found.notes, *said]}
         return answer, [made.compiled.code, *(m.compiled.code for m in found.made)]
 

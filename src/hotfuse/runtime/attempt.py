@@ -45,6 +45,19 @@ class Improve(Protocol):
         ...
 
 
+class NotRemembered(Exception):
+    """No earlier process made a plan of a graph that won."""
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """What makes plans may know those that earlier processes made."""
+
+    def remembered(self, graph: Graph, weights: Weights, sample: Sequence[torch.Tensor], /) -> Plan | None:
+        """The plan of a graph, linked; None where there is none."""
+        ...
+
+
 @runtime_checkable
 class CalledOff(Protocol):
     """What makes plans in other processes can be told that nobody wants them any more."""
@@ -95,6 +108,9 @@ class Attempt:
     """The only sizes it is for; None: any."""
     meant: Callable[[Sequence[torch.Tensor]], bool] | None = None
     """Which calls it is for, where not all: live calls that it is not for do not count."""
+
+    remembered: bool = False
+    """Whether an earlier process made it: what that one found out is not found out again."""
 
     @property
     def tier(self) -> int:

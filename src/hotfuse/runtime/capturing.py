@@ -71,6 +71,8 @@ class Capturer:
         self._exhausted = False
         self.own_answers: Callable[[], None] = lambda: None
         """Told of every call that the model's own code answers."""
+        self.admitted: Callable[[Entry], None] | None = None
+        """Told of every captured graph that serves."""
         self._keys = itertools.count()
 
     def own_code(
@@ -303,6 +305,8 @@ class Capturer:
             self._plans.let_go()
         self._log.decide(Action.DEPLOY, Why.VERIFIED, self._model.name, tier=0, nodes=len(graph.nodes),
                         partitions=len(plan.artifacts))
+        if self.admitted is not None:
+            self.admitted(entry)
 
     def _watching(self, watch: Watch) -> None:
         """Before anything is deployed, the newest watch is the one that counts."""

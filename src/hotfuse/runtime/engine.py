@@ -88,6 +88,8 @@ class Engine:
         self.gradients = Gradients(model.call, model.name, log)
         self._capturer = Capturer(self.plans, compile, self._background, self.gradients)
         self._improver = Improver(self.plans, compile, improve) if improve is not None and settings.tiers >= 1 else None
+        if self._improver is not None:
+            self._capturer.admitted = self._improver.recall
         self._plain: dict[int | tuple[Any, ...], Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
         self._unsupported = ""

@@ -28,7 +28,17 @@ from hotfuse.ir.branches import control_name
 from hotfuse.machine.cores import usable_cores
 from hotfuse.profile.predict import ALL
 from hotfuse.profile.snapshot import GraphSeen
-from hotfuse.runtime.attempt import Attempt, CalledOff, Compile, Improve, Means, Weights, sizes_of
+from hotfuse.runtime.attempt import (
+    Attempt,
+    CalledOff,
+    Compile,
+    Improve,
+    Means,
+    NotRemembered,
+    Remembers,
+    Weights,
+    sizes_of,
+)
 from hotfuse.runtime.contest import Contest
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.judge import Judge
@@ -36,11 +46,11 @@ from hotfuse.runtime.objective import Trade, settle
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.proof import prove
-from hotfuse.runtime.race import Trial, race
+from hotfuse.runtime.race import MARGIN, Trial, race
 from hotfuse.runtime.site import THREADS, Entry, Site, named, way
 from hotfuse.runtime.skipping import ENOUGH, suspected
 from hotfuse.runtime.strategies import against, attempts, failed_before
-from hotfuse.runtime.tier1 import fused
+from hotfuse.runtime.tier1 import fused, known
 from hotfuse.runtime.tier2 import BET_ON, for_sizes, on_branch, without_mask, without_rows
 from hotfuse.runtime.tiers import FEWEST, PREDICTABLE, is_hot, recurring
 from hotfuse.runtime.unmask import open_mask
@@ -63,6 +73,11 @@ class Improver:
         self._judge = Judge(plans)
         self._recall = recalled(place_of(plans.settings).path)
 
+    def recall(self, entry: Entry) -> None:
+        """A graph was captured: where an earlier process made a plan of it, that one is tried now, however hot it is."""
+        if not entry.improving and isinstance(self._means.improve, Remembers):
+            self._attempt(entry, "tier 1", partial(known, self._means, entry))
+
     def consider(self, site: Site, entry: Entry, plan: Plan) -> None:
         """After a call that was looked at; at most starts something."""
         settings = self._plans.settings
@@ -79,6 +94,9 @@ class Improver:
             if "tier 1" not in entry.refused and is_hot(entry.heat, entry.seconds, settings.hot_calls, nodes):
                 self._attempt(entry, "tier 1", partial(fused, self._means, entry, partial(self._try, entry)))
                 return
+        elif plan.recipe is not None and plan.recipe.stale and "tier 1" not in entry.refused and plan is entry.plan:
+            self._attempt(entry, "tier 1", partial(fused, self._means, entry, partial(self._try, entry)))
+            return
         if settings.tiers < 2 or (entry.plan is entry.baseline and "tier 1" not in entry.refused):
             return
         if self._consider_branches(entry) or self._consider_masks(entry) or self._consider_rows(site, entry):
@@ -218,10 +236,12 @@ class Improver:
         what, calls, tier, about = attempt.what, attempt.calls, attempt.tier, attempt.about
         generation = self._plans.generation
         versions, taken = _versions(entry.weights), self._plans.before_copying(entry)
+        made_of = (generation, taken, versions)
         begin = self._log.now()
         rival = attempt.rival()
         rests = (calls[0], OWN_CODE if entry.own and rival is entry.baseline else rival.tier)
-        if (lost := self._plans.recorder.lost(entry.baseline.graph, what, rests)) is not None:
+        lost = None if attempt.remembered else self._plans.recorder.lost(entry.baseline.graph, what, rests)
+        if lost is not None:
             before, after = lost.get("us_before"), lost.get("us_after")
             self._refuse(entry, what, Why.LOST_BEFORE, f"{after} us instead of {before} in earlier processes", True, tier=tier,
                          us_before=before, us_after=after, times=lost.get("times"), **about)
@@ -235,6 +255,8 @@ class Improver:
             proof = prove(better.run, entry.baseline.run, calls, self._plans.settings.tolerance, lambda: self._wide(entry),
                           quanta_of(entry.baseline.graph, entry.weights))
             self._log.span("proof", what, begin, inputs=proof.inputs, judge=proof.judge)
+        except NotRemembered:
+            return
         except Exception as e:
             text = f"{e.what}: {e.because}" if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
             reason = text.strip(": ").splitlines()[0][:500]
@@ -243,6 +265,12 @@ class Improver:
         if proof.difference:
             self._refuse(entry, what, Why.MISMATCH, proof.difference, tier=tier, because=proof.difference, judge=proof.judge,
                          **about)
+            return
+        recipe = better.recipe
+        if attempt.remembered and recipe is not None and recipe.verdict is not None:
+            took = {k: recipe.verdict.get(k) for k in ("us_before", "us_after")}
+            self._deploy(entry, attempt, better, made_of, Why.WON_BEFORE,
+                         {"tier": tier, **took, "proven_on": proof.inputs, "judge": proof.judge, **about})
             return
         self._judge.baseline(entry)
         old = attempt.rival()
@@ -278,25 +306,38 @@ class Improver:
         kept: dict[str, EvidenceValue] = {**evidence, "attempt": what, "certain": trial.settled}
         rests = (calls[0], OWN_CODE if own else old.tier)
         graph, name = entry.baseline.graph, self._plans.model.name
+        if recipe is not None:  # a part of it may serve already, which won against the baseline as this would have
+            first = entry.trade.us[0] if entry.trade is not None and old is not entry.baseline else trial.old_us
+            recipe.judged(trial.won or trial.new_us < MARGIN * first, {**evidence, "us_before": round(first, 1)})
         if not trial.won:
             epochs.retire(better)  # a live call may be in it
             said = f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}" + ("" if trial.settled else ", not settled")
             self._refuse(entry, what, lost_why, said, not trial.settled, **evidence)
             self._plans.recorder.tried(name, graph, Action.REFUSE, lost_why, kept, rests)
             return
+        if not self._deploy(entry, attempt, better, made_of, won, evidence, trade):
+            return
+        self._plans.examiner.raced(entry, better, calls[0])
+        self._plans.recorder.tried(name, graph, Action.DEPLOY, won, kept, rests)
+
+    def _deploy(
+        self, entry: Entry, attempt: Attempt, better: Plan, made_of: tuple[int, int, list[int]], why: Why,
+        evidence: dict[str, EvidenceValue], trade: Trade | None = None,
+    ) -> bool:  # fmt: skip
+        """Swap a plan in, unless the model or its weights are no longer those that it was made of."""
+        generation, taken, versions = made_of
         same_memory = self._plans.still_as_copied(entry, taken)
         with self._plans.exchanging(generation) as same:
             if not same or not same_memory or taken != self._plans.originals.generation or versions != _versions(entry.weights):
-                self._decide(Action.REFUSE, Why.WEIGHTS_CHANGED, tier=tier, **about)
-                return
+                self._decide(Action.REFUSE, Why.WEIGHTS_CHANGED, tier=attempt.tier, **attempt.about)
+                return False
             attempt.deploy(better)
             self._plans.fit(better)
             entry.trade = trade
-        self._decide(Action.DEPLOY, won, **evidence)
-        self._plans.examiner.raced(entry, better, calls[0])
+        self._decide(Action.DEPLOY, why, **evidence)
         self._plans.release(entry)
         self._plans.compare_copies()
-        self._plans.recorder.tried(name, graph, Action.DEPLOY, won, kept, rests)
+        return True
 
     def _wide(self, entry: Entry) -> Run:
         """The baseline on weights in float64."""

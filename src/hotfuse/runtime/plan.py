@@ -19,6 +19,7 @@ from hotfuse.tile.program import Kernel
 if TYPE_CHECKING:
     from hotfuse.backends.llvm.enter import NativeRun
     from hotfuse.backends.llvm.forks import Switch
+    from hotfuse.compile.recipes import Recipe
     from hotfuse.runtime.skipping import Sides
 
 
@@ -87,6 +88,8 @@ class Plan:
     """Of its native runs that may fork: whether they do, and how often they did."""
     sides: Sides | None = None
     """Of its products that leave rows of zeros out: whether they do, and how often they did."""
+    recipe: Recipe | None = None
+    """Where it is kept for later processes, and what earlier ones knew of it."""
     account: Account | None = None
     """How its graph came to its kernels, where it has some."""
 

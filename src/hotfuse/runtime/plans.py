@@ -265,6 +265,9 @@ class Plans:
                 rounds=found.rounds, calls=entry.calls,
             )
             self._tally.mine.deopts += 1
+            if (recipe := plan.recipe) is not None:  # nor does the next process begin with it
+                took = {"us_before": round(found.reference_us, 1), "us_after": round(found.plan_us, 1)}
+                self.beside(lambda: recipe.judged(False, took))
             if plan is entry.baseline:
                 entry.own, entry.own_ratio = True, min(1.0, 1 / found.ratio)
                 entry.cool()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from hotfuse.runtime.attempt import PROVEN_ON, Attempt, Means, demand_of, exchange
+from hotfuse.runtime.attempt import PROVEN_ON, Attempt, Means, NotRemembered, Remembers, demand_of, exchange
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
 
@@ -38,3 +38,19 @@ def fused(means: Means, entry: Entry, at_once: Callable[[Attempt], None]) -> Att
         return better
 
     return Attempt("tier 1", make, lambda: entry.plan, calls, deploy)  # which part of it may serve already
+
+
+def known(means: Means, entry: Entry) -> Attempt | None:
+    """An attempt with the plan that an earlier process made of the graph; making it raises NotRemembered where there is none."""
+    inputs, recall = entry.samples.inputs(), means.improve
+    if inputs is None or not isinstance(recall, Remembers):
+        return None
+
+    def make() -> Plan:
+        found = recall.remembered(entry.baseline.graph, entry.weights, inputs)
+        if found is None:
+            raise NotRemembered
+        return found
+
+    calls = entry.samples.several(PROVEN_ON)
+    return Attempt("tier 1", make, lambda: entry.plan, calls, partial(exchange, entry), remembered=True)

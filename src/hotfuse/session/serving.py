@@ -11,7 +11,9 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import EventLog
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import TENSOR, Spec, describe
+from hotfuse.cache.address import digest
 from hotfuse.compile import wire
+from hotfuse.compile.captures import Known, captured, known
 from hotfuse.compile.freeze import frozen
 from hotfuse.compile.service import ask, service
 from hotfuse.frontends.captured import CallSpec
@@ -33,11 +35,23 @@ class ServedModel:
         self.call = module.forward
         self._module = module
         self._settings = settings
+        self._known: Known | None = None
 
     def prepare(self) -> None:
-        """Have a worker load what capturing takes."""
-        if self._settings.capture == "background":
+        """Have a worker load what capturing takes, unless the cache knows the model."""
+        known = self._at()
+        if self._settings.capture == "background" and (known is None or not known.remembered()):
             ask({"kind": "ready", "front": "onnx"}, [], self._settings)
+
+    def _at(self) -> Known | None:
+        """Where captures of this model are kept: a file is what it is, so it is named once."""
+        if self._known is None:
+            self._known = known("onnx", lambda: digest(self._shipped()), self._settings)
+        return self._known
+
+    def _shipped(self) -> bytes:
+        with _SHIPPING:
+            return ship(self._module.model).blob
 
     def get_ready(self) -> None:
         """When the model is loaded: the interpreter is slow, so the worker waits for the first call instead of the other way."""
@@ -49,13 +63,15 @@ class ServedModel:
         if any(child is not TENSOR for child in spec.children[0].children):
             raise CaptureError("a call with sequences or absent inputs", because=f"its inputs are {describe(spec)}",
                                hint="such calls stay in the interpreter")
-        with _SHIPPING:
-            shipment = ship(self._module.model)
-        captured = wire.answer_from_message(ask({"kind": "onnx", "call": wire.call_to_json(call)}, [shipment.blob], self._settings))
-        weights = {**self._module.weights, **{k: restore(info) for k, info in captured.constants.items()}}
-        graph, weights = frozen(captured.graph, weights, "constant:")
+
+        def capture(call: CallSpec) -> wire.Message:
+            return ask({"kind": "onnx", "call": wire.call_to_json(call)}, [self._shipped()], self._settings)
+
+        done = captured(self._at(), "", call, capture, self._settings.capture_timeout_s)
+        weights = {**self._module.weights, **{k: restore(info) for k, info in done.constants.items()}}
+        graph, weights = frozen(done.graph, weights, "constant:")
         # nobody outside can reach the weights: none need watching, and every tier may have what follows from them
-        return Capture(replace(captured, graph=graph), weights, Watch((), ()))
+        return Capture(replace(done, graph=graph), weights, Watch((), ()))
 
 
 def may_copy(settings: Settings) -> bool:

@@ -1,0 +1,87 @@
+"""One entry as bytes.
+
+    magic   8 bytes
+    length  of the header, 4 bytes, little-endian
+    header  JSON: its name, the key that signed it, the features its code needs, the sizes of its blobs, and its body
+    blobs   one behind the other
+    MAC     32 bytes over all of the above
+
+A reader trusts nothing before the signature holds: lengths are bounded by the file's own, and the header is parsed only to
+know which of the trusted keys to check with.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import struct
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from enum import StrEnum
+from typing import Any
+
+from hotfuse.cache.keys import Keys
+
+MAGIC = b"HFCACHE1"
+MAC = 32
+_LENGTH = struct.Struct("<I")
+Message = tuple[dict[str, Any], list[bytes]]
+
+
+class Refusal(StrEnum):
+    """Why an entry is not believed."""
+
+    DAMAGED = "it is damaged or cut short"
+    FOREIGN = "it was signed with a key that is not trusted here"
+    FORGED = "its signature does not hold"
+    REPLAYED = "it stands under another entry's name"
+    FEATURES = "its code needs instructions that this machine does not execute"
+
+
+class Refused(Exception):
+    """An entry that was not believed."""
+
+    def __init__(self, why: Refusal) -> None:
+        super().__init__(why.value)
+        self.why = why
+
+
+def pack(name: str, body: dict[str, Any], blobs: Sequence[bytes], keys: Keys, features: Sequence[str] = ()) -> bytes:
+    """An entry, signed."""
+    head = {"name": name, "key": keys.own.name, "features": sorted(features), "sizes": [len(b) for b in blobs], "body": body}
+    text = json.dumps(head).encode()
+    parts = (MAGIC, _LENGTH.pack(len(text)), text, *blobs)
+    return b"".join((*parts, keys.own.sign(*parts)))
+
+
+def unpack(data: bytes, name: str, keys: Keys, usable: AbstractSet[str]) -> Message:
+    """What an entry holds; raises Refused."""
+    at = len(MAGIC) + _LENGTH.size
+    if len(data) < at + MAC or data[: len(MAGIC)] != MAGIC:
+        raise Refused(Refusal.DAMAGED)
+    (length,) = _LENGTH.unpack_from(data, len(MAGIC))
+    if length > len(data) - at - MAC:
+        raise Refused(Refusal.DAMAGED)
+    try:
+        head = json.loads(data[at : at + length])
+        signer, stated = str(head["key"]), str(head["name"])
+        sizes, needs, body = [int(n) for n in head["sizes"]], [str(f) for f in head["features"]], dict(head["body"])
+    except (ValueError, TypeError, KeyError, RecursionError) as e:
+        raise Refused(Refusal.DAMAGED) from e
+    key = keys.named(signer)
+    if key is None:
+        raise Refused(Refusal.FOREIGN)
+    if not hmac.compare_digest(key.sign(memoryview(data)[:-MAC]), data[-MAC:]):
+        raise Refused(Refusal.FORGED)
+    if stated != name:
+        raise Refused(Refusal.REPLAYED)
+    if min(sizes, default=0) < 0 or sum(sizes) != len(data) - at - length - MAC:
+        raise Refused(Refusal.DAMAGED)
+    if not usable >= set(needs):
+        raise Refused(Refusal.FEATURES)
+    blobs: list[bytes] = []
+    at += length
+    for size in sizes:
+        blobs.append(data[at : at + size])
+        at += size
+    return body, blobs

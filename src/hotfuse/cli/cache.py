@@ -1,0 +1,115 @@
+"""`hotfuse cache` and `hotfuse keys`: what outlives processes, whether it is believed, making it smaller, and who signs it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hotfuse.base.errors import InputError
+from hotfuse.base.settings import from_env
+from hotfuse.cli.output import print_json, reports_errors, rows
+
+if TYPE_CHECKING:
+    from hotfuse.cache.folder import Folder
+
+cache = typer.Typer(help="The cache of captured graphs and object code: what it holds, whether it is believed, its size.",
+                    no_args_is_help=True)  # fmt: skip
+At = Annotated[str | None, typer.Option("--folder", help="The folder; the default is that of the settings.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def _open(at: str | None) -> Folder:
+    """A folder that exists: looking at one must not begin it."""
+    from hotfuse.cache.place import opened, root_of
+
+    settings = from_env().with_(**({"cache": at} if at else {}))
+    root = root_of(settings)
+    if root is None:
+        raise InputError("the settings keep nothing", hint="--folder, or HOTFUSE_CACHE")
+    if not root.exists():
+        raise InputError(f"there is no cache at {root}", hint="--folder, or HOTFUSE_CACHE")
+    found = opened(root, settings)
+    if isinstance(found, str):
+        raise InputError(f"the cache at {root} cannot be used", because=found)
+    return found
+
+
+@cache.command()
+@reports_errors
+def ls(at: At = None, as_json: AsJson = False) -> None:
+    """Entries with size and when they were last used, the most recent first."""
+    held = _open(at)
+    found = held.entries()[::-1]
+    if as_json:
+        print_json({"place": str(held.root), "limit": held.limit, "bytes": sum(h.bytes for h in found),
+                    "entries": [{"name": h.name, "bytes": h.bytes, "used": h.used} for h in found]})  # fmt: skip
+        return
+    when = "%Y-%m-%d %H:%M:%S"
+    rows(("entry", "bytes", "used"), [(h.name, h.bytes, time.strftime(when, time.localtime(h.used))) for h in found])
+    rows(("", ""), [(f"{len(found)} entries in {held.root}", f"{sum(h.bytes for h in found)} of {held.limit} bytes")], header=False)
+
+
+@cache.command()
+@reports_errors
+def verify(at: At = None, as_json: AsJson = False) -> None:
+    """Check every entry's signature, name and features; exits with 1 where one would be refused."""
+    held = _open(at)
+    reasons = {h.name: held.verify(h.name) for h in held.entries()}
+    refused = {name: why for name, why in reasons.items() if why}
+    if as_json:
+        print_json({"place": str(held.root), "entries": len(reasons), "refused": refused})
+    else:
+        rows(("entry", "refused because"), refused.items(), header=bool(refused))
+        counts = Counter(refused.values())
+        said = ", ".join(f"{n} refused: {why}" for why, n in counts.items()) or "all are believed"
+        rows(("", ""), [(f"{len(reasons)} entries", said)], header=False)
+    if refused:
+        raise typer.Exit(1)
+
+
+@cache.command()
+@reports_errors
+def gc(
+    at: At = None, limit: Annotated[int | None, typer.Option("--bytes", help="Keep at most so many; 0 empties it.")] = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Let the least recently used entries leave until the rest is within the limit."""
+    held = _open(at)
+    gone = held.collect(limit)
+    left = held.entries()
+    found = {"place": str(held.root), "removed_bytes": gone, "entries": len(left), "bytes": sum(h.bytes for h in left)}
+    if as_json:
+        print_json(found)
+    else:
+        rows(("fact", "value"), found.items(), header=False)
+
+
+@reports_errors
+def keys(
+    make: Annotated[Path | None, typer.Option("--make", help="Make a key in this file, for machines that share a cache.")] = None,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """The keys that sign entries and are believed: where they are and what they are called, never what they are."""
+    from hotfuse.cache.keys import USER_KEY, make_key, read_key
+
+    settings = from_env()
+    if make is not None and make.exists():
+        raise InputError(f"{make} exists", hint="another name: a key is never replaced")
+    places = [("made", make)] if make is not None else [
+        *([("shared", Path(settings.cache_key).expanduser())] if settings.cache_key else []),
+        ("own", settings.cache_dir.expanduser() / USER_KEY),
+    ]  # fmt: skip
+    found: list[dict[str, str]] = []
+    for kind, path in places:
+        if kind == "own" and not path.exists():
+            continue
+        key = make_key(path) if kind == "made" else read_key(path)
+        found.append({"kind": kind, "name": key.name, "path": str(path)})
+    if as_json:
+        print_json(found)
+    else:
+        rows(("key", "name", "file"), [(f["kind"], f["name"], f["path"]) for f in found])

@@ -1,0 +1,359 @@
+"""The cache's own contract: who is believed, what a name holds, how entries come, stay and leave."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotfuse.base.errors import InputError
+from hotfuse.base.settings import Settings
+from hotfuse.cache import folder as folders
+from hotfuse.cache.address import Address, program
+from hotfuse.cache.entry import MAGIC, Refusal, Refused, pack, unpack
+from hotfuse.cache.flight import flight
+from hotfuse.cache.folder import Folder
+from hotfuse.cache.keys import Key, Keys, keys_for, make_key, read_key
+from hotfuse.cache.place import cache_stats, folder_of, root_of
+
+
+def _keys(byte: int = 1) -> Keys:
+    key = Key(bytes([byte]) * 32)
+    return Keys(key, (key,))
+
+
+def _folder(root: Path, limit: int = 1 << 20) -> Folder:
+    return Folder(root / "code", _keys(), limit)
+
+
+HERE = Address("unit", "subject", {"program": "1", "threads": "1", "sizes": "[]"})
+BODY: dict[str, Any] = {"kernel": {"text": "x", "us": 1.5}, "notes": ["a", None]}
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    first = keys_for(tmp_path / "home", None)
+    path = tmp_path / "home" / "cache.key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert keys_for(tmp_path / "home", None) == first and len(first.own.secret) == 32
+    assert first.own.secret.hex() not in repr(first)
+    assert [p.name for p in path.parent.iterdir()] == ["cache.key"]
+
+
+def test_processes_that_make_a_key_at_once_have_the_same_one(tmp_path: Path) -> None:
+    with multiprocessing.get_context("fork").Pool(8) as pool:
+        found = set(pool.map(_key_name, [str(tmp_path / "k" / "cache.key")] * 32))
+    assert len(found) == 1
+
+
+def _key_name(path: str) -> str:
+    return make_key(Path(path)).name
+
+
+@pytest.mark.parametrize("text", ["", "zz" * 32, "ab" * 8])
+def test_what_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "key"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(InputError):
+        read_key(path)
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("ab" * 32)
+    path.chmod(0o644)
+    with pytest.raises(InputError, match="not trusted"):
+        read_key(path)
+    with pytest.raises(InputError):
+        keys_for(tmp_path, str(path))
+
+
+def test_a_fleet_key_signs_and_the_users_own_is_still_believed(tmp_path: Path) -> None:
+    shared = tmp_path / "fleet"
+    shared.write_text("cd" * 32)
+    shared.chmod(0o600)
+    own = keys_for(tmp_path, None)
+    both = keys_for(tmp_path, str(shared))
+    assert both.own.secret == bytes.fromhex("cd" * 32)
+    assert unpack(pack("n", BODY, [b"x"], own), "n", both, frozenset()) == (BODY, [b"x"])
+    with pytest.raises(Refused):
+        unpack(pack("n", BODY, [b"x"], both), "n", own, frozenset())
+
+
+# --- entries ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_entry_comes_back_as_it_went() -> None:
+    for blobs in ([], [b""], [b"a", b"", b"bc" * 1000]):
+        assert unpack(pack("n", BODY, blobs, _keys()), "n", _keys(), frozenset()) == (BODY, blobs)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", Refusal.DAMAGED),
+        (MAGIC, Refusal.DAMAGED),
+        (b"\x7fELF" + b"\0" * 100, Refusal.DAMAGED),
+        (pack("n", BODY, [b"x"], _keys(2)), Refusal.FOREIGN),
+        (pack("other", BODY, [b"x"], _keys()), Refusal.REPLAYED),
+        (pack("n", BODY, [b"x"], _keys(), ["amx-tile"]), Refusal.FEATURES),
+        (pack("n", BODY, [b"x"], _keys())[:-32] + b"\0" * 32, Refusal.FORGED),
+        (pack("n", BODY, [b"x"], Keys(Key(b"\2" * 32), ())).replace(_keys(2).own.name.encode(), _keys().own.name.encode()),
+         Refusal.FORGED),
+    ],
+)
+def test_what_is_not_believed_and_why(data: bytes, why: Refusal) -> None:
+    with pytest.raises(Refused) as e:
+        unpack(data, "n", _keys(), frozenset({"avx2"}))
+    assert e.value.why is why
+
+
+def test_no_damage_of_any_kind_is_believed() -> None:
+    """Ten thousand: bits turned, pieces cut off, put in, doubled, exchanged; headers written anew."""
+    random.seed(7)
+    good = pack("n", BODY, [bytes(range(256)) * 3, b"code"], _keys())
+    for i in range(10_000):
+        bad = bytearray(good)
+        match i % 5:
+            case 0:
+                bad[random.randrange(len(bad))] ^= 1 << random.randrange(8)
+            case 1:
+                del bad[random.randrange(len(bad)) :]
+            case 2:
+                at = random.randrange(len(bad))
+                bad[at:at] = random.randbytes(random.randrange(1, 40))
+            case 3:
+                a, b = sorted(random.sample(range(len(bad)), 2))
+                del bad[a:b]
+            case _:
+                length = random.choice((0, 1, 2**31, 2**32 - 1, random.randrange(5000)))
+                bad[8:12] = length.to_bytes(4, "little")
+                head = json.dumps({"name": "n", "key": _keys().own.name, "features": [], "sizes": [random.randrange(-9, 99)],
+                                   "body": random.choice(([], {}, {"a": 1}, None))}).encode()
+                bad[12 : 12 + len(head)] = head
+        if bytes(bad) != good:
+            with pytest.raises(Refused):
+                unpack(bytes(bad), "n", _keys(), frozenset())
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def test_everything_an_entry_rests_on_is_in_its_name() -> None:
+    names = {HERE.name, HERE.head, Address("plan", HERE.subject, HERE.basis).name, Address("unit", "other", HERE.basis).name}
+    names |= {Address("unit", "subject", {**HERE.basis, k: "other"}).name for k in ("program", "threads", "sizes", "new")}
+    assert len(names) == 8
+    assert Address("unit", "subject", dict(reversed(HERE.basis.items()))).name == HERE.name
+
+
+def test_the_program_is_its_sources_and_not_when_they_were_written(tmp_path: Path) -> None:
+    assert len(program()) == 24 and program.__wrapped__() == program()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [("program", "another version of Hotfuse"), ("threads", "number of threads"), ("machine", "another machine"),
+     ("toolchain", "LLVM"), ("sizes", "other sizes"), ("torch", "torch")],
+)
+def test_a_miss_says_what_has_changed(tmp_path: Path, changed: str, said: str) -> None:
+    held = _folder(tmp_path)
+    basis = {"program": "1", "torch": "2", "toolchain": "3", "machine": "4", "threads": "1", "sizes": "[]"}
+    held.put(Address("plan", "s", basis), BODY)
+    assert held.get(Address("plan", "s", {**basis, changed: "9"})) is None
+    assert any(said in k for k in held.stats()["reasons"]) and any(said in t for t in held.stats()["told"])
+    assert held.get(Address("plan", "t", basis)) is None
+    assert held.stats()["reasons"]["misses: nothing like it was kept"] == 1
+
+
+def test_the_newest_for_other_sizes_is_found_and_nothing_else_is(tmp_path: Path) -> None:
+    held = _folder(tmp_path)
+    held.put(Address("plan", "s", {"threads": "1", "sizes": "[1]"}), BODY)
+    found = held.latest(Address("plan", "s", {"threads": "1", "sizes": "[2]"}))
+    assert found is not None and found[0] == (BODY, []) and "other sizes" in found[1]
+    assert held.latest(Address("plan", "s", {"threads": "2", "sizes": "[2]"})) is None
+    assert held.latest(Address("plan", "s", {"threads": "1", "sizes": "[1]"})) is None
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_gives_back_what_was_put(tmp_path: Path) -> None:
+    held = _folder(tmp_path)
+    assert held.get(HERE) is None and held.put(HERE, BODY, [b"code"], ())
+    assert held.get(HERE) == (BODY, [b"code"]) == _folder(tmp_path).get(HERE)
+    counts = held.stats()
+    assert (counts["hits"], counts["misses"], counts["refused"]) == (1, 1, 0)
+    assert {p.suffix for p in (tmp_path / "code").rglob("*") if p.is_file()} == {".hf"}
+
+
+def test_a_refused_entry_is_counted_told_and_gone(tmp_path: Path) -> None:
+    held = _folder(tmp_path)
+    held.put(HERE, BODY, [b"code"])
+    other = Address("unit", "other", HERE.basis)
+    held._path(other.name).parent.mkdir(parents=True, exist_ok=True)
+    held._path(other.name).write_bytes(held._path(HERE.name).read_bytes())  # replayed
+    assert held.get(other) is None and not held._path(other.name).exists()
+    assert held.stats()["refused"] == 1 and any("another entry's name" in t for t in held.stats()["told"])
+    assert held.get(HERE) is not None
+    assert Folder(held.root, _keys(3), 1 << 20).get(HERE) is None and held.get(HERE) is not None  # it is no stranger's to delete
+
+
+def test_the_least_recently_used_leaves_first(tmp_path: Path) -> None:
+    held = _folder(tmp_path, limit=60_000)
+    places = [Address("unit", str(i)) for i in range(10)]
+    for i, place in enumerate(places):
+        held.put(place, {}, [bytes(5000)])
+        os.utime(held._path(place.name), (i, i))
+        os.utime(held._path(place.head), (i, i))
+    assert held.get(places[0]) is not None  # which renews it
+    held.collect(limit=30_000)
+    assert sum(h.bytes for h in held.entries()) <= 30_000
+    assert held.get(places[0]) is not None and held.get(places[9]) is not None and held.get(places[1]) is None
+    assert held.stats()["evicted"] > 0
+
+
+def test_it_stays_within_its_limit_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "CHECK_EVERY", 1)
+    held = _folder(tmp_path, limit=100_000)
+    for i in range(60):
+        held.put(Address("unit", str(i)), {}, [bytes(5000)])
+    assert sum(h.bytes for h in held.entries()) <= 110_000
+    assert not held.put(Address("unit", "huge"), {}, [bytes(200_000)])
+
+
+def test_what_crashed_half_way_is_no_entry_and_is_tidied_up(tmp_path: Path) -> None:
+    held = _folder(tmp_path)
+    held.put(HERE, BODY)
+    torn = held.root / ".new-1-2-3"
+    torn.write_bytes(b"HFCACHE1 half")
+    old = time.time() - 2 * folders.STALE_S
+    os.utime(torn, (old, old))
+    held.collect()
+    assert not torn.exists() and held.get(HERE) is not None
+
+
+@pytest.mark.skipif(os.getuid() == 0 and not hasattr(os, "seteuid"), reason="needs a folder that cannot be written")
+def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = _folder(tmp_path)
+    held.put(HERE, BODY)
+    opened = os.open
+
+    def read_only(path: Any, flags: int, *mode: Any, **more: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, flags, *mode, **more)
+
+    monkeypatch.setattr(os, "open", read_only)
+    fresh = _folder(tmp_path)
+    assert fresh.get(HERE) == (BODY, [])
+    assert not fresh.put(Address("unit", "new"), BODY) and "Read-only" in fresh.trouble
+    assert fresh.stats()["not_written"] == 1 and fresh.get(HERE) is not None
+    with fresh.making(Address("unit", "x"), 1.0) as alone:
+        assert not alone
+
+
+def test_a_full_disk_is_counted_and_nothing_is_left_behind() -> None:
+    """/dev/full gives the real error where there is one; the entry never appears."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        held = _folder(Path(name))
+        held.put(HERE, BODY)
+        real = os.fdopen
+
+        def full(fd: int, *how: Any, **more: Any) -> Any:
+            os.close(fd)
+            return real(os.open("/dev/full", os.O_WRONLY), *how, **more)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "fdopen", full)
+            assert not held.put(Address("unit", "new"), BODY, [bytes(100_000)])
+        assert "No space" in held.trouble and held.stats()["not_written"] == 1
+        assert not list(held.root.glob(".new*")) and held.get(HERE) is not None
+
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from hotfuse.cache.flight import flight
+with flight(Path(sys.argv[1]), 10) as alone:
+    print(int(alone), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_dead_owner_is_noticed_and_a_slow_one_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    lock = tmp_path / "locks" / "x"
+    owner = subprocess.Popen([sys.executable, "-c", _HOLD, str(lock)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None and owner.stdout.readline().strip() == "1"
+    assert int(lock.read_text()) == owner.pid
+    with flight(lock, 0.1) as alone:
+        assert not alone
+    with flight(lock, 30.0, stop=lambda: True) as alone:
+        assert not alone
+    owner.kill()
+    owner.wait()
+    with flight(lock, 30.0) as alone:
+        assert alone
+
+
+_MANY = """
+import sys, time, os
+from pathlib import Path
+from hotfuse.cache.address import Address
+from hotfuse.cache.folder import Folder
+from hotfuse.cache.keys import keys_for
+from hotfuse.compile.kept import answered
+root = Path(sys.argv[1])
+held = Folder(root / "code", keys_for(root, None), 1 << 30)
+made = 0
+for i in range(20):
+    def make():
+        global made
+        made += 1
+        time.sleep(0.01)
+        return {"number": i}, [bytes([i]) * 10_000]
+    (body, blobs), _ = answered(held, Address("unit", str(i)), make, 60.0)
+    assert body == {"number": i} and blobs == [bytes([i]) * 10_000], body
+print(made, held.stats()["refused"])
+"""
+
+
+def test_eight_processes_at_once_make_each_entry_once_and_none_is_torn(tmp_path: Path) -> None:
+    running = [subprocess.Popen([sys.executable, "-c", _MANY, str(tmp_path)], stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    said = [p.communicate(timeout=240)[0].split() for p in running]
+    assert sum(int(made) for made, _ in said) == 20
+    assert all(refused == "0" for _, refused in said)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_settings_say_where_and_whether(tmp_path: Path) -> None:
+    base = Settings(cache_dir=tmp_path)
+    assert root_of(base) == tmp_path / "code"
+    assert root_of(base.with_(cache=str(tmp_path / "elsewhere"))) == tmp_path / "elsewhere"
+    for off in (base.with_(cache="off"), base.with_(profiles=":memory:")):
+        assert root_of(off) is None and folder_of(off) is None and "switched off" in cache_stats(off)["state"]
+    assert folder_of(base.with_(capture="inline")) is None
+    assert root_of(base.with_(profiles=":memory:", cache=str(tmp_path))) == tmp_path
+
+
+def test_without_a_key_nothing_is_kept_and_why_is_told(tmp_path: Path) -> None:
+    (tmp_path / "cache.key").write_text("ab" * 32)
+    (tmp_path / "cache.key").chmod(0o644)
+    settings = Settings(cache_dir=tmp_path)
+    assert folder_of(settings) is None and "not trusted" in cache_stats(settings)["state"]

@@ -1,0 +1,157 @@
+"""A model's name: the same in every process, another one whenever capture might see something else."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hotfuse.frontends.naming import Unnamed, structure_name
+
+SCALE = 2.0
+LIMITS = {"low": -1.0}
+
+
+class Config:
+    def __init__(self, gain: float) -> None:
+        self.gain = gain
+
+
+CONFIG = Config(1.0)
+
+
+def _helper(x: torch.Tensor) -> torch.Tensor:
+    return x * SCALE
+
+
+@functools.lru_cache
+def _cached(n: int) -> int:
+    return n + 1
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8, flag: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 4)
+        self.register_buffer("a", torch.zeros(3), persistent=False)
+        self.register_buffer("b", torch.zeros(3), persistent=False)
+        self.flag = flag
+        self.names = {"one", "two", "three"}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _helper(self.linear(x)) * CONFIG.gain * LIMITS["low"] * _cached(1)
+
+
+def test_weights_do_not_matter_and_structure_does() -> None:
+    torch.manual_seed(1)
+    one = structure_name(Net())
+    assert structure_name(Net()) == one
+    others = [Net(16), Net(flag=True), Net().eval(), Net().double(), nn.Sequential(Net())]
+    assert len({one, *(structure_name(n) for n in others)}) == 1 + len(others)
+
+
+@pytest.mark.parametrize("change", ["SCALE", "helper", "config", "dict", "cached", "hook", "attribute"])
+def test_whatever_code_reads_is_in_the_name(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = sys.modules[__name__]
+    net = Net()
+    before = structure_name(net)
+    match change:
+        case "SCALE":
+            monkeypatch.setattr(module, "SCALE", 3.0)
+        case "helper":
+            monkeypatch.setattr(module, "_helper", lambda x: x + 1)
+        case "config":
+            monkeypatch.setattr(CONFIG, "gain", 2.0)
+        case "dict":
+            monkeypatch.setitem(LIMITS, "low", -2.0)
+        case "cached":
+            monkeypatch.setattr(module, "_cached", functools.lru_cache(lambda n: n + 2))
+        case "hook":
+            net.register_forward_hook(lambda *_: None)
+        case _:
+            net.linear.bias = None
+    assert structure_name(net) != before
+    monkeypatch.undo()
+    assert structure_name(Net()) == before
+
+
+def test_small_plain_tensors_are_named_by_what_they_hold() -> None:
+    nets = [Net(), Net(), Net()]
+    for net, value in zip(nets, (1.0, 1.0, 2.0), strict=True):
+        net.plain = torch.full((4,), value)
+    one, same, other = map(structure_name, nets)
+    assert one == same != other
+
+
+def test_functions_and_their_closures_have_names() -> None:
+    def made(k: float) -> Any:
+        return lambda x: x * k
+
+    assert structure_name(made(1.0)) == structure_name(made(1.0)) != structure_name(made(2.0))
+    net = Net()
+    assert structure_name(net.forward) != structure_name(_helper)
+
+
+def test_torch_state_that_tracing_reads_is_in_the_name() -> None:
+    before = structure_name(Net())
+    torch.set_default_dtype(torch.float64)
+    try:
+        net = Net().float()
+        assert structure_name(net) != before
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("thing", [threading.Lock(), {object(), 1}])
+def test_what_cannot_be_named_says_so(thing: Any) -> None:
+    net = Net()
+    net.thing = thing
+    with pytest.raises(Unnamed):
+        structure_name(net)
+
+
+_SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import {module} as m
+from hotfuse.frontends.naming import structure_name
+print(structure_name(m.{make}))
+"""
+
+
+def _in_a_process(seed: int, where: Path, module: str, make: str) -> str:
+    done = subprocess.run([sys.executable, "-c", _SCRIPT.format(module=module, make=make), str(where)], capture_output=True,
+                          text=True, check=True, env={**__import__("os").environ, "PYTHONHASHSEED": str(seed)})  # fmt: skip
+    return done.stdout.strip()
+
+
+def test_a_name_is_the_same_in_every_process(tmp_path: Path) -> None:
+    source = Path(__file__).read_text()
+    (tmp_path / "users_model.py").write_text(source)
+    names = {_in_a_process(seed, tmp_path, "users_model", "Net()") for seed in (1, 2, 3)}
+    assert len(names) == 1
+    (tmp_path / "users_model.py").write_text(source.replace("return x * SCALE", "return x + SCALE"))
+    assert _in_a_process(1, tmp_path, "users_model", "Net()") not in names
+
+
+_BERT = """
+from transformers import BertConfig, BertModel
+def made(**more):
+    size = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, vocab_size=99)
+    return BertModel(BertConfig(**size, **more))
+"""
+
+
+def test_a_model_of_an_installed_package_has_a_stable_name(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "users_bert.py").write_text(_BERT)
+    names = {_in_a_process(seed, tmp_path, "users_bert", "made()") for seed in (1, 2)}
+    assert len(names) == 1
+    assert _in_a_process(1, tmp_path, "users_bert", "made(hidden_act='relu')") not in names

@@ -1,0 +1,65 @@
+"""`hotfuse cache` and `hotfuse keys` on real folders."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hotfuse.base.settings import Settings
+from hotfuse.cache.address import Address
+from hotfuse.cache.place import folder_of
+from hotfuse.cli import app
+
+
+def _run(*args: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, list(args))
+    return done.exit_code, done.output
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOTFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("HOTFUSE_CACHE", str(tmp_path / "code"))
+    held = folder_of(Settings(cache_dir=tmp_path))
+    assert held is not None
+    for i in range(4):
+        held.put(Address("unit", str(i)), {"n": i}, [bytes(1000)])
+    return tmp_path
+
+
+def _json(*args: str) -> Any:
+    return json.loads(_run(*args, "--json")[1])
+
+
+def test_what_there_is_is_listed_checked_and_made_smaller(place: Path) -> None:
+    found = _json("cache", "ls")
+    assert len(found["entries"]) == 8 and found["bytes"] > 4000  # each with its head
+    assert _run("cache", "verify")[0] == 0 and "8 entries" in _run("cache", "ls")[1]
+    broken = next((place / "code").glob("??/*.hf"))
+    broken.write_bytes(broken.read_bytes()[:-1])
+    code, said = _run("cache", "verify")
+    assert code == 1 and "refused" in said
+    assert _json("cache", "verify")["refused"].keys() == {broken.stem}
+    assert _json("cache", "gc", "--bytes", "0")["entries"] == 0
+
+
+def test_keys_are_named_and_never_shown(place: Path) -> None:
+    secret = (place / "cache.key").read_text().strip()
+    code, said = _run("keys")
+    assert code == 0 and str(place / "cache.key") in said.replace("\n", "") and secret not in said
+    made = place / "fleet.key"
+    assert _run("keys", "--make", str(made))[0] == 0 and stat.S_IMODE(made.stat().st_mode) == 0o600
+    assert _run("keys", "--make", str(made))[0] == 2
+
+
+def test_a_folder_that_is_not_there_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOTFUSE_CACHE", str(tmp_path / "none"))
+    code, said = _run("cache", "ls")
+    assert code == 2 and "there is no cache" in said
+    monkeypatch.setenv("HOTFUSE_CACHE", "off")
+    assert _run("cache", "verify")[0] == 2

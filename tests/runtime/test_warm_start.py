@@ -1,0 +1,185 @@
+"""A second process begins with what the first one found out: no capture, no compile, the same plan; and what no longer holds is
+made anew, with the reason told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_MODEL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+class Net(nn.Module):
+    def __init__(self, width=64, depth=3):
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(depth)))
+    def forward(self, x):
+        return self.blocks(x).softmax(-1)
+"""
+
+_SERVE = """
+import json, sys, time
+sys.path.insert(0, sys.argv[1])
+import torch, hotfuse, users_model
+from hotfuse.base.settings import from_env
+from hotfuse.compile.pool import Pool
+asked, submit = [], Pool.submit
+Pool.submit = lambda pool, task: asked.append(task.header["kind"]) or submit(pool, task)
+how = json.loads(sys.argv[2])
+torch.set_num_threads(how.get("threads", 1))
+torch.manual_seed(how.get("weights", 0))
+net = users_model.Net().eval()
+fast = hotfuse.jit(net, settings=from_env())
+worst, rows = 0.0, how.get("rows", [16])
+until = time.monotonic() + how.get("seconds", 100)
+with torch.no_grad():
+    i = 0
+    while time.monotonic() < until:
+        x = torch.randn(rows[i % len(rows)], 64)
+        i += 1
+        worst = max(worst, float((fast(x) - net(x)).abs().max()))
+        if i > 40 and fast.stats()["calls_per_tier"]["1"] and fast.wait(30) and i > how.get("least", 0):
+            break
+        time.sleep(0.005)
+found, said = fast.stats(), fast.explain()
+print(json.dumps({"worst": worst, "asked": asked, "tiers": found["calls_per_tier"], "compile": found["compile"],
+                  "cache": found["cache"],
+                  "decisions": [[d["action"], d["why"]] for d in said.to_dict()["decisions"]], "text": str(said),
+                  "notes": [n for s in said.to_dict()["sites"] for p in s["plans"] for n in p["notes"]]}))
+fast.close()
+"""
+
+
+class Machine:
+    """Processes that share a home."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        if not (home / "users_model.py").exists():
+            (home / "users_model.py").write_text(_MODEL)
+
+    @property
+    def code(self) -> Path:
+        return self.home / "code"
+
+    def start(self, environ: dict[str, str] | None = None, **how: Any) -> subprocess.Popen[str]:
+        env = {**os.environ, "HOTFUSE_CACHE_DIR": str(self.home), "HOTFUSE_CACHE": str(self.code), "OMP_NUM_THREADS": "1",
+               **(environ or {})}  # fmt: skip
+        return subprocess.Popen([sys.executable, "-c", _SERVE, str(self.home), json.dumps(how)], env=env, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+    def serve(self, environ: dict[str, str] | None = None, **how: Any) -> dict[str, Any]:
+        return told(self.start(environ, **how))
+
+
+COMPILING = {"ready", "torch", "onnx", "plan", "unit", "runs", "tier1"}
+"""Requests to workers that a process which knows the model has no need of."""
+
+
+def told(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, dict[str, Any]]:
+    """A home in which one process has served."""
+    machine = Machine(tmp_path_factory.mktemp("home"))
+    first = machine.serve()
+    assert first["worst"] < 1e-4 and first["tiers"]["1"] > 0, first["text"]
+    assert set(first["asked"]) >= {"ready", "torch", "plan", "unit", "runs"} and first["cache"]["written"] > 0
+    return machine, first
+
+
+@pytest.fixture
+def machine(taught: tuple[Machine, dict[str, Any]], tmp_path: Path) -> Machine:
+    """A copy of it."""
+    shutil.copytree(taught[0].home, tmp_path / "home", copy_function=shutil.copy2)
+    return Machine(tmp_path / "home")
+
+
+def test_a_second_process_compiles_and_captures_nothing(machine: Machine) -> None:
+    second = machine.serve()
+    assert second["worst"] < 1e-4 and second["tiers"]["1"] > 0
+    assert not COMPILING & set(second["asked"]), second["asked"]
+    assert second["compile"]["units_compiled"] == second["compile"]["units_graphs"] == 0
+    assert ["deploy", "it won in an earlier process, and was proven again"] in second["decisions"], second["text"]
+    assert second["cache"]["refused"] == 0 and second["cache"]["written"] == 0
+    assert any("from the cache" in n for n in second["notes"])
+    assert "cache: " in second["text"]
+
+
+def test_other_weights_take_the_same_code_and_are_right(machine: Machine) -> None:
+    second = machine.serve(weights=5)
+    assert second["worst"] < 1e-4 and second["tiers"]["1"] > 0 and second["compile"]["units_compiled"] == 0
+
+
+def test_without_the_cache_everything_is_compiled(machine: Machine) -> None:
+    second = machine.serve({"HOTFUSE_CACHE": "off"})
+    assert second["worst"] < 1e-4 and second["compile"]["units_compiled"] > 0
+    assert "switched off" in second["cache"]["state"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "swapped", "foreign"])
+def test_what_is_damaged_is_refused_told_and_made_anew(machine: Machine, damage: str) -> None:
+    files = sorted(machine.code.glob("??/*.hf"))
+    match damage:
+        case "swapped":
+            data = [f.read_bytes() for f in files]
+            for f, d in zip(files, data[1:] + data[:1], strict=True):
+                f.write_bytes(d)
+        case "foreign":
+            (machine.home / "cache.key").unlink()
+        case _:
+            for f in files:
+                data = bytearray(f.read_bytes())
+                if damage == "flipped":
+                    data[len(data) // 2] ^= 0x40
+                f.write_bytes(bytes(data) if damage == "flipped" else bytes(data[: len(data) // 2] if damage == "cut" else b""))
+    second = machine.serve()
+    assert second["worst"] < 1e-4 and second["tiers"]["1"] > 0 and second["compile"]["units_compiled"] > 0
+    assert second["cache"]["refused"] > 0 and "an entry was refused" in second["text"]
+
+
+def test_another_number_of_threads_is_another_plan_and_the_reason_is_told(machine: Machine) -> None:
+    second = machine.serve(threads=2, environ={"OMP_NUM_THREADS": "2"})
+    assert second["worst"] < 1e-4
+    assert any("another number of threads" in k for k in second["cache"]["reasons"]), second["text"]
+
+
+def test_a_changed_model_is_captured_anew(machine: Machine) -> None:
+    (machine.home / "users_model.py").write_text(_MODEL.replace("gelu", "relu"))
+    second = machine.serve()
+    assert second["worst"] < 1e-4 and second["compile"]["units_compiled"] > 0
+
+
+def test_processes_that_start_at_once_compile_once_between_them(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    found = [told(p) for p in [machine.start() for _ in range(4)]]
+    assert all(f["worst"] < 1e-4 and f["tiers"]["1"] > 0 for f in found)
+    assert sum(f["compile"]["units_graphs"] for f in found) == 1
+    assert all(f["cache"]["refused"] == 0 for f in found)
+
+
+def test_calls_of_other_sizes_begin_with_the_plan_there_is(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.serve(rows=[16, 24, 40], least=200)
+    second = machine.serve(rows=[33, 17, 50])
+    assert second["worst"] < 1e-4 and second["tiers"]["1"] > 0
+    assert ["deploy", "it won in an earlier process, and was proven again"] in second["decisions"], second["text"]
