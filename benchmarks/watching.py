@@ -1,13 +1,13 @@
 # pyright: reportPrivateUsage=false
-"""What watching costs: a served model with and without it, in turns.
+"""What watching and the audit cost together: a served model with and without them, in turns.
 
     python -m benchmarks.watching [--models mlp,bert-base,magika] [--threads N] [--rounds N] [--json]
 
 Only some calls are sampled, so single calls tell nothing: blocks of calls are timed, long enough to hold several samples, and the
 figure is the median over rounds of a block with watching over the block without it next to it. The bar is 1%.
 It is the same model, the same plan and the same memory all the time: samples are only put off, call by call, while it is not
-watched. A second block without watching is measured in the same way: what it seems to cost (`noise`) is what this machine cannot
-tell from nothing.
+watched, and rounds of the audit with them. A second block without watching is measured in the same way: what it seems to cost
+(`noise`) is what this machine cannot tell from nothing.
 
 The last line of output is one JSON document; `watching_overhead` is the worst of the models.
 """
@@ -68,16 +68,19 @@ def serve(name: str, settings: Settings) -> Served:
 
 @contextmanager
 def unwatched(engine: Engine) -> Generator[None]:
-    """Calls within are not sampled; what was due stays due, so many calls later."""
+    """Calls within are neither sampled nor audited; what was due stays due, so many calls later."""
     entries = [e for site in engine.sites.values() for e in site.entries]
-    left = [(e, e.sampler.at - e.calls) for e in entries]
+    left = [(e, e.sampler.at - e.calls, e.not_audited, [(a, a.at - e.calls) for a in e.audits.values()]) for e in entries]
     for e in entries:
         e.sampler.off()
+        e.not_audited = "measured without"
     try:
         yield
     finally:
-        for e, calls in left:
-            e.sampler.at = e.calls + max(1, calls)
+        for e, calls, why, audits in left:
+            e.sampler.at, e.not_audited = e.calls + max(1, calls), why
+            for audit, away in audits:
+                audit.at = e.calls + max(1, away)
 
 
 def block(call: Callable[[], object], calls: int) -> float:
@@ -107,7 +110,7 @@ def measure(name: str, threads: int, rounds: int) -> dict[str, Any]:
         once = min(block(served.call, 4) / 4 for _ in range(3))
         calls = max(4, round(BLOCK_S / once))
         block(served.call, 2 * calls)
-        before = _samples(served)
+        before, audited = _samples(served), _rounds(served)
         times: dict[str, list[float]] = {which: [] for which in ("off", "on", "control")}
         gc.collect()
         gc.disable()
@@ -124,6 +127,7 @@ def measure(name: str, threads: int, rounds: int) -> dict[str, Any]:
         noise = [b / a for a, b in zip(times["off"], times["control"], strict=True)]
         return {
             "calls_per_block": calls, "rounds": rounds, "samples": taken,
+            "audit_rounds": _rounds(served) - audited,
             "off_ms": round(statistics.median(around) / calls * 1e3, 5),
             "on_ms": round(statistics.median(times["on"]) / calls * 1e3, 5),
             "overhead": round(statistics.median(ratios) - 1, 5),
@@ -138,6 +142,10 @@ def measure(name: str, threads: int, rounds: int) -> dict[str, Any]:
 
 def _samples(side: Served) -> int:
     return int(side.stats()["watching"]["samples"])
+
+
+def _rounds(side: Served) -> int:
+    return sum(a.rounds for site in side.engine.sites.values() for e in site.entries for a in e.audits.values())
 
 
 def main() -> None:
@@ -160,7 +168,8 @@ def main() -> None:
                 print(f"{name:<12} off {found['off_ms']:10.4f} ms   on {found['on_ms']:10.4f} ms   "
                       f"overhead {found['overhead']:7.2%} of {LIMIT:.0%} {verdict}   "
                       f"nothing at all {found['noise']:7.2%} ± {found['spread']:.2%}   "
-                      f"{found['samples']} samples in {options.rounds * found['calls_per_block']} calls")
+                      f"{found['samples']} samples, {found['audit_rounds']} rounds of the audit in "
+                      f"{options.rounds * found['calls_per_block']} calls")
     report["watching_overhead"] = max(report[n]["overhead"] for n in options.models.split(","))
     report["watching_noise"] = max(abs(report[n]["noise"]) for n in options.models.split(","))
     print(json.dumps(report))

@@ -42,8 +42,8 @@ RUN = 10_000.0
 """Rounds between two false alarms, at least, on average."""
 LOSING = (0.6, 0.75, 0.95)
 """Parts of its rounds that a plan loses if it is slower: a little in much noise, or clearly."""
-SUSPECT = 20.0
-"""Evidence at which rounds follow each other as fast as their cost allows."""
+SUSPECT, SEEMS_SLOWER = 20.0, 1.1
+"""Evidence, or a ratio in the last rounds, at which rounds follow each other as fast as their cost allows."""
 KEPT = 64
 """Rounds that the running ratio is of."""
 MOST = 32
@@ -99,6 +99,7 @@ class Audit:
         self._waiting = 0
         self._half_at = 0.0
         self._rounds: deque[Round] = deque(maxlen=KEPT)
+        self._looks: deque[float] = deque(maxlen=4 * FIRST)
         self._evidence = [0.0] * len(LOSING)
         self._extra_s = self._total_s = 0.0
         self._unpaid_s = 0.0
@@ -131,6 +132,7 @@ class Audit:
     def took(self, number: int, key: Key, side: int, seconds: float, look_s: float) -> bool:
         """A call was answered, looking at which took so long besides; whether the plan has to go."""
         self._extra_s += look_s
+        self._looks.append(look_s)
         if side == OLD and (usual := self._usual.get(key[1])) is not None:
             self._extra_s += seconds - usual  # of either sign: noise must not count as cost
         ended = self._turns.took(key, side, seconds)
@@ -139,7 +141,7 @@ class Audit:
             self._waiting += 1
             self.at = number + 1
             if self._waiting > PATIENCE:
-                self._plan_next(number, look_s)
+                self._plan_next(number)
             return False
         if not self._judging.acquire(blocking=False):
             return False
@@ -147,7 +149,7 @@ class Audit:
             alarm = self._judge(ended)
         finally:
             self._judging.release()
-        self._plan_next(number, look_s)
+        self._plan_next(number)
         return alarm
 
     def _judge(self, ended: Round) -> bool:
@@ -164,16 +166,17 @@ class Audit:
         """That the plan is slower; `RUN` of it withdraws it."""
         return sum(self._evidence) / len(self._evidence)
 
-    def _plan_next(self, number: int, look_s: float) -> None:
+    def _plan_next(self, number: int) -> None:
         """When the next round begins: as its cost allows, and not sooner than anybody has use for."""
         self._waiting = 0
         if self.rounds < FIRST:
             self.at = number + FIRST_GAP
             return
-        late = list(self._rounds)[-FIRST:]
+        late = list(self._rounds)[-2 * FIRST :]
         reference, plan = median(r[0] for r in late), median(r[1] for r in late)
-        self._unpaid_s = (2 * (reference - plan) + 4 * look_s) / BUDGET
-        self._not_before = number + (2 if self.evidence >= SUSPECT or self.rounds < 2 * FIRST else GAP)
+        slower = median(r[1] / max(r[0], 1e-9) for r in late) > SEEMS_SLOWER * self._allowed
+        self._unpaid_s = (2 * (reference - plan) + 4 * median(self._looks)) / BUDGET
+        self._not_before = number + (2 if slower or self.evidence >= SUSPECT or self.rounds < 2 * FIRST else GAP)
         self.at = max(self._not_before, number + int(self._unpaid_s / max(plan, 1e-9)))
 
     def reopen(self, number: int) -> None:
