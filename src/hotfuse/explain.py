@@ -264,7 +264,7 @@ def _background(b: dict[str, Any]) -> list[str]:
 
 
 def _concurrency(c: dict[str, Any]) -> list[str]:
-    if not c["most"]:
+    if not c.get("most"):
         return []
     more = ": more threads than cores" if c["oversubscribed"] else ""
     return [f"calls in flight: {c['calls_in_flight']:g} on average, {c['most']} at most, on {c['threads_each']} threads each and "

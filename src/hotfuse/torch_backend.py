@@ -113,6 +113,9 @@ def explain_compiled() -> Explanation:
             "watching": "",
             "idle": {"state": "graphs of torch.compile stay at tier 0"},
             "workers": {},
+            "background": {},
+            "background_faults": {},
+            "concurrency": {},
             "decisions": [d.to_dict() for d in _log.decisions],
         }
     )

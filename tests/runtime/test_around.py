@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hotfuse
 from hotfuse import Settings
 from hotfuse.backends.llvm.around import CHANGED, asked_in_python, native_around, usual
+from tests.runtime.live import Sleepy
 
 
 class Functions(TorchFunctionMode):
@@ -97,9 +97,9 @@ def test_a_mode_of_another_thread_is_not_this_one_s() -> None:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_hot_model_is_not_served_by_plans_where_operators_mean_something_else(change: str) -> None:
-    model, x = nn.Linear(8, 8).eval(), torch.randn(3, 8)
+    model, x = Sleepy(0.003).eval(), torch.randn(3, 4)  # whose own code is slower than tier 0 on any machine
     with torch.no_grad(), hotfuse.jit(model, settings=Settings(hot_calls=2, tiers=0, record=False)) as fast:
-        for _ in range(20):
+        for _ in range(30):
             fast(x)
             assert fast.wait(120)
         assert fast.stats()["model_watch"]["around"] == "native", fast.stats()["model_watch"]
@@ -113,5 +113,6 @@ def test_a_hot_model_is_not_served_by_plans_where_operators_mean_something_else(
         finally:
             torch.set_default_dtype(torch.float32)
         assert fast.stats()["graph_calls"] == before
-        fast(x)
-        assert fast.stats()["graph_calls"] == before + 1
+        for _ in range(8):  # some of which may be for the audit
+            fast(x)
+        assert fast.stats()["graph_calls"] > before
