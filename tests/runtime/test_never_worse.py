@@ -180,6 +180,23 @@ def test_weights_that_change_during_a_race_on_live_calls_end_it() -> None:
             live.call()  # compares with the model as it is now
 
 
+def test_weights_written_unseen_during_a_race_on_live_calls_are_noticed() -> None:
+    """The candidate is no deployed plan yet; what it has copies of is compared with its checksums all the same."""
+    with Live(own_s=0.009, tier0_s=0.004, tier1_s=lambda: 0.0039) as live:
+        live.calls_until(lambda: live.captured and live.entry.contest is not None and live.entry.contest.new.tier == 1)
+        live.calls_until(lambda: live.engine.plans.originals.bytes > 0 or live.entry.contest is None)
+        if live.entry.contest is None:
+            pytest.skip("the race was over before anything could be written")
+        live.model.inner.weight.data.numpy()[:] *= 2
+        x = torch.randn(3, 4)
+        until = time.monotonic() + 10
+        while not [d for d in live.engine.log.decisions if d.why is Why.WEIGHTS_WRITTEN_UNSEEN] and time.monotonic() < until:
+            live.engine(x)
+        assert [d for d in live.engine.log.decisions if d.why in (Why.WEIGHTS_WRITTEN_UNSEEN, Why.WEIGHTS_CHANGED)]
+        for _ in range(20):
+            live.call()
+
+
 def test_circumstances_open_decisions_again() -> None:
     with Live(own_s=0.009, tier0_s=0.003, tier1_s=lambda: 0.005) as live:
         live.calls_until(lambda: bool(live.said(Action.REFUSE, Why.NOT_FASTER, 1)))

@@ -277,6 +277,8 @@ class Improver:
         own = entry.own and old is entry.baseline
 
         def begin_contest(contest: Contest) -> bool:
+            if not self._plans.still_as_copied(entry, taken):
+                return False
             with self._plans.exchanging(generation) as same:
                 opened = same and taken == self._plans.originals.generation and versions == _versions(entry.weights)
                 if opened:
