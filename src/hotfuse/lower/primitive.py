@@ -10,7 +10,7 @@
     lower.alias(x)                    a result under the name that the group gave it
 
 What stays whole keeps its ATen name. Half precision is computed in f32 between a composite op's input and its result, as torch
-does. The rows are in `primitive_conv`, `_index`, `_norms`, `_pool`, `_reduce`, `_resize` and `_sort`;
+does. The rows are in `primitive_conv`, `_index`, `_move`, `_norms`, `_pool`, `_reduce`, `_resize` and `_sort`;
 `windows` and `picks` say what the movements that they use mean.
 """
 
@@ -48,7 +48,7 @@ def decomposes(names: str) -> Callable[[Rule], Rule]:
 
 def rules() -> Mapping[str, Rule]:
     """Every rule by the op's name."""
-    for name in ("conv", "index", "norms", "pool", "reduce", "resize", "running", "sort"):
+    for name in ("conv", "index", "move", "norms", "pool", "reduce", "resize", "running", "sort"):
         import_module(f"hotfuse.lower.primitive_{name}")
     return _RULES
 
