@@ -16,6 +16,9 @@ EARLY_S = 5.0
 """Seconds of compilation before that: making, proving and racing an unfinished plan takes as long as a whole one, and the rest
 waits meanwhile."""
 
+RECALLED_ON = 2
+"""Calls that a plan of an earlier process is proven on: its code was proven there, and what is new are the packed weights."""
+
 
 def fused(means: Means, entry: Entry, at_once: Callable[[Attempt], None]) -> Attempt | None:
     """An attempt at tier 1, None where no call is kept; `at_once` tries an unfinished plan while the rest is made."""
@@ -52,5 +55,5 @@ def known(means: Means, entry: Entry) -> Attempt | None:
             raise NotRemembered
         return found
 
-    calls = entry.samples.several(PROVEN_ON)
+    calls = entry.samples.several(RECALLED_ON)
     return Attempt("tier 1", make, lambda: entry.plan, calls, partial(exchange, entry), remembered=True)
