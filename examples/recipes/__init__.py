@@ -1,1 +1,0 @@
-"""Programs as people write them, each served with one changed line."""
