@@ -362,9 +362,9 @@ def _lines(data: dict[str, Any]) -> list[str]:
     out += data["watching"].splitlines()
     out.append("idle time: " + ", ".join(f"{v}" if k == "state" else f"{k} {v}" for k, v in data["idle"].items()
                                          if v not in (None, "", 0)))
-    out += _cache(data["cache"]) + _workers(data["workers"])
-    out += _background(data["background"])
-    out += _concurrency(data["concurrency"])
+    out += (_cache(data["cache"]) if "cache" in data else []) + _workers(data["workers"])
+    out += _background(data.get("background", {}))
+    out += _concurrency(data.get("concurrency", {}))
     out += [f"background work of the process failed {n} times: {what}" for what, n in data.get("background_faults", {}).items()]
     out.append("decisions:")
     for d in data["decisions"]:

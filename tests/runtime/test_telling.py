@@ -20,6 +20,7 @@ from hotfuse.cli import app
 from hotfuse.compile import trial
 from hotfuse.runtime.race import Trial
 from hotfuse.runtime.telling import AFTER_S, MOST_TOLD, Teller, advice, headline, logger
+from hotfuse.torch_backend import explain_compiled
 
 INLINE = Settings(capture="inline", hot_calls=1, watch=False)
 
@@ -130,6 +131,14 @@ def test_the_full_text_and_the_page_begin_with_the_same_lines(tmp_path: Path) ->
         assert str(found).startswith(found.summary()) and "decisions:" in str(found) and "decisions:" not in found.summary()
         page = found.to_html(tmp_path / "page.html").read_text()
         assert page.index("serves now") < page.index("partition")
+
+
+def test_graphs_of_torch_compile_are_told_of_in_the_same_lines() -> None:
+    with torch.no_grad():
+        served = torch.compile(nn.Linear(4, 4).eval(), backend="hotfuse")
+        served(torch.ones(2, 4))
+        text = str(explain_compiled())
+    assert "serves now:" in text and "decisions:" in text
 
 
 SOURCE = """
