@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         get_device,
         set_default_logger_severity,
     )
+    from hotfuse.torch_backend import explain_compiled
 
 __version__ = "0.1.0"
 import_module("hotfuse.machine.cores")  # records the affinity before more threads are bound
@@ -44,6 +45,7 @@ _HOMES = {
     "varlen_on_cpu": "ops.varlen",
     "Settings": "base.settings",
     "Explanation": "explain",
+    "explain_compiled": "torch_backend",
     "InferenceSession": "session",
     "SessionOptions": "session",
     "RunOptions": "session",
@@ -68,7 +70,7 @@ _HOMES = {
 
 __all__ = [  # noqa: RUF022
     "jit", "Jit", "packed_attention", "varlen_on_cpu", "InferenceSession", "SessionOptions", "RunOptions",
-    "Settings", "Explanation", "HotfuseError", "ModelError", "InputError", "CaptureError", "InternalError",
+    "Settings", "Explanation", "explain_compiled", "HotfuseError", "ModelError", "InputError", "CaptureError", "InternalError",
     "ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "IOBinding", "ModelMetadata", "NodeArg",
     "OrtValue", "get_all_providers", "get_available_providers", "get_device", "set_default_logger_severity",
     "__version__",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
-from hotfuse.base.errors import InputError
+from hotfuse.base.errors import CaptureError, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import faults
 from hotfuse.base.settings import Objective, Precision, Settings, Weights, from_env
@@ -19,10 +21,13 @@ from hotfuse.base.structure import Spec
 from hotfuse.cache.place import cache_stats
 from hotfuse.compile import wire
 from hotfuse.compile.captures import Known, captured, known
-from hotfuse.compile.service import ask, counters, service
+from hotfuse.compile.fork_once import ask_fork
+from hotfuse.compile.forked import ForkFailed
+from hotfuse.compile.service import ask, ask_here, counters, service
 from hotfuse.explain import Explanation, explain_engine, memory_of
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.naming import Unnamed, structure_name
+from hotfuse.frontends.present import hold, keep, release
 from hotfuse.frontends.ship import restore, ship
 from hotfuse.machine.heap import heap
 from hotfuse.pipeline import Units, compile_tier0
@@ -31,6 +36,9 @@ from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plans import Capture
 from hotfuse.runtime.watch import Watch
 from hotfuse.view import view_of
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 _SHIPPING = threading.Lock()
 _OWN = frozenset(("_target", "_view", "_engine"))
@@ -63,8 +71,13 @@ class TorchModel:
 
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
         """Ship the model to the worker and bind what comes back to the live tensors."""
-        with _SHIPPING:
-            shipment = ship(self.target, spec)
+        try:
+            with _SHIPPING:
+                shipment = ship(self.target, spec)
+        except CaptureError as e:
+            if e.why is not Why.NOT_SENDABLE:
+                raise
+            return self._capture_in_place(spec, call, watching, e.because or e.what)
         watch = Watch(shipment.modules, shipment.tensors, [self.target])
         watching(watch)
 
@@ -75,6 +88,27 @@ class TorchModel:
         weights: dict[str, torch.Tensor] = {k: shipment.tensors[n] for k, n in done.shared.items()}
         weights |= {k: restore(info) for k, info in done.constants.items()}
         return Capture(done, weights, watch)
+
+    def _capture_in_place(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None], because: str) -> Capture:
+        """Capture a model that cannot be sent: in a fork made for it, or else in this process, in turns with calls."""
+        held = hold(self.target, spec)
+        watch = Watch(held.modules, held.tensors, [self.target])
+        watching(watch)
+        number = keep(held)
+        header = {"kind": "present", "number": number, "call": wire.call_to_json(call)}
+        try:
+            how = "in a fork of this process"
+            try:
+                message = ask_here(header) if self.settings.capture == "inline" else ask_fork(header, self.settings)
+            except ForkFailed as e:
+                how, message = f"in this process ({e.because or e.what})", ask_here(header)
+            done = wire.answer_from_message(message)
+        finally:
+            release(number)
+        weights: dict[str, torch.Tensor] = {k: held.tensors[n] for k, n in done.shared.items()}
+        weights |= {k: restore(info) for k, info in done.constants.items()}
+        note = f"captured {how}: it cannot be sent to a worker ({because})"
+        return Capture(replace(done, notes=(*done.notes, note)), weights, watch)
 
 
 class Jit:
@@ -205,16 +239,19 @@ def _released(engine: Engine) -> dict[str, int]:
 
 
 def jit(
-    model: Callable[..., Any], *, objective: Objective = "latency", exact: bool = True, profiles: str | None = None,
-    threads: int | None = None, precision: Precision = "fp32", weights: Weights = "watched",
+    model: Callable[..., Any] | ExportedProgram, *, objective: Objective = "latency", exact: bool = True,
+    profiles: str | None = None, threads: int | None = None, precision: Precision = "fp32", weights: Weights = "watched",
     settings: Settings | None = None,
 ) -> Jit:
-    """Serve a module or function: its own code at first, captured graphs as soon as they are proven.
+    """Serve a module, a function or an exported program: its own code at first, captured graphs as soon as they are proven.
 
     `precision="bf16"` lets products round their operands, which no default does (`Settings.precision`);
     `weights` says how writes to weights are noticed that torch does not show (`Settings.weights`);
     `threads` bounds torch's threads during a call; `settings` replaces what the environment says.
     """
+    export = sys.modules.get("torch.export.exported_program")  # whose import takes a second
+    if export is not None and isinstance(model, export.ExportedProgram):
+        model = cast("ExportedProgram", model).module()
     if not callable(model):
         raise InputError(f"hotfuse.jit needs a module or function, not {type(model).__name__}")
     if isinstance(model, type):

@@ -1,121 +1,192 @@
-"""`torch.compile(model, backend="hotfuse")`: Dynamo finds the graphs and guards them; Hotfuse runs them.
+"""`torch.compile(model, backend="hotfuse")`: Dynamo finds the graphs and guards them; an engine serves each of them.
 
-A graph serves only after its first real call agreed with Dynamo's own; what cannot be converted runs as Dynamo gave it. Both
-show in `explain_compiled()`.
+Dynamo's graph is a graph already: it is converted when Dynamo hands it over, on Dynamo's own fake tensors, so that its symbolic
+sizes are ours. From there on it is a model like any other: its first call is compared, its plans are proven and raced, its weights
+are watched. What cannot be converted runs as Dynamo gave it. All of it shows in `explain_compiled()`.
+
+Dynamo passes parameters and buffers as arguments of every call. They are bound as weights when a call brings them, so that they can
+be packed; a call that brings others (another instance of the same class) gets an engine of its own, up to `MAX_BINDINGS`.
 """
 
 from __future__ import annotations
 
 import itertools
+import operator
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from hotfuse.base.errors import CaptureError, HotfuseError
+from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, Why
-from hotfuse.base.settings import from_env
-from hotfuse.explain import Explanation, explain_plan
-from hotfuse.frontends.dynamo import capture_dynamo
+from hotfuse.base.settings import Settings, from_env
+from hotfuse.base.structure import Spec
+from hotfuse.compile.service import service
+from hotfuse.explain import Explanation, explain_engine
+from hotfuse.frontends.captured import CallSpec, Captured
+from hotfuse.frontends.dynamo import Arguments, arguments_of, capture_dynamo
+from hotfuse.frontends.fx import Converted
 from hotfuse.frontends.varlen import packed_for_varlen
 from hotfuse.ir.verify import verify
-from hotfuse.pipeline import compile_tier0
-from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.verify import disagreement
+from hotfuse.pipeline import Units, compile_tier0
+from hotfuse.runtime.engine import Engine
+from hotfuse.runtime.plans import Capture
+from hotfuse.runtime.watch import Watch
 from hotfuse.simplify import simplify
+
+MAX_BINDINGS = 4
+"""Sets of weights that one of Dynamo's graphs is served with: more instances of one class run as Dynamo gave them."""
+MODES = {
+    "default": "",
+    "reduce-overhead": "a plan is one native call already",
+    "max-autotune": "kernels are always timed, in the background",
+    "max-autotune-no-cudagraphs": "kernels are always timed, in the background",
+}
+"""`torch.compile`'s modes, and why each changes nothing here."""
 
 _numbers = itertools.count()
 _graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
-_log = EventLog()
+
+
+class DynamoModel:
+    """One of Dynamo's graphs with the weights that calls brought, as an engine serves it."""
+
+    def __init__(self, graph: CompiledGraph, weights: Sequence[torch.Tensor]) -> None:
+        self.name = graph.name
+        self._graph = graph
+        self._weights = tuple(weights)
+
+    def call(self, *inputs: torch.Tensor) -> Any:
+        """Dynamo's own graph."""
+        return self._graph.own(*self._graph.arguments.put(inputs, self._weights))
+
+    def prepare(self) -> None:
+        """There is nothing to wait for."""
+
+    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
+        """The graph is there; its weights are those of the call."""
+        del spec, call
+        converted = self._graph.converted
+        keys = self._graph.arguments.keys
+        weights: Mapping[str, torch.Tensor] = {**dict(zip(keys, self._weights, strict=True)), **converted.constants}
+        watch = Watch((), tuple(weights.values()))
+        watching(watch)
+        used = {p.key for p in converted.graph.params}
+        return Capture(Captured(converted.graph, {}, {}), {k: w for k, w in weights.items() if k in used}, watch)
 
 
 class CompiledGraph:
     """One of Dynamo's graphs, served."""
 
-    def __init__(self, gm: fx.GraphModule, name: str) -> None:
+    def __init__(self, gm: fx.GraphModule, name: str, settings: Settings) -> None:
         self.name = name
-        self.calls = 0
-        self.graph_calls = 0
-        self.plan: Plan | None = None
+        self.settings = settings
+        self.log = EventLog(settings.max_events, settings.debug)
+        self.own_calls = 0
         self.refused = ""
         packed_for_varlen(gm)  # torch cannot run it on the CPU, and the first call runs Dynamo's own graph
-        self._own: Callable[..., Any] = gm.forward
-        self._settings = from_env()
-        self._proven = False
+        self.own: Callable[..., Any] = gm.forward
+        self.engines: tuple[tuple[Sequence[torch.Tensor], Engine], ...] = ()
         self._lock = threading.Lock()
         try:
-            done = capture_dynamo(gm, name)
-            graph, _ = simplify(verify(done.graph))
-            self._grad_regions = done.grad_regions
-            self.plan = compile_tier0(graph, done.constants, self._settings)
+            self.arguments: Arguments = arguments_of(gm)
+            self._weights, self._inputs = _picker(self.arguments.weights_at), _picker(self.arguments.inputs_at)
+            done = capture_dynamo(gm, self.arguments, name)
+            self.converted = Converted(simplify(verify(done.graph))[0], done.constants)
         except HotfuseError as e:
             self._refuse(e.why if isinstance(e, CaptureError) else Why.NOT_CAPTURABLE, str(e))
 
     def __call__(self, *args: Any) -> Any:
-        """Run the plan, or Dynamo's graph where there is none."""
-        self.calls += 1
-        plan = self.plan
-        if plan is None or (self._grad_regions and torch.is_grad_enabled()):
-            return self._own(*args)
-        if not self._proven:
-            return self._prove(plan, args)
-        self.graph_calls += 1
-        return plan.run(*args)
+        """Serve a call as Dynamo makes it."""
+        if not self.refused:
+            weights = self._weights(args)
+            for bound, engine in self.engines:
+                if all(map(operator.is_, bound, weights)):
+                    return engine.serve(self._inputs(args), {})
+            if (engine := self._bind(weights)) is not None:
+                return engine.serve(self._inputs(args), {})
+        self.own_calls += 1
+        return self.own(*args)
 
-    def _prove(self, plan: Plan, args: Sequence[Any]) -> Any:
-        """The first real call: both run, and must agree."""
-        want = self._own(*args)
-        try:
-            with torch.no_grad():
-                difference = disagreement(plan.run(*args), list(want), self._settings.rtol)
-        except Exception as e:
-            difference = f"{type(e).__name__}: {e}"
+    def _bind(self, weights: Sequence[torch.Tensor]) -> Engine | None:
+        """An engine for weights that no call has brought before."""
         with self._lock:
-            if difference:
-                self._refuse(Why.MISMATCH, difference)
-            elif not self._proven:
-                self._proven = True
-                _log.decide(Action.DEPLOY, Why.VERIFIED, self.name, nodes=len(plan.graph.nodes))
-        return want
+            if len(self.engines) >= MAX_BINDINGS:
+                self.log.count("bindings_over_limit")
+                return None
+            owner = object()  # of its jobs; not the graph itself, which would then hold itself
+            settings = self.settings
+            engine = Engine(
+                DynamoModel(self, weights), lambda graph, tensors: compile_tier0(graph, tensors, settings),
+                lambda job: service().submit(job, owner), settings, self.log, Units(settings),
+            )
+            self.engines = (*self.engines, (weights, engine))
+            return engine
 
     def _refuse(self, why: Why, text: str) -> None:
-        self.plan = None
         self.refused = text
-        self._grad_regions = False
-        _log.decide(Action.REFUSE, why, self.name, because=text.splitlines()[0])
+        self.log.decide(Action.REFUSE, why, self.name, because=text.splitlines()[0])
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until no background work is pending; True if drained in time."""
+        return all([engine.wait(timeout) for _, engine in self.engines])
 
 
-def hotfuse_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **_options: Any) -> Callable[..., Any]:
-    """The backend that the entry point `torch_dynamo_backends` registers."""
+def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Those of a call's arguments, as a tuple."""
+    return operator.itemgetter(*places) if len(places) > 1 else lambda args: tuple(args[p] for p in places)
+
+
+def hotfuse_backend(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """The backend that the entry point `torch_dynamo_backends` registers; `options` are settings by their names."""
     del example_inputs  # the graph's own placeholders carry the fake ones
-    compiled = CompiledGraph(gm, f"graph{next(_numbers)}")
+    if mode is not None and mode not in MODES:
+        raise InputError(f"unknown mode {mode!r}", hint="one of " + ", ".join(MODES))
+    compiled = CompiledGraph(gm, f"graph{next(_numbers)}", from_env().with_(**(options or {})))
+    if mode is not None and MODES[mode]:
+        compiled.log.decide(Action.KEEP, Why.NO_EFFECT, compiled.name, mode=mode, because=MODES[mode])
     _graphs.add(compiled)
     return compiled
 
 
 def explain_compiled() -> Explanation:
     """Every graph that `torch.compile` gave us in this process and that is still in use."""
-    graphs = sorted(_graphs, key=lambda g: g.name)
+    graphs = sorted(_graphs, key=lambda g: int(g.name.removeprefix("graph")))
+    told = [(g, explain_engine(e).to_dict()) for g in graphs for _, e in g.engines]
+    sites = [{**site, "call": f"{g.name}: {site['call']}"} for g, data in told for site in data["sites"]]
+    sites += [{"call": g.name, "pending": False, "dispatch": [], "refused": [g.refused] if g.refused else [], "plans": []}
+              for g in graphs if not g.engines]  # fmt: skip
+    own = sum(g.own_calls for g in graphs)
+    counts = _summed([data["counts"] for _, data in told]) or {"calls": 0, "graph_calls": 0, "module_calls": 0}
+    counts |= {"calls": counts["calls"] + own, "module_calls": counts["module_calls"] + own}
+    gradients = {k: sum(data["gradients"][k] for _, data in told) for k in ("served", "backwards", "own")}
+    empty: dict[str, Any] = {"objective": "latency", "watching": "", "idle": {}, "workers": {}, "background": {},
+                             "concurrency": {"most": 0}, "background_faults": {}}  # fmt: skip
+    shared: dict[str, Any] = told[0][1] if told else empty  # what is the process's, not the model's
     return Explanation(
         {
+            **shared,
             "model": "torch.compile",
-            "counts": {"calls": sum(g.calls for g in graphs), "graph_calls": sum(g.graph_calls for g in graphs),
-                       "module_calls": sum(g.calls - g.graph_calls for g in graphs)},
-            "sites": [
-                {"call": g.name, "pending": False, "dispatch": [], "refused": [g.refused] if g.refused else [],
-                 "plans": [explain_plan(g.plan, g.graph_calls)] if g.plan is not None else []}
-                for g in graphs
-            ],
+            "counts": counts,
+            **({"held": _summed([data["held"] for _, data in told])} if told else {}),
+            "sites": sites,
             "fallbacks": {},
-            "watching": "",
-            "idle": {"state": "graphs of torch.compile stay at tier 0"},
-            "workers": {},
-            "background": {},
-            "background_faults": {},
-            "concurrency": {},
-            "decisions": [d.to_dict() for d in _log.decisions],
+            "gradients": {**gradients, "kept": sorted({k for _, data in told for k in data["gradients"]["kept"]})},
+            "decisions": [d.to_dict() for g in graphs for d in g.log.decisions],
+            "spans": [s.to_dict() for g in graphs for s in g.log.spans],
         }
     )
+
+
+def _summed(each: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    return {k: sum(d[k] for d in each) for k in (each[0] if each else ())}
+
+
+def wait_compiled(timeout: float | None = None) -> bool:
+    """Until no background work of such graphs is pending; True if drained in time."""
+    return all([g.wait(timeout) for g in list(_graphs)])

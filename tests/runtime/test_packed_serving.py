@@ -119,16 +119,17 @@ def test_rows_of_no_sequence_are_zero_in_every_tier() -> None:
 
 @pytest.mark.parametrize("attend", [ours, theirs], ids=["ours", "varlen_attn"])
 def test_torch_compile(attend: Attend) -> None:
+    torch._dynamo.reset()
     model, reference = Layer(attend).eval(), Layer(ours).eval()
     reference.load_state_dict(model.state_dict())
-    fast = torch.compile(model, backend="hotfuse", fullgraph=True, dynamic=True)
+    fast = torch.compile(model, backend="hotfuse", fullgraph=True, dynamic=True, options={"capture": "inline"})
     for lengths in ((3, 9), (3, 9), (12, 30, 2), (5, 6)):
         x, offsets = batch(*lengths)
         torch.testing.assert_close(fast(x, offsets), reference(x, offsets), rtol=1e-5, atol=1e-5)
     said = explain_compiled()
     sites = said.to_dict()["sites"]
     assert sites and not any(s["refused"] for s in sites), str(said)
-    assert all("hotfuse.packed_attention" in s["plans"][0]["partitions"][0]["ops"] for s in sites)
+    assert all(any("hotfuse.packed_attention" in p["ops"] for p in s["plans"][0]["partitions"]) for s in sites)
     assert "hotfuse.packed_attention" in str(said)
 
 

@@ -26,6 +26,15 @@ def _torch(header: Header, blobs: list[bytes]) -> wire.Message:
     return wire.answer_to_message(_finished(captured))
 
 
+def _present(header: Header, _blobs: list[bytes]) -> wire.Message:
+    from hotfuse.frontends.present import capture_present
+    from hotfuse.frontends.tracing import tracing
+
+    with tracing():
+        captured = capture_present(int(header["number"]), wire.call_from_json(header["call"]))
+    return wire.answer_to_message(_finished(captured))
+
+
 def _onnx(header: Header, blobs: list[bytes]) -> wire.Message:
     from hotfuse.frontends.onnx.capture import capture_shipment as capture_onnx  # a PyTorch user never pays for ONNX
     from hotfuse.frontends.tracing import tracing
@@ -109,8 +118,8 @@ def _counting(header: Header, blobs: list[bytes]) -> wire.Message:
 
 
 _KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {
-    "ready": _ready, "torch": _torch, "onnx": _onnx, "tier1": _tier1, "probes": _probes, "runs": _runs, "counting": _counting,
-    "plan": _plan, "unit": _unit, "kernel": _kernel, "learned": _learned, "idle": _idle, "profile": _profile,
+    "ready": _ready, "torch": _torch, "present": _present, "onnx": _onnx, "tier1": _tier1, "probes": _probes, "runs": _runs,
+    "counting": _counting, "plan": _plan, "unit": _unit, "kernel": _kernel, "learned": _learned, "idle": _idle, "profile": _profile,
 }  # fmt: skip
 
 

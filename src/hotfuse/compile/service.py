@@ -154,10 +154,15 @@ def ask(header: dict[str, Any], blobs: Sequence[bytes], settings: Settings, gain
     `gain` is the part of calls' time that it helps to save; captures have that of a first plan.
     """
     if settings.capture == "inline":
-        from hotfuse.compile import requests  # the worker's business otherwise
-
-        return wire.checked(requests.answer(header, list(blobs)))
+        return ask_here(header, blobs)
     return wire.checked(sized(settings).ask(header, blobs, settings.capture_timeout_s, gain))
+
+
+def ask_here(header: dict[str, Any], blobs: Sequence[bytes] = ()) -> wire.Message:
+    """Have a request done in this process; a refusal raises CaptureError."""
+    from hotfuse.compile import requests  # the worker's business otherwise
+
+    return wire.checked(requests.answer(header, list(blobs)))
 
 
 def sized(settings: Settings) -> Service:

@@ -1,12 +1,15 @@
 """Dynamo's graph becomes the hypergraph: traced once more, on fake tensors, into undecomposed ATen ops.
 
 Dynamo hands over Python-level calls (`torch.nn.functional.linear`, methods, operators) with its own guards around them, so no
-guards are added here. Parameters and sizes come in as ordinary inputs.
+guards are added here. What it passes with every call is told apart: parameters and buffers are weights, tensors are inputs, and
+sizes, which it passes beside the tensors that have them, are read off those.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,13 +21,77 @@ from torch.fx.traceback import preserve_node_meta
 from hotfuse.base.errors import CaptureError
 from hotfuse.frontends.fx import Converted, Role, to_graph
 
+_STATIC = "_dynamo_static_input_type"
+"""What Dynamo notes of a tensor that is the same object in every call."""
 
-def capture_dynamo(gm: fx.GraphModule, name: str) -> Converted:
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """An argument that is the size of an input: which input, and which of its dims."""
+
+    input: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What the arguments of Dynamo's graph are, by their places."""
+
+    places: tuple[str | int | Size, ...]
+    """For each argument: a weight's key, the number of an input, or a size."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of the weights, in order."""
+        return tuple(p for p in self.places if isinstance(p, str))
+
+    @property
+    def weights_at(self) -> tuple[int, ...]:
+        """Where they stand."""
+        return tuple(i for i, p in enumerate(self.places) if isinstance(p, str))
+
+    @property
+    def inputs_at(self) -> tuple[int, ...]:
+        """Where the inputs stand."""
+        return tuple(i for i, p in enumerate(self.places) if isinstance(p, int))
+
+    def put(self, inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> list[Any]:
+        """All of them, from inputs and weights."""
+        left = iter(weights)
+        return [next(left) if isinstance(p, str) else inputs[p] if isinstance(p, int) else inputs[p.input].shape[p.dim]
+                for p in self.places]  # fmt: skip
+
+
+def arguments_of(gm: fx.GraphModule) -> Arguments:
+    """What Dynamo passes; raises CaptureError for a number that no input shows."""
+    nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    fakes = [n.meta.get("example_value") for n in nodes]
+    static = [isinstance(f, torch.nn.Parameter) or _STATIC in (n.meta.get("tensor_dict") or {})
+              for n, f in zip(nodes, fakes, strict=True)]  # fmt: skip
+    numbers: dict[int, int] = {}
+    sizes: dict[Any, Size] = {}
+    for i, fake in enumerate(fakes):
+        if isinstance(fake, torch.Tensor) and not static[i]:
+            numbers[i] = len(numbers)
+            for dim, size in enumerate(fake.shape):
+                if isinstance(size, torch.SymInt):
+                    sizes.setdefault(size.node.expr, Size(numbers[i], dim))
+    places: list[str | int | Size] = []
+    for i, (node, fake) in enumerate(zip(nodes, fakes, strict=True)):
+        if isinstance(fake, torch.Tensor):
+            places.append(node.name if static[i] else numbers[i])
+        elif isinstance(fake, torch.SymInt) and fake.node.expr in sizes:
+            places.append(sizes[fake.node.expr])
+        else:
+            raise CaptureError(f"Dynamo passes {node.name}, which is no tensor", because="no input's size shows it")
+    return Arguments(tuple(places))
+
+
+def capture_dynamo(gm: fx.GraphModule, arguments: Arguments, name: str) -> Converted:
     """Convert Dynamo's graph; raises CaptureError with the user's line."""
-    places = [n for n in gm.graph.nodes if n.op == "placeholder"]
-    fakes = [n.meta.get("example_value") for n in places]
+    fakes = [n.meta.get("example_value") for n in gm.graph.nodes if n.op == "placeholder"]
     mode = next((f.fake_mode for f in fakes if isinstance(f, torch.Tensor)), None)  # type: ignore[attr-defined]
-    if mode is None or any(f is None for f in fakes):
+    if mode is None:
         raise CaptureError("Dynamo's graph has no fake inputs")
 
     def interpret(*args: Any) -> Any:
@@ -39,4 +106,21 @@ def capture_dynamo(gm: fx.GraphModule, name: str) -> Converted:
     except Exception as e:
         first = next((line for line in str(e).splitlines() if line.strip()), "")
         raise CaptureError("the graph cannot be traced", because=f"{type(e).__name__}: {first[:300]}") from e
-    return to_graph(traced, [Role("input")] * len(places), name=name)
+    return to_graph(traced, _roles(traced, arguments), name=name)
+
+
+def _roles(traced: fx.GraphModule, arguments: Arguments) -> list[Role]:
+    """Of the traced graph's placeholders; sizes are read off the inputs that have them."""
+    nodes = [n for n in traced.graph.nodes if n.op == "placeholder"]
+    inputs = [n for n, p in zip(nodes, arguments.places, strict=True) if isinstance(p, int)]
+    roles: list[Role] = []
+    for node, place in zip(nodes, arguments.places, strict=True):
+        if isinstance(place, Size):
+            with traced.graph.inserting_after(nodes[-1]):
+                read: fx.Node = traced.graph.call_function(torch.ops.aten.sym_size.int, (inputs[place.input], place.dim))
+            read.meta = {"val": node.meta.get("val")}
+            node.replace_all_uses_with(read)
+            roles.append(Role("unused"))
+        else:
+            roles.append(Role("param", place) if isinstance(place, str) else Role("input"))
+    return roles

@@ -52,8 +52,6 @@ class Converted:
     """A graph and what the conversion learned about it."""
 
     graph: Graph
-    grad_regions: bool
-    """The program switched gradients off somewhere, so it must not run where they are wanted."""
     constants: dict[str, torch.Tensor]
     """Tensors that tracing stored in the graph module, by param key."""
     written: tuple[int, ...] = ()
@@ -69,7 +67,7 @@ def to_graph(
     packed_for_varlen(gm)
     c = _Converter(name, strip_prefix, writable)
     graph = c.convert(gm, roles)
-    return Converted(graph, c.grad_regions, c.constants, c.written, c.returned)
+    return Converted(graph, c.constants, c.written, c.returned)
 
 
 _SKIP_DIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "torch/", "<")
@@ -112,7 +110,6 @@ class _Converter:
         self.fakes: dict[str, Any] = {}
         self.env: dict[fx.Node, Any] = {}
         self.mutates = False
-        self.grad_regions = False
         self.loc = Loc()
         self.constants: dict[str, torch.Tensor] = {}
         self._params: dict[str, Param] = {}
@@ -216,8 +213,7 @@ class _Converter:
             return self._plain(node, Kind.CONTROL, f"control.{target.kind}", graphs)
         if (name := sym_name(target)) is not None:
             return self._plain(node, Kind.OPERATOR, name)
-        if target is hop.wrap_with_set_grad_enabled:
-            self.grad_regions = True
+        if target is hop.wrap_with_set_grad_enabled:  # a backward pass runs the model's own code
             return self._inline(node.args[1], node.args[2:])
         if target is hop.wrap_with_autocast:
             if node.args[2]:
@@ -228,7 +224,6 @@ class _Converter:
         if target is hop.while_loop:
             return self._while(node)
         if target is torch._C._set_grad_enabled:
-            self.grad_regions = True
             return None
         if target is torch.amp.autocast_mode._enter_autocast:
             if len(node.args) > 2 and node.args[2] is not False:
@@ -339,7 +334,6 @@ class _Converter:
         graph = inner.convert(gm, roles)
         if graph.params:
             raise CaptureError(f"a nested graph holds constants ({graph.params[0].key})")
-        self.grad_regions = self.grad_regions or inner.grad_regions
         return graph
 
     def _cond(self, node: fx.Node) -> Any:

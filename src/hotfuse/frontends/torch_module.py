@@ -91,9 +91,13 @@ def capture_shipment(blob: bytes, call: CallSpec) -> Captured:
 
 
 def capture(
-    target: Any, spec: Spec, tensors: Sequence[torch.Tensor], call: CallSpec, mode: FakeTensorMode
+    target: Any, spec: Spec, tensors: Sequence[torch.Tensor], call: CallSpec, mode: FakeTensorMode,
+    twins: Sequence[torch.Tensor] = (),
 ) -> Captured:
-    """Export `target` for calls that look like `call`; raises CaptureError with the user's line."""
+    """Export `target` for calls that look like `call`; raises CaptureError with the user's line.
+
+    `twins` are what stands for each of the tensors while tracing, where that is something else.
+    """
     flat = Flat(target, spec, call.equal)
     with mode:
         args = tuple(torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device=t.device) for t in call.inputs)
@@ -101,7 +105,7 @@ def capture(
     dynamic = tuple({d: auto for d in sorted(t.dynamic)} for t in call.inputs)
     with torch.set_grad_enabled(call.grad_mode), grad_mode_asked() as asked:
         program = _export(flat, args, dynamic)
-    numbers = {_memory(t): i for i, t in enumerate(tensors)}
+    numbers = {_memory(t): i for each in (tensors, twins) for i, t in enumerate(each)}
     roles: list[Role] = []
     shared: dict[str, int] = {}
     constants: dict[str, TensorInfo] = {}

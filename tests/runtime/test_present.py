@@ -1,0 +1,169 @@
+"""Models that cannot be pickled are captured all the same: in a fork that has them, or in the process, beside its calls."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import hotfuse
+from hotfuse import Settings
+from hotfuse.base.errors import CaptureError
+from hotfuse.compile import fork_once
+from hotfuse.frontends import present
+from hotfuse.frontends.ship import ship
+
+QUIET = Settings(tiers=0, watch=False)
+
+
+@pytest.fixture(autouse=True)
+def no_grad() -> Any:
+    with torch.no_grad():
+        yield
+
+
+class Holding(nn.Module):
+    """A lock, a file, weights in a list, tied weights, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.out = nn.Linear(8, 8)
+        self.out.weight = self.fc.weight
+        self.lock = threading.Lock()
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115
+        self.extra = [torch.randn(8), {"k": torch.randn(8)}]
+        self.register_buffer("scale", torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.lock:
+            return self.out(torch.relu(self.fc(x))) * self.scale + self.extra[0] * self.extra[1]["k"]
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = weight_norm(nn.Conv1d(4, 4, 3), dim=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.conv(x))
+
+
+def deep() -> nn.Module:
+    chain = nn.Sequential(*[nn.Linear(8, 8) for _ in range(120)]).eval()
+    return torch.export.export(chain, (torch.randn(3, 8),)).module()
+
+
+MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "a lock and a file": (Holding, (3, 8)), "parametrized weights": (Normed, (2, 4, 9)), "a deep graph": (deep, (3, 8)),
+}
+
+
+def reached(model: Any, x: torch.Tensor, settings: Settings) -> hotfuse.Jit:
+    """Served by a plan; the results are the model's, also with other weights."""
+    fast = hotfuse.jit(model, settings=settings)
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), model(x))
+        assert fast.wait(120)
+    assert fast.stats()["calls_per_tier"]["0"] > 0, str(fast.explain())
+    if isinstance(model, nn.Module):
+        for p in model.parameters():
+            p.mul_(1.25)
+        torch.testing.assert_close(fast(x), model(x))
+    return fast
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("where", ["fork", "spawn", "inline"])
+def test_models_that_cannot_be_pickled_are_captured(name: str, where: str) -> None:
+    make, shape = MODELS[name]
+    model, x = make(), torch.randn(shape)
+    settings = QUIET.with_(capture="inline") if where == "inline" else QUIET.with_(workers=where)
+    fast = reached(model, x, settings)
+    said = "in a fork of this process" if where == "fork" else "in this process" if where == "spawn" else "captured"
+    with pytest.raises(CaptureError):
+        ship(model)
+    assert said in str(fast.explain())
+    assert not present._held  # pyright: ignore[reportPrivateUsage]
+    fast.close()
+
+
+def test_a_fork_that_dies_over_it_is_replaced_by_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = fork_once.ForkedWorker
+
+    class Dying(real):  # type: ignore[misc, valid-type]
+        def ask(self, header: Any, blobs: Any) -> Any:
+            self.kill()
+            return super().ask(header, blobs)
+
+    monkeypatch.setattr(fork_once, "ForkedWorker", Dying)
+    fast = reached(Holding(), torch.randn(3, 8), QUIET.with_(workers="fork"))
+    assert "in this process" in str(fast.explain())
+    fast.close()
+
+
+def test_capture_in_the_process_leaves_the_model_alone() -> None:
+    """Other threads call the model while it is traced: they never see a fake weight."""
+    model, x = Holding(), torch.randn(3, 8)
+    want, wrong, stop = model(x), [], threading.Event()
+
+    def calling() -> None:
+        with torch.no_grad():
+            while not stop.is_set():
+                if not torch.equal(model(x), want):
+                    wrong.append(1)
+
+    threads = [threading.Thread(target=calling) for _ in range(2)]
+    for t in threads:
+        t.start()
+    try:
+        fast = hotfuse.jit(model, settings=QUIET.with_(workers="spawn"))
+        fast(x)
+        assert fast.wait(120)
+        fast(x)
+    finally:
+        stop.set()
+        for t in threads:
+            t.join()
+    assert not wrong and fast.stats()["calls_per_tier"]["0"] > 0, str(fast.explain())
+    fast.close()
+
+
+def test_a_function_that_closes_over_what_cannot_be_pickled() -> None:
+    lock, model = threading.Lock(), Holding()
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        with lock:
+            return model(x) + 1
+
+    fast = reached(call, torch.randn(3, 8), QUIET.with_(workers="fork"))
+    x = torch.randn(3, 8)
+    model.fc.weight.mul_(2)
+    torch.testing.assert_close(fast(x), call(x))
+    fast.close()
+
+
+def test_exported_programs_and_their_modules() -> None:
+    chain = nn.Sequential(*[nn.Linear(8, 8) for _ in range(60)]).eval()
+    x = torch.randn(3, 8)
+    program = torch.export.export(chain, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
+    for model in (program, program.module(), torch.fx.symbolic_trace(chain)):
+        fast = hotfuse.jit(model, settings=QUIET.with_(capture="inline"))
+        for rows in (3, 3, 5, 5, 7):
+            y = torch.randn(rows, 8)
+            torch.testing.assert_close(fast(y), chain(y))
+        assert fast.stats()["calls_per_tier"]["0"] > 0, str(fast.explain())
+        fast.close()
+
+
+def test_what_has_no_end_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(present, "MAX_OBJECTS", 5)
+    fast = hotfuse.jit(Holding(), settings=QUIET.with_(capture="inline"))
+    for _ in range(2):
+        fast(torch.randn(3, 8))
+    assert "more than 5 objects" in str(fast.explain())
