@@ -15,10 +15,10 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 KEEP_BYTECODE := PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint soak fuzz bench clean
+.PHONY: help setup demo test test-gpu lint soak fuzz bench clean
 
 help: ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 setup: $(STAMP) ## the virtual environment, once
 
@@ -38,6 +38,9 @@ lint: $(STAMP) ## ruff, pyright (strict on src), import-linter
 
 test: $(STAMP) lint ## the linters, then every test
 	$(ONE_THREAD) $(KEEP_BYTECODE) $(BIN)/python -m pytest -n 2 --dist loadgroup -q $(PYTEST_ARGS)
+
+test-gpu: $(STAMP) ## the tests that need a CUDA device; they say so elsewhere
+	$(BIN)/python -m pytest -q -m gpu tests/gpu $(PYTEST_ARGS)
 
 soak: $(STAMP) ## 200,000 calls on four threads while workers die and plans are swapped; two minutes on two cores
 	$(ONE_THREAD) HOTFUSE_SOAK_CALLS=200000 $(BIN)/python -m pytest -q -s tests/faults/test_soak.py

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from hotfuse.analysis.shapes import Mismatch, bind
+from hotfuse.backends.cuda.device import CudaDevice, device_of_graph
+from hotfuse.backends.cuda.graphs import GraphRun
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.llvm import guard, probe, publish, unchanged
 from hotfuse.backends.llvm.parallel import runtime
@@ -29,6 +31,7 @@ from hotfuse.compile.freeze import frozen, unfolded
 from hotfuse.compile.literals import with_numbers
 from hotfuse.compile.recipes import Recipe
 from hotfuse.compile.runs import RunParts, fetch_runs, without_runs
+from hotfuse.compile.service import in_background
 from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
@@ -36,6 +39,7 @@ from hotfuse.partition.cut import Partitioning, cut
 from hotfuse.runtime.native import assembled, unavailable
 from hotfuse.runtime.plan import Plan, build
 from hotfuse.runtime.side_by_side import measured
+from hotfuse.runtime.verify import disagreement
 
 BESIDE = (guard, probe, publish, unchanged)
 """What no stage needs, but calls that got hot do."""
@@ -175,6 +179,8 @@ def compile_units(
     stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
     """The same unit by unit, the most valuable first; `on_progress` may deploy what there is before all of it is done."""
+    if (device := device_of_graph(graph)) is not None:
+        return _recorded(graph, weights, settings, device)
     begun: list[Compilation] = []
 
     def note(compilation: Compilation) -> None:
@@ -236,6 +242,15 @@ def _compiled(graph: Graph, job: Job, begun: Sequence[Compilation], recipe: Reci
     if recipe is not None:
         recipes.keep(recipe, runs[1], asked[1].message, told)
     return replace(plan, account=told, recipe=recipe)
+
+
+def _recorded(graph: Graph, weights: Mapping[str, torch.Tensor], settings: Settings, device: torch.device) -> Plan:
+    """A graph on a device: its library kernels as CUDA graphs, one for every kind of calls that recurs."""
+    plan = compile_tier0(graph, weights, settings)
+    run = GraphRun(plan.run, CudaDevice(device, in_background), lambda got, want: disagreement(got, want, settings.rtol))
+    artifacts = tuple(replace(a, backend="cuda graph") for a in plan.artifacts)
+    note = f"library kernels on {device} are replayed as CUDA graphs; no kernels are generated for it"
+    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=(note,), counters=run.counters)
 
 
 class Units:

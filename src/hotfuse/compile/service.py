@@ -41,6 +41,14 @@ FIRST = ("ready", "torch", "onnx")
 Job = Callable[[], None]
 
 
+_here = threading.local()
+
+
+def in_background() -> bool:
+    """Whether the calling thread runs jobs beside inference."""
+    return getattr(_here, "background", False)
+
+
 class Service:
     """Queues of jobs, threads that run them, and the pool of workers they use."""
 
@@ -88,6 +96,7 @@ class Service:
     def _serve(self) -> None:
         """A thread: one owner's jobs until there are none, then the next owner's; it ends with the last."""
         patient()
+        _here.background = True
         while (owner := self._next()) is not None:
             jobs = self._jobs[owner[0]]
             while self._more(owner[0], jobs):

@@ -11,7 +11,6 @@ again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 
 from hotfuse.analysis.ties import Quantum, all_tied
 from hotfuse.backends.protocol import Run
+from hotfuse.machine.device_clock import clock_of
 from hotfuse.runtime.verify import disagreement
 
 SLACK = 2.0
@@ -66,9 +66,10 @@ def prove(
 
 
 def _timed(run: Run, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], float]:
-    begin = time.perf_counter()
+    clock = clock_of(inputs)
+    begin = clock()
     outs = run(*inputs)
-    return outs, time.perf_counter() - begin
+    return outs, clock() - begin
 
 
 def _closer(got: Sequence[Any], want: Sequence[Any], inputs: Sequence[torch.Tensor], wide: Wide) -> bool:

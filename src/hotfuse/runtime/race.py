@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb
@@ -19,6 +18,8 @@ from statistics import median
 from typing import Any
 
 import torch
+
+from hotfuse.machine.device_clock import clock_of
 
 MARGIN = 0.97
 """What counts as faster: below this fraction of the other's time in the same round."""
@@ -59,7 +60,7 @@ def growth(wins: int, rounds: int) -> float:
 
 def race(
     old: Callable[..., Any], new: Callable[..., Any], args: Sequence[Any], budget_s: float,
-    clock: Callable[[], float] = time.perf_counter, pause: Callable[[float], None] | None = None,
+    clock: Callable[[], float] | None = None, pause: Callable[[float], None] | None = None,
     before: Sequence[tuple[float, float]] = (), undisturbed: Callable[[], bool] | None = None, handicap: float = 1.0,
 ) -> Trial:
     """Measure until settled, after one warm-up each; `pause` is told after a round how long it took, to let others work.
@@ -69,7 +70,7 @@ def race(
     Below 1, `handicap` is the part of the old one's time that something takes which the new one must beat in its place.
     """
     with _one:
-        return _race(old, new, args, budget_s, clock, pause, before, undisturbed, handicap)
+        return _race(old, new, args, budget_s, clock or clock_of(args), pause, before, undisturbed, handicap)
 
 
 def _race(

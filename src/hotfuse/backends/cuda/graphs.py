@@ -1,0 +1,157 @@
+"""CUDA graphs by kinds of calls: shapes and strides that recur are recorded, others run kernel by kernel.
+
+The second call of a kind records, on its own thread (`backends.cuda.record` says why), compares the first replay with the kernels
+one by one, and answers with the latter. That takes such a call some milliseconds; all recordings together take at most a small
+part of the time. Recordings of one plan share a memory pool, and so they are replayed one at a time: a lock orders the threads, and
+an event the streams that they use. Of many the one that was not replayed for the longest goes first.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from hotfuse.base.errors import CaptureError
+
+Run = Callable[..., tuple[Any, ...]]
+Kind = tuple[Any, ...]
+"""Shapes and strides of a call's inputs."""
+
+MOST_RECORDINGS = 32
+MOST_KINDS = 256
+"""Kinds of calls that are remembered without a recording; the one not seen for the longest is forgotten."""
+SHARE = 0.05
+"""Part of the time that recording may take."""
+AT_ONCE_S = 0.1
+"""Seconds of recording that need no time before them."""
+
+
+class Replay(Protocol):
+    """What was recorded."""
+
+    def replay(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """The results for other inputs of this kind."""
+        ...
+
+
+class Device(Protocol):
+    """What a run needs to know of the device it launches on."""
+
+    def record(self, run: Run, inputs: Sequence[torch.Tensor]) -> Replay:
+        """Record a run; raises CaptureError where that cannot be."""
+        ...
+
+    def may_record(self) -> bool:
+        """Whether the calling thread serves a call, on a stream that is not itself being recorded."""
+        ...
+
+    def enter(self) -> None:
+        """The caller's stream goes on when the last replay is done."""
+        ...
+
+    def leave(self) -> None:
+        """A replay was launched."""
+        ...
+
+    def drain(self) -> None:
+        """Until the last replay is done."""
+        ...
+
+    def held(self) -> int:
+        """Bytes of device memory that recordings hold."""
+        ...
+
+
+def kind_of(inputs: Sequence[torch.Tensor]) -> Kind:
+    """What a recording is for; a guard has checked types, ranks and devices already."""
+    return tuple([(t.shape, t.stride()) for t in inputs])
+
+
+class GraphRun:
+    """A run that replays recordings where it has them."""
+
+    def __init__(
+        self, run: Run, device: Device, differ: Callable[[tuple[Any, ...], tuple[Any, ...]], str],
+        most: int = MOST_RECORDINGS, clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`differ` says how results of a replay differ from those of the kernels; empty if they do not."""
+        self._run = run
+        self._device = device
+        self._differ = differ
+        self._most = most
+        self._clock = clock
+        self._begin = clock()
+        self._spent = 0.0
+        self._lock = threading.Lock()
+        self._recordings: OrderedDict[Kind, Replay] = OrderedDict()
+        self._met: OrderedDict[Kind, bool] = OrderedDict()
+        """Kinds that came once; whether they may be recorded."""
+        self.refused = ""
+        """Why a kind could not be recorded."""
+        self.counts = {"replays": 0, "kernel_by_kernel": 0, "recorded": 0, "dropped": 0, "not_recordable": 0}
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        """Replay, record, or run kernel by kernel."""
+        kind = kind_of(inputs)
+        may_record = self._device.may_record()
+        if may_record and kind in self._recordings:
+            with self._lock:
+                found = self._recordings.get(kind)
+                if found is not None:
+                    self._recordings.move_to_end(kind)
+                    self.counts["replays"] += 1
+                    return self._replayed(found, inputs)
+        self.counts["kernel_by_kernel"] += 1
+        outs = self._run(*inputs)
+        if may_record and self._lock.acquire(blocking=False):  # else whoever comes next does
+            try:
+                self._notice(kind, inputs, outs)
+            finally:
+                self._lock.release()
+        return outs
+
+    def _replayed(self, found: Replay, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        self._device.enter()
+        try:
+            return found.replay(inputs)
+        finally:
+            self._device.leave()
+
+    def _notice(self, kind: Kind, inputs: Sequence[torch.Tensor], outs: tuple[Any, ...]) -> None:
+        """A call ran kernel by kernel: the second one of its kind is recorded, if there is time for it."""
+        met = self._met.pop(kind, None)
+        self._met[kind] = met is not False
+        if len(self._met) > MOST_KINDS:
+            self._met.popitem(last=False)
+        begin = self._clock()
+        if not met or self._spent > AT_ONCE_S + SHARE * (begin - self._begin):
+            return
+        try:
+            self._record(kind, inputs, outs)
+        except CaptureError as e:
+            self.refused = e.because or e.what
+            self.counts["not_recordable"] += 1
+            self._met[kind] = False
+        self._spent += self._clock() - begin
+
+    def _record(self, kind: Kind, inputs: Sequence[torch.Tensor], outs: tuple[Any, ...]) -> None:
+        made = self._device.record(self._run, inputs)
+        difference = self._differ(self._replayed(made, inputs), outs)
+        if difference:
+            raise CaptureError("a replay disagrees with the kernels it was recorded from", because=difference)
+        del self._met[kind]
+        self._recordings[kind] = made
+        self.counts["recorded"] += 1
+        if len(self._recordings) > self._most:
+            self._device.drain()  # which may be in the oldest
+            self._recordings.popitem(last=False)
+            self.counts["dropped"] += 1
+
+    def counters(self) -> dict[str, int]:
+        """What it did so far."""
+        return {**self.counts, "device_bytes": self._device.held()}

@@ -1,0 +1,200 @@
+"""Which calls are replayed, recorded, or run kernel by kernel; on the CPU, where a recording is the run on tensors of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from hotfuse.backends.cuda.graphs import AT_ONCE_S, MOST_KINDS, SHARE, GraphRun
+from hotfuse.backends.cuda.record import _copies, unrecordable  # pyright: ignore[reportPrivateUsage]
+from hotfuse.base.errors import CaptureError
+from hotfuse.runtime.verify import disagreement
+
+
+class OnCpu:
+    """Records by keeping the inputs, replays by running on them."""
+
+    def __init__(self) -> None:
+        self.serving, self.refuses, self.spoils, self.took_s, self.now = True, "", False, 0.0, 0.0
+        self.inside = self.most_inside = self.drained = 0
+
+    def record(self, run: Any, inputs: Sequence[torch.Tensor]) -> Any:
+        self.now += self.took_s
+        if self.refuses:
+            raise CaptureError("no", because=self.refuses)
+        static = [t.clone() for t in inputs]
+        copies = _copies(run(*static), static)
+        del copies
+        device = self
+
+        class Kept:
+            def replay(self, given: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+                for mine, theirs in zip(static, given, strict=True):
+                    mine.copy_(theirs)
+                outs = run(*static)
+                return tuple(o.clone() + (1 if device.spoils else 0) for o in outs)
+
+        return Kept()
+
+    def may_record(self) -> bool:
+        return self.serving
+
+    def enter(self) -> None:
+        self.inside += 1
+        self.most_inside = max(self.inside, self.most_inside)
+
+    def leave(self) -> None:
+        self.inside -= 1
+
+    def drain(self) -> None:
+        self.drained += 1
+
+    def held(self) -> int:
+        return 0
+
+
+def differ(got: tuple[Any, ...], want: tuple[Any, ...]) -> str:
+    return disagreement(list(got), list(want), 1e-5)
+
+
+def made(device: OnCpu, most: int = 32) -> GraphRun:
+    return GraphRun(lambda x: (torch.sin(x) * 2,), device, differ, most, lambda: device.now)
+
+
+def test_the_second_call_of_a_kind_records_and_later_ones_replay() -> None:
+    run = made(OnCpu())
+    for _ in range(5):
+        x = torch.randn(3, 4)
+        assert torch.equal(run(x)[0], torch.sin(x) * 2)
+    assert (run.counts["kernel_by_kernel"], run.counts["recorded"], run.counts["replays"]) == (2, 1, 3)
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (2, 0, 3), (), (5, 1)])
+def test_empty_and_single_sizes(shape: tuple[int, ...]) -> None:
+    run = made(OnCpu())
+    for _ in range(4):
+        x = torch.randn(shape)
+        assert torch.equal(run(x)[0], torch.sin(x) * 2)
+    assert run.counts["replays"] == 2
+
+
+def test_other_strides_are_another_kind() -> None:
+    run = made(OnCpu())
+    for x in (torch.randn(4, 6), torch.randn(6, 4).t(), torch.randn(4, 6), torch.randn(6, 4).t()):
+        assert torch.equal(run(x)[0], torch.sin(x) * 2)
+    assert run.counts["recorded"] == 2
+
+
+def test_results_are_the_callers_own() -> None:
+    run = made(OnCpu())
+    xs = [torch.randn(3) for _ in range(6)]
+    ys = [run(x)[0] for x in xs]
+    for x, y in zip(xs, ys, strict=True):
+        assert torch.equal(y, torch.sin(x) * 2)
+
+
+def test_background_threads_and_streams_under_recording_run_kernel_by_kernel() -> None:
+    device = OnCpu()
+    run = made(device)
+    device.serving = False
+    for _ in range(5):
+        run(torch.randn(3))
+    assert run.counts["recorded"] == 0
+    device.serving = True
+    for _ in range(3):
+        run(torch.randn(3))
+    device.serving = False
+    run(torch.randn(3))
+    assert (run.counts["recorded"], run.counts["replays"]) == (1, 1)
+
+
+def test_what_cannot_be_recorded_is_not_tried_again_and_says_why() -> None:
+    device = OnCpu()
+    run = made(device)
+    device.refuses = "it synchronizes"
+    for _ in range(6):
+        run(torch.randn(3))
+    assert (run.counts["not_recordable"], run.refused, run.counts["recorded"]) == (1, "it synchronizes", 0)
+    device.refuses = ""
+    for _ in range(3):
+        run(torch.randn(4))
+    assert run.counts["recorded"] == 1
+
+
+def test_a_replay_that_disagrees_never_answers() -> None:
+    device = OnCpu()
+    run = made(device)
+    device.spoils = True
+    for _ in range(5):
+        x = torch.randn(3)
+        assert torch.equal(run(x)[0], torch.sin(x) * 2)
+    assert run.counts["not_recordable"] == 1
+    assert run.refused
+
+
+def test_recording_takes_at_most_its_share_of_the_time() -> None:
+    device = OnCpu()
+    run = made(device, most=4)
+    device.took_s = 0.02
+    for i in range(4000):  # kinds that come in turns, more than are kept
+        run(torch.randn(1 + i % 50))
+        device.now += 0.001
+    spent = run.counts["recorded"] * device.took_s
+    assert 0.1 < spent <= AT_ONCE_S + SHARE * device.now + device.took_s
+    assert run.counts["dropped"] == run.counts["recorded"] - 4 == device.drained
+
+
+def test_kinds_that_never_recur_are_forgotten() -> None:
+    run = made(OnCpu())
+    for n in range(3 * MOST_KINDS):
+        run(torch.randn(n))
+    assert len(run._met) <= MOST_KINDS  # pyright: ignore[reportPrivateUsage]
+    assert run.counts["recorded"] == 0
+
+
+def test_threads_replay_one_at_a_time_and_get_their_own_results() -> None:
+    device = OnCpu()
+    run = made(device)
+    run(torch.randn(64))
+    run(torch.randn(64))
+    wrong: list[int] = []
+
+    def go(seed: int) -> None:
+        g = torch.Generator().manual_seed(seed)
+        for _ in range(200):
+            x = torch.randn(64, generator=g)
+            if not torch.equal(run(x)[0], torch.sin(x) * 2):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=go, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+    assert device.most_inside == 1
+
+
+def test_results_that_share_memory_are_refused_and_inputs_given_back_are_the_callers() -> None:
+    x = torch.randn(4)
+    y = torch.randn(4)
+    with pytest.raises(CaptureError, match="view of an input"):
+        _copies([x[1:]], [x])
+    with pytest.raises(CaptureError, match="share memory"):
+        _copies([y, y.view(2, 2)], [x])
+    mine, number, several = _copies([x, 7, [y]], [x])
+    given = torch.randn(4)
+    assert mine([given]) is given
+    assert number([given]) == 7
+    assert torch.equal(several([given])[0], y) and several([given])[0] is not y
+
+
+def test_inputs_that_cannot_be_copied_into() -> None:
+    cpu = torch.device("cpu")
+    assert unrecordable([torch.randn(3, 4), torch.randn(())], cpu) == ""
+    assert "repeats" in unrecordable([torch.randn(1, 4).expand(3, 4)], cpu)
+    assert "on cpu" in unrecordable([torch.randn(3)], torch.device("cuda:0"))
