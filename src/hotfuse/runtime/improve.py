@@ -25,6 +25,7 @@ from hotfuse.compile.skips import SKIP
 from hotfuse.compile.stored import place_of
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.branches import control_name
+from hotfuse.ir.types import TensorType
 from hotfuse.machine.cores import usable_cores
 from hotfuse.profile.predict import ALL
 from hotfuse.profile.snapshot import GraphSeen
@@ -97,7 +98,7 @@ class Improver:
         elif plan.recipe is not None and plan.recipe.stale and "tier 1" not in entry.refused and plan is entry.plan:
             self._attempt(entry, "tier 1", partial(fused, self._means, entry, partial(self._try, entry)))
             return
-        if settings.tiers < 2 or (entry.plan is entry.baseline and "tier 1" not in entry.refused):
+        if settings.tiers < 2 or (entry.plan is entry.baseline and "tier 1" not in entry.refused) or _on_device(entry):
             return
         if self._consider_branches(entry) or self._consider_masks(entry) or self._consider_rows(site, entry):
             return
@@ -368,6 +369,11 @@ class Improver:
 
     def _decide(self, action: Action, why: Why, **evidence: EvidenceValue) -> None:
         self._means.decide(action, why, **evidence)
+
+
+def _on_device(entry: Entry) -> bool:
+    """Whether calls run on an accelerator: what is specialized so far is for CPUs."""
+    return any(isinstance(v.type, TensorType) and v.type.device != "cpu" for v in entry.baseline.graph.inputs)
 
 
 def _versions(weights: Weights) -> list[int]:

@@ -56,10 +56,11 @@ class Judge:
         """
         lull, begun = Lull(), time.monotonic()
         handicap = min(1.0, entry.own_ratio or 1.0) if contest.own else 1.0
-        live = "clock" not in how and not _badly(old, new, call, handicap)
         found = Trial(0.0, 0.0, 0, won=False, settled=False, by="nothing: calls never paused")
+        here = not any(t.is_cuda for t in call)  # what a device replays is recorded by calls, not beside (`backends.cuda`)
+        live = "clock" not in how and not (here and _badly(old, new, call, handicap))
         while not self.plans.closed and not _late(contest, begun, live):
-            if lull.lasts():
+            if here and lull.lasts():
                 lull.disturbed = 0
                 with served_threads(entry, self.plans.settings):
                     found = beside(old, new, call, budget_s, pause=lambda _spent: self._pause(lull),
