@@ -21,6 +21,7 @@ from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, Why
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe
 from hotfuse.frontends.captured import CallSpec
+from hotfuse.machine.cores import usable_cores
 from hotfuse.runtime.attempt import Compile
 from hotfuse.runtime.audit import why_not
 from hotfuse.runtime.background import Background
@@ -37,6 +38,8 @@ from hotfuse.runtime.verify import disagreement
 from hotfuse.runtime.watch import Change, Watch
 
 MAX_SITES = 64
+SPARE_FROM = 4
+"""Threads of a team of which one may be missed for some seconds."""
 MAX_TRIES = 3
 """Captures of one kind of call that may fail for a passing reason before it is given up."""
 
@@ -55,6 +58,8 @@ class Sample:
     """What the call took."""
     number: int = 0
     """Which of its group's calls it was."""
+    threads: int = 0
+    """Threads of torch's that it was served with."""
 
 
 class Capturer:
@@ -71,9 +76,26 @@ class Capturer:
         self._exhausted = False
         self.own_answers: Callable[[], None] = lambda: None
         """Told of every call that the model's own code answers."""
-        self.admitted: Callable[[Entry], None] | None = None
-        """Told of every captured graph that serves."""
+        self.admitted: Callable[[Site, Entry, int], None] | None = None
+        """Told of every captured graph that serves, and how many threads its calls have."""
         self._keys = itertools.count()
+        self._under_way = 0
+        """Captures that calls wait for."""
+
+    def _own(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the model. While a capture is under way, a team of threads on every core leaves one of them to the worker.
+
+        A team is as fast as its slowest thread: beside a worker on the same core that is half as fast, whatever the other cores do.
+        """
+        threads = torch.get_num_threads() if self._under_way else 0
+        if threads < max(SPARE_FROM, usable_cores()):
+            return self._model.call(*args, **kwargs)
+        self._log.count("calls_that_spared_a_core")
+        torch.set_num_threads(threads - 1)
+        try:
+            return self._model.call(*args, **kwargs)
+        finally:
+            torch.set_num_threads(threads)
 
     def own_code(
         self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], counts: Counts
@@ -83,7 +105,7 @@ class Capturer:
         self.own_answers()
         wanted = self._wanted(spec, leaves)
         if wanted is None:
-            return self._model.call(*args, **kwargs)
+            return self._own(args, kwargs)
         site, group, why = wanted
         grad_mode = torch.is_grad_enabled()
         inputs, number = [snapshot(t) for t in leaves], group.noted
@@ -104,13 +126,13 @@ class Capturer:
             self._given_up(group)
             return result
         copies = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in after.leaves]
-        sample = Sample(inputs, copies, after.spec, watched.written(inputs), seconds, number)
+        sample = Sample(inputs, copies, after.spec, watched.written(inputs), seconds, number, torch.get_num_threads())
 
         def job() -> None:
             try:
                 self._learn(site, group, why, grad_mode, sample)
             finally:
-                group.pending = False
+                self._ended(group)
 
         self._background.go_on(job, capture=True)
         return result
@@ -184,8 +206,17 @@ class Capturer:
             site.split()
 
     def _given_up(self, group: Group) -> None:
-        group.pending = False
+        self._ended(group)
         self._background.finished()
+
+    def _ended(self, group: Group) -> None:
+        with self._plans.lock:
+            group.pending = False
+            self._under_way -= 1
+
+    def after_fork(self) -> None:
+        """In a forked child: captures that were under way are the parent's."""
+        self._under_way = 0
 
     def _wanted(self, spec: Spec, leaves: Sequence[torch.Tensor]) -> tuple[Site, Group, Why] | None:
         """Whether this call should be captured, and why; marks its group as pending if so."""
@@ -218,6 +249,7 @@ class Capturer:
             why = Why.NEW_SHAPE if group.tried else Why.FIRST_CALL
             group.tried.add(shapes)
             group.pending = True
+            self._under_way += 1
             group.captures += 1
             self._plans.captures += 1
         self._background.begin()
@@ -306,7 +338,7 @@ class Capturer:
         self._log.decide(Action.DEPLOY, Why.VERIFIED, self._model.name, tier=0, nodes=len(graph.nodes),
                         partitions=len(plan.artifacts))
         if self.admitted is not None:
-            self.admitted(entry)
+            self.admitted(site, entry, sample.threads)
 
     def _watching(self, watch: Watch) -> None:
         """Before anything is deployed, the newest watch is the one that counts."""

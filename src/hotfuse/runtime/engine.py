@@ -90,7 +90,7 @@ class Engine:
         self._capturer = Capturer(self.plans, compile, self._background, self.gradients)
         self._improver = Improver(self.plans, compile, improve) if improve is not None and settings.tiers >= 1 else None
         if self._improver is not None:
-            self._capturer.admitted = self._improver.recall
+            self._capturer.admitted = self._improver.admitted
         self._plain: dict[int | tuple[Any, ...], Site] = {}
         """Sites of calls whose arguments are tensors and nothing around them, by how many and by what names."""
         self._unsupported = ""
@@ -455,6 +455,7 @@ class Engine:
     def after_fork(self) -> None:
         """In a forked child: what was pending belongs to the parent."""
         self._background.after_fork()
+        self._capturer.after_fork()
         self.plans.after_fork()
 
 

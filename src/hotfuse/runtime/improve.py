@@ -74,15 +74,18 @@ class Improver:
         self._judge = Judge(plans)
         self._recall = recalled(place_of(plans.settings).path)
 
-    def recall(self, entry: Entry) -> None:
-        """A graph was captured: where an earlier process made a plan of it, that one is tried now, however hot it is."""
+    def admitted(self, site: Site, entry: Entry, threads: int) -> None:
+        """A graph was captured. Where an earlier process made a plan of it, that one is tried now, however hot it is; else calls
+        that waited for the capture may have shown that it is hot.
+        """
         if not entry.improving and isinstance(self._means.improve, Remembers):
             self._attempt(entry, "tier 1", partial(known, self._means, entry))
+        self._plans.beside(lambda: self.consider(site, entry, entry.plan, threads))
 
-    def consider(self, site: Site, entry: Entry, plan: Plan) -> None:
-        """After a call that was looked at; at most starts something."""
+    def consider(self, site: Site, entry: Entry, plan: Plan, threads: int = 0) -> None:
+        """After a call that was looked at, which has torch's threads as they are, or so many; at most starts something."""
         settings = self._plans.settings
-        stamp = (self._plans.generation, torch.get_num_threads(), self._plans.watcher.drifts(entry.key),
+        stamp = (self._plans.generation, threads or torch.get_num_threads(), self._plans.watcher.drifts(entry.key),
                  self._plans.recorder.trained, usable_cores(), self._plans.recorder.speed_changes, entry.callers.changes)
         if entry.stamp != stamp:  # what lost under other circumstances may win now
             self._reopen(site, entry, stamp)
