@@ -207,6 +207,8 @@ def remembered(
     graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings
 ) -> Plan | None:
     """The plan that an earlier process made of a graph and that won there, linked and packed; None where there is none."""
+    if device_of_graph(graph) is not None:  # recordings hold addresses of this process
+        return None
     job, asked, recipe = _prepared(graph, weights, sample, settings, None)
     kept = None if recipe is None else recipes.find(recipe, ANY_DEMAND, other_sizes=True)
     return None if kept is None or kept.recipe.verdict is None else _linked(kept, asked, job)
