@@ -37,21 +37,19 @@ def close(got: torch.Tensor, want: torch.Tensor) -> bool:
     return torch.allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
-def served(model: nn.Module, x: torch.Tensor) -> hotfuse.Jit:
-    """Until calls of this kind are replayed."""
-    fast = hotfuse.jit(model)
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until and not fast.stats()["calls_per_tier"]["1"]:
-        fast(x)
-        torch.cuda.synchronize()  # as programs do; recording beside would break it
-    fast.wait(10)
-    for _ in range(4):
-        fast(x)
-    return fast
-
-
 def replays(fast: hotfuse.Jit) -> int:
     return sum(p["counters"].get("replays", 0) for s in fast.explain().to_dict()["sites"] for p in s["plans"])
+
+
+def served(model: nn.Module, x: torch.Tensor) -> hotfuse.Jit:
+    """Until calls of this kind are replayed, and not only in turns with what served before."""
+    fast = hotfuse.jit(model)
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until and not replays(fast):
+        for _ in range(50):
+            fast(x)
+            torch.cuda.synchronize()  # as programs do; recording beside would break it
+    return fast
 
 
 @torch.inference_mode()
