@@ -190,3 +190,17 @@ def test_the_level_of_callers_changes_when_it_lasts() -> None:
     window(8)
     window(8)
     assert (callers.level, callers.changes) == (4, 1)
+
+
+@pytest.mark.parametrize(("warm_ups", "won"), [(0, False), (2, True)])
+def test_rounds_in_which_a_plan_records_are_not_judged(warm_ups: int, won: bool) -> None:
+    """The first two of the new plan take ten times as long, all others a half: without warm-ups it is out at once."""
+    made = Contest(object(), object(), warm_ups=warm_ups)  # type: ignore[arg-type]
+    met = 0
+    for _ in range(200):
+        side = made.turn(KEY)
+        met += side == NEW
+        made.took(KEY, side, 1.0 if side == OLD else 10.0 if met <= 2 else 0.5)
+        if made.trial is not None:
+            break
+    assert made.trial is not None and made.trial.won is won

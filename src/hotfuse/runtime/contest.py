@@ -35,7 +35,9 @@ class Contest:
 
     def __init__(
         self, serving: Plan, new: Plan, own: bool = False, signature: Signature | None = None, meant: Meant | None = None,
+        warm_ups: int = 0,
     ) -> None:
+        """The first `warm_ups` rounds are not judged: on a device a plan's first calls record what later ones replay."""
         self.serving = serving
         """What calls are routed to while it is open."""
         self.new = new
@@ -43,6 +45,7 @@ class Contest:
         """The model's own code answers in the place of what calls are routed to."""
         self._signature = signature
         self._meant = meant
+        self._warm_ups = warm_ups
         self._turns = Turns(id(self) >> 4)
         self._rounds: list[tuple[float, float]] = []
         self._wins = self._bad = 0
@@ -77,6 +80,9 @@ class Contest:
             self._judging.release()
 
     def _judge(self, old: float, new: float) -> None:
+        if self._warm_ups > 0:
+            self._warm_ups -= 1
+            return
         self._rounds.append((old, new))
         self._wins += new < MARGIN * old
         self._bad += new > BADLY * old

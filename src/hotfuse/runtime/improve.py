@@ -58,6 +58,8 @@ from hotfuse.runtime.unmask import open_mask
 from hotfuse.specialize.branches import conditions
 
 STAMP = ("model", "threads", "traffic", "performance model", "cores", "speed", "callers")
+DEVICE_WARM_UPS = 2
+"""Rounds on a device before a plan replays: one runs kernel by kernel, one records."""
 OWN_CODE = -1
 """The tier of the model's own code, where a race against it is remembered."""
 MACHINE = frozenset({"threads", "cores", "speed", "callers"})
@@ -293,7 +295,7 @@ class Improver:
 
         # A proof is against the baseline, on calls as they come: rounds for tier 1, not for what is meant for some of them only.
         before = proof.rounds if tier == 1 and old is entry.baseline else ()
-        contest = Contest(old, better, own, attempt.signature, attempt.meant)
+        contest = Contest(old, better, own, attempt.signature, attempt.meant, DEVICE_WARM_UPS if _on_device(entry) else 0)
         trial, trade = self._race(entry, contest, begin_contest, calls[0], before)
         evidence: dict[str, EvidenceValue] = {
             "tier": tier, "us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1), "rounds": trial.rounds,
