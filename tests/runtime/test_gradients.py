@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import hotfuse
 from hotfuse import Settings
@@ -496,3 +497,19 @@ def test_gradients_of_a_function_and_what_it_closes_over() -> None:
     got, w.grad = w.grad, None
     project(x).sum().backward()
     torch.testing.assert_close(got, w.grad)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_forward_mode_keeps_its_tangents(gradients: bool) -> None:
+    """`no_grad` does not turn forward mode off: a plan that answered would drop the tangent."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval(), torch.randn(3, 8)
+    with torch.set_grad_enabled(gradients), hotfuse.jit(model, settings=Settings(capture="inline")) as fast:
+        for _ in range(12):
+            fast(x)
+        assert fast.stats()["graph_calls"] > 0
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, torch.ones_like(x))
+            got, want = (forward_ad.unpack_dual(f(dual)).tangent for f in (fast, model))
+            assert got is not None
+            torch.testing.assert_close(got, want)
+        torch.testing.assert_close(fast(x), model(x))

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from hotfuse.backends.llvm.around import Around, asked_in_python, native_around
@@ -123,7 +124,7 @@ class Engine:
             site, leaves, holders = met
             plain = True  # all leaves are known to be tensors; otherwise a native decision finds out by itself
         else:
-            if is_compiling():
+            if is_compiling() or forward_ad._current_level >= 0:  # pyright: ignore[reportPrivateUsage] - tangents ride on inputs
                 return self.model.call(*args, **kwargs)
             if self._threads is not None and not counted and torch.get_num_threads() != self._threads:
                 return self._with_threads(self._threads, args, kwargs)
