@@ -15,7 +15,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 KEEP_BYTECODE := PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu lint soak fuzz bench clean
+.PHONY: help setup demo test test-gpu lint soak fuzz bench bench-gpu clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -55,6 +55,9 @@ $(VENV)/.bench-stamp: $(STAMP)
 
 bench: $(VENV)/.bench-stamp ## all suites against all peers, up to 20 minutes; BENCH_ARGS=--quick: 3
 	$(BIN)/hotfuse bench $(BENCH_ARGS)
+
+bench-gpu: $(VENV)/.bench-stamp ## small batches on a CUDA device: eager, a CUDA graph by hand, ours
+	$(BIN)/python -m benchmarks.cuda $(BENCH_ARGS)
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

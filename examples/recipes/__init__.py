@@ -1,0 +1,1 @@
+"""Programs as people write them, each served with one changed line."""
