@@ -56,7 +56,7 @@ $(VENV)/.bench-stamp: $(STAMP)
 bench: $(VENV)/.bench-stamp ## all suites against all peers, up to 20 minutes; BENCH_ARGS=--quick: 3
 	$(BIN)/hotfuse bench $(BENCH_ARGS)
 
-bench-gpu: $(VENV)/.bench-stamp ## small batches on a CUDA device: eager, a CUDA graph by hand, ours
+bench-gpu: $(VENV)/.bench-stamp ## small batches on a CUDA device, over eager
 	$(BIN)/python -m benchmarks.cuda $(BENCH_ARGS)
 
 clean: ## remove the environment and caches
