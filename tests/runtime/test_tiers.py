@@ -291,7 +291,7 @@ def test_compiled_plans_stay_within_their_memory(monkeypatch: pytest.MonkeyPatch
 
 def test_a_compilation_hears_which_sizes_most_calls_have() -> None:
     kept = Samples(1 << 20)
-    entry: Any = SimpleNamespace(samples=kept, seconds=1.0, heat=10)
+    entry: Any = SimpleNamespace(samples=kept, seconds=1.0, heat=10, plan=None, baseline=None)
     demand = demand_of(entry)
     assert demand.library_us == 1e5 and demand.of_late is not None and demand.of_late() is None
     for rows, calls, most in ((4, 8, 4), (9, 8, None), (9, 40, 9)):

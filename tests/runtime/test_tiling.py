@@ -44,12 +44,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], int]:
         for _ in range(6):
             fast(x)
         assert fast.wait(60.0)
-        got, want = fast(x), model.double()(x.double())
-        assert (got.double() - want).abs().max() < 1e-4 * want.abs().max()
+        got = fast(x)
         (site,) = fast._engine.sites.values()  # pyright: ignore[reportPrivateUsage]
         plan = site.entries[0].plan
-        assert plan.tier >= 1
+        assert plan.tier >= 1, str(fast.explain())
         shown = str(fast.explain()).splitlines()
+        want = model.double()(x.double())  # which takes the plan away: its weights are others now
+        assert (got.double() - want).abs().max() < 1e-4 * want.abs().max()
         said = [line.strip().removeprefix("fusion: ") for line in shown if " tiling linear | linear" in line]
         return said, sum("linear" in n.op for n in plan.graph.nodes)
 
@@ -61,7 +62,7 @@ def test_blocks_of_rows_are_taken_where_they_measured_faster(monkeypatch: pytest
     def measured(contest: Contest, old: Sequence[Side], new: Sequence[Side]) -> tuple[float, float]:
         if not blocks(new):
             return 1e-3, 1e-3
-        held.append(len([contest._bound(s) for s in (*old, *new)]))  # pyright: ignore[reportPrivateUsage]
+        held.append(len([contest._bound(s, 1) for s in (*old, *new)]))  # pyright: ignore[reportPrivateUsage]
         return 1e-3, 0.9e-3 if pays else 1.1e-3
 
     monkeypatch.setattr(Contest, "_measured", measured)

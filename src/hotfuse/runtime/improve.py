@@ -44,6 +44,7 @@ from hotfuse.runtime.contest import Contest
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.judge import Judge
 from hotfuse.runtime.objective import Trade, settle
+from hotfuse.runtime.own_code import compare
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.proof import prove
@@ -82,7 +83,12 @@ class Improver:
         """
         if not entry.improving and isinstance(self._means.improve, Remembers):
             self._attempt(entry, "tier 1", partial(known, self._means, entry))
-        self._plans.beside(lambda: self.consider(site, entry, entry.plan, threads))
+
+        def hot() -> None:
+            compare(entry, self._plans.settings)  # what tier 1 has to beat is decided by calls while it is made
+            self.consider(site, entry, entry.plan, threads)
+
+        self._plans.beside(hot)
 
     def consider(self, site: Site, entry: Entry, plan: Plan, threads: int = 0) -> None:
         """After a call that was looked at, which has torch's threads as they are, or so many; at most starts something."""

@@ -65,9 +65,13 @@ class Scrubber:
             while (pause := self._pause()) is not None:
                 self._wake.wait(pause)
                 self._wake.clear()
-                for model in list(self._models):
-                    if not self._ending and model.originals.due() and (late := model.originals.scrub(room, self._rest)) is not None:
-                        model.written_unseen(late)
+                self._look(room)
+
+    def _look(self, room: Copied) -> None:
+        """In a function of its own: a thread that waits must not hold the model it looked at last."""
+        for model in list(self._models):
+            if not self._ending and model.originals.due() and (late := model.originals.scrub(room, self._rest)) is not None:
+                model.written_unseen(late)
 
     def _pause(self) -> float | None:
         """Until the next look; None when there is nothing to look after."""
