@@ -287,3 +287,20 @@ def test_what_cannot_be_meant_is_refused() -> None:
         hotfuse.jit(nn.Linear(2, 2), weights="always")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="release_weights"):
         hotfuse.jit(nn.Linear(2, 2), weights="checked", settings=INLINE.with_(release_weights=True))
+
+
+def test_a_small_model_of_inference_tensors_is_right_in_the_next_call() -> None:
+    """They have no version counter: neither `load_state_dict` nor an in-place operator shows."""
+    with torch.inference_mode():
+        model = nn.Sequential(nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 16)).eval()
+        x = torch.randn(4, 24)
+        with hotfuse.jit(model, settings=Settings(capture="inline", hot_calls=2)) as fast:
+            for factor in (1.5, -2.0, 0.5):
+                for _ in range(12):
+                    fast(x)
+                model.load_state_dict({k: v * factor for k, v in model.state_dict().items()})
+                torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+                for _ in range(12):
+                    fast(x)
+                model[0].weight.add_(0.1)
+                torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)

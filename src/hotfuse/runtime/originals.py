@@ -39,6 +39,8 @@ Place = tuple[int, tuple[int, ...], tuple[int, ...], int]
 """Address, extents, strides, and bytes of an element."""
 SMALL, SHIFT = 4 << 20, 4
 """Of fewer bytes than this, one call in 16 compares so much more: reaching a few hundred bytes costs more than comparing them."""
+AT_ONCE = 64 << 10
+"""Bytes of inference tensors that every call compares: three microseconds."""
 MOST_PIECES = 4096
 """Separate pieces of one tensor that are compared one by one; of more, what lies between them is compared too."""
 
@@ -140,9 +142,11 @@ class Originals:
             live = [f for f in found.values() if f not in apart and f[0].bytes]
             self._released, self._files = tuple(rows for rows, _ in apart), tuple(released)
             now, total = self._clock(), sum(rows.bytes for rows, _ in live)
-            shift = self._shift(total)
-            most = max(1, min(self._calls >> shift, total // SMALLEST))
             keep = [t for _, t in live]
+            # Of inference tensors no write shows, `load_state_dict` and in-place operators included: few bytes are all compared.
+            at_once = total <= AT_ONCE and any(t.is_inference() for t in keep)
+            shift = 0 if at_once else self._shift(total)
+            most = 1 if at_once else max(1, min(self._calls >> shift, total // SMALLEST))
             self._set(Table([r for r, _ in live], most, self.limit_ns, now, keep, shift) if live else None)
 
     def forget(self) -> None:
