@@ -30,15 +30,15 @@ import torch.nn.functional as F
 
 import hotfuse
 from benchmarks.gemm import geomean, host_core, low, measured_peak, turns
-from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.target import host
 from hotfuse.frontends.fx import Role, to_graph
-from hotfuse.lower.attention import lower_attention
-from hotfuse.lower.attention_packed import lower_packed
-from hotfuse.lower.lowered import BufferArgument, Lowered, SymbolArgument
-from hotfuse.lower.lowered import Role as Is
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.common.lowered import BufferArgument, Lowered, SymbolArgument
+from hotfuse.lower.common.lowered import Role as Is
+from hotfuse.lower.cpu.attention.group import lower_attention
+from hotfuse.lower.cpu.attention.packed import lower_packed
+from hotfuse.lower.cpu.tiling import Core
 
 HEADS, WIDTH = 12, 64
 LENGTHS = (16, 64, 128, 384)

@@ -23,7 +23,7 @@ from torch import nn
 
 import hotfuse
 from benchmarks.timing import summarize
-from hotfuse.backends.llvm.repeat import Repeated
+from hotfuse.backends.llvm.runs.repeat import Repeated
 from hotfuse.base.settings import from_env
 from hotfuse.runtime.plan import Plan
 

@@ -42,8 +42,8 @@ from benchmarks.gemm import geomean
 from benchmarks.hpm import zoo_graph
 from benchmarks.labels import Times, Unfinished, Work, compiled, labelled, works_in
 from hotfuse.base.settings import from_env
-from hotfuse.compile import measure
-from hotfuse.compile.bench import bench, piece_of
+from hotfuse.compile.learn import measure
+from hotfuse.compile.unit.bench import bench, piece_of
 from hotfuse.fusion.closed import Index
 from hotfuse.fusion.engine import Engine, apart
 from hotfuse.fusion.forecast import Predictor, Roofline, Trained

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from benchmarks.fusion_cases import KINDS, graph_of
-from hotfuse.compile.bench import bench
-from hotfuse.compile.contest import LEAST, Contest
-from hotfuse.compile.units import measuring
+from hotfuse.compile.unit.bench import bench
+from hotfuse.compile.unit.contest import LEAST, Contest
+from hotfuse.compile.unit.units import measuring
 from hotfuse.fusion.candidates import Candidate, Generator, Kind
 from hotfuse.fusion.closed import Index
 from hotfuse.fusion.engine import Side, apart

@@ -24,16 +24,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.target import Target, host
 from hotfuse.compile.native import host_core
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType
-from hotfuse.lower import pack
-from hotfuse.lower.contract import lower_contraction
-from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.common import pack
+from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, Role
+from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.tiling import Core
 from hotfuse.tile.build import KernelBuilder
 
 ROWS = (1, 4, 16, 64, 128, 512)

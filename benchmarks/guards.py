@@ -23,8 +23,8 @@ from hotfuse.analysis.decision import decide
 from hotfuse.backends.llvm.guard import native_select, select_text
 from hotfuse.ir.dims import Sym, sym
 from hotfuse.ir.types import DType
-from hotfuse.runtime.dispatch import Case, InlineCache
 from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.serve.dispatch import Case, InlineCache
 
 
 def facts(inputs: int) -> Facts:

@@ -40,10 +40,10 @@ from torch.export.graph_signature import InputKind
 
 from benchmarks import zoo
 from benchmarks.labels import Times, Unfinished, Work, compiled, labelled, works_in
-from hotfuse.compile import measure
-from hotfuse.compile.bench import piece_of
-from hotfuse.compile.calibrate import calibrate
 from hotfuse.compile.host import Host, this_host
+from hotfuse.compile.learn import measure
+from hotfuse.compile.learn.calibrate import calibrate
+from hotfuse.compile.unit.bench import piece_of
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.fusion.layout import channels_last
@@ -57,7 +57,7 @@ from hotfuse.hpm.online import Online
 from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import FAMILIES, Candidate, families
 from hotfuse.ir.graph import Graph
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.cpu.tiling import Core
 from hotfuse.ops.table import Access, lookup
 from hotfuse.profile.store import Store
 from hotfuse.simplify import simplify

@@ -30,14 +30,15 @@ import numpy.typing as npt
 import torch
 
 from hotfuse.base.errors import HotfuseError
-from hotfuse.compile import measure, wire
-from hotfuse.compile.pool import Pool
-from hotfuse.compile.slot import Limits
-from hotfuse.compile.task import Task
+from hotfuse.compile.learn import measure
+from hotfuse.compile.workers import wire
+from hotfuse.compile.workers.pool import Pool
+from hotfuse.compile.workers.slot import Limits
+from hotfuse.compile.workers.task import Task
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse, show
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.cpu.tiling import Core
 
 PASSES = 24
 BATCH_BYTES = 768 << 20

@@ -40,10 +40,10 @@ from hotfuse.api import TorchModel
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.ir.graph import Graph
 from hotfuse.pipeline import compile_tier0
-from hotfuse.runtime.attempt import exchange
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
+from hotfuse.runtime.tierup.attempt import exchange
 
 SLOWER = 3
 MOST_S = 30.0

@@ -21,10 +21,10 @@ import torch
 from benchmarks.fusion_cases import graph_of
 from benchmarks.gemm import geomean
 from hotfuse.backends.llvm.native import compile_kernel
-from hotfuse.compile import measure
-from hotfuse.compile.bench import bench
-from hotfuse.compile.measure import Made
-from hotfuse.compile.skipping import Skipping, Zeroed
+from hotfuse.compile.learn import measure
+from hotfuse.compile.learn.measure import Made
+from hotfuse.compile.unit.bench import bench
+from hotfuse.compile.variants.skipping import Skipping, Zeroed
 from hotfuse.fusion.forecast import Roofline
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph

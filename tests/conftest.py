@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """No test is disturbed by what idle time is used for; those about it begin sooner. Neither clock nor chance picks examples."""
     import hypothesis
 
-    from hotfuse.runtime import idle
+    from hotfuse.runtime.observe import idle
 
     idle.AFTER_S = 1e9
     same = config.getoption("--hypothesis-seed") is None

@@ -1,10 +1,10 @@
-"""Fits the polynomials of `backends/llvm/coefficients.py` and prints that file.
+"""Fits the polynomials of `backends/llvm/emission/coefficients.py` and prints that file.
 
 Each row is a function near zero written as known terms plus `scale(x) * P(x)`. P is fitted by weighted least squares on
 Chebyshev nodes, the weights sharpened (Lawson) until the relative error is level; coefficients are rounded to fp32 one
 after the other from the constant up, the rest being fitted anew each time, so that rounding costs next to nothing.
 
-    python tools/fit_math.py > src/hotfuse/backends/llvm/coefficients.py
+    python tools/fit_math.py > src/hotfuse/backends/llvm/emission/coefficients.py
 """
 
 from __future__ import annotations

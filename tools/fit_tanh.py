@@ -1,4 +1,4 @@
-"""Fits the fraction of `lower/recurrent_cell.py`: tanh(x) = x P(x^2) / Q(x^2), both beginning with 1, for |x| up to 9.
+"""Fits the fraction of `lower/cpu/recurrent/cell.py`: tanh(x) = x P(x^2) / Q(x^2), both beginning with 1, for |x| up to 9.
 
 The equation P - f Q = 0, with f = tanh(x) / x, is linear in the coefficients: it is solved by least squares on Chebyshev nodes,
 each weighted with the Q of the round before (so that it is the fraction's error that counts), the weights sharpened (Lawson)

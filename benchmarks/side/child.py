@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.side.cases import Case, Model, find
 from benchmarks.side.contenders import CONTENDERS, IMPORTS, Absent, Job, Loaded, export
 from benchmarks.side.traffic import Trace
-from hotfuse.compile.worker import end_with_parent
+from hotfuse.compile.workers.worker import end_with_parent
 
 REST_S = 0.01
 """At the beginning of a turn, so that nobody's threads are still spinning."""

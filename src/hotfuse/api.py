@@ -19,11 +19,11 @@ from hotfuse.base.faults import faults
 from hotfuse.base.settings import Objective, Precision, Settings, Weights, from_env
 from hotfuse.base.structure import Spec
 from hotfuse.cache.place import cache_stats
-from hotfuse.compile import wire
 from hotfuse.compile.captures import Known, captured, known
-from hotfuse.compile.fork_once import ask_fork
-from hotfuse.compile.forked import ForkFailed
-from hotfuse.compile.service import ask, ask_here, counters, service
+from hotfuse.compile.workers import wire
+from hotfuse.compile.workers.fork_once import ask_fork
+from hotfuse.compile.workers.forked import ForkFailed
+from hotfuse.compile.workers.service import ask, ask_here, counters, service
 from hotfuse.explain import Explanation, explain_engine, memory_of
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.naming import Unnamed, structure_name
@@ -34,7 +34,7 @@ from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plans import Capture
-from hotfuse.runtime.watch import Watch
+from hotfuse.runtime.weights.watch import Watch
 from hotfuse.view import view_of
 
 if TYPE_CHECKING:

@@ -16,19 +16,19 @@ from hotfuse.base.structure import describe
 from hotfuse.base.trace import chrome_trace
 from hotfuse.cache.folder import COUNTED
 from hotfuse.cache.place import cache_stats
-from hotfuse.compile.recall import recalled
-from hotfuse.compile.service import counters
+from hotfuse.compile.learn.recall import recalled
 from hotfuse.compile.stored import place_of
+from hotfuse.compile.workers.service import counters
 from hotfuse.ir.dims import show as show_dim
 from hotfuse.ir.text import show, show_type
 from hotfuse.ops.table import lookup, packet
-from hotfuse.runtime.audit import Audit
-from hotfuse.runtime.dispatch import InlineCache
 from hotfuse.runtime.engine import Engine
+from hotfuse.runtime.observe.summary import readable, summary
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Signature
+from hotfuse.runtime.serve.dispatch import InlineCache
 from hotfuse.runtime.site import Entry, Route
-from hotfuse.runtime.summary import readable, summary
+from hotfuse.runtime.tierup.audit import Audit
 
 WORKERS = ("workers_forked", "workers_spawned", "forks_failed", "forks_stalled", "forks_crashed", "not_forked_because")
 """Of the compile service's counts, what says how its processes came to be."""

@@ -19,7 +19,7 @@ from hotfuse.backends.cuda.device import CudaDevice, device_of_graph
 from hotfuse.backends.cuda.graphs import GraphRun
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.llvm import guard, probe, publish, unchanged
-from hotfuse.backends.llvm.parallel import runtime
+from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.base.debug import ASSEMBLY, GRAPHS, LLVM, TILES, UNITS, say
 from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.events import Why
@@ -30,16 +30,16 @@ from hotfuse.compile.fetch import NativeParts, account, begin, finished
 from hotfuse.compile.freeze import frozen, unfolded
 from hotfuse.compile.literals import with_numbers
 from hotfuse.compile.recipes import Recipe
-from hotfuse.compile.runs import RunParts, fetch_runs, without_runs
-from hotfuse.compile.service import in_background
+from hotfuse.compile.run.runs import RunParts, fetch_runs, without_runs
 from hotfuse.compile.value import ANY_DEMAND, Demand
+from hotfuse.compile.workers.service import in_background
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
 from hotfuse.partition.cut import Partitioning, cut
-from hotfuse.runtime.native import assembled, unavailable
 from hotfuse.runtime.plan import Plan, build
-from hotfuse.runtime.side_by_side import measured
-from hotfuse.runtime.verify import disagreement
+from hotfuse.runtime.serve.native import assembled, unavailable
+from hotfuse.runtime.serve.side_by_side import measured
+from hotfuse.runtime.tierup.verify import disagreement
 
 BESIDE = (guard, probe, publish, unchanged)
 """What no stage needs, but calls that got hot do."""

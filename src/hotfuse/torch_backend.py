@@ -24,7 +24,7 @@ from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.base.structure import Spec
-from hotfuse.compile.service import service
+from hotfuse.compile.workers.service import service
 from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.dynamo import Arguments, arguments_of, capture_dynamo
@@ -34,7 +34,7 @@ from hotfuse.ir.verify import verify
 from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
-from hotfuse.runtime.watch import Watch
+from hotfuse.runtime.weights.watch import Watch
 from hotfuse.simplify import simplify
 
 MAX_BINDINGS = 4

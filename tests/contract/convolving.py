@@ -14,12 +14,12 @@ from hotfuse.ir import dims
 from hotfuse.ir.graph import Graph, Value, output_values, sources
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import TensorType
-from hotfuse.lower import pack
-from hotfuse.lower.codec import from_json, to_json
-from hotfuse.lower.conv import lower_convolution
-from hotfuse.lower.conv_shape import Axis
-from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, SymbolArgument
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.common import pack
+from hotfuse.lower.common.codec import from_json, to_json
+from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, Role, SymbolArgument
+from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.lower.cpu.conv.shape import Axis
+from hotfuse.lower.cpu.tiling import Core
 from hotfuse.ops.table import resolve
 from hotfuse.tile import interp
 from hotfuse.tile.text import parse as parse_kernel

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hotfuse.compile import crossing
-from hotfuse.compile.bench import bench, piece_of
-from hotfuse.compile.crossing import Crossing
-from hotfuse.compile.measure import Made
+from hotfuse.compile.learn.measure import Made
+from hotfuse.compile.unit.bench import bench, piece_of
+from hotfuse.compile.variants import crossing
+from hotfuse.compile.variants.crossing import Crossing
 from hotfuse.fusion.crossover import Way
 from hotfuse.fusion.forecast import Roofline
 from hotfuse.ir.text import parse

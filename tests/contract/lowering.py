@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from hotfuse.backends.llvm.group import artifact
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.runs.group import artifact
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph, output_values
 from hotfuse.ir.types import TensorType
-from hotfuse.lower.lowered import BufferArgument, Lowered, StrideArgument, SymbolArgument
-from hotfuse.lower.lowered import Role as BufferRole
+from hotfuse.lower.common.lowered import BufferArgument, Lowered, StrideArgument, SymbolArgument
+from hotfuse.lower.common.lowered import Role as BufferRole
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.tile.interp import run
 from hotfuse.tile.memory import NUMPY

@@ -12,8 +12,8 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
-from hotfuse.runtime.asking import MOST_NODES, asked
-from hotfuse.runtime.speculate import Ask, Outcomes, Side, betting
+from hotfuse.runtime.serve.asking import MOST_NODES, asked
+from hotfuse.runtime.serve.speculate import Ask, Outcomes, Side, betting
 
 LIMITS = [-(1 << 63), -(1 << 31), -1, 0, 1, 7, 16000, (1 << 53) + 1, (1 << 63) - 1]
 """One is no float64."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hotfuse.compile import units
-from hotfuse.compile.bench import allowed_by, bench
+from hotfuse.compile.unit import units
+from hotfuse.compile.unit.bench import allowed_by, bench
 
 GRAPH = """graph main(%x: f32[4, 8]) {
   %y: f32[4, 8] = aten.relu.default(%x)

@@ -10,7 +10,7 @@ import pytest
 
 from hotfuse.analysis.call_facts import Plain, Ranked
 from hotfuse.analysis.decision import decide
-from hotfuse.compile.bench import bench
+from hotfuse.compile.unit.bench import bench
 from hotfuse.fusion.candidates import Kind
 from hotfuse.fusion.crossover import MAX_WAYS, Way, crossovers, guarded, refined
 from hotfuse.fusion.forecast import Figures

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from hotfuse.compile import runs
-from hotfuse.compile.bench import piece_of
-from hotfuse.compile.runs import ENTRY_US, SMALL
+from hotfuse.compile.run import runs
+from hotfuse.compile.run.runs import ENTRY_US, SMALL
 from hotfuse.compile.stored import text_id, used_by
-from hotfuse.compile.trial import Outcome
-from hotfuse.compile.trial import attempt as really_attempt
+from hotfuse.compile.unit.bench import piece_of
+from hotfuse.compile.variants.trial import Outcome
+from hotfuse.compile.variants.trial import attempt as really_attempt
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse, show
-from hotfuse.lower.effort import limited
-from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.common.effort import limited
+from hotfuse.lower.common.errors import CannotLower
 
 LIBRARY_US = 20.0
 

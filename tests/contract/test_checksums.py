@@ -10,7 +10,7 @@ import torch
 
 from hotfuse.backends.llvm.checksums import OVERDUE, SAME, WRITTEN, Rows, Table, checksum
 from hotfuse.machine.copied import SIZE, Copied
-from hotfuse.runtime.originals import MOST_PIECES, _slices, pieces
+from hotfuse.runtime.weights.originals import MOST_PIECES, _slices, pieces
 
 FOREVER = 1 << 62
 

@@ -9,27 +9,29 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hotfuse.backends.llvm import dispatch
-from hotfuse.backends.llvm.run import Choice
+from hotfuse.backends.llvm.runs import dispatch
+from hotfuse.backends.llvm.runs.run import Choice
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
-from hotfuse.compile import crossing, fetch, trial, units
-from hotfuse.compile.alternatives import ANY, FEW, LIBRARY, Range, allowed, asked
-from hotfuse.compile.bench import bench, piece_of
-from hotfuse.compile.crossing import Crossing, Found
-from hotfuse.compile.measure import make
-from hotfuse.compile.runs import fetch_runs
-from hotfuse.compile.trial import Outcome
-from hotfuse.compile.ways import Ways
+from hotfuse.compile import fetch
+from hotfuse.compile.learn.measure import make
+from hotfuse.compile.run.runs import fetch_runs
+from hotfuse.compile.unit import units
+from hotfuse.compile.unit.bench import bench, piece_of
+from hotfuse.compile.variants import crossing, trial
+from hotfuse.compile.variants.alternatives import ANY, FEW, LIBRARY, Range, allowed, asked
+from hotfuse.compile.variants.crossing import Crossing, Found
+from hotfuse.compile.variants.trial import Outcome
+from hotfuse.compile.variants.ways import Ways
 from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Way
 from hotfuse.ir.dims import parse as dim
 from hotfuse.ir.dims import sym
 from hotfuse.ir.text import parse
 from hotfuse.lower import lower
-from hotfuse.lower.bounds import at_most, bounded
+from hotfuse.lower.common.bounds import at_most, bounded
 from hotfuse.pipeline import compile_tier1
-from hotfuse.runtime.native import assembled
 from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.serve.native import assembled
 from tests.contract.crossings import PRODUCT as TEXT
 from tests.contract.crossings import forgets, question  # noqa: F401 - a fixture
 
@@ -126,8 +128,8 @@ def test_a_bound_changes_loops_and_not_results() -> None:
 def plan_with(ways: Callable[[int], Ways], other: str, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """A plan of a group whose other kernel computes something else, so that results show which one ran."""
     graph = parse(TEXT)
-    monkeypatch.setattr("hotfuse.compile.units._Unit._crossing", lambda *_: Found())
-    monkeypatch.setattr("hotfuse.compile.trial._timed", lambda *_: Outcome(1.0, 2.0))  # a clock decides nothing here
+    monkeypatch.setattr("hotfuse.compile.unit.units._Unit._crossing", lambda *_: Found())
+    monkeypatch.setattr("hotfuse.compile.variants.trial._timed", lambda *_: Outcome(1.0, 2.0))  # a clock decides nothing here
     found = fetch.finished(fetch.begin(TEXT, {"s0": 16}, INLINE))
     piece = piece_of(parse(TEXT.replace("aten.relu.default", other)), range(2), {"s0": 16})
     made = bench().kernel(piece)

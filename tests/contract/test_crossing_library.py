@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from hotfuse.compile.alternatives import LIBRARY, Question, Range
-from hotfuse.compile.crossing import Crossing
-from hotfuse.compile.ways import LIBRARY as NO_KERNEL
-from hotfuse.compile.ways import Ways
+from hotfuse.compile.variants.alternatives import LIBRARY, Question, Range
+from hotfuse.compile.variants.crossing import Crossing
+from hotfuse.compile.variants.ways import LIBRARY as NO_KERNEL
+from hotfuse.compile.variants.ways import Ways
 from hotfuse.fusion.crossover import Crossovers, Interval, Way
 from hotfuse.ir.dims import sym
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
-from hotfuse.runtime.native import _by_size  # pyright: ignore[reportPrivateUsage]
+from hotfuse.runtime.serve.native import _by_size  # pyright: ignore[reportPrivateUsage]
 from tests.contract.crossings import forgets, question
 
 __all__ = ["forgets"]

@@ -12,14 +12,16 @@ import torch
 import torch.nn.functional as F
 
 from hotfuse.base.settings import Settings
-from hotfuse.compile import borders, stored, trial, units
-from hotfuse.compile.alternatives import ANY, LIBRARY, ONE, Question, Range, asked
-from hotfuse.compile.bench import bench, piece_of
-from hotfuse.compile.crossing import Crossing, Found
-from hotfuse.compile.learned import notes
-from hotfuse.compile.measure import ways
+from hotfuse.compile import stored
+from hotfuse.compile.learn.learned import notes
+from hotfuse.compile.learn.measure import ways
 from hotfuse.compile.stored import Place
-from hotfuse.compile.trial import Outcome
+from hotfuse.compile.unit import units
+from hotfuse.compile.unit.bench import bench, piece_of
+from hotfuse.compile.variants import borders, trial
+from hotfuse.compile.variants.alternatives import ANY, LIBRARY, ONE, Question, Range, asked
+from hotfuse.compile.variants.crossing import Crossing, Found
+from hotfuse.compile.variants.trial import Outcome
 from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Way
 from hotfuse.ir.text import parse
 from hotfuse.pipeline import compile_tier1

@@ -9,13 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.backends.llvm import parallel
-from hotfuse.backends.llvm.parallel import trips
 from hotfuse.backends.llvm.target import Target, host
+from hotfuse.backends.llvm.threads import parallel
+from hotfuse.backends.llvm.threads.parallel import trips
 from hotfuse.compile.host import host_core
-from hotfuse.lower import attention_tiling, conv_fewer, division, lower
-from hotfuse.lower.conv_shape import Axis
-from hotfuse.lower.tiling import Core
+from hotfuse.lower import lower
+from hotfuse.lower.cpu import division
+from hotfuse.lower.cpu.attention import tiling as attention_tiling
+from hotfuse.lower.cpu.conv import winograd
+from hotfuse.lower.cpu.conv.shape import Axis
+from hotfuse.lower.cpu.tiling import Core
 from hotfuse.tile.program import Instr, Kernel, Loop, LoopKind, Stmt
 from tests.contract.convolving import check, text
 from tests.contract.lowering import group_of, run_native
@@ -98,9 +101,9 @@ def test_panels_of_queries_are_shared_evenly(threads: int) -> None:
 def test_transformed_convolutions_have_tasks_for_all(threads: int) -> None:
     for size, channels in ((28, 64), (56, 64), (14, 256), (7, 512)):
         axis = Axis(size, 3, padding=1, count=size)
-        how = conv_fewer.cut(replace(CORE, threads=threads), axis, axis, 1, channels, channels)
+        how = winograd.cut(replace(CORE, threads=threads), axis, axis, 1, channels, channels)
         assert how is not None
-        tiles = conv_fewer.tile_count((axis, axis), (how.down, how.across), 1)
+        tiles = winograd.tile_count((axis, axis), (how.down, how.across), 1)
         assert isinstance(tiles, int)
         count = -(-tiles // how.block) * how.groups
         assert count >= threads or threads == 1 or count >= tiles or how.groups >= -(-channels // how.tiling.nr) // 2, (size, how)

@@ -14,12 +14,12 @@ from benchmarks.fusion_cases import KINDS, graph_of
 from hotfuse.analysis.resources import Peaks
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.cli.costs import costs
-from hotfuse.compile.bench import bench, piece_of
-from hotfuse.compile.contest import BUDGET_S, Contest
-from hotfuse.compile.layouts import laid_out
-from hotfuse.compile.planning import Gate, adjusted
-from hotfuse.compile.trial import attempt
-from hotfuse.compile.units import measuring
+from hotfuse.compile.unit.bench import bench, piece_of
+from hotfuse.compile.unit.contest import BUDGET_S, Contest
+from hotfuse.compile.unit.layouts import laid_out
+from hotfuse.compile.unit.planning import Gate, adjusted
+from hotfuse.compile.unit.units import measuring
+from hotfuse.compile.variants.trial import attempt
 from hotfuse.fusion.bandit import Arm, Bandit, Budget, Option
 from hotfuse.fusion.candidates import Kind
 from hotfuse.fusion.criteria import Criterion

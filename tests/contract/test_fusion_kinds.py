@@ -10,8 +10,8 @@ from torch import nn
 from torch.export.graph_signature import InputKind
 
 from hotfuse.analysis.resources import Peaks
-from hotfuse.compile.bench import bench
-from hotfuse.compile.layouts import laid_out
+from hotfuse.compile.unit.bench import bench
+from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.fusion.candidates import Kind
 from hotfuse.fusion.engine import Choice, Engine, apart

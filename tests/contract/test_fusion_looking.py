@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.fusion_cases import KINDS, graph_of
 from hotfuse.analysis.resources import Peaks
-from hotfuse.compile.bench import bench
+from hotfuse.compile.unit.bench import bench
 from hotfuse.fusion import looking
 from hotfuse.fusion.candidates import Kind
 from hotfuse.fusion.engine import Choice, Engine, Planned

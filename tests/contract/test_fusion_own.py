@@ -7,8 +7,8 @@ import torch
 
 from hotfuse.analysis.quantized import byte_products, weight_nodes
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.backends.llvm.group import artifact
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.runs.group import artifact
 from hotfuse.compile.freeze import frozen
 from hotfuse.fusion.groups import group
 from hotfuse.fusion.own import with_own_operands
@@ -16,7 +16,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
 from hotfuse.lower import lower
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.cpu.tiling import Core
 
 THREE = """graph g(%q: u8[5, 8]) {
   param %w: i8[8, 6] = "w"

@@ -13,13 +13,14 @@ import pytest
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InputError
 from hotfuse.cli.calibrate import seconds
-from hotfuse.compile import learned, measure
-from hotfuse.compile.calibrate import Calibration, Slice, calibrate, items
 from hotfuse.compile.drive import Here
 from hotfuse.compile.host import Host, host_core
+from hotfuse.compile.learn import learned, measure
+from hotfuse.compile.learn.calibrate import Calibration, Slice, calibrate, items
 from hotfuse.compile.value import Facts, Learned, Roofline, Work
-from hotfuse.hpm import forest, judge, model, walk
+from hotfuse.hpm import forest, judge, model
 from hotfuse.hpm.book import Book
+from hotfuse.hpm.compiled import walk
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.model import Model, Predictor, Samples
 from hotfuse.hpm.roofline import Roof, least, roof
@@ -29,7 +30,7 @@ from hotfuse.hpm.work import NAMES as ROW_NAMES
 from hotfuse.ir.build import Builder
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import DType, TensorType
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.cpu.tiling import Core
 from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.machine.topology import topology
 from hotfuse.profile.store import Store
@@ -308,11 +309,11 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytes
             raise KeyboardInterrupt
         real(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("hotfuse.compile.calibrate.timed", interrupted)
-    monkeypatch.setattr("hotfuse.compile.calibrate.BATCH", 4)
+    monkeypatch.setattr("hotfuse.compile.learn.calibrate.timed", interrupted)
+    monkeypatch.setattr("hotfuse.compile.learn.calibrate.BATCH", 4)
     monkeypatch.setattr("hotfuse.backends.llvm.peaks.measure", lambda *_a: pytest.fail("peaks are known"))
     monkeypatch.setattr(
-        "hotfuse.compile.calibrate.this_host", lambda s, *_a: Host(s.machine(fingerprint()), host_core(host()), AT)
+        "hotfuse.compile.learn.calibrate.this_host", lambda s, *_a: Host(s.machine(fingerprint()), host_core(host()), AT)
     )
     with Store.open(tmp_path / "p.sqlite") as store:
         report = calibrate(store, 60.0, executor=Here(), problems=small(12))

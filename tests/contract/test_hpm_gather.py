@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from hotfuse.compile import measure
+from hotfuse.compile.learn import measure
 from hotfuse.hpm import book as books
-from hotfuse.hpm import emit, fields, gather, native, repeated
 from hotfuse.hpm.book import Book
+from hotfuse.hpm.compiled import columns as native
+from hotfuse.hpm.compiled import emit, fields, gather, repeated
 from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import COLUMN, Candidate, Matrix
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.cpu.tiling import Core
 
 WIDE, NARROW = Core(16, 32), Core(8, 32)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hotfuse.base.errors import InternalError
-from hotfuse.hpm import native
+from hotfuse.hpm.compiled import columns as native
 from hotfuse.hpm.features import NAMES, columns, derive
 from hotfuse.hpm.fitted import TERMS
 from hotfuse.hpm.roofline import Roof

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from hotfuse.compile import measure
+from hotfuse.compile.learn import measure
 from hotfuse.hpm.book import Book
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.fitted import TERMS
@@ -19,7 +19,7 @@ from hotfuse.hpm.work import COLUMN, Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.lower import Core, lower
-from hotfuse.lower.write import parts
+from hotfuse.lower.cpu.write import parts
 from hotfuse.machine.topology import topology
 from hotfuse.tile.program import instructions
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotfuse.compile import measure
+from hotfuse.compile.learn import measure
 from hotfuse.hpm import fitted, model, shapes
 from hotfuse.hpm.book import Book
 from hotfuse.hpm.features import derive
@@ -20,7 +20,7 @@ from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import COLUMN, FAMILIES, Candidate, families
 from hotfuse.ir.build import Builder
 from hotfuse.ir.types import DType, Layout, TensorType
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.cpu.tiling import Core
 from hotfuse.profile.store import Store
 
 CORE = Core(16, 32)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from hotfuse.base.errors import InternalError
-from hotfuse.compile import measure
-from hotfuse.hpm import cuts, forest, walk
+from hotfuse.compile.learn import measure
+from hotfuse.hpm import cuts, forest
 from hotfuse.hpm.book import Book
+from hotfuse.hpm.compiled import walk
 from hotfuse.hpm.roofline import Roof
 from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import COLUMN, Candidate, Matrix
@@ -19,7 +20,7 @@ from hotfuse.ir.build import Builder
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType, Layout, TensorType
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.cpu.tiling import Core
 
 CORE = Core(16, 32)
 

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from hotfuse.analysis.resources import Peaks
-from hotfuse.compile import learned, measure, planning
-from hotfuse.compile.bench import bench
-from hotfuse.compile.contest import Contest
 from hotfuse.compile.host import this_host
-from hotfuse.compile.learned import Foresight
-from hotfuse.compile.planning import Gate, adjusted
+from hotfuse.compile.learn import learned, measure
+from hotfuse.compile.learn.learned import Foresight
 from hotfuse.compile.stored import Place, used_by
+from hotfuse.compile.unit import planning
+from hotfuse.compile.unit.bench import bench
+from hotfuse.compile.unit.contest import Contest
+from hotfuse.compile.unit.planning import Gate, adjusted
 from hotfuse.fusion.forecast import Roofline
 from hotfuse.fusion.groups import group
 from hotfuse.fusion.steps import Side

@@ -6,13 +6,13 @@ import itertools
 
 import numpy as np
 
-from hotfuse.compile import measure
-from hotfuse.hpm import tally
+from hotfuse.compile.learn import measure
 from hotfuse.hpm.again import OTHER, POINTWISE
 from hotfuse.hpm.book import Book
+from hotfuse.hpm.compiled import tally
 from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import COLUMN, MAXIMA, NAMES, SUMS, Candidate
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.cpu.tiling import Core
 
 
 def test_a_batch_says_what_its_candidates_say() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hotfuse.backends.llvm import enter
-from hotfuse.backends.llvm.entry import AT_ARENAS, KEPT, WORDS
+from hotfuse.backends.llvm.runs import enter
+from hotfuse.backends.llvm.runs.entry import AT_ARENAS, KEPT, WORDS
 
 
 class Freed:

@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from hotfuse.backends.llvm.blocks import multiplies_blocks
+from hotfuse.backends.llvm.emission.blocks import multiplies_blocks
 from hotfuse.base.errors import InternalError
-from hotfuse.compile import kinds
-from hotfuse.compile.bench import Bench, host_peaks, piece_of
-from hotfuse.compile.crossing import Crossing
-from hotfuse.compile.measure import Bound, Made, make
-from hotfuse.compile.trial import rounded
+from hotfuse.compile.learn.measure import Bound, Made, make
+from hotfuse.compile.unit.bench import Bench, host_peaks, piece_of
+from hotfuse.compile.variants import kinds
+from hotfuse.compile.variants.crossing import Crossing
+from hotfuse.compile.variants.trial import rounded
 from hotfuse.fusion.crossover import Way
 from hotfuse.fusion.forecast import Roofline
 from hotfuse.ir.text import parse
-from hotfuse.lower.tiling import Core, core_for
+from hotfuse.lower.cpu.tiling import Core, core_for
 from tests.contract.crossings import forgets
 
 __all__ = ["forgets"]

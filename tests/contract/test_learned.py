@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hotfuse.compile import learned, recall, stored
-from hotfuse.compile.calibrate import Calibration
+from hotfuse.compile import stored
 from hotfuse.compile.drive import Here
+from hotfuse.compile.learn import learned, recall
+from hotfuse.compile.learn.calibrate import Calibration
 from hotfuse.compile.stored import Place
 from hotfuse.hpm import model
 from hotfuse.hpm.bottleneck import Bottleneck, Strategy

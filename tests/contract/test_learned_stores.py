@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hotfuse.compile import learned, stored
+from hotfuse.compile import stored
+from hotfuse.compile.learn import learned
 from hotfuse.compile.stored import Place
 from hotfuse.profile.rows import Measurement
 from hotfuse.profile.store import Store

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from hotfuse.backends.llvm import gather, parallel, scratch
-from hotfuse.backends.llvm.abi import NativeKernel
+from hotfuse.backends.llvm.emission import scratch
 from hotfuse.backends.llvm.jit import load_object
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
+from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.target import Target, cross_neon, host_levels, level
+from hotfuse.backends.llvm.threads import gather, parallel
 from hotfuse.base.errors import InputError, InternalError
 from hotfuse.ir.dims import expr, sym
 from hotfuse.ir.types import DType

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotfuse.backends.llvm.emit import EMISSIONS
+from hotfuse.backends.llvm.emission.emit import EMISSIONS
 from hotfuse.backends.llvm.target import Target
 from hotfuse.ir.types import DType
 from hotfuse.tile import isa

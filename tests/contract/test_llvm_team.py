@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from hotfuse.backends.llvm import emit, gather, parallel, scratch, team
-from hotfuse.backends.llvm.abi import NativeKernel
+from hotfuse.backends.llvm.emission import emit, scratch
 from hotfuse.backends.llvm.jit import load_object
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
+from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.target import Target, cross_neon
+from hotfuse.backends.llvm.threads import gather, parallel, team
 from hotfuse.ir.dims import expr
 from hotfuse.ir.types import DType
 from hotfuse.tile.build import KernelBuilder

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.text import parse
-from hotfuse.lower import ahead, lower
-from hotfuse.lower.tiling import core_for
+from hotfuse.lower import lower
+from hotfuse.lower.cpu import prefetch
+from hotfuse.lower.cpu.tiling import core_for
 from hotfuse.tile.program import Access, Instr, Kernel, Loop, Stmt, When
 from hotfuse.tile.text import parse as parse_kernel
 from hotfuse.tile.text import show
@@ -59,7 +60,7 @@ def test_hints_change_no_number(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     group = group_of(fn, tensors)
     plain = lower(group.graph, CORE)
     assert not asked(plain.kernel)
-    monkeypatch.setattr(ahead, "LARGE", 0)
+    monkeypatch.setattr(prefetch, "LARGE", 0)
     lowered = lower(group.graph, CORE)
     assert len(asked(lowered.kernel)) >= 2 or name == "one row"
     assert parse_kernel(show(lowered.kernel)) == lowered.kernel
@@ -85,7 +86,7 @@ def test_large_is_a_question_of_a_calls_sizes(text: str, buffers: set[tuple[str,
     group = Group(parse(f"graph g(%x: f32[n, 96]) {{ {text}\n return %y }}"), {})
     lowered = lower(group.graph, CORE)
     assert asked(lowered.kernel) == buffers
-    border = ahead.LARGE * CORE.l2 // (2 * 4 * 96)
+    border = prefetch.LARGE * CORE.l2 // (2 * 4 * 96)
     for _, under in hints(lowered.kernel.body):
         (pred,) = under
         assert not evaluate(pred, {"n": border}) and evaluate(pred, {"n": border + 1})
@@ -98,6 +99,6 @@ def test_large_is_a_question_of_a_calls_sizes(text: str, buffers: set[tuple[str,
 
 def test_a_single_pass_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream is what the processor runs ahead of by itself."""
-    monkeypatch.setattr(ahead, "LARGE", 0)
+    monkeypatch.setattr(prefetch, "LARGE", 0)
     for fn in (lambda x: torch.relu(x) + 1, lambda x: x.sum(-1)):
         assert not asked(lower(group_of(fn, [R(5, 75)]).graph, CORE).kernel)

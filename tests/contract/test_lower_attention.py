@@ -14,19 +14,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.target import Target, cross_neon, host_levels, level
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.ir import dims
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import TensorType
-from hotfuse.lower.attention import lower_attention
-from hotfuse.lower.attention_tiling import AttentionTiling, choose
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.lowered import BufferArgument, Lowered, StrideArgument, SymbolArgument
-from hotfuse.lower.lowered import Role as Is
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.lowered import BufferArgument, Lowered, StrideArgument, SymbolArgument
+from hotfuse.lower.common.lowered import Role as Is
+from hotfuse.lower.cpu.attention.group import lower_attention
+from hotfuse.lower.cpu.attention.tiling import AttentionTiling, choose
+from hotfuse.lower.cpu.tiling import Core
 from hotfuse.tile import interp
 from hotfuse.tile.program import Kernel, Loop, LoopKind
 

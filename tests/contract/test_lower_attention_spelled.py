@@ -10,8 +10,8 @@ import torch
 
 from hotfuse.analysis.attention import written
 from hotfuse.fusion.groups import group
-from hotfuse.lower.attention import lower_attention
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.cpu.attention.group import lower_attention
+from hotfuse.lower.cpu.tiling import Core
 from tests.contract.test_lower_attention import (
     BOTH_WAYS,
     both,

@@ -11,13 +11,13 @@ import math
 import pytest
 import torch
 
-from hotfuse.backends.llvm.group import artifact
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.runs.group import artifact
 from hotfuse.ir.text import parse
 from hotfuse.lower import lower
-from hotfuse.lower.averages import BLOCK_PIXELS, FEWEST_VECTORS, MOST_VECTORS, cut, is_average
-from hotfuse.lower.group import lower_group
-from hotfuse.lower.tiling import Core, core_for
+from hotfuse.lower.cpu.averages import BLOCK_PIXELS, FEWEST_VECTORS, MOST_VECTORS, cut, is_average
+from hotfuse.lower.cpu.group import lower_group
+from hotfuse.lower.cpu.tiling import Core, core_for
 from hotfuse.tile.program import Loop, LoopKind
 from tests.contract.lowering import Group, interpret, run_native
 

@@ -15,21 +15,21 @@ import torch.nn.functional as F
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import InputError, Settings
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel
 from hotfuse.backends.llvm.target import Target, host_levels, level
 from hotfuse.base.settings import BF16_RTOL
-from hotfuse.compile import kinds, trial
 from hotfuse.compile.host import host_core
+from hotfuse.compile.variants import kinds, trial
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType
-from hotfuse.lower.codec import from_json, to_json
-from hotfuse.lower.contract import lower_contraction
-from hotfuse.lower.lowered import PackArgument
-from hotfuse.lower.tiling import core_for
+from hotfuse.lower.common.codec import from_json, to_json
+from hotfuse.lower.common.lowered import PackArgument
+from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.tiling import core_for
 from hotfuse.machine.probe import usable_features
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 from hotfuse.tile.program import Access, BufferKind, Loop, LoopKind, Stmt, When
 from tests.contract.test_lower_contract_types import EVERY, data, run
 

@@ -14,19 +14,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.backends.llvm import blocks as llvm_blocks
 from hotfuse.backends.llvm import native
-from hotfuse.backends.llvm.multiplies import multiplies
+from hotfuse.backends.llvm.emission import blocks as llvm_blocks
+from hotfuse.backends.llvm.emission.multiplies import multiplies
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
 from hotfuse.backends.llvm.target import Target, host_levels, level
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.host import host_core
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType
-from hotfuse.lower.codec import from_json, to_json
-from hotfuse.lower.contract import lower_contraction
-from hotfuse.lower.lowered import Lowered, PackArgument
-from hotfuse.lower.tiling import Core, core_for
+from hotfuse.lower.common.codec import from_json, to_json
+from hotfuse.lower.common.lowered import Lowered, PackArgument
+from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.tiling import Core, core_for
 from hotfuse.machine import tiles
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.memory import NUMPY

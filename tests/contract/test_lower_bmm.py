@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.lower.bmm import lower_product
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.cpu.gemm.bmm import lower_product
+from hotfuse.lower.cpu.tiling import Core
 from tests.contract.lowering import group_of, interpret, run_native
 
 Tensor = torch.Tensor

@@ -15,12 +15,14 @@ from hotfuse.ir.dims import Dim, expr, sym
 from hotfuse.ir.graph import Graph, Value, output_values, sources
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType, TensorType
-from hotfuse.lower import gemm, pack, tiling
-from hotfuse.lower.codec import from_json, to_json
-from hotfuse.lower.contract import lower_contraction
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
-from hotfuse.lower.pack import Order, PackSource, PackSpec
+from hotfuse.lower.common import pack
+from hotfuse.lower.common.codec import from_json, to_json
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
+from hotfuse.lower.common.pack import Order, PackSource, PackSpec
+from hotfuse.lower.cpu import tiling
+from hotfuse.lower.cpu.gemm import gemm
+from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.ops.table import resolve
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.tile import interp

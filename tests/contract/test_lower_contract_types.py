@@ -11,12 +11,12 @@ from hotfuse.ir import dims
 from hotfuse.ir.graph import Graph, Value, output_values, sources
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import TensorType
-from hotfuse.lower import pack
-from hotfuse.lower.codec import from_json, to_json
-from hotfuse.lower.contract import lower_contraction
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, SymbolArgument
-from hotfuse.lower.pack import Order, PackSource, PackSpec
+from hotfuse.lower.common import pack
+from hotfuse.lower.common.codec import from_json, to_json
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, Role, SymbolArgument
+from hotfuse.lower.common.pack import Order, PackSource, PackSpec
+from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.ops.table import resolve
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.ops.torch_dtypes import torch_dtype

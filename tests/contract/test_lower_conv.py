@@ -19,12 +19,12 @@ from hotfuse.fusion.layout import channels_last
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import TensorType
 from hotfuse.ir.verify import verify
-from hotfuse.lower import pack
-from hotfuse.lower.conv import lower_convolution
-from hotfuse.lower.conv_shape import Axis, strips
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.pack import Order, PackSource, PackSpec
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.common import pack
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.pack import Order, PackSource, PackSpec
+from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.lower.cpu.conv.shape import Axis, strips
+from hotfuse.lower.cpu.tiling import Core
 from tests.contract.convolving import CORES, EPILOGUES, LAST, check, text
 
 # --- shapes

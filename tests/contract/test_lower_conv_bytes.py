@@ -11,16 +11,16 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm.target import Target
-from hotfuse.compile import trial
+from hotfuse.compile.variants import trial
 from hotfuse.ir.text import parse
-from hotfuse.lower.codec import from_json, to_json
-from hotfuse.lower.conv import lower_convolution
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.lowered import PackArgument
-from hotfuse.runtime.race import Trial
+from hotfuse.lower.common.codec import from_json, to_json
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.lowered import PackArgument
+from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.runtime.tierup.race import Trial
 from tests.contract.test_lower_contract import CORES, core_of
 from tests.contract.test_lower_contract_types import EVERYWHERE, data, meaning, run
 

@@ -10,20 +10,21 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import Target, host_levels, level
 from hotfuse.base.errors import CallFault
-from hotfuse.compile import trial
+from hotfuse.compile.variants import trial
 from hotfuse.ir.text import parse
-from hotfuse.lower import conv_fewer, pack
-from hotfuse.lower.conv import lower_convolution
-from hotfuse.lower.conv_shape import Axis
-from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument
-from hotfuse.lower.tiling import Core
-from hotfuse.lower.winograd import Scheme, schemes, transformed
-from hotfuse.runtime.race import Trial
+from hotfuse.lower.common import pack
+from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument
+from hotfuse.lower.common.winograd import Scheme, schemes, transformed
+from hotfuse.lower.cpu.conv import winograd
+from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.lower.cpu.conv.shape import Axis
+from hotfuse.lower.cpu.tiling import Core
+from hotfuse.runtime.tierup.race import Trial
 from tests.contract.convolving import CORES, EPILOGUES, check, text
 
 
@@ -34,7 +35,7 @@ def fewer(lowered: Lowered) -> bool:
 @pytest.fixture(autouse=True)
 def whatever_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small shapes too."""
-    monkeypatch.setattr(conv_fewer, "_GAIN", 1e9)
+    monkeypatch.setattr(winograd, "_GAIN", 1e9)
 
 
 @pytest.mark.parametrize("scheme", [s for r in (1, 2, 3, 4, 5, 7) for s in schemes(r)], ids=str)
@@ -115,12 +116,12 @@ def test_where_it_cannot_be_done(change: dict[str, Any]) -> None:
 
 
 def test_it_is_chosen_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv_fewer, "_GAIN", 0.8)
+    monkeypatch.setattr(winograd, "_GAIN", 0.8)
     square, core = Axis(56, 3, 1, 1), CORES["avx512"]
-    found = conv_fewer.cut(core, square, square, 1, 64, 64)
+    found = winograd.cut(core, square, square, 1, 64, 64)
     assert found is not None and found.points == 36, "six points each way make four outputs"
-    assert conv_fewer.cut(core, Axis(56, 1), Axis(56, 1), 1, 64, 64) is None
-    assert conv_fewer.cut(core, Axis(1, 3, 1, 1), Axis(1, 3, 1, 1), 1, 64, 64) is None
+    assert winograd.cut(core, Axis(56, 1), Axis(56, 1), 1, 64, 64) is None
+    assert winograd.cut(core, Axis(1, 3, 1, 1), Axis(1, 3, 1, 1), 1, 64, 64) is None
 
 
 def test_registers_are_enough() -> None:

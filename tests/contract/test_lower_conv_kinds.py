@@ -14,11 +14,11 @@ from hotfuse.fusion.groups import group
 from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim, sym
 from hotfuse.ir.text import parse
-from hotfuse.lower.conv import lower_convolution
-from hotfuse.lower.conv_read import turned_phases
-from hotfuse.lower.conv_shape import Axis
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.lower.cpu.conv.read import turned_phases
+from hotfuse.lower.cpu.conv.shape import Axis
+from hotfuse.lower.cpu.tiling import Core
 from hotfuse.tile.text import show as show_kernel
 from tests.contract.convolving import CORES, EPILOGUES, check
 

@@ -8,8 +8,8 @@ import pytest
 
 from hotfuse.backends.llvm.target import Target, host_levels
 from hotfuse.ir.text import parse
-from hotfuse.lower.conv import lower_convolution
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.lower.cpu.tiling import Core
 from hotfuse.tile.program import Kernel, instructions
 from tests.contract.convolving import CORES, EPILOGUES, LAST, check, text
 

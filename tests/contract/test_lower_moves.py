@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.lower.group import lower_group
+from hotfuse.lower.cpu.group import lower_group
 from tests.contract.lowering import group_of, interpret, run_native
 
 Tensor = torch.Tensor

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 
 import hotfuse
-from hotfuse.backends.llvm import faults
+from hotfuse.backends.llvm.runs import faults
 from hotfuse.base.errors import CallFault, HotfuseError
 from hotfuse.base.settings import Settings
 from hotfuse.fusion.groups import group
-from hotfuse.lower.group import lower_group
+from hotfuse.lower.cpu.group import lower_group
 from tests.contract.lowering import group_of, interpret, run_native
 
 R = torch.randn

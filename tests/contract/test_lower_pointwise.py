@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from hotfuse.ir.types import DType
-from hotfuse.lower import expand, views
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.group import lower_group
-from hotfuse.lower.lowered import StrideArgument
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.lowered import StrideArgument
+from hotfuse.lower.cpu.group import lower_group
+from hotfuse.lower.ops import expand, views
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.tile.program import Loop, LoopKind
 from tests.contract.lowering import Group, group_of, interpret, run_native

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.lower.effort import Effort, OutOfSteps, limited
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.group import lower_group
-from hotfuse.lower.primitive import simplified
-from hotfuse.lower.recompute import read_often
+from hotfuse.lower.common.effort import Effort, OutOfSteps, limited
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.recompute import read_often
+from hotfuse.lower.cpu.group import lower_group
+from hotfuse.lower.primitives.rules import simplified
 from tests.contract.lowering import group_of, interpret, run_native
 
 Tensor = torch.Tensor

@@ -14,24 +14,26 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.backends.llvm import parallel
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import Target, host_levels
-from hotfuse.compile import trial
+from hotfuse.backends.llvm.threads import parallel
+from hotfuse.compile.variants import trial
 from hotfuse.fusion.groups import group
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.ir.verify import verify
-from hotfuse.lower import lower, pack, recurrent_kernel
-from hotfuse.lower.codec import from_json, to_json
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
-from hotfuse.lower.pack import Order, PackSource, PackSpec
-from hotfuse.lower.tiling import Core
-from hotfuse.runtime.race import Trial
+from hotfuse.lower import lower
+from hotfuse.lower.common import pack
+from hotfuse.lower.common.codec import from_json, to_json
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
+from hotfuse.lower.common.pack import Order, PackSource, PackSpec
+from hotfuse.lower.cpu.recurrent import kernel as recurrent_kernel
+from hotfuse.lower.cpu.tiling import Core
+from hotfuse.runtime.tierup.race import Trial
 from hotfuse.tile import interp
 from hotfuse.tile.program import BufferKind
 from hotfuse.tile.text import show

@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.group import lower_group
-from hotfuse.lower.primitive import rules
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.cpu.group import lower_group
+from hotfuse.lower.primitives.rules import rules
 from hotfuse.tile.program import BufferKind, Loop, LoopKind
 from tests.contract.lowering import group_of, interpret, run_native
 

@@ -12,9 +12,9 @@ import torch
 
 from hotfuse.ir.text import parse
 from hotfuse.lower import lower
-from hotfuse.lower.group import Options, lower_group
-from hotfuse.lower.rows import BLOCK_ROWS, is_rows
-from hotfuse.lower.tiling import core_for
+from hotfuse.lower.cpu.group import Options, lower_group
+from hotfuse.lower.cpu.rows import BLOCK_ROWS, is_rows
+from hotfuse.lower.cpu.tiling import core_for
 from tests.contract.lowering import Group, group_of, interpret, run_native
 
 CORE = core_for(16, many_registers=True)

@@ -16,8 +16,8 @@ import torch
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import DType
 from hotfuse.lower import lower
-from hotfuse.lower.spelled import recognized
-from hotfuse.lower.tiling import core_for
+from hotfuse.lower.common.spelled import recognized
+from hotfuse.lower.cpu.tiling import core_for
 from tests.contract.lowering import group_of, interpret, run_native
 
 CORE = core_for(16, many_registers=True)

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from hotfuse.fusion.groups import group
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.group import lower_group
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.cpu.group import lower_group
 from hotfuse.tile.program import BufferKind
 from tests.contract.lowering import group_of, interpret, run_native
 

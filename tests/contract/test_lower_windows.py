@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.group import lower_group
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.cpu.group import lower_group
 from tests.contract.lowering import group_of, interpret, run_native
 
 R = torch.randn

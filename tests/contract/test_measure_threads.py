@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hotfuse.backends.llvm import scratch
-from hotfuse.compile import measure
+from hotfuse.backends.llvm.emission import scratch
+from hotfuse.compile.learn import measure
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.text import parse
-from hotfuse.lower.tiling import core_for
+from hotfuse.lower.cpu.tiling import core_for
 
 
 @pytest.mark.parametrize("threads", [1, 4])

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.backends.llvm.multiplies import multiplies
+from hotfuse.backends.llvm.emission.multiplies import multiplies
 from hotfuse.backends.llvm.native import compile_kernel, llvm_text
 from hotfuse.backends.llvm.target import Target, host, level
-from hotfuse.compile import trial
+from hotfuse.compile.variants import trial
 from hotfuse.ir.types import DType
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Kernel
 

@@ -35,7 +35,7 @@ from hotfuse.ir.dims import Sym, parse
 from hotfuse.ir.text import parse as parse_graph
 from hotfuse.ir.types import DType
 from hotfuse.ops.torch_dtypes import torch_dtype
-from hotfuse.runtime.check import failed, python_select
+from hotfuse.runtime.serve.check import failed, python_select
 
 pytestmark = pytest.mark.skipif(tensors.unavailable() != "", reason="native code cannot read tensors")
 

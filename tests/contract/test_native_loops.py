@@ -12,19 +12,20 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.backends.llvm.run import OUTCOMES
+from hotfuse.backends.llvm.runs.run import OUTCOMES
 from hotfuse.base.errors import ModelError
-from hotfuse.compile import trial, units
-from hotfuse.compile.run_loops import LoopPlanner
-from hotfuse.compile.run_plan import Planner
+from hotfuse.compile.run.loops import LoopPlanner
+from hotfuse.compile.run.plan import Planner
+from hotfuse.compile.unit import units
+from hotfuse.compile.variants import trial
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
 from hotfuse.ops import control
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 
 INLINE = Settings(capture="inline", hot_calls=1)
 
@@ -177,7 +178,7 @@ def test_a_condition_ends_a_loop() -> None:
 
 
 def test_an_endless_loop_is_the_fallbacks_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotfuse.backends.llvm.loops.MAX_TRIPS", 50)
+    monkeypatch.setattr("hotfuse.backends.llvm.runs.loops.MAX_TRIPS", 50)
     monkeypatch.setattr(control, "MAX_TRIPS", 50)
     native, _ = plans(UNTIL, [torch.ones(4)])
     one_call(native)

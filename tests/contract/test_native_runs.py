@@ -14,18 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.backends.llvm.arena import Live, allocate
-from hotfuse.backends.llvm.enter import unavailable
-from hotfuse.backends.llvm.inplace import may_overwrite
-from hotfuse.backends.llvm.run import OUTCOMES
-from hotfuse.compile import trial, units
+from hotfuse.backends.llvm.runs.arena import Live, allocate
+from hotfuse.backends.llvm.runs.enter import unavailable
+from hotfuse.backends.llvm.runs.inplace import may_overwrite
+from hotfuse.backends.llvm.runs.run import OUTCOMES
+from hotfuse.compile.unit import units
+from hotfuse.compile.variants import trial
 from hotfuse.ir.dims import Dim, evaluate, expr, sym
-from hotfuse.lower.group import lower_group
+from hotfuse.lower.cpu.group import lower_group
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 from tests.contract.lowering import group_of
 from tests.runtime.test_branches import model as nested_branches
 

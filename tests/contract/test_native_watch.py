@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hotfuse.backends.llvm import requires, unchanged, versions
-from hotfuse.runtime.watch import Change, Watch
+from hotfuse.runtime.weights.watch import Change, Watch
 
 SCALE = 2.0
 

@@ -11,7 +11,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.types import dims_of
-from hotfuse.lower.own_sizes import anchored, with_own_sizes
+from hotfuse.lower.common.own_sizes import anchored, with_own_sizes
 
 BEHIND_STRIDES = """graph group(%x: f32[1, 16, (((s0 + -1) // 2) + 1)]) {
   %y: f32[1, 16, (((s0 + -1) // 2) + 1)] = aten.relu.default(%x)

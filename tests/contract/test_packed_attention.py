@@ -15,16 +15,16 @@ from torch import Tensor
 
 import hotfuse
 from hotfuse.analysis.shapes import bind
-from hotfuse.backends.llvm.group import artifact
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.runs.group import artifact
 from hotfuse.base.errors import CallFault, InputError
 from hotfuse.fusion.groups import group
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph
 from hotfuse.lower import CannotLower, lower
-from hotfuse.lower.attention_packed import lower_packed
-from hotfuse.lower.attention_tiling import choose
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.cpu.attention.packed import lower_packed
+from hotfuse.lower.cpu.attention.tiling import choose
+from hotfuse.lower.cpu.tiling import Core
 from hotfuse.ops.table import lookup
 from tests.contract.test_lower_attention import (
     AVX512,

@@ -13,7 +13,7 @@ from hotfuse.backends.llvm import peaks as measuring
 from hotfuse.backends.llvm import peaks_code
 from hotfuse.backends.llvm.jit import assembly, compile_object
 from hotfuse.backends.llvm.target import Target, cross_neon, host_levels
-from hotfuse.lower.pack import aligned
+from hotfuse.lower.common.pack import aligned
 from hotfuse.machine.peaks import Bandwidth, Fork, Peaks, Rate, from_dict, utilization
 from hotfuse.machine.topology import Cache, Topology, topology
 

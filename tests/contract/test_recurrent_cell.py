@@ -13,7 +13,7 @@ import torch
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.target import Target, host_levels
 from hotfuse.ir.types import DType
-from hotfuse.lower import recurrent_cell
+from hotfuse.lower.cpu.recurrent import cell as recurrent_cell
 from hotfuse.tile import interp
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Kernel

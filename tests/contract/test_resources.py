@@ -8,7 +8,7 @@ import pytest
 
 from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
 from hotfuse.analysis.resources import Bound, Peaks, Use, Work, library_seconds, roof_seconds, used, work_of
-from hotfuse.compile.bench import bench
+from hotfuse.compile.unit.bench import bench
 from hotfuse.fusion.criteria import Criterion, Side, judge
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType

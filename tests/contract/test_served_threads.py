@@ -12,15 +12,17 @@ import pytest
 import torch
 
 from hotfuse.backends.llvm.native import compile_kernel
-from hotfuse.compile import learned, served_threads, stored, trial
-from hotfuse.compile.bench import allowed_by, bench
+from hotfuse.compile import stored
 from hotfuse.compile.host import this_host
-from hotfuse.compile.served_threads import Watch, apart, as_served
+from hotfuse.compile.learn import learned
+from hotfuse.compile.unit.bench import allowed_by, bench
+from hotfuse.compile.variants import served_threads, trial
+from hotfuse.compile.variants.served_threads import Watch, apart, as_served
 from hotfuse.hpm import calibrate, model
 from hotfuse.hpm.work import NAMES
 from hotfuse.ir.text import parse
 from hotfuse.lower import lower
-from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.common.errors import CannotLower
 from hotfuse.profile.rows import Measurement
 from hotfuse.profile.store import Store
 

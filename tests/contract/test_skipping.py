@@ -11,23 +11,23 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hotfuse.backends.llvm.constants import Constants
-from hotfuse.backends.llvm.dials import Dial
-from hotfuse.backends.llvm.group import glue
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.backends.llvm.runs.constants import Constants
+from hotfuse.backends.llvm.runs.dials import Dial
+from hotfuse.backends.llvm.runs.group import glue
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.host import host_core
 from hotfuse.ir.dims import expr
 from hotfuse.ir.types import DType
-from hotfuse.lower.codec import from_json, to_json
-from hotfuse.lower.contract import lower_contraction
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.lowered import BufferArgument as Given
-from hotfuse.lower.lowered import Lowered, PackArgument, Role, StateArgument
-from hotfuse.lower.pack import pack
-from hotfuse.lower.skipping import DENSE, LIMIT, NEVER, SKIPPED
-from hotfuse.lower.tiling import Core
+from hotfuse.lower.common.codec import from_json, to_json
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.lowered import BufferArgument as Given
+from hotfuse.lower.common.lowered import Lowered, PackArgument, Role, StateArgument
+from hotfuse.lower.common.pack import pack
+from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.gemm.skipping import DENSE, LIMIT, NEVER, SKIPPED
+from hotfuse.lower.cpu.tiling import Core
 from hotfuse.tile import interp
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.instrument import instrumented

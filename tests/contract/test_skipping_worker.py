@@ -12,18 +12,19 @@ from torch.nn import functional as F
 
 from hotfuse.analysis.resources import Peaks
 from hotfuse.base.errors import HotfuseError
-from hotfuse.compile import borders, skipping, units
 from hotfuse.compile.fetch import kernel_from_json
-from hotfuse.compile.skipping import SHARES, Skipping, Zeroed, at_limit, crossing, expected, left
-from hotfuse.compile.skips import SKIP, Skips
 from hotfuse.compile.stored import text_id, used_by, wanted
-from hotfuse.compile.trial import Outcome
+from hotfuse.compile.unit import units
+from hotfuse.compile.variants import borders, skipping
+from hotfuse.compile.variants.skipping import SHARES, Skipping, Zeroed, at_limit, crossing, expected, left
+from hotfuse.compile.variants.skips import SKIP, Skips
+from hotfuse.compile.variants.trial import Outcome
 from hotfuse.fusion.crossover import Shifts
 from hotfuse.fusion.forecast import Roofline
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.text import show
-from hotfuse.lower.lowered import StateArgument
-from hotfuse.lower.skipping import NEVER, WHOLE
+from hotfuse.lower.common.lowered import StateArgument
+from hotfuse.lower.cpu.gemm.skipping import NEVER, WHOLE
 from tests.contract.lowering import Group, group_of
 
 
@@ -159,7 +160,7 @@ def test_a_request_names_the_groups_it_is_about() -> None:
 
 @pytest.mark.parametrize("pays", [True, False])
 def test_a_unit_gets_the_kernel_that_was_asked_for(pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotfuse.compile.trial._timed", lambda *_: Outcome(1.0, 2.0))
+    monkeypatch.setattr("hotfuse.compile.variants.trial._timed", lambda *_: Outcome(1.0, 2.0))
     gain = 1e-7 if pays else -1e-7
     monkeypatch.setattr(Skipping, "_timed", lambda *_a: lambda s: (1e-4, 1e-4 - gain * s - 1e-9))
     graph = product().graph

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from hotfuse import Settings
-from hotfuse.backends.llvm import parallel
-from hotfuse.compile import trial, units
-from hotfuse.compile.crossing import Found
+from hotfuse.backends.llvm.threads import parallel
+from hotfuse.compile.unit import units
+from hotfuse.compile.variants import trial
+from hotfuse.compile.variants.crossing import Found
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.plan import Plan
 from tests.contract.lowering import group_of

@@ -11,7 +11,7 @@ from hotfuse.analysis.ties import quanta, tied
 from hotfuse.backends.protocol import Run
 from hotfuse.ir.graph import Value
 from hotfuse.ir.text import parse
-from hotfuse.runtime.proof import prove
+from hotfuse.runtime.tierup.proof import prove
 
 QDQ = """graph g(%x: f32[4, 8]) {{
   param %s: f32[] = "s"

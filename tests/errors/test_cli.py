@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.cli import app
-from hotfuse.compile import service
+from hotfuse.compile.workers import service
 
 runner = CliRunner()
 

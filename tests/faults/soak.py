@@ -18,8 +18,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from hotfuse.compile.process import Worker
-from hotfuse.compile.service import service
+from hotfuse.compile.workers.process import Worker
+from hotfuse.compile.workers.service import service
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry

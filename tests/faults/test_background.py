@@ -16,10 +16,10 @@ from hotfuse import Settings
 from hotfuse.base import faults as faults_module
 from hotfuse.base.events import Action, Why
 from hotfuse.base.faults import MOST_KINDS, MOST_RESTARTS, Faults, faults, steady
-from hotfuse.runtime import improve as improve_module
 from hotfuse.runtime.background import Background
-from hotfuse.runtime.improve import Improver
-from hotfuse.runtime.skipping import all_finite
+from hotfuse.runtime.tierup import improve as improve_module
+from hotfuse.runtime.tierup.improve import Improver
+from hotfuse.runtime.tierup.skipping import all_finite
 
 INLINE = Settings(capture="inline", hot_calls=2)
 
@@ -102,7 +102,7 @@ def test_a_job_outside_any_attempt_is_a_decision_with_a_count(monkeypatch: pytes
     def broken(*_args: Any) -> None:
         raise RuntimeError("cannot be made native")
 
-    monkeypatch.setattr("hotfuse.runtime.watch.Watch.harden", broken)
+    monkeypatch.setattr("hotfuse.runtime.weights.watch.Watch.harden", broken)
     monkeypatch.setattr(Improver, "consider", lambda *_a: None)
     model, x = nn.Linear(4, 4).eval(), torch.randn(3, 4)
     with torch.no_grad(), hotfuse.jit(model, settings=Settings(hot_calls=2, tiers=0)) as fast:

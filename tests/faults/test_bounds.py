@@ -21,15 +21,17 @@ from hotfuse import Settings
 from hotfuse.analysis.call_facts import Dense, Facts, Plain, Ranked, Sized, Typed
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import EventLog, Why
-from hotfuse.compile.pool import Pool
-from hotfuse.compile.slot import Limits
-from hotfuse.compile.task import Task
+from hotfuse.compile.workers.pool import Pool
+from hotfuse.compile.workers.slot import Limits
+from hotfuse.compile.workers.task import Task
 from hotfuse.ir.types import DType
-from hotfuse.lower import algebra
-from hotfuse.runtime import dispatch, engine, examine, record, site
-from hotfuse.runtime.dispatch import Case, InlineCache
-from hotfuse.runtime.instrument import MAX_COSTS, Variant
-from hotfuse.runtime.record import Recorder
+from hotfuse.lower.common import algebra
+from hotfuse.runtime import engine, site
+from hotfuse.runtime.observe import examine, record
+from hotfuse.runtime.observe.instrument import MAX_COSTS, Variant
+from hotfuse.runtime.observe.record import Recorder
+from hotfuse.runtime.serve import dispatch
+from hotfuse.runtime.serve.dispatch import Case, InlineCache
 from tests.runtime.test_pool import light
 
 INLINE = Settings(capture="inline", hot_calls=2, profiles=":memory:", max_events=64)

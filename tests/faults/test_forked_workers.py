@@ -21,13 +21,13 @@ import torch
 import hotfuse
 from hotfuse import Settings
 from hotfuse.base.settings import Workers
-from hotfuse.compile import forked, slot, starting
-from hotfuse.compile.forked import Fork, ForkedWorker, ForkFailed
-from hotfuse.compile.pool import Pool
-from hotfuse.compile.process import Worker
-from hotfuse.compile.slot import Limits
-from hotfuse.compile.starting import Starter, unsafe
-from hotfuse.compile.task import Task, Waiting
+from hotfuse.compile.workers import forked, slot, starting
+from hotfuse.compile.workers.forked import Fork, ForkedWorker, ForkFailed
+from hotfuse.compile.workers.pool import Pool
+from hotfuse.compile.workers.process import Worker
+from hotfuse.compile.workers.slot import Limits
+from hotfuse.compile.workers.starting import Starter, unsafe
+from hotfuse.compile.workers.task import Task, Waiting
 
 READY = {"kind": "ready", "front": "torch"}
 
@@ -219,7 +219,7 @@ class Sleeps(torch.nn.Module):
         self.home, self.crash = os.getpid(), crash
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if os.getppid() == self.home and "hotfuse.compile.worker" not in Path("/proc/self/cmdline").read_text():
+        if os.getppid() == self.home and "hotfuse.compile.workers.worker" not in Path("/proc/self/cmdline").read_text():
             if self.crash:
                 os.kill(os.getpid(), signal.SIGSEGV)
             threading.Event().wait()
@@ -231,7 +231,7 @@ class Sleeps(torch.nn.Module):
 def test_a_fork_that_stands_still_or_crashes_is_replaced_by_a_fresh_worker(
     crash: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hotfuse.compile import service as services
+    from hotfuse.compile.workers import service as services
 
     monkeypatch.setattr(slot, "STALL_S", 60.0 if crash else 1.0)
     own = services.Service()

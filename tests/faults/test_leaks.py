@@ -18,19 +18,20 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.compile.pool import Pool
-from hotfuse.compile.slot import Limits
-from hotfuse.compile.task import Task
+from hotfuse.compile.workers.pool import Pool
+from hotfuse.compile.workers.slot import Limits
+from hotfuse.compile.workers.task import Task
 from hotfuse.profile.book import Book
 from hotfuse.profile.names import OTHER, Names
 from hotfuse.profile.records import Batch, Subject
-from hotfuse.runtime import examine, improve
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.observe import examine
+from hotfuse.runtime.observe.watcher import Watcher, shared_here
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.race import Trial
-from hotfuse.runtime.tier2 import for_sizes
-from hotfuse.runtime.watcher import Watcher, shared_here
+from hotfuse.runtime.tierup import improve
+from hotfuse.runtime.tierup.race import Trial
+from hotfuse.runtime.tierup.tier2 import for_sizes
 from tests.runtime.test_pool import light
 
 INLINE = Settings(capture="inline", hot_calls=2, profiles=":memory:")

@@ -22,9 +22,9 @@ import pytest
 import torch
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.runtime.race import Trial, race
+from hotfuse.runtime.tierup.race import Trial, race
 from tests.faults.soak import LOOK_EVERY_S, Chaos, Model, Scales, alive, holders, settled
 
 CALLS = int(os.environ.get("HOTFUSE_SOAK_CALLS", "3000"))

@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 
 from hotfuse.backends.llvm.target import host
-from hotfuse.compile.bench import piece_of
 from hotfuse.compile.host import host_core
+from hotfuse.compile.unit.bench import piece_of
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.ir.graph import Graph
 from hotfuse.lower import lower
-from hotfuse.lower.effort import limited
-from hotfuse.lower.errors import CannotLower
+from hotfuse.lower.common.effort import limited
+from hotfuse.lower.common.errors import CannotLower
 from hotfuse.simplify import simplify
 from tests.contract.lowering import group_of
 from tests.fuzz.groups import RandomGroup, _Maker

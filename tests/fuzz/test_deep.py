@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hotfuse.lower.effort import MAX_STEPS
+from hotfuse.lower.common.effort import MAX_STEPS
 from tests.fuzz.deep import deep_graph, planned, traced
 
 STEPS_PER_NODE = 1500

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hotfuse.ir.text import show as show_graph
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.group import lower_group
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.cpu.group import lower_group
 from hotfuse.tile.text import show as show_kernel
 from tests.contract.lowering import group_of, interpret, run_native
 from tests.fuzz.groups import RandomGroup, random_group

@@ -13,24 +13,25 @@ from typing import Any
 import torch
 
 import hotfuse.fusion.criteria as criteria
-import hotfuse.runtime.side_by_side as measuring
+import hotfuse.runtime.serve.side_by_side as measuring
 from hotfuse.analysis.resources import Bound, Peaks
 from hotfuse.base.errors import CaptureError
 from hotfuse.compile import graph as graph_module
-from hotfuse.compile import trial, units
 from hotfuse.compile.drive import Compilation
 from hotfuse.compile.graph import CompileGraph
-from hotfuse.compile.pool import Pool
-from hotfuse.compile.scheduler import Governor
-from hotfuse.compile.slot import Limits, Slot
-from hotfuse.compile.task import Task
+from hotfuse.compile.unit import units
 from hotfuse.compile.value import Expected, Facts
+from hotfuse.compile.variants import trial
+from hotfuse.compile.workers.pool import Pool
+from hotfuse.compile.workers.scheduler import Governor
+from hotfuse.compile.workers.slot import Limits, Slot
+from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Budget
 from hotfuse.fusion.criteria import Criterion, Reason, judge
 from hotfuse.ir.text import parse
 from hotfuse.partition.change import Change
 from hotfuse.partition.manager import Where, fuse, place, reorder, split
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 from tests.contract.test_partition_manager import DIAMOND, each_alone
 from tests.contract.test_resources import side
 from tests.mechanisms.table import Row, World, replaced

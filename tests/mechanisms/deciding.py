@@ -14,30 +14,30 @@ from torch import nn
 
 import hotfuse
 import hotfuse.profile.agent as agent_module
-import hotfuse.runtime.dispatch as dispatch_module
 import hotfuse.runtime.engine as engine_module
-import hotfuse.runtime.improve as improve_module
-import hotfuse.runtime.judge as judge_module
-import hotfuse.runtime.tiers as tiers_module
+import hotfuse.runtime.serve.dispatch as dispatch_module
+import hotfuse.runtime.tierup.improve as improve_module
+import hotfuse.runtime.tierup.judge as judge_module
+import hotfuse.runtime.tierup.tiers as tiers_module
 from hotfuse.analysis.call_facts import Aligned, AllEqual, Dense, Fact, Facts, Plain, Sized, Typed
 from hotfuse.analysis.decision import decide
 from hotfuse.api import engine_stats
 from hotfuse.backends.llvm.guard import native_select
 from hotfuse.base.events import Action, Why
-from hotfuse.compile.skipping import Skipping
-from hotfuse.compile.trial import Outcome
+from hotfuse.compile.variants.skipping import Skipping
+from hotfuse.compile.variants.trial import Outcome
 from hotfuse.ir.types import DType
-from hotfuse.runtime.audit import Audit
-from hotfuse.runtime.check import failed
-from hotfuse.runtime.contest import Contest
-from hotfuse.runtime.dispatch import Case, InlineCache, State, _Tallies
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.improve import Improver
-from hotfuse.runtime.partition_guard import guarded
 from hotfuse.runtime.plan import Memory, Plan
-from hotfuse.runtime.proof import Proof, prove
-from hotfuse.runtime.race import Trial
 from hotfuse.runtime.samples import Samples
+from hotfuse.runtime.serve.check import failed
+from hotfuse.runtime.serve.dispatch import Case, InlineCache, State, _Tallies
+from hotfuse.runtime.serve.partition_guard import guarded
+from hotfuse.runtime.tierup.audit import Audit
+from hotfuse.runtime.tierup.contest import Contest
+from hotfuse.runtime.tierup.improve import Improver
+from hotfuse.runtime.tierup.proof import Proof, prove
+from hotfuse.runtime.tierup.race import Trial
 from tests.contract.test_native_guards import basics
 from tests.mechanisms.table import Row, World, replaced, setting
 from tests.runtime.live import SETTINGS as LIVE
@@ -145,7 +145,7 @@ def unmasked(world: World) -> float:
 def rows_left_out(world: World) -> float:
     """Calls of a product that did not multiply rows of zeros, as sampled calls had shown them."""
     sampled_always(world)
-    world.patch.setattr("hotfuse.compile.trial._timed", lambda *_: Outcome(1.0, 2.0))
+    world.patch.setattr("hotfuse.compile.variants.trial._timed", lambda *_: Outcome(1.0, 2.0))
     world.patch.setattr(Skipping, "_timed", lambda *_a: lambda share: (1e-4, 1.2e-4 - 1e-7 * share))
     fast: Any = hotfuse.jit(nn.Sequential(nn.Linear(24, 40), nn.GELU()).eval(), settings=world.settings(watch_rate=2))
     x = torch.randn(16, 24)
@@ -323,7 +323,7 @@ ROWS: tuple[Row, ...] = (
     guard("a miss costs its partition only", partition_only, unchecked(AllEqual)),
     proof("a plan that is wrong is never deployed", right_answers,
           replaced(improve_module, "prove", lambda *_a, **_k: Proof("", 1, "tier 0"))),
-    proof("float64 judges what differs", close_enough, replaced(sys.modules["hotfuse.runtime.proof"], "SLACK", -1.0)),
+    proof("float64 judges what differs", close_enough, replaced(sys.modules["hotfuse.runtime.tierup.proof"], "SLACK", -1.0)),
     proof("a plan that is slower is never deployed", kept_fast,
           replaced(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))),
     proof("live calls decide between two plans", decided_live, replaced(Contest, "took", lambda *_a: None)),

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from hotfuse.runtime.background import Background
-from hotfuse.runtime.dispatch import InlineCache
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.epochs import Epochs
 from hotfuse.runtime.plans import Plans
+from hotfuse.runtime.serve.dispatch import InlineCache
 from hotfuse.runtime.tally import Everyone
-from hotfuse.runtime.watch import Change, Watch
+from hotfuse.runtime.weights.watch import Change, Watch
 from tests.mechanisms.table import Row, World, replaced
 from tests.runtime.test_dispatch import special
 from tests.runtime.test_epochs import Thing, manual, settle

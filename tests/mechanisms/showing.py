@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 import hotfuse
 from hotfuse.base.events import Decision, EventLog
 from hotfuse.cli import app
-from hotfuse.runtime.improve import Improver
-from hotfuse.runtime.watcher import Watcher
+from hotfuse.runtime.observe.watcher import Watcher
+from hotfuse.runtime.tierup.improve import Improver
 from tests.mechanisms.table import Row, World, replaced, setting
 from tests.runtime.test_tiers import race_says
 

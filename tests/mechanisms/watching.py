@@ -13,7 +13,7 @@ from torch import nn
 import hotfuse
 import hotfuse.profile.agent as agent_module
 import hotfuse.profile.stats as stats_module
-import hotfuse.runtime.watcher as watcher_module
+import hotfuse.runtime.observe.watcher as watcher_module
 from hotfuse.pipeline import compile_tier0
 from hotfuse.profile.agent import BUDGET, DENSE, Sampler
 from hotfuse.profile.analyzer import Analyzer
@@ -24,9 +24,9 @@ from hotfuse.profile.records import LAYOUTS, SIZE, Kind
 from hotfuse.profile.ring import Ring
 from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.profile.stats import Outcomes
-from hotfuse.runtime.instrument import Variant
-from hotfuse.runtime.notes import Noting
-from hotfuse.runtime.watcher import Shared
+from hotfuse.runtime.observe.instrument import Variant
+from hotfuse.runtime.observe.notes import Noting
+from hotfuse.runtime.observe.watcher import Shared
 from tests.contract.test_analyzer import call
 from tests.mechanisms.table import Row, World, replaced, setting
 from tests.runtime.test_watching import INLINE, LOOP, graph_of, sampled, variant_of

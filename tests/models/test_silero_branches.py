@@ -13,9 +13,9 @@ import pytest
 
 import hotfuse
 import hotfuse.profile.agent as agent_module
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.runtime.race import Trial, race
+from hotfuse.runtime.tierup.race import Trial, race
 from tests.models.test_zoo_onnx import agree, load, reference
 
 pytestmark = pytest.mark.zoo

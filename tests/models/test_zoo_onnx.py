@@ -10,10 +10,10 @@ import onnxruntime
 import pytest
 
 import hotfuse
-import hotfuse.runtime.improve as improve
+import hotfuse.runtime.tierup.improve as improve
 from benchmarks import zoo
 from hotfuse.base.settings import from_env
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 
 pytestmark = pytest.mark.zoo
 

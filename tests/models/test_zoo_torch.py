@@ -9,10 +9,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 import hotfuse
-import hotfuse.runtime.improve as improve
+import hotfuse.runtime.tierup.improve as improve
 from benchmarks import zoo
 from hotfuse.base.settings import from_env
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 
 pytestmark = pytest.mark.zoo
 

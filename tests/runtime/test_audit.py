@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotfuse.runtime.audit import BUDGET, Audit, interval
 from hotfuse.runtime.callers import WINDOW, Callers
-from hotfuse.runtime.contest import Contest
-from hotfuse.runtime.lull import QUIET_S, Lull
-from hotfuse.runtime.turns import NEW, OLD, Turns
+from hotfuse.runtime.tierup.audit import BUDGET, Audit, interval
+from hotfuse.runtime.tierup.contest import Contest
+from hotfuse.runtime.tierup.lull import QUIET_S, Lull
+from hotfuse.runtime.tierup.turns import NEW, OLD, Turns
 
 KEY = (1, (), False)
 LOOK_S = 1e-5

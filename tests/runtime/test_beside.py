@@ -20,10 +20,10 @@ from torch import nn
 import hotfuse
 from hotfuse import Settings, api
 from hotfuse.base.faults import faults
-from hotfuse.compile.courtesy import PATIENT_NS, PUNCTUAL_NS, RARER, SWITCH_S, Courtesy
-from hotfuse.compile.service import MOST_THREADS, Service
+from hotfuse.compile.workers.courtesy import PATIENT_NS, PUNCTUAL_NS, RARER, SWITCH_S, Courtesy
+from hotfuse.compile.workers.service import MOST_THREADS, Service
 from hotfuse.pipeline import compile_tier1
-from hotfuse.runtime import race as racing
+from hotfuse.runtime.tierup import race as racing
 from hotfuse.session import serving
 
 

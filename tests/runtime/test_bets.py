@@ -10,9 +10,9 @@ import torch
 
 import hotfuse
 import hotfuse.profile.agent as agent_module
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 
 INLINE = Settings(capture="inline", hot_calls=2, watch_rate=2)
 

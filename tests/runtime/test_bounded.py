@@ -10,7 +10,7 @@ import torch
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
-from hotfuse.compile import runs
+from hotfuse.compile.run import runs
 from hotfuse.pipeline import compile_tier1
 from tests.contract.lowering import group_of
 

@@ -12,16 +12,18 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.branching import branching
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.errors import InternalError
-from hotfuse.compile import native, trial, units
+from hotfuse.compile import native
+from hotfuse.compile.unit import units
+from hotfuse.compile.variants import trial
 from hotfuse.ir.branches import branches
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 
 INLINE = Settings(capture="inline", hot_calls=1)
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-import hotfuse.runtime.improve as improve_module
-from hotfuse.runtime.race import Trial
-from hotfuse.runtime.watch import Change, Watch
+import hotfuse.runtime.tierup.improve as improve_module
+from hotfuse.runtime.tierup.race import Trial
+from hotfuse.runtime.weights.watch import Change, Watch
 from tests.runtime.test_tiers import Compiler, served, tier
 
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from hotfuse.cli import app
 from hotfuse.compile import host as hosts
-from hotfuse.compile import measure
 from hotfuse.compile.host import Host, this_host
+from hotfuse.compile.learn import measure
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import model
 from hotfuse.hpm.book import Book

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hotfuse.base.errors import InputError
 from hotfuse.cli import app, kernels
-from hotfuse.lower.group import lower_group
+from hotfuse.lower.cpu.group import lower_group
 from hotfuse.tile.text import parse, show
 from tests.contract.lowering import group_of
 

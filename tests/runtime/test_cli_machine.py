@@ -15,10 +15,10 @@ from hotfuse.base.errors import InputError
 from hotfuse.cli import app, limits
 from hotfuse.cli import costs as costs_module
 from hotfuse.cli.calibrate import MOST_REASONS
-from hotfuse.compile import calibrate as calibrating
-from hotfuse.compile import learned
-from hotfuse.compile.calibrate import Report
 from hotfuse.compile.host import this_host
+from hotfuse.compile.learn import calibrate as calibrating
+from hotfuse.compile.learn import learned
+from hotfuse.compile.learn.calibrate import Report
 from hotfuse.compile.stored import Place, used_by
 from hotfuse.hpm import model
 from hotfuse.hpm.judge import Held

@@ -21,11 +21,11 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.api import Jit
-from hotfuse.runtime.race import Trial
 from hotfuse.runtime.samples import Samples
+from hotfuse.runtime.tierup.race import Trial
 
 SETTINGS = Settings(hot_calls=2, race_s=0.05)
 

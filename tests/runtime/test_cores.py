@@ -88,7 +88,7 @@ if sys.argv[2] == "before torch":
 import torch
 import hotfuse
 from hotfuse.compile import requests
-from hotfuse.compile.service import service
+from hotfuse.compile.workers.service import service
 first = torch.randn(512, 512)
 first @ first  # a parallel region: the runtime binds this thread, if not when it was loaded
 bound = sorted(os.sched_getaffinity(0))

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.compile import trial
-from hotfuse.runtime.race import Trial
+from hotfuse.compile.variants import trial
+from hotfuse.runtime.tierup.race import Trial
 
 MARKS = ["deploy ", "unit: ", "graph main", "kernel ", "define ", "\t.globl", "call "]
 """What shows that a level printed: one mark per level, from 1 on."""

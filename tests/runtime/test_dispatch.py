@@ -14,11 +14,11 @@ import torch
 from hotfuse.analysis.call_facts import AllEqual, Dense, Facts, Plain, Ranked, Sized, Typed
 from hotfuse.backends.llvm import tensors
 from hotfuse.ir.types import DType
-from hotfuse.runtime import dispatch as dispatch_module
-from hotfuse.runtime.budget import Held, victims
-from hotfuse.runtime.dispatch import Case, InlineCache, State
 from hotfuse.runtime.epochs import epochs
-from hotfuse.runtime.partition_guard import guarded
+from hotfuse.runtime.serve import dispatch as dispatch_module
+from hotfuse.runtime.serve.budget import Held, victims
+from hotfuse.runtime.serve.dispatch import Case, InlineCache, State
+from hotfuse.runtime.serve.partition_guard import guarded
 
 GENERAL: Facts = (Plain(0), Typed(0, DType.F32), Ranked(0, 2), Dense(0, 2, None, True))
 NATIVE = pytest.mark.skipif(tensors.unavailable() != "", reason="native code cannot read tensors")

@@ -11,24 +11,27 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.analysis.resources import work_of
 from hotfuse.backends.protocol import Artifact
 from hotfuse.base.events import Why
-from hotfuse.compile import recall, requests, stored, trial, wire
-from hotfuse.compile.learned import notes
+from hotfuse.compile import requests, stored
+from hotfuse.compile.learn import recall
+from hotfuse.compile.learn.learned import notes
 from hotfuse.compile.stored import Place
+from hotfuse.compile.variants import trial
+from hotfuse.compile.workers import wire
 from hotfuse.hpm.bottleneck import Bottleneck, Ledger, Strategy
 from hotfuse.ir.text import show
 from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.profile.store import Store
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.findings import Finding
-from hotfuse.runtime.instrument import Variant
+from hotfuse.runtime.observe.findings import Finding
+from hotfuse.runtime.observe.instrument import Variant
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.race import Trial
 from hotfuse.runtime.site import Entry
+from hotfuse.runtime.tierup.race import Trial
 from tests.contract.test_hpm import drawn
 from tests.runtime.test_speed import PEAKS
 from tests.runtime.test_tiers import SETTINGS, Compiler, served

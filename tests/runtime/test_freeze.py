@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import hotfuse
-import hotfuse.runtime.improve as improve
+import hotfuse.runtime.tierup.improve as improve
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.settings import Settings
 from hotfuse.compile.freeze import frozen
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 
 GATES = """graph main(%x: f32[2, 4]) {
   param %w: f32[8, 4] = "w"

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.runtime import gradients
+from hotfuse.runtime.serve import gradients
 
 INLINE = Settings(capture="inline", watch=False)
 

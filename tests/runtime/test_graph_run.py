@@ -12,7 +12,7 @@ import torch
 from hotfuse.backends.cuda.graphs import AT_ONCE_S, MOST_KINDS, SHARE, GraphRun
 from hotfuse.backends.cuda.record import _copies, unrecordable  # pyright: ignore[reportPrivateUsage]
 from hotfuse.base.errors import CaptureError
-from hotfuse.runtime.verify import disagreement
+from hotfuse.runtime.tierup.verify import disagreement
 
 
 class OnCpu:

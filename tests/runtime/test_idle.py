@@ -15,13 +15,14 @@ from torch import nn
 import hotfuse
 from hotfuse import Settings
 from hotfuse.base.events import EventLog, Why
-from hotfuse.compile import idle as idle_work
-from hotfuse.compile import requests, wire
+from hotfuse.compile import requests
+from hotfuse.compile.learn import idle as idle_work
 from hotfuse.compile.stored import Place
+from hotfuse.compile.workers import wire
 from hotfuse.hpm import model
 from hotfuse.profile.store import Store
-from hotfuse.runtime import idle, record
-from hotfuse.runtime.idle import Idle, State
+from hotfuse.runtime.observe import idle, record
+from hotfuse.runtime.observe.idle import Idle, State
 
 
 class Fake:
@@ -161,7 +162,7 @@ def test_slices_measure_what_models_contain_and_train(tmp_path: Path, monkeypatc
     from tests.runtime.test_speed import PEAKS
 
     monkeypatch.setattr(model, "LEAST_SAMPLES", 4)
-    monkeypatch.setattr("hotfuse.compile.measure.PASSES", 2)
+    monkeypatch.setattr("hotfuse.compile.learn.measure.PASSES", 2)
     monkeypatch.setattr("hotfuse.hpm.calibrate.NOISY", 100.0)  # whoever else runs on this machine
     monkeypatch.setattr(idle_work, "ENOUGH", 0)  # nothing is drawn
     place = Place(str(tmp_path / "p.sqlite"))

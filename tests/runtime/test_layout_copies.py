@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.settings import Settings
-from hotfuse.compile.bench import host_peaks
 from hotfuse.compile.host import host_core
-from hotfuse.compile.layouts import laid_out
+from hotfuse.compile.unit.bench import host_peaks
+from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.fusion.candidates import Kind
 from hotfuse.fusion.engine import Choice, Engine, Side
 from hotfuse.fusion.forecast import Roofline

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.base.settings import Settings
 from hotfuse.cli.costs import costs
-from hotfuse.compile.contest import Contest
+from hotfuse.compile.unit.contest import Contest
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 
 
 class Rows(nn.Module):

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.base.settings import Objective, Settings
-from hotfuse.compile import trial
-from hotfuse.compile.contest import Contest
-from hotfuse.runtime.objective import settle
+from hotfuse.compile.unit.contest import Contest
+from hotfuse.compile.variants import trial
 from hotfuse.runtime.plan import Memory, Plan
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.objective import settle
+from hotfuse.runtime.tierup.race import Trial
 
 
 class Images(nn.Module):

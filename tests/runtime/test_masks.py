@@ -11,12 +11,12 @@ import torch.nn.functional as F
 
 import hotfuse
 import hotfuse.profile.agent as agent_module
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
 from hotfuse.pipeline import compile_tier0
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 from hotfuse.specialize.masks import all_alike
 
 INLINE = Settings(capture="inline", hot_calls=2, watch_rate=2)

@@ -15,8 +15,8 @@ from hotfuse.machine.counters import Count
 from hotfuse.pipeline import compile_tier0
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch, Flag, Kind, split
-from hotfuse.runtime import instrument
-from hotfuse.runtime.meters import EVENTS, Meters, part_of
+from hotfuse.runtime.observe import instrument
+from hotfuse.runtime.observe.meters import EVENTS, Meters, part_of
 
 
 class Fake:

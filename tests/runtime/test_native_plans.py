@@ -14,15 +14,17 @@ from onnx import TensorProto, helper
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.compile import kernel_text, native, trial, units
+from hotfuse.compile import native
+from hotfuse.compile.unit import kernel_text, units
+from hotfuse.compile.variants import trial
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
-from hotfuse.lower.codec import from_json, to_json
-from hotfuse.lower.errors import CannotLower
-from hotfuse.runtime.race import Trial
+from hotfuse.lower.common.codec import from_json, to_json
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.runtime.tierup.race import Trial
 from hotfuse.tile import text as tile_text
 
 INLINE = Settings(capture="inline", hot_calls=1)

@@ -13,11 +13,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-import hotfuse.runtime.judge as judge_module
+import hotfuse.runtime.tierup.judge as judge_module
 from hotfuse.api import engine_stats
 from hotfuse.base.events import Action, Why
 from hotfuse.explain import explain_engine
-from hotfuse.runtime.attempt import exchange
+from hotfuse.runtime.tierup.attempt import exchange
 from tests.runtime.live import SETTINGS, Live, asleep
 
 LIVE, PAUSED = "live calls", "rounds while nobody called"

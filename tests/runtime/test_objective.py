@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Objective, Settings
 from hotfuse.explain import explain_engine
 from hotfuse.machine.energy import WATTS_PER_CORE, Meter
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.objective import SLOWER, CoreSeconds
 from hotfuse.runtime.plan import Memory, Plan
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.objective import SLOWER, CoreSeconds
+from hotfuse.runtime.tierup.race import Trial
 from tests.runtime.test_tiers import SETTINGS, Compiler, served
 
 

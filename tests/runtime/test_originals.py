@@ -15,15 +15,15 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import InputError, Settings
 from hotfuse.base.events import Action, Why
-from hotfuse.compile import trial
+from hotfuse.compile.variants import trial
 from hotfuse.machine import pages
 from hotfuse.machine.copied import Copied
-from hotfuse.runtime.originals import Originals
-from hotfuse.runtime.race import Trial
-from hotfuse.runtime.scrubber import scrubber
+from hotfuse.runtime.tierup.race import Trial
+from hotfuse.runtime.weights.originals import Originals
+from hotfuse.runtime.weights.scrubber import scrubber
 
 INLINE = Settings(capture="inline", hot_calls=1, watch=False, weights_calls=20, weights_ms=1e9)
 

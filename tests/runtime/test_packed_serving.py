@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings, torch_backend
 from hotfuse.base.errors import InputError
-from hotfuse.compile import trial, units
+from hotfuse.compile.unit import units
+from hotfuse.compile.variants import trial
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.frontends.varlen import packed_for_varlen
 from hotfuse.ops.varlen import as_packed
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 from hotfuse.torch_backend import explain_compiled
 
 varlen = pytest.importorskip("torch.nn.attention.varlen")

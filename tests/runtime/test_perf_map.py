@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm import perf_map
 from hotfuse.backends.llvm.jit import compile_object
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError, InputError
 from hotfuse.base.settings import from_env
-from hotfuse.compile import trial
-from hotfuse.runtime.race import Trial
+from hotfuse.compile.variants import trial
+from hotfuse.runtime.tierup.race import Trial
 
 TWO = """
 define void @first(ptr %a, ptr %b) {

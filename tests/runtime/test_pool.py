@@ -18,11 +18,11 @@ import pytest
 
 from hotfuse import CaptureError
 from hotfuse.base.events import Why
-from hotfuse.compile.pool import Pool
-from hotfuse.compile.process import Worker
-from hotfuse.compile.scheduler import Governor, Meter
-from hotfuse.compile.slot import Limits
-from hotfuse.compile.task import Task
+from hotfuse.compile.workers.pool import Pool
+from hotfuse.compile.workers.process import Worker
+from hotfuse.compile.workers.scheduler import Governor, Meter
+from hotfuse.compile.workers.slot import Limits
+from hotfuse.compile.workers.task import Task
 
 SCRIPT = """
 import json, os, signal, struct, sys, time

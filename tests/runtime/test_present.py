@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import hotfuse
 from hotfuse import Settings
 from hotfuse.base.errors import CaptureError
-from hotfuse.compile import fork_once
+from hotfuse.compile.workers import fork_once
 from hotfuse.frontends import present
 from hotfuse.frontends.ship import ship
 

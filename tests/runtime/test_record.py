@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
-import hotfuse.runtime.record as record_module
+import hotfuse.runtime.observe.record as record_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.profile.store import Store
-from hotfuse.runtime.race import Trial
-from hotfuse.runtime.record import Recorder
+from hotfuse.runtime.observe.record import Recorder
+from hotfuse.runtime.tierup.race import Trial
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.compile import trial
+from hotfuse.compile.variants import trial
 from hotfuse.machine import pages
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 
 INLINE = Settings(capture="inline", hot_calls=1, release_weights=True)
 WIDTH = 768

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-import hotfuse.runtime.improve as improve_module
-import hotfuse.runtime.proof as proof_module
+import hotfuse.runtime.tierup.improve as improve_module
+import hotfuse.runtime.tierup.proof as proof_module
 from hotfuse.api import TorchModel
 from hotfuse.base.events import EventLog
 from hotfuse.base.settings import Settings
-from hotfuse.compile import trial
+from hotfuse.compile.variants import trial
 from hotfuse.ir.graph import Value
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.proof import prove
-from hotfuse.runtime.race import Trial, race
+from hotfuse.runtime.tierup.proof import prove
+from hotfuse.runtime.tierup.race import Trial, race
 from tests.runtime.test_tiers import Compiler, served
 
 SETTINGS = Settings(capture="inline", hot_calls=2)

@@ -19,7 +19,7 @@ from torch import nn
 import hotfuse
 from hotfuse import CaptureError, Settings
 from hotfuse.base.events import Why
-from hotfuse.compile.service import Service, service
+from hotfuse.compile.workers.service import Service, service
 
 
 class Noisy(nn.Module):
@@ -118,7 +118,7 @@ def test_an_unknown_request_is_refused_not_fatal() -> None:
 
 
 def test_capture_errors_keep_their_reason() -> None:
-    from hotfuse.compile import wire
+    from hotfuse.compile.workers import wire
 
     e = CaptureError("what", where="a.py:1", because="b", hint="h", why=Why.STATEFUL)
     with pytest.raises(CaptureError) as caught:
@@ -192,7 +192,7 @@ def test_a_process_ends_while_kernels_are_compiled() -> None:
     done = run_script(
         """
         import time, torch, hotfuse
-        from hotfuse.compile.service import service
+        from hotfuse.compile.workers.service import service
         layers = [torch.nn.Sequential(torch.nn.Linear(64, 64 + i), torch.nn.GELU(), torch.nn.Linear(64 + i, 64))
                   for i in range(24)]
         fast = hotfuse.jit(torch.nn.Sequential(*layers).eval(), settings=hotfuse.Settings(hot_calls=1))

@@ -17,14 +17,14 @@ import torch
 
 import hotfuse
 from hotfuse.base.environment import for_child
-from hotfuse.compile import priority, slot
-from hotfuse.compile.pool import Pool
-from hotfuse.compile.priority import LOWEST, RAISED
-from hotfuse.compile.process import Worker
-from hotfuse.compile.scheduler import FULL_SHARE_GAIN, Governor, Meter, granted_share
-from hotfuse.compile.slot import Limits
-from hotfuse.compile.task import Task
 from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN
+from hotfuse.compile.workers import priority, slot
+from hotfuse.compile.workers.pool import Pool
+from hotfuse.compile.workers.priority import LOWEST, RAISED
+from hotfuse.compile.workers.process import Worker
+from hotfuse.compile.workers.scheduler import FULL_SHARE_GAIN, Governor, Meter, granted_share
+from hotfuse.compile.workers.slot import Limits
+from hotfuse.compile.workers.task import Task
 from tests.runtime.test_pool import SCRIPT, said
 
 TICK = 0.05
@@ -170,7 +170,7 @@ def test_it_is_replaced_by_one_that_begins_with_the_priority_where_it_is_not(
     pools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slot, "may_raise", lambda: False)
-    monkeypatch.setattr("hotfuse.compile.process.renice", lambda _pid, _level: False)
+    monkeypatch.setattr("hotfuse.compile.workers.process.renice", lambda _pid, _level: False)
     pool, go = pools(), tmp_path / "go"
     future = pool.submit(Task("capture", {"until": str(go), "say": 1}, gain=FIRST_PLAN_GAIN))
     until(lambda: levels(pool) == [RAISED] and pool.counts()["workers_starved"] == 1)
@@ -187,7 +187,7 @@ assert libc.capget(head, caps) == 0
 for i in (0, 1, 2):  # effective, permitted, inheritable: all but CAP_SYS_NICE stay
     caps[i] &= ~(1 << 23)
 assert libc.capset(head, caps) == 0
-from hotfuse.compile import priority
+from hotfuse.compile.workers import priority
 assert not priority.may_raise()
 pid = os.fork()
 if not pid:

@@ -13,18 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
-import hotfuse.runtime.side_by_side as measuring
+import hotfuse.runtime.serve.side_by_side as measuring
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.backends.llvm.arena import Live
-from hotfuse.backends.llvm.parallel import runtime
-from hotfuse.compile import trial, units
-from hotfuse.compile.lanes import Piece, Span, allocate_lanes, forks
+from hotfuse.backends.llvm.runs.arena import Live
+from hotfuse.backends.llvm.threads.parallel import runtime
+from hotfuse.compile.run.lanes import Piece, Span, allocate_lanes, forks
+from hotfuse.compile.unit import units
+from hotfuse.compile.variants import trial
 from hotfuse.ir.dims import evaluate
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.race import Trial
-from hotfuse.runtime.side_by_side import set_all
+from hotfuse.runtime.serve.side_by_side import set_all
+from hotfuse.runtime.tierup.race import Trial
 from tests.contract.lowering import group_of
 
 INLINE = Settings(capture="inline", hot_calls=1, race_s=0.02)

@@ -11,21 +11,21 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.backends.llvm.dials import Dial
+from hotfuse.backends.llvm.runs.dials import Dial
 from hotfuse.base.events import Action, Why
-from hotfuse.compile import recall
-from hotfuse.compile.skipping import Skipping
-from hotfuse.compile.skips import SKIP
-from hotfuse.compile.trial import Outcome
-from hotfuse.lower.skipping import NEVER
+from hotfuse.compile.learn import recall
+from hotfuse.compile.variants.skipping import Skipping
+from hotfuse.compile.variants.skips import SKIP
+from hotfuse.compile.variants.trial import Outcome
+from hotfuse.lower.cpu.gemm.skipping import NEVER
 from hotfuse.profile.snapshot import GraphSeen, Share, ValueSeen
-from hotfuse.runtime.examine import Examiner
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.observe.examine import Examiner
+from hotfuse.runtime.observe.watcher import Watcher
 from hotfuse.runtime.site import Entry
-from hotfuse.runtime.skipping import ENOUGH, FEWEST, Sides, all_finite, suspected
-from hotfuse.runtime.watcher import Watcher
+from hotfuse.runtime.tierup.race import Trial
+from hotfuse.runtime.tierup.skipping import ENOUGH, FEWEST, Sides, all_finite, suspected
 from tests.runtime.test_strategies import Deep
 
 INLINE = Settings(capture="inline", hot_calls=2)
@@ -46,7 +46,7 @@ def traffic(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setattr(Examiner, "raced", lambda *_a: None)
     monkeypatch.setattr(Examiner, "look", lambda *_a: None)
     monkeypatch.setattr(Watcher, "seen", lambda *_a: seen(shown["zero rows"]))
-    monkeypatch.setattr("hotfuse.compile.trial._timed", lambda *_: Outcome(1.0, 2.0))
+    monkeypatch.setattr("hotfuse.compile.variants.trial._timed", lambda *_: Outcome(1.0, 2.0))
     monkeypatch.setattr(Skipping, "_timed", lambda *_a: lambda s: (1e-4, 1.2e-4 - 1e-7 * s))
     monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
     return shown

@@ -12,7 +12,7 @@ from hotfuse.base.events import EventLog, Why
 from hotfuse.machine.fingerprint import Fingerprint
 from hotfuse.machine.peaks import Bandwidth, Peaks, Rate
 from hotfuse.profile.store import Store
-from hotfuse.runtime.speed import speed_watch
+from hotfuse.runtime.observe.speed import speed_watch
 
 WHO = Fingerprint((("arch", "x"),), (("cores", "2"),))
 

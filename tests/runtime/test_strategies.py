@@ -11,19 +11,20 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.base.events import Action, Why
-from hotfuse.compile import recall, stored
-from hotfuse.compile.contest import Contest
+from hotfuse.compile import stored
+from hotfuse.compile.learn import recall
 from hotfuse.compile.stored import STRATEGIES, Place
-from hotfuse.compile.trial import Outcome
+from hotfuse.compile.unit.contest import Contest
+from hotfuse.compile.variants.trial import Outcome
 from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Ledger, Strategy, Tried
-from hotfuse.runtime.examine import Examiner
-from hotfuse.runtime.findings import Finding
+from hotfuse.runtime.observe.examine import Examiner
+from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.race import Trial, race
 from hotfuse.runtime.site import Entry
+from hotfuse.runtime.tierup.race import Trial, race
 from hotfuse.tile.program import Loop, LoopKind, Stmt, When
 from tests.runtime.test_layouts import Rows, moved
 
@@ -42,7 +43,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recall, "_recalls", {})
     monkeypatch.setattr(Examiner, "raced", lambda *_a: None)  # what limits a plan is the test's to say
     monkeypatch.setattr(Examiner, "look", lambda *_a: None)
-    monkeypatch.setattr("hotfuse.compile.trial._timed", lambda *_: Outcome(1.0, 2.0))  # a clock decides nothing here
+    monkeypatch.setattr("hotfuse.compile.variants.trial._timed", lambda *_: Outcome(1.0, 2.0))  # a clock decides nothing here
     monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
 
 

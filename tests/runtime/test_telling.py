@@ -14,12 +14,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.cli import app
-from hotfuse.compile import trial
-from hotfuse.runtime.race import Trial
-from hotfuse.runtime.telling import AFTER_S, MOST_TOLD, Teller, advice, headline, logger
+from hotfuse.compile.variants import trial
+from hotfuse.runtime.observe.telling import AFTER_S, MOST_TOLD, Teller, advice, headline, logger
+from hotfuse.runtime.tierup.race import Trial
 from hotfuse.torch_backend import explain_compiled
 
 INLINE = Settings(capture="inline", hot_calls=1, watch=False)
@@ -80,7 +80,7 @@ def test_a_model_that_cannot_be_captured_is_told_of_with_its_reason(log: list[st
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x[int(x.sum().item()) % 2 :] if x.sum() > 0 else x
 
-    monkeypatch.setattr("hotfuse.runtime.telling.AFTER_S", 0.0)
+    monkeypatch.setattr("hotfuse.runtime.observe.telling.AFTER_S", 0.0)
     with torch.no_grad(), hotfuse.jit(Draws().eval(), settings=INLINE) as fast:
         for _ in range(30):
             fast(torch.ones(4, 3))
@@ -94,7 +94,7 @@ def test_arguments_that_cannot_be_described_are_told_of(log: list[str], monkeypa
         def forward(self, x: torch.Tensor, lock: object) -> torch.Tensor:
             return x + 1
 
-    monkeypatch.setattr("hotfuse.runtime.telling.AFTER_S", 0.0)
+    monkeypatch.setattr("hotfuse.runtime.observe.telling.AFTER_S", 0.0)
     with torch.no_grad(), hotfuse.jit(Odd().eval(), settings=INLINE) as fast:
         for _ in range(10):
             fast(torch.ones(3), threading.Lock())
@@ -104,7 +104,7 @@ def test_arguments_that_cannot_be_described_are_told_of(log: list[str], monkeypa
 def test_nothing_is_told_of_a_model_that_reaches_tier_1_or_was_switched_off(
     log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hotfuse.runtime.telling.AFTER_S", 0.0)
+    monkeypatch.setattr("hotfuse.runtime.observe.telling.AFTER_S", 0.0)
     monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(4, 8)

@@ -13,19 +13,19 @@ import pytest
 import torch
 from torch import nn
 
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.api import TorchModel, engine_stats
 from hotfuse.base.errors import InternalError
 from hotfuse.base.events import EventLog
 from hotfuse.base.settings import Settings
 from hotfuse.ir.graph import Graph
 from hotfuse.pipeline import compile_tier0
-from hotfuse.runtime.attempt import demand_of
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Memory, Plan
-from hotfuse.runtime.race import ALPHA, Trial, growth, race
 from hotfuse.runtime.samples import Samples, made_up
-from hotfuse.runtime.tiers import is_hot, threshold
+from hotfuse.runtime.tierup.attempt import demand_of
+from hotfuse.runtime.tierup.race import ALPHA, Trial, growth, race
+from hotfuse.runtime.tierup.tiers import is_hot, threshold
 
 SETTINGS = Settings(capture="inline", hot_calls=2)
 

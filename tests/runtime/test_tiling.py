@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.improve as improve_module
+import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.base.settings import Settings
-from hotfuse.compile.bench import bench
-from hotfuse.compile.contest import Contest
+from hotfuse.compile.unit.bench import bench
+from hotfuse.compile.unit.contest import Contest
 from hotfuse.fusion.steps import Side
-from hotfuse.runtime.race import Trial
+from hotfuse.runtime.tierup.race import Trial
 
 WIDTH, HIDDEN = 64, 512
 

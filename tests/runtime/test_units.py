@@ -17,12 +17,14 @@ from torch import nn
 from hotfuse import CaptureError, Settings
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.events import Why
-from hotfuse.compile import drive, trial, units
+from hotfuse.compile import drive
 from hotfuse.compile.drive import Compilation, Here
 from hotfuse.compile.graph import State
-from hotfuse.compile.service import counters, service
-from hotfuse.compile.task import Task
+from hotfuse.compile.unit import units
 from hotfuse.compile.value import Demand, Expected, Facts, Roofline, worth
+from hotfuse.compile.variants import trial
+from hotfuse.compile.workers.service import counters, service
+from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Bandit, Budget
 from hotfuse.hpm.bottleneck import Ledger, Strategy
 from hotfuse.ir.graph import Graph
@@ -462,8 +464,8 @@ def test_workers_that_die_while_units_compile_lose_no_unit() -> None:
 
 
 def test_closing_the_service_ends_a_compilation_at_once() -> None:
-    from hotfuse.compile.pool import Pool
-    from hotfuse.compile.process import Worker
+    from hotfuse.compile.workers.pool import Pool
+    from hotfuse.compile.workers.process import Worker
 
     class Closing(Pool):
         """Closed by another thread while its first request waits for a worker that is only starting."""

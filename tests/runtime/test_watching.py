@@ -16,8 +16,9 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.backends.llvm.probe import Probes, compile_all
 from hotfuse.base.events import EventLog
-from hotfuse.compile import trial, units
-from hotfuse.compile.counting import fetch as fetch_counting
+from hotfuse.compile.unit import units
+from hotfuse.compile.unit.counting import fetch as fetch_counting
+from hotfuse.compile.variants import trial
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
@@ -29,11 +30,11 @@ from hotfuse.profile.analyzer import Analyzer
 from hotfuse.profile.names import MAX_SIGNATURES, OTHER, Names
 from hotfuse.profile.records import Batch, Flag, Kind, split
 from hotfuse.profile.shown import watched_text
-from hotfuse.runtime.inside import COUNT_AFTER
-from hotfuse.runtime.instrument import Variant
+from hotfuse.runtime.observe.inside import COUNT_AFTER
+from hotfuse.runtime.observe.instrument import Variant
+from hotfuse.runtime.observe.points import Place, choose, masks
+from hotfuse.runtime.observe.watcher import DEEP, Shared, Watcher
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.points import Place, choose, masks
-from hotfuse.runtime.watcher import DEEP, Shared, Watcher
 from tests.seeds import generator
 
 INLINE = Settings(capture="inline", hot_calls=1)

@@ -41,8 +41,8 @@ def calibrate(
     import torch
 
     threads = threads or torch.get_num_threads()
-    from hotfuse.compile.calibrate import Report
-    from hotfuse.compile.calibrate import calibrate as run
+    from hotfuse.compile.learn.calibrate import Report
+    from hotfuse.compile.learn.calibrate import calibrate as run
     from hotfuse.hpm.standing import judged
     from hotfuse.profile.place import location
     from hotfuse.profile.store import Store

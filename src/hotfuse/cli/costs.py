@@ -42,10 +42,10 @@ def show_costs(graph: Graph, shapes: Sequence[tuple[int, ...]], as_json: bool) -
 def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     """Edges, groups and decisions as plain data."""
     from hotfuse.analysis.shapes import Mismatch, bind
-    from hotfuse.compile.bench import bench, piece_of
-    from hotfuse.compile.learned import foresight, left_aside
-    from hotfuse.compile.planning import arranged
-    from hotfuse.compile.units import measuring
+    from hotfuse.compile.learn.learned import foresight, left_aside
+    from hotfuse.compile.unit.bench import bench, piece_of
+    from hotfuse.compile.unit.planning import arranged
+    from hotfuse.compile.unit.units import measuring
     from hotfuse.fusion.engine import Engine
     from hotfuse.fusion.explain import edges, lines
     from hotfuse.fusion.forecast import Roofline, Trained

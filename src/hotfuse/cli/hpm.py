@@ -59,7 +59,7 @@ def hpm(
 
 def _learned(store: Store, host: Host) -> dict[str, Any]:
     """What was measured by whom, which versions there are, what corrects them, what promises were worth, the machine's speed."""
-    from hotfuse.compile.learned import Foresight
+    from hotfuse.compile.learn.learned import Foresight
     from hotfuse.compile.stored import ARMS, STRATEGIES
     from hotfuse.hpm import model
 

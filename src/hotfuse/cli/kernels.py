@@ -51,7 +51,7 @@ def _writer(stage: str) -> Callable[[Kernel], str]:
 def _made(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     """What the worker makes of the graph, at the sizes it was looked at with."""
     from hotfuse.analysis.shapes import Mismatch, bind
-    from hotfuse.compile.service import ask
+    from hotfuse.compile.workers.service import ask
     from hotfuse.ir.text import show
 
     sizes = bind(graph, shapes)
@@ -100,7 +100,7 @@ def _table(header: dict[str, Any], as_json: bool) -> None:
 
 def _sizes(kernels: Sequence[dict[str, Any]], number: int) -> str:
     """For which sizes a kernel serves, where its group has several; empty for one that serves all."""
-    from hotfuse.compile.ways import Ways
+    from hotfuse.compile.variants.ways import Ways
 
     return next((str(w) for k in kernels if (w := Ways.from_json(k.get("ways"))) is not None and number in w.kernels), "")
 

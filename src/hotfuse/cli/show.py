@@ -82,8 +82,8 @@ def _show_stage(captured: Captured, shapes: list[tuple[int, ...]], stage: StageN
 
 def _capture(loaded: OnnxModel, sizes: dict[str, str]) -> tuple[Captured, list[tuple[int, ...]]]:
     """The graph as a worker captures it, and the sizes it was looked at with."""
-    from hotfuse.compile import wire
-    from hotfuse.compile.service import ask
+    from hotfuse.compile.workers import wire
+    from hotfuse.compile.workers.service import ask
     from hotfuse.frontends.captured import CallSpec
     from hotfuse.frontends.ship import ship
 

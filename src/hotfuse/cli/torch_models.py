@@ -103,8 +103,8 @@ def _input(text: str) -> tuple[Any, set[int]]:
 def capture_torch(model: Any, args: tuple[Any, ...], opened: list[set[int]]) -> tuple[Captured, list[tuple[int, ...]]]:
     """The graph as a worker captures it for serving, and the sizes it was looked at with."""
     from hotfuse.base.structure import take_call
-    from hotfuse.compile import wire
-    from hotfuse.compile.service import ask
+    from hotfuse.compile.workers import wire
+    from hotfuse.compile.workers.service import ask
     from hotfuse.frontends.captured import CallSpec
     from hotfuse.frontends.ship import ship
     from hotfuse.runtime.site import specs_of

@@ -15,8 +15,8 @@ from hotfuse.base.settings import Settings
 from hotfuse.cache.address import Address, digest, versions
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.place import folder_of
-from hotfuse.compile import wire
 from hotfuse.compile.kept import answered
+from hotfuse.compile.workers import wire
 from hotfuse.frontends.captured import CallSpec, Captured, TensorSpec
 
 MAX_CALLS = 16

@@ -18,12 +18,13 @@ from hotfuse.analysis.resources import Peaks
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Objective, Precision
-from hotfuse.compile import pairs, wire
+from hotfuse.compile import pairs
 from hotfuse.compile.graph import OVER, CompileGraph, State, Unit
-from hotfuse.compile.recall import Recall, send
+from hotfuse.compile.learn.recall import Recall, send
 from hotfuse.compile.stored import Place
-from hotfuse.compile.task import Task
 from hotfuse.compile.value import Demand, Estimator, Expected, Learned, Roofline, worth
+from hotfuse.compile.workers import wire
+from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Bandit, Budget, Option
 from hotfuse.hpm.bottleneck import Ledger, Strategy
 

@@ -8,25 +8,25 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.llvm.abi import NativeKernel
 from hotfuse.backends.llvm.native import CompiledKernel, load_kernel
+from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
-from hotfuse.compile import wire
 from hotfuse.compile.account import COUNTED, Account, add_up
 from hotfuse.compile.drive import Compilation, Here
-from hotfuse.compile.recall import recalled
-from hotfuse.compile.service import sized
-from hotfuse.compile.skips import Skips
+from hotfuse.compile.learn.recall import recalled
 from hotfuse.compile.stored import place_of
 from hotfuse.compile.value import ANY_DEMAND, Demand
-from hotfuse.compile.ways import Ways
+from hotfuse.compile.variants.skips import Skips
+from hotfuse.compile.variants.ways import Ways
+from hotfuse.compile.workers import wire
+from hotfuse.compile.workers.service import sized
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.text import parse
-from hotfuse.lower.codec import from_json
-from hotfuse.lower.lowered import BufferArgument, Lowered, PackArgument, StrideArgument
+from hotfuse.lower.common.codec import from_json
+from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, StrideArgument
 from hotfuse.partition.cut import Cut, Partition, Partitioning, device_of
 
 

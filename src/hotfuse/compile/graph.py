@@ -16,9 +16,9 @@ from enum import StrEnum
 from typing import Any
 
 from hotfuse.analysis.resources import Bound, Use, Work
-from hotfuse.compile import wire
 from hotfuse.compile.value import Facts
-from hotfuse.compile.ways import Ways
+from hotfuse.compile.variants.ways import Ways
+from hotfuse.compile.workers import wire
 from hotfuse.ir.text import parse, show
 from hotfuse.partition.change import Diff
 from hotfuse.partition.manager import Partitioned, partitioned, partitioning, split

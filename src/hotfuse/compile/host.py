@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hotfuse.backends.llvm import peaks as llvm_peaks
-from hotfuse.backends.llvm.blocks import has_tiles
+from hotfuse.backends.llvm.emission.blocks import has_tiles
 from hotfuse.backends.llvm.target import Target, host
 from hotfuse.base.settings import Precision
 from hotfuse.hpm.roofline import Roof, roof
-from hotfuse.lower.tiling import Core, core_for
+from hotfuse.lower.cpu.tiling import Core, core_for
 from hotfuse.machine import peaks as machine_peaks
 from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.machine.topology import topology

@@ -15,9 +15,9 @@ from hotfuse.base.settings import Settings
 from hotfuse.cache.address import Address, digest, target, versions
 from hotfuse.cache.folder import Folder
 from hotfuse.compile import stored
-from hotfuse.compile.wire import Message
-from hotfuse.lower.effort import OutOfSteps
-from hotfuse.lower.errors import CannotLower
+from hotfuse.compile.workers.wire import Message
+from hotfuse.lower.common.effort import OutOfSteps
+from hotfuse.lower.common.errors import CannotLower
 
 Never = Callable[[], bool]
 WAIT_S = 30.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from hotfuse.backends.llvm.probe import Probes, compile_all
 from hotfuse.base.settings import Settings
-from hotfuse.compile.service import ask
+from hotfuse.compile.workers.service import ask
 
 
 def handle(_header: dict[str, Any], _blobs: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:

@@ -22,7 +22,7 @@ from hotfuse.cache.place import folder_of
 from hotfuse.compile.account import COUNTED, Account
 from hotfuse.compile.fetch import parts_from
 from hotfuse.compile.kept import code_basis, code_features
-from hotfuse.compile.runs import RunParts, runs_from, threads_for
+from hotfuse.compile.run.runs import RunParts, runs_from, threads_for
 from hotfuse.compile.value import Demand
 from hotfuse.partition.change import Change, Diff
 

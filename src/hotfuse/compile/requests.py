@@ -8,10 +8,11 @@ from importlib import import_module
 from typing import Any
 
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
-from hotfuse.compile import stored, wire
+from hotfuse.compile import stored
+from hotfuse.compile.workers import wire
 from hotfuse.frontends.captured import Captured
 from hotfuse.ir.verify import verify
-from hotfuse.lower.effort import REQUEST_STEPS, limited
+from hotfuse.lower.common.effort import REQUEST_STEPS, limited
 from hotfuse.simplify import simplify
 
 Header = dict[str, Any]
@@ -70,49 +71,49 @@ def _probes(header: Header, blobs: list[bytes]) -> wire.Message:
 
 
 def _runs(header: Header, blobs: list[bytes]) -> wire.Message:
-    from hotfuse.compile import runs
+    from hotfuse.compile.run import runs
 
     return runs.handle(header, blobs)
 
 
 def _plan(header: Header, blobs: list[bytes]) -> wire.Message:
-    from hotfuse.compile import units
+    from hotfuse.compile.unit import units
 
     return units.plan(header, blobs)
 
 
 def _unit(header: Header, blobs: list[bytes]) -> wire.Message:
-    from hotfuse.compile import units
+    from hotfuse.compile.unit import units
 
     return units.unit(header, blobs)
 
 
 def _kernel(header: Header, blobs: list[bytes]) -> wire.Message:
-    from hotfuse.compile import measure
+    from hotfuse.compile.learn import measure
 
     return measure.handle(header, blobs)
 
 
 def _learned(header: Header, _blobs: list[bytes]) -> wire.Message:
-    from hotfuse.compile import recall
+    from hotfuse.compile.learn import recall
 
     return recall.handle(header)
 
 
 def _idle(header: Header, _blobs: list[bytes]) -> wire.Message:
-    from hotfuse.compile import idle
+    from hotfuse.compile.learn import idle
 
     return idle.handle(header)
 
 
 def _profile(header: Header, _blobs: list[bytes]) -> wire.Message:
-    from hotfuse.compile import profiling
+    from hotfuse.compile.learn import profiling
 
     return profiling.handle(header)
 
 
 def _counting(header: Header, blobs: list[bytes]) -> wire.Message:
-    from hotfuse.compile import counting
+    from hotfuse.compile.unit import counting
 
     return counting.handle(header, blobs)
 

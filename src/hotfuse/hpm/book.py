@@ -1,8 +1,8 @@
 """Rows of candidates, for a whole batch at once.
 
 Rows of nodes and bytes of values are kept: candidates of one graph share their nodes, so a new candidate costs look-ups, and a
-batch a few sums over tables. Native loops look up and add (`hpm.gather`, `hpm.tally`, `hpm.repeated`); what they do not find is
-learned in Python, and then asked for again.
+batch a few sums over tables. Native loops look up and add (`hpm.compiled.gather`, `hpm.compiled.tally`,
+`hpm.compiled.repeated`); what they do not find is learned in Python, and then asked for again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from hotfuse.analysis.cost import value_bytes
-from hotfuse.hpm import again, gather, repeated, tally
-from hotfuse.hpm.gather import Words
+from hotfuse.hpm import again
+from hotfuse.hpm.compiled import gather, repeated, tally
+from hotfuse.hpm.compiled.gather import Words
 from hotfuse.hpm.work import (
     COLUMN,
     NAMES,

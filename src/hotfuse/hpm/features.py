@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.base.once import once
-from hotfuse.hpm import cuts, native
+from hotfuse.hpm import cuts
+from hotfuse.hpm.compiled import columns as native
 from hotfuse.hpm.fitted import STEPS, Counted, amounts
 from hotfuse.hpm.passes import passes
 from hotfuse.hpm.roofline import Column, Least, Roof, Speeds, least_of

@@ -1,7 +1,7 @@
 """Regression forests as plain arrays: grown by scikit-learn, evaluated here, stored as numbers.
 
 A tree's two children lie side by side, so a step down is `first[node] + (x > threshold)`; a leaf is its own child. Native code
-takes the steps (`hpm.walk`).
+takes the steps (`hpm.compiled.walk`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.base.errors import InternalError
-from hotfuse.hpm import walk
+from hotfuse.hpm.compiled import walk
 
 Vector = npt.NDArray[np.float64]
 Table = npt.NDArray[np.float32] | npt.NDArray[np.float64]

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotfuse.hpm import fitted, forest, phases, walk, ways
+from hotfuse.hpm import fitted, forest, phases, ways
 from hotfuse.hpm.book import Book
+from hotfuse.hpm.compiled import walk
 from hotfuse.hpm.features import NAMES, Features, derive
 from hotfuse.hpm.forest import Forest
 from hotfuse.hpm.roofline import Roof

@@ -22,7 +22,7 @@ SLACK = 0.95
 
 
 Column = Any
-"""A column of rows, or the symbol of one (`hpm.native`)."""
+"""A column of rows, or the symbol of one (`hpm.compiled.columns`)."""
 
 
 class Speeds:

@@ -6,25 +6,25 @@ from dataclasses import replace
 
 from hotfuse.analysis.attention import PACKED, written
 from hotfuse.ir.graph import Graph, Node, Value, sources
-from hotfuse.lower.ahead import asks_ahead
-from hotfuse.lower.attention import OP as ATTENTION
-from hotfuse.lower.attention import lower_attention
-from hotfuse.lower.attention_packed import lower_packed
-from hotfuse.lower.averages import is_average, lower_average
-from hotfuse.lower.bmm import PRODUCTS, is_product, lower_product
-from hotfuse.lower.contract import lower_contraction
-from hotfuse.lower.conv import is_convolution, lower_convolution
-from hotfuse.lower.effort import limited
-from hotfuse.lower.errors import CannotLower
-from hotfuse.lower.group import Options, lower_group
-from hotfuse.lower.lowered import BufferArgument, Lowered, Role
-from hotfuse.lower.primitive_conv import by_planes
-from hotfuse.lower.products import is_contraction
-from hotfuse.lower.recurrent import is_recurrent, lower_recurrent
-from hotfuse.lower.rows import is_rows, lower_rows
-from hotfuse.lower.spelled import recognized
-from hotfuse.lower.tiling import Core
-from hotfuse.lower.views import is_move
+from hotfuse.lower.common.effort import limited
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.lowered import BufferArgument, Lowered, Role
+from hotfuse.lower.common.products import is_contraction
+from hotfuse.lower.common.spelled import recognized
+from hotfuse.lower.cpu.attention.group import OP as ATTENTION
+from hotfuse.lower.cpu.attention.group import lower_attention
+from hotfuse.lower.cpu.attention.packed import lower_packed
+from hotfuse.lower.cpu.averages import is_average, lower_average
+from hotfuse.lower.cpu.conv.group import is_convolution, lower_convolution
+from hotfuse.lower.cpu.gemm.bmm import PRODUCTS, is_product, lower_product
+from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.lower.cpu.group import Options, lower_group
+from hotfuse.lower.cpu.prefetch import asks_ahead
+from hotfuse.lower.cpu.recurrent.group import is_recurrent, lower_recurrent
+from hotfuse.lower.cpu.rows import is_rows, lower_rows
+from hotfuse.lower.cpu.tiling import Core
+from hotfuse.lower.ops.views import is_move
+from hotfuse.lower.primitives.conv import by_planes
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 

@@ -4,7 +4,7 @@
 
 What a batch would be padded with is not there, so nobody reads or computes it. The operator runs in eager code sequence by
 sequence through `scaled_dot_product_attention`; in a captured graph it is one node, and generated code makes one kernel of it
-(`lower.attention_packed`). torch's `varlen_attn` says the same, but has no kernel for the CPU: see `ops.varlen`.
+(`lower.cpu.attention.packed`). torch's `varlen_attn` says the same, but has no kernel for the CPU: see `ops.varlen`.
 """
 
 from __future__ import annotations

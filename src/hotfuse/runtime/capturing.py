@@ -22,20 +22,20 @@ from hotfuse.base.events import Action, Why
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.machine.cores import usable_cores
-from hotfuse.runtime.attempt import Compile
-from hotfuse.runtime.audit import why_not
 from hotfuse.runtime.background import Background
-from hotfuse.runtime.check import failed
-from hotfuse.runtime.effects import Before, effects_of
-from hotfuse.runtime.gradients import Gradients, requires
-from hotfuse.runtime.guards import compile_signature
-from hotfuse.runtime.objective import SLOWER
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.samples import Samples, made_up, snapshot
+from hotfuse.runtime.serve.check import failed
+from hotfuse.runtime.serve.effects import Before, effects_of
+from hotfuse.runtime.serve.gradients import Gradients, requires
+from hotfuse.runtime.serve.guards import compile_signature
 from hotfuse.runtime.site import Entry, Group, Site, specs_of
 from hotfuse.runtime.tally import Counts
-from hotfuse.runtime.verify import disagreement
-from hotfuse.runtime.watch import Change, Watch
+from hotfuse.runtime.tierup.attempt import Compile
+from hotfuse.runtime.tierup.audit import why_not
+from hotfuse.runtime.tierup.objective import SLOWER
+from hotfuse.runtime.tierup.verify import disagreement
+from hotfuse.runtime.weights.watch import Change, Watch
 
 MAX_SITES = 64
 SPARE_FROM = 4

@@ -29,24 +29,24 @@ from hotfuse.base.faults import error_text
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec, take_call
 from hotfuse.machine.device_clock import being_recorded, clock_of
-from hotfuse.runtime.answering import Turn, turn_of
-from hotfuse.runtime.attempt import Compile, Improve
-from hotfuse.runtime.audit import Audit
 from hotfuse.runtime.background import Background, Submit
 from hotfuse.runtime.capturing import Capturer
 from hotfuse.runtime.concurrency import Concurrency, calls_in_flight
 from hotfuse.runtime.epochs import epochs
-from hotfuse.runtime.gradients import PLAIN, Gradients, Link, joined
-from hotfuse.runtime.improve import Improver
-from hotfuse.runtime.own_code import compare, decided, later_than_own, rest
+from hotfuse.runtime.observe.telling import Teller
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Model, Plans
 from hotfuse.runtime.samples import Signature
+from hotfuse.runtime.serve.answering import Turn, turn_of
+from hotfuse.runtime.serve.gradients import PLAIN, Gradients, Link, joined
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tally import Counts, Everyone, Tally
-from hotfuse.runtime.telling import Teller
-from hotfuse.runtime.tiers import interval
-from hotfuse.runtime.watch import Change, Watch
+from hotfuse.runtime.tierup.attempt import Compile, Improve
+from hotfuse.runtime.tierup.audit import Audit
+from hotfuse.runtime.tierup.improve import Improver
+from hotfuse.runtime.tierup.own_code import compare, decided, later_than_own, rest
+from hotfuse.runtime.tierup.tiers import interval
+from hotfuse.runtime.weights.watch import Change, Watch
 
 _TENSORS = {torch.Tensor, nn.Parameter}
 MOST_PLAIN = 256

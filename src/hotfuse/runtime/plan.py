@@ -17,10 +17,10 @@ from hotfuse.partition.cut import Cut, Partition, Partitioning
 from hotfuse.tile.program import Kernel
 
 if TYPE_CHECKING:
-    from hotfuse.backends.llvm.enter import NativeRun
-    from hotfuse.backends.llvm.forks import Switch
+    from hotfuse.backends.llvm.runs.enter import NativeRun
+    from hotfuse.backends.llvm.threads.forks import Switch
     from hotfuse.compile.recipes import Recipe
-    from hotfuse.runtime.skipping import Sides
+    from hotfuse.runtime.tierup.skipping import Sides
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,20 +18,20 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import CallSpec, Captured
-from hotfuse.runtime.audit import Audit
 from hotfuse.runtime.background import Job
-from hotfuse.runtime.budget import Held, victims
 from hotfuse.runtime.epochs import epochs
-from hotfuse.runtime.examine import Examiner
-from hotfuse.runtime.originals import Late, Originals, copied
+from hotfuse.runtime.observe.examine import Examiner
+from hotfuse.runtime.observe.record import Recorder
+from hotfuse.runtime.observe.watcher import Watcher
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.record import Recorder
-from hotfuse.runtime.release import Released
-from hotfuse.runtime.scrubber import scrubber
+from hotfuse.runtime.serve.budget import Held, victims
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tally import Tally
-from hotfuse.runtime.watch import Change, Watch
-from hotfuse.runtime.watcher import Watcher
+from hotfuse.runtime.tierup.audit import Audit
+from hotfuse.runtime.weights.originals import Late, Originals, copied
+from hotfuse.runtime.weights.release import Released
+from hotfuse.runtime.weights.scrubber import scrubber
+from hotfuse.runtime.weights.watch import Change, Watch
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,17 +20,17 @@ from hotfuse.analysis.call_facts import Facts, fact_text, sized
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import TensorSpec
 from hotfuse.profile.agent import Sampler
-from hotfuse.runtime.audit import Audit
-from hotfuse.runtime.bets import Bet
 from hotfuse.runtime.callers import Callers
-from hotfuse.runtime.contest import Contest
-from hotfuse.runtime.dispatch import Case, InlineCache, Job
-from hotfuse.runtime.effects import Effects
-from hotfuse.runtime.findings import Finding
-from hotfuse.runtime.gradients import Link, Pattern
-from hotfuse.runtime.objective import Trade
+from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Samples, Signature
+from hotfuse.runtime.serve.dispatch import Case, InlineCache, Job
+from hotfuse.runtime.serve.effects import Effects
+from hotfuse.runtime.serve.gradients import Link, Pattern
+from hotfuse.runtime.tierup.audit import Audit
+from hotfuse.runtime.tierup.bets import Bet
+from hotfuse.runtime.tierup.contest import Contest
+from hotfuse.runtime.tierup.objective import Trade
 
 FEW, MANY = 2, 48
 """Kinds of sizes that each get a graph of their own, once so many calls have had no others."""
@@ -108,7 +108,7 @@ class Entry:
     trade: Trade | None = None
     """What the plan that was deployed last costs and what the one before it cost."""
     stamp: tuple[int, ...] = ()
-    """What decisions rest on; another one re-opens them (`runtime.improve`)."""
+    """What decisions rest on; another one re-opens them (`runtime.tierup.improve`)."""
     links: dict[Pattern, Link] = field(default_factory=dict[Pattern, Link])
     """How results are joined to autograd's graph, by which of the inputs require gradients."""
     meeting: bool = False

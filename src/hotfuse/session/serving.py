@@ -12,17 +12,17 @@ from hotfuse.base.events import EventLog
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import TENSOR, Spec, describe
 from hotfuse.cache.address import digest
-from hotfuse.compile import wire
 from hotfuse.compile.captures import Known, captured, known
 from hotfuse.compile.freeze import frozen
-from hotfuse.compile.service import ask, service
+from hotfuse.compile.workers import wire
+from hotfuse.compile.workers.service import ask, service
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.ship import restore, ship
 from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
-from hotfuse.runtime.watch import Watch
+from hotfuse.runtime.weights.watch import Watch
 
 _SHIPPING = threading.Lock()
 

@@ -31,7 +31,7 @@ from hotfuse.analysis.call_facts import (
 )
 from hotfuse.analysis.decision import Ask, Decision, Hit, Miss
 from hotfuse.backends.llvm import tensors
-from hotfuse.backends.llvm.division import floored
+from hotfuse.backends.llvm.emission.division import floored
 from hotfuse.backends.llvm.function import python_function, python_symbols
 from hotfuse.backends.llvm.jit import compile_object, load_object
 from hotfuse.backends.llvm.scan import SCANS

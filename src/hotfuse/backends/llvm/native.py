@@ -6,12 +6,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hotfuse.backends.llvm import blocks, faults, jit, scratch
-from hotfuse.backends.llvm.abi import NativeKernel
-from hotfuse.backends.llvm.emit import emit_kernel, symbol
-from hotfuse.backends.llvm.multiplies import multiplies
-from hotfuse.backends.llvm.parallel import runtime
+from hotfuse.backends.llvm import jit
+from hotfuse.backends.llvm.emission import blocks, scratch
+from hotfuse.backends.llvm.emission.emit import emit_kernel, symbol
+from hotfuse.backends.llvm.emission.multiplies import multiplies
+from hotfuse.backends.llvm.runs import faults
+from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.target import Target, host
+from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.base.errors import InternalError
 from hotfuse.machine import tiles
 from hotfuse.tile.program import Kernel

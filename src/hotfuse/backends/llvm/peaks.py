@@ -18,11 +18,11 @@ import numpy.typing as npt
 import torch
 
 from hotfuse.backends.llvm import peaks_code
-from hotfuse.backends.llvm.abi import entry
 from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
-from hotfuse.backends.llvm.parallel import runtime
+from hotfuse.backends.llvm.runs.abi import entry
 from hotfuse.backends.llvm.target import Target, host
-from hotfuse.lower.pack import aligned
+from hotfuse.backends.llvm.threads.parallel import runtime
+from hotfuse.lower.common.pack import aligned
 from hotfuse.machine.peaks import Bandwidth, Direction, Fork, Peaks, Rate
 from hotfuse.machine.topology import Topology, topology
 

@@ -10,8 +10,8 @@ The body runs once per thread, by the OpenMP runtime that kernels use.
 
 from __future__ import annotations
 
-from hotfuse.backends.llvm.gather import FORK
 from hotfuse.backends.llvm.target import Target
+from hotfuse.backends.llvm.threads.gather import FORK
 
 _FLOATS = {"f32": ("float", 4), "f64": ("double", 8)}
 ROUNDS = 4

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from hotfuse.backends.llvm import publish
-from hotfuse.backends.llvm.abi import entry
-from hotfuse.backends.llvm.emit import symbol
+from hotfuse.backends.llvm.emission.emit import symbol
 from hotfuse.backends.llvm.jit import compile_object, load_object
 from hotfuse.backends.llvm.native import compile_kernel
-from hotfuse.backends.llvm.parallel import runtime
+from hotfuse.backends.llvm.runs.abi import entry
 from hotfuse.backends.llvm.target import Target, host
+from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.ir.types import DType
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.profile.records import COUNTS_AT, RANGES_AT, Batch, Flag, Subject

@@ -1,0 +1,1 @@
+"""Tile kernels as LLVM IR: one emission per instruction."""

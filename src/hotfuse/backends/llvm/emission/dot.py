@@ -1,0 +1,123 @@
+"""Products of bytes four at a time: `vpdpbusd` adds four products of an unsigned and a signed byte to each 32-bit lane.
+
+The sign that an operand lacks is made by moving it by 128 (flipping the top bit) and taking the difference back:
+a b = (a + 128) b - 128 b, and a b = a (b - 128) + 128 a. Everything stays exact.
+
+Products of bf16 two at a time: `vdpbf16ps` adds two products to each fp32 lane. Lowering makes such pairs only where the user
+allows the precision (`Core.precision`).
+"""
+
+from __future__ import annotations
+
+from hotfuse.backends.llvm.emission.code import Fn, Val, vec
+from hotfuse.backends.llvm.target import Target
+from hotfuse.ir.types import DType
+
+_BYTES = (DType.I8, DType.U8)
+_FLIP = str(0x80808080)
+_QUARTERS = str(0x40404040)
+"""64 in every byte: twice this is the 128 that a signed byte cannot hold."""
+
+
+def applies(target: Target, acc: Val, a: Val, b: Val) -> bool:
+    """Whether a product of byte tiles has the instruction for all of its chunks and groups of four."""
+    if acc.type.dtype is not DType.I32 or a.type.dtype not in _BYTES or b.type.dtype not in _BYTES or a.cols % 4:
+        return False
+    return min(acc.widths) >= 4 and (target.has("avx512vnni") or target.has("avx-vnni"))
+
+
+def pairs_apply(target: Target, acc: Val, a: Val, b: Val) -> bool:
+    """Whether a product of bf16 tiles has the instruction for all of its chunks and pairs."""
+    if acc.type.dtype is not DType.F32 or not a.type.dtype is b.type.dtype is DType.BF16 or a.cols % 2:
+        return False
+    return min(acc.widths) >= 4 and target.has("avx512bf16")
+
+
+def emit_pairs(fn: Fn, acc: Val, a: Val, b: Val) -> Val:
+    """acc + a @ b over pairs along K."""
+    rows = [list(r) for r in acc.rows]
+    pairs = range(0, a.cols, 2)
+    left = {(i, k): _joined(fn, a, i, k, 2) for i in range(len(rows)) for k in pairs}
+    for j, w in enumerate(acc.widths):
+        right = [b.quads[j]] if b.quads is not None else [
+            _interleaved(fn, [b.rows[k + d][j] for d in range(2)], w, "i16") for k in pairs
+        ]
+        for i, row in enumerate(rows):
+            for k, r in zip(pairs, right, strict=True):
+                row[j] = _dot_pairs(fn, w, row[j], fn.splat("i32", w, left[i, k]), r)
+    return Val(acc.type, rows, acc.widths)
+
+
+def _dot_pairs(fn: Fn, width: int, acc: str, a: str, b: str) -> str:
+    lanes, raw = vec("i32", width), vec("bfloat", 2 * width)
+    sides = [fn.val(f"bitcast {lanes} {x} to {raw}") for x in (a, b)]
+    sums = vec("float", width)
+    return fn.call(f"llvm.x86.avx512bf16.dpbf16ps.{32 * width}", sums, (sums, acc), (raw, sides[0]), (raw, sides[1]))
+
+
+def emit_dot(fn: Fn, acc: Val, a: Val, b: Val) -> Val:
+    """acc + a @ b over groups of four along K."""
+    signs = (a.type.dtype, b.type.dtype)
+    rows = [list(r) for r in acc.rows]
+    groups = range(0, a.cols, 4)
+    left = {(i, k): _joined(fn, a, i, k, 4) for i in range(len(rows)) for k in groups}
+    for j, w in enumerate(acc.widths):
+        ty = vec("i32", w)
+        right = [b.quads[j]] if b.quads is not None else [
+            _interleaved(fn, [b.rows[k + d][j] for d in range(4)], w, "i8") for k in groups
+        ]
+        correction = "zeroinitializer"
+        if signs == (DType.I8, DType.I8):
+            for r in right:
+                correction = _dot(fn, w, correction, fn.splat("i32", w, _FLIP), r)
+        elif signs == (DType.U8, DType.U8):
+            right = [fn.val(f"xor {ty} {r}, {fn.splat('i32', w, _FLIP)}") for r in right]
+        for i, row in enumerate(rows):
+            total = row[j]
+            for k, r in zip(groups, right, strict=True):
+                one = left[i, k]
+                if signs == (DType.I8, DType.I8):
+                    total = _dot(fn, w, total, fn.splat("i32", w, fn.val(f"xor i32 {one}, {_FLIP}")), r)
+                elif signs == (DType.I8, DType.U8):
+                    total = _dot(fn, w, total, r, fn.splat("i32", w, one))
+                else:
+                    spread = fn.splat("i32", w, one)
+                    total = _dot(fn, w, total, spread, r)
+                    if signs == (DType.U8, DType.U8):
+                        for _ in range(2):
+                            total = _dot(fn, w, total, spread, fn.splat("i32", w, _QUARTERS))
+            if correction != "zeroinitializer":
+                total = fn.val(f"sub {ty} {total}, {correction}")
+            row[j] = total
+    return Val(acc.type, rows, acc.widths)
+
+
+def _dot(fn: Fn, width: int, acc: str, unsigned: str, signed: str) -> str:
+    lanes, raw = vec("i32", width), vec("i8", 4 * width)
+    sides = [fn.val(f"bitcast {lanes} {x} to {raw}") for x in (unsigned, signed)]
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * width}"
+    return fn.call(name, lanes, (lanes, acc), (raw, sides[0]), (raw, sides[1]))
+
+
+def _joined(fn: Fn, a: Val, row: int, k: int, many: int) -> str:
+    """Neighbours of a row as one 32-bit number; loads of single ones become one load."""
+    total, size = "", 32 // many
+    for d in range(many):
+        wide = fn.val(f"zext i{size} {fn.number_at(a, row, k + d)} to i32")
+        part = wide if d == 0 else fn.val(f"shl i32 {wide}, {size * d}")
+        total = part if not total else fn.val(f"or i32 {total}, {part}")
+    return total
+
+
+def _interleaved(fn: Fn, rows: list[str], w: int, ty: str) -> str:
+    """Four rows of bytes, or two of bf16, their columns side by side, as 32-bit lanes."""
+    one, two, all_ = vec(ty, w), vec(ty, 2 * w), vec(ty, len(rows) * w)
+    if len(rows) == 2:
+        mix = ", ".join(f"i32 {d * w + lane}" for lane in range(w) for d in range(2))
+        mixed = fn.val(f"shufflevector {one} {rows[0]}, {one} {rows[1]}, <{2 * w} x i32> <{mix}>")
+        return fn.val(f"bitcast {all_} {mixed} to {vec('i32', w)}")
+    order = ", ".join(f"i32 {i}" for i in range(2 * w))
+    pairs = [fn.val(f"shufflevector {one} {x}, {one} {y}, <{2 * w} x i32> <{order}>") for x, y in (rows[:2], rows[2:])]
+    mix = ", ".join(f"i32 {d * w + lane}" for lane in range(w) for d in range(4))
+    mixed = fn.val(f"shufflevector {two} {pairs[0]}, {two} {pairs[1]}, <{4 * w} x i32> <{mix}>")
+    return fn.val(f"bitcast {all_} {mixed} to {vec('i32', w)}")

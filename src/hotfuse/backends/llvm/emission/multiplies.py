@@ -1,0 +1,29 @@
+"""With which instructions a kernel's products are made, in a few words: read off the code that was generated for it."""
+
+from __future__ import annotations
+
+from hotfuse.backends.llvm.emission import blocks
+from hotfuse.backends.llvm.emission.control import uses
+from hotfuse.backends.llvm.target import Target
+from hotfuse.ir.types import DType
+from hotfuse.tile.program import Kernel
+
+_DOTS = {DType.F32: ("dpbf16ps", "bf16 dot"), DType.I32: ("vpdpbusd", "int8 dot")}
+"""By what is summed: the instruction that multiplies several numbers at once, and what it is called."""
+
+
+def multiplies(kernel: Kernel, text: str, target: Target) -> str:
+    """`avx512 fma f32` of a kernel as LLVM IR; empty where it has no products."""
+    used = [tile for instr, at, tile in uses(kernel.body) if instr is not None and instr.op == "mma" and at == 0]
+    named = [_made(tile.type.dtype, text, target) for tile in used]
+    if blocks.multiplies_blocks(kernel):
+        named.append("amx bf16 f32" if blocks.MARK in text else f"{target.name} {'fma' if target.fma else 'multiply and add'} f32")
+    return ", ".join(dict.fromkeys(named))
+
+
+def _made(dtype: DType, text: str, target: Target) -> str:
+    mark, name = _DOTS.get(dtype, ("", ""))
+    if mark and mark in text:
+        return f"{target.name} {name}"
+    fused = "@llvm.fma." in text and dtype in (DType.F32, DType.F64)
+    return f"{target.name} {'fma' if fused else 'multiply and add'} {dtype.value}"

@@ -1,0 +1,1 @@
+"""Native runs: how Python enters them, what they hold, and the code that drives their kernels."""

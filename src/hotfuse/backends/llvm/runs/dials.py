@@ -1,0 +1,44 @@
+"""Words of a kernel that outlive its calls: where its dispatch changes sides, and how often it took which."""
+
+from __future__ import annotations
+
+import ctypes
+
+from hotfuse.base.errors import InternalError
+from hotfuse.lower.cpu.gemm.skipping import DENSE, LIMIT, NEVER, SKIPPED
+
+
+class Dial:
+    """Read and counted in native code; the limit is one word, so a call sees an old one or a new one."""
+
+    def __init__(self, words: tuple[int, ...]) -> None:
+        self._words = (ctypes.c_int64 * max(1, len(words)))(*words)
+        self.address = ctypes.addressof(self._words)
+        self.first = words[LIMIT]
+        """The limit it began with."""
+
+    @property
+    def limit(self) -> int:
+        """Thousandths of rows that must be zero for them to be skipped; beyond 1000 nobody looks."""
+        return int(self._words[LIMIT])
+
+    @limit.setter
+    def limit(self, value: int) -> None:
+        if not 0 <= value <= NEVER:
+            raise InternalError(f"a limit of {value} thousandths")
+        self._words[LIMIT] = value
+
+    @property
+    def on(self) -> bool:
+        """Whether rows are looked at."""
+        return self.limit < NEVER
+
+    @property
+    def skipped(self) -> int:
+        """Calls of the kernel that left rows out."""
+        return int(self._words[SKIPPED])
+
+    @property
+    def dense(self) -> int:
+        """Calls that did not."""
+        return int(self._words[DENSE])

@@ -1,0 +1,1 @@
+"""Threads in native code: teams, forks, and how they meet."""

@@ -1,0 +1,1 @@
+"""What the performance model learns from, in workers: measurements, calibration, promises that came true."""

@@ -1,0 +1,123 @@
+"""Idle time in a worker: kernels of the user's models are measured first, then drawn ones; the model is trained again when it pays.
+
+The request of kind `idle` works for some seconds and answers what it did. Everything that was measured is in the store then; what
+is begun (kernels compiled, half their turns taken) is kept for the next request. The server stops the process where it stands
+whenever calls come, and lets it go on later.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hotfuse.compile import stored
+from hotfuse.compile.drive import Here
+from hotfuse.compile.host import this_host
+from hotfuse.compile.learn.calibrate import Slice
+from hotfuse.compile.learn.learned import SERVING, Notes, notes
+from hotfuse.compile.variants.served_threads import apart
+from hotfuse.compile.workers import wire
+from hotfuse.hpm import calibrate as rows
+from hotfuse.hpm import model
+from hotfuse.hpm.model import Model
+from hotfuse.hpm.shapes import draws, remembered
+from hotfuse.hpm.standing import Standing, judged
+
+ENOUGH = 2000
+"""Measurements of drawn kernels after which more of them teach little; groups of the user's models are measured all the same."""
+FIRST = 300
+"""Rows of the first model: one of fewer predicts what it has not seen no better than roofs do."""
+TRAIN_AFTER = 0.2
+"""The part of the rows that must be new before a model is trained again."""
+SEED = 1
+
+
+@dataclass(slots=True)
+class _Work:
+    """What was begun for a store."""
+
+    slice: Slice
+    problems: frozenset[str]
+    """Groups it knew of."""
+    in_vain: int = 0
+    """New rows when a model was last trained that was no better than roofs."""
+
+
+_begun: dict[tuple[str, int], _Work] = {}
+
+
+def handle(header: Mapping[str, Any]) -> wire.Message:
+    """Work for `seconds`; answers what was measured for the threads that calls have, and the version of a model trained."""
+    return apart(stored.threads(), lambda: _handle(header))
+
+
+def _handle(header: Mapping[str, Any]) -> wire.Message:
+    kept = notes()
+    if kept is None or not kept.place.record:
+        return {
+            "ok": True,
+            "measured": 0,
+            "left": False,
+            "version": None,
+            "because": "there is no store to write to",
+        }, []
+    threads = kept.host.at.threads
+    torch.set_num_threads(threads)
+    until = time.perf_counter() + float(header["seconds"])
+    kept.flush()
+    kept.host = this_host(kept.store, threads)  # measures the machine's peaks, where nobody has
+    work = _work(kept)
+    before, left = work.slice.report.measured, True
+    while left and time.perf_counter() < until:
+        left = work.slice.step()
+    made = _trained(kept, work, last=not left)
+    return {
+        "ok": True, "measured": work.slice.report.measured - before, "left": left,
+        "version": None if made is None else made.version, "facts": {} if made is None else _plain(made),
+        "refused": dict(work.slice.report.refused),
+    }, []  # fmt: skip
+
+
+def _work(kept: Notes) -> _Work:
+    """What goes on, or begins where calls have brought groups that it does not know of."""
+    own = kept.store.problems()
+    names = frozenset(f"{text} {sorted(sizes.items())}" for text, sizes in own)
+    place = (kept.place.path, kept.host.at.threads)
+    begun = _begun.get(place)
+    if begun is None or not names <= begun.problems:
+        known = len(rows.known(kept.store, kept.host.machine))
+        drawn = itertools.takewhile(lambda _: known + made.report.measured < ENOUGH, draws(SEED))
+        made = Slice(kept.store, kept.host, Here(), problems=itertools.chain(remembered(own), drawn))
+        begun = _begun[place] = _Work(made, names)
+    return begun
+
+
+def _trained(kept: Notes, work: _Work, *, last: bool) -> Model | None:
+    """A new version, where enough is new and it predicts better than roofs alone; `last`: there is nothing left to measure."""
+    dates = kept.store.model_dates(model.named(kept.host.at.threads), kept.host.machine)
+    at, facts = dates[max(dates)] if dates else (0.0, {})
+    new = len(kept.store.measurements(machine=kept.host.machine, source=("calibrate", *SERVING), since=at))
+    have = int(facts.get("samples", 0))
+    first = model.LEAST_SAMPLES if last else FIRST
+    if new < max(first if not have else model.LEAST_SAMPLES, TRAIN_AFTER * have, (1 + TRAIN_AFTER) * work.in_vain):
+        return None
+    samples = rows.samples(kept.store, kept.host.machine, kept.host.at.threads)
+    if len(samples) < model.LEAST_SAMPLES:
+        return None
+    made = model.fit(samples, kept.host.at)
+    if judged(made.facts).standing is Standing.ASIDE:
+        work.in_vain = new
+        return None
+    version = model.save(kept.store, made, kept.host.machine)
+    kept.read()
+    return replace(made, version=version)
+
+
+def _plain(made: Model) -> dict[str, Any]:
+    score = made.facts["held_out"]
+    return {"samples": made.facts["samples"], "mape": round(float(score["mape"]), 4), "kind": made.facts["kind"]}

@@ -1,0 +1,259 @@
+"""Labels for the performance model: kernels made by the real lowering and compiler, timed so that the figures repeat.
+
+A machine changes speed every few milliseconds; the same kernel measured twice in a row is lucky or unlucky twice. So all kernels
+of a batch take turns, and each keeps the least of passes that are spread out over the batch's time. Compiling happens in
+worker processes before, never beside.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from hotfuse.backends.library import LibraryBackend
+from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel, load_kernel
+from hotfuse.backends.llvm.runs.abi import NativeKernel
+from hotfuse.backends.llvm.runs.constants import Constants
+from hotfuse.backends.llvm.runs.group import glue
+from hotfuse.backends.llvm.target import host
+from hotfuse.backends.llvm.threads.parallel import awake
+from hotfuse.base.errors import InternalError
+from hotfuse.compile.variants.trial import made_up, offsets_in, tamed
+from hotfuse.hpm.work import NO_TILE, Candidate, Tile
+from hotfuse.hpm.work import Core as AnyCore
+from hotfuse.ir.graph import Graph, sources
+from hotfuse.ir.text import parse, show
+from hotfuse.lower import Core, lower
+from hotfuse.lower.common.codec import from_json, to_json
+from hotfuse.lower.common.lowered import Lowered
+from hotfuse.lower.cpu.conv import shape as conv_shape
+from hotfuse.lower.cpu.conv import winograd
+from hotfuse.lower.cpu.conv.shape import Axis
+from hotfuse.lower.cpu.tiling import GemmTiling, balance, choose
+
+PASSES = 12
+BURST_S = 120e-6
+"""One kernel's turn, at least: long against the clock, short against changes of speed."""
+MOST_CALLS = 400
+LEAST_TURNS, MOST_S = 6, 0.3
+"""Every kernel has so many turns; a long one has no more once they took this long."""
+Message = tuple[dict[str, Any], list[bytes]]
+
+
+def tile_of(
+    core: AnyCore, rows: int, columns: int, depth: int, window: int = 0, stride: int = 1, groups: int = 1
+) -> Tile:
+    """How a product of these extents is cut, or a convolution, which has a window; images are taken for squares."""
+    own = core if isinstance(core, Core) else Core(core.lanes, core.registers, l2=core.l2)
+    if not window:
+        return _tile(choose(own, rows, (columns,), depth), rows, columns)
+    if groups == columns and groups > 1:
+        return NO_TILE  # every channel has sums of its own, and there is no product
+    if window == stride == groups == 1:
+        return _tile(conv_shape.product(own, rows, columns, depth), rows, columns)
+    how = _fewer(own, rows, columns, depth, window) if stride == groups == 1 else None
+    if how is not None:
+        taken = how.points / (how.down.outputs * how.across.outputs * window)
+        return _tile(how.tiling, how.block, columns, taken)
+    side, each = max(1, math.isqrt(rows)), max(1, columns // groups)
+    apart = 4 * stride * depth // window * groups
+    return _tile(conv_shape.choose(own, side, each, depth, apart), side, each)
+
+
+def _tile(t: GemmTiling, rows: int, columns: int, taken: float = 1.0) -> Tile:
+    high = rows / balance(rows, t.mr).count
+    return Tile(high, t.vectors, t.sets(math.ceil(high)), -columns % t.nr / max(columns, 1), t.group_rows, taken)
+
+
+def _fewer(core: Core, rows: int, columns: int, depth: int, window: int) -> winograd.Cut | None:
+    """As lowering decides it, for an image as high as it is wide."""
+    side = math.isqrt(window)
+    if side * side != window:
+        return winograd.cut(core, None, Axis(rows, window, count=rows), 1, depth // window, columns)
+    along = max(1, math.isqrt(rows))
+    axis = Axis(along, side, padding=side // 2, count=along)
+    return winograd.cut(core, axis, axis, 1, depth // window, columns)
+
+
+def ways(core: Core) -> tuple[Core, ...]:
+    """Cores to cut for: this one, and ones that lead to smaller tiles, narrower vectors, shorter groups of rows."""
+    found = [core, replace(core, registers=16), replace(core, l2=core.l2 // 8)]
+    if core.lanes >= 8:
+        found.append(replace(core, lanes=core.lanes // 2))
+    return tuple(dict.fromkeys(found))
+
+
+# --- compiling -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A kernel that compiled."""
+
+    lowered: Lowered
+    compiled: CompiledKernel
+
+
+def make(graph: Graph, core: Core) -> Made:
+    """Lower and compile; raises a HotfuseError where there is no kernel."""
+    lowered = lower(graph, core)
+    return Made(lowered, compile_kernel(lowered.kernel))
+
+
+def request(graph: Graph, core: Core) -> dict[str, Any]:
+    """What to ask a worker for."""
+    return {"kind": "kernel", "graph": show(graph), "core": [core.lanes, core.registers, core.l1, core.l2]}
+
+
+def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+    """The request of kind `kernel`: a group's graph as text, and the core to cut it for."""
+    lanes, registers, l1, l2 = (int(n) for n in header["core"])
+    made = make(parse(header["graph"]), Core(lanes, registers, l1, l2))
+    return {"ok": True, **to_json(made.lowered), "seconds": dict(made.compiled.seconds)}, [made.compiled.code]
+
+
+def received(answer: Mapping[str, Any], codes: Sequence[bytes]) -> Made:
+    """What a worker made."""
+    lowered = from_json(dict(answer))
+    return Made(lowered, CompiledKernel(lowered.kernel, host(), codes[0], dict(answer["seconds"])))
+
+
+# --- running -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Bound:
+    """Something to time, with everything that it needs in memory."""
+
+    candidate: Candidate
+    group: str
+    call: Callable[[], object]
+    keep: tuple[Any, ...] = ()
+    bytes: int = 0
+    """Data that it holds, roughly: weights are there twice, as they are and packed."""
+    repeats: int = 1
+    times: list[float] = field(default_factory=list[float])
+
+    def settle(self) -> None:
+        """Choose how many calls make a turn."""
+        self.call()
+        begin = time.perf_counter()
+        self.call()
+        taken = max(time.perf_counter() - begin, 1e-7)
+        self.repeats = max(1, min(MOST_CALLS, round(BURST_S / taken)))
+
+    def turn(self) -> None:
+        """One call to bring everything into the caches, then a burst; kernels find threads awake, as inside a native run."""
+        call = self.call
+        with awake(1 if self.candidate.core is None else self.candidate.threads):
+            call()
+            begin = time.perf_counter()
+            for _ in range(self.repeats):
+                call()
+            self.times.append((time.perf_counter() - begin) / self.repeats)
+
+    def figure(self) -> tuple[float, float]:
+        """Seconds at best, and how far the better half of the turns lies from that."""
+        ordered = sorted(self.times)
+        good = ordered[: max(1, len(ordered) // 2)]
+        return good[0], sum(good) / len(good) / good[0] - 1
+
+
+class _Asked:
+    """Stands in for a kernel to learn what it would be called with."""
+
+    def __init__(self, kernel: NativeKernel, threads: int) -> None:
+        self.kernel, self.has_scratch, self.address, self._own = kernel.kernel, kernel.has_scratch, kernel.address, kernel
+        self._threads = threads
+        self.args: tuple[int, ...] = ()
+        self.scratch: Any = None
+
+    def enter(self, *args: int) -> None:
+        """Note the call."""
+        self.args = args
+
+    def arena(self, sizes: Mapping[str, int], threads: int) -> Any:
+        """Memory that outlives the call: for the threads that it will be timed on, which are more than a worker has itself."""
+        self.scratch = self._own.arena(sizes, max(threads, self._threads))
+        return self.scratch
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Data that the candidates of one problem share: where tensors happen to lie must not tell them apart."""
+
+    _data: dict[Any, tuple[dict[str, Any], dict[str, torch.Tensor], list[Any]]] = field(default_factory=dict[Any, Any])
+
+    def of(self, candidate: Candidate, group: str) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[Any]]:
+        """Data by name, weights by key, and the results of whoever ran first."""
+        key = (group, *sorted(candidate.sizes.items()))
+        if not group or key not in self._data:
+            graph, generator = candidate.graph, torch.Generator().manual_seed(0)
+            data = {v.name: made_up(v, candidate.sizes, generator) for v in sources(graph)}
+            data |= offsets_in(graph, candidate.sizes)
+            weights = {p.key: tamed(data[p.value.name]) for p in graph.params}
+            self._data[key] = (data, weights, [])
+        return self._data[key]
+
+
+def bind(candidate: Candidate, group: str, made: Made | None, shelf: Shelf | None = None) -> Bound:
+    """A candidate on made-up data: its kernel called with addresses alone, or the library's where there is none."""
+    graph = candidate.graph
+    data, weights, results = (shelf or Shelf()).of(candidate, group)
+    inputs = [data[v.name] for v in graph.inputs]
+    held = _nbytes(inputs) + 2 * _nbytes(weights.values())
+    with torch.no_grad():
+        if made is None:
+            run = LibraryBackend().compile(graph, weights).run
+            return Bound(candidate, group, lambda: run(*inputs), (inputs, weights), held)
+        kernel = load_kernel(made.compiled)
+        asked: Any = _Asked(kernel, candidate.threads)
+        run = glue(graph, made.lowered, asked, Constants(weights))
+        out = run(*inputs)
+    if not asked.args:
+        raise InternalError("a kernel's glue did not call it")
+    own = list(out)
+    args = _redirected(asked.args, own, results)
+    results[:] = results or own
+    held += _nbytes(own)
+    enter, args = kernel.enter, (*args[:-1], candidate.threads)
+    return Bound(candidate, group, lambda: enter(*args), (kernel, run, results, inputs, weights, asked), held)
+
+
+def _redirected(args: tuple[int, ...], own: Sequence[Any], others: Sequence[Any]) -> tuple[int, ...]:
+    """Arguments with the addresses of other results, where those are of the same kind."""
+    pairs = [
+        (a, b) for a, b in zip(own, others, strict=False) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    ]
+    if not pairs or any(a.shape != b.shape or a.stride() != b.stride() or a.dtype != b.dtype for a, b in pairs):
+        return args
+    instead = {a.data_ptr(): b.data_ptr() for a, b in pairs if a.nbytes}
+    return tuple(instead.get(n, n) for n in args)
+
+
+def _nbytes(data: Iterable[Any]) -> int:
+    return sum(t.nbytes for t in data if isinstance(t, torch.Tensor))
+
+
+def timed(batch: Sequence[Bound], passes: int = PASSES, until: float | None = None) -> None:
+    """Let all of a batch take turns; `until` (perf_counter) ends it after a pass, three passes at the earliest."""
+    with torch.no_grad():
+        for b in batch:
+            b.settle()
+        gc.collect()
+        gc.disable()
+        try:
+            for n in range(passes):
+                for b in batch if n % 2 == 0 else reversed(batch):
+                    if n < LEAST_TURNS or sum(b.times) * b.repeats < MOST_S:
+                        b.turn()
+                if until is not None and n >= 2 and time.perf_counter() > until:
+                    return
+        finally:
+            gc.enable()

@@ -1,0 +1,80 @@
+"""What partitions took while they served, made sense of in a worker: what limits each, what was predicted, rows for the model.
+
+    part ::= a partition's graph as text, the sizes of a call, whether the library runs it, its time as sampled calls showed it
+
+The request of kind `profile`. Its measurements correct the model as trials do (`compile.learn.learned`), and train the next
+one; times that vary much do only the former.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from hotfuse.analysis.resources import work_of
+from hotfuse.base.errors import HotfuseError
+from hotfuse.compile.host import Host, this_host
+from hotfuse.compile.learn.learned import LEAST_US, Notes, notes
+from hotfuse.compile.workers import wire
+from hotfuse.hpm import calibrate as rows
+from hotfuse.hpm.bottleneck import Profile, diagnose
+from hotfuse.hpm.model import Predictor
+from hotfuse.hpm.work import Candidate
+from hotfuse.ir.graph import Graph
+from hotfuse.ir.text import parse
+
+FEWEST = 4
+"""Samples of a partition before its time is believed."""
+
+
+def handle(header: Mapping[str, Any]) -> wire.Message:
+    """Diagnoses of partitions, in their order."""
+    kept = notes()
+    if kept is None:
+        return {"ok": True, "parts": [], "version": 0}, []
+    threads = int(header["threads"])
+    host = kept.host if kept.host.at.threads == threads else this_host(kept.store, threads, measure_peaks=False)
+    found = [_of(part, kept, host) for part in header["parts"]]
+    return {"ok": True, "parts": found, "version": 0 if kept.ahead is None else kept.ahead.predictor.model.version}, []
+
+
+def _of(part: Mapping[str, Any], kept: Notes, host: Host) -> dict[str, Any]:
+    graph, sizes, us = parse(part["graph"]), {str(k): int(v) for k, v in part["sizes"].items()}, float(part["us"])
+    work = work_of(graph, sizes)
+    moved = work.moved if part["library"] else work.traffic
+    known = work.flops is not None and moved is not None
+    balance = float(part["balance"])
+    profile = Profile(
+        us * 1e-6 if known else 0.0, float(work.flops or 0), float(moved or 0), float(work.working_set or moved or 1),
+        busy_s=(us * 1e-6, us * 1e-6 * (2 * balance - 1)) if balance < 1 else (), calls=len(graph.nodes) if part["library"] else 1,
+    )  # fmt: skip
+    seen = diagnose(profile, host.at)
+    return {
+        "bottleneck": seen.bottleneck.value, "because": seen.because, "overhead": round(seen.overhead, 3),
+        "utilization": {k: round(v, 3) for k, v in seen.utilization.items()}, "source": seen.source,
+        "measured_roofs": host.at.measured, "hz": host.at.hz, "predicted_us": _predicted(part, graph, sizes, kept, host),
+    }  # fmt: skip
+
+
+def _predicted(
+    part: Mapping[str, Any], graph: Graph, sizes: Mapping[str, int], kept: Notes, host: Host
+) -> float | None:
+    """What the corrected model says, before this time corrects it."""
+    core, us = None if part["library"] else host.core, float(part["us"])
+    try:
+        table = kept.book.rows([Candidate(graph, sizes, core, host.at.threads)])
+    except (HotfuseError, KeyError, IndexError):  # sizes that only data shows
+        return None
+    ahead = kept.ahead
+    said = None
+    if ahead is not None:
+        predictor = (
+            ahead.predictor if host is kept.host else Predictor(ahead.predictor.model, host.at, kept.book, ahead.online)
+        )
+        said = round(float(predictor.of_rows(table).seconds[0]) * 1e6, 2)
+    if kept.place.record and us > LEAST_US and int(part["n"]) >= FEWEST:
+        key = hashlib.sha256(part["graph"].encode()).hexdigest()[:16]
+        name = rows.kernel_name(key, sizes, core, host.at.threads)
+        kept.wrote(rows.measurements([name], table, [us * 1e-6], [float(part["noise"])], host.at.threads, "serve"))
+    return said

@@ -1,0 +1,455 @@
+"""The request of kind `runs`: a body with its kernels becomes native runs, in the worker; and asking for it.
+
+Library parts between kernels are looked at once more: views need no code, and small groups that only lost to the library by the
+cost of leaving the run and entering a kernel from Python are kernels after all, since inside a run that cost is gone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hotfuse.backends.llvm import jit
+from hotfuse.backends.llvm.native import CompiledKernel
+from hotfuse.backends.llvm.runs.driver import emit_driver
+from hotfuse.backends.llvm.runs.places import does_nothing, is_view
+from hotfuse.backends.llvm.runs.run import (
+    InputSpec,
+    Loop,
+    OutputSpec,
+    RunCode,
+    SizeSpec,
+    branches,
+    calls,
+    word_from_json,
+    word_to_json,
+)
+from hotfuse.backends.llvm.target import host
+from hotfuse.base.errors import HotfuseError
+from hotfuse.base.settings import Settings
+from hotfuse.compile.fetch import Body, KernelCode, NativeParts, body_from_json, kernel_from_json
+from hotfuse.compile.kept import verdict
+from hotfuse.compile.run.finish import Finished, finish
+from hotfuse.compile.run.loops import LoopPlanner
+from hotfuse.compile.run.plan import Planner, copy_graph
+from hotfuse.compile.run.steps import Level, PlannedBranch, PlannedLoop
+from hotfuse.compile.stored import place_of, wanted
+from hotfuse.compile.unit.bench import MAX_KEPT, Piece, bench, keep, piece_of
+from hotfuse.compile.variants.trial import Outcome, attempt
+from hotfuse.compile.variants.ways import Ways
+from hotfuse.compile.workers.service import ask
+from hotfuse.hpm.bottleneck import Strategy
+from hotfuse.ir import dims
+from hotfuse.ir.dims import Dim, evaluate, expr, symbols
+from hotfuse.ir.graph import Graph, Kind, Node
+from hotfuse.ir.subgraph import extract
+from hotfuse.ir.text import parse, show
+from hotfuse.ir.types import DType, Layout, TensorType
+from hotfuse.ir.verify import verify
+from hotfuse.lower.common.codec import to_json
+from hotfuse.lower.common.effort import OutOfSteps
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.lowered import Lowered
+from hotfuse.lower.common.own_sizes import anchored
+from hotfuse.ops.table import packet
+
+Message = tuple[dict[str, Any], list[bytes]]
+
+ENTRY_US = 8.0
+"""What a kernel alone costs and one in a run does not (glue in Python, memory for results), and what leaving the run for the
+library and entering another one costs. That is more yet: a product by factors per channel that took the library 11 us in its trial
+took it 39 between two runs, whose values lie in memory of their own and not in one warm arena."""
+SMALL = 1 << 20
+"""Most elements that a group without a kernel may move to be tried again for the sake of a run: larger ones take so long that a run
+matters little."""
+MOST_NODES = 24
+BRIDGES_S = 20.0
+"""Seconds of one request for kernels that runs need besides those they are made of: what comes later stays with the library."""
+
+
+# --- in the worker ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Bench:
+    """Kernels by number: those that exist, and those that runs need besides."""
+
+    given: list[Lowered]
+    chosen: list[Ways | None]
+    """Per kernel, those that serve its group at other sizes."""
+    sizes: Mapping[str, int]
+    threads: int
+    made: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    codes: list[bytes] = field(default_factory=list[bytes])
+    numbers: dict[str, int] = field(default_factory=dict[str, int])
+    refused: dict[str, HotfuseError] = field(default_factory=dict[str, HotfuseError])
+    notes: list[str] = field(default_factory=list[str])
+    until: float = math.inf
+    """When to stop trying kernels that runs could do without."""
+
+    def lowered(self, kernel: int) -> Lowered:
+        """A kernel by its number."""
+        return self.given[kernel]
+
+    def ways(self, kernel: int) -> Ways | None:
+        """The kernels that serve its group at other sizes."""
+        return self.chosen[kernel] if kernel < len(self.chosen) else None
+
+    def copying(self, dtype: DType, shape: tuple[Dim, ...], layout: Layout) -> tuple[int, Graph]:
+        """A kernel that copies into a layout."""
+        piece = copy_graph(dtype, shape, layout)
+        return self._kernel(piece, float("inf")), piece
+
+    def bridge(self, graph: Graph, nodes: range) -> int:
+        """A kernel for nodes that have none; -1 where there is none that pays inside a run."""
+        chosen = [graph.nodes[i] for i in nodes]
+        if len(chosen) > MOST_NODES or any(n.kind is not Kind.OPERATOR or not n.outs for n in chosen):
+            return -1
+        if max(self._elements(n) for n in chosen) > SMALL:
+            return -1
+        try:
+            if time.monotonic() > self.until:
+                raise CannotLower("no time is left for kernels between runs")
+            return self._kernel(anchored(graph, extract(graph, nodes, "group")), ENTRY_US)
+        except HotfuseError as e:
+            self.notes.append(f"{packet(chosen[0].op).removeprefix('aten.')} interrupts a run: {e.because or e.what}")
+            return -1
+
+    def reach(self, graph: Graph, nodes: range) -> int:
+        """How many of these nodes, from the first, one kernel can be made of; at least 1, also where not even that one can.
+
+        Found by bisection: what makes a group impossible rarely becomes possible with more nodes.
+        """
+        good, bad = 1, len(nodes) + 1
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if self._lowers(graph, nodes[:middle]):
+                good = middle
+            else:
+                bad = middle
+        return good
+
+    def _lowers(self, graph: Graph, nodes: range) -> bool:
+        return time.monotonic() <= self.until and not bench().lowers(piece_of(graph, nodes, self.sizes))
+
+    def _elements(self, node: Node) -> int:
+        most = 0
+        for v in (*node.ins, *node.outs):
+            if isinstance(v.type, TensorType):
+                known = all(symbols(d) <= self.sizes.keys() for d in v.type.shape)
+                size = 1
+                for d in v.type.shape:
+                    size *= evaluate(d, self.sizes) if known else SMALL + 1
+                most = max(most, size)
+        return most
+
+    def _kernel(self, group: Graph, allowance_us: float) -> int:
+        piece = piece_of(group, range(len(group.nodes)), self.sizes)
+        text = piece.text
+        if math.isfinite(allowance_us) and Strategy.LIBRARY.value in wanted(text):  # copies are asked for whatever they take
+            raise CannotLower("the library is what is to be tried")
+        if (known := self.refused.get(text)) is not None:
+            raise known
+        if text not in self.numbers:
+            try:
+                self._add(piece, allowance_us)
+            except HotfuseError as e:  # what twelve layers have in common is tried once
+                self.refused[text] = e
+                raise
+        return self.numbers[text]
+
+    def _add(self, piece: Piece, allowance_us: float) -> None:
+        from hotfuse.compile.unit import kernel_text  # a worker's, as below
+
+        def make() -> Message:
+            lowered, compiled, outcome = _tried(piece, allowance_us)
+            ops = "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for n in piece.normal.nodes))
+            return {**to_json(lowered), "ops": ops, "compile_s": round(sum(compiled.seconds.values()), 4),
+                    "multiplies": compiled.multiplies, "kernel_us": round(outcome.kernel_us, 1),
+                    "library_us": round(outcome.library_us, 1)}, [compiled.code]  # fmt: skip
+
+        basis = {"threads": str(self.threads), "sizes": repr(sorted(piece.sizes.items())), "options": repr(allowance_us)}
+        about, codes = verdict("bridge", piece.text, basis, make)
+        self.made.append(about)
+        self.codes += codes
+        self.given.append(kernel_text.from_json(about))
+        self.numbers[piece.text] = len(self.given) - 1
+
+
+_outcomes: OrderedDict[str, tuple[Lowered, CompiledKernel, Outcome] | CannotLower] = OrderedDict()
+"""What became of kernels that runs asked for: the runs of a plan of some parts and of the whole one ask for the same."""
+
+
+def _tried(piece: Piece, allowance_us: float) -> tuple[Lowered, CompiledKernel, Outcome]:
+    """A kernel that won its trial; raises a HotfuseError where there is none."""
+
+    def make() -> tuple[Lowered, CompiledKernel, Outcome] | CannotLower:
+        try:
+            made = bench().kernel(piece)
+            return made.lowered, made.compiled, attempt(piece.normal, made.lowered, made.compiled, piece.sizes, allowance_us)
+        except OutOfSteps:
+            raise
+        except CannotLower as e:
+            return e
+
+    found = keep(_outcomes, f"{piece.key} {allowance_us}", make, MAX_KEPT)
+    if isinstance(found, CannotLower):
+        raise CannotLower(found.because, where=found.where)
+    return found
+
+
+def _level(data: dict[str, Any]) -> Level:
+    parts = [(int(a), int(b), int(k)) for a, b, k in data["parts"]]
+    nested = {int(i): [_level(b) for b in bodies] for i, bodies in data["branches"].items()}
+    return Level(verify(parse(data["graph"])), parts, nested)
+
+
+def _refined(level: Level, bench: _Bench) -> Level:
+    """The level with views apart from what has to be computed, and with kernels for small groups between others."""
+    parts: list[tuple[int, int, int]] = []
+    nested: dict[int, list[Level]] = {}
+    for i, (first, last, kernel) in enumerate(level.parts):
+        if i in level.branches:
+            nested[len(parts)] = [_refined(b, bench) for b in level.branches[i]]
+        if kernel >= 0 or i in level.branches:
+            parts.append((first, last, kernel))
+        else:
+            parts += _segments(level.graph, first, last, bench)
+    return Level(level.graph, parts, nested)
+
+
+def _segments(graph: Graph, first: int, last: int, bench: _Bench) -> list[tuple[int, int, int]]:
+    free = [is_view(n) or does_nothing(n) for n in graph.nodes[first:last]]
+    if all(free):
+        return [(first, last, -1)]
+    begin = first + free.index(False)
+    end = last - free[::-1].index(False)
+    around = ([(first, begin, -1)] if begin > first else []), ([(end, last, -1)] if end < last else [])
+    blocks: list[list[int]] = []
+    for i in range(begin, end):
+        if blocks and free[i - first] == free[i - first - 1]:
+            blocks[-1][1] = i + 1
+        else:
+            blocks.append([i, i + 1])
+    if len(blocks) > 1:
+        said = len(bench.notes)
+        kernel = bench.bridge(graph, range(begin, end))
+        if kernel >= 0:
+            return [*around[0], (begin, end, kernel), *around[1]]
+        del bench.notes[said:]  # what is between views says what becomes of it
+    inner: list[tuple[int, int, int]] = []
+    for a, b in blocks:
+        inner += [(a, b, -1)] if free[a - first] else _pieces(graph, a, b, bench)
+    return [*around[0], *inner, *around[1]]
+
+
+def _pieces(graph: Graph, begin: int, end: int, bench: _Bench) -> list[tuple[int, int, int]]:
+    """Nodes without a kernel, as the fewest kernels that can be made of them: a convolution and what is behind it, then the next.
+
+    What is one group to the library, which takes what lies side by side, may be several to native code.
+    """
+    said = len(bench.notes)
+    kernel = bench.bridge(graph, range(begin, end))
+    if kernel >= 0 or end - begin > MOST_NODES:
+        return [(begin, end, kernel)]
+    cut = begin + bench.reach(graph, range(begin, end))
+    if cut == end:  # one kernel could do all of it, and does not pay
+        return [(begin, end, -1)]
+    del bench.notes[said:]  # the two parts say what becomes of them
+    return [(begin, cut, bench.bridge(graph, range(begin, cut))), *_pieces(graph, cut, end, bench)]
+
+
+def _planned(level: Level, bench: _Bench) -> tuple[list[tuple[int, int, Finished]], set[int]]:
+    """Runs as (first part, end, run), and the branching parts that are native on both sides."""
+    found: list[tuple[int, int, Finished]] = []
+    native: set[int] = set()
+    at, count = 0, len(level.parts)
+    while at < count:
+        planner, begin, end = LoopPlanner(level, bench), at, at
+        kept = planner.state
+        while at < count:
+            try:
+                planner.add(at)
+            except CannotLower:
+                break
+            at += 1
+            if level.parts[at - 1][2] >= 0 or at - 1 in level.branches:  # views alone are the library's
+                end, kept = at, planner.state
+        if end > begin:
+            planner.state = kept
+            try:
+                found.append((begin, end, finish(planner, begin, end, bench.sizes, bench.threads)))
+                native |= _native(planner, level, begin, end)
+            except CannotLower as e:
+                bench.notes.append(f"parts {begin} to {end - 1} are entered one by one: {e.because or e.what}")
+        if at == begin:
+            at += 1
+    return found, native
+
+
+def _native(planner: Planner, level: Level, begin: int, end: int) -> set[int]:
+    """Parts that branch inside a run, with native code on both sides, and loops in it."""
+    complete = [s for s in planner.state.steps if isinstance(s, PlannedBranch | PlannedLoop)]
+    parts = [i for i in range(begin, end) if i in level.branches]
+    whole = [isinstance(s, PlannedLoop) or (s.then is not None and s.other is not None) for s in complete]
+    return {i for i, native in zip(parts, whole, strict=True) if native}
+
+
+def _answer(level: Level, bench: _Bench, codes: list[bytes]) -> dict[str, Any]:
+    """A level as JSON: its parts, its runs, and the levels inside; library parts that no run covers are one again."""
+    found, native = _planned(level, bench)
+    covered = {i for begin, end, _ in found for i in range(begin, end)}
+    parts: list[list[int]] = []
+    number: dict[int, int] = {}
+    nested: dict[str, Any] = {}
+    for i, (first, last, kernel) in enumerate(level.parts):
+        plain = kernel < 0 and i not in level.branches and i not in covered
+        before = i - 1
+        if plain and before >= 0 and level.parts[before][2] < 0 and before not in level.branches and (
+            before not in covered
+        ):
+            parts[-1][1] = last
+        else:
+            parts.append([first, last, kernel])
+        number[i] = len(parts) - 1
+        if i in level.branches:
+            nested[str(number[i])] = [_answer(b, bench, codes) if i not in native else _without(b) for b in level.branches[i]]
+    runs: list[dict[str, Any]] = []
+    for begin, end, done in found:
+        driver = jit.compile_object(emit_driver(done.run, host()), host())
+        codes.append(driver.code)
+        runs.append({**_to_json(done), "first": number[begin], "last": number[end - 1] + 1, "code": len(codes) - 1})
+    return {"graph": show(level.graph), "parts": parts, "branches": nested, "runs": runs}
+
+
+def _without(level: Level) -> dict[str, Any]:
+    """A level without runs: it is inside one."""
+    nested = {str(i): [_without(b) for b in levels] for i, levels in level.branches.items()}
+    return {"graph": show(level.graph), "parts": [list(p) for p in level.parts], "branches": nested, "runs": []}
+
+
+def _to_json(done: Finished) -> dict[str, Any]:
+    run = done.run
+    return {
+        "inputs": [[i.name, i.dtype.value, i.rank, i.order] for i in run.inputs],
+        "sizes": [[s.symbol, s.input, s.stride, s.dim] for s in run.sizes],
+        "outputs": [[o.name, o.dtype.value, _shown(o.shape), _shown(o.strides)] for o in run.outputs],
+        "words": [word_to_json(w) for w in done.words],
+        "exits": done.exits,
+        "returned": done.returned,
+        "branches": [b.name for b in branches(run.steps)],
+        "loops": [b.name for b in branches(run.steps) if isinstance(b, Loop)],
+        "made": [[c.word, c.made] for c in calls(run.steps)],
+        "arena": dims.show(run.arena),
+        "scratch": dims.show(expr("*", run.scratch, run.lanes)),
+        "forks": [len(f.lanes) for f in run.forks],
+    }
+
+
+def _shown(ds: Sequence[Dim]) -> list[str]:
+    return [dims.show(d) for d in ds]
+
+
+def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+    """A body and its kernels in; the body with runs, and the kernels that it needs besides, out."""
+    from hotfuse.compile.unit import kernel_text  # a worker's: the serving process imports none of it
+
+    sizes = {str(k): int(v) for k, v in header["dims"].items()}
+    ways = [Ways.from_json(k.get("ways")) for k in header["kernels"]]
+    bench = _Bench([kernel_text.from_json(k) for k in header["kernels"]], ways, sizes, int(header["threads"]),
+                   until=time.monotonic() + float(header.get("bridges_s", BRIDGES_S)))  # fmt: skip
+    drivers: list[bytes] = []
+    body = _answer(_refined(_level(header["body"]), bench), bench, drivers)
+    answer = {"ok": True, "body": body, "kernels": bench.made, "drivers": len(drivers),
+              "notes": list(dict.fromkeys(bench.notes))}  # fmt: skip
+    return answer, [*bench.codes, *drivers]
+
+
+# --- in the serving process -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunBody:
+    """A body with its runs; inside, those of its branches."""
+
+    body: Body
+    runs: tuple[RunCode, ...]
+    branches: Mapping[int, tuple[RunBody, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """A graph as native runs and what is between them."""
+
+    body: RunBody
+    kernels: tuple[KernelCode, ...]
+    notes: tuple[str, ...]
+    message: Message | None = None
+    """The worker's answer as it came; None where there are no runs."""
+
+
+def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings) -> RunParts:
+    """Have the worker make runs of kernels."""
+    request = {"kind": "runs", "body": _body_json(parts.body), "dims": dict(sizes), "threads": threads_for(settings),
+               "kernels": [{**(k.said or to_json(k.lowered)), "ways": k.ways and k.ways.to_json()} for k in parts.kernels],
+               "strategies": list(parts.demand.strategies), "focus": parts.demand.focus,
+               **place_of(settings).header()}  # fmt: skip
+    return runs_from(parts, *ask(request, [], settings, parts.demand.gain))
+
+
+def runs_from(parts: NativeParts, header: dict[str, Any], blobs: Sequence[bytes]) -> RunParts:
+    """Parts with the runs that a worker made of them, in this process or an earlier one."""
+    count = len(blobs) - int(header["drivers"])
+    more = tuple(kernel_from_json(k, code) for k, code in zip(header["kernels"], blobs[:count], strict=True))
+    body = _run_body(header["body"], blobs[count:])
+    return RunParts(body, (*parts.kernels, *more), (*parts.notes, *header["notes"]), (header, list(blobs)))
+
+
+def threads_for(settings: Settings) -> int:
+    """The threads that calls will have."""
+    return settings.threads or torch.get_num_threads()
+
+
+def without_runs(parts: NativeParts) -> RunParts:
+    """The same parts, each entered by itself."""
+
+    def plain(body: Body) -> RunBody:
+        return RunBody(body, (), {i: tuple(plain(b) for b in bodies) for i, bodies in body.branches.items()})
+
+    return RunParts(plain(parts.body), parts.kernels, parts.notes)
+
+
+def _body_json(body: Body) -> dict[str, Any]:
+    parts = [[p.first, p.last, k] for p, k in zip(body.partitioning.parts, body.chosen, strict=True)]
+    nested = {str(i): [_body_json(b) for b in bodies] for i, bodies in body.branches.items()}
+    return {"graph": show(body.partitioning.graph), "parts": parts, "branches": nested}
+
+
+def _run_body(data: dict[str, Any], codes: Sequence[bytes]) -> RunBody:
+    nested = {int(i): tuple(_run_body(b, codes) for b in bodies) for i, bodies in data["branches"].items()}
+    return RunBody(body_from_json(data), tuple(_run_code(r, codes[r["code"]]) for r in data["runs"]), nested)
+
+
+def _run_code(data: dict[str, Any], code: bytes) -> RunCode:
+    inputs = tuple(
+        InputSpec(str(name), DType(dtype), int(rank), None if order is None else tuple(int(d) for d in order))
+        for name, dtype, rank, order in data["inputs"]
+    )
+    sizes = tuple(SizeSpec(str(s), int(i), bool(stride), int(d)) for s, i, stride, d in data["sizes"])
+    outputs = tuple(OutputSpec(str(n), DType(t), _read(shape), _read(strides)) for n, t, shape, strides in data["outputs"])
+    return RunCode(
+        int(data["first"]), int(data["last"]), inputs, sizes, outputs, tuple(word_from_json(w) for w in data["words"]),
+        tuple(int(i) for i in data["exits"]), tuple(str(n) for n in data["returned"]), dims.parse(data["arena"]),
+        dims.parse(data["scratch"]), code, tuple(str(n) for n in data["branches"]), frozenset(str(n) for n in data["loops"]),
+        tuple((int(word), tuple(str(n) for n in names)) for word, names in data["made"]), tuple(int(n) for n in data["forks"]),
+    )  # fmt: skip
+
+
+def _read(ds: Sequence[str]) -> tuple[Dim, ...]:
+    return tuple(dims.parse(d) for d in ds)

@@ -1,0 +1,79 @@
+"""Where the fusion engine meets compilation: groups of a graph, adjusted by prediction before any of them is compiled.
+
+A trained model of this machine is believed if it did well on what it had not seen (`hpm.standing`). Else it, or roofs where there
+is none, says which changes are worth a look, and only those that were measured to be faster are made. Whether a kernel or the
+library runs a group is left to the trial, which measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hotfuse.base.settings import Objective
+from hotfuse.compile.learn.learned import foresight, trust
+from hotfuse.compile.stored import strategies
+from hotfuse.compile.unit.layouts import laid_out
+from hotfuse.fusion import explain
+from hotfuse.fusion.candidates import Kind
+from hotfuse.fusion.engine import Contest, Engine
+from hotfuse.fusion.forecast import Predictor, Trained
+from hotfuse.fusion.groups import Group
+from hotfuse.fusion.layout import channels_last
+from hotfuse.fusion.own import with_own_operands
+from hotfuse.ir.graph import Graph
+from hotfuse.lower.cpu.tiling import Core
+
+KINDS = frozenset(Kind) - {Kind.LIBRARY, Kind.LAYOUT}
+"""What groups are changed by: the library against kernels is decided by trials, layouts before groups are formed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What stands in for a trained model: roofs that propose, contests that decide about groups and about layouts."""
+
+    roofs: Predictor
+    contest: Contest
+    layouts: Contest | None = None
+
+
+MOST_LINES = 24
+"""Decisions that are shown."""
+
+
+def arranged(
+    graph: Graph, sizes: Mapping[str, int], core: Core, lowers: Callable[[Graph], str], objective: Objective = "latency",
+    gate: Gate | None = None,
+) -> tuple[Graph, list[str]]:  # fmt: skip
+    """A graph in the layouts that pay, before groups are formed, and the decisions; by rule where nobody can predict."""
+    ahead = foresight()
+    predict = Trained(ahead.predictor) if ahead is not None else gate.roofs if gate is not None else None
+    if predict is None:
+        return with_own_operands(channels_last(graph)), []
+    engine = Engine(predict, core, threads=core.threads, objective=objective, bandit=trust(), lowers=lowers)
+    contest = gate.layouts if gate is not None and objective == "latency" else None
+    made, choices = laid_out(graph, sizes, engine, contest, other=Kind.LAYOUT.value in strategies())
+    return made, [explain.line(c) for c in choices]
+
+
+def adjusted(
+    graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int], core: Core, lowers: Callable[[Graph], str],
+    objective: Objective = "latency", predict: Predictor | None = None, gate: Gate | None = None,
+) -> tuple[Graph, tuple[Group, ...], list[str]]:  # fmt: skip
+    """A graph's groups as the engine would have them, and its decisions; unchanged where nobody can predict or measure."""
+    contest = None
+    if predict is None:
+        ahead = foresight()
+        if ahead is not None and (ahead.believed or gate is not None):
+            predict = Trained(ahead.predictor)
+        elif gate is not None:
+            predict = gate.roofs
+        else:
+            return graph, tuple(groups), []
+        if gate is not None and (ahead is None or not ahead.believed):
+            contest = None if objective == "memory" else gate.contest  # bytes need no clock
+    only = frozenset(k for k in KINDS if k.value in strategies())
+    engine = Engine(predict, core, threads=core.threads, objective=objective, bandit=trust(), lowers=lowers, kinds=only or KINDS)
+    engine.contest = contest
+    found = engine.best(graph, groups, sizes) if contest is None else engine.plan(graph, groups, sizes)
+    return found.graph, found.groups, explain.lines(found, MOST_LINES)

@@ -1,0 +1,347 @@
+"""Units of compilation in the worker: how a graph is grouped, and one group at a time from nodes to a kernel that won its trial.
+
+    plan   the graph's groups, in order, each with a key that is equal for groups that are the same but for their names
+    unit   one group: a kernel, or where to cut the group, or why it stays with the library
+
+A group that cannot be lowered is cut where that begins, one that loses to the library in the middle. What was lowered and compiled
+is kept by its text (`compile.unit.bench`), so that the same group at other sizes costs a trial only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
+from hotfuse.analysis.resources import library_seconds, roof_seconds, used, work_of
+from hotfuse.backends.llvm.emission import scratch
+from hotfuse.backends.llvm.native import compile_kernel
+from hotfuse.base.errors import HotfuseError
+from hotfuse.base.settings import Objective
+from hotfuse.compile import stored
+from hotfuse.compile.kept import Unkept, grouping, verdict
+from hotfuse.compile.learn import recall
+from hotfuse.compile.learn.learned import foresight, notes, refresh
+from hotfuse.compile.learn.measure import Made
+from hotfuse.compile.stored import text_id, wanted
+from hotfuse.compile.unit import growth
+from hotfuse.compile.unit.bench import Kernel, Piece, allowed_by, bench, foreseen, keep, piece_of
+from hotfuse.compile.unit.contest import Contest
+from hotfuse.compile.unit.kernel_text import to_json
+from hotfuse.compile.unit.planning import Gate, adjusted, arranged
+from hotfuse.compile.variants import kinds, trial
+from hotfuse.compile.variants.crossing import BUDGET_S, Crossing, Found
+from hotfuse.compile.variants.served_threads import apart, as_served
+from hotfuse.compile.variants.skipping import Skipping
+from hotfuse.compile.variants.skips import SKIP, Skips
+from hotfuse.fusion.forecast import Predictor, Roofline, Trained
+from hotfuse.fusion.groups import Group, group, reordered
+from hotfuse.hpm.bottleneck import Strategy
+from hotfuse.ir.branches import CAPTURES, branches
+from hotfuse.ir.graph import Graph, Node
+from hotfuse.ir.text import parse, show
+from hotfuse.ir.verify import verify
+from hotfuse.ops.table import Access, lookup, packet
+from hotfuse.simplify import simplify
+from hotfuse.tile.serial import one_thread
+
+Message = tuple[dict[str, Any], list[bytes]]
+WORTH_CUTTING = 6
+"""Nodes in a group that loses to the library, from which on its halves are tried: those of a few fused ops lose as well."""
+MAX_GRAPHS = 8
+
+
+# -- the plan
+
+
+def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+    """The request of kind `plan`: a graph as text, and the sizes of a real call."""
+    return apart(stored.threads(), lambda: _plan(header))
+
+
+def _plan(header: dict[str, Any]) -> Message:
+    sizes = {str(k): int(v) for k, v in header["dims"].items()}
+    refresh()
+
+    def make() -> Message:
+        bodies: list[dict[str, Any]] = []
+        _body(verify(parse(header["graph"])), sizes, bodies, {}, header.get("objective", "latency"), measuring(sizes))
+        return {"ok": True, "bodies": bodies, "peaks": asdict(bench().peaks)}, []
+
+    with allowed_by(header):
+        ahead = foresight()
+        answer, _ = grouping(header, sizes, "" if ahead is None else str(ahead.predictor.model.version), make)
+        return {**answer, "recalled": recall.states()}, []
+
+
+def measuring(sizes: Mapping[str, int]) -> Gate:
+    """What decides about groups where no model is trained: kernels of this worker, timed within a budget."""
+
+    def build(piece: Graph) -> tuple[Made, Graph, Mapping[str, int]]:
+        found = piece_of(piece, range(len(piece.nodes)), sizes)
+        made = bench().kernel(found)
+        return Made(made.lowered, made.compiled), found.normal, found.sizes
+
+    contests = (Contest(build, bench().core, sizes) for _ in range(2))
+    return Gate(Roofline(bench().peaks), *contests)
+
+
+def _body(
+    graph: Graph, sizes: Mapping[str, int], bodies: list[dict[str, Any]], known: dict[str, dict[str, Any]], objective: Objective,
+    gate: Gate | None = None,
+) -> int:  # fmt: skip
+    """A graph in the order its groups need, appended to `bodies`; control nodes name the bodies of their branches."""
+    def lowers(piece: Graph) -> str:
+        return bench().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
+
+    graph, layouts = arranged(simplify(graph)[0], sizes, bench().core, lowers, objective, gate)
+    graph, groups, choices = adjusted(graph, group(graph), sizes, bench().core, lowers, objective, gate=gate)
+    ordered = verify(reordered(graph, groups))
+    text = show(ordered)
+    own: dict[str, Any] = {"graph": text, "id": hashlib.sha256(text.encode()).hexdigest()[:24]}
+    place = len(bodies)
+    bodies.append(own)
+    keep(bench().graphs, own["id"], lambda: ordered, MAX_GRAPHS)
+    found: list[dict[str, Any]] = []
+    inside: dict[str, list[int]] = {}
+    at = 0
+    for i, g in enumerate(groups):
+        nodes = range(at, at + len(g.nodes))
+        found.append(described(ordered, nodes, g.kind, sizes, known))
+        if ordered.nodes[at].op in CAPTURES:
+            inside[str(i)] = [_body(b.graph, sizes, bodies, known, objective, gate) for b in branches(ordered, ordered.nodes[at])]
+        at += len(g.nodes)
+    if place == 0:
+        own["predicted_us"] = None if foresight() is None else _predicted_us(ordered, found, sizes)
+    own.update(groups=found, branches=inside, choices=[*layouts, *choices, *_growth(graph, groups, sizes)])
+    return place
+
+
+def _growth(graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> list[str]:
+    """Where memory is asked for: what convolutions would keep otherwise."""
+    if not bench().core.lean:
+        return []
+    pieces = [piece_of(graph, g.nodes, sizes) for g in groups if g.kind == "convolution"]
+    return growth.lines((p.ops, lambda p=p: (bench().lowering(p), bench(lean=False).lowering(p))) for p in pieces)
+
+
+def described(
+    graph: Graph, nodes: Sequence[int], kind: str, sizes: Mapping[str, int], known: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """What the other side is told of a group: how many nodes, what kind, and for one that may get a kernel its key and its work.
+
+    `known` holds what was said of the same group before.
+    """
+    if kind == "library" or all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in nodes):
+        return {"nodes": len(nodes), "kind": "library"}  # what only moves data is views to torch, and those cost nothing
+    piece = piece_of(graph, nodes, sizes)
+    if piece.key not in known:
+        work, peaks = work_of(piece.normal, piece.sizes), bench().peaks
+        known[piece.key] = {
+            "nodes": len(nodes), "kind": kind, "key": piece.key, "ops": piece.ops, "work": work.to_dict(),
+            "library_s": library_seconds(piece.normal, piece.sizes, peaks), "roof_s": roof_seconds(work, peaks),
+        }  # fmt: skip
+        if (seen := foreseen(piece)) is not None:
+            known[piece.key].update(library_s=seen.library_s, kernel_s=seen.kernel_s, high_s=seen.high_s)
+    return known[piece.key]
+
+
+def _predicted_us(graph: Graph, groups: Sequence[dict[str, Any]], sizes: Mapping[str, int]) -> float | None:
+    """What a whole graph is predicted to take; None where no model knows this machine, or a part of it depends on data."""
+    total, at = 0.0, 0
+    for g in groups:
+        nodes = range(at, at + int(g["nodes"]))
+        at += len(nodes)
+        if all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in nodes):
+            continue
+        if "kernel_s" not in g:
+            seen = foreseen(piece_of(graph, nodes, sizes)) if graph.nodes[nodes[0]].op not in CAPTURES else None
+            if seen is None:
+                return None
+            total += seen.library_s
+        else:
+            total += min(float(g["kernel_s"]), float(g["library_s"]))
+    return round(total * 1e6, 2)
+
+
+def _predictor() -> Predictor:
+    """The trained model's forecasts, or roofs where no model knows this machine."""
+    ahead = foresight()
+    return Roofline(bench().peaks) if ahead is None else Trained(ahead.predictor)
+
+
+def _on_one_thread(made: Kernel) -> Kernel:
+    """The same kernel without parallel loops; itself where it has none."""
+    start = time.perf_counter()
+    kernel = one_thread(made.lowered.kernel)
+    if kernel is None:
+        return made
+    return Kernel(replace(made.lowered, kernel=kernel), compile_kernel(kernel), time.perf_counter() - start)
+
+
+# -- one unit
+
+
+def unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
+    """The request of kind `unit`: nodes of a graph that this worker has seen, or that comes along as a blob.
+
+    `alike` are the nodes of all its uses, which are cut as the first is; `split` says whether it may be cut at all. A unit that is
+    `joined` from two must also `beat` the microseconds of their two kernels, and its uses may turn out to differ.
+    """
+    return apart(stored.threads(), lambda: _unit(header, blobs))
+
+
+def _unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
+    texts = {str(i): b for i, b in zip(header.get("texts", ()), blobs, strict=True)}
+    wanted = {str(i) for i, _ in header["alike"]}
+    sizes = {str(k): int(v) for k, v in header["dims"].items()}
+    with allowed_by(header):
+        if missing := sorted(wanted - texts.keys() - bench().graphs.keys()):
+            return {"ok": True, "missing": missing}, []
+        graphs = {i: keep(bench().graphs, i, lambda i=i: verify(parse(texts[i].decode())), MAX_GRAPHS) for i in wanted}
+        uses = [(graphs[str(i)], [int(n) for n in nodes]) for i, nodes in header["alike"]]
+        return _Unit(uses, str(header["group"]), sizes, bool(header["split"]), bool(header["joined"]), header["beat"],
+                     bool(header.get("ways")), int(header.get("threads", 1))).answer()  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Unit:
+    uses: Sequence[tuple[Graph, Sequence[int]]]
+    kind: str
+    sizes: Mapping[str, int]
+    may_split: bool
+    joined: bool
+    beat: float | None
+    ways: bool = False
+    """Whether other kernels for other sizes are looked for."""
+    threads: int = 1
+    """That calls have."""
+
+    def answer(self) -> Message:
+        graph, nodes = self.uses[0]
+        piece = piece_of(graph, nodes, self.sizes)
+        if Strategy.LIBRARY.value in wanted(piece.text):
+            return {"ok": True, "refused": f"{piece.ops} stays with the library: that is what is to be tried"}, []
+        # A recurrent layer has beside its centre only what prepares it, which is nothing to compile alone.
+        several = len(nodes) > 1 and self.kind != "recurrent" and self.may_split
+        why = bench().lowers(piece) if several else ""
+        if why:
+            first = self._blamed(graph, nodes)
+            op = packet(graph.nodes[nodes[first]].op).removeprefix("aten.")
+            return self._cut(first, f"a group of {len(nodes)} is cut before {op}: {why}")
+        try:
+            return self._kernel(piece)
+        except HotfuseError as e:
+            why = f"{piece.ops} stays with the library: {e.because or e.what}"
+        first = _prefix(self.kind, [graph.nodes[i] for i in nodes]) if several else 0
+        return self._cut(first, why) if first else ({"ok": True, "refused": why}, [])
+
+    def _kernel(self, piece: Piece) -> Message:
+        """A kernel that won its trial, made now or by an earlier process; raises a HotfuseError where there is none."""
+        core = bench().core
+        around = (sorted((n, str(d)) for n, d in piece.meaning.items()), [str(g) for g in self.uses[0][0].guards])
+        options = (core.precision, core.lean, self.ways, wanted(piece.text))
+        basis = {"threads": str(self.threads), "sizes": repr(sorted(piece.sizes.items())), "options": repr(options)}
+        answer, codes = verdict("unit", f"{piece.text}\n{around}", basis, lambda: self._made(piece))
+        self._beaten(float(answer["kernel"]["kernel_us"]))
+        return {**answer, "keys": self._keys()}, codes
+
+    def _beaten(self, us: float) -> None:
+        if self.beat is not None and us >= self.beat:
+            raise Unkept(f"one kernel takes {us:.1f} us where two take {self.beat:.1f}")
+
+    def _made(self, piece: Piece) -> Message:
+        made = bench().kernel(piece)
+        if Strategy.THREADS.value in wanted(piece.text):
+            made = _on_one_thread(made)
+        skips, said = None, list[str]()
+        if SKIP in wanted(piece.text):
+            made, skips, said = self._skipping(piece, made)
+        outcome = trial.attempt(piece.normal, made.lowered, made.compiled, piece.sizes, threads=self.threads)
+        if (kept := notes()) is not None:
+            kept.tried(piece.key, piece.normal, piece.sizes, outcome.kernel_us, outcome.library_us, outcome.threads)
+        if outcome.threads < self.threads:
+            said.append(f"{piece.ops}: tried on {outcome.threads} of {self.threads} threads, as cores were busy")
+        self._beaten(outcome.kernel_us)
+        kernel = made.lowered.kernel
+        plan = scratch.plan(kernel)
+        own = sum(plan.stack.values()) + (plan.arena_bytes(piece.sizes, 1) if plan.needs_arena else 0)
+        use = used(work_of(piece.normal, piece.sizes), outcome.kernel_us, bench().peaks, scratch=own,
+                   vectors=vectors_at_once(kernel, bench().core.lanes * 4),
+                   parallel=parallel_iterations(kernel, piece.sizes))
+        about = {**to_json(made.lowered), "ops": piece.ops, "compile_s": round(made.seconds, 4),
+                 "multiplies": made.compiled.multiplies, "kinds": made.note,
+                 "kernel_us": round(outcome.kernel_us, 1), "library_us": round(outcome.library_us, 1), "use": use.to_dict()}
+        if (seen := foreseen(piece)) is not None:
+            about["predicted_us"] = round(seen.kernel_s * 1e6, 2)
+        text = text_id(piece.text)
+        found = self._crossing(piece, made)
+        about["ways"] = None if found.ways is None else found.ways.to_json()
+        about["skips"] = None if skips is None else skips.to_json()
+        also: list[dict[str, Any]] = [
+            {**to_json(m.lowered), "ops": piece.ops, "compile_s": round(sum(m.compiled.seconds.values()), 4)} for m in found.made
+        ]
+        answer = {"ok": True, "kernel": about, "text": text, "also": also,
+                  "notes": [*found.notes, *said]}
+        return answer, [made.compiled.code, *(m.compiled.code for m in found.made)]
+
+    def _skipping(self, piece: Piece, made: Kernel) -> tuple[Kernel, Skips | None, list[str]]:
+        """The same product with a side that leaves rows of zeros out, where that pays for some share of them; else why not."""
+        start = time.perf_counter()
+        try:
+            with as_served(self.threads) as threads:
+                both, skips = Skipping(piece.normal, piece.sizes, bench().core, bench().peaks, _predictor(), threads).found()
+        except HotfuseError as e:
+            return made, None, [f"{SKIP}: {e.because or e.what}"]
+        return Kernel(both.lowered, both.compiled, made.seconds + time.perf_counter() - start), skips, []
+
+    def _crossing(self, piece: Piece, made: Kernel) -> Found:
+        """Kernels that are better than this one at other sizes."""
+        if not self.ways or not piece.meaning:
+            return Found()
+        predict = _predictor()
+        general = Made(made.lowered, made.compiled)
+        core = made.core or bench().core
+        return Crossing(piece.normal, general, piece.sizes, core, bench().peaks, predict, self.uses[0][0].guards,
+                        piece.meaning, threads=self.threads, until=time.perf_counter() + BUDGET_S,
+                        also=kinds.kinds(bench().core)).found()  # fmt: skip
+
+    def _keys(self) -> list[str]:
+        """The keys of all uses, where they may differ."""
+        return [piece_of(g, n, self.sizes).key for g, n in self.uses] if self.joined else []
+
+    def _cut(self, first: int, why: str) -> Message:
+        """The two pieces that each use becomes."""
+        kinds, known = (self.kind, "rows"), dict[str, dict[str, Any]]()
+        pieces = [
+            [described(g, part, k, self.sizes, known) for part, k in zip((n[:first], n[first:]), kinds, strict=True)]
+            for g, n in self.uses
+        ]
+        return {"ok": True, "split": first, "why": why, "pieces": pieces}, []
+
+    def _blamed(self, graph: Graph, nodes: Sequence[int]) -> int:
+        """How many of a group's nodes, from the first, can be lowered together; at least 1, also where not even that one can.
+
+        Found by bisection: what makes a group impossible rarely becomes possible with more nodes.
+        """
+        good, bad = 1, len(nodes)
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if bench().lowers(piece_of(graph, nodes[:middle], self.sizes)):
+                bad = middle
+            else:
+                good = middle
+        return good
+
+
+def _prefix(kind: str, nodes: Sequence[Node]) -> int:
+    """Where to cut a group that loses: behind what it is around, in the middle of a long one; 0 for not at all."""
+    if kind in ("contract", "convolution"):
+        return 1 if len(nodes) > 1 else 0
+    if kind == "product":
+        behind = next((i for i, n in enumerate(nodes, 1) if lookup(n.op).access is Access.CONTRACTION), len(nodes))
+        return behind if behind < len(nodes) else 0
+    return len(nodes) // 2 if len(nodes) >= WORTH_CUTTING else 0

@@ -1,0 +1,196 @@
+"""The first run of a new kernel: in the worker, on made-up data, against the library.
+
+A kernel that crashes takes the worker with it, not the server; one that is wrong or slower than torch's own operators never
+leaves. What passes is proven again on real inputs, in place, before it serves.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hotfuse.analysis.attention import PACKED
+from hotfuse.analysis.registers import parallel_iterations
+from hotfuse.analysis.ties import Quantum, quanta, tied
+from hotfuse.backends.library import LibraryBackend
+from hotfuse.backends.llvm.native import CompiledKernel, load_kernel
+from hotfuse.backends.llvm.runs.group import artifact
+from hotfuse.backends.llvm.threads.parallel import awake
+from hotfuse.backends.protocol import Run
+from hotfuse.base.errors import InternalError
+from hotfuse.base.settings import BF16_RTOL
+from hotfuse.compile.variants.served_threads import as_served
+from hotfuse.ir.dims import evaluate, symbols
+from hotfuse.ir.graph import Graph, Value, sources
+from hotfuse.ir.types import ScalarType, TensorType
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.lowered import Lowered, PackArgument
+from hotfuse.lower.cpu.division import balance
+from hotfuse.ops.schema import argument
+from hotfuse.ops.table import packet
+from hotfuse.ops.torch_dtypes import torch_dtype
+
+RTOL = 1e-4
+"""Largest error against float32 operators, relative to the largest magnitude in the result."""
+ROUNDS = 7
+PROPOSED = 0.25
+"""By how much a kernel may lose on one thread where calls have more."""
+EVENLY = 0.75
+"""Mean over longest part of the threads' work, from which on a kernel is worth a race."""
+MOST_S = 0.25
+"""Most seconds spent timing one kernel."""
+_DRAWN = 1048573
+"""Numbers that are drawn for one tensor; a larger one holds them again and again. A prime, so that rows near each other differ:
+drawing the table of a vocabulary takes a quarter of a second, and a plan waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A kernel's time and the library's, for the same group on the same data."""
+
+    kernel_us: float
+    library_us: float
+    threads: int = 1
+    """That both had."""
+
+
+def attempt(
+    graph: Graph, lowered: Lowered, compiled: CompiledKernel, sizes: Mapping[str, int], allowance_us: float = 0.0,
+    threads: int = 1,
+) -> Outcome:  # fmt: skip
+    """Run a kernel; raises CannotLower when it is wrong, or slower than the library by more than the allowance.
+
+    `threads` are those that calls will have: it is timed on as many, or on one where cores are busy. What loses narrowly on one
+    is not refused then if its work can be shared evenly: who is faster on many, the race says.
+    """
+    generator = torch.Generator().manual_seed(0)
+    data = {v.name: made_up(v, sizes, generator) for v in sources(graph)} | offsets_in(graph, sizes)
+    weights = {p.key: tamed(data[p.value.name]) for p in graph.params}
+    inputs = [data[v.name] for v in graph.inputs]
+    library = LibraryBackend().compile(graph, weights).run
+    native = artifact(graph, lowered, load_kernel(compiled), weights, "").run
+    steps = quanta(graph, lambda v: float(data[v.name]) if v.name in data and data[v.name].numel() == 1 else None)
+    with torch.no_grad():
+        for got, want, step in zip(native(*inputs), library(*inputs), steps, strict=True):
+            agree(got, want, step, BF16_RTOL if rounded(lowered) else RTOL)
+        with as_served(threads) as measured:
+            outcome = replace(_timed(native, library, inputs), threads=measured)
+    slack = PROPOSED if outcome.threads < threads and shares_evenly(lowered, sizes, threads) else 0.0
+    if outcome.kernel_us >= outcome.library_us * (1 + slack) + allowance_us:
+        raise CannotLower(
+            f"its kernel takes {outcome.kernel_us:.0f} us where the library takes {outcome.library_us:.0f}"
+        )
+    return outcome
+
+
+def shares_evenly(lowered: Lowered, sizes: Mapping[str, int], threads: int) -> bool:
+    """Whether a kernel has tasks enough for so many threads."""
+    return balance(parallel_iterations(lowered.kernel, sizes), threads) >= EVENLY
+
+
+def made_up(v: Value, sizes: Mapping[str, int], generator: torch.Generator) -> Any:
+    """Data of a value's type; raises CannotLower where its size depends on data."""
+    if isinstance(v.type, ScalarType) and v.type.expr is not None and not symbols(v.type.expr) - set(sizes):
+        return evaluate(v.type.expr, sizes)
+    if not isinstance(v.type, TensorType):
+        raise CannotLower(f"%{v.name} is not a tensor")
+    if any(symbols(d) - set(sizes) for d in v.type.shape):
+        raise CannotLower(f"a size of %{v.name} depends on data")
+    shape = [evaluate(d, sizes) for d in v.type.shape]
+    dtype = torch_dtype(v.type.dtype)
+    if dtype.is_floating_point:
+        made = _noise(shape, generator).to(dtype)
+    elif dtype in (torch.int8, torch.uint8):  # quantized numbers, over their whole range
+        limits = torch.iinfo(dtype)
+        made = torch.randint(limits.min, limits.max + 1, shape, generator=generator).to(dtype)
+    else:  # these may index something, and every size but 0 has these places
+        made = torch.randint(0, 2, shape, generator=generator).to(dtype)
+    order = v.type.layout.order
+    if order is None:
+        return made
+    back = [order.index(d) for d in range(len(order))]
+    return made.permute(order).contiguous().permute(back)
+
+
+def offsets_in(graph: Graph, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """Offsets that packed sequences can have, where others would be a fault: all sequences are about as long."""
+    found: dict[str, torch.Tensor] = {}
+    for node in (n for n in graph.nodes if packet(n.op) == PACKED):
+        for name, of in (("offsets_k", "key"), ("offsets", "query")):
+            given, rows = argument(node, name), argument(node, of)
+            if isinstance(given, Value) and isinstance(rows, Value):
+                (count,), last = _sizes(given, sizes), _sizes(rows, sizes)[0]
+                last = min(last, int(found[given.name][-1])) if given.name in found else last  # one for queries and keys
+                assert isinstance(given.type, TensorType)
+                found[given.name] = torch.linspace(0, last, max(count, 1)).to(torch_dtype(given.type.dtype))[:count]
+    return {v.name: found[v.name] for v in sources(graph) if v.name in found}
+
+
+def _sizes(v: Value, sizes: Mapping[str, int]) -> list[int]:
+    return [evaluate(d, sizes) for d in v.type.shape] if isinstance(v.type, TensorType) else []
+
+
+def _noise(shape: list[int], generator: torch.Generator) -> torch.Tensor:
+    """Normal numbers."""
+    count = math.prod(shape)
+    if count <= _DRAWN:
+        return torch.randn(shape, generator=generator)
+    drawn = torch.randn(_DRAWN, generator=generator)
+    made = torch.empty(count)
+    whole = count // _DRAWN * _DRAWN
+    made[:whole].view(-1, _DRAWN).copy_(drawn)
+    made[whole:] = drawn[: count - whole]
+    return made.view(shape)
+
+
+def tamed(weight: torch.Tensor) -> torch.Tensor:
+    """A weight whose products stay near 1: a recurrence over larger ones is chaotic, and no two ways to compute it agree."""
+    if not weight.dtype.is_floating_point or weight.dim() < 2:
+        return weight
+    return weight / max(1, weight.shape[-1]) ** 0.5
+
+
+def rounded(lowered: Lowered) -> bool:
+    """Whether a kernel multiplies operands rounded to bf16, which only the user's setting allows."""
+    return any(isinstance(a, PackArgument) and a.spec.paired for a in lowered.arguments)
+
+
+def agree(got: Any, want: Any, step: Quantum = None, rtol: float = RTOL) -> None:
+    """Whether results agree; what comes from rounding may fall to the other side of a tie here and there."""
+    if got.dtype != want.dtype or got.shape != want.shape:
+        raise InternalError(f"a kernel gives {got.dtype}{list(got.shape)} instead of {want.dtype}{list(want.shape)}")
+    if tied(got, want, step):
+        return
+    if not want.dtype.is_floating_point:
+        if not torch.equal(got, want):
+            raise InternalError("a kernel gives other integers than the library")
+        return
+    finite = torch.isfinite(want)
+    if not torch.equal(torch.isfinite(got), finite):
+        raise InternalError("a kernel gives NaN or infinity elsewhere than the library")
+    error = (got[finite].double() - want[finite].double()).abs()
+    scale = float(want[finite].abs().max()) if finite.any() else 0.0
+    allowed = rtol if want.dtype in (torch.float32, torch.float64) else 2e-2
+    if error.numel() and float(error.max()) > allowed * scale:
+        raise InternalError(f"a kernel differs from the library by {float(error.max()) / (scale or 1):.1e}")
+
+
+def _timed(native: Run, library: Run, inputs: list[Any]) -> Outcome:
+    """Least times over interleaved rounds: the worker runs at the lowest priority, so most rounds are disturbed. The kernel finds
+    threads awake, as inside a native run."""
+    best = [float("inf"), float("inf")]
+    start = time.perf_counter()
+    for n in range(ROUNDS):
+        for side, run in enumerate((native, library)):
+            with awake(1 if side else torch.get_num_threads()):
+                begin = time.perf_counter()
+                run(*inputs)
+                best[side] = min(best[side], time.perf_counter() - begin)
+        if n >= 2 and time.perf_counter() - start > MOST_S:
+            break
+    return Outcome(best[0] * 1e6, best[1] * 1e6)

@@ -1,0 +1,1 @@
+"""Worker processes: how they are started, asked, shared, paused and ended."""

@@ -1,0 +1,286 @@
+"""A worker that begins as a fork of the serving process: what that has imported, torch and the user's library, is there at once.
+
+A fork copies one thread and every lock, whoever holds it. So the child uses as little as possible of what it inherited (`_settle`),
+says hello, and is believed only then; one that is silent, or stands still later, is killed, and a fresh interpreter does its work
+(`compile.workers.starting`). Decision 19 says what was weighed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import logging
+import os
+import random
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, NoReturn, cast
+
+import numpy as np
+import torch
+
+from hotfuse.base.errors import CaptureError
+from hotfuse.base.events import Why
+from hotfuse.compile.workers import wire, worker
+from hotfuse.compile.workers.priority import LOWEST, step_back
+from hotfuse.compile.workers.process import Worker
+
+QUIET_S = 1.0
+"""A child that slept so long before its hello waits for a lock that nobody will release."""
+HELLO_S = 20.0
+"""Most seconds until a hello, however busy the machine."""
+LOOK_S = 0.05
+IMPORT_S = 0.3
+"""How long a fork waits for imports of other threads."""
+
+# Python 3.12 and later warn of forks beside threads, which is what this file is about.
+warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning, __name__.replace(".", r"\."))
+
+
+class ForkFailed(CaptureError):
+    """There is no forked worker, and why."""
+
+
+class Fork:
+    """A child process by its id: what `subprocess.Popen` has, for one that was forked."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._taking = threading.Lock()
+        """The system tells how a child ended once; a second thread that asks meanwhile would hear that there is no such child."""
+
+    def poll(self) -> int | None:
+        """How it ended; None while it runs, and while another thread is about to know."""
+        if self.returncode is None and self._taking.acquire(blocking=False):
+            try:
+                return self._waited(os.WNOHANG)
+            finally:
+                self._taking.release()
+        return self.returncode
+
+    def wait(self) -> int:
+        """Until it has ended."""
+        with self._taking:
+            return cast(int, self._waited(0))
+
+    def _waited(self, how: int) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, how)
+            except ChildProcessError:  # the application takes the status of every child there is
+                self.returncode = 0
+            else:
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def send_signal(self, number: int, /) -> None:
+        """Nothing where it has ended: its id may be another's by now."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        with contextlib.suppress(ProcessLookupError):
+            self.send_signal(signal.SIGKILL)
+
+
+class ForkedWorker(Worker):
+    """One process, forked; raises ForkFailed where it does not come up."""
+
+    forked = True
+
+    def __init__(self, memory: int = 0, settle: Callable[[], None] | None = None, level: int = LOWEST) -> None:
+        """`settle` is for tests: run in the child before its hello."""
+        requests_out, requests_in = os.pipe()
+        answers_out, answers_in = os.pipe()
+        log = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - lives as long as the worker
+        parent = os.getpid()
+        # No signal is handled before the child has handlers of its own.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = _fork()
+            if pid == 0:
+                _child(parent, requests_out, answers_in, log.fileno(), memory, settle, level)
+        except OSError as e:
+            for end in (requests_out, requests_in, answers_out, answers_in):
+                os.close(end)
+            log.close()
+            raise ForkFailed("the system refuses to fork", because=str(e), why=Why.WORKER_DIED) from e
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(requests_out)
+        os.close(answers_in)
+        self._hold(Fork(pid), os.fdopen(requests_in, "wb", 0), os.fdopen(answers_out, "rb", 0), log, level)
+        self._inherited = 0
+        self._greeted()
+        self._inherited = super().rss()
+
+    def _greeted(self) -> None:
+        begin, quiet = time.monotonic(), 0.0
+        poll = select.poll()
+        poll.register(self._out.fileno(), select.POLLIN)
+        while not poll.poll(LOOK_S * 1000):
+            quiet = quiet + LOOK_S if self._process.pid > 0 and self.sleeps() else 0.0
+            if quiet > QUIET_S or time.monotonic() - begin > HELLO_S:
+                self.close()
+                raise ForkFailed("a forked worker does not say hello", because="a lock was held when it was forked",
+                                 why=Why.TIMEOUT)  # fmt: skip
+        try:
+            hello, _ = wire.receive(self._out)
+        except EOFError as e:
+            self.close()
+            raise ForkFailed(f"a forked worker ended with status {self.status}", because=self.last_words(),
+                             why=Why.WORKER_DIED) from e  # fmt: skip
+        self._process.pid = int(hello["pid"])
+
+    def ask_where(self) -> None:
+        """Have it write down where it stands."""
+        self._signal(signal.SIGUSR1)
+
+    def where(self) -> str:
+        """The line of code it stood in when it was asked last."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").rpartition("most recent call first")[2].splitlines()
+        return next((line.strip().replace('"', "") for line in lines if line.lstrip().startswith("File")), "")
+
+    def rss(self) -> int:
+        """Bytes beyond what it shared with this process when it began."""
+        return max(0, super().rss() - self._inherited)
+
+
+# --- before the fork -----------------------------------------------------------------------------
+
+
+def importing(wait_s: float = IMPORT_S) -> str:
+    """A module that somebody is importing, after waiting a while for the end of it: in a child it would stay half there, with its
+    lock taken. Empty where there is none.
+    """
+    until = time.monotonic() + wait_s
+    while (name := _half_there()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return name
+
+
+def _half_there() -> str:
+    for name, module in list(sys.modules.items()):
+        if name != "__main__" and getattr(getattr(module, "__spec__", None), "_initializing", False) is True:
+            return name
+    return ""
+
+
+def _fork() -> int:
+    """Fork while no thread is inside the linker; 0 in the child, -1 where only the child knows its number."""
+    jit = sys.modules.get("hotfuse.backends.llvm.jit")
+    with contextlib.nullcontext() if jit is None else jit.quiet():  # let go of on both sides
+        try:
+            return os.fork()
+        except DeprecationWarning:  # warnings are errors here: the fork happened all the same
+            return -1
+
+
+# --- in the child --------------------------------------------------------------------------------
+
+
+def _child(
+    parent: int, requests_in: int, answers_out: int, log: int, memory: int, settle: Callable[[], None] | None, level: int
+) -> NoReturn:
+    """Everything a forked worker ever does: nothing of the server's runs behind it, neither code nor exit handlers."""
+    status = 1
+    try:
+        worker.end_with_parent(parent)
+        worker.name_process()
+        answers = _descriptors(requests_in, answers_out, log)
+        _signals()
+        _settle()
+        if settle is not None:
+            settle()
+        inherited = int(worker.usage()["peak_rss"])
+        out = os.fdopen(answers, "wb")
+        wire.send(out, {"pid": os.getpid()})
+        step_back(level)  # not before the hello: on a busy machine that would take seconds
+        worker.bound_memory(memory)
+        worker.collect_rarely()
+        worker.serve(os.fdopen(0, "rb", closefd=False), out, inherited)
+        status = 0
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(status)
+
+
+def _descriptors(requests_in: int, answers_out: int, log: int) -> int:
+    """Requests come in at 0, prints go to the log; where answers go. Everything else that was open leads nowhere.
+
+    The server's sockets and files must not be held by a process it knows nothing of. Their numbers stay taken: an inherited object
+    that is dropped later closes its number, which must not be somebody else's by then.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(requests_in, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    answers = os.dup(answers_out)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in (answers, nowhere):
+            with contextlib.suppress(OSError):  # the list itself was open, too
+                os.fstat(int(name))
+                os.dup2(nowhere, int(name), inheritable=False)
+    # What prints goes through new objects: the old ones may have been in use, by a thread that is not here.
+    sys.stdin = open(os.devnull)  # noqa: SIM115 - lives as long as the process
+    sys.stdout = open(1, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)  # noqa: SIM115
+    return answers
+
+
+def _signals() -> None:
+    """As a fresh process has them; Ctrl-C is the parent's to handle."""
+    signal.set_wakeup_fd(-1)
+    ignored = (signal.SIGINT, signal.SIGPIPE)
+    for number in signal.valid_signals():
+        if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN) or number in ignored:
+            with contextlib.suppress(OSError, ValueError):
+                signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _settle() -> None:
+    """One thread, settings like a fresh interpreter's, and random numbers of its own.
+
+    Where one of the locks taken here was held by another thread at the fork, this waits for ever, and the parent notices.
+    """
+    sys.settrace(None)
+    sys.setprofile(None)
+    gc.disable()  # looking through what was inherited would copy it
+    os.environ.update(OMP_NUM_THREADS="1", HOTFUSE_CAPTURE="off")
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger):  # the server's log is the server's
+            logger.handlers.clear()
+    learned = sys.modules.get("hotfuse.compile.learn.learned")
+    if learned is not None:
+        learned.forget()
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
+    seed = int.from_bytes(os.urandom(4))
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def resident() -> int:
+    """Bytes of this process that a fork would have to copy the tables of."""
+    try:
+        text = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("RssAnon:")), 0)

@@ -1,0 +1,1 @@
+"""Operators of other domains: com.microsoft and ai.onnx.ml."""

@@ -1,0 +1,301 @@
+"""com.microsoft attention: packed weights, separate projections, grouped queries with a cache, rotary positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hotfuse.base.errors import ModelError
+from hotfuse.frontends.onnx.ops import attention as ops_attention
+from hotfuse.frontends.onnx.ops.attention import join_heads, repeat_heads, split_heads, window_mask
+from hotfuse.frontends.onnx.ops.quant import matmul_integer
+from hotfuse.frontends.onnx.registry import Ctx, onnx_op
+
+_MS = "com.microsoft"
+
+
+def _mask_bias(mask: Tensor, q_len: Any, kv_len: Any, value: float, dtype: torch.dtype) -> Tensor:
+    """Flags per key, or per query and key, as numbers to add to the scores."""
+    keep = mask != 0
+    while keep.dim() < 4:
+        keep = keep.unsqueeze(1)
+    if mask.dim() == 4:
+        # (batch, 1, longest, longest): the rows and columns of this step
+        keep = keep[:, :, kv_len - q_len : kv_len, :kv_len]
+    return torch.zeros_like(keep, dtype=dtype).masked_fill(~keep, value)
+
+
+def _key_mask(mask: Tensor, batch: Any, kv_len: Any) -> Tensor:
+    """A 1-d mask as one flag per key: per batch a count of keys, or the ends and then the starts of the valid ones."""
+    if mask.dim() != 1:
+        return mask
+    keys = torch.arange(kv_len, device=mask.device)
+    keep = keys < mask[:batch].unsqueeze(1)
+    if mask.shape[0] == 2 * batch:
+        keep = keep & (keys >= mask[batch:].unsqueeze(1))
+    return keep
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, past: Any, scale: float | None, value: float
+) -> Tensor:
+    """Whole attention; a causal mask that starts after a past is written out."""
+    if causal and bias is None and isinstance(past, int) and past == 0:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    if causal:
+        seen = window_mask(q.shape[2], k.shape[2], past, True, -1, -1, q.device)
+        assert seen is not None
+        ahead = torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, value)
+        bias = ahead if bias is None else bias + ahead
+    return F.scaled_dot_product_attention(q, k, v, bias, scale=scale)
+
+
+def _self_attention(
+    ctx: Ctx,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    past: Tensor | None,
+    attention_bias: Tensor | None,
+    unidirectional: int,
+    scale: float | None,
+    filter_value: float,
+) -> Any:
+    """From projected heads to the joined output; the cache is keys and values stacked."""
+    before: Any = 0
+    if past is not None:
+        before = past.shape[3]
+        k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+    bias = attention_bias
+    if mask is not None:
+        keys = _key_mask(mask, q.shape[0], k.shape[2])
+        extra = _mask_bias(keys, q.shape[2], k.shape[2], filter_value, q.dtype)
+        bias = extra if bias is None else bias + extra
+    y = join_heads(_attend(q, k, v, bias, bool(unidirectional), before, scale or None, filter_value))
+    return y if ctx.n_outputs == 1 else (y, torch.stack([k, v]))
+
+
+@onnx_op("Attention", domain=_MS)
+def attention(
+    ctx: Ctx,
+    x: Tensor,
+    weights: Tensor,
+    bias: Tensor | None = None,
+    mask_index: Tensor | None = None,
+    past: Tensor | None = None,
+    attention_bias: Tensor | None = None,
+    past_sequence_length: Tensor | None = None,
+    *,
+    num_heads: int,
+    do_rotary: int = 0,
+    mask_filter_value: float = -10000.0,
+    past_present_share_buffer: int = 0,
+    qkv_hidden_sizes: Sequence[int] | None = None,
+    rotary_embedding_dim: int = 0,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+) -> Any:
+    """One product makes queries, keys and values."""
+    if do_rotary or past_present_share_buffer:
+        raise ModelError(
+            "com.microsoft::Attention with rotary positions or a shared cache buffer",
+            because="their layouts belong to one GPU kernel",
+            hint="export without do_rotary and past_present_share_buffer",
+        )
+    qkv = F.linear(x, weights.t(), bias)
+    third = weights.shape[1] // 3
+    q, k, v = torch.split(qkv, list(qkv_hidden_sizes) if qkv_hidden_sizes else [third] * 3, -1)
+    q, k, v = (split_heads(t, num_heads) for t in (q, k, v))
+    return _self_attention(ctx, q, k, v, mask_index, past, attention_bias, unidirectional, scale, mask_filter_value)
+
+
+@onnx_op("QAttention", domain=_MS)
+def qattention(
+    ctx: Ctx,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    input_scale: Tensor,
+    weight_scale: Tensor,
+    mask_index: Tensor | None = None,
+    input_zero_point: Tensor | None = None,
+    weight_zero_point: Tensor | None = None,
+    past: Tensor | None = None,
+    *,
+    num_heads: int,
+    mask_filter_value: float = -10000.0,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+    **_: Any,
+) -> Any:
+    """The projection in 8 bits, the rest in float."""
+    product = matmul_integer(ctx, x, weight, input_zero_point, weight_zero_point)
+    qkv = product.float() * (input_scale * weight_scale) + bias
+    q, k, v = (split_heads(t, num_heads) for t in qkv.chunk(3, -1))
+    return _self_attention(ctx, q, k, v, mask_index, past, None, unidirectional, scale, mask_filter_value)
+
+
+@onnx_op("MultiHeadAttention", domain=_MS)
+def multi_head_attention(
+    ctx: Ctx,
+    query: Tensor,
+    key: Tensor | None = None,
+    value: Tensor | None = None,
+    bias: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    attention_bias: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    *_: Any,
+    num_heads: int,
+    mask_filter_value: float = -10000.0,
+    scale: float = 0.0,
+    unidirectional: int = 0,
+) -> Any:
+    """Projected inputs; keys and values of a cross attention may come already split into heads."""
+    if key is None or value is None:
+        raise ModelError("com.microsoft::MultiHeadAttention with packed inputs", because="it has no CPU definition")
+    parts: list[Tensor | None] = [None, None, None]
+    if bias is not None:
+        wide = query.shape[2]
+        v_wide = bias.shape[0] - 2 * wide
+        parts = list(torch.split(bias, [wide, wide, v_wide]))
+
+    def heads(x: Tensor, b: Tensor | None) -> Tensor:
+        if x.dim() == 4:
+            return x
+        return split_heads(x if b is None else x + b, num_heads)
+
+    q, k, v = heads(query, parts[0]), heads(key, parts[1]), heads(value, parts[2])
+    before: Any = 0
+    if past_key is not None and past_value is not None:
+        before = past_key.shape[2]
+        k, v = torch.cat([past_key, k], 2), torch.cat([past_value, v], 2)
+    extra = attention_bias
+    if key_padding_mask is not None:
+        keys = _key_mask(key_padding_mask, q.shape[0], k.shape[2])
+        added = _mask_bias(keys, q.shape[2], k.shape[2], mask_filter_value, q.dtype)
+        extra = added if extra is None else extra + added
+    y = join_heads(_attend(q, k, v, extra, bool(unidirectional), before, scale or None, mask_filter_value))
+    return y if ctx.n_outputs == 1 else (y, k, v)
+
+
+@onnx_op("RotaryEmbedding", domain=_MS)
+def rotary_embedding(
+    ctx: Ctx,
+    x: Tensor,
+    position_ids: Tensor,
+    cos_cache: Tensor,
+    sin_cache: Tensor,
+    *,
+    interleaved: int = 0,
+    is_packed_batching: int = 0,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> Tensor:
+    """A single position is the first of consecutive ones."""
+    packed = x.dim() == 3
+    if packed:
+        size = x.shape[2] // num_heads if num_heads else cos_cache.shape[1] * 2
+        data = x.reshape(x.shape[0], x.shape[1], -1, size).transpose(1, 2)
+    else:
+        data = x
+    at = position_ids
+    if at.dim() == 1:
+        at = (at + torch.arange(data.shape[2], device=x.device)).unsqueeze(0).expand(data.shape[0], -1)
+    cos, sin = F.embedding(at, cos_cache), F.embedding(at, sin_cache)
+    y = ops_attention.rotary(data, cos, sin, bool(interleaved), rotary_embedding_dim)
+    return join_heads(y) if packed else y
+
+
+def _into_cache(cache: Tensor | None, new: Tensor, before: Tensor, length: Any) -> Tensor:
+    """New keys or values written behind each sequence's own past, in a buffer of `length`."""
+    shape = [new.shape[0], new.shape[1], length, new.shape[3]]
+    buffer = new.new_zeros(shape) if cache is None else F.pad(cache, [0, 0, 0, length - cache.shape[2]])
+    at = torch.arange(new.shape[2], device=new.device) + before.reshape(-1, 1, 1)
+    return buffer.scatter(2, at.unsqueeze(3).expand(new.shape), new)
+
+
+@onnx_op("GroupQueryAttention", domain=_MS)
+def group_query_attention(
+    ctx: Ctx,
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    past_key: Tensor | None,
+    past_value: Tensor | None,
+    seqlens_k: Tensor,
+    total_sequence_length: Tensor,
+    cos_cache: Tensor | None = None,
+    sin_cache: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    attention_bias: Tensor | None = None,
+    *unsupported: Tensor | None,
+    kv_num_heads: int,
+    num_heads: int,
+    causal: int = 1,
+    do_rotary: int = 0,
+    local_window_size: int = -1,
+    rotary_interleaved: int = 0,
+    scale: float = 0.0,
+    smooth_softmax: int = -1,
+    softcap: float = 0.0,
+    **other: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Causal attention over a cache; `seqlens_k` holds each sequence's last valid key position."""
+    refused = any(t is not None for t in unsupported) or smooth_softmax > 0 or other.get("kv_cache_bit_width")
+    if refused or other.get("qk_output") or other.get("sliding_window_cache") or not causal:
+        raise ModelError(
+            "com.microsoft::GroupQueryAttention with an option that is not supported",
+            because="it has head sinks, query or key norms, a quantized or ring cache, or shows its scores",
+            hint="export without these options",
+        )
+    if key is None or value is None:
+        size = query.shape[2] // (num_heads + 2 * kv_num_heads)
+        q, k, v = torch.split(query, [num_heads * size, kv_num_heads * size, kv_num_heads * size], -1)
+    else:
+        q, k, v = query, key, value
+    q, k, v = split_heads(q, num_heads), split_heads(k, kv_num_heads), split_heads(v, kv_num_heads)
+    steps, total = q.shape[2], ctx.ints(total_sequence_length)[0]
+    # the first prompt has no past, whatever its padded length says
+    lens = seqlens_k.reshape(-1).long() + 1
+    before = torch.zeros_like(lens) if bool(steps == total) else lens - steps
+    if do_rotary:
+        if cos_cache is None or sin_cache is None:
+            raise ModelError(
+                "com.microsoft::GroupQueryAttention rotates", because="cos_cache or sin_cache is not given"
+            )
+        at = torch.arange(steps, device=q.device) + before.unsqueeze(1) if position_ids is None else position_ids
+        cos, sin = F.embedding(at, cos_cache), F.embedding(at, sin_cache)
+        dim = cos_cache.shape[1] * 2
+        dim = 0 if bool(dim == q.shape[3]) else dim
+        q = ops_attention.rotary(q, cos, sin, bool(rotary_interleaved), dim)
+        k = ops_attention.rotary(k, cos, sin, bool(rotary_interleaved), dim)
+    length = total if past_key is None else torch.sym_max(past_key.shape[2], total)
+    k, v = _into_cache(past_key, k, before, length), _into_cache(past_value, v, before, length)
+    left = local_window_size - 1 if local_window_size > 0 else -1
+    seen = window_mask(steps, length, before.reshape(-1, 1, 1, 1), True, left, -1, q.device)
+    assert seen is not None
+    if attention_bias is not None:
+        gap: Any = length - attention_bias.shape[-1]
+        mask = F.pad(attention_bias, [0, gap]).masked_fill(~seen, -math.inf)
+    else:
+        mask = seen
+    if softcap:
+        times = num_heads // kv_num_heads
+        factor = scale or 1.0 / math.sqrt(q.shape[3])
+        scores = torch.matmul(q * factor, repeat_heads(k, times).transpose(-1, -2))
+        scores = torch.tanh(scores / softcap) * softcap
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        y = torch.matmul(torch.softmax(scores, -1), repeat_heads(v, times))
+    else:
+        grouped = num_heads != kv_num_heads
+        y = F.scaled_dot_product_attention(q, k, v, mask, scale=scale or None, enable_gqa=grouped)
+    return join_heads(y), k, v

@@ -1,0 +1,363 @@
+"""com.microsoft quantized operators: 8-bit layers between scales, dynamic quantization, blockwise weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hotfuse.base.errors import ModelError
+from hotfuse.frontends.onnx.domains import microsoft as ops_microsoft
+from hotfuse.frontends.onnx.ops import pool as ops_pool
+from hotfuse.frontends.onnx.ops import recurrent as ops_recurrent
+from hotfuse.frontends.onnx.ops.quant import (
+    dequantize_linear,
+    dynamic_quantize_linear,
+    matmul_integer,
+    quantize_linear,
+    shifted,
+)
+from hotfuse.frontends.onnx.registry import Ctx, onnx_op
+
+_MS = "com.microsoft"
+
+
+def _real(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    """What quantized numbers stand for, one scale for all."""
+    whole = x.float() if zero is None else x.float() - zero.reshape(-1)[0].float()
+    return whole * scale.reshape(-1)[0]
+
+
+def _stored(y: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Rounded half to even, shifted, saturated."""
+    info = torch.iinfo(dtype)
+    whole = torch.round(y / scale.reshape(-1)[0])
+    shifted = whole if zero is None else whole + zero.reshape(-1)[0].float()
+    return shifted.clamp(info.min, info.max).to(dtype)
+
+
+def _binary(name: str, fn: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def call(
+        ctx: Ctx,
+        a: Tensor,
+        a_scale: Tensor,
+        a_zero: Tensor | None,
+        b: Tensor,
+        b_scale: Tensor,
+        b_zero: Tensor | None,
+        c_scale: Tensor,
+        c_zero: Tensor | None = None,
+    ) -> Tensor:
+        return _stored(fn(_real(a, a_scale, a_zero), _real(b, b_scale, b_zero)), c_scale, c_zero, a.dtype)
+
+    onnx_op(name, domain=_MS)(call)
+
+
+_binary("QLinearAdd", torch.add)
+_binary("QLinearMul", torch.mul)
+
+
+@onnx_op("QLinearSigmoid", domain=_MS)
+def qlinear_sigmoid(
+    ctx: Ctx, x: Tensor, x_scale: Tensor, x_zero: Tensor | None, y_scale: Tensor, y_zero: Tensor | None = None
+) -> Tensor:
+    return _stored(torch.sigmoid(_real(x, x_scale, x_zero)), y_scale, y_zero, x.dtype)
+
+
+@onnx_op("QLinearLeakyRelu", domain=_MS)
+def qlinear_leaky_relu(
+    ctx: Ctx,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor | None,
+    y_scale: Tensor,
+    y_zero: Tensor | None = None,
+    *,
+    alpha: float = 0.01,
+) -> Tensor:
+    return _stored(F.leaky_relu(_real(x, x_scale, x_zero), alpha), y_scale, y_zero, x.dtype)
+
+
+@onnx_op("QLinearSoftmax", domain=_MS)
+def qlinear_softmax(
+    ctx: Ctx,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor | None,
+    y_scale: Tensor,
+    y_zero: Tensor | None = None,
+    *,
+    axis: int = -1,
+    opset: int = 13,
+) -> Tensor:
+    """Before opset 13 softmax took all axes from `axis` on as one."""
+    real = _real(x, x_scale, x_zero)
+    if opset < 13:
+        y = torch.softmax(real.flatten(axis % x.dim()), -1).reshape(x.shape)
+    else:
+        y = torch.softmax(real, axis)
+    return _stored(y, y_scale, y_zero, x.dtype)
+
+
+@onnx_op("QLinearAveragePool", domain=_MS)
+def qlinear_average_pool(
+    ctx: Ctx,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor | None,
+    y_scale: Tensor,
+    y_zero: Tensor | None = None,
+    *,
+    channels_last: int = 0,
+    **attrs: Any,
+) -> Tensor:
+    real = _real(x, x_scale, x_zero)
+    y = ops_pool.average_pool(ctx, real.movedim(-1, 1) if channels_last else real, **attrs)
+    return _stored(y.movedim(1, -1) if channels_last else y, y_scale, y_zero, x.dtype)
+
+
+@onnx_op("QLinearGlobalAveragePool", domain=_MS)
+def qlinear_global_average_pool(
+    ctx: Ctx,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor,
+    y_scale: Tensor,
+    y_zero: Tensor,
+    *,
+    channels_last: int = 0,
+) -> Tensor:
+    real = _real(x, x_scale, x_zero)
+    dims = list(range(1, x.dim() - 1)) if channels_last else list(range(2, x.dim()))
+    return _stored(real.mean(dims, keepdim=True), y_scale, y_zero, x.dtype)
+
+
+@onnx_op("QLinearConcat", domain=_MS)
+def qlinear_concat(ctx: Ctx, y_scale: Tensor, y_zero: Tensor, *inputs: Tensor, axis: int) -> Tensor:
+    """The inputs come in threes: data, scale, zero point."""
+    parts = [_real(*inputs[i : i + 3]) for i in range(0, len(inputs), 3)]
+    return _stored(torch.cat(parts, axis), y_scale, y_zero, inputs[0].dtype)
+
+
+@onnx_op("QGemm", domain=_MS)
+def qgemm(
+    ctx: Ctx,
+    a: Tensor,
+    a_scale: Tensor,
+    a_zero: Tensor | None,
+    b: Tensor,
+    b_scale: Tensor,
+    b_zero: Tensor | None,
+    c: Tensor | None = None,
+    y_scale: Tensor | None = None,
+    y_zero: Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Tensor:
+    """The bias is in units of the product; without an output scale the result is float."""
+    left = a.t() if transA else a
+    if transB:  # the weight as it lies, so that its bytes are seen to be multiplied
+        total = F.linear(shifted(left, a_zero, rows=True), shifted(b, b_zero, rows=True)).to(torch.int32)
+    else:
+        total = matmul_integer(ctx, left, b, a_zero, b_zero)
+    if c is not None:
+        total = total + c
+    y = total.float() * (alpha * a_scale * b_scale)
+    if y_scale is None:
+        return y
+    return _stored(y, y_scale, y_zero, a.dtype if y_zero is None else y_zero.dtype)
+
+
+@onnx_op("MatMulIntegerToFloat", domain=_MS)
+def matmul_integer_to_float(
+    ctx: Ctx,
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_zero: Tensor | None = None,
+    b_zero: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    y = matmul_integer(ctx, a, b, a_zero, b_zero).float() * (a_scale * b_scale)
+    return y if bias is None else y + bias
+
+
+@onnx_op("DynamicQuantizeMatMul", domain=_MS)
+def dynamic_quantize_matmul(
+    ctx: Ctx, a: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """The left side is quantized by its own range at each call."""
+    q, scale, zero = dynamic_quantize_linear(ctx, a)
+    return matmul_integer_to_float(ctx, q, b, scale, b_scale, zero, b_zero, bias)
+
+
+@onnx_op("QuantizeLinear", domain=_MS)
+def quantize(ctx: Ctx, x: Tensor, scale: Tensor, zero: Any = None, *, axis: int = 1) -> Any:
+    return quantize_linear(ctx, x, scale, zero, axis=axis)
+
+
+@onnx_op("DequantizeLinear", domain=_MS)
+def dequantize(ctx: Ctx, x: Any, scale: Tensor, zero: Any = None, *, axis: int = 1) -> Any:
+    return dequantize_linear(ctx, x, scale, zero, axis=axis)
+
+
+def _unpacked(x: Tensor, bits: int) -> Tensor:
+    """Numbers of `bits` bits from bytes along the last axis, the lowest bits first."""
+    if bits == 8:
+        return x
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=x.device)
+    return ((x.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
+
+
+@onnx_op("MatMulNBits", domain=_MS)
+def matmul_nbits(
+    ctx: Ctx,
+    a: Tensor,
+    b: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None = None,
+    g_idx: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    K: int,
+    N: int,
+    block_size: int,
+    bits: int = 4,
+    accuracy_level: int = 0,
+    weight_prepacked: int = 0,
+) -> Tensor:
+    """Weights in blocks along K, each with a scale and a zero point, expanded before the product."""
+    if weight_prepacked:
+        raise ModelError("com.microsoft::MatMulNBits with prepacked weights", because="their layout is a device's own")
+    blocks = -(-K // block_size)
+    w = _unpacked(b.reshape(N, blocks, -1), bits).to(a.dtype)
+    scale = scales.reshape(N, blocks, 1).to(a.dtype)
+    if zero_points is None:
+        zero: Any = float(2 ** (bits - 1))
+    elif zero_points.dtype == torch.uint8:
+        zero = _unpacked(zero_points.reshape(N, -1), bits)[:, :blocks].unsqueeze(2).to(a.dtype)
+    else:
+        zero = zero_points.reshape(N, blocks, 1).to(a.dtype)
+    if g_idx is None:
+        dense = ((w - zero) * scale).reshape(N, -1)[:, :K]
+    else:
+        at = g_idx.long()
+        shift = zero if isinstance(zero, float) else zero[:, :, 0].index_select(1, at)
+        dense = (w.reshape(N, -1)[:, :K] - shift) * scale[:, :, 0].index_select(1, at)
+    return F.linear(a, dense, bias)
+
+
+@onnx_op("DynamicQuantizeLSTM", domain=_MS)
+def dynamic_quantize_lstm(
+    ctx: Ctx,
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None,
+    sequence_lens: Tensor | None,
+    initial_h: Tensor | None,
+    initial_c: Tensor | None,
+    p: Tensor | None,
+    w_scale: Tensor,
+    w_zero: Tensor,
+    r_scale: Tensor,
+    r_zero: Tensor,
+    **attrs: Any,
+) -> tuple[Tensor, ...]:
+    """Weights (directions, inputs, gates) are expanded; the activations stay float, closer to the unquantized layer."""
+
+    def expanded(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        wide: Sequence[int] = (-1, 1, 1) if scale.dim() == 1 else (scale.shape[0], 1, scale.shape[1])
+        return ((q.float() - zero.float().reshape(wide)) * scale.reshape(wide)).transpose(1, 2)
+
+    return ops_recurrent.lstm(
+        ctx,
+        x,
+        expanded(w, w_scale, w_zero),
+        expanded(r, r_scale, r_zero),
+        b,
+        sequence_lens,
+        initial_h,
+        initial_c,
+        p,
+        **attrs,
+    )
+
+
+@onnx_op("QLinearWhere", domain=_MS)
+def qlinear_where(
+    ctx: Ctx,
+    condition: Tensor,
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor,
+    y: Tensor,
+    y_scale: Tensor,
+    y_zero: Tensor,
+    z_scale: Tensor,
+    z_zero: Tensor,
+) -> Tensor:
+    picked = torch.where(condition, _real(x, x_scale, x_zero), _real(y, y_scale, y_zero))
+    return _stored(picked, z_scale, z_zero, x.dtype)
+
+
+@onnx_op("QEmbedLayerNormalization", domain=_MS)
+def qembed_layer_norm(
+    ctx: Ctx,
+    input_ids: Tensor,
+    segment_ids: Tensor | None,
+    *rest: Tensor | None,
+    epsilon: float = 1e-12,
+) -> tuple[Tensor, ...]:
+    """Five tables (words, positions, segments, gamma, beta), the mask, then the tables' scales and zero points."""
+    tables, mask, scales, zeros = rest[:5], rest[5], rest[6:11], rest[11:16]
+    real = [None if t is None or s is None else _real(t, s, z) for t, s, z in zip(tables, scales, zeros, strict=True)]
+    word, position, segment, gamma, beta = real
+    if word is None or position is None or gamma is None or beta is None:
+        raise ModelError("com.microsoft::QEmbedLayerNormalization", because="a table or its scale is not given")
+    out = ops_microsoft.embed_layer_norm(
+        ctx, input_ids, segment_ids, word, position, segment, gamma, beta, mask, epsilon=epsilon
+    )
+    return out[:2]
+
+
+@onnx_op("GatherBlockQuantized", domain=_MS)
+def gather_block_quantized(
+    ctx: Ctx,
+    data: Any,
+    indices: Tensor,
+    scales: Tensor,
+    zero_points: Any = None,
+    *,
+    bits: int = 4,
+    block_size: int = 128,
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> Tensor:
+    """Rows of a blockwise quantized table: taken first, expanded after. Bytes hold numbers packed along the last axis."""
+    rank = scales.dim()
+    axis, along = gather_axis % rank, quantize_axis % rank - rank
+    if axis == along + rank:
+        raise ModelError("com.microsoft::GatherBlockQuantized", because="it gathers along the quantized axis")
+
+    def taken(t: Any) -> Tensor:
+        packed = isinstance(t, Tensor) and t.dtype == torch.uint8
+        tensor = t if isinstance(t, Tensor) else torch.from_numpy(t.astype(np.int32))
+        rows = tensor[(slice(None),) * axis + (indices,)]
+        return _unpacked(rows, bits) if packed else rows
+
+    values, scale = taken(data), scales[(slice(None),) * axis + (indices,)]
+    packed = isinstance(data, Tensor) and data.dtype == torch.uint8
+    zero: Any = 2 ** (bits - 1) if packed else 0
+    if zero_points is not None:
+        zero = taken(zero_points).narrow(along, 0, scale.shape[along])
+        zero = zero.repeat_interleave(block_size, along).narrow(along, 0, values.shape[along]).to(scale.dtype)
+    wide = scale.repeat_interleave(block_size, along).narrow(along, 0, values.shape[along])
+    return (values.to(scale.dtype) - zero) * wide

@@ -1,0 +1,1 @@
+"""Operators of ONNX's own domain: one function over torch tensors per row."""

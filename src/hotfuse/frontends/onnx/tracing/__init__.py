@@ -1,0 +1,1 @@
+"""ONNX models traced into the graph's vocabulary."""

@@ -1,0 +1,1 @@
+"""The performance model's native evaluation: a batch of candidates in microseconds."""

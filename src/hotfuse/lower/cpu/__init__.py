@@ -1,0 +1,1 @@
+"""Lowering for CPUs: loops, vectors, caches, and how work is divided among threads."""

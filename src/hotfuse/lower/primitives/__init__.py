@@ -1,0 +1,1 @@
+"""Composite ops in terms of a few: one rule per op."""

@@ -1,0 +1,111 @@
+"""Looking into what serves: the partitions of a plan are examined beside inference, and what was found stays with the entry.
+
+Races and sampled calls are the source (`runtime.observe.findings`). A worker makes sense of them and writes their times to the
+profile store, where they correct the performance model; the diagnoses come back, for `explain()` and for whoever chooses what
+to try next.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
+
+import torch
+
+from hotfuse.base.errors import HotfuseError
+from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.faults import error_text
+from hotfuse.base.settings import Settings
+from hotfuse.compile.stored import place_of
+from hotfuse.compile.workers import wire
+from hotfuse.compile.workers.service import sized
+from hotfuse.compile.workers.task import Task
+from hotfuse.runtime.observe.findings import Question, findings, questions, timed
+from hotfuse.runtime.observe.record import Recorder
+from hotfuse.runtime.observe.watcher import Watcher
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.site import Entry
+
+OFTEN, SELDOM = 32, 256
+"""Calls looked at between two examinations: of a plan that was not examined so far, and of one that was."""
+PRIORITY = -1.0
+"""Compiling goes first."""
+
+
+class Examiner:
+    """Examines the plans of one model."""
+
+    def __init__(self, settings: Settings, log: EventLog, recorder: Recorder, watcher: Watcher) -> None:
+        self._settings, self._log, self._recorder, self._watcher = settings, log, recorder, watcher
+
+    def due(self, entry: Entry) -> bool:
+        """Whether an entry should be examined after this look; for the call path."""
+        if not self._recorder.on or not self._settings.watch or entry.examining:  # questions must not pile up behind compiling
+            return False
+        fresh = bool(entry.findings) and entry.findings[0].tier == entry.plan.tier
+        return entry.samples.taken % (SELDOM if fresh else OFTEN) == 0
+
+    def write(self, entry: Entry) -> None:
+        """Put what was seen of an entry into the profile store."""
+        if (known := self._watcher.known(entry.key)) is not None:
+            number, seen, names = known
+            self._recorder.seen(entry.baseline.graph, number, seen, names)
+
+    def look(self, entry: Entry) -> None:
+        """Examine an entry by what sampled calls showed; for the background."""
+        asked = False
+        try:
+            self.write(entry)
+            if (known := self._watcher.known(entry.key)) is not None:
+                number, seen, names = known
+                threads = torch.get_num_threads()
+                asked = self._ask(entry, questions(entry.plan, seen, number, names, threads), threads)
+        finally:
+            if not asked:  # else the answer says so, which may have come already
+                entry.examining = False
+
+    def raced(self, entry: Entry, plan: Plan, call: Sequence[torch.Tensor]) -> None:
+        """Examine a plan that has just won a race, before anybody sampled it; for the background."""
+        if not self._recorder.on or plan is not entry.plan:
+            return
+        threads = torch.get_num_threads()
+        try:
+            asked = timed(plan, call, threads)
+        except Exception:  # the plan serves all the same, and sampled calls will show it
+            self._log.count("examinations_failed")
+            return
+        self._ask(entry, asked, threads)
+
+    def _ask(self, entry: Entry, asked: Sequence[Question], threads: int) -> bool:
+        """Have a worker make sense of times; nobody waits for it. False where there is nothing to ask."""
+        if not asked:
+            return False
+        parts = [dict(q.header) for q in asked]
+        header = {"kind": "profile", "threads": threads, "parts": parts, **place_of(self._settings).header()}
+        about = weakref.ref(entry)  # a question waits behind all compiling: it must not hold plans that were dropped meanwhile,
+        log, recorder = self._log, self._recorder  # nor, through us, a whole model
+
+        def answered(future: Future[wire.Message]) -> None:
+            entry = about()
+            if entry is not None:
+                entry.examining = False
+            try:
+                answer, _ = wire.checked(future.result())
+            except (HotfuseError, CancelledError):  # a worker that ended: the next examination asks again
+                log.count("examinations_failed")
+                return
+            try:
+                if (found := findings(asked, answer)) and entry is not None:
+                    entry.findings = found
+                    recorder.found(entry.baseline.graph, found)
+                    log.count("examinations")
+            except Exception as e:  # in a thread of the pool, which would print it
+                log.count("examinations_failed")
+                log.decide(Action.NOTICE, Why.BACKGROUND_FAILED, "what partitions took", error=error_text(e))
+
+        entry.examining = True
+        sized(self._settings).pool.submit(Task("what partitions took", header, priority=PRIORITY)).add_done_callback(
+            answered
+        )
+        return True

@@ -1,0 +1,242 @@
+"""Idle time of a machine that serves: used to measure kernels and to train the performance model, and given back at once.
+
+    worker   a process of its own at the lowest priority (`compile.learn.idle`), asked for a few seconds of work at a time
+    watch    looks many times a second whether a call, a compilation or anybody else wants the machine; then the worker is stopped
+             where it stands, and goes on when it has been quiet for a while
+
+One of them for each profile store of the process. It begins when a model has been tried, as only then there is something to learn
+for, and ends with the last engine. Calls pay nothing for it: they are noticed by the counters they keep anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Protocol
+
+import torch
+
+from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.faults import steady
+from hotfuse.compile.stored import Place
+from hotfuse.compile.workers import service, wire
+from hotfuse.compile.workers.process import Worker
+from hotfuse.compile.workers.scheduler import Load, Meter
+from hotfuse.machine.cores import unbind
+from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.tally import calls_everywhere
+
+AFTER_S = 20.0
+"""Quiet for so long before a worker is started: it takes 200 MB, which a pause between requests is not worth."""
+QUIET_S = 0.25
+"""Quiet for so long before it goes on after it was stopped."""
+TICK_S = 0.02
+"""Between two looks while it works."""
+REST_S = 0.5
+"""Between two looks while it does not."""
+SLICE_S = 5.0
+"""What it is asked for at a time."""
+DONE_S = 60.0
+"""Where nothing is left to measure, it is asked again after so long."""
+BUSY = 0.5
+"""The part of all cores that others may use at most while it works."""
+LOAD_S = 1.0
+"""Seconds over which that is taken."""
+MOST_FAILURES = 3
+
+
+class State(StrEnum):
+    """What it is doing."""
+
+    WAITING = "waiting until the machine is idle"
+    WORKING = "measuring kernels"
+    STOPPED = "stopped while others use the machine"
+    DONE = "everything there is has been measured"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What came of it so far."""
+
+    state: State = State.WAITING
+    measured: int = 0
+    version: int | None = None
+    """Of the model trained last."""
+    mape: float | None = None
+    """Of that model, on problems it had not seen."""
+    slices: int = 0
+    stops: int = 0
+    failures: int = 0
+    because: str = ""
+    """Of the last failure."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {n: getattr(self, n) for n in self.__slots__} | {"state": self.state.value}
+
+
+class Process(Protocol):
+    """The worker, as far as it is used here: `compile.workers.process.Worker`."""
+
+    paused: bool
+
+    def ask(self, header: dict[str, Any], blobs: list[bytes], /) -> wire.Message: ...  # noqa: D102
+    def pause(self) -> None: ...  # noqa: D102
+    def resume(self) -> None: ...  # noqa: D102
+    def close(self) -> None: ...  # noqa: D102
+
+
+def wanted() -> tuple[int, bool]:
+    """Calls so far, and whether somebody is in one, or waits for a worker."""
+    return calls_everywhere(), epochs.inside() or service.busy()
+
+
+class Idle:
+    """Idle work for one store."""
+
+    def __init__(
+        self,
+        place: Place,
+        memory: int = 0,
+        start: Callable[[int], Process] = Worker,
+        load: Load | None = None,
+        used: Callable[[], tuple[int, bool]] = wanted,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.place, self.told = place, Told()
+        self._memory, self._start, self._used, self._clock = memory, start, used, clock
+        self._load = load
+        self._logs: weakref.WeakSet[EventLog] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._watch: threading.Thread | None = None
+        self._asker: threading.Thread | None = None
+        self._worker: Process | None = None
+        self._ending = threading.Event()
+        self._again_at = 0.0
+
+    # --- who it is for ---------------------------------------------------------------------------
+
+    def join(self, log: EventLog) -> None:
+        """A model is served: its log hears of what is learned."""
+        with self._lock:
+            self._logs.add(log)
+            if self._watch is None and not self._ending.is_set():
+                self._watch = steady(self._run, "hotfuse-idle")
+                self._watch.start()
+
+    def leave(self, log: EventLog) -> None:
+        """A model is closed; with the last one the worker ends."""
+        with self._lock:
+            self._logs.discard(log)
+
+    def end(self, timeout: float = 2.0) -> None:
+        """End the worker and the threads."""
+        self._ending.set()
+        self._close()
+        for thread in (self._watch, self._asker):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(timeout)
+        self._change(state=State.ENDED)
+
+    def _decide(self, why: Why, **evidence: Any) -> None:
+        for log in list(self._logs):
+            log.decide(Action.NOTICE, why, "performance model", **evidence)
+
+    def _change(self, **changes: Any) -> None:
+        with self._lock:
+            self.told = replace(self.told, **changes)
+
+    # --- the watch -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        load = self._load or Meter()
+        calls, last, looked, busy = -1, self._clock(), self._clock(), 0.0
+        while not self._ending.wait(TICK_S if self._worker is not None else REST_S):
+            with self._lock:
+                if not self._logs:
+                    self._watch = None
+                    break
+            now = self._clock()
+            count, inside = self._used()
+            if now - looked >= LOAD_S:
+                busy, looked = load(), now
+            if count != calls or inside or busy > BUSY:
+                calls, last = count, now
+            self._step(now, now - last)
+        self._close()
+
+    def _step(self, now: float, quiet: float) -> None:
+        """Stop, go on or begin."""
+        worker = self._worker
+        if worker is None:
+            if quiet >= AFTER_S and now >= self._again_at and self.told.failures < MOST_FAILURES:
+                self._begin()
+        elif quiet < QUIET_S and not worker.paused:
+            worker.pause()
+            self._change(state=State.STOPPED, stops=self.told.stops + 1)
+        elif quiet >= QUIET_S and worker.paused:
+            worker.resume()
+            self._change(state=State.WORKING)
+
+    def _begin(self) -> None:
+        if self._asker is not None and self._asker.is_alive():
+            return
+        self._asker = steady(self._ask, "hotfuse-idle-ask")
+        self._change(state=State.WORKING)
+        self._asker.start()
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        """Ask a worker of its own for slices until nothing is left; it lives no longer than this thread."""
+        unbind()  # the worker inherits the cores of this thread
+        worker = self._start(self._memory)
+        with self._lock:
+            self._worker = worker
+        try:
+            while not self._ending.is_set():
+                header = {"kind": "idle", "seconds": SLICE_S, "threads": torch.get_num_threads(), **self.place.header()}
+                answer, _ = wire.checked(worker.ask(header, []))
+                self._learned(answer)
+                if not answer["left"]:
+                    self._again_at = self._clock() + DONE_S
+                    self._change(state=State.DONE)
+                    return
+        except (
+            Exception
+        ) as e:  # serving does not depend on it; it is counted, and given up when it happens again and again
+            if not self._ending.is_set() and self._has(worker):
+                self._change(
+                    state=State.WAITING, failures=self.told.failures + 1, because=f"{type(e).__name__}: {e}"[:200]
+                )
+                self._again_at = self._clock() + DONE_S
+        finally:
+            self._close()
+
+    def _learned(self, answer: dict[str, Any]) -> None:
+        measured = int(answer["measured"])
+        self._change(measured=self.told.measured + measured, slices=self.told.slices + 1)
+        if measured:
+            self._decide(Why.IDLE, measured=measured, so_far=self.told.measured, stops=self.told.stops)
+        if answer["version"] is not None:
+            facts = answer["facts"]
+            self._change(version=int(answer["version"]), mape=float(facts["mape"]))
+            self._decide(Why.RETRAINED, version=self.told.version, samples=int(facts["samples"]), mape=self.told.mape)
+
+    def _has(self, worker: Process) -> bool:
+        """Whether nobody has closed it meanwhile."""
+        with self._lock:
+            return self._worker is worker
+
+    def _close(self) -> None:
+        with self._lock:
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            with contextlib.suppress(ProcessLookupError):
+                worker.close()

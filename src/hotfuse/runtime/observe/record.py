@@ -1,0 +1,277 @@
+"""What serving learned, written to the profile store: beside inference, and never in the way of it.
+
+    races       both times of every plan that was tried, as decisions with their evidence; what lost for certain in two processes
+                in a row is not tried again by the next ones for a while, unless something it rested on has changed
+    partitions  what each took per kind of call, with flops, bytes and the binding resource, from the sampled calls
+    speed       the machine's own, probed now and then
+    idle        time that nobody needs goes to the performance model (`runtime.observe.idle`)
+
+One store, one watch over the machine's speed and one idle worker per process and place. Trouble with the file is the store's to
+report; serving does not notice.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotfuse.base.errors import InputError
+from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
+from hotfuse.base.settings import Settings
+from hotfuse.compile.stored import place_of
+from hotfuse.ir.graph import Graph
+from hotfuse.ir.hash import structural_hash
+from hotfuse.machine.cores import usable_cores
+from hotfuse.profile.names import Names
+from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
+from hotfuse.runtime.observe.findings import Finding
+from hotfuse.runtime.observe.idle import Idle
+
+if TYPE_CHECKING:
+    from hotfuse.machine.drift import DriftWatch
+    from hotfuse.profile.rows import PartitionProfile, StoredDecision
+    from hotfuse.profile.store import Store
+
+BELIEVED = 2
+"""Losses in a row, each certain and on the same basis, before a memory of them refuses anything: one may have been noise."""
+BELIEVED_S, FORGOTTEN_S = 3600.0, 7 * 86_400.0
+"""For how long they do: longer with each further loss; what lost so long ago may be tried again in any case."""
+Rests = tuple[Sequence[torch.Tensor], int]
+"""The call that a race was run on, and the tier of what served."""
+MOST_ASKED = 1024
+"""Attempts whose past is not looked up again: sizes of calls make new ones for as long as a model serves."""
+LOOKED_BACK = 500
+"""Decisions of a graph that are looked through for what was tried before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all models of a process share for one place."""
+
+    store: Store
+    machine: int
+    version: int
+    """Of the performance model that there was to begin with; 0 where there was none."""
+    watch: DriftWatch
+    idle: Idle
+
+
+_stores: dict[str, _Shared] = {}
+_lock = threading.Lock()
+
+
+def _shared(settings: Settings, log: EventLog) -> _Shared:
+    from hotfuse.hpm.model import named
+    from hotfuse.machine.fingerprint import fingerprint
+    from hotfuse.profile.store import Store  # the database library is loaded when there is something to keep
+    from hotfuse.runtime.observe.speed import speed_watch
+
+    place = place_of(settings)
+    with _lock:
+        if place.path not in _stores:
+            store = Store.open(place.path, log)
+            watch = speed_watch(store, log)
+            watch.start()
+            idle = Idle(place, settings.compile_memory_mb << 20)
+            machine = store.machine(fingerprint())
+            version = max(store.model_dates(named(settings.threads or torch.get_num_threads()), machine), default=0)
+            _stores[place.path] = _Shared(store, machine, version, watch, idle)
+        return _stores[place.path]
+
+
+@functools.cache
+def program() -> str:
+    """A name for the code that makes plans: another version of it may win where this one lost."""
+    root = Path(__file__).parents[2]
+    files = sorted((str(f.relative_to(root)), s.st_size, s.st_mtime_ns) for f in root.rglob("*.py") if (s := f.stat()))
+    return hashlib.sha256(repr((files, torch.__version__)).encode()).hexdigest()[:16]
+
+
+class Recorder:
+    """Writes for one model; every method is for the background and takes its time."""
+
+    def __init__(self, settings: Settings, log: EventLog) -> None:
+        self._settings, self._log = settings, log
+        self.on = settings.capture == "background" and settings.record
+        self.written = 0
+        self.failed = 0
+        """Writes that raised: the store reports its own troubles, so these are ours."""
+        self._shared: _Shared | None = None
+        self._asked: dict[tuple[str, str], None] = {}
+        """Attempts whose past was looked up: what this process finds out itself counts more."""
+
+    def _here(self) -> _Shared:
+        if self._shared is None:
+            self._shared = _shared(self._settings, self._log)
+            if self._settings.idle and self._shared.store.path is not None:
+                self._shared.idle.join(self._log)
+        return self._shared
+
+    @property
+    def trained(self) -> int:
+        """The version of the performance model that idle time trained last; 0 where none was."""
+        shared = self._shared
+        return 0 if shared is None else shared.idle.told.version or 0
+
+    @property
+    def speed_changes(self) -> int:
+        """How often the machine was seen to run at another speed than before."""
+        return 0 if self._shared is None else self._shared.watch.changes
+
+    def idle(self) -> dict[str, Any]:
+        """What idle time was used for, for `explain()`."""
+        if not self.on or not self._settings.idle:
+            return {"state": "switched off by the settings"}
+        shared = self._shared
+        return shared.idle.told.to_dict() if shared is not None else {"state": "nothing has been tried so far"}
+
+    def _basis(self, rests: Rests) -> str:
+        """What the outcome of a race rests on: program, machine, performance model, torch's threads, cores, what is asked for, the
+        sizes, the other's tier.
+        """
+        call, against = rests
+        shapes = " ".join("x".join(map(str, t.shape)) or "scalar" for t in call)
+        machine, version = self._here().machine, self.trained or self._here().version
+        own = (machine, version, torch.get_num_threads(), usable_cores(), self._settings.code_key(), shapes, against)
+        return hashlib.sha256(f"{program()} {own}".encode()).hexdigest()[:24]
+
+    def lost(self, graph: Graph, attempt: str, rests: Rests) -> dict[str, EvidenceValue] | None:
+        """The evidence of the last of several races that earlier processes lost for certain, all on the same basis and without one
+        that was won or not settled in between, and how many they were; None where it is to be tried. Asked once per attempt.
+        """
+        if not self.on:
+            return None
+        try:
+            key = structural_hash(graph)
+            if (key, attempt) in self._asked:
+                return None
+            self._asked[key, attempt] = None
+            for oldest in list(self._asked)[:-MOST_ASKED]:
+                self._asked.pop(oldest, None)
+            store, basis = self._here().store, self._basis(rests)
+            past = [d for d in store.decisions(key, LOOKED_BACK) if d.evidence.get("attempt") == attempt]
+            here = [d for d in past if d.evidence.get("basis") == basis and time.time() - d.at < FORGOTTEN_S]
+            lost = list(itertools.takewhile(_certainly_lost, here))  # the newest first
+            if len(lost) < BELIEVED or time.time() - lost[0].at > min(BELIEVED_S * 2 ** (len(lost) - BELIEVED), FORGOTTEN_S):
+                return None
+            return {**lost[0].evidence, "times": len(lost)}
+        except Exception as e:  # then it is tried
+            self._count(e)
+        return None
+
+    def tried(
+        self, name: str, graph: Graph, action: Action, why: Why, evidence: Mapping[str, EvidenceValue], rests: Rests
+    ) -> None:
+        """A plan was compiled, proven and raced; whether it won is in the action."""
+        if not self.on:
+            return
+        from hotfuse.profile.rows import StoredDecision
+
+        try:
+            store = self._here().store
+            key = structural_hash(graph)
+            store.record_graph(key, name)
+            kept = {**evidence, "basis": self._basis(rests)}
+            said = (evidence.get(us) for us in ("us_predicted", "us_after"))
+            predicted, measured = (float(us) * 1e3 if isinstance(us, int | float) else None for us in said)
+            store.record_decisions([StoredDecision(key, action.value, why.value, name, kept, predicted, measured)])
+            self.written += 1
+        except Exception as e:  # whatever it is, the plan serves all the same
+            self._count(e)
+
+    def seen(self, graph: Graph, number: int, found: GraphSeen, names: Names) -> None:
+        """What the analyzer knows of a captured graph's partitions."""
+        if not self.on:
+            return
+        try:
+            store = self._here().store
+            key = structural_hash(graph)
+            rows = [_row(key, names, number, s.signature, p) for s in found.signatures for p in s.partitions]
+            if rows:
+                store.record_partitions(rows, self._here().machine)
+                self.written += 1
+        except Exception as e:
+            self._count(e)
+
+    def found(self, graph: Graph, found: Sequence[Finding]) -> None:
+        """What limits partitions: put beside their times."""
+        if not self.on:
+            return
+        try:
+            shared, key = self._here(), structural_hash(graph)
+            about = {(f.name, f.shapes): f for f in found}
+            rows = [
+                replace(row, bottleneck=f.bottleneck.value, evidence={**f.evidence, "because": f.because,
+                        "predicted_us": f.predicted_us, "model": f.version})
+                for row in shared.store.partitions(key, shared.machine)
+                if (f := about.get((row.partition, row.signature))) is not None
+            ]  # fmt: skip
+            shared.store.record_partitions(rows, shared.machine)
+            self.written += bool(rows)
+        except Exception as e:  # whatever it is, the finding is shown all the same
+            self._count(e)
+
+    def _count(self, error: Exception) -> None:
+        self.failed += 1
+        self.on = self.on and not isinstance(error, InputError)  # a place that nobody can write to stays one
+        self._log.count("record_failed")
+        if self.failed == 1:
+            self._log.decide(
+                Action.NOTICE, Why.STORE_UNUSABLE, "profile store", error=f"{type(error).__name__}: {error}"[:200]
+            )
+
+    def close(self) -> None:
+        """The model is closed."""
+        if self._shared is not None:
+            self._shared.idle.leave(self._log)
+
+    def stats(self) -> dict[str, int]:
+        """Counters."""
+        return {"written": self.written, "failed": self.failed}
+
+
+def _certainly_lost(d: StoredDecision) -> bool:
+    return d.why in (Why.NOT_FASTER.value, Why.NOT_BETTER.value) and bool(d.evidence.get("certain"))
+
+
+def _row(graph: str, names: Names, number: int, signature: int, p: PartitionSeen) -> PartitionProfile:
+    from hotfuse.profile.rows import PartitionProfile
+
+    shapes = names.shapes(number, signature)
+    text = " ".join("x".join(map(str, s)) or "scalar" for s in shapes) if shapes is not None else "other"
+    return PartitionProfile(
+        graph, names.item_name(number, p.item), text, p.n, p.mean, p.p10, p.p50, p.p90, float(p.bytes), float(p.flops)
+    )
+
+
+def end() -> None:
+    """Let go of every store, and end what is done for it beside serving; a model that goes on keeps its own, others open anew."""
+    with _lock:
+        for shared in _stores.values():
+            shared.idle.end()
+            shared.watch.stop()
+            if shared.store.path is not None:  # what is kept in memory is there until the last model is gone
+                shared.store.close()
+        _stores.clear()
+
+
+def _after_fork() -> None:
+    """The threads are the parent's; a child that learns something opens the store anew."""
+    global _lock
+    _lock = threading.Lock()
+    _stores.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(end)

@@ -1,0 +1,108 @@
+"""The first lines of `explain()`: what serves, how fast, what is tried, what is in the way, what it holds, what was noticed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from hotfuse.base.events import Why
+from hotfuse.runtime.observe.telling import headline
+
+MOST_IN_THE_WAY = 3
+NOTICED = (Why.WEIGHTS_WRITTEN_UNSEEN, Why.WEIGHTS_CHANGED, Why.MODEL_CHANGED, Why.DRIFT, Why.REGRESSED, Why.SPEED_CHANGED,
+           Why.RUN_FAILED, Why.BACKGROUND_FAILED)  # fmt: skip
+WHAT = {"module": "the model's own code", "0": "tier 0 (the captured graph on library kernels)", "1": "tier 1 (generated kernels)",
+        "2": "tier 2 (generated kernels for what recurs)"}  # fmt: skip
+
+
+def summary(data: dict[str, Any]) -> list[str]:
+    """About ten lines for a person, of an explanation's data."""
+    c = data["counts"]
+    plans = [p for s in data["sites"] for p in s["plans"]]
+    lines = [
+        f"{data['model']}: {c['calls']} calls, {c['graph_calls']} in a captured graph, {c['module_calls']} in the model's own code",
+        f"serves now: {_serving(plans)}; so far {_shares(c)}",
+        f"speed: {_speed(plans, data['decisions'])}",
+        f"being tried: {_trying(data['sites'])}",
+        *(f"in the way: {line}" for line in _in_the_way(data["sites"])),
+    ]
+    if "held" in data:  # graphs of torch.compile hold nothing beside the model
+        lines += [f"holds: {_held(data['held'])}", f"weights: {data['weights']}"]
+    return [*lines, f"noticed: {_noticed(data['decisions'], data.get('background_faults', {}))}"]
+
+
+def _serving(plans: list[dict[str, Any]]) -> str:
+    """What the captured graph with the most calls runs in."""
+    if not plans:
+        return WHAT["module"]
+    most = max(plans, key=lambda p: p["calls"])
+    versions = len(most.get("versions", ()))
+    kind = "module" if most.get("own_code", {}).get("answers") else str(most["tier"])
+    return WHAT[kind] + (f", and {versions} versions for sizes that recur" if versions else "")
+
+
+def _shares(c: dict[str, int]) -> str:
+    counts = {"own code": c["module_calls"], **{f"tier {t}": c.get(f"tier{t}_calls", 0) for t in (0, 1, 2)}}
+    total = max(1, sum(counts.values()))
+    said = ", ".join(f"{name} {n / total:.0%}" for name, n in counts.items() if n)
+    return f"{said} of the calls" if said else "no call"
+
+
+def _speed(plans: list[dict[str, Any]], decisions: list[dict[str, Any]]) -> str:
+    """How many times faster than the model's own code, as live calls measure it; before that, what the race measured."""
+    audits = [a for p in plans for a in p.get("audits", ()) if a["rounds"] and p["tier"]]
+    if audits:
+        a = max(audits, key=lambda a: a["rounds"])
+        low = "?" if not a["high"] else f"{1 / a['high']:.2f}"
+        high = "?" if not a["low"] else f"{1 / a['low']:.2f}"
+        return (f"{1 / max(a['ratio'], 1e-9):.2f} times as fast as {a['against']} (between {low} and {high}, {a['rounds']} rounds "
+                f"on live calls: {a['plan_us']:g} against {a['reference_us']:g} us)")
+    for d in reversed(decisions):
+        before, after = d["evidence"].get("us_before"), d["evidence"].get("us_after")
+        if d["action"] == "deploy" and before and after:
+            against = d["evidence"].get("against", "what it replaced")
+            ratio = f"{before / after:.2f} times as fast as {against}"
+            return f"{ratio}, by the race before it served ({after:g} against {before:g} us)"
+    return "not measured: no plan has replaced the model's own code or tier 0 yet"
+
+
+def _trying(sites: list[dict[str, Any]]) -> str:
+    captures = sum(s["pending"] for s in sites)
+    found = [p["trying"] for s in sites for p in s["plans"] if p.get("trying")]
+    found += [f"{captures} captures" if captures > 1 else "a capture"] * bool(captures)
+    return ", ".join(found) or "nothing"
+
+
+def _in_the_way(sites: list[dict[str, Any]]) -> Iterable[str]:
+    """What keeps calls in the model's own code, or a plan from being better; the first few."""
+    found = [f"the model's own code stays for some calls: {headline(reason)}" for s in sites for reason in s["refused"]]
+    for plan in (p for s in sites for p in s["plans"]):
+        found += [f"{what}: {headline(why)}" for what, why in plan.get("refused", {}).items()]
+        if plan.get("findings"):
+            f = plan["findings"][0]
+            found.append(f"{f['share']:.0%} of the time is in a partition bound by {f['bottleneck']} ({f['because']})")
+    unique = list(dict.fromkeys(found))
+    more = [f"and {len(unique) - MOST_IN_THE_WAY} more"] if len(unique) > MOST_IN_THE_WAY else []
+    return unique[:MOST_IN_THE_WAY] + more or ["nothing is known"]
+
+
+def _held(held: dict[str, int]) -> str:
+    names = {"weights": "of weights", "packed": "of packed copies", "arenas": "for intermediates", "samples": "of kept inputs"}
+    return ", ".join(f"{readable(held[k])} {name}" for k, name in names.items())
+
+
+def _noticed(decisions: list[dict[str, Any]], faults: dict[str, int]) -> str:
+    wanted = {w.value for w in NOTICED}
+    counts = Counter(d["why"] for d in decisions if d["why"] in wanted)
+    said = [f"{why} ({n} times)" if n > 1 else why for why, n in counts.items()]
+    return "; ".join([*said, *(f"{what} ({n} times)" for what, n in faults.items())]) or "nothing"
+
+
+def readable(n: int) -> str:
+    """A number of bytes as people read it."""
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.3g} {unit}"
+        n //= 1024
+    return f"{n:.3g} GiB"

@@ -1,0 +1,43 @@
+"""Who answers a call that is looked at: the plan it was routed to, or one of two that are being compared."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.samples import Signature
+from hotfuse.runtime.site import Entry
+from hotfuse.runtime.tierup.audit import Audit
+from hotfuse.runtime.tierup.contest import Contest
+from hotfuse.runtime.tierup.turns import NEW, Key
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A call that is half of a round."""
+
+    of: Contest | Audit
+    key: Key
+    side: int
+    answers: Plan | None
+    """None: the model's own code."""
+
+
+def turn_of(entry: Entry, plan: Plan, signature: Signature, leaves: Sequence[torch.Tensor], grad: bool) -> Turn | None:
+    """The turn that a call is, if any, which may want gradients: a race on live calls goes before the audit of what serves."""
+    if (contest := entry.contest) is not None:
+        if not contest.takes(plan, signature, leaves):
+            return None
+        key = (threading.get_ident(), signature, grad)
+        side = contest.turn(key)
+        return Turn(contest, key, side, contest.answers(side))
+    audit = entry.audit_of(plan, signature)
+    if audit is None or entry.calls < audit.at:
+        return None
+    key = (threading.get_ident(), signature, grad)
+    side = audit.turn(key)
+    return Turn(audit, key, side, plan if side == NEW else entry.reference(audit.version))

@@ -1,0 +1,383 @@
+# pyright: reportPrivateUsage=false
+# Torch has no public name for what is asked of a backward pass while it runs.
+"""Gradients of served calls: results carry a `grad_fn` whose backward pass runs the model's own code again.
+
+A plan keeps nothing for a backward pass. So a call with gradients enabled runs in its plan as any other, and its results become
+those of one autograd node that holds the call's inputs. Only when somebody calls `backward` does the model's own code run on them,
+with autograd as in eager, and its gradients are the node's. A program that never does pays for one node a call.
+
+    results -> _Served (one a call) -> inputs
+                                    -> _Parameters (one for all calls) -> every parameter
+
+Parameters hang behind a node of their own, because joining two hundred of them to every call would take longer than many a call.
+Their gradients do not travel along the edge between the two: they wait in `Wanted.waiting` under the number of the backward pass,
+and those of several calls are added up there, as the engine adds up what comes along edges.
+
+Which results require gradients is seen in the model's own results, once for each pattern of what requires them among inputs and
+parameters (`Link`). What this cannot do as eager does stays in the model's own code, and `explain()` says so: results that share
+memory with inputs, weights or one another; and programs whose calls are followed by backward passes: the model would run twice.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotfuse.base.errors import CallFault, InternalError
+from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.structure import TENSOR, Spec, flatten, unflatten
+from hotfuse.runtime.weights.watch import Change, Watch
+
+MIN_BACKWARDS = 4
+"""Backward passes before they say anything about a program."""
+MAX_SHARE = 0.125
+"""Of calls with a graph, the part that backward passes may follow before the model's own code is the better choice."""
+REST_CALLS = 512
+"""Calls that the model's own code then serves, before plans serve again and backward passes are counted anew."""
+MAX_WAITING = 16
+"""Backward passes whose gradients of parameters are kept at once: those that were broken off leave theirs behind."""
+MAX_PATTERNS = 16
+"""Patterns of requiring gradients that one entry remembers."""
+
+Pattern = tuple[bool, ...]
+Gradient = torch.Tensor | None
+requires = operator.attrgetter("requires_grad")
+
+
+@dataclass(slots=True, eq=False)
+class Wanted:
+    """The parameters that require gradients now, and the node that stands for all of them."""
+
+    watch: Watch | None
+    flags: list[bool]
+    """Of every watched tensor that can require gradients."""
+    same: Callable[[], bool]
+    """Whether they are still those; a native sweep once calls are many (`harden`)."""
+    parameters: tuple[torch.Tensor, ...]
+    token: torch.Tensor | None
+    """A number that depends on all of them; None where there are none."""
+    waiting: dict[int, list[Gradient]]
+    """Gradients of the parameters, by backward pass."""
+    given: bool = False
+
+    def harden(self) -> None:
+        """Have native code compare the flags; for the background: the first time of a process compiles."""
+        from hotfuse.backends.llvm.requires import native_same
+
+        if self.watch is not None and not isinstance(found := native_same(self.watch.differentiable, self.flags), str):
+            self.same = found
+
+
+def wanted(watch: Watch | None) -> Wanted:
+    """What requires gradients now."""
+    tensors = watch.differentiable if watch is not None else ()
+    flags = list(map(requires, tensors))
+    parameters = tuple({id(t): t for t, flag in zip(tensors, flags, strict=True) if flag}.values())
+    waiting: dict[int, list[Gradient]] = {}
+    with torch.inference_mode(False), torch.enable_grad():
+        token = _Parameters.apply(waiting, *parameters) if parameters else None
+    return Wanted(watch, flags, lambda: list(map(requires, tensors)) == flags, parameters, token, waiting)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened to calls that want gradients; any thread counts, and a lost count does no harm."""
+
+    served: int = 0
+    """Calls whose results carry a graph."""
+    backwards: int = 0
+    """Backward passes through those."""
+    served_before: int = 0
+    backwards_before: int = 0
+    """The same when plans last began to serve."""
+    resting: int = 0
+    """Calls for which the model's own code is still to serve."""
+    own: int = 0
+    """Calls that it has served because backward passes follow."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Link:
+    """How results of calls with one pattern of requiring gradients are joined to the graph."""
+
+    wanted: Wanted
+    places: tuple[int, ...]
+    """The results that require gradients."""
+    own: Callable[..., Any]
+    """The model's own code."""
+    spec: Spec
+    """Of the call's arguments."""
+    counts: Counts
+    alone: bool = False
+    """The model has one result."""
+    kept: str = ""
+    """Why the model's own code serves such calls; empty where plans may."""
+
+
+def _nobody(*_args: Any, **_kwargs: Any) -> Any:
+    raise InternalError("a call without a graph has no backward pass")
+
+
+PLAIN = Link(wanted(None), (), _nobody, TENSOR, Counts())
+"""Of calls in which nothing requires gradients."""
+
+
+class Gradients:
+    """What one engine knows about gradients of its calls."""
+
+    def __init__(self, own: Callable[..., Any], name: str, log: EventLog) -> None:
+        self._own = own
+        self._name = name
+        self._log = log
+        self._now = wanted(None)
+        self.counts = Counts()
+
+    def wanted(self, watch: Watch | None) -> Wanted:
+        """What requires gradients now; made anew where that has changed."""
+        now = self._now
+        if now.watch is not watch or not now.same():
+            self._now = now = wanted(watch)
+        return now
+
+    def soft(self) -> list[Callable[[], None]]:
+        """A job that makes the comparison native, for a model that turned out to be hot; given out once."""
+        now, given, self._now.given = self._now, self._now.given, True
+        return [] if given or not now.flags else [now.harden]
+
+    def link(self, links: Mapping[Pattern, Link], watch: Watch | None, leaves: Sequence[torch.Tensor]) -> Link | None:
+        """How a call's results are joined to the graph; None where no call of its pattern was seen yet."""
+        now, pattern = self.wanted(watch), tuple(map(requires, leaves))
+        if not now.parameters and True not in pattern:
+            return PLAIN
+        link = links.get(pattern)
+        return link if link is not None and link.wanted is now else None
+
+    def seen(self, spec: Spec, outputs: Sequence[Any], leaves: Sequence[torch.Tensor], now: Wanted) -> Link:
+        """The model's own results of a call show how those of such calls are joined to the graph."""
+        places = tuple(i for i, o in enumerate(outputs) if isinstance(o, torch.Tensor) and o.requires_grad)
+        kept = _sharing(outputs, places, leaves, now) if places else ""
+        return Link(now, places, self._own, spec, self.counts, len(outputs) == 1, kept)
+
+    def learn(self, links: dict[Pattern, Link], pattern: Pattern, link: Link) -> None:
+        """Results of such calls are joined like this from now on."""
+        if link.kept and ((before := links.get(pattern)) is None or before.kept != link.kept):
+            self._log.decide(Action.KEEP, Why.GRAD_NEEDED, self._name, because=link.kept)
+        links[pattern] = link
+        for oldest in list(links)[:-MAX_PATTERNS]:
+            links.pop(oldest, None)
+
+    def own_turn(self) -> bool:
+        """Whether the model's own code is to serve a call that wants gradients, because backward passes follow such calls."""
+        counts = self.counts
+        if counts.backwards - counts.backwards_before < MIN_BACKWARDS and counts.resting <= 0:
+            return False
+        if counts.resting > 0:
+            counts.resting -= 1
+            counts.own += 1
+            return True
+        backwards, served = counts.backwards - counts.backwards_before, counts.served - counts.served_before
+        counts.served_before, counts.backwards_before = counts.served, counts.backwards
+        if backwards < MAX_SHARE * served:
+            return False
+        self._log.decide(Action.KEEP, Why.DIFFERENTIATED, self._name, calls=served, backwards=backwards, for_calls=REST_CALLS)
+        counts.resting, counts.own = REST_CALLS - 1, counts.own + 1
+        return True
+
+    def explain(self, links: Iterable[Mapping[Pattern, Link]] = ()) -> dict[str, Any]:
+        """For `explain()` and `stats()`."""
+        counts = self.counts
+        kept = sorted({link.kept for each in links for link in list(each.values()) if link.kept})
+        return {"served": counts.served, "backwards": counts.backwards, "own": counts.own, "kept": kept}
+
+
+def _sharing(outputs: Sequence[Any], places: Sequence[int], inputs: Sequence[torch.Tensor], now: Wanted) -> str:
+    """What a result with a gradient shares memory with: an in-place op on one would have to show in the graph of the other."""
+    owners = {_memory(t): "a weight" for t in (now.watch.tensors if now.watch is not None else ())}
+    owners |= {_memory(t): "an input" for t in inputs}
+    results: dict[int, int] = {}
+    for i, out in enumerate(outputs):
+        if not isinstance(out, torch.Tensor) or not out.numel():
+            continue
+        memory = _memory(out)
+        if i in places and (owner := owners.get(memory)) is not None:
+            return f"result {i} shares memory with {owner}"
+        if (other := results.setdefault(memory, i)) != i and (i in places or other in places):
+            return f"results {other} and {i} share memory"
+    return ""
+
+
+def _memory(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata if t.layout is torch.strided else id(t)
+
+
+def joined(link: Link, run: Callable[..., Sequence[Any]], leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Run a call and join its results to the graph."""
+    link.counts.served += 1
+    outs: list[Any] = []
+    try:
+        made = _apply(link, run, outs, link.wanted.token, *leaves)
+        if link.alone:
+            return (made,)
+    except RuntimeError as e:
+        if any(t.is_inference() for t in leaves):
+            raise CallFault("an input of inference mode cannot be kept for a backward pass") from e
+        raise
+    for place, out in zip(link.places, made if len(link.places) > 1 else (made,), strict=True):
+        outs[place] = out
+    return tuple(outs)
+
+
+class _Parameters(torch.autograd.Function):
+    """Stands between calls and all parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, waiting: dict[int, list[Gradient]], *_parameters: torch.Tensor) -> torch.Tensor:
+        ctx.waiting = waiting
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
+        found = ctx.waiting.pop(torch._C._current_graph_task_id(), None)
+        return (None, *(found or (None,) * (len(ctx.needs_input_grad) - 1)))
+
+
+class _Served(torch.autograd.Function):
+    """One served call."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, link: Link, run: Callable[..., Sequence[Any]], outs: list[Any], _token: torch.Tensor | None,
+        *leaves: torch.Tensor,
+    ) -> Any:
+        watch = link.wanted.watch
+        ctx.link, ctx.accepted = link, watch.accepted if watch is not None else 0
+        ctx.save_for_backward(*leaves)
+        ctx.set_materialize_grads(False)
+        if link.alone:
+            return _fresh(run(*leaves)[0], leaves)
+        outs += run(*leaves)
+        fresh: list[Any] = [_fresh(outs[i], leaves) for i in link.places]
+        return tuple(fresh) if len(fresh) > 1 else fresh[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Gradient) -> tuple[Any, ...]:
+        leaves: Sequence[torch.Tensor] = ctx.saved_tensors
+        link: Link = ctx.link
+        _, _, _, parameters, *inputs = ctx.needs_input_grad
+        link.counts.backwards += 1
+        _unchanged(link.wanted.watch, ctx.accepted)
+        found, weights = _differentiated(link, leaves, inputs, link.wanted.parameters if parameters else (), gradients)
+        if not parameters:
+            return None, None, None, None, *found
+        waiting, number = link.wanted.waiting, torch._C._current_graph_task_id()
+        before = waiting.get(number)
+        waiting[number] = weights if before is None else [_sum(a, b) for a, b in zip(before, weights, strict=True)]
+        for oldest in sorted(waiting)[:-MAX_WAITING]:
+            waiting.pop(oldest, None)
+        return None, None, None, torch.zeros(()), *found
+
+
+_apply: Callable[..., Any] = super(torch.autograd.Function, _Served).apply  # type: ignore[misc]
+"""Without the questions of `Function.apply` about function transforms, under which nothing is served."""
+
+
+def _fresh(out: torch.Tensor, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A result as a tensor that may get a `grad_fn`: not one that somebody else holds, nor one that torch takes for a view."""
+    if out.requires_grad or out._is_view():
+        return out.detach()
+    for t in leaves:
+        if out is t:
+            return out.detach()
+    return out
+
+
+def _sum(a: Gradient, b: Gradient) -> Gradient:
+    return b if a is None else a if b is None else a + b
+
+
+def _unchanged(watch: Watch | None, accepted: int) -> None:
+    """Raise where the model is another one than the call ran in; of weights in torch's own words."""
+    if watch is None:
+        return
+    change = watch.check() if watch.accepted == accepted else Change.VALUES
+    if change is Change.VALUES:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            "a parameter or buffer of the served model was written between the call and backward()"
+        )
+    if change is Change.MODEL:
+        raise RuntimeError(
+            "the served model was changed between the call and backward(), which runs its code again: "
+            "an attribute, a part, a hook or its mode (train, eval) is another one; call backward() first"
+        )
+
+
+def _differentiated(
+    link: Link, leaves: Sequence[torch.Tensor], needs: Sequence[bool], parameters: Sequence[torch.Tensor],
+    gradients: Sequence[Gradient],
+) -> tuple[list[Gradient], list[Gradient]]:
+    """The gradients of inputs and of parameters: the model's own code runs again.
+
+    Where the backward pass itself is to be differentiated, they depend on the inputs through gates, which are closed here: what an
+    input was made of may be a parameter too, and its gradient must not be counted twice.
+    """
+    create = torch.is_grad_enabled()
+    closed = [True]
+    with torch.enable_grad():
+        again = [_again(t, create, closed) if need else t.detach() for t, need in zip(leaves, needs, strict=True)]
+        args, kwargs = unflatten(link.spec, again)
+        results = flatten(link.own(*args, **kwargs), numbers=True)[0]
+    ends = [(results[i], g) for i, g in zip(link.places, gradients, strict=True) if g is not None and results[i].requires_grad]
+    sources = [t for t, need in zip(again, needs, strict=True) if need]
+    if not ends or not (sources or parameters):
+        return [None] * len(leaves), [None] * len(parameters)
+    with _without_hooks(parameters):
+        made = torch.autograd.grad(
+            [o for o, _ in ends], [*sources, *parameters], [g for _, g in ends], create_graph=create, allow_unused=True
+        )
+    closed[0] = False
+    of_inputs = iter(made[: len(sources)])
+    return [next(of_inputs) if need else None for need in needs], list(made[len(sources) :])
+
+
+def _again(t: torch.Tensor, create: bool, closed: list[bool]) -> torch.Tensor:
+    return _Gate.apply(t, closed) if create else t.detach().requires_grad_()  # type: ignore[no-any-return]
+
+
+class _Gate(torch.autograd.Function):
+    """The same numbers, and a graph behind them that leads on only while it is open."""
+
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, closed: list[bool]) -> torch.Tensor:
+        ctx.closed = closed
+        return t.view_as(t)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, None]:
+        return None if ctx.closed[0] else gradients[0], None
+
+
+_hooks = threading.RLock()
+
+
+@contextmanager
+def _without_hooks(parameters: Sequence[torch.Tensor]) -> Generator[None]:
+    """Hooks of parameters run when their gradients arrive, of all calls together, and not for those of one call before that."""
+    hooked = [(t, hooks) for t in parameters if (hooks := t._backward_hooks)]
+    if not hooked:
+        yield
+        return
+    with _hooks:
+        try:
+            for t, _ in hooked:
+                t._backward_hooks = None
+            yield
+        finally:
+            for t, hooks in hooked:
+                t._backward_hooks = hooks

@@ -1,0 +1,224 @@
+"""A plan of native runs: what the worker made, linked into this process and chained with what stayed with the library.
+
+A run is entered once for all its partitions. Each partition still has an artifact of its own: the fallback of the run, which
+serves calls that native code does not (a tensor that lies otherwise, a branch without native code), is their chain. Their glue is
+made when it is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from hotfuse.analysis.memory import eager_peak
+from hotfuse.analysis.shapes import Mismatch, bind
+from hotfuse.backends.branching import branching
+from hotfuse.backends.library import LibraryBackend
+from hotfuse.backends.llvm import jit, perf_map
+from hotfuse.backends.llvm.emission.emit import symbol
+from hotfuse.backends.llvm.runs import enter
+from hotfuse.backends.llvm.runs.abi import NativeKernel
+from hotfuse.backends.llvm.runs.constants import Constants
+from hotfuse.backends.llvm.runs.driver import BODY, LAYOUT
+from hotfuse.backends.llvm.runs.enter import NativeRun
+from hotfuse.backends.llvm.runs.group import glue
+from hotfuse.backends.llvm.runs.run import THREADS, RunCode
+from hotfuse.backends.llvm.threads.forks import Switch
+from hotfuse.backends.llvm.threads.parallel import runtime
+from hotfuse.backends.protocol import Artifact, Run
+from hotfuse.base.errors import HotfuseError
+from hotfuse.compile.fetch import KernelCode, load, renamed
+from hotfuse.compile.run.runs import RunBody, RunParts
+from hotfuse.compile.variants.ways import LIBRARY, Ways
+from hotfuse.ir.dims import evaluate
+from hotfuse.ir.graph import Graph, Value, output_values
+from hotfuse.lower.common.own_sizes import anchored, with_own_sizes
+from hotfuse.ops.table import packet
+from hotfuse.partition.cut import Partition
+from hotfuse.runtime.plan import Memory, Plan, Unit, chained, piece_of
+from hotfuse.runtime.tierup.skipping import Sides
+
+
+class _Later:
+    """A function that is made when it is first called."""
+
+    def __init__(self, make: Any) -> None:
+        self._make, self._run = make, None
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        if self._run is None:
+            self._run = self._make()
+        return self._run(*args)
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What all bodies of a plan have in common."""
+
+    kernels: Sequence[KernelCode]
+    loaded: Sequence[NativeKernel]
+    constants: Constants
+    weights: Mapping[str, torch.Tensor]
+    runs: list[NativeRun] = field(default_factory=list[NativeRun])
+    spare: list[NativeRun] = field(default_factory=list[NativeRun])
+    """Runs of branches that a run around them has as well: they serve only what that one does not."""
+    needed: set[str] = field(default_factory=set[str])
+    """Keys of weights that the library reads in every call."""
+    uses: dict[int, list[Graph]] = field(default_factory=dict[int, list[Graph]])
+    """Per kernel, the groups of nodes that it computes."""
+    switches: list[Switch] = field(default_factory=list[Switch])
+    """Of runs that may fork."""
+    inside: int = 0
+    """How many such runs are around what is being built."""
+
+
+def assembled(
+    parts: RunParts, weights: Mapping[str, torch.Tensor], graph: Graph, sizes: Mapping[str, int], *, named: bool = False
+) -> Plan:
+    """The plan; `graph` is what was captured and `sizes` are those of a real call, to say what memory it takes.
+
+    `named`: tell profilers what its code is.
+    """
+    shared = _Shared(parts.kernels, [load(k) for k in parts.kernels], Constants(weights), weights)
+    plan = _body(parts.body, shared)
+    if named:
+        _name(shared)
+    runs = (*shared.runs, *shared.spare)
+    memory = Memory(sum(_arena(r.code, sizes) for r in shared.runs), shared.constants.bytes, eager_peak(graph, sizes))
+
+    dials = tuple(shared.constants.dials.values())
+    sides = Sides(dials) if dials else None
+
+    def counters() -> dict[str, int]:
+        return {
+            "native_runs": len(runs),
+            "fell_back": sum(r.fell_back for r in runs),
+            "arenas_allocated": sum(r.allocated for r in runs),
+            "arena_bytes_kept": sum(r.arena_bytes for r in runs),
+            **({"forks_taken": sum(s.taken for s in shared.switches)} if shared.switches else {}),
+            **({} if sides is None else sides.counts()),
+        }
+
+    read = shared.constants.read | shared.needed | {p.key for p in graph.params if p.value in output_values(graph)}
+    return replace(plan, memory=memory, counters=counters, notes=parts.notes, runs=runs, unread=frozenset(weights) - read,
+                   live=frozenset(read - shared.constants.copied),
+                   switches=tuple(shared.switches), sides=sides,
+                   kernels={i: k.lowered.kernel for i, k in enumerate(parts.kernels)})  # fmt: skip
+
+
+def _name(shared: _Shared) -> None:
+    """Say for profilers which ops of the model each kernel and each run computes."""
+    for number, (kernel, loaded) in enumerate(zip(shared.kernels, shared.loaded, strict=True)):
+        pieces = shared.uses.get(number, [])
+        ops = "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for p in pieces[:1] for n in p.nodes))
+        where = list(dict.fromkeys(str(n.loc) for p in pieces for n in p.nodes if str(n.loc)))
+        more = f", and {len(pieces) - 1} more" if len(pieces) > 1 else ""
+        label = f"{kernel.lowered.kernel.name}: {ops or 'copy'}" + (f" at {where[0]}{more}" if where else more)
+        perf_map.note(kernel.code, symbol(kernel.lowered.kernel), loaded.address, label)
+    for run in (*shared.runs, *shared.spare):
+        perf_map.note(run.code.code, BODY, run.body, f"native run of parts {run.code.first} to {run.code.last - 1}")
+
+
+def _arena(code: RunCode, sizes: Mapping[str, int]) -> int:
+    env = {**sizes, THREADS: torch.get_num_threads()}
+    try:
+        return evaluate(code.arena, env) + evaluate(code.scratch, env)
+    except (KeyError, ZeroDivisionError, HotfuseError):
+        return 0  # a size that only data shows
+
+
+def _body(body: RunBody, shared: _Shared) -> Plan:
+    """The plan of a graph, or of a branch in it."""
+    partitioning = body.body.partitioning
+    graph = partitioning.graph
+    covered = {i for r in body.runs for i in range(r.first, r.last)}
+    made = tuple(_artifact(body, p, shared, later=p.index in covered) for p in partitioning.parts)
+    single = {p.index: Unit((p.index,), a.graph.inputs, output_values(a.graph), a.run)
+              for p, a in zip(partitioning.parts, made, strict=True)}  # fmt: skip
+    units: list[Unit] = []
+    begins = {r.first: r for r in body.runs}
+    at = 0
+    while at < len(made):
+        run = begins.get(at)
+        if run is None:
+            units.append(single[at])
+            at += 1
+        else:
+            units += _run(graph, run, [single[i] for i in range(run.first, run.last)], shared)
+            at = run.last
+    return Plan(partitioning, made, chained(graph, units, shared.weights), 1, units=tuple(units), weights=shared.weights)
+
+
+def _artifact(body: RunBody, part: Partition, shared: _Shared, *, later: bool) -> Artifact:
+    graph = body.body.partitioning.graph
+    piece = piece_of(graph, part)
+    if part.index in body.branches:
+        shared.inside += later
+        plans = [_body(b, shared) for b in body.branches[part.index]]
+        shared.inside -= later
+        return branching(piece, [(p.run, p.artifacts) for p in plans], shared.weights)
+    kernel = body.body.chosen[part.index]
+    if kernel < 0:
+        if not later and not shared.inside:
+            shared.needed |= {p.key for p in piece.params}
+        return LibraryBackend().compile(piece, shared.weights)
+    called = anchored(graph, piece)
+    shared.uses.setdefault(kernel, []).append(piece)
+    code, entered, constants, weights = shared.kernels[kernel], shared.loaded[kernel], shared.constants, shared.weights
+
+    def make() -> Run:  # holds nothing that holds the run: a plan that is let go of must not wait for a garbage collection
+        own, _ = with_own_sizes(called)
+        run = glue(own, renamed(code.lowered, own), entered, constants)
+        if code.ways is None or LIBRARY not in code.ways.kernels:
+            return run
+        return _by_size(own, code.ways, run, LibraryBackend().compile(own, weights).run)
+
+    return Artifact(called, _Later(make) if later else make(), "llvm", code.about, predicted_us=code.predicted_us)
+
+
+def _by_size(own: Graph, ways: Ways, kernel: Run, library: Run) -> Run:
+    """A group outside its native run, which has been left because the library is better at one of the call's sizes."""
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        sizes = bind(own, [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args])  # numbers are sizes, too
+        served = isinstance(sizes, Mismatch) or ways.kernels[sum(evaluate(ways.size, sizes) > e for e in ways.ends)] != LIBRARY
+        return kernel(*args) if served else library(*args)
+
+    return run
+
+
+def _run(graph: Graph, code: RunCode, inside: Sequence[Unit], shared: _Shared) -> list[Unit]:
+    """A run, and the views behind it."""
+    values = {v.name: v for v in graph.inputs} | {v.name: v for n in graph.nodes for v in n.outs}
+    inputs = tuple(values[i.name] for i in code.inputs)
+    outputs = tuple(values[o.name] for o in code.outputs)
+    kernels = {i: k.address for i, k in enumerate(shared.loaded)}
+    words = [shared.constants.word(w, kernels) for w in code.words]
+    shared.switches += [memory for _, memory in words if isinstance(memory, Switch)]
+    driver = jit.load_object(code.code, [BODY, LAYOUT], runtime().symbols)
+    fallback = chained(Graph(f"{graph.name}.fallback", inputs, graph.params, (), outputs), inside, shared.weights)
+    keep = [*(memory for _, memory in words if memory is not None), *shared.loaded]
+    native = NativeRun(code, driver, [address for address, _ in words], keep, fallback)
+    (shared.spare if shared.inside else shared.runs).append(native)
+    found = [Unit(tuple(range(code.first, code.last)), inputs, outputs, native.enter, native)]
+    if code.exits:
+        found.append(_views(graph, code, values, shared))
+    return found
+
+
+def _views(graph: Graph, code: RunCode, values: Mapping[str, Value], shared: _Shared) -> Unit:
+    nodes = tuple(graph.nodes[i] for i in code.exits)
+    made = {v.name for n in nodes for v in n.outs}
+    params = {p.value.name for p in graph.params}
+    inputs = tuple(dict.fromkeys(v for n in nodes for v in n.ins if v.name not in made | params))
+    outputs = tuple(values[n] for n in code.returned)
+    piece = Graph(f"{graph.name}.views", inputs, graph.params, nodes, outputs)
+    return Unit((), inputs, outputs, LibraryBackend().compile(piece, shared.weights).run)
+
+
+def unavailable() -> str:
+    """Why runs cannot be entered in this process; empty if they can."""
+    return enter.unavailable()

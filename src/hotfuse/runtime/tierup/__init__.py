@@ -1,0 +1,1 @@
+"""Better plans for hot ones: attempts, proofs, races, and the audit behind them."""

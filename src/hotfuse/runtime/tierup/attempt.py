@@ -1,0 +1,150 @@
+"""An attempt at a better plan as a value: how it is made, what it is raced against, on which calls, and how it would be swapped in.
+
+Whoever proposes one (`runtime.tierup.tier1`, `runtime.tierup.tier2`, `runtime.tierup.strategies`) says these things;
+`runtime.tierup.improve` carries all of them out in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from hotfuse.base.events import Action, EvidenceValue, Why
+from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN, Demand
+from hotfuse.hpm.bottleneck import Bottleneck, Strategy
+from hotfuse.ir.graph import Graph
+from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plans import Plans
+from hotfuse.runtime.samples import Samples, Signature
+from hotfuse.runtime.site import Entry
+
+PROVEN_ON = 4
+"""Kinds of calls a plan is proven on."""
+MOST_CALLS = 2 / 3
+"""Calls of one kind that are a larger part than this of those of late are what a compilation is for."""
+
+Weights = Mapping[str, torch.Tensor]
+Compile = Callable[[Graph, Weights], Plan]
+"""A graph as a tier-0 plan, at once."""
+Progress = Callable[[Callable[[], Plan], float], None]
+"""Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is settled."""
+
+
+class Improve(Protocol):
+    """A graph as a plan of a higher tier; may take seconds; raises a HotfuseError where there is none."""
+
+    def __call__(
+        self, graph: Graph, weights: Weights, sample: Sequence[torch.Tensor], /, progress: Progress | None = None,
+        demand: Demand | None = None,
+    ) -> Plan:
+        """`demand`: how much the graph is used; `progress` may deploy what there is before all of it is done."""
+        ...
+
+
+class NotRemembered(Exception):
+    """No earlier process made a plan of a graph that won."""
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """What makes plans may know those that earlier processes made."""
+
+    def remembered(self, graph: Graph, weights: Weights, sample: Sequence[torch.Tensor], /) -> Plan | None:
+        """The plan of a graph, linked; None where there is none."""
+        ...
+
+
+@runtime_checkable
+class CalledOff(Protocol):
+    """What makes plans in other processes can be told that nobody wants them any more."""
+
+    def call_off(self) -> None:
+        """End what runs, and whatever would begin from now on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What attempts for the plans of one model are made with."""
+
+    plans: Plans
+    compile: Compile
+    improve: Improve
+
+    def decide(self, action: Action, why: Why, **evidence: EvidenceValue) -> None:
+        """Say what was decided, and on what evidence."""
+        self.plans.log.decide(action, why, self.plans.model.name, **evidence)
+
+    def refuse(
+        self, entry: Entry, attempt: str, why: Why, reason: str, later: bool = False, /, **evidence: EvidenceValue
+    ) -> None:
+        """The same of something that is not tried again until what it rested on changed, or `later`."""
+        entry.turn_down(attempt, reason, later=later)
+        self.decide(Action.REFUSE, why, **evidence)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A plan that may be better for some calls of an entry."""
+
+    what: str
+    """Its name: what was refused under it is not tried again."""
+    make: Callable[[], Plan]
+    """May take seconds; raises where there is none. It may add to `calls`."""
+    rival: Callable[[], Plan]
+    """What it must beat, asked when it is there."""
+    calls: Sequence[Sequence[torch.Tensor]]
+    """It is proven on all of them, and raced on the first."""
+    deploy: Callable[[Plan], None]
+    addresses: tuple[Bottleneck, Strategy] | None = None
+    """What it is meant to help against, and how, where its outcome is a lesson about that."""
+    about: Mapping[str, EvidenceValue] = field(default_factory=dict[str, EvidenceValue])
+    """What its decision says besides."""
+    signature: Signature | None = None
+    """The only sizes it is for; None: any."""
+    meant: Callable[[Sequence[torch.Tensor]], bool] | None = None
+    """Which calls it is for, where not all: live calls that it is not for do not count."""
+
+    remembered: bool = False
+    """Whether an earlier process made it: what that one found out is not found out again."""
+
+    @property
+    def tier(self) -> int:
+        """The tier its plan would be of."""
+        return 1 if self.what.endswith("tier 1") else 2
+
+
+def exchange(entry: Entry, better: Plan) -> None:
+    """Swap the plan of an entry: one reference store."""
+    old, entry.plan = entry.plan, better
+    if old is not entry.baseline:
+        epochs.retire(old)
+    entry.cool()
+
+
+def demand_of(entry: Entry) -> Demand:
+    """What a call takes, from the calls looked at since the plan was exchanged; it orders the units of a compilation. And which
+    sizes most calls have when it is asked: what no worker has begun by then is compiled for those.
+
+    How often the graph is called is left open: a model that serves is expected to go on serving, so no unit is given up because
+    its estimated saving is small. Trials decide that.
+    """
+    took = entry.seconds / entry.heat * 1e6 if entry.heat and entry.seconds else None
+    gain = FIRST_PLAN_GAIN if entry.plan is entry.baseline else LATER_PLAN_GAIN
+    return Demand(library_us=took, gain=gain, of_late=lambda: _most(entry.samples))
+
+
+def _most(samples: Samples) -> list[tuple[int, ...]] | None:
+    """The shapes of inputs that most calls bring of late; None where no kind of calls is most, or none of it is kept."""
+    signature, share = next(iter(samples.shares().items()), ((), 0.0))
+    inputs = samples.inputs(signature) if share > MOST_CALLS else None
+    return None if inputs is None else [tuple(t.shape) for t in inputs]
+
+
+def sizes_of(entry: Entry, signature: Signature) -> str:
+    """Sizes by their names, for a reader."""
+    return ", ".join(f"{s}={n}" for s, n in zip(entry.symbols, signature, strict=True))

@@ -1,0 +1,208 @@
+"""The audit: a deployed plan stays on trial against what it replaced, for as long as it serves.
+
+Now and then a call goes to the reference, the model's own code or whatever else the plan took the place of, and the call beside it
+to the plan: a round, as in a race on live calls. Three detectors weigh the rounds that the plan lost. Each is a sum of bets, one of
+which begins at every round (Shiryaev and Roberts), on "it loses so many of all rounds" against "it loses half of them"; so the
+mean of the three is expected to grow by one per round at most while the plan is not slower, and false alarms are RUN rounds apart
+on average, however often one looks and however long the plan was fast before. A plan that became three times as slow loses every
+round and is withdrawn after some sixteen.
+
+A round costs what the reference takes longer, twice because its first call only warms caches up, and four looks at calls. That is
+paid from `BUDGET` of the calls' time, so a plan that is much faster is looked at seldom; while it seems slower the reference is no
+cost, and rounds follow each other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median
+from typing import Any
+
+from hotfuse.base.settings import Settings
+from hotfuse.runtime.samples import Signature
+from hotfuse.runtime.tierup.race import ALPHA, growth
+from hotfuse.runtime.tierup.turns import OLD, Key, Round, Turns
+
+BUDGET = 0.005
+"""The part of the calls' time that rounds may cost."""
+FIRST, FIRST_GAP = 4, 4
+"""Rounds right behind a deployment, so many calls apart, before their cost is known."""
+GAP = 64
+"""Calls between two rounds of a plan that nothing speaks against, at least."""
+PATIENCE = 8
+"""Calls looked at because a round waits for its other half; where sizes are many, a later round of its kind completes it."""
+STALE_S = 1.0
+"""A half of a round that waited longer is forgotten: the machine may have another speed by now."""
+RUN = 10_000.0
+"""Rounds between two false alarms, at least, on average."""
+LOSING = (0.6, 0.75, 0.95)
+"""Parts of its rounds that a plan loses if it is slower: a little in much noise, or clearly."""
+SUSPECT, SEEMS_SLOWER = 20.0, 1.1
+"""Evidence, or a ratio in the last rounds, at which rounds follow each other as fast as their cost allows."""
+KEPT = 64
+"""Rounds that the running ratio is of."""
+MOST = 32
+"""Kinds of calls whose usual time is kept."""
+
+
+def why_not(settings: Settings) -> str:
+    """Why plans are not audited under these settings; empty where they are."""
+    if settings.capture == "inline":
+        return "what is captured inline, for tools and tests, stays as it was decided"
+    if settings.objective == "energy":
+        return "what a single call takes in energy is not measured"
+    return "the weights that what it replaced reads give their memory back" if settings.release_weights else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the audit knows of a plan now."""
+
+    rounds: int
+    ratio: float
+    """The plan's time over the reference's, the median of the last rounds."""
+    low: float
+    high: float
+    """Medians that these rounds do not rule out, by the test that decides races."""
+    plan_us: float
+    reference_us: float
+    cost: float
+    """The part of the calls' time that the rounds took in all."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"rounds": self.rounds, "ratio": round(self.ratio, 3), "low": round(self.low, 3),
+                "high": round(self.high, 3) if isfinite(self.high) else None, "plan_us": round(self.plan_us, 1),
+                "reference_us": round(self.reference_us, 1),
+                "cost": round(max(0.0, self.cost), 5)}  # fmt: skip
+
+
+class Audit:
+    """One plan on trial. Any number of threads tell it their times; what comes while another one is judged is passed over."""
+
+    def __init__(
+        self, plan: object, version: Signature | None, begin: int, allowed: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.plan, self.version = plan, version
+        self.at = begin + FIRST_GAP
+        """The number of the call that begins the next round, or completes one."""
+        self._allowed = allowed
+        """How many times as long a plan may take: more than once where memory is what counts."""
+        self._clock = clock
+        self._turns = Turns(begin + 1, settled=True)
+        self._waiting = 0
+        self._half_at = 0.0
+        self._rounds: deque[Round] = deque(maxlen=KEPT)
+        self._looks: deque[float] = deque(maxlen=4 * FIRST)
+        self._evidence = [0.0] * len(LOSING)
+        self._extra_s = self._total_s = 0.0
+        self._unpaid_s = 0.0
+        """Time that calls must take before the next round is paid for."""
+        self._not_before = 0
+        self._usual: dict[Signature, float] = {}
+        self._judging = threading.Lock()
+        self.rounds = 0
+
+    # --- the call path ---------------------------------------------------------------------------
+
+    def note(self, number: int, signature: Signature, seconds: float, calls: int) -> None:
+        """The plan answered so many calls up to that one, which was looked at. Where they take longer than they did, the next round
+        is paid for sooner.
+        """
+        self._total_s += seconds * calls
+        self._unpaid_s -= seconds * calls
+        if self._unpaid_s <= 0 and self.rounds >= FIRST:
+            self.at = min(self.at, max(number + 1, self._not_before))
+        usual = self._usual.get(signature)
+        if usual is not None or len(self._usual) < MOST:
+            self._usual[signature] = seconds if usual is None else usual + (seconds - usual) / 16
+
+    def turn(self, key: Key) -> int:
+        """Who answers a call that is due."""
+        if self._turns.half(key) and self._clock() - self._half_at > STALE_S:
+            self._turns = Turns(self.rounds + 1, settled=True)
+        return self._turns.next(key)
+
+    def took(self, number: int, key: Key, side: int, seconds: float, look_s: float) -> bool:
+        """A call was answered, looking at which took so long besides; whether the plan has to go."""
+        self._extra_s += look_s
+        self._looks.append(look_s)
+        if side == OLD and (usual := self._usual.get(key[1])) is not None:
+            self._extra_s += seconds - usual  # of either sign: noise must not count as cost
+        ended = self._turns.took(key, side, seconds)
+        if ended is None:
+            self._half_at = self._clock()
+            self._waiting += 1
+            self.at = number + 1
+            if self._waiting > PATIENCE:
+                self._plan_next(number)
+            return False
+        if not self._judging.acquire(blocking=False):
+            return False
+        try:
+            alarm = self._judge(ended)
+        finally:
+            self._judging.release()
+        self._plan_next(number)
+        return alarm
+
+    def _judge(self, ended: Round) -> bool:
+        reference, plan = ended
+        self.rounds += 1
+        self._rounds.append(ended)
+        lost = plan > self._allowed * reference
+        for i, p in enumerate(LOSING):
+            self._evidence[i] = (1.0 + self._evidence[i]) * 2 * (p if lost else 1 - p)
+        return self.evidence >= RUN
+
+    @property
+    def evidence(self) -> float:
+        """That the plan is slower; `RUN` of it withdraws it."""
+        return sum(self._evidence) / len(self._evidence)
+
+    def _plan_next(self, number: int) -> None:
+        """When the next round begins: as its cost allows, and not sooner than anybody has use for."""
+        self._waiting = 0
+        if self.rounds < FIRST:
+            self.at = number + FIRST_GAP
+            return
+        late = list(self._rounds)[-2 * FIRST :]
+        reference, plan = median(r[0] for r in late), median(r[1] for r in late)
+        slower = median(r[1] / max(r[0], 1e-9) for r in late) > SEEMS_SLOWER * self._allowed
+        self._unpaid_s = (2 * (reference - plan) + 4 * median(self._looks)) / BUDGET
+        self._not_before = number + (2 if slower or self.evidence >= SUSPECT or self.rounds < 2 * FIRST else GAP)
+        self.at = max(self._not_before, number + int(self._unpaid_s / max(plan, 1e-9)))
+
+    def reopen(self, number: int) -> None:
+        """Circumstances changed: the next rounds come soon, and what was seen before says nothing."""
+        self.__init__(self.plan, self.version, number, self._allowed, self._clock)
+
+    # --- what is known ---------------------------------------------------------------------------
+
+    def typical_us(self) -> float | None:
+        """What a call takes in the plan, of the kind of calls seen first."""
+        return next((s * 1e6 for s in list(self._usual.values())), None)
+
+    def standing(self) -> Standing | None:
+        """The running ratio with its interval; None before the first round."""
+        rounds = list(self._rounds)
+        if not rounds:
+            return None
+        ratios = sorted(plan / max(reference, 1e-9) for reference, plan in rounds)
+        low, high = interval(ratios)
+        reference, plan = (median(r[side] for r in rounds) * 1e6 for side in (0, 1))
+        cost = self._extra_s / max(self._total_s, 1e-9)
+        return Standing(self.rounds, median(ratios), low, high, plan, reference, cost)
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """Of sorted ratios: the medians that are not ruled out by how many ratios lie on either side of them, at `ALPHA` each."""
+    n = len(ratios)
+    out = next((k for k in range(n // 2 + 1) if growth(n - k, n) < 1 / ALPHA), n // 2)  # with k below it, a median is possible
+    return (ratios[out - 1] if out else 0.0, ratios[n - out] if out else float("inf"))

@@ -1,0 +1,391 @@
+# pyright: reportPrivateUsage=false
+# A tensor's version has no public name.
+"""Better plans for hot ones: compiled beside inference, proven on real calls, raced, and swapped in only if they win.
+
+Every attempt ends in a decision. What lost is remembered with both times and not tried again until something it rested on
+changed: the weights, the number of threads, or the traffic.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from hotfuse.analysis.ties import quanta_of
+from hotfuse.backends.protocol import Run
+from hotfuse.base.errors import HotfuseError
+from hotfuse.base.events import Action, EvidenceValue, Why
+from hotfuse.base.faults import error_text
+from hotfuse.compile.learn.recall import recalled, send
+from hotfuse.compile.stored import place_of
+from hotfuse.compile.variants.skips import SKIP
+from hotfuse.compile.workers.service import sized
+from hotfuse.hpm.bottleneck import Strategy
+from hotfuse.ir.branches import control_name
+from hotfuse.ir.types import TensorType
+from hotfuse.machine.cores import usable_cores
+from hotfuse.profile.predict import ALL
+from hotfuse.profile.snapshot import GraphSeen
+from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plans import Plans
+from hotfuse.runtime.site import THREADS, Entry, Site, named, way
+from hotfuse.runtime.tierup.attempt import (
+    Attempt,
+    CalledOff,
+    Compile,
+    Improve,
+    Means,
+    NotRemembered,
+    Remembers,
+    Weights,
+    sizes_of,
+)
+from hotfuse.runtime.tierup.contest import Contest
+from hotfuse.runtime.tierup.judge import Judge
+from hotfuse.runtime.tierup.objective import Trade, settle
+from hotfuse.runtime.tierup.own_code import compare
+from hotfuse.runtime.tierup.proof import prove
+from hotfuse.runtime.tierup.race import MARGIN, Trial, race
+from hotfuse.runtime.tierup.skipping import ENOUGH, suspected
+from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
+from hotfuse.runtime.tierup.tier1 import fused, known
+from hotfuse.runtime.tierup.tier2 import BET_ON, for_sizes, on_branch, without_mask, without_rows
+from hotfuse.runtime.tierup.tiers import FEWEST, PREDICTABLE, is_hot, recurring
+from hotfuse.runtime.tierup.unmask import open_mask
+from hotfuse.specialize.branches import conditions
+
+STAMP = ("model", "threads", "traffic", "performance model", "cores", "speed", "callers")
+DEVICE_WARM_UPS = 2
+"""Rounds on a device before a plan replays: one runs kernel by kernel, one records."""
+OWN_CODE = -1
+"""The tier of the model's own code, where a race against it is remembered."""
+MACHINE = frozenset({"threads", "cores", "speed", "callers"})
+"""What decides how fast a plan is, whatever it computes."""
+
+
+class Improver:
+    """Decides what to try for the plans of one model, and tries it."""
+
+    def __init__(self, plans: Plans, compile: Compile, improve: Improve) -> None:
+        self._plans = plans
+        self._means = Means(plans, compile, improve)
+        self._log = plans.log
+        self._judge = Judge(plans)
+        self._recall = recalled(place_of(plans.settings).path)
+
+    def admitted(self, site: Site, entry: Entry, threads: int) -> None:
+        """A graph was captured. Where an earlier process made a plan of it, that one is tried now, however hot it is; else calls
+        that waited for the capture may have shown that it is hot.
+        """
+        if not entry.improving and isinstance(self._means.improve, Remembers):
+            self._attempt(entry, "tier 1", partial(known, self._means, entry))
+
+        def hot() -> None:
+            compare(entry, self._plans.settings)  # what tier 1 has to beat is decided by calls while it is made
+            self.consider(site, entry, entry.plan, threads)
+
+        self._plans.beside(hot)
+
+    def consider(self, site: Site, entry: Entry, plan: Plan, threads: int = 0) -> None:
+        """After a call that was looked at, which has torch's threads as they are, or so many; at most starts something."""
+        settings = self._plans.settings
+        stamp = (self._plans.generation, threads or torch.get_num_threads(), self._plans.watcher.drifts(entry.key),
+                 self._plans.recorder.trained, usable_cores(), self._plans.recorder.speed_changes, entry.callers.changes)
+        if entry.stamp != stamp:  # what lost under other circumstances may win now
+            self._reopen(site, entry, stamp)
+        if entry.retries:
+            entry.retry(time.monotonic())
+        if entry.improving or self._plans.closed:
+            return
+        if plan is entry.baseline:
+            nodes = len(plan.graph.nodes)
+            if "tier 1" not in entry.refused and is_hot(entry.heat, entry.seconds, settings.hot_calls, nodes):
+                self._attempt(entry, "tier 1", partial(fused, self._means, entry, partial(self._try, entry)))
+                return
+        elif plan.recipe is not None and plan.recipe.stale and "tier 1" not in entry.refused and plan is entry.plan:
+            self._attempt(entry, "tier 1", partial(fused, self._means, entry, partial(self._try, entry)))
+            return
+        if settings.tiers < 2 or (entry.plan is entry.baseline and "tier 1" not in entry.refused) or _on_device(entry):
+            return
+        if self._consider_branches(entry) or self._consider_masks(entry) or self._consider_rows(site, entry):
+            return
+        if self._consider_bottleneck(entry):
+            return
+        if entry.symbols and entry.plan is not entry.baseline and not entry.bets:
+            bets = recurring(entry.samples.shares(), entry.samples.taken, settings.max_versions)
+            new = [b for b in bets if b.value not in entry.versions and named(b.value) not in entry.refused]
+            if new and self._promising(entry, Strategy.SPECIALIZE, named(new[0].value)):
+                sizes = new[0].value
+                self._decide(Action.SPECIALIZE, Why.RECURS, sizes=sizes_of(entry, sizes), share=round(new[0].share, 3),
+                             samples=new[0].samples)
+                self._attempt(entry, named(sizes), partial(for_sizes, self._means, site, entry, sizes))
+
+    def _reopen(self, site: Site, entry: Entry, stamp: tuple[int, ...]) -> None:
+        """What decisions rest on changed: the model, torch's threads, the traffic, the performance model, the process's cores,
+        their speed, how many threads call. What was refused may be tried; what serves has to prove itself again.
+        """
+        before, entry.stamp = entry.stamp, stamp
+        entry.refused.clear()
+        entry.retries.clear()
+        changed = [what for what, was, now in zip(STAMP, before, stamp, strict=False) if was != now]
+        if "traffic" in changed:
+            site.reopen()
+        if changed and MACHINE.intersection(changed):
+            entry.own_ratio = None if entry.plan is entry.baseline else entry.own_ratio
+            for audit in list(entry.audits.values()):
+                audit.reopen(entry.calls)
+            self._decide(Action.NOTICE, Why.CIRCUMSTANCES, changed=", ".join(changed), threads=stamp[THREADS], cores=stamp[4])
+
+    def _consider_branches(self, entry: Entry) -> bool:
+        """Whether a bet on a condition was begun: one that sampled calls showed to go one way, and that has no code for it."""
+        graph = entry.baseline.graph
+        for at in conditions(graph):
+            name = control_name(graph.nodes[at])
+            seen = self._plans.watcher.predictable(entry.key, "branch", name)
+            if seen is None or seen[1] < PREDICTABLE or seen[2] < FEWEST:
+                continue
+            outcome = bool(seen[0])
+            placed = entry.bets.get(name)
+            if (placed is None and entry.bets) or (placed is not None and outcome in placed.hot):
+                continue
+            if way(name, outcome) not in entry.refused:
+                self._decide(Action.SPECIALIZE, Why.RECURS, condition=name, outcome=outcome, accuracy=round(seen[1], 3),
+                             samples=seen[2])
+                self._attempt(entry, way(name, outcome), partial(on_branch, self._means, entry, at, outcome, name))
+                return True
+        return False
+
+    def _consider_bottleneck(self, entry: Entry) -> bool:
+        """Whether a plan was begun that addresses what limits this one: kernels fused anew, by one strategy alone."""
+        for finding, strategy, attempt in attempts(entry, self._recall.ledger):
+            if not self._promising(entry, strategy, attempt):
+                continue
+            self._decide(Action.SPECIALIZE, Why.BOTTLENECK, partition=finding.index, bottleneck=finding.bottleneck.value,
+                         strategy=strategy.value, us=round(finding.us, 1), share=round(finding.share, 3), because=finding.because)
+            self._attempt(entry, attempt, partial(against, self._means, entry, finding, strategy, attempt))
+            return True
+        return False
+
+    def _promising(self, entry: Entry, strategy: Strategy, attempt: str) -> bool:
+        """Whether a strategy is worth a try against what limits the plan now: not where it has failed again and again."""
+        past = failed_before(entry, strategy, self._recall.ledger)
+        if past is not None:
+            bound, said = entry.findings[0].bottleneck.value, f"{strategy.value} helped {past.helped} of {past.count} times"
+            self._refuse(entry, attempt, Why.UNPROMISING, said, bottleneck=bound, strategy=strategy.value, helped=past.helped,
+                         tried=past.count)  # fmt: skip
+        return past is None
+
+    def _consider_masks(self, entry: Entry) -> bool:
+        """Whether a plan without a mask was begun: one that sampled calls showed to let everything through."""
+        if entry.bets or entry.plan.attempt:
+            return False
+        expected = partial(self._plans.watcher.predictable, entry.key, "valid")
+        if all((seen := expected(v.name)) is None or seen[0] != ALL for v in entry.baseline.graph.inputs):
+            return False
+        calls = entry.samples.several(BET_ON)
+        found = open_mask(entry.baseline.graph, entry.facts, expected, calls, entry.refused.__contains__)
+        if found is None:
+            return False
+        self._decide(Action.SPECIALIZE, Why.RECURS, mask=found.name, all=found.fact.value, accuracy=round(found.accuracy, 3),
+                     samples=found.samples)
+        self._attempt(entry, found.attempt, partial(without_mask, self._means, entry, found))
+        return True
+
+    def _consider_rows(self, site: Site, entry: Entry) -> bool:
+        """Whether a plan that leaves rows of zeros out was begun; those that serve are told what calls showed."""
+        seen = self._plans.watcher.seen(entry.key)
+        if entry.plan.sides is not None:
+            for plan in (entry.plan, *entry.versions.values()):
+                self._notice_sides(plan, seen)
+            return False
+        if SKIP in entry.refused or entry.bets or entry.plan.attempt or entry.plan is entry.baseline or not suspected(seen):
+            return False
+        self._attempt(entry, SKIP, partial(without_rows, self._means, site, entry))
+        return True
+
+    def _notice_sides(self, plan: Plan, seen: GraphSeen | None) -> None:
+        """Products that found no rows of zeros for long stop looking; they look again when sampled calls show such rows."""
+        sides = plan.sides
+        if sides is None:
+            return
+        if (gone := sides.one_sided()) > 0:
+            self._decide(Action.DROP, Why.NO_ZERO_ROWS, tier=2, what=SKIP, products=gone, calls=ENOUGH)
+        elif sides.may_look_again() and suspected(seen):
+            self._decide(Action.SPECIALIZE, Why.RECURS, what=SKIP, products=sides.look_again())
+
+    def _attempt(self, entry: Entry, what: str, propose: Callable[[], Attempt | None]) -> None:
+        self._start(entry, what, lambda: self._try(entry, propose()))
+
+    def _start(self, entry: Entry, what: str, work: Callable[[], None]) -> None:
+        entry.improving, entry.trying = True, what
+
+        def job() -> None:
+            begin = self._log.now()
+            try:
+                if not self._plans.closed:
+                    work()
+            except Exception as e:  # what raised once would do so at every look: it is refused like what lost
+                self._refuse(entry, what, Why.BACKGROUND_FAILED, error_text(e), what=what, error=error_text(e))
+            finally:
+                entry.improving, entry.trying = False, ""
+                self._log.span("beside", what, begin)
+
+        self._plans.beside(job)
+
+    def close(self) -> None:
+        """Call off what is being made for the plans that there were."""
+        if isinstance(self._means.improve, CalledOff):
+            self._means.improve.call_off()
+
+    def _try(self, entry: Entry, attempt: Attempt | None) -> None:
+        """Compile, prove, measure; swap only what won. Whatever happens is a decision."""
+        if attempt is None:
+            return
+        what, calls, tier, about = attempt.what, attempt.calls, attempt.tier, attempt.about
+        generation = self._plans.generation
+        versions, taken = _versions(entry.weights), self._plans.before_copying(entry)
+        made_of = (generation, taken, versions)
+        begin = self._log.now()
+        rival = attempt.rival()
+        rests = (calls[0], OWN_CODE if entry.own and rival is entry.baseline else rival.tier)
+        lost = None if attempt.remembered else self._plans.recorder.lost(entry.baseline.graph, what, rests)
+        if lost is not None:
+            before, after = lost.get("us_before"), lost.get("us_after")
+            self._refuse(entry, what, Why.LOST_BEFORE, f"{after} us instead of {before} in earlier processes", True, tier=tier,
+                         us_before=before, us_after=after, times=lost.get("times"), **about)
+            return
+        try:
+            better = attempt.make()
+            if self._plans.closed:
+                return
+            self._log.span("compile", what, begin, nodes=len(better.graph.nodes))
+            begin = self._log.now()
+            proof = prove(better.run, entry.baseline.run, calls, self._plans.settings.tolerance, lambda: self._wide(entry),
+                          quanta_of(entry.baseline.graph, entry.weights))
+            self._log.span("proof", what, begin, inputs=proof.inputs, judge=proof.judge)
+        except NotRemembered:
+            return
+        except Exception as e:
+            text = f"{e.what}: {e.because}" if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
+            reason = text.strip(": ").splitlines()[0][:500]
+            self._refuse(entry, what, Why.NOT_COMPILED, reason, tier=tier, what=reason, **about)
+            return
+        if proof.difference:
+            self._refuse(entry, what, Why.MISMATCH, proof.difference, tier=tier, because=proof.difference, judge=proof.judge,
+                         **about)
+            return
+        recipe = better.recipe
+        if attempt.remembered and recipe is not None and recipe.verdict is not None:
+            took = {k: recipe.verdict.get(k) for k in ("us_before", "us_after")}
+            self._deploy(entry, attempt, better, made_of, Why.WON_BEFORE,
+                         {"tier": tier, **took, "proven_on": proof.inputs, "judge": proof.judge, **about})
+            return
+        self._judge.baseline(entry)
+        old = attempt.rival()
+        own = entry.own and old is entry.baseline
+
+        def begin_contest(contest: Contest) -> bool:
+            if not self._plans.still_as_copied(entry, taken):
+                return False
+            with self._plans.exchanging(generation) as same:
+                opened = same and taken == self._plans.originals.generation and versions == _versions(entry.weights)
+                if opened:
+                    entry.open(contest)
+            if opened:
+                self._plans.compare_copies()
+            return opened
+
+        # A proof is against the baseline, on calls as they come: rounds for tier 1, not for what is meant for some of them only.
+        before = proof.rounds if tier == 1 and old is entry.baseline else ()
+        contest = Contest(old, better, own, attempt.signature, attempt.meant, DEVICE_WARM_UPS if _on_device(entry) else 0)
+        trial, trade = self._race(entry, contest, begin_contest, calls[0], before)
+        evidence: dict[str, EvidenceValue] = {
+            "tier": tier, "us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1), "rounds": trial.rounds,
+            "race": trial.by, "proven_on": proof.inputs, "judge": proof.judge, **trade.evidence(), **about,
+        }
+        if own:
+            evidence["against"] = "the model's own code"
+        if better.account is not None and better.account.predicted_us is not None:
+            evidence["us_predicted"] = better.account.predicted_us
+        by_time = self._plans.settings.objective == "latency"
+        won, lost_why = (Why.FASTER, Why.NOT_FASTER) if by_time else (Why.BETTER, Why.NOT_BETTER)
+        if (addresses := attempt.addresses) is not None:
+            helped = self._recall.ledger.learn(*addresses, trial.old_us, trial.new_us)
+            evidence |= {"bottleneck": addresses[0].value, "strategy": addresses[1].value, "helped": helped}
+            send(sized(self._plans.settings).pool.submit, place_of(self._plans.settings), self._recall)
+        kept: dict[str, EvidenceValue] = {**evidence, "attempt": what, "certain": trial.settled}
+        rests = (calls[0], OWN_CODE if own else old.tier)
+        graph, name = entry.baseline.graph, self._plans.model.name
+        if recipe is not None:  # a part of it may serve already, which won against the baseline as this would have
+            first = entry.trade.us[0] if entry.trade is not None and old is not entry.baseline else trial.old_us
+            recipe.judged(trial.won or trial.new_us < MARGIN * first, {**evidence, "us_before": round(first, 1)})
+        if not trial.won:
+            epochs.retire(better)  # a live call may be in it
+            said = f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}" + ("" if trial.settled else ", not settled")
+            self._refuse(entry, what, lost_why, said, not trial.settled, **evidence)
+            self._plans.recorder.tried(name, graph, Action.REFUSE, lost_why, kept, rests)
+            return
+        if not self._deploy(entry, attempt, better, made_of, won, evidence, trade):
+            return
+        self._plans.examiner.raced(entry, better, calls[0])
+        self._plans.recorder.tried(name, graph, Action.DEPLOY, won, kept, rests)
+
+    def _deploy(
+        self, entry: Entry, attempt: Attempt, better: Plan, made_of: tuple[int, int, list[int]], why: Why,
+        evidence: dict[str, EvidenceValue], trade: Trade | None = None,
+    ) -> bool:  # fmt: skip
+        """Swap a plan in, unless the model or its weights are no longer those that it was made of."""
+        generation, taken, versions = made_of
+        same_memory = self._plans.still_as_copied(entry, taken)
+        with self._plans.exchanging(generation) as same:
+            if not same or not same_memory or taken != self._plans.originals.generation or versions != _versions(entry.weights):
+                self._decide(Action.REFUSE, Why.WEIGHTS_CHANGED, tier=attempt.tier, **attempt.about)
+                return False
+            attempt.deploy(better)
+            self._plans.fit(better)
+            entry.trade = trade
+        self._decide(Action.DEPLOY, why, **evidence)
+        self._plans.release(entry)
+        self._plans.compare_copies()
+        return True
+
+    def _wide(self, entry: Entry) -> Run:
+        """The baseline on weights in float64."""
+        weights = {k: w.double() if w.is_floating_point() else w for k, w in entry.weights.items()}
+        return self._means.compile(entry.baseline.graph, weights).run
+
+    def _race(
+        self, entry: Entry, contest: Contest, begin_contest: Callable[[Contest], bool], inputs: Sequence[torch.Tensor],
+        before: Sequence[tuple[float, float]],
+    ) -> tuple[Trial, Trade]:  # fmt: skip
+        """Of two proven plans; where captures are inline nobody is served beside, and rounds follow each other here and now."""
+        begin, settings = self._log.now(), self._plans.settings
+        if settings.capture == "inline":
+            known = () if settings.objective == "energy" else before  # which runs on another clock
+            trial, trade = settle(settings, race, contest.serving, contest.new, inputs, before=known)
+        else:
+            judge = partial(self._judge.between, entry, contest, begin_contest, race)
+            trial, trade = settle(settings, judge, contest.serving, contest.new, inputs)
+        self._log.span("race", "race", begin, rounds=trial.rounds, won=trial.won, by=trial.by)
+        return trial, trade
+
+    def _refuse(
+        self, entry: Entry, attempt: str, why: Why, reason: str, later: bool = False, /, **evidence: EvidenceValue
+    ) -> None:
+        self._means.refuse(entry, attempt, why, reason, later, **evidence)
+
+    def _decide(self, action: Action, why: Why, **evidence: EvidenceValue) -> None:
+        self._means.decide(action, why, **evidence)
+
+
+def _on_device(entry: Entry) -> bool:
+    """Whether calls run on an accelerator: what is specialized so far is for CPUs."""
+    return any(isinstance(v.type, TensorType) and v.type.device != "cpu" for v in entry.baseline.graph.inputs)
+
+
+def _versions(weights: Weights) -> list[int]:
+    return [t._version for t in weights.values() if not t.is_inference()]

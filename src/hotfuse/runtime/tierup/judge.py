@@ -1,0 +1,136 @@
+"""Who decides between a plan that serves and one that was proven: live calls, or rounds beside while nobody calls.
+
+| calls | what decides |
+| --- | --- |
+| come one after another | a contest on them (`runtime.tierup.contest`) |
+| pause | rounds on a kept call, with the machine to themselves; those during which somebody called do not count |
+| never pause, for too long to settle anything | nothing: the new plan is refused, to be tried again later |
+
+A glance beside, on a kept call, only keeps those off live calls that would take more than twice as long: they have to win while
+nobody calls. It accepts nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hotfuse.base.settings import Settings
+from hotfuse.runtime.plans import Plans
+from hotfuse.runtime.site import THREADS, Entry
+from hotfuse.runtime.tierup.contest import BADLY, Contest
+from hotfuse.runtime.tierup.lull import POLL_S, Lull
+from hotfuse.runtime.tierup.objective import Race
+from hotfuse.runtime.tierup.own_code import decided
+from hotfuse.runtime.tierup.race import Trial
+
+LIVE_S, MOST_LIVE_S, FEW = 20.0, 120.0, 8
+"""Seconds that live calls have to decide; slow ones have longer, until there are a few rounds."""
+SUSPECT_S = 5.0
+"""Seconds that what is kept off live calls waits for a pause."""
+WAIT_S = 0.02
+"""Between two looks at whether calls pause."""
+PAUSE_S = 0.5
+"""Longest wait for another pause between two rounds beside."""
+BASELINE_S = 2.0
+"""Seconds that the race between tier 0 and the model's own code may go on when a better plan waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Decides for the plans of one model; in the background."""
+
+    plans: Plans
+
+    def between(
+        self, entry: Entry, contest: Contest, begin: Callable[[Contest], bool], beside: Race,
+        old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], budget_s: float, **how: Any,
+    ) -> Trial:
+        """A race as `runtime.tierup.objective` wants one. `begin` opens the contest unless the model changed; `beside` is
+        the race for when nobody calls. Another clock than wall time (`how`) is of the whole process, which live calls share.
+        """
+        lull, begun = Lull(), time.monotonic()
+        handicap = min(1.0, entry.own_ratio or 1.0) if contest.own else 1.0
+        found = Trial(0.0, 0.0, 0, won=False, settled=False, by="nothing: calls never paused")
+        here = not any(t.is_cuda for t in call)  # what a device replays is recorded by calls, not beside (`backends.cuda`)
+        live = "clock" not in how and not (here and _badly(old, new, call, handicap))
+        while not self.plans.closed and not _late(contest, begun, live):
+            if here and lull.lasts():
+                lull.disturbed = 0
+                with served_threads(entry, self.plans.settings):
+                    found = beside(old, new, call, budget_s, pause=lambda _spent: self._pause(lull),
+                                   undisturbed=lull.undisturbed, handicap=handicap, **how)  # fmt: skip
+                found = replace(found, by="rounds while nobody called")
+                if found.settled or not lull.disturbed:
+                    return found
+            elif not live:
+                time.sleep(POLL_S)
+            elif not begin(contest) or not self._on_calls(entry, contest, lull, begun):
+                return replace(found, by="nothing: the model changed meanwhile")
+            elif contest.trial is not None:
+                return contest.trial
+        return contest.give_up() if contest.rounds else found
+
+    def _on_calls(self, entry: Entry, contest: Contest, lull: Lull, begun: float) -> bool:
+        """Have calls decide until they pause or it is late; False where what serves was exchanged meanwhile."""
+        try:
+            while not contest.over.wait(WAIT_S):
+                if entry.contest is not contest:
+                    return False
+                if self.plans.closed or lull.lasts() or _late(contest, begun, live=True):
+                    break
+            return True
+        finally:
+            entry.close(contest)
+
+    def _pause(self, lull: Lull) -> None:
+        if self.plans.settings.capture != "inline":
+            lull.await_one(PAUSE_S)
+
+    def baseline(self, entry: Entry) -> None:
+        """A plan that must beat the better of tier 0 and the model's own code waits until calls have decided which that is."""
+        contest, lull, until = entry.contest, Lull(), time.monotonic() + BASELINE_S
+        if contest is None or contest.new is not entry.baseline:
+            return
+        while entry.contest is contest and not self.plans.closed:
+            if contest.over.wait(WAIT_S) or lull.lasts() or time.monotonic() >= until:
+                break
+        if entry.contest is contest and contest.trial is None:
+            decided(entry, contest, contest.give_up(), self.plans.log, self.plans.model.name)
+
+
+def _late(contest: Contest, begun: float, live: bool) -> bool:
+    """Whether calls have had their time."""
+    gone = time.monotonic() - begun
+    return gone >= (SUSPECT_S if not live else MOST_LIVE_S if contest.rounds < FEW else LIVE_S)
+
+
+def _badly(old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], handicap: float) -> bool:
+    """Whether the new one seems to take more than twice as long, beside whatever goes on: both have run before."""
+    took = [float("inf"), float("inf")]
+    with torch.no_grad():
+        for side in (0, 1, 1, 0):
+            begin = time.perf_counter()
+            (old, new)[side](*call)
+            took[side] = min(took[side], time.perf_counter() - begin)
+    return took[1] > BADLY * handicap * took[0]
+
+
+@contextmanager
+def served_threads(entry: Entry, settings: Settings) -> Generator[None]:
+    """As many threads of torch's as calls are served with: the background thread may be older than the last change of them."""
+    before, wanted = torch.get_num_threads(), entry.stamp[THREADS] if entry.stamp else 0
+    if not wanted or wanted == before:
+        yield
+        return
+    torch.set_num_threads(wanted)
+    try:
+        yield
+    finally:
+        if settings.threads is not None:  # else it is what the whole process was told
+            torch.set_num_threads(before)

@@ -1,0 +1,94 @@
+"""The proof a plan must pass before it serves: real inputs, compared with the baseline; where they differ, float64 judges.
+
+Two float32 programs that add in another order differ, and neither is the truth. Within the tolerance they agree. Beyond it the
+baseline is run once more in float64, where its operators allow that, and the new plan passes if it is no farther from that than
+twice the baseline is. Outputs that a model rounds (QuantizeLinear) may lie one quantum apart, in one of a hundred places:
+`analysis.ties` says how that is judged.
+
+Both are timed on the way. Behind the first call, which warms both up, these are rounds like those of a race, which need not be run
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hotfuse.analysis.ties import Quantum, all_tied
+from hotfuse.backends.protocol import Run
+from hotfuse.machine.device_clock import clock_of
+from hotfuse.runtime.tierup.verify import disagreement
+
+SLACK = 2.0
+"""How much larger than the baseline's the error against float64 may be."""
+
+Wide = Callable[[], Run]
+"""Makes the baseline in float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was found."""
+
+    difference: str
+    """Empty when the plan passed."""
+    inputs: int
+    judge: str
+    """`tier 0` or `float64`."""
+    rounds: tuple[tuple[float, float], ...] = ()
+    """Seconds of the baseline and of the new plan on each call but the first."""
+
+
+def prove(
+    new: Run, baseline: Run, calls: Sequence[Sequence[torch.Tensor]], rtol: float, wide: Wide, steps: Sequence[Quantum] = ()
+) -> Proof:  # fmt: skip
+    """Run both on every call, in turns who goes first; `steps` are the quanta of outputs that are rounded."""
+    judge = "tier 0"
+    rounds: list[tuple[float, float]] = []
+    with torch.no_grad():
+        for number, inputs in enumerate(calls):
+            if number % 2:
+                want, old_s = _timed(baseline, inputs)
+                got, new_s = _timed(new, inputs)
+            else:
+                got, new_s = _timed(new, inputs)
+                want, old_s = _timed(baseline, inputs)
+            rounds.append((old_s, new_s))
+            difference = disagreement(got, want, rtol)
+            if difference and not all_tied(got, want, steps, lambda g, w: not disagreement([g], [w], rtol)):
+                judge = "float64"
+                if not _closer(got, want, inputs, wide):
+                    return Proof(difference, len(calls), judge)
+    return Proof("", len(calls), judge, tuple(rounds[1:]))
+
+
+def _timed(run: Run, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], float]:
+    clock = clock_of(inputs)
+    begin = clock()
+    outs = run(*inputs)
+    return outs, clock() - begin
+
+
+def _closer(got: Sequence[Any], want: Sequence[Any], inputs: Sequence[torch.Tensor], wide: Wide) -> bool:
+    """Whether the new outputs are as near to float64's as the baseline's are."""
+    try:
+        truth = wide()(*[t.double() if t.is_floating_point() else t for t in inputs])
+    except RuntimeError:  # an operator that insists on float32: there is no truth to be had this way
+        return False
+    for g, w, t in zip(got, want, truth, strict=True):
+        if not (isinstance(t, torch.Tensor) and t.dtype is torch.float64 and isinstance(g, torch.Tensor)):
+            if disagreement([g], [w], 0.0):
+                return False
+            continue
+        finite = torch.isfinite(t)
+        if g.dtype != w.dtype or g.shape != w.shape or not torch.equal(torch.isfinite(g), finite):
+            return False
+        if disagreement([g[~finite].double()], [t[~finite]], 0.0):  # an infinity is no NaN, nor the other one
+            return False
+        mine, theirs = ((x.double() - t)[finite].abs() for x in (g, w))
+        if mine.numel() and float(mine.max()) > SLACK * float(theirs.max()):
+            return False
+    return True

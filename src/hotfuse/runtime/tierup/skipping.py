@@ -1,0 +1,177 @@
+"""Rows of zeros in what calls bring: which products of a plan see them, and what becomes of a plan that leaves them out.
+
+Sampled calls show zeros somewhere; the calls that were kept then tell exactly which products' rows are zero. Kernels of these get
+a second side (`lower.cpu.gemm.skipping`) behind a dial. A dial that turned no call for long is switched off, which costs
+nothing, and on again when sampled calls show zeros; each time in vain makes the next wait twice as long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from hotfuse.backends.llvm.runs.dials import Dial
+from hotfuse.compile.stored import text_id
+from hotfuse.ir.graph import Graph, Node, Value
+from hotfuse.ir.normal import normalized
+from hotfuse.ir.text import show
+from hotfuse.ir.types import DType, TensorType
+from hotfuse.lower.common.own_sizes import with_own_sizes
+from hotfuse.lower.common.products import is_contraction
+from hotfuse.lower.cpu.gemm.skipping import NEVER
+from hotfuse.ops.schema import argument
+from hotfuse.ops.table import packet
+from hotfuse.profile.snapshot import GraphSeen
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.tierup.tiers import FEWEST
+
+LEAST = 0.1
+"""Part of a value, or of a product's rows, that must be zero for anybody to care."""
+ENOUGH = 64
+"""Calls of a product without rows of zeros after which it stops looking for them."""
+MOST_PATIENCE = 10
+_REALS = (DType.F32, DType.F64, DType.F16, DType.BF16)
+_LEFT = {"aten.linear": ("input", "weight"), "aten.addmm": ("mat1", "mat2"), "aten.mm": ("self", "mat2")}
+
+
+def suspected(seen: GraphSeen | None) -> bool:
+    """Whether sampled calls show so many zeros that some product's rows may be zero."""
+    if seen is None or seen.samples < FEWEST:
+        return False
+    return any(max(v.zero_rows.mean, v.zero.mean) >= LEAST for v in seen.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Products whose left operand has rows of zeros."""
+
+    focus: tuple[str, ...]
+    """Their groups, as workers call them."""
+    share: float
+    """Mean part of their rows that is zero, in the calls that were kept."""
+    calls: tuple[Sequence[torch.Tensor], ...]
+    """Those calls, the most ordinary first: that one decides the race."""
+
+
+def products(
+    plan: Plan, weights: Mapping[str, torch.Tensor], calls: Sequence[Sequence[torch.Tensor]], compile: Callable[..., Plan]
+) -> Found | str:
+    """What of a plan is worth a side that leaves rows out, or why nothing is."""
+    asked: list[tuple[str, Value]] = []
+    for a in plan.artifacts:
+        node = next((n for n in a.graph.nodes if is_contraction(n)), None) if a.backend == "llvm" else None
+        x = _left(a.graph, node, weights) if node is not None else None
+        if x is not None:
+            own, _ = with_own_sizes(a.graph)
+            asked.append((text_id(show(normalized(own))), x))
+    if not asked or not calls:
+        return "no product has finite constant weights" if calls else "no inputs are kept"
+    shown = dict.fromkeys(x for _, x in asked)
+    looking = compile(replace(plan.graph, outputs=tuple(shown)), weights)
+    shares: list[dict[str, float]] = []
+    with torch.no_grad():
+        for call in calls:
+            made = looking.run(*call)
+            shares.append({v.name: _zero_rows(t) for v, t in zip(shown, made, strict=True)})
+    mean = {v.name: sum(s[v.name] for s in shares) / len(shares) for v in shown}
+    hit = [(focus, x.name) for focus, x in asked if mean[x.name] >= LEAST]
+    if not hit:
+        most = max(mean.values(), default=0.0)
+        return f"{most:.1%} of a product's rows are zero at most"
+    names = {name for _, name in hit}
+    total = sum(mean[n] for n in names) / len(names)
+    far = [abs(sum(s[n] for n in names) / len(names) - total) for s in shares]
+    order = sorted(range(len(calls)), key=far.__getitem__)
+    return Found(tuple(dict.fromkeys(f for f, _ in hit)), total, tuple(calls[i] for i in order))
+
+
+def _left(graph: Graph, node: Node, weights: Mapping[str, torch.Tensor]) -> Value | None:
+    """A product's left operand, where its weight is a finite constant of real numbers: zero times what is not finite is no zero."""
+    left, right = (argument(node, a) for a in _LEFT.get(packet(node.op), ("self", "other")))
+    keys = {p.value.name: p.key for p in graph.params}
+    if not isinstance(left, Value) or not isinstance(right, Value) or not isinstance(left.type, TensorType):
+        return None
+    if left.type.dtype not in _REALS or left.name in keys:
+        return None
+    sharing = [n for n in graph.nodes if is_contraction(n)]
+    constants = [argument(n, _LEFT.get(packet(n.op), ("self", "other"))[1]) for n in sharing]
+    for w in constants:
+        found = weights.get(keys.get(w.name, "")) if isinstance(w, Value) else None
+        if found is None or not all_finite({"": found}):
+            return None
+    return left
+
+
+@torch.no_grad()
+def all_finite(weights: Mapping[str, torch.Tensor]) -> bool:
+    """Whether zero times any weight is zero."""
+    return all(bool(torch.isfinite(w).all()) for w in weights.values() if w.is_floating_point())
+
+
+def _zero_rows(t: torch.Tensor) -> float:
+    """The part of a tensor's rows that is zero; nothing of one that has none."""
+    if t.dim() == 0 or t.numel() == 0:
+        return 0.0
+    return float((t == 0).all(-1).double().mean())
+
+
+class Sides:
+    """The dials of one plan: what their products did, and when to stop looking and to begin again."""
+
+    def __init__(self, dials: Sequence[Dial]) -> None:
+        self.dials = tuple(dials)
+        self._lock = threading.Lock()
+        self._from: dict[int, tuple[int, int]] = {}
+        self._patience = 0
+        self._asked = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on: calls that proved and raced a plan are none of its traffic."""
+        with self._lock:
+            self._from = {d.address: (d.skipped, d.dense) for d in self.dials}
+
+    def one_sided(self) -> int:
+        """Switch off dials whose products found nothing to leave out in many calls; how many these are."""
+        with self._lock:
+            gone = 0
+            for d in self.dials:
+                skipped, dense = self._from[d.address]
+                if not d.on:
+                    continue
+                if d.skipped > skipped:
+                    self._from[d.address] = (d.skipped, d.dense)
+                    self._patience = 0
+                elif d.dense - dense >= ENOUGH:
+                    d.limit = NEVER
+                    gone += 1
+            if gone:
+                self._asked = 0
+                self._patience = min(self._patience + 1, MOST_PATIENCE)
+            return gone
+
+    def may_look_again(self) -> bool:
+        """Whether dials are off, and were for long enough; every question counts."""
+        with self._lock:
+            if all(d.on for d in self.dials):
+                return False
+            self._asked += 1
+            return self._asked >= ENOUGH << max(0, self._patience - 1)
+
+    def look_again(self) -> int:
+        """Switch on those that are off; how many these are."""
+        with self._lock:
+            off = [d for d in self.dials if not d.on]
+            for d in off:
+                d.limit = d.first
+                self._from[d.address] = (d.skipped, d.dense)
+            self._asked = 0
+            return len(off)
+
+    def counts(self) -> dict[str, int]:
+        """How often which side ran, for `stats()` and `explain()`."""
+        return {"calls_skipping_rows": sum(d.skipped for d in self.dials), "calls_with_all_rows": sum(d.dense for d in self.dials),
+                "products_not_looking": sum(not d.on for d in self.dials)}  # fmt: skip

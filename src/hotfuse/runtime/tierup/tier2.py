@@ -1,0 +1,136 @@
+"""Tier 2: plans that bet on what calls have in common: sizes that recur, a branch that goes one way, a mask that hides nothing,
+rows of zeros.
+
+Each stands behind a guard, or decides in its own code; none is deployed before it won.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from hotfuse.base.errors import InternalError
+from hotfuse.base.events import Action, Why
+from hotfuse.compile.stored import EVERY
+from hotfuse.compile.variants.skips import SKIP
+from hotfuse.hpm.bottleneck import Strategy
+from hotfuse.ir.graph import Graph
+from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.samples import Signature
+from hotfuse.runtime.site import Entry, Site, named, way
+from hotfuse.runtime.tierup.attempt import Attempt, Means, demand_of, exchange, sizes_of
+from hotfuse.runtime.tierup.bets import Bet, place
+from hotfuse.runtime.tierup.skipping import all_finite, products
+from hotfuse.runtime.tierup.unmask import Open, opened
+from hotfuse.specialize.shapes import at_sizes
+
+BET_ON = 16
+"""Kept calls that a bet on a branch is made up and proven with."""
+
+
+def for_sizes(means: Means, site: Site, entry: Entry, signature: Signature) -> Attempt | None:
+    """Kernels for sizes that recur."""
+    inputs, what = entry.samples.inputs(signature), named(signature)
+    if inputs is None:
+        entry.turn_down(what, "no inputs of this kind are kept")
+        return None
+
+    def make() -> Plan:
+        fixed = at_sizes(entry.baseline.graph, dict(zip(entry.symbols, signature, strict=True)))
+        demand = demand_of(entry)
+        if entry.plan.sides is not None and all_finite(entry.weights):
+            demand = replace(demand, strategies=(SKIP,), focus=EVERY)
+        return replace(means.improve(fixed, entry.weights, inputs, demand=demand), tier=2)
+
+    def deploy(better: Plan) -> None:
+        present = entry.versions  # a call that fails takes them all away meanwhile
+        if len(present) >= means.plans.settings.max_versions:
+            shares = entry.samples.shares()
+            rarest = min(present, key=lambda s: shares.get(s, 0.0))
+            site.remove_version(entry, rarest)
+            epochs.retire(present[rarest])
+            means.decide(Action.DROP, Why.RARE, tier=2, sizes=sizes_of(entry, rarest), share=round(shares.get(rarest, 0), 3))
+        if not site.admit_version(entry, signature, better):
+            means.refuse(entry, what, Why.TOO_MANY, "the site serves too many kinds of calls", tier=2,
+                         sizes=sizes_of(entry, signature))  # fmt: skip
+
+    addresses = (entry.findings[0].bottleneck, Strategy.SPECIALIZE) if entry.findings else None
+    return Attempt(what, make, lambda: entry.plan, [inputs], deploy, addresses, {"sizes": sizes_of(entry, signature)},
+                   signature)
+
+
+def on_branch(means: Means, entry: Entry, at: int, outcome: bool, name: str) -> Attempt:
+    """The branch that is taken, written out behind its condition."""
+    graph, calls = entry.baseline.graph, entry.samples.several(BET_ON)
+    before = entry.bets.get(name)
+    made: list[Bet] = []
+
+    def fast(piece: Graph, call: Sequence[torch.Tensor]) -> Plan:
+        return means.improve(piece, entry.weights, call)
+
+    def plain(piece: Graph, _call: Sequence[torch.Tensor]) -> Plan:
+        return means.compile(piece, entry.weights)
+
+    def make() -> Plan:
+        made.append(place(graph, at, outcome, name, calls, fast, plain, before))
+        return made[0].plan(graph)
+
+    def deploy(better: Plan) -> None:
+        entry.bets = {**entry.bets, name: made[0]}
+        exchange(entry, better)
+
+    about = {"condition": name, "outcome": outcome}
+    return Attempt(way(name, outcome), make, lambda: entry.plan, calls, deploy, about=about)
+
+
+def without_mask(means: Means, entry: Entry, found: Open) -> Attempt | None:
+    """The graph without a mask, behind a guard on the mask."""
+    calls = sorted(entry.samples.several(BET_ON), key=lambda c: not found.holds(c))  # raced on one that is meant, proven on all
+    before = entry.plan
+    if not calls or not found.holds(calls[0]):
+        entry.turn_down(found.attempt, "no inputs of this kind are kept")
+        return None
+
+    def make() -> Plan:
+        fast = means.improve(found.graph, entry.weights, calls[0], demand=demand_of(entry))
+        return opened(found, fast, before, entry.baseline.graph, entry.facts, means.plans.beside)
+
+    def deploy(better: Plan) -> None:
+        if entry.plan is not before:
+            entry.turn_down(found.attempt, "the plan behind it was exchanged meanwhile")
+            return
+        entry.plan = better  # what it replaces goes on serving behind it
+        entry.cool()
+
+    return Attempt(found.attempt, make, lambda: before, calls, deploy, about={"mask": found.name}, meant=found.holds)
+
+
+def without_rows(means: Means, site: Site, entry: Entry) -> Attempt | None:
+    """Products whose input has rows of zeros, with a side that leaves them out."""
+    calls = entry.samples.several(BET_ON)
+    found = products(entry.plan, entry.weights, calls, means.compile)
+    if isinstance(found, str):
+        means.refuse(entry, SKIP, Why.NO_ZERO_ROWS, found, tier=2, what=SKIP, because=found)
+        return None
+    share = round(found.share, 3)
+    means.decide(Action.SPECIALIZE, Why.RECURS, what=SKIP, products=len(found.focus), share=share, samples=len(calls))
+
+    def make() -> Plan:
+        demand = replace(demand_of(entry), strategies=(SKIP,), focus=",".join(found.focus))
+        better = means.improve(entry.baseline.graph, entry.weights, found.calls[0], demand=demand)
+        if better.sides is None:
+            raise InternalError("the plan leaves no rows out", because="; ".join(better.notes)[:300])
+        return replace(better, tier=2, attempt=SKIP)
+
+    def deploy(better: Plan) -> None:
+        if better.sides is not None:
+            better.sides.begin()
+        exchange(entry, better)
+        for signature, version in list(entry.versions.items()):  # they multiply every row; such sizes get new ones
+            site.remove_version(entry, signature)
+            epochs.retire(version)
+
+    return Attempt(SKIP, make, lambda: entry.plan, found.calls, deploy, about={"share": share})
