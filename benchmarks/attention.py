@@ -32,13 +32,13 @@ import hotfuse
 from benchmarks.gemm import geomean, host_core, low, measured_peak, turns
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.target import host
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, SymbolArgument
 from hotfuse.lower.common.lowered import Role as Is
 from hotfuse.lower.cpu.attention.group import lower_attention
 from hotfuse.lower.cpu.attention.packed import lower_packed
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.native.target import host
 
 HEADS, WIDTH = 12, 64
 LENGTHS = (16, 64, 128, 384)

@@ -27,13 +27,13 @@ import torch.nn.functional as F
 
 from benchmarks.gemm import Linear, ours, turns
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.target import host
 from hotfuse.compile.native import host_core
 from hotfuse.ir.text import parse
 from hotfuse.lower.common import pack
 from hotfuse.lower.common.lowered import PackArgument
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.native.target import host
 
 _US = "us"
 ROWS = (1, 16, 128, 512)

@@ -26,7 +26,6 @@ import torch.nn.functional as F
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.target import Target, host
 from hotfuse.compile.native import host_core
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType
@@ -34,6 +33,7 @@ from hotfuse.lower.common import pack
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, Role
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.native.target import CpuTarget, host
 from hotfuse.tile.build import KernelBuilder
 
 ROWS = (1, 4, 16, 64, 128, 512)
@@ -140,7 +140,7 @@ def turns(
     return times
 
 
-def peak_kernel(target: Target, accumulators: int, steps: int) -> tuple[NativeKernel, int]:
+def peak_kernel(target: CpuTarget, accumulators: int, steps: int) -> tuple[NativeKernel, int]:
     """Multiply-adds on registers only, and how many operations a call does."""
     b = KernelBuilder("peak")
     factors = b.input("factors", DType.F32, (2,))
@@ -157,7 +157,7 @@ def peak_kernel(target: Target, accumulators: int, steps: int) -> tuple[NativeKe
     return load_kernel(compile_kernel(b.finish(), target)), 2 * 4 * accumulators * target.lanes * steps
 
 
-def measured_peak(target: Target) -> float:
+def measured_peak(target: CpuTarget) -> float:
     """Multiply-add operations per second that one core reaches, at its best."""
     count = 24 if target.name in ("avx512", "neon") else 12
     kernel, operations = peak_kernel(target, count, 2000)
@@ -270,7 +270,7 @@ def grid(
             "cells": [c.to_dict() for c in cells]}  # fmt: skip
 
 
-def _timed(low_level: Lowered, target: Target, into: list[float]) -> NativeKernel:
+def _timed(low_level: Lowered, target: CpuTarget, into: list[float]) -> NativeKernel:
     compiled = compile_kernel(low_level.kernel, target)
     into.append(sum(compiled.seconds.values()) * 1e3)
     return load_kernel(compiled)

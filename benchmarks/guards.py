@@ -20,9 +20,9 @@ import torch
 
 from hotfuse.analysis.call_facts import Dense, Facts, Holds, Plain, Ranked, Sized, Typed, place
 from hotfuse.analysis.decision import decide
-from hotfuse.backends.llvm.guard import native_select, select_text
 from hotfuse.ir.dims import Sym, sym
 from hotfuse.ir.types import DType
+from hotfuse.native.guard import native_select, select_text
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.serve.dispatch import Case, InlineCache
 

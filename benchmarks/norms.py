@@ -31,8 +31,8 @@ from benchmarks.cells import Cells, add_options, cells
 from benchmarks.gemm import geomean
 from benchmarks.served import Served, served
 from benchmarks.timing import REST_S, WARM_S, interleave
-from hotfuse.backends.llvm.target import host
 from hotfuse.ir.text import parse
+from hotfuse.native.target import host
 
 ROWS, COLUMNS = (1, 16, 128, 384), (768, 1024, 4096)
 EPSILON = 1e-5

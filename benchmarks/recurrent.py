@@ -33,8 +33,8 @@ from benchmarks.cells import add_options, cells
 from benchmarks.gemm import BURST, geomean, low
 from benchmarks.served import Served, served
 from benchmarks.timing import rest
-from hotfuse.backends.llvm.target import host
 from hotfuse.ir.text import parse
+from hotfuse.native.target import host
 
 HIDDEN, STEPS, BATCHES = (64, 128, 256, 512), (1, 16, 100), (1, 8)
 _MODULES: dict[str, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}

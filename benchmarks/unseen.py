@@ -25,8 +25,8 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.backends.llvm.checksums import SAME
 from hotfuse.machine.copied import Copied
+from hotfuse.native.checksums import SAME
 
 WIDTH = 2048
 SETTLE_S = 240.0

@@ -18,7 +18,7 @@ from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.cuda.device import CudaDevice, device_of_graph
 from hotfuse.backends.cuda.graphs import GraphRun
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.backends.llvm import guard, probe, publish, unchanged
+from hotfuse.backends.llvm import probe
 from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.base.debug import ASSEMBLY, GRAPHS, LLVM, TILES, UNITS, say
 from hotfuse.base.errors import CaptureError, InternalError
@@ -35,13 +35,14 @@ from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.compile.workers.service import in_background
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
+from hotfuse.native import guard, model_guard, publish
 from hotfuse.partition.cut import Partitioning, cut
 from hotfuse.runtime.plan import Plan, build
 from hotfuse.runtime.serve.native import assembled, unavailable
 from hotfuse.runtime.serve.side_by_side import measured
 from hotfuse.runtime.tierup.verify import disagreement
 
-BESIDE = (guard, probe, publish, unchanged)
+BESIDE = (guard, probe, publish, model_guard)
 """What no stage needs, but calls that got hot do."""
 Progress = Callable[[Callable[[], Plan], float], None]
 """Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is settled."""

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from hotfuse.backends.llvm.native import NativeKernel, compile_kernel, load_kernel
-from hotfuse.backends.llvm.target import Target
 from hotfuse.ir import dims
 from hotfuse.ir.graph import Graph, Value, output_values, sources
 from hotfuse.ir.text import parse
@@ -20,6 +19,7 @@ from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, 
 from hotfuse.lower.cpu.conv.group import lower_convolution
 from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.native.target import CpuTarget
 from hotfuse.ops.table import resolve
 from hotfuse.tile import interp
 from hotfuse.tile.text import parse as parse_kernel
@@ -102,12 +102,12 @@ def reference(graph: Graph, values: dict[str, torch.Tensor]) -> list[torch.Tenso
 
 
 @lru_cache(maxsize=4)
-def _native(kernel: str, target: Target) -> NativeKernel:
+def _native(kernel: str, target: CpuTarget) -> NativeKernel:
     """The kernel of this text, once for all the sizes it is asked for."""
     return load_kernel(compile_kernel(parse_kernel(kernel), target))
 
 
-def check(source: str, core: Core, native: Target | None = None, **sizes: int) -> Lowered:
+def check(source: str, core: Core, native: CpuTarget | None = None, **sizes: int) -> Lowered:
     """Lower, send through JSON, run, compare; nothing around the buffers may change or be used."""
     graph = parse(source)
     lowered = from_json(to_json(lower_convolution(graph, core)))

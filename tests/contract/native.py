@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.target import Target, host_levels
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.types import DType
+from hotfuse.native.target import CpuTarget, host_levels
 from hotfuse.tile import interp
 from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import OWN, BufferKind, Kernel
@@ -27,7 +27,7 @@ levels = pytest.mark.parametrize("target", LEVELS, ids=[t.name for t in LEVELS])
 
 
 def run_native(
-    kernel: Kernel, arrays: Mapping[str, Array], sizes: Mapping[str, int], target: Target, threads: int = 1
+    kernel: Kernel, arrays: Mapping[str, Array], sizes: Mapping[str, int], target: CpuTarget, threads: int = 1
 ) -> None:
     """Run on copies that lie between canary bytes; the outputs' bytes are copied back, and no canary may have changed."""
     native = load_kernel(compile_kernel(kernel, target))
@@ -81,7 +81,7 @@ def check(
     kernel: Kernel,
     arrays: dict[str, Array],
     sizes: Mapping[str, int],
-    target: Target,
+    target: CpuTarget,
     ulps: float = 0.0,
     threads: int = 1,
 ) -> None:

@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
-from hotfuse.backends.llvm.checksums import OVERDUE, SAME, WRITTEN, Rows, Table, checksum
 from hotfuse.machine.copied import SIZE, Copied
+from hotfuse.native.checksums import OVERDUE, SAME, WRITTEN, Rows, Table, checksum
 from hotfuse.runtime.weights.originals import MOST_PIECES, _slices, pieces
 
 FOREVER = 1 << 62

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.backends.llvm.target import Target, host
 from hotfuse.backends.llvm.threads import parallel
 from hotfuse.backends.llvm.threads.parallel import trips
 from hotfuse.compile.host import host_core
@@ -19,6 +18,7 @@ from hotfuse.lower.cpu.attention import tiling as attention_tiling
 from hotfuse.lower.cpu.conv import winograd
 from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.native.target import CpuTarget, host
 from hotfuse.tile.program import Instr, Kernel, Loop, LoopKind, Stmt
 from tests.contract.convolving import check, text
 from tests.contract.lowering import group_of, run_native
@@ -157,7 +157,7 @@ def test_kernels_cut_for_many_threads_are_right(threads: int, symbolic: bool) ->
 ])  # fmt: skip
 def test_convolutions_cut_for_many_threads_are_right(
     size: tuple[int, int], window: tuple[int, int], channels: tuple[int, int], groups: int, stride: int, threads: int,
-    native: Target,
+    native: CpuTarget,
 ) -> None:
     torch.set_num_threads(threads)
     core = replace(host_core(host()), threads=threads)

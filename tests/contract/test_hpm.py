@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InputError
 from hotfuse.cli.calibrate import seconds
 from hotfuse.compile.drive import Here
@@ -33,6 +32,7 @@ from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.machine.topology import topology
+from hotfuse.native.target import host
 from hotfuse.profile.store import Store
 
 CORE = Core(16, 32)

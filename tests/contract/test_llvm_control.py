@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from hotfuse.backends.llvm.emission import scratch
-from hotfuse.backends.llvm.jit import load_object
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.target import Target, cross_neon, host_levels, level
 from hotfuse.backends.llvm.threads import gather, parallel
 from hotfuse.base.errors import InputError, InternalError
 from hotfuse.ir.dims import expr, sym
 from hotfuse.ir.types import DType
+from hotfuse.native.jit import load_object
+from hotfuse.native.target import CpuTarget, cross_neon, host_levels, level
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Kernel
 from tests.contract.native import check, levels, numbers
@@ -45,7 +45,7 @@ def gemm(known: bool, mr: int = 3, nr: int = 20) -> Kernel:
 
 @levels
 @pytest.mark.parametrize("known", [True, False])
-def test_gemm(known: bool, target: Target) -> None:
+def test_gemm(known: bool, target: CpuTarget) -> None:
     rng = np.random.default_rng(1)
     arrays = {
         "x": numbers(rng, F32, (7, 11), True),
@@ -59,7 +59,7 @@ def test_gemm(known: bool, target: Target) -> None:
 
 
 @levels
-def test_loops(target: Target) -> None:
+def test_loops(target: CpuTarget) -> None:
     """Loops that run never, once, often, backwards through memory, nested and written out; carried tiles swap."""
     rng = np.random.default_rng(2)
     b = KernelBuilder("loops")
@@ -88,7 +88,7 @@ def test_loops(target: Target) -> None:
 
 
 @levels
-def test_index_arithmetic(target: Target) -> None:
+def test_index_arithmetic(target: CpuTarget) -> None:
     """Every operator of dimensions, also with negative operands and divisors, and under a condition that guards a zero."""
     b = KernelBuilder("indices")
     p, q = b.size("p"), b.size("q")
@@ -150,7 +150,7 @@ def scratch_kernel(rows: int) -> Kernel:
 
 @levels
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_scratch_and_threads(threads: int, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_and_threads(threads: int, target: CpuTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
     rng = np.random.default_rng(3)
     check(scratch_kernel(3), {"x": numbers(rng, F32, (9, 37), True)}, {"M": 9, "N": 37}, target, threads=threads)
@@ -180,7 +180,7 @@ def shared_kernel(columns: int) -> Kernel:
 @levels
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("columns", [7, 150], ids=["on the stack", "in the arena"])
-def test_what_threads_share(columns: int, threads: int, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_threads_share(columns: int, threads: int, target: CpuTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
     monkeypatch.setattr(parallel, "MEETING_WORK", 1)
     monkeypatch.setattr(scratch, "STACK_BYTES", 512)

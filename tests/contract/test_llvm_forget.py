@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from hotfuse.backends.llvm.native import assembly_text
-from hotfuse.backends.llvm.target import cross_neon, level
 from hotfuse.ir.text import parse
 from hotfuse.lower import Core, lower
+from hotfuse.native.target import cross_neon, level
 from hotfuse.tile.program import Kernel, Loop, Stmt, When
 
 _WIDE = level("avx512", {"sse4.2", "avx", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"})

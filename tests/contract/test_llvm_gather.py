@@ -9,9 +9,9 @@ import threading
 import pytest
 import torch  # loads the OpenMP runtime
 
-from hotfuse.backends.llvm.jit import assembly, compile_object, load_object
-from hotfuse.backends.llvm.target import cross_neon, host
 from hotfuse.backends.llvm.threads import gather, parallel
+from hotfuse.native.jit import assembly, compile_object, load_object
+from hotfuse.native.target import cross_neon, host
 
 assert torch.get_num_threads() > 0
 BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hotfuse.backends.llvm.emission.emit import EMISSIONS
-from hotfuse.backends.llvm.target import Target
 from hotfuse.ir.types import DType
+from hotfuse.native.target import CpuTarget
 from hotfuse.tile import isa
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.memory import NUMPY
@@ -32,7 +32,7 @@ def check_elements(
     name: str,
     dtypes: tuple[DType, ...],
     apply: Apply,
-    target: Target,
+    target: CpuTarget,
     ulps: Callable[[DType], float],
     least_rank: int = 0,
     small: bool = False,
@@ -94,7 +94,7 @@ MAPS = sorted(
 
 @levels
 @pytest.mark.parametrize("name", MAPS)
-def test_map(name: str, target: Target) -> None:
+def test_map(name: str, target: CpuTarget) -> None:
     row = isa.row(name)
     short = name.removeprefix("map.")
 
@@ -121,7 +121,7 @@ def test_map(name: str, target: Target) -> None:
 
 
 @levels
-def test_literal_operands(target: Target) -> None:
+def test_literal_operands(target: CpuTarget) -> None:
     """NaN and plain literals beside tiles that hold NaN: maximum and minimum hand NaN on from either side."""
     for name in ("max", "min", "add", "lt", "eq", "fma"):
         for value in (0.0, math.nan, math.inf):
@@ -141,7 +141,7 @@ def test_literal_operands(target: Target) -> None:
 
 
 @levels
-def test_select(target: Target) -> None:
+def test_select(target: CpuTarget) -> None:
     def apply(b: KernelBuilder, x: Tile, operand: Any) -> Tile:
         return b.map("select", operand(x.type.shape, DType.BOOL), x, operand((), None))
 
@@ -150,7 +150,7 @@ def test_select(target: Target) -> None:
 
 @levels
 @pytest.mark.parametrize("to", isa.row("map.cast").dtypes)
-def test_cast(to: DType, target: Target) -> None:
+def test_cast(to: DType, target: CpuTarget) -> None:
     def apply(b: KernelBuilder, x: Tile, operand: Any) -> Tile:
         unsigned = x.type.dtype in FLOATS and to.value.startswith("u")
         return b.cast(b.map("abs", x) if unsigned else x, to)
@@ -159,7 +159,7 @@ def test_cast(to: DType, target: Target) -> None:
 
 
 @levels
-def test_halves_round_to_even(target: Target) -> None:
+def test_halves_round_to_even(target: CpuTarget) -> None:
     """All f16 and bf16 numbers widen exactly; all halfway cases and their neighbours round as they should."""
     for dtype in (DType.F16, DType.BF16):
         n = 1 << 16
@@ -185,7 +185,7 @@ def test_halves_round_to_even(target: Target) -> None:
 
 
 @levels
-def test_bitcast(target: Target) -> None:
+def test_bitcast(target: CpuTarget) -> None:
     pairs = [
         (a, b)
         for a in isa.row("map.bitcast").dtypes
@@ -207,7 +207,7 @@ REDUCTIONS = sorted(n for n, r in isa.rows().items() if r.category in (isa.Categ
 
 @levels
 @pytest.mark.parametrize("name", REDUCTIONS)
-def test_reduce_and_scan(name: str, target: Target) -> None:
+def test_reduce_and_scan(name: str, target: CpuTarget) -> None:
     sums = name.endswith((".sum", ".prod"))
 
     def apply(b: KernelBuilder, x: Tile, operand: Any) -> Tile:
@@ -230,7 +230,7 @@ def test_reduce_and_scan(name: str, target: Target) -> None:
 
 @levels
 @pytest.mark.parametrize("name", ["fill", "iota", "index", "bcast", "reshape", "transpose", "extract", "concat"])
-def test_moves(name: str, target: Target) -> None:
+def test_moves(name: str, target: CpuTarget) -> None:
     def apply(b: KernelBuilder, x: Tile, operand: Any) -> Tile:
         shape, dtype = x.type.shape, x.type.dtype
         if name == "fill":
@@ -255,7 +255,7 @@ def test_moves(name: str, target: Target) -> None:
 
 
 @levels
-def test_transposes(target: Target) -> None:
+def test_transposes(target: CpuTarget) -> None:
     """All permutations, with extents that make full squares of vectors and that do not."""
     rng = np.random.default_rng(8)
     for shape in ((16, 16), (32, 16), (5, 3), (16, 33), (2, 16, 16), (3, 4, 5), (16, 2, 16)):
@@ -285,7 +285,7 @@ def test_transposes(target: Target) -> None:
         (DType.I64, DType.I64, DType.I64),
     ],
 )
-def test_mma(a: DType, b_: DType, acc: DType, target: Target) -> None:
+def test_mma(a: DType, b_: DType, acc: DType, target: CpuTarget) -> None:
     rng = np.random.default_rng(4)
     for m, k, n in ((1, 1, 1), (3, 4, 19), (2, 5, 16), (4, 2, 7), (3, 8, 36)):
         b = KernelBuilder("mma")

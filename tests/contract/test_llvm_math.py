@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.target import Target
 from hotfuse.ir.types import DType
+from hotfuse.native.target import CpuTarget
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.memory import NUMPY
 from tests.contract.native import levels
@@ -114,7 +114,7 @@ def points(per_exponent: int, seed: int) -> Array:
     return np.concatenate([x, np.zeros(-x.size % 16, np.float32)])
 
 
-def run(name: str, target: Target, *operands: Array, dtype: DType = DType.F32) -> Array:
+def run(name: str, target: CpuTarget, *operands: Array, dtype: DType = DType.F32) -> Array:
     """A function over whole arrays."""
     b = KernelBuilder(f"f_{name}")
     n = b.size("n")
@@ -143,7 +143,7 @@ def ulps(got: Array, want: Array) -> Array:
 
 @levels
 @pytest.mark.parametrize("name", sorted(UNARY))
-def test_unary(name: str, target: Target) -> None:
+def test_unary(name: str, target: CpuTarget) -> None:
     x = points(2000 if target.fma else 100, 7)
     with np.errstate(all="ignore"):
         want = UNARY[name](x.astype(np.float64))
@@ -156,7 +156,7 @@ def test_unary(name: str, target: Target) -> None:
 
 
 @levels
-def test_decay(target: Target) -> None:
+def test_decay(target: CpuTarget) -> None:
     """e^x of what is not positive: an error that grows with |x|, as that of an x which was rounded does."""
     rng = np.random.default_rng(3)
     x = np.concatenate([-rng.uniform(0, 110, 200_000), -(2.0 ** rng.uniform(-40, 7, 50_000)), [0.0, -0.0, -np.inf, np.nan, -3e38]])
@@ -168,7 +168,7 @@ def test_decay(target: Target) -> None:
 
 
 @levels
-def test_normal(target: Target) -> None:
+def test_normal(target: CpuTarget) -> None:
     """The share of a normal distribution below x: an absolute error, nothing that grows, and 0 and 1 far out."""
     rng = np.random.default_rng(5)
     n = 200_000 if target.fma else 20_000
@@ -186,7 +186,7 @@ def test_normal(target: Target) -> None:
 
 
 @levels
-def test_pow(target: Target) -> None:
+def test_pow(target: CpuTarget) -> None:
     """All pairs of special values, and random pairs whose power is within range or just outside."""
     rng = np.random.default_rng(9)
     n = 400_000 if target.fma else 20_000
@@ -228,7 +228,7 @@ def _pow(x: float, y: float) -> float:
 
 @levels
 @pytest.mark.parametrize("dtype", [DType.F64, DType.F16, DType.BF16])
-def test_other_types(dtype: DType, target: Target) -> None:
+def test_other_types(dtype: DType, target: CpuTarget) -> None:
     """fp64 is the C library's; half precision is right to one unit."""
     rng = np.random.default_rng(3)
     x = np.concatenate([SPECIAL[:18], rng.uniform(-12, 12, 990).astype(np.float32)]).astype(np.float64)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.target import Target
 from hotfuse.ir.dims import expr
 from hotfuse.ir.types import DType
+from hotfuse.native.target import CpuTarget
 from hotfuse.tile import isa
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.memory import NUMPY
@@ -23,7 +23,7 @@ DTYPES = isa.row("load").dtypes
 
 @levels
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_tails(dtype: DType, target: Target) -> None:
+def test_tails(dtype: DType, target: CpuTarget) -> None:
     """A copy in tiles that do not fit: the last ones are cut, in both directions, with sizes known and unknown."""
     rng = np.random.default_rng(1)
     for m, n, rows, cols, known in (
@@ -44,7 +44,7 @@ def test_tails(dtype: DType, target: Target) -> None:
 
 @levels
 @pytest.mark.parametrize("dtype", [DType.F32, DType.I8, DType.BOOL, DType.F64, DType.BF16])
-def test_fill_where_nothing_exists(dtype: DType, target: Target) -> None:
+def test_fill_where_nothing_exists(dtype: DType, target: CpuTarget) -> None:
     """Missing elements read as the fill: rows, columns, both, and a count below zero."""
     rng = np.random.default_rng(2)
     for rows, cols in ((0, 5), (2, 0), (-3, 4), (3, 19), (2, 11)):
@@ -61,7 +61,7 @@ def test_fill_where_nothing_exists(dtype: DType, target: Target) -> None:
 
 @levels
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_walks(dtype: DType, target: Target) -> None:
+def test_walks(dtype: DType, target: CpuTarget) -> None:
     """Transposed, repeated, strided, backward and symbolic-stride accesses, read and written."""
     rng = np.random.default_rng(3)
     b = KernelBuilder("walks")
@@ -94,7 +94,7 @@ def test_walks(dtype: DType, target: Target) -> None:
 
 @levels
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gather_and_scatter(dtype: DType, target: Target) -> None:
+def test_gather_and_scatter(dtype: DType, target: CpuTarget) -> None:
     """An index per row moves whole rows, an index per element moves elements; indices that meet are stored in order or added."""
     rng = np.random.default_rng(4)
     for kind in (DType.I64, DType.I32, DType.U8) if dtype is DType.F32 else (DType.I64,):
@@ -138,7 +138,7 @@ def test_gather_and_scatter(dtype: DType, target: Target) -> None:
 
 
 @levels
-def test_reading_stops_at_the_end_of_memory(target: Target) -> None:
+def test_reading_stops_at_the_end_of_memory(target: CpuTarget) -> None:
     """The last element lies before a page that may not be read: a tail that reads too far kills the process."""
     page = mmap.PAGESIZE
     memory = mmap.mmap(-1, 2 * page)
@@ -172,7 +172,7 @@ def test_reading_stops_at_the_end_of_memory(target: Target) -> None:
 
 
 @levels
-def test_count_and_hints(target: Target) -> None:
+def test_count_and_hints(target: CpuTarget) -> None:
     """Counters add up; prefetches, also far outside, and barriers change nothing."""
     rng = np.random.default_rng(6)
     b = KernelBuilder("count")
@@ -190,7 +190,7 @@ def test_count_and_hints(target: Target) -> None:
 
 @levels
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F16, DType.I8, DType.U8, DType.I16, DType.I32])
-def test_a_few_lanes_of_a_narrowed_vector_are_all_that_is_written(dtype: DType, target: Target) -> None:
+def test_a_few_lanes_of_a_narrowed_vector_are_all_that_is_written(dtype: DType, target: CpuTarget) -> None:
     """LLVM has written 32 bits where one lane of 16 was to be: what lies behind must stay."""
     for source in (DType.F32, DType.I32):
         for count in (1, 2, 3):

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from hotfuse.backends.llvm.emission import emit, scratch
-from hotfuse.backends.llvm.jit import load_object
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.target import Target, cross_neon
 from hotfuse.backends.llvm.threads import gather, parallel, team
 from hotfuse.ir.dims import expr
 from hotfuse.ir.types import DType
+from hotfuse.native.jit import load_object
+from hotfuse.native.target import CpuTarget, cross_neon
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Kernel, Loop
 from tests.contract.native import check, levels, numbers
@@ -63,7 +63,7 @@ def eager_teams(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("columns", [7, 4100], ids=["on the stack", "in the arena"])
 def test_a_team_does_what_the_program_says(
-    columns: int, threads: int, target: Target, monkeypatch: pytest.MonkeyPatch
+    columns: int, threads: int, target: CpuTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gather, "SPINS", 50)  # whoever has no core of its own gets one soon, as the others sleep
     kernel = mixing(columns)
@@ -119,7 +119,7 @@ def order(columns: int, step: int, constants: int = 4) -> Kernel:
 @levels
 @pytest.mark.parametrize("much", [False, True], ids=["little", "much"])
 @pytest.mark.parametrize(("columns", "step"), [(4, 1), (7, 3), (1, 1)])
-def test_rounds_go_to_and_fro(columns: int, step: int, much: bool, target: Target) -> None:
+def test_rounds_go_to_and_fro(columns: int, step: int, much: bool, target: CpuTarget) -> None:
     """A part is gone through forwards and backwards in turns, however the loop around it counts; not where caches keep little."""
     size = team.KEPT_BYTES // 4 + 1 if much else 4
     native = load_kernel(compile_kernel(order(columns, step, size), target))

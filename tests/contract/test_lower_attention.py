@@ -16,7 +16,6 @@ import torch.nn.functional as F
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.target import Target, cross_neon, host_levels, level
 from hotfuse.frontends.fx import Role, to_graph
 from hotfuse.ir import dims
 from hotfuse.ir.graph import Graph, Value
@@ -27,6 +26,7 @@ from hotfuse.lower.common.lowered import Role as Is
 from hotfuse.lower.cpu.attention.group import lower_attention
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling, choose
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.native.target import CpuTarget, cross_neon, host_levels, level
 from hotfuse.tile import interp
 from hotfuse.tile.program import Kernel, Loop, LoopKind
 
@@ -105,11 +105,11 @@ def interpreted(lowered: Lowered, buffers: dict[str, Tensor], numbers: dict[str,
 
 
 @functools.lru_cache(maxsize=2)
-def machine_code(kernel: Kernel, target: Target) -> NativeKernel:
+def machine_code(kernel: Kernel, target: CpuTarget) -> NativeKernel:
     return load_kernel(compile_kernel(kernel, target))
 
 
-def native(target: Target) -> Callable[..., None]:
+def native(target: CpuTarget) -> Callable[..., None]:
     def execute(lowered: Lowered, buffers: dict[str, Tensor], sizes: dict[str, int]) -> None:
         kernel = machine_code(lowered.kernel, target)
         kernel(list(buffers.values()), list(sizes.values()))
@@ -183,13 +183,13 @@ def both(
 
 
 
-def executors(levels: Sequence[Target]) -> list[Any]:
+def executors(levels: Sequence[CpuTarget]) -> list[Any]:
     """The interpreter, and machine code of some levels."""
     found = [pytest.param(native(t), _core(t), id=f"native-{t.name}") for t in levels]
     return [pytest.param(interpreted, AVX512, id="interpreted"), *found]
 
 
-def _core(t: Target) -> Core:
+def _core(t: CpuTarget) -> Core:
     return Core(t.lanes, 32 if t.name in ("avx512", "neon") else 16)
 
 

@@ -18,7 +18,6 @@ import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import InputError, Settings
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel
-from hotfuse.backends.llvm.target import Target, host_levels, level
 from hotfuse.base.settings import BF16_RTOL
 from hotfuse.compile.host import host_core
 from hotfuse.compile.variants import kinds, trial
@@ -29,6 +28,7 @@ from hotfuse.lower.common.lowered import PackArgument
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.tiling import core_for
 from hotfuse.machine.probe import usable_features
+from hotfuse.native.target import CpuTarget, host_levels, level
 from hotfuse.runtime.tierup.race import Trial
 from hotfuse.tile.program import Access, BufferKind, Loop, LoopKind, Stmt, When
 from tests.contract.test_lower_contract_types import EVERY, data, run
@@ -52,7 +52,7 @@ def graph_of(m: str, k: int, n: int) -> str:
 @EVERYWHERE
 @pytest.mark.parametrize("m, k, n", [(1, 1, 1), (3, 7, 5), (17, 64, 48), (5, 33, 100), (40, 129, 17), (2, 2, 3)])
 @pytest.mark.parametrize("symbolic", [False, True])
-def test_products_of_rounded_operands(target: Target | None, m: int, k: int, n: int, symbolic: bool) -> None:
+def test_products_of_rounded_operands(target: CpuTarget | None, m: int, k: int, n: int, symbolic: bool) -> None:
     graph = parse(graph_of("s0" if symbolic else str(m), k, n))
     lowered = from_json(to_json(lower_contraction(graph, CORE)))
     values = data(graph, {"s0": m})
@@ -66,7 +66,7 @@ def test_products_of_rounded_operands(target: Target | None, m: int, k: int, n: 
 
 
 @EVERYWHERE
-def test_special_values_pass_through(target: Target | None) -> None:
+def test_special_values_pass_through(target: CpuTarget | None) -> None:
     graph = parse(graph_of("4", 9, 20))
     lowered = lower_contraction(graph, CORE)
     values = data(graph, {})
@@ -79,7 +79,7 @@ def test_special_values_pass_through(target: Target | None) -> None:
 
 @EVERYWHERE
 @pytest.mark.parametrize("m, symbolic", [(0, True), (1, False), (11, False), (21, True)])
-def test_what_is_computed_in_front_is_rounded_too(target: Target | None, m: int, symbolic: bool) -> None:
+def test_what_is_computed_in_front_is_rounded_too(target: CpuTarget | None, m: int, symbolic: bool) -> None:
     rows, k, n = "s0" if symbolic else str(m), 37, 70
     graph = parse(f"""graph group(%x: f32[{rows}, {k}], %z: f32[{rows}, {k}]) {{
       param %w: f32[{n}, {k}] = "w"

@@ -18,7 +18,6 @@ from hotfuse.backends.llvm import native
 from hotfuse.backends.llvm.emission import blocks as llvm_blocks
 from hotfuse.backends.llvm.emission.multiplies import multiplies
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
-from hotfuse.backends.llvm.target import Target, host_levels, level
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.host import host_core
 from hotfuse.ir.text import parse
@@ -28,6 +27,7 @@ from hotfuse.lower.common.lowered import Lowered, PackArgument
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.tiling import Core, core_for
 from hotfuse.machine import tiles
+from hotfuse.native.target import CpuTarget, host_levels, level
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import Kernel
@@ -57,7 +57,7 @@ def block(rows: int, columns: int, blocks: int) -> Kernel:
 
 @levels
 @pytest.mark.parametrize("rows, columns, blocks", [(1, 16, 1), (7, 32, 3), (16, 32, 2), (20, 32, 1), (32, 32, 4), (33, 48, 1)])
-def test_the_instruction_alone(rows: int, columns: int, blocks: int, target: Target) -> None:
+def test_the_instruction_alone(rows: int, columns: int, blocks: int, target: CpuTarget) -> None:
     kernel = block(rows, columns, blocks)
     assert parse_kernel(show(kernel)) == kernel
     rng = np.random.default_rng(rows + blocks)
@@ -123,7 +123,7 @@ SIZES = [(0, 5, 3), (1, 1, 1), (3, 7, 5), (16, 64, 48), (17, 33, 100), (40, 129,
 @EVERYWHERE
 @pytest.mark.parametrize("m, k, n", SIZES)
 @pytest.mark.parametrize("symbolic", [False, True])
-def test_products_by_blocks(target: Target | None, m: int, k: int, n: int, symbolic: bool) -> None:
+def test_products_by_blocks(target: CpuTarget | None, m: int, k: int, n: int, symbolic: bool) -> None:
     graph = parse(graph_of("s0" if symbolic else str(m), k, n))
     lowered = blocked(lower_contraction(graph, CORE))
     values = data(graph, {"s0": m})
@@ -136,7 +136,7 @@ def test_products_by_blocks(target: Target | None, m: int, k: int, n: int, symbo
 
 
 @EVERYWHERE
-def test_groups_of_rows(target: Target | None) -> None:
+def test_groups_of_rows(target: CpuTarget | None) -> None:
     graph = parse(graph_of("s0", 350, 70))
     lowered = blocked(lower_contraction(graph, replace(CORE, l2=128 << 10)))  # a cache for 64 rows
     for m in (1, 16, 17, 100, 150):
@@ -149,7 +149,7 @@ def test_groups_of_rows(target: Target | None) -> None:
 
 @levels
 @pytest.mark.parametrize("m", ["200", "s0"])
-def test_threads_share_the_panels(target: Target, m: str) -> None:
+def test_threads_share_the_panels(target: CpuTarget, m: str) -> None:
     graph = parse(graph_of(m, 512, 640))
     values = data(graph, {"s0": 200})
     alone, shared = (run(lower_contraction(graph, CORE), graph, values, {"s0": 200}, target, threads=n)[0] for n in (1, 3))
@@ -159,7 +159,7 @@ def test_threads_share_the_panels(target: Target, m: str) -> None:
 
 
 @EVERYWHERE
-def test_special_values_stay_in_their_rows(target: Target | None) -> None:
+def test_special_values_stay_in_their_rows(target: CpuTarget | None) -> None:
     graph = parse(graph_of("4", 9, 20))
     values = data(graph, {})
     values["x"][0, 3], values["x"][1, 8], values["x"][2] = float("nan"), float("inf"), 0.0
@@ -172,7 +172,7 @@ def test_special_values_stay_in_their_rows(target: Target | None) -> None:
 @EVERYWHERE
 @pytest.mark.parametrize("core", [CORE, replace(CORE, tiles=False)], ids=["blocks", "pairs"])
 @pytest.mark.parametrize("m, k, symbolic", [(0, 37, True), (1, 37, False), (11, 48, False), (21, 33, True)])
-def test_what_is_computed_in_front_ends_where_k_ends(target: Target | None, core: Core, m: int, k: int, symbolic: bool) -> None:
+def test_what_is_computed_in_front_ends_where_k_ends(target: CpuTarget | None, core: Core, m: int, k: int, symbolic: bool) -> None:
     rows, n = "s0" if symbolic else str(m), 70  # 0 / 0 is made of numbers that do not exist: none of it may be multiplied
     graph = parse(f"""graph group(%x: f32[{rows}, {k}], %z: f32[{rows}, {k}]) {{
       param %w: f32[{n}, {k}] = "w"
@@ -191,7 +191,7 @@ def test_what_is_computed_in_front_ends_where_k_ends(target: Target | None, core
 
 @EVERYWHERE
 @pytest.mark.parametrize("m", [5, 40])
-def test_products_that_share_their_input_and_that_meet(target: Target | None, m: int) -> None:
+def test_products_that_share_their_input_and_that_meet(target: CpuTarget | None, m: int) -> None:
     apart = parse(f"""graph g(%x: f32[2, {m}, 40]) {{
       param %a: f32[50, 40] = "a"
       param %c: f32[33, 40] = "c"

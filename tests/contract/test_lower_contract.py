@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.target import Target, host_levels
 from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim, expr, sym
 from hotfuse.ir.graph import Graph, Value, output_values, sources
@@ -23,6 +22,7 @@ from hotfuse.lower.common.pack import Order, PackSource, PackSpec
 from hotfuse.lower.cpu import tiling
 from hotfuse.lower.cpu.gemm import gemm
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.native.target import CpuTarget, host_levels
 from hotfuse.ops.table import resolve
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.tile import interp
@@ -206,7 +206,7 @@ def inputs_for(graph: Graph, sizes: dict[str, int], strided: bool = False) -> di
     return made
 
 
-def run(lowered: Lowered, graph: Graph, values: dict[str, torch.Tensor], sizes: dict[str, int], native: Target | None):
+def run(lowered: Lowered, graph: Graph, values: dict[str, torch.Tensor], sizes: dict[str, int], native: CpuTarget | None):
     """The outputs of a lowered group, through the interpreter or as native code."""
     strides = dict(lowered.strides)
     outs: dict[str, torch.Tensor] = {}
@@ -277,7 +277,7 @@ def text(op: str, batch: str, n: int, k: int, epilogue: str) -> str:
     }}"""
 
 
-def check(source: str, core: tiling.Core, sizes: dict[str, int], k: int, native: Target | None = None) -> Lowered:
+def check(source: str, core: tiling.Core, sizes: dict[str, int], k: int, native: CpuTarget | None = None) -> Lowered:
     graph = parse(source)
     lowered = lower_contraction(graph, core)
     values = inputs_for(graph, sizes)
@@ -413,19 +413,19 @@ def test_what_cannot_be_lowered_says_why() -> None:
             lower_contraction(parse(source), CORES["avx2"])
 
 
-def core_of(target: Target) -> tiling.Core:
+def core_of(target: CpuTarget) -> tiling.Core:
     return tiling.Core(target.lanes, 32 if target.name in ("avx512", "neon") else 16)
 
 
 @pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
 @pytest.mark.parametrize("epilogue", ["nothing", "gelu, residual", "mask"])
 @pytest.mark.parametrize(("batch", "n", "k"), [("1", 50, 33), ("20", 100, 18), ("3, s0", 48, 64), ("s0", 7, 5)])
-def test_native_groups(target: Target, epilogue: str, batch: str, n: int, k: int) -> None:
+def test_native_groups(target: CpuTarget, epilogue: str, batch: str, n: int, k: int) -> None:
     for s0 in (1, 13) if "s0" in batch else (0,):
         check(text("linear", batch, n, k, epilogue), core_of(target), {"s0": s0}, k, target)
 
 
 @pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
-def test_native_siblings(target: Target) -> None:
+def test_native_siblings(target: CpuTarget) -> None:
     check(GATED.replace("{n}", "37"), core_of(target), {"s0": 9}, 12, target)
     check(SIBLINGS, core_of(target), {"s0": 9}, 12, target)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.target import Target, host_levels
 from hotfuse.ir import dims
 from hotfuse.ir.graph import Graph, Value, output_values, sources
 from hotfuse.ir.text import parse
@@ -17,6 +16,7 @@ from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, Role, SymbolArgument
 from hotfuse.lower.common.pack import Order, PackSource, PackSpec
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
+from hotfuse.native.target import CpuTarget, host_levels
 from hotfuse.ops.table import resolve
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.ops.torch_dtypes import torch_dtype
@@ -46,7 +46,8 @@ def data(graph: Graph, sizes: dict[str, int], seed: int = SEED) -> dict[str, tor
 
 
 def run(
-    lowered: Lowered, graph: Graph, values: dict[str, torch.Tensor], sizes: dict[str, int], target: Target | None, threads: int = 1
+    lowered: Lowered, graph: Graph, values: dict[str, torch.Tensor], sizes: dict[str, int], target: CpuTarget | None,
+    threads: int = 1,
 ) -> list[torch.Tensor]:
     """The outputs of a lowered group."""
     outs: dict[str, torch.Tensor] = {}
@@ -92,7 +93,7 @@ BOUND = {"f16": 2**-10, "bf16": 2**-7, "f64": 1e-13}
 @EVERYWHERE
 @pytest.mark.parametrize("dtype", BOUND)
 @pytest.mark.parametrize(("batch", "n", "k"), [("1", 50, 33), ("2, s0", 20, 64), ("13", 7, 5), ("s0", 1, 70)])
-def test_reals(target: Target | None, dtype: str, batch: str, n: int, k: int) -> None:
+def test_reals(target: CpuTarget | None, dtype: str, batch: str, n: int, k: int) -> None:
     graph = parse(f"""graph g(%x: {dtype}[{batch}, {k}], %r: {dtype}[{batch}, {n}]) {{
       param %w: {dtype}[{n}, {k}] = "w"
       param %b: {dtype}[{n}] = "b"
@@ -136,7 +137,7 @@ INTEGER = """graph g(%x: {x}[{batch}, {k}], %zx: {x}[]) {{
 @EVERYWHERE
 @pytest.mark.parametrize(("x", "w"), [("u8", "i8"), ("u8", "u8"), ("i8", "i8"), ("i8", "u8")])
 @pytest.mark.parametrize("zw", [0.0, 128.0, -3.0])
-def test_integers_are_exact(target: Target | None, x: str, w: str, zw: float) -> None:
+def test_integers_are_exact(target: CpuTarget | None, x: str, w: str, zw: float) -> None:
     for batch, n, k in (("1", 50, 33), ("2, s0", 20, 64), ("13", 7, 5), ("3", 70, 1)):
         graph = parse(INTEGER.format(x=x, w=w, zw=zw, batch=batch, n=n, k=k))
         lowered = lower_contraction(graph, CORES["avx2"] if target is None else core_of(target))
@@ -179,7 +180,7 @@ DEQUANTIZED = """graph g(%x: u8[s0, 40]) {{
         ("aten.addmm.default(%b, %xr, %wr)", "[40, 24]", "[1]"),
     ],
 )
-def test_dequantized_operands(target: Target | None, product: str, shape: str, scales: str) -> None:
+def test_dequantized_operands(target: CpuTarget | None, product: str, shape: str, scales: str) -> None:
     graph = parse(DEQUANTIZED.format(product=product, shape=shape, scales=scales))
     lowered = lower_contraction(graph, CORES["avx2"] if target is None else core_of(target))
     assert any(isinstance(a, PackArgument) and a.spec.dtype.value == "i8" for a in lowered.arguments)

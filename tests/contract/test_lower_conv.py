@@ -13,7 +13,6 @@ from torch import nn
 import hotfuse
 from hotfuse import Settings
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.backends.llvm.target import Target, host_levels
 from hotfuse.fusion.groups import group
 from hotfuse.fusion.layout import channels_last
 from hotfuse.ir.text import parse
@@ -25,6 +24,7 @@ from hotfuse.lower.common.pack import Order, PackSource, PackSpec
 from hotfuse.lower.cpu.conv.group import lower_convolution
 from hotfuse.lower.cpu.conv.shape import Axis, strips
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.native.target import CpuTarget, host_levels
 from tests.contract.convolving import CORES, EPILOGUES, LAST, check, text
 
 # --- shapes
@@ -126,7 +126,7 @@ def test_epilogues(epilogue: str, shape: str) -> None:
 
 @pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_native(target: Target, shape: str) -> None:
+def test_native(target: CpuTarget, shape: str) -> None:
     core = Core(target.lanes, 32 if target.name in ("avx512", "neon") else 16)
     check(text(**SHAPES[shape], n="2", epilogue="batch norm, silu, residual"), core, target)
     if "depthwise" not in shape and target.name == host_levels()[0].name:

@@ -13,13 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.backends.llvm.target import Target
 from hotfuse.compile.variants import trial
 from hotfuse.ir.text import parse
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import PackArgument
 from hotfuse.lower.cpu.conv.group import lower_convolution
+from hotfuse.native.target import CpuTarget
 from hotfuse.runtime.tierup.race import Trial
 from tests.contract.test_lower_contract import CORES, core_of
 from tests.contract.test_lower_contract_types import EVERYWHERE, data, meaning, run
@@ -58,7 +58,7 @@ def filled(shape: str, **more: Any) -> str:
     ("i8", "i8", -128.0), ("i8", "u8", 77.0),
 ])  # fmt: skip
 @pytest.mark.parametrize("shape", SHAPES)
-def test_integers_are_exact(target: Target | None, shape: str, x: str, kind: str, zw: float) -> None:
+def test_integers_are_exact(target: CpuTarget | None, shape: str, x: str, kind: str, zw: float) -> None:
     graph = parse(filled(shape, x=x, kind=kind, zw=zw))
     lowered = lower_convolution(graph, CORES["avx2"] if target is None else core_of(target))
     assert any(isinstance(a, PackArgument) and a.spec.dtype.value == "i8" for a in lowered.arguments)

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.backends.llvm.target import host
 from hotfuse.compile.host import host_core
 from hotfuse.lower import lower
+from hotfuse.native.target import host
 from tests.contract.lowering import group_of, interpret, run_native
 
 CONVOLUTIONS = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}

@@ -13,7 +13,6 @@ import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, load_kernel
-from hotfuse.backends.llvm.target import Target, host_levels, level
 from hotfuse.base.errors import CallFault
 from hotfuse.compile.variants import trial
 from hotfuse.ir.text import parse
@@ -24,6 +23,7 @@ from hotfuse.lower.cpu.conv import winograd
 from hotfuse.lower.cpu.conv.group import lower_convolution
 from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.native.target import CpuTarget, host_levels, level
 from hotfuse.runtime.tierup.race import Trial
 from tests.contract.convolving import CORES, EPILOGUES, check, text
 
@@ -82,7 +82,7 @@ def test_epilogues(epilogue: str) -> None:
 
 @pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_native(target: Target, shape: str) -> None:
+def test_native(target: CpuTarget, shape: str) -> None:
     core = Core(target.lanes, 32 if target.name in ("avx512", "neon") else 16)
     assert fewer(check(text(**SHAPES[shape], n="2", epilogue="batch norm, silu, residual"), core, target))
 

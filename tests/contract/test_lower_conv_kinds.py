@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.backends.llvm.target import host_levels
 from hotfuse.fusion.groups import group
 from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim, sym
@@ -19,6 +18,7 @@ from hotfuse.lower.cpu.conv.group import lower_convolution
 from hotfuse.lower.cpu.conv.read import turned_phases
 from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.native.target import host_levels
 from hotfuse.tile.text import show as show_kernel
 from tests.contract.convolving import CORES, EPILOGUES, check
 

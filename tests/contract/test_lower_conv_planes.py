@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from hotfuse.backends.llvm.target import Target, host_levels
 from hotfuse.ir.text import parse
 from hotfuse.lower.cpu.conv.group import lower_convolution
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.native.target import CpuTarget, host_levels
 from hotfuse.tile.program import Kernel, instructions
 from tests.contract.convolving import CORES, EPILOGUES, LAST, check, text
 
@@ -28,7 +28,7 @@ def turned(kernel: Kernel) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_native(target: Target, shape: str) -> None:
+def test_native(target: CpuTarget, shape: str) -> None:
     core = Core(target.lanes, 32 if target.name in ("avx512", "neon") else 16)
     for into in (LAST,) if shape == "depthwise" else ("", LAST):
         for epilogue in ("nothing", "residual", "batch norm, silu, residual"):

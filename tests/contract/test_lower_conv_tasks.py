@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.backends.llvm.target import host_levels
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.text import parse
 from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.cpu.conv.group import lower_convolution
 from hotfuse.lower.cpu.tiling import Core, core_for
+from hotfuse.native.target import host_levels
 from hotfuse.tile.program import Loop, LoopKind, Stmt
 from tests.contract.convolving import check, text
 from tests.contract.lowering import Group, run_native

@@ -17,7 +17,6 @@ import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.target import Target, host_levels
 from hotfuse.backends.llvm.threads import parallel
 from hotfuse.compile.variants import trial
 from hotfuse.fusion.groups import group
@@ -33,6 +32,7 @@ from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, 
 from hotfuse.lower.common.pack import Order, PackSource, PackSpec
 from hotfuse.lower.cpu.recurrent import kernel as recurrent_kernel
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.native.target import CpuTarget, host_levels
 from hotfuse.runtime.tierup.race import Trial
 from hotfuse.tile import interp
 from hotfuse.tile.program import BufferKind
@@ -117,7 +117,7 @@ class Layer:
 
 
 def outputs(
-    lowered: Lowered, layer: Layer, data: list[Tensor], weights: dict[str, Tensor], native: Target | None
+    lowered: Lowered, layer: Layer, data: list[Tensor], weights: dict[str, Tensor], native: CpuTarget | None
 ) -> list[Tensor]:
     """Run a kernel; outputs begin as NaN."""
     first = (layer.batch, layer.steps) if layer.batch_first else (layer.steps, layer.batch)
@@ -147,7 +147,7 @@ def outputs(
     return list(outs.values())
 
 
-def check(layer: Layer, core: Core, native: Target | None = None) -> Lowered:
+def check(layer: Layer, core: Core, native: CpuTarget | None = None) -> Lowered:
     """Lower and run; all outputs are near torch's."""
     module = layer.module
     weights = dict(module.named_parameters())
@@ -197,7 +197,7 @@ def test_sequences_of_several_chunks(layer: Layer) -> None:
 
 @pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
 @pytest.mark.parametrize("layer", [*SMALL, *LONG, Layer("lstm", 64, 96, 20, 9), Layer("gru", 40, 64, 100, 17)], ids=str)
-def test_native_code(target: Target, layer: Layer) -> None:
+def test_native_code(target: CpuTarget, layer: Layer) -> None:
     core = Core(target.lanes, 32 if target.name == "avx512" else 16)
     check(layer, core, target)
 
@@ -301,7 +301,7 @@ def test_one_kernel_serves_every_length_and_batch(layer: Layer) -> None:
 
 
 @pytest.mark.parametrize("native", [None, *host_levels()], ids=lambda t: t.name if t else "interpreted")
-def test_a_sequence_that_lies_differently(native: Target | None) -> None:
+def test_a_sequence_that_lies_differently(native: CpuTarget | None) -> None:
     layer = Layer("gru", 7, 18, 5, 3)
     weights = {n: w.detach().clone() for n, w in layer.module.named_parameters()}
     graph = layer.graph(weights)

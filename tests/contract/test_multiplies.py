@@ -10,9 +10,9 @@ import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm.emission.multiplies import multiplies
 from hotfuse.backends.llvm.native import compile_kernel, llvm_text
-from hotfuse.backends.llvm.target import Target, host, level
 from hotfuse.compile.variants import trial
 from hotfuse.ir.types import DType
+from hotfuse.native.target import CpuTarget, host, level
 from hotfuse.runtime.tierup.race import Trial
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Kernel
@@ -46,7 +46,7 @@ BYTES = product(DType.U8, DType.I8, DType.I32)
         (BYTES, level("avx2", AVX2), "avx2 multiply and add i32"),
     ],
 )
-def test_products_name_their_instructions(kernel: Kernel, target: Target, want: str) -> None:
+def test_products_name_their_instructions(kernel: Kernel, target: CpuTarget, want: str) -> None:
     assert multiplies(kernel, llvm_text(kernel, target), target) == want
 
 

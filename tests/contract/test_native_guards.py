@@ -28,12 +28,12 @@ from hotfuse.analysis.call_facts import (
     sized,
 )
 from hotfuse.analysis.decision import Ask, Decision, decide, describe
-from hotfuse.backends.llvm import tensors
-from hotfuse.backends.llvm.guard import native_select
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Sym, parse
 from hotfuse.ir.text import parse as parse_graph
 from hotfuse.ir.types import DType
+from hotfuse.native import tensors
+from hotfuse.native.guard import native_select
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.runtime.serve.check import failed, python_select
 

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hotfuse.backends.llvm import tensors
-from hotfuse.backends.llvm.jit import compile_object, load_object
-from hotfuse.backends.llvm.target import host
-from hotfuse.backends.llvm.tensors import Reader, dtype_code
 from hotfuse.base.once import once
+from hotfuse.native import tensors
+from hotfuse.native.jit import compile_object, load_object
+from hotfuse.native.target import host
+from hotfuse.native.tensors import Reader, dtype_code
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
           torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from hotfuse.backends.llvm import requires, unchanged, versions
+from hotfuse.native import model_guard, requires, versions
 from hotfuse.runtime.weights.watch import Change, Watch
 
 SCALE = 2.0
@@ -111,9 +111,9 @@ CHANGES: dict[Callable[[Net], object], Change] = {
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With tags of dicts, and as where an interpreter has none."""
     monkeypatch.setitem(globals(), "SCALE", 2.0)
-    assert unchanged.unavailable() == "" and not isinstance(versions.dict_tag_at(), str)
+    assert model_guard.unavailable() == "" and not isinstance(versions.dict_tag_at(), str)
     if request.param == "lookups":
-        monkeypatch.setattr(unchanged, "dict_tag_at", lambda: "no tags")
+        monkeypatch.setattr(model_guard, "dict_tag_at", lambda: "no tags")
     return request.param
 
 

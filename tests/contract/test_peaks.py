@@ -11,11 +11,11 @@ import pytest
 
 from hotfuse.backends.llvm import peaks as measuring
 from hotfuse.backends.llvm import peaks_code
-from hotfuse.backends.llvm.jit import assembly, compile_object
-from hotfuse.backends.llvm.target import Target, cross_neon, host_levels
 from hotfuse.lower.common.pack import aligned
 from hotfuse.machine.peaks import Bandwidth, Fork, Peaks, Rate, from_dict, utilization
 from hotfuse.machine.topology import Cache, Topology, topology
+from hotfuse.native.jit import assembly, compile_object
+from hotfuse.native.target import CpuTarget, cross_neon, host_levels
 
 GIVEN = Peaks(
     "avx512",
@@ -28,7 +28,7 @@ GIVEN = Peaks(
 
 @pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_kernels_do_what_they_are_counted_for(target: Target, threads: int) -> None:
+def test_kernels_do_what_they_are_counted_for(target: CpuTarget, threads: int) -> None:
     _, run = measuring._functions(target)
     part = 24 * 64
     memory = aligned(part * threads, np.dtype(np.uint8))
@@ -55,7 +55,7 @@ def test_kernels_do_what_they_are_counted_for(target: Target, threads: int) -> N
 
 @pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
 @pytest.mark.parametrize("threads", [1, 3])
-def test_writing_covers_every_threads_part_and_reading_changes_nothing(target: Target, threads: int) -> None:
+def test_writing_covers_every_threads_part_and_reading_changes_nothing(target: CpuTarget, threads: int) -> None:
     _, run = measuring._functions(target)
     part = 4 * measuring._UNIT
     memory = aligned(part * threads + 64, np.dtype(np.uint8))
@@ -68,7 +68,7 @@ def test_writing_covers_every_threads_part_and_reading_changes_nothing(target: T
 
 
 @pytest.mark.parametrize("target", host_levels(), ids=lambda t: t.name)
-def test_reading_really_reads(target: Target) -> None:
+def test_reading_really_reads(target: CpuTarget) -> None:
     text = assembly(peaks_code.module_text(target), target)
     body = text.split("read.part:")[1].split("Lfunc_end")[0]
     moves = sum(

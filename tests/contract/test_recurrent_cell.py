@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.target import Target, host_levels
 from hotfuse.ir.types import DType
 from hotfuse.lower.cpu.recurrent import cell as recurrent_cell
+from hotfuse.native.target import CpuTarget, host_levels
 from hotfuse.tile import interp
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Kernel
@@ -45,7 +45,7 @@ def kernel(cell: str) -> Kernel:
     return b.finish()
 
 
-def run(cell: str, target: Target | None, x: F64, y: F64, state: F64) -> list[F64]:
+def run(cell: str, target: CpuTarget | None, x: F64, y: F64, state: F64) -> list[F64]:
     """What the kernel gives; inputs are numbers of fp32."""
     made = kernel(cell)
     buffers = [torch.tensor(v, dtype=torch.float32) for v in (x, y, state)]
@@ -85,7 +85,7 @@ def drawn(cell: str, scale: float, seed: int) -> tuple[F64, F64, F64]:
 @way
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 @pytest.mark.parametrize("scale", [0.3, 1.0, 5.0, 40.0])
-def test_gates_of_every_size(cell: str, scale: float, target: Target | None) -> None:
+def test_gates_of_every_size(cell: str, scale: float, target: CpuTarget | None) -> None:
     """Within 2e-6 of the largest term of each sum: what rounding the gates themselves, 6e-8 of their size, makes of the result."""
     x, y, state = drawn(cell, scale, 5)
     for got, want in zip(run(cell, target, x, y, state), exact(cell, x, y, state), strict=True):
@@ -94,7 +94,7 @@ def test_gates_of_every_size(cell: str, scale: float, target: Target | None) -> 
 
 
 @way
-def test_small_numbers_keep_their_digits(target: Target | None) -> None:
+def test_small_numbers_keep_their_digits(target: CpuTarget | None) -> None:
     """tanh of a small number is relative to it, so that a state that fades fades smoothly."""
     x, y, state = drawn("lstm", 1.0, 6)
     x[:, 3 * LANES :] = 0.0
@@ -107,7 +107,7 @@ def test_small_numbers_keep_their_digits(target: Target | None) -> None:
 
 @way
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_gates_that_are_wide_open_or_shut(cell: str, target: Target | None) -> None:
+def test_gates_that_are_wide_open_or_shut(cell: str, target: CpuTarget | None) -> None:
     """Gates up to the largest numbers, infinite ones among them, are 0, 1 or -1; nothing overflows on the way."""
     x, _, state = drawn(cell, 1.0, 7)
     rng = np.random.default_rng(8)
@@ -120,7 +120,7 @@ def test_gates_that_are_wide_open_or_shut(cell: str, target: Target | None) -> N
 
 
 @way
-def test_a_large_state_lives_on(target: Target | None) -> None:
+def test_a_large_state_lives_on(target: CpuTarget | None) -> None:
     x, y, state = drawn("lstm", 1.0, 9)
     state = (state * 1e37).astype(np.float32).astype(np.float64)
     for got, want in zip(run("lstm", target, x, y, state), exact("lstm", x, y, state), strict=True):
@@ -129,7 +129,7 @@ def test_a_large_state_lives_on(target: Target | None) -> None:
 
 @way
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_what_is_no_number_stays_so(cell: str, target: Target | None) -> None:
+def test_what_is_no_number_stays_so(cell: str, target: CpuTarget | None) -> None:
     """NaN in any gate or state reaches the new state of its unit, and no other."""
     gates = {"lstm": 4, "gru": 3}[cell]
     x, y, state = drawn(cell, 1.0, 10)

@@ -15,7 +15,6 @@ from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.constants import Constants
 from hotfuse.backends.llvm.runs.dials import Dial
 from hotfuse.backends.llvm.runs.group import glue
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.host import host_core
 from hotfuse.ir.dims import expr
@@ -28,6 +27,7 @@ from hotfuse.lower.common.pack import pack
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.gemm.skipping import DENSE, LIMIT, NEVER, SKIPPED
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.native.target import host
 from hotfuse.tile import interp
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.instrument import instrumented

@@ -6,8 +6,8 @@ import gc
 from ctypes import CFUNCTYPE, c_int64
 from pathlib import Path
 
-from hotfuse.backends.llvm import jit
-from hotfuse.backends.llvm.target import host
+from hotfuse.native import jit
+from hotfuse.native.target import host
 
 
 def resident() -> int:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from hotfuse.backends.llvm.target import host
 from hotfuse.compile.host import host_core
 from hotfuse.compile.unit.bench import piece_of
 from hotfuse.fusion.groups import group, reordered
@@ -23,6 +22,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.lower import lower
 from hotfuse.lower.common.effort import limited
 from hotfuse.lower.common.errors import CannotLower
+from hotfuse.native.target import host
 from hotfuse.simplify import simplify
 from tests.contract.lowering import group_of
 from tests.fuzz.groups import RandomGroup, _Maker

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hotfuse.backends.llvm.target import Target
 from hotfuse.ir.dims import Sym, expr
 from hotfuse.ir.types import DType
+from hotfuse.native.target import CpuTarget
 from hotfuse.tile import isa
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Buffer, Kernel, Tile
@@ -159,7 +159,7 @@ def fits(a: Tile, b: Tile) -> bool:
 
 @levels
 @pytest.mark.parametrize("seed", range(KERNELS))
-def test_random_kernels(seed: int, target: Target) -> None:
+def test_random_kernels(seed: int, target: CpuTarget) -> None:
     writer = Writer(seed)
     kernel = writer.write()
     rng = np.random.default_rng(seed)

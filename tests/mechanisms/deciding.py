@@ -22,11 +22,11 @@ import hotfuse.runtime.tierup.tiers as tiers_module
 from hotfuse.analysis.call_facts import Aligned, AllEqual, Dense, Fact, Facts, Plain, Sized, Typed
 from hotfuse.analysis.decision import decide
 from hotfuse.api import engine_stats
-from hotfuse.backends.llvm.guard import native_select
 from hotfuse.base.events import Action, Why
 from hotfuse.compile.variants.skipping import Skipping
 from hotfuse.compile.variants.trial import Outcome
 from hotfuse.ir.types import DType
+from hotfuse.native.guard import native_select
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Memory, Plan
 from hotfuse.runtime.samples import Samples

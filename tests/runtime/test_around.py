@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.backends.llvm.around import CHANGED, asked_in_python, native_around, usual
+from hotfuse.native.call_context import CHANGED, asked_in_python, native_around, usual
 from tests.runtime.live import Sleepy
 
 

@@ -154,7 +154,7 @@ def test_what_serving_needs_is_imported_before_anything_serves() -> None:
     code = """
 import sys, torch, hotfuse
 hotfuse.jit(torch.nn.Linear(4, 4).eval(), settings=hotfuse.Settings(capture="off"))
-needed = {f"hotfuse.{m}" for m in ("compile.fetch", "compile.runs", "backends.llvm.enter", "backends.llvm.guard")}
+needed = {f"hotfuse.{m}" for m in ("compile.fetch", "compile.run.runs", "backends.llvm.runs.enter", "native.guard")}
 missing = needed - set(sys.modules)
 assert not missing, missing
 """

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from hotfuse.backends.llvm.target import host
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import Bound
 from hotfuse.compile.native import host_core
 from hotfuse.compile.unit import contest
 from hotfuse.compile.unit.contest import Contest
 from hotfuse.ir.text import parse
+from hotfuse.native.target import host
 
 SIDE = (parse("graph g(%x: f32[4]) {\n  %y: f32[4] = aten.relu.default(%x)\n  return %y\n}"), True)
 """What the library does: nothing is compiled for it."""

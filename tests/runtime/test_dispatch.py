@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hotfuse.analysis.call_facts import AllEqual, Dense, Facts, Plain, Ranked, Sized, Typed
-from hotfuse.backends.llvm import tensors
 from hotfuse.ir.types import DType
+from hotfuse.native import tensors
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.serve import dispatch as dispatch_module
 from hotfuse.runtime.serve.budget import Held, victims

@@ -11,8 +11,8 @@ import weakref
 import pytest
 import torch
 
-from hotfuse.backends.llvm.jit import Loaded
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
+from hotfuse.native.jit import Loaded
 from hotfuse.runtime.epochs import PAUSE_S, Epochs
 from hotfuse.tile.program import Kernel
 from hotfuse.tile.text import parse as parse_kernel

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.settings import Settings
 from hotfuse.compile.host import host_core
 from hotfuse.compile.unit.bench import host_peaks
@@ -20,6 +19,7 @@ from hotfuse.fusion.layout import CONVERTS, entered
 from hotfuse.ir.graph import Graph, Node, Token
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
+from hotfuse.native.target import host
 from hotfuse.pipeline import compile_tier0
 
 CHANNELS = 32

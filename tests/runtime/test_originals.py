@@ -121,7 +121,7 @@ def test_tensors_of_inference_mode_have_no_version_and_are_noticed_all_the_same(
     native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native:
-        monkeypatch.setattr("hotfuse.backends.llvm.unchanged.refused", lambda _noted: "not here")
+        monkeypatch.setattr("hotfuse.native.model_guard.refused", lambda _noted: "not here")
     with torch.inference_mode():
         model = Net().eval()
         with hotfuse.jit(model, settings=INLINE) as fast:

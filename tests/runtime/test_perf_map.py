@@ -12,12 +12,12 @@ from torch import nn
 import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.backends.llvm import perf_map
-from hotfuse.backends.llvm.jit import compile_object
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError, InputError
 from hotfuse.base.settings import from_env
 from hotfuse.compile.variants import trial
+from hotfuse.native import perf_map
+from hotfuse.native.jit import compile_object
+from hotfuse.native.target import host
 from hotfuse.runtime.tierup.race import Trial
 
 TWO = """

@@ -189,7 +189,7 @@ def check_native_code() -> Check:
 import torch
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.threads.parallel import runtime
-from hotfuse.backends.llvm.target import host
+from hotfuse.native.target import host
 from hotfuse.ir.types import DType
 from hotfuse.tile.build import KernelBuilder
 b = KernelBuilder("twice")

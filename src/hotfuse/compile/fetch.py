@@ -10,7 +10,6 @@ import torch
 
 from hotfuse.backends.llvm.native import CompiledKernel, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.account import COUNTED, Account, add_up
@@ -27,6 +26,7 @@ from hotfuse.ir.normal import normalized
 from hotfuse.ir.text import parse
 from hotfuse.lower.common.codec import from_json
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, StrideArgument
+from hotfuse.native.target import host
 from hotfuse.partition.cut import Cut, Partition, Partitioning, device_of
 
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 
 from hotfuse.backends.llvm import peaks as llvm_peaks
 from hotfuse.backends.llvm.emission.blocks import has_tiles
-from hotfuse.backends.llvm.target import Target, host
 from hotfuse.base.settings import Precision
 from hotfuse.hpm.roofline import Roof, roof
 from hotfuse.lower.cpu.tiling import Core, core_for
 from hotfuse.machine import peaks as machine_peaks
 from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.machine.topology import topology
+from hotfuse.native.target import CpuTarget, host
 from hotfuse.profile.store import Store
 
 
-def host_core(target: Target, precision: Precision = "fp32") -> Core:
+def host_core(target: CpuTarget, precision: Precision = "fp32") -> Core:
     """What tiling needs to know of this machine; a precision that it has no instructions for is not taken up."""
     caches = {(c.level, c.kind): c.bytes for c in topology().caches}
     l1, l2 = caches.get((1, "data")), caches.get((2, "unified"))

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings
 from hotfuse.cache.address import Address, digest, target, versions
@@ -18,6 +17,7 @@ from hotfuse.compile import stored
 from hotfuse.compile.workers.wire import Message
 from hotfuse.lower.common.effort import OutOfSteps
 from hotfuse.lower.common.errors import CannotLower
+from hotfuse.native.target import host
 
 Never = Callable[[], bool]
 WAIT_S = 30.0

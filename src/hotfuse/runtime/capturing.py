@@ -16,12 +16,12 @@ import torch
 
 from hotfuse.analysis.call_facts import fact_text, facts_of
 from hotfuse.analysis.ties import all_tied, quanta_of
-from hotfuse.backends.llvm.around import usual
 from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, Why
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.machine.cores import usable_cores
+from hotfuse.native.call_context import usual
 from hotfuse.runtime.background import Background
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.samples import Samples, made_up, snapshot

@@ -21,7 +21,6 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from hotfuse.backends.llvm.around import Around, asked_in_python, native_around
 from hotfuse.base.debug import CALLS, say
 from hotfuse.base.errors import CallFault, InputError
 from hotfuse.base.events import Action, EventLog, Why
@@ -29,6 +28,7 @@ from hotfuse.base.faults import error_text
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec, take_call
 from hotfuse.machine.device_clock import being_recorded, clock_of
+from hotfuse.native.call_context import Around, asked_in_python, native_around
 from hotfuse.runtime.background import Background, Submit
 from hotfuse.runtime.capturing import Capturer
 from hotfuse.runtime.concurrency import Concurrency, calls_in_flight

@@ -71,7 +71,7 @@ class Entry:
     grad_mode: bool
     """Whether gradients were enabled around the captured call; user code may ask."""
     around: tuple[int, ...]
-    """What may be around a call: gradients and the default dtype as in calls it was compared with (`backends.llvm.around`)."""
+    """What may be around a call: gradients and the default dtype as in calls it was compared with (`native.call_context`)."""
     symbols: tuple[str, ...]
     """The graph's symbols that inputs show."""
     signature: Callable[..., Signature]

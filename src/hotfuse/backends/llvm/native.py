@@ -6,16 +6,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hotfuse.backends.llvm import jit
 from hotfuse.backends.llvm.emission import blocks, scratch
 from hotfuse.backends.llvm.emission.emit import emit_kernel, symbol
 from hotfuse.backends.llvm.emission.multiplies import multiplies
 from hotfuse.backends.llvm.runs import faults
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.target import Target, host
 from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.base.errors import InternalError
 from hotfuse.machine import tiles
+from hotfuse.native import jit
+from hotfuse.native.target import CpuTarget, host
 from hotfuse.tile.program import Kernel
 
 
@@ -24,7 +24,7 @@ class CompiledKernel:
     """Object code of one kernel: plain data, made in any process for any target."""
 
     kernel: Kernel
-    target: Target
+    target: CpuTarget
     code: bytes
     seconds: Mapping[str, float]
     """Time per phase: emit, parse, passes, codegen."""
@@ -32,7 +32,7 @@ class CompiledKernel:
     """With which instructions its products are made, where it has some."""
 
 
-def compile_kernel(kernel: Kernel, target: Target | None = None, *, passes: bool = False) -> CompiledKernel:
+def compile_kernel(kernel: Kernel, target: CpuTarget | None = None, *, passes: bool = False) -> CompiledKernel:
     """Generate and compile; needs nothing of the machine that will run it but its target."""
     target = target or host()
     start = time.perf_counter()
@@ -51,12 +51,12 @@ def load_kernel(compiled: CompiledKernel) -> NativeKernel:
     return NativeKernel(loaded, name, compiled.kernel, scratch.plan(compiled.kernel))
 
 
-def llvm_text(kernel: Kernel, target: Target | None = None) -> str:
+def llvm_text(kernel: Kernel, target: CpuTarget | None = None) -> str:
     """The kernel as generated LLVM IR."""
     return emit_kernel(kernel, target or host())
 
 
-def assembly_text(kernel: Kernel, target: Target | None = None) -> str:
+def assembly_text(kernel: Kernel, target: CpuTarget | None = None) -> str:
     """The kernel as machine code in assembler's notation."""
     target = target or host()
     return jit.assembly(emit_kernel(kernel, target), target)

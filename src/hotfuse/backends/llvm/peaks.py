@@ -18,13 +18,13 @@ import numpy.typing as npt
 import torch
 
 from hotfuse.backends.llvm import peaks_code
-from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.runs.abi import entry
-from hotfuse.backends.llvm.target import Target, host
 from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.lower.common.pack import aligned
 from hotfuse.machine.peaks import Bandwidth, Direction, Fork, Peaks, Rate
 from hotfuse.machine.topology import Topology, topology
+from hotfuse.native.jit import Loaded, compile_object, load_object
+from hotfuse.native.target import CpuTarget, host
 
 BURST_S = 3e-4
 """What one run of a probe takes, about: long against the clock, short against the machine's changes of speed."""
@@ -39,7 +39,7 @@ _UNIT = 8 * 64
 
 
 @functools.cache
-def _functions(target: Target) -> tuple[Loaded, dict[str, Callable[..., None]]]:
+def _functions(target: CpuTarget) -> tuple[Loaded, dict[str, Callable[..., None]]]:
     names = peaks_code.names(target)
     loaded = load_object(compile_object(peaks_code.module_text(target), target).code, names, runtime().symbols)
     return loaded, {n: entry(loaded, n, 1, 3) for n in names}
@@ -121,7 +121,7 @@ def measure(
     *,
     passes: int = PASSES,
     top: Topology | None = None,
-    target: Target | None = None,
+    target: CpuTarget | None = None,
 ) -> Peaks:
     """Measure; a second or two. Counts of threads are 1 and torch's own unless given."""
     start = time.perf_counter()
@@ -217,7 +217,7 @@ class MicroProbe:
     comes first.
     """
 
-    def __init__(self, top: Topology | None = None, target: Target | None = None, tries: int = 4) -> None:
+    def __init__(self, top: Topology | None = None, target: CpuTarget | None = None, tries: int = 4) -> None:
         self._target = target or host()
         sizes, _ = level_bytes(top or topology(), 1)
         self._part = sizes.get("L2", 128 << 10)

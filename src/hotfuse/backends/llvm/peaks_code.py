@@ -10,8 +10,8 @@ The body runs once per thread, by the OpenMP runtime that kernels use.
 
 from __future__ import annotations
 
-from hotfuse.backends.llvm.target import Target
 from hotfuse.backends.llvm.threads.gather import FORK
+from hotfuse.native.target import CpuTarget
 
 _FLOATS = {"f32": ("float", 4), "f64": ("double", 8)}
 ROUNDS = 4
@@ -25,25 +25,25 @@ declare void @{FORK}(ptr, ptr, i64, i64, i64)
 """
 
 
-def accumulators(target: Target) -> int:
+def accumulators(target: CpuTarget) -> int:
     """Enough to hide a multiply-add's latency, and few enough for the registers."""
     return 24 if target.vl_bytes == 64 or target.name == "neon" else 12
 
 
-def dot_width(target: Target) -> int:
+def dot_width(target: CpuTarget) -> int:
     """Lanes of 32 bits of the instruction that multiplies bytes; 0 where there is none."""
     if not (target.has("avx512vnni") or target.has("avx-vnni")):
         return 0
     return 16 if target.vl_bytes == 64 and target.has("avx512vnni") else 8
 
 
-def operations(target: Target, dtype: str) -> int:
+def operations(target: CpuTarget, dtype: str) -> int:
     """Operations of one repeat of `rate_<dtype>` on one thread."""
     per = 8 * dot_width(target) if dtype == "i8" else 2 * (target.vl_bytes // _FLOATS[dtype][1])
     return per * accumulators(target) * ROUNDS
 
 
-def module_text(target: Target) -> str:
+def module_text(target: CpuTarget) -> str:
     """Everything that can be measured on a target."""
     parts = [
         HEAD,
@@ -64,12 +64,12 @@ def module_text(target: Target) -> str:
     return "\n".join(parts)
 
 
-def has_clock(target: Target) -> bool:
+def has_clock(target: CpuTarget) -> bool:
     """Whether cycles can be counted by a chain of instructions whose latencies are known."""
     return target.triple.startswith("x86")
 
 
-def names(target: Target) -> tuple[str, ...]:
+def names(target: CpuTarget) -> tuple[str, ...]:
     """The functions of the module."""
     return ("read", "write", "forks", "rate_f32", "rate_f64", *(["rate_i8"] if dot_width(target) else []),
             *(["clock"] if has_clock(target) else []))  # fmt: skip
@@ -108,7 +108,7 @@ entry:
 }}"""
 
 
-def _rate(target: Target, ty: str, dtype: str) -> str:
+def _rate(target: CpuTarget, ty: str, dtype: str) -> str:
     """Independent chains of multiply-adds; the sums are stored, so that they are wanted."""
     count = accumulators(target)
     lanes = int(ty[1:].split()[0])
@@ -148,7 +148,7 @@ def _rate(target: Target, ty: str, dtype: str) -> str:
     return "\n".join([*lines, "  ret void"])
 
 
-def _stream(target: Target, *, write: bool) -> str:
+def _stream(target: CpuTarget, *, write: bool) -> str:
     """Over and over through a thread's part, several vectors at a time."""
     ty, size = f"<{target.vl_bytes // 8} x i64>", target.vl_bytes
     zero = "zeroinitializer"

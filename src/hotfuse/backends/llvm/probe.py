@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hotfuse.backends.llvm import publish
 from hotfuse.backends.llvm.emission.emit import symbol
-from hotfuse.backends.llvm.jit import compile_object, load_object
 from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.backends.llvm.runs.abi import entry
-from hotfuse.backends.llvm.target import Target, host
 from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.ir.types import DType
+from hotfuse.native import publish
+from hotfuse.native.jit import compile_object, load_object
+from hotfuse.native.target import CpuTarget, host
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.profile.records import COUNTS_AT, RANGES_AT, Batch, Flag, Subject
 from hotfuse.tile.probe import DTYPES, probe
@@ -37,7 +37,7 @@ def dtype_of(number: int) -> DType:
     return DTYPES[number]
 
 
-def compile_all(target: Target | None = None) -> dict[str, bytes]:
+def compile_all(target: CpuTarget | None = None) -> dict[str, bytes]:
     """Object code of every probe and of the publisher, by symbol: for a worker."""
     target = target or host()
     made: dict[str, bytes] = {}

@@ -21,7 +21,6 @@ from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel, load_ke
 from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.runs.constants import Constants
 from hotfuse.backends.llvm.runs.group import glue
-from hotfuse.backends.llvm.target import host
 from hotfuse.backends.llvm.threads.parallel import awake
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.variants.trial import made_up, offsets_in, tamed
@@ -36,6 +35,7 @@ from hotfuse.lower.cpu.conv import shape as conv_shape
 from hotfuse.lower.cpu.conv import winograd
 from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.cpu.tiling import GemmTiling, balance, choose
+from hotfuse.native.target import host
 
 PASSES = 12
 BURST_S = 120e-6

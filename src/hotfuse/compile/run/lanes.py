@@ -12,7 +12,6 @@ from functools import lru_cache
 from math import inf
 
 from hotfuse.backends.llvm.runs.arena import Arena, Live, allocate
-from hotfuse.backends.llvm.target import host
 from hotfuse.backends.llvm.threads.forks import Fork
 from hotfuse.backends.llvm.threads.parallel import AWAKE_WORK, WORK_PER_THREAD, work
 from hotfuse.base.errors import HotfuseError
@@ -20,6 +19,7 @@ from hotfuse.compile.run.plan import Planner
 from hotfuse.compile.run.steps import PlannedCall, PlannedChoice, PlannedMark, PlannedStep
 from hotfuse.ir.dims import Dim, evaluate, symbols
 from hotfuse.lower.common.algebra import add
+from hotfuse.native.target import host
 from hotfuse.tile.program import Kernel, Stmt
 
 PAIRS = 60_000

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.llvm import jit
 from hotfuse.backends.llvm.native import CompiledKernel
 from hotfuse.backends.llvm.runs.driver import emit_driver
 from hotfuse.backends.llvm.runs.places import does_nothing, is_view
@@ -30,7 +29,6 @@ from hotfuse.backends.llvm.runs.run import (
     word_from_json,
     word_to_json,
 )
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.fetch import Body, KernelCode, NativeParts, body_from_json, kernel_from_json
@@ -57,6 +55,8 @@ from hotfuse.lower.common.effort import OutOfSteps
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.common.own_sizes import anchored
+from hotfuse.native import jit
+from hotfuse.native.target import host
 from hotfuse.ops.table import packet
 
 Message = tuple[dict[str, Any], list[bytes]]

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from hotfuse.analysis.resources import Peaks
 from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Precision
 from hotfuse.compile.host import host_core
@@ -33,6 +32,7 @@ from hotfuse.lower.common.effort import OutOfSteps
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.common.own_sizes import anchored, with_own_sizes
+from hotfuse.native.target import host
 from hotfuse.ops.table import packet
 
 MAX_KEPT = 256

@@ -10,10 +10,10 @@ from typing import Any
 
 from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.workers.service import ask
+from hotfuse.native.target import host
 from hotfuse.tile.instrument import instrumented
 from hotfuse.tile.program import Kernel
 from hotfuse.tile.text import parse, show

@@ -181,7 +181,7 @@ def _half_there() -> str:
 
 def _fork() -> int:
     """Fork while no thread is inside the linker; 0 in the child, -1 where only the child knows its number."""
-    jit = sys.modules.get("hotfuse.backends.llvm.jit")
+    jit = sys.modules.get("hotfuse.native.jit")
     with contextlib.nullcontext() if jit is None else jit.quiet():  # let go of on both sides
         try:
             return os.fork()

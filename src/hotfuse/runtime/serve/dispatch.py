@@ -184,7 +184,7 @@ def python_table(cases: tuple[Case[T], ...], inputs: int) -> Table[T]:
 
 def native_table(table: Table[T], inputs: int) -> Table[T]:
     """The cases that are left with a native decision; raises InternalError where there cannot be one."""
-    from hotfuse.backends.llvm.guard import native_select  # LLVM is loaded when a site first gets that far
+    from hotfuse.native.guard import native_select  # LLVM is loaded when a site first gets that far
 
     cases = table.cases
     decision = decide([c.facts for c in cases], inputs)

@@ -68,7 +68,7 @@ class Wanted:
 
     def harden(self) -> None:
         """Have native code compare the flags; for the background: the first time of a process compiles."""
-        from hotfuse.backends.llvm.requires import native_same
+        from hotfuse.native.requires import native_same
 
         if self.watch is not None and not isinstance(found := native_same(self.watch.differentiable, self.flags), str):
             self.same = found

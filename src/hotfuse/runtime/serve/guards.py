@@ -1,6 +1,6 @@
 """The check that a call fits a captured graph, generated as one flat predicate over the call's tensors.
 
-It says what `runtime.serve.check.holds` says of each fact; `backends.llvm.guard` says it natively. This one serves until that is
+It says what `runtime.serve.check.holds` says of each fact; `native.guard` says it natively. This one serves until that is
 compiled, and where native code cannot read tensors. The text is made of integers and names made here.
 """
 

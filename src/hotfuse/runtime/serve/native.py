@@ -17,7 +17,6 @@ from hotfuse.analysis.memory import eager_peak
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.branching import branching
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.backends.llvm import jit, perf_map
 from hotfuse.backends.llvm.emission.emit import symbol
 from hotfuse.backends.llvm.runs import enter
 from hotfuse.backends.llvm.runs.abi import NativeKernel
@@ -36,6 +35,7 @@ from hotfuse.compile.variants.ways import LIBRARY, Ways
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.lower.common.own_sizes import anchored, with_own_sizes
+from hotfuse.native import jit, perf_map
 from hotfuse.ops.table import packet
 from hotfuse.partition.cut import Partition
 from hotfuse.runtime.plan import Memory, Plan, Unit, chained, piece_of

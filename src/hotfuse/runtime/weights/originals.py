@@ -26,11 +26,11 @@ from dataclasses import dataclass
 
 import torch
 
-from hotfuse.backends.llvm.checksums import OVERDUE, SAME, WRITTEN, Rows, Table
 from hotfuse.base.settings import Settings
 from hotfuse.machine import pages
 from hotfuse.machine.copied import SIZE, Copied
 from hotfuse.machine.pages import Range
+from hotfuse.native.checksums import OVERDUE, SAME, WRITTEN, Rows, Table
 from hotfuse.runtime.epochs import epochs
 
 SMALLEST, LARGEST = 256, 64 << 10

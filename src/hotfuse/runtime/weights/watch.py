@@ -29,7 +29,7 @@ from torch import nn
 from hotfuse.runtime.epochs import epochs
 
 if TYPE_CHECKING:
-    from hotfuse.backends.llvm.unchanged import Noted
+    from hotfuse.native.model_guard import Noted
     from hotfuse.runtime.weights.originals import Late, Originals
 
 _INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
@@ -160,16 +160,16 @@ class Watch:
 
     def harden(self) -> None:
         """Have a native sweep answer from now on; for the background: it loads LLVM, and the first of a process compiles."""
-        from hotfuse.backends.llvm import unchanged
+        from hotfuse.native import model_guard
 
-        tagged = unchanged.tags(self._dicts)
+        tagged = model_guard.tags(self._dicts)
         if self.native is not False or self._look() is Change.MODEL:
             return
         self._tagged = tagged
         self._note()
 
     def _noted(self) -> Noted:
-        from hotfuse.backends.llvm.unchanged import UNVERSIONED, Noted
+        from hotfuse.native.model_guard import UNVERSIONED, Noted
 
         versions = dict(zip(map(id, self._versioned), self._versions, strict=True))
         places = list(zip(self._owners, self._keys, self._held, strict=True))
@@ -182,7 +182,7 @@ class Watch:
 
     def _note(self) -> None:
         """Have the native sweep compare with what is noted now, by one reference store."""
-        from hotfuse.backends.llvm.unchanged import refused, unchanged
+        from hotfuse.native.model_guard import refused, unchanged
 
         noted = self._noted()
         self.native = refused(noted) or True
@@ -202,7 +202,7 @@ class Watch:
         """What Python finds; where that is nothing (a value was replaced by itself), the native sweep starts from here."""
         if self.native is not True:
             return self._with_memory(self._look())
-        from hotfuse.backends.llvm.unchanged import tags
+        from hotfuse.native.model_guard import tags
 
         self.swept += 1
         tagged = tags(self._dicts)  # before the look: what changes meanwhile is heard of

@@ -18,10 +18,10 @@ from hotfuse.backends.llvm.emission.code import Fn, Lines, vec
 from hotfuse.backends.llvm.emission.memory import Walk, moved, walk
 from hotfuse.backends.llvm.emission.reduce import multiply_add
 from hotfuse.backends.llvm.emission.state import State
-from hotfuse.backends.llvm.target import Target
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
+from hotfuse.native.target import CpuTarget
 from hotfuse.tile.isa import attributes
 from hotfuse.tile.program import Access, Instr, Kernel, instructions
 from hotfuse.tile.rules import BLOCK_COLUMNS, BLOCK_STEPS, block_extents
@@ -36,7 +36,7 @@ _PAIR = 4
 """Bytes of two steps."""
 
 
-def has_tiles(target: Target) -> bool:
+def has_tiles(target: CpuTarget) -> bool:
     """Whether code may use a matrix unit."""
     return target.has("amx-tile") and target.has("amx-bf16")
 
@@ -46,7 +46,7 @@ def multiplies_blocks(kernel: Kernel) -> bool:
     return any(i.op == OP for i in instructions(kernel.body))
 
 
-def uses_tiles(kernel: Kernel, target: Target) -> bool:
+def uses_tiles(kernel: Kernel, target: CpuTarget) -> bool:
     """Whether a kernel's code for a target needs the system's permission."""
     return has_tiles(target) and multiplies_blocks(kernel)
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
-from hotfuse.backends.llvm.emission.division import floored
-from hotfuse.backends.llvm.target import Target
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, Sym, substitute, symbols
 from hotfuse.ir.types import DType, bits
+from hotfuse.native.division import floored
+from hotfuse.native.target import CpuTarget
 from hotfuse.tile.program import Kernel, TileType
 
 Lines = list["str | Lines"]
@@ -120,7 +120,7 @@ def row_count(shape: Sequence[int]) -> int:
 class Module:
     """Functions, declarations and constants that become one object."""
 
-    target: Target
+    target: CpuTarget
     declared: dict[str, str] = field(default_factory=dict[str, str])
     defined: dict[str, Lines] = field(default_factory=dict[str, Lines])
     constants: dict[str, str] = field(default_factory=dict[str, str])

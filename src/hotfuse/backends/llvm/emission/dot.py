@@ -10,8 +10,8 @@ allows the precision (`Core.precision`).
 from __future__ import annotations
 
 from hotfuse.backends.llvm.emission.code import Fn, Val, vec
-from hotfuse.backends.llvm.target import Target
 from hotfuse.ir.types import DType
+from hotfuse.native.target import CpuTarget
 
 _BYTES = (DType.I8, DType.U8)
 _FLIP = str(0x80808080)
@@ -19,14 +19,14 @@ _QUARTERS = str(0x40404040)
 """64 in every byte: twice this is the 128 that a signed byte cannot hold."""
 
 
-def applies(target: Target, acc: Val, a: Val, b: Val) -> bool:
+def applies(target: CpuTarget, acc: Val, a: Val, b: Val) -> bool:
     """Whether a product of byte tiles has the instruction for all of its chunks and groups of four."""
     if acc.type.dtype is not DType.I32 or a.type.dtype not in _BYTES or b.type.dtype not in _BYTES or a.cols % 4:
         return False
     return min(acc.widths) >= 4 and (target.has("avx512vnni") or target.has("avx-vnni"))
 
 
-def pairs_apply(target: Target, acc: Val, a: Val, b: Val) -> bool:
+def pairs_apply(target: CpuTarget, acc: Val, a: Val, b: Val) -> bool:
     """Whether a product of bf16 tiles has the instruction for all of its chunks and pairs."""
     if acc.type.dtype is not DType.F32 or not a.type.dtype is b.type.dtype is DType.BF16 or a.cols % 2:
         return False

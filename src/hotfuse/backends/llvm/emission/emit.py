@@ -21,9 +21,9 @@ from hotfuse.backends.llvm.emission.reduce import emit_arg, emit_mma, emit_reduc
 from hotfuse.backends.llvm.emission.shape import MOVES
 from hotfuse.backends.llvm.emission.state import State
 from hotfuse.backends.llvm.runs import faults
-from hotfuse.backends.llvm.target import Target
 from hotfuse.backends.llvm.threads.team import emit_team, is_for_team
 from hotfuse.base.errors import InternalError
+from hotfuse.native.target import CpuTarget
 from hotfuse.tile.program import OWN, BufferKind, Instr, Kernel, Loop, Stmt, When
 
 Emission = Callable[[State, Instr], Val | None]
@@ -67,12 +67,12 @@ def symbol(kernel: Kernel) -> str:
     return "".join(ch if ch.isalnum() or ch in "_." else "_" for ch in kernel.name)
 
 
-def emit_kernel(kernel: Kernel, target: Target) -> str:
+def emit_kernel(kernel: Kernel, target: CpuTarget) -> str:
     """The text of a module that holds one kernel."""
     return emit_kernels([kernel], target)
 
 
-def emit_kernels(kernels: Sequence[Kernel], target: Target) -> str:
+def emit_kernels(kernels: Sequence[Kernel], target: CpuTarget) -> str:
     """One module for several kernels; their names must differ."""
     module = Module(target)
     for kernel in kernels:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from hotfuse.backends.llvm.emission import blocks
 from hotfuse.backends.llvm.emission.control import uses
-from hotfuse.backends.llvm.target import Target
 from hotfuse.ir.types import DType
+from hotfuse.native.target import CpuTarget
 from hotfuse.tile.program import Kernel
 
 _DOTS = {DType.F32: ("dpbf16ps", "bf16 dot"), DType.I32: ("vpdpbusd", "int8 dot")}
 """By what is summed: the instruction that multiplies several numbers at once, and what it is called."""
 
 
-def multiplies(kernel: Kernel, text: str, target: Target) -> str:
+def multiplies(kernel: Kernel, text: str, target: CpuTarget) -> str:
     """`avx512 fma f32` of a kernel as LLVM IR; empty where it has no products."""
     used = [tile for instr, at, tile in uses(kernel.body) if instr is not None and instr.op == "mma" and at == 0]
     named = [_made(tile.type.dtype, text, target) for tile in used]
@@ -21,7 +21,7 @@ def multiplies(kernel: Kernel, text: str, target: Target) -> str:
     return ", ".join(dict.fromkeys(named))
 
 
-def _made(dtype: DType, text: str, target: Target) -> str:
+def _made(dtype: DType, text: str, target: CpuTarget) -> str:
     mark, name = _DOTS.get(dtype, ("", ""))
     if mark and mark in text:
         return f"{target.name} {name}"

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from hotfuse.backends.llvm.emission.scratch import LINE, Scratch
-from hotfuse.backends.llvm.function import python_symbols, word_function
-from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.runs import faults
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InputError, InternalError
 from hotfuse.base.once import once
+from hotfuse.native.function import python_symbols, word_function
+from hotfuse.native.jit import Loaded, compile_object, load_object
+from hotfuse.native.target import host
 from hotfuse.tile.program import OWN, Kernel
 
 _STUB = """

@@ -38,11 +38,11 @@ from hotfuse.backends.llvm.runs.run import (
     calls,
     entered,
 )
-from hotfuse.backends.llvm.target import Target
 from hotfuse.backends.llvm.threads import gather
 from hotfuse.backends.llvm.threads.forks import Fork, emit_fork
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr, sym
+from hotfuse.native.target import CpuTarget
 from hotfuse.tile.instrument import WIDTH
 from hotfuse.tile.program import Kernel
 
@@ -59,7 +59,7 @@ def outcomes_at(partitions: int) -> int:
     return CONTROL_HEAD + partitions + 1
 
 
-def emit_driver(run: Run, target: Target) -> str:
+def emit_driver(run: Run, target: CpuTarget) -> str:
     """The text of a module with both functions."""
     module = Module(target)
     _layout(run, module)

@@ -18,9 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hotfuse.backends.llvm import tensors
-from hotfuse.backends.llvm.function import function_at
-from hotfuse.backends.llvm.jit import Loaded
 from hotfuse.backends.llvm.runs.driver import BODY, CONTROL_HEAD, LAYOUT, outcomes_at
 from hotfuse.backends.llvm.runs.entry import (
     AT_ALLOCATED,
@@ -38,6 +35,9 @@ from hotfuse.backends.llvm.runs.entry import (
     unavailable,
 )
 from hotfuse.backends.llvm.runs.run import CLOCK, COUNTS, Constant, RunCode
+from hotfuse.native import tensors
+from hotfuse.native.function import function_at
+from hotfuse.native.jit import Loaded
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.tile.instrument import BLANK, WIDTH
 

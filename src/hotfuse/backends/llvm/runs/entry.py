@@ -11,14 +11,14 @@ import functools
 
 import torch
 
-from hotfuse.backends.llvm import tensors
-from hotfuse.backends.llvm.function import python_symbols
-from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
 from hotfuse.backends.llvm.runs import faults
 from hotfuse.backends.llvm.runs.driver import CONTROL_HEAD, HEAD
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
+from hotfuse.native import tensors
+from hotfuse.native.function import python_symbols
+from hotfuse.native.jit import Loaded, compile_object, load_object
+from hotfuse.native.target import host
 
 ENTER = "enter"
 KEPT = 4

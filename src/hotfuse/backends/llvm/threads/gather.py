@@ -30,10 +30,10 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
+from hotfuse.native.jit import Loaded, compile_object, load_object
+from hotfuse.native.target import host
 
 FORK, OPEN, CLOSE, WAIT, WAKE = "team_fork", "team_open", "team_close", "team_wait", "team_wake"
 NAMES = (FORK, OPEN, CLOSE, WAIT, WAKE)

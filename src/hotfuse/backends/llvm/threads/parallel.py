@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
-from hotfuse.backends.llvm.target import host
 from hotfuse.backends.llvm.threads import gather
 from hotfuse.backends.llvm.threads.gather import Gathered, gathered
 from hotfuse.base.once import once
 from hotfuse.ir.dims import Dim, expr, substitute, symbols
+from hotfuse.native.jit import Loaded, compile_object, load_object
+from hotfuse.native.target import host
 from hotfuse.tile.program import Instr, Loop, Stmt, Tile, TileType, When
 from hotfuse.tile.rules import block_extents
 

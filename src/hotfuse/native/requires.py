@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hotfuse.backends.llvm import tensors
-from hotfuse.backends.llvm.function import python_symbols, word_function
-from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
+from hotfuse.native import tensors
+from hotfuse.native.function import python_symbols, word_function
+from hotfuse.native.jit import Loaded, compile_object, load_object
+from hotfuse.native.target import host
 
 _IMPL_WORDS = 24
 

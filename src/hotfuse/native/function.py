@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hotfuse.backends.llvm.jit import Loaded
+from hotfuse.native.jit import Loaded
 
 _METH_FASTCALL = 0x80
 

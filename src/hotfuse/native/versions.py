@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotfuse.backends.llvm import tensors
 from hotfuse.base.errors import InternalError
+from hotfuse.native import tensors
 
 _IMPL_WORDS = 24
 _COUNTER_HALVES = 8

@@ -30,15 +30,15 @@ from hotfuse.analysis.call_facts import (
     places_in,
 )
 from hotfuse.analysis.decision import Ask, Decision, Hit, Miss
-from hotfuse.backends.llvm import tensors
-from hotfuse.backends.llvm.emission.division import floored
-from hotfuse.backends.llvm.function import python_function, python_symbols
-from hotfuse.backends.llvm.jit import compile_object, load_object
-from hotfuse.backends.llvm.scan import SCANS
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, Sym, dims_in
 from hotfuse.ir.types import DType, bits
+from hotfuse.native import tensors
+from hotfuse.native.division import floored
+from hotfuse.native.function import python_function, python_symbols
+from hotfuse.native.jit import compile_object, load_object
+from hotfuse.native.scan import SCANS
+from hotfuse.native.target import host
 from hotfuse.ops.torch_dtypes import torch_dtype
 
 Select = Callable[..., int]

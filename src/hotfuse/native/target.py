@@ -11,6 +11,8 @@ import platform
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+import llvmlite.binding as llvm
+
 from hotfuse.base.errors import InternalError
 from hotfuse.machine.probe import usable_features
 
@@ -35,7 +37,7 @@ _ORDER = ("avx512", "avx2", "neon", "generic")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CpuTarget:
     """Everything code generation needs to know of a machine; equal targets make equal code."""
 
     triple: str
@@ -70,7 +72,7 @@ class Target:
         return ",".join((*(f"+{_LLVM.get(f, f)}" for f in self.features), *wide))
 
 
-def level(name: str, usable: AbstractSet[str], tune: str = "") -> Target:
+def level(name: str, usable: AbstractSet[str], tune: str = "") -> CpuTarget:
     """The target of a level on a machine that executes `usable`; raises where the machine lacks what it needs."""
     if name not in _NEEDS:
         raise InternalError(f"there is no instruction-set level {name!r}", hint=f"one of {', '.join(_ORDER)}")
@@ -79,11 +81,11 @@ def level(name: str, usable: AbstractSet[str], tune: str = "") -> Target:
         raise InternalError(f"level {name} needs {', '.join(missing)}", because="the machine does not execute it")
     features = (*_NEEDS[name], *(f for f in _OPTIONAL[name] if f in usable))
     if name == "neon":
-        return Target(_ARM, "generic", features, _BYTES[name], name, tune)
-    return Target(_X86, "x86-64", features, _BYTES[name], name, tune)
+        return CpuTarget(_ARM, "generic", features, _BYTES[name], name, tune)
+    return CpuTarget(_X86, "x86-64", features, _BYTES[name], name, tune)
 
 
-def cross_neon() -> Target:
+def cross_neon() -> CpuTarget:
     """AArch64 with its baseline vectors, for compiling on another machine."""
     return level("neon", {"neon"})
 
@@ -93,7 +95,7 @@ def _is_x86() -> bool:
 
 
 @functools.cache
-def host_levels() -> tuple[Target, ...]:
+def host_levels() -> tuple[CpuTarget, ...]:
     """The levels that this machine executes, best first; the last is the architecture's baseline."""
     usable = usable_features()
     if _is_x86():
@@ -105,12 +107,11 @@ def host_levels() -> tuple[Target, ...]:
     return tuple(level(n, usable, tune=_host_cpu()) for n in names)
 
 
-def host() -> Target:
+def host() -> CpuTarget:
     """The best level of this machine."""
     return host_levels()[0]
 
 
 def _host_cpu() -> str:
-    from hotfuse.backends.llvm.jit import host_cpu_name
-
-    return host_cpu_name()
+    """LLVM's name of this CPU, for tuning only."""
+    return str(llvm.get_host_cpu_name())

@@ -21,12 +21,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hotfuse.backends.llvm import tensors
-from hotfuse.backends.llvm.function import python_function, python_symbols
-from hotfuse.backends.llvm.jit import compile_object, load_object
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
+from hotfuse.native import tensors
+from hotfuse.native.function import python_function, python_symbols
+from hotfuse.native.jit import compile_object, load_object
+from hotfuse.native.target import host
 
 _C = torch._C
 CHANGED = -1

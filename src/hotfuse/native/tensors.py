@@ -34,10 +34,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
+from hotfuse.native.jit import Loaded, compile_object, load_object
+from hotfuse.native.target import host
 
 _C = torch._C
 _OBJECT_WORDS = torch.Tensor.__basicsize__ // 8

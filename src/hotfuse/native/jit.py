@@ -19,8 +19,8 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from hotfuse.backends.llvm.target import Target
 from hotfuse.base.errors import InternalError
+from hotfuse.native.target import CpuTarget
 
 EACH = 8
 """Pieces of code that one linker takes. It keeps about 9 kB of every piece that was ever linked into it, so it has to go in its
@@ -45,11 +45,6 @@ def quiet() -> Generator[None]:
         yield
 
 
-def host_cpu_name() -> str:
-    """LLVM's name of this CPU, for tuning only."""
-    return str(llvm.get_host_cpu_name())
-
-
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """Object code with what it took to make it."""
@@ -61,7 +56,7 @@ class Compiled:
 
 
 @functools.cache
-def _machine(target: Target) -> Any:
+def _machine(target: CpuTarget) -> Any:
     """LLVM's description of a target, which takes about a millisecond to make."""
     _initialize()
     return llvm.Target.from_triple(target.triple).create_target_machine(
@@ -96,7 +91,7 @@ def _light_passes(module: Any, machine: Any) -> None:
             manager.run(function, builder)
 
 
-def _prepared(text: str, target: Target, passes: bool) -> tuple[Any, Any, dict[str, float]]:
+def _prepared(text: str, target: CpuTarget, passes: bool) -> tuple[Any, Any, dict[str, float]]:
     start = time.perf_counter()
     machine = _machine(target)
     module = _parse(text)
@@ -106,7 +101,7 @@ def _prepared(text: str, target: Target, passes: bool) -> tuple[Any, Any, dict[s
     return module, machine, {"parse": parsed - start, "passes": time.perf_counter() - parsed}
 
 
-def compile_object(text: str, target: Target, *, passes: bool = False) -> Compiled:
+def compile_object(text: str, target: CpuTarget, *, passes: bool = False) -> Compiled:
     """Object code of a module's text, for any target LLVM knows."""
     module, machine, seconds = _prepared(text, target, passes)
     start = time.perf_counter()
@@ -116,7 +111,7 @@ def compile_object(text: str, target: Target, *, passes: bool = False) -> Compil
     return Compiled(code, seconds)
 
 
-def assembly(text: str, target: Target, *, passes: bool = False) -> str:
+def assembly(text: str, target: CpuTarget, *, passes: bool = False) -> str:
     """The machine code of a module as assembler text, for a reader."""
     module, machine, _ = _prepared(text, target, passes)
     with contextlib.closing(module):

@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hotfuse.backends.llvm.function import python_symbols
-from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
-from hotfuse.backends.llvm.target import host
 from hotfuse.base.once import once
+from hotfuse.native.function import python_symbols
+from hotfuse.native.jit import Loaded, compile_object, load_object
+from hotfuse.native.target import host
 
 SAME, WRITTEN, OVERDUE = range(3)
 ROW_WORDS = 3

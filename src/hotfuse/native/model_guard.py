@@ -25,14 +25,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotfuse.backends.llvm import tensors
-from hotfuse.backends.llvm.checksums import turn_symbol
-from hotfuse.backends.llvm.function import python_symbols, word_function
-from hotfuse.backends.llvm.jit import Loaded, compile_object, load_object
-from hotfuse.backends.llvm.target import host
-from hotfuse.backends.llvm.versions import dict_tag_at, version_places
 from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
+from hotfuse.native import tensors
+from hotfuse.native.checksums import turn_symbol
+from hotfuse.native.function import python_symbols, word_function
+from hotfuse.native.jit import Loaded, compile_object, load_object
+from hotfuse.native.target import host
+from hotfuse.native.versions import dict_tag_at, version_places
 
 _API = ("PyLong_AsVoidPtr", "PyBool_FromLong", "PyDict_GetItemWithError", "PyDict_Size", "PyCell_Get", "Py_DecRef", "PyErr_Clear")
 _NOTHING = object()
