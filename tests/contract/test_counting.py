@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.backends.llvm.emission import scratch
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.graph import output_values
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.lowered import BufferArgument, Role
+from hotfuse.lower.cpu import scratch
 from hotfuse.lower.cpu.group import lower_group
 from hotfuse.tile import interp
 from hotfuse.tile.build import KernelBuilder, remaining

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from hotfuse.backends.llvm.runs import dispatch
-from hotfuse.backends.llvm.runs.run import Choice
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile import fetch
@@ -29,6 +28,7 @@ from hotfuse.ir.dims import sym
 from hotfuse.ir.text import parse
 from hotfuse.lower import lower
 from hotfuse.lower.common.bounds import at_most, bounded
+from hotfuse.lower.run.description import Choice
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.serve.native import assembled

@@ -9,14 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotfuse.backends.llvm.threads import parallel
-from hotfuse.backends.llvm.threads.parallel import trips
 from hotfuse.compile.host import host_core
 from hotfuse.lower import lower
-from hotfuse.lower.cpu import division
+from hotfuse.lower.cpu import division, thread_work
 from hotfuse.lower.cpu.attention import tiling as attention_tiling
 from hotfuse.lower.cpu.conv import winograd
 from hotfuse.lower.cpu.conv.shape import Axis
+from hotfuse.lower.cpu.thread_work import trips
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import CpuTarget, host
 from hotfuse.tile.program import Instr, Kernel, Loop, LoopKind, Stmt
@@ -112,7 +111,7 @@ def test_transformed_convolutions_have_tasks_for_all(threads: int) -> None:
 @pytest.fixture
 def eager_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Any work is worth a thread."""
-    monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(thread_work, "WORK_PER_THREAD", 1)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from hotfuse.backends.llvm.emission import scratch
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.threads import gather, parallel
 from hotfuse.base.errors import InputError, InternalError
 from hotfuse.ir.dims import expr, sym
 from hotfuse.ir.types import DType
+from hotfuse.lower.cpu import scratch, thread_work
 from hotfuse.native.jit import load_object
 from hotfuse.native.target import CpuTarget, cross_neon, host_levels, level
 from hotfuse.tile.build import KernelBuilder, remaining
@@ -151,7 +151,7 @@ def scratch_kernel(rows: int) -> Kernel:
 @levels
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_scratch_and_threads(threads: int, target: CpuTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(thread_work, "WORK_PER_THREAD", 1)
     rng = np.random.default_rng(3)
     check(scratch_kernel(3), {"x": numbers(rng, F32, (9, 37), True)}, {"M": 9, "N": 37}, target, threads=threads)
     check(scratch_kernel(1), {"x": numbers(rng, F32, (1, 5), True)}, {"M": 1, "N": 5}, target, threads=threads)
@@ -181,8 +181,8 @@ def shared_kernel(columns: int) -> Kernel:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("columns", [7, 150], ids=["on the stack", "in the arena"])
 def test_what_threads_share(columns: int, threads: int, target: CpuTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
-    monkeypatch.setattr(parallel, "MEETING_WORK", 1)
+    monkeypatch.setattr(thread_work, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(thread_work, "MEETING_WORK", 1)
     monkeypatch.setattr(scratch, "STACK_BYTES", 512)
     kernel = shared_kernel(columns)
     assert bool(scratch.plan(kernel).common) == (columns > 100)
@@ -192,16 +192,16 @@ def test_what_threads_share(columns: int, threads: int, target: CpuTarget, monke
 
 
 def test_a_loop_that_forks_often_finds_threads_awake() -> None:
-    once = parallel.WORK_PER_THREAD - 1
-    assert parallel.threads_worth(once, [1]) == 0
-    assert parallel.threads_worth(once, [100]) == once // parallel.AWAKE_WORK
-    assert parallel.threads_worth(parallel.AWAKE_WORK * 2, [2]) == 0  # too little in all to wake anybody
-    assert parallel.threads_worth(parallel.AWAKE_WORK - 1, [10**6]) == 0
+    once = thread_work.WORK_PER_THREAD - 1
+    assert thread_work.threads_worth(once, [1]) == 0
+    assert thread_work.threads_worth(once, [100]) == once // thread_work.AWAKE_WORK
+    assert thread_work.threads_worth(thread_work.AWAKE_WORK * 2, [2]) == 0  # too little in all to wake anybody
+    assert thread_work.threads_worth(thread_work.AWAKE_WORK - 1, [10**6]) == 0
 
 
 def thread_numbers(monkeypatch: pytest.MonkeyPatch, worth: int, threads: int) -> int:
     """How many threads a parallel loop of 64 iterations asks the runtime for; 1 when it does not ask."""
-    monkeypatch.setattr(parallel, "WORK_PER_THREAD", worth)
+    monkeypatch.setattr(thread_work, "WORK_PER_THREAD", worth)
     b = KernelBuilder("count_threads")
     y = b.output("y", DType.I64, (1,))
     with b.parallel("i", 64) as i:
@@ -236,7 +236,7 @@ def test_the_runtime_is_the_one_torch_uses() -> None:
 
 
 def test_without_a_runtime_one_thread_does_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(thread_work, "WORK_PER_THREAD", 1)
     monkeypatch.setattr(parallel, "_candidates", lambda: ["/nowhere/libgomp.so"])
     alone = parallel.runtime.__wrapped__()
     assert alone.kind == "serial" and "nowhere" in alone.detail

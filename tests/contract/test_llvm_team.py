@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from hotfuse.backends.llvm.emission import emit, scratch
+from hotfuse.backends.llvm.emission import emit
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.threads import gather, parallel, team
 from hotfuse.ir.dims import expr
 from hotfuse.ir.types import DType
+from hotfuse.lower.cpu import scratch, thread_work
 from hotfuse.native.jit import load_object
 from hotfuse.native.target import CpuTarget, cross_neon
 from hotfuse.tile.build import KernelBuilder
@@ -54,8 +55,8 @@ def mixing(columns: int) -> Kernel:
 @pytest.fixture
 def eager_teams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any work deserves threads."""
-    monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
-    monkeypatch.setattr(parallel, "MEETING_WORK", 1)
+    monkeypatch.setattr(thread_work, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(thread_work, "MEETING_WORK", 1)
 
 
 @levels
@@ -155,7 +156,7 @@ def test_a_team_forks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert forks(mixing(7), 6, 3) == [3]
     assert forks(mixing(7), 6, 1) == []
     assert forks(mixing(7), 6, 100) == [7], "no more threads than parts"
-    monkeypatch.setattr(parallel, "AWAKE_WORK", 1)
+    monkeypatch.setattr(thread_work, "AWAKE_WORK", 1)
     monkeypatch.setattr(emit, "is_for_team", lambda _: False)
     assert len(forks(mixing(7), 6, 3)) == 6 + 2 + 1, "without teams, every parallel loop forks"
 
@@ -193,4 +194,4 @@ def test_work_is_reckoned_in_the_middle_of_a_loop() -> None:
             b.store(y, (row.var,), b.load(x, (tap.var,), ()))
     (loop,) = b.finish().body
     assert isinstance(loop, Loop)
-    assert parallel.loop_work(loop, 16) == 10 * 5 * 2, "the first row sees three taps, most see five"
+    assert thread_work.loop_work(loop, 16) == 10 * 5 * 2, "the first row sees three taps, most see five"

@@ -17,7 +17,6 @@ import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.threads import parallel
 from hotfuse.compile.variants import trial
 from hotfuse.fusion.groups import group
 from hotfuse.ir.graph import Graph, Value
@@ -30,6 +29,7 @@ from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
 from hotfuse.lower.common.pack import Order, PackSource, PackSpec
+from hotfuse.lower.cpu import thread_work
 from hotfuse.lower.cpu.recurrent import kernel as recurrent_kernel
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import CpuTarget, host_levels
@@ -216,8 +216,8 @@ def test_native_code(target: CpuTarget, layer: Layer) -> None:
 )
 @pytest.mark.parametrize("l2", [1 << 10, 1 << 20], ids=["threads share panels", "threads share rows"])
 def test_threads(layer: Layer, l2: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "WORK_PER_THREAD", 1)
-    monkeypatch.setattr(parallel, "MEETING_WORK", 1)
+    monkeypatch.setattr(thread_work, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(thread_work, "MEETING_WORK", 1)
     monkeypatch.setattr(recurrent_kernel, "STEP_WORK", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hotfuse.backends.llvm.emission import scratch
 from hotfuse.compile.learn import measure
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.text import parse
+from hotfuse.lower.cpu import scratch
 from hotfuse.lower.cpu.tiling import core_for
 
 

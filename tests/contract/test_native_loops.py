@@ -14,7 +14,6 @@ from onnx import TensorProto, helper, numpy_helper
 import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.backends.llvm.runs.run import OUTCOMES
 from hotfuse.base.errors import ModelError
 from hotfuse.compile.run.loops import LoopPlanner
 from hotfuse.compile.run.plan import Planner
@@ -22,6 +21,7 @@ from hotfuse.compile.unit import units
 from hotfuse.compile.variants import trial
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
+from hotfuse.lower.run.description import OUTCOMES
 from hotfuse.ops import control
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan

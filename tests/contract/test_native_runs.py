@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.backends.llvm.runs.arena import Live, allocate
 from hotfuse.backends.llvm.runs.enter import unavailable
-from hotfuse.backends.llvm.runs.inplace import may_overwrite
-from hotfuse.backends.llvm.runs.run import OUTCOMES
 from hotfuse.compile.unit import units
 from hotfuse.compile.variants import trial
 from hotfuse.ir.dims import Dim, evaluate, expr, sym
 from hotfuse.lower.cpu.group import lower_group
+from hotfuse.lower.run.arena import Live, allocate
+from hotfuse.lower.run.description import OUTCOMES
+from hotfuse.lower.run.inplace import may_overwrite
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.tierup.race import Trial

@@ -12,8 +12,6 @@ import torch
 from torch.nn import functional as F
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.runs.constants import Constants
-from hotfuse.backends.llvm.runs.dials import Dial
 from hotfuse.backends.llvm.runs.group import glue
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.host import host_core
@@ -27,6 +25,8 @@ from hotfuse.lower.common.pack import pack
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.gemm.skipping import DENSE, LIMIT, NEVER, SKIPPED
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.lower.run.constants import Constants
+from hotfuse.lower.run.kernel_state import Dial
 from hotfuse.native.target import host
 from hotfuse.tile import interp
 from hotfuse.tile.build import KernelBuilder

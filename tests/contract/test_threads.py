@@ -14,6 +14,7 @@ from hotfuse.backends.llvm.threads import parallel
 from hotfuse.compile.unit import units
 from hotfuse.compile.variants import trial
 from hotfuse.compile.variants.crossing import Found
+from hotfuse.lower.cpu import thread_work
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.plan import Plan
 from tests.contract.lowering import group_of
@@ -30,7 +31,7 @@ def any_work_is_worth_a_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     monkeypatch.setattr(units.Crossing, "found", lambda _self: Found())
     for name in ("WORK_PER_THREAD", "AWAKE_WORK", "MEETING_WORK"):
-        monkeypatch.setattr(parallel, name, 1)
+        monkeypatch.setattr(thread_work, name, 1)
     before = torch.get_num_threads()
     with torch.no_grad():
         yield

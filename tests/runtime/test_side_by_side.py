@@ -16,12 +16,12 @@ import hotfuse
 import hotfuse.runtime.serve.side_by_side as measuring
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.backends.llvm.runs.arena import Live
 from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.compile.run.lanes import Piece, Span, allocate_lanes, forks
 from hotfuse.compile.unit import units
 from hotfuse.compile.variants import trial
 from hotfuse.ir.dims import evaluate
+from hotfuse.lower.run.arena import Live
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.serve.side_by_side import set_all

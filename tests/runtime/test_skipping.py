@@ -13,13 +13,13 @@ from torch import nn
 import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.backends.llvm.runs.dials import Dial
 from hotfuse.base.events import Action, Why
 from hotfuse.compile.learn import recall
 from hotfuse.compile.variants.skipping import Skipping
 from hotfuse.compile.variants.skips import SKIP
 from hotfuse.compile.variants.trial import Outcome
 from hotfuse.lower.cpu.gemm.skipping import NEVER
+from hotfuse.lower.run.kernel_state import Dial
 from hotfuse.profile.snapshot import GraphSeen, Share, ValueSeen
 from hotfuse.runtime.observe.examine import Examiner
 from hotfuse.runtime.observe.watcher import Watcher

@@ -63,6 +63,11 @@ def bits(dtype: DType) -> int:
     return int(dtype.value[1:])
 
 
+def size_of(dtype: DType) -> int:
+    """Bytes of one number in memory."""
+    return bits(dtype) // 8
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How a tensor lies in memory: dense in a dimension order, or with strides known only at run time."""

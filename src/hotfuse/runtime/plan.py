@@ -18,8 +18,8 @@ from hotfuse.tile.program import Kernel
 
 if TYPE_CHECKING:
     from hotfuse.backends.llvm.runs.enter import NativeRun
-    from hotfuse.backends.llvm.threads.forks import Switch
     from hotfuse.compile.recipes import Recipe
+    from hotfuse.lower.run.forks import Switch
     from hotfuse.runtime.tierup.skipping import Sides
 
 

@@ -6,13 +6,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hotfuse.backends.llvm.emission import blocks, scratch
+from hotfuse.backends.llvm.emission import blocks
 from hotfuse.backends.llvm.emission.emit import emit_kernel, symbol
 from hotfuse.backends.llvm.emission.multiplies import multiplies
 from hotfuse.backends.llvm.runs import faults
 from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.base.errors import InternalError
+from hotfuse.lower.cpu import scratch
 from hotfuse.machine import tiles
 from hotfuse.native import jit
 from hotfuse.native.target import CpuTarget, host

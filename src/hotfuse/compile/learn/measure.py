@@ -19,7 +19,6 @@ import torch
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.runs.constants import Constants
 from hotfuse.backends.llvm.runs.group import glue
 from hotfuse.backends.llvm.threads.parallel import awake
 from hotfuse.base.errors import InternalError
@@ -35,6 +34,7 @@ from hotfuse.lower.cpu.conv import shape as conv_shape
 from hotfuse.lower.cpu.conv import winograd
 from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.cpu.tiling import GemmTiling, balance, choose
+from hotfuse.lower.run.constants import Constants
 from hotfuse.native.target import host
 
 PASSES = 12

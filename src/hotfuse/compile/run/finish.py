@@ -9,29 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hotfuse.backends.llvm.emission.code import size_of
-from hotfuse.backends.llvm.runs.arena import LINE, Live, rounded
-from hotfuse.backends.llvm.runs.inplace import may_overwrite
-from hotfuse.backends.llvm.runs.places import whole
-from hotfuse.backends.llvm.runs.run import (
-    LOOP_VAR,
-    THREADS,
-    Address,
-    Base,
-    Branch,
-    Call,
-    Choice,
-    Constant,
-    InputSpec,
-    Loop,
-    Mark,
-    OutputSpec,
-    Run,
-    SizeSpec,
-    Step,
-    Word,
-)
-from hotfuse.backends.llvm.threads.forks import Fork
 from hotfuse.compile.run.lanes import Span, allocate_lanes, planned_forks, touched
 from hotfuse.compile.run.plan import Planner
 from hotfuse.compile.run.steps import (
@@ -49,10 +26,32 @@ from hotfuse.compile.run.steps import (
 from hotfuse.ir.dims import Dim, expr, symbols
 from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.ir.subgraph import extract
-from hotfuse.ir.types import DType, TensorType
+from hotfuse.ir.types import DType, TensorType, size_of
 from hotfuse.lower.common.algebra import add, mul
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.own_sizes import anchored
+from hotfuse.lower.run.arena import LINE, Live, rounded
+from hotfuse.lower.run.description import (
+    LOOP_VAR,
+    THREADS,
+    Address,
+    Base,
+    Branch,
+    Call,
+    Choice,
+    Constant,
+    InputSpec,
+    Loop,
+    Mark,
+    OutputSpec,
+    Run,
+    SizeSpec,
+    Step,
+    Word,
+)
+from hotfuse.lower.run.forks import Fork
+from hotfuse.lower.run.inplace import may_overwrite
+from hotfuse.lower.run.places import whole
 
 
 @dataclass(frozen=True, slots=True)

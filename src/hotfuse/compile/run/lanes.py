@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
 
-from hotfuse.backends.llvm.runs.arena import Arena, Live, allocate
-from hotfuse.backends.llvm.threads.forks import Fork
-from hotfuse.backends.llvm.threads.parallel import AWAKE_WORK, WORK_PER_THREAD, work
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.run.plan import Planner
 from hotfuse.compile.run.steps import PlannedCall, PlannedChoice, PlannedMark, PlannedStep
 from hotfuse.ir.dims import Dim, evaluate, symbols
 from hotfuse.lower.common.algebra import add
+from hotfuse.lower.cpu.thread_work import AWAKE_WORK, WORK_PER_THREAD, work
+from hotfuse.lower.run.arena import Arena, Live, allocate
+from hotfuse.lower.run.forks import Fork
 from hotfuse.native.target import host
 from hotfuse.tile.program import Kernel, Stmt
 

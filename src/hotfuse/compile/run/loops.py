@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hotfuse.backends.llvm.runs.places import Lies
-from hotfuse.backends.llvm.runs.run import LOOP_VAR
 from hotfuse.compile.run.plan import Planner
 from hotfuse.compile.run.steps import Level, PlannedCall, PlannedLoop, PlannedStep, Pointer, Scope, alike, tensor_of
 from hotfuse.ir.branches import IF, LOOP, branches, control_name, inside
@@ -22,6 +20,8 @@ from hotfuse.ir.types import DType, Layout, ScalarType, TensorType
 from hotfuse.lower.common.algebra import add, mul, product, same
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import dense_strides
+from hotfuse.lower.run.description import LOOP_VAR
+from hotfuse.lower.run.places import Lies
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hotfuse.backends.llvm.emission import scratch
-from hotfuse.backends.llvm.runs.places import Lies, does_nothing, fits, is_view, operand, view
-from hotfuse.backends.llvm.runs.run import LOOP_VAR, THREADS, Constant, Word
 from hotfuse.compile.fetch import renamed
 from hotfuse.compile.run.steps import (
     Bench,
@@ -50,6 +47,9 @@ from hotfuse.lower.common.lowered import (
     dense_strides,
 )
 from hotfuse.lower.common.own_sizes import anchored, with_own_sizes
+from hotfuse.lower.cpu import scratch
+from hotfuse.lower.run.description import LOOP_VAR, THREADS, Constant, Word
+from hotfuse.lower.run.places import Lies, does_nothing, fits, is_view, operand, view
 from hotfuse.ops.table import Access, lookup
 
 

@@ -17,18 +17,6 @@ import torch
 
 from hotfuse.backends.llvm.native import CompiledKernel
 from hotfuse.backends.llvm.runs.driver import emit_driver
-from hotfuse.backends.llvm.runs.places import does_nothing, is_view
-from hotfuse.backends.llvm.runs.run import (
-    InputSpec,
-    Loop,
-    OutputSpec,
-    RunCode,
-    SizeSpec,
-    branches,
-    calls,
-    word_from_json,
-    word_to_json,
-)
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.fetch import Body, KernelCode, NativeParts, body_from_json, kernel_from_json
@@ -55,6 +43,18 @@ from hotfuse.lower.common.effort import OutOfSteps
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.common.own_sizes import anchored
+from hotfuse.lower.run.description import (
+    InputSpec,
+    Loop,
+    OutputSpec,
+    RunCode,
+    SizeSpec,
+    branches,
+    calls,
+    word_from_json,
+    word_to_json,
+)
+from hotfuse.lower.run.places import does_nothing, is_view
 from hotfuse.native import jit
 from hotfuse.native.target import host
 from hotfuse.ops.table import packet

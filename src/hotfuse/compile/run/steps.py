@@ -9,16 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from hotfuse.backends.llvm.emission.code import size_of
-from hotfuse.backends.llvm.runs.places import Lies
-from hotfuse.backends.llvm.runs.run import Word
 from hotfuse.compile.variants.ways import Ways
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Value
-from hotfuse.ir.types import DType, Layout, TensorType
+from hotfuse.ir.types import DType, Layout, TensorType, size_of
 from hotfuse.lower.common.algebra import same
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered
+from hotfuse.lower.run.description import Word
+from hotfuse.lower.run.places import Lies
 from hotfuse.tile.program import Kernel
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
 from hotfuse.analysis.resources import library_seconds, roof_seconds, used, work_of
-from hotfuse.backends.llvm.emission import scratch
 from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Objective
@@ -44,6 +43,7 @@ from hotfuse.ir.branches import CAPTURES, branches
 from hotfuse.ir.graph import Graph, Node
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
+from hotfuse.lower.cpu import scratch
 from hotfuse.ops.table import Access, lookup, packet
 from hotfuse.simplify import simplify
 from hotfuse.tile.serial import one_thread

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 from hotfuse.analysis.cost import value_bytes
 from hotfuse.analysis.resources import Peaks, roof_seconds, work_of
-from hotfuse.backends.llvm.threads.parallel import WORK_PER_THREAD
 from hotfuse.compile.variants import kinds
 from hotfuse.fusion.crossover import Way
 from hotfuse.ir.dims import Dim, Sym, dims_in, evaluate, symbols
@@ -27,6 +26,7 @@ from hotfuse.lower.common.bounds import bounded
 from hotfuse.lower.cpu.attention import tiling as attention_tiling
 from hotfuse.lower.cpu.attention.group import OP as ATTENTION
 from hotfuse.lower.cpu.gemm.bmm import PRODUCTS, is_product, rows_at_once
+from hotfuse.lower.cpu.thread_work import WORK_PER_THREAD
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet

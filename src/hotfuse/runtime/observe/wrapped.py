@@ -13,11 +13,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hotfuse.backends.library import control_meaning, meaning
-from hotfuse.backends.llvm.runs.run import CLOCK, COUNTS, OUTCOMES
 from hotfuse.backends.protocol import Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.ir.branches import control_name, inside
 from hotfuse.ir.graph import Kind, Node, Value, output_values, values_in
+from hotfuse.lower.run.description import CLOCK, COUNTS, OUTCOMES
 from hotfuse.ops.control import truth
 from hotfuse.runtime.observe.inside import Inside
 from hotfuse.runtime.observe.notes import Noting

@@ -20,12 +20,9 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.llvm.emission.emit import symbol
 from hotfuse.backends.llvm.runs import enter
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.runs.constants import Constants
 from hotfuse.backends.llvm.runs.driver import BODY, LAYOUT
 from hotfuse.backends.llvm.runs.enter import NativeRun
 from hotfuse.backends.llvm.runs.group import glue
-from hotfuse.backends.llvm.runs.run import THREADS, RunCode
-from hotfuse.backends.llvm.threads.forks import Switch
 from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.base.errors import HotfuseError
@@ -35,6 +32,9 @@ from hotfuse.compile.variants.ways import LIBRARY, Ways
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.lower.common.own_sizes import anchored, with_own_sizes
+from hotfuse.lower.run.constants import Constants
+from hotfuse.lower.run.description import THREADS, RunCode
+from hotfuse.lower.run.forks import Switch
 from hotfuse.native import jit, perf_map
 from hotfuse.ops.table import packet
 from hotfuse.partition.cut import Partition

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hotfuse.backends.llvm.runs.dials import Dial
 from hotfuse.compile.stored import text_id
 from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.normal import normalized
@@ -22,6 +21,7 @@ from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.own_sizes import with_own_sizes
 from hotfuse.lower.common.products import is_contraction
 from hotfuse.lower.cpu.gemm.skipping import NEVER
+from hotfuse.lower.run.kernel_state import Dial
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.profile.snapshot import GraphSeen

@@ -18,7 +18,7 @@ from functools import reduce
 
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, Sym, substitute, symbols
-from hotfuse.ir.types import DType, bits
+from hotfuse.ir.types import DType
 from hotfuse.native.division import floored
 from hotfuse.native.target import CpuTarget
 from hotfuse.tile.program import Kernel, TileType
@@ -46,11 +46,6 @@ def element(dtype: DType) -> str:
 def stored(dtype: DType) -> str:
     """LLVM's type of one number in memory."""
     return "i8" if dtype is DType.BOOL else element(dtype)
-
-
-def size_of(dtype: DType) -> int:
-    """Bytes of one number in memory."""
-    return bits(dtype) // 8
 
 
 def vec(ty: str, width: int) -> str:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from hotfuse.backends.llvm.emission import scratch
 from hotfuse.backends.llvm.emission.code import Fn, Scope, Val, vec
 from hotfuse.backends.llvm.emission.memory import emit_load
 from hotfuse.backends.llvm.emission.state import State
-from hotfuse.backends.llvm.threads import gather, parallel
-from hotfuse.backends.llvm.threads.parallel import loop_work, threads_worth, trips
+from hotfuse.backends.llvm.threads import gather
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
+from hotfuse.lower.cpu import scratch, thread_work
+from hotfuse.lower.cpu.thread_work import loop_work, threads_worth, trips
 from hotfuse.tile.program import BufferKind, Instr, Loop, LoopKind, Stmt, Tile, TileType, When
 
 Block = Callable[[State, Sequence[Stmt]], None]
@@ -175,7 +175,7 @@ def _parallel(s: State, loop: Loop, block: Block, enter: Callable[[State, str, s
         fn.do(f"store {ty} {x}, ptr {slot(fn, context, first + 128 * k)}, align 128")
     work, count = loop_work(loop, fn.target.lanes), trips(loop)
     cold = threads_worth(work, [trips(around) for around in s.around])
-    launch(s, name, context, expr("min", count, cold), expr("min", count, expr("//", work, parallel.AWAKE_WORK)))
+    launch(s, name, context, expr("min", count, cold), expr("min", count, expr("//", work, thread_work.AWAKE_WORK)))
     inner = enter(s, name, "ptr %context, i64 %thread, i64 %threads")
     for k, name in enumerate(common, 4 + len(outer)):
         with inner.fn.at(inner.fn.scopes[0]):

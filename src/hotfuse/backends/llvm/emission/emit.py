@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hotfuse.backends.llvm.emission import blocks, scattered, scratch
+from hotfuse.backends.llvm.emission import blocks, scattered
 from hotfuse.backends.llvm.emission.arith import ARITHMETIC, TESTS, emit_map, emit_select, integer_power
 from hotfuse.backends.llvm.emission.code import Fn, Module, Val
 from hotfuse.backends.llvm.emission.control import emit_loop, emit_when, uses
@@ -23,6 +23,7 @@ from hotfuse.backends.llvm.emission.state import State
 from hotfuse.backends.llvm.runs import faults
 from hotfuse.backends.llvm.threads.team import emit_team, is_for_team
 from hotfuse.base.errors import InternalError
+from hotfuse.lower.cpu import scratch
 from hotfuse.native.target import CpuTarget
 from hotfuse.tile.program import OWN, BufferKind, Instr, Kernel, Loop, Stmt, When
 

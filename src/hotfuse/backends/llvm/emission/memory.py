@@ -18,7 +18,6 @@ from hotfuse.backends.llvm.emission.code import (
     is_constant,
     lane_mask,
     number,
-    size_of,
     stored,
     suffix,
     vec,
@@ -27,7 +26,7 @@ from hotfuse.backends.llvm.emission.convert import half_bits
 from hotfuse.backends.llvm.emission.state import State, access_of, attr, indices
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, Sym, expr
-from hotfuse.ir.types import DType
+from hotfuse.ir.types import DType, size_of
 from hotfuse.tile.program import Access, Buffer, BufferKind, Instr, TileType
 
 Monomials = dict[tuple[Sym, ...], int]

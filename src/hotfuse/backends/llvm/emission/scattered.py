@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hotfuse.backends.llvm.emission import convert
 from hotfuse.backends.llvm.emission.arith import ARITHMETIC, Chunk
-from hotfuse.backends.llvm.emission.code import Val, element, lane_mask, size_of, vec
+from hotfuse.backends.llvm.emission.code import Val, element, lane_mask, vec
 from hotfuse.backends.llvm.emission.memory import (
     address,
     chunk_mask,
@@ -23,7 +23,7 @@ from hotfuse.backends.llvm.emission.memory import (
 )
 from hotfuse.backends.llvm.emission.state import State, access_of, attr, indices, int_attr, source_row
 from hotfuse.ir.dims import Dim, expr
-from hotfuse.ir.types import DType
+from hotfuse.ir.types import DType, size_of
 from hotfuse.tile.program import Instr
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from hotfuse.backends.llvm.emission.scratch import LINE, Scratch
 from hotfuse.backends.llvm.runs import faults
 from hotfuse.base.errors import InputError, InternalError
 from hotfuse.base.once import once
+from hotfuse.lower.cpu.scratch import LINE, Scratch
 from hotfuse.native.function import python_symbols, word_function
 from hotfuse.native.jit import Loaded, compile_object, load_object
 from hotfuse.native.target import host

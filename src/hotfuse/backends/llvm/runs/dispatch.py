@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hotfuse.backends.llvm.emission.code import Fn
-from hotfuse.backends.llvm.runs.run import Call, Choice, Step, choices
 from hotfuse.base.errors import InternalError
+from hotfuse.lower.run.description import Call, Choice, Step, choices
 
 
 def emit_choice(fn: Fn, choice: Choice, call: Callable[[Call], None]) -> None:

@@ -21,7 +21,11 @@ from collections.abc import Sequence
 from hotfuse.backends.llvm.emission.code import Fn, Module
 from hotfuse.backends.llvm.runs.dispatch import emit_choice, emit_leaving
 from hotfuse.backends.llvm.runs.loops import emit_loop
-from hotfuse.backends.llvm.runs.run import (
+from hotfuse.backends.llvm.threads import gather
+from hotfuse.backends.llvm.threads.forks import emit_fork
+from hotfuse.base.errors import InternalError
+from hotfuse.ir.dims import Dim, expr, sym
+from hotfuse.lower.run.description import (
     CLOCK,
     OUTCOMES,
     THREADS,
@@ -38,10 +42,7 @@ from hotfuse.backends.llvm.runs.run import (
     calls,
     entered,
 )
-from hotfuse.backends.llvm.threads import gather
-from hotfuse.backends.llvm.threads.forks import Fork, emit_fork
-from hotfuse.base.errors import InternalError
-from hotfuse.ir.dims import Dim, expr, sym
+from hotfuse.lower.run.forks import Fork
 from hotfuse.native.target import CpuTarget
 from hotfuse.tile.instrument import WIDTH
 from hotfuse.tile.program import Kernel

@@ -34,7 +34,7 @@ from hotfuse.backends.llvm.runs.entry import (
     stub,
     unavailable,
 )
-from hotfuse.backends.llvm.runs.run import CLOCK, COUNTS, Constant, RunCode
+from hotfuse.lower.run.description import CLOCK, COUNTS, Constant, RunCode
 from hotfuse.native import tensors
 from hotfuse.native.function import function_at
 from hotfuse.native.jit import Loaded

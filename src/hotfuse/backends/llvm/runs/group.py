@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hotfuse.backends.llvm.emission.scratch import LINE
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.runs.constants import Constants, settled
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, dims_in, evaluate, symbols
@@ -30,6 +28,8 @@ from hotfuse.lower.common.lowered import (
     StrideArgument,
     SymbolArgument,
 )
+from hotfuse.lower.cpu.scratch import LINE
+from hotfuse.lower.run.constants import Constants, settled
 from hotfuse.ops.torch_dtypes import torch_dtype
 
 

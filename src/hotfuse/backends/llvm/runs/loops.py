@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hotfuse.backends.llvm.emission.code import Fn, Scope
-from hotfuse.backends.llvm.runs.run import Address, Loop
+from hotfuse.lower.run.description import Address, Loop
 from hotfuse.ops.control import MAX_TRIPS, NO_COUNT
 
 

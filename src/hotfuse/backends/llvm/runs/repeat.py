@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.llvm.emission.scratch import LINE
 from hotfuse.backends.llvm.runs.driver import CONTROL_HEAD
 from hotfuse.backends.llvm.runs.enter import NativeRun
-from hotfuse.backends.llvm.runs.run import THREADS
 from hotfuse.base.once import once
 from hotfuse.ir.dims import evaluate
+from hotfuse.lower.cpu.scratch import LINE
+from hotfuse.lower.run.description import THREADS
 from hotfuse.native.jit import Loaded, compile_object, load_object
 from hotfuse.native.target import host
 from hotfuse.ops.torch_dtypes import torch_dtype

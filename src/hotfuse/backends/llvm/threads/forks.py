@@ -9,47 +9,13 @@ faster; a call that has one thread, or is timed inside, never forks. Native code
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from hotfuse.backends.llvm.emission.code import Fn, Module
 from hotfuse.backends.llvm.threads import gather
+from hotfuse.lower.run.forks import TAKEN
 
 _POINTER = 8
-_ON, _TAKEN = range(2)
-
-
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """Steps `first` up to `last` of a run, as lanes of calls that are independent of those in other lanes."""
-
-    first: int
-    last: int
-    lanes: tuple[tuple[int, ...], ...]
-    """Per lane, the numbers of its steps, in order."""
-
-
-class Switch:
-    """Whether a run forks, and how often it did; native code reads and counts here."""
-
-    def __init__(self) -> None:
-        self._words = (ctypes.c_int64 * 2)()
-        self.address = ctypes.addressof(self._words)
-
-    @property
-    def on(self) -> bool:
-        """Whether lanes run at the same time."""
-        return bool(self._words[_ON])
-
-    @on.setter
-    def on(self, value: bool) -> None:
-        self._words[_ON] = int(value)
-
-    @property
-    def taken(self) -> int:
-        """Forks taken so far."""
-        return int(self._words[_TAKEN])
 
 
 def emit_fork(
@@ -66,7 +32,7 @@ def emit_fork(
     on = fn.val(f"icmp ne i64 {fn.val(f'load i64, ptr {switch}')}, 0")
     fn.do(f"br i1 {on}, label %{fork}, label %{one}")
     fn.label(fork)
-    taken = fn.val(f"getelementptr i64, ptr {switch}, i64 {_TAKEN}")
+    taken = fn.val(f"getelementptr i64, ptr {switch}, i64 {TAKEN}")
     fn.val(f"atomicrmw add ptr {taken}, i64 1 monotonic")
     own = fn.alloca(f"[{sizes} x i64], align 16")
     fn.call("llvm.memcpy.p0.p0.i64", "void", ("ptr", own), ("ptr", "%sizes"), ("i64", str(_POINTER * sizes)), ("i1", "false"))

@@ -23,11 +23,12 @@ from itertools import groupby
 
 from hotfuse.backends.llvm.emission.code import Module
 from hotfuse.backends.llvm.emission.control import Block, bounds, emit_when, launch, on_stack, part, serial, slot
-from hotfuse.backends.llvm.emission.scratch import bytes_of
 from hotfuse.backends.llvm.emission.state import State
-from hotfuse.backends.llvm.threads import gather, parallel
-from hotfuse.backends.llvm.threads.parallel import halfway, loop_work, trips
+from hotfuse.backends.llvm.threads import gather
 from hotfuse.ir.dims import Dim, expr, sym
+from hotfuse.lower.cpu import thread_work
+from hotfuse.lower.cpu.scratch import bytes_of
+from hotfuse.lower.cpu.thread_work import halfway, loop_work, trips
 from hotfuse.tile.program import Access, BufferKind, Instr, Kernel, Loop, LoopKind, Stmt, When, instructions
 
 _LINE = 128
@@ -113,8 +114,8 @@ def _cost(stmts: Sequence[Stmt], lanes: int) -> tuple[Dim, Dim, Dim]:
 def threads_for(stmts: Sequence[Stmt], lanes: int, awake: bool = False) -> Dim:
     """How many threads a kernel deserves: each is woken once, unless it is awake, and must have enough to do between meetings."""
     work, meetings, parts = _cost(stmts, lanes)
-    each = expr("//", expr("//", work, expr("max", 1, meetings)), parallel.MEETING_WORK)
-    return expr("min", parts, expr("//", work, parallel.AWAKE_WORK if awake else parallel.WORK_PER_THREAD), each)
+    each = expr("//", expr("//", work, expr("max", 1, meetings)), thread_work.MEETING_WORK)
+    return expr("min", parts, expr("//", work, thread_work.AWAKE_WORK if awake else thread_work.WORK_PER_THREAD), each)
 
 
 # ---- code ----------------------------------------------------------------------------------------------------------------

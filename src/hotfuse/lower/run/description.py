@@ -2,7 +2,7 @@
 
     run(inputs) -> outputs          step: call k0 | call k1 | if %c { step... } else { step... } | loop { step... }
 
-What a run is made of is decided in a worker (`compile.run.runs`), which also generates its driver (`driver`). The process that
+What a run is made of is decided in a worker (`compile.run.runs`), where a back end also generates its driver. The process that
 serves gets object code and a `RunCode`: how to enter it, and what the words of its table are: addresses of kernels and of
 constants, which only that process knows.
 """
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from hotfuse.backends.llvm.threads.forks import Fork
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.types import DType, Layout
+from hotfuse.lower.run.forks import Fork
 
 THREADS = "@threads"
 """The symbol of the number of threads; no graph has such a name."""
 LOOP_VAR = "@loop"
 """What symbols begin with that are the number of a loop's iteration."""
 CLOCK, OUTCOMES, COUNTS = 1, 2, 4
-"""What a call of a run may be asked to tell, as bits: see `driver`."""
+"""What a call of a run may be asked to tell, as bits."""
 
 
 class Base(StrEnum):
@@ -90,7 +90,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Steps over and over: see `loops`."""
+    """Steps over and over."""
 
     var: str
     """The symbol of the iteration's number, in offsets of the steps."""
@@ -183,9 +183,9 @@ class Constant(StrEnum):
     STRIDE = "stride"
     PACK = "pack"
     SWITCH = "switch"
-    """Whether the run forks (`forks`)."""
+    """Whether the run forks (`lower.run.forks`)."""
     STATE = "state"
-    """A kernel's words that outlive calls (`dials`)."""
+    """A kernel's words that outlive calls (`lower.run.kernel_state`)."""
 
 
 @dataclass(frozen=True, slots=True)

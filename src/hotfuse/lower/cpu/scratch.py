@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hotfuse.backends.llvm.emission.code import size_of
 from hotfuse.ir.dims import Dim, evaluate, expr
+from hotfuse.ir.types import size_of
 from hotfuse.tile.program import OWN, Buffer, BufferKind, Kernel
 
 STACK_BYTES = 32 << 10

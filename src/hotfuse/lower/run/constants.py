@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.llvm.runs.dials import Dial
-from hotfuse.backends.llvm.runs.run import Constant, Word
-from hotfuse.backends.llvm.threads.forks import Switch
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.types import DType, Layout
 from hotfuse.lower.common.codec import argument_from_json, argument_to_json
 from hotfuse.lower.common.lowered import PackArgument, StateArgument
 from hotfuse.lower.common.pack import PackSpec, pack
+from hotfuse.lower.run.description import Constant, Word
+from hotfuse.lower.run.forks import Switch
+from hotfuse.lower.run.kernel_state import Dial
 from hotfuse.tile.memory import NUMPY
 
 
