@@ -214,3 +214,13 @@ def test_without_background_nothing_is_audited_and_it_says_so() -> None:
     with Live(own_s=0.001, tier0_s=0.003, settings=SETTINGS.with_(release_weights=True)) as live:
         live.calls_until(lambda: live.captured)
         assert "give their memory back" in str(explain_engine(live.engine))
+
+
+def test_a_better_plan_does_not_wait_until_two_equals_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Own code and tier 0 take the same time: no number of rounds decides between them."""
+    monkeypatch.setattr(judge_module, "BASELINE_S", 60.0)  # so that only rounds can end the wait
+    with Live(own_s=0.006, tier0_s=0.006) as live:
+        live.calls_until(lambda: bool(live.said(Action.DEPLOY, Why.FASTER, 1)))
+        zero = [d for d in live.engine.log.decisions if d.evidence.get("tier") == 0 and d.why in (Why.FASTER, Why.NOT_FASTER)]
+        assert zero and zero[0].evidence["rounds"] >= judge_module.BASELINE_ROUNDS
+        assert live.entry.own_ratio is not None  # what was seen so far is what the better plan had to beat

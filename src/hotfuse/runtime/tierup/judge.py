@@ -27,7 +27,7 @@ from hotfuse.runtime.tierup.contest import BADLY, Contest
 from hotfuse.runtime.tierup.lull import POLL_S, Lull
 from hotfuse.runtime.tierup.objective import Race
 from hotfuse.runtime.tierup.own_code import decided
-from hotfuse.runtime.tierup.race import Trial
+from hotfuse.runtime.tierup.race import FEWEST_ROUNDS, Trial
 
 LIVE_S, MOST_LIVE_S, FEW = 20.0, 120.0, 8
 """Seconds that live calls have to decide; slow ones have longer, until there are a few rounds."""
@@ -39,6 +39,9 @@ PAUSE_S = 0.5
 """Longest wait for another pause between two rounds beside."""
 BASELINE_S = 2.0
 """Seconds that the race between tier 0 and the model's own code may go on when a better plan waits for it."""
+BASELINE_ROUNDS = FEWEST_ROUNDS
+"""Rounds of that race after which a better plan waits no longer. Two that are equally fast would never be told apart, and it makes
+no difference then which of them the better plan has to beat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +96,13 @@ class Judge:
             lull.await_one(PAUSE_S)
 
     def baseline(self, entry: Entry) -> None:
-        """A plan that must beat the better of tier 0 and the model's own code waits until calls have decided which that is."""
+        """A plan that must beat the better of tier 0 and the model's own code waits until calls have shown which that is."""
         contest, lull, until = entry.contest, Lull(), time.monotonic() + BASELINE_S
         if contest is None or contest.new is not entry.baseline:
             return
         while entry.contest is contest and not self.plans.closed:
-            if contest.over.wait(WAIT_S) or lull.lasts() or time.monotonic() >= until:
+            enough = contest.rounds >= BASELINE_ROUNDS or contest.over.wait(WAIT_S)
+            if enough or lull.lasts() or time.monotonic() >= until:
                 break
         if entry.contest is contest and contest.trial is None:
             decided(entry, contest, contest.give_up(), self.plans.log, self.plans.model.name)

@@ -34,7 +34,7 @@ def decided(entry: Entry, contest: Contest, trial: Trial, log: EventLog, name: s
     entry.own_ratio = trial.old_us / max(trial.new_us, 1e-3)
     action, why = (Action.REFUSE, Why.NOT_FASTER) if entry.own else (Action.KEEP, Why.FASTER)
     log.decide(action, why, name, tier=0, us_before=round(trial.old_us, 1), us_after=round(trial.new_us, 1), rounds=trial.rounds,
-               race=trial.by, against="the model's own code")  # fmt: skip
+               race=trial.by, certain=trial.settled, against="the model's own code")  # fmt: skip
 
 
 def rest(site: Site, entry: Entry, seconds: float) -> None:
