@@ -110,6 +110,7 @@ def environment(threads: int, folder: Path) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS")
     return {**os.environ, **dict.fromkeys(names, number), "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false",
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "HOTFUSE_PROFILES": str(folder / "profiles.sqlite"),
+            "HOTFUSE_CACHE": str(folder / "code"),
             "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3",
             "XLA_FLAGS": f"--xla_cpu_multi_thread_eigen={'true' if threads > 1 else 'false'}"}
 

@@ -1,0 +1,80 @@
+"""Run the corpus, list it, or add up what was measured; see the package."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.corpus import rows
+from benchmarks.corpus.entries import ENTRIES, Entry
+from benchmarks.corpus.measure import PEER_NAMES, Table
+from benchmarks.model_rows import measured_with
+from hotfuse.machine.fingerprint import fingerprint
+
+DEFAULT = Path("build/corpus.jsonl")
+
+
+def chosen(only: str, family: str) -> list[Entry]:
+    """Entries whose name holds one of the texts, of one family."""
+    texts = [t for t in only.split(",") if t]
+    return [e for e in ENTRIES.values()
+            if (not texts or any(t == e.name or (t.endswith("*") and t[:-1] in e.name) for t in texts))
+            and (not family or e.family.startswith(family))]  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    """What has no row yet, one model after another; a row is on disk before the next begins."""
+    begun = time.monotonic()
+    have = set() if options.again else {rows.key_of(r) for r in rows.read(options.json)}
+    key = measured_with(fingerprint().to_dict())
+    peers = [p for p in options.peers.split(",") if p]
+    work = [(e, t) for t in options.threads for e in chosen(options.only, options.family) if (e.name, t) not in have]
+    for i, (entry, threads) in enumerate(work):
+        if options.budget and time.monotonic() - begun > options.budget:
+            print(f"{len(work) - i} are left for another run", flush=True)
+            break
+        row = Table(entry, threads, peers, options.seconds, options.rounds).measure()
+        row.measured_with = key
+        rows.append(options.json, row)
+        print(row.line(), flush=True)
+    return 0
+
+
+def main() -> int:
+    """The three commands."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.corpus", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run")
+    running.add_argument("--only", default="", help="names, comma-separated; a text and a star: all that hold it")
+    running.add_argument("--family", default="")
+    running.add_argument("--threads", type=lambda text: [int(t) for t in text.split(",")], default=[1])
+    running.add_argument("--seconds", type=float, default=20.0, help="of calls, before anybody is timed")
+    running.add_argument("--rounds", type=int, default=9)
+    running.add_argument("--peers", default=",".join(PEER_NAMES))
+    running.add_argument("--budget", type=float, default=0.0, help="no model begins after so many seconds")
+    running.add_argument("--again", action="store_true", help="what has a row is measured again")
+    running.add_argument("--json", type=Path, default=DEFAULT)
+    listing = commands.add_parser("list")
+    listing.add_argument("--family", default="")
+    adding = commands.add_parser("summary")
+    adding.add_argument("json", type=Path, nargs="?", default=DEFAULT)
+    adding.add_argument("--rows", action="store_true", help="every row, too")
+    options = parser.parse_args()
+    if options.command == "run":
+        return run(options)
+    if options.command == "list":
+        for e in chosen("", options.family):
+            print(f"{e.name:<34} {e.family:<18} {e.kind:<6} {e.source}")
+        print(f"{len(ENTRIES)} models", file=sys.stderr)
+        return 0
+    found = rows.read(options.json)
+    if options.rows:
+        print("\n".join(r.line() for r in found), end="\n\n")
+    print("\n".join(rows.summary(found)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,146 @@
+"""One row: all contenders on a model, each in a process of its own, one running at a time and the others stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.corpus.causes import causes
+from benchmarks.corpus.entries import Entry
+from benchmarks.corpus.rows import OURS, Row, Status
+from benchmarks.models import difference
+from benchmarks.side.turns import Gone, Late, Process, environment, missing, outputs
+from benchmarks.timing import WARM_S
+
+PEER_NAMES = ("eager", "inductor", "ort", "openvino")
+RTOL = 1e-4
+SPREAD = 4.0
+"""An answer may be so many times as far off as the worst of the peers: sums in another order differ by that much."""
+STEPS = 0.05
+"""The same of integer models, relative to the largest output: a value that rounds the other way is a whole step off, and steps
+of several layers add up. What is really wrong is off by the outputs' own size.
+"""
+TURN_S = 0.02
+PREPARE_S, LOAD_S, COMPILE_S, ANSWER_S = 90.0, 60.0, 150.0, 30.0
+
+
+class Table:
+    """The processes of one row."""
+
+    def __init__(self, entry: Entry, threads: int, peers: Sequence[str], seconds: float, rounds: int) -> None:
+        self.entry, self.threads, self.seconds, self.rounds = entry, threads, seconds, rounds
+        self.peers = [p for p in peers if p not in ("eager", "inductor") or entry.kind == "torch"]
+        self.row = Row(entry.name, entry.family, entry.kind, threads, seconds)
+        self.processes: dict[str, Process] = {}
+        self.answers: dict[str, str] = {}
+
+    def measure(self) -> Row:
+        """Whatever happens to a process is part of the row."""
+        with tempfile.TemporaryDirectory(prefix="hotfuse-corpus-") as folder:
+            try:
+                self._measure(Path(folder))
+            finally:
+                for process in self.processes.values():
+                    process.close()
+        return self.row
+
+    def _measure(self, folder: Path) -> None:
+        names = [OURS, *(p for p in self.peers if not self._missing(p))]
+        for name in names:
+            self.processes[name] = Process(
+                [sys.executable, "-m", "benchmarks.corpus.child", "--model", self.entry.name, "--who", name,
+                 "--threads", str(self.threads), "--folder", str(folder)], environment(self.threads, folder))  # fmt: skip
+        for name in names:  # one after another: the first makes files that the others find
+            self._ask(name, PREPARE_S, do="prepare")
+        for name in [n for n in names if n in self.processes]:
+            limit = COMPILE_S if name == "inductor" else LOAD_S
+            if (answer := self._ask(name, limit, do="load")) is not None:
+                self.row.load_s[name], self.row.first_ms[name] = round(answer["load_s"], 4), round(answer["first_ms"], 3)
+                self.answers[name] = answer["outputs"]
+                served = self._ask(name, self.seconds + LOAD_S, do="serve", seconds=self.seconds if name == OURS else 0.5)
+                if served is not None:
+                    self._served(name, served)
+        if OURS not in self.processes:
+            return
+        self._compare()
+        if self.row.status == "ok":
+            self._turns()
+        self._explained()
+
+    def _served(self, name: str, served: dict[str, Any]) -> None:
+        self.row.grown[name] = served["grown"]
+        if name == OURS:
+            self.row.tiers_s = {t: round(s, 2) for t, s in served["tiers_s"].items()}
+            self.row.best_s, self.row.worst_ms = served["best_s"], round(served["worst_ms"], 3)
+            self.row.cold_calls = served["cold_calls"]
+
+    def _missing(self, name: str) -> bool:
+        if why := missing(name):
+            self.row.absent[name] = why
+        return bool(why)
+
+    def _ask(self, name: str, limit_s: float, **command: Any) -> dict[str, Any] | None:
+        """The answer; none, and the contender is out, where it cannot take part, is late or died."""
+        try:
+            answer = self.processes[name].ask(limit_s, **command)
+        except Late as e:
+            return self._out(name, "late", f"{command['do']}: {e}")
+        except Gone as e:
+            return self._out(name, "crashed", f"{command['do']}: {e}")
+        if "absent" in answer:
+            return self._out(name, "absent", f"{command['do']}: {answer['absent']}")
+        return answer
+
+    def _out(self, name: str, status: Status, why: str) -> None:
+        self.row.absent[name] = f"{status}: {why}"
+        if name == OURS:
+            self.row.status, self.row.why = status, why
+        with contextlib.suppress(KeyError):
+            self.processes.pop(name).close()
+
+    def _compare(self) -> None:
+        """Everybody against the exact answer; ours may be as far off as the peers are, in order of magnitude."""
+        judge = next((n for n in ("eager", "ort") if n in self.processes), None)
+        asked = OURS if self.entry.kind == "torch" and judge != "eager" else judge
+        exact = self._ask(asked, LOAD_S, do="exact") if asked else None
+        about = self._ask(OURS, LOAD_S, do="about")
+        if exact is None or about is None:
+            return
+        self.row.float64 = exact["float64"]
+        want = outputs(exact["outputs"])
+        for name, path in self.answers.items():
+            self.row.errors[name] = difference(outputs(path), want)
+        first, now = self.row.errors.pop(OURS), difference(outputs(about["outputs"]), want)
+        self.row.errors[OURS] = max(first, now)
+        spread = max((e for n, e in self.row.errors.items() if n != OURS and e < float("inf")), default=0.0)
+        allowed = max(RTOL, SPREAD * spread, STEPS if self.entry.family.startswith("int8") else 0.0)
+        if not self.row.errors[OURS] <= allowed:
+            self.row.status, self.row.why = "wrong", (
+                f"off by {first:.1e} at first and {now:.1e} at the end, the others by {spread:.1e}, allowed {allowed:.1e}")
+
+    def _turns(self) -> None:
+        """Rounds of equal time; the first does not count."""
+        found: dict[str, list[float]] = {}
+        for i in range(self.rounds + 1):
+            names = list(self.processes)
+            for name in names if i % 2 else reversed(names):
+                answer = self._ask(name, ANSWER_S, do="burst", warm_s=WARM_S, turn_s=TURN_S)
+                if answer is not None and i:
+                    found.setdefault(name, []).append(answer["seconds"])
+        ours = found.get(OURS)
+        for name, times in found.items():
+            self.row.ms[name] = round(statistics.median(times) * 1e3, 5)
+            if ours and len(ours) == len(times):
+                self.row.ratios[name] = round(statistics.median(t / o for t, o in zip(times, ours, strict=True)), 4)
+
+    def _explained(self) -> None:
+        if OURS not in self.processes or (about := self._ask(OURS, LOAD_S, do="about")) is None:
+            return
+        plans = [p for site in about["explained"]["sites"] for p in site["plans"]]
+        self.row.tier = max(plans, key=lambda p: p["calls"])["tier"] if plans else None
+        self.row.causes = causes(about["explained"])
