@@ -35,7 +35,7 @@ from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
 from hotfuse.runtime.weights.watch import Watch
-from hotfuse.simplify import simplify
+from hotfuse.simplify import simplify_captured
 
 MAX_BINDINGS = 4
 """Sets of weights that one of Dynamo's graphs is served with: more instances of one class run as Dynamo gave them."""
@@ -95,7 +95,7 @@ class CompiledGraph:
             self.arguments: Arguments = arguments_of(gm)
             self._weights, self._inputs = _picker(self.arguments.weights_at), _picker(self.arguments.inputs_at)
             done = capture_dynamo(gm, self.arguments, name)
-            self.converted = Converted(simplify(verify(done.graph))[0], done.constants)
+            self.converted = Converted(simplify_captured(verify(done.graph))[0], done.constants)
         except HotfuseError as e:
             self._refuse(e.why if isinstance(e, CaptureError) else Why.NOT_CAPTURABLE, str(e))
 

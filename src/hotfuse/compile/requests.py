@@ -13,7 +13,7 @@ from hotfuse.compile.workers import wire
 from hotfuse.frontends.captured import Captured
 from hotfuse.ir.verify import verify
 from hotfuse.lower.common.effort import REQUEST_STEPS, limited
-from hotfuse.simplify import simplify
+from hotfuse.simplify import simplify_captured
 
 Header = dict[str, Any]
 
@@ -125,11 +125,11 @@ _KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {
 
 
 def _finished(done: Captured) -> Captured:
-    graph, _ = simplify(verify(done.graph))
+    graph, notes = simplify_captured(verify(done.graph))
     used = {p.key for p in verify(graph).params}
     return replace(
         done, graph=graph, shared={k: n for k, n in done.shared.items() if k in used},
-        constants={k: c for k, c in done.constants.items() if k in used},
+        constants={k: c for k, c in done.constants.items() if k in used}, notes=(*done.notes, *notes),
     )
 
 

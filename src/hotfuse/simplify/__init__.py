@@ -3,6 +3,7 @@
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.rewrite import RewriteTrace, Rule, apply
 from hotfuse.simplify import identities, redundant
+from hotfuse.simplify.dead_rows import without_dead_rows
 
 TIER0: tuple[Rule, ...] = (*redundant.RULES, *identities.RULES)
 """What runs before tier 0: a fraction of a second at most, exact to the bit."""
@@ -13,4 +14,15 @@ def simplify(graph: Graph, rules: tuple[Rule, ...] = TIER0) -> tuple[Graph, tupl
     return apply(graph, rules)
 
 
-__all__ = ["TIER0", "simplify"]
+def simplify_captured(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
+    """A graph as a front end gives it, as every tier begins with it: without needless nodes, and without rows that nobody reads.
+    And what `explain()` says of that.
+    """
+    graph, _ = simplify(graph)
+    fewer, products = without_dead_rows(graph)
+    if not products:
+        return graph, ()
+    return simplify(fewer)[0], (f"rows that nobody reads are not computed: {products} products make one row of each sequence",)
+
+
+__all__ = ["TIER0", "simplify", "simplify_captured"]
