@@ -32,9 +32,9 @@ import hotfuse
 from benchmarks.gemm import geomean, host_core, low, measured_peak, turns
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.frontends.fx import Role, to_graph
+from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, SymbolArgument
-from hotfuse.lower.common.lowered import Role as Is
+from hotfuse.lower.common.lowered import BufferRole as Is
 from hotfuse.lower.cpu.attention.group import lower_attention
 from hotfuse.lower.cpu.attention.packed import lower_packed
 from hotfuse.lower.cpu.tiling import Core
@@ -99,7 +99,7 @@ def made(kind: Kind, core: Core, length: int | None) -> Made:
         batch, tokens = torch.export.Dim("batch"), torch.export.Dim("tokens")
         shapes = tuple({0: batch, 3 if i == 3 else 1: tokens} for i in range(len(example)))
     program = torch.export.export(Block(kind).eval(), tuple(example), dynamic_shapes=shapes, strict=False)
-    graph = to_graph(program.graph_module, [Role("input") for _ in example]).graph
+    graph = to_graph(program.graph_module, [PlaceholderRole("input") for _ in example]).graph
     start = time.perf_counter()
     lowered = lower_attention(graph, core)
     kernel = load_kernel(compile_kernel(lowered.kernel))
@@ -234,7 +234,7 @@ def packed_cells(threads: Sequence[int], rounds: int, clock: Callable[[], float]
     block, given = PackedBlock().eval(), torch.tensor(offsets)
     tokens_dim, count_dim = torch.export.Dim("tokens"), torch.export.Dim("count")
     program = torch.export.export(block, (x, given), dynamic_shapes=({0: tokens_dim}, {0: count_dim}), strict=False)
-    graph = to_graph(program.graph_module, [Role("input"), Role("input")]).graph
+    graph = to_graph(program.graph_module, [PlaceholderRole("input"), PlaceholderRole("input")]).graph
     start = time.perf_counter()
     lowered = lower_packed(graph, core)
     kernel = Made(lowered, load_kernel(compile_kernel(lowered.kernel)), [v.name for v in graph.inputs], [], 0.0)

@@ -44,15 +44,15 @@ from benchmarks.labels import Times, Unfinished, Work, compiled, labelled, works
 from hotfuse.base.settings import from_env
 from hotfuse.compile.learn import measure
 from hotfuse.compile.unit.bench import bench, piece_of
-from hotfuse.fusion.closed import Index
-from hotfuse.fusion.engine import Engine, apart
-from hotfuse.fusion.forecast import Predictor, Roofline, Trained
+from hotfuse.fusion.closed import UseIndex
+from hotfuse.fusion.engine import FusionPlanner, apart
+from hotfuse.fusion.forecast import Predictor, RooflinePredictor, Trained
 from hotfuse.fusion.groups import Group, group
 from hotfuse.fusion.layout import channels_last
-from hotfuse.fusion.order import Order
+from hotfuse.fusion.order import GroupOrder
 from hotfuse.fusion.own import with_own_operands
 from hotfuse.hpm import model as hpm
-from hotfuse.hpm.book import Book
+from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.online import Online
 from hotfuse.hpm.roofline import roof
 from hotfuse.ir.graph import Graph
@@ -80,14 +80,14 @@ class Pieces:
     """By piece, whether it is a kernel, and label."""
     keys: dict[Any, str] = field(default_factory=dict[Any, str])
 
-    def key(self, index: Index, nodes: Sequence[int]) -> str:
+    def key(self, index: UseIndex, nodes: Sequence[int]) -> str:
         """A piece's name, the same in every run."""
         own = index.key(nodes)
         if own not in self.keys:
             self.keys[own] = hashlib.sha256(repr(own).encode()).hexdigest()[:20]
         return self.keys[own]
 
-    def want(self, index: Index, nodes: Sequence[int]) -> None:
+    def want(self, index: UseIndex, nodes: Sequence[int]) -> None:
         """Have a piece built, as a kernel and by the library."""
         key = self.key(index, nodes)
         if key not in self.works:
@@ -104,13 +104,13 @@ class Pieces:
                 if seconds > 0:
                     self.times[w.problem, w.tag == "kernel", turn] = float(seconds)
 
-    def chosen(self, index: Index, nodes: Sequence[int], *, always: bool = False) -> tuple[str, bool]:
+    def chosen(self, index: UseIndex, nodes: Sequence[int], *, always: bool = False) -> tuple[str, bool]:
         """A piece as its kernel or by the library, whichever label 0 prefers."""
         key = self.key(index, nodes)
         own, library = self.times.get((key, True, 0)), self.times.get((key, False, 0))
         return key, own is not None and (always or library is None or own <= library)
 
-    def time(self, index: Index, nodes: Sequence[int], turn: int, *, always: bool = False) -> float:
+    def time(self, index: UseIndex, nodes: Sequence[int], turn: int, *, always: bool = False) -> float:
         """Seconds of a piece."""
         return self.times.get((*self.chosen(index, nodes, always=always), turn), 0.0)
 
@@ -124,7 +124,7 @@ class Pieces:
             total += (one[piece] - two[piece]) ** 2 * (first - second) ** 2 / 2
         return total**0.5
 
-    def plan(self, index: Index, plan: Plan, turn: int, *, always: bool = False) -> float:
+    def plan(self, index: UseIndex, plan: Plan, turn: int, *, always: bool = False) -> float:
         """Seconds of a plan."""
         return sum(self.time(index, nodes, turn, always=always) for nodes in plan)
 
@@ -134,30 +134,30 @@ class Problem:
     """A graph with the plans that are compared."""
 
     name: str
-    index: Index
+    index: UseIndex
     none: Plan
     always: Plan
     engine: Plan
-    engine_index: Index
+    engine_index: UseIndex
     """Of the graph that the engine made of it."""
     cuts: list[Plan] = field(default_factory=list[Plan])
 
-    def plans(self) -> list[tuple[Index, Plan]]:
+    def plans(self) -> list[tuple[UseIndex, Plan]]:
         """All of them, each with its graph."""
         own = [(self.index, p) for p in (self.none, self.always, *self.cuts)]
         return [*own, (self.engine_index, self.engine)]
 
 
-def problem(name: str, graph: Graph, engine: Engine, *, whole: bool, cuts: bool = False) -> Problem:
+def problem(name: str, graph: Graph, engine: FusionPlanner, *, whole: bool, cuts: bool = False) -> Problem:
     """Plans of a graph: always fusing is one kernel for the `whole` graph, or the greedy groups."""
-    index, greedy = Index(graph, {}), group(graph)
+    index, greedy = UseIndex(graph, {}), group(graph)
     found = engine.best(graph, greedy, {})
     always = [tuple(range(len(graph.nodes)))] if whole else [g.nodes for g in greedy]
     none = [g.nodes for g in apart(graph, greedy)]
     every = (
         [c for c in _cuts(len(graph.nodes)) if _runs(index, c)] if cuts and len(graph.nodes) <= MAX_EXHAUSTIVE else []
     )
-    return Problem(name, index, none, always, [g.nodes for g in found.groups], Index(found.graph, {}), every)
+    return Problem(name, index, none, always, [g.nodes for g in found.groups], UseIndex(found.graph, {}), every)
 
 
 def _cuts(n: int) -> list[Plan]:
@@ -169,9 +169,9 @@ def _cuts(n: int) -> list[Plan]:
     return made
 
 
-def _runs(index: Index, cut: Plan) -> bool:
+def _runs(index: UseIndex, cut: Plan) -> bool:
     try:
-        Order(index, [Group(c, "rows") for c in cut])
+        GroupOrder(index, [Group(c, "rows") for c in cut])
     except ValueError:
         return False
     return True
@@ -213,10 +213,10 @@ def predictor(only_roofs: bool, folder: Path) -> tuple[Predictor, str]:
         found = None if only_roofs else hpm.load(store, machine)
         known = store.peaks(machine)
     if found is None:
-        return Roofline(bench().peaks), "roofline"
+        return RooflinePredictor(bench().peaks), "roofline"
     peaks = machine_peaks.from_dict(known) if known is not None else None
     at = roof(peaks, topology(), bench().core.lanes)
-    return Trained(hpm.Predictor(found, at, Book(measure.tile_of), Online())), f"model {found.version}"
+    return Trained(hpm.CostPredictor(found, at, RowCache(measure.tile_of), Online())), f"model {found.version}"
 
 
 def lowers(piece: Graph, sizes: Mapping[str, int]) -> str:
@@ -241,7 +241,7 @@ def planning(predict: Predictor, quick: bool) -> dict[str, float]:
     if isinstance(sizes, Mismatch):
         raise SystemExit(f"bert-base does not fit its own inputs: {sizes}")
     groups = group(graph)
-    found = Engine(predict, bench().core, lowers=lambda g: lowers(g, sizes)).best(graph, groups, sizes)
+    found = FusionPlanner(predict, bench().core, lowers=lambda g: lowers(g, sizes)).best(graph, groups, sizes)
     return {"planning_s": found.seconds, "nodes": len(graph.nodes), "groups": len(found.groups), "predictions": found.predictions,
             "predicted_gain": 1 - found.after.seconds / found.before.seconds}  # fmt: skip
 
@@ -258,7 +258,7 @@ class Cases:
     models: list[Problem]
 
 
-def cases(engine: Engine, quick: bool) -> Cases:
+def cases(engine: FusionPlanner, quick: bool) -> Cases:
     """Graphs with their plans."""
     decisions = [
         (family, problem(f"{family} {n} {'x'.join(map(str, s.values()))}", graph_of(text, s), engine, whole=True))
@@ -351,7 +351,7 @@ def main() -> int:
         folder = Path(options.work or empty)
         folder.mkdir(parents=True, exist_ok=True)
         predict, source = predictor(options.roofline, folder)
-        found, pieces = cases(Engine(predict, bench().core, lowers=lambda g: lowers(g, {})), options.quick), Pieces()
+        found, pieces = cases(FusionPlanner(predict, bench().core, lowers=lambda g: lowers(g, {})), options.quick), Pieces()
         for p in (*(p for _, p in found.decisions), *found.blocks, *found.models):
             for index, plan in p.plans():
                 for nodes in plan:

@@ -23,21 +23,21 @@ import torch
 
 from benchmarks.fusion_cases import KINDS, graph_of
 from hotfuse.compile.unit.bench import bench
-from hotfuse.compile.unit.contest import LEAST, Contest
+from hotfuse.compile.unit.contest import LEAST, UnitContests
 from hotfuse.compile.unit.units import measuring
-from hotfuse.fusion.candidates import Candidate, Generator, Kind
-from hotfuse.fusion.closed import Index
+from hotfuse.fusion.candidates import CandidateKind, FusionCandidate, Generator
+from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.engine import Side, apart
 from hotfuse.fusion.groups import Group, group
-from hotfuse.fusion.order import Order
+from hotfuse.fusion.order import GroupOrder
 from hotfuse.ir.graph import Graph
 
 
-def candidates(graph: Graph, kind: Kind) -> Iterator[tuple[Index, Candidate]]:
+def candidates(graph: Graph, kind: CandidateKind) -> Iterator[tuple[UseIndex, FusionCandidate]]:
     """Those of a kind: tiling of operators as they stand alone, splits of the whole as one kernel."""
-    index = Index(graph, {})
+    index = UseIndex(graph, {})
     whole = (Group(tuple(range(len(graph.nodes))), "rows"),)
-    order = Order(index, apart(graph, group(graph)) if kind is Kind.TILING else whole)
+    order = GroupOrder(index, apart(graph, group(graph)) if kind is CandidateKind.TILING else whole)
     make = Generator(index, order, bench().core, 1)
     groups = set(order.groups)
     for c in (*make.pairs(groups), *make.singles(groups)):
@@ -45,22 +45,22 @@ def candidates(graph: Graph, kind: Kind) -> Iterator[tuple[Index, Candidate]]:
             yield index, c
 
 
-def sides(index: Index, c: Candidate) -> tuple[list[Side], list[Side]]:
+def sides(index: UseIndex, c: FusionCandidate) -> tuple[list[Side], list[Side]]:
     """What there is and what would be built, as contests take it."""
-    where = Index(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
+    where = UseIndex(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
     old = [(index.closed(g.nodes), g.kind == "library") for g in c.old]
     return old, [(where.closed(g.nodes), g.kind == "library") for g in c.new]
 
 
-def measured(index: Index, c: Candidate, rounds: int) -> list[tuple[float, float]]:
+def measured(index: UseIndex, c: FusionCandidate, rounds: int) -> list[tuple[float, float]]:
     """Seconds of both sides in every round."""
     gate = measuring({})
-    assert isinstance(gate.contest, Contest)
+    assert isinstance(gate.contest, UnitContests)
     old, new = sides(index, c)
     return [gate.contest._measured(old, new) for _ in range(rounds)]  # pyright: ignore[reportPrivateUsage]
 
 
-def row(name: str, kind: Kind, index: Index, c: Candidate, rounds: int) -> dict[str, Any]:
+def row(name: str, kind: CandidateKind, index: UseIndex, c: FusionCandidate, rounds: int) -> dict[str, Any]:
     """One candidate: refused with its reason, or with both times."""
     if not c.viable:
         print(f"{kind.value:7} {name:28} not offered: {c.because}", flush=True)
@@ -94,8 +94,8 @@ def main() -> int:
         for case, (text, sizes) in cases.items():
             for s in sizes:
                 name = f"{case} {'x'.join(map(str, s.values()))}"
-                for index, c in candidates(graph_of(text, s), Kind(kind)):
-                    rows.append(row(name, Kind(kind), index, c, options.rounds))
+                for index, c in candidates(graph_of(text, s), CandidateKind(kind)):
+                    rows.append(row(name, CandidateKind(kind), index, c, options.rounds))
     if options.json:
         print(json.dumps({"rows": rows, "pay": sum(bool(r.get("pays")) for r in rows)}))
     return 0

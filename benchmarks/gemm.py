@@ -30,7 +30,7 @@ from hotfuse.compile.native import host_core
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType
 from hotfuse.lower.common import pack
-from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, Role
+from hotfuse.lower.common.lowered import BufferArgument, BufferRole, Lowered, PackArgument
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import CpuTarget, host
@@ -73,9 +73,9 @@ def ours(
     fixed: list[torch.Tensor | None] = []
     for a in low.arguments:
         match a:
-            case BufferArgument(role=Role.OUTPUT):
+            case BufferArgument(role=BufferRole.OUTPUT):
                 fixed.append(None)
-            case BufferArgument(role=Role.INPUT):
+            case BufferArgument(role=BufferRole.INPUT):
                 fixed.append(x)
             case BufferArgument():
                 fixed.append(layer.bias)

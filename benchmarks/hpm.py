@@ -44,15 +44,15 @@ from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.calibrate import calibrate
 from hotfuse.compile.unit.bench import piece_of
-from hotfuse.frontends.fx import Role, to_graph
+from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.own import with_own_operands
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import judge, model
-from hotfuse.hpm.book import Book
+from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.features import derive
-from hotfuse.hpm.model import Predictor, Samples
+from hotfuse.hpm.model import CostPredictor, TrainingRows
 from hotfuse.hpm.online import Online
 from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import FAMILIES, Candidate, families
@@ -96,7 +96,7 @@ def zoo_graph(name: str) -> Graph:
         program = torch.export.export(loaded.module.eval(), (), given, strict=False)
     kinds = {InputKind.USER_INPUT: "input"}
     specs = program.graph_signature.input_specs
-    roles = [Role(kinds.get(s.kind, "param"), "" if s.kind in kinds else str(s.target)) for s in specs]
+    roles = [PlaceholderRole(kinds.get(s.kind, "param"), "" if s.kind in kinds else str(s.target)) for s in specs]
     return with_own_operands(channels_last(simplify(to_graph(program.graph_module, roles).graph)[0]))
 
 
@@ -139,7 +139,7 @@ class Measured:
     candidates: list[Candidate]
     keys: list[str]
     tags: list[str]
-    samples: Samples
+    samples: TrainingRows
     again: model.Vector
 
     def of(self, tag: str) -> Measured:
@@ -163,13 +163,13 @@ def measured(path: Path, times: Sequence[Times]) -> Measured:
     chosen = [calls[i] for i in ran]
     candidates = [Candidate(w.graph, s, w.core) for w, s in chosen]
     keys = [f"{w.problem} {sorted(s.items())}" for w, s in chosen]
-    table = Book(measure.tile_of).rows(candidates)
+    table = RowCache(measure.tile_of).rows(candidates)
     group = np.unique(keys, return_inverse=True)[1] if keys else np.zeros(0, np.int64)
     return Measured(
         candidates,
         keys,
         [w.tag for w, _ in chosen],
-        Samples(table, first[ran, 0], first[ran, 1], group),
+        TrainingRows(table, first[ran, 0], first[ran, 1], group),
         second[ran, 0],
     )
 
@@ -183,14 +183,14 @@ class Score:
     online: dict[str, float]
     roofline: dict[str, float]
     by_family: dict[str, dict[str, float]]
-    choices: list[judge.Choice]
-    roof_choices: list[judge.Choice]
+    choices: list[judge.SelectionTrial]
+    roof_choices: list[judge.SelectionTrial]
     predicted: model.Vector
     corrected: model.Vector
     correction: Online
 
 
-def score(found: Measured, host: Host, made: model.Model, online: Online | None = None) -> Score:
+def score(found: Measured, host: Host, made: model.PerformanceModel, online: Online | None = None) -> Score:
     """Compare; 20 samples of what is judged correct the model first, and do not count, or another correction is given."""
     samples, again = found.samples, found.again
     features = derive(samples.table, host.at)
@@ -216,9 +216,9 @@ def score(found: Measured, host: Host, made: model.Model, online: Online | None 
 BURSTS, BATCHES, ROUNDS, APART_S = 12, 3, 5, 0.2
 
 
-def cost(host: Host, made: model.Model, candidates: Sequence[Candidate]) -> float:
+def cost(host: Host, made: model.PerformanceModel, candidates: Sequence[Candidate]) -> float:
     """Microseconds a candidate in a batch of 100: nodes known, graphs new, features and trees included."""
-    predictor = Predictor(made, host.at, Book(measure.tile_of))
+    predictor = CostPredictor(made, host.at, RowCache(measure.tile_of))
     ring = itertools.cycle(candidates)
     batches = [list(itertools.islice(ring, 100)) for _ in range(BATCHES)]
     for batch in batches:
@@ -234,7 +234,7 @@ def cost(host: Host, made: model.Model, candidates: Sequence[Candidate]) -> floa
     return float(np.median(times)) / 100 * 1e6
 
 
-def regrets(choices: Sequence[judge.Choice], top: int) -> tuple[float, float]:
+def regrets(choices: Sequence[judge.SelectionTrial], top: int) -> tuple[float, float]:
     """Mean and 95th percentile."""
     found = judge.regret(choices, top)
     return (float(found.mean()), float(np.quantile(found, 0.95))) if len(found) else (float("nan"), float("nan"))
@@ -244,7 +244,7 @@ def _shown(a: dict[str, float]) -> str:
     return f"{a['n']:5.0f}  MAPE {a['mape']:6.1%}  within 10% {a['within10']:4.0%}  20% {a['within20']:4.0%}"
 
 
-def report(found: Measured, own: Samples, host: Host, made: model.Model) -> dict[str, Any]:
+def report(found: Measured, own: TrainingRows, host: Host, made: model.PerformanceModel) -> dict[str, Any]:
     """All figures, printed as they come."""
     held = found.of("")
     s = score(held, host, made)
@@ -266,12 +266,12 @@ def report(found: Measured, own: Samples, host: Host, made: model.Model) -> dict
             f"  {name:28s} {a['n']:5.0f}  MAPE {a['mape']:6.1%}  within 10% {a['within10']:4.0%}  20% {a['within20']:4.0%}"
         )
     roofs = regrets(s.roof_choices, 1)
-    blind = regrets([judge.Choice(np.arange(len(c.first), dtype=np.float64), c.first, c.second) for c in s.choices], 1)
+    blind = regrets([judge.SelectionTrial(np.arange(len(c.first), dtype=np.float64), c.first, c.second) for c in s.choices], 1)
     ways = {"by prediction": top1, "best of 3 measured": top3, "by the roofline": roofs, "always the usual tile": blind}
     parts = judge.orders(s.choices)
     print("  pairs in order, by their difference: "
           + ", ".join(f"over {n:.0%}: {o.right} of {o.pairs} ({o.turned} that labels turn)" for n, o in parts.items())
-          + f"; labels allow {sum(parts.values(), judge.Order()).ceiling:.1%}")  # fmt: skip
+          + f"; labels allow {sum(parts.values(), judge.PairOrder()).ceiling:.1%}")  # fmt: skip
     print(f"  pairs in order {result['pair_accuracy']:.1%}; regret (p95): "
           + ", ".join(f"{n} {m:.2%} ({p:.1%})" for n, (m, p) in ways.items()))  # fmt: skip
     print("  samples until back within the bars: " + ", ".join(f"{n} {v}" for n, v in drift.samples.items())
@@ -297,7 +297,7 @@ def report(found: Measured, own: Samples, host: Host, made: model.Model) -> dict
                      "roofline_regret": roofs[0], "no_gate_regret": top1[0], "gate_regret": top3[0], "usual_tile_regret": blind[0],
                      "roofline_pair_accuracy": judge.pair_accuracy(s.roof_choices)},
         "kernels": len(held.keys), "choices": len(s.choices), "pairs": sum(o.pairs for o in parts.values()),
-        "pair_ceiling": sum(parts.values(), judge.Order()).ceiling,
+        "pair_ceiling": sum(parts.values(), judge.PairOrder()).ceiling,
         "pairs_by_difference": {str(n): o.accuracy for n, o in parts.items()},
     }  # fmt: skip
 

@@ -33,7 +33,7 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.learn import measure
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.pool import Pool
-from hotfuse.compile.workers.slot import Limits
+from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
@@ -70,7 +70,7 @@ def compiled(works: Sequence[Work], path: Path) -> None:
     if path.exists():
         return
     part = path.with_suffix(".part")
-    pool = Pool(Limits(2, share=1.0))
+    pool = Pool(PoolLimits(2, share=1.0))
     asked = [
         pool.submit(Task("a kernel", measure.request(w.graph, w.core), timeout=120.0)) if w.core else None
         for w in works
@@ -126,7 +126,7 @@ def _known(out: Path) -> dict[int, tuple[float, float]]:
 def label(path: Path, out: Path, until: float, passes: int, only: Set[int] | None = None) -> bool:
     """Measure what has no label yet, or `only` some of it, in batches that fit memory; whether nothing is left."""
     torch.set_num_threads(1)
-    known, waiting, held = _known(out), list[tuple[int, measure.Bound]](), 0
+    known, waiting, held = _known(out), list[tuple[int, measure.BoundCall]](), 0
     failed: list[int] = []
     shelf = measure.Shelf()
     count = 0

@@ -25,7 +25,7 @@ from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import Made
 from hotfuse.compile.unit.bench import bench
 from hotfuse.compile.variants.skipping import Skipping, Zeroed
-from hotfuse.fusion.forecast import Roofline
+from hotfuse.fusion.forecast import RooflinePredictor
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.lower import lower
@@ -69,7 +69,7 @@ def main() -> int:
     for m, k, n in SHAPES:
         graph = graph_of(TEXT, {"M": m, "K": k, "N": n})
         lowered = lower(graph, bench().core)
-        both, skips = Skipping(graph, {}, bench().core, bench().peaks, Roofline(bench().peaks), options.threads).found()
+        both, skips = Skipping(graph, {}, bench().core, bench().peaks, RooflinePredictor(bench().peaks), options.threads).found()
         print(f"{m} x {k} -> {n}, {options.threads} threads; {skips}", flush=True)
         sides = {"eager": None, "dense": Made(lowered, compile_kernel(lowered.kernel)), "dispatch": both}
         for share in SHARES:

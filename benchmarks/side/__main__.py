@@ -27,7 +27,7 @@ from benchmarks.side.cases import CASES, SUITES, Case
 from benchmarks.side.contenders import CONTENDERS
 from benchmarks.side.turns import Table
 from hotfuse.machine.fingerprint import fingerprint
-from hotfuse.machine.peaks import Peaks
+from hotfuse.machine.peaks import MachinePeaks
 
 QUICK = ("hotfuse", "hotfuse-tier0", "eager", "ort", "openvino")
 BUDGET_S, QUICK_BUDGET_S = 1130.0, 150.0
@@ -35,7 +35,7 @@ BUDGET_S, QUICK_BUDGET_S = 1130.0, 150.0
 EXIT_REGRESSION = 1
 
 
-def measured_peaks() -> Peaks | None:
+def measured_peaks() -> MachinePeaks | None:
     """The machine's limits, measured now: whatever mood it is in, it is in for the whole run."""
     from hotfuse.backends.llvm.peaks import measure
 
@@ -66,7 +66,7 @@ def contenders(options: argparse.Namespace) -> Container[str]:
     return QUICK if options.quick else CONTENDERS
 
 
-def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[records.Record], Peaks | None]:
+def run(options: argparse.Namespace) -> tuple[dict[str, Any], list[records.Record], MachinePeaks | None]:
     """Measure; lines appear as cases end."""
     say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else (lambda text: print(text, flush=True))
     begin = time.monotonic()

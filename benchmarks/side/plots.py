@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.side.records import OURS, PER_REQUEST, Record, cases
-from hotfuse.machine.peaks import Peaks
+from hotfuse.machine.peaks import MachinePeaks
 
 PARTS = 24
 
 
-def draw(records: Sequence[Record], peaks: Peaks | None, folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+def draw(
+    records: Sequence[Record], peaks: MachinePeaks | None, folder: Path, formats: Sequence[str] = ("png", "svg")
+) -> list[Path]:
     """Every picture there is something to show on."""
     import matplotlib
 
@@ -33,7 +35,7 @@ def draw(records: Sequence[Record], peaks: Peaks | None, folder: Path, formats: 
     return written
 
 
-def _figures(pyplot: Any, records: Sequence[Record], peaks: Peaks | None) -> list[tuple[str, Any]]:
+def _figures(pyplot: Any, records: Sequence[Record], peaks: MachinePeaks | None) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for (suite, threads), group in itertools.groupby(records, key=lambda r: (r.suite, r.threads)):
         timed = [r for r in group if r.ratio is not None]
@@ -87,7 +89,7 @@ def traffic(pyplot: Any, case: str, records: Sequence[Record]) -> Any:
     return figure
 
 
-def roofline(pyplot: Any, records: Sequence[Record], peaks: Peaks) -> Any:
+def roofline(pyplot: Any, records: Sequence[Record], peaks: MachinePeaks) -> Any:
     """What was reached, over operations per byte, under what the machine reaches."""
     figure, axes = pyplot.subplots(figsize=(8, 5))
     x = np.logspace(-1, 3, 100)

@@ -27,7 +27,7 @@ from benchmarks.side.cases import Case
 from benchmarks.side.contenders import PACKAGES
 from benchmarks.side.records import PER_REQUEST, Record, finish, parts
 from benchmarks.side.stats import of_blocks
-from hotfuse.machine.peaks import Peaks
+from hotfuse.machine.peaks import MachinePeaks
 
 RTOL = 1e-4
 TURN_MS = 20.0
@@ -142,7 +142,7 @@ class Table:
     """One case: its contenders' processes and what became of them."""
 
     def __init__(self, case: Case, threads: int, contenders: Sequence[str], *, rounds: int, seconds: float, say: Say,
-                 peaks: Peaks | None = None, limit_s: float = LOAD_S, clock: Clock = time.monotonic) -> None:  # fmt: skip
+                 peaks: MachinePeaks | None = None, limit_s: float = LOAD_S, clock: Clock = time.monotonic) -> None:  # fmt: skip
         self.case, self.threads, self.rounds, self.seconds, self.say, self.peaks = case, threads, rounds, seconds, say, peaks
         self.records = {n: Record(case.suite, case.name, n, threads) for n in contenders}
         self.processes: dict[str, Process] = {}
@@ -336,7 +336,7 @@ class Table:
                 r.roofline = least / r.time.median
 
 
-def roof_ms(peaks: Peaks, flops: float, moved: float, threads: int) -> float | None:
+def roof_ms(peaks: MachinePeaks, flops: float, moved: float, threads: int) -> float | None:
     """The least time for so many operations and bytes: bytes come from the smallest level that holds them all."""
     rate = peaks.rate("f32", threads)
     sizes = {b.level: b.bytes for b in peaks.bandwidths if b.direction == "read" and b.threads == threads}

@@ -34,7 +34,7 @@ from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plans import Capture
-from hotfuse.runtime.weights.watch import Watch
+from hotfuse.runtime.weights.watch import ModelGuard
 from hotfuse.view import view_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class TorchModel:
             self.unnamed = str(e)
             return None
 
-    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
+    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
         """Ship the model to the worker and bind what comes back to the live tensors."""
         try:
             with _SHIPPING:
@@ -78,7 +78,7 @@ class TorchModel:
             if e.why is not Why.NOT_SENDABLE:
                 raise
             return self._capture_in_place(spec, call, watching, e.because or e.what)
-        watch = Watch(shipment.modules, shipment.tensors, [self.target])
+        watch = ModelGuard(shipment.modules, shipment.tensors, [self.target])
         watching(watch)
 
         def capture(call: CallSpec) -> wire.Message:
@@ -89,10 +89,10 @@ class TorchModel:
         weights |= {k: restore(info) for k, info in done.constants.items()}
         return Capture(done, weights, watch)
 
-    def _capture_in_place(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None], because: str) -> Capture:
+    def _capture_in_place(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None], because: str) -> Capture:
         """Capture a model that cannot be sent: in a fork made for it, or else in this process, in turns with calls."""
         held = hold(self.target, spec)
-        watch = Watch(held.modules, held.tensors, [self.target])
+        watch = ModelGuard(held.modules, held.tensors, [self.target])
         watching(watch)
         number = keep(held)
         header = {"kind": "present", "number": number, "call": wire.call_to_json(call)}

@@ -34,7 +34,7 @@ from hotfuse.ir.verify import verify
 from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
-from hotfuse.runtime.weights.watch import Watch
+from hotfuse.runtime.weights.watch import ModelGuard
 from hotfuse.simplify import simplify_captured
 
 MAX_BINDINGS = 4
@@ -66,13 +66,13 @@ class DynamoModel:
     def prepare(self) -> None:
         """There is nothing to wait for."""
 
-    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
+    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
         """The graph is there; its weights are those of the call."""
         del spec, call
         converted = self._graph.converted
         keys = self._graph.arguments.keys
         weights: Mapping[str, torch.Tensor] = {**dict(zip(keys, self._weights, strict=True)), **converted.constants}
-        watch = Watch((), tuple(weights.values()))
+        watch = ModelGuard((), tuple(weights.values()))
         watching(watch)
         used = {p.key for p in converted.graph.params}
         return Capture(Captured(converted.graph, {}, {}), {k: w for k, w in weights.items() if k in used}, watch)

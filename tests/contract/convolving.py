@@ -15,7 +15,7 @@ from hotfuse.ir.text import parse
 from hotfuse.ir.types import TensorType
 from hotfuse.lower.common import pack
 from hotfuse.lower.common.codec import from_json, to_json
-from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, Role, SymbolArgument
+from hotfuse.lower.common.lowered import BufferArgument, BufferRole, Lowered, PackArgument, SymbolArgument
 from hotfuse.lower.cpu.conv.group import lower_convolution
 from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.cpu.tiling import Core
@@ -128,7 +128,7 @@ def check(source: str, core: Core, native: CpuTarget | None = None, **sizes: int
     for a in lowered.arguments:
         match a:
             case BufferArgument(buffer, role, value):
-                buffers[buffer] = outs[value][0] if role is Role.OUTPUT else values[value]
+                buffers[buffer] = outs[value][0] if role is BufferRole.OUTPUT else values[value]
             case PackArgument(buffer, spec):
                 buffers[buffer] = torch.from_numpy(pack.pack(spec, {s.name: values[s.name].numpy() for s in spec.sources}))
             case SymbolArgument(_, symbol):

@@ -11,8 +11,8 @@ from hotfuse.compile.learn.measure import Made
 from hotfuse.compile.unit.bench import bench, piece_of
 from hotfuse.compile.variants import crossing
 from hotfuse.compile.variants.crossing import Crossing
-from hotfuse.fusion.crossover import Way
-from hotfuse.fusion.forecast import Roofline
+from hotfuse.fusion.crossover import Variant
+from hotfuse.fusion.forecast import RooflinePredictor
 from hotfuse.ir.text import parse
 
 PRODUCT = """
@@ -33,7 +33,7 @@ def forgets() -> Iterator[None]:
 
 
 def question(
-    measure: Callable[[Way, int], float] | None, text: str = PRODUCT, sizes: dict[str, int] | None = None, threads: int = 1,
+    measure: Callable[[Variant, int], float] | None, text: str = PRODUCT, sizes: dict[str, int] | None = None, threads: int = 1,
     until: float = math.inf,
 ) -> Crossing:
     """About the one group of a graph, where kernels take what a test says, or what they take if it says nothing."""
@@ -41,5 +41,6 @@ def question(
     piece = piece_of(graph, range(len(graph.nodes)), sizes or {"s0": 16})
     b = bench()
     made = b.kernel(piece)
-    return Crossing(piece.normal, Made(made.lowered, made.compiled), piece.sizes, b.core, b.peaks, Roofline(b.peaks), graph.guards,
+    return Crossing(piece.normal, Made(made.lowered, made.compiled), piece.sizes, b.core, b.peaks, RooflinePredictor(b.peaks),
+                    graph.guards,
                     piece.meaning, measure, threads=threads, until=until)  # fmt: skip

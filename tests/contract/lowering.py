@@ -13,12 +13,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.group import artifact
-from hotfuse.frontends.fx import Role, to_graph
+from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph, output_values
 from hotfuse.ir.types import TensorType
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, StrideArgument, SymbolArgument
-from hotfuse.lower.common.lowered import Role as BufferRole
+from hotfuse.lower.common.lowered import BufferRole as BufferRole
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.tile.interp import run
 from hotfuse.tile.memory import NUMPY
@@ -45,7 +45,7 @@ def group_of(
         warnings.simplefilter("ignore")
         traced = make_fx(flat, tracing_mode="symbolic" if symbolic else "fake", pre_dispatch=True,
                          _allow_non_fake_inputs=constants)(*tensors)
-    made = to_graph(traced, [Role("input")] * len(tensors))
+    made = to_graph(traced, [PlaceholderRole("input")] * len(tensors))
     return Group(made.graph, made.constants)
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from hotfuse.profile import drift, predict
 from hotfuse.profile.analyzer import Analyzer
-from hotfuse.profile.book import MAX_SIGNATURES, Book
+from hotfuse.profile.book import MAX_SIGNATURES, AnalyzerMemory
 from hotfuse.profile.daemon import Daemon
 from hotfuse.profile.records import COUNTS, Batch, Flag, Subject
 from hotfuse.profile.ring import Ring
 from hotfuse.profile.snapshot import from_json, to_json
-from hotfuse.profile.stats import DECAY, Decayed, Fractions, Outcomes, Range, Sizes, bin_of
+from hotfuse.profile.stats import DECAY, Decayed, Fractions, Outcomes, RecentRange, Sizes, bin_of
 from tests.seeds import generator
 
 # --- statistics that forget ---------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_quantiles_of_sizes() -> None:
 
 
 def test_ranges_and_outcomes_forget() -> None:
-    r = Range(epoch=4)
+    r = RecentRange(epoch=4)
     for x in (100.0, 1, 1, 1, 2, 2, 2, 2, 3):
         r.add(-x, x)
     assert (r.low, r.high) == (-3, 3)
@@ -132,7 +132,7 @@ def test_distance_is_that_of_kolmogorov_and_smirnov() -> None:
 
 
 def guess(outcomes: list[int]) -> predict.Guess:
-    p = predict.Predictor()
+    p = predict.StreamPredictor()
     for o in outcomes:
         p.see(o)
     found = p.guess()
@@ -152,11 +152,11 @@ def test_predictors_find_what_is_predictable() -> None:
     assert 0.3 < coin.accuracy < 0.75  # nobody predicts a fair coin
     biased = guess((rng.random(3000) < 0.9).astype(int).tolist())
     assert biased.value == 1 and biased.accuracy > 0.75
-    assert predict.Predictor().guess() is None
+    assert predict.StreamPredictor().guess() is None
 
 
 def test_a_prediction_is_made_before_the_event() -> None:
-    p = predict.Predictor()
+    p = predict.StreamPredictor()
     for o in (1, 2, 3, 4, 5, 6):  # never the same twice: whoever peeked would be right
         p.see(o)
     found = p.guess()
@@ -184,7 +184,7 @@ def raw_of(batch: Batch) -> np.ndarray:
     return np.frombuffer(b"".join(batch.record(i) for i in range(batch.count)), np.uint8).reshape(batch.count, -1)
 
 
-def call(book: Book, i: int, signature: int = 1, zero: float = 0.5, branch: int = 1, valid: float = 1.0) -> list:
+def call(book: AnalyzerMemory, i: int, signature: int = 1, zero: float = 0.5, branch: int = 1, valid: float = 1.0) -> list:
     batch = Batch(5)
     s = Subject(2, signature, i, i)
     value(batch, s, 0, zero, Flag.MASK | Flag.INPUT, valid)
@@ -196,7 +196,7 @@ def call(book: Book, i: int, signature: int = 1, zero: float = 0.5, branch: int 
 
 
 def test_a_book_of_calls() -> None:
-    book = Book()
+    book = AnalyzerMemory()
     for i in range(200):
         call(book, i, signature=1 + (i % 4 == 0), zero=0.25, branch=int(i % 10 != 0), valid=0.3)
     shot = from_json(to_json(book.snapshot()))
@@ -224,7 +224,7 @@ def test_a_book_of_calls() -> None:
 
 
 def test_drift_of_a_branch_and_of_sparsity() -> None:
-    book = Book()
+    book = AnalyzerMemory()
     for i in range(128):
         assert not call(book, i)
     found = [d for i in range(64) for d in call(book, i, zero=0.95, branch=0)]
@@ -234,7 +234,7 @@ def test_drift_of_a_branch_and_of_sparsity() -> None:
 
 
 def test_a_book_is_bounded() -> None:
-    book = Book()
+    book = AnalyzerMemory()
     for i in range(3 * MAX_SIGNATURES):
         call(book, i, signature=i)
     assert len(book.graphs[2].signatures) <= MAX_SIGNATURES and len(book.graphs[2].shares.weights) <= MAX_SIGNATURES
@@ -242,7 +242,7 @@ def test_a_book_is_bounded() -> None:
 
 
 def test_empty_values_and_unknown_records() -> None:
-    book = Book()
+    book = AnalyzerMemory()
     batch = Batch(1)
     batch.value(Subject(0, 1, 0, 0), 0, 0, (0, 4), 0, 4, 0)
     book.add(raw_of(batch))

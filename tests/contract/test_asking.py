@@ -13,7 +13,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
 from hotfuse.runtime.serve.asking import MOST_NODES, asked
-from hotfuse.runtime.serve.speculate import Ask, Outcomes, Side, betting
+from hotfuse.runtime.serve.speculate import Ask, BranchSide, OutcomeHits, betting
 
 LIMITS = [-(1 << 63), -(1 << 31), -1, 0, 1, 7, 16000, (1 << 53) + 1, (1 << 63) - 1]
 """One is no float64."""
@@ -114,8 +114,8 @@ def test_the_prefix_runs_only_where_somebody_wants_it(wants: bool) -> None:
     def side(name: str) -> Any:
         return lambda *inputs: (name, inputs)
 
-    outcomes, told = Outcomes(), list[bool]()
-    hot, cold = {True: Side(side("hot"), wants)}, Side(side("cold"), True)
+    outcomes, told = OutcomeHits(), list[bool]()
+    hot, cold = {True: BranchSide(side("hot"), wants)}, BranchSide(side("cold"), True)
     run = betting(prefix, (1,), 0, hot, cold, outcomes, lambda _, x: x > 0, told.append)
     assert run("a", 5) == ("hot", ("a", 5, True) if wants else ("a", 5)) and ran == ([5] if wants else [])
     assert run("a", -5) == ("cold", ("a", -5, False)), "what has no code takes what the prefix computed"

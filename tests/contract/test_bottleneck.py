@@ -11,8 +11,8 @@ import pytest
 from hotfuse.analysis.call_facts import Plain, Ranked
 from hotfuse.analysis.decision import decide
 from hotfuse.compile.unit.bench import bench
-from hotfuse.fusion.candidates import Kind
-from hotfuse.fusion.crossover import MAX_WAYS, Way, crossovers, guarded, refined
+from hotfuse.fusion.candidates import CandidateKind
+from hotfuse.fusion.crossover import MAX_WAYS, Variant, crossovers, guarded, refined
 from hotfuse.fusion.forecast import Figures
 from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Diagnosis, Ledger, Profile, Strategy, diagnose
 from hotfuse.hpm.roofline import Roof
@@ -52,7 +52,7 @@ def test_nothing_uses_more_than_all_of_a_roof(measured: bool) -> None:
 
 
 def test_every_candidate_is_a_strategy() -> None:
-    assert {k.value for k in Kind} - {Kind.PROLOGUE.value} <= {s.value for s in Strategy}
+    assert {k.value for k in CandidateKind} - {CandidateKind.PROLOGUE.value} <= {s.value for s in Strategy}
     assert {s for group in ADDRESSES.values() for s in group} == set(Strategy)
 
 
@@ -79,8 +79,8 @@ GRAPH = parse("""graph main(%x: f32[M, 64]) where (2 <= M) {
 }""")
 
 
-def _ways() -> list[Way]:
-    return [Way("library", ((GRAPH, None),)), Way("kernel", ((GRAPH, bench().core),))]
+def _ways() -> list[Variant]:
+    return [Variant("library", ((GRAPH, None),)), Variant("kernel", ((GRAPH, bench().core),))]
 
 
 def predict(asks: Sequence[Candidate]) -> Figures:

@@ -20,16 +20,16 @@ from hotfuse.base.errors import InputError
 from hotfuse.base.settings import Settings
 from hotfuse.cache import folder as folders
 from hotfuse.cache.address import Address, program
-from hotfuse.cache.entry import MAGIC, Refusal, Refused, pack, unpack
+from hotfuse.cache.entry import MAGIC, EntryRefusal, Refused, pack, unpack
 from hotfuse.cache.flight import flight
 from hotfuse.cache.folder import Folder
-from hotfuse.cache.keys import Key, Keys, keys_for, make_key, read_key
+from hotfuse.cache.keys import Key, TrustedKeys, keys_for, make_key, read_key
 from hotfuse.cache.place import cache_stats, folder_of, root_of
 
 
-def _keys(byte: int = 1) -> Keys:
+def _keys(byte: int = 1) -> TrustedKeys:
     key = Key(bytes([byte]) * 32)
-    return Keys(key, (key,))
+    return TrustedKeys(key, (key,))
 
 
 def _folder(root: Path, limit: int = 1 << 20) -> Folder:
@@ -104,18 +104,18 @@ def test_an_entry_comes_back_as_it_went() -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", Refusal.DAMAGED),
-        (MAGIC, Refusal.DAMAGED),
-        (b"\x7fELF" + b"\0" * 100, Refusal.DAMAGED),
-        (pack("n", BODY, [b"x"], _keys(2)), Refusal.FOREIGN),
-        (pack("other", BODY, [b"x"], _keys()), Refusal.REPLAYED),
-        (pack("n", BODY, [b"x"], _keys(), ["amx-tile"]), Refusal.FEATURES),
-        (pack("n", BODY, [b"x"], _keys())[:-32] + b"\0" * 32, Refusal.FORGED),
-        (pack("n", BODY, [b"x"], Keys(Key(b"\2" * 32), ())).replace(_keys(2).own.name.encode(), _keys().own.name.encode()),
-         Refusal.FORGED),
+        (b"", EntryRefusal.DAMAGED),
+        (MAGIC, EntryRefusal.DAMAGED),
+        (b"\x7fELF" + b"\0" * 100, EntryRefusal.DAMAGED),
+        (pack("n", BODY, [b"x"], _keys(2)), EntryRefusal.FOREIGN),
+        (pack("other", BODY, [b"x"], _keys()), EntryRefusal.REPLAYED),
+        (pack("n", BODY, [b"x"], _keys(), ["amx-tile"]), EntryRefusal.FEATURES),
+        (pack("n", BODY, [b"x"], _keys())[:-32] + b"\0" * 32, EntryRefusal.FORGED),
+        (pack("n", BODY, [b"x"], TrustedKeys(Key(b"\2" * 32), ())).replace(_keys(2).own.name.encode(), _keys().own.name.encode()),
+         EntryRefusal.FORGED),
     ],
 )
-def test_what_is_not_believed_and_why(data: bytes, why: Refusal) -> None:
+def test_what_is_not_believed_and_why(data: bytes, why: EntryRefusal) -> None:
     with pytest.raises(Refused) as e:
         unpack(data, "n", _keys(), frozenset({"avx2"}))
     assert e.value.why is why

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hotfuse.machine.copied import SIZE, Copied
-from hotfuse.native.checksums import OVERDUE, SAME, WRITTEN, Rows, Table, checksum
+from hotfuse.native.checksums import OVERDUE, SAME, WRITTEN, ChecksumRows, ChecksumTable, checksum
 from hotfuse.runtime.weights.originals import MOST_PIECES, _slices, pieces
 
 FOREVER = 1 << 62
@@ -65,10 +65,10 @@ def test_very_many_pieces_become_one_with_what_lies_between() -> None:
     assert begin == t.data_ptr() and end == t.data_ptr() + MOST_PIECES * 16 + 4
 
 
-def table(memory: torch.Tensor, row: int, most: int, limit: int = FOREVER, shift: int = 0) -> Table:
-    rows = Rows([(memory.data_ptr() + a, min(row, memory.nbytes - a)) for a in range(0, memory.nbytes, row)])
+def table(memory: torch.Tensor, row: int, most: int, limit: int = FOREVER, shift: int = 0) -> ChecksumTable:
+    rows = ChecksumRows([(memory.data_ptr() + a, min(row, memory.nbytes - a)) for a in range(0, memory.nbytes, row)])
     rows.take()
-    return Table([rows], most, limit, time.monotonic_ns(), memory, shift)
+    return ChecksumTable([rows], most, limit, time.monotonic_ns(), memory, shift)
 
 
 @pytest.mark.parametrize("shift", [0, 2])

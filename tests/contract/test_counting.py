@@ -15,7 +15,7 @@ from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.graph import output_values
 from hotfuse.ir.types import DType, TensorType
-from hotfuse.lower.common.lowered import BufferArgument, Role
+from hotfuse.lower.common.lowered import BufferArgument, BufferRole
 from hotfuse.lower.cpu import scratch
 from hotfuse.lower.cpu.group import lower_group
 from hotfuse.tile import interp
@@ -68,7 +68,7 @@ def check(fn: Function, tensors: Sequence[torch.Tensor], symbolic: bool = False)
         arrays: dict[str, np.ndarray[Any, Any]] = {}
         for a in lowered.arguments:
             if isinstance(a, BufferArgument):
-                t = made[a.value] if a.role is Role.OUTPUT else by_name[a.value]
+                t = made[a.value] if a.role is BufferRole.OUTPUT else by_name[a.value]
                 flat = len(lowered.kernel.buffer(a.buffer).shape) == 1 and t.dim() != 1
                 arrays[a.buffer] = as_numpy(torch.as_strided(t, (t.numel(),), (1,)) if flat else t)
         if way == "interpreted":
@@ -76,7 +76,7 @@ def check(fn: Function, tensors: Sequence[torch.Tensor], symbolic: bool = False)
             interp.run(kernel, {**arrays, "arena": np.zeros(1, np.uint8), "counters": counters}, sizes)
         else:
             counters = called(kernel, arrays, sizes, 1 if way == "native" else 2)
-        names = [a.value for a in lowered.arguments if isinstance(a, BufferArgument) and a.role is Role.OUTPUT]
+        names = [a.value for a in lowered.arguments if isinstance(a, BufferArgument) and a.role is BufferRole.OUTPUT]
         for i, name in enumerate(names):
             n, zeros, odd, top, bottom = counters[WIDTH * i : WIDTH * (i + 1)].tolist()
             value = next(v for v in output_values(group.graph) if v.name == name)

@@ -18,17 +18,17 @@ from hotfuse.compile.run.runs import fetch_runs
 from hotfuse.compile.unit import units
 from hotfuse.compile.unit.bench import bench, piece_of
 from hotfuse.compile.variants import crossing, trial
-from hotfuse.compile.variants.alternatives import ANY, FEW, LIBRARY, Range, allowed, asked
-from hotfuse.compile.variants.crossing import Crossing, Found
+from hotfuse.compile.variants.alternatives import ANY, FEW, LIBRARY, SizeRange, allowed, asked
+from hotfuse.compile.variants.crossing import Crossing, VariantDecision
 from hotfuse.compile.variants.trial import Outcome
 from hotfuse.compile.variants.ways import Ways
-from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Way
+from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Variant
 from hotfuse.ir.dims import parse as dim
 from hotfuse.ir.dims import sym
 from hotfuse.ir.text import parse
 from hotfuse.lower import lower
 from hotfuse.lower.common.bounds import at_most, bounded
-from hotfuse.lower.run.description import Choice
+from hotfuse.lower.run.description import ChoiceStep
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.serve.native import assembled
@@ -39,15 +39,15 @@ INLINE = Settings(capture="inline")
 pytestmark = pytest.mark.usefixtures("forgets")
 
 
-def cross(measure: Callable[[Way, int], float], text: str = TEXT, sizes: dict[str, int] | None = None) -> Found:
+def cross(measure: Callable[[Variant, int], float], text: str = TEXT, sizes: dict[str, int] | None = None) -> VariantDecision:
     """The outcome where kernels take what a test says."""
     return question(measure, text, sizes).found()
 
 
-def until(border: int, other: str = FEW) -> Callable[[Way, int], float]:
+def until(border: int, other: str = FEW) -> Callable[[Variant, int], float]:
     """One way is better up to a size, the kernel for any size beyond it; nothing else is any good."""
 
-    def seconds(way: Way, n: int) -> float:
+    def seconds(way: Variant, n: int) -> float:
         good = way.name == (other if n <= border else ANY)
         return 1e-3 if good else 2e-3 if way.name in (other, ANY) else 3e-3
 
@@ -82,7 +82,7 @@ def test_a_way_that_measures_slower_is_not_kept() -> None:
 def test_the_library_must_be_better_by_more() -> None:
     """A call that it serves leaves the native run."""
 
-    def close(way: Way, n: int) -> float:
+    def close(way: Variant, n: int) -> float:
         return 0.95e-3 if way.name == LIBRARY else 1e-3
 
     kept = cross(close)
@@ -104,9 +104,9 @@ def test_predictions_are_corrected_by_what_was_measured() -> None:
 
 def test_what_calls_may_bring_is_read_off_guards() -> None:
     size = dim("(s0 * s1)")
-    assert allowed(size, [dim("(2 <= s0)"), dim("(s0 <= 8)"), dim("(s1 < 5)")], {}) == Range(0, 32)
-    assert allowed(sym("s0"), [dim("(3 <= s0)")], {"s0": 100}) == Range(3, 800)
-    assert Range(0, 40).points(6) == [1, 2, 4, 6, 7, 8, 16, 32, 40] and Range(3, 3).points(6) == [3]
+    assert allowed(size, [dim("(2 <= s0)"), dim("(s0 <= 8)"), dim("(s1 < 5)")], {}) == SizeRange(0, 32)
+    assert allowed(sym("s0"), [dim("(3 <= s0)")], {"s0": 100}) == SizeRange(3, 800)
+    assert SizeRange(0, 40).points(6) == [1, 2, 4, 6, 7, 8, 16, 32, 40] and SizeRange(3, 3).points(6) == [3]
 
 
 def test_groups_whose_sizes_are_known_have_no_question() -> None:
@@ -128,7 +128,7 @@ def test_a_bound_changes_loops_and_not_results() -> None:
 def plan_with(ways: Callable[[int], Ways], other: str, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """A plan of a group whose other kernel computes something else, so that results show which one ran."""
     graph = parse(TEXT)
-    monkeypatch.setattr("hotfuse.compile.unit.units._Unit._crossing", lambda *_: Found())
+    monkeypatch.setattr("hotfuse.compile.unit.units._Unit._crossing", lambda *_: VariantDecision())
     monkeypatch.setattr("hotfuse.compile.variants.trial._timed", lambda *_: Outcome(1.0, 2.0))  # a clock decides nothing here
     found = fetch.finished(fetch.begin(TEXT, {"s0": 16}, INLINE))
     piece = piece_of(parse(TEXT.replace("aten.relu.default", other)), range(2), {"s0": 16})
@@ -166,9 +166,9 @@ def test_sizes_of_the_library_leave_the_run_before_it_begins(monkeypatch: pytest
 
 def test_choices_that_make_no_sense_are_refused() -> None:
     for choice in (
-        Choice(sym("n"), (), (None,)),
-        Choice(sym("n"), (3, 3), (None, None, None)),
-        Choice(sym("n"), (1,), ()),
+        ChoiceStep(sym("n"), (), (None,)),
+        ChoiceStep(sym("n"), (3, 3), (None, None, None)),
+        ChoiceStep(sym("n"), (1,), ()),
     ):
         with pytest.raises(InternalError, match="ways"):
             dispatch.check(choice)
@@ -178,7 +178,7 @@ def test_a_dynamic_product_gets_two_kernels_and_stays_right(monkeypatch: pytest.
     """All the way from a graph; only the clock is a test's."""
     monkeypatch.setattr(Crossing, "_bound", None)
 
-    def timed(self: Crossing, _: object, ways: Sequence[Way], n: int) -> dict[str, float]:
+    def timed(self: Crossing, _: object, ways: Sequence[Variant], n: int) -> dict[str, float]:
         self.times[n] = {w.name: until(5)(w, n) for w in ways}
         return self.times[n]
 

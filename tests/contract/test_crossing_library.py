@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from hotfuse.compile.variants.alternatives import LIBRARY, Question, Range
+from hotfuse.compile.variants.alternatives import LIBRARY, SizeRange, VariantQuestion
 from hotfuse.compile.variants.crossing import Crossing
 from hotfuse.compile.variants.ways import LIBRARY as NO_KERNEL
 from hotfuse.compile.variants.ways import Ways
-from hotfuse.fusion.crossover import Crossovers, Interval, Way
+from hotfuse.fusion.crossover import Crossovers, Interval, Variant
 from hotfuse.ir.dims import sym
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
@@ -23,7 +23,7 @@ __all__ = ["forgets"]
 
 @pytest.mark.usefixtures("forgets")
 def test_a_choice_between_kernels_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def predicted(_self: Crossing, _question: Question, ways: Sequence[Way], _within: Range) -> Crossovers:
+    def predicted(_self: Crossing, _question: VariantQuestion, ways: Sequence[Variant], _within: SizeRange) -> Crossovers:
         return Crossovers("s0", (Interval(0, None, [w.name for w in ways].index(LIBRARY)),))
 
     monkeypatch.setattr(Crossing, "_predicted", predicted)

@@ -15,14 +15,14 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile import stored
 from hotfuse.compile.learn.learned import notes
 from hotfuse.compile.learn.measure import ways
-from hotfuse.compile.stored import Place
+from hotfuse.compile.stored import StoreAccess
 from hotfuse.compile.unit import units
 from hotfuse.compile.unit.bench import bench, piece_of
 from hotfuse.compile.variants import borders, trial
-from hotfuse.compile.variants.alternatives import ANY, LIBRARY, ONE, Question, Range, asked
-from hotfuse.compile.variants.crossing import Crossing, Found
+from hotfuse.compile.variants.alternatives import ANY, LIBRARY, ONE, SizeRange, VariantQuestion, asked
+from hotfuse.compile.variants.crossing import Crossing, VariantDecision
 from hotfuse.compile.variants.trial import Outcome
-from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Way
+from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Variant
 from hotfuse.ir.text import parse
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.plan import Plan
@@ -45,11 +45,11 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-def cross(text: str, sizes: dict[str, int], measure: Callable[[Way, int], float] | None, threads: int) -> Found:
+def cross(text: str, sizes: dict[str, int], measure: Callable[[Variant, int], float] | None, threads: int) -> VariantDecision:
     return question(measure, text, sizes, threads).found()
 
 
-def upto(border: int, good: Callable[[str], bool]) -> Callable[[Way, int], float]:
+def upto(border: int, good: Callable[[str], bool]) -> Callable[[Variant, int], float]:
     """Some ways are better up to a size, the kernel for any size beyond it."""
     return lambda way, n: 1e-3 if (good(way.name) if n <= border else way.name == ANY) else 2e-3
 
@@ -76,7 +76,7 @@ def test_others_are_really_measured_against_the_kernel_for_any_size(text: str, m
     """Also where a prediction has no place for that kernel: nothing was built for it then."""
     predict = Crossing._predicted
 
-    def elsewhere(self: Crossing, question: Question, ways: Sequence[Way], within: Range) -> Crossovers:
+    def elsewhere(self: Crossing, question: VariantQuestion, ways: Sequence[Variant], within: SizeRange) -> Crossovers:
         others = [n for n, w in enumerate(ways) if w.name != ANY]
         given = predict(self, question, ways, within)
         return replace(given, intervals=(Interval(1, None, others[0]),)) if others else given
@@ -91,7 +91,7 @@ def test_a_plan_does_not_wait_long_for_an_answer() -> None:
     """Without time nothing is built; with time for one size, that one stands for the others."""
     seen: list[int] = []
 
-    def measure(way: Way, n: int) -> float:
+    def measure(way: Variant, n: int) -> float:
         seen.append(n)
         return 1e-3 if way.name == ANY else 2e-3
 
@@ -114,7 +114,7 @@ def compiled(
     """All the way from a graph; only the clock is a test's."""
     times = upto(border, good)
 
-    def timed(self: Crossing, _: object, some: Sequence[Way], n: int) -> dict[str, float]:
+    def timed(self: Crossing, _: object, some: Sequence[Variant], n: int) -> dict[str, float]:
         self.times[n] = {w.name: times(w, n) for w in some}
         return self.times[n]
 
@@ -151,7 +151,7 @@ def test_threads_are_chosen_natively_and_stay_right(monkeypatch: pytest.MonkeyPa
 
 
 def test_borders_are_remembered_by_the_store(tmp_path: Path) -> None:
-    place = Place(str(tmp_path / "p.sqlite"))
+    place = StoreAccess(str(tmp_path / "p.sqlite"))
     with stored.used_by(place.header()):
         assert notes() is not None and not borders.known(Shifts()).seen
         for _ in range(3):

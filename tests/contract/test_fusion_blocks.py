@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.fusion.closed import Index
+from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.rewrites import MAX_BLOCKS, Rewritten, tiled
 from hotfuse.ir.graph import Graph, sources
 from hotfuse.ir.text import parse
@@ -16,7 +16,7 @@ from hotfuse.ir.verify import verify
 
 def cut(text: str, block: int = 16) -> tuple[Graph, Rewritten | str]:
     graph = verify(parse(text))
-    return graph, tiled(Index(graph, {}), [0], [1], ("contract", "contract"), block)
+    return graph, tiled(UseIndex(graph, {}), [0], [1], ("contract", "contract"), block)
 
 
 def results(graph: Graph) -> list[torch.Tensor]:

@@ -11,24 +11,24 @@ import pytest
 import torch
 
 from benchmarks.fusion_cases import KINDS, graph_of
-from hotfuse.analysis.resources import Peaks
+from hotfuse.analysis.resources import CorePeaks
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.cli.costs import costs
 from hotfuse.compile.unit.bench import bench, piece_of
-from hotfuse.compile.unit.contest import BUDGET_S, Contest
+from hotfuse.compile.unit.contest import BUDGET_S, UnitContests
 from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.compile.unit.planning import Gate, adjusted
 from hotfuse.compile.unit.units import measuring
 from hotfuse.compile.variants.trial import attempt
 from hotfuse.fusion.bandit import Arm, Bandit, Budget, Option
-from hotfuse.fusion.candidates import Kind
+from hotfuse.fusion.candidates import CandidateKind
 from hotfuse.fusion.criteria import Criterion
-from hotfuse.fusion.engine import Choice, Engine, Planned, Side, apart
+from hotfuse.fusion.engine import FusionChoice, FusionPlanner, Planned, Side, apart
 from hotfuse.fusion.explain import edges, line, lines, to_dict
-from hotfuse.fusion.forecast import Figures, Roofline, spilled
+from hotfuse.fusion.forecast import Figures, RooflinePredictor, spilled
 from hotfuse.fusion.groups import Group, group, reordered
 from hotfuse.fusion.layout import channels_last, regions
-from hotfuse.fusion.worth import Cost, Gain, Horizon, gain, value
+from hotfuse.fusion.worth import Gain, Horizon, PredictedCost, gain, value
 from hotfuse.hpm.work import Candidate as Question
 from hotfuse.ir.graph import Graph, sources
 from hotfuse.ir.text import parse
@@ -36,11 +36,11 @@ from hotfuse.ir.types import Layout, TensorType
 from hotfuse.ir.verify import verify
 from hotfuse.lower import CannotLower, lower
 
-PEAKS = Peaks()
+PEAKS = CorePeaks()
 
 
-def engine(**changes: Any) -> Engine:
-    return Engine(Roofline(PEAKS), replace(bench().core, l2=PEAKS.l2), **changes)
+def engine(**changes: Any) -> FusionPlanner:
+    return FusionPlanner(RooflinePredictor(PEAKS), replace(bench().core, l2=PEAKS.l2), **changes)
 
 
 def planned(text: str, sizes: Mapping[str, int] | None = None, *, merged: bool = False, **changes: Any) -> Planned:
@@ -69,11 +69,11 @@ def check(graph: Graph, found: Planned, sizes: Mapping[str, int]) -> None:
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def choices(found: Planned, kind: Kind) -> list[Choice]:
+def choices(found: Planned, kind: CandidateKind) -> list[FusionChoice]:
     return [c for c in found.choices if c.kind is kind]
 
 
-def taken(found: Planned, kind: Kind) -> list[Choice]:
+def taken(found: Planned, kind: CandidateKind) -> list[FusionChoice]:
     return [c for c in choices(found, kind) if c.accepted]
 
 
@@ -130,19 +130,19 @@ graph main(%x: f32[s0, 512], %m: f32[512]) where (2 <= s0) {
 def test_producers_and_consumers_become_one_kernel() -> None:
     found = planned(CHAIN, {"s0": 64})
     assert [g.nodes for g in found.groups] == [(0, 1, 2)]
-    assert len(taken(found, Kind.VERTICAL)) == 2 and found.after.seconds < found.before.seconds
+    assert len(taken(found, CandidateKind.VERTICAL)) == 2 and found.after.seconds < found.before.seconds
     assert found.after.stored == 0 < found.before.stored
 
 
 def test_arithmetic_goes_into_the_product_before_it() -> None:
     found = planned(LAYER, {"s0": 64})
-    assert [(g.nodes, g.kind) for g in found.groups] == [((0, 1), "contract")] and taken(found, Kind.EPILOGUE)
+    assert [(g.nodes, g.kind) for g in found.groups] == [((0, 1), "contract")] and taken(found, CandidateKind.EPILOGUE)
 
 
 def test_arithmetic_goes_into_the_product_behind_it_where_that_can_be_lowered() -> None:
-    assert taken(planned(INTO, {"s0": 64}), Kind.PROLOGUE)
+    assert taken(planned(INTO, {"s0": 64}), CandidateKind.PROLOGUE)
     refused = planned(INTO, {"s0": 64}, lowers=lambda g: "products read in place" if len(g.nodes) > 1 else "")
-    (choice,) = choices(refused, Kind.PROLOGUE)
+    (choice,) = choices(refused, CandidateKind.PROLOGUE)
     assert not choice.accepted and choice.reasons[-1].criterion is Criterion.LOWERING and "in place" in choice.because
 
 
@@ -164,30 +164,30 @@ def test_products_do_not_wait_for_whole_rows_in_front_of_them() -> None:
 
 def test_siblings_become_one_kernel() -> None:
     found = planned(SIBLINGS, {"s0": 512})
-    assert [g.nodes for g in found.groups] == [(0, 1)] and taken(found, Kind.HORIZONTAL)
+    assert [g.nodes for g in found.groups] == [(0, 1)] and taken(found, CandidateKind.HORIZONTAL)
 
 
 def test_blocks_of_rows_keep_what_passes_in_cache() -> None:
-    found = planned(BLOCKS, kinds=frozenset({Kind.TILING}))
-    (choice,) = choices(found, Kind.TILING)
+    found = planned(BLOCKS, kinds=frozenset({CandidateKind.TILING}))
+    (choice,) = choices(found, CandidateKind.TILING)
     assert choice.reasons[1].holds and any(r.criterion is Criterion.LOCALITY for r in choice.reasons)
-    ready = engine(kinds=frozenset({Kind.TILING}))
+    ready = engine(kinds=frozenset({CandidateKind.TILING}))
     ready.predict = Prefers("aten.slice.Tensor", "aten.cat.default")
     graph = parse(BLOCKS)
     tiled = ready.plan(graph, apart(graph, group(graph)), {})
-    assert taken(tiled, Kind.TILING) and sum(n.op == "aten.slice.Tensor" for n in tiled.graph.nodes) == 8
+    assert taken(tiled, CandidateKind.TILING) and sum(n.op == "aten.slice.Tensor" for n in tiled.graph.nodes) == 8
     check(graph, tiled, {})
 
 
 def test_rows_that_are_not_known_are_not_tiled() -> None:
-    found = planned(BLOCKS.replace("2048", "s0"), {"s0": 2048}, kinds=frozenset({Kind.TILING}))
-    (choice,) = choices(found, Kind.TILING)
+    found = planned(BLOCKS.replace("2048", "s0"), {"s0": 2048}, kinds=frozenset({CandidateKind.TILING}))
+    (choice,) = choices(found, CandidateKind.TILING)
     assert not choice.accepted and "only at run time" in choice.because
 
 
 def test_cheap_values_are_computed_again() -> None:
-    found = planned(TWICE, {"s0": 4096}, kinds=frozenset({Kind.RECOMPUTE}))
-    assert taken(found, Kind.RECOMPUTE) and len(found.graph.nodes) == 4 and len(found.groups) == 2
+    found = planned(TWICE, {"s0": 4096}, kinds=frozenset({CandidateKind.RECOMPUTE}))
+    assert taken(found, CandidateKind.RECOMPUTE) and len(found.graph.nodes) == 4 and len(found.groups) == 2
     assert found.after.stored == 0
 
 
@@ -209,9 +209,9 @@ graph main(%x: f32[8], %a: f32[2048, 2048], %b: f32[2048, 2048]) {
 
     for text, held in ((small, False), (small.replace("2048", "4"), True)):
         asked.clear()
-        found = planned(text, contest=contest, kinds=frozenset({Kind.VERTICAL}))
+        found = planned(text, contest=contest, kinds=frozenset({CandidateKind.VERTICAL}))
         assert bool(asked) == held, text
-        assert any("not worth measuring" in c.because for c in choices(found, Kind.VERTICAL)) != held
+        assert any("not worth measuring" in c.because for c in choices(found, CandidateKind.VERTICAL)) != held
 
 
 class Prefers:
@@ -221,7 +221,7 @@ class Prefers:
         self.free, self.each, self.power, self.library = free, each, power, library
 
     def __call__(self, asks: Sequence[Question]) -> Figures:
-        base = Roofline(PEAKS)(asks)
+        base = RooflinePredictor(PEAKS)(asks)
         for n, ask in enumerate(asks):
             nodes = [x for x in ask.graph.nodes if x.op not in self.free]
             small = any(f"{v.name}".endswith(f"rows{b}") for v in ask.graph.inputs for b in range(8))
@@ -236,7 +236,7 @@ def test_a_kernel_that_holds_too_much_is_split() -> None:
     ready.predict = Prefers(power=2.0)
     graph = parse(CHAIN)
     found = ready.plan(graph, group(graph), {"s0": 64})
-    assert len(found.groups) == 3 and taken(found, Kind.SPLIT)
+    assert len(found.groups) == 3 and taken(found, CandidateKind.SPLIT)
     check(graph, found, {"s0": 64})
 
 
@@ -245,7 +245,7 @@ def test_the_library_is_taken_where_it_is_faster() -> None:
     ready.predict = Prefers(library=0.3)
     graph = parse(CHAIN)
     found = ready.plan(graph, group(graph), {"s0": 64})
-    assert {g.kind for g in found.groups} == {"library"} and taken(found, Kind.LIBRARY)
+    assert {g.kind for g in found.groups} == {"library"} and taken(found, CandidateKind.LIBRARY)
 
 
 PLANAR = """
@@ -271,7 +271,7 @@ graph main(%x: f32[1, 32, 56, 56]) {
     other = channels_last(graph)
     library = tuple(replace(g, kind="library") for g in apart(graph, group(graph)))
     choice = engine().layout((graph, library), (other, group(other)), {}, "conv2d", None)
-    assert choice.kind is Kind.LAYOUT and choice.accepted and choice.reasons[0].evidence["conversions"] == 1
+    assert choice.kind is CandidateKind.LAYOUT and choice.accepted and choice.reasons[0].evidence["conversions"] == 1
     assert choice.reasons[0].evidence["bytes"] == 2 * 32 * 56 * 56 * 4
     same = engine().layout((other, group(other)), (other, group(other)), {}, "conv2d", None)
     assert same.accepted and same.reasons[0].evidence["conversions"] == 0
@@ -359,13 +359,13 @@ def test_value_grows_with_gain_and_use_and_falls_with_doubt_and_cost() -> None:
 
 
 def test_most_of_two_predictions_error_cancels() -> None:
-    a, b = Cost(1e-3, 3e-4, 0.0, 0), Cost(0.8e-3, 2.4e-4, 0.0, 0)
+    a, b = PredictedCost(1e-3, 3e-4, 0.0, 0), PredictedCost(0.8e-3, 2.4e-4, 0.0, 0)
     won = gain(a, b, "latency", 1)
     assert won.mean == pytest.approx(2e-4) and won.deviation < 1e-4 < a.deviation
 
 
 def test_objectives_weigh_differently() -> None:
-    fast, frugal, small = Cost(1e-3, 0, 9e-3, 1000), Cost(1.5e-3, 0, 5e-3, 1000), Cost(2e-3, 0, 9e-3, 0)
+    fast, frugal, small = PredictedCost(1e-3, 0, 9e-3, 1000), PredictedCost(1.5e-3, 0, 5e-3, 1000), PredictedCost(2e-3, 0, 9e-3, 0)
     assert gain(frugal, fast, "latency", 1).mean > 0 > gain(frugal, fast, "energy", 1).mean
     big = replace(fast, stored=1 << 30)
     assert gain(big, small, "memory", 1).mean > 0 > gain(big, small, "latency", 1).mean
@@ -419,10 +419,10 @@ def test_arms_are_plain_numbers() -> None:
 def test_what_failed_before_is_not_tried_again() -> None:
     ready = engine(horizon=Horizon(10.0, 60.0))
     for _ in range(100):
-        ready.bandit.learn(Kind.VERTICAL.value, 1.0, -1.0)
+        ready.bandit.learn(CandidateKind.VERTICAL.value, 1.0, -1.0)
     graph = parse(CHAIN)
     found = ready.plan(graph, apart(graph, group(graph)), {"s0": 64})
-    assert not taken(found, Kind.VERTICAL)
+    assert not taken(found, CandidateKind.VERTICAL)
 
 
 # --- any graph ---------------------------------------------------------------------------------------------------------
@@ -508,15 +508,15 @@ def test_costs_of_a_graph_are_plain_data() -> None:
 
 
 def gated(text: str, sizes: Mapping[str, int], outcome: Callable[[Sequence[Side], Sequence[Side]], tuple[float, float]],
-          **changes: Any) -> tuple[tuple[Group, ...], list[str], Contest]:  # fmt: skip
+          **changes: Any) -> tuple[tuple[Group, ...], list[str], UnitContests]:  # fmt: skip
     """Groups of a graph where nothing was trained, and contests end as a test says."""
     graph = verify(parse(text))
 
     def build(_: Graph) -> Any:
         raise AssertionError("nothing is built here")
 
-    contest = Contest(build, bench().core, sizes, measured=outcome, **changes)
-    _, groups, said = adjusted(graph, group(graph), sizes, bench().core, lambda _: "", gate=Gate(Roofline(PEAKS), contest))
+    contest = UnitContests(build, bench().core, sizes, measured=outcome, **changes)
+    _, groups, said = adjusted(graph, group(graph), sizes, bench().core, lambda _: "", gate=Gate(RooflinePredictor(PEAKS), contest))
     return groups, said, contest
 
 
@@ -531,8 +531,8 @@ def test_without_a_model_only_what_measured_faster_is_taken() -> None:
     assert len(noise) == before, "hardly better is not better"
 
 
-@pytest.mark.parametrize("kind", [Kind.TILING, Kind.SPLIT])
-def test_blocks_and_splits_are_offered_priced_and_taken_where_they_measured_faster(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [CandidateKind.TILING, CandidateKind.SPLIT])
+def test_blocks_and_splits_are_offered_priced_and_taken_where_they_measured_faster(kind: CandidateKind) -> None:
     """Whatever roofs think of them: what they think is only what makes them worth a look."""
     cases = KINDS[kind.value]
     text, (sizes, *_) = next(iter(cases.values()))
@@ -549,9 +549,9 @@ def test_blocks_and_splits_are_offered_priced_and_taken_where_they_measured_fast
 
     for saved in (1e-4, -1e-4):
         ready = engine(kinds=frozenset({kind}), contest=verdict(saved))
-        ready.predict = Prefers("aten.slice.Tensor", "aten.cat.default") if kind is Kind.TILING else Prefers(power=2.0)
+        ready.predict = Prefers("aten.slice.Tensor", "aten.cat.default") if kind is CandidateKind.TILING else Prefers(power=2.0)
         asked.clear()
-        found = ready.plan(graph, apart(graph, group(graph)) if kind is Kind.TILING else whole, {})
+        found = ready.plan(graph, apart(graph, group(graph)) if kind is CandidateKind.TILING else whole, {})
         assert asked and min(asked) > 1, "several kernels for what there is"
         assert bool(taken(found, kind)) is (saved > 0)
         assert all(c.before.known and c.after.known for c in choices(found, kind) if c.gain.mean)
@@ -570,7 +570,7 @@ def test_a_contest_runs_both_sides() -> None:
     gate = measuring({"s0": 64})
     _, groups, said = adjusted(graph, group(graph), {"s0": 64}, bench().core, lambda _: "", gate=gate)
     assert sorted(i for g in groups for i in g.nodes) == [0, 1] and said
-    assert isinstance(gate.contest, Contest) and gate.contest.held and gate.contest.left_s < BUDGET_S
+    assert isinstance(gate.contest, UnitContests) and gate.contest.held and gate.contest.left_s < BUDGET_S
 
 
 MANY = 24
@@ -583,9 +583,13 @@ def test_roofs_foresee_that_a_kernel_spills() -> None:
     text += "".join(f"  %s{i}: f32[64, 4096] = aten.mul.Tensor(%{f's{i - 1}' if i else 'x'}, %a{i})\n" for i in range(MANY))
     graph = verify(parse(text + f"  return %s{MANY - 1}\n}}\n"))
     whole = (Group(tuple(range(len(graph.nodes))), "rows"),)
-    few = Engine(Roofline(PEAKS), replace(bench().core, registers=8), kinds=frozenset({Kind.SPLIT})).plan(graph, whole, {})
-    enough = Engine(Roofline(PEAKS), replace(bench().core, registers=64), kinds=frozenset({Kind.SPLIT})).plan(graph, whole, {})
-    assert enough.groups == whole and all(c.before.known and c.after.known and c.because for c in choices(few, Kind.SPLIT))
-    assert choices(few, Kind.SPLIT)
+    few = FusionPlanner(
+        RooflinePredictor(PEAKS), replace(bench().core, registers=8), kinds=frozenset({CandidateKind.SPLIT})
+    ).plan(graph, whole, {})
+    enough = FusionPlanner(
+        RooflinePredictor(PEAKS), replace(bench().core, registers=64), kinds=frozenset({CandidateKind.SPLIT})
+    ).plan(graph, whole, {})
+    assert enough.groups == whole and all(c.before.known and c.after.known and c.because for c in choices(few, CandidateKind.SPLIT))
+    assert choices(few, CandidateKind.SPLIT)
     assert spilled(graph, {}, 8) > spilled(graph, {}, 16) > 0 == spilled(graph, {}, 64)
     assert few.before.seconds > enough.before.seconds

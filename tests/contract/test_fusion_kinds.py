@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.export.graph_signature import InputKind
 
-from hotfuse.analysis.resources import Peaks
+from hotfuse.analysis.resources import CorePeaks
 from hotfuse.compile.unit.bench import bench
 from hotfuse.compile.unit.layouts import laid_out
-from hotfuse.frontends.fx import Role, to_graph
-from hotfuse.fusion.candidates import Kind
-from hotfuse.fusion.engine import Choice, Engine, apart
+from hotfuse.frontends.fx import PlaceholderRole, to_graph
+from hotfuse.fusion.candidates import CandidateKind
+from hotfuse.fusion.engine import FusionChoice, FusionPlanner, apart
 from hotfuse.fusion.explain import line
-from hotfuse.fusion.forecast import Roofline
+from hotfuse.fusion.forecast import RooflinePredictor
 from hotfuse.fusion.groups import group
 from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.own import with_own_operands
@@ -55,27 +55,27 @@ def captured(module: nn.Module, x: torch.Tensor) -> Graph:
     with torch.no_grad():
         program = torch.export.export(module.eval(), (x,), strict=False)
     specs = program.graph_signature.input_specs
-    roles = [Role("input" if s.kind is InputKind.USER_INPUT else "param", s.target or "") for s in specs]
+    roles = [PlaceholderRole("input" if s.kind is InputKind.USER_INPUT else "param", s.target or "") for s in specs]
     return simplify(to_graph(program.graph_module, roles).graph)[0]
 
 
-def engine() -> Engine:
-    return Engine(Roofline(Peaks()), replace(bench().core, l2=Peaks().l2))
+def engine() -> FusionPlanner:
+    return FusionPlanner(RooflinePredictor(CorePeaks()), replace(bench().core, l2=CorePeaks().l2))
 
 
 @pytest.fixture(scope="module")
-def proposed() -> dict[Kind, list[Choice]]:
+def proposed() -> dict[CandidateKind, list[FusionChoice]]:
     """What is said about a layer at 2,048 rows, begun with single nodes and with the groups of the rule."""
     graph = with_own_operands(channels_last(captured(Block(), torch.randn(2048, 64))))
-    found: dict[Kind, list[Choice]] = {}
+    found: dict[CandidateKind, list[FusionChoice]] = {}
     for groups in (apart(graph, group(graph)), group(graph)):
         for choice in engine().plan(graph, groups, {}).choices:
             found.setdefault(choice.kind, []).append(choice)
     return found
 
 
-@pytest.mark.parametrize("kind", [k for k in Kind if k is not Kind.LAYOUT])
-def test_a_layer_is_offered_every_kind_of_change(proposed: dict[Kind, list[Choice]], kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [k for k in CandidateKind if k is not CandidateKind.LAYOUT])
+def test_a_layer_is_offered_every_kind_of_change(proposed: dict[CandidateKind, list[FusionChoice]], kind: CandidateKind) -> None:
     choices = proposed.get(kind, [])
     assert choices, sorted(k.value for k in proposed)
     assert all(c.reasons and line(c) for c in choices)
@@ -86,4 +86,4 @@ def test_a_layer_is_offered_every_kind_of_change(proposed: dict[Kind, list[Choic
 def test_convolutions_are_offered_another_layout() -> None:
     graph = captured(Images(), torch.randn(1, 16, 28, 28))
     _, choices = laid_out(graph, {}, engine(), None, other=False)
-    assert [c.kind for c in choices] == [Kind.LAYOUT] and choices[0].before.known and "conversions" in line(choices[0])
+    assert [c.kind for c in choices] == [CandidateKind.LAYOUT] and choices[0].before.known and "conversions" in line(choices[0])

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from benchmarks.fusion_cases import KINDS, graph_of
-from hotfuse.analysis.resources import Peaks
+from hotfuse.analysis.resources import CorePeaks
 from hotfuse.compile.unit.bench import bench
 from hotfuse.fusion import looking
-from hotfuse.fusion.candidates import Kind
-from hotfuse.fusion.engine import Choice, Engine, Planned
+from hotfuse.fusion.candidates import CandidateKind
+from hotfuse.fusion.engine import FusionChoice, FusionPlanner, Planned
 from hotfuse.fusion.explain import lines
-from hotfuse.fusion.forecast import Roofline
+from hotfuse.fusion.forecast import RooflinePredictor
 from hotfuse.fusion.groups import group
 from hotfuse.fusion.steps import Side
-from hotfuse.fusion.worth import Cost, Gain, gain
+from hotfuse.fusion.worth import Gain, PredictedCost, gain
 
 WIDE = {"R": 2048, "C": 64, "D": 512}
 
@@ -37,13 +37,13 @@ class Verdict:
 def planned(sizes: dict[str, int], contest: Verdict | None, **changes: Any) -> Planned:
     text, _ = KINDS["tiling"]["mlp"]
     graph = graph_of(text, sizes)
-    core = replace(bench().core, l2=Peaks().l2)
-    ready = Engine(Roofline(Peaks()), core, kinds=frozenset({Kind.TILING}), contest=contest, **changes)
+    core = replace(bench().core, l2=CorePeaks().l2)
+    ready = FusionPlanner(RooflinePredictor(CorePeaks()), core, kinds=frozenset({CandidateKind.TILING}), contest=contest, **changes)
     return ready.plan(graph, group(graph), {})
 
 
-def tiling(found: Planned) -> list[Choice]:
-    return [c for c in found.choices if c.kind is Kind.TILING and c.before.known]
+def tiling(found: Planned) -> list[FusionChoice]:
+    return [c for c in found.choices if c.kind is CandidateKind.TILING and c.before.known]
 
 
 def test_roofs_see_no_gain_in_blocks_of_rows_and_a_look_decides() -> None:
@@ -85,14 +85,14 @@ def test_what_cannot_be_built_is_not_looked_at() -> None:
 
 
 def test_outcomes_of_looks_are_remembered_apart_from_promises() -> None:
-    ready = Engine(Roofline(Peaks()), bench().core)
+    ready = FusionPlanner(RooflinePredictor(CorePeaks()), bench().core)
     planned(WIDE, Verdict(-1e-4), bandit=ready.bandit)
     assert list(ready.bandit.arms) == [looking.arm("tiling")] and ready.bandit.trust(looking.arm("tiling")) < 1
     assert ready.bandit.trust("tiling") == 1
 
 
 def test_hope_is_the_best_reading_of_a_prediction() -> None:
-    before, after = Cost(1e-3, 0.0, 0.0, 0, exposed=3e-4), Cost(1.05e-3, 0.0, 0.0, 0, exposed=1e-4)
+    before, after = PredictedCost(1e-3, 0.0, 0.0, 0, exposed=3e-4), PredictedCost(1.05e-3, 0.0, 0.0, 0, exposed=1e-4)
     won = gain(before, after, "latency", 1)
     assert looking.hope(before, after, won) == pytest.approx(1.5e-4), "what memory takes, if nothing hides it"
     assert looking.hope(replace(before, exposed=0.0), replace(after, exposed=0.0), won) == pytest.approx(-0.5e-4)

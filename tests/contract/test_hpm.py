@@ -16,17 +16,17 @@ from hotfuse.compile.drive import Here
 from hotfuse.compile.host import Host, host_core
 from hotfuse.compile.learn import learned, measure
 from hotfuse.compile.learn.calibrate import Calibration, Slice, calibrate, items
-from hotfuse.compile.value import Facts, Learned, Roofline, Work
+from hotfuse.compile.value import Facts, Learned, RooflineEstimator, Work
 from hotfuse.hpm import forest, judge, model
-from hotfuse.hpm.book import Book
+from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.compiled import walk
 from hotfuse.hpm.features import NAMES, derive
-from hotfuse.hpm.model import Model, Predictor, Samples
+from hotfuse.hpm.model import CostPredictor, PerformanceModel, TrainingRows
 from hotfuse.hpm.roofline import Roof, least, roof
 from hotfuse.hpm.shapes import Problem, draws
-from hotfuse.hpm.work import COLUMN, FAMILIES, Candidate, Unknown, families
+from hotfuse.hpm.work import COLUMN, FAMILIES, Candidate, UnknownWork, families
 from hotfuse.hpm.work import NAMES as ROW_NAMES
-from hotfuse.ir.build import Builder
+from hotfuse.ir.build import GraphBuilder
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.cpu.tiling import Core
@@ -40,7 +40,7 @@ AT = Roof(1, 100e9, (3e4, 8e5, 1.6e7, 6e7), (2e11, 1e11, 5e10, 2e10), 1e-7, 0.0,
 
 
 def lstm() -> Graph:
-    b = Builder("group")
+    b = GraphBuilder("group")
     x, h, c = (
         b.input(n, TensorType(DType.F32, shape)) for n, shape in (("x", (5, 1, 8)), ("h", (1, 1, 4)), ("c", (1, 1, 4)))
     )
@@ -58,14 +58,14 @@ def candidates(problems: list[Problem]) -> list[Candidate]:
     return [Candidate(p.graph, s, core) for p in problems for s in p.sizes for core in (CORE, None)]
 
 
-def invented(count: int, seed: int = 0) -> Samples:
+def invented(count: int, seed: int = 0) -> TrainingRows:
     """Samples whose times follow a law that features show: 1.2 to 3 times the roofline, by how much a row computes."""
     found = candidates(drawn(count, seed=seed))
-    table = Book(measure.tile_of).rows(found)
+    table = RowCache(measure.tile_of).rows(found)
     known = derive(table, AT)
     ratio = 1.2 + 1.8 / (1 + np.exp(known.x[:, NAMES.index("compute")]))
     group = np.array([hash(id(c.graph)) & 0xFFFFFFF for c in found])
-    return Samples(table, known.roof.seconds * ratio, np.full(len(found), 0.01), group)
+    return TrainingRows(table, known.roof.seconds * ratio, np.full(len(found), 0.01), group)
 
 
 def test_what_slowed_the_machine_for_a_while_is_not_learned() -> None:
@@ -78,7 +78,7 @@ def test_what_slowed_the_machine_for_a_while_is_not_learned() -> None:
     disturbed = replace(quiet, seconds=quiet.seconds * np.where(slow, 1.2, 1.0))
     found = derive(fresh.table, AT)
 
-    def off(samples: Samples) -> tuple[float, dict[str, float]]:
+    def off(samples: TrainingRows) -> tuple[float, dict[str, float]]:
         made = model.fit(samples, AT)
         return float(np.median(np.log(made.seconds(found) / fresh.seconds))), made.facts["slowed"]
 
@@ -91,7 +91,7 @@ def test_what_slowed_the_machine_for_a_while_is_not_learned() -> None:
 @pytest.mark.parametrize("family", ["pointwise", "broadcast", "reduction", "contraction", "convolution", "attention"])
 def test_features_are_finite_and_families_are_told(family: str) -> None:
     found = candidates(drawn(12, family))
-    table = Book(measure.tile_of).rows(found)
+    table = RowCache(measure.tile_of).rows(found)
     known = derive(table, AT)
     assert table.shape == (len(found), len(ROW_NAMES)) and known.x.shape == (len(found), len(NAMES))
     assert np.isfinite(table).all() and np.isfinite(known.x).all() and (known.roof.seconds > 0).all()
@@ -102,19 +102,19 @@ def test_features_are_finite_and_families_are_told(family: str) -> None:
 
 
 def test_a_recurrent_layer_has_features() -> None:
-    table = Book(measure.tile_of).rows([Candidate(lstm(), {}, CORE)])
+    table = RowCache(measure.tile_of).rows([Candidate(lstm(), {}, CORE)])
     assert FAMILIES[families(table)[0]] == "recurrent" and np.isfinite(derive(table, AT).x).all()
     assert table[0, COLUMN["steps"]] == 5
 
 
 def test_no_candidates_no_predictions() -> None:
-    book = Book(measure.tile_of)
-    assert len(Predictor(model.fit(invented(30), AT), AT, book).predict([]).seconds) == 0
+    book = RowCache(measure.tile_of)
+    assert len(CostPredictor(model.fit(invented(30), AT), AT, book).predict([]).seconds) == 0
 
 
 def test_more_rows_take_longer() -> None:
     problem = drawn(1, "contraction")[0]
-    table = Book(measure.tile_of).rows([Candidate(problem.graph, {"n": n}, CORE) for n in (2, 20, 200)])
+    table = RowCache(measure.tile_of).rows([Candidate(problem.graph, {"n": n}, CORE) for n in (2, 20, 200)])
     seconds = least(table, AT).seconds
     assert seconds[0] < seconds[1] < seconds[2]
     assert (np.diff(table[:, COLUMN["mma"]]) > 0).all()
@@ -123,10 +123,10 @@ def test_more_rows_take_longer() -> None:
 def test_rows_are_the_same_however_they_come_about() -> None:
     """Kept rows of nodes, in any order and company, give what a new book gives."""
     found = candidates(drawn(10))
-    book = Book(measure.tile_of)
+    book = RowCache(measure.tile_of)
     together = book.rows(found)
     again = book.rows(found[::-1])[::-1]
-    alone = np.vstack([Book(measure.tile_of).rows([c]) for c in found])
+    alone = np.vstack([RowCache(measure.tile_of).rows([c]) for c in found])
     assert np.array_equal(together, again) and np.array_equal(together, alone)
 
 
@@ -139,8 +139,8 @@ def test_the_tile_is_the_one_lowering_chooses() -> None:
 
 def test_work_that_depends_on_data_is_refused() -> None:
     problem = drawn(1, "pointwise")[0]
-    with pytest.raises((Unknown, KeyError)):
-        Book(measure.tile_of).rows([Candidate(problem.graph, {}, CORE)])
+    with pytest.raises((UnknownWork, KeyError)):
+        RowCache(measure.tile_of).rows([Candidate(problem.graph, {}, CORE)])
 
 
 @pytest.mark.parametrize("few", [1, 10**9])
@@ -208,11 +208,11 @@ def test_a_model_of_other_features_is_left_aside(tmp_path: Path) -> None:
 def test_predictions_stay_above_the_roof_and_say_more_than_time() -> None:
     train = invented(60)
     made = model.fit(train, AT)
-    below = Model(forest.Forest(made.forest.feature, made.forest.threshold, made.forest.first, made.forest.value - 9,
+    below = PerformanceModel(forest.Forest(made.forest.feature, made.forest.threshold, made.forest.first, made.forest.value - 9,
                                 made.forest.roots, made.forest.depth, made.forest.base, made.forest.scale), made.width)  # fmt: skip
     found = derive(train.table, AT)
     assert (below.seconds(found) >= found.roof.bound * (1 - 1e-9)).all()
-    said = Predictor(made, AT, Book(measure.tile_of)).of_rows(train.table)
+    said = CostPredictor(made, AT, RowCache(measure.tile_of)).of_rows(train.table)
     assert (said.low_s <= said.seconds).all() and (said.seconds <= said.high_s).all()
     assert (
         (said.joules > 0).all()
@@ -225,7 +225,7 @@ def test_predictions_stay_above_the_roof_and_say_more_than_time() -> None:
 def test_stated_intervals_hold_on_problems_that_were_not_seen() -> None:
     r = np.random.default_rng(1)
     train, unseen = invented(150), invented(80, seed=5)
-    noisy = Samples(train.table, train.seconds * np.exp(r.normal(0, 0.1, len(train))), train.noise, train.group)
+    noisy = TrainingRows(train.table, train.seconds * np.exp(r.normal(0, 0.1, len(train))), train.noise, train.group)
     made = model.fit(noisy, AT)
     found = derive(unseen.table, AT)
     predicted = made.seconds(found)
@@ -261,9 +261,9 @@ def test_forests_that_do_not_fit_the_native_form_are_refused() -> None:
 def test_drift_is_judged_by_all_bars_and_harm_by_what_there_was_without_a_correction() -> None:
     r = np.random.default_rng(5)
     problems = [p for f in ("pointwise", "reduction", "contraction") for p in drawn(6, f)]
-    table = Book(measure.tile_of).rows([Candidate(p.graph, s, CORE) for p in problems for s in p.sizes] * 4)
+    table = RowCache(measure.tile_of).rows([Candidate(p.graph, s, CORE) for p in problems for s in p.sizes] * 4)
     predicted = least(table, AT).seconds + 2e-5
-    samples = Samples(
+    samples = TrainingRows(
         table, predicted * np.exp(r.normal(0, 0.05, len(table))), np.zeros(len(table)), np.arange(len(table))
     )
     found = judge.drift_samples(samples, predicted, AT, most=40)
@@ -362,7 +362,7 @@ def test_bound_kernels_compute_what_the_library_computes() -> None:
 def test_units_are_valued_by_the_model_where_the_store_holds_one(tmp_path: Path) -> None:
     work = Work(2, 1000, 1000, 1000, 10)
     plain = Facts("rows", work, 50e-6, 10e-6)
-    assert Learned()(plain) == Roofline()(plain), "no prediction: by roofs"
+    assert Learned()(plain) == RooflineEstimator()(plain), "no prediction: by roofs"
     predicted = Facts("rows", work, 50e-6, 10e-6, "", 20e-6, 24e-6)
     assert Learned()(predicted).saving_s == pytest.approx(28e-6)
     assert Learned()(Facts("rows", work, 50e-6, 10e-6, "", 80e-6, 90e-6)).saving_s == 0.0
@@ -388,9 +388,9 @@ def test_nothing_of_the_model_is_pickled() -> None:
 
 
 def test_regret_is_scored_on_other_labels() -> None:
-    lucky = judge.Choice(np.array([1.0, 2.0]), np.array([1.1, 1.0]), np.array([1.0, 1.1]))
+    lucky = judge.SelectionTrial(np.array([1.0, 2.0]), np.array([1.1, 1.0]), np.array([1.0, 1.1]))
     assert judge.regret([lucky])[0] == 0.0
-    wrong = judge.Choice(np.array([1.0, 2.0]), np.array([2.0, 1.0]), np.array([2.0, 1.0]))
+    wrong = judge.SelectionTrial(np.array([1.0, 2.0]), np.array([2.0, 1.0]), np.array([2.0, 1.0]))
     assert judge.regret([wrong])[0] == 1.0 and judge.regret([wrong], top=2)[0] == 0.0
     assert judge.pair_accuracy([wrong]) == 0.0 and np.isnan(judge.pair_accuracy([lucky]))
 

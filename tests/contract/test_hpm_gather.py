@@ -13,7 +13,7 @@ import pytest
 
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import book as books
-from hotfuse.hpm.book import Book
+from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.compiled import columns as native
 from hotfuse.hpm.compiled import emit, fields, gather, repeated
 from hotfuse.hpm.shapes import draws
@@ -38,7 +38,7 @@ def asked(candidates: list[Candidate], monkeypatch: pytest.MonkeyPatch) -> Matri
     """Rows without native loops."""
     with monkeypatch.context() as m:
         m.setattr(gather, "identities", lambda _: None)
-        return Book(measure.tile_of).rows(candidates)
+        return RowCache(measure.tile_of).rows(candidates)
 
 
 def test_fields_are_where_objects_keep_them() -> None:
@@ -47,28 +47,28 @@ def test_fields_are_where_objects_keep_them() -> None:
 
 
 def test_native_loops_find_what_python_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, book = drawn(), Book(measure.tile_of)
+    found, book = drawn(), RowCache(measure.tile_of)
     slow = asked(found, monkeypatch)
     assert np.array_equal(book.rows(found), slow), "learned on the way"
     with monkeypatch.context() as m:
-        m.setattr(Book, "_learned", None)
-        m.setattr(Book, "_tiled", None)
+        m.setattr(RowCache, "_learned", None)
+        m.setattr(RowCache, "_tiled", None)
         assert np.array_equal(book.rows(found[::-1]), slow[::-1]), "nothing is left to learn"
 
 
 def test_new_graphs_of_known_nodes_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, book = drawn(), Book(measure.tile_of)
+    found, book = drawn(), RowCache(measure.tile_of)
     rows = book.rows(found)
     again = [replace(c, graph=replace(c.graph), sizes=dict(c.sizes)) for c in found]
-    monkeypatch.setattr(Book, "_learned", None)
+    monkeypatch.setattr(RowCache, "_learned", None)
     assert np.array_equal(book.rows(again), rows)
 
 
 def test_threads_take_turns_with_tables_that_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Places that one thread looked up must not be read from tables that another one has cleared."""
-    found, shared = drawn(), Book(measure.tile_of)
+    found, shared = drawn(), RowCache(measure.tile_of)
     parts = [found[i::4] for i in range(4)]
-    right = [Book(measure.tile_of).rows(p) for p in parts]
+    right = [RowCache(measure.tile_of).rows(p) for p in parts]
     clears: list[bool] = []
     monkeypatch.setattr(books, "MAX_KEPT", 20)
     inner, clear = shared._placed, shared._clear  # pyright: ignore[reportPrivateUsage]
@@ -103,7 +103,7 @@ def test_other_objects_are_asked_in_python() -> None:
     others = [Named(c.graph, c.sizes, c.core, c.threads) for c in found]
     assert gather.identities(others) is None and gather.identities(found) is not None
     assert gather.identities([*found, others[0]]) is None
-    book = Book(measure.tile_of)
+    book = RowCache(measure.tile_of)
     assert np.array_equal(book.rows(others), book.rows(found))
 
 
@@ -114,7 +114,7 @@ def test_outputs_inside_others_count() -> None:
   return %a, %b
 }""")
     nested = replace(graph, outputs=(graph.outputs,))
-    book = Book(measure.tile_of)
+    book = RowCache(measure.tile_of)
     flat, deep, both = (
         book.rows([Candidate(g, {}, WIDE) for g in given]) for given in ([graph], [nested], [nested, graph])
     )
@@ -135,7 +135,7 @@ def long(nodes: int) -> Graph:
 
 def test_graphs_of_many_values_are_counted_in_python() -> None:
     short, large = long(5), long(repeated.MOST_VALUES)
-    rows = Book(measure.tile_of).rows([Candidate(g, {}, WIDE) for g in (short, large, short)])
+    rows = RowCache(measure.tile_of).rows([Candidate(g, {}, WIDE) for g in (short, large, short)])
     assert rows[:, COLUMN["tanh"]].tolist() == [16 * 64] * 3
     assert rows[:, COLUMN["light"]].tolist() == [16 * 64 * (n + 1) for n in (5, repeated.MOST_VALUES, 5)]
 
@@ -143,7 +143,7 @@ def test_graphs_of_many_values_are_counted_in_python() -> None:
 def test_an_index_grows() -> None:
     rng = np.random.default_rng(5)
     keys = rng.choice(1 << 40, 3000, replace=False) + 1
-    index = gather.Index(2)
+    index = gather.KeyTable(2)
     for part in np.array_split(np.arange(3000), 7):
         index.put(np.stack([keys[part], part % 5, part], 1))
     kept = index.table[index.table[:, 0] != 0]
@@ -154,7 +154,7 @@ def test_an_index_grows() -> None:
 def test_loops_and_conditions() -> None:
     """The sum of those of several numbers that are larger than a bar."""
 
-    def body(w: emit.Writer) -> None:
+    def body(w: emit.FunctionWriter) -> None:
         numbers, count, bar, out = w.args
         total = w.variable(0.0, emit.REAL)
         with w.each(count) as i:

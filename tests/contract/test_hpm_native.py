@@ -60,7 +60,7 @@ def test_rows_of_another_width_are_refused() -> None:
 
 
 def test_what_symbols_cannot_do_is_said() -> None:
-    s: Any = native.Trace().read("%row", 0)
+    s: Any = native.ColumnTrace().read("%row", 0)
     refused: list[Any] = [lambda: np.sin(s), lambda: np.interp(s, [0, 1], [0, 1]), lambda: ~s, lambda: s & (s > 0)]
     for use in refused:
         with pytest.raises(InternalError):
@@ -68,7 +68,7 @@ def test_what_symbols_cannot_do_is_said() -> None:
 
 
 def test_what_was_computed_is_not_computed_again() -> None:
-    t = native.Trace()
+    t = native.ColumnTrace()
     s = t.read("%row", 3)
     before = (s + 1.0) * (s > 0)
     lines = len(t.lines)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hotfuse.compile.learn import measure
-from hotfuse.hpm.book import Book
+from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.fitted import TERMS
 from hotfuse.hpm.passes import cut
@@ -28,7 +28,7 @@ ROOF = roof(None, topology(), 16)
 
 def told(graph: Graph, sizes: Mapping[str, int], lanes: int = 16) -> dict[str, float]:
     """Features and amounts of a candidate, by name."""
-    found = derive(Book(measure.tile_of).rows([Candidate(graph, sizes, Core(lanes, 32))]), ROOF)
+    found = derive(RowCache(measure.tile_of).rows([Candidate(graph, sizes, Core(lanes, 32))]), ROOF)
     return {
         **dict(zip(NAMES, found.x[0].tolist(), strict=True)),
         **dict(zip(TERMS, found.amounts[0].tolist(), strict=True)),
@@ -82,7 +82,7 @@ def test_what_operators_tell_of_rows() -> None:
   %u: f32[1, 32] = aten.sum.dim_IntList(%t, [0], True)
   return %u
 }""")
-    row = Book(measure.tile_of).rows([Candidate(graph, {"n": 9}, Core(16, 32))])[0]
+    row = RowCache(measure.tile_of).rows([Candidate(graph, {"n": 9}, Core(16, 32))])[0]
     assert (row[COLUMN["folds"]], row[COLUMN["joined"]], row[COLUMN["across"]]) == (3, 1, 1)
 
 
@@ -103,7 +103,7 @@ def test_an_operand_that_lies_otherwise_is_turned() -> None:
 }}"""
     for layout in ("", "{0,2,1}"):
         graph = parse(text.format(layout=layout))
-        row = Book(measure.tile_of).rows([Candidate(graph, {}, Core(16, 32))])[0]
+        row = RowCache(measure.tile_of).rows([Candidate(graph, {}, Core(16, 32))])[0]
         assert row[COLUMN["turned"]] == 50 * 96, layout
 
 

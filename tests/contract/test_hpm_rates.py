@@ -12,13 +12,13 @@ import torch
 
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import fitted, model, shapes
-from hotfuse.hpm.book import Book
+from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.features import derive
-from hotfuse.hpm.model import Samples
+from hotfuse.hpm.model import TrainingRows
 from hotfuse.hpm.roofline import Roof
 from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import COLUMN, FAMILIES, Candidate, families
-from hotfuse.ir.build import Builder
+from hotfuse.ir.build import GraphBuilder
 from hotfuse.ir.types import DType, Layout, TensorType
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.profile.store import Store
@@ -37,14 +37,14 @@ def drawn(count: int, seed: int = 5) -> list[Candidate]:
 
 
 def row(candidate: Candidate) -> dict[str, float]:
-    found = Book(measure.tile_of).rows([candidate])[0]
+    found = RowCache(measure.tile_of).rows([candidate])[0]
     return {n: float(found[i]) for n, i in COLUMN.items()}
 
 
 def test_rates_are_found_again_and_hold_beyond_the_samples() -> None:
     """Times that are sums of amounts are learned from few samples, and predicted far outside of them."""
     rng = np.random.default_rng(0)
-    found = derive(Book(measure.tile_of).rows(drawn(120)), AT)
+    found = derive(RowCache(measure.tile_of).rows(drawn(120)), AT)
     true = rng.uniform(0.5, 2.0, fitted.NONE.shape)
     seconds = fitted.base(found.amounts, found.family, true, found.roof.seconds)
     small = seconds < np.median(seconds)
@@ -57,7 +57,7 @@ def test_rates_are_found_again_and_hold_beyond_the_samples() -> None:
 
 
 def test_without_rates_the_roofline_stands() -> None:
-    found = derive(Book(measure.tile_of).rows(drawn(10)), AT)
+    found = derive(RowCache(measure.tile_of).rows(drawn(10)), AT)
     assert np.array_equal(fitted.base(found.amounts, found.family, fitted.NONE, found.roof.seconds), found.roof.seconds)
 
 
@@ -78,21 +78,21 @@ def test_a_rate_that_little_tells_of_stays_small() -> None:
 @pytest.mark.parametrize("spoil", ["negative", "nan", "shape"])
 def test_spoilt_rates_are_left_aside(tmp_path: Path, spoil: str) -> None:
     found = drawn(30)
-    table = Book(measure.tile_of).rows(found)
+    table = RowCache(measure.tile_of).rows(found)
     group = np.arange(len(found), dtype=np.int64) // 4
-    made = model.fit(Samples(table, derive(table, AT).roof.seconds * 1.5, np.full(len(found), 0.01), group), AT)
+    made = model.fit(TrainingRows(table, derive(table, AT).roof.seconds * 1.5, np.full(len(found), 0.01), group), AT)
     bad = made.rates.copy()
     bad[0, 0] = {"negative": -1.0, "nan": np.nan, "shape": 0.0}[spoil]
     bad = bad[:, :-1] if spoil == "shape" else bad
     with Store.open(tmp_path / "s.sqlite") as store:
         model.save(store, made, None)
         assert model.load(store) is not None
-        model.save(store, model.Model(made.forest, made.width, made.facts, rates=bad), None)
+        model.save(store, model.PerformanceModel(made.forest, made.width, made.facts, rates=bad), None)
         assert model.load(store) is None and any("rates" in n for n in store.notes)
 
 
 def test_a_table_counts_as_what_is_read_of_it() -> None:
-    b = Builder("group")
+    b = GraphBuilder("group")
     table = b.param("t", TensorType(DType.F32, (30_000, 768)), "t")
     at = b.input("i", TensorType(DType.I64, (128,)))
     out = b.add("aten.embedding.default", (table, at), TensorType(DType.F32, (128, 768)))
@@ -102,10 +102,10 @@ def test_a_table_counts_as_what_is_read_of_it() -> None:
 
 
 def test_a_pool_is_a_reduction_over_windows() -> None:
-    b, last = Builder("group"), Layout((0, 2, 3, 1))
+    b, last = GraphBuilder("group"), Layout((0, 2, 3, 1))
     x = b.input("x", TensorType(DType.F32, (1, 64, 56, 56), last))
     out = b.add("aten.max_pool2d.default", (x, (3, 3), (2, 2), (1, 1)), TensorType(DType.F32, (1, 64, 28, 28), last))
-    table = Book(measure.tile_of).rows([Candidate(b.finish(out), {}, CORE)])
+    table = RowCache(measure.tile_of).rows([Candidate(b.finish(out), {}, CORE)])
     assert (
         FAMILIES[families(table)[0]] == "reduction" and table[0, COLUMN["window"]] == 9 and table[0, COLUMN["mma"]] == 0
     )
@@ -113,7 +113,7 @@ def test_a_pool_is_a_reduction_over_windows() -> None:
 
 
 def test_what_lies_the_other_way_round_is_told() -> None:
-    b = Builder("group")
+    b = GraphBuilder("group")
     x = b.input("x", TensorType(DType.F32, (64, 32)))
     turned = b.add("aten.transpose.int", (x, 0, 1), TensorType(DType.F32, (32, 64)))
     out = b.add("aten.relu.default", (turned,), TensorType(DType.F32, (32, 64)))
@@ -149,17 +149,17 @@ def test_problems_of_every_kind_are_drawn() -> None:
     assert shapes._stem(random.Random(0)).graph.nodes[0].op == "aten.conv2d.default"  # pyright: ignore[reportPrivateUsage]
 
 
-def told_apart(count: int, seed: int, by: float) -> Samples:
+def told_apart(count: int, seed: int, by: float) -> TrainingRows:
     """Problems that lie apart by chance, and ways that differ by a law: narrow vectors take `by` longer, in logarithms."""
     rng = np.random.default_rng(seed)
     problems = list(itertools.islice(draws(seed, "pointwise"), count))
     found = [Candidate(p.graph, s, core) for p in problems for s in p.sizes for core in (CORE, Core(8, 32))]
     luck = np.repeat(rng.normal(0, 0.2, len(found) // 2), 2)
-    table = Book(measure.tile_of).rows(found)
+    table = RowCache(measure.tile_of).rows(found)
     narrow = table[:, COLUMN["lanes"]] == 8
     group = np.repeat(np.arange(len(problems)), [2 * len(p.sizes) for p in problems])
     seconds = derive(table, AT).roof.seconds * 2 * np.exp(luck + by * narrow)
-    return Samples(table, seconds, np.full(len(found), 0.01), group)
+    return TrainingRows(table, seconds, np.full(len(found), 0.01), group)
 
 
 def test_ways_of_a_problem_are_told_apart_where_problems_differ_by_more(tmp_path: Path) -> None:

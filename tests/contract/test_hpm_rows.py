@@ -11,12 +11,12 @@ import pytest
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import cuts, forest
-from hotfuse.hpm.book import Book
+from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.compiled import walk
 from hotfuse.hpm.roofline import Roof
 from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import COLUMN, Candidate, Matrix
-from hotfuse.ir.build import Builder
+from hotfuse.ir.build import GraphBuilder
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType, Layout, TensorType
@@ -26,7 +26,7 @@ CORE = Core(16, 32)
 
 
 def rows(*candidates: Candidate) -> Matrix:
-    return Book(measure.tile_of).rows(candidates)
+    return RowCache(measure.tile_of).rows(candidates)
 
 
 def one_row(inner: str = "768", op: str = "mul.Tensor") -> Graph:
@@ -78,11 +78,11 @@ def test_a_batch_is_its_candidates_one_by_one() -> None:
         for s in p.sizes
         for core, threads in ((CORE, 1), (Core(8, 32), 2), (None, 1))
     ]
-    book = Book(measure.tile_of)
+    book = RowCache(measure.tile_of)
     together = book.rows(found)
     assert np.array_equal(together, book.rows(found))
     assert np.array_equal(together, np.vstack([rows(c) for c in found]))
-    assert np.array_equal(together[::-1], Book(measure.tile_of).rows(found[::-1]))
+    assert np.array_equal(together[::-1], RowCache(measure.tile_of).rows(found[::-1]))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_batch_is_its_candidates_one_by_one() -> None:
 )
 def test_convolutions_are_cut_as_lowering_cuts_them(side: int, window: int, stride: int, groups: int) -> None:
     """Columns of a panel are in the kernel's own name of its packed weights."""
-    b, last = Builder("group"), Layout((0, 2, 3, 1))
+    b, last = GraphBuilder("group"), Layout((0, 2, 3, 1))
     out = (side + 2 * (window // 2) - window) // stride + 1
     x = b.input("x", TensorType(DType.F32, (1, 64, side, side), last))
     w = b.param("w", TensorType(DType.F32, (96, 64 // groups, window, window)), "w")

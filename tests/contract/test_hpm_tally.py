@@ -8,7 +8,7 @@ import numpy as np
 
 from hotfuse.compile.learn import measure
 from hotfuse.hpm.again import OTHER, POINTWISE
-from hotfuse.hpm.book import Book
+from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.compiled import tally
 from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import COLUMN, MAXIMA, NAMES, SUMS, Candidate
@@ -22,7 +22,7 @@ def test_a_batch_says_what_its_candidates_say() -> None:
         for s in p.sizes
         for core in (Core(16, 32), Core(8, 32), None)
     ]
-    book = Book(measure.tile_of)
+    book = RowCache(measure.tile_of)
     assert np.array_equal(book.rows(found), np.vstack([book.rows([c]) for c in found]))
     assert book.rows([]).shape == (0, len(NAMES))
 

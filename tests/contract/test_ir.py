@@ -13,7 +13,7 @@ from hotfuse.analysis.liveness import last_uses
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.base.errors import InternalError, ModelError
 from hotfuse.ir import dims
-from hotfuse.ir.build import Builder
+from hotfuse.ir.build import GraphBuilder
 from hotfuse.ir.dims import Sym, expr, sym
 from hotfuse.ir.graph import Graph, Kind, Node, Param, Value
 from hotfuse.ir.rewrite import SIZE, Context, Measure, Replacement, Rule, apply
@@ -215,7 +215,7 @@ def test_solve() -> None:
 
 
 def test_builder_makes_names_unique_and_params_once() -> None:
-    b = Builder()
+    b = GraphBuilder()
     x = b.input("x", F32)
     w = b.param("w", F32, key="fc.weight")
     assert b.param("w", F32, key="fc.weight") is w

@@ -9,13 +9,13 @@ import pytest
 
 from hotfuse.backends.llvm.emission.blocks import multiplies_blocks
 from hotfuse.base.errors import InternalError
-from hotfuse.compile.learn.measure import Bound, Made, make
-from hotfuse.compile.unit.bench import Bench, host_peaks, piece_of
+from hotfuse.compile.learn.measure import BoundCall, Made, make
+from hotfuse.compile.unit.bench import KernelCache, host_peaks, piece_of
 from hotfuse.compile.variants import kinds
 from hotfuse.compile.variants.crossing import Crossing
 from hotfuse.compile.variants.trial import rounded
-from hotfuse.fusion.crossover import Way
-from hotfuse.fusion.forecast import Roofline
+from hotfuse.fusion.crossover import Variant
+from hotfuse.fusion.forecast import RooflinePredictor
 from hotfuse.ir.text import parse
 from hotfuse.lower.cpu.tiling import Core, core_for
 from tests.contract.crossings import forgets
@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, **us: float) -> list[list[str]]:
     """Kinds take what the test says; what they were asked for is noted."""
     asked: list[list[str]] = []
 
-    def seconds(batch: Sequence[Bound]) -> list[float]:
+    def seconds(batch: Sequence[BoundCall]) -> list[float]:
         asked.append([b.group for b in batch])
         for b in batch:
             b.call()  # it runs
@@ -86,7 +86,7 @@ def test_a_group_without_a_product_of_rounded_numbers_is_not_measured(monkeypatc
 
 
 def test_what_cannot_be_measured_stays_as_it_is_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(batch: Sequence[Bound]) -> list[float]:
+    def broken(batch: Sequence[BoundCall]) -> list[float]:
         raise InternalError("a clock", because="it stands still")
 
     monkeypatch.setattr(kinds, "seconds", broken)
@@ -95,7 +95,7 @@ def test_what_cannot_be_measured_stays_as_it_is_and_says_so(monkeypatch: pytest.
 
 
 def test_a_bench_asks_again_for_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(CORE, host_peaks(CORE))
+    bench = KernelCache(CORE, host_peaks(CORE))
     graph = parse(LAYER.format(m="s0"))
     pieces = [piece_of(graph, range(2), {"s0": n}) for n in (1, 64)]
     clock(monkeypatch, unit=20, pairs=10, fp32=30)
@@ -111,7 +111,7 @@ def test_kinds_cross_where_sizes_are_open() -> None:
     piece = piece_of(graph, range(2), {"s0": 32})
     made = make(piece.normal, CORE)
 
-    def measured(way: Way, n: int) -> float:
+    def measured(way: Variant, n: int) -> float:
         """Pairs are better up to six rows, whatever was predicted."""
         core = way.pieces[0][1]
         if not isinstance(core, Core) or core.lanes != CORE.lanes or core.registers != CORE.registers or core.l2 != CORE.l2:
@@ -119,7 +119,8 @@ def test_kinds_cross_where_sizes_are_open() -> None:
         return 10e-6 if core.tiles else 1.6e-6 * n if core.precision == "bf16" else 3e-6 * n
 
     peaks = host_peaks(CORE)
-    found = Crossing(piece.normal, Made(made.lowered, made.compiled), piece.sizes, CORE, peaks, Roofline(peaks), graph.guards,
+    found = Crossing(piece.normal, Made(made.lowered, made.compiled), piece.sizes, CORE, peaks, RooflinePredictor(peaks),
+                     graph.guards,
                      piece.meaning, measured, also=kinds.kinds(CORE)).found()  # fmt: skip
     assert found.ways is not None, found.notes
     assert found.ways.ends == (6,) and "by pairs of bf16" in found.ways.names[0] and found.ways.names[1] == "any size"

@@ -11,13 +11,13 @@ from hotfuse.compile import stored
 from hotfuse.compile.drive import Here
 from hotfuse.compile.learn import learned, recall
 from hotfuse.compile.learn.calibrate import Calibration
-from hotfuse.compile.stored import Place
+from hotfuse.compile.stored import StoreAccess
 from hotfuse.hpm import model
 from hotfuse.hpm.bottleneck import Bottleneck, Strategy
-from hotfuse.hpm.model import Predictor
+from hotfuse.hpm.model import CostPredictor
 from hotfuse.hpm.work import Candidate
 from hotfuse.machine.fingerprint import fingerprint
-from hotfuse.profile.rows import Drift
+from hotfuse.profile.rows import SpeedRow
 from hotfuse.profile.store import Store
 from tests.contract.test_hpm import AT, drawn, invented
 
@@ -26,7 +26,7 @@ def test_trials_correct_the_model_here_and_in_the_next_process(tmp_path: Path) -
     p = drawn(1, "contraction")[0]
     with Store.open(tmp_path / "p.sqlite") as store:
         model.save(store, model.fit(invented(60), AT), store.machine(fingerprint()))
-    found = learned.Notes.of(Place(str(tmp_path / "p.sqlite")))
+    found = learned.Notes.of(StoreAccess(str(tmp_path / "p.sqlite")))
     assert found is not None and found.ahead is not None
     for n in range(40):
         found.tried(f"k{n}", p.graph, p.sizes[-1], 1e9, 0.0)  # a thousand seconds: far from any prediction
@@ -42,11 +42,11 @@ def test_trials_correct_the_model_here_and_in_the_next_process(tmp_path: Path) -
 
 def test_only_a_store_that_may_be_written_is_begun_and_written(tmp_path: Path) -> None:
     place = tmp_path / "p.sqlite"
-    assert learned.Notes.of(Place(str(place), record=False)) is None and not place.exists()
-    assert learned.Notes.of(Place(":memory:")) is None and learned.Notes.of(Place("nosuch://host/name")) is None
+    assert learned.Notes.of(StoreAccess(str(place), record=False)) is None and not place.exists()
+    assert learned.Notes.of(StoreAccess(":memory:")) is None and learned.Notes.of(StoreAccess("nosuch://host/name")) is None
     p = drawn(1, "contraction")[0]
     for record in (True, False):
-        kept = learned.Notes.of(Place(str(place), record))
+        kept = learned.Notes.of(StoreAccess(str(place), record))
         assert kept is not None and kept.ahead is None
         kept.tried("k", p.graph, p.sizes[-1], 100.0, 200.0)
         kept.flush()
@@ -58,7 +58,7 @@ def test_only_a_store_that_may_be_written_is_begun_and_written(tmp_path: Path) -
 def test_what_others_learn_meanwhile_is_read_when_a_graph_is_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(str(tmp_path / "p.sqlite"))
+    place = StoreAccess(str(tmp_path / "p.sqlite"))
     with stored.used_by(place.header()):
         mine = learned.notes()
         assert mine is not None and learned.foresight() is None and learned.notes() is mine
@@ -77,11 +77,11 @@ def test_a_slower_machine_counts_until_samples_speak(tmp_path: Path) -> None:
     with Store.open(tmp_path / "p.sqlite") as store:
         machine = store.machine(fingerprint())
         model.save(store, model.fit(invented(60), AT), machine)
-        store.record_drift([Drift("fma", 1.6, 1.0, at=float(n + 1)) for n in range(3)], machine)
+        store.record_drift([SpeedRow("fma", 1.6, 1.0, at=float(n + 1)) for n in range(3)], machine)
         ahead = learned.Foresight.of(store)
         assert ahead is not None and ahead.online.drifted.everything == pytest.approx(math.log(1.6))
         p = drawn(1, "contraction")[0]
-        quiet = Predictor(ahead.predictor.model, ahead.host.at, ahead.predictor.book)
+        quiet = CostPredictor(ahead.predictor.model, ahead.host.at, ahead.predictor.book)
         ask = [Candidate(p.graph, p.sizes[-1], ahead.host.core)]
         plain = quiet.predict(ask).seconds[0]
         assert ahead.predictor.predict(ask).seconds[0] == pytest.approx(1.6 * plain)
@@ -91,7 +91,7 @@ def test_a_slower_machine_counts_until_samples_speak(tmp_path: Path) -> None:
 
 
 def test_what_promises_were_worth_is_remembered_by_the_next_process(tmp_path: Path) -> None:
-    place = Place(str(tmp_path / "p.sqlite"))
+    place = StoreAccess(str(tmp_path / "p.sqlite"))
 
     def process(learn: bool) -> recall.Recall:
         mine = recall.Recall()

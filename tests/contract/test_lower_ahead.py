@@ -17,7 +17,7 @@ from hotfuse.ir.text import parse
 from hotfuse.lower import lower
 from hotfuse.lower.cpu import prefetch
 from hotfuse.lower.cpu.tiling import core_for
-from hotfuse.tile.program import Access, Instr, Kernel, Loop, Stmt, When
+from hotfuse.tile.program import Instr, Kernel, Loop, Stmt, TileAccess, When
 from hotfuse.tile.text import parse as parse_kernel
 from hotfuse.tile.text import show
 from tests.contract.lowering import Group, group_of, interpret, run_native
@@ -51,7 +51,7 @@ def hints(stmts: tuple[Stmt, ...], under: tuple[Any, ...] = ()) -> Iterator[tupl
 
 
 def asked(kernel: Kernel) -> set[tuple[str, int]]:
-    return {(a.buffer, dict(i.attrs)["write"]) for i, _ in hints(kernel.body) for a in i.args if isinstance(a, Access)}  # type: ignore[misc]
+    return {(a.buffer, dict(i.attrs)["write"]) for i, _ in hints(kernel.body) for a in i.args if isinstance(a, TileAccess)}  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -16,13 +16,13 @@ import torch.nn.functional as F
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.frontends.fx import Role, to_graph
+from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.ir import dims
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import TensorType
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, StrideArgument, SymbolArgument
-from hotfuse.lower.common.lowered import Role as Is
+from hotfuse.lower.common.lowered import BufferRole as Is
 from hotfuse.lower.cpu.attention.group import lower_attention
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling, choose
 from hotfuse.lower.cpu.tiling import Core
@@ -53,7 +53,7 @@ def graph_of(function: Callable[..., Tensor], args: Sequence[Tensor], dynamic: S
     symbols = {n: torch.export.Dim(n) for named in dynamic for n in named.values()}
     shapes = tuple({d: symbols[n] for d, n in named.items()} for named in dynamic) or tuple({} for _ in args)
     program = torch.export.export(Function(function).eval(), tuple(args), dynamic_shapes={"args": shapes}, strict=False)
-    return to_graph(program.graph_module, [Role("input") for _ in args]).graph
+    return to_graph(program.graph_module, [PlaceholderRole("input") for _ in args]).graph
 
 
 def bind(graph: Graph, args: Sequence[Tensor]) -> dict[str, int]:

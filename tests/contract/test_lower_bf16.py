@@ -30,7 +30,7 @@ from hotfuse.lower.cpu.tiling import core_for
 from hotfuse.machine.probe import usable_features
 from hotfuse.native.target import CpuTarget, host_levels, level
 from hotfuse.runtime.tierup.race import Trial
-from hotfuse.tile.program import Access, BufferKind, Loop, LoopKind, Stmt, When
+from hotfuse.tile.program import BufferKind, Loop, LoopKind, Stmt, TileAccess, When
 from tests.contract.test_lower_contract_types import EVERY, data, run
 
 EVERYWHERE = pytest.mark.parametrize("target", EVERY, ids=lambda t: "interpreted" if t is None else t.name)
@@ -116,7 +116,7 @@ def writes(stmts: Sequence[Stmt], buffer: str) -> bool:
     """Whether a store to a buffer is among statements."""
     return any(
         writes(s.body, buffer) if isinstance(s, Loop | When)
-        else s.op == "store" and isinstance(s.args[0], Access) and s.args[0].buffer == buffer
+        else s.op == "store" and isinstance(s.args[0], TileAccess) and s.args[0].buffer == buffer
         for s in stmts
     )  # fmt: skip
 

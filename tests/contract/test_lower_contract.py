@@ -17,8 +17,15 @@ from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common import pack
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
-from hotfuse.lower.common.pack import Order, PackSource, PackSpec
+from hotfuse.lower.common.lowered import (
+    BufferArgument,
+    BufferRole,
+    Lowered,
+    PackArgument,
+    StrideArgument,
+    SymbolArgument,
+)
+from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
 from hotfuse.lower.cpu import tiling
 from hotfuse.lower.cpu.gemm import gemm
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
@@ -83,14 +90,14 @@ def test_blocks_are_balanced(mr: int) -> None:
 # --- packing
 
 
-@pytest.mark.parametrize("order", [Order.NK, Order.KN, Order.ROWS])
+@pytest.mark.parametrize("order", [WeightOrder.NK, WeightOrder.KN, WeightOrder.ROWS])
 @pytest.mark.parametrize(("n", "k", "nr"), [(48, 8, 16), (50, 7, 16), (1, 1, 8), (5, 128, 8), (33, 64, 16)])
-def test_panels_hold_the_weight_and_zeros(order: Order, n: int, k: int, nr: int) -> None:
-    weight = f32(k, n) if order is Order.KN else f32(n, k)
+def test_panels_hold_the_weight_and_zeros(order: WeightOrder, n: int, k: int, nr: int) -> None:
+    weight = f32(k, n) if order is WeightOrder.KN else f32(n, k)
     spec = PackSpec((PackSource("w", order, n),), k, nr)
     flat = pack.pack(spec, {"w": weight})
     assert flat.nbytes == spec.bytes and flat.ctypes.data % 64 == 0
-    columns = weight if order is Order.KN else weight.T
+    columns = weight if order is WeightOrder.KN else weight.T
     for p in range(spec.panels):
         panel = flat[p * spec.panel_stride :][: k * nr].reshape(k, nr)
         width = min(nr, n - p * nr)
@@ -100,13 +107,13 @@ def test_panels_hold_the_weight_and_zeros(order: Order, n: int, k: int, nr: int)
 
 def test_panels_do_not_begin_at_the_same_place_of_every_page() -> None:
     for k, nr in ((1024, 16), (64, 16), (768, 48), (100, 48)):
-        spec = PackSpec((PackSource("w", Order.NK, 4 * nr),), k, nr)
+        spec = PackSpec((PackSource("w", WeightOrder.NK, 4 * nr),), k, nr)
         assert spec.panel_stride * 4 % 4096
         assert spec.panel_stride * 4 % 64 == 0
 
 
 def test_a_weight_of_another_shape_is_refused() -> None:
-    spec = PackSpec((PackSource("w", Order.NK, 5),), 7, 8)
+    spec = PackSpec((PackSource("w", WeightOrder.NK, 5),), 7, 8)
     with pytest.raises(Exception, match=r"weight w is float32\[7, 5\]"):
         pack.pack(spec, {"w": f32(7, 5)})
 
@@ -116,7 +123,7 @@ def test_a_weight_of_another_shape_is_refused() -> None:
 
 def plain(m: Dim, n: int, k: int, t: tiling.GemmTiling, *, in_loop: bool, lda: Dim) -> tuple[Kernel, PackSpec]:
     """C = A @ W.T + bias."""
-    spec = PackSpec((PackSource("w", Order.NK, n),), k, t.nr)
+    spec = PackSpec((PackSource("w", WeightOrder.NK, n),), k, t.nr)
     b = KernelBuilder("product")
     rows = b.size("m") if not isinstance(m, int) else m
     a = b.input("a", DType.F32, (rows, k), (lda, 1))
@@ -124,7 +131,7 @@ def plain(m: Dim, n: int, k: int, t: tiling.GemmTiling, *, in_loop: bool, lda: D
     bias = b.const("bias", DType.F32, (n,))
     c = b.output("c", DType.F32, (rows, n))
 
-    def finish(f: gemm.Finished) -> None:
+    def finish(f: gemm.FinishedTile) -> None:
         col = expr("*", f.panel, t.nr)
         left = remaining(n, col)
         along = b.load(bias, (col,), (t.nr,), valid=(left,))
@@ -220,7 +227,7 @@ def run(lowered: Lowered, graph: Graph, values: dict[str, torch.Tensor], sizes: 
     for a in lowered.arguments:
         match a:
             case BufferArgument(buffer, role, value):
-                buffers[buffer] = outs[value] if role is Role.OUTPUT else values[value]
+                buffers[buffer] = outs[value] if role is BufferRole.OUTPUT else values[value]
             case PackArgument(buffer, spec):
                 packed = pack.pack(spec, {s.name: values[s.name].numpy() for s in spec.sources})
                 buffers[buffer] = torch.from_numpy(packed)

@@ -13,8 +13,8 @@ from hotfuse.ir.types import TensorType
 from hotfuse.lower.common import pack
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, Role, SymbolArgument
-from hotfuse.lower.common.pack import Order, PackSource, PackSpec
+from hotfuse.lower.common.lowered import BufferArgument, BufferRole, Lowered, PackArgument, SymbolArgument
+from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.native.target import CpuTarget, host_levels
 from hotfuse.ops.table import resolve
@@ -59,7 +59,7 @@ def run(
     for a in lowered.arguments:
         match a:
             case BufferArgument(buffer, role, value):
-                buffers[buffer] = as_numpy(outs[value] if role is Role.OUTPUT else values[value]).reshape(-1)
+                buffers[buffer] = as_numpy(outs[value] if role is BufferRole.OUTPUT else values[value]).reshape(-1)
             case PackArgument(buffer, spec):
                 buffers[buffer] = pack.pack(spec, {s.name: as_numpy(values[s.name]) for s in spec.sources})
             case SymbolArgument(size, symbol):
@@ -207,7 +207,7 @@ def test_what_bytes_are_refused() -> None:
 def test_bytes_lie_four_by_four(dtype: torch.dtype, n: int, k: int) -> None:
     info = torch.iinfo(dtype)
     weight = torch.randint(info.min, info.max + 1, (k, n), dtype=dtype, generator=torch.Generator().manual_seed(SEED))
-    spec = PackSpec((PackSource("w", Order.KN, n),), k, 16, pack.DType.I8)
+    spec = PackSpec((PackSource("w", WeightOrder.KN, n),), k, 16, pack.DType.I8)
     flat = pack.pack(spec, {"w": weight.numpy()})
     stored = weight.int() - (128 if dtype is torch.uint8 else 0)
     for column in range(n):

@@ -20,7 +20,7 @@ from hotfuse.ir.types import TensorType
 from hotfuse.ir.verify import verify
 from hotfuse.lower.common import pack
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.pack import Order, PackSource, PackSpec
+from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
 from hotfuse.lower.cpu.conv.group import lower_convolution
 from hotfuse.lower.cpu.conv.shape import Axis, strips
 from hotfuse.lower.cpu.tiling import Core
@@ -56,12 +56,12 @@ def test_blocks_read_every_element_once_and_nothing_outside(axis: Axis, together
 
 def test_packed_windows() -> None:
     weight = np.arange(6 * 3 * 2 * 4, dtype=np.float32).reshape(6, 3, 2, 4)
-    spec = PackSpec((PackSource("w", Order.WINDOW, 6),), 24, 4)
+    spec = PackSpec((PackSource("w", WeightOrder.WINDOW, 6),), 24, 4)
     flat = pack.pack(spec, {"w": weight})
-    halves = PackSpec(tuple(PackSource("w", Order.WINDOW, 3, first) for first in (0, 3)), 24, 4)
+    halves = PackSpec(tuple(PackSource("w", WeightOrder.WINDOW, 3, first) for first in (0, 3)), 24, 4)
     by_group = pack.pack(halves, {"w": weight})
     taps = (5, 0, 2)
-    turned = PackSpec((PackSource("w", Order.TURNED, 3, 2, taps),), 4 * len(taps), 4)
+    turned = PackSpec((PackSource("w", WeightOrder.TURNED, 3, 2, taps),), 4 * len(taps), 4)
     some = pack.pack(turned, {"w": weight})
     for n, i, h, w in np.ndindex(*weight.shape):
         k = (h * 4 + w) * 3 + i

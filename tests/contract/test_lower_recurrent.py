@@ -27,8 +27,15 @@ from hotfuse.lower import lower
 from hotfuse.lower.common import pack
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, Role, StrideArgument, SymbolArgument
-from hotfuse.lower.common.pack import Order, PackSource, PackSpec
+from hotfuse.lower.common.lowered import (
+    BufferArgument,
+    BufferRole,
+    Lowered,
+    PackArgument,
+    StrideArgument,
+    SymbolArgument,
+)
+from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
 from hotfuse.lower.cpu import thread_work
 from hotfuse.lower.cpu.recurrent import kernel as recurrent_kernel
 from hotfuse.lower.cpu.tiling import Core
@@ -130,7 +137,7 @@ def outputs(
     for a in lowered.arguments:
         match a:
             case BufferArgument(buffer, role, value):
-                buffers[buffer] = outs[value] if role is Role.OUTPUT else values[value]
+                buffers[buffer] = outs[value] if role is BufferRole.OUTPUT else values[value]
             case PackArgument(buffer, spec):
                 packed = pack.pack(spec, {s.name: weights[s.name].detach().numpy() for s in spec.sources})
                 buffers[buffer] = torch.from_numpy(packed)
@@ -336,12 +343,12 @@ def test_outputs_that_nobody_reads_are_not_written() -> None:
     layer = Layer("lstm", 4, 6, 3, 2)
     whole = layer.graph(dict(layer.module.named_parameters()))
     lowered = lower(replace(whole, outputs=whole.outputs[1:2]), CORES["avx2"])
-    assert [a.value for a in lowered.arguments if isinstance(a, BufferArgument) and a.role is Role.OUTPUT] == ["hn"]
+    assert [a.value for a in lowered.arguments if isinstance(a, BufferArgument) and a.role is BufferRole.OUTPUT] == ["hn"]
 
 
 def test_rows_of_a_stack_are_packed() -> None:
     weight = np.arange(2 * 6 * 3, dtype=np.float32).reshape(2, 6, 3)
-    spec = PackSpec((PackSource("w", Order.ROWS, 3, 2), PackSource("w", Order.ROWS, 3, 8)), 3, 8, together=True)
+    spec = PackSpec((PackSource("w", WeightOrder.ROWS, 3, 2), PackSource("w", WeightOrder.ROWS, 3, 8)), 3, 8, together=True)
     panel = pack.pack(spec, {"w": weight})[: 3 * 8].reshape(3, 8)
     flat = weight.reshape(12, 3)
     assert np.array_equal(panel[:, :3], flat[2:5].T) and np.array_equal(panel[:, 4:7], flat[8:11].T)

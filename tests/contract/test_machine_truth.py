@@ -11,9 +11,9 @@ import pytest
 from hotfuse.machine import counters as counting
 from hotfuse.machine import energy as metering
 from hotfuse.machine.counters import EVENTS, Counters, availability
-from hotfuse.machine.drift import IN_A_ROW, Change, DriftWatch, Look
-from hotfuse.machine.energy import Energy, Meter, nvml_meters, rapl_meters
-from hotfuse.profile.rows import Drift
+from hotfuse.machine.drift import IN_A_ROW, DriftWatch, ProbeRun, SpeedChange
+from hotfuse.machine.energy import Energy, EnergyMeter, nvml_meters, rapl_meters
+from hotfuse.profile.rows import SpeedRow
 from hotfuse.profile.store import Store
 
 # --- counters
@@ -116,7 +116,7 @@ def test_no_meter_says_why_and_energy_is_estimated(tmp_path: Path) -> None:
 
 def test_a_gpu_alone_does_not_stand_for_the_processor() -> None:
     counts = iter((5, 2005))
-    with Energy([Meter("gpu 0", lambda: next(counts), 1e-3)]) as e:
+    with Energy([EnergyMeter("gpu 0", lambda: next(counts), 1e-3)]) as e:
         pass
     assert e.joules is not None and e.joules.source == "estimated"
     assert [(p.name, p.source) for p in e.joules.parts] == [("gpu 0", "measured"), ("cpu", "estimated")]
@@ -146,7 +146,7 @@ class Machine:
 
 
 def test_a_change_that_holds_is_told_once() -> None:
-    machine, looks, told = Machine(), list[Look](), list[Change]()
+    machine, looks, told = Machine(), list[ProbeRun](), list[SpeedChange]()
     watch = DriftWatch(machine, {"fma": 1e-4}, looks.extend, told.append, clock=lambda: machine.at)
     for _ in range(10):
         watch.look()
@@ -164,7 +164,7 @@ def test_a_change_that_holds_is_told_once() -> None:
 
 
 def test_single_outliers_and_noise_are_no_drift() -> None:
-    machine, told = Machine(), list[Change]()
+    machine, told = Machine(), list[SpeedChange]()
     watch = DriftWatch(machine, {"fma": 1e-4, "l2": 2e-4}, lambda looks: None, told.append)
     for i in range(60):
         machine.now = {"fma": 9e-4 if i % 5 == 0 else 1e-4, "l2": 2e-4 * (1 + 0.1 * (i % 2))}
@@ -175,8 +175,8 @@ def test_single_outliers_and_noise_are_no_drift() -> None:
 def test_looks_are_recorded_in_the_store(tmp_path: Path) -> None:
     machine, store = Machine(), Store.open(tmp_path / "p.sqlite")
 
-    def record(looks: list[Look]) -> None:
-        store.record_drift([Drift(one.probe, one.seconds, one.baseline, one.at) for one in looks])
+    def record(looks: list[ProbeRun]) -> None:
+        store.record_drift([SpeedRow(one.probe, one.seconds, one.baseline, one.at) for one in looks])
 
     watch = DriftWatch(machine, {"fma": 5e-5}, record, clock=lambda: 100.0 + machine.at)
     watch.look()

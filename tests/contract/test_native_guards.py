@@ -27,7 +27,7 @@ from hotfuse.analysis.call_facts import (
     place,
     sized,
 )
-from hotfuse.analysis.decision import Ask, Decision, decide, describe
+from hotfuse.analysis.decision import Ask, DecisionDag, decide, describe
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Sym, parse
 from hotfuse.ir.text import parse as parse_graph
@@ -55,7 +55,7 @@ def first_fit(plans: Sequence[Facts], leaves: Sequence[Any]) -> int | None:
     return next((i for i, facts in enumerate(plans) if failed(facts, leaves) is None), None)
 
 
-def agree(plans: Sequence[Facts], calls: Sequence[Sequence[Any]]) -> Decision:
+def agree(plans: Sequence[Facts], calls: Sequence[Sequence[Any]]) -> DecisionDag:
     decision = decide(plans)
     native, python = native_select(decision), python_select(decision)
     hits, misses = 0, 0

@@ -16,7 +16,7 @@ import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.base.errors import ModelError
 from hotfuse.compile.run.loops import LoopPlanner
-from hotfuse.compile.run.plan import Planner
+from hotfuse.compile.run.plan import RunPlanner
 from hotfuse.compile.unit import units
 from hotfuse.compile.variants import trial
 from hotfuse.ir.text import parse
@@ -213,7 +213,7 @@ def test_loops_and_branches_in_a_loop() -> None:
 
 
 def test_without_loops_a_run_ends_before_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LoopPlanner, "_branch", Planner._branch)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(LoopPlanner, "_branch", RunPlanner._branch)  # pyright: ignore[reportPrivateUsage]
     native, library = plans(UNTIL, [torch.ones(4)])
     assert not all(u.native is not None for u in native.units)
     agree(native, library, [torch.ones(4)])

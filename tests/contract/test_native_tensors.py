@@ -18,19 +18,19 @@ from hotfuse.base.once import once
 from hotfuse.native import tensors
 from hotfuse.native.jit import compile_object, load_object
 from hotfuse.native.target import host
-from hotfuse.native.tensors import Reader, dtype_code
+from hotfuse.native.tensors import TensorReader, dtype_code
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
           torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def reader() -> Reader:
+def reader() -> TensorReader:
     assert tensors.unavailable() == ""
-    return Reader(tensors.symbols())
+    return TensorReader(tensors.symbols())
 
 
-def agrees(reader: Reader, t: torch.Tensor) -> None:
+def agrees(reader: TensorReader, t: torch.Tensor) -> None:
     assert reader.plain(t)
     want = (tuple(t.shape), t.stride(), dtype_code(t.dtype), t.numel(), t.data_ptr(), t.is_contiguous())
     assert reader.read(t) == want
@@ -38,7 +38,7 @@ def agrees(reader: Reader, t: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (7,), (3, 1), (2, 0, 5), (4, 3, 2, 5), (1, 2, 1, 2, 1, 2, 1, 2)], ids=str)
-def test_reads_what_python_reads(reader: Reader, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_reads_what_python_reads(reader: TensorReader, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     t = torch.zeros(shape, dtype=dtype)
     agrees(reader, t)
     if t.dim() > 1:
@@ -49,7 +49,7 @@ def test_reads_what_python_reads(reader: Reader, dtype: torch.dtype, shape: tupl
     agrees(reader, t[None])
 
 
-def test_kinds_of_plain_tensors(reader: Reader) -> None:
+def test_kinds_of_plain_tensors(reader: TensorReader) -> None:
     x = torch.randn(4, 6)
     with torch.inference_mode():
         inference = x + 1
@@ -64,14 +64,14 @@ def test_kinds_of_plain_tensors(reader: Reader) -> None:
         agrees(reader, t)
 
 
-def test_lazy_clones_stay_shared_when_read(reader: Reader) -> None:
+def test_lazy_clones_stay_shared_when_read(reader: TensorReader) -> None:
     x = torch.randn(8)
     lazy = torch._lazy_clone(x)
     reader.read(lazy)
     assert torch._C._is_cow_tensor(lazy)
 
 
-def test_object_survives_its_python_wrapper(reader: Reader) -> None:
+def test_object_survives_its_python_wrapper(reader: TensorReader) -> None:
     """A tensor that only C++ held for a while comes back with the same or another object; both must read right."""
     linear = nn.Linear(3, 5)
     grad_holder = (linear.weight * 2).sum()
@@ -107,11 +107,11 @@ def not_plain() -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_refuses_what_it_cannot_read(reader: Reader) -> None:
+def test_refuses_what_it_cannot_read(reader: TensorReader) -> None:
     assert [name for name, value in not_plain().items() if reader.plain(value)] == []
 
 
-def test_refuses_wrappers_inside_transforms(reader: Reader) -> None:
+def test_refuses_wrappers_inside_transforms(reader: TensorReader) -> None:
     seen: list[bool] = []
 
     def note(x: torch.Tensor) -> torch.Tensor:
@@ -128,7 +128,7 @@ def test_refuses_wrappers_inside_transforms(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_makes_tensors(reader: Reader, dtype: torch.dtype) -> None:
+def test_makes_tensors(reader: TensorReader, dtype: torch.dtype) -> None:
     for sizes, strides in (((2, 3), (3, 1)), ((2, 3), (1, 2)), ((), ()), ((0, 4), (4, 1))):
         made = reader.empty(sizes, strides, dtype_code(dtype))
         assert type(made) is torch.Tensor and made.dtype is dtype and made.stride() == strides and tuple(made.shape) == sizes
@@ -137,7 +137,7 @@ def test_makes_tensors(reader: Reader, dtype: torch.dtype) -> None:
         agrees(reader, made)
 
 
-def test_made_tensors_are_freed(reader: Reader) -> None:
+def test_made_tensors_are_freed(reader: TensorReader) -> None:
     def resident() -> int:
         with open("/proc/self/statm") as f:
             return int(f.read().split()[1]) * 4096
@@ -150,7 +150,7 @@ def test_made_tensors_are_freed(reader: Reader) -> None:
     assert resident() - before < 50 << 20  # 400 MiB were made
 
 
-def test_sizes_that_cannot_be_allocated_raise(reader: Reader) -> None:
+def test_sizes_that_cannot_be_allocated_raise(reader: TensorReader) -> None:
     with pytest.raises(MemoryError):
         reader.empty((1 << 60,), (1,), dtype_code(torch.float64))
     agrees(reader, torch.ones(2))
@@ -174,7 +174,7 @@ define i64 @last(ptr %t) {
     assert last(torch.empty(3, 11)) == 11
 
 
-def test_modes_do_not_see_what_is_read(reader: Reader) -> None:
+def test_modes_do_not_see_what_is_read(reader: TensorReader) -> None:
     class Loud(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             raise AssertionError(func)
@@ -184,7 +184,7 @@ def test_modes_do_not_see_what_is_read(reader: Reader) -> None:
         assert reader.plain(x) and reader.read(x)[0] == (2, 3)
 
 
-def test_threads_read_at_once(reader: Reader) -> None:
+def test_threads_read_at_once(reader: TensorReader) -> None:
     wrong: list[object] = []
 
     def read(seed: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hotfuse.native import model_guard, requires, versions
-from hotfuse.runtime.weights.watch import Change, Watch
+from hotfuse.runtime.weights.watch import ModelGuard, WeightChange
 
 SCALE = 2.0
 
@@ -31,8 +31,8 @@ class Net(nn.Module):
         return self.norm(self.layer(x)) * SCALE
 
 
-def watched(net: nn.Module, functions: tuple[Callable[..., Any], ...] = ()) -> Watch:
-    return Watch(list(net.modules()), [*net.parameters(), *net.buffers()], functions)
+def watched(net: nn.Module, functions: tuple[Callable[..., Any], ...] = ()) -> ModelGuard:
+    return ModelGuard(list(net.modules()), [*net.parameters(), *net.buffers()], functions)
 
 
 def global_name(_net: Net) -> None:
@@ -76,34 +76,34 @@ def moved(net: Net) -> None:
     net.layer.weight.data = torch.randn(4, 4)
 
 
-CHANGES: dict[Callable[[Net], object], Change] = {
-    written: Change.VALUES,
-    through_a_view: Change.VALUES,
-    loaded: Change.VALUES,
-    trained: Change.VALUES,
-    moved: Change.VALUES,
-    swapped: Change.VALUES,
-    lambda n: n.norm.running_mean.fill_(2.0): Change.VALUES,  # type: ignore[union-attr, operator]
-    lambda n: n.double(): Change.MODEL,
-    lambda n: n.train(): Change.MODEL,
-    lambda n: setattr(n, "layer", nn.Linear(4, 4)): Change.MODEL,
-    lambda n: setattr(n.layer, "weight", nn.Parameter(torch.randn(4, 4))): Change.MODEL,
-    lambda n: setattr(n, "flag", False): Change.MODEL,
-    lambda n: setattr(n, "more", 1): Change.MODEL,
-    lambda n: delattr(n, "flag"): Change.MODEL,
-    lambda n: n.layer.register_forward_hook(lambda *_a: None): Change.MODEL,
-    lambda n: n.layer.register_forward_pre_hook(lambda *_a: None): Change.MODEL,
-    lambda n: n.register_buffer("late", torch.zeros(1)): Change.MODEL,
-    lambda n: n.__dict__.update(flag=7): Change.MODEL,
-    exchanged: Change.MODEL,
-    emptied: Change.MODEL,
-    global_name: Change.MODEL,
-    lambda n: setattr(n, "flag", True): Change.NONE,
-    lambda n: n.eval(): Change.NONE,
-    lambda n: setattr(n, "layer", n.layer): Change.NONE,
-    lambda n: n(torch.randn(2, 4)): Change.NONE,
-    lambda n: [p.sum() for p in n.parameters()]: Change.NONE,
-    lambda _n: globals().update(UNRELATED=object()): Change.NONE,
+CHANGES: dict[Callable[[Net], object], WeightChange] = {
+    written: WeightChange.VALUES,
+    through_a_view: WeightChange.VALUES,
+    loaded: WeightChange.VALUES,
+    trained: WeightChange.VALUES,
+    moved: WeightChange.VALUES,
+    swapped: WeightChange.VALUES,
+    lambda n: n.norm.running_mean.fill_(2.0): WeightChange.VALUES,  # type: ignore[union-attr, operator]
+    lambda n: n.double(): WeightChange.MODEL,
+    lambda n: n.train(): WeightChange.MODEL,
+    lambda n: setattr(n, "layer", nn.Linear(4, 4)): WeightChange.MODEL,
+    lambda n: setattr(n.layer, "weight", nn.Parameter(torch.randn(4, 4))): WeightChange.MODEL,
+    lambda n: setattr(n, "flag", False): WeightChange.MODEL,
+    lambda n: setattr(n, "more", 1): WeightChange.MODEL,
+    lambda n: delattr(n, "flag"): WeightChange.MODEL,
+    lambda n: n.layer.register_forward_hook(lambda *_a: None): WeightChange.MODEL,
+    lambda n: n.layer.register_forward_pre_hook(lambda *_a: None): WeightChange.MODEL,
+    lambda n: n.register_buffer("late", torch.zeros(1)): WeightChange.MODEL,
+    lambda n: n.__dict__.update(flag=7): WeightChange.MODEL,
+    exchanged: WeightChange.MODEL,
+    emptied: WeightChange.MODEL,
+    global_name: WeightChange.MODEL,
+    lambda n: setattr(n, "flag", True): WeightChange.NONE,
+    lambda n: n.eval(): WeightChange.NONE,
+    lambda n: setattr(n, "layer", n.layer): WeightChange.NONE,
+    lambda n: n(torch.randn(2, 4)): WeightChange.NONE,
+    lambda n: [p.sum() for p in n.parameters()]: WeightChange.NONE,
+    lambda _n: globals().update(UNRELATED=object()): WeightChange.NONE,
 }
 
 
@@ -123,19 +123,19 @@ def test_every_change_is_judged_as_python_judges_it(way: str, number: int) -> No
     net = Net().eval()
     plain, native = watched(net), watched(net)
     native.harden()
-    assert native.native is True and native.check() is plain.check() is Change.NONE and native.swept == 0
+    assert native.native is True and native.check() is plain.check() is WeightChange.NONE and native.swept == 0
     change(net)
     assert plain.check() is expected and native.check() is expected and native.check() is expected
-    if expected is Change.NONE:
+    if expected is WeightChange.NONE:
         assert native.swept <= 1, "a value replaced by itself is looked at once"
-    if expected is Change.VALUES:
+    if expected is WeightChange.VALUES:
         for w in (plain, native):
             w.accept(w.observe())
         swept = native.swept
-        assert plain.check() is native.check() is Change.NONE and native.swept <= swept + 1
-        assert native.check() is Change.NONE and native.swept <= swept + 1
+        assert plain.check() is native.check() is WeightChange.NONE and native.swept <= swept + 1
+        assert native.check() is WeightChange.NONE and native.swept <= swept + 1
         net.flag = False
-        assert plain.check() is native.check() is Change.MODEL
+        assert plain.check() is native.check() is WeightChange.MODEL
 
 
 def test_closures_and_their_variables_that_are_not_set_yet(way: str) -> None:
@@ -151,16 +151,16 @@ def test_closures_and_their_variables_that_are_not_set_yet(way: str) -> None:
         offset = 0
 
     function, bind = make()
-    watch = Watch((), (), (function,))
+    watch = ModelGuard((), (), (function,))
     watch.harden()
-    assert watch.native is True and watch.check() is Change.NONE and watch.swept == 0
+    assert watch.native is True and watch.check() is WeightChange.NONE and watch.swept == 0
     bind(2)
-    assert watch.check() is Change.MODEL
-    watch = Watch((), (), (function,))
+    assert watch.check() is WeightChange.MODEL
+    watch = ModelGuard((), (), (function,))
     watch.harden()
-    assert watch.check() is Change.NONE and watch.swept == 0
+    assert watch.check() is WeightChange.NONE and watch.swept == 0
     bind(3)
-    assert watch.check() is Change.MODEL
+    assert watch.check() is WeightChange.MODEL
 
 
 def test_what_changed_before_the_sweep_was_made_is_not_taken_for_given(way: str) -> None:
@@ -168,11 +168,11 @@ def test_what_changed_before_the_sweep_was_made_is_not_taken_for_given(way: str)
     watch = watched(net)
     net.flag = False
     watch.harden()
-    assert watch.check() is Change.MODEL
+    assert watch.check() is WeightChange.MODEL
     watch = watched(net)
     written(net)
     watch.harden()
-    assert watch.check() is Change.VALUES
+    assert watch.check() is WeightChange.VALUES
 
 
 def test_what_native_code_cannot_watch_stays_with_python_and_says_why() -> None:
@@ -184,9 +184,9 @@ def test_what_native_code_cannot_watch_stays_with_python_and_says_why() -> None:
     watch = watched(net)
     watch.harden()
     assert isinstance(watch.native, str) and "Odd" in watch.native
-    assert watch.check() is Change.NONE
+    assert watch.check() is WeightChange.NONE
     net.flag = False
-    assert watch.check() is Change.MODEL
+    assert watch.check() is WeightChange.MODEL
 
 
 def test_tensors_of_inference_mode() -> None:
@@ -194,10 +194,10 @@ def test_tensors_of_inference_mode() -> None:
         net = Net().eval()
     watch = watched(net)
     watch.harden()
-    assert watch.native is True and watch.check() is Change.NONE and watch.swept == 0
+    assert watch.native is True and watch.check() is WeightChange.NONE and watch.swept == 0
     with torch.inference_mode():
         net.layer.weight.data = torch.randn(4, 4)
-    assert watch.check() is Change.VALUES
+    assert watch.check() is WeightChange.VALUES
 
 
 def test_many_threads_and_changes() -> None:
@@ -209,7 +209,7 @@ def test_many_threads_and_changes() -> None:
 
     def ask() -> None:
         while not stop.is_set():
-            if watch.check() is Change.MODEL:
+            if watch.check() is WeightChange.MODEL:
                 wrong.append("a model that did not change")
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
@@ -217,11 +217,11 @@ def test_many_threads_and_changes() -> None:
         t.start()
     for i in range(200):
         written(net)
-        if watch.check() is not Change.VALUES:
+        if watch.check() is not WeightChange.VALUES:
             wrong.append(f"change {i} was not heard of")
         net.flag = True
         watch.accept(watch.observe())
-        if watch.check() is not Change.NONE:
+        if watch.check() is not WeightChange.NONE:
             wrong.append(f"change {i} was accepted")
     stop.set()
     for t in threads:

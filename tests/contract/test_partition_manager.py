@@ -16,11 +16,11 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
-from hotfuse.partition.change import MAX_HISTORY, CannotChange, Change
+from hotfuse.partition.change import MAX_HISTORY, CannotChange, PartitionChange
 from hotfuse.partition.cut import cut
 from hotfuse.partition.manager import (
     Partitioned,
-    Where,
+    Placement,
     from_partitioning,
     fuse,
     independent,
@@ -134,7 +134,7 @@ def test_fusing_moves_what_lies_between() -> None:
     assert [part.nodes for part in q.parts] == [(0, 2), (1,), (3,)]
     check(q)
     diff = q.history.diffs[-1]
-    assert (diff.change, diff.gone, diff.made, diff.nodes) == (Change.FUSE, (0, 2), (4,), 2)
+    assert (diff.change, diff.gone, diff.made, diff.nodes) == (PartitionChange.FUSE, (0, 2), (4,), 2)
     assert str(diff) == "fuse 0 2 -> 4: both read little (saved_us=1.5)"
     assert [part.nodes for part in p.parts] == [(0,), (1,), (2,), (3,)]  # the old value is what it was
 
@@ -158,11 +158,11 @@ def test_orders_and_places() -> None:
     for order in ([0, 1, 3, 2], [3, 2, 1, 0], [0, 1, 2], [0, 1, 2, 2]):
         with pytest.raises(CannotChange):
             reorder(p, order, "no")
-    r = place(q, 1, Where("cpu", 1), "measured faster beside 2", together_us=3.0, apart_us=4.0)
+    r = place(q, 1, Placement("cpu", 1), "measured faster beside 2", together_us=3.0, apart_us=4.0)
     assert r.part(1).where.threads == 1 and q.part(1).where.threads == 0
     assert r.history.diffs[-1].evidence["together_us"] == 3.0
     with pytest.raises(CannotChange, match="cuda"):
-        place(p, 1, Where("cuda:0"), "no")
+        place(p, 1, Placement("cuda:0"), "no")
     with pytest.raises(CannotChange, match="different places"):
         fuse(r, 1, 0, "no")
     for at in (0, 1, 2):

@@ -12,16 +12,16 @@ import pytest
 from hotfuse.backends.llvm import peaks as measuring
 from hotfuse.backends.llvm import peaks_code
 from hotfuse.lower.common.pack import aligned
-from hotfuse.machine.peaks import Bandwidth, Fork, Peaks, Rate, from_dict, utilization
+from hotfuse.machine.peaks import Bandwidth, ForkCost, MachinePeaks, Rate, from_dict, utilization
 from hotfuse.machine.topology import Cache, Topology, topology
 from hotfuse.native.jit import assembly, compile_object
 from hotfuse.native.target import CpuTarget, cross_neon, host_levels
 
-GIVEN = Peaks(
+GIVEN = MachinePeaks(
     "avx512",
     (Rate("f32", 1, 100e9, 0.01), Rate("f32", 4, 400e9, 0.01)),
     (Bandwidth("memory", "read", 1, 20e9, 0.1, 1 << 20), Bandwidth("L2", "write", 1, 80e9, 0.1, 1 << 10)),
-    (Fork(4, 1000.0, 50000.0),),
+    (ForkCost(4, 1000.0, 50000.0),),
     100.0, 5.0, 1.0, (("L3", "not there"),),
 )  # fmt: skip
 

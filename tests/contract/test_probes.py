@@ -12,7 +12,7 @@ import torch
 
 from hotfuse.backends.llvm.probe import MOST, Probes, compile_all, dtype_of, symbols, view_of
 from hotfuse.ops.torch_dtypes import torch_dtype
-from hotfuse.profile.records import COUNTS, RANGES, Batch, Flag, Kind, Subject, split
+from hotfuse.profile.records import COUNTS, RANGES, Batch, Flag, RecordKind, Subject, split
 from hotfuse.tile.probe import DTYPES, MASKED, probe
 from tests.contract import native
 from tests.seeds import generator
@@ -45,7 +45,7 @@ def look(t: torch.Tensor, keep: int = 1, flags: int = 0) -> np.void:
     batch = Batch(1)
     assert probes().look(t, batch, SUBJECT, 9, flags, keep)
     raw = np.frombuffer(batch.record(0), np.uint8)[None]
-    return split(raw)[Kind.VALUE][0]
+    return split(raw)[RecordKind.VALUE][0]
 
 
 def as_rows(t: torch.Tensor, cols: int) -> np.ndarray:

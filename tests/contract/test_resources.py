@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
-from hotfuse.analysis.resources import Bound, Peaks, Use, Work, library_seconds, roof_seconds, used, work_of
+from hotfuse.analysis.resources import Bound, CorePeaks, ResourceUse, Work, library_seconds, roof_seconds, used, work_of
 from hotfuse.compile.unit.bench import bench
-from hotfuse.fusion.criteria import Criterion, Side, judge
+from hotfuse.fusion.criteria import Criterion, FusionSide, judge
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType
 from hotfuse.lower import lower
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import BufferKind
 
-PEAKS = Peaks(flops_per_s=1e9, bytes_per_s=1e9, cache_bytes_per_s=1e9, l2=1000, call_s=0.0)
+PEAKS = CorePeaks(flops_per_s=1e9, bytes_per_s=1e9, cache_bytes_per_s=1e9, l2=1000, call_s=0.0)
 
 LAYER = """
 graph main(%x: f32[s0, 64]) where (2 <= s0) {
@@ -66,7 +66,7 @@ def test_what_binds_a_kernel(flops: int | None, traffic: int | None, us: float, 
 
 
 def test_what_outgrows_the_cache_runs_at_the_pace_of_memory() -> None:
-    peaks = Peaks(bytes_per_s=1e9, cache_bytes_per_s=10e9, l2=1000)
+    peaks = CorePeaks(bytes_per_s=1e9, cache_bytes_per_s=10e9, l2=1000)
     assert peaks.bandwidth(1000) == 10e9 and peaks.bandwidth(1001) == 1e9
 
 
@@ -105,10 +105,10 @@ def test_tiles_that_are_alive_together_are_counted_together() -> None:
     assert vectors_at_once(kernel("all first"), 16) == 32
 
 
-def side(kind: str = "rows", us: float = 10.0, bound: Bound = Bound.MEMORY, **changes: Any) -> Side:
+def side(kind: str = "rows", us: float = 10.0, bound: Bound = Bound.MEMORY, **changes: Any) -> FusionSide:
     nodes = changes.pop("nodes", 2)
     given = {"scratch": 0, "vectors": 4, "parallel": 16, **changes}
-    return Side(kind, Use(Work(nodes, 1, 1, 1, 0), us, bound, 0.5, **given))
+    return FusionSide(kind, ResourceUse(Work(nodes, 1, 1, 1, 0), us, bound, 0.5, **given))
 
 
 def why(verdict: Any, criterion: Criterion) -> Any:
@@ -116,7 +116,7 @@ def why(verdict: Any, criterion: Criterion) -> Any:
 
 
 def test_criteria_accept_and_refuse_with_reasons() -> None:
-    peaks = Peaks(l2=1 << 20)
+    peaks = CorePeaks(l2=1 << 20)
     good = judge(side(), side(), 4 << 20, 2, peaks)
     assert good.accepted and "outgrow" in good.because and len(good.reasons) == 5
     assert good.saving_us > 2 * (4 << 20) / peaks.bytes_per_s * 1e6
@@ -132,12 +132,12 @@ def test_criteria_accept_and_refuse_with_reasons() -> None:
 
 
 def test_small_values_in_cache_are_not_worth_a_long_kernel() -> None:
-    verdict = judge(side(us=5000.0), side(us=20.0), 300 << 10, 2, Peaks(l2=1 << 20))
+    verdict = judge(side(us=5000.0), side(us=20.0), 300 << 10, 2, CorePeaks(l2=1 << 20))
     assert not verdict.accepted and "expected saving" in verdict.because and "stay in" in verdict.because
 
 
 def test_complements_hide_each_other_and_parallelism_must_remain() -> None:
-    peaks = Peaks()
+    peaks = CorePeaks()
     both = judge(side(bound=Bound.COMPUTE), side(bound=Bound.MEMORY), 0, 2, peaks)
     same = judge(side(bound=Bound.MEMORY), side(bound=Bound.MEMORY), 0, 2, peaks)
     assert both.saving_us > same.saving_us and why(both, Criterion.COMPLEMENT).holds

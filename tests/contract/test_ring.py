@@ -14,7 +14,7 @@ import pytest
 
 from hotfuse.backends.llvm.probe import Probes, compile_all
 from hotfuse.base.errors import InternalError
-from hotfuse.profile.records import CHECK, LAYOUTS, SIZE, Batch, Flag, Kind, Subject, split
+from hotfuse.profile.records import CHECK, LAYOUTS, SIZE, Batch, Flag, RecordKind, Subject, split
 from hotfuse.profile.ring import Ring
 
 
@@ -57,9 +57,9 @@ def test_in_and_out(native: bool) -> None:
     batch.call(s, 1, 1000, 10)
     ring.publish(batch)
     out = split(ring.drain())
-    assert out[Kind.CONTROL]["outcome"].tolist() == [17] and out[Kind.CONTROL]["flags"].tolist() == [Flag.LOOP]
-    assert out[Kind.PARTITION]["flops"].tolist() == [-1] and out[Kind.PARTITION]["item"].tolist() == [6]
-    assert out[Kind.CALL]["cost_ns"].tolist() == [10] and out[Kind.CALL]["signature"].tolist() == [2]
+    assert out[RecordKind.CONTROL]["outcome"].tolist() == [17] and out[RecordKind.CONTROL]["flags"].tolist() == [Flag.LOOP]
+    assert out[RecordKind.PARTITION]["flops"].tolist() == [-1] and out[RecordKind.PARTITION]["item"].tolist() == [6]
+    assert out[RecordKind.CALL]["cost_ns"].tolist() == [10] and out[RecordKind.CALL]["signature"].tolist() == [2]
     assert len(ring.drain()) == 0 and ring.torn == 0 and ring.dropped == 0 and ring.consumed == ring.published == 3
     assert ring.by_python == (0 if native else 3)
 
@@ -69,9 +69,9 @@ def test_an_overrun_drops_and_counts(native: bool) -> None:
     ring = ring_of(8, native)
     ring.publish(batch_of(0, 0, 20))
     assert ring.dropped == 12 and ring.published == 8
-    assert split(ring.drain())[Kind.PARTITION]["ns"].tolist() == list(range(8))
+    assert split(ring.drain())[RecordKind.PARTITION]["ns"].tolist() == list(range(8))
     ring.publish(batch_of(0, 100, 3))  # room again
-    assert split(ring.drain())[Kind.PARTITION]["ns"].tolist() == [100, 101, 102]
+    assert split(ring.drain())[RecordKind.PARTITION]["ns"].tolist() == [100, 101, 102]
 
 
 def test_native_after_python() -> None:
@@ -79,7 +79,7 @@ def test_native_after_python() -> None:
     ring.publish(batch_of(0, 0, 3))
     ring.use(native_publish())
     ring.publish(batch_of(0, 3, 3))
-    assert split(ring.drain())[Kind.PARTITION]["ns"].tolist() == list(range(6)) and ring.by_python == 3
+    assert split(ring.drain())[RecordKind.PARTITION]["ns"].tolist() == list(range(6)) and ring.by_python == 3
 
 
 def test_a_closed_ring_takes_nothing() -> None:
@@ -106,7 +106,7 @@ def test_a_record_that_does_not_fit_its_place_is_not_taken() -> None:
     slot[5] ^= np.uint64(1)  # as if the second were still being written
     assert len(ring.drain()) == 1 and ring.torn == 1
     slot[5] ^= np.uint64(1)
-    assert split(ring.drain())[Kind.PARTITION]["ns"].tolist() == [1]
+    assert split(ring.drain())[RecordKind.PARTITION]["ns"].tolist() == [1]
 
 
 def test_a_new_consumer_finds_its_place() -> None:
@@ -115,13 +115,13 @@ def test_a_new_consumer_finds_its_place() -> None:
     ring.drain(3)
     ring._tail[0] = 1  # the consumer died before it could say how far it was
     again = Ring.attach(ring.fd)
-    assert split(again.drain())[Kind.PARTITION]["ns"].tolist() == [3, 4]
+    assert split(again.drain())[RecordKind.PARTITION]["ns"].tolist() == [3, 4]
 
 
 _CONSUMER = """
 import json, sys, time
 import numpy as np
-from hotfuse.profile.records import Kind, split
+from hotfuse.profile.records import RecordKind, split
 from hotfuse.profile.ring import Ring
 ring = Ring.attach(int(sys.argv[1]))
 got, wrong, last, done = 0, 0, {}, False
@@ -131,7 +131,7 @@ while not done:
     if not len(raw):
         time.sleep(0.0005)
         continue
-    for r in split(raw)[Kind.PARTITION]:
+    for r in split(raw)[RecordKind.PARTITION]:
         t, n = int(r["item"]), int(r["call"])
         if n == 2**40:
             done = True

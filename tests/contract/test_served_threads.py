@@ -17,7 +17,7 @@ from hotfuse.compile.host import this_host
 from hotfuse.compile.learn import learned
 from hotfuse.compile.unit.bench import allowed_by, bench
 from hotfuse.compile.variants import served_threads, trial
-from hotfuse.compile.variants.served_threads import Watch, apart, as_served
+from hotfuse.compile.variants.served_threads import IdleCores, apart, as_served
 from hotfuse.hpm import calibrate, model
 from hotfuse.hpm.work import NAMES
 from hotfuse.ir.text import parse
@@ -49,8 +49,8 @@ class Cores:
         self.looked += 1
         return {c: (0 if c < self.busy else 10 * self.looked, 10 * self.looked) for c in range(self.busy + self.idle)}
 
-    def watch(self) -> Watch:
-        return Watch(self.ticks, lambda: self.now, lambda _s: None)
+    def watch(self) -> IdleCores:
+        return IdleCores(self.ticks, lambda: self.now, lambda _s: None)
 
 
 def test_idle_cores_are_counted_once_in_a_while() -> None:

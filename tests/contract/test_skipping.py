@@ -20,7 +20,7 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import BufferArgument as Given
-from hotfuse.lower.common.lowered import Lowered, PackArgument, Role, StateArgument
+from hotfuse.lower.common.lowered import BufferRole, Lowered, PackArgument, StateArgument
 from hotfuse.lower.common.pack import pack
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.gemm.skipping import DENSE, LIMIT, NEVER, SKIPPED
@@ -56,7 +56,7 @@ def interpreted(made: Lowered, group: Group, tensors: Sequence[torch.Tensor], li
     for a in made.arguments:
         match a:
             case Given():
-                t = outs[a.value] if a.role is Role.OUTPUT else by_name[a.value]
+                t = outs[a.value] if a.role is BufferRole.OUTPUT else by_name[a.value]
                 flat = len(made.kernel.buffer(a.buffer).shape) == 1
                 buffers[a.buffer] = as_numpy(t.as_strided((t.numel(),), (1,)) if flat else t)
             case PackArgument():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hotfuse.analysis.resources import Peaks
+from hotfuse.analysis.resources import CorePeaks
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.fetch import kernel_from_json
 from hotfuse.compile.stored import text_id, used_by, wanted
@@ -20,7 +20,7 @@ from hotfuse.compile.variants.skipping import SHARES, Skipping, Zeroed, at_limit
 from hotfuse.compile.variants.skips import SKIP, Skips
 from hotfuse.compile.variants.trial import Outcome
 from hotfuse.fusion.crossover import Shifts
-from hotfuse.fusion.forecast import Roofline
+from hotfuse.fusion.forecast import RooflinePredictor
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.text import show
 from hotfuse.lower.common.lowered import StateArgument
@@ -42,7 +42,14 @@ def product(m: int = 12, k: int = 40, n: int = 24, front: Callable[[torch.Tensor
 
 def asked(group: Group, saved: Callable[[int], float]) -> Skipping:
     bench = units.bench()
-    return Skipping(group.graph, {}, bench.core, bench.peaks, Roofline(bench.peaks), measure=lambda s: (1e-4, 1e-4 - saved(s)))
+    return Skipping(
+        group.graph,
+        {},
+        bench.core,
+        bench.peaks,
+        RooflinePredictor(bench.peaks),
+        measure=lambda s: (1e-4, 1e-4 - saved(s)),
+    )
 
 
 # --- the crossing
@@ -63,11 +70,11 @@ def test_where_leaving_out_begins_to_pay(times: list[tuple[int, float, float]], 
 
 
 def test_the_prediction_follows_the_work() -> None:
-    peaks = Peaks()
+    peaks = CorePeaks()
     bench = units.bench()
 
     def share(n: int, panels: int) -> int:
-        return expected(product(64, 256, n).graph, {}, bench.core, peaks, Roofline(peaks), panels)
+        return expected(product(64, 256, n).graph, {}, bench.core, peaks, RooflinePredictor(peaks), panels)
 
     assert 1 <= share(512, 8) < WHOLE
     assert share(512, 8) < share(512, 64), "gathering for more panels costs more"
@@ -100,7 +107,7 @@ def test_what_never_pays_is_refused_with_its_times() -> None:
 
 def test_the_real_clock_gives_times_at_every_share() -> None:
     group, bench = product(), units.bench()
-    plain = Skipping(group.graph, {}, bench.core, bench.peaks, Roofline(bench.peaks))
+    plain = Skipping(group.graph, {}, bench.core, bench.peaks, RooflinePredictor(bench.peaks))
     try:
         points = plain.found()[1].points
     except HotfuseError as e:  # whichever side won

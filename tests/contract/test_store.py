@@ -23,8 +23,8 @@ from hotfuse.base.settings import Settings
 from hotfuse.machine.fingerprint import Fingerprint
 from hotfuse.profile.database import Database
 from hotfuse.profile.place import location
-from hotfuse.profile.rows import Drift, Measurement, PartitionProfile, StoredDecision, array_from_row, array_to_row
-from hotfuse.profile.schema import STEPS, NewerSchema, Step, migrate, version_of
+from hotfuse.profile.rows import Measurement, PartitionProfile, SpeedRow, StoredDecision, array_from_row, array_to_row
+from hotfuse.profile.schema import STEPS, Migration, NewerSchema, migrate, version_of
 from hotfuse.profile.store import Store
 
 WHO = Fingerprint((("arch", "x86_64"),), (("cores", "2"),))
@@ -102,8 +102,8 @@ def test_graphs_partitions_decisions_and_drift(store: Store) -> None:
     said = StoredDecision("g", "deploy", "faster", "plan", {"us": 3, "why": None, "ok": True}, 2.0, 3.0, 9.0)
     store.record_decisions([said])
     assert store.decisions("g") == [said] and store.decisions("h") == []
-    seen = Drift("fma", 2.0, 1.0, 4.0, machine)
-    store.record_drift([seen, Drift("l2", 1.0, 1.0, 5.0)])
+    seen = SpeedRow("fma", 2.0, 1.0, 4.0, machine)
+    store.record_drift([seen, SpeedRow("l2", 1.0, 1.0, 5.0)])
     assert store.drift(probe="fma") == [seen] and seen.ratio == 2.0
     assert [d.probe for d in store.drift()] == ["l2", "fma"] and store.drift(machine=machine) == [seen]
 
@@ -178,12 +178,12 @@ def test_steps_run_once_in_order(tmp_path: Path) -> None:
     Store.open(path).record_measurements([row()])
     ran: list[int] = []
 
-    def step(n: int) -> Step:
+    def step(n: int) -> Migration:
         def run(c: Connection) -> None:
             ran.append(n)
             c.exec_driver_sql(f"ALTER TABLE measurements ADD COLUMN extra{n} INTEGER DEFAULT {n}")
 
-        return Step(n, f"step {n}", run)
+        return Migration(n, f"step {n}", run)
 
     a, b = LAST + 1, LAST + 2
     newer = Store(path, steps=(*STEPS, step(b), step(a)))
@@ -201,14 +201,14 @@ def test_a_step_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        Store(path, steps=(*STEPS, Step(LAST + 1, "breaks", run)))
+        Store(path, steps=(*STEPS, Migration(LAST + 1, "breaks", run)))
     again = Store.open(path)
     assert again.info()["version"] == LAST and len(again.measurements()) == 1
 
 
 def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "p.sqlite"
-    Store(path, steps=(*STEPS, Step(99, "future", lambda c: None))).close()
+    Store(path, steps=(*STEPS, Migration(99, "future", lambda c: None))).close()
     before = path.read_bytes()
     store = Store.open(path)
     assert store.path is None and "newer version" in store.notes[0] and store.counts["newer"] == 1
@@ -216,7 +216,7 @@ def test_a_newer_file_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     with pytest.raises(NewerSchema), Database(None, lambda *_: None)._engine.connect() as c:  # pyright: ignore[reportPrivateUsage]
         assert version_of(c) == LAST
-        migrate(c, (Step(0, "older program", lambda _: None),))
+        migrate(c, (Migration(0, "older program", lambda _: None),))
 
 
 # --- the file

@@ -19,9 +19,21 @@ from hotfuse.tile import isa
 from hotfuse.tile.affine import difference, trip_count
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.interp import run
-from hotfuse.tile.isa import Category, Row
+from hotfuse.tile.isa import Category, InstructionRow
 from hotfuse.tile.memory import NUMPY, Array
-from hotfuse.tile.program import Access, Buffer, BufferKind, Instr, Kernel, Loop, LoopKind, Stmt, Tile, TileType, When
+from hotfuse.tile.program import (
+    Buffer,
+    BufferKind,
+    Instr,
+    Kernel,
+    Loop,
+    LoopKind,
+    Stmt,
+    Tile,
+    TileAccess,
+    TileType,
+    When,
+)
 from hotfuse.tile.text import parse, show
 from hotfuse.tile.verify import invariants, verify
 
@@ -54,7 +66,7 @@ def numbers(dtype: DType, shape: tuple[int, ...], seed: int = 0) -> Array:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def operand_types(row: Row, dtype: DType) -> list[TileType]:
+def operand_types(row: InstructionRow, dtype: DType) -> list[TileType]:
     """Operands for an instruction without memory: broadcast against each other where it maps."""
     shapes: list[tuple[int, ...]] = [(3, 4), (4,), (3, 1)]
     match row.name:
@@ -76,7 +88,7 @@ TILE_ROWS = [r for r in isa.rows().values() if r.category not in (Category.MEMOR
 
 
 @pytest.mark.parametrize("row", TILE_ROWS, ids=lambda r: r.name)
-def test_rule_and_meaning_agree(row: Row) -> None:
+def test_rule_and_meaning_agree(row: InstructionRow) -> None:
     assert row.dtypes
     for dtype in row.dtypes:
         types = operand_types(row, dtype)
@@ -102,7 +114,7 @@ def test_rule_and_meaning_agree(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", TILE_ROWS, ids=lambda r: r.name)
-def test_rules_refuse(row: Row) -> None:
+def test_rules_refuse(row: InstructionRow) -> None:
     wrong: tuple[Any, ...] = (1.5,) * 7 if row.arity >= 0 else ()
     with pytest.raises(InternalError):
         isa.out_types(row.name, wrong, tuple((n, 0) for n in row.attrs))
@@ -416,11 +428,11 @@ A, B, W = Tile("a", TileType(F32, (4,))), Tile("b", TileType(F32, (4,))), Tile("
 
 
 def load(tile: Tile = A, buffer: str = "x", at: Any = 0, **more: Any) -> Instr:
-    return Instr("load", (Access(buffer, (at,), (0,), **more),), (tile,))
+    return Instr("load", (TileAccess(buffer, (at,), (0,), **more),), (tile,))
 
 
 def put(tile: Tile = A, buffer: str = "y") -> Instr:
-    return Instr("store", (Access(buffer, (0,), (0,)), tile))
+    return Instr("store", (TileAccess(buffer, (0,), (0,)), tile))
 
 
 def neg(tile: Tile, out: Tile) -> Instr:
@@ -471,10 +483,10 @@ WRONG: list[tuple[int, Kernel, str]] = [
     (8, kernel_of(load(), neg(A, W)), "it gives f32[4], and f32[2] is declared"),
     (8, kernel_of(load(buffer="z")), "there is no buffer 'z'"),
     (8, kernel_of(load(valid=(1, 1))), "2 valids are given for 1 axes"),
-    (8, kernel_of(Instr("load", (Access("x", (0,), (0, 0)),), (A,))), "the tile has 1 axes and x is walked along 2"),
-    (8, kernel_of(Instr("load", (Access("x", (0,), (1,)),), (A,))), "axes (1,) are not dims of x"),
-    (8, kernel_of(Instr("load", (Access("x", (), (0,)),), (A,))), "x has 1 dims and is indexed by 0"),
-    (8, kernel_of(load(), Instr("store", (Access("y", (0,), (-1,)), A))), "a store cannot repeat an element"),
+    (8, kernel_of(Instr("load", (TileAccess("x", (0,), (0, 0)),), (A,))), "the tile has 1 axes and x is walked along 2"),
+    (8, kernel_of(Instr("load", (TileAccess("x", (0,), (1,)),), (A,))), "axes (1,) are not dims of x"),
+    (8, kernel_of(Instr("load", (TileAccess("x", (), (0,)),), (A,))), "x has 1 dims and is indexed by 0"),
+    (8, kernel_of(load(), Instr("store", (TileAccess("y", (0,), (-1,)), A))), "a store cannot repeat an element"),
     (9, kernel_of(load(), put(buffer="x")), "x is input"),
     (10, kernel_of(loop(step=0)), "step 0"),
     (10, kernel_of(loop(kind=LoopKind.UNROLL, hi=sym("n"))), "0 to n is not a fixed distance"),
@@ -484,9 +496,9 @@ WRONG: list[tuple[int, Kernel, str]] = [
     (13, kernel_of(load(), put(buffer="s"), loop(load(B, "s"), kind=LoopKind.PARALLEL)), "s is used in the parallel loop over i"),
     (14, kernel_of(When(sym("n"), ())), "n is a number"),
     (14, kernel_of(nested(70)), "nested more than 64 deep"),
-    (15, kernel_of(Instr("prefetch", (Access("x", (0,)),), (), (("level", True),))), "level is True"),
-    (16, kernel_of(loop(given=Access("x", (0,)))), "it reads f32 of x along 0 axes"),
-    (16, kernel_of(loop(kind=LoopKind.UNROLL, given=Access("x", (0,)))), "it is unroll, by 1, and carries 0 tiles"),
+    (15, kernel_of(Instr("prefetch", (TileAccess("x", (0,)),), (), (("level", True),))), "level is True"),
+    (16, kernel_of(loop(given=TileAccess("x", (0,)))), "it reads f32 of x along 0 axes"),
+    (16, kernel_of(loop(kind=LoopKind.UNROLL, given=TileAccess("x", (0,)))), "it is unroll, by 1, and carries 0 tiles"),
 ]  # fmt: skip
 
 

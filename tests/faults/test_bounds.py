@@ -22,13 +22,13 @@ from hotfuse.analysis.call_facts import Dense, Facts, Plain, Ranked, Sized, Type
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import EventLog, Why
 from hotfuse.compile.workers.pool import Pool
-from hotfuse.compile.workers.slot import Limits
+from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
 from hotfuse.ir.types import DType
 from hotfuse.lower.common import algebra
 from hotfuse.runtime import engine, site
 from hotfuse.runtime.observe import examine, record
-from hotfuse.runtime.observe.instrument import MAX_COSTS, Variant
+from hotfuse.runtime.observe.instrument import MAX_COSTS, InstrumentedPlan
 from hotfuse.runtime.observe.record import Recorder
 from hotfuse.runtime.serve import dispatch
 from hotfuse.runtime.serve.dispatch import Case, InlineCache
@@ -196,7 +196,7 @@ def test_names_in_any_order_are_served_beyond_those_that_are_kept() -> None:
 
 
 def test_costs_of_a_signature_are_asked_for_once() -> None:
-    variant: Any = Variant.__new__(Variant)
+    variant: Any = InstrumentedPlan.__new__(InstrumentedPlan)
     variant._costs, variant._working_out = {}, set()
     asked = [n for n in [*range(500), *range(500)] if variant.needs_costs(n)]
     assert asked == list(range(MAX_COSTS))
@@ -230,7 +230,7 @@ def test_questions_about_an_entry_do_not_pile_up(monkeypatch: pytest.MonkeyPatch
 
 def test_a_refusal_that_is_remembered_holds_nothing_of_those_who_heard_it() -> None:
     """An exception that is raised again and again holds the frames of all who raised it, with the plans they were at."""
-    pool = Pool(Limits(1), light, lambda: 0.0, 60.0)
+    pool = Pool(PoolLimits(1), light, lambda: 0.0, 60.0)
     try:
         task = Task("deadly", {"die": 1}, timeout=60.0, tries=2, key="deadly")
         heard: list[CaptureError] = []

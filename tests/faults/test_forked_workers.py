@@ -22,10 +22,10 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.base.settings import Workers
 from hotfuse.compile.workers import forked, slot, starting
-from hotfuse.compile.workers.forked import Fork, ForkedWorker, ForkFailed
+from hotfuse.compile.workers.forked import ForkedProcess, ForkedWorker, ForkFailed
 from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.process import Worker
-from hotfuse.compile.workers.slot import Limits
+from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.starting import Starter, unsafe
 from hotfuse.compile.workers.task import Task, Waiting
 
@@ -138,7 +138,7 @@ def test_whoever_asks_while_another_thread_hears_how_it_ended_is_told_nothing_wr
     pid = os.fork()
     if pid == 0:
         os._exit(7)
-    fork = Fork(pid)
+    fork = ForkedProcess(pid)
     monkeypatch.setattr(os, "waitpid", meanwhile)
     assert fork.wait() == 7 and heard == [None] and fork.poll() == 7
 
@@ -271,7 +271,7 @@ class Asleep(Worker):
 
 def test_a_worker_that_answered_while_it_was_killed_is_not_asked_again() -> None:
     """It seemed to be alive for a moment more, and the next request died with it."""
-    place, worker = slot.Slot(slot.Books(Limits(1), Starter())), Asleep()
+    place, worker = slot.WorkerSlot(slot.Books(PoolLimits(1), Starter())), Asleep()
     place.worker = worker
     place.begin(Waiting(Task("in time", READY), Future()))
     place.done()
@@ -285,7 +285,7 @@ def test_a_worker_that_answered_while_it_was_killed_is_not_asked_again() -> None
 
 def test_a_server_that_was_stopped_for_long_does_not_take_its_worker_for_stalled() -> None:
     """It looked once behind that, and killed who had waited for it; and had not asked where that one stood."""
-    place, worker = slot.Slot(slot.Books(Limits(1), Starter())), Asleep()
+    place, worker = slot.WorkerSlot(slot.Books(PoolLimits(1), Starter())), Asleep()
     place.worker = worker
     place.begin(Waiting(Task("a request", READY, timeout=2 * slot.STALL_S), Future()))
     place.look(10 * slot.STALL_S)
@@ -300,7 +300,7 @@ def test_a_server_that_was_stopped_for_long_does_not_take_its_worker_for_stalled
 @pytest.mark.usefixtures("nothing_against_forks")
 @pytest.mark.parametrize("kind", ["fork", "spawn"])
 def test_workers_of_both_kinds_are_killed_replaced_and_bounded(kind: Workers) -> None:
-    both = Pool(Limits(1, 8 << 30, kind=kind), load=lambda: 0.0)
+    both = Pool(PoolLimits(1, 8 << 30, kind=kind), load=lambda: 0.0)
     try:
         assert both.submit(Task("one", READY)).result(60)[0]["ok"]
         (worker,) = both.workers

@@ -19,9 +19,9 @@ from torch import nn
 import hotfuse
 from hotfuse import Settings
 from hotfuse.compile.workers.pool import Pool
-from hotfuse.compile.workers.slot import Limits
+from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
-from hotfuse.profile.book import Book
+from hotfuse.profile.book import AnalyzerMemory
 from hotfuse.profile.names import OTHER, Names
 from hotfuse.profile.records import Batch, Subject
 from hotfuse.runtime.engine import Engine
@@ -86,7 +86,7 @@ def test_a_dropped_graph_is_forgotten_by_the_analyzer() -> None:
 
 
 def test_numbers_of_forgotten_graphs_stay_quiet() -> None:
-    names, book = Names(), Book()
+    names, book = Names(), AnalyzerMemory()
     first, second = names.graph("a"), names.graph("b")
     item = names.item(first, "x")
     assert names.signature(first, ((2,),)) != OTHER
@@ -111,7 +111,7 @@ def test_a_worker_that_waits_holds_nothing_of_the_request_before() -> None:
     class Subjects:
         pass
 
-    pool = Pool(Limits(1), light, lambda: 0.0, 60.0)
+    pool = Pool(PoolLimits(1), light, lambda: 0.0, 60.0)
     try:
         about, done = Subjects(), threading.Event()
         gone = weakref.ref(about)

@@ -17,7 +17,7 @@ from hotfuse.ir.graph import Loc
 from hotfuse.ir.types import DType
 from hotfuse.tile import isa
 from hotfuse.tile.build import KernelBuilder, remaining
-from hotfuse.tile.isa import Category, Row
+from hotfuse.tile.isa import Category, InstructionRow
 from hotfuse.tile.memory import NUMPY, Array
 from hotfuse.tile.program import Attr, Buffer, BufferKind, Kernel, LoopKind, Tile, TileType
 
@@ -31,7 +31,7 @@ PURE = [r for r in isa.rows().values() if r.category in (Category.MAP, Category.
 class Maker:
     """Writes one kernel; `tiles` is what is in scope."""
 
-    def __init__(self, rng: random.Random, odd: bool, dtypes: Sequence[DType], rows: Sequence[Row]) -> None:
+    def __init__(self, rng: random.Random, odd: bool, dtypes: Sequence[DType], rows: Sequence[InstructionRow]) -> None:
         self.rng, self.odd, self.dtypes, self.rows = rng, odd, dtypes, rows
         self.b = KernelBuilder(self.name() or "k")
         self.tiles: list[Tile] = []
@@ -146,7 +146,7 @@ class Maker:
         except InternalError:
             return
 
-    def operands(self, row: Row) -> list[Tile]:
+    def operands(self, row: InstructionRow) -> list[Tile]:
         """Tiles of one element type that the instruction takes, where there are any."""
         rng = self.rng
         first = rng.choice([t for t in self.tiles if t.type.dtype in row.dtypes] or self.tiles)
@@ -231,7 +231,7 @@ class Maker:
 
 
 def random_kernel(
-    rng: random.Random, *, odd: bool = False, dtypes: Sequence[DType] = tuple(NUMPY), rows: Sequence[Row] = PURE
+    rng: random.Random, *, odd: bool = False, dtypes: Sequence[DType] = tuple(NUMPY), rows: Sequence[InstructionRow] = PURE
 ) -> Kernel:
     """A kernel; `odd` gives it names that must be quoted and source locations, `rows` are what it computes with."""
     return Maker(rng, odd, dtypes, rows).kernel()

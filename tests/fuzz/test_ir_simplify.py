@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from hotfuse.ir.build import Builder
+from hotfuse.ir.build import GraphBuilder
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Token, Value
 from hotfuse.ir.text import show
 from hotfuse.ir.types import DType
@@ -77,7 +77,7 @@ def call(node: Node, args: list[Any]) -> Any:
 
 def program(rng: random.Random) -> Graph:
     """Seeded rather than drawn: long chains matter more here than small counterexamples."""
-    b = Builder()
+    b = GraphBuilder()
     param = torch.arange(16.0).reshape(4, 4)
     values: list[tuple[Value, Any]] = [(b.input(f"x{i}", tensor_type(t)), t) for i, t in enumerate(tensors(False))]
     values.append((b.param("w", tensor_type(param), "w"), param))

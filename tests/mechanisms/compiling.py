@@ -14,7 +14,7 @@ import torch
 
 import hotfuse.fusion.criteria as criteria
 import hotfuse.runtime.serve.side_by_side as measuring
-from hotfuse.analysis.resources import Bound, Peaks
+from hotfuse.analysis.resources import Bound, CorePeaks
 from hotfuse.base.errors import CaptureError
 from hotfuse.compile import graph as graph_module
 from hotfuse.compile.drive import Compilation
@@ -24,13 +24,13 @@ from hotfuse.compile.value import Expected, Facts
 from hotfuse.compile.variants import trial
 from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.scheduler import Governor
-from hotfuse.compile.workers.slot import Limits, Slot
+from hotfuse.compile.workers.slot import PoolLimits, WorkerSlot
 from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Budget
 from hotfuse.fusion.criteria import Criterion, Reason, judge
 from hotfuse.ir.text import parse
-from hotfuse.partition.change import Change
-from hotfuse.partition.manager import Where, fuse, place, reorder, split
+from hotfuse.partition.change import PartitionChange
+from hotfuse.partition.manager import Placement, fuse, place, reorder, split
 from hotfuse.runtime.tierup.race import Trial
 from tests.contract.test_partition_manager import DIAMOND, each_alone
 from tests.contract.test_resources import side
@@ -42,16 +42,16 @@ from tests.runtime.test_units import MIXED, PAIR, Scripted, Waiting, compiled, l
 
 # --- partitions ---------------------------------------------------------------------------------------------------------
 
-ADJUST: dict[Change, Callable[[Any], Any]] = {
-    Change.FUSE: lambda p: fuse(p, 0, 1, "why"),
-    Change.SPLIT: lambda p: split(both := fuse(p, 0, 1, "why"), both.parts[0].number, 1, "why"),
-    Change.REORDER: lambda p: reorder(p, [0, 2, 1, 3], "why"),
-    Change.PLACE: lambda p: place(p, 1, Where("cpu", 1), "why"),
+ADJUST: dict[PartitionChange, Callable[[Any], Any]] = {
+    PartitionChange.FUSE: lambda p: fuse(p, 0, 1, "why"),
+    PartitionChange.SPLIT: lambda p: split(both := fuse(p, 0, 1, "why"), both.parts[0].number, 1, "why"),
+    PartitionChange.REORDER: lambda p: reorder(p, [0, 2, 1, 3], "why"),
+    PartitionChange.PLACE: lambda p: place(p, 1, Placement("cpu", 1), "why"),
 }
 """What adjusts a partitioning; a switch takes one out."""
 
 
-def adjusted(change: Change) -> Callable[[World], float]:
+def adjusted(change: PartitionChange) -> Callable[[World], float]:
     """Steps of this kind in the history, where the graph is another partitioning now and the old one is untouched."""
 
     def probe(_world: World) -> float:
@@ -59,12 +59,16 @@ def adjusted(change: Change) -> Callable[[World], float]:
         parts, seen = before.parts, len(before.history.diffs)
         after = ADJUST[change](before)
         assert before.parts == parts and len(before.history.diffs) == seen, "a partitioning is a value"
-        return sum(d.change is change for d in after.history.diffs) if after.parts != parts or change is Change.SPLIT else 0
+        return (
+            sum(d.change is change for d in after.history.diffs)
+            if after.parts != parts or change is PartitionChange.SPLIT
+            else 0
+        )
 
     return probe
 
 
-def untouched(change: Change) -> Callable[[World], None]:
+def untouched(change: PartitionChange) -> Callable[[World], None]:
     def off(world: World) -> None:
         world.patch.setitem(ADJUST, change, lambda p: p)
 
@@ -129,8 +133,8 @@ def valuable_first(world: World) -> float:
 
 
 def complement(_world: World) -> float:
-    both = judge(side(bound=Bound.COMPUTE), side(bound=Bound.MEMORY), 0, 2, Peaks())
-    same = judge(side(bound=Bound.MEMORY), side(bound=Bound.MEMORY), 0, 2, Peaks())
+    both = judge(side(bound=Bound.COMPUTE), side(bound=Bound.MEMORY), 0, 2, CorePeaks())
+    same = judge(side(bound=Bound.MEMORY), side(bound=Bound.MEMORY), 0, 2, CorePeaks())
     return both.saving_us - same.saving_us
 
 
@@ -139,7 +143,7 @@ def accepted(criterion: Criterion) -> Callable[..., Reason]:
 
 
 def refused_for(**changes: Any) -> Callable[[World], float]:
-    return lambda _w: not judge(side(**changes), side(parallel=64), 4 << 20, 8, Peaks()).accepted
+    return lambda _w: not judge(side(**changes), side(parallel=64), 4 << 20, 8, CorePeaks()).accepted
 
 
 def recorded_use(world: World) -> float:
@@ -176,7 +180,7 @@ def in_pool(work: Callable[[Pool, float], float], **limits: Any) -> Callable[[Wo
     """What came of some work, which is told how long a request that nobody ends may go on."""
 
     def probe(world: World) -> float:
-        pool = Pool(Limits(1, **limits), light, lambda: 0.0, 60.0)
+        pool = Pool(PoolLimits(1, **limits), light, lambda: 0.0, 60.0)
         try:
             return work(pool, 60.0 if world.turned is None else 0.5)
         finally:
@@ -251,8 +255,8 @@ ROWS: tuple[Row, ...] = (
     row("a kernel's use of the machine is recorded", recorded_use, replaced(graph_module, "_use_from", lambda _data: None)),
     row("independent parts run side by side where that measured faster", side_by_side, measured_slower),
     row("a worker that dies is replaced", in_pool(survived), replaced(Pool, "_failed", at_once)),
-    row("a request has a deadline", in_pool(ended_late), replaced(Slot, "look", lambda *_a: 0.0)),
-    row("a worker's memory is bounded", in_pool(ended_fat, memory=64 << 20), replaced(Slot, "look", lambda *_a: 0.0)),
+    row("a request has a deadline", in_pool(ended_late), replaced(WorkerSlot, "look", lambda *_a: 0.0)),
+    row("a worker's memory is bounded", in_pool(ended_fat, memory=64 << 20), replaced(WorkerSlot, "look", lambda *_a: 0.0)),
     row("a newer request replaces the one that waits", in_pool(newest), replaced(Pool, "submit", no_key)),
     row("workers give way to calls", gives_way, replaced(Governor, "step", lambda *_a, **_k: False)),
 )  # fmt: skip

@@ -28,13 +28,13 @@ from hotfuse.compile.variants.trial import Outcome
 from hotfuse.ir.types import DType
 from hotfuse.native.guard import native_select
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.plan import Memory, Plan
-from hotfuse.runtime.samples import Samples
+from hotfuse.runtime.plan import Plan, PlanMemory
+from hotfuse.runtime.samples import CallSamples
 from hotfuse.runtime.serve.check import failed
-from hotfuse.runtime.serve.dispatch import Case, InlineCache, State, _Tallies
+from hotfuse.runtime.serve.dispatch import Case, InlineCache, SiteState, _Tallies
 from hotfuse.runtime.serve.partition_guard import guarded
 from hotfuse.runtime.tierup.audit import Audit
-from hotfuse.runtime.tierup.contest import Contest
+from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.tierup.proof import Proof, prove
 from hotfuse.runtime.tierup.race import Trial
@@ -77,7 +77,7 @@ def dropped_for_memory(world: World) -> float:
     compiler = Compiler()
 
     def heavy(*args: Any, **more: Any) -> Plan:
-        return replace(compiler(*args, **more), memory=Memory(constants=600))
+        return replace(compiler(*args, **more), memory=PlanMemory(constants=600))
 
     engine = engine_of(world, heavy, [3, 5, 6, 7] + [9] * 120, watch_rate=2, code_bytes=1000)
     return engine_stats(engine)["events"].get("drop.too_much_memory", 0)
@@ -90,7 +90,7 @@ def generic(_world: World) -> float:
     for n in range(20):
         site.dispatch([torch.ones(n, 1)])
         site.add(special(n))
-    return site.state is State.GENERIC
+    return site.state is SiteState.GENERIC
 
 
 def polymorphic(world: World) -> float:
@@ -294,7 +294,7 @@ def private(world: World) -> float:
 
 
 def within_budget(world: World) -> float:
-    samples = Samples(world.settings(sample_bytes=1000).sample_bytes)
+    samples = CallSamples(world.settings(sample_bytes=1000).sample_bytes)
     for n in range(20):
         samples.note((n,), [torch.zeros(100)])
     return samples.bytes <= 1000
@@ -326,7 +326,7 @@ ROWS: tuple[Row, ...] = (
     proof("float64 judges what differs", close_enough, replaced(sys.modules["hotfuse.runtime.tierup.proof"], "SLACK", -1.0)),
     proof("a plan that is slower is never deployed", kept_fast,
           replaced(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))),
-    proof("live calls decide between two plans", decided_live, replaced(Contest, "took", lambda *_a: None)),
+    proof("live calls decide between two plans", decided_live, replaced(PlanContest, "took", lambda *_a: None)),
     proof("own code answers where tier 0 is slower", own_code, replaced(engine_module, "compare", lambda *_a: None)),
     proof("a plan that became slower is withdrawn", withdrawn, replaced(Audit, "took", lambda *_a: False)),
     proof("inputs need not be kept", private, setting(keep_inputs=True)),

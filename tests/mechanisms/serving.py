@@ -16,7 +16,7 @@ from hotfuse.runtime.epochs import Epochs
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.serve.dispatch import InlineCache
 from hotfuse.runtime.tally import Everyone
-from hotfuse.runtime.weights.watch import Change, Watch
+from hotfuse.runtime.weights.watch import ModelGuard, WeightChange
 from tests.mechanisms.table import Row, World, replaced
 from tests.runtime.test_dispatch import special
 from tests.runtime.test_epochs import Thing, manual, settle
@@ -159,7 +159,10 @@ row = functools.partial(Row, "hot swap")
 ROWS: tuple[Row, ...] = (
     row("code that a call is in is not freed", held_for_a_call, replaced(Epochs, "retire", at_once)),
     row("code is freed on a thread that serves nobody", freed_elsewhere, replaced(Epochs, "retire", at_once)),
-    row("changed weights are noticed by the next call", right_after_a_change, replaced(Watch, "check", lambda _self: Change.NONE)),
+    row(
+        "changed weights are noticed by the next call", right_after_a_change,
+        replaced(ModelGuard, "check", lambda _self: WeightChange.NONE),
+    ),
     row("changed weights are noticed by calls beside", right_beside, replaced(Plans, "changed", accepted_first)),
     row("a plan that fails is answered for", right_after_a_fault, replaced(Engine, "_answered_instead", raised)),
     row("dispatch is native code", native, replaced(InlineCache, "_harden", lambda _self: None)),

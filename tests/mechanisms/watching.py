@@ -17,14 +17,14 @@ import hotfuse.runtime.observe.watcher as watcher_module
 from hotfuse.pipeline import compile_tier0
 from hotfuse.profile.agent import BUDGET, DENSE, Sampler
 from hotfuse.profile.analyzer import Analyzer
-from hotfuse.profile.book import Book
+from hotfuse.profile.book import AnalyzerMemory
 from hotfuse.profile.drift import Stream
-from hotfuse.profile.predict import Predictor
-from hotfuse.profile.records import LAYOUTS, SIZE, Kind
+from hotfuse.profile.predict import StreamPredictor
+from hotfuse.profile.records import LAYOUTS, SIZE, RecordKind
 from hotfuse.profile.ring import Ring
 from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.profile.stats import Outcomes
-from hotfuse.runtime.observe.instrument import Variant
+from hotfuse.runtime.observe.instrument import InstrumentedPlan
 from hotfuse.runtime.observe.notes import Noting
 from hotfuse.runtime.observe.watcher import Shared
 from tests.contract.test_analyzer import call
@@ -94,7 +94,7 @@ def value(name: str, of: int = 0) -> Callable[[World], float]:
 
 def without(statistic: str) -> Callable[[World], None]:
     """A switch that takes one statistic of values away and leaves the others: its field in the records stays empty."""
-    see, at = Noting.see, LAYOUTS[Kind.VALUE].fields[statistic][1]
+    see, at = Noting.see, LAYOUTS[RecordKind.VALUE].fields[statistic][1]
 
     def seen(noting: Any, s: Any, *about: Any) -> None:
         before = s.batch.count
@@ -108,7 +108,7 @@ def without(statistic: str) -> Callable[[World], None]:
 def trips(_world: World) -> float:
     variant, _, _ = variant_of(compile_tier0(graph_of(LOOP), {}, INLINE), {})
     _, records = sampled(variant, [torch.zeros(4), torch.tensor(3)])
-    return sum(int(r["outcome"]) for r in records.get(Kind.CONTROL, ()))
+    return sum(int(r["outcome"]) for r in records.get(RecordKind.CONTROL, ()))
 
 
 def steady(sampler: Sampler, cost: int) -> int:
@@ -128,14 +128,14 @@ def affordable(_world: World) -> float:
 
 
 def drifted(_world: World) -> float:
-    book = Book()
+    book = AnalyzerMemory()
     for i in range(600):
         call(book, i, branch=int(i < 300))
     return sum(len(g.drifts) for g in book.graphs.values())
 
 
 def predicted(_world: World) -> float:
-    book = Book()
+    book = AnalyzerMemory()
     for i in range(100):
         call(book, i, branch=1)
     return sum(p.accuracy for g in book.snapshot().graphs.values() for p in g.predictions if p.kind == "branch")
@@ -183,13 +183,13 @@ ROWS: tuple[Row, ...] = (
     row("trip counts", trips, NO_OUTCOMES),
     row("time of partitions", seen_of(lambda s: sum(p.mean for p in s.partitions)), UNWATCHED),
     row("flops and bytes of partitions", seen_of(lambda s: max(p.flops for p in s.partitions) + 1),
-        replaced(Variant, "needs_costs", lambda *_a: False)),
+        replaced(InstrumentedPlan, "needs_costs", lambda *_a: False)),
     row("shapes per signature", seen_of(lambda s: len(s.signatures)), UNWATCHED),
     row("the ring carries records", seen_of(lambda s: s.samples), replaced(Ring, "publish", _nothing)),
     row("samples become rarer when nothing changes", sparser, replaced(Sampler, "_next", lambda _s: DENSE)),
     row("what samples may cost is bounded", affordable, replaced(agent_module, "BUDGET", 1e9 * BUDGET)),
     rows("runs in a process of its own", beside, replaced(Analyzer, "_spawn", _nothing)),
     rows("drift is noticed", drifted, replaced(Stream, "add", _nothing)),
-    rows("predictions are scored", predicted, replaced(Predictor, "see", _nothing)),
+    rows("predictions are scored", predicted, replaced(StreamPredictor, "see", _nothing)),
     rows("statistics fade", faded, replaced(stats_module, "DECAY", 1.0)),
 )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from hotfuse.runtime.callers import WINDOW, Callers
 from hotfuse.runtime.tierup.audit import BUDGET, Audit, interval
-from hotfuse.runtime.tierup.contest import Contest
+from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.lull import QUIET_S, Lull
 from hotfuse.runtime.tierup.turns import NEW, OLD, Turns
 
@@ -124,9 +124,9 @@ def test_a_reference_is_never_measured_cold() -> None:
     assert rounds > 90
 
 
-def contest(old: float, new: float, noise: float = 0.0, seed: int = 0) -> Contest:
+def contest(old: float, new: float, noise: float = 0.0, seed: int = 0) -> PlanContest:
     rng, serving, other = np.random.default_rng(seed), object(), object()
-    made = Contest(serving, other)  # type: ignore[arg-type]
+    made = PlanContest(serving, other)  # type: ignore[arg-type]
     made._turns = Turns(seed + 1)  # pyright: ignore[reportPrivateUsage] - drawn from its address otherwise
     for _ in range(3000):
         if made.over.is_set():
@@ -136,7 +136,7 @@ def contest(old: float, new: float, noise: float = 0.0, seed: int = 0) -> Contes
     return made
 
 
-def trial(made: Contest) -> Any:
+def trial(made: PlanContest) -> Any:
     assert made.trial is not None and made.over.is_set()
     return made.trial
 
@@ -196,7 +196,7 @@ def test_the_level_of_callers_changes_when_it_lasts() -> None:
 @pytest.mark.parametrize(("warm_ups", "won"), [(0, False), (2, True)])
 def test_rounds_in_which_a_plan_records_are_not_judged(warm_ups: int, won: bool) -> None:
     """The first three calls of the new plan take ten times as long, all others a half: without warm-ups it is out at once."""
-    made = Contest(object(), object(), warm_ups=warm_ups)  # type: ignore[arg-type]
+    made = PlanContest(object(), object(), warm_ups=warm_ups)  # type: ignore[arg-type]
     made._turns = Turns()  # pyright: ignore[reportPrivateUsage]
     met = 0
     for _ in range(200):

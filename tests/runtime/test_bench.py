@@ -21,7 +21,7 @@ from benchmarks.side.records import Record
 from benchmarks.side.traffic import TRACES, Trace
 from benchmarks.side.turns import Process, Table, environment, roof_ms
 from hotfuse.cli import app
-from hotfuse.machine.peaks import Bandwidth, Peaks, Rate
+from hotfuse.machine.peaks import Bandwidth, MachinePeaks, Rate
 
 FAKE = """
 import json, os, signal, sys
@@ -53,7 +53,7 @@ for line in sys.stdin:
     print(json.dumps(answer), flush=True)
 """
 ROOMS = (Bandwidth("L1", "read", 1, 1e9, 0.0, 4096), Bandwidth("memory", "read", 1, 1e8, 0.0, 1 << 26))
-PEAKS = Peaks("x86", (Rate("f32", 1, 1e9, 0.0),), ROOMS, (), 10.0, 0.0, 0.0)
+PEAKS = MachinePeaks("x86", (Rate("f32", 1, 1e9, 0.0),), ROOMS, (), 10.0, 0.0, 0.0)
 
 
 class Fakes(Table):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 
 from hotfuse.runtime.background import Background
-from hotfuse.runtime.site import FEW, MANY, Group
+from hotfuse.runtime.site import FEW, MANY, CallGroup
 
 
-def seen(*kinds: int, calls: int) -> Group:
-    group = Group(((1, kinds[0]),), [set()])
+def seen(*kinds: int, calls: int) -> CallGroup:
+    group = CallGroup(((1, kinds[0]),), [set()])
     for i in range(calls):
         group.note(((1, kinds[i % len(kinds)]),))
     return group

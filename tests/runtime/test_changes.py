@@ -12,7 +12,7 @@ from torch import nn
 
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.runtime.tierup.race import Trial
-from hotfuse.runtime.weights.watch import Change, Watch
+from hotfuse.runtime.weights.watch import ModelGuard, WeightChange
 from tests.runtime.test_tiers import Compiler, served, tier
 
 
@@ -35,16 +35,16 @@ def hot(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Linear, Any]:
 
 def test_a_change_of_values_is_reported_until_it_is_accepted() -> None:
     model = nn.Linear(2, 2)
-    watch = Watch([model], list(model.parameters()))
-    assert watch.check() is Change.NONE
+    watch = ModelGuard([model], list(model.parameters()))
+    assert watch.check() is WeightChange.NONE
     model.weight.mul_(2)
-    assert watch.check() is Change.VALUES and watch.check() is Change.VALUES and not watch.same_now()
+    assert watch.check() is WeightChange.VALUES and watch.check() is WeightChange.VALUES and not watch.same_now()
     observed = watch.observe()
     model.bias.add_(1)
     watch.accept(observed)
-    assert watch.check() is Change.VALUES  # the second write came after the observation
+    assert watch.check() is WeightChange.VALUES  # the second write came after the observation
     watch.accept(watch.observe())
-    assert watch.check() is Change.NONE
+    assert watch.check() is WeightChange.NONE
 
 
 def test_a_call_beside_the_one_that_found_the_change_is_right_too(monkeypatch: pytest.MonkeyPatch) -> None:

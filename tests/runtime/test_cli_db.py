@@ -12,17 +12,17 @@ from hotfuse.base.settings import Settings
 from hotfuse.cli import app
 from hotfuse.cli.limits import limits, show_limits
 from hotfuse.machine.fingerprint import Fingerprint
-from hotfuse.machine.peaks import Bandwidth, Fork, Peaks, Rate
+from hotfuse.machine.peaks import Bandwidth, ForkCost, MachinePeaks, Rate
 from hotfuse.profile.rows import Measurement
 from hotfuse.profile.schema import STEPS
 from hotfuse.profile.store import Store
 
 WHO = Fingerprint((("arch", "x"),), (("cores", "2"),))
-PEAKS = Peaks(
+PEAKS = MachinePeaks(
     "avx2",
     (Rate("f32", 1, 1e11, 0.01),),
     (Bandwidth("L2", "read", 1, 5e10, 0.02, 1024),),
-    (Fork(2, 900.0, 60000.0),),
+    (ForkCost(2, 900.0, 60000.0),),
     80.0,
     1.0,
     1.0,

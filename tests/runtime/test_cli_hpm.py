@@ -18,7 +18,7 @@ from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import model
-from hotfuse.hpm.book import Book
+from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.profile.store import Store
 from tests.contract.test_hpm import AT, candidates, drawn
@@ -39,7 +39,7 @@ def fill(store: Store, *, slow: bool, batch_s: float = 2.0) -> Host:
     host = hosts.this_host(store, measure_peaks=False)
     problems = drawn(PROBLEMS)
     found = candidates(problems)
-    table = Book(measure.tile_of).rows(found)
+    table = RowCache(measure.tile_of).rows(found)
     known = derive(table, host.at)
     seconds = known.roof.seconds * (1.2 + 1.8 / (1 + np.exp(known.x[:, NAMES.index("compute")])))
     part = np.arange(len(found)) / len(found)

@@ -19,10 +19,10 @@ from hotfuse.compile.host import this_host
 from hotfuse.compile.learn import calibrate as calibrating
 from hotfuse.compile.learn import learned
 from hotfuse.compile.learn.calibrate import Report
-from hotfuse.compile.stored import Place, used_by
+from hotfuse.compile.stored import StoreAccess, used_by
 from hotfuse.hpm import model
-from hotfuse.hpm.judge import Held
-from hotfuse.hpm.model import Samples
+from hotfuse.hpm.judge import HeldOut
+from hotfuse.hpm.model import TrainingRows
 from hotfuse.hpm.plot import draw
 from hotfuse.hpm.work import NAMES
 from hotfuse.ir.text import parse
@@ -51,7 +51,7 @@ def test_costs_say_that_a_model_was_left_aside_and_go_on(
         if not fits:
             store.save_model(model.NAME, {"width": np.zeros(1)}, {"features": ["of another version"]}, machine)
     learned.forget()
-    with used_by(Place(str(place), False).header()):
+    with used_by(StoreAccess(str(place), False).header()):
         costs_module.show_costs(parse(GRAPH), [(64, 64)], False)
         said = capsys.readouterr().out
         costs_module.show_costs(parse(GRAPH), [(64, 64)], True)
@@ -67,12 +67,12 @@ def test_costs_say_that_a_model_was_left_aside_and_go_on(
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_predictions_are_drawn_against_measurements(tmp_path: Path, ending: str) -> None:
     times = np.geomspace(1e-6, 1e-3, 12)
-    samples = Samples(np.ones((12, len(NAMES))), times, np.zeros(12), np.arange(12))
+    samples = TrainingRows(np.ones((12, len(NAMES))), times, np.zeros(12), np.arange(12))
     path = tmp_path / f"p.{ending}"
-    draw(Held(samples, times * 1.1), path)
+    draw(HeldOut(samples, times * 1.1), path)
     assert path.read_bytes()[:8].lstrip(b"\x89<?").startswith(b"PNG" if ending == "png" else b"xml")
     with pytest.raises(InputError, match="no picture"):
-        draw(Held(samples, times), tmp_path / "p.txt")
+        draw(HeldOut(samples, times), tmp_path / "p.txt")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,6 @@ def test_doctor_says_who_counts_memory_traffic(
 ) -> None:
     monkeypatch.setattr(limits, "look", lambda: found)
     seen: Any = limits._traffic()  # pyright: ignore[reportPrivateUsage]
-    known = limits.Limits(None, "", {"cache_misses": counted}, seen, (), {}, {})
+    known = limits.MachineLimits(None, "", {"cache_misses": counted}, seen, (), {}, {})
     assert limits._told(known) == ("memory_traffic", want)  # pyright: ignore[reportPrivateUsage]
     assert known.to_dict()["memory_traffic"]["source"] == ("counted" if found[0] else "derived")

@@ -24,7 +24,7 @@ import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.api import Jit
-from hotfuse.runtime.samples import Samples
+from hotfuse.runtime.samples import CallSamples
 from hotfuse.runtime.tierup.race import Trial
 
 SETTINGS = Settings(hot_calls=2, race_s=0.05)
@@ -79,7 +79,7 @@ def test_many_threads_on_one_model(served: tuple[nn.Module, Jit]) -> None:
 
 def test_calls_are_noted_on_many_threads() -> None:
     """What goes wrong in noting a call would be taken for a fault of its plan."""
-    samples, wrong = Samples(20_000), list[Exception]()
+    samples, wrong = CallSamples(20_000), list[Exception]()
     calls = [[torch.zeros(n, 4)] for n in range(1, 120)]
     samples.note((1,), calls[0])  # a thread whose note is passed over asks what there is before any other's is kept
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from hotfuse.compile.learn import measure
-from hotfuse.compile.learn.measure import Bound
+from hotfuse.compile.learn.measure import BoundCall
 from hotfuse.compile.native import host_core
 from hotfuse.compile.unit import contest
-from hotfuse.compile.unit.contest import Contest
+from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.ir.text import parse
 from hotfuse.native.target import host
 
@@ -22,7 +22,7 @@ Looks = Iterator[tuple[float, float]]
 def held(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> tuple[str, float]:
     """A contest in which each look adds a turn of so many microseconds to what there is, and to the candidate."""
 
-    def timed(batch: Sequence[Bound], _passes: int, _until: float) -> None:
+    def timed(batch: Sequence[BoundCall], _passes: int, _until: float) -> None:
         for b, micro in zip(batch, next(looks), strict=True):
             b.times.append(micro * 1e-6)
 
@@ -31,7 +31,7 @@ def held(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> tuple[str, float]:
     def build(_: object) -> None:
         raise AssertionError("nothing is to be built")
 
-    return Contest(build, host_core(host()), {})([SIDE], [SIDE])  # pyright: ignore[reportArgumentType]
+    return UnitContests(build, host_core(host()), {})([SIDE], [SIDE])  # pyright: ignore[reportArgumentType]
 
 
 def test_a_candidate_that_wins_once_by_luck_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from hotfuse.ir.types import DType
 from hotfuse.native import tensors
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.serve import dispatch as dispatch_module
-from hotfuse.runtime.serve.budget import Held, victims
-from hotfuse.runtime.serve.dispatch import Case, InlineCache, State
+from hotfuse.runtime.serve.budget import MemoryHolder, victims
+from hotfuse.runtime.serve.dispatch import Case, InlineCache, SiteState
 from hotfuse.runtime.serve.partition_guard import guarded
 
 GENERAL: Facts = (Plain(0), Typed(0, DType.F32), Ranked(0, 2), Dense(0, 2, None, True))
@@ -59,7 +59,7 @@ def test_what_is_removed_sends_its_calls_on_without_a_compile(native: bool) -> N
     assert (site.dispatch(x), site.dispatch(y)) == ("size 3", "size 3")
     assert site.remove(three.target, "general") == 2
     assert site.dispatch(x) is None and site.dispatch([torch.ones(4, 4)]) is None
-    assert site.table is table and site.state is State.EMPTY and site.hits() == []
+    assert site.table is table and site.state is SiteState.EMPTY and site.hits() == []
     site.add(special(3))
     assert site.dispatch(x) == "size 3" and site.table.targets == ("size 3",)
 
@@ -88,7 +88,7 @@ def test_what_is_removed_is_not_held(native: bool) -> None:
 
 def test_an_empty_site_finds_nothing() -> None:
     site = cache()
-    assert site.state is State.EMPTY and site.dispatch([torch.ones(1)]) is None and site.misses() == {}
+    assert site.state is SiteState.EMPTY and site.dispatch([torch.ones(1)]) is None and site.misses() == {}
 
 
 def test_counts_survive_exchanges() -> None:
@@ -108,11 +108,11 @@ def test_counts_survive_exchanges() -> None:
 
 def test_states_and_limits() -> None:
     site = cache(limit=3)
-    states: list[State] = []
+    states: list[SiteState] = []
     for n in range(3):
         assert site.add(special(n)) == ()
         states.append(site.state)
-    assert states == [State.MONOMORPHIC, State.POLYMORPHIC, State.POLYMORPHIC]
+    assert states == [SiteState.MONOMORPHIC, SiteState.POLYMORPHIC, SiteState.POLYMORPHIC]
     for n in (0, 2):
         site.dispatch([torch.ones(n, 1)])
     assert site.add(special(7)) == ("size 1",)  # the one that nobody called
@@ -134,13 +134,13 @@ def test_a_site_that_thrashes_becomes_generic_and_can_be_reopened() -> None:
         for _ in range(3):
             assert site.dispatch([torch.ones(n, 1)]) == "general"
         gone += site.add(special(n))
-        if site.state is State.GENERIC:
+        if site.state is SiteState.GENERIC:
             break
-    assert site.state is State.GENERIC and site.table.targets == ("general",)
+    assert site.state is SiteState.GENERIC and site.table.targets == ("general",)
     assert len(gone) == len(set(gone)) and "general" not in gone
     assert site.add(special(99)) == ("size 99",) and site.refused == 1
     site.reopen()
-    assert site.add(special(99)) == () and site.state is State.POLYMORPHIC
+    assert site.add(special(99)) == () and site.state is SiteState.POLYMORPHIC
 
 
 def test_a_site_whose_cases_pay_does_not_become_generic() -> None:
@@ -150,7 +150,7 @@ def test_a_site_whose_cases_pay_does_not_become_generic() -> None:
         site.add(special(n))
         for _ in range(dispatch_module.PAID * 2):
             site.dispatch([x[n]])
-    assert site.state is State.POLYMORPHIC and site.table.targets[0] == "size 29"
+    assert site.state is SiteState.POLYMORPHIC and site.table.targets[0] == "size 29"
 
 
 def test_without_native_access_a_site_serves_in_python_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,7 @@ def test_a_partition_whose_bet_fails_runs_in_its_generic_version(native: bool) -
 
 
 def test_the_least_recently_used_go_first() -> None:
-    held = [Held("a", 50, 3), Held("b", 30, 1), Held("c", 0, 0), Held("d", 40, 2)]
+    held = [MemoryHolder("a", 50, 3), MemoryHolder("b", 30, 1), MemoryHolder("c", 0, 0), MemoryHolder("d", 40, 2)]
     assert victims(held, 200) == ()
     assert victims(held, 100) == ("b",)
     assert victims(held, 60) == ("b", "d")

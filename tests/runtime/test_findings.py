@@ -19,7 +19,7 @@ from hotfuse.base.events import Why
 from hotfuse.compile import requests, stored
 from hotfuse.compile.learn import recall
 from hotfuse.compile.learn.learned import notes
-from hotfuse.compile.stored import Place
+from hotfuse.compile.stored import StoreAccess
 from hotfuse.compile.variants import trial
 from hotfuse.compile.workers import wire
 from hotfuse.hpm.bottleneck import Bottleneck, Ledger, Strategy
@@ -28,7 +28,7 @@ from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.profile.store import Store
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.observe.findings import Finding
-from hotfuse.runtime.observe.instrument import Variant
+from hotfuse.runtime.observe.instrument import InstrumentedPlan
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.race import Trial
@@ -44,7 +44,7 @@ def asked(us: float, balance: float = 1.0, **more: Any) -> dict[str, Any]:
 
 
 def test_partitions_are_diagnosed_and_their_times_kept(tmp_path: Path) -> None:
-    place = Place(str(tmp_path / "p.sqlite"))
+    place = StoreAccess(str(tmp_path / "p.sqlite"))
     with Store.open(place.path) as store:
         store.machine(fingerprint(), PEAKS.to_dict())
     p = drawn(1, "contraction")[0]
@@ -193,7 +193,7 @@ def test_a_plan_that_won_is_examined_at_once(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("told", [True, False], ids=["sampled calls know their bytes", "not yet"])
 def test_findings_reach_explain_and_the_store(tmp_path: Path, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not told:
-        monkeypatch.setattr(Variant, "needs_costs", lambda *_a: False)
+        monkeypatch.setattr(InstrumentedPlan, "needs_costs", lambda *_a: False)
     place = tmp_path / "p.sqlite"
     net = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).eval()
     with hotfuse.jit(net, settings=Settings(profiles=str(place), tiers=0, watch_rate=1)) as fast:

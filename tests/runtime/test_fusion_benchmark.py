@@ -8,13 +8,13 @@ import pytest
 
 from benchmarks.fusion import Cases, Pieces, Problem, report
 from benchmarks.fusion_cases import BLOCKS, graph_of
-from hotfuse.fusion.closed import Index
+from hotfuse.fusion.closed import UseIndex
 
 TEXT, (SIZES, *_) = BLOCKS["norms"]
 
 
 def problem() -> Problem:
-    index = Index(graph_of(TEXT, SIZES), {})
+    index = UseIndex(graph_of(TEXT, SIZES), {})
     nodes = range(len(index.graph.nodes))
     alone = [(i,) for i in nodes]
     return Problem("norms", index, alone, [tuple(nodes)], alone, index, [alone, [tuple(nodes)]])

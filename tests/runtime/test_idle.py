@@ -17,12 +17,12 @@ from hotfuse import Settings
 from hotfuse.base.events import EventLog, Why
 from hotfuse.compile import requests
 from hotfuse.compile.learn import idle as idle_work
-from hotfuse.compile.stored import Place
+from hotfuse.compile.stored import StoreAccess
 from hotfuse.compile.workers import wire
 from hotfuse.hpm import model
 from hotfuse.profile.store import Store
 from hotfuse.runtime.observe import idle, record
-from hotfuse.runtime.observe.idle import Idle, State
+from hotfuse.runtime.observe.idle import Idle, IdleState
 
 
 class Fake:
@@ -76,7 +76,7 @@ class Scene:
     def __init__(self) -> None:
         self.worker, self.calls, self.inside, self.load, self.started = Fake(), 0, False, 0.0, 0
         self.log = EventLog()
-        self.idle = Idle(Place("nowhere"), 0, self._start, lambda: self.load, lambda: (self.calls, self.inside))
+        self.idle = Idle(StoreAccess("nowhere"), 0, self._start, lambda: self.load, lambda: (self.calls, self.inside))
 
     def _start(self, memory: int) -> Fake:
         self.started += 1
@@ -96,12 +96,12 @@ def test_it_works_in_idle_time_and_says_what_it_learned() -> None:
         assert s.worker.asked[0]["kind"] == "idle" and s.worker.asked[0]["profiles"] == "nowhere"
         s.worker.answer(measured=7)
         s.worker.answer(measured=3, version=4, facts={"samples": 50, "mape": 0.2}, left=False)
-        until(lambda: s.idle.told.state is State.DONE)
+        until(lambda: s.idle.told.state is IdleState.DONE)
         assert (s.idle.told.measured, s.idle.told.version, s.idle.told.slices) == (10, 4, 2)
         until(s.worker.closed.is_set)
         assert [d.why for d in s.log.decisions] == [Why.IDLE, Why.IDLE, Why.RETRAINED]
         assert s.log.decisions[-1].evidence == {"version": 4, "samples": 50, "mape": 0.2}
-    assert s.idle.told.state is State.ENDED
+    assert s.idle.told.state is IdleState.ENDED
 
 
 @pytest.mark.parametrize("wanted", ["calls", "inside", "load"])
@@ -126,7 +126,7 @@ def test_a_busy_machine_never_gets_one() -> None:
     busy.inside = True
     with busy as s:
         time.sleep(0.2)
-        assert not s.started and s.idle.told.state is State.WAITING
+        assert not s.started and s.idle.told.state is IdleState.WAITING
 
 
 def test_it_ends_with_the_last_model_and_begins_again_with_the_next() -> None:
@@ -156,7 +156,7 @@ def test_a_worker_that_dies_is_counted_and_given_up(monkeypatch: pytest.MonkeyPa
 
 
 def test_slices_measure_what_models_contain_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hotfuse.hpm.standing import Judged, Standing
+    from hotfuse.hpm.standing import Judged, Trust
     from hotfuse.machine.fingerprint import fingerprint
     from tests.contract.test_hpm import drawn
     from tests.runtime.test_speed import PEAKS
@@ -165,7 +165,7 @@ def test_slices_measure_what_models_contain_and_train(tmp_path: Path, monkeypatc
     monkeypatch.setattr("hotfuse.compile.learn.measure.PASSES", 2)
     monkeypatch.setattr("hotfuse.hpm.calibrate.NOISY", 100.0)  # whoever else runs on this machine
     monkeypatch.setattr(idle_work, "ENOUGH", 0)  # nothing is drawn
-    place = Place(str(tmp_path / "p.sqlite"))
+    place = StoreAccess(str(tmp_path / "p.sqlite"))
     with Store.open(place.path) as store:
         store.machine(fingerprint(), PEAKS.to_dict())
         for p in drawn(6, "pointwise"):
@@ -173,12 +173,12 @@ def test_slices_measure_what_models_contain_and_train(tmp_path: Path, monkeypatc
 
             store.record_problem(p.key, show(p.graph), p.sizes[0])
     header = {"kind": "idle", "seconds": 200.0, **place.header()}
-    monkeypatch.setattr(idle_work, "judged", lambda _: Judged(Standing.ASIDE, "no better than roofs"))
+    monkeypatch.setattr(idle_work, "judged", lambda _: Judged(Trust.ASIDE, "no better than roofs"))
     worse, _ = wire.checked(requests.answer(header, []))
     assert worse["measured"] >= 6 and not worse["left"] and worse["version"] is None, (
         "no better than roofs: it is not kept"
     )
-    monkeypatch.setattr(idle_work, "judged", lambda _: Judged(Standing.ASKED, "better than roofs"))
+    monkeypatch.setattr(idle_work, "judged", lambda _: Judged(Trust.ASKED, "better than roofs"))
     monkeypatch.setattr(idle_work, "_begun", {})
     answer, _ = wire.checked(requests.answer(header, []))
     assert answer["measured"] == 0 and not answer["left"] and answer["version"] == 1

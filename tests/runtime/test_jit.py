@@ -545,7 +545,7 @@ def test_graphs_are_bounded() -> None:
 
 def test_what_goes_wrong_in_learning_costs_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault while a call is taken in is told as such: the call is answered, and its plan goes on."""
-    from hotfuse.runtime.samples import Samples
+    from hotfuse.runtime.samples import CallSamples
 
     model = Mlp()
     fast = served(model)
@@ -555,7 +555,7 @@ def test_what_goes_wrong_in_learning_costs_no_plan(monkeypatch: pytest.MonkeyPat
     def broken(*_args: object) -> None:
         raise RuntimeError("no room for a sample")
 
-    monkeypatch.setattr(Samples, "note", broken)
+    monkeypatch.setattr(CallSamples, "note", broken)
     before = in_graph(fast)
     for _ in range(200):
         torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)

@@ -12,9 +12,9 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile.host import host_core
 from hotfuse.compile.unit.bench import host_peaks
 from hotfuse.compile.unit.layouts import laid_out
-from hotfuse.fusion.candidates import Kind
-from hotfuse.fusion.engine import Choice, Engine, Side
-from hotfuse.fusion.forecast import Roofline
+from hotfuse.fusion.candidates import CandidateKind
+from hotfuse.fusion.engine import FusionChoice, FusionPlanner, Side
+from hotfuse.fusion.forecast import RooflinePredictor
 from hotfuse.fusion.layout import CONVERTS, entered
 from hotfuse.ir.graph import Graph, Node, Token
 from hotfuse.ir.text import parse
@@ -46,7 +46,7 @@ def copies(graph: Graph) -> list[Node]:
     return [n for n in graph.nodes if n.op == CONVERTS and LAST in n.attrs]
 
 
-def arranged(graph: Graph, pays: bool) -> tuple[Graph, list[Choice], int]:
+def arranged(graph: Graph, pays: bool) -> tuple[Graph, list[FusionChoice], int]:
     """The graph where a copy pays or does not, the decisions, and how many contests were held."""
     held: list[bool] = []
 
@@ -55,7 +55,7 @@ def arranged(graph: Graph, pays: bool) -> tuple[Graph, list[Choice], int]:
         return ("", 1e-3) if pays and held[-1] else ("it is slower", -1e-3)
 
     core = host_core(host())
-    made, choices = laid_out(graph, {}, Engine(Roofline(host_peaks(core)), core), contest)
+    made, choices = laid_out(graph, {}, FusionPlanner(RooflinePredictor(host_peaks(core)), core), contest)
     return verify(made), choices, len(held)
 
 
@@ -67,7 +67,7 @@ def test_a_copy_that_pays_is_made_once_and_computes_the_same(readers: int) -> No
     convolutions = [n for n in made.nodes if n.op == "aten.conv2d.default"]
     assert len(convolutions) == readers and all(n.ins[0] == copy.outs[0] for n in convolutions)
     first, second = choices
-    assert first.kind is Kind.LAYOUT and first.accepted and "saves 1000.0 us, measured" in first.because
+    assert first.kind is CandidateKind.LAYOUT and first.accepted and "saves 1000.0 us, measured" in first.because
     assert second.accepted and "2 conversions" in second.because
     torch.manual_seed(3)
     weights = {"w": torch.randn(24, CHANNELS, 3, 3), "b": torch.randn(24)}
@@ -93,6 +93,6 @@ def test_nobody_measures_a_copy_for_few_channels_or_windows_that_do_not_overlap(
 def test_without_measuring_no_copy_is_made() -> None:
     core = host_core(host())
     graph = layer()
-    made, choices = laid_out(graph, {}, Engine(Roofline(host_peaks(core)), core), None)
+    made, choices = laid_out(graph, {}, FusionPlanner(RooflinePredictor(host_peaks(core)), core), None)
     assert entered(graph, frozenset({0}), core.lanes) == {0}
     assert not copies(made) and len(choices) == 1

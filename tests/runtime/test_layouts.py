@@ -13,7 +13,7 @@ import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.base.settings import Settings
 from hotfuse.cli.costs import costs
-from hotfuse.compile.unit.contest import Contest
+from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.tierup.race import Trial
@@ -33,11 +33,11 @@ class Rows(nn.Module):
 def served(monkeypatch: pytest.MonkeyPatch, rows_us: float, last_us: float) -> tuple[Plan, str]:
     """A model whose convolution takes so long in either order, served; and what is said of it."""
 
-    def measured(_: Contest, old: Sequence[Any], new: Sequence[Any]) -> tuple[float, float]:
+    def measured(_: UnitContests, old: Sequence[Any], new: Sequence[Any]) -> tuple[float, float]:
         last = [any("contiguous" in n.op for g, _ in side for n in g.nodes) for side in (old, new)]
         return (last_us if last[0] else rows_us) * 1e-6, (last_us if last[1] else rows_us) * 1e-6
 
-    monkeypatch.setattr(Contest, "_measured", measured)
+    monkeypatch.setattr(UnitContests, "_measured", measured)
     monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
     torch.manual_seed(1)
     model, x = Rows().eval(), torch.randn(2, 6, 9, 17)
@@ -77,6 +77,6 @@ def test_conversions_are_shown_with_the_costs_of_a_graph(monkeypatch: pytest.Mon
     with torch.no_grad():
         fast(x)
     (site,) = fast._engine.sites.values()  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(Contest, "_measured", lambda *_a: (1e-4, 5e-5))
+    monkeypatch.setattr(UnitContests, "_measured", lambda *_a: (1e-4, 5e-5))
     found = costs(site.entries[0].baseline.graph, [tuple(x.shape)])
     assert any("leave layout conv2d" in d and "conversions move" in d for d in found["decisions"])

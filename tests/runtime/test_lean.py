@@ -11,9 +11,9 @@ from torch import nn
 import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.base.settings import Objective, Settings
-from hotfuse.compile.unit.contest import Contest
+from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.compile.variants import trial
-from hotfuse.runtime.plan import Memory, Plan
+from hotfuse.runtime.plan import Plan, PlanMemory
 from hotfuse.runtime.tierup.objective import settle
 from hotfuse.runtime.tierup.race import Trial
 
@@ -33,7 +33,7 @@ def served(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan,
     """The plan of tier 1 that comes of asking for something, and what is said about it."""
     monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
-    monkeypatch.setattr(Contest, "_measured", lambda *_a: (2e-4, 3e-4))
+    monkeypatch.setattr(UnitContests, "_measured", lambda *_a: (2e-4, 3e-4))
     torch.manual_seed(0)
     model, x = Images().eval(), torch.randn(1, 32, 28, 28)
     settings = Settings(capture="inline", hot_calls=2, objective=objective, release_weights=True)
@@ -71,7 +71,7 @@ def test_what_copies_are_larger_than_released_originals_counts(monkeypatch: pyte
     settings = Settings(objective="memory", release_weights=True)
 
     def trade(constants: int) -> int:
-        made = replace(plan, memory=Memory(100, constants, 1000), unread=keys)
+        made = replace(plan, memory=PlanMemory(100, constants, 1000), unread=keys)
         won = Trial(100.0, 50.0, 9, True)
         return settle(settings, lambda *_a, **_k: won, made, made, [torch.randn(1, 32, 28, 28)])[1].bytes[1]
 

@@ -14,7 +14,7 @@ from hotfuse.ir.verify import verify
 from hotfuse.machine.counters import Count
 from hotfuse.pipeline import compile_tier0
 from hotfuse.profile.names import Names
-from hotfuse.profile.records import Batch, Flag, Kind, split
+from hotfuse.profile.records import Batch, Flag, RecordKind, split
 from hotfuse.runtime.observe import instrument
 from hotfuse.runtime.observe.meters import EVENTS, Meters, part_of
 
@@ -68,10 +68,10 @@ def test_counts_are_in_the_records_of_partitions(
     graph = verify(parse("graph main(%x: f32[4]) {\n  %y: f32[4] = aten.relu.default(%x)\n  return %y\n}"))
     names = Names()
     plan = compile_tier0(graph, {}, Settings())
-    variant = instrument.Variant(plan, {}, names.graph("g"), names, lambda *_a, **_k: True)
+    variant = instrument.InstrumentedPlan(plan, {}, names.graph("g"), names, lambda *_a, **_k: True)
     seen: list[Batch] = []
     variant(1, [torch.randn(4)], seen.append)
     raw = np.stack([np.frombuffer(seen[0].record(i), np.uint8) for i in range(seen[0].count)])
-    (row,) = split(raw)[Kind.PARTITION]
+    (row,) = split(raw)[RecordKind.PARTITION]
     assert bool(row["flags"] & Flag.COUNTERS) is (counted is not None)
     assert (int(row["cycles"]), int(row["instructions"]), int(row["misses"])) == (counted or (0, 0, 0))

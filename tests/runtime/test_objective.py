@@ -14,9 +14,9 @@ import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Objective, Settings
 from hotfuse.explain import explain_engine
-from hotfuse.machine.energy import WATTS_PER_CORE, Meter
+from hotfuse.machine.energy import WATTS_PER_CORE, EnergyMeter
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.plan import Memory, Plan
+from hotfuse.runtime.plan import Plan, PlanMemory
 from hotfuse.runtime.tierup.objective import SLOWER, CoreSeconds
 from hotfuse.runtime.tierup.race import Trial
 from tests.runtime.test_tiers import SETTINGS, Compiler, served
@@ -25,7 +25,7 @@ from tests.runtime.test_tiers import SETTINGS, Compiler, served
 class Sized(Compiler):
     """Tier-1 plans that take so many bytes."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: PlanMemory) -> None:
         super().__init__()
         self.memory = memory
 
@@ -33,7 +33,7 @@ class Sized(Compiler):
         return replace(super().__call__(*args, **more), memory=self.memory)
 
 
-def outcome(monkeypatch: pytest.MonkeyPatch, objective: Objective, memory: Memory, new_us: float) -> tuple[int, Engine]:
+def outcome(monkeypatch: pytest.MonkeyPatch, objective: Objective, memory: PlanMemory, new_us: float) -> tuple[int, Engine]:
     """The tier that serves after a race in which the old plan took 100."""
     monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, new_us, 9, new_us < 97))
     model = nn.Linear(4, 4).eval()
@@ -55,7 +55,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch, objective: Objective, memory: Memor
 def test_what_was_asked_for_decides(
     monkeypatch: pytest.MonkeyPatch, objective: Objective, new_us: float, arena: int, tier: int
 ) -> None:
-    found, engine = outcome(monkeypatch, objective, Memory(arena, 0, 1000), new_us)
+    found, engine = outcome(monkeypatch, objective, PlanMemory(arena, 0, 1000), new_us)
     assert found == tier
     decision = next(d for d in reversed(engine.log.decisions) if "bytes_after" in d.evidence)
     assert (decision.evidence["bytes_before"], decision.evidence["bytes_after"]) == (1000, arena)
@@ -67,7 +67,7 @@ def test_what_was_asked_for_decides(
 
 
 def test_weights_that_are_released_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert outcome(monkeypatch, "memory", Memory(10, 5000, 1000), 100.0)[0] == 0
+    assert outcome(monkeypatch, "memory", PlanMemory(10, 5000, 1000), 100.0)[0] == 0
     assert SETTINGS.release_weights is False
 
 
@@ -96,7 +96,7 @@ def test_a_race_for_energy_runs_on_another_clock(monkeypatch: pytest.MonkeyPatch
 
 def test_joules_are_counted_where_the_processor_has_meters() -> None:
     counts = iter([100, 300, 50])
-    clock = CoreSeconds([Meter("cpu package-0", lambda: next(counts), 0.1, wraps=1000), Meter("gpu 0", lambda: 0, 1.0)])
+    clock = CoreSeconds([EnergyMeter("cpu package-0", lambda: next(counts), 0.1, wraps=1000), EnergyMeter("gpu 0", lambda: 0, 1.0)])
     assert clock.source == "measured"
     first = clock()
     assert first == pytest.approx(200 * 0.1 / WATTS_PER_CORE)

@@ -18,7 +18,7 @@ from hotfuse import Settings, torch_backend
 from hotfuse.base.errors import InputError
 from hotfuse.compile.unit import units
 from hotfuse.compile.variants import trial
-from hotfuse.frontends.fx import Role, to_graph
+from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.frontends.varlen import packed_for_varlen
 from hotfuse.ops.varlen import as_packed
 from hotfuse.runtime.tierup.race import Trial
@@ -151,7 +151,7 @@ def traced(attend: Attend) -> Any:
 
 def test_a_traced_varlen_attn_becomes_ours() -> None:
     gm = traced(theirs)
-    graph = to_graph(gm, [Role("input") for n in gm.graph.nodes if n.op == "placeholder"]).graph
+    graph = to_graph(gm, [PlaceholderRole("input") for n in gm.graph.nodes if n.op == "placeholder"]).graph
     (node,) = (n for n in graph.nodes if "attention" in n.op or "attn" in n.op)
     assert node.op == "hotfuse.packed_attention.default" and len(node.outs) == 1
     assert node.args[-2:] == (-1, 0)

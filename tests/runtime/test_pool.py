@@ -20,8 +20,8 @@ from hotfuse import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.process import Worker
-from hotfuse.compile.workers.scheduler import Governor, Meter
-from hotfuse.compile.workers.slot import Limits
+from hotfuse.compile.workers.scheduler import Governor, LoadMeter
+from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
 
 SCRIPT = """
@@ -66,7 +66,7 @@ def pools() -> Iterator[Any]:
     def make(workers: int = 1, **changes: Any) -> Pool:
         idle = changes.pop("idle_s", 60.0)
         load = changes.pop("load", lambda: 0.0)
-        made.append(Pool(Limits(workers, **changes), light, load, idle))
+        made.append(Pool(PoolLimits(workers, **changes), light, load, idle))
         return made[-1]
 
     yield make
@@ -289,14 +289,14 @@ def test_the_governor_gives_what_is_left_and_a_share() -> None:
 def test_the_meter_counts_what_is_not_niced(tmp_path: Path) -> None:
     stat, now = tmp_path / "stat", [0.0]
     stat.write_text("cpu 0 0 0 0 0 0 0 0\n")
-    meter = Meter(stat, lambda: now[0])
+    meter = LoadMeter(stat, lambda: now[0])
     now[0] = 1e6
     stat.write_text("cpu 30 40 10 20 0 0 0 0\n")
     assert meter() == pytest.approx(0.4)
     now[0] = 2e6
     stat.write_text("cpu 30 140 10 20 0 0 0 0\n")
     assert meter() == pytest.approx(0.0, abs=1e-3)
-    missing = Meter(tmp_path / "none", lambda: now[0])
+    missing = LoadMeter(tmp_path / "none", lambda: now[0])
     now[0] = 3e6
     assert 0.0 <= missing() <= 1.0
 

@@ -22,8 +22,8 @@ from hotfuse.compile.workers import priority, slot
 from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.priority import LOWEST, RAISED
 from hotfuse.compile.workers.process import Worker
-from hotfuse.compile.workers.scheduler import FULL_SHARE_GAIN, Governor, Meter, granted_share
-from hotfuse.compile.workers.slot import Limits
+from hotfuse.compile.workers.scheduler import FULL_SHARE_GAIN, Governor, LoadMeter, granted_share
+from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
 from tests.runtime.test_pool import SCRIPT, said
 
@@ -105,7 +105,7 @@ def test_work_that_others_keep_from_the_cores_is_not_this_models_to_claim() -> N
 def test_the_meter_reads_the_cores_we_may_use(tmp_path: Path) -> None:
     stat, now = tmp_path / "stat", [0.0]
     stat.write_text("cpu 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0\nintr 5\n")
-    meter = Meter(stat, lambda: now[0], frozenset({1}))
+    meter = LoadMeter(stat, lambda: now[0], frozenset({1}))
     now[0] = 1e6
     stat.write_text("cpu 100 0 0 100 0 0 0 0\ncpu0 100 0 0 0 0 0 0 0\ncpu1 25 0 0 75 0 0 0 0\nintr 6\n")
     assert meter() == pytest.approx(0.25) and 0.0 <= meter.own < 0.01
@@ -123,7 +123,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         def start(memory: int) -> Worker:
             return Worker(memory, (sys.executable, "-S", "-c", LEVELLED), level=pool._books.level)  # pyright: ignore[reportPrivateUsage]
 
-        pool = Pool(Limits(1, share=0.2), start, lambda: 1.0)
+        pool = Pool(PoolLimits(1, share=0.2), start, lambda: 1.0)
         made.append(pool)
         return pool
 

@@ -17,7 +17,7 @@ import hotfuse.runtime.serve.side_by_side as measuring
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm.threads.parallel import runtime
-from hotfuse.compile.run.lanes import Piece, Span, allocate_lanes, forks
+from hotfuse.compile.run.lanes import ForkSpan, LaneCall, allocate_lanes, forks
 from hotfuse.compile.unit import units
 from hotfuse.compile.variants import trial
 from hotfuse.ir.dims import evaluate
@@ -193,8 +193,8 @@ def test_threads_that_share_a_forking_plan() -> None:
 BIG = 1e6
 
 
-def piece(step: int, reads: list[int], writes: list[int], work: float = BIG) -> Piece:
-    return Piece(step, frozenset(reads), frozenset(writes), work)
+def piece(step: int, reads: list[int], writes: list[int], work: float = BIG) -> LaneCall:
+    return LaneCall(step, frozenset(reads), frozenset(writes), work)
 
 
 def test_what_needs_each_other_is_one_lane() -> None:
@@ -227,7 +227,7 @@ def test_lanes_share_no_memory(values: list[tuple[int, int, int, int]]) -> None:
     lives = [Live(i, size, min(a, b), max(a, b)) for i, (size, a, b, _) in enumerate(values)]
     lanes = [frozenset(i for i, (_, a, b, lane) in enumerate(values) if lane == n and min(a, b) <= end and max(a, b) >= begin)
              for n in range(2)]  # fmt: skip
-    found = allocate_lanes(lives, [], {}, [Span(begin, end, (lanes[0], lanes[1]))])
+    found = allocate_lanes(lives, [], {}, [ForkSpan(begin, end, (lanes[0], lanes[1]))])
     spans = [(evaluate(found.offsets[v.name], {}), evaluate(found.offsets[v.name], {}) + v.bytes) for v in lives]
     for v in lives:
         assert spans[v.name][1] <= evaluate(found.bytes, {})

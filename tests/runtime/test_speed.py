@@ -10,7 +10,7 @@ import hotfuse.backends.llvm.peaks as peaks_module
 from hotfuse.backends.llvm.peaks import MicroProbe
 from hotfuse.base.events import EventLog, Why
 from hotfuse.machine.fingerprint import Fingerprint
-from hotfuse.machine.peaks import Bandwidth, Peaks, Rate
+from hotfuse.machine.peaks import Bandwidth, MachinePeaks, Rate
 from hotfuse.profile.store import Store
 from hotfuse.runtime.observe.speed import speed_watch
 
@@ -26,7 +26,7 @@ class Slow(MicroProbe):
         return {n: self.baseline(PEAKS)[n] * self.factor for n in super().__call__()}
 
 
-PEAKS = Peaks("x", (Rate("f32", 1, 1e11, 0.0),), (Bandwidth("L2", "read", 1, 1e11, 0.0, 1024),), (), 50.0, 1.0, 1.0, (), 3e9)
+PEAKS = MachinePeaks("x", (Rate("f32", 1, 1e11, 0.0),), (Bandwidth("L2", "read", 1, 1e11, 0.0, 1024),), (), 50.0, 1.0, 1.0, (), 3e9)
 
 
 def test_a_slower_machine_is_recorded_and_decided_on(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from hotfuse import Settings
 from hotfuse.base.events import Action, Why
 from hotfuse.compile import stored
 from hotfuse.compile.learn import recall
-from hotfuse.compile.stored import STRATEGIES, Place
-from hotfuse.compile.unit.contest import Contest
+from hotfuse.compile.stored import STRATEGIES, StoreAccess
+from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.compile.variants.trial import Outcome
 from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Ledger, Strategy, Tried
 from hotfuse.runtime.observe.examine import Examiner
@@ -134,7 +134,7 @@ def test_the_slowest_partition_runs_on_one_thread() -> None:
 
 
 def test_convolutions_are_laid_out_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Contest, "_measured", lambda *_a: (4e-6, 3e-6))
+    monkeypatch.setattr(UnitContests, "_measured", lambda *_a: (4e-6, 3e-6))
     before, after, _ = addressed(Rows().eval(), torch.randn(2, 6, 9, 17), Bottleneck.L1, Strategy.LAYOUT, INLINE)
     assert moved(before) is not moved(after)
 
@@ -142,7 +142,7 @@ def test_convolutions_are_laid_out_the_other_way(monkeypatch: pytest.MonkeyPatch
 def test_what_came_of_an_attempt_is_there_for_the_next_process(tmp_path: Path) -> None:
     addressed(Deep().eval(), torch.randn(300, 48), Bottleneck.COMPUTE, Strategy.LIBRARY, INLINE)
     (own,) = recall._recalls.values()  # pyright: ignore[reportPrivateUsage]
-    place = Place(str(tmp_path / "p.sqlite"))
+    place = StoreAccess(str(tmp_path / "p.sqlite"))
     with stored.used_by(place.header()):
         recall.handle({"more": own.more()})
         state = recall.states()
@@ -169,7 +169,7 @@ def test_what_the_real_race_measured_decides_and_is_learned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever wins: the plan that serves, the decision and the ledger all follow the figures of one trial."""
-    monkeypatch.setattr(Contest, "_measured", lambda *_a: (4e-6, 3e-6))  # of layouts, both are built
+    monkeypatch.setattr(UnitContests, "_measured", lambda *_a: (4e-6, 3e-6))  # of layouts, both are built
     trials: list[Trial] = []
 
     def recorded(*a: Any, **k: Any) -> Trial:

@@ -21,8 +21,8 @@ from hotfuse.base.settings import Settings
 from hotfuse.ir.graph import Graph
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.plan import Memory, Plan
-from hotfuse.runtime.samples import Samples, made_up
+from hotfuse.runtime.plan import Plan, PlanMemory
+from hotfuse.runtime.samples import CallSamples, made_up
 from hotfuse.runtime.tierup.attempt import demand_of
 from hotfuse.runtime.tierup.race import ALPHA, Trial, growth, race
 from hotfuse.runtime.tierup.tiers import is_hot, threshold
@@ -259,7 +259,7 @@ def test_more_threads_open_what_was_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_samples_stay_within_their_budget() -> None:
-    samples = Samples(4000)
+    samples = CallSamples(4000)
     for n in (*range(1, 101), *[7] * 60):
         samples.note((n,), [torch.zeros(n, 4)])
     assert samples.bytes <= 4000 and next(iter(samples.shares())) == (7,)
@@ -278,7 +278,7 @@ def test_compiled_plans_stay_within_their_memory(monkeypatch: pytest.MonkeyPatch
     model, compiler = nn.Linear(4, 4).eval(), Compiler()
 
     def heavy(*args: Any, **more: Any) -> Plan:
-        return replace(compiler(*args, **more), memory=Memory(constants=600))
+        return replace(compiler(*args, **more), memory=PlanMemory(constants=600))
 
     engine = served(model, heavy, SETTINGS.with_(watch_rate=2, code_bytes=1000))
     varied(engine, model, [3, 5, 6, 7] + [9] * 120)  # tier 1, then a version of it: both do not fit
@@ -290,7 +290,7 @@ def test_compiled_plans_stay_within_their_memory(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_compilation_hears_which_sizes_most_calls_have() -> None:
-    kept = Samples(1 << 20)
+    kept = CallSamples(1 << 20)
     entry: Any = SimpleNamespace(samples=kept, seconds=1.0, heat=10, plan=None, baseline=None)
     demand = demand_of(entry)
     assert demand.library_us == 1e5 and demand.of_late is not None and demand.of_late() is None
@@ -298,7 +298,7 @@ def test_a_compilation_hears_which_sizes_most_calls_have() -> None:
         for _ in range(calls):
             kept.note((rows,), [torch.zeros(rows, 3)])
         assert demand.of_late() == (None if most is None else [(most, 3)])
-    private = Samples(1 << 20, made_up)
+    private = CallSamples(1 << 20, made_up)
     entry.samples = private
     private.note((5,), [torch.zeros(5, 3)])
     assert demand.of_late() == [(5, 3)]

@@ -14,7 +14,7 @@ import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.base.settings import Settings
 from hotfuse.compile.unit.bench import bench
-from hotfuse.compile.unit.contest import Contest
+from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.fusion.steps import Side
 from hotfuse.runtime.tierup.race import Trial
 
@@ -59,13 +59,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], int]:
 def test_blocks_of_rows_are_taken_where_they_measured_faster(monkeypatch: pytest.MonkeyPatch, pays: bool) -> None:
     held: list[int] = []
 
-    def measured(contest: Contest, old: Sequence[Side], new: Sequence[Side]) -> tuple[float, float]:
+    def measured(contest: UnitContests, old: Sequence[Side], new: Sequence[Side]) -> tuple[float, float]:
         if not blocks(new):
             return 1e-3, 1e-3
         held.append(len([contest._bound(s, 1) for s in (*old, *new)]))  # pyright: ignore[reportPrivateUsage]
         return 1e-3, 0.9e-3 if pays else 1.1e-3
 
-    monkeypatch.setattr(Contest, "_measured", measured)
+    monkeypatch.setattr(UnitContests, "_measured", measured)
     said, products = served(monkeypatch)
     assert len(held) == 1 and len(said) == 1, said
     assert said[0].startswith("take" if pays else "leave") and "predictions cannot tell, a look can" in said[0]

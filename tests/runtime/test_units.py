@@ -19,9 +19,9 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.events import Why
 from hotfuse.compile import drive
 from hotfuse.compile.drive import Compilation, Here
-from hotfuse.compile.graph import State
+from hotfuse.compile.graph import UnitState
 from hotfuse.compile.unit import units
-from hotfuse.compile.value import Demand, Expected, Facts, Roofline, worth
+from hotfuse.compile.value import Demand, Expected, Facts, RooflineEstimator, worth
 from hotfuse.compile.variants import trial
 from hotfuse.compile.workers.service import counters, service
 from hotfuse.compile.workers.task import Task
@@ -30,7 +30,7 @@ from hotfuse.hpm.bottleneck import Ledger, Strategy
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
-from hotfuse.partition.change import Change
+from hotfuse.partition.change import PartitionChange
 from hotfuse.pipeline import compile_units
 
 Answer = Callable[[Mapping[str, Any]], dict[str, Any] | None]
@@ -147,7 +147,7 @@ def test_value_is_saving_times_demand_less_the_cost() -> None:
     expected = Expected(saving_s=1e-3, compile_s=2.0)
     assert worth(expected, 3, Demand(10.0, 60.0)) == pytest.approx(3 * 1e-3 * 600 - 2.0)
     assert worth(expected, 3, Demand()) == pytest.approx(3e-3 / 2.0)
-    line = Roofline()
+    line = RooflineEstimator()
     facts = Facts("contract", units.work_of(parse(MIXED), {"s0": 4}), 1.7e-3, 1e-3)
     assert line(facts).saving_s == pytest.approx(1e-3)
     before = line(facts).compile_s
@@ -169,7 +169,7 @@ def test_a_cut_is_one_decision_for_all_uses_and_part_of_the_history() -> None:
     text = layers(4).replace("aten.exp.default", "aten.lgamma.default")
     done = compiled(text)
     assert [k for _, _, k in check(done)] == [0, -1] * 4
-    splits = [d for d in done.graph.history() if d.change is Change.SPLIT]
+    splits = [d for d in done.graph.history() if d.change is PartitionChange.SPLIT]
     assert len(splits) == 4 and all("cut before lgamma" in d.why for d in splits)
     assert done.graph.counts["splits"] == 1 and done.graph.counts["refused"] == 1
     assert any("tanh x4: has a kernel" in line for line in done.describe())
@@ -214,7 +214,7 @@ def test_two_kernels_become_one_where_that_is_faster() -> None:
     asked = Scripted(pairs(15.0))
     done = compiled(PAIR, asked)
     assert check(done) == [[0, 2, 2]]
-    (diff,) = [d for d in done.graph.history() if d.change is Change.FUSE]
+    (diff,) = [d for d in done.graph.history() if d.change is PartitionChange.FUSE]
     assert diff.evidence == {"fused_us": 15.0, "apart_us": 20.0} and "faster than two" in diff.why
     assert done.graph.counts["fusions"] == 1
     assert [h["alike"][0][1] for h in asked.units if h["joined"]] == [[0, 1]]
@@ -279,7 +279,7 @@ graph main(%x: f32[s0, {WIDE}]) where (2 <= s0) {{
         assert (0, 1) not in seen[1:], "what was cut is not put together again"
         assert made.graph.counts["fusions_tried"] >= 1
         assert made.graph.counts["fusions"] == int(wins)
-        assert all(u.state is not State.HELD for u in made.graph.units.values())
+        assert all(u.state is not UnitState.HELD for u in made.graph.units.values())
 
 
 def test_a_worker_that_has_not_seen_the_graph_gets_its_text() -> None:
@@ -435,7 +435,7 @@ def test_a_plan_can_be_had_at_any_time_and_each_is_right() -> None:
         torch.testing.assert_close(plan.run(x), want, rtol=1e-4, atol=1e-4)
     assert len(seen) >= 2 and [s for s, _ in seen] == sorted(s for s, _ in seen) and seen[-1][0] < 1.0
     assert [n for _, n in seen] == sorted(n for _, n in seen) and seen[0][1] >= 1
-    assert plan.account is not None and plan.account.history[0].change is Change.BEGIN
+    assert plan.account is not None and plan.account.history[0].change is PartitionChange.BEGIN
     assert plan.account.counts["compiled"] >= 2 and plan.account.counts["deduplicated"] >= 2
     assert any("has a kernel" in line for line in plan.account.lines())
 

@@ -28,11 +28,11 @@ from hotfuse.profile import agent as agent_module
 from hotfuse.profile.agent import BUDGET, DENSE, Agent, Sampler
 from hotfuse.profile.analyzer import Analyzer
 from hotfuse.profile.names import MAX_SIGNATURES, OTHER, Names
-from hotfuse.profile.records import Batch, Flag, Kind, split
+from hotfuse.profile.records import Batch, Flag, RecordKind, split
 from hotfuse.profile.shown import watched_text
 from hotfuse.runtime.observe.inside import COUNT_AFTER
-from hotfuse.runtime.observe.instrument import Variant
-from hotfuse.runtime.observe.points import Place, choose, masks
+from hotfuse.runtime.observe.instrument import InstrumentedPlan
+from hotfuse.runtime.observe.points import WatchReason, choose, masks
 from hotfuse.runtime.observe.watcher import DEEP, Shared, Watcher
 from hotfuse.runtime.plan import Plan
 from tests.seeds import generator
@@ -106,7 +106,7 @@ def inputs(rows: int = 5, cond: bool = True) -> list[torch.Tensor]:
     return [torch.randn(rows, 16), torch.rand(rows, 16) < 0.5, torch.tensor(cond)]
 
 
-def sampled(variant: Variant, args: Sequence[Any]) -> tuple[tuple[Any, ...], dict[Kind, np.ndarray]]:
+def sampled(variant: InstrumentedPlan, args: Sequence[Any]) -> tuple[tuple[Any, ...], dict[RecordKind, np.ndarray]]:
     copied: list[list[bytes]] = []
 
     def publish(batch: Batch) -> None:
@@ -118,10 +118,10 @@ def sampled(variant: Variant, args: Sequence[Any]) -> tuple[tuple[Any, ...], dic
     return done.outs, split(np.frombuffer(b"".join(records), np.uint8).reshape(len(records), -1))
 
 
-def variant_of(plan: Plan, held: dict[str, Any]) -> tuple[Variant, Names, int]:
+def variant_of(plan: Plan, held: dict[str, Any]) -> tuple[InstrumentedPlan, Names, int]:
     names = Names()
     number = names.graph("m")
-    return Variant(plan, held, number, names, probes().look), names, number
+    return InstrumentedPlan(plan, held, number, names, probes().look), names, number
 
 
 def by_name(records: np.ndarray, names: Names, graph: int) -> dict[str, Any]:
@@ -135,8 +135,12 @@ def test_points_and_masks() -> None:
     graph = graph_of(MODEL)
     assert masks(graph) == {"keep", "c"}
     points = {p.value: p for p in choose(cut(graph))}
-    assert points["keep"].place is Place.MASK and points["keep"].flags == Flag.MASK | Flag.INPUT
-    assert points["x"].place is Place.INPUT and points["r"].place is Place.RELU and points["z"].place is Place.OUTPUT
+    assert points["keep"].place is WatchReason.MASK and points["keep"].flags == Flag.MASK | Flag.INPUT
+    assert (
+        points["x"].place is WatchReason.INPUT
+        and points["r"].place is WatchReason.RELU
+        and points["z"].place is WatchReason.OUTPUT
+    )
     assert "w" not in points and "h" not in points
     assert len(choose(cut(graph), budget=2)) == 2
     assert {p.value for p in choose(cut(graph), visible={"z"})} == {"x", "keep", "c", "z"}
@@ -167,20 +171,20 @@ def test_a_tier_0_variant(cond: bool) -> None:
     outs, records = sampled(variant, args)
     for got, want in zip(outs, plan.run(*args), strict=True):
         assert torch.equal(got, want)
-    values = by_name(records[Kind.VALUE], names, g)
+    values = by_name(records[RecordKind.VALUE], names, g)
     assert set(values) == {"x", "keep", "c", "r", "y", "z"}
     relu = torch.relu((args[0] @ held["w"].T).masked_fill(args[1], 0.0))
     assert values["r"]["zeros"] == int((relu == 0).sum()) and values["keep"]["valid"] == int(args[1].sum())
     assert values["r"]["max"] == pytest.approx(float(relu.max()), rel=1e-6)
     assert values["z"]["absmax"] == float(outs[0].abs().max()) and tuple(values["z"]["shape"][:2]) == (7, 16)
-    control = by_name(records[Kind.CONTROL], names, g)
+    control = by_name(records[RecordKind.CONTROL], names, g)
     assert control["if y"]["outcome"] == cond
     assert set(control) == ({"if y"} if cond else {"if y", "if y, 1: if y"})
     if not cond:
         assert control["if y, 1: if y"]["outcome"] == 1
-    parts = by_name(records[Kind.PARTITION], names, g)
+    parts = by_name(records[RecordKind.PARTITION], names, g)
     assert len(parts) == len(plan.partitioning.parts) == 3 and all(p["ns"] > 0 for p in parts.values())
-    (call,) = records[Kind.CALL]
+    (call,) = records[RecordKind.CALL]
     assert call["tier"] == 0 and sum(p["ns"] for p in parts.values()) <= call["ns"] and call["cost_ns"] > 0
     assert names.shapes(g, int(call["signature"])) == ((7, 16), (7, 16), ())
     assert variant.failed == 0 and not variant.hidden
@@ -192,7 +196,7 @@ def test_trips_of_a_loop(trips: int) -> None:
     variant, names, g = variant_of(plan, {})
     (out,), records = sampled(variant, [torch.zeros(4), torch.tensor(trips)])
     assert torch.equal(out, torch.full((4,), float(trips)))
-    (loop,) = records[Kind.CONTROL]
+    (loop,) = records[RecordKind.CONTROL]
     assert loop["outcome"] == trips and loop["flags"] == Flag.LOOP and names.item_name(g, int(loop["item"])) == "loop y"
 
 
@@ -206,14 +210,17 @@ def test_a_tier_1_variant() -> None:
         outs, records = sampled(variant, args)
         for got, want in zip(outs, plan.run(*args), strict=True):
             assert torch.equal(got, want)
-        values = by_name(records[Kind.VALUE], names, g)
+        values = by_name(records[RecordKind.VALUE], names, g)
         assert {"x", "keep", "c", "z"} <= set(values)
         assert values["z"]["absmax"] == float(outs[0].abs().max())
-        assert len(records[Kind.PARTITION]) >= 1 and records[Kind.CALL][0]["tier"] == 1
-        seen = {n: r["outcome"] for n, r in by_name(records.get(Kind.CONTROL, ()), names, g).items()}
+        assert len(records[RecordKind.PARTITION]) >= 1 and records[RecordKind.CALL][0]["tier"] == 1
+        seen = {n: r["outcome"] for n, r in by_name(records.get(RecordKind.CONTROL, ()), names, g).items()}
         assert seen == ({"if y": 1} if cond else {"if y": 0, "if y, 1: if y": 1}) and not variant.hidden
         outs, records = sampled(variant, args)  # not timed inside, yet branches tell
-        assert torch.equal(outs[0], plan.run(*args)[0]) and by_name(records[Kind.CONTROL], names, g)["if y"]["outcome"] == cond
+        assert (
+            torch.equal(outs[0], plan.run(*args)[0])
+            and by_name(records[RecordKind.CONTROL], names, g)["if y"]["outcome"] == cond
+        )
         assert plan.counters()["fell_back"] == 0
 
 
@@ -243,10 +250,10 @@ def test_values_inside_native_runs_are_counted_by_their_kernels() -> None:
     for n in range(3 * COUNT_AFTER):
         (out,), records = sampled(variant, [x])
         assert torch.equal(out, plan.run(x)[0])
-        signature = int(records[Kind.CALL][0]["signature"])
+        signature = int(records[RecordKind.CALL][0]["signature"])
         if variant.needs_costs(signature):
             variant.work_out(signature, [x.shape])
-        seen = by_name(records[Kind.VALUE], names, g)
+        seen = by_name(records[RecordKind.VALUE], names, g)
         assert n >= COUNT_AFTER or not set(hidden) & seen.keys(), "nobody can see it before kernels count"
         values |= seen
         if kernels := variant.wants():
@@ -268,11 +275,11 @@ def test_work_on_paper() -> None:
     variant, names, g = variant_of(plan, held)
     args = inputs(5)
     _, before = sampled(variant, args)
-    signature = int(before[Kind.CALL][0]["signature"])
-    assert set(before[Kind.PARTITION]["flops"]) == {-1} and variant.needs_costs(signature)
+    signature = int(before[RecordKind.CALL][0]["signature"])
+    assert set(before[RecordKind.PARTITION]["flops"]) == {-1} and variant.needs_costs(signature)
     variant.work_out(signature, [tuple(t.shape) for t in args])
     _, after = sampled(variant, args)
-    parts = by_name(after[Kind.PARTITION], names, g)
+    parts = by_name(after[RecordKind.PARTITION], names, g)
     assert parts["partition 0"]["flops"] >= 2 * 5 * 16 * 16 and parts["partition 0"]["bytes"] > 5 * 16 * 4
     assert not variant.needs_costs(signature)
 
@@ -284,7 +291,7 @@ def test_a_look_that_fails_leaves_the_call_alone() -> None:
     held = weights()
     plan = compile_tier0(graph_of(MODEL), held, INLINE)
     names = Names()
-    variant = Variant(plan, held, names.graph("m"), names, broken)
+    variant = InstrumentedPlan(plan, held, names.graph("m"), names, broken)
     args = inputs()
     outs, _ = sampled(variant, args)
     assert torch.equal(outs[0], plan.run(*args)[0]) and variant.failed == 6
@@ -312,10 +319,10 @@ def test_many_threads_in_one_variant() -> None:
             for _ in range(50):
                 args = inputs(rows, cond)
                 outs, records = sampled(variant, args)
-                control = by_name(records[Kind.CONTROL], names, g)
+                control = by_name(records[RecordKind.CONTROL], names, g)
                 if control["if y"]["outcome"] != cond or not torch.equal(outs[0], plan.run(*args)[0]):
                     wrong.append("mixed up")
-                if any(int(v["rows"]) != rows for n, v in by_name(records[Kind.VALUE], names, g).items() if n != "c"):
+                if any(int(v["rows"]) != rows for n, v in by_name(records[RecordKind.VALUE], names, g).items() if n != "c"):
                     wrong.append("rows of another call")
 
     threads = [threading.Thread(target=work, args=(bool(i % 2), 3 + i)) for i in range(4)]

@@ -63,7 +63,7 @@ Step = Hit | Miss | Ask
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DecisionDag:
     """Numbered facts and numbered steps; the first step is number 0. Every step leads to one with a greater number."""
 
     inputs: int
@@ -212,7 +212,7 @@ class _Builder:
         return tuple(result)
 
 
-def decide(plans: Sequence[Facts], inputs: int | None = None) -> Decision:
+def decide(plans: Sequence[Facts], inputs: int | None = None) -> DecisionDag:
     """How to find the first of some plans whose facts hold; facts may leave out some of the inputs."""
     if not plans:
         raise InternalError("no plans to decide among")
@@ -221,10 +221,10 @@ def decide(plans: Sequence[Facts], inputs: int | None = None) -> Decision:
         raise InternalError(f"a fact speaks of input {least - 1} of {inputs}")
     builder = _Builder(plans)
     steps = builder.build()
-    return Decision(least if inputs is None else inputs, len(plans), builder.facts, steps, builder.common)
+    return DecisionDag(least if inputs is None else inputs, len(plans), builder.facts, steps, builder.common)
 
 
-def describe(decision: Decision) -> list[str]:
+def describe(decision: DecisionDag) -> list[str]:
     """The steps as text, for a reader and for tests."""
     lines: list[str] = []
     for n, step in enumerate(decision.steps):

@@ -18,7 +18,7 @@ from hotfuse.ops.table import Access, lookup
 
 
 @dataclass(frozen=True, slots=True)
-class Peaks:
+class CorePeaks:
     """What one core can do at best."""
 
     flops_per_s: float = 60e9
@@ -79,7 +79,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class ResourceUse:
     """What a piece really used."""
 
     work: Work
@@ -112,7 +112,7 @@ def work_of(piece: Graph, env: Mapping[str, int]) -> Work:
     return Work(len(piece.nodes), flops, moved, _sum(edge), None if None in inner else max([0, *filter(None, inner)]))
 
 
-def library_seconds(piece: Graph, env: Mapping[str, int], peaks: Peaks) -> float | None:
+def library_seconds(piece: Graph, env: Mapping[str, int], peaks: CorePeaks) -> float | None:
     """A guess at the time of the piece's operators one by one: each at its own roof, and a call each."""
     total = 0.0
     for node in piece.nodes:
@@ -124,22 +124,22 @@ def library_seconds(piece: Graph, env: Mapping[str, int], peaks: Peaks) -> float
     return total
 
 
-def roof_seconds(work: Work, peaks: Peaks) -> float | None:
+def roof_seconds(work: Work, peaks: CorePeaks) -> float | None:
     """The least time of a piece as one kernel."""
     if work.flops is None or work.traffic is None:
         return None
     return max(work.flops / peaks.flops_per_s, work.traffic / peaks.bandwidth(work.traffic))
 
 
-def used(work: Work, us: float, peaks: Peaks, *, scratch: int = 0, vectors: int = 0, parallel: int = 1) -> Use:
+def used(work: Work, us: float, peaks: CorePeaks, *, scratch: int = 0, vectors: int = 0, parallel: int = 1) -> ResourceUse:
     """A measured time against the roofs."""
     if work.flops is None or work.traffic is None or us <= 0:
-        return Use(work, us, Bound.UNKNOWN, 0.0, scratch, vectors, parallel)
+        return ResourceUse(work, us, Bound.UNKNOWN, 0.0, scratch, vectors, parallel)
     compute = work.flops / peaks.flops_per_s * 1e6 / us
     memory = work.traffic / peaks.bandwidth(work.traffic) * 1e6 / us
     most = max(compute, memory)
     bound = Bound.LATENCY if most < NEAR else Bound.COMPUTE if compute >= memory else Bound.MEMORY
-    return Use(work, us, bound, most, scratch, vectors, parallel)
+    return ResourceUse(work, us, bound, most, scratch, vectors, parallel)
 
 
 def _flops(node: Node, env: Mapping[str, int]) -> int | None:

@@ -92,7 +92,7 @@ class Relation(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Aligned(Relation):
+class AlignedAxes(Relation):
     """Axes correspond from the right, as in broadcasting; rows may not lie along `mixed` ones (negative numbers)."""
 
     mixed: frozenset[int] = frozenset()
@@ -133,7 +133,7 @@ class Factor(Relation):
     def backward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place | None:
         """None for the axis that comes from the other operand."""
         at = place.axis - len(y)
-        return None if at == self.gone else Aligned().backward(place, size, x, y)
+        return None if at == self.gone else AlignedAxes().backward(place, size, x, y)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ def carries(node: Node) -> Carries:
     if op in RESHAPES:
         return Carries({_first(node).name: Reshaped()})
     if lookup(node.op).access is Access.POINTWISE and op not in _POSITIONAL:
-        return Carries({v.name: Aligned() for v in node.ins if isinstance(v.type, TensorType)})
+        return Carries({v.name: AlignedAxes() for v in node.ins if isinstance(v.type, TensorType)})
     found = _ROWS.get(op)
     if found is None:
         raise NotByRows(f"{op} may mix rows")
@@ -277,7 +277,7 @@ def _from_right(axis: int, rank: int) -> frozenset[int]:
 
 
 def _linear(node: Node) -> dict[str, Relation]:
-    return {_named(node, "input").name: Aligned(frozenset({-1}))}
+    return {_named(node, "input").name: AlignedAxes(frozenset({-1}))}
 
 
 def _product(left: str, right: str) -> Rule:
@@ -295,20 +295,20 @@ def _biased(node: Node) -> dict[str, Relation]:
     bias = _named(node, "self")
     if bias.name in found:
         raise NotByRows("a product that is added to itself")
-    return {**found, bias.name: Aligned()}
+    return {**found, bias.name: AlignedAxes()}
 
 
 def _norm(node: Node) -> dict[str, Relation]:
     over = argument(node, "normalized_shape")
     if not isinstance(over, tuple):
         raise NotByRows("a norm over sizes that only a run tells")
-    return {_named(node, "input").name: Aligned(frozenset(range(-len(over), 0)))}
+    return {_named(node, "input").name: AlignedAxes(frozenset(range(-len(over), 0)))}
 
 
 def _along(node: Node) -> dict[str, Relation]:
     x = _first(node)
     rank = len(shape_of(x))
-    return {x.name: Aligned(_from_right(_axis(node, "dim", rank, 0), rank))}
+    return {x.name: AlignedAxes(_from_right(_axis(node, "dim", rank, 0), rank))}
 
 
 def _reduced(node: Node) -> dict[str, Relation]:
@@ -320,7 +320,7 @@ def _reduced(node: Node) -> dict[str, Relation]:
         raise NotByRows(f"{packet(node.op)} over everything")
     axes = frozenset(d % rank for d in dims if isinstance(d, int))
     if argument(node, "keepdim", False) is True:
-        return {x.name: Aligned(frozenset(a - rank for a in axes))}
+        return {x.name: AlignedAxes(frozenset(a - rank for a in axes))}
     return {x.name: Dropped(axes)}
 
 
@@ -348,7 +348,7 @@ def _permuted(node: Node) -> dict[str, Relation]:
 
 
 def _expanded(node: Node) -> dict[str, Relation]:
-    return {_first(node).name: Aligned()}
+    return {_first(node).name: AlignedAxes()}
 
 
 def _joined(node: Node) -> dict[str, Relation]:
@@ -356,7 +356,7 @@ def _joined(node: Node) -> dict[str, Relation]:
     if not isinstance(parts, tuple) or not parts or not all(isinstance(p, Value) for p in parts):
         raise NotByRows("cat of no tensors")
     rank = len(shape_of(node.outs[0]))
-    along = Aligned(_from_right(_axis(node, "dim", rank, 0), rank))
+    along = AlignedAxes(_from_right(_axis(node, "dim", rank, 0), rank))
     return {p.name: along for p in parts if isinstance(p, Value)}
 
 
@@ -381,7 +381,7 @@ def _attention(node: Node) -> dict[str, Relation]:
         raise NotByRows("attention in which places matter")
     if len({q.name, k.name, v.name}) < 3:
         raise NotByRows("attention of one value to itself")
-    found: dict[str, Relation] = {q.name: Aligned(frozenset({-1})), k.name: Factor(-2), v.name: Factor(-2)}
+    found: dict[str, Relation] = {q.name: AlignedAxes(frozenset({-1})), k.name: Factor(-2), v.name: Factor(-2)}
     if isinstance(mask := argument(node, "attn_mask"), Value):
         found[mask.name] = Factor(-1)
     return found

@@ -15,7 +15,7 @@ from hotfuse.backends.pycode import Meaning, flat_function
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, map_values, output_values, unused_name
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.types import TensorType
-from hotfuse.ops.conv_chain import Chain, Link, Role, chains, to_rows
+from hotfuse.ops.conv_chain import Chain, ChainLink, ChainRole, chains, to_rows
 from hotfuse.ops.folded_conv import Affine, FoldedConv, Window, is_floats, of_arithmetic, of_norm
 from hotfuse.ops.table import is_mutating
 
@@ -82,31 +82,31 @@ def _nodes(
     return replace(graph, nodes=tuple(nodes), outputs=tuple(map_values(o, now) for o in graph.outputs))
 
 
-def _link(node: Node, constants: Mapping[str, Any]) -> Link:
+def _link(node: Node, constants: Mapping[str, Any]) -> ChainLink:
     reads = tuple(v.name for v in node.ins if v.name not in constants)
     makes = tuple(v.name for v in node.outs if isinstance(v.type, TensorType))
-    role, numbers, channels = Role.OTHER, None, 0
+    role, numbers, channels = ChainRole.OTHER, None, 0
     if node.kind is Kind.OPERATOR and len(node.outs) == 1 and reads:
         role, numbers, channels = _role(node, reads, constants)
-    return Link(role, reads, makes, numbers, channels)
+    return ChainLink(role, reads, makes, numbers, channels)
 
 
-def _role(node: Node, reads: tuple[str, ...], constants: Mapping[str, Any]) -> tuple[Role, Affine | None, int]:
+def _role(node: Node, reads: tuple[str, ...], constants: Mapping[str, Any]) -> tuple[ChainRole, Affine | None, int]:
     match node.op:
         case "aten.conv2d.default" if len(reads) == 1 and _window(node, constants) is not None:
-            return Role.CONV, None, int(_constant(node.args[1], constants).shape[0])
+            return ChainRole.CONV, None, int(_constant(node.args[1], constants).shape[0])
         case "aten.relu.default":
-            return Role.RELU, None, 0
+            return ChainRole.RELU, None, 0
         case "aten.hardswish.default":
-            return Role.HARDSWISH, None, 0
+            return ChainRole.HARDSWISH, None, 0
         case "aten.mul.Tensor" if len(reads) == 2:
-            return Role.TIMES, None, 0
+            return ChainRole.TIMES, None, 0
         case "aten.clamp.default" if tuple(node.args[1:]) == (0.0, 6.0) and not node.attrs:
-            return Role.CLIP, None, 0
+            return ChainRole.CLIP, None, 0
         case _ if len(reads) == 1 and (numbers := _affine(node, constants)) is not None:
-            return Role.AFFINE, numbers, 0
+            return ChainRole.AFFINE, numbers, 0
         case _:
-            return (Role.ANY_ORDER if node.op in _ANY_ORDER else Role.OTHER), None, 0
+            return (ChainRole.ANY_ORDER if node.op in _ANY_ORDER else ChainRole.OTHER), None, 0
 
 
 def _constant(arg: Arg, constants: Mapping[str, Any]) -> Any:

@@ -28,14 +28,14 @@ Meaning = Callable[[Node], tuple[Callable[..., Any], bool]]
 
 def flat_function(graph: Graph, meaning: Meaning, weights: Mapping[str, Any]) -> tuple[Run, str]:
     """The function and its text."""
-    writer = _Writer(graph, weights)
+    writer = _SourceWriter(graph, weights)
     source = writer.write(meaning)
     space: dict[str, Any] = {}
     exec(compile(source, f"<hotfuse {graph.name}>", "exec"), space)
     return space["make"](writer.bound), source
 
 
-class _Writer:
+class _SourceWriter:
     def __init__(self, graph: Graph, weights: Mapping[str, Any]) -> None:
         self.graph = graph
         self.bound: dict[str, Any] = {}

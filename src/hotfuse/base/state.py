@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hotfuse.base.structure import Builder, Spec, Taken, Taker, attributes
+from hotfuse.base.structure import Spec, StructureBuilder, Taken, Taker, attributes
 
 SAME = Spec("same")
 Contents = list[Any] | dict[Any, Any]
@@ -66,7 +66,7 @@ def finish(spec: Spec, leaves: Sequence[Any], holders: Sequence[Any]) -> Any:
 
     Everything is put together before anything is changed.
     """
-    builder = Builder(leaves, holders)
+    builder = StructureBuilder(leaves, holders)
     result = builder.build(spec.children[0])
     made = [
         (holder, s, [c if c is SAME else builder.build(c) for c in s.children])

@@ -204,7 +204,7 @@ class _Context:
 
 def unflatten(spec: Spec, leaves: list[Any] | tuple[Any, ...]) -> Any:
     """The object that `flatten` took apart, with these leaves."""
-    return Builder(leaves).build(spec)
+    return StructureBuilder(leaves).build(spec)
 
 
 def builder(spec: Spec) -> Callable[[tuple[Any, ...]], Any]:
@@ -220,7 +220,7 @@ def builder(spec: Spec) -> Callable[[tuple[Any, ...]], Any]:
     return lambda leaves: unflatten(spec, leaves)
 
 
-class Builder:
+class StructureBuilder:
     """Puts objects together, one after the other, of the same leaves."""
 
     def __init__(self, leaves: Sequence[Any], holders: Sequence[Any] = ()) -> None:
@@ -269,7 +269,7 @@ class Builder:
     def _constant(self, spec: Spec) -> Any:
         return slice(*spec.detail) if spec.cls is slice else spec.detail
 
-    _KINDS: ClassVar[dict[str, Callable[[Builder, Spec], Any]]] = {
+    _KINDS: ClassVar[dict[str, Callable[[StructureBuilder, Spec], Any]]] = {
         "tensor": _leaf,
         "number": _leaf,
         "count": lambda b, s: b._leaf(s).shape[0],

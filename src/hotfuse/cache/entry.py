@@ -20,7 +20,7 @@ from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from typing import Any
 
-from hotfuse.cache.keys import Keys
+from hotfuse.cache.keys import TrustedKeys
 
 MAGIC = b"HFCACHE1"
 MAC = 32
@@ -28,7 +28,7 @@ _LENGTH = struct.Struct("<I")
 Message = tuple[dict[str, Any], list[bytes]]
 
 
-class Refusal(StrEnum):
+class EntryRefusal(StrEnum):
     """Why an entry is not believed."""
 
     DAMAGED = "it is damaged or cut short"
@@ -41,12 +41,12 @@ class Refusal(StrEnum):
 class Refused(Exception):
     """An entry that was not believed."""
 
-    def __init__(self, why: Refusal) -> None:
+    def __init__(self, why: EntryRefusal) -> None:
         super().__init__(why.value)
         self.why = why
 
 
-def pack(name: str, body: dict[str, Any], blobs: Sequence[bytes], keys: Keys, features: Sequence[str] = ()) -> bytes:
+def pack(name: str, body: dict[str, Any], blobs: Sequence[bytes], keys: TrustedKeys, features: Sequence[str] = ()) -> bytes:
     """An entry, signed."""
     head = {"name": name, "key": keys.own.name, "features": sorted(features), "sizes": [len(b) for b in blobs], "body": body}
     text = json.dumps(head).encode()
@@ -54,31 +54,31 @@ def pack(name: str, body: dict[str, Any], blobs: Sequence[bytes], keys: Keys, fe
     return b"".join((*parts, keys.own.sign(*parts)))
 
 
-def unpack(data: bytes, name: str, keys: Keys, usable: AbstractSet[str]) -> Message:
+def unpack(data: bytes, name: str, keys: TrustedKeys, usable: AbstractSet[str]) -> Message:
     """What an entry holds; raises Refused."""
     at = len(MAGIC) + _LENGTH.size
     if len(data) < at + MAC or data[: len(MAGIC)] != MAGIC:
-        raise Refused(Refusal.DAMAGED)
+        raise Refused(EntryRefusal.DAMAGED)
     (length,) = _LENGTH.unpack_from(data, len(MAGIC))
     if length > len(data) - at - MAC:
-        raise Refused(Refusal.DAMAGED)
+        raise Refused(EntryRefusal.DAMAGED)
     try:
         head = json.loads(data[at : at + length])
         signer, stated = str(head["key"]), str(head["name"])
         sizes, needs, body = [int(n) for n in head["sizes"]], [str(f) for f in head["features"]], dict(head["body"])
     except (ValueError, TypeError, KeyError, RecursionError) as e:
-        raise Refused(Refusal.DAMAGED) from e
+        raise Refused(EntryRefusal.DAMAGED) from e
     key = keys.named(signer)
     if key is None:
-        raise Refused(Refusal.FOREIGN)
+        raise Refused(EntryRefusal.FOREIGN)
     if not hmac.compare_digest(key.sign(memoryview(data)[:-MAC]), data[-MAC:]):
-        raise Refused(Refusal.FORGED)
+        raise Refused(EntryRefusal.FORGED)
     if stated != name:
-        raise Refused(Refusal.REPLAYED)
+        raise Refused(EntryRefusal.REPLAYED)
     if min(sizes, default=0) < 0 or sum(sizes) != len(data) - at - length - MAC:
-        raise Refused(Refusal.DAMAGED)
+        raise Refused(EntryRefusal.DAMAGED)
     if not usable >= set(needs):
-        raise Refused(Refusal.FEATURES)
+        raise Refused(EntryRefusal.FEATURES)
     blobs: list[bytes] = []
     at += length
     for size in sizes:

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from hotfuse.cache.address import Address
-from hotfuse.cache.entry import Message, Refusal, Refused, pack, unpack
+from hotfuse.cache.entry import EntryRefusal, Message, Refused, pack, unpack
 from hotfuse.cache.flight import flight
-from hotfuse.cache.keys import Keys
+from hotfuse.cache.keys import TrustedKeys
 from hotfuse.machine.probe import usable_features
 
 SUFFIX = ".hf"
@@ -46,7 +46,7 @@ TOLD = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CachedFile:
     """A file of the folder."""
 
     name: str
@@ -59,7 +59,7 @@ class Folder:
     """Entries in a directory."""
 
     root: Path
-    keys: Keys
+    keys: TrustedKeys
     limit: int
     counts: Counter[str] = field(default_factory=Counter[str])
     told: deque[str] = field(default_factory=lambda: deque[str](maxlen=TOLD))
@@ -123,7 +123,10 @@ class Folder:
             self._note("refused")
             self._note(f"refused: {e.why.value}")
             self._tell(f"an entry was refused: {e.why.value}")
-            if e.why not in (Refusal.FOREIGN, Refusal.FEATURES):  # which may be of use to another user, or on another machine
+            if e.why not in (
+                EntryRefusal.FOREIGN,
+                EntryRefusal.FEATURES,
+            ):  # which may be of use to another user, or on another machine
                 with contextlib.suppress(OSError):
                     path.unlink()
             return None
@@ -185,13 +188,13 @@ class Folder:
 
     # --- keeping it small ------------------------------------------------------------------------
 
-    def entries(self) -> list[Held]:
+    def entries(self) -> list[CachedFile]:
         """All of them, the longest unused first."""
-        found: list[Held] = []
+        found: list[CachedFile] = []
         for path in self.root.glob(f"??/*{SUFFIX}"):
             with contextlib.suppress(OSError):
                 about = path.stat()
-                found.append(Held(path.name.removesuffix(SUFFIX), about.st_size, about.st_mtime))
+                found.append(CachedFile(path.name.removesuffix(SUFFIX), about.st_size, about.st_mtime))
         return sorted(found, key=lambda h: h.used)
 
     def collect(self, limit: int | None = None) -> int:

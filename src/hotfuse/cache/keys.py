@@ -45,7 +45,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class TrustedKeys:
     """Who is trusted: what signs new entries, and all whose entries are read."""
 
     own: Key
@@ -91,12 +91,12 @@ def make_key(path: Path) -> Key:
     return read_key(path)
 
 
-def keys_for(cache_dir: Path, fleet: str | None) -> Keys:
+def keys_for(cache_dir: Path, fleet: str | None) -> TrustedKeys:
     """The user's key, and before it the fleet's where one is named; raises InputError or OSError where there is none to be had."""
     path = cache_dir / USER_KEY
     if fleet is not None:
         shared = read_key(Path(fleet).expanduser())
         own = (read_key(path),) if path.exists() else ()
-        return Keys(shared, (shared, *own))
+        return TrustedKeys(shared, (shared, *own))
     key = read_key(path) if path.exists() else make_key(path)
-    return Keys(key, (key,))
+    return TrustedKeys(key, (key,))

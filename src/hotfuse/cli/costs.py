@@ -46,9 +46,9 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     from hotfuse.compile.unit.bench import bench, piece_of
     from hotfuse.compile.unit.planning import arranged
     from hotfuse.compile.unit.units import measuring
-    from hotfuse.fusion.engine import Engine
+    from hotfuse.fusion.engine import FusionPlanner
     from hotfuse.fusion.explain import edges, lines
-    from hotfuse.fusion.forecast import Roofline, Trained
+    from hotfuse.fusion.forecast import RooflinePredictor, Trained
     from hotfuse.fusion.groups import group
     from hotfuse.ops.table import packet
     from hotfuse.simplify import simplify
@@ -57,13 +57,13 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     if isinstance(sizes, Mismatch):
         raise InputError("the chosen sizes do not fit the graph", because=str(sizes), hint="fix dims with --dim")
     ahead, aside = foresight(), left_aside()
-    predict = Roofline(bench().peaks) if ahead is None else Trained(ahead.predictor)
+    predict = RooflinePredictor(bench().peaks) if ahead is None else Trained(ahead.predictor)
 
     def lowers(piece: Graph) -> str:
         return bench().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
 
     ready, layouts = arranged(simplify(graph)[0], sizes, bench().core, lowers, from_env().objective, measuring(sizes))
-    found = Engine(predict, bench().core, objective=from_env().objective).plan(ready, group(ready), sizes)
+    found = FusionPlanner(predict, bench().core, objective=from_env().objective).plan(ready, group(ready), sizes)
     groups = [
         {
             "kind": g.kind, "nodes": len(g.nodes), "us": round(c.seconds * 1e6, 2) if c.known else None,

@@ -16,7 +16,7 @@ import typer
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings, from_env
-from hotfuse.cli.limits import Limits, limits, show_limits
+from hotfuse.cli.limits import MachineLimits, limits, show_limits
 from hotfuse.cli.output import heading, print_json, reports_errors, rows
 from hotfuse.machine.fingerprint import make_fingerprint
 from hotfuse.machine.probe import features, usable_features
@@ -233,7 +233,7 @@ def _size(value: object) -> str:
     return "unknown" if not isinstance(value, int) else f"{value / (1 << 30):.1f} GiB"
 
 
-def _show(top: Topology, seen: list[dict[str, object]], found: Limits, checks: list[Check]) -> None:
+def _show(top: Topology, seen: list[dict[str, object]], found: MachineLimits, checks: list[Check]) -> None:
     heading("versions")
     rows(("package", "version"), versions().items(), header=False)
     heading("\nmachine")

@@ -17,7 +17,7 @@ from hotfuse.cli.output import heading, print_json, reports_errors, rows
 
 if TYPE_CHECKING:
     from hotfuse.compile.host import Host
-    from hotfuse.hpm.model import Model
+    from hotfuse.hpm.model import PerformanceModel
     from hotfuse.profile.store import Store
 
 SHOWN = 30
@@ -82,7 +82,7 @@ def _learned(store: Store, host: Host) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _accuracy(store: Store, host: Host, made: Model | None, plot: Path | None) -> dict[str, Any]:
+def _accuracy(store: Store, host: Host, made: PerformanceModel | None, plot: Path | None) -> dict[str, Any]:
     from hotfuse.hpm import calibrate, judge, model, phases
     from hotfuse.hpm.standing import judged
 

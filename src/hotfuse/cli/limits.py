@@ -11,15 +11,15 @@ from hotfuse.cli.output import heading, rows
 from hotfuse.machine.counters import availability
 from hotfuse.machine.energy import meters
 from hotfuse.machine.fingerprint import Fingerprint
-from hotfuse.machine.peaks import LEVELS, Peaks, from_dict
+from hotfuse.machine.peaks import LEVELS, MachinePeaks, from_dict
 from hotfuse.machine.traffic import LINE, look
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineLimits:
     """The machine's limits as far as they are known here."""
 
-    peaks: Peaks | None
+    peaks: MachinePeaks | None
     peaks_note: str
     """Where they come from, or why there are none."""
     counters: dict[str, str]
@@ -41,14 +41,14 @@ class Limits:
         }
 
 
-def limits(settings: Settings, who: Fingerprint, *, measure: bool) -> Limits:
+def limits(settings: Settings, who: Fingerprint, *, measure: bool) -> MachineLimits:
     """Look, and with `measure` also measure and keep; without it nothing is written."""
     peaks, note, store = _peaks(settings, who, measure)
     found, missing = meters()
-    return Limits(peaks, note, availability(), _traffic(), tuple(m.name for m in found), missing, store)
+    return MachineLimits(peaks, note, availability(), _traffic(), tuple(m.name for m in found), missing, store)
 
 
-def _peaks(settings: Settings, who: Fingerprint, measure: bool) -> tuple[Peaks | None, str, dict[str, Any]]:
+def _peaks(settings: Settings, who: Fingerprint, measure: bool) -> tuple[MachinePeaks | None, str, dict[str, Any]]:
     from hotfuse.profile.place import location
     from hotfuse.profile.store import Store
 
@@ -60,7 +60,7 @@ def _peaks(settings: Settings, who: Fingerprint, measure: bool) -> tuple[Peaks |
         if measure:
             from hotfuse.backends.llvm.peaks import measure as measured
 
-            peaks: Peaks | None = measured()
+            peaks: MachinePeaks | None = measured()
             note = "measured now"
             store.machine(who, peaks.to_dict())
         else:
@@ -75,7 +75,7 @@ def _traffic() -> dict[str, Any]:
     return {"source": moved.source, "missing": "", "per_s": round(moved.per_s), "of": moved.of}
 
 
-def _kept(found: dict[str, Any] | None) -> tuple[Peaks | None, str]:
+def _kept(found: dict[str, Any] | None) -> tuple[MachinePeaks | None, str]:
     if found is None:
         return None, "not measured yet: hotfuse doctor --peaks"
     try:
@@ -84,7 +84,7 @@ def _kept(found: dict[str, Any] | None) -> tuple[Peaks | None, str]:
         return None, f"what was kept cannot be read ({e}): hotfuse doctor --peaks"
 
 
-def show_limits(found: Limits) -> None:
+def show_limits(found: MachineLimits) -> None:
     """The same on a terminal."""
     heading(f"\nmeasured limits ({found.peaks_note})")
     if found.peaks is not None:
@@ -105,7 +105,7 @@ def show_limits(found: Limits) -> None:
         heading(note)
 
 
-def _told(found: Limits) -> tuple[str, str]:
+def _told(found: MachineLimits) -> tuple[str, str]:
     traffic = found.traffic
     if traffic["per_s"] is not None:
         return "memory_traffic", f"counted: {traffic['per_s'] / 1e9:.2f} GB/s just now, {traffic['of']}"
@@ -113,7 +113,7 @@ def _told(found: Limits) -> tuple[str, str]:
     return "memory_traffic", f"{instead}: {traffic['missing']}"
 
 
-def peak_rows(peaks: Peaks) -> list[tuple[str, int, str, str]]:
+def peak_rows(peaks: MachinePeaks) -> list[tuple[str, int, str, str]]:
     """One line per figure."""
     body = [(f"multiply-add {r.dtype}", r.threads, f"{r.per_s / 1e9:.1f} Gop/s", f"{r.noise:.1%}") for r in peaks.rates]
     for level in LEVELS:

@@ -14,15 +14,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hotfuse.analysis.resources import Peaks
+from hotfuse.analysis.resources import CorePeaks
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Objective, Precision
 from hotfuse.compile import pairs
-from hotfuse.compile.graph import OVER, CompileGraph, State, Unit
+from hotfuse.compile.graph import OVER, CompileGraph, Unit, UnitState
 from hotfuse.compile.learn.recall import Recall, send
-from hotfuse.compile.stored import Place
-from hotfuse.compile.value import Demand, Estimator, Expected, Learned, Roofline, worth
+from hotfuse.compile.stored import StoreAccess
+from hotfuse.compile.value import Demand, Estimator, Expected, Learned, RooflineEstimator, worth
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Bandit, Budget, Option
@@ -103,13 +103,13 @@ class Compilation:
     """Against which bottlenecks they helped."""
     measuring: Budget = field(default_factory=lambda: Budget(MEASURING_S))
     """For common kernels of units that have one each."""
-    place: Place | None = None
+    place: StoreAccess | None = None
     """The profile store that workers read and write."""
     recall: Recall | None = None
     """Where trust and ledger are remembered from."""
     ways: bool = True
     """Whether units get several kernels where none is best for all sizes that calls may bring."""
-    peaks: Peaks = Peaks()
+    peaks: CorePeaks = CorePeaks()
     clock: Callable[[], float] = time.monotonic
     graph: CompileGraph = field(default_factory=CompileGraph)
     owner: str = field(default_factory=lambda: f"compilation {next(_serial)}")
@@ -126,7 +126,7 @@ class Compilation:
         task = Task("grouping a graph", header, timeout=4 * self.timeout, owner=self.owner, gain=self.demand.gain)
         answer, _ = wire.checked(self.executor.submit(task).result())
         with self._lock:
-            self.peaks = Peaks(**answer["peaks"])
+            self.peaks = CorePeaks(**answer["peaks"])
             if self.recall is not None:
                 self.recall.begin(answer.get("recalled", {}))
             self.graph.begin(answer["bodies"], self.demand.library_us)
@@ -174,8 +174,8 @@ class Compilation:
             self.sizes = dict(sizes)
             self._version += 1
             for future in [f for f in self._flying if f.cancel()]:
-                self._flying.pop(future).state = State.WAITING
-            self.graph.counts["replaced"] += sum(u.state is State.WAITING for u in self.graph.units.values())
+                self._flying.pop(future).state = UnitState.WAITING
+            self.graph.counts["replaced"] += sum(u.state is UnitState.WAITING for u in self.graph.units.values())
 
     def message(self) -> wire.Message:
         """What there is so far, in the form of an answer."""
@@ -193,7 +193,7 @@ class Compilation:
         with self._lock:
             alive = [u for u in self.graph.units.values() if u.state not in OVER and u.of is None]
             total = sum(map(self._saving, alive))
-            left = sum(self._saving(u) for u in alive if u.state not in (State.DONE, State.LIBRARY))
+            left = sum(self._saving(u) for u in alive if u.state not in (UnitState.DONE, UnitState.LIBRARY))
             return 1.0 - left / total if total else 1.0
 
     def _saving(self, unit: Unit) -> float:
@@ -207,7 +207,7 @@ class Compilation:
 
     def waiting(self) -> list[Unit]:
         """What has not begun, the most valuable first."""
-        found = [u for u in self.graph.units.values() if u.state is State.WAITING]
+        found = [u for u in self.graph.units.values() if u.state is UnitState.WAITING]
         return sorted(found, key=self._value, reverse=True)
 
     # --- asking ----------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class Compilation:
             elif self._value(unit) < 0:
                 self.graph.counts["not_worth"] += 1
                 self.graph.settle(unit, f"{unit.ops} stays with the library: compiling it costs more than it saves")
-            elif unit.state is State.WAITING:
+            elif unit.state is UnitState.WAITING:
                 self._send(unit)
 
     def _chosen(self, unit: Unit) -> bool:
@@ -249,7 +249,7 @@ class Compilation:
         if unit.of is not None:  # the neighbours may have changed since
             unit.uses = [p for p in unit.uses if pairs.partner(self.graph, unit, p) >= 0]
             if not unit.uses:
-                unit.state = State.FUSED
+                unit.state = UnitState.FUSED
                 return
         header: dict[str, Any] = {
             "kind": "unit", "group": unit.kind, "dims": dict(self.sizes), "texts": list(texts),
@@ -257,7 +257,7 @@ class Compilation:
             "split": unit.of is None and self.clock() < self._until, "joined": unit.of is not None, "beat": unit.apart_us,
             "ways": self.ways, **self._kept(),
         }
-        unit.state, unit.version = State.RUNNING, self._version
+        unit.state, unit.version = UnitState.RUNNING, self._version
         task = Task(f"unit {unit.ops}", header, [known[t].encode() for t in texts], self._value(unit), self.timeout, TRIES,
                     f"{unit.key} {self._version}", self.owner, self.demand.gain)
         self._flying[self.executor.submit(task)] = unit
@@ -266,7 +266,7 @@ class Compilation:
 
     def _absorb(self, unit: Unit, future: Future[wire.Message]) -> None:
         if future.cancelled():
-            unit.state = State.WAITING
+            unit.state = UnitState.WAITING
             return
         try:
             answer, codes = wire.checked(future.result())
@@ -279,19 +279,19 @@ class Compilation:
             self._send(unit, [str(t) for t in answer["missing"]])
         elif "kernel" in answer:
             self.graph.made(unit, answer, codes)
-            if isinstance(self.estimate, Roofline):
+            if isinstance(self.estimate, RooflineEstimator):
                 self.estimate.learn(unit.kind, float(answer["kernel"]["compile_s"]))
             if unit.of is not None:
                 self._learn(unit, unit.use.us if unit.use is not None else None)
                 pairs.joined(self.graph, unit, answer["keys"])
             pairs.judged(self.graph, unit, self.sizes, self.threads, self.peaks, self._seen)
         elif unit.version != self._version and unit.of is None:
-            unit.state = State.WAITING  # what lost at sizes of yesterday may win today
+            unit.state = UnitState.WAITING  # what lost at sizes of yesterday may win today
         elif "split" in answer:
             pieces = self.graph.cut(unit, int(answer["split"]), str(answer["why"]), answer["pieces"])
             self._seen.update((a.key, b.key) for a, b in itertools.pairwise(pieces))  # they have just been one
             for piece in pieces:
-                if piece.state is State.WAITING:
+                if piece.state is UnitState.WAITING:
                     pairs.requeued(self.graph, piece, self._seen)
         else:
             self._learn(unit, None)

@@ -27,7 +27,7 @@ from hotfuse.ir.text import parse
 from hotfuse.lower.common.codec import from_json
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, StrideArgument
 from hotfuse.native.target import host
-from hotfuse.partition.cut import Cut, Partition, Partitioning, device_of
+from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,15 @@ def body_from_json(data: dict[str, Any]) -> Body:
     branches = {int(i): tuple(body_from_json(b) for b in bodies) for i, bodies in data["branches"].items()}
     parts: list[Partition] = []
     for i, (first, last, kernel) in enumerate(data["parts"]):
-        why = Cut.KERNEL if kernel >= 0 else Cut.CONTROL if i in branches else Cut.START if i == 0 else Cut.REST
+        why = (
+            CutReason.KERNEL
+            if kernel >= 0
+            else CutReason.CONTROL
+            if i in branches
+            else CutReason.START
+            if i == 0
+            else CutReason.REST
+        )
         parts.append(Partition(i, first, last, why, device_of(graph.nodes[first])))
     chosen = tuple(int(kernel) for _, _, kernel in data["parts"])
     return Body(Partitioning(graph, tuple(parts)), chosen, branches)

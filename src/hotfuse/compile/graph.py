@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from hotfuse.analysis.resources import Bound, Use, Work
+from hotfuse.analysis.resources import Bound, ResourceUse, Work
 from hotfuse.compile.value import Facts
 from hotfuse.compile.variants.ways import Ways
 from hotfuse.compile.workers import wire
@@ -27,7 +27,7 @@ Place = tuple[int, int]
 """A use of a unit: the level it is in, and the number of its partition there."""
 
 
-class State(StrEnum):
+class UnitState(StrEnum):
     """Where a unit stands."""
 
     WAITING = "waiting"
@@ -39,7 +39,7 @@ class State(StrEnum):
     FUSED = "became part of another"
 
 
-OVER = frozenset({State.CUT, State.FUSED})
+OVER = frozenset({UnitState.CUT, UnitState.FUSED})
 
 
 @dataclass(slots=True, eq=False)
@@ -51,10 +51,10 @@ class Unit:
     ops: str
     facts: Facts
     uses: list[Place] = field(default_factory=list[Place])
-    state: State = State.WAITING
+    state: UnitState = UnitState.WAITING
     why: str = ""
     kernel: int = -1
-    use: Use | None = None
+    use: ResourceUse | None = None
     library_us: float = 0.0
     of: tuple[Unit, Unit] | None = None
     """The neighbours it would replace, for one put together from two; its uses are the places of the first."""
@@ -72,7 +72,7 @@ class Unit:
 
 
 @dataclass(slots=True)
-class Level:
+class GraphLevel:
     """A graph: the main one, or that of a branch."""
 
     ident: str
@@ -85,7 +85,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class FusionRefusal:
     """Two neighbours that stay two kernels, and why."""
 
     first: str
@@ -100,12 +100,12 @@ class Refusal:
 class CompileGraph:
     """All levels of a graph and all their units."""
 
-    levels: list[Level] = field(default_factory=list[Level])
+    levels: list[GraphLevel] = field(default_factory=list[GraphLevel])
     units: dict[str, Unit] = field(default_factory=dict[str, Unit])
     kernels: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     codes: list[bytes] = field(default_factory=list[bytes])
     notes: Counter[str] = field(default_factory=Counter[str])
-    refusals: list[Refusal] = field(default_factory=list[Refusal])
+    refusals: list[FusionRefusal] = field(default_factory=list[FusionRefusal])
     choices: list[str] = field(default_factory=list[str])
     """What the fusion engine decided before anything was compiled."""
     crossings: list[str] = field(default_factory=list[str])
@@ -128,7 +128,7 @@ class CompileGraph:
             parts = partitioned(parse(body["graph"]), groups, "grouped by access class")
             self.choices += [str(c) for c in body.get("choices", ())]
             inside = {int(i): [int(b) for b in within] for i, within in body["branches"].items()}
-            self.levels.append(Level(body["id"], body["graph"], parts, {}, inside))
+            self.levels.append(GraphLevel(body["id"], body["graph"], parts, {}, inside))
             for number, about in enumerate(body["groups"]):
                 self._use(about, (place, number), scale)
         self.counts["deduplicated"] = sum(len(u.uses) - 1 for u in self.units.values())
@@ -162,13 +162,13 @@ class CompileGraph:
                 self.crossings.append(f"{unit.ops} is several kernels: {ways}")
             self.crossings += [f"{unit.ops}: {note}" for note in answer.get("notes", ())]
         unit.kernel = self._numbers[answer["text"]]
-        unit.state, unit.library_us = State.DONE, float(about["library_us"])
+        unit.state, unit.library_us = UnitState.DONE, float(about["library_us"])
         unit.use = _use_from(about["use"])
         self.counts["compiled"] += 1
 
     def cut(self, unit: Unit, at: int, why: str, pieces: Sequence[Sequence[Mapping[str, Any]]]) -> list[Unit]:
         """A unit in two, wherever it stands; the units that its first use became."""
-        unit.state, unit.why = State.CUT, why
+        unit.state, unit.why = UnitState.CUT, why
         self.notes[why] += 1
         self.counts["splits"] += 1
         found: list[Unit] = []
@@ -185,20 +185,20 @@ class CompileGraph:
 
     def settle(self, unit: Unit, why: str) -> None:
         """No kernel: the library; or for two that were tried as one, what they were before."""
-        unit.state, unit.why = State.LIBRARY, why
+        unit.state, unit.why = UnitState.LIBRARY, why
         if unit.of is None:
             self.notes[why] += 1
             self.counts["refused"] += 1
             return
         first, second = unit.of
         for u in (first, second):
-            if u.state is State.HELD:
-                u.state = State.WAITING
+            if u.state is UnitState.HELD:
+                u.state = UnitState.WAITING
         self.refuse(first, second, why.partition(": ")[2] or why)
 
     def refuse(self, first: Unit, second: Unit, because: str) -> None:
         """Two neighbours stay apart."""
-        self.refusals.append(Refusal(first.ops, second.ops, because))
+        self.refusals.append(FusionRefusal(first.ops, second.ops, because))
         self.counts["fusions_refused"] += 1
 
     # --- what there is ---------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class CompileGraph:
         bodies: dict[str, list[dict[str, Any]]] = {}
         for part, run in zip(level.parts.parts, made.parts, strict=True):
             unit = self.units.get(level.units.get(part.number, ""))
-            kernel = unit.kernel if unit is not None and unit.state is State.DONE else -1
+            kernel = unit.kernel if unit is not None and unit.state is UnitState.DONE else -1
             entered = self._entered(level, part.number)
             if parts and kernel < 0 and parts[-1][2] < 0 and not entered and str(len(parts) - 1) not in bodies:
                 parts[-1][1] = run.last
@@ -230,7 +230,7 @@ class CompileGraph:
         text = level.text if made.graph is level.parts.graph else show(made.graph)
         return {"graph": text, "parts": parts, "branches": bodies}
 
-    def _entered(self, level: Level, number: int) -> list[dict[str, Any]]:
+    def _entered(self, level: GraphLevel, number: int) -> list[dict[str, Any]]:
         """The branches of a control node, each a body of its own; none where no branch has a kernel.
 
         A loop's one body counts in any case: what is too small for a kernel of its own may be worth one inside a run.
@@ -244,7 +244,7 @@ class CompileGraph:
 
     def describe(self) -> list[str]:
         """Every unit with where it stands, the most used first, and the pairs that stay apart."""
-        shown = [u for u in self.units.values() if u.of is None or u.state is State.DONE]
+        shown = [u for u in self.units.values() if u.of is None or u.state is UnitState.DONE]
         lines = [_line(u) for u in sorted(shown, key=lambda u: -len(u.uses))]
         return lines + self.crossings + [str(r) for r in dict.fromkeys(self.refusals)] + self.choices
 
@@ -257,6 +257,13 @@ def _line(unit: Unit) -> str:
     return f"{text}, {unit.use.us:.1f} us, the library {unit.library_us:.1f}, {bound}"
 
 
-def _use_from(data: Mapping[str, Any]) -> Use:
-    return Use(Work.from_dict(data), float(data["us"]), Bound(data["bound"]), float(data["utilization"]), int(data["scratch"]),
-               int(data["vectors"]), int(data["parallel"]))
+def _use_from(data: Mapping[str, Any]) -> ResourceUse:
+    return ResourceUse(
+        Work.from_dict(data),
+        float(data["us"]),
+        Bound(data["bound"]),
+        float(data["utilization"]),
+        int(data["scratch"]),
+        int(data["vectors"]),
+        int(data["parallel"]),
+    )

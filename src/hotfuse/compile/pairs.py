@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from hotfuse.analysis.cost import value_bytes
-from hotfuse.analysis.resources import Bound, Peaks, Work
-from hotfuse.compile.graph import CompileGraph, Level, Place, State, Unit
+from hotfuse.analysis.resources import Bound, CorePeaks, Work
+from hotfuse.compile.graph import CompileGraph, GraphLevel, Place, Unit, UnitState
 from hotfuse.compile.value import Facts
-from hotfuse.fusion.candidates import Kind
-from hotfuse.fusion.criteria import Side, judge
+from hotfuse.fusion.candidates import CandidateKind
+from hotfuse.fusion.criteria import FusionSide, judge
 from hotfuse.fusion.groups import MAX_NODES
 from hotfuse.hpm.bottleneck import Bottleneck
 from hotfuse.partition.change import CannotChange
@@ -22,7 +22,7 @@ from hotfuse.partition.manager import fuse, part_needs
 
 
 def judged(
-    graph: CompileGraph, unit: Unit, sizes: Mapping[str, int], threads: int, peaks: Peaks, seen: set[tuple[str, str]]
+    graph: CompileGraph, unit: Unit, sizes: Mapping[str, int], threads: int, peaks: CorePeaks, seen: set[tuple[str, str]]
 ) -> None:
     """A unit has a kernel: judge it with each neighbour that has one; what passes becomes a unit of its own."""
     for first, second, level, a, b in list(_neighbours(graph, unit)):
@@ -30,7 +30,7 @@ def judged(
             continue
         seen.add((first.key, second.key))
         between = _between(level, a, b, sizes)
-        verdict = judge(Side(first.kind, first.use), Side(second.kind, second.use), between, threads, peaks)
+        verdict = judge(FusionSide(first.kind, first.use), FusionSide(second.kind, second.use), between, threads, peaks)
         if verdict.accepted:
             _together(graph, first, second, verdict.because).promised_us = verdict.saving_us
         else:
@@ -41,14 +41,14 @@ def requeued(graph: CompileGraph, unit: Unit, seen: set[tuple[str, str]]) -> Non
     """A unit that waits, fresh from a cut: with a neighbour that waits too, both of rows, it is tried as one."""
     for first, second, *_ in list(_neighbours(graph, unit)):
         both = first.facts.work.nodes + second.facts.work.nodes
-        waiting = first.state is second.state is State.WAITING and first.kind == second.kind == "rows" and both <= MAX_NODES
+        waiting = first.state is second.state is UnitState.WAITING and first.kind == second.kind == "rows" and both <= MAX_NODES
         if waiting and unit in (first, second) and (first.key, second.key) not in seen:
             seen.add((first.key, second.key))
             made = _together(graph, first, second, "both still waited")
             if made.uses and len(made.uses) == len(first.uses) == len(second.uses):
-                first.state = second.state = State.HELD
+                first.state = second.state = UnitState.HELD
             else:
-                made.state = State.FUSED
+                made.state = UnitState.FUSED
             return
 
 
@@ -76,17 +76,17 @@ def joined(graph: CompileGraph, unit: Unit, keys: Sequence[str]) -> None:
     graph.counts["fusions"] += 1
     for u in (first, second):
         if not u.uses:
-            u.state = State.FUSED
-        elif u.state is State.HELD:
-            u.state = State.WAITING
+            u.state = UnitState.FUSED
+        elif u.state is UnitState.HELD:
+            u.state = UnitState.WAITING
 
 
 def arm(unit: Unit) -> str:
     """The kind of promise that a unit put together from two is."""
-    return (Kind.VERTICAL if unit.kind == "rows" else Kind.EPILOGUE).value
+    return (CandidateKind.VERTICAL if unit.kind == "rows" else CandidateKind.EPILOGUE).value
 
 
-def held_back(unit: Unit, peaks: Peaks) -> Bottleneck:
+def held_back(unit: Unit, peaks: CorePeaks) -> Bottleneck:
     """What holds back the slower of the two that a unit would replace."""
     assert unit.of is not None
     slower = max((u.use for u in unit.of if u.use is not None), key=lambda use: use.us, default=None)
@@ -131,11 +131,11 @@ def _together(graph: CompileGraph, first: Unit, second: Unit, why: str) -> Unit:
     if unit.uses:
         graph.counts["fusions_tried"] += 1
     else:
-        unit.state = State.FUSED
+        unit.state = UnitState.FUSED
     return unit
 
 
-def _neighbours(graph: CompileGraph, unit: Unit) -> Iterator[tuple[Unit, Unit, Level, int, int]]:
+def _neighbours(graph: CompileGraph, unit: Unit) -> Iterator[tuple[Unit, Unit, GraphLevel, int, int]]:
     """(producer, consumer, their level, their partitions) around a unit's first use, where both are in the same state."""
     for body, number in unit.uses[:1]:
         level = graph.levels[body]
@@ -147,7 +147,7 @@ def _neighbours(graph: CompileGraph, unit: Unit) -> Iterator[tuple[Unit, Unit, L
                 yield one, two, level, a, b
 
 
-def _between(level: Level, a: int, b: int, sizes: Mapping[str, int]) -> int:
+def _between(level: GraphLevel, a: int, b: int, sizes: Mapping[str, int]) -> int:
     """Bytes that one partition hands to another."""
     nodes = level.parts.graph.nodes
     read = {v.name for i in level.parts.part(b).nodes for v in nodes[i].ins}

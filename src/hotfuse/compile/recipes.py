@@ -24,7 +24,7 @@ from hotfuse.compile.fetch import parts_from
 from hotfuse.compile.kept import code_basis, code_features
 from hotfuse.compile.run.runs import RunParts, runs_from, threads_for
 from hotfuse.compile.value import Demand
-from hotfuse.partition.change import Change, Diff
+from hotfuse.partition.change import Diff, PartitionChange
 
 Evidence = Mapping[str, EvidenceValue]
 
@@ -99,7 +99,7 @@ def keep(recipe: Recipe, parts: RunParts, native: Message, account: Account) -> 
 
 def _account_from(data: Mapping[str, Any]) -> Account:
     diffs = tuple(
-        Diff(Change(d["change"]), tuple(d["gone"]), tuple(d["made"]), int(d["nodes"]), str(d["why"]), dict(d["evidence"]))
+        Diff(PartitionChange(d["change"]), tuple(d["gone"]), tuple(d["made"]), int(d["nodes"]), str(d["why"]), dict(d["evidence"]))
         for d in data["history"]
     )
     counts = {k: int(data["counts"].get(k, 0)) for k in COUNTED}

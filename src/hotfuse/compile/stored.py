@@ -26,7 +26,7 @@ ARMS, STRATEGIES = "fusion arms", "strategies"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoreAccess:
     """A profile store, and whether it is written."""
 
     path: str
@@ -39,20 +39,20 @@ class Place:
         return {"profiles": self.path, "record": self.record, "cache": self.cache}
 
 
-_current: ContextVar[Place | None] = ContextVar("place", default=None)
+_current: ContextVar[StoreAccess | None] = ContextVar("place", default=None)
 _threads: ContextVar[int] = ContextVar("threads", default=1)
 _only: ContextVar[tuple[str, ...]] = ContextVar("strategies", default=())
 _focus: ContextVar[str] = ContextVar("focus", default="")
 
 
-def place_of(settings: Settings) -> Place:
+def place_of(settings: Settings) -> StoreAccess:
     """Where the settings put the store; only serving writes there."""
-    return Place(location(settings), settings.record and settings.capture == "background", where(settings))
+    return StoreAccess(location(settings), settings.record and settings.capture == "background", where(settings))
 
 
-def current() -> Place:
+def current() -> StoreAccess:
     """The store of the request in hand; of the environment where there is none."""
-    return _current.get() or Place(location(from_env()), record=False)
+    return _current.get() or StoreAccess(location(from_env()), record=False)
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def used_by(header: Mapping[str, Any]) -> Generator[None]:
     """While a request is answered, its store is the current one."""
     path, cache = header.get("profiles"), header.get("cache")
     kept = None if cache is None else (str(cache[0]), str(cache[1]), cache[2], int(cache[3]))
-    token = _current.set(Place(str(path), bool(header.get("record")), kept) if path else None)
+    token = _current.set(StoreAccess(str(path), bool(header.get("record")), kept) if path else None)
     asked = _only.set(tuple(str(s) for s in header.get("strategies", ())))
     about = _focus.set(str(header.get("focus", "")))
     served = _threads.set(max(1, int(header.get("threads", 1))))

@@ -83,7 +83,7 @@ ANY_DEMAND = Demand()
 
 
 @dataclass(slots=True)
-class Roofline:
+class RooflineEstimator:
     """The estimator that needs no measurements, and learns compile times as it goes."""
 
     compile_s: dict[str, float] = field(default_factory=lambda: dict(_FIRST_GUESS))
@@ -103,12 +103,12 @@ class Roofline:
 
 
 @dataclass(slots=True)
-class Learned(Roofline):
+class Learned(RooflineEstimator):
     """The estimator that believes predictions where a unit has them, and roofs where it has none."""
 
     def __call__(self, facts: Facts) -> Expected:
         """The library's time less the kernel's, with a margin for not knowing."""
-        plain = Roofline.__call__(self, facts)
+        plain = RooflineEstimator.__call__(self, facts)
         if facts.kernel_s is None or facts.library_s is None:
             return plain
         likely = facts.kernel_s + RISK * max(0.0, (facts.high_s or facts.kernel_s) - facts.kernel_s)

@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from hotfuse.base.errors import CaptureError
-from hotfuse.frontends.fx import Converted, Role, to_graph
+from hotfuse.frontends.fx import Converted, PlaceholderRole, to_graph
 
 _STATIC = "_dynamo_static_input_type"
 """What Dynamo notes of a tensor that is the same object in every call."""
@@ -109,18 +109,18 @@ def capture_dynamo(gm: fx.GraphModule, arguments: Arguments, name: str) -> Conve
     return to_graph(traced, _roles(traced, arguments), name=name)
 
 
-def _roles(traced: fx.GraphModule, arguments: Arguments) -> list[Role]:
+def _roles(traced: fx.GraphModule, arguments: Arguments) -> list[PlaceholderRole]:
     """Of the traced graph's placeholders; sizes are read off the inputs that have them."""
     nodes = [n for n in traced.graph.nodes if n.op == "placeholder"]
     inputs = [n for n, p in zip(nodes, arguments.places, strict=True) if isinstance(p, int)]
-    roles: list[Role] = []
+    roles: list[PlaceholderRole] = []
     for node, place in zip(nodes, arguments.places, strict=True):
         if isinstance(place, Size):
             with traced.graph.inserting_after(nodes[-1]):
                 read: fx.Node = traced.graph.call_function(torch.ops.aten.sym_size.int, (inputs[place.input], place.dim))
             read.meta = {"val": node.meta.get("val")}
             node.replace_all_uses_with(read)
-            roles.append(Role("unused"))
+            roles.append(PlaceholderRole("unused"))
         else:
-            roles.append(Role("param", place) if isinstance(place, str) else Role("input"))
+            roles.append(PlaceholderRole("param", place) if isinstance(place, str) else PlaceholderRole("input"))
     return roles

@@ -39,7 +39,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ViewStep:
     """One step from a storage's root: a view op with its arguments after the first, and which result of it."""
 
     op: Any
@@ -53,12 +53,12 @@ class Cell:
     """A tensor variable of the traced program."""
 
     storage: Storage
-    chain: tuple[View, ...]
+    chain: tuple[ViewStep, ...]
     value: Value
     version: int
 
 
-def _step(emit: Emit, view: View, parent: Value) -> Value:
+def _step(emit: Emit, view: ViewStep, parent: Value) -> Value:
     out = emit(view.op, parent, *view.rest, **dict(view.kwargs))
     return out if view.index is None else out[view.index]
 
@@ -101,45 +101,45 @@ def write(cell: Cell, new: Value, emit: Emit, where: str) -> None:
     cell.value, cell.version = (new if cell.chain else value), storage.version
 
 
-def _arg(view: View, index: int, name: str, default: Arg) -> Arg:
+def _arg(view: ViewStep, index: int, name: str, default: Arg) -> Arg:
     return view.rest[index] if index < len(view.rest) else dict(view.kwargs).get(name, default)
 
 
-def _reshape(emit: Emit, parent: Value, value: Value, _view: View) -> Value:
+def _reshape(emit: Emit, parent: Value, value: Value, _view: ViewStep) -> Value:
     return emit(aten.reshape_as.default, value, parent)
 
 
-def _transpose(emit: Emit, _parent: Value, value: Value, view: View) -> Value:
+def _transpose(emit: Emit, _parent: Value, value: Value, view: ViewStep) -> Value:
     return emit(view.op, value, *view.rest)
 
 
-def _permute(emit: Emit, _parent: Value, value: Value, view: View) -> Value:
+def _permute(emit: Emit, _parent: Value, value: Value, view: ViewStep) -> Value:
     dims = [int(d) for d in view.rest[0]]  # type: ignore[union-attr, arg-type]
     dims = [d % len(dims) for d in dims]
     return emit(aten.permute.default, value, tuple(dims.index(i) for i in range(len(dims))))
 
 
-def _same(_emit: Emit, _parent: Value, value: Value, _view: View) -> Value:
+def _same(_emit: Emit, _parent: Value, value: Value, _view: ViewStep) -> Value:
     return value
 
 
-def _select(emit: Emit, parent: Value, value: Value, view: View) -> Value:
+def _select(emit: Emit, parent: Value, value: Value, view: ViewStep) -> Value:
     return emit(aten.select_scatter.default, parent, value, *view.rest)
 
 
-def _slice(emit: Emit, parent: Value, value: Value, view: View) -> Value:
+def _slice(emit: Emit, parent: Value, value: Value, view: ViewStep) -> Value:
     return emit(aten.slice_scatter.default, parent, value, *view.rest)
 
 
-def _diagonal(emit: Emit, parent: Value, value: Value, view: View) -> Value:
+def _diagonal(emit: Emit, parent: Value, value: Value, view: ViewStep) -> Value:
     return emit(aten.diagonal_scatter.default, parent, value, *view.rest)
 
 
-def _unbind(emit: Emit, parent: Value, value: Value, view: View) -> Value:
+def _unbind(emit: Emit, parent: Value, value: Value, view: ViewStep) -> Value:
     return emit(aten.select_scatter.default, parent, value, _arg(view, 0, "dim", 0), view.index)
 
 
-def _split(emit: Emit, parent: Value, value: Value, view: View) -> Value:
+def _split(emit: Emit, parent: Value, value: Value, view: ViewStep) -> Value:
     size, dim = view.rest[0], _arg(view, 1, "dim", 0)
     assert view.index is not None
     if isinstance(size, tuple):
@@ -154,7 +154,7 @@ def _split(emit: Emit, parent: Value, value: Value, view: View) -> Value:
     return emit(aten.slice_scatter.default, parent, value, dim, start, stop)
 
 
-_INVERSE: dict[Any, Callable[[Emit, Value, Value, View], Value]] = {
+_INVERSE: dict[Any, Callable[[Emit, Value, Value, ViewStep], Value]] = {
     aten.view: _reshape, aten.reshape: _reshape, aten._unsafe_view: _reshape, aten.flatten: _reshape,
     aten.unflatten: _reshape, aten.squeeze: _reshape, aten.unsqueeze: _reshape, aten.view_as: _reshape,
     aten.ravel: _reshape,

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.events import Why
 from hotfuse.frontends import functional
-from hotfuse.frontends.functional import Cell, Storage, View
+from hotfuse.frontends.functional import Cell, Storage, ViewStep
 from hotfuse.frontends.leaf import ControlLeaf, Leaf
 from hotfuse.frontends.varlen import packed_for_varlen
 from hotfuse.ir.graph import Arg, Graph, Kind, Loc, Node, Param, Value, values_in
@@ -40,7 +40,7 @@ hop = torch.ops.higher_order
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class PlaceholderRole:
     """What a placeholder stands for: an `input`, a `param` under a key, or `unused`."""
 
     kind: str
@@ -61,7 +61,7 @@ class Converted:
 
 
 def to_graph(
-    gm: fx.GraphModule, roles: Sequence[Role], *, name: str = "main", strip_prefix: str = "", writable: bool = False
+    gm: fx.GraphModule, roles: Sequence[PlaceholderRole], *, name: str = "main", strip_prefix: str = "", writable: bool = False
 ) -> Converted:
     """Convert; `roles` says for each placeholder, in order, what it stands for, `writable` that inputs may be written."""
     packed_for_varlen(gm)
@@ -119,7 +119,7 @@ class _Converter:
 
     # --- the graph -------------------------------------------------------------------------------
 
-    def convert(self, gm: fx.GraphModule, roles: Sequence[Role]) -> Graph:
+    def convert(self, gm: fx.GraphModule, roles: Sequence[PlaceholderRole]) -> Graph:
         self.mutates = _mutates(gm)
         inputs: list[Value] = []
         given: list[Cell] = []
@@ -296,7 +296,7 @@ class _Converter:
                 cell.storage.unsure.append(source.storage)
             if not shared:
                 return cell
-            view = View(op, rest, kwargs, index)
+            view = ViewStep(op, rest, kwargs, index)
             return Cell(source.storage, (*source.chain, view), cell.value, source.storage.version)
 
         return [link(c, i) for i, c in enumerate(out)] if isinstance(out, list) else link(out, None)
@@ -330,7 +330,7 @@ class _Converter:
 
     def _nested(self, gm: fx.GraphModule, name: str) -> Graph:
         inner = _Converter(name, self.strip_prefix)
-        roles = [Role("input") for n in gm.graph.nodes if n.op == "placeholder"]
+        roles = [PlaceholderRole("input") for n in gm.graph.nodes if n.op == "placeholder"]
         graph = inner.convert(gm, roles)
         if graph.params:
             raise CaptureError(f"a nested graph holds constants ({graph.params[0].key})")

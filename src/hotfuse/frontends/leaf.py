@@ -17,14 +17,14 @@ from torch import fx
 from hotfuse.ops import control, table
 
 
-class Unknown:
+class UnknownLeaf:
     """The type of `UNKNOWN`."""
 
     def __repr__(self) -> str:
         return "UNKNOWN"
 
 
-UNKNOWN: Final = Unknown()
+UNKNOWN: Final = UnknownLeaf()
 """In `meta["val"]`: a value of any type (a string tensor, a sequence, a tensor of unknown rank)."""
 
 

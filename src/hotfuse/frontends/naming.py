@@ -52,7 +52,7 @@ class Unnamed(Exception):
 def structure_name(target: Any) -> str:
     """The name of a module or function; raises Unnamed."""
     sink = io.BytesIO()
-    namer = _Namer(sink)
+    namer = _ModelPickler(sink)
     try:
         namer.dump(target)
         said = _Code(namer.code).said
@@ -68,7 +68,7 @@ def structure_name(target: Any) -> str:
     return made.hexdigest()
 
 
-class _Namer(cloudpickle.Pickler):
+class _ModelPickler(cloudpickle.Pickler):
     """Writes what a model is made of; code goes by its name and is noted with where it is from."""
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -209,7 +209,7 @@ class _Code:
             self.said.append((name, type(value).__qualname__))
         else:
             sink = io.BytesIO()
-            namer = _Namer(sink)
+            namer = _ModelPickler(sink)
             namer.dump(value)
             self.said.append((name, hashlib.sha256(sink.getvalue()).hexdigest()))
             self._waiting += namer.code

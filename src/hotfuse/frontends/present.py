@@ -33,7 +33,7 @@ _TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PresentModel:
     """A model that stays where it is, and what it is made of."""
 
     target: Any
@@ -42,12 +42,12 @@ class Held:
     modules: tuple[nn.Module, ...]
 
 
-_held: dict[int, Held] = {}
+_held: dict[int, PresentModel] = {}
 """By number; a fork inherits it."""
 _numbers = itertools.count()
 
 
-def hold(target: Any, spec: Spec) -> Held:
+def hold(target: Any, spec: Spec) -> PresentModel:
     """What a model is made of; raises CaptureError where that has no end."""
     tensors: dict[int, torch.Tensor] = {}
     modules: dict[int, nn.Module] = {}
@@ -68,7 +68,7 @@ def hold(target: Any, spec: Spec) -> Held:
         if isinstance(obj, nn.Module):
             modules[id(obj)] = obj
         left.extend(_parts(obj))
-    return Held(target, spec, tuple(tensors.values()), tuple(modules.values()))
+    return PresentModel(target, spec, tuple(tensors.values()), tuple(modules.values()))
 
 
 def _parts(obj: Any) -> Iterator[Any]:
@@ -98,7 +98,7 @@ def _parts(obj: Any) -> Iterator[Any]:
 _LEADING = (nn.Module, torch.Tensor, types.FunctionType)
 
 
-def keep(held: Held) -> int:
+def keep(held: PresentModel) -> int:
     """A number by which a fork that begins from here on, or this process, knows the model."""
     number = next(_numbers)
     _held[number] = held

@@ -26,10 +26,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.state import contents, take_after
-from hotfuse.base.structure import Builder, Spec
+from hotfuse.base.structure import Spec, StructureBuilder
 from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured
-from hotfuse.frontends.fx import Role, to_graph
+from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.frontends.ship import TensorInfo, describe, unship
 from hotfuse.frontends.tracing import grad_mode_asked
 
@@ -48,7 +48,7 @@ class Flat(nn.Module):
         for (i, d), *others in self._equal:
             for j, e in others:
                 torch._check(tensors[i].shape[d] == tensors[j].shape[e])  # one symbol from here on, and a guard
-        builder = Builder(tensors)
+        builder = StructureBuilder(tensors)
         args, kwargs = builder.build(self._spec)
         holders = tuple(builder.holders)
         before = [contents(h) for h in holders]
@@ -106,15 +106,15 @@ def capture(
     with torch.set_grad_enabled(call.grad_mode), grad_mode_asked() as asked:
         program = _export(flat, args, dynamic)
     numbers = {_memory(t): i for each in (tensors, twins) for i, t in enumerate(each)}
-    roles: list[Role] = []
+    roles: list[PlaceholderRole] = []
     shared: dict[str, int] = {}
     constants: dict[str, TensorInfo] = {}
     for entry in program.graph_signature.input_specs:
         if entry.kind is InputKind.USER_INPUT:
-            roles.append(Role("input" if _is_tensor(program, entry.arg.name) else "unused"))
+            roles.append(PlaceholderRole("input" if _is_tensor(program, entry.arg.name) else "unused"))
             continue
         key, found = _weight(flat, program, entry)
-        roles.append(Role("param", key))
+        roles.append(PlaceholderRole("param", key))
         if (number := numbers.get(_memory(found))) is not None:
             shared[key] = number
         elif isinstance(found, torch.Tensor) and not isinstance(found, FakeTensor):

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hotfuse.analysis.convolution import is_convolution
-from hotfuse.fusion.closed import Index, Key
+from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.criteria import HEARTS, Criterion, Reason
 from hotfuse.fusion.forecast import live_values
 from hotfuse.fusion.groups import MAX_NODES, Group, node_kind
 from hotfuse.fusion.layout import CONVERTS
-from hotfuse.fusion.order import Order
+from hotfuse.fusion.order import GroupOrder
 from hotfuse.fusion.rewrites import Rewritten, recomputed, rows_of, tiled
-from hotfuse.hpm.work import Core
+from hotfuse.hpm.work import CoreShape
 from hotfuse.ir.graph import Kind as NodeKind
 from hotfuse.ir.graph import Node
 from hotfuse.ir.types import TensorType
@@ -40,7 +40,7 @@ MAX_SIBLINGS = 3
 """Neighbours in the list of a value's readers that are looked at for a common kernel."""
 
 
-class Kind(StrEnum):
+class CandidateKind(StrEnum):
     """Ways to change what is built."""
 
     VERTICAL = "vertical"
@@ -55,10 +55,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class FusionCandidate:
     """Groups that would take the place of others; with `rewritten`, in another graph."""
 
-    kind: Kind
+    kind: CandidateKind
     old: tuple[Group, ...]
     new: tuple[Group, ...]
     reasons: tuple[Reason, ...]
@@ -102,7 +102,7 @@ def heart_of(node: Node) -> str:
     )
 
 
-def kind_of(index: Index, nodes: Sequence[int], whole: str = "") -> str:
+def kind_of(index: UseIndex, nodes: Sequence[int], whole: str = "") -> str:
     """The kind of a group of nodes that may be generated; `whole` is that of the group they are cut from, whose heart keeps it."""
     hearts = [h for i in nodes if (h := node_kind(index.graph.nodes[i], index.params)) in HEARTS]
     if hearts:
@@ -115,14 +115,14 @@ def kind_of(index: Index, nodes: Sequence[int], whole: str = "") -> str:
 class Generator:
     """All candidates around groups of one graph."""
 
-    index: Index
-    order: Order
-    core: Core
+    index: UseIndex
+    order: GroupOrder
+    core: CoreShape
     threads: int
 
     # --- pairs ---------------------------------------------------------------------------------------------
 
-    def pairs(self, dirty: set[Group]) -> Iterator[Candidate]:
+    def pairs(self, dirty: set[Group]) -> Iterator[FusionCandidate]:
         """Candidates for neighbours of which at least one is new."""
         for a, b in self.order.edges():
             if a not in dirty and b not in dirty:
@@ -135,24 +135,24 @@ class Generator:
             if (a in dirty or b in dirty) and "library" not in (a.kind, b.kind):
                 yield self._siblings(a, b)
 
-    def _joined(self, a: Group, b: Group) -> Candidate:
+    def _joined(self, a: Group, b: Group) -> FusionCandidate:
         """A producer and its consumer as one kernel."""
         hearts = [g for g in (a, b) if g.kind in HEARTS]
-        kind = Kind.VERTICAL if not hearts else Kind.EPILOGUE if hearts[0] is a else Kind.PROLOGUE
+        kind = CandidateKind.VERTICAL if not hearts else CandidateKind.EPILOGUE if hearts[0] is a else CandidateKind.PROLOGUE
         nodes = tuple(sorted((*a.nodes, *b.nodes)))
         made = Group(nodes, hearts[0].kind if hearts else "rows")
         between = self.index.between(a.nodes, b.nodes)
         reasons = [self._convex(a, b), self._sizes(nodes), self._limits(a, b, nodes), self._parallel(a, b)]
         reasons.append(self._passes(between))
-        if kind is Kind.EPILOGUE:
+        if kind is CandidateKind.EPILOGUE:
             bad = self._not_epilogue(a, b)
             fine = "every element is finished where it is summed"
             reasons.append(fails(Criterion.OVERLAP, bad) if bad else holds(Criterion.OVERLAP, fine))
-        elif kind is Kind.PROLOGUE:
+        elif kind is CandidateKind.PROLOGUE:
             reasons.append(self._prologue(a, b))
-        return Candidate(kind, (a, b), (made,), tuple(reasons), None, (kind, self.index.key(nodes)))
+        return FusionCandidate(kind, (a, b), (made,), tuple(reasons), None, (kind, self.index.key(nodes)))
 
-    def _siblings(self, a: Group, b: Group) -> Candidate:
+    def _siblings(self, a: Group, b: Group) -> FusionCandidate:
         nodes = tuple(sorted((*a.nodes, *b.nodes)))
         shared = {v.name: v for v in self.index.entering(a.nodes)}.keys() & {v.name for v in self.index.entering(b.nodes)}
         sizes = [self.index.size(v) or 0 for v in self.index.entering(a.nodes) if v.name in shared]
@@ -165,10 +165,10 @@ class Generator:
         text = f"{len(shared)} values, {sum(sizes)} bytes, are read by both"
         evidence = {"shared_bytes": sum(sizes)}
         reasons.append(Reason(Criterion.OVERLAP, same, text if same else "they run over different extents", evidence))
-        return Candidate(Kind.HORIZONTAL, (a, b), (Group(nodes, a.kind),), tuple(reasons), None,
-                         (Kind.HORIZONTAL, self.index.key(nodes)))
+        return FusionCandidate(CandidateKind.HORIZONTAL, (a, b), (Group(nodes, a.kind),), tuple(reasons), None,
+                         (CandidateKind.HORIZONTAL, self.index.key(nodes)))
 
-    def _tiling(self, a: Group, b: Group) -> Candidate | None:
+    def _tiling(self, a: Group, b: Group) -> FusionCandidate | None:
         """Both over blocks of rows; nothing is offered where what passes is small beside the caches."""
         between = self.index.between(a.nodes, b.nodes)
         if between is None or between <= self.core.l2:
@@ -178,28 +178,42 @@ class Generator:
         each = between // rows if rows else between
         block = max(16, self.core.l2 // 2 // max(each, 1) // 16 * 16)
         made = tiled(self.index, a.nodes, b.nodes, (a.kind, b.kind), block)
-        key: Key = (Kind.TILING, self.index.key(nodes))
+        key: Key = (CandidateKind.TILING, self.index.key(nodes))
         stays = holds(Criterion.LOCALITY, f"{block} rows of {each} bytes stay in the second-level cache", bytes=between)
         if isinstance(made, str):
-            return Candidate(Kind.TILING, (a, b), (), (self._convex(a, b), fails(Criterion.LOWERING, made), stays), None, key)
+            return FusionCandidate(
+                CandidateKind.TILING,
+                (a, b),
+                (),
+                (self._convex(a, b), fails(Criterion.LOWERING, made), stays),
+                None,
+                key,
+            )
         reasons = (self._convex(a, b), holds(Criterion.LOWERING, "row by row"), stays)
-        return Candidate(Kind.TILING, (a, b), made.made, reasons, made, key)
+        return FusionCandidate(CandidateKind.TILING, (a, b), made.made, reasons, made, key)
 
     # --- one group -----------------------------------------------------------------------------------------
 
-    def singles(self, dirty: set[Group]) -> Iterator[Candidate]:
+    def singles(self, dirty: set[Group]) -> Iterator[FusionCandidate]:
         """Candidates for one group by itself."""
         for g in self.order.groups:
             if g not in dirty or g.kind == "library":
                 continue
             key = self.index.key(g.nodes)
-            yield Candidate(Kind.LIBRARY, (g,), (Group(g.nodes, "library"),), (self._sizes(g.nodes),), None, (Kind.LIBRARY, key))
+            yield FusionCandidate(
+                CandidateKind.LIBRARY,
+                (g,),
+                (Group(g.nodes, "library"),),
+                (self._sizes(g.nodes),),
+                None,
+                (CandidateKind.LIBRARY, key),
+            )
             if g.kind not in ("attention", "recurrent") and len(g.nodes) > 1:
                 yield from self._splits(g, key)
             if len(g.nodes) <= CHEAP_NODES and g.kind == "rows" and (again := self._again(g, key)):
                 yield again
 
-    def _splits(self, g: Group, key: Key) -> Iterator[Candidate]:
+    def _splits(self, g: Group, key: Key) -> Iterator[FusionCandidate]:
         """Behind the heart, and where the least passes from one half to the other."""
         places: set[int] = set()
         hearts = [n for n, i in enumerate(g.nodes) if heart_of(self.index.graph.nodes[i]) != "rows"]
@@ -213,22 +227,33 @@ class Generator:
         for n in sorted(places):
             new = tuple(Group(p, kind_of(self.index, p, g.kind)) for p in (g.nodes[:n], g.nodes[n:]))
             pressure = Reason(Criterion.LIMITS, True, f"{held} values at once, {self.core.registers} registers", {"live": held})
-            yield Candidate(Kind.SPLIT, (g,), new, (self._sizes(g.nodes), pressure), None, (Kind.SPLIT, n, key))
+            yield FusionCandidate(
+                CandidateKind.SPLIT, (g,), new, (self._sizes(g.nodes), pressure), None, (CandidateKind.SPLIT, n, key)
+            )
 
-    def _again(self, g: Group, key: Key) -> Candidate | None:
+    def _again(self, g: Group, key: Key) -> FusionCandidate | None:
         readers = [r for r in self.order.readers(g) if r.kind == "rows"]
         if len(readers) < 2 or len(readers) != len(self.order.readers(g)):
             return None
         made = recomputed(self.index, g.nodes, readers)
         if isinstance(made, str):
-            return Candidate(Kind.RECOMPUTE, (g, *readers), (), (fails(Criterion.LOWERING, made),), None, (Kind.RECOMPUTE, key))
+            return FusionCandidate(
+                CandidateKind.RECOMPUTE,
+                (g, *readers),
+                (),
+                (fails(Criterion.LOWERING, made),),
+                None,
+                (CandidateKind.RECOMPUTE, key),
+            )
         stored = self.index.stored(g.nodes) or 0
         total = sum(len(r.nodes) for r in readers)
         fits = all(len(r.nodes) + len(g.nodes) <= MAX_NODES for r in readers)
         limit = Reason(Criterion.LIMITS, fits, f"{len(readers)} readers of {total} nodes", {"readers": len(readers)})
         reasons = (self._sizes(g.nodes), limit, holds(Criterion.LOCALITY, f"{stored} bytes are not stored", bytes=stored))
         keys = tuple(self.index.key(r.nodes) for r in readers)
-        return Candidate(Kind.RECOMPUTE, (g, *readers), made.made, reasons, made, (Kind.RECOMPUTE, key, keys))
+        return FusionCandidate(
+            CandidateKind.RECOMPUTE, (g, *readers), made.made, reasons, made, (CandidateKind.RECOMPUTE, key, keys)
+        )
 
     # --- reasons -------------------------------------------------------------------------------------------
 

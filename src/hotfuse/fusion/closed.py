@@ -14,7 +14,7 @@ from hotfuse.ir.graph import Arg, Graph, Value, makers, output_values, readers
 Key = tuple[object, ...]
 
 
-class Index:
+class UseIndex:
     """Who makes and who reads each value of a graph."""
 
     def __init__(self, graph: Graph, sizes: Mapping[str, int]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from hotfuse.analysis.resources import Bound, Peaks, Use
+from hotfuse.analysis.resources import Bound, CorePeaks, ResourceUse
 from hotfuse.base.events import EvidenceValue
 from hotfuse.fusion.groups import MAX_NODES
 
@@ -68,14 +68,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class FusionSide:
     """One of the two kernels."""
 
     kind: str
-    use: Use
+    use: ResourceUse
 
 
-def judge(first: Side, second: Side, between: int, threads: int, peaks: Peaks) -> Verdict:
+def judge(first: FusionSide, second: FusionSide, between: int, threads: int, peaks: CorePeaks) -> Verdict:
     """Whether a producer and its consumer should be tried as one kernel; `between` bytes pass from one to the other."""
     limits = _limits(first, second)
     locality, from_memory = _locality(between, peaks)
@@ -89,7 +89,7 @@ def judge(first: Side, second: Side, between: int, threads: int, peaks: Peaks) -
     return Verdict(limits.holds and parallel.holds and worth, saving, reasons)
 
 
-def _limits(a: Side, b: Side) -> Reason:
+def _limits(a: FusionSide, b: FusionSide) -> Reason:
     hearts = [s.kind for s in (a, b) if s.kind in HEARTS]
     nodes = a.use.work.nodes + b.use.work.nodes
     vectors, scratch = a.use.vectors + b.use.vectors, a.use.scratch + b.use.scratch
@@ -105,7 +105,7 @@ def _limits(a: Side, b: Side) -> Reason:
     return Reason(Criterion.LIMITS, True, "they fit one kernel", evidence)
 
 
-def _locality(between: int, peaks: Peaks) -> tuple[Reason, float]:
+def _locality(between: int, peaks: CorePeaks) -> tuple[Reason, float]:
     """What passes is written and read again: from memory where it outgrows half the cache, else at the cache's pace."""
     fits = between <= peaks.l2 // 2
     saved = 2 * between / peaks.bytes_per_s * 1e6 * (0.125 if fits else 1.0)
@@ -113,7 +113,7 @@ def _locality(between: int, peaks: Peaks) -> tuple[Reason, float]:
     return Reason(Criterion.LOCALITY, not fits, text, {"bytes": between, "saves_us": round(saved, 2)}), saved
 
 
-def _complement(a: Use, b: Use) -> tuple[Reason, float]:
+def _complement(a: ResourceUse, b: ResourceUse) -> tuple[Reason, float]:
     bounds = {a.bound, b.bound}
     if bounds == {Bound.COMPUTE, Bound.MEMORY}:
         hidden = 0.25 * min(a.us, b.us)
@@ -122,7 +122,7 @@ def _complement(a: Use, b: Use) -> tuple[Reason, float]:
     return Reason(Criterion.COMPLEMENT, False, f"{a.bound.value} and {b.bound.value}"), 0.0
 
 
-def _parallel(a: Use, b: Use, threads: int) -> Reason:
+def _parallel(a: ResourceUse, b: ResourceUse, threads: int) -> Reason:
     before, after = max(a.parallel, b.parallel), min(a.parallel, b.parallel)
     evidence: dict[str, EvidenceValue] = {"before": before, "after": after, "threads": threads}
     if after < threads <= before:

@@ -18,7 +18,7 @@ import numpy as np
 
 from hotfuse.analysis.call_facts import Holds
 from hotfuse.fusion.forecast import Predictor
-from hotfuse.hpm.work import Candidate, Core
+from hotfuse.hpm.work import Candidate, CoreShape
 from hotfuse.ir.dims import Dim, Sym, expr, sym
 from hotfuse.ir.graph import Graph
 
@@ -34,11 +34,11 @@ def nothing(_size: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Variant:
     """One way to compute a piece: closed graphs that run one after another, each for a core or by the library."""
 
     name: str
-    pieces: tuple[tuple[Graph, Core | None], ...]
+    pieces: tuple[tuple[Graph, CoreShape | None], ...]
     waste: Callable[[int], float] = nothing
     """Seconds at a size on top of what a predictor says, which knows the work but not every way to do it."""
     threads: int = 0
@@ -92,7 +92,7 @@ def guarded(graph: Graph, found: Crossovers) -> list[tuple[int, Graph]]:
 
 
 def crossovers(
-    ways: Sequence[Way], symbol: str, sizes: Sequence[int], fixed: Mapping[str, int], predict: Predictor, threads: int = 1,
+    ways: Sequence[Variant], symbol: str, sizes: Sequence[int], fixed: Mapping[str, int], predict: Predictor, threads: int = 1,
     env: Callable[[int], Mapping[str, int]] | None = None,
 ) -> Crossovers:  # fmt: skip
     """The predicted best way over sizes, which must rise; a border lies in the middle of two sizes that were looked at.

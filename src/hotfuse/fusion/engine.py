@@ -21,16 +21,16 @@ import numpy as np
 from hotfuse.base.settings import Objective
 from hotfuse.fusion import looking
 from hotfuse.fusion.bandit import Bandit, Budget, Option
-from hotfuse.fusion.candidates import Candidate, Generator, Kind, fails, holds, kind_of
-from hotfuse.fusion.closed import Index, Key
+from hotfuse.fusion.candidates import CandidateKind, FusionCandidate, Generator, fails, holds, kind_of
+from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.criteria import Criterion, Reason
 from hotfuse.fusion.forecast import Predictor
 from hotfuse.fusion.groups import Group
-from hotfuse.fusion.order import Order
+from hotfuse.fusion.order import GroupOrder
 from hotfuse.fusion.steps import Side, conversions, differing, ops, regrouped, rewritten
-from hotfuse.fusion.worth import NOTHING, Cost, Gain, Horizon, cost, gain, score, value
+from hotfuse.fusion.worth import NOTHING, Gain, Horizon, PredictedCost, cost, gain, score, value
 from hotfuse.hpm.work import Candidate as Question
-from hotfuse.hpm.work import Core
+from hotfuse.hpm.work import CoreShape
 from hotfuse.ir.graph import Graph
 
 WORTH_MEASURING = 0.002
@@ -38,7 +38,7 @@ WORTH_MEASURING = 0.002
 MAX_ROUNDS = 24
 LEAST_GAIN = 0.002
 """Gains below this part of what there is drown in noise."""
-UNKNOWN = Cost(float("nan"), 0.0, float("nan"), 0)
+UNKNOWN = PredictedCost(float("nan"), 0.0, float("nan"), 0)
 
 
 Contest = Callable[[Sequence[Side], Sequence[Side]], tuple[str, float]]
@@ -54,15 +54,15 @@ def no_objection(_piece: Graph) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FusionChoice:
     """A decision about a candidate, and the trade it is."""
 
-    kind: Kind
+    kind: CandidateKind
     subject: str
     accepted: bool
     uses: int
-    before: Cost
-    after: Cost
+    before: PredictedCost
+    after: PredictedCost
     gain: Gain
     value: float
     reasons: tuple[Reason, ...]
@@ -82,33 +82,33 @@ class Planned:
 
     graph: Graph
     groups: tuple[Group, ...]
-    choices: tuple[Choice, ...]
-    before: Cost
-    after: Cost
+    choices: tuple[FusionChoice, ...]
+    before: PredictedCost
+    after: PredictedCost
     seconds: float
     """What planning took."""
     predictions: int
-    costs: Mapping[Group, Cost] = field(default_factory=dict[Group, Cost])
+    costs: Mapping[Group, PredictedCost] = field(default_factory=dict[Group, PredictedCost])
 
 
 def apart(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
     """No fusion: every node by itself, but for those that only make sense together (attention, recurrent layers)."""
-    index = Index(graph, {})
+    index = UseIndex(graph, {})
     found: list[Group] = []
     for g in groups:
         if g.kind in ("attention", "recurrent", "library"):
             found.append(g)
         else:
             found += [Group((i,), kind_of(index, (i,), g.kind)) for i in g.nodes]
-    return Order(index, found).groups
+    return GroupOrder(index, found).groups
 
 
 @dataclass(slots=True)
-class Engine:
+class FusionPlanner:
     """What planning needs to know, and the memory of one planning."""
 
     predict: Predictor
-    core: Core
+    core: CoreShape
     threads: int = 1
     objective: Objective = "latency"
     horizon: Horizon = Horizon()
@@ -118,13 +118,13 @@ class Engine:
     contest: Contest | None = None
     """None: believe what is predicted."""
     compile_s: Callable[[Group], float] = lambda g: 0.01 + 0.004 * len(g.nodes)
-    kinds: frozenset[Kind] = frozenset(Kind)
-    _costs: dict[tuple[Key, bool], Cost] = field(default_factory=dict[tuple[Key, bool], Cost])
+    kinds: frozenset[CandidateKind] = frozenset(CandidateKind)
+    _costs: dict[tuple[Key, bool], PredictedCost] = field(default_factory=dict[tuple[Key, bool], PredictedCost])
     _lowered: dict[Key, str] = field(default_factory=dict[Key, str])
     _predictions: int = 0
     _whole: float = 0.0
     """What all groups together cost before anything was changed, in what is optimized."""
-    _open: dict[Key, Choice] = field(default_factory=dict[Key, Choice])
+    _open: dict[Key, FusionChoice] = field(default_factory=dict[Key, FusionChoice])
     """What predictions left undecided."""
     _looks: Budget = field(default_factory=looking.budget)
 
@@ -133,12 +133,12 @@ class Engine:
         start = time.perf_counter()
         self._costs.clear()
         self._predictions = 0
-        index = Index(graph, sizes)
-        order = Order(index, groups)
+        index = UseIndex(graph, sizes)
+        order = GroupOrder(index, groups)
         self._foresee(index, order.groups)
         before = self._total(index, order.groups)
         self._whole = score(before, self.objective, self.threads)
-        choices: list[Choice] = []
+        choices: list[FusionChoice] = []
         decided: set[Key] = set()
         self._open.clear()
         self._looks = looking.budget()
@@ -162,11 +162,13 @@ class Engine:
         plans = [self.plan(graph, g, sizes) for g in (groups, apart(graph, groups))]
         tried = sum(p.predictions for p in plans)
         best = min(plans, key=lambda p: score(p.after, self.objective, self.threads))
-        if best is plans[1] and any(self._unbuilt(Index(best.graph, sizes), g) for g in best.groups if g not in groups):
+        if best is plans[1] and any(self._unbuilt(UseIndex(best.graph, sizes), g) for g in best.groups if g not in groups):
             best = plans[0]
         return replace(best, before=plans[0].before, seconds=time.perf_counter() - start, predictions=tried)
 
-    def layout(self, plain: Grouped, other: Grouped, sizes: Mapping[str, int], subject: str, contest: Contest | None) -> Choice:
+    def layout(
+        self, plain: Grouped, other: Grouped, sizes: Mapping[str, int], subject: str, contest: Contest | None
+    ) -> FusionChoice:
         """Whether a graph in another layout, with conversions where the order has to change, is worth them.
 
         What is predicted knows work and conversions; what walking in another order costs shows only where both sides are built. So
@@ -182,26 +184,26 @@ class Engine:
             objection, saved = self._contested(other, plain, sizes, contest)
             accepted = bool(objection)
             text += f"; row-major {objection or f'saves {saved * 1e6:.1f} us, measured'}"
-            self.bandit.learn(Kind.LAYOUT.value, won.mean, -saved)
+            self.bandit.learn(CandidateKind.LAYOUT.value, won.mean, -saved)
         reason = Reason(Criterion.VALUE, accepted, text, evidence)
-        return Choice(Kind.LAYOUT, subject, accepted, 1, sides[0], sides[1], won, won.mean, (reason,))
+        return FusionChoice(CandidateKind.LAYOUT, subject, accepted, 1, sides[0], sides[1], won, won.mean, (reason,))
 
-    def converting(self, plain: Grouped, other: Grouped, sizes: Mapping[str, int], subject: str, contest: Contest) -> Choice:
+    def converting(self, plain: Grouped, other: Grouped, sizes: Mapping[str, int], subject: str, contest: Contest) -> FusionChoice:
         """Whether what is read in an order that does not suit its readers is worth a copy: only kernels that are built can tell."""
         sides, won = self._compared(plain, other, sizes)
         added, moved = conversions(plain[0], other[0], sizes)
         objection, saved = self._contested(plain, other, sizes, contest)
-        self.bandit.learn(Kind.LAYOUT.value, won.mean, saved)
+        self.bandit.learn(CandidateKind.LAYOUT.value, won.mean, saved)
         found = objection or f"saves {saved * 1e6:.1f} us, measured"
         text = f"{len(added)} conversions of what is read move {moved} bytes; {found}"
         reason = Reason(Criterion.VALUE, not objection, text, {"conversions": len(added), "bytes": moved})
-        return Choice(Kind.LAYOUT, subject, not objection, 1, sides[0], sides[1], won, won.mean, (reason,))
+        return FusionChoice(CandidateKind.LAYOUT, subject, not objection, 1, sides[0], sides[1], won, won.mean, (reason,))
 
-    def _compared(self, one: Grouped, two: Grouped, sizes: Mapping[str, int]) -> tuple[list[Cost], Gain]:
+    def _compared(self, one: Grouped, two: Grouped, sizes: Mapping[str, int]) -> tuple[list[PredictedCost], Gain]:
         """What two graphs are predicted to take, and what the second one gains."""
-        sides: list[Cost] = []
+        sides: list[PredictedCost] = []
         for graph, groups in (one, two):
-            index = Index(graph, sizes)
+            index = UseIndex(graph, sizes)
             self._foresee(index, groups)
             sides.append(self._total(index, groups))
         return sides, gain(sides[0], sides[1], self.objective, self.threads)
@@ -212,19 +214,19 @@ class Engine:
         return contest([s for _, s in kept], [s for _, s in made])
 
     def _sides(self, graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> list[tuple[Key, Side]]:
-        index = Index(graph, sizes)
+        index = UseIndex(graph, sizes)
         return [
             (index.key(g.nodes), (index.closed(g.nodes), g.kind == "library" or bool(self._unbuilt(index, g)))) for g in groups
         ]
 
     def _total_of(self, where: Grouped, sizes: Mapping[str, int], nodes: Sequence[int]) -> float:
         """What nodes would take by themselves."""
-        index = Index(where[0], sizes)
+        index = UseIndex(where[0], sizes)
         alone = [Group((i,), "rows") for i in nodes]
         self._foresee(index, alone)
         return self._total(index, alone).seconds
 
-    def _settled(self, order: Order, dirty: set[Group], decided: set[Key], choices: list[Choice]) -> Order:
+    def _settled(self, order: GroupOrder, dirty: set[Group], decided: set[Key], choices: list[FusionChoice]) -> GroupOrder:
         """Rounds around new groups, until predictions find nothing more."""
         for _ in range(MAX_ROUNDS):
             order, taken, dirty = self._round(order, dirty, decided, choices)
@@ -235,12 +237,12 @@ class Engine:
     # --- one round ---------------------------------------------------------------------------------------------------
 
     def _round(
-        self, order: Order, dirty: set[Group], decided: set[Key], choices: list[Choice]
-    ) -> tuple[Order, bool, set[Group]]:
+        self, order: GroupOrder, dirty: set[Group], decided: set[Key], choices: list[FusionChoice]
+    ) -> tuple[GroupOrder, bool, set[Group]]:
         """Take what pays among candidates around new groups: (groups then, whether anything changed, what is new)."""
         index = order.index
         make = Generator(index, order, self.core, self.threads)
-        alike: dict[Key, list[Candidate]] = {}
+        alike: dict[Key, list[FusionCandidate]] = {}
         for c in (*make.pairs(dirty), *make.singles(dirty)):
             if c.kind in self.kinds and c.key not in decided:
                 alike.setdefault(c.key, []).append(c)
@@ -250,7 +252,7 @@ class Engine:
             choices.append(self._refused(index, found))
         viable = {k: found[0] for k, found in alike.items()}
         self._foresee_all(index, viable.values())
-        ranked: list[tuple[float, int, list[Candidate], Choice]] = []
+        ranked: list[tuple[float, int, list[FusionCandidate], FusionChoice]] = []
         for n, (key, c) in enumerate(viable.items()):
             choice = self._weighed(index, c, len(alike[key]))
             if choice.accepted:
@@ -265,8 +267,12 @@ class Engine:
         return self._take(order, ranked, decided, choices)
 
     def _take(
-        self, order: Order, ranked: Sequence[tuple[float, int, list[Candidate], Choice]], decided: set[Key], choices: list[Choice]
-    ) -> tuple[Order, bool, set[Group]]:
+        self,
+        order: GroupOrder,
+        ranked: Sequence[tuple[float, int, list[FusionCandidate], FusionChoice]],
+        decided: set[Key],
+        choices: list[FusionChoice],
+    ) -> tuple[GroupOrder, bool, set[Group]]:
         """The best candidates that do not touch the same groups; one that rewrites the graph is taken alone."""
         made: set[Group] = set()
         taken: Counter[Key] = Counter()
@@ -290,12 +296,12 @@ class Engine:
                 choices.append(_with(choice, True, choice.reasons, count))
         return now, bool(taken), made
 
-    def _objection(self, index: Index, c: Candidate) -> str:
+    def _objection(self, index: UseIndex, c: FusionCandidate) -> str:
         """Why what a candidate would build cannot be built; asked last, since it takes longest."""
-        where = Index(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
+        where = UseIndex(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
         return next((why for g in c.new if (why := self._unbuilt(where, g))), "")
 
-    def _lost(self, index: Index, c: Candidate, choice: Choice) -> str:
+    def _lost(self, index: UseIndex, c: FusionCandidate, choice: FusionChoice) -> str:
         """Why a candidate that was measured is not taken; what it really saved is learned either way."""
         if self.contest is None:
             return ""
@@ -306,15 +312,15 @@ class Engine:
         return objection
 
     @staticmethod
-    def _held(index: Index, c: Candidate, contest: Contest) -> tuple[str, float]:
+    def _held(index: UseIndex, c: FusionCandidate, contest: Contest) -> tuple[str, float]:
         """What a contest says of a candidate."""
-        where = Index(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
+        where = UseIndex(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
         old = [(index.closed(g.nodes), g.kind == "library") for g in c.old]
         return contest(old, [(where.closed(g.nodes), g.kind == "library") for g in c.new])
 
     # --- what predictions leave undecided ----------------------------------------------------------------------------
 
-    def _undecided(self, index: Index, c: Candidate, choice: Choice) -> bool:
+    def _undecided(self, index: UseIndex, c: FusionCandidate, choice: FusionChoice) -> bool:
         """Whether a candidate that is not taken by prediction is worth a look."""
         if self.contest is None or not (choice.before.known and choice.after.known):
             return False
@@ -323,17 +329,17 @@ class Engine:
         return (best * choice.uses > WORTH_MEASURING * self._whole
                 and looking.undecided(best, choice.uses, before, self._looking_s(index, c)))  # fmt: skip
 
-    def _looking_s(self, index: Index, c: Candidate) -> float:
+    def _looking_s(self, index: UseIndex, c: FusionCandidate) -> float:
         """What building and measuring a candidate takes; what looks alike is built once."""
-        where = Index(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
+        where = UseIndex(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
         built = {where.key(g.nodes): self.compile_s(g) for g in c.new if g.kind != "library"}
         return looking.LOOK_S + sum(built.values())
 
-    def _looked(self, order: Order, choices: list[Choice]) -> tuple[Order, set[Group]]:
+    def _looked(self, order: GroupOrder, choices: list[FusionChoice]) -> tuple[GroupOrder, set[Group]]:
         """Measure what is undecided, as long as there is time, until one is taken: (groups then, what is new)."""
         if self.contest is None or not self._open:
             return order, set()
-        index, alike = order.index, dict[Key, list[Candidate]]()
+        index, alike = order.index, dict[Key, list[FusionCandidate]]()
         make = Generator(index, order, self.core, self.threads)
         for c in (*make.pairs(set(order.groups)), *make.singles(set(order.groups))):
             if c.key in self._open and c.viable:
@@ -364,7 +370,7 @@ class Engine:
             return now, made
         return order, set()
 
-    def _unbuilt(self, index: Index, g: Group) -> str:
+    def _unbuilt(self, index: UseIndex, g: Group) -> str:
         """Why a group has no kernel; empty if it has one or needs none."""
         if g.kind == "library":
             return ""
@@ -375,17 +381,17 @@ class Engine:
 
     # --- figures -----------------------------------------------------------------------------------------------------
 
-    def _foresee_all(self, index: Index, candidates: Iterable[Candidate]) -> None:
+    def _foresee_all(self, index: UseIndex, candidates: Iterable[FusionCandidate]) -> None:
         """Predict everything that candidates would build, in one batch for each graph."""
         here: list[Group] = []
         for c in candidates:
             if c.rewritten is None:
                 here += c.new
             else:
-                self._foresee(Index(c.rewritten.graph, index.sizes), c.new)
+                self._foresee(UseIndex(c.rewritten.graph, index.sizes), c.new)
         self._foresee(index, here)
 
-    def _foresee(self, index: Index, groups: Sequence[Group]) -> None:
+    def _foresee(self, index: UseIndex, groups: Sequence[Group]) -> None:
         missing: dict[tuple[Key, bool], Group] = {}
         for g in groups:
             key = (index.key(g.nodes), g.kind == "library")
@@ -409,10 +415,10 @@ class Engine:
             low, high, joules = float(found.low_s[n]), float(found.high_s[n]), float(found.joules[n])
             self._costs[key] = cost(seconds, low, high, joules, stored or 0, exposed)
 
-    def _cost(self, index: Index, g: Group) -> Cost:
+    def _cost(self, index: UseIndex, g: Group) -> PredictedCost:
         return self._costs.get((index.key(g.nodes), g.kind == "library"), UNKNOWN)
 
-    def _total(self, index: Index, groups: Sequence[Group]) -> Cost:
+    def _total(self, index: UseIndex, groups: Sequence[Group]) -> PredictedCost:
         """The sum over groups whose cost is known."""
         total = NOTHING
         for g in groups:
@@ -422,8 +428,8 @@ class Engine:
 
     # --- decisions ---------------------------------------------------------------------------------------------------
 
-    def _weighed(self, index: Index, c: Candidate, uses: int) -> Choice:
-        where = Index(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
+    def _weighed(self, index: UseIndex, c: FusionCandidate, uses: int) -> FusionChoice:
+        where = UseIndex(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
         before, after = NOTHING, NOTHING
         for g in c.old:
             before = before + self._cost(index, g)
@@ -432,7 +438,7 @@ class Engine:
         subject = ops(index, c.old)
         if not before.known or not after.known:
             reason = fails(Criterion.PREDICTABLE, "its time cannot be predicted")
-            return Choice(c.kind, subject, False, uses, before, after, Gain(0.0, 0.0), 0.0, (*c.reasons, reason))
+            return FusionChoice(c.kind, subject, False, uses, before, after, Gain(0.0, 0.0), 0.0, (*c.reasons, reason))
         won = gain(before, after, self.objective, self.threads)
         building = sum(0.0 if g.kind == "library" else self.compile_s(g) for g in c.new)
         building -= sum(0.0 if g.kind == "library" else self.compile_s(g) for g in c.old)
@@ -443,13 +449,13 @@ class Engine:
         text = f"{before.seconds * 1e6:.1f} -> {after.seconds * 1e6:.1f} us, worth {worth:.2g} s"
         make = holds if accepted else fails
         reason = make(Criterion.VALUE, text, gain_us=round(won.mean * 1e6, 2), deviation_us=round(won.deviation * 1e6, 2))
-        return Choice(c.kind, subject, accepted, uses, before, after, won, worth, (*c.reasons, reason))
+        return FusionChoice(c.kind, subject, accepted, uses, before, after, won, worth, (*c.reasons, reason))
 
-    def _refused(self, index: Index, found: Sequence[Candidate]) -> Choice:
+    def _refused(self, index: UseIndex, found: Sequence[FusionCandidate]) -> FusionChoice:
         c = found[0]
         reasons = tuple(r for r in c.reasons if not r.holds)
-        return Choice(c.kind, ops(index, c.old), False, len(found), UNKNOWN, UNKNOWN, Gain(0.0, 0.0), 0.0, reasons)
+        return FusionChoice(c.kind, ops(index, c.old), False, len(found), UNKNOWN, UNKNOWN, Gain(0.0, 0.0), 0.0, reasons)
 
 
-def _with(choice: Choice, accepted: bool, reasons: tuple[Reason, ...], uses: int | None = None) -> Choice:
+def _with(choice: FusionChoice, accepted: bool, reasons: tuple[Reason, ...], uses: int | None = None) -> FusionChoice:
     return replace(choice, accepted=accepted, reasons=reasons, uses=choice.uses if uses is None else uses)

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hotfuse.analysis.resources import Peaks
-from hotfuse.fusion.closed import Index
-from hotfuse.fusion.engine import Choice, Planned
+from hotfuse.analysis.resources import CorePeaks
+from hotfuse.fusion.closed import UseIndex
+from hotfuse.fusion.engine import FusionChoice, Planned
 from hotfuse.fusion.forecast import JOULES_PER_BYTE
 from hotfuse.fusion.groups import Group
-from hotfuse.fusion.worth import Cost
+from hotfuse.fusion.worth import PredictedCost
 from hotfuse.ir.graph import Graph
 from hotfuse.machine.energy import WATTS_PER_CORE
 from hotfuse.ops.table import packet
@@ -21,14 +21,14 @@ CYCLES_PER_S = 2.5e9
 """Only for the columns in cycles, where nobody measured the clock."""
 
 
-def line(choice: Choice) -> str:
+def line(choice: FusionChoice) -> str:
     """One decision for a reader: the trade in all three objectives, and what decided it."""
     times = f" x{choice.uses}" if choice.uses > 1 else ""
     head = f"{'take' if choice.accepted else 'leave'} {choice.kind.value} {choice.subject}{times}"
     return f"{head}: {trade(choice.before, choice.after)}{choice.because}"
 
 
-def trade(before: Cost, after: Cost) -> str:
+def trade(before: PredictedCost, after: PredictedCost) -> str:
     """Time, energy and memory of both sides."""
     if not before.known or not after.known:
         return ""
@@ -45,10 +45,10 @@ def lines(planned: Planned, most: int = 64) -> list[str]:
     return [head, *(line(c) for c in ranked[:most])]
 
 
-def to_dict(choice: Choice) -> dict[str, Any]:
+def to_dict(choice: FusionChoice) -> dict[str, Any]:
     """A plain dict for JSON."""
 
-    def side(c: Cost) -> dict[str, float | int] | None:
+    def side(c: PredictedCost) -> dict[str, float | int] | None:
         if not c.known:
             return None
         return {"us": round(c.seconds * 1e6, 3), "deviation_us": round(c.deviation * 1e6, 3), "uj": round(c.joules * 1e6, 3),
@@ -81,9 +81,9 @@ class Edge:
                 "us": self.us, "cycles": self.cycles, "uj": self.uj}
 
 
-def edges(graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int], peaks: Peaks) -> list[Edge]:
+def edges(graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int], peaks: CorePeaks) -> list[Edge]:
     """The weight of every edge that nodes make."""
-    index = Index(graph, sizes)
+    index = UseIndex(graph, sizes)
     home = {i: g for g in groups for i in g.nodes}
     found: list[Edge] = []
     for i, node in enumerate(graph.nodes):

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.analysis.cost import value_bytes
-from hotfuse.analysis.resources import Peaks, library_seconds, roof_seconds, work_of
+from hotfuse.analysis.resources import CorePeaks, library_seconds, roof_seconds, work_of
 from hotfuse.base.errors import HotfuseError
-from hotfuse.fusion.closed import Index
+from hotfuse.fusion.closed import UseIndex
 from hotfuse.hpm import model as hpm
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
@@ -90,10 +90,10 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Roofline:
+class RooflinePredictor:
     """The predictor that needs no measurements."""
 
-    peaks: Peaks = Peaks()
+    peaks: CorePeaks = CorePeaks()
 
     def __call__(self, asks: Sequence[Candidate]) -> Figures:
         """Each at the part of its roof that kernels reach as a rule, and a call."""
@@ -122,7 +122,7 @@ def spilled(graph: Graph, sizes: Mapping[str, int], registers: int) -> int:
     """Bytes that a kernel over elements moves because it holds more values at once than there are registers."""
     if any(lookup(n.op).access is not Access.POINTWISE for n in graph.nodes):
         return 0
-    index = Index(graph, sizes)
+    index = UseIndex(graph, sizes)
     over = live_values(index, range(len(graph.nodes))) - registers
     if over <= 0:
         return 0
@@ -147,7 +147,7 @@ def repeated(graph: Graph, sizes: Mapping[str, int], lanes: int) -> int:
     return total
 
 
-def live_values(index: Index, nodes: Sequence[int]) -> int:
+def live_values(index: UseIndex, nodes: Sequence[int]) -> int:
     """Most values of a group that are alive at once: each needs a register in a kernel over elements."""
     inside = set(nodes)
     last: dict[str, int] = {}
@@ -168,7 +168,7 @@ def live_values(index: Index, nodes: Sequence[int]) -> int:
 class Trained:
     """The performance model of this machine; what depends on data is unknown to it too."""
 
-    model: hpm.Predictor
+    model: hpm.CostPredictor
 
     def __call__(self, asks: Sequence[Candidate]) -> Figures:
         """All at once; one by one only where a candidate among them cannot be predicted."""

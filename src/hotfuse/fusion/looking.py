@@ -11,7 +11,7 @@ Whoever predicts well needs no looks: they are taken only where contests are hel
 from __future__ import annotations
 
 from hotfuse.fusion.bandit import Budget
-from hotfuse.fusion.worth import Cost, Gain
+from hotfuse.fusion.worth import Gain, PredictedCost
 
 LEAST = 0.02
 """A candidate that measured better by less is not better."""
@@ -35,7 +35,7 @@ def arm(kind: str) -> str:
     return f"{kind}, a look"
 
 
-def hope(before: Cost, after: Cost, won: Gain) -> float:
+def hope(before: PredictedCost, after: PredictedCost, won: Gain) -> float:
     """Seconds that a candidate saves in the best reading of what is predicted."""
     by_turns = won.mean + before.exposed - after.exposed
     return max(won.mean, by_turns) + LUCK * won.deviation

@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 
-from hotfuse.fusion.closed import Index
+from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.groups import Group
 
 
-class Order:
+class GroupOrder:
     """Groups and the dependences between them; raises ValueError where groups would wait for each other."""
 
-    def __init__(self, index: Index, groups: Sequence[Group]) -> None:
+    def __init__(self, index: UseIndex, groups: Sequence[Group]) -> None:
         self.index = index
         self._home = {i: k for k, g in enumerate(groups) for i in g.nodes}
         self._needs = _needs(index, groups, self._home)
@@ -77,7 +77,7 @@ class Order:
         return False
 
 
-def _needs(index: Index, groups: Sequence[Group], home: dict[int, int]) -> list[set[int]]:
+def _needs(index: UseIndex, groups: Sequence[Group], home: dict[int, int]) -> list[set[int]]:
     nodes = index.graph.nodes
     return [
         {home[index.maker[v.name]] for i in g.nodes for v in nodes[i].ins if v.name in index.maker} - {k}

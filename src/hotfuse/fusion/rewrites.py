@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hotfuse.fusion.closed import Index
+from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.groups import Group
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, unused_name
 from hotfuse.ir.types import TensorType
@@ -73,7 +73,7 @@ def _aligned(v: Value, out: TensorType, rows: int) -> bool:
     return len(t.shape) == len(out.shape) and (t.shape[0] == 1 or rows_of(v) == rows)
 
 
-def tiled(index: Index, first: Sequence[int], second: Sequence[int], kinds: tuple[str, str], block: int) -> Rewritten | str:
+def tiled(index: UseIndex, first: Sequence[int], second: Sequence[int], kinds: tuple[str, str], block: int) -> Rewritten | str:
     """Two groups over blocks of rows; or why not."""
     graph, nodes = index.graph, sorted((*first, *second))
     leaving = index.leaving(nodes)
@@ -126,7 +126,7 @@ def tiled(index: Index, first: Sequence[int], second: Sequence[int], kinds: tupl
     return _spliced(graph, set(nodes), made, origin, tuple(groups))
 
 
-def recomputed(index: Index, cheap: Sequence[int], readers: Sequence[Group]) -> Rewritten | str:
+def recomputed(index: UseIndex, cheap: Sequence[int], readers: Sequence[Group]) -> Rewritten | str:
     """A group of cheap nodes inside each group that reads it, none of its own; or why not."""
     graph, inside = index.graph, set(cheap)
     if any(v.name in index.returned for i in cheap for v in graph.nodes[i].outs):

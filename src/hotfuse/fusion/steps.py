@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from hotfuse.fusion.candidates import Candidate, heart_of
-from hotfuse.fusion.closed import Index, Key
+from hotfuse.fusion.candidates import FusionCandidate, heart_of
+from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.groups import Group
-from hotfuse.fusion.order import Order
+from hotfuse.fusion.order import GroupOrder
 from hotfuse.ir.graph import Graph
 from hotfuse.ops.table import packet
 
@@ -20,7 +20,7 @@ def conversions(plain: Graph, other: Graph, sizes: Mapping[str, int]) -> tuple[l
     """The nodes that only the other graph has, by number, and the bytes that they read and write."""
     names = {v.name for n in plain.nodes for v in n.outs}
     added = [i for i, n in enumerate(other.nodes) if not any(v.name in names for v in n.outs)]
-    index = Index(other, sizes)
+    index = UseIndex(other, sizes)
     return added, sum(2 * (index.size(v) or 0) for i in added for v in other.nodes[i].outs)
 
 
@@ -39,7 +39,7 @@ def differing(one: Sequence[tuple[Key, Side]], two: Sequence[tuple[Key, Side]]) 
     return tuple(found)
 
 
-def regrouped(order: Order, found: Sequence[Candidate], made: set[Group]) -> tuple[Order, int, set[Group]]:
+def regrouped(order: GroupOrder, found: Sequence[FusionCandidate], made: set[Group]) -> tuple[GroupOrder, int, set[Group]]:
     """Groups once a candidate is taken wherever it still fits: (groups then, how often it did, what is new)."""
     now, count = order, 0
     for c in found:
@@ -48,7 +48,7 @@ def regrouped(order: Order, found: Sequence[Candidate], made: set[Group]) -> tup
             continue
         trying = [g for g in groups if g not in c.old] + list(c.new)
         try:
-            now = Order(order.index, trying)
+            now = GroupOrder(order.index, trying)
         except ValueError:
             continue
         made = (made - set(c.old)) | set(c.new)
@@ -56,17 +56,17 @@ def regrouped(order: Order, found: Sequence[Candidate], made: set[Group]) -> tup
     return now, count, made
 
 
-def rewritten(order: Order, c: Candidate, sizes: Mapping[str, int]) -> tuple[Order, set[Group]]:
+def rewritten(order: GroupOrder, c: FusionCandidate, sizes: Mapping[str, int]) -> tuple[GroupOrder, set[Group]]:
     """The groups of a rewritten graph: the new ones, and the old ones under their nodes' new numbers."""
     assert c.rewritten is not None
     place = {old: new for new, old in enumerate(c.rewritten.origin) if old >= 0}
     gone = set(c.old)
     kept = [Group(tuple(sorted(place[i] for i in g.nodes)), g.kind) for g in order.groups if g not in gone]
-    index = Index(c.rewritten.graph, sizes)
-    return Order(index, [*kept, *c.new]), set(c.new)
+    index = UseIndex(c.rewritten.graph, sizes)
+    return GroupOrder(index, [*kept, *c.new]), set(c.new)
 
 
-def ops(index: Index, groups: Sequence[Group]) -> str:
+def ops(index: UseIndex, groups: Sequence[Group]) -> str:
     """What groups compute, for a reader: hearts first."""
     texts: list[str] = []
     for g in groups:

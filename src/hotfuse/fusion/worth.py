@@ -24,7 +24,7 @@ _WITHIN = 1.2816
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class PredictedCost:
     """A piece, or several, as predicted."""
 
     seconds: float
@@ -36,8 +36,8 @@ class Cost:
     exposed: float = 0.0
     """Seconds more if memory and arithmetic took turns, where the prediction has one hide the other."""
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.seconds + other.seconds, math.hypot(self.deviation, other.deviation), self.joules + other.joules,
+    def __add__(self, other: PredictedCost) -> PredictedCost:
+        return PredictedCost(self.seconds + other.seconds, math.hypot(self.deviation, other.deviation), self.joules + other.joules,
                     self.stored + other.stored, self.exposed + other.exposed)
 
     @property
@@ -46,16 +46,16 @@ class Cost:
         return math.isfinite(self.seconds)
 
 
-NOTHING = Cost(0.0, 0.0, 0.0, 0)
+NOTHING = PredictedCost(0.0, 0.0, 0.0, 0)
 
 
-def cost(seconds: float, low: float, high: float, joules: float, stored: int, exposed: float = 0.0) -> Cost:
+def cost(seconds: float, low: float, high: float, joules: float, stored: int, exposed: float = 0.0) -> PredictedCost:
     """A cost from an interval that four in five measurements lie within."""
     spread = math.log(high / low) / 2 / _WITHIN if 0 < low < high else 0.0
-    return Cost(seconds, seconds * spread, joules, stored, exposed)
+    return PredictedCost(seconds, seconds * spread, joules, stored, exposed)
 
 
-def score(of: Cost, objective: Objective, threads: int) -> float:
+def score(of: PredictedCost, objective: Objective, threads: int) -> float:
     """What counts, in seconds or what stands for them."""
     if objective == "energy":
         return of.joules / (WATTS_PER_CORE * threads)
@@ -77,7 +77,7 @@ class Gain:
         return safe * trust if safe > 0 else safe
 
 
-def gain(before: Cost, after: Cost, objective: Objective, threads: int) -> Gain:
+def gain(before: PredictedCost, after: PredictedCost, objective: Objective, threads: int) -> Gain:
     """What replacing one by the other brings; most of the two predictions' errors cancel."""
     mean = score(before, objective, threads) - score(after, objective, threads)
     relative = max(c.deviation / c.seconds if c.seconds else 0.0 for c in (before, after))

@@ -25,10 +25,10 @@ from hotfuse.hpm.work import (
     NAMES,
     NO_TILE,
     Candidate,
-    Core,
+    CoreShape,
     Matrix,
     Tiler,
-    Unknown,
+    UnknownWork,
     node_row,
 )
 from hotfuse.ir.dims import evaluate
@@ -70,7 +70,7 @@ class _Sized:
         self.kept: list[Node | Value | Param] = []
 
 
-class Book:
+class RowCache:
     """Rows of nodes and values, kept; one for each machine's core and tiler."""
 
     def __init__(self, tiler: Tiler) -> None:
@@ -87,21 +87,21 @@ class Book:
         """A node's row, its kind for what is computed again, its elements."""
         self._values = _Table(tally.VALUE_WIDTH)
         """Bytes, whether strides are odd, bytes of an element."""
-        self._index = gather.Index(2)
+        self._index = gather.KeyTable(2)
         """Places by identity and sizes."""
         self._new: list[tuple[int, int, int]] = []
         """What is to be put there."""
         self._like: dict[Any, int] = {}
-        self._cores: dict[int, Core] = {}
+        self._cores: dict[int, CoreShape] = {}
         """Kept alive: tiles are known by their core's identity."""
-        self._tiles = gather.Index(1 + len(gather.HEART))
+        self._tiles = gather.KeyTable(1 + len(gather.HEART))
         """Places of ways, by core and heart."""
         self._ways = _Table(len(_LIBRARY))
         """How candidates are cut; the first row stands for the library's kernels."""
         self._ways.add(_LIBRARY)
 
     def rows(self, candidates: Sequence[Candidate]) -> Matrix:
-        """One row each; raises Unknown where a candidate's work depends on data."""
+        """One row each; raises UnknownWork where a candidate's work depends on data."""
         table = np.zeros((len(candidates), len(NAMES)))
         if not len(candidates):
             return table
@@ -174,7 +174,7 @@ class Book:
             self._tiles.put(np.array([(*key, at) for key, at in new.items()], np.int64))
             gather.cut(ids, table, self._tiles.table, self._ways.rows, threads)
 
-    def _tiled(self, core: Core, heart: Matrix) -> int:
+    def _tiled(self, core: CoreShape, heart: Matrix) -> int:
         rows, columns, depth, window, stride, groups = (int(n) for n in heart)
         t = self._tiler(core, rows, columns, depth, window, stride, groups) if columns else NO_TILE
         self._cores[id(core)] = core
@@ -230,7 +230,7 @@ class Book:
         if at is None:
             size = value_bytes(v, sized.env)
             if size is None:
-                raise Unknown(f"the size of %{v.name} depends on data")
+                raise UnknownWork(f"the size of %{v.name} depends on data")
             t = v.type
             own = (t.layout.strided, bits(t.dtype) / 8) if isinstance(t, TensorType) else (0, 4.0)
             at = self._keep(sized, v, self._values.add([size, *own]))
@@ -267,7 +267,7 @@ def _hearts(table: Matrix) -> Matrix:
 
 
 def _again(
-    table: Matrix, candidates: Sequence[Candidate], ids: Ids, told: tally.Told, nodes: Matrix, counts: Words
+    table: Matrix, candidates: Sequence[Candidate], ids: Ids, told: tally.CandidateColumns, nodes: Matrix, counts: Words
 ) -> None:
     """What a kernel computes several times counts so often: rare, so only graphs in which it may be are looked at."""
     left = range(len(candidates)) if ids is None else repeated.again(ids, table, told, nodes).tolist()

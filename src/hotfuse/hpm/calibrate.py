@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from hotfuse.hpm import model
-from hotfuse.hpm.model import Model, Samples
+from hotfuse.hpm.model import PerformanceModel, TrainingRows
 from hotfuse.hpm.roofline import Roof
-from hotfuse.hpm.work import FAMILIES, NAMES, Core, Matrix, families
+from hotfuse.hpm.work import FAMILIES, NAMES, CoreShape, Matrix, families
 from hotfuse.profile.rows import Measurement, Source
 from hotfuse.profile.store import Store
 
@@ -23,7 +23,7 @@ NOISY = 0.25
 LIBRARY = "library"
 
 
-def kernel_name(problem: str, sizes: Mapping[str, int], core: Core | None, threads: int) -> str:
+def kernel_name(problem: str, sizes: Mapping[str, int], core: CoreShape | None, threads: int) -> str:
     """What a row is called: the same for the same candidate, so that it is not measured twice."""
     way = LIBRARY if core is None else f"{core.lanes}x{core.registers}x{core.l2}"
     shown = ",".join(f"{n}={v}" for n, v in sorted(sizes.items()))
@@ -53,7 +53,7 @@ def measurements(
     ]
 
 
-def samples(store: Store, machine: int | None, threads: int = 1, limit: int = 20_000) -> Samples:
+def samples(store: Store, machine: int | None, threads: int = 1, limit: int = 20_000) -> TrainingRows:
     """Everything in the store that fits what models read today; of a kernel measured twice, the newest row."""
     seen: dict[str, Measurement] = {}
     for m in store.measurements(machine=machine, limit=limit):
@@ -64,7 +64,7 @@ def samples(store: Store, machine: int | None, threads: int = 1, limit: int = 20
     table = np.array([[m.features[n] for n in NAMES] for m in rows]).reshape(len(rows), len(NAMES))
     group = np.array([zlib.crc32(m.kernel.split(":")[0].encode()) for m in rows], np.int64)
     seconds, noise, at = (np.array([getattr(m, n) for m in rows], np.float64) for n in ("time_ns", "noise", "at"))
-    return Samples(table, seconds * 1e-9, noise, group, at)
+    return TrainingRows(table, seconds * 1e-9, noise, group, at)
 
 
 def known(store: Store, machine: int | None) -> set[str]:
@@ -72,7 +72,7 @@ def known(store: Store, machine: int | None) -> set[str]:
     return {m.kernel for m in store.measurements(machine=machine, source="calibrate")}
 
 
-def train(store: Store, machine: int | None, at: Roof) -> Model | None:
+def train(store: Store, machine: int | None, at: Roof) -> PerformanceModel | None:
     """A new version from everything measured so far; None where that is too little."""
     found = samples(store, machine, at.threads)
     if len(found) < model.LEAST_SAMPLES:

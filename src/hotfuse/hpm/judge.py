@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from hotfuse.hpm import model as models
 from hotfuse.hpm.features import derive
-from hotfuse.hpm.model import LENGTHS, Model, Samples, Vector, accuracy
+from hotfuse.hpm.model import LENGTHS, PerformanceModel, TrainingRows, Vector, accuracy
 from hotfuse.hpm.online import Online
 from hotfuse.hpm.roofline import Roof
 from hotfuse.hpm.work import FAMILIES, families
@@ -26,24 +26,24 @@ APART = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldOut:
     """Held-out samples with predictions by models that saw none of their problems.
 
     They are judged as what models are trained on: times without the phases in which the machine was slow. `as_measured` are the
     same predictions beside the times that the clock said.
     """
 
-    samples: Samples
+    samples: TrainingRows
     predicted: Vector
     slow: Vector = field(default_factory=lambda: np.zeros(0))
     """Log factors by which samples were slowed when they were measured; empty for none."""
 
     @property
-    def as_measured(self) -> Held:
+    def as_measured(self) -> HeldOut:
         """Slow phases included."""
         if not self.slow.any():
             return self
-        return Held(replace(self.samples, seconds=self.samples.seconds * np.exp(self.slow)), self.predicted)
+        return HeldOut(replace(self.samples, seconds=self.samples.seconds * np.exp(self.slow)), self.predicted)
 
     @property
     def overall(self) -> dict[str, float]:
@@ -57,19 +57,19 @@ class Held:
                 if (kind == i).any()}  # fmt: skip
 
 
-def held_out(samples: Samples, at: Roof) -> Held:
+def held_out(samples: TrainingRows, at: Roof) -> HeldOut:
     """Every sample predicted by a model that saw none of its problem."""
     told = models.unseen(samples, at)
-    return Held(told.samples, told.predicted, told.slow)
+    return HeldOut(told.samples, told.predicted, told.slow)
 
 
-def roofline_alone(samples: Samples, at: Roof) -> dict[str, float]:
+def roofline_alone(samples: TrainingRows, at: Roof) -> dict[str, float]:
     """Accuracy of the roofline, which no measurement of kernels went into."""
     return accuracy(samples.seconds, derive(samples.table, at).roof.seconds)
 
 
 def learned(
-    samples: Samples, predicted: Vector, at: Roof, count: int = 20, seed: int = 0
+    samples: TrainingRows, predicted: Vector, at: Roof, count: int = 20, seed: int = 0
 ) -> tuple[Online, npt.NDArray[np.bool_]]:
     """What some online samples teach, and which samples were not among those."""
     found = derive(samples.table, at)
@@ -86,7 +86,7 @@ def learned(
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SelectionTrial:
     """Candidates of one problem: predicted, measured once to find the best, measured again to score."""
 
     predicted: Vector
@@ -95,7 +95,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PairOrder:
     """Pairs of candidates whose first labels differ by so much."""
 
     pairs: int = 0
@@ -114,17 +114,17 @@ class Order:
         """What who knows all true times would reach: as many pairs as turned agree by chance, half of them the wrong way."""
         return 1 - 0.5 * min(1.0, self.turned / self.pairs) if self.pairs else float("nan")
 
-    def __add__(self, other: Order) -> Order:
-        return Order(self.pairs + other.pairs, self.right + other.right, self.turned + other.turned)
+    def __add__(self, other: PairOrder) -> PairOrder:
+        return PairOrder(self.pairs + other.pairs, self.right + other.right, self.turned + other.turned)
 
 
 BY = (APART, 0.06, 0.12, 0.3, float("inf"))
 """Differences that pairs are told apart by."""
 
 
-def orders(choices: Sequence[Choice]) -> dict[float, Order]:
+def orders(choices: Sequence[SelectionTrial]) -> dict[float, PairOrder]:
     """Pairs that differ by more than 3%, by the least difference of their part."""
-    found = dict.fromkeys(BY[:-1], Order())
+    found = dict.fromkeys(BY[:-1], PairOrder())
     for c in choices:
         for i, j in itertools.combinations(range(len(c.first)), 2):
             ratio, again = c.first[i] / c.first[j], c.second[i] / c.second[j]
@@ -132,16 +132,16 @@ def orders(choices: Sequence[Choice]) -> dict[float, Order]:
             part = next((low for low, high in itertools.pairwise(BY) if 1 + low < more <= 1 + high), None)
             if part is not None:
                 same, right = (ratio > 1) == (again > 1), (c.predicted[i] > c.predicted[j]) == (ratio > 1)
-                found[part] += Order(int(same), int(same and right), int(not same))
+                found[part] += PairOrder(int(same), int(same and right), int(not same))
     return found
 
 
-def pair_accuracy(choices: Sequence[Choice]) -> float:
+def pair_accuracy(choices: Sequence[SelectionTrial]) -> float:
     """How often two candidates that differ by more than 3% are put in the right order."""
-    return sum(orders(choices).values(), Order()).accuracy
+    return sum(orders(choices).values(), PairOrder()).accuracy
 
 
-def regret(choices: Sequence[Choice], top: int = 1) -> Vector:
+def regret(choices: Sequence[SelectionTrial], top: int = 1) -> Vector:
     """What the chosen candidate takes more than the best: of the `top` by prediction, the one measured fastest is chosen."""
     found: list[float] = []
     for c in choices:
@@ -152,20 +152,20 @@ def regret(choices: Sequence[Choice], top: int = 1) -> Vector:
     return np.array(found)
 
 
-def importance(model: Model) -> dict[str, float]:
+def importance(model: PerformanceModel) -> dict[str, float]:
     """How often trees ask for a feature, as parts of all questions, most first."""
     counts = model.forest.split_counts(len(models.INPUTS))
     share = counts / max(counts.sum(), 1)
     return {models.INPUTS[i]: float(share[i]) for i in np.argsort(-share) if share[i] > 0}
 
 
-def coverage(model: Model, held: Held, at: Roof) -> float:
+def coverage(model: PerformanceModel, held: HeldOut, at: Roof) -> float:
     """The part of measurements that lies in the stated intervals."""
     width = model.widths(derive(held.samples.table, at), held.predicted)
     return float((np.abs(np.log(held.samples.seconds / held.predicted)) <= width).mean())
 
 
-def learning_curve(samples: Samples, at: Roof, sizes: Sequence[int], seed: int = 0) -> dict[int, float]:
+def learning_curve(samples: TrainingRows, at: Roof, sizes: Sequence[int], seed: int = 0) -> dict[int, float]:
     """MAPE on a quarter of the problems, of models trained on so many samples of the others."""
     names = np.unique(samples.group)
     shuffled = np.random.default_rng(seed).permutation(names)
@@ -189,7 +189,7 @@ HARM = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class DriftTrial:
     """How online samples follow an injected change."""
 
     samples: Mapping[str, int]
@@ -210,8 +210,8 @@ def _missed(now: Mapping[str, float], plain: Mapping[str, float]) -> list[str]:
 
 
 def drift_samples(
-    samples: Samples, predicted: Vector, at: Roof, *, factor: float = 1.6, most: int = 200, seed: int = 0
-) -> Drift:
+    samples: TrainingRows, predicted: Vector, at: Roof, *, factor: float = 1.6, most: int = 200, seed: int = 0
+) -> DriftTrial:
     """Follow everything, the commonest family or the commonest memory level as it slows down, and a machine that does not.
 
     A correction does harm where nothing drifted if it makes the mean error larger than the model's own by more than `HARM`, or if a
@@ -244,12 +244,12 @@ def drift_samples(
                 lost |= dict.fromkeys(missed)
         result[name], by_error[name] = (min(last + 1, most) if last else 0 for last in (outside, far))
     result["nothing"] = by_error["nothing"] = most if lost or worst > 1 + HARM else 0
-    return Drift(result, by_error, worst, tuple(lost))
+    return DriftTrial(result, by_error, worst, tuple(lost))
 
 
-def grouped(keys: Sequence[str], predicted: Vector, first: Vector, second: Vector) -> list[Choice]:
+def grouped(keys: Sequence[str], predicted: Vector, first: Vector, second: Vector) -> list[SelectionTrial]:
     """Candidates of the same problem and sizes put together; problems with a single one are no choice."""
     where: dict[str, list[int]] = defaultdict(list)
     for i, key in enumerate(keys):
         where[key].append(i)
-    return [Choice(predicted[at], first[at], second[at]) for at in where.values() if len(at) > 1]
+    return [SelectionTrial(predicted[at], first[at], second[at]) for at in where.values() if len(at) > 1]

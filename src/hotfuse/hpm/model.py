@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.hpm import fitted, forest, phases, ways
-from hotfuse.hpm.book import Book
+from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.compiled import walk
 from hotfuse.hpm.features import NAMES, Features, derive
 from hotfuse.hpm.forest import Forest
@@ -72,7 +72,7 @@ class Predictions:
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class TrainingRows:
     """Rows with their measured times; those of one `group` are the same problem, cut in several ways."""
 
     table: Matrix
@@ -85,14 +85,14 @@ class Samples:
     def __len__(self) -> int:
         return len(self.seconds)
 
-    def pick(self, where: npt.NDArray[Any]) -> Samples:
+    def pick(self, where: npt.NDArray[Any]) -> TrainingRows:
         """Some of them."""
         at = None if self.at is None else self.at[where]
-        return Samples(self.table[where], self.seconds[where], self.noise[where], self.group[where], at)
+        return TrainingRows(self.table[where], self.seconds[where], self.noise[where], self.group[where], at)
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PerformanceModel:
     """A trained forest and how far to trust it."""
 
     forest: Forest
@@ -138,21 +138,21 @@ def grown(
     *,
     seed: int = 0,
     few: int = forest.FEW,
-) -> Model:
+) -> PerformanceModel:
     """Rates, a forest for what they leave, and one for ways if cells are told; it knows nothing about its errors yet."""
     rates = fitted.fit(found.amounts, found.family, seconds, weight)
     x, base = _inputs(found, rates)
     left = np.log(seconds / found.roof.seconds) - base
     trees = forest.grow(x, left, weight, seed=seed, few=few)
     apart = ways.grow(x, left - trees.predict(x), weight, cell, seed) if cell is not None else None
-    return Model(trees, np.zeros((len(FAMILIES), len(LENGTHS) + 1)), rates=rates, ways=apart)
+    return PerformanceModel(trees, np.zeros((len(FAMILIES), len(LENGTHS) + 1)), rates=rates, ways=apart)
 
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
     """Samples as the machine is when nothing slows it (`hpm.phases`), predicted by models that saw none of their problems."""
 
-    samples: Samples
+    samples: TrainingRows
     predicted: Vector
     slow: Vector
     """Log factors by which they were slowed when they were measured."""
@@ -165,7 +165,7 @@ class Unseen:
         return np.log(self.samples.seconds / self.predicted)
 
 
-def unseen(samples: Samples, at: Roof, *, few: int = forest.FEW, seed: int = 0) -> Unseen:
+def unseen(samples: TrainingRows, at: Roof, *, few: int = forest.FEW, seed: int = 0) -> Unseen:
     """Every sample predicted by a model that saw none of its problem, once phases in which the machine was slow are taken out."""
     predicted, helps = _folded(samples, at, few, FOLDS, seed)
     off = np.log(samples.seconds / predicted)
@@ -175,7 +175,7 @@ def unseen(samples: Samples, at: Roof, *, few: int = forest.FEW, seed: int = 0) 
     return Unseen(samples, predicted / np.exp(mean), slow, helps)
 
 
-def _folded(samples: Samples, at: Roof, few: int, folds: int, seed: int) -> tuple[Vector, bool]:
+def _folded(samples: TrainingRows, at: Roof, few: int, folds: int, seed: int) -> tuple[Vector, bool]:
     """Predictions by models that saw no sample of the group, and whether a forest of ways makes them better."""
     found, weight, cell = derive(samples.table, at), weights(samples), ways.cells(samples.table)
     fold = _folds(samples.group, folds, seed)
@@ -198,12 +198,12 @@ def _folds(group: npt.NDArray[np.int64], folds: int, seed: int) -> npt.NDArray[n
     return np.random.default_rng(seed).permutation(len(names))[number] % folds
 
 
-def weights(samples: Samples) -> Vector:
+def weights(samples: TrainingRows) -> Vector:
     """Rows that were measured quietly count more."""
     return 1.0 / (0.05**2 + samples.noise**2)
 
 
-def fit(samples: Samples, at: Roof, *, seed: int = 0, few: int = forest.FEW) -> Model:
+def fit(samples: TrainingRows, at: Roof, *, seed: int = 0, few: int = forest.FEW) -> PerformanceModel:
     """Train on everything, as fast as it is when nothing slows the machine (`hpm.phases`); intervals come from forests that did not
     see what they are judged on.
     """
@@ -243,7 +243,7 @@ def accuracy(measured: Vector, predicted: Vector, least_s: float = 5e-6) -> dict
             "within20": float((error <= 0.2).mean())}  # fmt: skip
 
 
-def save(store: Store, model: Model, machine: int | None) -> int:
+def save(store: Store, model: PerformanceModel, machine: int | None) -> int:
     """Keep a model; its version."""
     arrays = {**model.forest.arrays(), "width": model.width, "rates": model.rates}
     if model.ways is not None:
@@ -251,7 +251,7 @@ def save(store: Store, model: Model, machine: int | None) -> int:
     return store.save_model(named(int(model.facts.get("threads", 1))), arrays, model.facts, machine)
 
 
-def load(store: Store, machine: int | None = None, version: int | None = None, threads: int = 1) -> Model | None:
+def load(store: Store, machine: int | None = None, version: int | None = None, threads: int = 1) -> PerformanceModel | None:
     """The newest model for calls of so many threads, or a given version; None where there is none that this program and machine
     can use."""
     found = store.load_model(named(threads), version, machine)
@@ -276,7 +276,7 @@ def load(store: Store, machine: int | None = None, version: int | None = None, t
     if rates.shape != fitted.NONE.shape or not np.isfinite(rates).all() or (rates < 0).any():
         store.notes.append("a stored model was left aside: its rates do not fit")
         return None
-    return Model(trees, width.astype(np.float64), dict(found.facts), found.version, rates.astype(np.float64), apart)
+    return PerformanceModel(trees, width.astype(np.float64), dict(found.facts), found.version, rates.astype(np.float64), apart)
 
 
 def _columns(facts: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -292,12 +292,12 @@ class Correction:
 
 
 @dataclass(slots=True)
-class Predictor:
+class CostPredictor:
     """A model on a machine: candidates in, predictions out."""
 
-    model: Model
+    model: PerformanceModel
     at: Roof
-    book: Book
+    book: RowCache
     correction: Correction = field(default_factory=Correction)
 
     def predict(self, candidates: Sequence[Candidate]) -> Predictions:

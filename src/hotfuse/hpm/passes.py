@@ -28,7 +28,7 @@ _LEVELS = (0.0, 1.0, 2.0, 3.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class RowLoop:
     """A loop along a row."""
 
     whole: Column
@@ -46,7 +46,7 @@ class Cut:
         return self.whole + self.single
 
 
-def cut(length: Column, lanes: Column, several: float) -> Cut:
+def cut(length: Column, lanes: Column, several: float) -> RowLoop:
     """As `lower.cpu.write` cuts a loop of known length."""
     whole = np.floor(length / (lanes * several))
     left = length - whole * (lanes * several)
@@ -55,11 +55,11 @@ def cut(length: Column, lanes: Column, several: float) -> Cut:
     some = rest > 0
     narrower = some & (2 * rest <= lanes)
     masked = some & ~reduce(or_, (rest == n for n in _NARROWER))
-    return Cut(whole, full + some, 1.0 * (whole > 0) + ((full > 0) | (some & ~narrower)) + narrower, masked)
+    return RowLoop(whole, full + some, 1.0 * (whole > 0) + ((full > 0) | (some & ~narrower)) + narrower, masked)
 
 
-def _either(which: Column, one: Cut, other: Cut) -> Cut:
-    return Cut(np.where(which, one.whole, other.whole), np.where(which, one.single, other.single),
+def _either(which: Column, one: RowLoop, other: RowLoop) -> RowLoop:
+    return RowLoop(np.where(which, one.whole, other.whole), np.where(which, one.single, other.single),
                np.where(which, one.sums, other.sums), other.masked)  # fmt: skip
 
 

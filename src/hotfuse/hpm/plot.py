@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from hotfuse.base.errors import InputError
-from hotfuse.hpm.judge import Held
+from hotfuse.hpm.judge import HeldOut
 from hotfuse.hpm.work import FAMILIES, families
 
 ENDINGS = (".png", ".svg", ".pdf")
 
 
-def draw(held: Held, path: Path) -> None:
+def draw(held: HeldOut, path: Path) -> None:
     """Write the picture; what it shows was predicted by models that had not seen it."""
     if path.suffix not in ENDINGS:
         raise InputError(f"{path} is no picture", hint="a file that ends in " + ", ".join(ENDINGS))

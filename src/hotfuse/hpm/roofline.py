@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.hpm.work import NAMES, Matrix
-from hotfuse.machine.peaks import LEVELS, Peaks
+from hotfuse.machine.peaks import LEVELS, MachinePeaks
 from hotfuse.machine.topology import Topology
 
 Vector = npt.NDArray[np.float64]
@@ -74,7 +74,7 @@ class Roof(Speeds):
         object.__setattr__(self, "ends", tuple(k * 1.25 for k in self.knots[:-1]))
 
 
-def roof(peaks: Peaks | None, top: Topology, lanes: int, threads: int = 1) -> Roof:
+def roof(peaks: MachinePeaks | None, top: Topology, lanes: int, threads: int = 1) -> Roof:
     """A machine's roof: measured where there are measured peaks, else the same guesses everywhere."""
     caches = {f"L{c.level}": c.bytes for c in top.caches if c.kind != "instruction"}
     sizes = [caches.get("L1", 32 << 10), caches.get("L2", 1 << 20), caches.get("L3", 8 << 20)]

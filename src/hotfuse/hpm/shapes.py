@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hotfuse.base.errors import HotfuseError
-from hotfuse.ir.build import Builder
+from hotfuse.ir.build import GraphBuilder
 from hotfuse.ir.dims import Dim, sym
 from hotfuse.ir.graph import Arg, Graph, Value
 from hotfuse.ir.text import parse, show
@@ -65,7 +65,7 @@ def _f32(*shape: Dim, layout: Layout = ROW_MAJOR) -> TensorType:
 class _Chain:
     """Pointwise operators appended to a value, with operands of its shape or of its last dimension."""
 
-    def __init__(self, b: Builder, r: random.Random, x: Value, channel: int | None = None) -> None:
+    def __init__(self, b: GraphBuilder, r: random.Random, x: Value, channel: int | None = None) -> None:
         self.b, self.r, self.x, self.channel = b, r, x, channel
         assert isinstance(x.type, TensorType)
         self.type = x.type
@@ -96,7 +96,7 @@ _CHEAP = "add mul sub scale relu"
 _ANY = f"{_CHEAP} div sigmoid tanh gelu exp silu"
 
 
-def _begin(b: Builder, r: random.Random, width: int, usual: float = 0.94) -> Value:
+def _begin(b: GraphBuilder, r: random.Random, width: int, usual: float = 0.94) -> Value:
     """An input of rows; now and then it lies the other way round."""
     if r.random() < usual:
         return b.input("x", _f32(sym(ROWS), width))
@@ -105,7 +105,7 @@ def _begin(b: Builder, r: random.Random, width: int, usual: float = 0.94) -> Val
 
 
 def _pointwise(r: random.Random) -> Problem:
-    b, width = Builder("group"), _extent(r, 16, 4096)
+    b, width = GraphBuilder("group"), _extent(r, 16, 4096)
     chain = _Chain(b, r, _begin(b, r, width))
     for _ in range(r.choice((1, 1, 2, 2, 3, 4, 6))):
         chain.step(_ANY)
@@ -113,7 +113,7 @@ def _pointwise(r: random.Random) -> Problem:
 
 
 def _broadcast(r: random.Random) -> Problem:
-    b, width = Builder("group"), _extent(r, 16, 4096)
+    b, width = GraphBuilder("group"), _extent(r, 16, 4096)
     if r.random() < 0.15:
         return _one_row(b, r, width)
     chain = _Chain(b, r, b.input("x", _f32(sym(ROWS), width)))
@@ -122,7 +122,7 @@ def _broadcast(r: random.Random) -> Problem:
     return Problem("broadcast", b.finish(chain.x), _several(r, 2, 8192, width))
 
 
-def _one_row(b: Builder, r: random.Random, width: int) -> Problem:
+def _one_row(b: GraphBuilder, r: random.Random, width: int) -> Problem:
     """Something computed of one row and used by all: fused, it is computed again for each."""
     own = _Chain(b, r, b.input("r", _f32(1, width)))
     for _ in range(r.choice((1, 1, 2))):
@@ -138,7 +138,7 @@ def _one_row(b: Builder, r: random.Random, width: int) -> Problem:
 def _reduction(r: random.Random) -> Problem:
     if r.random() < 0.1:
         return _pool(r)
-    b, width = Builder("group"), _extent(r, 32, 4096)
+    b, width = GraphBuilder("group"), _extent(r, 32, 4096)
     chain = _Chain(b, r, _begin(b, r, width))
     for _ in range(r.choice((0, 0, 1, 1, 2, 3))):
         chain.step("add mul scale addv gelu")
@@ -162,7 +162,7 @@ def _rows(r: random.Random) -> Problem:
     """Rows in more ways than models have most: short ones, odd ones, such as lie across, whose dim is not the innermost."""
     if r.random() < 0.25:
         return _picked(r) if r.random() < 0.2 else _pool(r)
-    b, width = Builder("group"), _extent(r, 24, 3072)
+    b, width = GraphBuilder("group"), _extent(r, 24, 3072)
     width += r.randint(1, 15) if r.random() < 0.15 else 0
     chain = _Chain(b, r, _begin(b, r, width, 0.9))
     for _ in range(r.choice((0, 0, 1, 1, 2, 3))):
@@ -182,7 +182,7 @@ def _rows(r: random.Random) -> Problem:
 
 def _pool(r: random.Random) -> Problem:
     b, last, channels, side = (
-        Builder("group"),
+        GraphBuilder("group"),
         Layout((0, 2, 3, 1)),
         _extent(r, 16, 1024),
         r.choice((7, 14, 28, 56, 112)),
@@ -201,7 +201,7 @@ def _pool(r: random.Random) -> Problem:
 
 
 def _picked(r: random.Random) -> Problem:
-    b, width, rows = Builder("group"), _extent(r, 32, 2048), _log(r, 100, 30_000)
+    b, width, rows = GraphBuilder("group"), _extent(r, 32, 2048), _log(r, 100, 30_000)
     table = b.param("t", _f32(min(rows, 8 * MOST_ELEMENTS // width), width), "t")
     at = b.input("i", TensorType(DType.I64, (sym(ROWS),)))
     chain = _Chain(b, r, b.add("aten.embedding.default", (table, at), _f32(sym(ROWS), width)))
@@ -211,7 +211,7 @@ def _picked(r: random.Random) -> Problem:
 
 
 def _contraction(r: random.Random) -> Problem:
-    b, k, n = Builder("group"), _extent(r, 32, 3072), _extent(r, 16, 3072)
+    b, k, n = GraphBuilder("group"), _extent(r, 32, 3072), _extent(r, 16, 3072)
     x, w = b.input("x", _f32(sym(ROWS), k)), b.param("w", _f32(n, k), "w")
     bias = b.param("b", _f32(n), "b") if r.random() < 0.8 else None
     front = _Chain(b, r, x)
@@ -226,7 +226,7 @@ def _contraction(r: random.Random) -> Problem:
 
 def _stem(r: random.Random) -> Problem:
     """The first convolution of a model: few channels, one plane after another, long strides."""
-    b, last, side = Builder("group"), Layout((0, 2, 3, 1)), r.choice((64, 96, 128, 160, 224))
+    b, last, side = GraphBuilder("group"), Layout((0, 2, 3, 1)), r.choice((64, 96, 128, 160, 224))
     window, stride = r.choice(((3, 1), (3, 2), (7, 2), (4, 4), (16, 16), (16, 16)))
     c_out = _extent(r, 16, 768 if stride > 2 else 96)
     pad = window // 2 if stride < 3 else 0
@@ -243,7 +243,7 @@ def _stem(r: random.Random) -> Problem:
 def _convolution(r: random.Random) -> Problem:
     if r.random() < 0.12:
         return _stem(r)
-    b, last = Builder("group"), Layout((0, 2, 3, 1))
+    b, last = GraphBuilder("group"), Layout((0, 2, 3, 1))
     side, window, stride = r.choice((7, 14, 20, 28, 40, 56)), r.choice((1, 1, 3, 3, 5)), r.choice((1, 1, 1, 2))
     own = r.random() < 0.3 and window > 1
     c_in = _extent(r, 16, 512)
@@ -263,7 +263,7 @@ def _convolution(r: random.Random) -> Problem:
 
 
 def _attention(r: random.Random) -> Problem:
-    b, heads, deep = Builder("group"), r.randint(1, 16), r.choice((32, 48, 64, 64, 80, 128))
+    b, heads, deep = GraphBuilder("group"), r.randint(1, 16), r.choice((32, 48, 64, 64, 80, 128))
     t = _f32(1, heads, sym(ROWS), deep)
     q, k, v = (b.input(n, t) for n in "qkv")
     out = b.add("aten.scaled_dot_product_attention.default", (q, k, v), t)

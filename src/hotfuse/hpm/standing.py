@@ -20,7 +20,7 @@ ENOUGH = 0.7
 """The part of unseen kernels within 20% from which on forecasts decide: below, choosing by them lost 3 to 5%, above under 1%."""
 
 
-class Standing(StrEnum):
+class Trust(StrEnum):
     """Of a model."""
 
     BELIEVED = "believed"
@@ -32,7 +32,7 @@ class Standing(StrEnum):
 class Judged:
     """A standing, and why."""
 
-    standing: Standing
+    standing: Trust
     because: str
 
 
@@ -43,10 +43,10 @@ def judged(facts: Mapping[str, Any]) -> Judged:
     roofs = float((facts.get("roofs") or {}).get("mape", math.inf))
     if math.isfinite(roofs) and not mine < roofs:
         text = f"on problems it had not seen it is off by {mine:.0%}, roofs alone by {roofs:.0%}"
-        return Judged(Standing.ASIDE, text)
+        return Judged(Trust.ASIDE, text)
     text = f"{within:.0%} of the kernels it had not seen are within 20%"
     if math.isnan(within):
-        return Judged(Standing.ASKED, "nobody judged it on kernels it had not seen: what it proposes is measured first")
+        return Judged(Trust.ASKED, "nobody judged it on kernels it had not seen: what it proposes is measured first")
     if within < ENOUGH:
-        return Judged(Standing.ASKED, f"{text}, less than {ENOUGH:.0%}: what it proposes is measured first")
-    return Judged(Standing.BELIEVED, text)
+        return Judged(Trust.ASKED, f"{text}, less than {ENOUGH:.0%}: what it proposes is measured first")
+    return Judged(Trust.BELIEVED, text)

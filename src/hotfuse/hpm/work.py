@@ -62,7 +62,7 @@ _HEARTS = {Access.CONTRACTION: "product", Access.CONVOLUTION: "convolution", Acc
            Access.RECURRENT: "recurrent"}  # fmt: skip
 
 
-class Core(Protocol):
+class CoreShape(Protocol):
     """What a kernel is cut for."""
 
     @property
@@ -82,7 +82,7 @@ class Core(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class TileShape:
     """How the heart of a kernel is cut."""
 
     rows: float
@@ -97,8 +97,8 @@ class Tile:
     """The part of a window's products that it takes: neighbouring windows can share some."""
 
 
-NO_TILE = Tile(1, 1, 1, 0.0, 0)
-Tiler = Callable[[Core, int, int, int, int, int, int], Tile]
+NO_TILE = TileShape(1, 1, 1, 0.0, 0)
+Tiler = Callable[[CoreShape, int, int, int, int, int, int], TileShape]
 """(core, rows, columns, depth) of a product, and (places of the window, stride, groups) of a convolution, else (0, 1, 1) -> how
 it is cut; cheap, or kept."""
 
@@ -109,11 +109,11 @@ class Candidate:
 
     graph: Graph
     sizes: Mapping[str, int]
-    core: Core | None
+    core: CoreShape | None
     threads: int = 1
 
 
-class Unknown(HotfuseError):
+class UnknownWork(HotfuseError):
     """A candidate's work depends on data."""
 
 
@@ -132,10 +132,10 @@ def _innermost(value: Value, shape: list[int]) -> int:
 
 
 def node_row(node: Node, env: Mapping[str, int]) -> list[float]:
-    """The part of a row that one node makes; raises Unknown where it depends on data."""
+    """The part of a row that one node makes; raises UnknownWork where it depends on data."""
     cost, row = node_cost(node, env), lookup(node.op)
     if cost.flops is None or cost.bytes is None:
-        raise Unknown(f"the cost of {node.op} depends on data")
+        raise UnknownWork(f"the cost of {node.op} depends on data")
     found: dict[str, float] = {n: 0.0 for n in (*SUMS, *MAXIMA)}
     picks = row.access is Access.INDEXING
     tensors = [

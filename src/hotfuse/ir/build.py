@@ -1,6 +1,6 @@
 """A way to write a graph node by node without minding names.
 
-    b = Builder("main")
+    b = GraphBuilder("main")
     x = b.input("x", TensorType(DType.F32, (sym("n"), 64)))
     w = b.param("w", TensorType(DType.F32, (64, 64)), key="fc.weight")
     y = b.add("aten.linear.default", (x, w, None), TensorType(DType.F32, (sym("n"), 64)))
@@ -16,7 +16,7 @@ from hotfuse.ir.types import Type
 from hotfuse.ir.verify import verify
 
 
-class Builder:
+class GraphBuilder:
     """Collects the parts of one graph; every name asked for is made unique."""
 
     def __init__(self, name: str = "main") -> None:

@@ -44,7 +44,7 @@ def structural_hash(graph: Graph) -> str:
 
 def canonical(graph: Graph) -> Canonical:
     """The graph's one representative."""
-    return _Namer({}).graph(graph)
+    return _CanonicalNames({}).graph(graph)
 
 
 def _digest(*parts: str) -> str:
@@ -120,7 +120,7 @@ def _marked(d: dims.Dim, name: str, known: dict[str, str]) -> str:
     return f"{d.op}({', '.join(sorted(parts) if d.op in _COMMUTES else parts)})"
 
 
-class _Namer:
+class _CanonicalNames:
     """Gives canonical names; nested graphs share the symbols of the graph around them."""
 
     def __init__(self, known: dict[str, str]) -> None:
@@ -178,7 +178,7 @@ class _Namer:
     def hash(self, graph: Graph) -> str:
         """A nested graph's own hash, worked out once however often it is asked for."""
         if id(graph) not in self.hashes:
-            namer = _Namer({})
+            namer = _CanonicalNames({})
             namer.orders, namer.hashes = self.orders, self.hashes
             self.hashes[id(graph)] = _digest(show(namer.graph(graph).graph))
         return self.hashes[id(graph)]

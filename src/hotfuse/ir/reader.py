@@ -13,7 +13,7 @@ from hotfuse.ir.dims import Dim, unquote
 BLANK = " \t\r\n"
 
 
-class Reader:
+class TokenReader:
     """Reads by recursive descent over a list of tokens; a place in the text is only worked out for an error."""
 
     __slots__ = ("at", "text", "tokens")

@@ -38,7 +38,7 @@ from hotfuse.base.errors import InternalError
 from hotfuse.ir import dims
 from hotfuse.ir.dims import MAX_DEPTH, Dim, Sym, quote
 from hotfuse.ir.graph import Arg, Graph, Kind, Loc, Node, Param, Token, Value
-from hotfuse.ir.reader import Reader
+from hotfuse.ir.reader import TokenReader
 from hotfuse.ir.types import (
     ROW_MAJOR,
     STRIDED,
@@ -191,13 +191,13 @@ def _word(name: str) -> str:
 
 def parse(text: str) -> Graph:
     """Read one graph; anything else in the text is an error."""
-    reader = _Reader(text)
+    reader = _GraphReader(text)
     graph = reader.graph(0)
     reader.end("graph")
     return graph
 
 
-class _Reader(Reader):
+class _GraphReader(TokenReader):
     __slots__ = ()
 
     subject, lexemes, names = "graph", _TOKEN, _PLAIN_WORD

@@ -47,7 +47,7 @@ _PREDICATES = {"==", "!=", "<", "<=", "and", "or", "not"}
 
 def verify(graph: Graph) -> Graph:
     """The graph itself, when it is well formed; otherwise an InternalError that shows the faulty place."""
-    _Verifier(graph, f"graph {graph.name!r}", 0).run(set())
+    _GraphVerifier(graph, f"graph {graph.name!r}", 0).run(set())
     return graph
 
 
@@ -57,7 +57,7 @@ def invariants() -> dict[int, str]:
     return {int(number): " ".join(text.split()) for number, text in found}
 
 
-class _Verifier:
+class _GraphVerifier:
     """Checks one graph; `at` is the node being looked at, None for the graph's head."""
 
     def __init__(self, graph: Graph, path: str, depth: int) -> None:
@@ -223,7 +223,7 @@ class _Verifier:
                 self.fail(13, f"there is no control node {node.op}")
         for i, graph in enumerate(node.graphs):
             label = f"{self.path}, node {(self.at or 0) + 1}, nested graph {i + 1} {graph.name!r}"
-            _Verifier(graph, label, self.depth + 1).run(self.bound)
+            _GraphVerifier(graph, label, self.depth + 1).run(self.bound)
 
     def branch(self, node: Node) -> None:
         if len(node.args) != 2 or len(node.graphs) != 2 or not isinstance(node.args[0], Value | bool):

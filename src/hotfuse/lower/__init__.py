@@ -8,7 +8,7 @@ from hotfuse.analysis.attention import PACKED, written
 from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.lower.common.effort import limited
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.lowered import BufferArgument, Lowered, Role
+from hotfuse.lower.common.lowered import BufferArgument, BufferRole, Lowered
 from hotfuse.lower.common.products import is_contraction
 from hotfuse.lower.common.spelled import recognized
 from hotfuse.lower.cpu.attention.group import OP as ATTENTION
@@ -35,7 +35,7 @@ def lower(graph: Graph, core: Core) -> Lowered:
         lowered = _lowered(recognized(graph), core)
     there = {v.name for v in sources(graph)}
     for a in lowered.arguments:
-        if isinstance(a, BufferArgument) and a.role is Role.INPUT and a.value not in there:
+        if isinstance(a, BufferArgument) and a.role is BufferRole.INPUT and a.value not in there:
             raise CannotLower(f"%{a.value} is computed in the group, and its kernel reads it from memory")
     return lowered
 

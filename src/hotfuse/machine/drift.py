@@ -19,7 +19,7 @@ IN_A_ROW = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ProbeRun:
     """One run of one probe."""
 
     probe: str
@@ -35,7 +35,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SpeedChange:
     """A probe's speed has been another for some looks."""
 
     probe: str
@@ -50,8 +50,8 @@ class DriftWatch:
         self,
         probe: Callable[[], Mapping[str, float]],
         baseline: Mapping[str, float],
-        record: Callable[[list[Look]], None],
-        changed: Callable[[Change], None] = lambda change: None,
+        record: Callable[[list[ProbeRun]], None],
+        changed: Callable[[SpeedChange], None] = lambda change: None,
         *,
         interval_s: float = INTERVAL_S,
         clock: Callable[[], float] = time.time,
@@ -71,17 +71,17 @@ class DriftWatch:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def look(self) -> list[Look]:
+    def look(self) -> list[ProbeRun]:
         """Run the probes once, record and judge."""
         at = self._clock()
-        found = [Look(name, s, self.baseline.setdefault(name, s), at) for name, s in self._probe().items() if s > 0]
+        found = [ProbeRun(name, s, self.baseline.setdefault(name, s), at) for name, s in self._probe().items() if s > 0]
         self.looks += 1
         self._record(found)
         for one in found:
             self._judge(one)
         return found
 
-    def _judge(self, look: Look) -> None:
+    def _judge(self, look: ProbeRun) -> None:
         recent = self._recent.setdefault(look.probe, deque(maxlen=IN_A_ROW))
         recent.append(look.ratio)
         level = self._level.get(look.probe, 1.0)
@@ -92,7 +92,7 @@ class DriftWatch:
             new = sorted(recent)[len(recent) // 2]
             self._level[look.probe] = new
             self.changes += 1
-            self._changed(Change(look.probe, new, look.at))
+            self._changed(SpeedChange(look.probe, new, look.at))
 
     def ratio(self, probe: str) -> float:
         """How much slower a probe is now than its baseline, by the last change that was told."""

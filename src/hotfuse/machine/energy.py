@@ -21,7 +21,7 @@ _POWERCAP = Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
+class EnergyMeter:
     """Something that counts joules."""
 
     name: str
@@ -37,7 +37,7 @@ Source = Literal["measured", "estimated"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MeteredJoules:
     """Joules of one meter, or estimated from processor time where the processor has none."""
 
     name: str
@@ -49,7 +49,7 @@ class Part:
 class Joules:
     """What work took."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[MeteredJoules, ...]
     seconds: float
 
     @property
@@ -63,9 +63,9 @@ class Joules:
         return "measured" if all(p.source == "measured" for p in self.parts) else "estimated"
 
 
-def rapl_meters(root: Path = _POWERCAP) -> tuple[list[Meter], str]:
+def rapl_meters(root: Path = _POWERCAP) -> tuple[list[EnergyMeter], str]:
     """The processor packages' meters and why there are none; parts inside a package are left out, as it counts them."""
-    found: list[Meter] = []
+    found: list[EnergyMeter] = []
     denied = ""
     for zone in sorted(root.glob("*-rapl:*")):
         if zone.name.count(":") != 1:
@@ -77,12 +77,12 @@ def rapl_meters(root: Path = _POWERCAP) -> tuple[list[Meter], str]:
         wraps = read_text(zone / "max_energy_range_uj")
         name = read_text(zone / "name") or zone.name
         found.append(
-            Meter(f"cpu {name}", lambda c=counter: int(read_text(c) or 0), 1e-6, int(wraps) if wraps else None)
+            EnergyMeter(f"cpu {name}", lambda c=counter: int(read_text(c) or 0), 1e-6, int(wraps) if wraps else None)
         )
     return found, "" if found else denied or f"there is no RAPL under {root}"
 
 
-def nvml_meters(library: str = "libnvidia-ml.so.1") -> tuple[list[Meter], str]:
+def nvml_meters(library: str = "libnvidia-ml.so.1") -> tuple[list[EnergyMeter], str]:
     """One meter per NVIDIA GPU, and why there are none."""
     try:
         nvml = ctypes.CDLL(library)
@@ -99,11 +99,11 @@ def nvml_meters(library: str = "libnvidia-ml.so.1") -> tuple[list[Meter], str]:
     count = ctypes.c_uint()
     if code := count_of(ctypes.byref(count)):
         return [], f"NVML finds no devices: error {code}"
-    found: list[Meter] = []
+    found: list[EnergyMeter] = []
     for i in range(count.value):
         handle = ctypes.c_void_p()
         if handle_of(i, ctypes.byref(handle)) == 0 and total_of(handle, ctypes.byref(ctypes.c_ulonglong())) == 0:
-            found.append(Meter(f"gpu {i}", lambda h=handle: _nvml_total(total_of, h), 1e-3))
+            found.append(EnergyMeter(f"gpu {i}", lambda h=handle: _nvml_total(total_of, h), 1e-3))
     return found, "" if found else "no GPU counts its energy"
 
 
@@ -114,7 +114,7 @@ def _nvml_total(total_of: Callable[..., int], handle: ctypes.c_void_p) -> int:
     return int(value.value)
 
 
-def meters() -> tuple[tuple[Meter, ...], dict[str, str]]:
+def meters() -> tuple[tuple[EnergyMeter, ...], dict[str, str]]:
     """What counts joules here, and for each kind that does not, why."""
     rapl, no_rapl = rapl_meters()
     gpus, no_gpus = nvml_meters()
@@ -124,7 +124,7 @@ def meters() -> tuple[tuple[Meter, ...], dict[str, str]]:
 class Energy:
     """Joules of a piece of work: `with Energy() as e: work()`, then `e.joules`. Meters count the whole machine."""
 
-    def __init__(self, given: Sequence[Meter] | None = None, watts_per_core: float = WATTS_PER_CORE) -> None:
+    def __init__(self, given: Sequence[EnergyMeter] | None = None, watts_per_core: float = WATTS_PER_CORE) -> None:
         self._meters = tuple(meters()[0] if given is None else given)
         self._watts = watts_per_core
         self.joules: Joules | None = None
@@ -141,14 +141,14 @@ class Energy:
     ) -> None:
         wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
         parts = [
-            Part(m.name, _taken(m, a) * m.joules, "measured") for m, a in zip(self._meters, self._first, strict=True)
+            MeteredJoules(m.name, _taken(m, a) * m.joules, "measured") for m, a in zip(self._meters, self._first, strict=True)
         ]
         if not any(m.name.startswith("cpu") for m in self._meters):
-            parts.append(Part("cpu", cpu * self._watts, "estimated"))
+            parts.append(MeteredJoules("cpu", cpu * self._watts, "estimated"))
         self.joules = Joules(tuple(parts), wall)
 
 
-def _taken(meter: Meter, first: int) -> int:
+def _taken(meter: EnergyMeter, first: int) -> int:
     """Units since the first look; a counter that wrapped has gone once through its whole range."""
     now = meter.read()
     return now - first if now >= first or meter.wraps is None else now + meter.wraps - first

@@ -39,7 +39,7 @@ class Bandwidth:
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
+class ForkCost:
     """Nanoseconds to begin and end a parallel loop."""
 
     threads: int
@@ -50,14 +50,14 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
-class Peaks:
+class MachinePeaks:
     """Everything that was measured."""
 
     target: str
     """Instructions that the measuring code used."""
     rates: tuple[Rate, ...]
     bandwidths: tuple[Bandwidth, ...]
-    forks: tuple[Fork, ...]
+    forks: tuple[ForkCost, ...]
     call_ns: float
     """From Python into native code and back."""
     at: float
@@ -102,10 +102,10 @@ def _between(known: Mapping[int, float], threads: int) -> float | None:
     return known[lo] + (known[hi] - known[lo]) * (threads - lo) / (hi - lo)
 
 
-def from_dict(found: Mapping[str, Any]) -> Peaks:
+def from_dict(found: Mapping[str, Any]) -> MachinePeaks:
     """The reverse of `to_dict`; raises ValueError where the dict is something else."""
     try:
-        peaks = Peaks(
+        peaks = MachinePeaks(
             target=str(found["target"]),
             rates=tuple(Rate(str(r["dtype"]), int(r["threads"]), _positive(r["per_s"]), float(r["noise"])) for r in found["rates"]),
             bandwidths=tuple(
@@ -115,7 +115,7 @@ def from_dict(found: Mapping[str, Any]) -> Peaks:
                 )
                 for b in found["bandwidths"]
             ),
-            forks=tuple(Fork(int(f["threads"]), _positive(f["hot_ns"]), _positive(f["idle_ns"])) for f in found["forks"]),
+            forks=tuple(ForkCost(int(f["threads"]), _positive(f["hot_ns"]), _positive(f["idle_ns"])) for f in found["forks"]),
             call_ns=_positive(found["call_ns"]),
             at=float(found["at"]),
             seconds=float(found["seconds"]),
@@ -157,7 +157,7 @@ class Utilization:
 
 
 def utilization(
-    peaks: Peaks,
+    peaks: MachinePeaks,
     seconds: float,
     flops: float,
     moved: float,

@@ -36,7 +36,7 @@ _UNNAMED: Mapping[str, Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
+class TrafficMeter:
     """One direction of one controller."""
 
     device: str
@@ -65,9 +65,9 @@ class Moved:
         return (self.read + self.written) / self.seconds if self.seconds > 0 else 0.0
 
 
-def meters(root: Path = _DEVICES) -> list[Meter]:
+def meters(root: Path = _DEVICES) -> list[TrafficMeter]:
     """What controllers the system knows can count."""
-    found: list[Meter] = []
+    found: list[TrafficMeter] = []
     for device in sorted(root.glob("*")):
         if not _CONTROLLERS.fullmatch(device.name):
             continue
@@ -81,7 +81,7 @@ def meters(root: Path = _DEVICES) -> list[Meter]:
                 number = None if text is None else encoded(text, device / "format")
                 if number is not None:
                     each = _bytes(device / "events", name)
-                    found.append(Meter(device.name, writes, int(kind), number, int(cpu[0]) if cpu else 0, each))
+                    found.append(TrafficMeter(device.name, writes, int(kind), number, int(cpu[0]) if cpu else 0, each))
                     break
     return found
 
@@ -117,7 +117,7 @@ class Traffic:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.missing = ""
-        self._files: list[tuple[Meter, int]] = []
+        self._files: list[tuple[TrafficMeter, int]] = []
         self._clock = clock
         known = meters(root)
         try:

@@ -280,7 +280,7 @@ def checksum(address: int, size: int) -> int:
     return _native("hf_checksum", 2, True)(address, size)
 
 
-class Rows:
+class ChecksumRows:
     """Pieces of memory with the checksums they had."""
 
     def __init__(self, pieces: Sequence[tuple[int, int]]) -> None:
@@ -299,11 +299,11 @@ class Rows:
         return bool(_native("hf_rows_same", 4, True)(ctypes.addressof(self.words), first, until, moved))
 
 
-class Table:
+class ChecksumTable:
     """Rows in at most so many chunks of like bytes, one of which a step compares; `keep` owns the memory; `shift`: see `_SHIFT`."""
 
-    def __init__(self, groups: Sequence[Rows], most: int, limit_ns: int, now_ns: int, keep: Any, shift: int = 0) -> None:
-        self.rows = Rows([p for g in groups for p in g.pieces])
+    def __init__(self, groups: Sequence[ChecksumRows], most: int, limit_ns: int, now_ns: int, keep: Any, shift: int = 0) -> None:
+        self.rows = ChecksumRows([p for g in groups for p in g.pieces])
         ctypes.memmove(self.rows.words, b"".join(bytes(g.words) for g in groups if g.pieces), self._bytes())
         starts, before, chunk = list[int](), 0, -1
         for i, (_, n) in enumerate(self.rows.pieces):

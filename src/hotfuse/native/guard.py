@@ -29,7 +29,7 @@ from hotfuse.analysis.call_facts import (
     inputs_of,
     places_in,
 )
-from hotfuse.analysis.decision import Ask, Decision, Hit, Miss
+from hotfuse.analysis.decision import Ask, DecisionDag, Hit, Miss
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, Sym, dims_in
 from hotfuse.ir.types import DType, bits
@@ -89,8 +89,8 @@ def value_bits(dtype: DType, value: int | float | bool) -> int:
     return int.from_bytes(packed, "little")
 
 
-class _Writer:
-    def __init__(self, decision: Decision) -> None:
+class _GuardWriter:
+    def __init__(self, decision: DecisionDag) -> None:
         self.decision = decision
         self.lines: list[str] = []
         self.count = 0
@@ -274,12 +274,12 @@ start:
         return result
 
 
-def select_text(decision: Decision) -> str:
+def select_text(decision: DecisionDag) -> str:
     """The LLVM IR of a decision."""
-    return _Writer(decision).text()
+    return _GuardWriter(decision).text()
 
 
-def native_select(decision: Decision) -> NativeSelect:
+def native_select(decision: DecisionDag) -> NativeSelect:
     """A decision compiled for this process; raises InternalError where native code cannot decide it.
 
     Some milliseconds, nearly all of them in LLVM without the interpreter lock: for the background.

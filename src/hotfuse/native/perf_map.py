@@ -22,7 +22,7 @@ _SYMTAB, _FUNCTION = 2, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class CodeSymbol:
     """A function in object code."""
 
     name: str
@@ -36,14 +36,14 @@ def place() -> Path:
     return Path("/tmp") / f"perf-{os.getpid()}.map"  # where the profiler looks
 
 
-def functions(code: bytes) -> list[Function]:
+def functions(code: bytes) -> list[CodeSymbol]:
     """The functions of a 64-bit little-endian ELF object."""
     if code[:6] != b"\x7fELF\x02\x01":
         raise InternalError("object code in a format without a known table of symbols")
     (sections_at,) = struct.unpack_from("<Q", code, 0x28)
     size, count = struct.unpack_from("<HH", code, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", code, sections_at + i * size) for i in range(count)]
-    found: list[Function] = []
+    found: list[CodeSymbol] = []
     for header in headers:
         _, kind, _, _, offset, length, link, _, _, entry = header
         if kind != _SYMTAB:
@@ -53,7 +53,7 @@ def functions(code: bytes) -> list[Function]:
             name, info, _, section, value, size_ = struct.unpack_from("<IBBHQQ", code, at)
             if info & 0xF == _FUNCTION and size_:
                 end = code.index(b"\0", names + name)
-                found.append(Function(code[names + name : end].decode(errors="replace"), section, value, size_))
+                found.append(CodeSymbol(code[names + name : end].decode(errors="replace"), section, value, size_))
     return found
 
 

@@ -71,7 +71,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class DispatchKeys:
     """Which dispatch keys a plain tensor of a device may have, and which it must have."""
 
     may: int
@@ -79,7 +79,7 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class TensorHelpers:
     """The compiled helpers of this process."""
 
     places: Places
@@ -95,13 +95,13 @@ def _keys(t: torch.Tensor) -> int:
     return int(_C._dispatch_keys(t).raw_repr())
 
 
-def plain_keys(device: str = "cpu") -> Keys:
+def plain_keys(device: str = "cpu") -> DispatchKeys:
     """The keys of ordinary tensors on a device: with all that autograd adds, and of inference mode, which has none of it."""
     with torch.inference_mode(False):
         usual = _keys(torch.empty(0, device=device))
     with torch.inference_mode():
         least = _keys(torch.empty(0, device=device))
-    return Keys(usual | least, usual & least)
+    return DispatchKeys(usual | least, usual & least)
 
 
 def _specimens() -> list[torch.Tensor]:
@@ -304,7 +304,7 @@ def _cpu() -> int:
     return int(ctypes.CFUNCTYPE(ctypes.c_int32)(_address("aoti_torch_device_type_cpu"))())
 
 
-def _compiled(places: Places) -> Access:
+def _compiled(places: Places) -> TensorHelpers:
     keys = plain_keys()
     words = {"TYPE": places.type_at, "IMPL": places.impl_at, "KEYS": places.keys_at, "NOT_MAY": _signed(~keys.may),
              "MUST": _signed(keys.must), "CPU": _cpu()}  # fmt: skip
@@ -312,14 +312,14 @@ def _compiled(places: Places) -> Access:
     for word, number in words.items():
         text = text.replace(f" {word}\n", f" {number}\n").replace(f" {word},", f" {number},")
     loaded = load_object(compile_object(text, host()).code, _NAMES, _imports())
-    return Access(places, {n: loaded.address(n) for n in _NAMES}, loaded)
+    return TensorHelpers(places, {n: loaded.address(n) for n in _NAMES}, loaded)
 
 
 def _signed(word: int) -> int:
     return ctypes.c_int64(word & (2**64 - 1)).value
 
 
-class Reader:
+class TensorReader:
     """The helpers as Python functions, for tests and the self-test."""
 
     def __init__(self, symbols: Mapping[str, int]) -> None:
@@ -363,9 +363,9 @@ def dtype_code(dtype: torch.dtype) -> int:
     return code.value
 
 
-def _proven(access: Access, tensors: Sequence[torch.Tensor]) -> None:
+def _proven(access: TensorHelpers, tensors: Sequence[torch.Tensor]) -> None:
     """Compare every answer with Python's; raises at the first that differs."""
-    reader = Reader(access.symbols)
+    reader = TensorReader(access.symbols)
     cpu = plain_keys()
     for t in tensors:
         plain = _keys(t) & ~cpu.may == 0 and _keys(t) & cpu.must == cpu.must
@@ -385,7 +385,7 @@ def _proven(access: Access, tensors: Sequence[torch.Tensor]) -> None:
 
 
 @once
-def _found() -> Access | str:
+def _found() -> TensorHelpers | str:
     try:
         tensors = _specimens()
         access = _compiled(find_places(tensors))
@@ -401,7 +401,7 @@ def unavailable() -> str:
     return found if isinstance(found, str) else ""
 
 
-def access() -> Access:
+def access() -> TensorHelpers:
     """The helpers; raises InternalError where there are none."""
     found = _found()
     if isinstance(found, str):

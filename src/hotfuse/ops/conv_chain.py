@@ -3,7 +3,7 @@
     conv -> mul c -> add c -> relu                                       ->    one call
     conv -> batch norm -> add 3 -> clip 0..6 -> mul (itself) -> div 6    ->    one call (hardswish), what scales it behind
 
-A `Link` says of one operator what matters here, whatever vocabulary it comes from. A chain goes on only while nobody else reads
+A `ChainLink` says of one operator what matters here, in any vocabulary. A chain goes on only while nobody else reads
 what lies between.
 """
 
@@ -17,7 +17,7 @@ from enum import Enum
 from hotfuse.ops.folded_conv import Activation, Affine, affine
 
 
-class Role(Enum):
+class ChainRole(Enum):
     """What an operator is to a chain."""
 
     CONV = "a convolution with constant weights"
@@ -31,10 +31,10 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ChainLink:
     """One operator: its role, the values it reads and makes, its numbers."""
 
-    role: Role
+    role: ChainRole
     reads: tuple[Hashable, ...]
     makes: tuple[Hashable, ...]
     numbers: Affine | None = None
@@ -54,8 +54,8 @@ class Chain:
     after: Affine
 
 
-class _Graph:
-    def __init__(self, links: Sequence[Link], kept: Counter[Hashable]) -> None:
+class _ChainGraph:
+    def __init__(self, links: Sequence[ChainLink], kept: Counter[Hashable]) -> None:
         self.links = links
         self.readers: dict[Hashable, list[int]] = {}
         self.kept = kept
@@ -68,7 +68,7 @@ class _Graph:
         found = self.readers.get(value, [])
         return found if len(found) == count and not self.kept[value] else []
 
-    def only(self, value: Hashable, role: Role) -> int | None:
+    def only(self, value: Hashable, role: ChainRole) -> int | None:
         """The only reader, where it has that role and makes one value."""
         for place in self.after(value):
             if self.links[place].role is role and len(self.links[place].makes) == 1:
@@ -76,22 +76,22 @@ class _Graph:
         return None
 
 
-def chains(links: Sequence[Link], outputs: Sequence[Hashable]) -> tuple[Chain, ...]:
+def chains(links: Sequence[ChainLink], outputs: Sequence[Hashable]) -> tuple[Chain, ...]:
     """Of operators in order, those that become one with a convolution; a convolution alone is a chain too."""
-    graph = _Graph(links, Counter(outputs))
-    return tuple(_chain(graph, i) for i, link in enumerate(links) if link.role is Role.CONV and len(link.makes) == 1)
+    graph = _ChainGraph(links, Counter(outputs))
+    return tuple(_chain(graph, i) for i, link in enumerate(links) if link.role is ChainRole.CONV and len(link.makes) == 1)
 
 
-def _chain(graph: _Graph, place: int) -> Chain:
+def _chain(graph: _ChainGraph, place: int) -> Chain:
     conv = graph.links[place]
     places, value, before = [place], conv.makes[0], affine()
     before, value = _affine(graph, value, before, conv.channels, places, one_scale=False)
     activation: Activation = "none"
     after = affine()
-    if (at := graph.only(value, Role.RELU)) is not None:
+    if (at := graph.only(value, ChainRole.RELU)) is not None:
         activation, value = "relu", graph.links[at].makes[0]
         places.append(at)
-    elif (at := graph.only(value, Role.HARDSWISH)) is not None:
+    elif (at := graph.only(value, ChainRole.HARDSWISH)) is not None:
         activation, value = "hardswish", graph.links[at].makes[0]
         places.append(at)
     elif (spelled := _spelled(graph, value)) is not None:
@@ -103,10 +103,10 @@ def _chain(graph: _Graph, place: int) -> Chain:
 
 
 def _affine(
-    graph: _Graph, value: Hashable, found: Affine, channels: int, places: list[int], one_scale: bool
+    graph: _ChainGraph, value: Hashable, found: Affine, channels: int, places: list[int], one_scale: bool
 ) -> tuple[Affine, Hashable]:
     """Scales and shifts that follow a value, put together; their places are added."""
-    while (at := graph.only(value, Role.AFFINE)) is not None:
+    while (at := graph.only(value, ChainRole.AFFINE)) is not None:
         numbers = graph.links[at].numbers
         if numbers is None or any(t.numel() not in (1, channels) for t in (numbers.scale, numbers.shift)):
             break
@@ -117,16 +117,16 @@ def _affine(
     return found, value
 
 
-def _spelled(graph: _Graph, value: Hashable) -> tuple[int, int, int] | None:
+def _spelled(graph: _ChainGraph, value: Hashable) -> tuple[int, int, int] | None:
     """Places of `x * clip(x + 3, 0, 6)`."""
     readers = graph.after(value, 2)
     for plus in readers:
         link = graph.links[plus]
-        if link.role is not Role.AFFINE or link.numbers is None or not _is(link.numbers, 1.0, 3.0):
+        if link.role is not ChainRole.AFFINE or link.numbers is None or not _is(link.numbers, 1.0, 3.0):
             continue
-        if (clip := graph.only(link.makes[0], Role.CLIP)) is None:
+        if (clip := graph.only(link.makes[0], ChainRole.CLIP)) is None:
             continue
-        if (times := graph.only(graph.links[clip].makes[0], Role.TIMES)) is not None and times in readers:
+        if (times := graph.only(graph.links[clip].makes[0], ChainRole.TIMES)) is not None and times in readers:
             return plus, clip, times
     return None
 
@@ -136,7 +136,7 @@ def _is(numbers: Affine, scale: float, shift: float) -> bool:
 
 
 def to_rows(
-    links: Sequence[Link], replaced: Mapping[int, Chain], gone: frozenset[int], outputs: Sequence[Hashable]
+    links: Sequence[ChainLink], replaced: Mapping[int, Chain], gone: frozenset[int], outputs: Sequence[Hashable]
 ) -> tuple[dict[int, tuple[Hashable, ...]], tuple[Hashable, ...]]:
     """Values that must be put back into rows: before which operators, and which outputs at the end.
 
@@ -151,7 +151,7 @@ def to_rows(
         if place in replaced or place in gone:
             continue
         found = tuple(v for v in dict.fromkeys(link.reads) if v in innermost)
-        if link.role is Role.OTHER and found:
+        if link.role is ChainRole.OTHER and found:
             before[place] = found
             innermost.difference_update(found)
         elif found:

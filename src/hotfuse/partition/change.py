@@ -13,7 +13,7 @@ MAX_HISTORY = 256
 """Diffs a partitioning remembers; older ones are counted only."""
 
 
-class Change(StrEnum):
+class PartitionChange(StrEnum):
     """What can be done to a partitioning."""
 
     BEGIN = "begin"
@@ -31,7 +31,7 @@ class CannotChange(HotfuseError):
 class Diff:
     """One adjustment: the partitions that went and those that came, by number."""
 
-    change: Change
+    change: PartitionChange
     gone: tuple[int, ...]
     made: tuple[int, ...]
     nodes: int

@@ -14,7 +14,7 @@ from hotfuse.ir.types import TensorType
 from hotfuse.ops.table import Access, lookup
 
 
-class Cut(StrEnum):
+class CutReason(StrEnum):
     """Why a partition begins where it does."""
 
     START = "start of the graph"
@@ -34,7 +34,7 @@ class Partition:
     index: int
     first: int
     last: int
-    cut: Cut
+    cut: CutReason
     device: str
 
     def __len__(self) -> int:
@@ -57,42 +57,42 @@ def device_of(node: Node) -> str:
     return ""
 
 
-def _alone(node: Node) -> Cut | None:
+def _alone(node: Node) -> CutReason | None:
     """Nodes that form a partition by themselves."""
     if node.kind is Kind.CONTROL:
-        return Cut.CONTROL
+        return CutReason.CONTROL
     if node.kind is Kind.TRANSFER:
-        return Cut.TRANSFER
+        return CutReason.TRANSFER
     if lookup(node.op).access is Access.OPAQUE:
-        return Cut.OPAQUE
+        return CutReason.OPAQUE
     return None
 
 
 def cut(graph: Graph, max_nodes: int = 256) -> Partitioning:
     """The first partitioning of a graph."""
     parts: list[Partition] = []
-    first, why, device = 0, Cut.START, ""
+    first, why, device = 0, CutReason.START, ""
 
-    def close(end: int, next_why: Cut) -> None:
+    def close(end: int, next_why: CutReason) -> None:
         nonlocal first, why, device
         if end > first:
             parts.append(Partition(len(parts), first, end, why, device))
             first, device = end, ""
         why = next_why
 
-    alone: Cut | None = None
+    alone: CutReason | None = None
     for i, node in enumerate(graph.nodes):
         here = device_of(node)
         if (mine := _alone(node)) is not None:
-            if not (mine is Cut.OPAQUE and alone is Cut.OPAQUE):  # neighbouring opaque ops share a partition
+            if not (mine is CutReason.OPAQUE and alone is CutReason.OPAQUE):  # neighbouring opaque ops share a partition
                 close(i, mine)
         elif alone is not None:
             close(i, alone)
         elif here and device and here != device:
-            close(i, Cut.DEVICE)
+            close(i, CutReason.DEVICE)
         elif i - first >= max_nodes:
-            close(i, Cut.SIZE)
+            close(i, CutReason.SIZE)
         device = device or here
         alone = mine
-    close(len(graph.nodes), Cut.START)
+    close(len(graph.nodes), CutReason.START)
     return Partitioning(graph, tuple(parts))

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 
 from hotfuse.base.events import EvidenceValue
 from hotfuse.ir.graph import Graph, makers
-from hotfuse.partition.change import CannotChange, Change, Diff, History
-from hotfuse.partition.cut import Cut, Partition, Partitioning, device_of
+from hotfuse.partition.change import CannotChange, Diff, History, PartitionChange
+from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class Placement:
     """Where a partition runs: on which device, with how many threads (0: as many as the process uses)."""
 
     device: str = "cpu"
@@ -38,8 +38,8 @@ class Part:
 
     number: int
     nodes: tuple[int, ...]
-    cut: Cut
-    where: Where
+    cut: CutReason
+    where: Placement
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -71,20 +71,20 @@ def node_needs(graph: Graph) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(dict.fromkeys(maker[v.name] for v in n.ins if v.name in maker)) for n in graph.nodes)
 
 
-def partitioned(graph: Graph, groups: Iterable[Sequence[int]], why: str, cuts: Sequence[Cut] = ()) -> Partitioned:
+def partitioned(graph: Graph, groups: Iterable[Sequence[int]], why: str, cuts: Sequence[CutReason] = ()) -> Partitioned:
     """A graph cut into these groups of nodes, in this order."""
     parts: list[Part] = []
     for k, nodes in enumerate(groups):
         if not nodes:
             raise CannotChange(f"partition {k} has no nodes")
-        where = Where(device_of(graph.nodes[nodes[0]]) or "cpu")
-        parts.append(Part(k, tuple(sorted(nodes)), cuts[k] if cuts else (Cut.REST if k else Cut.START), where))
+        where = Placement(device_of(graph.nodes[nodes[0]]) or "cpu")
+        parts.append(Part(k, tuple(sorted(nodes)), cuts[k] if cuts else (CutReason.REST if k else CutReason.START), where))
     seen = sorted(i for p in parts for i in p.nodes)
     if seen != list(range(len(graph.nodes))):
         raise CannotChange("partitions must hold every node once", because=f"{len(seen)} of {len(graph.nodes)} nodes")
     needs = node_needs(graph)
     _check_order(parts, needs)
-    diff = Diff(Change.BEGIN, (), tuple(p.number for p in parts), len(graph.nodes), why)
+    diff = Diff(PartitionChange.BEGIN, (), tuple(p.number for p in parts), len(graph.nodes), why)
     return Partitioned(graph, needs, tuple(parts), History().with_(diff), len(parts))
 
 
@@ -112,7 +112,7 @@ def fuse(of: Partitioned, a: int, b: int, why: str, **evidence: EvidenceValue) -
     after = {p.number for p in behind}
     made = Part(of.next, tuple(sorted((*one.nodes, *other.nodes))), one.cut, one.where)
     parts = (*of.parts[:first], *(p for p in between if p.number not in after), made, *behind, *of.parts[last + 1 :])
-    diff = Diff(Change.FUSE, (one.number, other.number), (made.number,), len(made), why, evidence)
+    diff = Diff(PartitionChange.FUSE, (one.number, other.number), (made.number,), len(made), why, evidence)
     return replace(of, parts=parts, history=of.history.with_(diff), next=of.next + 1)
 
 
@@ -123,10 +123,10 @@ def split(of: Partitioned, number: int, at: int, why: str, **evidence: EvidenceV
         raise CannotChange(f"partition {number} cannot be cut at {at}", because=f"it has {len(old)} nodes")
     pieces = (
         Part(of.next, old.nodes[:at], old.cut, old.where),
-        Part(of.next + 1, old.nodes[at:], Cut.REST, old.where),
+        Part(of.next + 1, old.nodes[at:], CutReason.REST, old.where),
     )
     place = of.parts.index(old)
-    diff = Diff(Change.SPLIT, (number,), (of.next, of.next + 1), len(old), why, evidence)
+    diff = Diff(PartitionChange.SPLIT, (number,), (of.next, of.next + 1), len(old), why, evidence)
     parts = (*of.parts[:place], *pieces, *of.parts[place + 1 :])
     return replace(of, parts=parts, history=of.history.with_(diff), next=of.next + 2)
 
@@ -139,11 +139,11 @@ def reorder(of: Partitioned, order: Sequence[int], why: str, **evidence: Evidenc
     parts = tuple(by_number[k] for k in order)
     _check_order(parts, of.needs)
     moved = tuple(new.number for old, new in zip(of.parts, parts, strict=True) if old is not new)
-    diff = Diff(Change.REORDER, moved, moved, sum(len(by_number[k]) for k in moved), why, evidence)
+    diff = Diff(PartitionChange.REORDER, moved, moved, sum(len(by_number[k]) for k in moved), why, evidence)
     return replace(of, parts=parts, history=of.history.with_(diff))
 
 
-def place(of: Partitioned, number: int, where: Where, why: str, **evidence: EvidenceValue) -> Partitioned:
+def place(of: Partitioned, number: int, where: Placement, why: str, **evidence: EvidenceValue) -> Partitioned:
     """A partition on other threads, or on the other device its values lie on."""
     old = of.part(number)
     if where.threads < 0 or not where.device:
@@ -153,7 +153,7 @@ def place(of: Partitioned, number: int, where: Where, why: str, **evidence: Evid
         raise CannotChange(f"partition {number} cannot run on {where.device}", because=f"its values lie on {min(devices)}",
                            hint="put transfer nodes around it first")
     parts = tuple(replace(p, where=where) if p is old else p for p in of.parts)
-    diff = Diff(Change.PLACE, (number,), (number,), len(old), why, {"from": str(old.where), "to": str(where), **evidence})
+    diff = Diff(PartitionChange.PLACE, (number,), (number,), len(old), why, {"from": str(old.where), "to": str(where), **evidence})
     return replace(of, parts=parts, history=of.history.with_(diff))
 
 

@@ -21,11 +21,11 @@ from hotfuse.machine.cores import unbind
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch
 from hotfuse.profile.ring import SLOTS, Publish, Ring
-from hotfuse.profile.snapshot import EMPTY, Drift, Snapshot, drift_from, from_json
+from hotfuse.profile.snapshot import EMPTY, NoticedDrift, Snapshot, drift_from, from_json
 
 MAX_RESTARTS = 5
 """Deaths within a minute after which it is given up."""
-OnDrift = Callable[[Drift], None]
+OnDrift = Callable[[NoticedDrift], None]
 
 
 class Analyzer:

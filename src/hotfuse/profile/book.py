@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from hotfuse.profile.drift import Stream
-from hotfuse.profile.predict import Predictor, class_of
-from hotfuse.profile.records import MAX_RANK, Flag, Kind, split
+from hotfuse.profile.predict import StreamPredictor, class_of
+from hotfuse.profile.records import MAX_RANK, Flag, RecordKind, split
 from hotfuse.profile.snapshot import (
     ControlSeen,
-    Drift,
     GraphSeen,
+    NoticedDrift,
     PartitionSeen,
     Prediction,
     Share,
@@ -23,7 +23,7 @@ from hotfuse.profile.snapshot import (
     Snapshot,
     ValueSeen,
 )
-from hotfuse.profile.stats import Decayed, Fractions, Outcomes, Range, Sizes
+from hotfuse.profile.stats import Decayed, Fractions, Outcomes, RecentRange, Sizes
 
 MAX_SIGNATURES = 64
 """Signatures of one graph with statistics of their own; the rarest gives way."""
@@ -46,8 +46,8 @@ class _Value:
     nonfinite: Fractions = field(default_factory=Fractions)
     valid: Fractions = field(default_factory=Fractions)
     valid_rows: Fractions = field(default_factory=Fractions)
-    range: Range = field(default_factory=Range)
-    absmax: Range = field(default_factory=Range)
+    range: RecentRange = field(default_factory=RecentRange)
+    absmax: RecentRange = field(default_factory=RecentRange)
 
     def add(self, r: Any) -> None:
         rows, cols = int(r["rows"]), int(r["cols"])
@@ -76,7 +76,7 @@ class _Value:
 
 
 @dataclass(slots=True)
-class _Times:
+class _TimeStats:
     ns: Sizes = field(default_factory=Sizes)
     bytes: int = -1
     flops: int = -1
@@ -101,21 +101,21 @@ class _Times:
 class _Signature:
     n: int = 0
     values: dict[int, _Value] = field(default_factory=dict[int, _Value])
-    partitions: dict[int, _Times] = field(default_factory=dict[int, _Times])
+    partitions: dict[int, _TimeStats] = field(default_factory=dict[int, _TimeStats])
     tiers: dict[int, Sizes] = field(default_factory=dict[int, Sizes])
 
 
 @dataclass(slots=True)
-class _Graph:
+class _GraphRecord:
     samples: int = 0
     signatures: dict[int, _Signature] = field(default_factory=dict[int, _Signature])
     shares: Outcomes = field(default_factory=lambda: Outcomes(MAX_SIGNATURES))
     values: dict[int, _Value] = field(default_factory=dict[int, _Value])
     controls: dict[int, tuple[bool, Outcomes]] = field(default_factory=dict[int, tuple[bool, Outcomes]])
-    partitions: dict[int, _Times] = field(default_factory=dict[int, _Times])
-    predictors: dict[tuple[str, int], Predictor] = field(default_factory=dict[tuple[str, int], Predictor])
+    partitions: dict[int, _TimeStats] = field(default_factory=dict[int, _TimeStats])
+    predictors: dict[tuple[str, int], StreamPredictor] = field(default_factory=dict[tuple[str, int], StreamPredictor])
     streams: dict[tuple[int, str], Stream] = field(default_factory=dict[tuple[int, str], Stream])
-    drifts: deque[Drift] = field(default_factory=lambda: deque[Drift](maxlen=MAX_DRIFTS))
+    drifts: deque[NoticedDrift] = field(default_factory=lambda: deque[NoticedDrift](maxlen=MAX_DRIFTS))
 
     def signature(self, number: int) -> _Signature:
         found = self.signatures.get(number)
@@ -127,16 +127,16 @@ class _Graph:
         return found
 
     def predict(self, kind: str, item: int, outcome: int) -> None:
-        self.predictors.setdefault((kind, item), Predictor()).see(outcome)
+        self.predictors.setdefault((kind, item), StreamPredictor()).see(outcome)
 
 
-class Book:
+class AnalyzerMemory:
     """Everything the analyzer remembers."""
 
     def __init__(self) -> None:
-        self.graphs: dict[int, _Graph] = {}
+        self.graphs: dict[int, _GraphRecord] = {}
         self.records = self.unknown = self.snapshots = 0
-        self._fresh: list[Drift] = []
+        self._fresh: list[NoticedDrift] = []
         self._forgotten: deque[int] = deque(maxlen=MAX_FORGOTTEN)
 
     def forget(self, graph: int) -> None:
@@ -144,27 +144,28 @@ class Book:
         self._forgotten.append(graph)
         self.graphs.pop(graph, None)
 
-    def add(self, raw: np.ndarray[Any, Any]) -> list[Drift]:
+    def add(self, raw: np.ndarray[Any, Any]) -> list[NoticedDrift]:
         """Learn from raw records, oldest first; the changes they reveal."""
         self.records += len(raw)
         self._fresh = []
         parts = split(raw)
         self.unknown += len(raw) - sum(map(len, parts.values()))
         for kind, learn in (
-            (Kind.VALUE, self._value), (Kind.CONTROL, self._control), (Kind.PARTITION, self._partition), (Kind.CALL, self._call),
+            (RecordKind.VALUE, self._value), (RecordKind.CONTROL, self._control),
+            (RecordKind.PARTITION, self._partition), (RecordKind.CALL, self._call),
         ):  # fmt: skip
             for r in parts.get(kind, ()):
                 if (graph := self._graph(int(r["graph"]))) is not None:
                     learn(graph, int(r["item"]), r)
         return self._fresh
 
-    def _graph(self, number: int) -> _Graph | None:
+    def _graph(self, number: int) -> _GraphRecord | None:
         found = self.graphs.get(number)
         if found is None and number not in self._forgotten:
-            found = self.graphs[number] = _Graph()
+            found = self.graphs[number] = _GraphRecord()
         return found
 
-    def _value(self, g: _Graph, item: int, r: Any) -> None:
+    def _value(self, g: _GraphRecord, item: int, r: Any) -> None:
         flags, n = int(r["flags"]), int(r["rows"]) * int(r["cols"])
         g.values.setdefault(item, _Value()).add(r)
         g.signature(int(r["signature"])).values.setdefault(item, _Value()).add(r)
@@ -182,17 +183,17 @@ class Book:
             self._test(g, int(r["graph"]), item, "valid fraction", valid)
             g.predict("valid", item, class_of(valid))
 
-    def _control(self, g: _Graph, item: int, r: Any) -> None:
+    def _control(self, g: _GraphRecord, item: int, r: Any) -> None:
         loop, outcome = bool(int(r["flags"]) & Flag.LOOP), int(r["outcome"])
         g.controls.setdefault(item, (loop, Outcomes()))[1].add(outcome)
         self._test(g, int(r["graph"]), item, "outcome", outcome)
         g.predict("trips" if loop else "branch", item, outcome)
 
-    def _partition(self, g: _Graph, item: int, r: Any) -> None:
-        g.partitions.setdefault(item, _Times()).add(r)
-        g.signature(int(r["signature"])).partitions.setdefault(item, _Times()).add(r)
+    def _partition(self, g: _GraphRecord, item: int, r: Any) -> None:
+        g.partitions.setdefault(item, _TimeStats()).add(r)
+        g.signature(int(r["signature"])).partitions.setdefault(item, _TimeStats()).add(r)
 
-    def _call(self, g: _Graph, _item: int, r: Any) -> None:
+    def _call(self, g: _GraphRecord, _item: int, r: Any) -> None:
         g.samples += 1
         number = int(r["signature"])
         g.shares.add(number)
@@ -201,10 +202,10 @@ class Book:
         signature.n += 1
         signature.tiers.setdefault(int(r["tier"]), Sizes()).add(int(r["ns"]))
 
-    def _test(self, g: _Graph, graph: int, item: int, metric: str, x: float) -> None:
+    def _test(self, g: _GraphRecord, graph: int, item: int, metric: str, x: float) -> None:
         stream = g.streams.setdefault((item, metric), Stream())
         if alarm := stream.add(x, lambda: len(g.streams)):
-            drift = Drift(graph, item, metric, alarm.distance, alarm.threshold, g.samples)
+            drift = NoticedDrift(graph, item, metric, alarm.distance, alarm.threshold, g.samples)
             g.drifts.append(drift)
             self._fresh.append(drift)
 
@@ -214,11 +215,11 @@ class Book:
         return Snapshot(self.snapshots, self.records, torn, self.unknown, {n: _seen(n, g) for n, g in self.graphs.items()})
 
 
-def _seen(number: int, g: _Graph) -> GraphSeen:
+def _seen(number: int, g: _GraphRecord) -> GraphSeen:
     signatures: list[SignatureSeen] = []
     for s, share in g.shares.shares():
         if (one := g.signatures.get(s)) is not None and len(signatures) < SHOWN:
-            calls = tuple(_Times(ns).seen(tier) for tier, ns in sorted(one.tiers.items()))
+            calls = tuple(_TimeStats(ns).seen(tier) for tier, ns in sorted(one.tiers.items()))
             values = tuple(v.seen(i) for i, v in one.values.items())
             times = tuple(t.seen(i) for i, t in one.partitions.items())
             signatures.append(SignatureSeen(s, one.n, share, values, times, calls))

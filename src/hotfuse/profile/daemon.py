@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import BinaryIO
 
-from hotfuse.profile.book import Book
+from hotfuse.profile.book import AnalyzerMemory
 from hotfuse.profile.ring import Ring
 from hotfuse.profile.snapshot import to_json
 
@@ -36,7 +36,7 @@ class Daemon:
 
     def __init__(self, ring: Ring, say: Say, clock: Callable[[], float] = time.monotonic) -> None:
         self.ring = ring
-        self.book = Book()
+        self.book = AnalyzerMemory()
         self._say = say
         self._clock = clock
         self._said = -SNAPSHOT_S

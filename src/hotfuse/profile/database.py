@@ -28,7 +28,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from hotfuse.profile.schema import STEPS, NewerSchema, Step, migrate
+from hotfuse.profile.schema import STEPS, Migration, NewerSchema, migrate
 
 T = TypeVar("T")
 BUSY_S = 5.0
@@ -75,7 +75,7 @@ def trouble_of(error: BaseException) -> Trouble | None:
 class Database:
     """An SQLite file with write-ahead log, or memory."""
 
-    def __init__(self, path: Path | None, tell: Tell, steps: Sequence[Step] = STEPS) -> None:
+    def __init__(self, path: Path | None, tell: Tell, steps: Sequence[Migration] = STEPS) -> None:
         self.path = path
         """None once in memory."""
         self.counts: Counter[str] = Counter()

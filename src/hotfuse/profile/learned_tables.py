@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Table, func, insert, sele
 
 from hotfuse.base.errors import InputError
 from hotfuse.profile import schema as s
-from hotfuse.profile.rows import Drift, StoredModel, array_from_row, array_to_row, list_from_text, object_from_text
+from hotfuse.profile.rows import SpeedRow, StoredModel, array_from_row, array_to_row, list_from_text, object_from_text
 from hotfuse.profile.tables import Tables, new_key
 
 
@@ -105,7 +105,7 @@ class LearnedTables(Tables):
 
     # -- drift
 
-    def record_drift(self, rows: Iterable[Drift], machine: int | None = None) -> None:
+    def record_drift(self, rows: Iterable[SpeedRow], machine: int | None = None) -> None:
         """Add looks at the machine's speed."""
         values = [
             {
@@ -116,7 +116,7 @@ class LearnedTables(Tables):
         ]  # fmt: skip
         self.add_rows(s.drift, values)
 
-    def drift(self, *, machine: int | None = None, probe: str | None = None, limit: int = 1000) -> list[Drift]:
+    def drift(self, *, machine: int | None = None, probe: str | None = None, limit: int = 1000) -> list[SpeedRow]:
         """Looks at the machine's speed, newest first."""
         t = s.drift
         query = select(t).order_by(t.c.at.desc(), t.c.id.desc()).limit(limit)
@@ -125,7 +125,7 @@ class LearnedTables(Tables):
         if probe is not None:
             query = query.where(t.c.probe == probe)
         return self.rows_of(
-            "drift", query, lambda r: Drift(str(r.probe), float(r.value), float(r.baseline), float(r.at), r.machine_id)
+            "drift", query, lambda r: SpeedRow(str(r.probe), float(r.value), float(r.baseline), float(r.at), r.machine_id)
         )
 
 

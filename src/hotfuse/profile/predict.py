@@ -40,7 +40,7 @@ class _Score:
 
 
 @dataclass(slots=True)
-class Predictor:
+class StreamPredictor:
     """A stream's three predictors and their scores."""
 
     n: int = 0

@@ -30,7 +30,7 @@ SIZE = 184
 WORDS = SIZE // 8
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record tells."""
 
     VALUE = 1
@@ -76,16 +76,16 @@ def _dtype(body: Sequence[Any]) -> np.dtype[Any]:
     return np.dtype([*_HEAD, *body, *([("pad", f"V{pad}")] if pad else []), ("check", "<u8")])
 
 
-LAYOUTS: dict[Kind, np.dtype[Any]] = {
-    Kind.VALUE: _dtype(
+LAYOUTS: dict[RecordKind, np.dtype[Any]] = {
+    RecordKind.VALUE: _dtype(
         [("shape", "<i8", (MAX_RANK,)), ("rows", "<i8"), ("cols", "<i8"), *((n, "<i8") for n in COUNTS),
          *((n, "<f8") for n in RANGES)]
     ),
-    Kind.CONTROL: _dtype([("outcome", "<i8")]),
-    Kind.PARTITION: _dtype(
+    RecordKind.CONTROL: _dtype([("outcome", "<i8")]),
+    RecordKind.PARTITION: _dtype(
         [("ns", "<i8"), ("bytes", "<i8"), ("flops", "<i8"), ("cycles", "<i8"), ("instructions", "<i8"), ("misses", "<i8")]
     ),
-    Kind.CALL: _dtype([("tier", "<i8"), ("ns", "<i8"), ("cost_ns", "<i8")]),
+    RecordKind.CALL: _dtype([("tier", "<i8"), ("ns", "<i8"), ("cost_ns", "<i8")]),
 }  # fmt: skip
 HEAD = np.dtype([*_HEAD, ("rest", f"V{SIZE - BODY}")])
 """Any record, as far as all are alike."""
@@ -123,7 +123,7 @@ class Batch:
         self._view[:used] = bytes(used)
         self.count = 0
 
-    def _head(self, kind: Kind, item: int, s: Subject, dtype: int = 0, rank: int = 0, flags: int = 0) -> int:
+    def _head(self, kind: RecordKind, item: int, s: Subject, dtype: int = 0, rank: int = 0, flags: int = 0) -> int:
         """Begin a record; its offset."""
         if self.count >= self.room:
             raise InternalError(f"more than {self.room} records in a batch")
@@ -145,7 +145,7 @@ class Batch:
             for n in shape[: rank - MAX_RANK + 1]:
                 lead *= n
             shape = (lead, *shape[rank - MAX_RANK + 1 :])
-        at = self._head(Kind.VALUE, item, s, dtype, rank, flags)
+        at = self._head(RecordKind.VALUE, item, s, dtype, rank, flags)
         _value.pack_into(self._view, at + BODY, *shape, *(0,) * (MAX_RANK - len(shape)), rows, cols)
         return self.address + at + COUNTS_AT
 
@@ -156,19 +156,19 @@ class Batch:
 
     def control(self, s: Subject, item: int, outcome: int, loop: bool) -> None:
         """A branch taken (0 or 1), or a loop's trips."""
-        at = self._head(Kind.CONTROL, item, s, flags=Flag.LOOP if loop else 0)
+        at = self._head(RecordKind.CONTROL, item, s, flags=Flag.LOOP if loop else 0)
         struct.pack_into("<q", self._view, at + BODY, outcome)
 
     def partition(
         self, s: Subject, item: int, ns: int, bytes: int, flops: int, counters: tuple[int, int, int] | None = None
     ) -> None:
         """A partition's time, and on paper its bytes and flops (-1: unknown)."""
-        at = self._head(Kind.PARTITION, item, s, flags=Flag.COUNTERS if counters else 0)
+        at = self._head(RecordKind.PARTITION, item, s, flags=Flag.COUNTERS if counters else 0)
         _six.pack_into(self._view, at + BODY, ns, bytes, flops, *(counters or (0, 0, 0)))
 
     def call(self, s: Subject, tier: int, ns: int, cost_ns: int) -> None:
         """The call itself, and what watching it cost."""
-        at = self._head(Kind.CALL, 0, s)
+        at = self._head(RecordKind.CALL, 0, s)
         struct.pack_into("<qqq", self._view, at + BODY, tier, ns, cost_ns)
 
     def record(self, i: int) -> bytes:
@@ -182,7 +182,7 @@ def check_word(words: np.ndarray[Any, Any], ticket: int) -> int:
     return mixed ^ ((ticket + 1) * 0x9E3779B97F4A7C15 & (1 << 64) - 1)
 
 
-def split(raw: np.ndarray[Any, Any]) -> dict[Kind, np.ndarray[Any, Any]]:
+def split(raw: np.ndarray[Any, Any]) -> dict[RecordKind, np.ndarray[Any, Any]]:
     """Raw records, one row of bytes each, by kind; unknown kinds are left out."""
     kinds = raw[:, 0]
     return {k: np.ascontiguousarray(raw[kinds == k]).view(layout)[:, 0] for k, layout in LAYOUTS.items() if (kinds == k).any()}

@@ -81,7 +81,7 @@ class StoredDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class SpeedRow:
     """One look at how fast the machine is now."""
 
     probe: str

@@ -171,7 +171,7 @@ FIRST = (machines, measurements, models, partition_profiles, decisions, hpm_mode
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Migration:
     """One change of the schema."""
 
     version: int
@@ -193,10 +193,10 @@ def _memories(connection: Connection) -> None:
         connection.exec_driver_sql("ALTER TABLE partition_profiles ADD COLUMN evidence TEXT NOT NULL DEFAULT '{}'")
 
 
-STEPS: tuple[Step, ...] = (
-    Step(1, "machines, measurements, profiles, decisions, models, drift", _create),
-    Step(2, "groups that models were cut into, for calibration", _problems),
-    Step(3, "what came true of predictions; why a partition is slow", _memories),
+STEPS: tuple[Migration, ...] = (
+    Migration(1, "machines, measurements, profiles, decisions, models, drift", _create),
+    Migration(2, "groups that models were cut into, for calibration", _problems),
+    Migration(3, "what came true of predictions; why a partition is slow", _memories),
 )
 TABLES = (*FIRST, problems, memories)
 """Every table, for whoever goes through all of them."""
@@ -216,7 +216,7 @@ def version_of(connection: Connection) -> int:
     return connection.execute(select(func.max(schema_version.c.version))).scalar() or 0
 
 
-def migrate(connection: Connection, steps: Sequence[Step] = STEPS) -> tuple[int, ...]:
+def migrate(connection: Connection, steps: Sequence[Migration] = STEPS) -> tuple[int, ...]:
     """Run the missing steps in the caller's transaction, which must exclude other writers; the versions that were run."""
     known = max(s.version for s in steps)
     have = version_of(connection)

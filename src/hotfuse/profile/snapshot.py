@@ -95,7 +95,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Drift:
+class NoticedDrift:
     """A change that was noticed: of what, how far, what could still have been chance."""
 
     graph: int
@@ -119,7 +119,7 @@ class GraphSeen:
     controls: tuple[ControlSeen, ...]
     partitions: tuple[PartitionSeen, ...]
     predictions: tuple[Prediction, ...]
-    drifts: tuple[Drift, ...]
+    drifts: tuple[NoticedDrift, ...]
     """The latest, oldest first."""
     streams: int
     """How many are tested for drift."""
@@ -164,9 +164,9 @@ def from_json(data: bytes) -> Snapshot:
     return Snapshot(d["number"], d["records"], d["torn"], d["unknown"], graphs)
 
 
-def drift_from(d: dict[str, Any]) -> Drift:
+def drift_from(d: dict[str, Any]) -> NoticedDrift:
     """A change from its JSON object."""
-    return Drift(**d)
+    return NoticedDrift(**d)
 
 
 def _graph(d: dict[str, Any]) -> GraphSeen:

@@ -89,7 +89,7 @@ class Sizes:
 
 
 @dataclass(slots=True)
-class Range:
+class RecentRange:
     """The least and the greatest number of the recent past: of the samples of this epoch and the one before."""
 
     epoch: int = 256

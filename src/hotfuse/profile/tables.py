@@ -11,7 +11,7 @@ from sqlalchemy import Row, Table, insert
 
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.profile.database import Database, Trouble
-from hotfuse.profile.schema import STEPS, Step
+from hotfuse.profile.schema import STEPS, Migration
 
 BATCH = 500
 """Rows of one transaction: others wait for no longer than that takes."""
@@ -20,7 +20,7 @@ BATCH = 500
 class Tables:
     """An open database, and reading and writing rows of it."""
 
-    def __init__(self, path: Path | None, log: EventLog | None = None, steps: Sequence[Step] = STEPS) -> None:
+    def __init__(self, path: Path | None, log: EventLog | None = None, steps: Sequence[Migration] = STEPS) -> None:
         self.notes: list[str] = []
         """What happened to the file, in words."""
         self.skipped: Counter[str] = Counter()

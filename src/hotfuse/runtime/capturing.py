@@ -24,18 +24,18 @@ from hotfuse.machine.cores import usable_cores
 from hotfuse.native.call_context import usual
 from hotfuse.runtime.background import Background
 from hotfuse.runtime.plans import Plans
-from hotfuse.runtime.samples import Samples, made_up, snapshot
+from hotfuse.runtime.samples import CallSamples, made_up, snapshot
 from hotfuse.runtime.serve.check import failed
 from hotfuse.runtime.serve.effects import Before, effects_of
 from hotfuse.runtime.serve.gradients import Gradients, requires
 from hotfuse.runtime.serve.guards import compile_signature
-from hotfuse.runtime.site import Entry, Group, Site, specs_of
-from hotfuse.runtime.tally import Counts
+from hotfuse.runtime.site import CallGroup, Entry, Site, specs_of
+from hotfuse.runtime.tally import ThreadCounts
 from hotfuse.runtime.tierup.attempt import Compile
 from hotfuse.runtime.tierup.audit import why_not
 from hotfuse.runtime.tierup.objective import SLOWER
 from hotfuse.runtime.tierup.verify import disagreement
-from hotfuse.runtime.weights.watch import Change, Watch
+from hotfuse.runtime.weights.watch import ModelGuard, WeightChange
 
 MAX_SITES = 64
 SPARE_FROM = 4
@@ -45,7 +45,7 @@ MAX_TRIES = 3
 
 
 @dataclass(slots=True)
-class Sample:
+class CallSample:
     """A real call: copies of what went in and what came out."""
 
     inputs: list[torch.Tensor]
@@ -98,7 +98,7 @@ class Capturer:
             torch.set_num_threads(threads)
 
     def own_code(
-        self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], counts: Counts
+        self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], counts: ThreadCounts
     ) -> Any:
         """Answer a call with the model's own code; what it did is captured beside where that is wanted."""
         counts.module_calls += 1
@@ -126,7 +126,7 @@ class Capturer:
             self._given_up(group)
             return result
         copies = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in after.leaves]
-        sample = Sample(inputs, copies, after.spec, watched.written(inputs), seconds, number, torch.get_num_threads())
+        sample = CallSample(inputs, copies, after.spec, watched.written(inputs), seconds, number, torch.get_num_threads())
 
         def job() -> None:
             try:
@@ -139,7 +139,7 @@ class Capturer:
 
     def meet(
         self, met: tuple[Site, Entry, int], leaves: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any],
-        counts: Counts,
+        counts: ThreadCounts,
     ) -> Any:
         """Answer a call with the model's own code that a plan would take, but that it was not compared with in this grad mode.
 
@@ -178,7 +178,7 @@ class Capturer:
             try:
                 with torch.no_grad():
                     difference = disagreement(entry.baseline.run(*inputs), copies, self._settings.rtol)
-                if watch is not None and (watch.accepted != before or watch.check() is not Change.NONE):
+                if watch is not None and (watch.accepted != before or watch.check() is not WeightChange.NONE):
                     return  # it was compared with other weights
                 if difference:
                     self._asks(site, difference)
@@ -205,11 +205,11 @@ class Capturer:
                 self._log.decide(Action.DROP if site.entries else Action.NOTICE, Why.GRAD_MODE, self._model.name, because=because)
             site.split()
 
-    def _given_up(self, group: Group) -> None:
+    def _given_up(self, group: CallGroup) -> None:
         self._ended(group)
         self._background.finished()
 
-    def _ended(self, group: Group) -> None:
+    def _ended(self, group: CallGroup) -> None:
         with self._plans.lock:
             group.pending = False
             self._under_way -= 1
@@ -218,14 +218,14 @@ class Capturer:
         """In a forked child: captures that were under way are the parent's."""
         self._under_way = 0
 
-    def _wanted(self, spec: Spec, leaves: Sequence[torch.Tensor]) -> tuple[Site, Group, Why] | None:
+    def _wanted(self, spec: Spec, leaves: Sequence[torch.Tensor]) -> tuple[Site, CallGroup, Why] | None:
         """Whether this call should be captured, and why; marks its group as pending if so."""
         if self._settings.capture == "off" or self._plans.closed or self._exhausted:
             return None
         if any(t.is_neg() or t.is_conj() for t in leaves):  # their memory holds other numbers than they do: no guard takes them
             self._log.count("lazy_inputs")
             return None
-        if (watch := self._plans.watch) is not None and (change := watch.check()) is not Change.NONE:
+        if (watch := self._plans.watch) is not None and (change := watch.check()) is not WeightChange.NONE:
             self._plans.changed(change, watch)  # what was refused may be possible now
         with self._plans.lock:
             site = self._plans.sites.get(spec)
@@ -255,7 +255,7 @@ class Capturer:
         self._background.begin()
         return site, group, why
 
-    def _learn(self, site: Site, group: Group, why: Why, grad_mode: bool, sample: Sample) -> None:
+    def _learn(self, site: Site, group: CallGroup, why: Why, grad_mode: bool, sample: CallSample) -> None:
         """Capture, compile, verify, deploy: in the background, reporting every outcome as a decision.
 
         Which sizes vary is asked when whoever captures is ready: calls that came meanwhile have shown it, and one capture does
@@ -288,7 +288,7 @@ class Capturer:
             self._log.decide(Action.REFUSE, Why.NOT_CAPTURABLE, self._model.name, what=text.splitlines()[0][:300])
             group.refused = str(e)
 
-    def _capture_and_deploy(self, site: Site, group: Group, call: CallSpec, sample: Sample) -> None:
+    def _capture_and_deploy(self, site: Site, group: CallGroup, call: CallSpec, sample: CallSample) -> None:
         generation = self._plans.generation
         done = self._model.capture(site.spec, call, self._watching)
         graph = done.captured.graph
@@ -308,7 +308,7 @@ class Capturer:
         result_spec = sample.out_spec.children[0]
         bare = effects is None and (result_spec is TENSOR or result_spec is NUMBER)
         symbols, signature = compile_signature(graph)
-        samples = Samples(self._settings.sample_bytes, snapshot if self._settings.keep_inputs else made_up)
+        samples = CallSamples(self._settings.sample_bytes, snapshot if self._settings.keep_inputs else made_up)
         samples.note(signature(*sample.inputs), sample.inputs)
         if done.captured.asks_grad_mode and not site.mask:
             self._asks(site, "it asks whether they are")
@@ -327,8 +327,8 @@ class Capturer:
             if generation != self._plans.generation or not done.watch.same_now():
                 self._plans.watcher.forget(key)
                 raise CaptureError("the model changed while it was captured", why=Why.MODEL_CHANGED)
-            if self._plans.watch is not None and (change := self._plans.watch.check()) is not Change.NONE:
-                if change is Change.MODEL:
+            if self._plans.watch is not None and (change := self._plans.watch.check()) is not WeightChange.NONE:
+                if change is WeightChange.MODEL:
                     self._plans.drop_all()  # plans of an older model, which no call has met since
                 else:
                     self._plans.demote_all()  # their copies of weights are older than what the new watch takes as given
@@ -340,7 +340,7 @@ class Capturer:
         if self.admitted is not None:
             self.admitted(site, entry, sample.threads)
 
-    def _watching(self, watch: Watch) -> None:
+    def _watching(self, watch: ModelGuard) -> None:
         """Before anything is deployed, the newest watch is the one that counts."""
         with self._plans.lock:
             if not any(site.entries for site in self._plans.sites.values()):

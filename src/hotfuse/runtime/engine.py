@@ -35,18 +35,18 @@ from hotfuse.runtime.concurrency import Concurrency, calls_in_flight
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.observe.telling import Teller
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.plans import Model, Plans
+from hotfuse.runtime.plans import Plans, Servable
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.serve.answering import Turn, turn_of
-from hotfuse.runtime.serve.gradients import PLAIN, Gradients, Link, joined
+from hotfuse.runtime.serve.gradients import PLAIN, GradientLink, Gradients, joined
 from hotfuse.runtime.site import Entry, Site
-from hotfuse.runtime.tally import Counts, Everyone, Tally
+from hotfuse.runtime.tally import Everyone, Tally, ThreadCounts
 from hotfuse.runtime.tierup.attempt import Compile, Improve
 from hotfuse.runtime.tierup.audit import Audit
 from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.tierup.own_code import compare, decided, later_than_own, rest
 from hotfuse.runtime.tierup.tiers import interval
-from hotfuse.runtime.weights.watch import Change, Watch
+from hotfuse.runtime.weights.watch import ModelGuard, WeightChange
 
 _TENSORS = {torch.Tensor, nn.Parameter}
 MOST_PLAIN = 256
@@ -73,7 +73,7 @@ class Engine:
     """Serves one model."""
 
     def __init__(
-        self, model: Model, compile: Compile, submit: Submit, settings: Settings, log: EventLog,
+        self, model: Servable, compile: Compile, submit: Submit, settings: Settings, log: EventLog,
         improve: Improve | None = None, captures: Submit | None = None,
     ) -> None:
         self.model = model
@@ -251,7 +251,7 @@ class Engine:
 
     def _answered_instead(
         self, failed: tuple[Site, Entry, Plan, Exception], leaves: Sequence[Any], args: tuple[Any, ...],
-        kwargs: dict[str, Any], counts: Counts,
+        kwargs: dict[str, Any], counts: ThreadCounts,
     ) -> Any:
         """A plan raised: the model's own code answers. Where that raises too, or an index pointed nowhere, the call is to blame."""
         site, entry, plan, error = failed
@@ -270,16 +270,16 @@ class Engine:
             self.plans.withdraw(site, entry, plan, error)
         return result
 
-    def _still(self, watch: Watch) -> bool:
+    def _still(self, watch: ModelGuard) -> bool:
         """Whether a model that may have changed is still the one its plans were made of, whatever its weights are."""
         change = watch.check()
-        if change is not Change.NONE:
+        if change is not WeightChange.NONE:
             self.plans.changed(change, watch)
-        return change is not Change.MODEL
+        return change is not WeightChange.MODEL
 
     def _looked_at(
-        self, found: tuple[Site, Entry, Plan, Link], leaves: Sequence[torch.Tensor], holders: Sequence[Any],
-        args: tuple[Any, ...], kwargs: dict[str, Any], counts: Counts,
+        self, found: tuple[Site, Entry, Plan, GradientLink], leaves: Sequence[torch.Tensor], holders: Sequence[Any],
+        args: tuple[Any, ...], kwargs: dict[str, Any], counts: ThreadCounts,
     ) -> Any:
         """Serve a call and learn from it: its time, its sizes, who is faster of two, and whether anything should change."""
         site, entry, plan, link = found

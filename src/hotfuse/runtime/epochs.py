@@ -40,7 +40,7 @@ LONG_PAUSE_S = 0.05
 STOP_S = 2.0
 
 
-class Slot:
+class ThreadMark:
     """One thread's mark: 0 outside of calls, else the number under which its outermost call began."""
 
     __slots__ = ("__weakref__", "epoch")
@@ -52,8 +52,8 @@ class Slot:
 class _Mine(threading.local):
     """Makes a thread's slot the first time the thread asks."""
 
-    def __init__(self, register: Callable[[Slot], None]) -> None:
-        self.slot = Slot()
+    def __init__(self, register: Callable[[ThreadMark], None]) -> None:
+        self.slot = ThreadMark()
         register(self.slot)
 
 
@@ -83,14 +83,14 @@ class Epochs:
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._slots: list[weakref.ref[Slot]] = []
+        self._slots: list[weakref.ref[ThreadMark]] = []
         self._mine = _Mine(self._register)
         self._waiting: list[_Retired] = []
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._stopping = False
 
-    def slot(self) -> Slot:
+    def slot(self) -> ThreadMark:
         """The calling thread's mark."""
         return self._mine.slot
 
@@ -102,7 +102,7 @@ class Epochs:
         """How many threads are in a call, as far as can be seen without a lock."""
         return sum((slot := mark()) is not None and slot.epoch > 0 for mark in self._slots)
 
-    def _register(self, slot: Slot) -> None:
+    def _register(self, slot: ThreadMark) -> None:
         with self._lock:
             self._slots = [s for s in self._slots if s() is not None]
             self._slots.append(weakref.ref(slot))

@@ -13,7 +13,7 @@ from hotfuse.compile.account import Account
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values
 from hotfuse.ir.subgraph import extract
 from hotfuse.ops.torch_args import to_torch
-from hotfuse.partition.cut import Cut, Partition, Partitioning
+from hotfuse.partition.cut import CutReason, Partition, Partitioning
 from hotfuse.tile.program import Kernel
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class PlanUnit:
     """What a plan enters at once: a partition, a native run of several, or views behind a run (no partition of their own)."""
 
     parts: tuple[int, ...]
@@ -36,7 +36,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class PlanMemory:
     """Bytes a plan takes besides the model's weights, for the sizes it was made with."""
 
     arena: int = 0
@@ -66,14 +66,14 @@ class Plan:
     tier: int
     notes: tuple[str, ...] = ()
     """What stayed with the library, and why."""
-    units: tuple[Unit, ...] = ()
+    units: tuple[PlanUnit, ...] = ()
     """In order; empty where the only artifact is all there is."""
     weights: Mapping[str, Any] = field(default_factory=dict[str, Any])
     unread: frozenset[str] = frozenset()
     """Those of its weights that it reads only where a call falls back: there are copies, or nothing needs them."""
     live: frozenset[str] = frozenset()
     """Those of its graph's weights that it reads in every call where they lie, and of which it has no copies of any kind."""
-    memory: Memory = Memory()
+    memory: PlanMemory = PlanMemory()
     runs: tuple[NativeRun, ...] = ()
     """Its native runs, those in branches too."""
     counters: Callable[[], dict[str, int]] = dict[str, int]
@@ -142,12 +142,12 @@ def assemble(
     """Have each partition compiled, and chain them; a single partition runs without a chain."""
     graph = partitioning.graph
     if len(partitioning.parts) <= 1:
-        part = partitioning.parts[0] if partitioning.parts else Partition(0, 0, 0, Cut.START, "")
+        part = partitioning.parts[0] if partitioning.parts else Partition(0, 0, 0, CutReason.START, "")
         artifact = compiled(part, graph)
-        return Plan(partitioning, (artifact,), artifact.run, tier, weights=weights, memory=Memory(constants=artifact.bytes))
+        return Plan(partitioning, (artifact,), artifact.run, tier, weights=weights, memory=PlanMemory(constants=artifact.bytes))
     pieces = [compiled(p, piece_of(graph, p)) for p in partitioning.parts]
-    units = [Unit((i,), a.graph.inputs, output_values(a.graph), a.run) for i, a in enumerate(pieces)]
-    memory = Memory(constants=sum(a.bytes for a in pieces))
+    units = [PlanUnit((i,), a.graph.inputs, output_values(a.graph), a.run) for i, a in enumerate(pieces)]
+    memory = PlanMemory(constants=sum(a.bytes for a in pieces))
     run = chained(graph, units, weights)
     return Plan(partitioning, tuple(pieces), run, tier, units=tuple(units), weights=weights, memory=memory)
 
@@ -157,7 +157,7 @@ def piece_of(graph: Graph, part: Partition) -> Graph:
     return extract(graph, range(part.first, part.last), f"{graph.name}.p{part.index}")
 
 
-def chained(graph: Graph, units: Sequence[Unit], weights: Mapping[str, Any]) -> Run:
+def chained(graph: Graph, units: Sequence[PlanUnit], weights: Mapping[str, Any]) -> Run:
     """One function that runs units in order; a single one that takes and gives what the graph does is itself that function."""
     if len(units) == 1 and units[0].inputs == graph.inputs and units[0].outputs == graph.outputs:
         return units[0].run

@@ -24,14 +24,14 @@ from hotfuse.runtime.observe.examine import Examiner
 from hotfuse.runtime.observe.record import Recorder
 from hotfuse.runtime.observe.watcher import Watcher
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.serve.budget import Held, victims
+from hotfuse.runtime.serve.budget import MemoryHolder, victims
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tally import Tally
 from hotfuse.runtime.tierup.audit import Audit
 from hotfuse.runtime.weights.originals import Late, Originals, copied
 from hotfuse.runtime.weights.release import Released
 from hotfuse.runtime.weights.scrubber import scrubber
-from hotfuse.runtime.weights.watch import Change, Watch
+from hotfuse.runtime.weights.watch import ModelGuard, WeightChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class Capture:
 
     captured: Captured
     weights: Mapping[str, torch.Tensor]
-    watch: Watch
+    watch: ModelGuard
 
 
-class Model(Protocol):
+class Servable(Protocol):
     """What an engine serves."""
 
     name: str
@@ -56,7 +56,7 @@ class Model(Protocol):
         """Have whoever captures ready; may take seconds, in which more calls show what varies."""
         ...
 
-    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
+    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
         """A graph for calls like these; may take seconds; raises CaptureError.
 
         `watching` is told what to watch before anything can fail, so that a refused model that changes is tried again.
@@ -67,7 +67,7 @@ class Model(Protocol):
 class Plans:
     """All plans of one model, and what they share."""
 
-    def __init__(self, model: Model, settings: Settings, log: EventLog, tally: Tally, beside: Callable[[Job], None]) -> None:
+    def __init__(self, model: Servable, settings: Settings, log: EventLog, tally: Tally, beside: Callable[[Job], None]) -> None:
         self.model = model
         self.settings = settings
         self.log = log
@@ -79,7 +79,7 @@ class Plans:
         self.watcher = Watcher(model.name, settings, beside, log)
         self.examiner = Examiner(settings, log, self.recorder, self.watcher)
         self.sites: dict[Spec, Site] = {}
-        self.watch: Watch | None = None
+        self.watch: ModelGuard | None = None
         self.originals = Originals(settings)
         """What compares the memory of weights that plans have copies of."""
         self.generation = 0
@@ -96,16 +96,16 @@ class Plans:
         with self.lock:
             yield not self.closed and generation == self.generation
 
-    def changed(self, change: Change, watch: Watch) -> None:
+    def changed(self, change: WeightChange, watch: ModelGuard) -> None:
         """A call found the model to be another one than its plans were made of."""
-        if change is Change.UNSEEN:
+        if change is WeightChange.UNSEEN:
             self.written_unseen(watch.late or Late(0, 0.0))
             return
         self.log.decide(
-            Action.NOTICE if change is Change.VALUES else Action.DROP,
-            Why.WEIGHTS_CHANGED if change is Change.VALUES else Why.MODEL_CHANGED, self.model.name,
+            Action.NOTICE if change is WeightChange.VALUES else Action.DROP,
+            Why.WEIGHTS_CHANGED if change is WeightChange.VALUES else Why.MODEL_CHANGED, self.model.name,
         )
-        if change is not Change.MODEL:
+        if change is not WeightChange.MODEL:
             with self.lock:  # nor may a plan be deployed meanwhile that was made of older weights
                 observed = watch.observe()
                 self.demote_all()
@@ -131,7 +131,7 @@ class Plans:
         self.originals.noticed += 1
         self.log.decide(Action.NOTICE, Why.WEIGHTS_WRITTEN_UNSEEN, self.model.name, at_most_calls=late.calls, at_most_ms=late.ms)
 
-    def watch_with(self, watch: Watch) -> None:
+    def watch_with(self, watch: ModelGuard) -> None:
         """Calls ask this watch from now on; called with the lock."""
         watch.originals = self.originals
         self.watch = watch
@@ -216,13 +216,13 @@ class Plans:
 
     def fit(self, keep: Plan) -> None:
         """Let go of the least recently used compiled plans until the rest fits the memory allowed; never of `keep`."""
-        held: list[Held[tuple[Site, Entry, Plan]]] = []
+        held: list[MemoryHolder[tuple[Site, Entry, Plan]]] = []
         for site in list(self.sites.values()):
             for entry in site.entries:
                 for plan in dict.fromkeys((entry.plan, *entry.versions.values())):
                     if plan.tier:
                         size = plan.memory.constants + plan.memory.arena
-                        held.append(Held((site, entry, plan), size, entry.last_used if plan is not keep else 1 << 62))
+                        held.append(MemoryHolder((site, entry, plan), size, entry.last_used if plan is not keep else 1 << 62))
         for site, entry, plan in victims(held, self.settings.code_bytes):
             if plan is keep:
                 continue

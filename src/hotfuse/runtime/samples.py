@@ -60,7 +60,7 @@ def made_up(t: torch.Tensor) -> torch.Tensor:
     return other.random_(0, 2) if t.dtype is not torch.bool and not t.is_complex() else torch.zeros_like(other)
 
 
-class Samples:
+class CallSamples:
     """The recent calls of one captured graph."""
 
     def __init__(self, budget: int, keep: Callable[[torch.Tensor], torch.Tensor] = snapshot) -> None:

@@ -23,13 +23,13 @@ from hotfuse.profile.agent import Sampler
 from hotfuse.runtime.callers import Callers
 from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.samples import Samples, Signature
+from hotfuse.runtime.samples import CallSamples, Signature
 from hotfuse.runtime.serve.dispatch import Case, InlineCache, Job
 from hotfuse.runtime.serve.effects import Effects
-from hotfuse.runtime.serve.gradients import Link, Pattern
+from hotfuse.runtime.serve.gradients import GradientLink, Pattern
 from hotfuse.runtime.tierup.audit import Audit
-from hotfuse.runtime.tierup.bets import Bet
-from hotfuse.runtime.tierup.contest import Contest
+from hotfuse.runtime.tierup.bets import BranchBet
+from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.objective import Trade
 
 FEW, MANY = 2, 48
@@ -76,7 +76,7 @@ class Entry:
     """The graph's symbols that inputs show."""
     signature: Callable[..., Signature]
     """Their values in a call."""
-    samples: Samples
+    samples: CallSamples
     """Inputs of real calls, to prove and measure better plans with."""
     sampler: Sampler
     """Which calls run in an instrumented variant."""
@@ -84,7 +84,7 @@ class Entry:
     effects: Effects | None = None
     """What its calls change of what they are given, where they do."""
     versions: Mapping[Signature, Plan] = field(default_factory=lambda: NO_VERSIONS)
-    bets: Mapping[str, Bet] = field(default_factory=dict[str, Bet])
+    bets: Mapping[str, BranchBet] = field(default_factory=dict[str, BranchBet])
     """Conditions that the plan bets on, by name, with the code there is for each outcome."""
     calls: int = 0
     next_look: int = 1
@@ -109,7 +109,7 @@ class Entry:
     """What the plan that was deployed last costs and what the one before it cost."""
     stamp: tuple[int, ...] = ()
     """What decisions rest on; another one re-opens them (`runtime.tierup.improve`)."""
-    links: dict[Pattern, Link] = field(default_factory=dict[Pattern, Link])
+    links: dict[Pattern, GradientLink] = field(default_factory=dict[Pattern, GradientLink])
     """How results are joined to autograd's graph, by which of the inputs require gradients."""
     meeting: bool = False
     """A call that it may not serve yet is being compared with it."""
@@ -124,7 +124,7 @@ class Entry:
     dispatch_s: tuple[float, bool] = (0.0, False)
     """What finding a plan for a call takes, which calls that go straight to the own code do not pay; and whether native code
     was asked."""
-    contest: Contest | None = None
+    contest: PlanContest | None = None
     """A race on live calls: while it is open every call is looked at."""
     audits: dict[Signature | None, Audit] = field(default_factory=dict[Signature | None, Audit])
     """Deployed plans on trial: by the sizes of a version, None is the plan itself."""
@@ -174,12 +174,12 @@ class Entry:
         self.contest = None  # what was to be measured is no longer what serves
         self.audits.clear()
 
-    def open(self, contest: Contest) -> None:
+    def open(self, contest: PlanContest) -> None:
         """Answer calls in turns from here on."""
         self.contest = contest
         self.next_look = 0
 
-    def close(self, contest: Contest) -> None:
+    def close(self, contest: PlanContest) -> None:
         """Answer calls by what serves again; another contest that was opened meanwhile stays."""
         if self.contest is contest:
             self.contest = None
@@ -216,7 +216,7 @@ def way(name: str, outcome: bool) -> str:
 
 
 @dataclass(slots=True)
-class Group:
+class CallGroup:
     """Calls of one structure whose tensors have the same dtypes, ranks, devices and contiguity."""
 
     first: tuple[tuple[int, ...], ...]
@@ -280,7 +280,7 @@ class Site:
         self.spec = spec
         self._lock = threading.Lock()
         self.entries: tuple[Entry, ...] = ()
-        self.groups: dict[Any, Group] = {}
+        self.groups: dict[Any, CallGroup] = {}
         self._limit = limit
         self._soft: list[Job] = []
         self._evicted: list[Entry] = []
@@ -404,13 +404,13 @@ class Site:
         jobs, self._soft[:] = list(self._soft), []
         return jobs
 
-    def group(self, leaves: Sequence[torch.Tensor], limit: int) -> Group | None:
+    def group(self, leaves: Sequence[torch.Tensor], limit: int) -> CallGroup | None:
         """The group of a call; None when there are too many already."""
         key = (torch.is_grad_enabled() & self.mask, *((t.dtype, t.dim(), str(t.device), t.is_contiguous()) for t in leaves))
         found = self.groups.get(key)
         if found is None and len(self.groups) < limit:
             shapes = tuple(tuple(t.shape) for t in leaves)
-            found = self.groups[key] = Group(shapes, [set() for _ in leaves])
+            found = self.groups[key] = CallGroup(shapes, [set() for _ in leaves])
         return found
 
 

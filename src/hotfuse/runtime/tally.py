@@ -17,7 +17,7 @@ AT_LEAST = 32
 """Sets that are kept before those of ended threads are looked for."""
 
 
-class Counts:
+class ThreadCounts:
     """One thread's counters."""
 
     __slots__ = ("deopts", "guard_misses", "looked_at", "module_calls", "tier0_calls", "tier1_calls", "tier2_calls")
@@ -42,15 +42,15 @@ class Everyone:
     """The counters of all threads, of those that have ended in one."""
 
     def __init__(self) -> None:
-        self._past = Counts()
-        self._now: list[tuple[weakref.ref[threading.Thread], Counts]] = []
+        self._past = ThreadCounts()
+        self._now: list[tuple[weakref.ref[threading.Thread], ThreadCounts]] = []
         self._room = AT_LEAST
         self._lock = threading.Lock()
         _ALL.add(self)
 
-    def join(self) -> Counts:
+    def join(self) -> ThreadCounts:
         """Counters for the calling thread."""
-        mine = Counts()
+        mine = ThreadCounts()
         with self._lock:
             if len(self._now) >= self._room:
                 self._fold()
@@ -59,13 +59,13 @@ class Everyone:
 
     def _fold(self) -> None:
         """Add up what ended threads counted; a thread that has ended counts no more."""
-        alive: list[tuple[weakref.ref[threading.Thread], Counts]] = []
+        alive: list[tuple[weakref.ref[threading.Thread], ThreadCounts]] = []
         for thread, counts in self._now:
             running = thread()
             if running is not None and running.is_alive():
                 alive.append((thread, counts))
             else:
-                for name in Counts.__slots__:
+                for name in ThreadCounts.__slots__:
                     setattr(self._past, name, getattr(self._past, name) + getattr(counts, name))
         self._now = alive
         self._room = max(AT_LEAST, 2 * len(alive))
@@ -79,7 +79,7 @@ class Everyone:
         """The sum over all threads that ever called."""
         with self._lock:
             each = [self._past, *(counts for _, counts in self._now)]
-            found = {name: sum(getattr(c, name) for c in each) for name in Counts.__slots__}
+            found = {name: sum(getattr(c, name) for c in each) for name in ThreadCounts.__slots__}
         graphs = found["tier0_calls"] + found["tier1_calls"] + found["tier2_calls"]
         return {**found, "graph_calls": graphs, "calls": graphs + found["module_calls"]}
 

@@ -40,7 +40,7 @@ _SOLE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class InputSlot:
     """One input, with its declared type taken apart once so that a call need not."""
 
     name: str
@@ -58,7 +58,7 @@ class Slot:
     """The element type of arrays that torch takes as they are; None where the input is no tensor of such a type."""
 
 
-def slot(port: Port, used: bool = True) -> Slot:
+def slot(port: Port, used: bool = True) -> InputSlot:
     """Prepare an input for `admit`."""
     declared: PortType = port.type
     optional = declared.kind == "optional"
@@ -68,10 +68,10 @@ def slot(port: Port, used: bool = True) -> Slot:
     fixed = tuple((i, d) for i, d in enumerate(dims) if isinstance(d, int))
     native = elem is not None and elem.code in _NATIVE
     plain = elem.np if elem is not None and native and inner.kind == "tensor" else None
-    return Slot(port.name, inner.kind, optional, elem, dims, fixed, native, used, plain)
+    return InputSlot(port.name, inner.kind, optional, elem, dims, fixed, native, used, plain)
 
 
-def admit(s: Slot, value: object) -> Value:
+def admit(s: InputSlot, value: object) -> Value:
     """A feed as the model takes it, or the error ONNX Runtime would raise."""
     if s.plain is not None and type(value) is np.ndarray:
         array = cast(Array, value)
@@ -90,7 +90,7 @@ def admit(s: Slot, value: object) -> Value:
     return from_any(value)
 
 
-def _tensor(s: Slot, elem: Elem, value: object) -> Value:
+def _tensor(s: InputSlot, elem: Elem, value: object) -> Value:
     if isinstance(value, np.ndarray):
         array = np.asarray(cast(Array, value))
     else:
@@ -104,7 +104,7 @@ def _tensor(s: Slot, elem: Elem, value: object) -> Value:
     return _enter(array)
 
 
-def _fits(s: Slot, shape: tuple[int, ...]) -> bool:
+def _fits(s: InputSlot, shape: tuple[int, ...]) -> bool:
     """Whether an array's sizes are as declared; a declared rank of zero says nothing."""
     if not s.dims:
         return True
@@ -128,7 +128,7 @@ def _text(x: object) -> str:
     return x.decode("utf-8", errors="replace") if isinstance(x, bytes) else str(x)
 
 
-def _listed(s: Slot, elem: Elem, value: object) -> Array:
+def _listed(s: InputSlot, elem: Elem, value: object) -> Array:
     """Lists of numbers are taken as arrays of the declared type; other objects are not."""
     if isinstance(value, list):
         try:
@@ -172,7 +172,7 @@ def _same_type(elem: Elem, array: Array) -> Array:
     return array
 
 
-def _refuse_shape(s: Slot, shape: tuple[int, ...]) -> None:
+def _refuse_shape(s: InputSlot, shape: tuple[int, ...]) -> None:
     if len(shape) != len(s.dims):
         raise InvalidArgument(f"Invalid rank for input: {s.name} Got: {len(shape)} Expected: {len(s.dims)} {_FIX}")
     wrong = "".join(
@@ -183,7 +183,7 @@ def _refuse_shape(s: Slot, shape: tuple[int, ...]) -> None:
     raise InvalidArgument(f"Got invalid dimensions for input: {s.name} for the following indices\n{wrong} {_FIX}")
 
 
-def _sequence(s: Slot, value: object) -> Value:
+def _sequence(s: InputSlot, value: object) -> Value:
     if isinstance(value, np.ndarray):
         raise InvalidArgument(
             f"input with name: '{s.name}' expected to be of type: {_SEQUENCE_CODE} but received a tensor",

@@ -22,7 +22,7 @@ from hotfuse.frontends.ship import restore, ship
 from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
-from hotfuse.runtime.weights.watch import Watch
+from hotfuse.runtime.weights.watch import ModelGuard
 
 _SHIPPING = threading.Lock()
 
@@ -58,7 +58,7 @@ class ServedModel:
         with contextlib.suppress(CaptureError):  # a capture asks again, and says what is wrong
             self.prepare()
 
-    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[Watch], None]) -> Capture:
+    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
         """Ship the model without its weights to the worker, and bind what comes back to the weights here."""
         if any(child is not TENSOR for child in spec.children[0].children):
             raise CaptureError("a call with sequences or absent inputs", because=f"its inputs are {describe(spec)}",
@@ -71,7 +71,7 @@ class ServedModel:
         weights = {**self._module.weights, **{k: restore(info) for k, info in done.constants.items()}}
         graph, weights = frozen(done.graph, weights, "constant:")
         # nobody outside can reach the weights: none need watching, and every tier may have what follows from them
-        return Capture(replace(done, graph=graph), weights, Watch((), ()))
+        return Capture(replace(done, graph=graph), weights, ModelGuard((), ()))
 
 
 def may_copy(settings: Settings) -> bool:

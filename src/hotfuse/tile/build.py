@@ -34,7 +34,6 @@ from hotfuse.ir.text import constant
 from hotfuse.ir.types import DType
 from hotfuse.tile import isa
 from hotfuse.tile.program import (
-    Access,
     Attr,
     Buffer,
     BufferKind,
@@ -45,6 +44,7 @@ from hotfuse.tile.program import (
     Operand,
     Stmt,
     Tile,
+    TileAccess,
     TileType,
     When,
     row_major,
@@ -193,7 +193,7 @@ class KernelBuilder:
         self._blocks.append([])
         yield sym(name)
         body = tuple(self._blocks.pop())
-        place = Access(buffer.name, tuple(index))
+        place = TileAccess(buffer.name, tuple(index))
         self._blocks[-1].append(Loop(name, lo, hi, 1, LoopKind.SERIAL, body, given=place))
 
     def state(self, name: str, words: int) -> Buffer:
@@ -249,10 +249,10 @@ class KernelBuilder:
         axes: Sequence[int] | None = None,
         step: Sequence[Dim] = (),
         valid: Sequence[Dim | None] = (),
-    ) -> Access:
+    ) -> TileAccess:
         """A place in memory; tile axes run along the buffer's last dims unless `axes` says otherwise."""
         last = range(len(buffer.shape) - rank, len(buffer.shape))
-        return Access(buffer.name, tuple(index), tuple(last if axes is None else axes), tuple(step), tuple(valid))
+        return TileAccess(buffer.name, tuple(index), tuple(last if axes is None else axes), tuple(step), tuple(valid))
 
     def load(
         self,
@@ -350,7 +350,7 @@ class KernelBuilder:
         """acc + a @ b."""
         return self.emit("mma", acc, a, b)
 
-    def mma_memory(self, c: Access, a: Access, b: Access, *, rows: int, columns: int, blocks: int) -> None:
+    def mma_memory(self, c: TileAccess, a: TileAccess, b: TileAccess, *, rows: int, columns: int, blocks: int) -> None:
         """c = a @ b in memory: a[blocks, rows, 32], b[16 * blocks, columns, 2]."""
         self.effect("mma.memory", c, a, b, rows=rows, columns=columns, blocks=blocks)
 
@@ -388,15 +388,15 @@ class KernelBuilder:
 
     def prefetch(self, buffer: Buffer, index: Sequence[Dim], level: int = 1, write: bool = False) -> None:
         """A hint that an element's line will be wanted."""
-        self.effect("prefetch", Access(buffer.name, tuple(index)), level=level, write=int(write))
+        self.effect("prefetch", TileAccess(buffer.name, tuple(index)), level=level, write=int(write))
 
     def count(self, counters: Buffer, index: Sequence[Dim], tile: Tile) -> None:
         """Add the number of non-zero elements to a counter."""
-        self.effect("count", Access(counters.name, tuple(index)), tile)
+        self.effect("count", TileAccess(counters.name, tuple(index)), tile)
 
     def peak(self, counters: Buffer, index: Sequence[Dim], number: Tile) -> None:
         """Raise a counter to a number, if that is greater."""
-        self.effect("peak", Access(counters.name, tuple(index)), number)
+        self.effect("peak", TileAccess(counters.name, tuple(index)), number)
 
 
 def _named(stmts: Sequence[Stmt]) -> Generator[tuple[str, bool]]:

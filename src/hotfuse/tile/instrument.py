@@ -24,7 +24,19 @@ from dataclasses import replace
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.types import DType
 from hotfuse.tile.build import KernelBuilder
-from hotfuse.tile.program import OWN, Access, Buffer, BufferKind, Instr, Kernel, Loop, Stmt, Tile, When, instructions
+from hotfuse.tile.program import (
+    OWN,
+    Buffer,
+    BufferKind,
+    Instr,
+    Kernel,
+    Loop,
+    Stmt,
+    Tile,
+    TileAccess,
+    When,
+    instructions,
+)
 from hotfuse.tile.verify import verify
 
 WIDTH = 5
@@ -61,7 +73,7 @@ def _countable(kernel: Kernel, name: str) -> bool:
     """Whether an output is only stored to: one that is read again holds something else in between."""
     for instr in instructions(kernel.body):
         for a in instr.args:
-            if isinstance(a, Access) and a.buffer == name and instr.op != "prefetch" and (instr.op != "store" or -1 in a.axes):
+            if isinstance(a, TileAccess) and a.buffer == name and instr.op != "prefetch" and (instr.op != "store" or -1 in a.axes):
                 return False
     return True
 
@@ -75,14 +87,14 @@ def _walk(b: KernelBuilder, stmts: Sequence[Stmt], counters: Buffer, counted: di
             case Instr():
                 found.append(s)
                 place = s.args[0] if s.op == "store" else None
-                if isinstance(place, Access) and place.buffer in counted and isinstance(tile := s.args[1], Tile):
+                if isinstance(place, TileAccess) and place.buffer in counted and isinstance(tile := s.args[1], Tile):
                     with b.apart() as behind:
                         _count(b, tile, place, counters, WIDTH * counted[place.buffer])
                     found += behind
     return tuple(found)
 
 
-def _count(b: KernelBuilder, tile: Tile, place: Access, counters: Buffer, at: int) -> None:
+def _count(b: KernelBuilder, tile: Tile, place: TileAccess, counters: Buffer, at: int) -> None:
     """Statements that count one stored tile."""
     dtype, shape = tile.type.dtype, tile.type.shape
     inside = b.fill(1, DType.BOOL, shape)

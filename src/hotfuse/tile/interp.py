@@ -19,10 +19,9 @@ from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.types import DType
 from hotfuse.tile.isa import compute
-from hotfuse.tile.memory import NUMPY, Array, Place, poison
+from hotfuse.tile.memory import NUMPY, Array, TileRegion, poison
 from hotfuse.tile.program import (
     OWN,
-    Access,
     Buffer,
     BufferKind,
     Instr,
@@ -32,6 +31,7 @@ from hotfuse.tile.program import (
     Operand,
     Stmt,
     Tile,
+    TileAccess,
     TileType,
     When,
 )
@@ -105,7 +105,7 @@ class _Races:
         self.through.append(False)
         return len(self.parent) - 1
 
-    def touch(self, place: Place, spots: tuple[Array, ...] | None, writes: bool) -> None:
+    def touch(self, place: TileRegion, spots: tuple[Array, ...] | None, writes: bool) -> None:
         if place.name not in self.writer:
             self.writer[place.name] = np.zeros(place.view.shape, np.int64)
             self.reader[place.name] = np.zeros(place.view.shape, np.int64)
@@ -190,7 +190,7 @@ class _Run:
         for out, value in zip(loop.outs, carried, strict=True):
             self.tiles[out.name] = value
 
-    def given(self, loop: Loop, place: Access, promised: range) -> range:
+    def given(self, loop: Loop, place: TileAccess, promised: range) -> range:
         """The number that lies in memory, which must be where it was promised to be."""
         read = Tile(f"{loop.var} as it lies", TileType(DType.I64))
         self.instr(Instr("load", (place,), (read,)))
@@ -219,7 +219,7 @@ class _Run:
     def instr(self, instr: Instr) -> None:
         try:
             args = [self.operand(a, shape) for a, shape in zip(instr.args, _regions(instr), strict=True)]
-            if isinstance(args[0] if args else None, Place) and len(self.races.path) > 1:
+            if isinstance(args[0] if args else None, TileRegion) and len(self.races.path) > 1:
                 self.watch(instr, args)
             result = compute(instr.op, args, instr.outs[0].type if instr.outs else None, instr.attrs)
         except (HotfuseError, KeyError, ValueError, IndexError) as e:
@@ -236,7 +236,7 @@ class _Run:
         if instr.op not in _READS | _WRITES:
             return
         for at, place in enumerate(args):
-            if not isinstance(place, Place) or place.name not in self.watched or place.empty:
+            if not isinstance(place, TileRegion) or place.name not in self.watched or place.empty:
                 continue
             spots = None
             if instr.op in ("gather", "scatter"):
@@ -247,16 +247,16 @@ class _Run:
         match arg:
             case Tile(name=name):
                 return self.tiles[name]
-            case Access():
+            case TileAccess():
                 return self.place(arg, shape)
             case float():
                 return arg
             case _:
                 return self.number(arg)
 
-    def place(self, access: Access, shape: tuple[int, ...]) -> Place:
+    def place(self, access: TileAccess, shape: tuple[int, ...]) -> TileRegion:
         valid = access.valid or (None,) * len(shape)
-        return Place(
+        return TileRegion(
             access.buffer,
             self.views[access.buffer],
             tuple(map(self.number, access.index)),

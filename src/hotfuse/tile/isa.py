@@ -44,7 +44,7 @@ class Category(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class InstructionRow:
     """One instruction."""
 
     name: str
@@ -59,7 +59,7 @@ class Row:
     """The attributes it has, with their defaults; None where one must be given."""
 
 
-_ROWS: dict[str, Row] = {}
+_ROWS: dict[str, InstructionRow] = {}
 
 
 def definstr(
@@ -75,10 +75,10 @@ def definstr(
     """Add an instruction."""
     if name in _ROWS:
         raise InternalError(f"instruction {name} is defined twice")
-    _ROWS[name] = Row(name, types, meaning, category, dtypes, arity, MappingProxyType(dict(attrs)))
+    _ROWS[name] = InstructionRow(name, types, meaning, category, dtypes, arity, MappingProxyType(dict(attrs)))
 
 
-def row(name: str) -> Row:
+def row(name: str) -> InstructionRow:
     """The row of an instruction."""
     try:
         return _ROWS[name]
@@ -86,7 +86,7 @@ def row(name: str) -> Row:
         raise InternalError(f"there is no instruction {name!r}") from e
 
 
-def rows() -> Mapping[str, Row]:
+def rows() -> Mapping[str, InstructionRow]:
     """Every instruction by name."""
     return MappingProxyType(_ROWS)
 
@@ -114,7 +114,7 @@ def out_types(
     buffers: Mapping[str, Buffer] = MappingProxyType({}),
 ) -> tuple[TileType, ...]:
     """What comes out; raises InternalError when the operands, attributes or declared outs do not fit."""
-    use = r.Use(op, args, attributes(op, attrs), outs, buffers)
+    use = r.InstructionUse(op, args, attributes(op, attrs), outs, buffers)
     found = row(op).types(use)
     if outs is not None and found != outs:
         given = ", ".join(map(r.show_type, outs)) or "nothing"

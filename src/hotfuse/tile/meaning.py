@@ -16,7 +16,7 @@ import numpy as np
 
 from hotfuse.base.errors import CallFault
 from hotfuse.ir.types import DType
-from hotfuse.tile.memory import NUMPY, Array, Place
+from hotfuse.tile.memory import NUMPY, Array, TileRegion
 from hotfuse.tile.program import TileType
 
 Meaning = Callable[..., Any]
@@ -124,17 +124,17 @@ def bitcast(out: TileType, a: Array) -> Array:
 # --- movement ---------------------------------------------------------------------------------------------------------
 
 
-def load(out: TileType, place: Place, fill: float) -> Array:
+def load(out: TileType, place: TileRegion, fill: float) -> Array:
     """The elements there; `fill` where none exist."""
     return place.read(fill)
 
 
-def store(out: None, place: Place, tile: Array) -> None:
+def store(out: None, place: TileRegion, tile: Array) -> None:
     """Write the elements that exist."""
     place.write(tile)
 
 
-def gather(out: TileType, place: Place, index: Array, dim: int, fill: float) -> Array:
+def gather(out: TileType, place: TileRegion, index: Array, dim: int, fill: float) -> Array:
     """A load whose every element is moved by its own index along one buffer dimension."""
     tile = np.full(out.shape, fill, NUMPY[out.dtype])
     if not place.empty:
@@ -142,7 +142,7 @@ def gather(out: TileType, place: Place, index: Array, dim: int, fill: float) -> 
     return tile
 
 
-def scatter(out: None, place: Place, index: Array, tile: Array, dim: int, reduce: str) -> None:
+def scatter(out: None, place: TileRegion, index: Array, tile: Array, dim: int, reduce: str) -> None:
     """The store that mirrors `gather`; where indices meet, the last element in row-major order stays, or all are added."""
     if place.empty:
         return
@@ -156,12 +156,12 @@ def scatter(out: None, place: Place, index: Array, tile: Array, dim: int, reduce
             place.view[spot] = value
 
 
-def count(out: None, place: Place, tile: Array) -> None:
+def count(out: None, place: TileRegion, tile: Array) -> None:
     """Add the number of non-zero elements to a counter; other threads may do the same at the same time."""
     place.write(place.read(0) + np.count_nonzero(tile))
 
 
-def peak(out: None, place: Place, number: Array) -> None:
+def peak(out: None, place: TileRegion, number: Array) -> None:
     """Raise a counter to a number, if that is greater; other threads may do the same at the same time."""
     place.write(np.maximum(place.read(0), number))
 
@@ -221,7 +221,7 @@ def mma(out: TileType, acc: Array, a: Array, b: Array) -> Array:
     return shaped(out, acc.astype(wide) + a.astype(wide) @ b.astype(wide))
 
 
-def mma_memory(out: None, c: Place, a: Place, b: Place, rows: int, columns: int, blocks: int) -> None:
+def mma_memory(out: None, c: TileRegion, a: TileRegion, b: TileRegion, rows: int, columns: int, blocks: int) -> None:
     """c = a @ b, in float64: a comes by blocks of steps, b by pairs of them."""
     left = a.read(0).astype(np.float64).transpose(1, 0, 2).reshape(rows, -1)
     right = b.read(0).astype(np.float64).transpose(0, 2, 1).reshape(-1, columns)

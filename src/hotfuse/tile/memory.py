@@ -1,6 +1,6 @@
 """Element types as NumPy has them, and places in memory: an access whose index arithmetic has been done.
 
-A `Place` is what a memory instruction's meaning works on. It refuses any element outside the buffer's own extents, also where
+A `TileRegion` is what a memory instruction's meaning works on. It refuses any element outside the buffer's own extents, also where
 the address would still lie inside the allocation, so running a kernel in NumPy finds the faults that native code would hide.
 """
 
@@ -37,7 +37,7 @@ NUMPY: dict[DType, np.dtype[Any]] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class TileRegion:
     """`extent` elements along each tile axis, of which `present` exist, beginning at element `at` of a buffer."""
 
     name: str

@@ -85,7 +85,7 @@ def row_major(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class TileAccess:
     """Where a tile lies in a buffer.
 
     Tile element (e0, e1, ...) is buffer element `index`, moved by `e_a * step[a]` along buffer dim `axes[a]` for every tile axis
@@ -101,7 +101,7 @@ class Access:
     """Empty means that all elements exist."""
 
 
-Operand = Tile | Access | Dim | float
+Operand = Tile | TileAccess | Dim | float
 """A tile, a place in memory, an integer expression, or a literal."""
 
 Attr = int | float | str | tuple[int, ...]
@@ -145,7 +145,7 @@ class Loop:
     """What the body hands on, in the order of `carried`."""
     outs: tuple[Tile, ...] = ()
     """The last yields, or the first values if the loop did not run."""
-    given: Access | None = None
+    given: TileAccess | None = None
     """Where an i64 lies that `var` is for one round, instead of counting; it lies from `lo` to `hi`, as whoever wrote it promises.
     So data may say how far other loops run, and where they read."""
 

@@ -1,7 +1,7 @@
 """Type rules: what an instruction's operands must be, and what comes out.
 
-A rule is a function `Use -> out types`. It raises an InternalError that says what is wrong; it returns the out types, taking
-them from the operands where these determine them, and from the declared outs where they do not (a load's extents, say).
+A rule is a function `InstructionUse -> out types`. It raises an InternalError that says what is wrong; else it gives the out types,
+from the operands where these determine them, and from the declared outs where they do not (a load's extents, say).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Sym
 from hotfuse.ir.types import DType, bits
 from hotfuse.tile.memory import NUMPY
-from hotfuse.tile.program import Access, Attr, Buffer, Operand, Tile, TileType
+from hotfuse.tile.program import Attr, Buffer, Operand, Tile, TileAccess, TileType
 
 HALVES = (DType.F16, DType.BF16)
 FLOATS = (DType.F64, DType.F32, *HALVES)
@@ -30,7 +30,7 @@ MAX_RANK = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class InstructionUse:
     """An instruction to be typed; `outs` is None where the out types are to be inferred."""
 
     op: str
@@ -60,7 +60,7 @@ class Use:
     def access(self, at: int, rank: int) -> Buffer:
         """The buffer behind an operand that must be an access for a tile of that rank."""
         arg = self.args[at]
-        if not isinstance(arg, Access):
+        if not isinstance(arg, TileAccess):
             self.fail(f"operand {at + 1} must be a place in memory, not {arg}")
         buffer = self.buffers.get(arg.buffer)
         if buffer is None:
@@ -106,7 +106,7 @@ class Use:
                 self.fail(f"{value} is not a number of type {dtype.value}")
 
 
-Rule = Callable[[Use], tuple[TileType, ...]]
+Rule = Callable[[InstructionUse], tuple[TileType, ...]]
 
 
 def show_type(t: TileType) -> str:
@@ -114,7 +114,7 @@ def show_type(t: TileType) -> str:
     return f"{t.dtype.value}[{', '.join(map(str, t.shape))}]"
 
 
-def broadcast(use: Use, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+def broadcast(use: InstructionUse, *shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The extents that all these reach by repeating extents of 1 and adding leading axes."""
     try:
         return tuple(np.broadcast_shapes(*shapes))
@@ -127,7 +127,7 @@ def broadcast(use: Use, *shapes: tuple[int, ...]) -> tuple[int, ...]:
 def elementwise(count: int, dtypes: tuple[DType, ...], out: DType | None = None) -> Rule:
     """Operands of one element type, broadcast; the result has it too, or a fixed one."""
 
-    def rule(use: Use) -> tuple[TileType, ...]:
+    def rule(use: InstructionUse) -> tuple[TileType, ...]:
         use.arity(count)
         types = [use.tile(i, dtypes) for i in range(count)]
         if len({t.dtype for t in types}) != 1:
@@ -137,7 +137,7 @@ def elementwise(count: int, dtypes: tuple[DType, ...], out: DType | None = None)
     return rule
 
 
-def select(use: Use) -> tuple[TileType, ...]:
+def select(use: InstructionUse) -> tuple[TileType, ...]:
     """A bool tile chooses between two of one type."""
     use.arity(3)
     cond, a, b = use.tile(0, (DType.BOOL,)), use.tile(1), use.tile(2)
@@ -146,13 +146,13 @@ def select(use: Use) -> tuple[TileType, ...]:
     return (TileType(a.dtype, broadcast(use, cond.shape, a.shape, b.shape)),)
 
 
-def cast(use: Use) -> tuple[TileType, ...]:
+def cast(use: InstructionUse) -> tuple[TileType, ...]:
     """Any element type to the declared one."""
     use.arity(1)
     return (TileType(use.declared().dtype, use.tile(0).shape),)
 
 
-def bitcast(use: Use) -> tuple[TileType, ...]:
+def bitcast(use: InstructionUse) -> tuple[TileType, ...]:
     """To an element type of the same size."""
     use.arity(1)
     a, out = use.tile(0), use.declared()
@@ -161,7 +161,7 @@ def bitcast(use: Use) -> tuple[TileType, ...]:
     return (TileType(out.dtype, a.shape),)
 
 
-def load(use: Use) -> tuple[TileType, ...]:
+def load(use: InstructionUse) -> tuple[TileType, ...]:
     """Declared extents, the buffer's element type."""
     use.arity(1)
     shape = use.declared().shape
@@ -170,17 +170,17 @@ def load(use: Use) -> tuple[TileType, ...]:
     return (TileType(buffer.dtype, shape),)
 
 
-def store(use: Use) -> tuple[TileType, ...]:
+def store(use: InstructionUse) -> tuple[TileType, ...]:
     """A tile of the buffer's element type; nothing comes out."""
     use.arity(2)
     _stored(use, use.tile(1))
     access = use.args[0]
-    if isinstance(access, Access) and -1 in access.axes:
+    if isinstance(access, TileAccess) and -1 in access.axes:
         use.fail("a store cannot repeat an element")
     return ()
 
 
-def gather(use: Use) -> tuple[TileType, ...]:
+def gather(use: InstructionUse) -> tuple[TileType, ...]:
     """A load with an integer tile that broadcasts to the declared extents."""
     use.arity(2)
     shape = use.declared().shape
@@ -191,7 +191,7 @@ def gather(use: Use) -> tuple[TileType, ...]:
     return (TileType(buffer.dtype, shape),)
 
 
-def scatter(use: Use) -> tuple[TileType, ...]:
+def scatter(use: InstructionUse) -> tuple[TileType, ...]:
     """A store with an integer tile that broadcasts to the stored one."""
     use.arity(3)
     tile = use.tile(2)
@@ -205,19 +205,19 @@ def scatter(use: Use) -> tuple[TileType, ...]:
     return ()
 
 
-def _stored(use: Use, tile: TileType) -> Buffer:
+def _stored(use: InstructionUse, tile: TileType) -> Buffer:
     buffer = use.access(0, len(tile.shape))
     if buffer.dtype != tile.dtype:
         use.fail(f"{show_type(tile)} cannot be stored in {buffer.name}, which holds {buffer.dtype.value}")
     return buffer
 
 
-def _broadcasts(use: Use, shape: tuple[int, ...], to: tuple[int, ...]) -> None:
+def _broadcasts(use: InstructionUse, shape: tuple[int, ...], to: tuple[int, ...]) -> None:
     if broadcast(use, shape, to) != to:
         use.fail(f"extents {shape} do not broadcast to {to}")
 
 
-def prefetch(use: Use) -> tuple[TileType, ...]:
+def prefetch(use: InstructionUse) -> tuple[TileType, ...]:
     """One place; level 1 to 3, for reading or writing."""
     use.arity(1)
     use.access(0, 0)
@@ -226,7 +226,7 @@ def prefetch(use: Use) -> tuple[TileType, ...]:
     return ()
 
 
-def count(use: Use) -> tuple[TileType, ...]:
+def count(use: InstructionUse) -> tuple[TileType, ...]:
     """A counter, one element of an i64 buffer, and what is counted."""
     use.arity(2)
     use.tile(1)
@@ -236,34 +236,34 @@ def count(use: Use) -> tuple[TileType, ...]:
     return ()
 
 
-def peak(use: Use) -> tuple[TileType, ...]:
+def peak(use: InstructionUse) -> tuple[TileType, ...]:
     """A counter, one element of an i64 buffer, and one number."""
     if use.tile(1, (DType.I64,)).shape:
         use.fail("it takes one number")
     return count(use)
 
 
-def require(use: Use) -> tuple[TileType, ...]:
+def require(use: InstructionUse) -> tuple[TileType, ...]:
     """Truth values; nothing comes out."""
     use.arity(1)
     use.tile(0, (DType.BOOL,))
     return ()
 
 
-def hint(use: Use) -> tuple[TileType, ...]:
+def hint(use: InstructionUse) -> tuple[TileType, ...]:
     """No operands, no outs."""
     use.arity(0)
     return ()
 
 
-def fill(use: Use) -> tuple[TileType, ...]:
+def fill(use: InstructionUse) -> tuple[TileType, ...]:
     """One literal, the declared type."""
     use.arity(1)
     use.number(use.args[0], use.declared().dtype)
     return (use.declared(),)
 
 
-def iota(use: Use) -> tuple[TileType, ...]:
+def iota(use: InstructionUse) -> tuple[TileType, ...]:
     """An integer expression, an integer type with that axis."""
     use.arity(1)
     out = use.declared()
@@ -275,7 +275,7 @@ def iota(use: Use) -> tuple[TileType, ...]:
     return (out,)
 
 
-def index(use: Use) -> tuple[TileType, ...]:
+def index(use: InstructionUse) -> tuple[TileType, ...]:
     """An integer expression becomes i64[]."""
     use.arity(1)
     if not isinstance(use.args[0], int | Sym):
@@ -283,7 +283,7 @@ def index(use: Use) -> tuple[TileType, ...]:
     return (TileType(DType.I64),)
 
 
-def bcast(use: Use) -> tuple[TileType, ...]:
+def bcast(use: InstructionUse) -> tuple[TileType, ...]:
     """To declared extents that the operand broadcasts to."""
     use.arity(1)
     a, out = use.tile(0), use.declared()
@@ -291,7 +291,7 @@ def bcast(use: Use) -> tuple[TileType, ...]:
     return (TileType(a.dtype, out.shape),)
 
 
-def reshape(use: Use) -> tuple[TileType, ...]:
+def reshape(use: InstructionUse) -> tuple[TileType, ...]:
     """To declared extents with as many elements."""
     use.arity(1)
     a, out = use.tile(0), use.declared()
@@ -300,7 +300,7 @@ def reshape(use: Use) -> tuple[TileType, ...]:
     return (TileType(a.dtype, out.shape),)
 
 
-def transpose(use: Use) -> tuple[TileType, ...]:
+def transpose(use: InstructionUse) -> tuple[TileType, ...]:
     """`perm` names every axis once."""
     use.arity(1)
     a = use.tile(0)
@@ -310,7 +310,7 @@ def transpose(use: Use) -> tuple[TileType, ...]:
     return (TileType(a.dtype, tuple(a.shape[p] for p in perm)),)
 
 
-def extract(use: Use) -> tuple[TileType, ...]:
+def extract(use: InstructionUse) -> tuple[TileType, ...]:
     """A part that lies within the operand."""
     use.arity(1)
     a = use.tile(0)
@@ -320,7 +320,7 @@ def extract(use: Use) -> tuple[TileType, ...]:
     return (TileType(a.dtype, extent),)
 
 
-def concat(use: Use) -> tuple[TileType, ...]:
+def concat(use: InstructionUse) -> tuple[TileType, ...]:
     """Tiles that agree in everything but one extent."""
     if not use.args:
         use.fail("there is nothing to put together")
@@ -342,7 +342,7 @@ _ACCUMULATES: dict[DType, tuple[DType, ...]] = {
 }
 
 
-def mma(use: Use) -> tuple[TileType, ...]:
+def mma(use: InstructionUse) -> tuple[TileType, ...]:
     """acc[M, N], a[M, K], b[K, N]; a and b share their element type, but for i8 and u8, which mix."""
     use.arity(3)
     acc = use.tile(0, tuple(_ACCUMULATES))
@@ -368,7 +368,7 @@ def block_extents(attrs: Mapping[str, Attr]) -> tuple[tuple[int, ...], ...]:
     return (rows, columns), (blocks, rows, BLOCK_STEPS), (blocks * BLOCK_STEPS // 2, columns, 2)
 
 
-def mma_memory(use: Use) -> tuple[TileType, ...]:
+def mma_memory(use: InstructionUse) -> tuple[TileType, ...]:
     """Places of fp32 sums and of bf16 operands, all of whose elements exist; nothing comes out."""
     use.arity(3)
     for name, unit in (("rows", 1), ("columns", BLOCK_COLUMNS), ("blocks", 1)):
@@ -379,7 +379,7 @@ def mma_memory(use: Use) -> tuple[TileType, ...]:
         buffer, access = use.access(at, len(extents)), use.args[at]
         if buffer.dtype is not dtype:
             use.fail(f"{buffer.name} holds {buffer.dtype.value}, and operand {at + 1} is {dtype.value}")
-        if isinstance(access, Access) and (any(v is not None for v in access.valid) or (at == 0 and -1 in access.axes)):
+        if isinstance(access, TileAccess) and (any(v is not None for v in access.valid) or (at == 0 and -1 in access.axes)):
             use.fail(f"elements of {buffer.name} may neither be missing nor be repeated")
     return ()
 
@@ -387,7 +387,7 @@ def mma_memory(use: Use) -> tuple[TileType, ...]:
 def reduction(dtypes: tuple[DType, ...], out: DType | None = None) -> Rule:
     """One axis, whose extent becomes 1."""
 
-    def rule(use: Use) -> tuple[TileType, ...]:
+    def rule(use: InstructionUse) -> tuple[TileType, ...]:
         use.arity(1)
         a = use.tile(0, dtypes)
         axis = use.axis(len(a.shape))
@@ -396,7 +396,7 @@ def reduction(dtypes: tuple[DType, ...], out: DType | None = None) -> Rule:
     return rule
 
 
-def scan(use: Use) -> tuple[TileType, ...]:
+def scan(use: InstructionUse) -> tuple[TileType, ...]:
     """One axis, everything stays."""
     use.arity(1)
     a = use.tile(0, NUMBERS)

@@ -43,12 +43,11 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.ir import dims
 from hotfuse.ir.dims import MAX_DEPTH, NAME, Dim, quote
 from hotfuse.ir.graph import Loc
-from hotfuse.ir.reader import BLANK, Reader
+from hotfuse.ir.reader import BLANK, TokenReader
 from hotfuse.ir.text import constant
 from hotfuse.ir.types import DType
 from hotfuse.tile.isa import rows
 from hotfuse.tile.program import (
-    Access,
     Attr,
     Buffer,
     BufferKind,
@@ -59,6 +58,7 @@ from hotfuse.tile.program import (
     Operand,
     Stmt,
     Tile,
+    TileAccess,
     TileType,
     When,
     row_major,
@@ -133,7 +133,7 @@ def _operand(arg: Operand) -> str:
             return _tile(arg)
         case float():
             return repr(arg) if math.isfinite(arg) else f"float({arg!r})"
-        case Access():
+        case TileAccess():
             text = f"{_word(arg.buffer)}[{_list(arg.index)}]"
             text += f" axes({', '.join(map(str, arg.axes))})" if arg.axes else ""
             text += f" step({_list(arg.step)})" if arg.step else ""
@@ -183,13 +183,13 @@ def _loc(loc: Loc) -> str:
 
 def parse(text: str) -> Kernel:
     """Read one kernel; anything else in the text is an error."""
-    reader = _Reader(text)
+    reader = _KernelReader(text)
     kernel = reader.kernel()
     reader.end("kernel")
     return kernel
 
 
-class _Reader(Reader):
+class _KernelReader(TokenReader):
     __slots__ = ("tiles",)
 
     subject, lexemes, names = "kernel", _TOKEN, NAME
@@ -271,14 +271,14 @@ class _Reader(Reader):
             return number
         return self.real() if _is_real(token) else self.dim()
 
-    def access(self) -> Access:
+    def access(self) -> TileAccess:
         buffer = self.word()
         self.at += 1
         index = self.several(self.dim, "]")
         axes = self.several(self.integer, ")") if self.field("axes") else []
         step = self.several(self.dim, ")") if self.field("step") else []
         valid = self.several(self.count, ")") if self.field("valid") else []
-        return Access(buffer, tuple(index), tuple(axes), tuple(step), tuple(valid))
+        return TileAccess(buffer, tuple(index), tuple(axes), tuple(step), tuple(valid))
 
     def field(self, name: str) -> bool:
         if self.token == name and self.tokens[self.at + 1] == "(":

@@ -32,7 +32,6 @@ from hotfuse.tile.affine import trip_count
 from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import (
     OWN,
-    Access,
     Attr,
     Buffer,
     BufferKind,
@@ -43,6 +42,7 @@ from hotfuse.tile.program import (
     Operand,
     Stmt,
     Tile,
+    TileAccess,
     TileType,
     When,
 )
@@ -55,7 +55,7 @@ _WRITERS = {"store", "scatter", "count", "peak", "mma.memory"}
 
 def verify(kernel: Kernel) -> Kernel:
     """The kernel itself, when it is well formed; otherwise an InternalError that shows the faulty place."""
-    _Verifier(kernel).run()
+    _KernelVerifier(kernel).run()
     return kernel
 
 
@@ -65,7 +65,7 @@ def invariants() -> dict[int, str]:
     return {int(number): " ".join(text.split()) for number, text in found}
 
 
-class _Verifier:
+class _KernelVerifier:
     """Walks one kernel; `blocks` is the way to the statement being looked at: (statements, position) from the outside in."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -205,7 +205,7 @@ class _Verifier:
         match arg:
             case Tile():
                 self.use(arg)
-            case Access():
+            case TileAccess():
                 buffer = self.buffers.get(arg.buffer)
                 if buffer is None:
                     self.fail(8, f"there is no buffer {arg.buffer!r}")
@@ -254,7 +254,7 @@ class _Verifier:
         for tile in loop.outs:
             self.define(tile)
 
-    def given(self, loop: Loop, place: Access) -> None:
+    def given(self, loop: Loop, place: TileAccess) -> None:
         self.operand(place)
         if loop.kind is not LoopKind.SERIAL or loop.step != 1 or loop.carried:
             self.fail(16, f"it is {loop.kind.value}, by {loop.step}, and carries {len(loop.carried)} tiles")

@@ -21,7 +21,7 @@ from hotfuse.backends.llvm import peaks_code
 from hotfuse.backends.llvm.runs.abi import entry
 from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.lower.common.pack import aligned
-from hotfuse.machine.peaks import Bandwidth, Direction, Fork, Peaks, Rate
+from hotfuse.machine.peaks import Bandwidth, Direction, ForkCost, MachinePeaks, Rate
 from hotfuse.machine.topology import Topology, topology
 from hotfuse.native.jit import Loaded, compile_object, load_object
 from hotfuse.native.target import CpuTarget, host
@@ -122,7 +122,7 @@ def measure(
     passes: int = PASSES,
     top: Topology | None = None,
     target: CpuTarget | None = None,
-) -> Peaks:
+) -> MachinePeaks:
     """Measure; a second or two. Counts of threads are 1 and torch's own unless given."""
     start = time.perf_counter()
     top, target = top or topology(), target or host()
@@ -161,7 +161,7 @@ def measure(
         for p in probes:
             p.once()
         time.sleep(PAUSE_S)
-    return Peaks(
+    return MachinePeaks(
         target=target.name,
         rates=tuple(Rate(d, n, *p.figure()) for (d, n), p in rates.items()),
         bandwidths=tuple(Bandwidth(lv, d, n, *p.figure(), part) for (lv, d, n, part), p in streams.items()),
@@ -186,7 +186,7 @@ def _call(function: Callable[..., None], base: int, part: int, threads: int) -> 
     return lambda repeats: function(base, part, repeats, threads)
 
 
-def _fork(forks: Callable[..., None], threads: int, tries: int = 7) -> Fork:
+def _fork(forks: Callable[..., None], threads: int, tries: int = 7) -> ForkCost:
     """Best of many in a row; the middle of some after a rest, as that is no matter of best conditions."""
     found: list[float] = []
     rested: list[float] = []
@@ -196,7 +196,7 @@ def _fork(forks: Callable[..., None], threads: int, tries: int = 7) -> Fork:
         forks(0, 0, 1, threads)
         rested.append(time.perf_counter() - start)
         found.append(min(_timed(lambda r: forks(0, 0, r, threads), 200) for _ in range(3)) / 200)
-    return Fork(threads, min(found) * 1e9, statistics.median(rested) * 1e9)
+    return ForkCost(threads, min(found) * 1e9, statistics.median(rested) * 1e9)
 
 
 def _call_ns(function: Callable[..., None], calls: int = 2000) -> float:
@@ -243,7 +243,7 @@ class MicroProbe:
         }
         return runs | ({"clock": _call(run["clock"], base, 64, 1)} if "clock" in self.work else {})
 
-    def baseline(self, peaks: Peaks) -> dict[str, float]:
+    def baseline(self, peaks: MachinePeaks) -> dict[str, float]:
         """Seconds the probes take where the machine is as fast as it was measured."""
         at_best = {"fma": peaks.rate("f32"), "l2": peaks.bandwidth("L2"), "clock": peaks.hz}
         at_best = {n: r for n, r in at_best.items() if n in self.work}

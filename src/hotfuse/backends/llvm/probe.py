@@ -53,7 +53,7 @@ def symbols() -> list[str]:
     return [*(f"probe_{d.value}" for d in DTYPES), publish.NAME]
 
 
-class View(NamedTuple):
+class RowsView(NamedTuple):
     """Rows of a tensor: `rows` of `cols` elements, `pitch` elements apart."""
 
     tensor: torch.Tensor
@@ -64,7 +64,7 @@ class View(NamedTuple):
     copied: bool
 
 
-def view_of(t: torch.Tensor, keep: int = 1, most: int = MOST) -> View:
+def view_of(t: torch.Tensor, keep: int = 1, most: int = MOST) -> RowsView:
     """A tensor as rows; the last `keep` dims make a row where it is contiguous, the innermost one where it is not."""
     numel = t.numel()
     copied = False
@@ -115,12 +115,12 @@ def _rows(t: torch.Tensor) -> tuple[int, int, int] | None:
     return rows, cols, pitch
 
 
-def _thinned(t: torch.Tensor, rows: int, cols: int, pitch: int, most: int, copied: bool) -> View:
+def _thinned(t: torch.Tensor, rows: int, cols: int, pitch: int, most: int, copied: bool) -> RowsView:
     if rows * cols <= most:
-        return View(t, rows, cols, pitch, False, copied)
+        return RowsView(t, rows, cols, pitch, False, copied)
     cols = min(cols, most)
     every = -(-rows * cols // most)
-    return View(t, -(-rows // every), cols, pitch * every, True, copied)
+    return RowsView(t, -(-rows // every), cols, pitch * every, True, copied)
 
 
 class Probes:

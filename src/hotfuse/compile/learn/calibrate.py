@@ -22,14 +22,14 @@ from hotfuse.base.errors import CaptureError, HotfuseError
 from hotfuse.compile.drive import Executor
 from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure
-from hotfuse.compile.learn.measure import Bound, Made, Shelf, bind, timed
+from hotfuse.compile.learn.measure import BoundCall, Made, Shelf, bind, timed
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.pool import Pool
-from hotfuse.compile.workers.slot import Limits
+from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
 from hotfuse.hpm import calibrate as rows
-from hotfuse.hpm.book import Book
-from hotfuse.hpm.model import Model
+from hotfuse.hpm.book import RowCache
+from hotfuse.hpm.model import PerformanceModel
 from hotfuse.hpm.shapes import Problem, calibrated, remembered
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.subgraph import extract
@@ -68,7 +68,7 @@ class Report:
     refused: Counter[str] = field(default_factory=Counter[str])
     seconds: float = 0.0
     interrupted: bool = False
-    model: Model | None = None
+    model: PerformanceModel | None = None
 
 
 Progress = Callable[[float, Report], None]
@@ -108,7 +108,7 @@ class Calibration:
     ) -> None:
         self.store, self.host, self.executor = store, at, executor
         self.report = Report()
-        self.book = Book(measure.tile_of)
+        self.book = RowCache(measure.tile_of)
         self._known = rows.known(store, at.machine)
         own = itertools.chain(remembered(store.problems()), calibrated(seed)) if problems is None else problems
         self.items = items(own, at.core)
@@ -116,7 +116,7 @@ class Calibration:
     def step(self, kernels: int = BATCH, passes: int = measure.PASSES, until: float | None = None) -> int:
         """A batch: compile, measure, keep; how many rows it added. `until` (perf_counter) shortens it."""
         made = self._compiled(kernels, until)
-        batch: list[Bound] = []
+        batch: list[BoundCall] = []
         shelf = Shelf()
         added = held = 0
         for item, kernel in made:
@@ -176,13 +176,13 @@ class Calibration:
                 self.report.refused[e.because or e.what] += 1
         return made
 
-    def _measured(self, batch: Sequence[Bound], passes: int, until: float | None) -> int:
+    def _measured(self, batch: Sequence[BoundCall], passes: int, until: float | None) -> int:
         if not batch:
             return 0
         timed(batch, passes, until)
         return self.keep(batch)
 
-    def keep(self, batch: Sequence[Bound]) -> int:
+    def keep(self, batch: Sequence[BoundCall]) -> int:
         """Put what was timed into the store."""
         table = self.book.rows([b.candidate for b in batch])
         figures = [b.figure() for b in batch]
@@ -194,11 +194,11 @@ class Calibration:
         return len(found)
 
 
-def _core(b: Bound) -> Core | None:
+def _core(b: BoundCall) -> Core | None:
     return b.candidate.core if isinstance(b.candidate.core, Core) else None
 
 
-def _bytes(book: Book, candidate: Candidate) -> int:
+def _bytes(book: RowCache, candidate: Candidate) -> int:
     return int(book.rows([candidate])[0, _EDGES].sum() * 2)
 
 
@@ -214,7 +214,7 @@ def calibrate(
     until = start + max(budget_s - min(TRAIN_S, budget_s / 4), 0.5)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    pool = None if executor is not None else Pool(Limits(os.cpu_count() or 1, share=1.0), load=lambda: 0.0)
+    pool = None if executor is not None else Pool(PoolLimits(os.cpu_count() or 1, share=1.0), load=lambda: 0.0)
     ready: Executor | None = executor or pool
     assert ready is not None
     run: Calibration | None = None
@@ -260,9 +260,9 @@ class Slice:
         self._run = Calibration(store, at, executor, seed=seed, problems=problems)
         self._executor, self._slice_s, self._kernels = executor, slice_s, kernels
         self._flying: list[tuple[Item, Future[wire.Message] | None]] = []
-        self._batch: list[Bound] = []
+        self._batch: list[BoundCall] = []
         self._held = 0
-        self._turns: Iterator[Bound] = iter(())
+        self._turns: Iterator[BoundCall] = iter(())
 
     @property
     def report(self) -> Report:

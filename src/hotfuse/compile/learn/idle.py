@@ -24,9 +24,9 @@ from hotfuse.compile.variants.served_threads import apart
 from hotfuse.compile.workers import wire
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import model
-from hotfuse.hpm.model import Model
+from hotfuse.hpm.model import PerformanceModel
 from hotfuse.hpm.shapes import draws, remembered
-from hotfuse.hpm.standing import Standing, judged
+from hotfuse.hpm.standing import Trust, judged
 
 ENOUGH = 2000
 """Measurements of drawn kernels after which more of them teach little; groups of the user's models are measured all the same."""
@@ -97,7 +97,7 @@ def _work(kept: Notes) -> _Work:
     return begun
 
 
-def _trained(kept: Notes, work: _Work, *, last: bool) -> Model | None:
+def _trained(kept: Notes, work: _Work, *, last: bool) -> PerformanceModel | None:
     """A new version, where enough is new and it predicts better than roofs alone; `last`: there is nothing left to measure."""
     dates = kept.store.model_dates(model.named(kept.host.at.threads), kept.host.machine)
     at, facts = dates[max(dates)] if dates else (0.0, {})
@@ -110,7 +110,7 @@ def _trained(kept: Notes, work: _Work, *, last: bool) -> Model | None:
     if len(samples) < model.LEAST_SAMPLES:
         return None
     made = model.fit(samples, kept.host.at)
-    if judged(made.facts).standing is Standing.ASIDE:
+    if judged(made.facts).standing is Trust.ASIDE:
         work.in_vain = new
         return None
     version = model.save(kept.store, made, kept.host.machine)
@@ -118,6 +118,6 @@ def _trained(kept: Notes, work: _Work, *, last: bool) -> Model | None:
     return replace(made, version=version)
 
 
-def _plain(made: Model) -> dict[str, Any]:
+def _plain(made: PerformanceModel) -> dict[str, Any]:
     score = made.facts["held_out"]
     return {"samples": made.facts["samples"], "mape": round(float(score["mape"]), 4), "kind": made.facts["kind"]}

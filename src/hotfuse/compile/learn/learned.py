@@ -20,14 +20,14 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.compile import stored
 from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure
-from hotfuse.compile.stored import ARMS, Place
+from hotfuse.compile.stored import ARMS, StoreAccess
 from hotfuse.fusion.bandit import Bandit
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import model
-from hotfuse.hpm.book import Book
-from hotfuse.hpm.model import Predictor
+from hotfuse.hpm.book import RowCache
+from hotfuse.hpm.model import CostPredictor
 from hotfuse.hpm.online import WINDOW, Online
-from hotfuse.hpm.standing import Standing, judged
+from hotfuse.hpm.standing import Trust, judged
 from hotfuse.hpm.work import NAMES, Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
@@ -64,7 +64,7 @@ class Foresight:
     """A model on this machine."""
 
     host: Host
-    predictor: Predictor
+    predictor: CostPredictor
     online: Online
     believed: bool = True
     """Whether forecasts decide; else what they propose is measured first (`hpm.standing`)."""
@@ -79,12 +79,12 @@ class Foresight:
         if found is None:
             return None
         stands = judged(found.facts)
-        if stands.standing is Standing.ASIDE:
+        if stands.standing is Trust.ASIDE:
             store.notes.append(f"a stored model was left aside: {stands.because}")
             return None
         online = Online()
-        predictor = Predictor(found, host.at, Book(measure.tile_of), online)
-        made = cls(host, predictor, online, stands.standing is Standing.BELIEVED)
+        predictor = CostPredictor(found, host.at, RowCache(measure.tile_of), online)
+        made = cls(host, predictor, online, stands.standing is Trust.BELIEVED)
         made.replay(store)
         return made
 
@@ -105,7 +105,7 @@ class Foresight:
         if not usable:
             return
         table = np.array([[m.features[n] for n in NAMES] for m in usable])
-        plain = Predictor(self.predictor.model, self.host.at, self.predictor.book).of_rows(table)
+        plain = CostPredictor(self.predictor.model, self.host.at, self.predictor.book).of_rows(table)
         off = np.log(np.array([m.time_ns for m in usable]) * 1e-9 / plain.seconds)
         found = zip(map(int, plain.family), map(int, plain.level), map(float, off), strict=True)
         self.online.observe_all(found, [rows.problem_of(m.kernel) for m in usable])
@@ -124,10 +124,10 @@ class Foresight:
 class Notes:
     """What a process knows and writes down of one store."""
 
-    place: Place
+    place: StoreAccess
     store: Store
     host: Host
-    book: Book
+    book: RowCache
     ahead: Foresight | None
     trust: Bandit
     """How far predictions of the fusion engine came true, in all processes so far."""
@@ -139,7 +139,7 @@ class Notes:
     read_at: float = 0.0
 
     @classmethod
-    def of(cls, place: Place, threads: int = 1) -> Notes | None:
+    def of(cls, place: StoreAccess, threads: int = 1) -> Notes | None:
         """A store as it is now, for calls of so many threads; one that is not there is begun only to be written."""
         if place.path == ":memory:" or not (
             place.record or Path(place.path.removeprefix("sqlite:///")).expanduser().exists()
@@ -152,7 +152,7 @@ class Notes:
         if store.path is None:
             return None
         host = this_host(store, threads, measure_peaks=False)
-        made = cls(place, store, host, Book(measure.tile_of), None, Bandit())
+        made = cls(place, store, host, RowCache(measure.tile_of), None, Bandit())
         made.read()
         return made
 
@@ -205,7 +205,7 @@ def _sound(found: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
     return {k: n for k, n in found.items() if len(n) == 3 and n[0] >= 0}
 
 
-_known: dict[tuple[Place, int], Notes | None] = {}
+_known: dict[tuple[StoreAccess, int], Notes | None] = {}
 
 
 def notes() -> Notes | None:

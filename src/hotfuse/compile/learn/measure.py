@@ -23,8 +23,8 @@ from hotfuse.backends.llvm.runs.group import glue
 from hotfuse.backends.llvm.threads.parallel import awake
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.variants.trial import made_up, offsets_in, tamed
-from hotfuse.hpm.work import NO_TILE, Candidate, Tile
-from hotfuse.hpm.work import Core as AnyCore
+from hotfuse.hpm.work import NO_TILE, Candidate, TileShape
+from hotfuse.hpm.work import CoreShape as AnyCore
 from hotfuse.ir.graph import Graph, sources
 from hotfuse.ir.text import parse, show
 from hotfuse.lower import Core, lower
@@ -48,7 +48,7 @@ Message = tuple[dict[str, Any], list[bytes]]
 
 def tile_of(
     core: AnyCore, rows: int, columns: int, depth: int, window: int = 0, stride: int = 1, groups: int = 1
-) -> Tile:
+) -> TileShape:
     """How a product of these extents is cut, or a convolution, which has a window; images are taken for squares."""
     own = core if isinstance(core, Core) else Core(core.lanes, core.registers, l2=core.l2)
     if not window:
@@ -66,12 +66,12 @@ def tile_of(
     return _tile(conv_shape.choose(own, side, each, depth, apart), side, each)
 
 
-def _tile(t: GemmTiling, rows: int, columns: int, taken: float = 1.0) -> Tile:
+def _tile(t: GemmTiling, rows: int, columns: int, taken: float = 1.0) -> TileShape:
     high = rows / balance(rows, t.mr).count
-    return Tile(high, t.vectors, t.sets(math.ceil(high)), -columns % t.nr / max(columns, 1), t.group_rows, taken)
+    return TileShape(high, t.vectors, t.sets(math.ceil(high)), -columns % t.nr / max(columns, 1), t.group_rows, taken)
 
 
-def _fewer(core: Core, rows: int, columns: int, depth: int, window: int) -> winograd.Cut | None:
+def _fewer(core: Core, rows: int, columns: int, depth: int, window: int) -> winograd.WinogradTiling | None:
     """As lowering decides it, for an image as high as it is wide."""
     side = math.isqrt(window)
     if side * side != window:
@@ -128,7 +128,7 @@ def received(answer: Mapping[str, Any], codes: Sequence[bytes]) -> Made:
 
 
 @dataclass(slots=True, eq=False)
-class Bound:
+class BoundCall:
     """Something to time, with everything that it needs in memory."""
 
     candidate: Candidate
@@ -165,7 +165,7 @@ class Bound:
         return good[0], sum(good) / len(good) / good[0] - 1
 
 
-class _Asked:
+class _CallRecorder:
     """Stands in for a kernel to learn what it would be called with."""
 
     def __init__(self, kernel: NativeKernel, threads: int) -> None:
@@ -202,7 +202,7 @@ class Shelf:
         return self._data[key]
 
 
-def bind(candidate: Candidate, group: str, made: Made | None, shelf: Shelf | None = None) -> Bound:
+def bind(candidate: Candidate, group: str, made: Made | None, shelf: Shelf | None = None) -> BoundCall:
     """A candidate on made-up data: its kernel called with addresses alone, or the library's where there is none."""
     graph = candidate.graph
     data, weights, results = (shelf or Shelf()).of(candidate, group)
@@ -211,9 +211,9 @@ def bind(candidate: Candidate, group: str, made: Made | None, shelf: Shelf | Non
     with torch.no_grad():
         if made is None:
             run = LibraryBackend().compile(graph, weights).run
-            return Bound(candidate, group, lambda: run(*inputs), (inputs, weights), held)
+            return BoundCall(candidate, group, lambda: run(*inputs), (inputs, weights), held)
         kernel = load_kernel(made.compiled)
-        asked: Any = _Asked(kernel, candidate.threads)
+        asked: Any = _CallRecorder(kernel, candidate.threads)
         run = glue(graph, made.lowered, asked, Constants(weights))
         out = run(*inputs)
     if not asked.args:
@@ -223,7 +223,7 @@ def bind(candidate: Candidate, group: str, made: Made | None, shelf: Shelf | Non
     results[:] = results or own
     held += _nbytes(own)
     enter, args = kernel.enter, (*args[:-1], candidate.threads)
-    return Bound(candidate, group, lambda: enter(*args), (kernel, run, results, inputs, weights, asked), held)
+    return BoundCall(candidate, group, lambda: enter(*args), (kernel, run, results, inputs, weights, asked), held)
 
 
 def _redirected(args: tuple[int, ...], own: Sequence[Any], others: Sequence[Any]) -> tuple[int, ...]:
@@ -241,7 +241,7 @@ def _nbytes(data: Iterable[Any]) -> int:
     return sum(t.nbytes for t in data if isinstance(t, torch.Tensor))
 
 
-def timed(batch: Sequence[Bound], passes: int = PASSES, until: float | None = None) -> None:
+def timed(batch: Sequence[BoundCall], passes: int = PASSES, until: float | None = None) -> None:
     """Let all of a batch take turns; `until` (perf_counter) ends it after a pass, three passes at the earliest."""
     with torch.no_grad():
         for b in batch:

@@ -19,7 +19,7 @@ from hotfuse.compile.learn.learned import LEAST_US, Notes, notes
 from hotfuse.compile.workers import wire
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm.bottleneck import Profile, diagnose
-from hotfuse.hpm.model import Predictor
+from hotfuse.hpm.model import CostPredictor
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
@@ -70,7 +70,7 @@ def _predicted(
     said = None
     if ahead is not None:
         predictor = (
-            ahead.predictor if host is kept.host else Predictor(ahead.predictor.model, host.at, kept.book, ahead.online)
+            ahead.predictor if host is kept.host else CostPredictor(ahead.predictor.model, host.at, kept.book, ahead.online)
         )
         said = round(float(predictor.of_rows(table).seconds[0]) * 1e6, 2)
     if kept.place.record and us > LEAST_US and int(part["n"]) >= FEWEST:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotfuse.compile.stored import ARMS, STRATEGIES, Place
+from hotfuse.compile.stored import ARMS, STRATEGIES, StoreAccess
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Bandit
@@ -100,7 +100,7 @@ def _difference(now: State, before: State) -> dict[str, list[float]]:
     return {k: v for k, v in changed.items() if any(v)}
 
 
-def send(submit: Callable[[Task], object], place: Place, own: Recall) -> None:
+def send(submit: Callable[[Task], object], place: StoreAccess, own: Recall) -> None:
     """Have what was learned since the last time added to the store; nobody waits for it."""
     if place.record and (more := own.more()):
         header = {"kind": "learned", "more": more, **place.header()}

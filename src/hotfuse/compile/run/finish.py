@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hotfuse.compile.run.lanes import Span, allocate_lanes, planned_forks, touched
-from hotfuse.compile.run.plan import Planner
+from hotfuse.compile.run.lanes import ForkSpan, allocate_lanes, planned_forks, touched
+from hotfuse.compile.run.plan import RunPlanner
 from hotfuse.compile.run.steps import (
     PlannedBranch,
     PlannedCall,
@@ -20,7 +20,7 @@ from hotfuse.compile.run.steps import (
     PlannedStep,
     Pointer,
     Root,
-    State,
+    RunState,
     bytes_of,
 )
 from hotfuse.ir.dims import Dim, expr, symbols
@@ -34,15 +34,15 @@ from hotfuse.lower.run.arena import LINE, Live, rounded
 from hotfuse.lower.run.description import (
     LOOP_VAR,
     THREADS,
-    Address,
     Base,
-    Branch,
+    BranchStep,
     Call,
-    Choice,
+    ChoiceStep,
     Constant,
     InputSpec,
-    Loop,
+    LoopStep,
     Mark,
+    MemoryAddress,
     OutputSpec,
     Run,
     SizeSpec,
@@ -55,7 +55,7 @@ from hotfuse.lower.run.places import whole
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedRun:
     """A run, with what the process that serves needs besides its code."""
 
     run: Run
@@ -71,7 +71,7 @@ class _Result:
     strides: tuple[Dim, ...]
 
 
-def finish(planner: Planner, first: int, last: int, sizes: Mapping[str, int], threads: int = 1) -> Finished:
+def finish(planner: RunPlanner, first: int, last: int, sizes: Mapping[str, int], threads: int = 1) -> FinishedRun:
     """The run over parts `first` up to `last`; raises CannotLower where a size cannot be told.
 
     With several threads, it may fork where calls are independent.
@@ -94,10 +94,10 @@ def finish(planner: Planner, first: int, last: int, sizes: Mapping[str, int], th
     inputs = tuple(_spec(v, read=i < len(state.inputs)) for i, v in enumerate(given))
     switch = (Word(Constant.SWITCH),) if forks else ()
     run = Run(inputs, reads, outputs, steps, (*symbols_of_words, *("" for _ in switch)), placed.arena, placed.scratch, forks)
-    return Finished(run, (*state.words, *switch), exits, returned)
+    return FinishedRun(run, (*state.words, *switch), exits, returned)
 
 
-def _fallback_inputs(planner: Planner, first: int, last: int, present: set[str]) -> list[Value]:
+def _fallback_inputs(planner: RunPlanner, first: int, last: int, present: set[str]) -> list[Value]:
     """What the parts read from outside when each is entered by itself, beyond what the run reads."""
     level = planner.level
     graph = level.graph
@@ -122,7 +122,7 @@ def _spec(v: Value, *, read: bool) -> InputSpec:
 # -- what leaves
 
 
-def _leaving(graph: Graph, nodes: range, state: State) -> tuple[tuple[_Result, ...], tuple[int, ...], tuple[str, ...]]:
+def _leaving(graph: Graph, nodes: range, state: RunState) -> tuple[tuple[_Result, ...], tuple[int, ...], tuple[str, ...]]:
     """The run's results, the nodes behind it, and what those give."""
     maker = {v.name: i for i in nodes for v in graph.nodes[i].outs}
     wanted = {v.name: v for i in range(len(graph.nodes)) if i not in nodes for v in graph.nodes[i].ins if v.name in maker}
@@ -143,11 +143,11 @@ def _leaving(graph: Graph, nodes: range, state: State) -> tuple[tuple[_Result, .
     return tuple(results), tuple(sorted(exits)), back
 
 
-def _base(v: Value, root: int, state: State) -> _Result:
+def _base(v: Value, root: int, state: RunState) -> _Result:
     return _Result(v, root, state.lies[v.name].strides)
 
 
-def _direct(views: Sequence[Value], state: State, taken: set[int]) -> dict[str, _Result]:
+def _direct(views: Sequence[Value], state: RunState, taken: set[int]) -> dict[str, _Result]:
     """Views that become results themselves: alone in wanting a buffer, which they cover."""
     found: dict[str, _Result] = {}
     alone: dict[int, int] = {}
@@ -190,7 +190,7 @@ class _Placed:
     """Gives every buffer its memory."""
 
     def __init__(
-        self, state: State, results: Sequence[_Result], sizes: Mapping[str, int], forks: Sequence[Fork] = ()
+        self, state: RunState, results: Sequence[_Result], sizes: Mapping[str, int], forks: Sequence[Fork] = ()
     ) -> None:
         self.state = state
         self.output = {self._final(r.root): i for i, r in enumerate(results)}
@@ -205,10 +205,10 @@ class _Placed:
         for step in state.steps:
             self._walk((step,))
             ends.append(self.clock)
-        spans: list[Span] = []
+        spans: list[ForkSpan] = []
         for f in forks:
             lanes = [frozenset(self._final(r) for i in lane for r in touched(state.steps[i])) for lane in f.lanes]
-            spans.append(Span(ends[f.first] + 1, ends[f.last], tuple(lanes)))
+            spans.append(ForkSpan(ends[f.first] + 1, ends[f.last], tuple(lanes)))
         lives = [Live(i, bytes_of(state.roots[i]), at, self.last[i]) for i, at in self.first.items() if self._inner(i)]
         found = allocate_lanes(lives, self._inplace(), sizes, spans)
         self.offsets = found.offsets
@@ -291,21 +291,21 @@ class _Placed:
                         pairs.append((made, dying))
         return pairs
 
-    def address(self, p: Pointer) -> Address:
+    def address(self, p: Pointer) -> MemoryAddress:
         """Where a pointer points."""
         if p.word >= 0:
-            return Address(Base.TABLE, p.word, 0)
+            return MemoryAddress(Base.TABLE, p.word, 0)
         root = self._final(p.root)
         about: Root = self.state.roots[root]
         behind = mul(p.offset, size_of(about.dtype))
         self.addresses.append(behind)
         if about.kind == "param":
-            return Address(Base.TABLE, about.word, behind)
+            return MemoryAddress(Base.TABLE, about.word, behind)
         if about.kind == "input":
-            return Address(Base.INPUT, self.input[root], behind)
+            return MemoryAddress(Base.INPUT, self.input[root], behind)
         if root in self.output:
-            return Address(Base.OUTPUT, self.output[root], behind)
-        return Address(Base.ARENA, 0, add(self.offsets[root], behind))
+            return MemoryAddress(Base.OUTPUT, self.output[root], behind)
+        return MemoryAddress(Base.ARENA, 0, add(self.offsets[root], behind))
 
     def _call(self, step: PlannedCall) -> Call:
         return Call(step.word, tuple(self.address(p) for p in step.buffers), step.scratch != 0, step.sizes, step.made)
@@ -319,16 +319,16 @@ class _Placed:
                     made.append(self._call(step))
                 case PlannedChoice():
                     ways = tuple(None if w is None else self._call(w) for w in step.ways)
-                    made.append(Choice(step.size, step.ends, ways))
+                    made.append(ChoiceStep(step.size, step.ends, ways))
                 case PlannedBranch():
                     sides = [None if side is None else self.steps(side, first) for side in (step.then, step.other)]
-                    made.append(Branch(self.address(step.condition), sides[0], sides[1], step.name))
+                    made.append(BranchStep(self.address(step.condition), sides[0], sides[1], step.name))
                 case PlannedLoop():
                     trips = self.address(step.trips) if isinstance(step.trips, Pointer) else step.trips
                     found = (step.condition, step.again, step.iteration, step.go)
                     condition, again, iteration, go = (None if p is None else self.address(p) for p in found)
                     inside = self.steps(step.steps, first)
-                    made.append(Loop(step.var, trips, condition, again, iteration, go, inside, step.name, step.exactly))
+                    made.append(LoopStep(step.var, trips, condition, again, iteration, go, inside, step.name, step.exactly))
                 case PlannedMark():
                     made.append(Mark(step.part - first))
         return tuple(made)
@@ -346,7 +346,7 @@ def _used(placed: _Placed, outputs: Sequence[OutputSpec]) -> set[str]:
     return {s for s in set[str]().union(*(symbols(d) for d in dims)) if not s.startswith(LOOP_VAR)}
 
 
-def _sizes(graph: Graph, state: State, given: list[Value], wanted: set[str]) -> tuple[SizeSpec, ...]:
+def _sizes(graph: Graph, state: RunState, given: list[Value], wanted: set[str]) -> tuple[SizeSpec, ...]:
     """Where each symbol is read; inputs of the graph that show one are inputs of the run then, added to `given`."""
     found: list[SizeSpec] = []
     for name in sorted(wanted):

@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import inf
 
 from hotfuse.base.errors import HotfuseError
-from hotfuse.compile.run.plan import Planner
+from hotfuse.compile.run.plan import RunPlanner
 from hotfuse.compile.run.steps import PlannedCall, PlannedChoice, PlannedMark, PlannedStep
 from hotfuse.ir.dims import Dim, evaluate, symbols
 from hotfuse.lower.common.algebra import add
@@ -31,7 +31,7 @@ MOST_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LaneCall:
     """A call as far as forks are concerned."""
 
     step: int
@@ -50,7 +50,7 @@ class _Components:
     writers: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     count: int = 0
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: LaneCall) -> None:
         me = len(self.parent)
         self.parent.append(me)
         self.work.append(piece.work)
@@ -99,12 +99,12 @@ def alone(amount: float, threads: int) -> float:
     return amount if taken < 2 else amount / taken + AWAKE_WORK
 
 
-def forks(stretches: Iterable[Sequence[Piece]], threads: int) -> tuple[Fork, ...]:
+def forks(stretches: Iterable[Sequence[LaneCall]], threads: int) -> tuple[Fork, ...]:
     """Where to fork, in stretches of calls with nothing but calls between them."""
     return tuple(f for pieces in stretches for f in _stretch(pieces, threads)) if threads > 1 else ()
 
 
-def _stretch(pieces: Sequence[Piece], threads: int) -> list[Fork]:
+def _stretch(pieces: Sequence[LaneCall], threads: int) -> list[Fork]:
     """The split of a stretch into single calls and forks that takes the least time."""
     window = max(2, PAIRS // max(1, len(pieces)))
     best = [0.0] + [inf] * len(pieces)
@@ -168,7 +168,7 @@ def _calls(step: PlannedStep) -> tuple[PlannedCall, ...]:
             return ()
 
 
-def planned_forks(planner: Planner, sizes: Mapping[str, int], threads: int) -> tuple[Fork, ...]:
+def planned_forks(planner: RunPlanner, sizes: Mapping[str, int], threads: int) -> tuple[Fork, ...]:
     """Where a run may fork; nowhere with one thread."""
     if threads < 2:
         return ()
@@ -179,7 +179,7 @@ def planned_forks(planner: Planner, sizes: Mapping[str, int], threads: int) -> t
             root = into[root]
         return root
 
-    stretches: list[list[Piece]] = [[]]
+    stretches: list[list[LaneCall]] = [[]]
     for i, step in enumerate(planner.state.steps):
         if isinstance(step, PlannedMark):
             continue
@@ -188,7 +188,7 @@ def planned_forks(planner: Planner, sizes: Mapping[str, int], threads: int) -> t
             continue
         kernel = planner.bench.lowered(made[0].kernel).kernel
         known = {n: evaluate(d, sizes) for n, d in zip(kernel.sizes, made[0].sizes, strict=True) if symbols(d) <= sizes.keys()}
-        stretches[-1].append(Piece(
+        stretches[-1].append(LaneCall(
             i, frozenset(final(r) for c in made for r, _ in c.reads), frozenset(final(r) for c in made for r, _ in c.writes),
             work_of(kernel, known),
         ))  # fmt: skip
@@ -199,7 +199,7 @@ def planned_forks(planner: Planner, sizes: Mapping[str, int], threads: int) -> t
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ForkSpan:
     """A fork as memory sees it: the steps it covers, and the buffers of each lane."""
 
     begin: int
@@ -208,7 +208,7 @@ class Span:
 
 
 def allocate_lanes(
-    values: Sequence[Live], inplace: Sequence[tuple[int, int]], sizes: Mapping[str, int], spans: Sequence[Span]
+    values: Sequence[Live], inplace: Sequence[tuple[int, int]], sizes: Mapping[str, int], spans: Sequence[ForkSpan]
 ) -> Arena:
     """Offsets for all values where lanes run at the same time.
 

@@ -11,8 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hotfuse.compile.run.plan import Planner
-from hotfuse.compile.run.steps import Level, PlannedCall, PlannedLoop, PlannedStep, Pointer, Scope, alike, tensor_of
+from hotfuse.compile.run.plan import RunPlanner
+from hotfuse.compile.run.steps import (
+    GraphScope,
+    LevelParts,
+    PlannedCall,
+    PlannedLoop,
+    PlannedStep,
+    Pointer,
+    alike,
+    tensor_of,
+)
 from hotfuse.ir.branches import IF, LOOP, branches, control_name, inside
 from hotfuse.ir.dims import Dim, expr, sym
 from hotfuse.ir.graph import Arg, Node, Value
@@ -42,13 +51,13 @@ class _Form:
     """Inputs of the body before what it carries: 2 where they are its iteration and its condition, else 0."""
 
 
-class LoopPlanner(Planner):
+class LoopPlanner(RunPlanner):
     """A planner that knows loops."""
 
-    def _branch(self, scope: Scope, node: Node, levels: Sequence[Level]) -> list[PlannedStep]:
+    def _branch(self, scope: GraphScope, node: Node, levels: Sequence[LevelParts]) -> list[PlannedStep]:
         return super()._branch(scope, node, levels) if node.op == IF else self._loop(scope, node, levels[0])
 
-    def _loop(self, scope: Scope, node: Node, level: Level) -> list[PlannedStep]:
+    def _loop(self, scope: GraphScope, node: Node, level: LevelParts) -> list[PlannedStep]:
         form = _form(node)
         (found,) = branches(scope.graph, node)
         count = form.counted + len(form.carried) + len(form.scanned)
@@ -92,7 +101,7 @@ class LoopPlanner(Planner):
 
     # -- what goes in
 
-    def _trips(self, scope: Scope, form: _Form) -> tuple[Dim | Pointer | None, Dim | None]:
+    def _trips(self, scope: GraphScope, form: _Form) -> tuple[Dim | Pointer | None, Dim | None]:
         """The most iterations, as a size or as a number in memory; and as a size where it is one."""
         if form.scanned:
             length = tensor_of(form.scanned[0]).shape[form.in_axes[0]]
@@ -110,7 +119,7 @@ class LoopPlanner(Planner):
             case _:
                 raise CannotLower("a trip count that is not one whole number")
 
-    def _truth(self, scope: Scope, condition: Arg, *, before: bool) -> Pointer | None:
+    def _truth(self, scope: GraphScope, condition: Arg, *, before: bool) -> Pointer | None:
         """Where a condition lies; None where it always holds."""
         if condition is True or (before and condition is None):
             return None
@@ -133,7 +142,7 @@ class LoopPlanner(Planner):
         lies[v.name] = Lies(root, 0, strides)
         return Pointer(root)
 
-    def _slice(self, scope: Scope, x: Value, inner: Value, axis: int, reverse: bool, var: str, length: Dim | None) -> Lies:
+    def _slice(self, scope: GraphScope, x: Value, inner: Value, axis: int, reverse: bool, var: str, length: Dim | None) -> Lies:
         t = tensor_of(x)
         if length is None or not same(t.shape[axis], length):
             raise CannotLower("scanned values of different lengths")
@@ -145,11 +154,12 @@ class LoopPlanner(Planner):
     # -- the body
 
     def _body(
-        self, level: Level, lies: dict[str, Lies], form: _Form, states: Sequence[int], stacks: Sequence[_Stack], var: str, path: str
+        self, level: LevelParts, lies: dict[str, Lies], form: _Form, states: Sequence[int], stacks: Sequence[_Stack], var: str,
+        path: str,
     ) -> tuple[list[PlannedStep], Pointer | None]:  # fmt: skip
         """The steps of one iteration, and where it leaves the condition of the next."""
         graph = level.graph
-        scope = Scope(graph, {p.value.name: p.key for p in graph.params}, lies, top=False, inside=path)
+        scope = GraphScope(graph, {p.value.name: p.key for p in graph.params}, lies, top=False, inside=path)
         steps = [step for part in range(len(level.parts)) for step in self._part(scope, level, part)]
         given = [v for v in graph.outputs if isinstance(v, Value)]
         go, results = (graph.outputs[0], list(graph.outputs[1:])) if form.counted else (True, list(graph.outputs))
@@ -169,7 +179,7 @@ class LoopPlanner(Planner):
             steps += [*copy[:-1], _moved(copy[-1], stack.root, offset)]
         return [*steps, *late], again
 
-    def _next(self, scope: Scope, v: Value, root: int, states: Sequence[int], late: list[PlannedStep]) -> list[PlannedStep]:
+    def _next(self, scope: GraphScope, v: Value, root: int, states: Sequence[int], late: list[PlannedStep]) -> list[PlannedStep]:
         """Copy what comes next into its place, last of all; what lies in another state's place is brought to safety first."""
         at, made = self._where(scope, v.name), self.state.roots[root]
         t = tensor_of(v)
@@ -198,7 +208,7 @@ class LoopPlanner(Planner):
         root = self._made(out.name if at == 0 else f"{out.name} by steps", laid, dense_strides(shape, Layout()))
         return _Stack(root, laid, at, length)
 
-    def _stacked(self, scope: Scope, out: Value, stack: _Stack) -> list[PlannedStep]:
+    def _stacked(self, scope: GraphScope, out: Value, stack: _Stack) -> list[PlannedStep]:
         """Give a stack its place; along another axis than the first it is copied so that it lies as others expect."""
         t = tensor_of(out)
         strides = list(dense_strides(stack.type.shape, Layout()))

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from hotfuse.compile.fetch import renamed
 from hotfuse.compile.run.steps import (
-    Bench,
-    Level,
+    GraphScope,
+    KernelSource,
+    LevelParts,
     PlannedBranch,
     PlannedCall,
     PlannedChoice,
@@ -22,8 +23,7 @@ from hotfuse.compile.run.steps import (
     PlannedStep,
     Pointer,
     Root,
-    Scope,
-    State,
+    RunState,
     alike,
     tensor_of,
     written,
@@ -39,8 +39,8 @@ from hotfuse.lower.common.codec import argument_to_json
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import (
     BufferArgument,
+    BufferRole,
     PackArgument,
-    Role,
     StateArgument,
     StrideArgument,
     SymbolArgument,
@@ -53,20 +53,20 @@ from hotfuse.lower.run.places import Lies, does_nothing, fits, is_view, operand,
 from hotfuse.ops.table import Access, lookup
 
 
-class Planner:
+class RunPlanner:
     """Plans one run of a level, part by part."""
 
-    def __init__(self, level: Level, bench: Bench) -> None:
+    def __init__(self, level: LevelParts, bench: KernelSource) -> None:
         self.level, self.bench = level, bench
         self.keys = {p.value.name: p.key for p in level.graph.params}
-        self.state = State()
+        self.state = RunState()
 
     def add(self, part: int) -> None:
         """Go on with a part; raises CannotLower, and is as before, where it does not fit."""
         before = self.state
         self.state = before.copy()
         try:
-            scope = Scope(self.level.graph, self.keys, self.state.lies, top=True)
+            scope = GraphScope(self.level.graph, self.keys, self.state.lies, top=True)
             steps = self._part(scope, self.level, part)  # may exchange the state, by one with more in it
             self.state.steps += [*steps, PlannedMark(part)]
         except CannotLower:
@@ -75,7 +75,7 @@ class Planner:
 
     # -- parts and nodes
 
-    def _part(self, scope: Scope, level: Level, part: int) -> list[PlannedStep]:
+    def _part(self, scope: GraphScope, level: LevelParts, part: int) -> list[PlannedStep]:
         first, last, kernel = level.parts[part]
         if kernel >= 0:
             piece = anchored(level.graph, extract(level.graph, range(first, last), "group"))
@@ -84,7 +84,7 @@ class Planner:
             return self._branch(scope, level.graph.nodes[first], level.branches[part])
         return [step for node in level.graph.nodes[first:last] for step in self._free(scope, node)]
 
-    def _free(self, scope: Scope, node: Node) -> list[PlannedStep]:
+    def _free(self, scope: GraphScope, node: Node) -> list[PlannedStep]:
         if does_nothing(node):
             return []
         if not is_view(node):
@@ -101,7 +101,7 @@ class Planner:
             scope.lies[out.name] = lies
         return steps
 
-    def _where(self, scope: Scope, name: str) -> Lies:
+    def _where(self, scope: GraphScope, name: str) -> Lies:
         """Where a value lies; what comes from outside is an input of the run, or a constant."""
         if name in scope.lies:
             return scope.lies[name]
@@ -143,7 +143,7 @@ class Planner:
 
     # -- calls
 
-    def _chosen(self, scope: Scope, piece: Graph, kernel: int) -> list[PlannedStep]:
+    def _chosen(self, scope: GraphScope, piece: Graph, kernel: int) -> list[PlannedStep]:
         """A group by the kernel that is best at the call's size, where it has several."""
         *before, general = self._call(scope, piece, kernel)
         ways = self.bench.ways(kernel)
@@ -169,7 +169,7 @@ class Planner:
             return [*before, general if only is None else only]
         return [*before, PlannedChoice(size, ways.ends, tuple(found))]
 
-    def _call(self, scope: Scope, piece: Graph, kernel: int, outs: Mapping[str, int] | None = None) -> list[PlannedStep]:
+    def _call(self, scope: GraphScope, piece: Graph, kernel: int, outs: Mapping[str, int] | None = None) -> list[PlannedStep]:
         """A kernel with its arguments; `outs` are buffers that results go into, where they exist already."""
         own, meaning = with_own_sizes(piece)
         lowered = renamed(self.bench.lowered(kernel), own)
@@ -187,14 +187,14 @@ class Planner:
         stored: list[str] = []
         for a in lowered.arguments:
             match a:
-                case BufferArgument(role=Role.INPUT):
+                case BufferArgument(role=BufferRole.INPUT):
                     lies = self._where(scope, a.value)
                     if not types[a.value].layout.strided:
                         lies, more = self._settled(lies, Value(a.value, types[a.value]), types[a.value].layout)
                         steps += more
                     buffers.append(Pointer(lies.root, lies.offset))
                     reads.append((lies.root, a.buffer))
-                case BufferArgument(role=Role.OUTPUT):
+                case BufferArgument(role=BufferRole.OUTPUT):
                     root = (outs or {}).get(a.value, -1)
                     if root < 0:
                         root = self._made(a.value, types[a.value], strides[a.value])
@@ -257,12 +257,12 @@ class Planner:
     def _copy(self, lies: Lies, t: TensorType, layout: Layout, root: int) -> list[PlannedStep]:
         kernel, piece = self.bench.copying(t.dtype, t.shape, layout)
         (given,), (out,) = piece.inputs, piece.nodes[-1].outs
-        scope = Scope(piece, {}, {given.name: lies}, top=False)
+        scope = GraphScope(piece, {}, {given.name: lies}, top=False)
         return self._call(scope, piece, kernel, {out.name: root})
 
     # -- branches
 
-    def _branch(self, scope: Scope, node: Node, levels: Sequence[Level]) -> list[PlannedStep]:
+    def _branch(self, scope: GraphScope, node: Node, levels: Sequence[LevelParts]) -> list[PlannedStep]:
         condition, captures = node.args[0], node.args[1]
         if node.attrs or not isinstance(condition, Value) or not isinstance(captures, tuple):
             raise CannotLower(f"{node.op} of an unusual form")
@@ -290,7 +290,7 @@ class Planner:
             scope.lies[v.name] = Lies(root, 0, dense_strides(tensor_of(v).shape, Layout()))
         return [PlannedBranch(Pointer(at.root, at.offset), tuple(outs), sides[0], sides[1], name)]
 
-    def _captured(self, scope: Scope, found: Branched, captures: tuple[Arg, ...]) -> dict[str, Lies]:
+    def _captured(self, scope: GraphScope, found: Branched, captures: tuple[Arg, ...]) -> dict[str, Lies]:
         """Where a branch's inputs lie."""
         lies: dict[str, Lies] = {}
         for inner, i in zip(found.graph.inputs, found.takes, strict=True):
@@ -303,11 +303,11 @@ class Planner:
         return lies
 
     def _side(
-        self, level: Level, lies: dict[str, Lies], outs: Sequence[Value], into: Sequence[int], path: str
+        self, level: LevelParts, lies: dict[str, Lies], outs: Sequence[Value], into: Sequence[int], path: str
     ) -> list[PlannedStep]:
         """The steps of one branch, its results in the given buffers."""
         graph = level.graph
-        scope = Scope(graph, {p.value.name: p.key for p in graph.params}, lies, top=False, inside=path)
+        scope = GraphScope(graph, {p.value.name: p.key for p in graph.params}, lies, top=False, inside=path)
         steps = [step for part in range(len(level.parts)) for step in self._part(scope, level, part)]
         if len(graph.outputs) != len(outs):
             raise CannotLower("a branch with other results than its node")

@@ -21,12 +21,12 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.fetch import Body, KernelCode, NativeParts, body_from_json, kernel_from_json
 from hotfuse.compile.kept import verdict
-from hotfuse.compile.run.finish import Finished, finish
+from hotfuse.compile.run.finish import FinishedRun, finish
 from hotfuse.compile.run.loops import LoopPlanner
-from hotfuse.compile.run.plan import Planner, copy_graph
-from hotfuse.compile.run.steps import Level, PlannedBranch, PlannedLoop
+from hotfuse.compile.run.plan import RunPlanner, copy_graph
+from hotfuse.compile.run.steps import LevelParts, PlannedBranch, PlannedLoop
 from hotfuse.compile.stored import place_of, wanted
-from hotfuse.compile.unit.bench import MAX_KEPT, Piece, bench, keep, piece_of
+from hotfuse.compile.unit.bench import MAX_KEPT, NormalGroup, bench, keep, piece_of
 from hotfuse.compile.variants.trial import Outcome, attempt
 from hotfuse.compile.variants.ways import Ways
 from hotfuse.compile.workers.service import ask
@@ -45,7 +45,7 @@ from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.common.own_sizes import anchored
 from hotfuse.lower.run.description import (
     InputSpec,
-    Loop,
+    LoopStep,
     OutputSpec,
     RunCode,
     SizeSpec,
@@ -164,7 +164,7 @@ class _Bench:
                 raise
         return self.numbers[text]
 
-    def _add(self, piece: Piece, allowance_us: float) -> None:
+    def _add(self, piece: NormalGroup, allowance_us: float) -> None:
         from hotfuse.compile.unit import kernel_text  # a worker's, as below
 
         def make() -> Message:
@@ -186,7 +186,7 @@ _outcomes: OrderedDict[str, tuple[Lowered, CompiledKernel, Outcome] | CannotLowe
 """What became of kernels that runs asked for: the runs of a plan of some parts and of the whole one ask for the same."""
 
 
-def _tried(piece: Piece, allowance_us: float) -> tuple[Lowered, CompiledKernel, Outcome]:
+def _tried(piece: NormalGroup, allowance_us: float) -> tuple[Lowered, CompiledKernel, Outcome]:
     """A kernel that won its trial; raises a HotfuseError where there is none."""
 
     def make() -> tuple[Lowered, CompiledKernel, Outcome] | CannotLower:
@@ -204,16 +204,16 @@ def _tried(piece: Piece, allowance_us: float) -> tuple[Lowered, CompiledKernel, 
     return found
 
 
-def _level(data: dict[str, Any]) -> Level:
+def _level(data: dict[str, Any]) -> LevelParts:
     parts = [(int(a), int(b), int(k)) for a, b, k in data["parts"]]
     nested = {int(i): [_level(b) for b in bodies] for i, bodies in data["branches"].items()}
-    return Level(verify(parse(data["graph"])), parts, nested)
+    return LevelParts(verify(parse(data["graph"])), parts, nested)
 
 
-def _refined(level: Level, bench: _Bench) -> Level:
+def _refined(level: LevelParts, bench: _Bench) -> LevelParts:
     """The level with views apart from what has to be computed, and with kernels for small groups between others."""
     parts: list[tuple[int, int, int]] = []
-    nested: dict[int, list[Level]] = {}
+    nested: dict[int, list[LevelParts]] = {}
     for i, (first, last, kernel) in enumerate(level.parts):
         if i in level.branches:
             nested[len(parts)] = [_refined(b, bench) for b in level.branches[i]]
@@ -221,7 +221,7 @@ def _refined(level: Level, bench: _Bench) -> Level:
             parts.append((first, last, kernel))
         else:
             parts += _segments(level.graph, first, last, bench)
-    return Level(level.graph, parts, nested)
+    return LevelParts(level.graph, parts, nested)
 
 
 def _segments(graph: Graph, first: int, last: int, bench: _Bench) -> list[tuple[int, int, int]]:
@@ -265,9 +265,9 @@ def _pieces(graph: Graph, begin: int, end: int, bench: _Bench) -> list[tuple[int
     return [(begin, cut, bench.bridge(graph, range(begin, cut))), *_pieces(graph, cut, end, bench)]
 
 
-def _planned(level: Level, bench: _Bench) -> tuple[list[tuple[int, int, Finished]], set[int]]:
+def _planned(level: LevelParts, bench: _Bench) -> tuple[list[tuple[int, int, FinishedRun]], set[int]]:
     """Runs as (first part, end, run), and the branching parts that are native on both sides."""
-    found: list[tuple[int, int, Finished]] = []
+    found: list[tuple[int, int, FinishedRun]] = []
     native: set[int] = set()
     at, count = 0, len(level.parts)
     while at < count:
@@ -293,7 +293,7 @@ def _planned(level: Level, bench: _Bench) -> tuple[list[tuple[int, int, Finished
     return found, native
 
 
-def _native(planner: Planner, level: Level, begin: int, end: int) -> set[int]:
+def _native(planner: RunPlanner, level: LevelParts, begin: int, end: int) -> set[int]:
     """Parts that branch inside a run, with native code on both sides, and loops in it."""
     complete = [s for s in planner.state.steps if isinstance(s, PlannedBranch | PlannedLoop)]
     parts = [i for i in range(begin, end) if i in level.branches]
@@ -301,7 +301,7 @@ def _native(planner: Planner, level: Level, begin: int, end: int) -> set[int]:
     return {i for i, native in zip(parts, whole, strict=True) if native}
 
 
-def _answer(level: Level, bench: _Bench, codes: list[bytes]) -> dict[str, Any]:
+def _answer(level: LevelParts, bench: _Bench, codes: list[bytes]) -> dict[str, Any]:
     """A level as JSON: its parts, its runs, and the levels inside; library parts that no run covers are one again."""
     found, native = _planned(level, bench)
     covered = {i for begin, end, _ in found for i in range(begin, end)}
@@ -328,13 +328,13 @@ def _answer(level: Level, bench: _Bench, codes: list[bytes]) -> dict[str, Any]:
     return {"graph": show(level.graph), "parts": parts, "branches": nested, "runs": runs}
 
 
-def _without(level: Level) -> dict[str, Any]:
+def _without(level: LevelParts) -> dict[str, Any]:
     """A level without runs: it is inside one."""
     nested = {str(i): [_without(b) for b in levels] for i, levels in level.branches.items()}
     return {"graph": show(level.graph), "parts": [list(p) for p in level.parts], "branches": nested, "runs": []}
 
 
-def _to_json(done: Finished) -> dict[str, Any]:
+def _to_json(done: FinishedRun) -> dict[str, Any]:
     run = done.run
     return {
         "inputs": [[i.name, i.dtype.value, i.rank, i.order] for i in run.inputs],
@@ -344,7 +344,7 @@ def _to_json(done: Finished) -> dict[str, Any]:
         "exits": done.exits,
         "returned": done.returned,
         "branches": [b.name for b in branches(run.steps)],
-        "loops": [b.name for b in branches(run.steps) if isinstance(b, Loop)],
+        "loops": [b.name for b in branches(run.steps) if isinstance(b, LoopStep)],
         "made": [[c.word, c.made] for c in calls(run.steps)],
         "arena": dims.show(run.arena),
         "scratch": dims.show(expr("*", run.scratch, run.lanes)),

@@ -22,15 +22,15 @@ from hotfuse.tile.program import Kernel
 
 
 @dataclass(slots=True)
-class Level:
+class LevelParts:
     """A graph cut into parts: [first node, end, kernel or -1], and the levels of parts that branch."""
 
     graph: Graph
     parts: list[tuple[int, int, int]]
-    branches: dict[int, list[Level]]
+    branches: dict[int, list[LevelParts]]
 
 
-class Bench(Protocol):
+class KernelSource(Protocol):
     """Where kernels come from."""
 
     def lowered(self, kernel: int) -> Lowered:
@@ -141,7 +141,7 @@ PlannedStep = PlannedCall | PlannedBranch | PlannedChoice | PlannedLoop | Planne
 
 
 @dataclass(slots=True)
-class Scope:
+class GraphScope:
     """One graph: its constants by value's name, and where its values lie."""
 
     graph: Graph
@@ -153,7 +153,7 @@ class Scope:
 
 
 @dataclass(slots=True)
-class State:
+class RunState:
     """All that grows; copied before every part, so that a part that does not fit leaves no trace."""
 
     roots: list[Root] = field(default_factory=list[Root])
@@ -170,9 +170,9 @@ class State:
     """Buffers that are another buffer: results of a branch."""
     copied: dict[tuple[Lies, Layout], Lies] = field(default_factory=dict[tuple[Lies, Layout], Lies])
 
-    def copy(self) -> State:
+    def copy(self) -> RunState:
         """The same, to go on from."""
-        return State(
+        return RunState(
             list(self.roots), list(self.inputs), list(self.words), dict(self.symbols), dict(self.strided),
             list(self.steps), dict(self.lies), dict(self.into), dict(self.copied),
         )  # fmt: skip

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from hotfuse.analysis.resources import Peaks
+from hotfuse.analysis.resources import CorePeaks
 from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Precision
@@ -38,9 +38,9 @@ from hotfuse.ops.table import packet
 MAX_KEPT = 256
 
 
-def host_peaks(core: Core) -> Peaks:
+def host_peaks(core: Core) -> CorePeaks:
     """Roofs of this machine, estimated."""
-    return Peaks(l1=core.l1, l2=core.l2, flops_per_s=core.lanes * 4 * 2.5e9)
+    return CorePeaks(l1=core.l1, l2=core.l2, flops_per_s=core.lanes * 4 * 2.5e9)
 
 
 V = TypeVar("V")
@@ -57,7 +57,7 @@ def keep(cache: OrderedDict[str, V], key: str, make: Callable[[], V], most: int)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class NormalGroup:
     """A group as a graph of its own, in its normal form."""
 
     normal: Graph
@@ -76,7 +76,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class BuiltKernel:
     """A kernel that compiled, before any trial."""
 
     lowered: Lowered
@@ -88,29 +88,29 @@ class Kernel:
 
 
 @dataclass(slots=True)
-class Bench:
+class KernelCache:
     """What a worker has at hand from earlier requests, all of it bounded."""
 
     core: Core
-    peaks: Peaks
+    peaks: CorePeaks
     graphs: OrderedDict[str, Graph] = field(default_factory=OrderedDict[str, Graph])
     lowered: OrderedDict[str, Lowered | str] = field(default_factory=OrderedDict[str, "Lowered | str"])
     """Per group as text: its kernel before code generation, or why there is none."""
-    made: OrderedDict[str, Kernel] = field(default_factory=OrderedDict[str, Kernel])
+    made: OrderedDict[str, BuiltKernel] = field(default_factory=OrderedDict[str, BuiltKernel])
 
-    def lowers(self, piece: Piece) -> str:
+    def lowers(self, piece: NormalGroup) -> str:
         """Why a group has no kernel; empty if it has one, as far as lowering goes."""
         found = self.lowering(piece)
         return found if isinstance(found, str) else ""
 
-    def lowering(self, piece: Piece) -> Lowered | str:
+    def lowering(self, piece: NormalGroup) -> Lowered | str:
         """A group's kernel before code generation, or why there is none."""
         try:
             return self._lowering(piece)
         except OutOfSteps as e:  # another request may have more luck with it
             return e.because
 
-    def _lowering(self, piece: Piece) -> Lowered | str:
+    def _lowering(self, piece: NormalGroup) -> Lowered | str:
         def make() -> Lowered | str:
             try:
                 return lower(piece.normal, self.core)
@@ -121,36 +121,36 @@ class Bench:
 
         return keep(self.lowered, piece.text, make, MAX_KEPT)
 
-    def kernel(self, piece: Piece) -> Kernel:
+    def kernel(self, piece: NormalGroup) -> BuiltKernel:
         """A group's kernel, compiled; raises a HotfuseError where there is none."""
 
-        def make() -> Kernel:
+        def make() -> BuiltKernel:
             start = time.perf_counter()
             lowered = self._lowering(piece)
             if isinstance(lowered, str):
                 raise CannotLower(lowered)
             first = Made(lowered, compile_kernel(lowered.kernel))
             kind = kinds.chosen(piece.normal, piece.sizes, self.core, first)
-            return Kernel(kind.made.lowered, kind.made.compiled, time.perf_counter() - start, kind.core, kind.note)
+            return BuiltKernel(kind.made.lowered, kind.made.compiled, time.perf_counter() - start, kind.core, kind.note)
 
         # Where rounding is allowed, sizes decide between kinds of instructions.
         return keep(self.made, piece.text if self.core.precision == "fp32" else piece.key, make, MAX_KEPT)
 
 
 _Wants = tuple[Precision, bool, int]
-_benches: OrderedDict[_Wants, Bench] = OrderedDict()
+_benches: OrderedDict[_Wants, KernelCache] = OrderedDict()
 _wants: ContextVar[_Wants] = ContextVar("wants", default=("fp32", False, 1))
 """What the request in hand allows products to be rounded to, whether weights must not grow, and how many threads calls have."""
 MAX_BENCHES = 8
 
 
-def bench(lean: bool | None = None) -> Bench:
+def bench(lean: bool | None = None) -> KernelCache:
     """This process's, for what the request in hand wants, or for weights that may or must not grow."""
     precision, memory, threads = _wants.get()
     wants = (precision, memory if lean is None else lean, threads)
     if wants not in _benches:
         core = replace(host_core(host(), precision), lean=wants[1], threads=threads)
-        _benches[wants] = Bench(core, host_peaks(core))
+        _benches[wants] = KernelCache(core, host_peaks(core))
         while len(_benches) > MAX_BENCHES:
             _benches.popitem(last=False)
     _benches.move_to_end(wants)
@@ -168,17 +168,17 @@ def allowed_by(header: Mapping[str, Any]) -> Generator[None]:
         _wants.reset(before)
 
 
-def piece_of(graph: Graph, nodes: Sequence[int], sizes: Mapping[str, int]) -> Piece:
+def piece_of(graph: Graph, nodes: Sequence[int], sizes: Mapping[str, int]) -> NormalGroup:
     """Some nodes of a graph as a piece."""
     own, meaning = with_own_sizes(anchored(graph, extract(graph, nodes, "group")))
     normal = normalized(own)
     text = show(normal)
     known = {n: evaluate(d, sizes) for n, d in meaning.items() if symbols(d) <= sizes.keys()}
     key = hashlib.sha256(f"{text}\n{sorted(known.items())}".encode()).hexdigest()[:24]
-    return Piece(normal, text, {**sizes, **known}, key, meaning)
+    return NormalGroup(normal, text, {**sizes, **known}, key, meaning)
 
 
-def foreseen(piece: Piece) -> Foreseen | None:
+def foreseen(piece: NormalGroup) -> Foreseen | None:
     """What a model of this machine says of a piece, if there is one."""
     ahead = foresight()
     return None if ahead is None else ahead.of_group(piece.normal, piece.sizes)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.learn import measure
-from hotfuse.compile.learn.measure import Bound, Made
+from hotfuse.compile.learn.measure import BoundCall, Made
 from hotfuse.compile.variants.served_threads import as_served
 from hotfuse.fusion.engine import Side
 from hotfuse.fusion.looking import LEAST
@@ -37,7 +37,7 @@ Build = Callable[[Graph], tuple[Made, Graph, Mapping[str, int]]]
 
 
 @dataclass(slots=True)
-class Contest:
+class UnitContests:
     """All contests of one graph."""
 
     build: Build
@@ -83,11 +83,11 @@ class Contest:
         return before, after
 
     @staticmethod
-    def _entering(b: Bound) -> float:
+    def _entering(b: BoundCall) -> float:
         """What a call costs beside the kernel: the library's own is in its time already."""
         return 0.0 if b.candidate.core is None else ENTRY_S
 
-    def _bound(self, side: Side, threads: int) -> Bound | None:
+    def _bound(self, side: Side, threads: int) -> BoundCall | None:
         """A piece, ready to be timed; None for what only looks at data in another way, which costs nothing."""
         graph, library = side
         if all(lookup(n.op).access is Access.MOVEMENT and not _copies(n.op) for n in graph.nodes):

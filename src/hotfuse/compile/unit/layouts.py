@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hotfuse.fusion.engine import Choice, Contest, Engine
+from hotfuse.fusion.engine import Contest, FusionChoice, FusionPlanner
 from hotfuse.fusion.groups import Group, group
 from hotfuse.fusion.layout import channels_last, entered, regions
 from hotfuse.fusion.own import with_own_operands
@@ -27,8 +27,8 @@ MOST_REGIONS = 12
 
 
 def laid_out(
-    graph: Graph, sizes: Mapping[str, int], engine: Engine, contest: Contest | None, *, other: bool = False
-) -> tuple[Graph, list[Choice]]:
+    graph: Graph, sizes: Mapping[str, int], engine: FusionPlanner, contest: Contest | None, *, other: bool = False
+) -> tuple[Graph, list[FusionChoice]]:
     """The graph in the layout that pays, and a decision for each region.
 
     `other`: every region in the order that was decided against, for whoever wants to race it.
@@ -37,7 +37,7 @@ def laid_out(
     if not found:
         return with_own_operands(graph), []
     chosen, converted = frozenset[int]().union(*found), frozenset[int]()
-    choices: list[Choice] = []
+    choices: list[FusionChoice] = []
     for region in found[:MOST_REGIONS]:
         last, rows = (_grouped(graph, c, converted) for c in (chosen, chosen - region))
         subject = _subject(graph, region)

@@ -15,8 +15,8 @@ from hotfuse.compile.learn.learned import foresight, trust
 from hotfuse.compile.stored import strategies
 from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.fusion import explain
-from hotfuse.fusion.candidates import Kind
-from hotfuse.fusion.engine import Contest, Engine
+from hotfuse.fusion.candidates import CandidateKind
+from hotfuse.fusion.engine import Contest, FusionPlanner
 from hotfuse.fusion.forecast import Predictor, Trained
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.layout import channels_last
@@ -24,7 +24,7 @@ from hotfuse.fusion.own import with_own_operands
 from hotfuse.ir.graph import Graph
 from hotfuse.lower.cpu.tiling import Core
 
-KINDS = frozenset(Kind) - {Kind.LIBRARY, Kind.LAYOUT}
+KINDS = frozenset(CandidateKind) - {CandidateKind.LIBRARY, CandidateKind.LAYOUT}
 """What groups are changed by: the library against kernels is decided by trials, layouts before groups are formed."""
 
 
@@ -50,9 +50,9 @@ def arranged(
     predict = Trained(ahead.predictor) if ahead is not None else gate.roofs if gate is not None else None
     if predict is None:
         return with_own_operands(channels_last(graph)), []
-    engine = Engine(predict, core, threads=core.threads, objective=objective, bandit=trust(), lowers=lowers)
+    engine = FusionPlanner(predict, core, threads=core.threads, objective=objective, bandit=trust(), lowers=lowers)
     contest = gate.layouts if gate is not None and objective == "latency" else None
-    made, choices = laid_out(graph, sizes, engine, contest, other=Kind.LAYOUT.value in strategies())
+    made, choices = laid_out(graph, sizes, engine, contest, other=CandidateKind.LAYOUT.value in strategies())
     return made, [explain.line(c) for c in choices]
 
 
@@ -73,7 +73,9 @@ def adjusted(
         if gate is not None and (ahead is None or not ahead.believed):
             contest = None if objective == "memory" else gate.contest  # bytes need no clock
     only = frozenset(k for k in KINDS if k.value in strategies())
-    engine = Engine(predict, core, threads=core.threads, objective=objective, bandit=trust(), lowers=lowers, kinds=only or KINDS)
+    engine = FusionPlanner(
+        predict, core, threads=core.threads, objective=objective, bandit=trust(), lowers=lowers, kinds=only or KINDS
+    )
     engine.contest = contest
     found = engine.best(graph, groups, sizes) if contest is None else engine.plan(graph, groups, sizes)
     return found.graph, found.groups, explain.lines(found, MOST_LINES)

@@ -27,16 +27,16 @@ from hotfuse.compile.learn.learned import foresight, notes, refresh
 from hotfuse.compile.learn.measure import Made
 from hotfuse.compile.stored import text_id, wanted
 from hotfuse.compile.unit import growth
-from hotfuse.compile.unit.bench import Kernel, Piece, allowed_by, bench, foreseen, keep, piece_of
-from hotfuse.compile.unit.contest import Contest
+from hotfuse.compile.unit.bench import BuiltKernel, NormalGroup, allowed_by, bench, foreseen, keep, piece_of
+from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.compile.unit.kernel_text import to_json
 from hotfuse.compile.unit.planning import Gate, adjusted, arranged
 from hotfuse.compile.variants import kinds, trial
-from hotfuse.compile.variants.crossing import BUDGET_S, Crossing, Found
+from hotfuse.compile.variants.crossing import BUDGET_S, Crossing, VariantDecision
 from hotfuse.compile.variants.served_threads import apart, as_served
 from hotfuse.compile.variants.skipping import Skipping
 from hotfuse.compile.variants.skips import SKIP, Skips
-from hotfuse.fusion.forecast import Predictor, Roofline, Trained
+from hotfuse.fusion.forecast import Predictor, RooflinePredictor, Trained
 from hotfuse.fusion.groups import Group, group, reordered
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.branches import CAPTURES, branches
@@ -85,8 +85,8 @@ def measuring(sizes: Mapping[str, int]) -> Gate:
         made = bench().kernel(found)
         return Made(made.lowered, made.compiled), found.normal, found.sizes
 
-    contests = (Contest(build, bench().core, sizes) for _ in range(2))
-    return Gate(Roofline(bench().peaks), *contests)
+    contests = (UnitContests(build, bench().core, sizes) for _ in range(2))
+    return Gate(RooflinePredictor(bench().peaks), *contests)
 
 
 def _body(
@@ -170,16 +170,16 @@ def _predicted_us(graph: Graph, groups: Sequence[dict[str, Any]], sizes: Mapping
 def _predictor() -> Predictor:
     """The trained model's forecasts, or roofs where no model knows this machine."""
     ahead = foresight()
-    return Roofline(bench().peaks) if ahead is None else Trained(ahead.predictor)
+    return RooflinePredictor(bench().peaks) if ahead is None else Trained(ahead.predictor)
 
 
-def _on_one_thread(made: Kernel) -> Kernel:
+def _on_one_thread(made: BuiltKernel) -> BuiltKernel:
     """The same kernel without parallel loops; itself where it has none."""
     start = time.perf_counter()
     kernel = one_thread(made.lowered.kernel)
     if kernel is None:
         return made
-    return Kernel(replace(made.lowered, kernel=kernel), compile_kernel(kernel), time.perf_counter() - start)
+    return BuiltKernel(replace(made.lowered, kernel=kernel), compile_kernel(kernel), time.perf_counter() - start)
 
 
 # -- one unit
@@ -239,7 +239,7 @@ class _Unit:
         first = _prefix(self.kind, [graph.nodes[i] for i in nodes]) if several else 0
         return self._cut(first, why) if first else ({"ok": True, "refused": why}, [])
 
-    def _kernel(self, piece: Piece) -> Message:
+    def _kernel(self, piece: NormalGroup) -> Message:
         """A kernel that won its trial, made now or by an earlier process; raises a HotfuseError where there is none."""
         core = bench().core
         around = (sorted((n, str(d)) for n, d in piece.meaning.items()), [str(g) for g in self.uses[0][0].guards])
@@ -253,7 +253,7 @@ class _Unit:
         if self.beat is not None and us >= self.beat:
             raise Unkept(f"one kernel takes {us:.1f} us where two take {self.beat:.1f}")
 
-    def _made(self, piece: Piece) -> Message:
+    def _made(self, piece: NormalGroup) -> Message:
         made = bench().kernel(piece)
         if Strategy.THREADS.value in wanted(piece.text):
             made = _on_one_thread(made)
@@ -288,7 +288,7 @@ class _Unit:
                   "notes": [*found.notes, *said]}
         return answer, [made.compiled.code, *(m.compiled.code for m in found.made)]
 
-    def _skipping(self, piece: Piece, made: Kernel) -> tuple[Kernel, Skips | None, list[str]]:
+    def _skipping(self, piece: NormalGroup, made: BuiltKernel) -> tuple[BuiltKernel, Skips | None, list[str]]:
         """The same product with a side that leaves rows of zeros out, where that pays for some share of them; else why not."""
         start = time.perf_counter()
         try:
@@ -296,12 +296,12 @@ class _Unit:
                 both, skips = Skipping(piece.normal, piece.sizes, bench().core, bench().peaks, _predictor(), threads).found()
         except HotfuseError as e:
             return made, None, [f"{SKIP}: {e.because or e.what}"]
-        return Kernel(both.lowered, both.compiled, made.seconds + time.perf_counter() - start), skips, []
+        return BuiltKernel(both.lowered, both.compiled, made.seconds + time.perf_counter() - start), skips, []
 
-    def _crossing(self, piece: Piece, made: Kernel) -> Found:
+    def _crossing(self, piece: NormalGroup, made: BuiltKernel) -> VariantDecision:
         """Kernels that are better than this one at other sizes."""
         if not self.ways or not piece.meaning:
-            return Found()
+            return VariantDecision()
         predict = _predictor()
         general = Made(made.lowered, made.compiled)
         core = made.core or bench().core

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hotfuse.analysis.cost import value_bytes
-from hotfuse.analysis.resources import Peaks, roof_seconds, work_of
+from hotfuse.analysis.resources import CorePeaks, roof_seconds, work_of
 from hotfuse.compile.variants import kinds
-from hotfuse.fusion.crossover import Way
+from hotfuse.fusion.crossover import Variant
 from hotfuse.ir.dims import Dim, Sym, dims_in, evaluate, symbols
 from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.ir.types import TensorType, dims_of
@@ -44,11 +44,11 @@ PAIRS_WASTE, PLAIN_WASTE = 0.5, 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class VariantQuestion:
     """A group, the size that decides, and its ways, of which the first is the one that there is."""
 
     size: Sym
-    ways: tuple[Way, ...]
+    ways: tuple[Variant, ...]
     env: Callable[[int], Mapping[str, int]]
     """Sizes of a call that make the deciding size so large, or the next larger that is possible."""
     turns: tuple[int, ...] = ()
@@ -56,8 +56,8 @@ class Question:
 
 
 def asked(
-    graph: Graph, core: Core, others: Sequence[Core], sizes: Mapping[str, int], peaks: Peaks, threads: int = 1
-) -> Question | str:
+    graph: Graph, core: Core, others: Sequence[Core], sizes: Mapping[str, int], peaks: CorePeaks, threads: int = 1
+) -> VariantQuestion | str:
     """The question for a group in its normal form; or why there is none. `threads` are those that calls have."""
     heart = next((n for n in graph.nodes if is_product(n)), None)
     attention = next((n for n in graph.nodes if packet(n.op) == ATTENTION), None)
@@ -77,15 +77,15 @@ def asked(
     def any_waste(n: int) -> float:
         return laying(n) + sharing(n)
 
-    ways = [Way(ANY, ((graph, core),), any_waste)]
+    ways = [Variant(ANY, ((graph, core),), any_waste)]
     if threads > 1:
-        ways.append(Way(ONE, ((graph, core),), laying, threads=1))
+        ways.append(Variant(ONE, ((graph, core),), laying, threads=1))
     if attention is not None:
         panels = [attention_tiling.choose(c, _width(attention)).panel for c in (core, *others)]
         turns += [p for p in dict.fromkeys(panels)]
-        ways[0] = Way(ANY, ((graph, core),), _both(any_waste, _empty(attention, panels[0], sizes, env, peaks, threads)))
+        ways[0] = Variant(ANY, ((graph, core),), _both(any_waste, _empty(attention, panels[0], sizes, env, peaks, threads)))
         ways += [
-            Way(_cut(c), ((graph, c),), _both(any_waste, _empty(attention, p, sizes, env, peaks, threads)))
+            Variant(_cut(c), ((graph, c),), _both(any_waste, _empty(attention, p, sizes, env, peaks, threads)))
             for c, p in zip(others, panels[1:], strict=True)
             if c != core and p < panels[0]
         ]
@@ -94,15 +94,15 @@ def asked(
             few = rows_at_once(graph, core)
             turns.append(few)
             ways.append(
-                Way(FEW, ((bounded(graph, size, few), core),), _read_again(graph, heart, few, sizes, env, peaks))
+                Variant(FEW, ((bounded(graph, size, few), core),), _read_again(graph, heart, few, sizes, env, peaks))
             )
         ways[0] = replace(ways[0], waste=_both(ways[0].waste, _kind(graph, heart, core, (core, *others), sizes, env, peaks)))
         ways += [
-            Way(_cut(c), ((graph, c),), _both(any_waste, _kind(graph, heart, c, (core, *others), sizes, env, peaks)))
+            Variant(_cut(c), ((graph, c),), _both(any_waste, _kind(graph, heart, c, (core, *others), sizes, env, peaks)))
             for c in others
             if c != core
         ]
-    return Question(size, (*ways, Way(LIBRARY, ((graph, None),))), env, tuple(turns))
+    return VariantQuestion(size, (*ways, Variant(LIBRARY, ((graph, None),))), env, tuple(turns))
 
 
 def _both(one: Callable[[int], float], two: Callable[[int], float]) -> Callable[[int], float]:
@@ -126,7 +126,7 @@ def _width(attention: Node) -> int:
 
 
 def _empty(
-    attention: Node, panel: int, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], peaks: Peaks, threads: int
+    attention: Node, panel: int, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], peaks: CorePeaks, threads: int
 ) -> Callable[[int], float]:  # fmt: skip
     """What is computed for places of the last panel of queries that no query fills; wider panels need fewer loads."""
 
@@ -139,7 +139,7 @@ def _empty(
 
 
 def _sharing(
-    graph: Graph, core: Core, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], peaks: Peaks, threads: int
+    graph: Graph, core: Core, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], peaks: CorePeaks, threads: int
 ) -> Callable[[int], float]:  # fmt: skip
     """What a kernel that may wake other threads takes beside its share of the work: all of it where it deserves only one."""
 
@@ -159,7 +159,7 @@ def _sharing(
 
 def _kind(
     graph: Graph, heart: Node, core: Core, all_: Sequence[Core], sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]],
-    peaks: Peaks,
+    peaks: CorePeaks,
 ) -> Callable[[int], float]:  # fmt: skip
     """How much longer products of rounded operands take by instructions other than the best: of a guess, which is measured.
 
@@ -219,7 +219,7 @@ def _right_bytes(
 
 
 def _laying_out(
-    graph: Graph, heart: Node | None, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], peaks: Peaks
+    graph: Graph, heart: Node | None, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], peaks: CorePeaks
 ) -> Callable[[int], float]:
     """What it takes to lay the right side out in panels: it is written once more and read from the nearest cache."""
 
@@ -232,7 +232,7 @@ def _laying_out(
 
 
 def _read_again(
-    graph: Graph, heart: Node, few: int, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], peaks: Peaks
+    graph: Graph, heart: Node, few: int, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], peaks: CorePeaks
 ) -> Callable[[int], float]:
     """What it takes to read the right side, line by line of a matrix, for every further block of rows."""
 
@@ -247,7 +247,7 @@ def _read_again(
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class SizeRange:
     """Sizes that calls may bring."""
 
     least: int
@@ -265,7 +265,7 @@ class Range:
         return sorted(n for n in found if max(1, self.least) <= n <= self.most)
 
 
-def allowed(size: Dim, guards: Sequence[Dim], seen: Mapping[str, int]) -> Range:
+def allowed(size: Dim, guards: Sequence[Dim], seen: Mapping[str, int]) -> SizeRange:
     """The sizes that a graph's guards let through; where they set no end, some times what was seen."""
     least, most = dict.fromkeys(symbols(size), 0), dict[str, int]()
     for guard in guards:
@@ -278,4 +278,4 @@ def allowed(size: Dim, guards: Sequence[Dim], seen: Mapping[str, int]) -> Range:
         elif isinstance(b, int) and isinstance(a, Sym) and a.op == "sym" and (name := str(a.args[0])) in least:
             most[name] = min(most.get(name, b), b - strict)
     far = {n: most.get(n, max(FAR * seen.get(n, 1), LEAST_FAR)) for n in least}
-    return Range(max(0, evaluate(size, least)), evaluate(size, far))
+    return SizeRange(max(0, evaluate(size, least)), evaluate(size, far))

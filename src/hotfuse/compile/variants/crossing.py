@@ -13,18 +13,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hotfuse.analysis.resources import Peaks
+from hotfuse.analysis.resources import CorePeaks
 from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import Made
 from hotfuse.compile.variants import borders
-from hotfuse.compile.variants.alternatives import ANY, LIBRARY, ONE, Question, Range, allowed, asked
+from hotfuse.compile.variants.alternatives import ANY, LIBRARY, ONE, SizeRange, VariantQuestion, allowed, asked
 from hotfuse.compile.variants.served_threads import as_served
 from hotfuse.compile.variants.trial import attempt
 from hotfuse.compile.variants.ways import LIBRARY as NO_KERNEL
 from hotfuse.compile.variants.ways import Ways, said
-from hotfuse.fusion.crossover import MARGIN, Crossovers, Interval, Shifts, Way, crossovers, refined
+from hotfuse.fusion.crossover import MARGIN, Crossovers, Interval, Shifts, Variant, crossovers, refined
 from hotfuse.fusion.forecast import Predictor
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.dims import Dim, show, substitute
@@ -43,12 +43,12 @@ BORDERS = 5
 """Sizes that are measured to find a border."""
 LIBRARY_MARGIN, LIBRARY_US = 0.1, 20.0
 """By how much the library must be better: a call that it serves leaves the native run, and every other kernel is entered alone."""
-Measure = Callable[[Way, int], float]
+Measure = Callable[[Variant, int], float]
 """Seconds of a way at a size."""
 
 
 @dataclass(slots=True)
-class Found:
+class VariantDecision:
     """What came of a group: the decision, the kernels it needs besides the one that there is, and what was decided against."""
 
     ways: Ways | None = None
@@ -69,7 +69,7 @@ class Crossing:
     general: Made
     sizes: Mapping[str, int]
     core: Core
-    peaks: Peaks
+    peaks: CorePeaks
     predict: Predictor
     guards: Sequence[Dim] = ()
     """What the graph around promises about its sizes."""
@@ -89,7 +89,7 @@ class Crossing:
     """Ways that were slower than the kernel for any size wherever they were predicted to be faster."""
     notes: list[str] = field(default_factory=list[str])
 
-    def found(self) -> Found:
+    def found(self) -> VariantDecision:
         """Predict, build, check, measure, decide: for the threads that calls have, or for one where cores are busy."""
         if self.measure is not None:
             return self._found()
@@ -99,29 +99,29 @@ class Crossing:
             self.threads = threads
             return self._found()
 
-    def _found(self) -> Found:
+    def _found(self) -> VariantDecision:
         others = (*measure.ways(self.core), *self.also)
         question = asked(self.graph, self.core, others, self.sizes, self.peaks, self.threads)
         if isinstance(question, str):
-            return Found()
+            return VariantDecision()
         outside = substitute(question.size, self.meaning)
         within = allowed(outside, self.guards, self.sizes)
         if within.most < 1:
-            return Found()
+            return VariantDecision()
         self.kernels[ANY] = self.general  # all others are measured against it, also where it is predicted to serve nowhere
         ways, predicted = self._buildable(question, question.ways, within)
         if predicted.single and ways[predicted.intervals[0].way].name == ANY:
-            return Found(notes=self.notes)
+            return VariantDecision(notes=self.notes)
         before = said(question.size, _ends(predicted.intervals), tuple(ways[i.way].name for i in predicted.intervals))
         try:
             while (decided := self._decided(question, ways, predicted, within, before)) is None:
                 left = [w for w in ways if w.name not in self.lost]
                 ways, predicted = self._buildable(question, left, within)
         except HotfuseError as e:
-            return Found(notes=[*self.notes, f"cannot be measured at other sizes: {e.because or e.what}"])
+            return VariantDecision(notes=[*self.notes, f"cannot be measured at other sizes: {e.because or e.what}"])
         return decided
 
-    def _buildable(self, question: Question, ways: Sequence[Way], within: Range) -> tuple[list[Way], Crossovers]:
+    def _buildable(self, question: VariantQuestion, ways: Sequence[Variant], within: SizeRange) -> tuple[list[Variant], Crossovers]:
         """The ways without those that have no kernel where they are predicted to be best, and the prediction for what is left."""
         found = list(ways)
         predicted = self._predicted(question, found, within)
@@ -132,14 +132,14 @@ class Crossing:
             predicted = self._predicted(question, found, within)
         return found, predicted
 
-    def _predicted(self, question: Question, ways: Sequence[Way], within: Range) -> Crossovers:
+    def _predicted(self, question: VariantQuestion, ways: Sequence[Variant], within: SizeRange) -> Crossovers:
         points = within.points(*question.turns)
         found = crossovers(ways, show(question.size), points, self.sizes, self.predict, self.threads, question.env)
         return borders.known(shifts).corrected(found, [w.name for w in ways])
 
     # --- building ----------------------------------------------------------------------------------------------------
 
-    def _built(self, question: Question, way: Way, predicted: Crossovers, number: int) -> bool:
+    def _built(self, question: VariantQuestion, way: Variant, predicted: Crossovers, number: int) -> bool:
         """Whether a way has a kernel of its own that is right wherever it is meant to serve."""
         if way.name == LIBRARY:
             self.kernels[LIBRARY] = None
@@ -182,7 +182,7 @@ class Crossing:
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 
-    def _timed(self, question: Question, ways: Sequence[Way], n: int) -> dict[str, float]:
+    def _timed(self, question: VariantQuestion, ways: Sequence[Variant], n: int) -> dict[str, float]:
         """Seconds of all ways at a size, taken in turns."""
         if any(w.name not in self.times.get(n, {}) for w in ways):
             near = [m for m, seen in self.times.items() if all(w.name in seen for w in ways)]
@@ -197,15 +197,15 @@ class Crossing:
                 self.times[n] = {w.name: b.figure()[0] for w, b in zip(ways, batch, strict=True)}
         return self.times[n]
 
-    def _bound(self, way: Way, env: Mapping[str, int]) -> measure.Bound:
+    def _bound(self, way: Variant, env: Mapping[str, int]) -> measure.BoundCall:
         core = None if way.name == LIBRARY else way.pieces[0][1]
         return measure.bind(Candidate(self.graph, env, core, way.threads or self.threads), way.name, self.kernels[way.name])
 
     # --- deciding ----------------------------------------------------------------------------------------------------
 
     def _decided(
-        self, question: Question, ways: Sequence[Way], predicted: Crossovers, within: Range, before: str
-    ) -> Found | None:
+        self, question: VariantQuestion, ways: Sequence[Variant], predicted: Crossovers, within: SizeRange, before: str
+    ) -> VariantDecision | None:
         """The measured decision; None where a way lost wherever it was meant to serve, and the others have to be asked anew."""
         used = sorted({i.way for i in predicted.intervals} | {n for n, w in enumerate(ways) if w.name == ANY})
         some = [ways[n] for n in used]
@@ -226,17 +226,22 @@ class Crossing:
             shown = "; ".join(
                 f"{n}: " + ", ".join(f"{k} {t * 1e6:.1f} us" for k, t in us.items()) for n, us in self.times.items()
             )
-            return Found(notes=[*self.notes, f"one kernel for all sizes: predicted {before}, measured {shown}"])
+            return VariantDecision(notes=[*self.notes, f"one kernel for all sizes: predicted {before}, measured {shown}"])
         extra = [n for n in dict.fromkeys(names) if n not in (ANY, LIBRARY)]
         numbers = {ANY: 0, LIBRARY: NO_KERNEL, **{n: k for k, n in enumerate(extra, 1)}}
         points = tuple((n, tuple(us.get(name) for name in names)) for n, us in sorted(self.times.items()))
         rounded = tuple((n, tuple(None if t is None else round(t * 1e6, 2) for t in us)) for n, us in points)
         made = [m for n in extra if (m := self.kernels[n]) is not None]
         decision = Ways(question.size, _ends(intervals), tuple(numbers[n] for n in names), names, before, rounded)
-        return Found(decision, made, self.notes)
+        return VariantDecision(decision, made, self.notes)
 
     def _paying(
-        self, question: Question, ways: Sequence[Way], some: Sequence[Way], intervals: Sequence[Interval], within: Range
+        self,
+        question: VariantQuestion,
+        ways: Sequence[Variant],
+        some: Sequence[Variant],
+        intervals: Sequence[Interval],
+        within: SizeRange,
     ) -> list[Interval]:
         """Intervals whose way measured faster than the kernel for any size; the others are that kernel's."""
         general = next(n for n, w in enumerate(ways) if w.name == ANY)

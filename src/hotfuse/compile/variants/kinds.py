@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.learn import measure
-from hotfuse.compile.learn.measure import Bound, Made
+from hotfuse.compile.learn.measure import BoundCall, Made
 from hotfuse.compile.variants.trial import rounded
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
@@ -77,7 +77,7 @@ def _made(graph: Graph, core: Core) -> Made:
     return Made(lowered, compile_kernel(lowered.kernel))
 
 
-def seconds(batch: Sequence[Bound]) -> list[float]:
+def seconds(batch: Sequence[BoundCall]) -> list[float]:
     """What each takes, in turns."""
     measure.timed(batch, PASSES, time.perf_counter() + TURN_S)
     return [b.figure()[0] for b in batch]

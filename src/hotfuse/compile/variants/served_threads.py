@@ -72,7 +72,7 @@ def as_served(threads: int) -> Generator[int]:
 
 
 @dataclass(slots=True)
-class Watch:
+class IdleCores:
     """How many cores that this process may run on are idle, asked at most every so often."""
 
     ticks: Callable[[], Mapping[int, tuple[int, int]]]
@@ -110,4 +110,4 @@ def core_ticks() -> dict[int, tuple[int, int]]:
     return found
 
 
-_watch = Watch(core_ticks)
+_watch = IdleCores(core_ticks)

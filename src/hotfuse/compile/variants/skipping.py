@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hotfuse.analysis.cost import value_bytes
-from hotfuse.analysis.resources import Peaks
+from hotfuse.analysis.resources import CorePeaks
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.group import artifact
@@ -58,7 +58,7 @@ def left(graph: Graph) -> Value:
 
 
 def expected(
-    graph: Graph, sizes: Mapping[str, int], core: Core, peaks: Peaks, predict: Predictor, panels: int, threads: int = 1
+    graph: Graph, sizes: Mapping[str, int], core: Core, peaks: CorePeaks, predict: Predictor, panels: int, threads: int = 1
 ) -> int:
     """The share from which on leaving rows out is predicted to pay, in thousandths.
 
@@ -95,7 +95,7 @@ class Skipping:
     graph: Graph
     sizes: Mapping[str, int]
     core: Core
-    peaks: Peaks
+    peaks: CorePeaks
     predict: Predictor
     threads: int = 1
     measure: Measured | None = None

@@ -50,7 +50,7 @@ class ForkFailed(CaptureError):
     """There is no forked worker, and why."""
 
 
-class Fork:
+class ForkedProcess:
     """A child process by its id: what `subprocess.Popen` has, for one that was forked."""
 
     def __init__(self, pid: int) -> None:
@@ -121,7 +121,7 @@ class ForkedWorker(Worker):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(requests_out)
         os.close(answers_in)
-        self._hold(Fork(pid), os.fdopen(requests_in, "wb", 0), os.fdopen(answers_out, "rb", 0), log, level)
+        self._hold(ForkedProcess(pid), os.fdopen(requests_in, "wb", 0), os.fdopen(answers_out, "rb", 0), log, level)
         self._inherited = 0
         self._greeted()
         self._inherited = super().rss()

@@ -20,8 +20,8 @@ from hotfuse.base.faults import steady
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.priority import LOWEST, RAISED, chosen_by_user
 from hotfuse.compile.workers.process import Worker
-from hotfuse.compile.workers.scheduler import Governor, Load, Meter, default_workers
-from hotfuse.compile.workers.slot import Books, Limits, Slot
+from hotfuse.compile.workers.scheduler import Governor, Load, LoadMeter, default_workers
+from hotfuse.compile.workers.slot import Books, PoolLimits, WorkerSlot
 from hotfuse.compile.workers.starting import Starter
 from hotfuse.compile.workers.task import Task, Waiting
 from hotfuse.machine.cores import unbind
@@ -39,17 +39,17 @@ class Pool:
     """Worker processes and what waits for them."""
 
     def __init__(
-        self, limits: Limits | None = None, start: Callable[[int], Worker] | None = None, load: Load | None = None,
+        self, limits: PoolLimits | None = None, start: Callable[[int], Worker] | None = None, load: Load | None = None,
         idle_s: float = IDLE_S,
     ) -> None:
         self.starter = Starter()
-        self._books = Books(limits or Limits(), self.starter, start)
+        self._books = Books(limits or PoolLimits(), self.starter, start)
         self._load = load
         self._idle_s = idle_s
         self._lock = self._books.lock
         self._changed = threading.Condition(self._lock)
         self._queue: list[Waiting] = []
-        self._slots: list[Slot] = []
+        self._slots: list[WorkerSlot] = []
         self._watcher: threading.Thread | None = None
         self._governor = Governor(self._books.limits.share)
         self._governor.threads = self._books.limits.threads
@@ -102,7 +102,7 @@ class Pool:
             w.drop()
         return len(mine) + len(running)
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: PoolLimits) -> None:
         """Other limits from now on; workers above the number end when they are idle."""
         with self._lock:
             if limits != self._books.limits:
@@ -171,7 +171,7 @@ class Pool:
         """Another thread where all are busy and there may be more; called with the lock."""
         idle = sum(s.running is None for s in self._slots)
         if len(self._queue) > idle and len(self._slots) < self.size:
-            slot = Slot(self._books)
+            slot = WorkerSlot(self._books)
             slot.thread = steady(lambda: self._serve(slot), "hotfuse-worker")
             self._slots.append(slot)
             slot.thread.start()
@@ -179,7 +179,7 @@ class Pool:
             self._watcher = steady(self._watch, "hotfuse-watch")
             self._watcher.start()
 
-    def _serve(self, slot: Slot) -> None:
+    def _serve(self, slot: WorkerSlot) -> None:
         unbind()  # workers inherit the cores of the thread that starts them
         while (waiting := self._next(slot)) is not None:
             try:
@@ -197,7 +197,7 @@ class Pool:
             del waiting  # this thread waits for the next request for long, and must not hold what the last one was about
         slot.drop()
 
-    def _next(self, slot: Slot) -> Waiting | None:
+    def _next(self, slot: WorkerSlot) -> Waiting | None:
         """The most valuable request, once there is one; None when this thread is to end."""
         until = time.monotonic() + self._idle_s
         with self._lock:
@@ -239,7 +239,7 @@ class Pool:
     # --- the watch -------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        meter = Meter()
+        meter = LoadMeter()
         last = time.monotonic()
         if last > self._raised_until:
             self._governor.forget()

@@ -54,14 +54,14 @@ def granted_share(most: float, gain: float, traffic: float, threads: int = 1) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
+class _CpuTimes:
     busy: float
     total: float
     own: float
     at: float
 
 
-class Meter:
+class LoadMeter:
     """The load, from the system's own accounts of the cores we may use and this process's: the larger of the two counts."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Meter:
         self.own = min(1.0, max(0.0, (now.own - was.own) / (passed * self._cores))) if passed > 0 else 0.0
         return min(1.0, max(machine, self.own, 0.0))
 
-    def _read(self) -> _Times:
+    def _read(self) -> _CpuTimes:
         """Niced time, which is the workers', is not busy; time stolen by the host is."""
         own, at = time.process_time(), self._clock()
         busy = total = 0
@@ -96,8 +96,8 @@ class Meter:
                 took = user + system + irq + soft + steal
                 busy, total = busy + took, total + took + nice + idle + wait
         except (OSError, ValueError):
-            return _Times(0.0, 0.0, own, at)
-        return _Times(busy, total, own, at)
+            return _CpuTimes(0.0, 0.0, own, at)
+        return _CpuTimes(busy, total, own, at)
 
 
 @dataclass(slots=True)

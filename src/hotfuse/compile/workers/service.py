@@ -25,7 +25,7 @@ from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.courtesy import courteous, patient
 from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.process import Worker
-from hotfuse.compile.workers.slot import Limits
+from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import URGENT, Task
 from hotfuse.machine.cores import unbind
 from hotfuse.machine.heap import heap
@@ -179,7 +179,7 @@ def sized(settings: Settings) -> Service:
     own = service()
     memory = settings.compile_memory_mb << 20
     threads = settings.threads or torch.get_num_threads()
-    own.pool.limit(Limits(settings.compile_workers, memory, settings.compile_share, threads, settings.workers))
+    own.pool.limit(PoolLimits(settings.compile_workers, memory, settings.compile_share, threads, settings.workers))
     return own
 
 

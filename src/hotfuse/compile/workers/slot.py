@@ -31,7 +31,7 @@ GLANCE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PoolLimits:
     """What a pool may use."""
 
     workers: int = 0
@@ -50,7 +50,7 @@ class Limits:
 class Books:
     """What the slots of one pool share."""
 
-    limits: Limits
+    limits: PoolLimits
     starter: Starter
     start: Callable[[int], Worker] | None = None
     """Starts a worker of so much memory, in the starter's place."""
@@ -69,7 +69,7 @@ class Books:
             self.counts[what] += 1
 
 
-class Slot:
+class WorkerSlot:
     """A worker, or room for one, and the request it is at. One thread asks; others look at it and end it, with the lock."""
 
     def __init__(self, books: Books) -> None:

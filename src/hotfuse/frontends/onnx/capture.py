@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hotfuse.base.errors import CaptureError
 from hotfuse.frontends.assumptions import assumptions, input_symbols
 from hotfuse.frontends.captured import CallSpec, Captured
-from hotfuse.frontends.fx import Role, to_graph
+from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.tracing.model import Traced, fresh_mode, trace
 from hotfuse.frontends.ship import TensorInfo, describe, unship
@@ -29,7 +29,7 @@ def capture_shipment(blob: bytes, call: CallSpec) -> Captured:
 
 def to_captured(traced: Traced, weights: set[str]) -> Captured:
     """A traced model as a captured graph; params are named as in `OnnxModule.weights`, folded constants carry data."""
-    roles = [Role("input")] * traced.n_inputs + [Role("param", k) for k in traced.keys]
+    roles = [PlaceholderRole("input")] * traced.n_inputs + [PlaceholderRole("param", k) for k in traced.keys]
     done = to_graph(traced.gm, roles)
     graph = replace(done.graph, outputs=tuple(_flat(done.graph.outputs)))
     graph = replace(graph, guards=assumptions(traced.shape_env, input_symbols(graph)))

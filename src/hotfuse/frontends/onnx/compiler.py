@@ -12,7 +12,7 @@ import torch
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx import control, fallback, limits
 from hotfuse.frontends.onnx.model import AttrRef, FunctionKey, OnnxFunction, OnnxGraph, OnnxNode
-from hotfuse.frontends.onnx.program import NodeCtx, Program, Step
+from hotfuse.frontends.onnx.program import NodeCtx, Program, ProgramStep
 from hotfuse.frontends.onnx.registry import OpFn, Prepare, find
 from hotfuse.frontends.onnx.settle import ABSENT, UNUSED
 from hotfuse.frontends.onnx.values import Value
@@ -22,10 +22,10 @@ MAX_STEPS = 1_000_000
 
 
 @dataclass(slots=True)
-class _Scope:
+class _NameScope:
     """Names of one graph; unknown names come from the scope around it, as captures."""
 
-    parent: _Scope | None = None
+    parent: _NameScope | None = None
     slots: dict[str, int] = field(default_factory=dict[str, int])
     captures: dict[str, int] = field(default_factory=dict[str, int])
     size: int = 2
@@ -66,12 +66,12 @@ class Compiler:
         graph: OnnxGraph,
         opsets: Mapping[str, int],
         *,
-        parent: _Scope | None = None,
+        parent: _NameScope | None = None,
         attrs: Mapping[str, Any] | None = None,
         path: str = "",
     ) -> Program:
         """A graph; inputs with an initializer are not among the program's inputs unless the graph is nested."""
-        scope = _Scope(parent)
+        scope = _NameScope(parent)
         consts: dict[int, tuple[str, Value]] = {}
         ports = [p.name for p in graph.inputs if parent is not None or p.name not in graph.initializers]
         in_slots = [scope.new(n) for n in ports]
@@ -84,7 +84,7 @@ class Compiler:
 
     def function(self, fn: OnnxFunction, n_in: int, given: Mapping[str, Any], n_out: int, path: str) -> Program:
         """A function's body with its attributes filled in; takes `n_in` inputs, the rest are absent."""
-        scope = _Scope()
+        scope = _NameScope()
         in_slots = [scope.new(n) for n in fn.inputs[:n_in]]
         for n in fn.inputs[n_in:]:
             scope.slots[n] = ABSENT
@@ -96,10 +96,10 @@ class Compiler:
     def _program(
         self,
         name: str,
-        scope: _Scope,
+        scope: _NameScope,
         in_slots: list[int],
         outs: tuple[int, ...],
-        steps: list[Step],
+        steps: list[ProgramStep],
         consts: dict[int, tuple[str, Value]],
         graph: OnnxGraph | None,
     ) -> Program:
@@ -118,12 +118,12 @@ class Compiler:
         self,
         nodes: Sequence[OnnxNode],
         opsets: Mapping[str, int],
-        scope: _Scope,
+        scope: _NameScope,
         attrs: Mapping[str, Any] | None,
         consts: dict[int, tuple[str, Value]],
         path: str,
-    ) -> list[Step]:
-        steps: list[Step] = []
+    ) -> list[ProgramStep]:
+        steps: list[ProgramStep] = []
         for node in nodes:
             self._count(1)
             given = _fill(node.attrs, attrs)
@@ -133,7 +133,7 @@ class Compiler:
             steps.append(self._step(node, given, opsets, scope, path))
         return steps
 
-    def _step(self, node: OnnxNode, given: dict[str, Any], opsets: Mapping[str, int], scope: _Scope, path: str) -> Step:
+    def _step(self, node: OnnxNode, given: dict[str, Any], opsets: Mapping[str, int], scope: _NameScope, path: str) -> ProgramStep:
         opset = opsets.get(node.domain, 1)
         ins = tuple(scope.lookup(i) for i in node.inputs)
         inner = f"{path}{node.title}/"
@@ -159,7 +159,7 @@ class Compiler:
             definition, kind = fallback.bind(node, opsets, given, self.on_fallback, self.body), "fallback"
             call = limits.guard(node, given, definition)
         outs = tuple(scope.new(o) if o else UNUSED for o in node.outputs)
-        return Step(node, opset, call, ins, outs or (UNUSED,), programs, fn, given, kind, definition, prepare)
+        return ProgramStep(node, opset, call, ins, outs or (UNUSED,), programs, fn, given, kind, definition, prepare)
 
     def body(self, fn: OnnxFunction, n_in: int, given: Mapping[str, Any], n_out: int) -> Program:
         """An operator's definition by others, on its own: it sees no function or weight of the model."""
@@ -184,7 +184,7 @@ class Compiler:
             raise ModelError("functions expand to too many nodes", because=f"more than {MAX_STEPS}")
 
     def _nested(
-        self, graphs: Sequence[OnnxGraph], opsets: Mapping[str, int], scope: _Scope, path: str
+        self, graphs: Sequence[OnnxGraph], opsets: Mapping[str, int], scope: _NameScope, path: str
     ) -> tuple[Program, ...]:
         """Nested graphs that all take the same captures after their inputs."""
         made = [self.graph(g, opsets, parent=scope, path=f"{path}{i}/") for i, g in enumerate(graphs)]

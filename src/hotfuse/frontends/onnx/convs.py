@@ -10,11 +10,11 @@ from torch import Tensor
 
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.frontends.onnx.windows import per_axis, symmetric, window_pads
-from hotfuse.ops.conv_chain import Chain, Link, Role, chains, to_rows
+from hotfuse.ops.conv_chain import Chain, ChainLink, ChainRole, chains, to_rows
 from hotfuse.ops.folded_conv import Affine, FoldedConv, Window, affine, is_floats, of_arithmetic, of_norm
 
 if TYPE_CHECKING:
-    from hotfuse.frontends.onnx.program import Step
+    from hotfuse.frontends.onnx.program import ProgramStep
 
 _ANY_ORDER = frozenset({
     "Abs", "Add", "AveragePool", "BatchNormalization", "Ceil", "Clip", "Concat", "Conv", "ConvTranspose", "Div", "Elu",
@@ -38,7 +38,7 @@ class Folded:
     """Slots to put into rows at the end."""
 
 
-def folded(steps: Sequence[Step], known: set[int], env: Sequence[Value], outputs: Sequence[int]) -> Folded | None:
+def folded(steps: Sequence[ProgramStep], known: set[int], env: Sequence[Value], outputs: Sequence[int]) -> Folded | None:
     """Convolutions with constant weights among the steps; None where there are none."""
     links = [_link(s, known, env) for s in steps]
     found = chains(links, outputs)
@@ -54,37 +54,37 @@ def _slots(values: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple(v for v in values if isinstance(v, int))
 
 
-def _link(step: Step, known: set[int], env: Sequence[Value]) -> Link:
+def _link(step: ProgramStep, known: set[int], env: Sequence[Value]) -> ChainLink:
     reads = tuple(i for i in step.ins if i not in known)
-    role, numbers, channels = Role.OTHER, None, 0
+    role, numbers, channels = ChainRole.OTHER, None, 0
     if step.kind == "op" and step.node.domain in ("", "ai.onnx") and reads and len(step.outs) == 1:
         constants = [env[i] if i in known else None for i in step.ins]
         role, numbers, channels = _role(step, reads, constants)
-    return Link(role, reads, step.outs, numbers, channels)
+    return ChainLink(role, reads, step.outs, numbers, channels)
 
 
-def _role(step: Step, reads: tuple[int, ...], constants: list[Any]) -> tuple[Role, Affine | None, int]:
+def _role(step: ProgramStep, reads: tuple[int, ...], constants: list[Any]) -> tuple[ChainRole, Affine | None, int]:
     op = step.node.op
     if op == "Conv" and len(reads) == 1 and _window(step, constants) is not None:
-        return Role.CONV, None, int(constants[1].shape[0])
+        return ChainRole.CONV, None, int(constants[1].shape[0])
     if op == "Relu":
-        return Role.RELU, None, 0
+        return ChainRole.RELU, None, 0
     if op == "HardSwish":
-        return Role.HARDSWISH, None, 0
+        return ChainRole.HARDSWISH, None, 0
     if op == "Mul" and len(reads) == 2 and not step.attrs:
-        return Role.TIMES, None, 0
+        return ChainRole.TIMES, None, 0
     if op == "Clip" and not step.attrs and len(constants) == 3 and [_number(c) for c in constants[1:]] == [0.0, 6.0]:
-        return Role.CLIP, None, 0
+        return ChainRole.CLIP, None, 0
     if len(reads) == 1 and (numbers := _affine(step, reads[0], constants)) is not None:
-        return Role.AFFINE, numbers, 0
-    return (Role.ANY_ORDER if op in _ANY_ORDER else Role.OTHER), None, 0
+        return ChainRole.AFFINE, numbers, 0
+    return (ChainRole.ANY_ORDER if op in _ANY_ORDER else ChainRole.OTHER), None, 0
 
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, Tensor) and value.numel() == 1 else None
 
 
-def _window(step: Step, constants: Sequence[Any]) -> Window | None:
+def _window(step: ProgramStep, constants: Sequence[Any]) -> Window | None:
     """A plain convolution of float32 images with the same padding at both ends; None for others."""
     weight, bias = constants[1], constants[2] if len(constants) > 2 else None
     if not is_floats(weight, 4) or step.ins[0] == step.ins[1] or not (bias is None or is_floats(bias, 1)):
@@ -99,7 +99,7 @@ def _window(step: Step, constants: Sequence[Any]) -> Window | None:
     return Window((stride[0], stride[1]), (pads[0], pads[1]), (dilation[0], dilation[1]), groups)
 
 
-def _affine(step: Step, read: int, constants: Sequence[Any]) -> Affine | None:
+def _affine(step: ProgramStep, read: int, constants: Sequence[Any]) -> Affine | None:
     """A step that scales and shifts by constants, one number or one for each channel."""
     op, first = step.node.op, step.ins[0] == read
     if op == "Identity":
@@ -111,7 +111,7 @@ def _affine(step: Step, read: int, constants: Sequence[Any]) -> Affine | None:
     return of_arithmetic(op.lower(), constants[1 if first else 0], first)
 
 
-def _conv(chain: Chain, steps: Sequence[Step], known: set[int], env: Sequence[Value]) -> FoldedConv:
+def _conv(chain: Chain, steps: Sequence[ProgramStep], known: set[int], env: Sequence[Value]) -> FoldedConv:
     conv = steps[chain.places[0]]
     constants: list[Any] = [env[i] if i in known else None for i in conv.ins]
     window = _window(conv, constants)
@@ -121,7 +121,7 @@ def _conv(chain: Chain, steps: Sequence[Step], known: set[int], env: Sequence[Va
     return FoldedConv(constants[1], bias, window, chain.before, chain.activation, chain.after, plain)
 
 
-def _one_by_one(steps: Sequence[Step], known: set[int], env: Sequence[Value], chain: Chain) -> Callable[[Tensor], Tensor]:
+def _one_by_one(steps: Sequence[ProgramStep], known: set[int], env: Sequence[Value], chain: Chain) -> Callable[[Tensor], Tensor]:
     """The steps as they stand, for inputs that the folded convolution is not made for."""
     held = {i: env[i] for s in steps for i in s.ins if i in known}
 

@@ -86,7 +86,7 @@ def from_proto(proto: ModelProto, external: ExternalData, source: str = "model")
         raise ModelError(
             f"cannot load {source}: no graph in it", because="the bytes do not describe an ONNX model", hint=_DAMAGED
         )
-    reader = _Reader(external, source)
+    reader = _OnnxReader(external, source)
     opsets = reader.opsets(proto.opset_import, "the model")
     if not opsets:
         raise ModelError(f"cannot load {source}: no opset is imported", hint=_DAMAGED)
@@ -116,7 +116,7 @@ def from_proto(proto: ModelProto, external: ExternalData, source: str = "model")
 
 
 @dataclass(slots=True)
-class _Reader:
+class _OnnxReader:
     """Decodes the parts of one model; keeps what error messages need."""
 
     external: ExternalData
@@ -405,4 +405,4 @@ def function_from_proto(f: FunctionProto, name: str, opsets: Mapping[str, int]) 
     for domain, version in opsets.items():
         if domain not in {domain_of(o.domain) for o in f.opset_import}:
             f.opset_import.add(domain=domain, version=version)
-    return _Reader(ExternalData(None), name).function(f, partial=True)
+    return _OnnxReader(ExternalData(None), name).function(f, partial=True)

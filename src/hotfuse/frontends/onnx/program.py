@@ -41,7 +41,7 @@ class NodeCtx:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProgramStep:
     """One node ready to run: `call(*[env[i] for i in ins])` gives the outs."""
 
     node: OnnxNode
@@ -72,7 +72,7 @@ class Program:
     """A compiled graph."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     template: list[Value]
     """Slots before a run: constants in place, None elsewhere."""
     in_slots: tuple[int, ...]

@@ -24,7 +24,7 @@ from hotfuse.frontends.onnx.values import Value
 from hotfuse.ops.folded_conv import FoldedConv
 
 if TYPE_CHECKING:
-    from hotfuse.frontends.onnx.program import Program, Step
+    from hotfuse.frontends.onnx.program import Program, ProgramStep
 
 ABSENT, UNUSED = 0, 1
 """Slots that every program has: an optional input not given, and a result nobody reads."""
@@ -76,7 +76,7 @@ class _Made:
     nested: tuple[Program, ...] = ()
 
 
-def _made(step: Step, call: Callable[..., Any], bytes: int = 0, nested: tuple[Program, ...] = ()) -> _Made:
+def _made(step: ProgramStep, call: Callable[..., Any], bytes: int = 0, nested: tuple[Program, ...] = ()) -> _Made:
     return _Made(call, step.ins, step.outs, step.node, bytes, nested)
 
 
@@ -86,7 +86,7 @@ def _settled(program: Program) -> Ready:
     read: dict[int, int] = {}
     """Of memory that steps are run on: its address, and how large it is."""
     made: dict[int, int] = {}
-    left: list[Step] = []
+    left: list[ProgramStep] = []
     for step in program.steps:
         if _constant(step, known, program.out_slots):
             read.update(_memory(env[i] for i in step.ins))
@@ -107,7 +107,7 @@ def _settled(program: Program) -> Ready:
     return _ready(program, template, _all_prepared(program, left, known, env), known)
 
 
-def _all_prepared(program: Program, left: Sequence[Step], known: set[int], env: Sequence[Value]) -> list[_Made]:
+def _all_prepared(program: Program, left: Sequence[ProgramStep], known: set[int], env: Sequence[Value]) -> list[_Made]:
     """The steps that are left, each prepared; convolutions together with what follows them."""
     found = folded(left, known, env, program.out_slots) if program.pack else None
     if found is None:
@@ -129,7 +129,7 @@ class Bounded:
     """A folded convolution, refused where the one in the file would be (`limits`)."""
 
     conv: FoldedConv
-    step: Step
+    step: ProgramStep
     weight: Value
 
     def __call__(self, x: Any) -> Any:
@@ -149,7 +149,7 @@ def _ready(program: Program, template: list[Value], made: Sequence[_Made], known
     return Ready(template, _calls(program, made, known), sum(kept.values()) + sum(m.bytes for m in made), tuple(nested.values()))
 
 
-def _constant(step: Step, known: set[int], outputs: Sequence[int]) -> bool:
+def _constant(step: ProgramStep, known: set[int], outputs: Sequence[int]) -> bool:
     """Whether a step gives the same in every call. What a call returns is its own: such a step stays."""
     return (
         step.kind == "op"
@@ -160,7 +160,7 @@ def _constant(step: Step, known: set[int], outputs: Sequence[int]) -> bool:
     )
 
 
-def _prepared(step: Step, known: set[int], env: Sequence[Value]) -> _Made:
+def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value]) -> _Made:
     """A step that knows which of its inputs are constants."""
     if step.kind == "control":
         captures = len(step.programs[0].captures)

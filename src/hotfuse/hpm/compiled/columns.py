@@ -34,7 +34,7 @@ _CHOSEN: dict[Any, str] = {np.maximum: "ogt", np.minimum: "olt"}
 _LOGIC: dict[Any, str] = {np.bitwise_and: "and", np.bitwise_or: "or", np.logical_and: "and", np.logical_or: "or"}
 
 
-class Trace:
+class ColumnTrace:
     """Lines of the loop's body; what was computed before is not computed again."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Trace:
 class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
     """A column's number in one row, under construction."""
 
-    def __init__(self, trace: Trace, name: str, truth: bool = False) -> None:
+    def __init__(self, trace: ColumnTrace, name: str, truth: bool = False) -> None:
         self.trace, self.name, self.truth = trace, name, truth
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Symbol:
@@ -111,7 +111,7 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
         return Symbol(t, t.line(name))
 
 
-def _code(trace: Trace, width: int, doubles: Sequence[Any], singles: Sequence[Any], skipped: int) -> str:
+def _code(trace: ColumnTrace, width: int, doubles: Sequence[Any], singles: Sequence[Any], skipped: int) -> str:
     """The loop; the first singles are not its work."""
     stores: list[str] = []
     for at, value in enumerate(singles[skipped:], skipped):
@@ -145,7 +145,7 @@ end:
 """
 
 
-class Kind(Enum):
+class ArgumentKind(Enum):
     """Arguments of native functions."""
 
     NUMBER = "number"
@@ -153,10 +153,10 @@ class Kind(Enum):
     """An array's numbers, which lie one after the other."""
 
 
-NUMBER, ARRAY = Kind.NUMBER, Kind.ARRAY
+NUMBER, ARRAY = ArgumentKind.NUMBER, ArgumentKind.ARRAY
 
 
-class Function:
+class NativeFunction:
     """Native code that can be called, and lives as long as this."""
 
     __slots__ = ("_call", "_engine")
@@ -170,8 +170,8 @@ class Function:
 
 
 def function(
-    text: str, name: str, kinds: Sequence[Kind], effort: int = 2, *, holding: bool = False, pointer: str = "ptr"
-) -> Function:
+    text: str, name: str, kinds: Sequence[ArgumentKind], effort: int = 2, *, holding: bool = False, pointer: str = "ptr"
+) -> NativeFunction:
     """A function of a module's text, which takes arguments of these kinds (addresses as `pointer`) and returns nothing.
 
     It runs without the interpreter lock, or `holding` it: then nobody changes what it reads. Asking an array where its numbers are
@@ -190,12 +190,12 @@ def function(
     given: Any = ctypes.py_object if word is not None else ctypes.c_void_p
     made = prototype(None, *(given if k is ARRAY else ctypes.c_int64 for k in kinds))
     if word is not None:
-        return Function(made(engine.get_function_address("entered")), engine)
+        return NativeFunction(made(engine.get_function_address("entered")), engine)
     plain = made(engine.get_function_address(name))
-    return Function(lambda *args: plain(*(a.ctypes.data if isinstance(a, np.ndarray) else a for a in args)), engine)
+    return NativeFunction(lambda *args: plain(*(a.ctypes.data if isinstance(a, np.ndarray) else a for a in args)), engine)
 
 
-def _entry(name: str, kinds: Sequence[Kind], word: int, pointer: str) -> str:
+def _entry(name: str, kinds: Sequence[ArgumentKind], word: int, pointer: str) -> str:
     """A function that takes arrays as objects, and calls another one with the addresses of their numbers."""
     lines = [f"define void @entered({', '.join(f'i64 %a{i}' for i in range(len(kinds)))}) {{"]
     args: list[str] = []
@@ -228,7 +228,7 @@ Compiled = Callable[[Matrix, Matrix], tuple[Matrix, npt.NDArray[np.float32]]]
 Read = Callable[[int], Symbol]
 
 
-def _leading_logs(trace: Trace, singles: Sequence[Any]) -> list[Symbol]:
+def _leading_logs(trace: ColumnTrace, singles: Sequence[Any]) -> list[Symbol]:
     """What the first singles are logarithms of: taken by the array function, which does several at once, not one by one."""
     found: list[Symbol] = []
     for value in singles:
@@ -240,7 +240,7 @@ def _leading_logs(trace: Trace, singles: Sequence[Any]) -> list[Symbol]:
 
 def compiled(width: int, formulas: Callable[[Read, Read], tuple[list[Any], list[Any]]]) -> Compiled:
     """A function of rows: `formulas` is told how to read a row's numbers and the given ones, and answers with doubles, singles."""
-    trace = Trace()
+    trace = ColumnTrace()
     doubles, singles = formulas(lambda at: trace.read("%row", at), lambda at: trace.read("%given", at))
     of_doubles, of_singles = len(doubles), len(singles)
     taken = _leading_logs(trace, singles)

@@ -21,7 +21,7 @@ def _told(number: Number) -> str:
     return repr(float(number)) if isinstance(number, float) else str(number)
 
 
-class Writer:
+class FunctionWriter:
     """The body of one function of so many words."""
 
     def __init__(self, words: int) -> None:
@@ -155,7 +155,7 @@ class Writer:
 class Variable:
     """A number that changes."""
 
-    writer: Writer
+    writer: FunctionWriter
     where: str
     kind: str
 
@@ -169,8 +169,8 @@ class Variable:
         self.writer.keep(new, self.where, self.kind)
 
 
-def compiled(name: str, kinds: Sequence[native.Kind], body: Callable[[Writer], None]) -> native.Function:
+def compiled(name: str, kinds: Sequence[native.ArgumentKind], body: Callable[[FunctionWriter], None]) -> native.NativeFunction:
     """The function that `body` writes down, of arrays (their addresses) and numbers; called with the interpreter lock held."""
-    writer = Writer(len(kinds))
+    writer = FunctionWriter(len(kinds))
     body(writer)
     return native.function(writer.text(name), name, kinds, holding=True, pointer=WORD)

@@ -18,7 +18,7 @@ from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
 from hotfuse.hpm.compiled import columns as native
 from hotfuse.hpm.compiled import emit, fields
-from hotfuse.hpm.compiled.emit import REAL, Number, Variable, Writer
+from hotfuse.hpm.compiled.emit import REAL, FunctionWriter, Number, Variable
 from hotfuse.hpm.work import COLUMN, NAMES, WAY, Candidate, Matrix
 
 Words = npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ _MIX = -0x61C8864680B583EB
 _ROLES = ("nodes", "inputs", "params", "outputs")
 
 
-class Index:
+class KeyTable:
     """Numbers by keys of several words, in one array with room to spare; where the first word is zero nothing is."""
 
     def __init__(self, key: int) -> None:
@@ -50,7 +50,7 @@ class Index:
         self.table, self.count = table, len(old) + len(entries)
 
 
-def _slot(w: Writer, key: Sequence[Number], table: Number, mask: Number) -> tuple[str, str]:
+def _slot(w: FunctionWriter, key: Sequence[Number], table: Number, mask: Number) -> tuple[str, str]:
     """Where a key lies, or would: the address of its row, and the first word there."""
     mixed = w.line(f"lshr i64 {key[0]}, 4")
     for part in key[1:]:
@@ -74,12 +74,12 @@ def _slot(w: Writer, key: Sequence[Number], table: Number, mask: Number) -> tupl
     return row, w.load(row)
 
 
-def _putting(key: int) -> native.Function:
+def _putting(key: int) -> native.NativeFunction:
     return _put_pair() if key == 2 else _put_way()
 
 
-def _put(key: int) -> Callable[[Writer], None]:
-    def body(w: Writer) -> None:
+def _put(key: int) -> Callable[[FunctionWriter], None]:
+    def body(w: FunctionWriter) -> None:
         entries, count, table, mask = w.args
         with w.each(count) as i:
             own = w.plus(entries, w.times(i, 8 * (key + 1)))
@@ -95,16 +95,16 @@ _ENTRIES = [native.ARRAY, native.NUMBER, native.ARRAY, native.NUMBER]
 
 
 @once
-def _put_pair() -> native.Function:
+def _put_pair() -> native.NativeFunction:
     return emit.compiled("put", _ENTRIES, _put(2))
 
 
 @once
-def _put_way() -> native.Function:
+def _put_way() -> native.NativeFunction:
     return emit.compiled("put", _ENTRIES, _put(1 + len(HEART)))
 
 
-def _is(w: Writer, thing: str, sort: fields.Sort, fits: Variable) -> None:
+def _is(w: FunctionWriter, thing: str, sort: fields.Sort, fits: Variable) -> None:
     """Whether a thing is what it is taken for."""
     wrong = w.holds(w.load(thing, sort.word), "ne", sort.address)
     fits.put(w.either(wrong, 0, fits.value))
@@ -121,8 +121,8 @@ def known_fields() -> fields.Fields:
 # --- places ------------------------------------------------------------------------------------------------------------------
 
 
-def _checked(f: fields.Fields) -> Callable[[Writer], None]:
-    def body(w: Writer) -> None:
+def _checked(f: fields.Fields) -> Callable[[FunctionWriter], None]:
+    def body(w: FunctionWriter) -> None:
         ids, count, fit = w.args
         fits = w.variable(1)
         with w.each(count) as i:
@@ -139,8 +139,8 @@ def _checked(f: fields.Fields) -> Callable[[Writer], None]:
     return body
 
 
-def _counted(f: fields.Fields) -> Callable[[Writer], None]:
-    def body(w: Writer) -> None:
+def _counted(f: fields.Fields) -> Callable[[FunctionWriter], None]:
+    def body(w: FunctionWriter) -> None:
         ids, count, counts = w.args
         with w.each(count) as i:
             graph = w.load(w.load(ids, i), f.candidate.field["graph"])
@@ -151,8 +151,8 @@ def _counted(f: fields.Fields) -> Callable[[Writer], None]:
     return body
 
 
-def _placed(f: fields.Fields) -> Callable[[Writer], None]:
-    def body(w: Writer) -> None:
+def _placed(f: fields.Fields) -> Callable[[FunctionWriter], None]:
+    def body(w: FunctionWriter) -> None:
         ids, count, sized, table, mask, places, missed = w.args
         at = w.variable(0)
         with w.each(count) as i:
@@ -171,18 +171,18 @@ def _placed(f: fields.Fields) -> Callable[[Writer], None]:
 
 
 @once
-def _checking() -> native.Function | None:
+def _checking() -> native.NativeFunction | None:
     f = fields.fields()
     return emit.compiled("checked", [native.ARRAY, native.NUMBER, native.ARRAY], _checked(f)) if f is not None else None
 
 
 @once
-def _counting() -> native.Function:
+def _counting() -> native.NativeFunction:
     return emit.compiled("counted", [native.ARRAY, native.NUMBER, native.ARRAY], _counted(known_fields()))
 
 
 @once
-def _placing() -> native.Function:
+def _placing() -> native.NativeFunction:
     f, a, n = known_fields(), native.ARRAY, native.NUMBER
     return emit.compiled("placed", [a, n, a, a, n, a, a], _placed(f))
 
@@ -213,7 +213,7 @@ def placed(ids: Words, sized: Words, index: Words, total: int) -> tuple[Words, W
 # --- ways --------------------------------------------------------------------------------------------------------------------
 
 
-def _hearts(w: Writer, row: str) -> list[str]:
+def _hearts(w: FunctionWriter, row: str) -> list[str]:
     """What a tile is chosen for, as words: zeros where there is nothing to cut, no window where nothing is convolved."""
     convolves = w.compares(w.load(row, COLUMN["convolution"], REAL), "ogt", 0.0)
     found = [w.load(row, COLUMN[n], REAL) for n in HEART]
@@ -223,8 +223,8 @@ def _hearts(w: Writer, row: str) -> list[str]:
     return [w.line(f"bitcast double {w.either(some, v, 0.0, REAL)} to i64") for v in found]
 
 
-def _cut(f: fields.Fields) -> Callable[[Writer], None]:
-    def body(w: Writer) -> None:
+def _cut(f: fields.Fields) -> Callable[[FunctionWriter], None]:
+    def body(w: FunctionWriter) -> None:
         ids, count, table, index, mask, ways, threads, hearts, missed = w.args
         cut = len(NAMES) - len(WAY)
         with w.each(count) as i:
@@ -249,7 +249,7 @@ def _cut(f: fields.Fields) -> Callable[[Writer], None]:
 
 
 @once
-def _cutting() -> native.Function:
+def _cutting() -> native.NativeFunction:
     f, a, n = known_fields(), native.ARRAY, native.NUMBER
     return emit.compiled("cut", [a, n, a, a, n, a, a, a, a], _cut(f))
 

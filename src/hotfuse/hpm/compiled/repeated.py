@@ -11,9 +11,9 @@ from hotfuse.base.once import once
 from hotfuse.hpm.again import MOVED, POINTWISE, PRODUCT
 from hotfuse.hpm.compiled import columns as native
 from hotfuse.hpm.compiled import emit, fields, gather
-from hotfuse.hpm.compiled.emit import REAL, Writer
+from hotfuse.hpm.compiled.emit import REAL, FunctionWriter
 from hotfuse.hpm.compiled.gather import Words
-from hotfuse.hpm.compiled.tally import NODE_WIDTH, Told
+from hotfuse.hpm.compiled.tally import NODE_WIDTH, CandidateColumns
 from hotfuse.hpm.work import COLUMN, NAMES, SUMS, Matrix
 
 COMPUTED = tuple(
@@ -24,11 +24,11 @@ MOST_VALUES = 256
 """Values of a graph that `again` keeps apart; larger ones are asked in Python."""
 
 
-def _again(f: fields.Fields) -> Callable[[Writer], None]:
+def _again(f: fields.Fields) -> Callable[[FunctionWriter], None]:
     """For candidates in which something may be computed again: `again.times`, and what nodes compute, added up so often."""
     length, first = f.tuples.field["length"], f.tuples.field["first"]
 
-    def body(w: Writer) -> None:
+    def body(w: FunctionWriter) -> None:
         ids, count, table, kinds, sizes, smaller, places, rows, met, often, failed = w.args
         begin = w.variable(0)
         with w.each(count) as i:
@@ -59,11 +59,11 @@ def _again(f: fields.Fields) -> Callable[[Writer], None]:
     return body
 
 
-def _of(w: Writer, row: str, column: str) -> str:
+def _of(w: FunctionWriter, row: str, column: str) -> str:
     return w.load(row, COLUMN[column], REAL)
 
 
-def _maybe(w: Writer, row: str, smaller: str, kind: str) -> str:
+def _maybe(w: FunctionWriter, row: str, smaller: str, kind: str) -> str:
     """Whether something of a kernel may be computed again: something small that is no product, or something in front of one."""
     small = w.both(w.compares(smaller, "ogt", 0.0), w.compares(_of(w, row, "mma"), "oeq", 0.0))
     before = w.both(w.compares(_of(w, row, "product"), "ogt", 0.0), w.compares(kind, "une", float(PRODUCT)))
@@ -80,7 +80,7 @@ class _From:
     often: str
 
 
-def _times(w: Writer, f: fields.Fields, nodes: str, many: str, panels: str, of: _From, met: str) -> str:
+def _times(w: FunctionWriter, f: fields.Fields, nodes: str, many: str, panels: str, of: _From, met: str) -> str:
     """As `again.times`: values met so far lie in `met` as (identity, wanted, in front); 0 where they are too many for it."""
     length, first = f.tuples.field["length"], f.tuples.field["first"]
     known, fits, left = w.variable(0), w.variable(1), w.variable(many)
@@ -132,12 +132,12 @@ def _times(w: Writer, f: fields.Fields, nodes: str, many: str, panels: str, of: 
 
 
 @once
-def _counting_again() -> native.Function:
+def _counting_again() -> native.NativeFunction:
     f, a, n = gather.known_fields(), native.ARRAY, native.NUMBER
     return emit.compiled("again", [a, n, *[a] * 9], _again(f))
 
 
-def again(ids: Words, table: Matrix, told: Told, rows: Matrix) -> Words:
+def again(ids: Words, table: Matrix, told: CandidateColumns, rows: Matrix) -> Words:
     """What kernels compute several times counts so often, in their rows; which candidates have too many values for that."""
     met, failed = np.empty((MOST_VALUES, 3), np.int64), np.zeros(len(ids), np.int64)
     often = np.empty(len(told.kinds))

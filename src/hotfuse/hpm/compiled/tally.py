@@ -26,7 +26,7 @@ Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CandidateColumns:
     """Of all candidates' nodes in order: where their rows are, their kinds and elements; of each candidate whether some pointwise
     node has fewer elements than the largest tensor.
     """
@@ -182,15 +182,15 @@ begin:
 
 
 @once
-def _compiled() -> native.Function:
+def _compiled() -> native.NativeFunction:
     return native.function(_code(), "tally", [native.NUMBER, *[native.ARRAY] * 9])
 
 
-def fill(table: Matrix, places: Places, counts: Places, nodes: Matrix, values: Matrix) -> Told:
+def fill(table: Matrix, places: Places, counts: Places, nodes: Matrix, values: Matrix) -> CandidateColumns:
     """Sums, maxima and edges into a table of zeros; `counts` has four numbers for each row: nodes, inputs, weights, outputs."""
     run = _compiled()
     total = int(counts[::4].sum())
-    told = Told(np.empty(total, np.int64), np.empty(total), np.empty(total), np.zeros(len(table)))
+    told = CandidateColumns(np.empty(total, np.int64), np.empty(total), np.empty(total), np.zeros(len(table)))
     run(
         len(table), counts, places, nodes, values, table, told.places, told.kinds, told.sizes, told.smaller
     )  # fmt: skip

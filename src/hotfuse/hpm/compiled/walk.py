@@ -121,7 +121,7 @@ end:
 
 
 @once
-def _compiled() -> native.Function:
+def _compiled() -> native.NativeFunction:
     a, n = native.ARRAY, native.NUMBER
     return native.function(_code(), "walk", [a, a, a, n, n, a, n, n, a])
 

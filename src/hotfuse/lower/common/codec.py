@@ -10,14 +10,14 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.common.lowered import (
     Argument,
     BufferArgument,
+    BufferRole,
     Lowered,
     PackArgument,
-    Role,
     StateArgument,
     StrideArgument,
     SymbolArgument,
 )
-from hotfuse.lower.common.pack import Order, PackSource, PackSpec
+from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
 from hotfuse.tile.program import Kernel
 from hotfuse.tile.text import parse, show
 
@@ -62,7 +62,7 @@ def argument_from_json(a: dict[str, Any]) -> Argument:
     """The inverse of `argument_to_json`."""
     match a["is"]:
         case "buffer":
-            return BufferArgument(a["buffer"], Role(a["role"]), a["value"])
+            return BufferArgument(a["buffer"], BufferRole(a["role"]), a["value"])
         case "symbol":
             return SymbolArgument(a["size"], a["symbol"])
         case "stride":
@@ -71,7 +71,7 @@ def argument_from_json(a: dict[str, Any]) -> Argument:
             return StateArgument(a["buffer"], tuple(int(w) for w in a["words"]))
         case "pack":
             sources = tuple(
-                PackSource(name, Order(order), int(n), int(first), tuple(int(t) for t in taps))
+                PackSource(name, WeightOrder(order), int(n), int(first), tuple(int(t) for t in taps))
                 for name, order, n, first, taps in a["sources"]
             )
             spec = PackSpec(

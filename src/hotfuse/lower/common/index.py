@@ -7,7 +7,7 @@
 Merging dims multiplies and adds, so it always works. Taking a merged coord apart works where the parts show: the terms that
 are multiples of the inner size make the outer part, the others must stay below the inner size. Where they do not, the counter
 in the way has to be split (`Split`) and the kernel tried again with the finer loops. A dim that is put together from pieces,
-by `cat` or `pad`, makes its counter's loop run piece by piece (`Cut`).
+by `cat` or `pad`, makes its counter's loop run piece by piece (`SplitLoop`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Split(Refine):
 
 
 @dataclass
-class Cut(Refine):
+class SplitLoop(Refine):
     """A counter's loop has to stop at this value and go on from it."""
 
     counter: int
@@ -152,7 +152,7 @@ class Space:
                 roots = tuple(tuple(x for a in r for x in ((a, new) if a == k else (a,))) for r in self.roots)
                 extents = (*self.extents[:k], outer, *self.extents[k + 1:], inner)
                 return Space(roots, extents, (*self.cuts, ()))
-            case Cut(k, at):
+            case SplitLoop(k, at):
                 cuts = self._ordered(k, at)
                 return replace(self, cuts=(*self.cuts[:k], cuts, *self.cuts[k + 1:]))
             case _:

@@ -21,7 +21,7 @@ from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import OWN, Buffer, BufferKind, Kernel
 
 
-class Role(StrEnum):
+class BufferRole(StrEnum):
     """What a buffer is to the graph."""
 
     INPUT = "input"
@@ -34,7 +34,7 @@ class BufferArgument:
     """A buffer is the memory of a value; `value` is its name in the graph."""
 
     buffer: str
-    role: Role
+    role: BufferRole
     value: str
 
 
@@ -96,7 +96,7 @@ def dense_strides(shape: tuple[Dim, ...], layout: Layout) -> tuple[Dim, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferView:
     """Where a value lies: a flat buffer with the strides to walk it by, or (`flat` false) a buffer of the value's shape."""
 
     buffer: Buffer
@@ -105,14 +105,14 @@ class Place:
 
 
 @dataclass(slots=True)
-class Memory:
+class KernelBuffers:
     """The buffers of a kernel under construction."""
 
     builder: KernelBuilder
     graph: Graph
     strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     """Strides that are known although the type does not say them."""
-    places: dict[str, Place] = field(default_factory=dict[str, Place])
+    places: dict[str, BufferView] = field(default_factory=dict[str, BufferView])
     arguments: list[BufferArgument] = field(default_factory=list[BufferArgument])
     runtime: list[StrideArgument] = field(default_factory=list[StrideArgument])
     _params: frozenset[str] = frozenset()
@@ -124,19 +124,19 @@ class Memory:
         for name in sorted(frozenset[str]().union(*map(symbols, mentioned))):
             self.builder.size(name)
 
-    def place(self, value: Value) -> Place:
+    def place(self, value: Value) -> BufferView:
         """The memory of an input or param."""
         if value.name not in self.places:
             const = value.name in self._params
             kind = BufferKind.CONST if const else BufferKind.INPUT
-            self.places[value.name] = self._made(value, kind, Role.PARAM if const else Role.INPUT)
+            self.places[value.name] = self._made(value, kind, BufferRole.PARAM if const else BufferRole.INPUT)
         return self.places[value.name]
 
-    def output(self, value: Value) -> Place:
+    def output(self, value: Value) -> BufferView:
         """The memory of an output."""
         key = f"{value.name} "
         if key not in self.places:
-            self.places[key] = self._made(value, BufferKind.OUTPUT, Role.OUTPUT)
+            self.places[key] = self._made(value, BufferKind.OUTPUT, BufferRole.OUTPUT)
         return self.places[key]
 
     def aside(self, value: Value) -> None:
@@ -147,23 +147,23 @@ class Memory:
             t = tensor_type(value)
             buffer = self.builder.shared(value.name, t.dtype, (product(t.shape),), (1,))
             layout = Layout() if t.layout.strided else t.layout
-            made = Place(buffer, dense_strides(t.shape, layout), True)
+            made = BufferView(buffer, dense_strides(t.shape, layout), True)
             self.places[value.name] = self.places[f"{value.name} "] = made
 
-    def _made(self, value: Value, kind: BufferKind, role: Role) -> Place:
+    def _made(self, value: Value, kind: BufferKind, role: BufferRole) -> BufferView:
         t = tensor_type(value)
         known = self.strides.get(value.name)
-        strided = t.layout.strided and role is not Role.OUTPUT
+        strided = t.layout.strided and role is not BufferRole.OUTPUT
         if strided and known is None:
             strides = tuple(self._stride(value, d, n) for d, n in enumerate(t.shape))
             buffer = self.builder.buffer(value.name, kind, t.dtype, t.shape, strides)
-            made = Place(buffer, strides, False)
-        elif known is not None and role is not Role.OUTPUT:
-            made = Place(self.builder.buffer(value.name, kind, t.dtype, t.shape, known), known, False)
+            made = BufferView(buffer, strides, False)
+        elif known is not None and role is not BufferRole.OUTPUT:
+            made = BufferView(self.builder.buffer(value.name, kind, t.dtype, t.shape, known), known, False)
         else:
             layout = Layout() if t.layout.strided else t.layout
             buffer = self.builder.buffer(value.name, kind, t.dtype, (product(t.shape),), (1,))
-            made = Place(buffer, dense_strides(t.shape, layout), True)
+            made = BufferView(buffer, dense_strides(t.shape, layout), True)
         self.arguments.append(BufferArgument(made.buffer.name, role, value.name))
         return made
 

@@ -35,7 +35,7 @@ _LINE = 64
 Array = npt.NDArray[Any]
 
 
-class Order(StrEnum):
+class WeightOrder(StrEnum):
     """How a weight lies before packing."""
 
     NK = "nk"
@@ -57,12 +57,12 @@ class PackSource:
     """One weight: the name under which the caller hands it over, and its extents."""
 
     name: str
-    order: Order
+    order: WeightOrder
     n: int
     first: int = 0
-    """Where the rows of `Order.ROWS` begin, a group's outputs of `Order.WINDOW`, or its inputs of `Order.TURNED`."""
+    """Where the rows of `ROWS` begin, a group's outputs of `WINDOW`, or its inputs of `TURNED`."""
     taps: tuple[int, ...] = ()
-    """The places of a window that are wanted, counted through, in this order (`Order.TURNED`), or what `Order.FEWER` says."""
+    """The places of a window that are wanted, counted through, in this order (`TURNED`), or what `FEWER` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,17 +198,17 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
     weight = weights[source.name]
     if spec.dtype in (DType.I8, DType.I32) and weight.dtype == np.uint8:
         weight = (weight ^ np.uint8(128)).view(np.int8)
-    if source.order in (Order.WINDOW, Order.TURNED, Order.FEWER):
+    if source.order in (WeightOrder.WINDOW, WeightOrder.TURNED, WeightOrder.FEWER):
         return _windows(spec, source, weight)
-    if source.order is Order.ROWS:
+    if source.order is WeightOrder.ROWS:
         weight = weight.reshape(-1, spec.k)[source.first : source.first + source.n]
-    shape = (spec.k, source.n) if source.order is Order.KN else (source.n, spec.k)
+    shape = (spec.k, source.n) if source.order is WeightOrder.KN else (source.n, spec.k)
     wanted = _NUMPY[DType.I8 if spec.dtype is DType.I32 else DType.F32 if spec.paired else spec.dtype]
     if weight.shape != shape or weight.dtype != wanted:
         raise InternalError(
             f"weight {source.name} is {weight.dtype}{list(weight.shape)}, to be packed as {spec.dtype.value}{list(shape)}"
         )
-    return weight if source.order is Order.KN else weight.T
+    return weight if source.order is WeightOrder.KN else weight.T
 
 
 def _windows(spec: PackSpec, source: PackSource, weight: Array) -> Array:
@@ -216,10 +216,10 @@ def _windows(spec: PackSpec, source: PackSource, weight: Array) -> Array:
     wanted = _NUMPY[DType.I8 if spec.dtype is DType.I32 else spec.dtype]
     if wanted == np.int8 and (beyond := -weight.shape[1] % BYTE_GROUP):  # every place of the window has whole groups
         weight = np.pad(weight, [(0, 0), (0, beyond), *[(0, 0)] * (weight.ndim - 2)])
-    if source.order is Order.FEWER:
+    if source.order is WeightOrder.FEWER:
         weight = transformed(weight, source.taps).astype(weight.dtype)
     flat = weight.reshape(*weight.shape[:2], -1)
-    if source.order in (Order.WINDOW, Order.FEWER):
+    if source.order in (WeightOrder.WINDOW, WeightOrder.FEWER):
         flat = flat[source.first : source.first + source.n].transpose(2, 1, 0)
     else:
         inputs = spec.k // max(1, len(source.taps))

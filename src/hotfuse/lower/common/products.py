@@ -11,7 +11,7 @@ from hotfuse.lower.common import operands
 from hotfuse.lower.common.algebra import same
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import tensor_type
-from hotfuse.lower.common.pack import Order
+from hotfuse.lower.common.pack import WeightOrder
 from hotfuse.lower.common.quant import MAX_K, Scaling
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.ops.schema import argument
@@ -29,7 +29,7 @@ class Contraction:
     node: Node
     x: Value
     weight: Value
-    order: Order
+    order: WeightOrder
     n: int
     k: int
     bias: Value | None = None
@@ -66,8 +66,8 @@ def _contraction(node: Node, params: set[str], scaling: Scaling | None) -> Contr
     xs, ws = shape_of(x), shape_of(weight)
     if len(ws) != 2 or not xs:
         raise CannotLower(f"the weight has {len(ws)} dims and the input {len(xs)}", where=str(node.loc))
-    order = Order.NK if kind == "aten.linear" else Order.KN
-    n, k = ws if order is Order.NK else ws[::-1]
+    order = WeightOrder.NK if kind == "aten.linear" else WeightOrder.KN
+    n, k = ws if order is WeightOrder.NK else ws[::-1]
     if not isinstance(n, int) or not isinstance(k, int) or not same(xs[-1], k) or n < 1 or k < 1:
         raise CannotLower(f"a product over {k} of {n} columns", where=str(node.loc))
     _check_dtypes(node, x, weight, scaling, k)

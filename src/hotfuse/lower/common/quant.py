@@ -16,7 +16,7 @@ from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Graph, Value, map_values
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.pack import Order
+from hotfuse.lower.common.pack import WeightOrder
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.ops.schema import argument_names
 from hotfuse.ops.table import packet
@@ -79,12 +79,12 @@ def _scaling(p: ByteProduct) -> Scaling:
     return Scaling(p.x.zero, p.x.scale, int(zero) - shift, p.weight.scale)
 
 
-def column_of(scale: Value, order: Order, n: int) -> int:
+def column_of(scale: Value, order: WeightOrder, n: int) -> int:
     """Which dim of a weight's scale counts columns of the product; -1 for one scale for all."""
     shape: tuple[Dim, ...] = shape_of(scale)
     if all(d == 1 for d in shape):
         return -1
-    at = len(shape) - 1 if order is Order.KN else len(shape) - 2
+    at = len(shape) - 1 if order is WeightOrder.KN else len(shape) - 2
     if at < 0 or shape[at] != n or any(d != 1 for i, d in enumerate(shape) if i != at):
         raise CannotLower(f"a weight whose scales are {list(shape)}")
     return at

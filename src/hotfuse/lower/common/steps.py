@@ -15,9 +15,9 @@ from hotfuse.ir.types import TensorType
 from hotfuse.lower.common.algebra import add, at_most, not_negative, same, sub
 from hotfuse.lower.common.effort import effort
 from hotfuse.lower.common.errors import CannotLower, NotInOneNest
-from hotfuse.lower.common.index import Coord, Cut, Position, Space, counters_in
+from hotfuse.lower.common.index import Coord, Position, Space, SplitLoop, counters_in
 from hotfuse.lower.ops import expand
-from hotfuse.lower.ops.views import Alias, Inside, Picked, Pieces, broadcast, is_move, move, shape_of
+from hotfuse.lower.ops.views import Alias, MaskedElement, Picked, Pieces, broadcast, is_move, move, shape_of
 
 Key = tuple[str, Position]
 
@@ -46,7 +46,7 @@ class Fold:
     position: Position
 
 
-Step = Load | Apply | Fold | Alias | Pieces | Inside | Picked
+Step = Load | Apply | Fold | Alias | Pieces | MaskedElement | Picked
 
 
 class Definitions:
@@ -97,7 +97,7 @@ class Definitions:
 def choose(pieces: Pieces, space: Space, running: Mapping[int, int]) -> Alias | float | None:
     """The piece at hand while each counter's loop is in the segment `running` says; None if the segments do not matter yet.
 
-    Raises `Cut` where a loop has to stop between two pieces.
+    Raises `SplitLoop` where a loop has to stop between two pieces.
     """
     content = pieces.parts[0].content
     sides = [_reached(pieces.along, part.start, space, running) for part in pieces.parts[1:]]
@@ -124,7 +124,7 @@ def _reached(along: Coord, start: Dim, space: Space, running: Mapping[int, int])
     for i, cut in enumerate(space.cuts[counter]):
         if same(cut, at):
             return None if counter not in running else (running[counter] > i) == (factor == 1 or not_negative(factor))
-    raise Cut(counter, at)
+    raise SplitLoop(counter, at)
 
 
 def _first(factor: Dim, distance: Dim) -> Dim:

@@ -12,7 +12,7 @@ from hotfuse.ir.graph import Node, Value
 from hotfuse.lower.common.errors import CannotLower, NotInOneNest
 from hotfuse.lower.common.index import Position, Space, counters_in, counters_of
 from hotfuse.lower.common.steps import Apply, Definitions, Fold, Key, Load, choose
-from hotfuse.lower.ops.views import Alias, Inside, Pick, Picked, Pieces
+from hotfuse.lower.ops.views import Alias, MaskedElement, Pick, Picked, Pieces
 from hotfuse.ops.table import packet
 
 POSITIONAL = {"aten.arange", "aten.tril", "aten.triu", "aten.eye"}
@@ -29,7 +29,7 @@ HEAVY = {
 
 
 @dataclass(slots=True)
-class Trace:
+class ValueTrace:
     """What was met on the way, operands before what uses them."""
 
     computed: dict[Key, Value] = field(default_factory=dict[Key, Value])
@@ -67,9 +67,9 @@ def trace(
     stop: Callable[[Key], bool] = _never,
     running: Mapping[int, int] | None = None,
     undecided: bool = True,
-) -> Trace:
+) -> ValueTrace:
     """Follow values back; of pieces that the `running` segments do not decide between, all, or none."""
-    found = Trace()
+    found = ValueTrace()
     seen: set[Key] = set()
 
     def visit(value: Value, position: Position) -> None:
@@ -97,7 +97,7 @@ def trace(
                 for content in chosen:
                     if isinstance(content, Alias):
                         visit(content.value, content.position)
-            case Inside(along, _, content, _):
+            case MaskedElement(along, _, content, _):
                 visit(content.value, content.position)
                 found.apart |= counters_of((along,))
             case Picked(source, where, picks):

@@ -2,7 +2,7 @@
 
     space = Space.of((M, N))                                   the loops' own shape
     at = Evaluator(memory, graph, space)
-    with at.loops({0: m.var, 1: n.var}, axes=(Along(0, 9), Along(1, 48, valid=...))):
+    with at.loops({0: m.var, 1: n.var}, axes=(TileAxis(0, 9), TileAxis(1, 48, valid=...))):
         at.give(linear_out, (space.root(0), space.root(1)), accumulator)
         at.store(out, position, at.tile(out, position))
 
@@ -24,16 +24,16 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import add, mul, not_negative, sub
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.index import Coord, Position, Space
-from hotfuse.lower.common.lowered import Memory, Place, tensor_type
+from hotfuse.lower.common.lowered import BufferView, KernelBuffers, tensor_type
 from hotfuse.lower.common.steps import Apply, Definitions, Fold, Key, Load, choose
 from hotfuse.lower.ops import expand
-from hotfuse.lower.ops.views import Alias, Inside, Pick, Picked, Pieces
+from hotfuse.lower.ops.views import Alias, MaskedElement, Pick, Picked, Pieces
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Tile
 
 
 @dataclass(frozen=True, slots=True)
-class Along:
+class TileAxis:
     """A tile axis: the counter it walks, how many elements at once, and how many of these exist (None: all)."""
 
     counter: int
@@ -42,18 +42,18 @@ class Along:
 
 
 @dataclass(slots=True)
-class _Scope:
+class _ValueScope:
     axes: tuple[int, ...] = ()
     """The counters that tiles made here have axes for."""
     tiles: dict[Key, Tile] = field(default_factory=dict[Key, Tile])
-    kept: dict[Key, tuple[Place, Position]] = field(default_factory=dict[Key, tuple[Place, Position]])
+    kept: dict[Key, tuple[BufferView, Position]] = field(default_factory=dict[Key, tuple[BufferView, Position]])
 
 
 class Evaluator:
     """Writes the instructions that compute values at positions."""
 
     def __init__(
-        self, memory: Memory, graph: Graph, space: Space, merged: Mapping[int, int] | None = None,
+        self, memory: KernelBuffers, graph: Graph, space: Space, merged: Mapping[int, int] | None = None,
         definitions: Definitions | None = None,
     ) -> None:  # fmt: skip
         self.memory = memory
@@ -64,12 +64,12 @@ class Evaluator:
         """Counters that have no loop of their own, with the one whose loop runs over both."""
         self.at: dict[int, Dim] = {}
         self.running: dict[int, int] = {}
-        self.axes: tuple[Along, ...] = ()
-        self._scopes: list[_Scope] = [_Scope()]
+        self.axes: tuple[TileAxis, ...] = ()
+        self._scopes: list[_ValueScope] = [_ValueScope()]
 
     @contextmanager
     def loops(
-        self, at: Mapping[int, Dim], axes: Sequence[Along] | None = None, segments: Mapping[int, int] | None = None
+        self, at: Mapping[int, Dim], axes: Sequence[TileAxis] | None = None, segments: Mapping[int, int] | None = None
     ) -> Generator[None]:
         """Inside the loops of some more counters; tiles computed here are forgotten at the end."""
         before = (self.at, self.axes, self.running)
@@ -77,7 +77,7 @@ class Evaluator:
         self.running = {**self.running, **(segments or {})}
         if axes is not None:
             self.axes = tuple(axes)
-        self._scopes.append(_Scope(tuple(a.counter for a in self.axes)))
+        self._scopes.append(_ValueScope(tuple(a.counter for a in self.axes)))
         yield
         self._scopes.pop()
         self.at, self.axes, self.running = before
@@ -86,7 +86,7 @@ class Evaluator:
         """Declare what a value is at a position."""
         self._scopes[-1].tiles[value.name, position] = tile
 
-    def keep(self, value: Value, position: Position, place: Place, at: Position) -> None:
+    def keep(self, value: Value, position: Position, place: BufferView, at: Position) -> None:
         """Declare that a value's element has been stored, to be loaded instead of computed again."""
         self._scopes[-1].kept[value.name, position] = (place, at)
 
@@ -134,7 +134,7 @@ class Evaluator:
                 if isinstance(content, Alias):
                     return self.tile(content.value, content.position)
                 return expand.literal(self.builder, content, tensor_type(value).dtype)
-            case Inside(along, extent, content, number):
+            case MaskedElement(along, extent, content, number):
                 x = self.tile(content.value, content.position)
                 outside = expand.literal(self.builder, number, x.type.dtype)
                 return self.builder.map("select", self.inside(along, extent), x, outside)
@@ -273,7 +273,7 @@ class Evaluator:
 
     # -- memory
 
-    def load(self, place: Place, position: Position) -> Tile:
+    def load(self, place: BufferView, position: Position) -> Tile:
         """A tile from memory; one whose fast axis is not the last is loaded turned, then turned back."""
         index, axes, steps = self._access(place, position)
         vary = [i for i, d in enumerate(axes) if d >= 0]
@@ -286,7 +286,7 @@ class Evaluator:
             return b.transpose(tile, (1, 0))
         return b.load(place.buffer, index, shape, axes=axes, step=steps, valid=valid)
 
-    def store(self, value: Value, position: Position, tile: Tile, place: Place | None = None) -> None:
+    def store(self, value: Value, position: Position, tile: Tile, place: BufferView | None = None) -> None:
         """A tile to an output's memory."""
         place = place or self.memory.output(value)
         index, axes, steps = self._access(place, position)
@@ -306,11 +306,11 @@ class Evaluator:
         return valid if any(v is not None for v in valid) else [None] * len(valid)
 
     @staticmethod
-    def _turned(place: Place, axes: Sequence[int], steps: Sequence[Dim]) -> bool:
+    def _turned(place: BufferView, axes: Sequence[int], steps: Sequence[Dim]) -> bool:
         walk = [0 if d < 0 else mul(s, place.buffer.stride[d]) for d, s in zip(axes, steps, strict=True)]
         return walk[0] in (1, -1) and walk[1] not in (0, 1, -1)
 
-    def _access(self, place: Place, position: Position) -> tuple[list[Dim], list[int], list[Dim]]:
+    def _access(self, place: BufferView, position: Position) -> tuple[list[Dim], list[int], list[Dim]]:
         """Index, and per tile axis the buffer dim (-1: none) and the step along it."""
         if place.flat:
             offset: Dim = add(*(mul(c.offset, s) for c, s in zip(position, place.strides, strict=True)))

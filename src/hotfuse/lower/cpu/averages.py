@@ -17,7 +17,7 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Node, Value, output_values
 from hotfuse.ir.types import DType, Layout, TensorType
 from hotfuse.lower.common.algebra import product
-from hotfuse.lower.common.lowered import Lowered, Memory, tensor_type
+from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.ops.schema import argument
@@ -35,7 +35,7 @@ FEWEST_VECTORS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class PoolTiling:
     """How pixels are put together."""
 
     pixels: int
@@ -44,13 +44,13 @@ class Cut:
     """Of their width, how many are in hand at a time."""
 
 
-def cut(channels: int, lanes: int) -> Cut | None:
+def cut(channels: int, lanes: int) -> PoolTiling | None:
     """The fewest pixels that fill whole vectors, enough of them at a time; None where no few pixels do."""
-    ways: list[Cut] = []
+    ways: list[PoolTiling] = []
     for pixels in (1, 2, 4, 8, 16):
         vectors, rest = divmod(pixels * channels, lanes)
         if vectors and not rest:
-            ways.append(Cut(pixels, max(n for n in range(1, MOST_VECTORS + 1) if vectors % n == 0)))
+            ways.append(PoolTiling(pixels, max(n for n in range(1, MOST_VECTORS + 1) if vectors % n == 0)))
     enough = [w for w in ways if w.vectors >= MOST_VECTORS // 2] or sorted(ways, key=lambda w: -w.vectors)
     return enough[0] if enough and enough[0].vectors >= FEWEST_VECTORS else None
 
@@ -78,7 +78,7 @@ def lower_average(graph: Graph, core: Core, *, name: str = "mean") -> Lowered:
     """The kernel of a group that `is_average`."""
     (node,) = graph.nodes
     builder = KernelBuilder(name, node.loc)
-    memory = Memory(builder, graph)
+    memory = KernelBuffers(builder, graph)
     _Average(builder, memory, node, core).write()
     return memory.finish(builder.finish())
 
@@ -86,7 +86,7 @@ def lower_average(graph: Graph, core: Core, *, name: str = "mean") -> Lowered:
 class _Average:
     """One kernel while it is written."""
 
-    def __init__(self, b: KernelBuilder, memory: Memory, node: Node, core: Core) -> None:
+    def __init__(self, b: KernelBuilder, memory: KernelBuffers, node: Node, core: Core) -> None:
         (x,), (y,) = node.ins, node.outs
         images, channels, *inner = shape_of(x)
         assert isinstance(channels, int)

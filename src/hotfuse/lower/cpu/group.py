@@ -19,12 +19,12 @@ from hotfuse.ir.types import TensorType, dims_of
 from hotfuse.lower.common.errors import CannotLower, NotInOneNest
 from hotfuse.lower.common.index import Refine, Space, counters_of
 from hotfuse.lower.common.landing import land
-from hotfuse.lower.common.lowered import Lowered, Memory, tensor_type
+from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.recompute import read_often
 from hotfuse.lower.common.stages import beside, ordered
 from hotfuse.lower.common.steps import Definitions
-from hotfuse.lower.cpu.plan import Goal, Plan, Planner
-from hotfuse.lower.cpu.write import Writer
+from hotfuse.lower.cpu.plan import Goal, NestPlan, NestPlanner
+from hotfuse.lower.cpu.write import NestWriter
 from hotfuse.lower.ops import expand
 from hotfuse.lower.ops.views import is_move, shape_of
 from hotfuse.lower.primitives import rules as primitive
@@ -158,7 +158,7 @@ class _Kernel:
 
     def _with(self, around: str, scalar: bool, aside: Sequence[Value] = ()) -> Lowered:
         memory = self._memory()
-        nests: list[tuple[Plan, Definitions]] = []
+        nests: list[tuple[NestPlan, Definitions]] = []
         waiting, stored = list(aside), list[str]()
         while waiting:
             stage = beside(self.graph, waiting)
@@ -177,10 +177,12 @@ class _Kernel:
             root = max(left, key=lambda v: len(shape_of(v)))
             left = self._nest(_Nest(root, left, None, scalar), memory, nests)
         for plan, definitions in nests:
-            Writer(memory, definitions, plan).write()
+            NestWriter(memory, definitions, plan).write()
         return memory.finish(memory.builder.finish())
 
-    def _stage(self, stage: list[Value], scalar: bool, memory: Memory, nests: list[tuple[Plan, Definitions]]) -> list[Value]:
+    def _stage(
+        self, stage: list[Value], scalar: bool, memory: KernelBuffers, nests: list[tuple[NestPlan, Definitions]]
+    ) -> list[Value]:
         """The nest of what is stored next; gives what it stores."""
         node, _ = self.definitions.nodes[stage[0].name]
         if node.op.startswith("lower.reduce."):
@@ -189,16 +191,16 @@ class _Kernel:
             left = self._nest(_Nest(stage[0], stage[:1], None, scalar), memory, nests)
         return [v for v in stage if v not in left]
 
-    def _nest(self, nest: _Nest, memory: Memory, nests: list[tuple[Plan, Definitions]]) -> list[Value]:
+    def _nest(self, nest: _Nest, memory: KernelBuffers, nests: list[tuple[NestPlan, Definitions]]) -> list[Value]:
         """Plan one more nest; gives the outputs that are left."""
         plan, done = self._planned(nest, memory)
         nests.append((plan, self.definitions))
         return [v for v in nest.outputs if v not in done]
 
-    def _memory(self) -> Memory:
-        return Memory(KernelBuilder(self.graph.name), self.graph, self.strides)
+    def _memory(self) -> KernelBuffers:
+        return KernelBuffers(KernelBuilder(self.graph.name), self.graph, self.strides)
 
-    def _planned(self, nest: _Nest, memory: Memory) -> tuple[Plan, list[Value]]:
+    def _planned(self, nest: _Nest, memory: KernelBuffers) -> tuple[NestPlan, list[Value]]:
         nest.space = Space.of(shape_of(nest.root))
         for _ in range(_MAX_TRIES):
             try:
@@ -207,7 +209,7 @@ class _Kernel:
                 nest.space = nest.space.refined(finer)
         raise CannotLower("the loops do not become fine enough")
 
-    def _attempt(self, nest: _Nest, memory: Memory) -> tuple[Plan, list[Value]]:
+    def _attempt(self, nest: _Nest, memory: KernelBuffers) -> tuple[NestPlan, list[Value]]:
         space = nest.space
         assert space is not None
         count = len(shape_of(nest.root))
@@ -219,7 +221,7 @@ class _Kernel:
             goals = self._together(goals, nest.root, space)
         if not goals:
             raise CannotLower("no output fits the loops of the first reduction")
-        planner = Planner(self.definitions, memory, space, nest.extras)
+        planner = NestPlanner(self.definitions, memory, space, nest.extras)
         try:
             plan = planner.plan(goals, rows, self.options.vector_bytes, nest.scalar)
         except Refine:

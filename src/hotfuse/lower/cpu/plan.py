@@ -24,9 +24,9 @@ from hotfuse.ir.types import DType, bits
 from hotfuse.lower.common.algebra import add, mul, normal, same
 from hotfuse.lower.common.errors import CannotLower, NotInOneNest
 from hotfuse.lower.common.index import Coord, Position, Space, counters_of
-from hotfuse.lower.common.lowered import Memory, Place, tensor_type
+from hotfuse.lower.common.lowered import BufferView, KernelBuffers, tensor_type
 from hotfuse.lower.common.steps import Definitions, Key
-from hotfuse.lower.common.trace import Trace, scanned_dim, trace
+from hotfuse.lower.common.trace import ValueTrace, scanned_dim, trace
 from hotfuse.lower.ops.views import shape_of
 
 _KEPT_BYTES = 256 * 1024
@@ -83,7 +83,7 @@ class ScanPlan:
 
 
 @dataclass(slots=True)
-class Phase:
+class NestPhase:
     """One run over the columns."""
 
     columns: tuple[int, ...]
@@ -102,12 +102,12 @@ class Phase:
 
 
 @dataclass(slots=True)
-class Plan:
+class NestPlan:
     """The loops of one nest."""
 
     space: Space
     rows: tuple[int, ...]
-    phases: list[Phase]
+    phases: list[NestPhase]
     row_goals: list[Goal]
     merged: dict[int, int]
     """Counters that share a loop, with the innermost one, whose loop it is."""
@@ -126,19 +126,19 @@ def counter(k: int) -> Coord:
     return Coord(0, ((k, 1),))
 
 
-class Planner:
+class NestPlanner:
     """Plans one nest for one space; raises `Refine` when the space has to be finer."""
 
     def __init__(
-        self, definitions: Definitions, memory: Memory, space: Space, extras: dict[tuple[str, ...], tuple[int, ...]]
+        self, definitions: Definitions, memory: KernelBuffers, space: Space, extras: dict[tuple[str, ...], tuple[int, ...]]
     ) -> None:
         self.definitions, self.memory, self.space, self.extras = definitions, memory, space, extras
         self.folds: dict[Key, FoldPlan] = {}
-        self.traces: list[Trace] = []
+        self.traces: list[ValueTrace] = []
         self.accesses: list[dict[int, Dim]] = []
-        self.places: list[tuple[Place, Position]] = []
+        self.places: list[tuple[BufferView, Position]] = []
 
-    def plan(self, goals: Sequence[Goal], rows: frozenset[int] | None, vector_bytes: int, scalar: bool) -> Plan:
+    def plan(self, goals: Sequence[Goal], rows: frozenset[int] | None, vector_bytes: int, scalar: bool) -> NestPlan:
         """`rows` are the counters of rows where the root says them; None: those that reductions' results depend on."""
         reach = self._traced([(g.value, g.position) for g in goals])
         own = [k for root in self.space.roots for k in root if not self._extra(k)]
@@ -169,12 +169,12 @@ class Planner:
         vector: frozenset[int] = frozenset() if scalar else self._vector(phases, merged, lanes)
         heavy = any(t.heavy for t in self.traces)
         turned = self._turned(vector, merged, phases, lanes)
-        return Plan(self.space, self.rows, phases, row_goals, merged, vector, turned, lanes, heavy)
+        return NestPlan(self.space, self.rows, phases, row_goals, merged, vector, turned, lanes, heavy)
 
     def _extra(self, k: int) -> bool:
         return any(k in self.space.roots[r] for roots in self.extras.values() for r in roots)
 
-    def _traced(self, wanted: Sequence[tuple[Value, Position]]) -> Trace:
+    def _traced(self, wanted: Sequence[tuple[Value, Position]]) -> ValueTrace:
         found = trace(self.definitions, self.space, wanted)
         self.traces.append(found)
         return found
@@ -213,7 +213,7 @@ class Planner:
             return -1  # a dim of extent 1
         return c.terms[0][0]
 
-    def _scan(self, phase: Phase) -> None:
+    def _scan(self, phase: NestPhase) -> None:
         found = trace(self.definitions, self.space, phase.wanted)
         for (_, position), node in found.scans.items():
             along = self._along(node, position)
@@ -224,7 +224,7 @@ class Planner:
             phase.scans.append(ScanPlan(node, position))
 
     @staticmethod
-    def _refuse(found: Trace, node: Node, along: int, because: str) -> NoReturn:
+    def _refuse(found: ValueTrace, node: Node, along: int, because: str) -> NoReturn:
         """Not in these loops: reductions for each of its places make rows of them, and come first; else the sum does itself."""
         rows = [f for (_, at), f in found.folds.items() if along in counters_of(at)]
         raise NotInOneNest((rows[0] if rows else node).outs[0], because)
@@ -245,13 +245,13 @@ class Planner:
         columns = tuple(k for r in roots for k in self.space.roots[r] if self.space.extents[k] != 1)
         return columns, tuple(self.space.root(r) for r in roots)
 
-    def _phases(self, goals: Sequence[Goal]) -> tuple[list[Phase], list[Goal]]:
-        grouped: dict[tuple[int, tuple[int, ...]], Phase] = {}
+    def _phases(self, goals: Sequence[Goal]) -> tuple[list[NestPhase], list[Goal]]:
+        grouped: dict[tuple[int, tuple[int, ...]], NestPhase] = {}
         for f in sorted(self.folds.values(), key=lambda f: f.depth):
-            grouped.setdefault((f.depth, f.columns), Phase(f.columns, [])).folds.append(f)
+            grouped.setdefault((f.depth, f.columns), NestPhase(f.columns, [])).folds.append(f)
         phases = list(grouped.values())
         row_goals: list[Goal] = []
-        last = Phase(self.columns, [])
+        last = NestPhase(self.columns, [])
         for g in goals:
             used = counters_of(g.position)
             if used == frozenset(self.rows):
@@ -264,11 +264,11 @@ class Planner:
 
     # -- what is kept from one phase to the next
 
-    def _keep(self, phases: list[Phase]) -> None:
+    def _keep(self, phases: list[NestPhase]) -> None:
         """Store what an earlier phase over the same columns computed, where computing it again would cost more."""
-        available: dict[Key, tuple[Value, Phase]] = {}
+        available: dict[Key, tuple[Value, NestPhase]] = {}
         for n, phase in enumerate(phases):
-            def stop(key: Key, phase: Phase = phase) -> bool:
+            def stop(key: Key, phase: NestPhase = phase) -> bool:
                 return key in available and available[key][1].columns == phase.columns
 
             found = trace(self.definitions, self.space, phase.wanted, stop=stop)
@@ -287,7 +287,7 @@ class Planner:
                     phases[-1].goals.remove(g)
                     phase.goals.append(g)
 
-    def _worth_keeping(self, key: Key, value: Value, phase: Phase) -> bool:
+    def _worth_keeping(self, key: Key, value: Value, phase: NestPhase) -> bool:
         if not set(phase.columns) & counters_of(key[1]):
             return False
         extents = [self.space.extents[k] for k in phase.columns]
@@ -309,7 +309,7 @@ class Planner:
         for g in goals:
             self._access(self.memory.output(g.value), g.position)
 
-    def _access(self, place: Place, position: Position) -> None:
+    def _access(self, place: BufferView, position: Position) -> None:
         self.places.append((place, position))
         walk: dict[int, Dim] = {}
         for c, s in zip(position, place.strides, strict=True):
@@ -353,7 +353,7 @@ class Planner:
         full = min(1.0, extent / lanes) if isinstance(extent, int) else 1.0
         return points * full if points > 0 else points
 
-    def _vector(self, phases: list[Phase], merged: dict[int, int], lanes: int) -> frozenset[int]:
+    def _vector(self, phases: list[NestPhase], merged: dict[int, int], lanes: int) -> frozenset[int]:
         def best(order: tuple[int, ...]) -> tuple[float, int] | None:
             leaders = [k for k in order if k not in merged]
             scores = [(self._score(k, merged, lanes), i, k) for i, k in enumerate(leaders) if self._can_be_vector(k, merged)]
@@ -379,7 +379,7 @@ class Planner:
         )
 
     def _turned(
-        self, vector: frozenset[int], merged: dict[int, int], phases: list[Phase], lanes: int
+        self, vector: frozenset[int], merged: dict[int, int], phases: list[NestPhase], lanes: int
     ) -> int | None:
         """For rows without phases: a counter that some access walks in steps of one while it jumps along the vector's."""
         if phases or len(vector) != 1:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from hotfuse.ir.dims import Dim, expr, substitute, sym, symbols
 from hotfuse.ir.types import bits
 from hotfuse.lower.cpu.tiling import Core
-from hotfuse.tile.program import Access, Buffer, BufferKind, Instr, Kernel, Loop, LoopKind, Stmt, When
+from hotfuse.tile.program import Buffer, BufferKind, Instr, Kernel, Loop, LoopKind, Stmt, TileAccess, When
 
 LARGE = 8
 """So many times the second-level cache, all that a call reads and writes is taken to lie beyond the caches of a core."""
@@ -64,7 +64,7 @@ def _pass(kernel: Kernel, row: str, loop: Loop, pred: Dim, seen: set[str]) -> Lo
     """One pass over a row, asking for what it is the first to touch."""
     hints: list[Instr] = []
     for instr in (s for s in loop.body if isinstance(s, Instr) and s.op in ("load", "store")):
-        access = next(a for a in instr.args if isinstance(a, Access))
+        access = next(a for a in instr.args if isinstance(a, TileAccess))
         buffer = kernel.buffer(access.buffer)
         if buffer.kind in _GIVEN and buffer.name not in seen and _walks(access, row, loop):
             seen.add(buffer.name)
@@ -72,17 +72,17 @@ def _pass(kernel: Kernel, row: str, loop: Loop, pred: Dim, seen: set[str]) -> Lo
     return replace(loop, body=(*guarded(pred, hints), *loop.body)) if hints else loop
 
 
-def _walks(access: Access, row: str, loop: Loop) -> bool:
+def _walks(access: TileAccess, row: str, loop: Loop) -> bool:
     """Whether an access takes consecutive elements of a row, a step of the loop at a time."""
     named = frozenset[str]().union(*(symbols(d) for d in access.index))
     return {row, loop.var} <= named and access.axes == (len(access.index) - 1,) and access.step in ((), (1,))
 
 
-def _lines(access: Access, buffer: Buffer, row: str, elements: int, write: bool) -> Iterator[Instr]:
+def _lines(access: TileAccess, buffer: Buffer, row: str, elements: int, write: bool) -> Iterator[Instr]:
     """Hints for the lines of so many elements at the same place of the next row."""
     *outer, last = (substitute(d, {row: expr("+", sym(row), 1)}) for d in access.index)
     for n in range(0, elements, max(1, LINE_BYTES * 8 // bits(buffer.dtype))):
-        where = Access(buffer.name, (*outer, expr("+", last, n)))
+        where = TileAccess(buffer.name, (*outer, expr("+", last, n)))
         yield Instr("prefetch", (where,), (), (("level", LEVEL), ("write", int(write))))
 
 

@@ -22,7 +22,7 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Node, Value, output_values
 from hotfuse.ir.types import DType, Layout
 from hotfuse.lower.common.algebra import product
-from hotfuse.lower.common.lowered import Lowered, Memory, tensor_type
+from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.cpu import prefetch
 from hotfuse.lower.cpu.folds import highest
 from hotfuse.lower.cpu.gemm.gemm import let
@@ -62,7 +62,7 @@ def lower_rows(graph: Graph, core: Core, *, name: str = "softmax") -> Lowered:
     """The kernel of a group that `is_rows`."""
     (node,) = graph.nodes
     builder = KernelBuilder(name, node.loc)
-    memory = Memory(builder, graph)
+    memory = KernelBuffers(builder, graph)
     _Rows(builder, memory, node, core).write()
     return memory.finish(builder.finish())
 
@@ -70,7 +70,7 @@ def lower_rows(graph: Graph, core: Core, *, name: str = "softmax") -> Lowered:
 class _Rows:
     """One kernel while it is written."""
 
-    def __init__(self, b: KernelBuilder, memory: Memory, node: Node, core: Core) -> None:
+    def __init__(self, b: KernelBuilder, memory: KernelBuffers, node: Node, core: Core) -> None:
         (x,), (y,) = node.ins, node.outs
         self.b, self.width, self.threads = b, VECTORS * core.lanes, core.threads
         self.x, self.y = memory.place(x).buffer, memory.output(y).buffer

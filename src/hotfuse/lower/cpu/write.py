@@ -14,12 +14,12 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Value
 from hotfuse.lower.common.algebra import add, at_most, mul, sub
 from hotfuse.lower.common.index import Coord, Position, counters_of
-from hotfuse.lower.common.lowered import Memory, Place, tensor_type
+from hotfuse.lower.common.lowered import BufferView, KernelBuffers, tensor_type
 from hotfuse.lower.common.steps import Definitions
 from hotfuse.lower.common.trace import trace
-from hotfuse.lower.common.values import Along, Evaluator
+from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.cpu import folds
-from hotfuse.lower.cpu.plan import FoldPlan, Phase, Plan
+from hotfuse.lower.cpu.plan import FoldPlan, NestPhase, NestPlan
 from hotfuse.tile.program import LoopKind, Tile
 
 _CHUNK = 16384
@@ -31,7 +31,7 @@ Carried = dict[int, list[Tile]]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LoopStretch:
     """A stretch of a loop: elements per step, from, to, and whether the last step may have fewer."""
 
     width: int
@@ -40,9 +40,9 @@ class Part:
     partial: bool
 
 
-def parts(start: Dim, stop: Dim, widths: Sequence[int]) -> list[Part]:
+def parts(start: Dim, stop: Dim, widths: Sequence[int]) -> list[LoopStretch]:
     """A stretch cut into steps of these widths, widest first, and a rest."""
-    found: list[Part] = []
+    found: list[LoopStretch] = []
     at = start
     for width in dict.fromkeys(widths):
         left = sub(stop, at)
@@ -52,22 +52,22 @@ def parts(start: Dim, stop: Dim, widths: Sequence[int]) -> list[Part]:
             end = add(at, left // width * width)
         else:
             end = add(at, expr("*", expr("//", left, width), width))
-        found.append(Part(width, at, end, False))
+        found.append(LoopStretch(width, at, end, False))
         at = end
     left = sub(stop, at)
     if isinstance(left, int):
         if left > 0:
             width = 1 << (left - 1).bit_length()
-            found.append(Part(width, at, stop, left != width))
+            found.append(LoopStretch(width, at, stop, left != width))
     elif widths[-1] > 1:
-        found.append(Part(widths[-1], at, stop, True))
+        found.append(LoopStretch(widths[-1], at, stop, True))
     return found
 
 
-class Writer:
+class NestWriter:
     """Writes one nest."""
 
-    def __init__(self, memory: Memory, definitions: Definitions, plan: Plan) -> None:
+    def __init__(self, memory: KernelBuffers, definitions: Definitions, plan: NestPlan) -> None:
         self.plan, self.memory, self.b = plan, memory, memory.builder
         self.at = Evaluator(memory, definitions.graph, plan.space, plan.merged, definitions)
         self.row_vector = any(k in plan.rows for k in plan.vector)
@@ -137,7 +137,7 @@ class Writer:
         for part in parts(lo, hi, self.widths(self.plan.heavy)):
             with self.b.loop(f"v{leader}", part.start, part.stop, part.width) as loop:
                 valid = sub(part.stop, loop.var) if part.partial else None
-                along = (*self.at.axes, Along(leader, part.width, valid))
+                along = (*self.at.axes, TileAxis(leader, part.width, valid))
                 with self.at.loops({leader: loop.var}, along, {leader: segment}):
                     if not rest:  # tiles made before all axes are there would not fit those made inside
                         self.hoist()
@@ -199,7 +199,7 @@ class Writer:
         for g in self.plan.row_goals:
             self.at.store(g.value, g.position, self.at.tile(g.value, g.position))
 
-    def phase(self, phase: Phase) -> None:
+    def phase(self, phase: NestPhase) -> None:
         """One run over the columns."""
         leaders = [k for k in phase.columns if k not in self.plan.merged]
         vector = next((k for k in leaders if k in self.plan.vector), None)
@@ -216,9 +216,9 @@ class Writer:
         for (value, position), (place, where) in kept.items():
             self.at.keep(value, position, place, where)
 
-    def places(self, phase: Phase) -> dict[tuple[Value, Position], tuple[Place, Position]]:
+    def places(self, phase: NestPhase) -> dict[tuple[Value, Position], tuple[BufferView, Position]]:
         """Where this phase stores what later ones want: the output it is, or a scratch row."""
-        found: dict[tuple[Value, Position], tuple[Place, Position]] = {}
+        found: dict[tuple[Value, Position], tuple[BufferView, Position]] = {}
         outputs = {(g.value.name, g.position): g for g in phase.goals}
         for value, position in phase.kept:
             if (value.name, position) in outputs:
@@ -235,10 +235,10 @@ class Writer:
                 terms.append((k, size))
                 size = mul(size, self.plan.space.extents[k])
             buffer = self.b.scratch(f"kept.{value.name}", tensor_type(value).dtype, (size,))
-            found[value, position] = (Place(buffer, (1,), True), (Coord(0, tuple(sorted(terms))),))
+            found[value, position] = (BufferView(buffer, (1,), True), (Coord(0, tuple(sorted(terms))),))
         return found
 
-    def overwritten(self, phase: Phase, value: Value, position: Position) -> Place | None:
+    def overwritten(self, phase: NestPhase, value: Value, position: Position) -> BufferView | None:
         """An output that a later phase over the same columns stores at the same places: until then, it holds what is kept."""
         if any(self.plan.space.cuts):
             return None
@@ -251,7 +251,7 @@ class Writer:
                 return self.memory.output(g.value)
         return None
 
-    def first(self, phase: Phase, vector: int | None) -> Carried:
+    def first(self, phase: NestPhase, vector: int | None) -> Carried:
         """Accumulators before the first column, per width of vectors that will be used."""
         if not phase.folds:
             return {}
@@ -262,8 +262,8 @@ class Writer:
         return {w: [t for f in phase.folds for t in folds.start(self.b, f, shape)] for w, shape in widths.items()}
 
     def columns(
-        self, phase: Phase, order: Sequence[int], vector: int | None, carried: Carried,
-        kept: Mapping[tuple[Value, Position], tuple[Place, Position]],
+        self, phase: NestPhase, order: Sequence[int], vector: int | None, carried: Carried,
+        kept: Mapping[tuple[Value, Position], tuple[BufferView, Position]],
     ) -> Carried:  # fmt: skip
         """The loops over columns from here on; gives the accumulators after them."""
         if not order:
@@ -286,14 +286,14 @@ class Writer:
         return carried
 
     def column_part(
-        self, phase: Phase, leader: int, segment: int, part: Part, carried: Carried,
-        kept: Mapping[tuple[Value, Position], tuple[Place, Position]],
+        self, phase: NestPhase, leader: int, segment: int, part: LoopStretch, carried: Carried,
+        kept: Mapping[tuple[Value, Position], tuple[BufferView, Position]],
     ) -> Carried:  # fmt: skip
         """A stretch of the loop that vectors run along."""
         mine, sums = carried.get(part.width, []), carried.get(RUNNING, [])
         with self.b.loop(f"k{leader}", part.start, part.stop, part.width, carry=[*mine, *sums]) as loop:
             valid = sub(part.stop, loop.var) if part.partial else None
-            with self.at.loops({leader: loop.var}, (Along(leader, part.width, valid),), {leader: segment}):
+            with self.at.loops({leader: loop.var}, (TileAxis(leader, part.width, valid),), {leader: segment}):
                 present = None
                 if valid is not None and (phase.folds or phase.scans):
                     present = self.b.map("lt", self.b.iota(0, (part.width,), 0), self.b.index(valid))
@@ -304,8 +304,8 @@ class Writer:
         return carried | {w: tiles for w, tiles in outs.items() if tiles}
 
     def column(
-        self, phase: Phase, carried: Carried, width: int, present: Tile | None,
-        kept: Mapping[tuple[Value, Position], tuple[Place, Position]],
+        self, phase: NestPhase, carried: Carried, width: int, present: Tile | None,
+        kept: Mapping[tuple[Value, Position], tuple[BufferView, Position]],
     ) -> Carried:  # fmt: skip
         """What happens at one place of the columns."""
         held = list(carried.get(width, []))
@@ -331,14 +331,14 @@ class Writer:
             self.at.store(value, where, tile, place)
         return {w: tiles for w, tiles in ((width, new), (RUNNING, sums)) if tiles}
 
-    def exists(self, phase: Phase, value: Value, position: Position) -> bool:
+    def exists(self, phase: NestPhase, value: Value, position: Position) -> bool:
         """Whether a value is part of what the running segments compute: beside a pad, it is not even there."""
         if not any(self.plan.space.cuts):
             return True
         reach = trace(self.at.definitions, self.plan.space, phase.wanted, running=self.at.running)
         return (value.name, position) in reach.computed or (value.name, position) in reach.scans
 
-    def finish(self, phase: Phase, fold: FoldPlan, n: int, carried: Carried) -> Tile:
+    def finish(self, phase: NestPhase, fold: FoldPlan, n: int, carried: Carried) -> Tile:
         """A reduction's result from the accumulators of every width."""
         counts = [2 if f.function.startswith("arg") else 1 for f in phase.folds]
         skip = sum(counts[:n])

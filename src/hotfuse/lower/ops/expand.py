@@ -55,7 +55,7 @@ Function = Callable[..., Tile]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ExpansionRow:
     """One op."""
 
     operands: tuple[str, ...]
@@ -63,7 +63,7 @@ class Row:
     computes: Computes
 
 
-_ROWS: dict[str, Row] = {}
+_ROWS: dict[str, ExpansionRow] = {}
 
 
 def expands(names: str, operands: str = "self", computes: Computes = Computes.PROMOTED) -> Callable[[Function], Function]:
@@ -71,7 +71,7 @@ def expands(names: str, operands: str = "self", computes: Computes = Computes.PR
 
     def note(function: Function) -> Function:
         for name in names.split():
-            _ROWS[name if "." in name else f"aten.{name}"] = Row(tuple(operands.split()), function, computes)
+            _ROWS[name if "." in name else f"aten.{name}"] = ExpansionRow(tuple(operands.split()), function, computes)
         return function
 
     return note
@@ -83,7 +83,7 @@ def known(op: str) -> bool:
     return packet(op) in _ROWS
 
 
-def rows() -> Mapping[str, Row]:
+def rows() -> Mapping[str, ExpansionRow]:
     """Every row by the op's name."""
     _load()
     return _ROWS
@@ -221,7 +221,7 @@ class Expansion:
         return x
 
 
-def computed_in(row: Row, args: list[Arg], types: Mapping[str, TensorType]) -> DType:
+def computed_in(row: ExpansionRow, args: list[Arg], types: Mapping[str, TensorType]) -> DType:
     """The element type of a row's computation."""
     dtype = common_type(args, types)
     if row.computes is Computes.FLOAT and dtype not in FLOATS:

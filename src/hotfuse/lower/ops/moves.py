@@ -8,7 +8,7 @@ from hotfuse.ir.types import TensorType
 from hotfuse.lower.common.algebra import add, mul, normal, not_negative, same, sub
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.index import ORIGIN, Coord, scaled, shifted
-from hotfuse.lower.ops.views import Alias, Move, Moved, Part, Pieces, broadcast, moves, shape_of, size, tensor
+from hotfuse.lower.ops.views import Alias, ConcatPart, Move, Moved, Pieces, broadcast, moves, shape_of, size, tensor
 from hotfuse.ops.movement import RESHAPES
 
 # --- the same elements in another shape -------------------------------------------------------------------------------
@@ -197,14 +197,14 @@ def _flip(m: Move) -> Moved:
 def _cat(m: Move) -> Moved:
     d = m.dim("dim", len(m.position), 0)
     given = m.arg("tensors")
-    parts: list[Part] = []
+    parts: list[ConcatPart] = []
     start: Dim = 0
     for arg in given if isinstance(given, tuple) else ():
         value = tensor(arg, m.node)
         shape = shape_of(value)
         if shape == (0,) and len(m.position) != 1:  # torch leaves these out
             continue
-        parts.append(Part(start, m.moved(value, d, shifted(m.position[d], mul(start, -1)))))
+        parts.append(ConcatPart(start, m.moved(value, d, shifted(m.position[d], mul(start, -1)))))
         start = add(start, shape[d])
     return Pieces(m.position[d], tuple(parts))
 
@@ -214,7 +214,7 @@ def _stack(m: Move) -> Moved:
     d = m.dim("dim", len(m.position), 0)
     given = m.arg("tensors")
     rest = (*m.position[:d], *m.position[d + 1:])
-    parts = [Part(i, Alias(tensor(a, m.node), rest)) for i, a in enumerate(given if isinstance(given, tuple) else ())]
+    parts = [ConcatPart(i, Alias(tensor(a, m.node), rest)) for i, a in enumerate(given if isinstance(given, tuple) else ())]
     return Pieces(m.position[d], tuple(parts))
 
 
@@ -230,8 +230,8 @@ def _roll(m: Move) -> Moved:
         raise CannotLower(f"roll by {shift} of {extent}")
     shift %= extent
     c = m.position[d]
-    wrapped = Part(0, m.moved(value, d, shifted(c, extent - shift)))
-    return Pieces(c, (wrapped, Part(shift, m.moved(value, d, shifted(c, -shift))))[0 if shift else 1:])
+    wrapped = ConcatPart(0, m.moved(value, d, shifted(c, extent - shift)))
+    return Pieces(c, (wrapped, ConcatPart(shift, m.moved(value, d, shifted(c, -shift))))[0 if shift else 1:])
 
 
 @moves("lower.alias")
@@ -249,11 +249,11 @@ def _pad(m: Move) -> Moved:
         raise CannotLower(f"padding with {number}")
     extent, out, left = shape_of(value)[dim], m.shape[dim], size(before)
     c = m.position[dim]
-    inside = Part(left, m.moved(value, dim, shifted(c, mul(left, -1))))
-    parts: list[Part] = []
+    inside = ConcatPart(left, m.moved(value, dim, shifted(c, mul(left, -1))))
+    parts: list[ConcatPart] = []
     if left != 0 and not not_negative(mul(left, -1)):
-        parts.append(Part(0, number))
+        parts.append(ConcatPart(0, number))
     parts.append(inside)
     if not not_negative(sub(add(left, extent), out), m.space.positive):
-        parts.append(Part(add(left, extent), number))
+        parts.append(ConcatPart(add(left, extent), number))
     return Pieces(c, tuple(parts))

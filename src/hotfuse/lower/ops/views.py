@@ -31,7 +31,7 @@ class Alias:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ConcatPart:
     """From `start` on along the dim: an element of a value, or a number where there is none."""
 
     start: Dim
@@ -43,11 +43,11 @@ class Pieces:
     """A dim put together: the last part that starts at or before `along` holds the element."""
 
     along: Coord
-    parts: tuple[Part, ...]
+    parts: tuple[ConcatPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class MaskedElement:
     """An element where its place along a dim exists, a number elsewhere; `content` may be read in either case."""
 
     along: Coord
@@ -112,7 +112,7 @@ class Move:
         return Alias(value, (*self.position[:dim], c, *self.position[dim + 1:]))
 
 
-Moved = Alias | Pieces | Inside | Picked
+Moved = Alias | Pieces | MaskedElement | Picked
 Row = Callable[[Move], Moved]
 _ROWS: dict[str, Row] = {}
 

@@ -6,7 +6,7 @@
 
 There are two ways to keep a window inside. Where sizes are numbers, a loop stops where its window begins and ceases to fit,
 and what runs in between is not checked (`Pieces`). Otherwise the place is limited to the nearest one inside and, unless that
-one belongs to the window anyway (`nearest`), its element replaced (`Inside`); such a place is no sum of counters, so vectors
+one belongs to the window anyway (`nearest`), its element replaced (`MaskedElement`); such a place is no sum of counters, so vectors
 run along another dim. A window that is `whole` lies inside by construction: zeros were put around what it reads.
 """
 
@@ -17,7 +17,7 @@ from hotfuse.ir.graph import Node
 from hotfuse.lower.common.algebra import add, mul, not_negative, sub
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.index import Coord, as_dim, scaled, shifted, summed
-from hotfuse.lower.ops.views import Alias, Inside, Move, Moved, Part, Pieces, moves, shape_of, size, tensor
+from hotfuse.lower.ops.views import Alias, ConcatPart, MaskedElement, Move, Moved, Pieces, moves, shape_of, size, tensor
 
 
 def _ints(node: Node, *at: int) -> tuple[int, ...]:
@@ -44,8 +44,8 @@ def _bounded(m: Move, c: Coord, extent: Dim, content: Alias, safe: Alias, number
     if m.node.attr("whole", False) or m.space.below(c, extent):
         return content
     if m.node.attr("cut", False):
-        return Pieces(c, (Part(0, number), Part(0, content), Part(extent, number)))
-    return safe if belongs else Inside(c, extent, safe, number)
+        return Pieces(c, (ConcatPart(0, number), ConcatPart(0, content), ConcatPart(extent, number)))
+    return safe if belongs else MaskedElement(c, extent, safe, number)
 
 
 @moves("lower.window")
@@ -68,7 +68,7 @@ def _unfold(m: Move) -> Moved:
     inside = Alias(value, (*before, c, *after))
     if m.node.attr("whole", False) or m.space.below(c, extent):
         return inside
-    return Inside(c, extent, Alias(value, (*before, nearest(c, extent), *after)), _number(m.node, 5))
+    return MaskedElement(c, extent, Alias(value, (*before, nearest(c, extent), *after)), _number(m.node, 5))
 
 
 @moves("lower.border")
@@ -81,12 +81,12 @@ def _border(m: Move) -> Moved:
     c = m.position[dim]
     at = shifted(c, mul(left, -1))
     first, last = _outside(str(mode), at, extent)
-    parts: list[Part] = []
+    parts: list[ConcatPart] = []
     if left != 0 and not not_negative(mul(left, -1)):
-        parts.append(Part(0, m.moved(value, dim, first)))
-    parts.append(Part(left, m.moved(value, dim, at)))
+        parts.append(ConcatPart(0, m.moved(value, dim, first)))
+    parts.append(ConcatPart(left, m.moved(value, dim, at)))
     if not not_negative(sub(add(left, extent), m.shape[dim]), m.space.positive):
-        parts.append(Part(add(left, extent), m.moved(value, dim, last)))
+        parts.append(ConcatPart(add(left, extent), m.moved(value, dim, last)))
     return Pieces(c, tuple(parts))
 
 

@@ -38,7 +38,7 @@ class Base(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class MemoryAddress:
     """A place: which memory, and how many bytes behind its beginning."""
 
     base: Base
@@ -52,7 +52,7 @@ class Call:
 
     word: int
     """Where in the table its code's address stands."""
-    buffers: tuple[Address, ...]
+    buffers: tuple[MemoryAddress, ...]
     scratch: bool
     """Whether it takes the arena's end as its own memory."""
     sizes: tuple[Dim, ...]
@@ -61,10 +61,10 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class BranchStep:
     """One of two lists of steps, by a truth value in memory; None where there is no native code for a side."""
 
-    condition: Address
+    condition: MemoryAddress
     then: tuple[Step, ...] | None
     other: tuple[Step, ...] | None
     name: str = ""
@@ -72,7 +72,7 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceStep:
     """One of several kernels of the same group, by a size of the call: the first way up to the first end, and so on, the last
     beyond all ends. None stands for the library: a run leaves such a call to its fallback before it computes anything.
     """
@@ -89,20 +89,20 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Loop:
+class LoopStep:
     """Steps over and over."""
 
     var: str
     """The symbol of the iteration's number, in offsets of the steps."""
-    trips: Dim | Address | None
+    trips: Dim | MemoryAddress | None
     """The most iterations: a size, a number in memory, or no limit."""
-    condition: Address | None
+    condition: MemoryAddress | None
     """The truth value that must hold for the first; None where it does."""
-    again: Address | None
+    again: MemoryAddress | None
     """The one that an iteration leaves for the next."""
-    iteration: Address | None
+    iteration: MemoryAddress | None
     """Where the steps read the iteration's number."""
-    go: Address | None
+    go: MemoryAddress | None
     """Where the steps read that the condition holds."""
     steps: tuple[Step, ...]
     name: str
@@ -117,7 +117,7 @@ class Mark:
     partition: int
 
 
-Step = Call | Branch | Choice | Loop | Mark
+Step = Call | BranchStep | ChoiceStep | LoopStep | Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +229,10 @@ class RunCode:
     """For every stretch that may run side by side, into how many lanes it falls."""
 
 
-def branches(steps: Sequence[Step]) -> Iterator[Branch | Loop]:
+def branches(steps: Sequence[Step]) -> Iterator[BranchStep | LoopStep]:
     """Every branch and loop, an outer one before those in it."""
     for step in steps:
-        if isinstance(step, Branch | Loop):
+        if isinstance(step, BranchStep | LoopStep):
             yield step
             yield from branches(within(step))
 
@@ -240,9 +240,9 @@ def branches(steps: Sequence[Step]) -> Iterator[Branch | Loop]:
 def within(step: Step) -> tuple[Step, ...]:
     """The steps inside one."""
     match step:
-        case Branch():
+        case BranchStep():
             return (*(step.then or ()), *(step.other or ()))
-        case Loop():
+        case LoopStep():
             return step.steps
         case _:
             return ()
@@ -253,7 +253,7 @@ def calls(steps: Sequence[Step]) -> Iterator[Call]:
     for step in steps:
         if isinstance(step, Call):
             yield step
-        elif isinstance(step, Choice):
+        elif isinstance(step, ChoiceStep):
             yield step.general
         else:
             yield from calls(within(step))
@@ -266,10 +266,10 @@ def entered(steps: Sequence[Step]) -> Iterator[Call]:
         yield from (w for w in choice.ways if w is not None)
 
 
-def choices(steps: Sequence[Step]) -> Iterator[Choice]:
+def choices(steps: Sequence[Step]) -> Iterator[ChoiceStep]:
     """Every choice, those in branches too."""
     for step in steps:
-        if isinstance(step, Choice):
+        if isinstance(step, ChoiceStep):
             yield step
         else:
             yield from choices(within(step))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hotfuse.tile.program import Access, Instr, Kernel, Loop, Stmt, When
+from hotfuse.tile.program import Instr, Kernel, Loop, Stmt, TileAccess, When
 
 
 def may_overwrite(kernel: Kernel | None, read: str, written: str) -> bool:
@@ -18,11 +18,11 @@ def may_overwrite(kernel: Kernel | None, read: str, written: str) -> bool:
         return False
     if kernel.buffer(read).dtype is not kernel.buffer(written).dtype:
         return False
-    reads: list[tuple[int, int, str, Access]] = []
-    writes: list[tuple[int, int, str, Access]] = []
+    reads: list[tuple[int, int, str, TileAccess]] = []
+    writes: list[tuple[int, int, str, TileAccess]] = []
     for block, at, instr in _instructions(kernel.body, [0]):
         for access in instr.args:
-            if isinstance(access, Access) and access.buffer in (read, written):
+            if isinstance(access, TileAccess) and access.buffer in (read, written):
                 (reads if access.buffer == read else writes).append((block, at, instr.op, access))
     if not reads or not writes or any(op != "load" for _, _, op, _ in reads) or any(op != "store" for _, _, op, _ in writes):
         return False
@@ -35,7 +35,7 @@ def may_overwrite(kernel: Kernel | None, read: str, written: str) -> bool:
     return True
 
 
-def _place(a: Access) -> tuple[object, ...]:
+def _place(a: TileAccess) -> tuple[object, ...]:
     return a.index, a.axes, a.step, a.valid
 
 

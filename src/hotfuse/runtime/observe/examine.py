@@ -21,7 +21,7 @@ from hotfuse.compile.stored import place_of
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.service import sized
 from hotfuse.compile.workers.task import Task
-from hotfuse.runtime.observe.findings import Question, findings, questions, timed
+from hotfuse.runtime.observe.findings import PartitionQuestion, findings, questions, timed
 from hotfuse.runtime.observe.record import Recorder
 from hotfuse.runtime.observe.watcher import Watcher
 from hotfuse.runtime.plan import Plan
@@ -77,7 +77,7 @@ class Examiner:
             return
         self._ask(entry, asked, threads)
 
-    def _ask(self, entry: Entry, asked: Sequence[Question], threads: int) -> bool:
+    def _ask(self, entry: Entry, asked: Sequence[PartitionQuestion], threads: int) -> bool:
         """Have a worker make sense of times; nobody waits for it. False where there is nothing to ask."""
         if not asked:
             return False

@@ -38,7 +38,7 @@ COUNTED = ("cycles", "instructions", "cache_misses")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PartitionQuestion:
     """A partition of a plan at one kind of call."""
 
     tier: int
@@ -86,7 +86,7 @@ class Finding:
         }  # fmt: skip
 
 
-def questions(plan: Plan, found: GraphSeen, number: int, names: Names, threads: int) -> list[Question]:
+def questions(plan: Plan, found: GraphSeen, number: int, names: Names, threads: int) -> list[PartitionQuestion]:
     """The slowest partitions of a plan at the kind of call that came most often."""
     items = {names.item(number, _name(plan, p.index)): p.index for p in plan.partitioning.parts}
     for signature in found.signatures:
@@ -97,7 +97,7 @@ def questions(plan: Plan, found: GraphSeen, number: int, names: Names, threads: 
     return []
 
 
-def timed(plan: Plan, call: Sequence[torch.Tensor], threads: int) -> list[Question]:
+def timed(plan: Plan, call: Sequence[torch.Tensor], threads: int) -> list[PartitionQuestion]:
     """The same of a plan that was just raced, on the call it was raced on: nobody has sampled it so far."""
     with torch.no_grad():
         rounds = [plan.timed(*call)[1] for _ in range(LOOKS)]
@@ -119,7 +119,7 @@ def _name(plan: Plan, index: int) -> str:
 
 def _asked(
     plan: Plan, seen: Mapping[int, PartitionSeen], shapes: Sequence[Sequence[int]], threads: int
-) -> list[Question]:
+) -> list[PartitionQuestion]:
     env = bind(plan.graph, list(shapes))
     if not seen or isinstance(env, Mismatch):
         return []
@@ -128,7 +128,7 @@ def _asked(
     text = " ".join("x".join(map(str, s)) or "scalar" for s in shapes)
     slowest = sorted(seen.items(), key=lambda kv: -kv[1].mean)[:MOST]
     return [
-        Question(plan.tier, i, _name(plan, i), text, _complete(plan, i, p, env), p.mean / total, threads,
+        PartitionQuestion(plan.tier, i, _name(plan, i), text, _complete(plan, i, p, env), p.mean / total, threads,
                  _header(plan, i, p, env, threads))
         for i, p in slowest
     ]  # fmt: skip
@@ -163,12 +163,12 @@ def _balance(plan: Plan, index: int, env: Mapping[str, int], threads: int) -> fl
     return 1.0 if n < 2 else n / threads / math.ceil(n / threads)
 
 
-def findings(asked: Sequence[Question], answer: Mapping[str, Any]) -> tuple[Finding, ...]:
+def findings(asked: Sequence[PartitionQuestion], answer: Mapping[str, Any]) -> tuple[Finding, ...]:
     """Questions with what the worker said of them."""
     return tuple(_finding(q, said, int(answer["version"])) for q, said in zip(asked, answer["parts"], strict=False))
 
 
-def _finding(q: Question, said: Mapping[str, Any], version: int) -> Finding:
+def _finding(q: PartitionQuestion, said: Mapping[str, Any], version: int) -> Finding:
     us = q.seen.p50 * 1e-3
     evidence: dict[str, Any] = {
         "utilization": dict(said["utilization"]), "overhead": said["overhead"], "source": said["source"],
@@ -178,7 +178,7 @@ def _finding(q: Question, said: Mapping[str, Any], version: int) -> Finding:
                    said["predicted_us"], version, evidence)  # fmt: skip
 
 
-def _counters(q: Question, said: Mapping[str, Any]) -> dict[str, Any]:
+def _counters(q: PartitionQuestion, said: Mapping[str, Any]) -> dict[str, Any]:
     """Counted where the system lets us; else cycles follow from time and the clock, and say so."""
     if q.seen.counters:
         found = dict(zip(COUNTED, (round(c) for c in q.seen.counters), strict=True))
@@ -188,7 +188,7 @@ def _counters(q: Question, said: Mapping[str, Any]) -> dict[str, Any]:
     return {"counters": {"cycles": cycles}, "counters_source": f"derived from time and a {clock} clock"}
 
 
-def _traffic(q: Question) -> dict[str, Any]:
+def _traffic(q: PartitionQuestion) -> dict[str, Any]:
     """Bytes a second from memory, by cache misses where they are counted; else what operators read and write, wherever it lies."""
     seconds = q.seen.p50 * 1e-9
     if q.seen.counters:
@@ -199,7 +199,7 @@ def _traffic(q: Question) -> dict[str, Any]:
     return {"gigabytes_per_s": round(q.seen.bytes / seconds / 1e9, 3), "traffic_source": "derived from operands, cached or not"}
 
 
-def _energy(q: Question) -> dict[str, Any]:
+def _energy(q: PartitionQuestion) -> dict[str, Any]:
     """An estimate: meters of a whole processor say nothing about some microseconds of it."""
     moved = max(q.seen.bytes, 0)
     joules = q.seen.p50 * 1e-9 * WATTS_PER_CORE * q.threads + moved * JOULES_PER_BYTE

@@ -23,10 +23,10 @@ import torch
 
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import steady
-from hotfuse.compile.stored import Place
+from hotfuse.compile.stored import StoreAccess
 from hotfuse.compile.workers import service, wire
 from hotfuse.compile.workers.process import Worker
-from hotfuse.compile.workers.scheduler import Load, Meter
+from hotfuse.compile.workers.scheduler import Load, LoadMeter
 from hotfuse.machine.cores import unbind
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.tally import calls_everywhere
@@ -50,7 +50,7 @@ LOAD_S = 1.0
 MOST_FAILURES = 3
 
 
-class State(StrEnum):
+class IdleState(StrEnum):
     """What it is doing."""
 
     WAITING = "waiting until the machine is idle"
@@ -61,10 +61,10 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class IdleReport:
     """What came of it so far."""
 
-    state: State = State.WAITING
+    state: IdleState = IdleState.WAITING
     measured: int = 0
     version: int | None = None
     """Of the model trained last."""
@@ -102,14 +102,14 @@ class Idle:
 
     def __init__(
         self,
-        place: Place,
+        place: StoreAccess,
         memory: int = 0,
         start: Callable[[int], Process] = Worker,
         load: Load | None = None,
         used: Callable[[], tuple[int, bool]] = wanted,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.place, self.told = place, Told()
+        self.place, self.told = place, IdleReport()
         self._memory, self._start, self._used, self._clock = memory, start, used, clock
         self._load = load
         self._logs: weakref.WeakSet[EventLog] = weakref.WeakSet()
@@ -142,7 +142,7 @@ class Idle:
         for thread in (self._watch, self._asker):
             if thread is not None and thread is not threading.current_thread():
                 thread.join(timeout)
-        self._change(state=State.ENDED)
+        self._change(state=IdleState.ENDED)
 
     def _decide(self, why: Why, **evidence: Any) -> None:
         for log in list(self._logs):
@@ -155,7 +155,7 @@ class Idle:
     # --- the watch -------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        load = self._load or Meter()
+        load = self._load or LoadMeter()
         calls, last, looked, busy = -1, self._clock(), self._clock(), 0.0
         while not self._ending.wait(TICK_S if self._worker is not None else REST_S):
             with self._lock:
@@ -179,16 +179,16 @@ class Idle:
                 self._begin()
         elif quiet < QUIET_S and not worker.paused:
             worker.pause()
-            self._change(state=State.STOPPED, stops=self.told.stops + 1)
+            self._change(state=IdleState.STOPPED, stops=self.told.stops + 1)
         elif quiet >= QUIET_S and worker.paused:
             worker.resume()
-            self._change(state=State.WORKING)
+            self._change(state=IdleState.WORKING)
 
     def _begin(self) -> None:
         if self._asker is not None and self._asker.is_alive():
             return
         self._asker = steady(self._ask, "hotfuse-idle-ask")
-        self._change(state=State.WORKING)
+        self._change(state=IdleState.WORKING)
         self._asker.start()
 
     # --- asking ----------------------------------------------------------------------------------
@@ -206,14 +206,14 @@ class Idle:
                 self._learned(answer)
                 if not answer["left"]:
                     self._again_at = self._clock() + DONE_S
-                    self._change(state=State.DONE)
+                    self._change(state=IdleState.DONE)
                     return
         except (
             Exception
         ) as e:  # serving does not depend on it; it is counted, and given up when it happens again and again
             if not self._ending.is_set() and self._has(worker):
                 self._change(
-                    state=State.WAITING, failures=self.told.failures + 1, because=f"{type(e).__name__}: {e}"[:200]
+                    state=IdleState.WAITING, failures=self.told.failures + 1, because=f"{type(e).__name__}: {e}"[:200]
                 )
                 self._again_at = self._clock() + DONE_S
         finally:

@@ -15,7 +15,7 @@ from hotfuse.ir.dims import evaluate, symbols
 from hotfuse.ir.graph import Value
 from hotfuse.ir.types import TensorType
 from hotfuse.profile.records import Flag
-from hotfuse.runtime.observe.notes import Sample
+from hotfuse.runtime.observe.notes import SampledCall
 from hotfuse.runtime.observe.points import Point
 from hotfuse.runtime.plan import Plan
 from hotfuse.tile.instrument import FLOATS, ranges
@@ -39,7 +39,7 @@ def stored(plan: Plan) -> Iterator[tuple[str, int]]:
             yield from ((name, code.words[word].kernel) for word, names in code.made for name in names if name)
 
 
-class Inside:
+class RunProbes:
     """What is to be seen inside a plan's native runs, and whether kernels count it yet."""
 
     def __init__(self, plan: Plan, at: Mapping[str, tuple[int, Point]], outside: Collection[str]) -> None:
@@ -76,7 +76,7 @@ class Inside:
         self._extents[signature] = {name: tuple(evaluate(d, env) for d in t.shape) for name, t in types.items()
                                     if isinstance(t, TensorType) and all(symbols(d) <= env.keys() for d in t.shape)}
 
-    def counted(self, s: Sample, name: str, counters: tuple[int, ...]) -> None:
+    def counted(self, s: SampledCall, name: str, counters: tuple[int, ...]) -> None:
         """Write down what a kernel counted while it stored a value."""
         found = self._watched.get(name)
         shape = self._extents.get(s.subject.signature, {}).get(name)

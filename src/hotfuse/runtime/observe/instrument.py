@@ -18,9 +18,9 @@ from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.ir.graph import output_values
 from hotfuse.profile.names import Names
 from hotfuse.profile.records import Batch, Subject
-from hotfuse.runtime.observe.inside import Inside, stored
+from hotfuse.runtime.observe.inside import RunProbes, stored
 from hotfuse.runtime.observe.meters import Meters, part_of
-from hotfuse.runtime.observe.notes import MAX_CONTROL, Look, Noting, Sample
+from hotfuse.runtime.observe.notes import MAX_CONTROL, Noting, RecordValue, SampledCall
 from hotfuse.runtime.observe.on_paper import UNKNOWN, known, of_partition
 from hotfuse.runtime.observe.points import choose
 from hotfuse.runtime.observe.wrapped import Wrapped
@@ -50,10 +50,10 @@ class Sampled:
     signature: int
 
 
-class Variant:
+class InstrumentedPlan:
     """A plan, instrumented."""
 
-    def __init__(self, plan: Plan, weights: Mapping[str, Any], graph: int, names: Names, look: Look) -> None:
+    def __init__(self, plan: Plan, weights: Mapping[str, Any], graph: int, names: Names, look: RecordValue) -> None:
         self.plan = plan
         """Kept, so that nobody takes another plan for this one."""
         self.asked = False
@@ -75,7 +75,7 @@ class Variant:
         self.points = choose(plan.partitioning, visible=visible)
         self._at = {p.value: (names.item(graph, p.value), p) for p in self.points}
         self._inputs = [(i, self._at[v.name]) for i, v in enumerate(plan.graph.inputs) if v.name in self._at]
-        self._inside = Inside(plan, self._at, between)
+        self._inside = RunProbes(plan, self._at, between)
         made = Wrapped(plan, self._at, lambda name: names.item(graph, name), self._noting, self._inside,
                        weights if in_library else None)
         self._run, self._outputs = made.run, made.outputs
@@ -104,7 +104,7 @@ class Variant:
         subject = Subject(self._graph, signature, number, time.time_ns())
         turn = self._taken % CLOCKED
         counting = self._inside.counting and turn == CLOCKED // 2
-        s = Sample(batch, subject, [-1] * len(self._parts), turn == 0, counting)
+        s = SampledCall(batch, subject, [-1] * len(self._parts), turn == 0, counting)
         self._taken += 1
         for i, (item, point) in self._inputs:
             noting.see(s, inputs[i], item, point)

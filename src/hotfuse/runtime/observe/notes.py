@@ -16,7 +16,7 @@ MAX_CONTROL = 32
 """Outcomes of control nodes noted in one call; a loop around a branch could give any number."""
 
 
-class Look(Protocol):
+class RecordValue(Protocol):
     """Adds a value's record to a batch: `backends.llvm.probe.Probes.look`."""
 
     def __call__(self, t: Any, batch: Batch, s: Subject, item: int, flags: int = 0, keep: int = 1) -> bool:
@@ -25,7 +25,7 @@ class Look(Protocol):
 
 
 @dataclass(slots=True)
-class Sample:
+class SampledCall:
     """One sampled call while it runs."""
 
     batch: Batch
@@ -47,19 +47,19 @@ class Sample:
 class _Here(threading.local):
     """The sample that each thread is at, if it is at one."""
 
-    sample: Sample | None = None
+    sample: SampledCall | None = None
 
 
 class Noting:
     """Writes records of the calls that are sampled, and nothing for others."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: RecordValue) -> None:
         self.here = _Here()
         self.failed = 0
         """Looks that raised an error."""
         self._look = look
 
-    def see(self, s: Sample, value: Any, item: int, point: Point) -> None:
+    def see(self, s: SampledCall, value: Any, item: int, point: Point) -> None:
         """Look at a value."""
         try:
             self._look(value, s.batch, s.subject, item, point.flags, point.keep)

@@ -37,7 +37,7 @@ _MASK_ARGUMENT = {
 _WHOLE = (DType.I64, DType.I32, DType.U8, DType.I8)
 
 
-class Place(StrEnum):
+class WatchReason(StrEnum):
     """Why a value is watched."""
 
     INPUT = "input"
@@ -53,7 +53,7 @@ class Point:
     """A value to look at."""
 
     value: str
-    place: Place
+    place: WatchReason
     flags: int
     keep: int
     """How many of its last dims make a row."""
@@ -78,13 +78,13 @@ def choose(parts: Partitioning, budget: int = BUDGET, visible: Collection[str] |
     masking = masks(graph)
     params = {p.value.name for p in graph.params}
     edges = [v for p in parts.parts for v in _leaving(graph, p.first, p.last)] if len(parts.parts) > 1 else []
-    ranked: list[tuple[Place, Sequence[Value]]] = [
-        (Place.MASK, [v for v in _values(graph) if v.name in masking]),
-        (Place.INPUT, graph.inputs),
-        (Place.CONDITION, [v for n in graph.nodes if n.kind is Kind.CONTROL for v in values_in(n.args[:1])]),
-        (Place.RELU, [v for n in graph.nodes if packet(n.op) in _RELU for v in n.outs]),
-        (Place.OUTPUT, output_values(graph)),
-        (Place.BOUNDARY, edges),
+    ranked: list[tuple[WatchReason, Sequence[Value]]] = [
+        (WatchReason.MASK, [v for v in _values(graph) if v.name in masking]),
+        (WatchReason.INPUT, graph.inputs),
+        (WatchReason.CONDITION, [v for n in graph.nodes if n.kind is Kind.CONTROL for v in values_in(n.args[:1])]),
+        (WatchReason.RELU, [v for n in graph.nodes if packet(n.op) in _RELU for v in n.outs]),
+        (WatchReason.OUTPUT, output_values(graph)),
+        (WatchReason.BOUNDARY, edges),
     ]
     inputs = {v.name for v in graph.inputs}
     chosen: dict[str, Point] = {}

@@ -56,7 +56,7 @@ LOOKED_BACK = 500
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
+class _SharedPlace:
     """What all models of a process share for one place."""
 
     store: Store
@@ -67,11 +67,11 @@ class _Shared:
     idle: Idle
 
 
-_stores: dict[str, _Shared] = {}
+_stores: dict[str, _SharedPlace] = {}
 _lock = threading.Lock()
 
 
-def _shared(settings: Settings, log: EventLog) -> _Shared:
+def _shared(settings: Settings, log: EventLog) -> _SharedPlace:
     from hotfuse.hpm.model import named
     from hotfuse.machine.fingerprint import fingerprint
     from hotfuse.profile.store import Store  # the database library is loaded when there is something to keep
@@ -86,7 +86,7 @@ def _shared(settings: Settings, log: EventLog) -> _Shared:
             idle = Idle(place, settings.compile_memory_mb << 20)
             machine = store.machine(fingerprint())
             version = max(store.model_dates(named(settings.threads or torch.get_num_threads()), machine), default=0)
-            _stores[place.path] = _Shared(store, machine, version, watch, idle)
+            _stores[place.path] = _SharedPlace(store, machine, version, watch, idle)
         return _stores[place.path]
 
 
@@ -107,11 +107,11 @@ class Recorder:
         self.written = 0
         self.failed = 0
         """Writes that raised: the store reports its own troubles, so these are ours."""
-        self._shared: _Shared | None = None
+        self._shared: _SharedPlace | None = None
         self._asked: dict[tuple[str, str], None] = {}
         """Attempts whose past was looked up: what this process finds out itself counts more."""
 
-    def _here(self) -> _Shared:
+    def _here(self) -> _SharedPlace:
         if self._shared is None:
             self._shared = _shared(self._settings, self._log)
             if self._settings.idle and self._shared.store.path is not None:

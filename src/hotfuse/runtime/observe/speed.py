@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hotfuse.backends.llvm.peaks import MicroProbe
 from hotfuse.base.events import Action, EventLog, Why
-from hotfuse.machine.drift import INTERVAL_S, Change, DriftWatch, Look
+from hotfuse.machine.drift import INTERVAL_S, DriftWatch, ProbeRun, SpeedChange
 from hotfuse.machine.fingerprint import Fingerprint, fingerprint
 from hotfuse.machine.peaks import from_dict
-from hotfuse.profile.rows import Drift
+from hotfuse.profile.rows import SpeedRow
 from hotfuse.profile.store import Store
 
 
@@ -29,10 +29,10 @@ def speed_watch(
         except ValueError as e:
             log.decide(Action.NOTICE, Why.STORE_DAMAGED, "measured peaks", detail=str(e))
 
-    def record(looks: list[Look]) -> None:
-        store.record_drift([Drift(one.probe, one.seconds, one.baseline, one.at) for one in looks], machine)
+    def record(looks: list[ProbeRun]) -> None:
+        store.record_drift([SpeedRow(one.probe, one.seconds, one.baseline, one.at) for one in looks], machine)
 
-    def changed(change: Change) -> None:
+    def changed(change: SpeedChange) -> None:
         log.decide(Action.NOTICE, Why.SPEED_CHANGED, "machine", probe=change.probe, slower_by=round(change.ratio, 3))
 
     return DriftWatch(run, baseline, record, changed, interval_s=interval_s)

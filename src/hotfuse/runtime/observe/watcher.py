@@ -27,9 +27,9 @@ from hotfuse.profile.agent import BUDGET, Agent, Sampler
 from hotfuse.profile.analyzer import Analyzer
 from hotfuse.profile.names import Names
 from hotfuse.profile.shown import watched_text
-from hotfuse.profile.snapshot import Drift, GraphSeen, Snapshot
-from hotfuse.runtime.observe.instrument import Variant
-from hotfuse.runtime.observe.notes import Look
+from hotfuse.profile.snapshot import GraphSeen, NoticedDrift, Snapshot
+from hotfuse.runtime.observe.instrument import InstrumentedPlan
+from hotfuse.runtime.observe.notes import RecordValue
 from hotfuse.runtime.plan import Plan
 from hotfuse.tile.program import Kernel
 
@@ -47,7 +47,7 @@ class Shared:
 
     def __init__(self, analyzer: Analyzer | None = None) -> None:
         self.analyzer = analyzer or Analyzer()
-        self.look: Look | None = None
+        self.look: RecordValue | None = None
         self.counters: Callable[[], dict[str, int]] = dict
         self.failed = ""
         """Why there are no probes, and will be none."""
@@ -83,13 +83,13 @@ class Shared:
         beside(job)
 
 
-class _Watched:
+class _WatchedGraph:
     """One captured graph."""
 
     def __init__(self, graph: int, sampler: Sampler) -> None:
         self.graph = graph
         self.sampler = sampler
-        self.variants: OrderedDict[int, Variant] = OrderedDict()
+        self.variants: OrderedDict[int, InstrumentedPlan] = OrderedDict()
         self.building: set[int] = set()
         self.number = 0
         self.deep = 0
@@ -108,7 +108,7 @@ class Watcher:
         self._name, self._settings, self._beside, self._log = name, settings, beside, log
         self._shared = shared or shared_here()
         self.agent = Agent(settings.watch_rate, on=settings.watch)
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _WatchedGraph] = {}
         self._lock = threading.Lock()
         self._unready = 0
         self._failed = 0
@@ -129,7 +129,7 @@ class Watcher:
         sampler = self.agent.sampler(key)
         with self._lock:
             if key not in self._watched and not self.closed:
-                self._watched[key] = _Watched(number := self._shared.analyzer.graph(self._name), sampler)
+                self._watched[key] = _WatchedGraph(number := self._shared.analyzer.graph(self._name), sampler)
                 self._numbers.add(number)
         return sampler
 
@@ -170,7 +170,7 @@ class Watcher:
         return done.outs, sampler.call_ns * 1e-9
 
     def _plain(
-        self, watched: _Watched | None, number: int, plan: Plan, baseline: Plan, weights: Mapping[str, Any],
+        self, watched: _WatchedGraph | None, number: int, plan: Plan, baseline: Plan, weights: Mapping[str, Any],
         leaves: Sequence[Any],
     ) -> tuple[tuple[Any, ...], float]:
         """A call without a variant to run in; has one made."""
@@ -189,7 +189,7 @@ class Watcher:
 
     # --- beside ----------------------------------------------------------------------------------
 
-    def _prepare(self, watched: _Watched, plan: Plan, weights: Mapping[str, Any]) -> None:
+    def _prepare(self, watched: _WatchedGraph, plan: Plan, weights: Mapping[str, Any]) -> None:
         if self._shared.look is None:
             self._shared.want(self._settings, self._beside)
             return
@@ -203,7 +203,7 @@ class Watcher:
             if look is None:
                 return
             try:
-                made = Variant(plan, weights, watched.graph, self._shared.analyzer.names, look)
+                made = InstrumentedPlan(plan, weights, watched.graph, self._shared.analyzer.names, look)
             except Exception as e:  # the plan serves all the same; it stays among those being built, so it is not tried again
                 self._failed += 1
                 text = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
@@ -219,7 +219,7 @@ class Watcher:
 
         self._beside(job)
 
-    def _count(self, variant: Variant, kernels: Mapping[int, Kernel]) -> None:
+    def _count(self, variant: InstrumentedPlan, kernels: Mapping[int, Kernel]) -> None:
         """Have kernels made that count, once per variant; not where background work holds up the call."""
         with self._lock:
             if variant.asked or self._settings.capture == "inline":
@@ -241,7 +241,7 @@ class Watcher:
 
         self._beside(job)
 
-    def drifted(self, drift: Drift) -> None:
+    def drifted(self, drift: NoticedDrift) -> None:
         """The analyzer noticed a change; in its listening thread."""
         with self._lock:
             found = next((w for w in self._watched.values() if w.graph == drift.graph), None)
@@ -339,17 +339,17 @@ class Watcher:
         self.agent.after_fork()
 
 
-def _listening(watcher: weakref.ref[Watcher]) -> Callable[[Drift], None]:
+def _listening(watcher: weakref.ref[Watcher]) -> Callable[[NoticedDrift], None]:
     """For the analyzer, which outlives every model and must not hold one that nobody closed."""
 
-    def told(drift: Drift) -> None:
+    def told(drift: NoticedDrift) -> None:
         if (here := watcher()) is not None:
             here.drifted(drift)
 
     return told
 
 
-def _gone(analyzer: Analyzer, told: Callable[[Drift], None], graphs: set[int]) -> None:
+def _gone(analyzer: Analyzer, told: Callable[[NoticedDrift], None], graphs: set[int]) -> None:
     """A watcher is gone, closed or not; may run in the middle of anything, so it takes no lock."""
     analyzer.forget(told)
     analyzer.leave(graphs)

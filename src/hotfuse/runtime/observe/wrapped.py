@@ -19,10 +19,10 @@ from hotfuse.ir.branches import control_name, inside
 from hotfuse.ir.graph import Kind, Node, Value, output_values, values_in
 from hotfuse.lower.run.description import CLOCK, COUNTS, OUTCOMES
 from hotfuse.ops.control import truth
-from hotfuse.runtime.observe.inside import Inside
+from hotfuse.runtime.observe.inside import RunProbes
 from hotfuse.runtime.observe.notes import Noting
 from hotfuse.runtime.observe.points import Point
-from hotfuse.runtime.plan import Plan, Unit, chained
+from hotfuse.runtime.plan import Plan, PlanUnit, chained
 
 if TYPE_CHECKING:
     from hotfuse.backends.llvm.runs.enter import NativeRun
@@ -34,7 +34,7 @@ class Wrapped:
     """The code of a plan, wrapped. Without `weights` partitions stay whole."""
 
     def __init__(
-        self, plan: Plan, at: Mapping[str, tuple[int, Point]], item: Callable[[str], int], noting: Noting, within: Inside,
+        self, plan: Plan, at: Mapping[str, tuple[int, Point]], item: Callable[[str], int], noting: Noting, within: RunProbes,
         weights: Mapping[str, Any] | None,
     ) -> None:
         self._plan, self._at, self._item, self._noting, self._within = plan, at, item, noting, within
@@ -127,7 +127,7 @@ class Wrapped:
             return self._around(run, (), 0, 0, True) if plan.partitioning.parts else run
         return chained(graph, [replace(u, run=self._unit(u)) for u in plan.units], plan.weights)
 
-    def _unit(self, unit: Unit) -> Run:
+    def _unit(self, unit: PlanUnit) -> Run:
         taken = {v.name: i for i, v in enumerate(unit.inputs)}
         run = unit.run if unit.native is None else self._native(unit.run, unit.native, unit.parts)
         told = set(unit.native.code.branches if unit.native is not None else ())

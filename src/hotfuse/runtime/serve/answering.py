@@ -12,7 +12,7 @@ from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.audit import Audit
-from hotfuse.runtime.tierup.contest import Contest
+from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.turns import NEW, Key
 
 
@@ -20,7 +20,7 @@ from hotfuse.runtime.tierup.turns import NEW, Key
 class Turn:
     """A call that is half of a round."""
 
-    of: Contest | Audit
+    of: PlanContest | Audit
     key: Key
     side: int
     answers: Plan | None

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Held(Generic[T]):
+class MemoryHolder(Generic[T]):
     """Something that takes memory: packed weights, machine code and arenas of a plan."""
 
     owner: T
@@ -19,7 +19,7 @@ class Held(Generic[T]):
     """A clock of calls: greater is later."""
 
 
-def victims(held: Sequence[Held[T]], limit: int, keep: T | None = None) -> tuple[T, ...]:
+def victims(held: Sequence[MemoryHolder[T]], limit: int, keep: T | None = None) -> tuple[T, ...]:
     """The owners to let go, oldest first, until the rest fits; never `keep`, which was just made or is just used.
 
     What alone exceeds the limit goes too, unless it is to be kept: then everything else goes.

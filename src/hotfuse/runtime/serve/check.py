@@ -22,7 +22,7 @@ from hotfuse.analysis.call_facts import (
     place,
     places_in,
 )
-from hotfuse.analysis.decision import Ask, Decision, Hit
+from hotfuse.analysis.decision import Ask, DecisionDag, Hit
 from hotfuse.base.errors import ModelError
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.types import DType
@@ -90,7 +90,7 @@ def failed(facts: Facts, leaves: Sequence[Any]) -> Fact | None:
     return next((f for f in facts if not holds(f, leaves)), None)
 
 
-def python_select(decision: Decision) -> Callable[..., int]:
+def python_select(decision: DecisionDag) -> Callable[..., int]:
     """What `native_select` computes, step by step: number of a plan, or -(1 + number of a fact)."""
     steps, facts, inputs = decision.steps, decision.facts, decision.inputs
 

@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from hotfuse.analysis.call_facts import Facts, fact_text
-from hotfuse.analysis.decision import Decision, decide
+from hotfuse.analysis.decision import DecisionDag, decide
 from hotfuse.base.errors import HotfuseError, InternalError
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.serve.check import python_select
@@ -40,7 +40,7 @@ PAID = 32
 """Hits per case, between two changes, after which what was thrown out before is forgotten."""
 
 
-class State(StrEnum):
+class SiteState(StrEnum):
     """How many kinds of calls a site serves."""
 
     EMPTY = "empty"
@@ -85,7 +85,7 @@ class _Tallies:
         self._lock = threading.Lock()
 
 
-class Table(Generic[T]):
+class DispatchTable(Generic[T]):
     """Cases and the function that tells them apart.
 
     Cases can only be struck out: calls that fit one then get the next case that covers it, or nothing, at the cost of a look-up
@@ -93,7 +93,7 @@ class Table(Generic[T]):
     """
 
     def __init__(
-        self, cases: tuple[Case[T], ...], decision: Callable[[], Decision | None], select: Callable[..., int],
+        self, cases: tuple[Case[T], ...], decision: Callable[[], DecisionDag | None], select: Callable[..., int],
         numbers: Callable[[], Sequence[int]], native: bool, after_fork: Job = lambda: None,
     ) -> None:
         self.cases = cases
@@ -154,13 +154,13 @@ def _guard(facts: Facts, inputs: int) -> Callable[..., bool]:
     return python_guard(facts, inputs)[0]
 
 
-def python_table(cases: tuple[Case[T], ...], inputs: int) -> Table[T]:
+def python_table(cases: tuple[Case[T], ...], inputs: int) -> DispatchTable[T]:
     """A table that serves at once: cases asked one after another; which fact failed is worked out only after a miss."""
     facts = [c.facts for c in cases]  # what follows must not hold the targets of cases that were struck out
     guards = [_guard(f, inputs) for f in facts]
 
     @functools.cache
-    def decision() -> Decision | None:
+    def decision() -> DecisionDag | None:
         try:
             return decide(facts, inputs) if facts else None
         except InternalError:  # too many differences for a tree; `native_table` says so
@@ -179,17 +179,17 @@ def python_table(cases: tuple[Case[T], ...], inputs: int) -> Table[T]:
         tree = decision() if tallies.missed else None
         return tallies.read(len(tree.facts) if tree is not None else 1)
 
-    return Table(cases, decision, select if cases else _nothing, numbers, False, tallies.after_fork)
+    return DispatchTable(cases, decision, select if cases else _nothing, numbers, False, tallies.after_fork)
 
 
-def native_table(table: Table[T], inputs: int) -> Table[T]:
+def native_table(table: DispatchTable[T], inputs: int) -> DispatchTable[T]:
     """The cases that are left with a native decision; raises InternalError where there cannot be one."""
     from hotfuse.native.guard import native_select  # LLVM is loaded when a site first gets that far
 
     cases = table.cases
     decision = decide([c.facts for c in cases], inputs)
     native = native_select(decision)
-    return Table(cases, lambda: decision, native.select, lambda: native.counters, True)
+    return DispatchTable(cases, lambda: decision, native.select, lambda: native.counters, True)
 
 
 class InlineCache(Generic[T]):
@@ -204,12 +204,12 @@ class InlineCache(Generic[T]):
     ) -> None:
         self.inputs = inputs
         self.limit = limit
-        self.table: Table[T] = python_table((), inputs)
+        self.table: DispatchTable[T] = python_table((), inputs)
         """Read once per call."""
         self._submit = submit
         self._retire = retire
         self._lock = threading.Lock()
-        self._fading: list[Table[T]] = []
+        self._fading: list[DispatchTable[T]] = []
         """Tables that calls may still be in; what they counted is added up when they go."""
         self._hits: list[tuple[T, int]] = []
         """What tables that are gone counted of present targets."""
@@ -235,17 +235,17 @@ class InlineCache(Generic[T]):
     # --- changes ---------------------------------------------------------------------------------
 
     @property
-    def state(self) -> State:
+    def state(self) -> SiteState:
         """How many kinds of calls the site serves."""
         if self.generic:
-            return State.GENERIC
+            return SiteState.GENERIC
         match len(self.table.cases):
             case 0:
-                return State.EMPTY
+                return SiteState.EMPTY
             case 1:
-                return State.MONOMORPHIC
+                return SiteState.MONOMORPHIC
             case _:
-                return State.POLYMORPHIC
+                return SiteState.POLYMORPHIC
 
     def add(self, case: Case[T]) -> tuple[T, ...]:
         """Take a case in; returns the targets that had to go, which may be the new one itself."""
@@ -299,7 +299,7 @@ class InlineCache(Generic[T]):
         with self._lock:
             self.generic, self._evicted = False, 0
 
-    def _age(self, table: Table[T]) -> int:
+    def _age(self, table: DispatchTable[T]) -> int:
         """Work out hits of late: those since the last change, which are returned, and half of what was before."""
         hits = {id(t): n for t, n in table.hits()}
         self._recent = {t: self._recent.get(t, 0.0) / 2 + n for t, n in hits.items()}
@@ -330,14 +330,14 @@ class InlineCache(Generic[T]):
                 native.strike([c for c in native.cases if not any(c is left for left in table.cases)])
                 self._replace(native)
 
-    def _replace(self, table: Table[T]) -> None:
+    def _replace(self, table: DispatchTable[T]) -> None:
         old, self.table = self.table, table
         self._hits = self._present(self._hits)
         if old.routes:
             self._fading.append(old)
             self._retire(old, lambda: self._fold(old))
 
-    def _fold(self, table: Table[T]) -> None:
+    def _fold(self, table: DispatchTable[T]) -> None:
         with self._lock:
             self._fading.remove(table)
             self._hits = self._counted([*self._hits, *table.hits()])

@@ -14,7 +14,7 @@ Their gradients do not travel along the edge between the two: they wait in `Want
 and those of several calls are added up there, as the engine adds up what comes along edges.
 
 Which results require gradients is seen in the model's own results, once for each pattern of what requires them among inputs and
-parameters (`Link`). What this cannot do as eager does stays in the model's own code, and `explain()` says so: results that share
+parameters (`GradientLink`). What this cannot do like eager stays in the model's own code, and `explain()` says so: results sharing
 memory with inputs, weights or one another; and programs whose calls are followed by backward passes: the model would run twice.
 """
 
@@ -32,7 +32,7 @@ import torch
 from hotfuse.base.errors import CallFault, InternalError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.structure import TENSOR, Spec, flatten, unflatten
-from hotfuse.runtime.weights.watch import Change, Watch
+from hotfuse.runtime.weights.watch import ModelGuard, WeightChange
 
 MIN_BACKWARDS = 4
 """Backward passes before they say anything about a program."""
@@ -54,7 +54,7 @@ requires = operator.attrgetter("requires_grad")
 class Wanted:
     """The parameters that require gradients now, and the node that stands for all of them."""
 
-    watch: Watch | None
+    watch: ModelGuard | None
     flags: list[bool]
     """Of every watched tensor that can require gradients."""
     same: Callable[[], bool]
@@ -74,7 +74,7 @@ class Wanted:
             self.same = found
 
 
-def wanted(watch: Watch | None) -> Wanted:
+def wanted(watch: ModelGuard | None) -> Wanted:
     """What requires gradients now."""
     tensors = watch.differentiable if watch is not None else ()
     flags = list(map(requires, tensors))
@@ -86,7 +86,7 @@ def wanted(watch: Watch | None) -> Wanted:
 
 
 @dataclass(slots=True)
-class Counts:
+class GradientCounts:
     """What happened to calls that want gradients; any thread counts, and a lost count does no harm."""
 
     served: int = 0
@@ -103,7 +103,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Link:
+class GradientLink:
     """How results of calls with one pattern of requiring gradients are joined to the graph."""
 
     wanted: Wanted
@@ -113,7 +113,7 @@ class Link:
     """The model's own code."""
     spec: Spec
     """Of the call's arguments."""
-    counts: Counts
+    counts: GradientCounts
     alone: bool = False
     """The model has one result."""
     kept: str = ""
@@ -124,7 +124,7 @@ def _nobody(*_args: Any, **_kwargs: Any) -> Any:
     raise InternalError("a call without a graph has no backward pass")
 
 
-PLAIN = Link(wanted(None), (), _nobody, TENSOR, Counts())
+PLAIN = GradientLink(wanted(None), (), _nobody, TENSOR, GradientCounts())
 """Of calls in which nothing requires gradients."""
 
 
@@ -136,9 +136,9 @@ class Gradients:
         self._name = name
         self._log = log
         self._now = wanted(None)
-        self.counts = Counts()
+        self.counts = GradientCounts()
 
-    def wanted(self, watch: Watch | None) -> Wanted:
+    def wanted(self, watch: ModelGuard | None) -> Wanted:
         """What requires gradients now; made anew where that has changed."""
         now = self._now
         if now.watch is not watch or not now.same():
@@ -150,7 +150,9 @@ class Gradients:
         now, given, self._now.given = self._now, self._now.given, True
         return [] if given or not now.flags else [now.harden]
 
-    def link(self, links: Mapping[Pattern, Link], watch: Watch | None, leaves: Sequence[torch.Tensor]) -> Link | None:
+    def link(
+        self, links: Mapping[Pattern, GradientLink], watch: ModelGuard | None, leaves: Sequence[torch.Tensor]
+    ) -> GradientLink | None:
         """How a call's results are joined to the graph; None where no call of its pattern was seen yet."""
         now, pattern = self.wanted(watch), tuple(map(requires, leaves))
         if not now.parameters and True not in pattern:
@@ -158,13 +160,13 @@ class Gradients:
         link = links.get(pattern)
         return link if link is not None and link.wanted is now else None
 
-    def seen(self, spec: Spec, outputs: Sequence[Any], leaves: Sequence[torch.Tensor], now: Wanted) -> Link:
+    def seen(self, spec: Spec, outputs: Sequence[Any], leaves: Sequence[torch.Tensor], now: Wanted) -> GradientLink:
         """The model's own results of a call show how those of such calls are joined to the graph."""
         places = tuple(i for i, o in enumerate(outputs) if isinstance(o, torch.Tensor) and o.requires_grad)
         kept = _sharing(outputs, places, leaves, now) if places else ""
-        return Link(now, places, self._own, spec, self.counts, len(outputs) == 1, kept)
+        return GradientLink(now, places, self._own, spec, self.counts, len(outputs) == 1, kept)
 
-    def learn(self, links: dict[Pattern, Link], pattern: Pattern, link: Link) -> None:
+    def learn(self, links: dict[Pattern, GradientLink], pattern: Pattern, link: GradientLink) -> None:
         """Results of such calls are joined like this from now on."""
         if link.kept and ((before := links.get(pattern)) is None or before.kept != link.kept):
             self._log.decide(Action.KEEP, Why.GRAD_NEEDED, self._name, because=link.kept)
@@ -189,7 +191,7 @@ class Gradients:
         counts.resting, counts.own = REST_CALLS - 1, counts.own + 1
         return True
 
-    def explain(self, links: Iterable[Mapping[Pattern, Link]] = ()) -> dict[str, Any]:
+    def explain(self, links: Iterable[Mapping[Pattern, GradientLink]] = ()) -> dict[str, Any]:
         """For `explain()` and `stats()`."""
         counts = self.counts
         kept = sorted({link.kept for each in links for link in list(each.values()) if link.kept})
@@ -216,7 +218,7 @@ def _memory(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata if t.layout is torch.strided else id(t)
 
 
-def joined(link: Link, run: Callable[..., Sequence[Any]], leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+def joined(link: GradientLink, run: Callable[..., Sequence[Any]], leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """Run a call and join its results to the graph."""
     link.counts.served += 1
     outs: list[Any] = []
@@ -252,7 +254,7 @@ class _Served(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, link: Link, run: Callable[..., Sequence[Any]], outs: list[Any], _token: torch.Tensor | None,
+        ctx: Any, link: GradientLink, run: Callable[..., Sequence[Any]], outs: list[Any], _token: torch.Tensor | None,
         *leaves: torch.Tensor,
     ) -> Any:
         watch = link.wanted.watch
@@ -268,7 +270,7 @@ class _Served(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Gradient) -> tuple[Any, ...]:
         leaves: Sequence[torch.Tensor] = ctx.saved_tensors
-        link: Link = ctx.link
+        link: GradientLink = ctx.link
         _, _, _, parameters, *inputs = ctx.needs_input_grad
         link.counts.backwards += 1
         _unchanged(link.wanted.watch, ctx.accepted)
@@ -301,17 +303,17 @@ def _sum(a: Gradient, b: Gradient) -> Gradient:
     return b if a is None else a if b is None else a + b
 
 
-def _unchanged(watch: Watch | None, accepted: int) -> None:
+def _unchanged(watch: ModelGuard | None, accepted: int) -> None:
     """Raise where the model is another one than the call ran in; of weights in torch's own words."""
     if watch is None:
         return
-    change = watch.check() if watch.accepted == accepted else Change.VALUES
-    if change is Change.VALUES:
+    change = watch.check() if watch.accepted == accepted else WeightChange.VALUES
+    if change is WeightChange.VALUES:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
             "a parameter or buffer of the served model was written between the call and backward()"
         )
-    if change is Change.MODEL:
+    if change is WeightChange.MODEL:
         raise RuntimeError(
             "the served model was changed between the call and backward(), which runs its code again: "
             "an attribute, a part, a hook or its mode (train, eval) is another one; call backward() first"
@@ -319,7 +321,7 @@ def _unchanged(watch: Watch | None, accepted: int) -> None:
 
 
 def _differentiated(
-    link: Link, leaves: Sequence[torch.Tensor], needs: Sequence[bool], parameters: Sequence[torch.Tensor],
+    link: GradientLink, leaves: Sequence[torch.Tensor], needs: Sequence[bool], parameters: Sequence[torch.Tensor],
     gradients: Sequence[Gradient],
 ) -> tuple[list[Gradient], list[Gradient]]:
     """The gradients of inputs and of parameters: the model's own code runs again.

@@ -60,7 +60,7 @@ _ORDER: tuple[type[Fact], ...] = (Ranked, Sized, Typed, Holds, Dense, Plain, Ali
 """What tells plans apart most often and costs least comes first."""
 
 
-class _Writer:
+class _GuardSource:
     def __init__(self) -> None:
         self.bound: dict[str, Any] = {
             "max": max, "min": min, "type": type, "T": torch.Tensor, "P": nn.Parameter, "strided": torch.strided,
@@ -112,7 +112,7 @@ class _Writer:
 
 def python_guard(facts: Facts, inputs: int, name: str = "") -> tuple[Guard, str]:
     """A predicate that all facts hold, and its text; what raises where a tensor has no memory or a divisor is 0 is False."""
-    writer = _Writer()
+    writer = _GuardSource()
     for i in sorted({f.input for f in facts if isinstance(f, Plain)}):
         writer.lines.append(f"if type(t{i}) is not T and type(t{i}) is not P: return False")
     for fact in sorted(facts, key=lambda f: _ORDER.index(type(f))):

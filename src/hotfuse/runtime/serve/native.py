@@ -38,7 +38,7 @@ from hotfuse.lower.run.forks import Switch
 from hotfuse.native import jit, perf_map
 from hotfuse.ops.table import packet
 from hotfuse.partition.cut import Partition
-from hotfuse.runtime.plan import Memory, Plan, Unit, chained, piece_of
+from hotfuse.runtime.plan import Plan, PlanMemory, PlanUnit, chained, piece_of
 from hotfuse.runtime.tierup.skipping import Sides
 
 
@@ -55,7 +55,7 @@ class _Later:
 
 
 @dataclass(slots=True)
-class _Shared:
+class _SharedBody:
     """What all bodies of a plan have in common."""
 
     kernels: Sequence[KernelCode]
@@ -82,12 +82,12 @@ def assembled(
 
     `named`: tell profilers what its code is.
     """
-    shared = _Shared(parts.kernels, [load(k) for k in parts.kernels], Constants(weights), weights)
+    shared = _SharedBody(parts.kernels, [load(k) for k in parts.kernels], Constants(weights), weights)
     plan = _body(parts.body, shared)
     if named:
         _name(shared)
     runs = (*shared.runs, *shared.spare)
-    memory = Memory(sum(_arena(r.code, sizes) for r in shared.runs), shared.constants.bytes, eager_peak(graph, sizes))
+    memory = PlanMemory(sum(_arena(r.code, sizes) for r in shared.runs), shared.constants.bytes, eager_peak(graph, sizes))
 
     dials = tuple(shared.constants.dials.values())
     sides = Sides(dials) if dials else None
@@ -109,7 +109,7 @@ def assembled(
                    kernels={i: k.lowered.kernel for i, k in enumerate(parts.kernels)})  # fmt: skip
 
 
-def _name(shared: _Shared) -> None:
+def _name(shared: _SharedBody) -> None:
     """Say for profilers which ops of the model each kernel and each run computes."""
     for number, (kernel, loaded) in enumerate(zip(shared.kernels, shared.loaded, strict=True)):
         pieces = shared.uses.get(number, [])
@@ -130,15 +130,15 @@ def _arena(code: RunCode, sizes: Mapping[str, int]) -> int:
         return 0  # a size that only data shows
 
 
-def _body(body: RunBody, shared: _Shared) -> Plan:
+def _body(body: RunBody, shared: _SharedBody) -> Plan:
     """The plan of a graph, or of a branch in it."""
     partitioning = body.body.partitioning
     graph = partitioning.graph
     covered = {i for r in body.runs for i in range(r.first, r.last)}
     made = tuple(_artifact(body, p, shared, later=p.index in covered) for p in partitioning.parts)
-    single = {p.index: Unit((p.index,), a.graph.inputs, output_values(a.graph), a.run)
+    single = {p.index: PlanUnit((p.index,), a.graph.inputs, output_values(a.graph), a.run)
               for p, a in zip(partitioning.parts, made, strict=True)}  # fmt: skip
-    units: list[Unit] = []
+    units: list[PlanUnit] = []
     begins = {r.first: r for r in body.runs}
     at = 0
     while at < len(made):
@@ -152,7 +152,7 @@ def _body(body: RunBody, shared: _Shared) -> Plan:
     return Plan(partitioning, made, chained(graph, units, shared.weights), 1, units=tuple(units), weights=shared.weights)
 
 
-def _artifact(body: RunBody, part: Partition, shared: _Shared, *, later: bool) -> Artifact:
+def _artifact(body: RunBody, part: Partition, shared: _SharedBody, *, later: bool) -> Artifact:
     graph = body.body.partitioning.graph
     piece = piece_of(graph, part)
     if part.index in body.branches:
@@ -190,7 +190,7 @@ def _by_size(own: Graph, ways: Ways, kernel: Run, library: Run) -> Run:
     return run
 
 
-def _run(graph: Graph, code: RunCode, inside: Sequence[Unit], shared: _Shared) -> list[Unit]:
+def _run(graph: Graph, code: RunCode, inside: Sequence[PlanUnit], shared: _SharedBody) -> list[PlanUnit]:
     """A run, and the views behind it."""
     values = {v.name: v for v in graph.inputs} | {v.name: v for n in graph.nodes for v in n.outs}
     inputs = tuple(values[i.name] for i in code.inputs)
@@ -203,20 +203,20 @@ def _run(graph: Graph, code: RunCode, inside: Sequence[Unit], shared: _Shared) -
     keep = [*(memory for _, memory in words if memory is not None), *shared.loaded]
     native = NativeRun(code, driver, [address for address, _ in words], keep, fallback)
     (shared.spare if shared.inside else shared.runs).append(native)
-    found = [Unit(tuple(range(code.first, code.last)), inputs, outputs, native.enter, native)]
+    found = [PlanUnit(tuple(range(code.first, code.last)), inputs, outputs, native.enter, native)]
     if code.exits:
         found.append(_views(graph, code, values, shared))
     return found
 
 
-def _views(graph: Graph, code: RunCode, values: Mapping[str, Value], shared: _Shared) -> Unit:
+def _views(graph: Graph, code: RunCode, values: Mapping[str, Value], shared: _SharedBody) -> PlanUnit:
     nodes = tuple(graph.nodes[i] for i in code.exits)
     made = {v.name for n in nodes for v in n.outs}
     params = {p.value.name for p in graph.params}
     inputs = tuple(dict.fromkeys(v for n in nodes for v in n.ins if v.name not in made | params))
     outputs = tuple(values[n] for n in code.returned)
     piece = Graph(f"{graph.name}.views", inputs, graph.params, nodes, outputs)
-    return Unit((), inputs, outputs, LibraryBackend().compile(piece, shared.weights).run)
+    return PlanUnit((), inputs, outputs, LibraryBackend().compile(piece, shared.weights).run)
 
 
 def unavailable() -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from hotfuse.analysis.call_facts import Facts
 from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import HotfuseError
-from hotfuse.runtime.serve.dispatch import Case, Table, native_table, python_table
+from hotfuse.runtime.serve.dispatch import Case, DispatchTable, native_table, python_table
 
 
 class Guarded:
@@ -20,11 +20,11 @@ class Guarded:
 
     def __init__(self, run: Run, facts: Facts, generic: Run, inputs: int) -> None:
         self.run, self.generic, self.facts, self.inputs = run, generic, facts, inputs
-        self.table: Table[None] = python_table((Case(facts, None),), inputs)
+        self.table: DispatchTable[None] = python_table((Case(facts, None),), inputs)
         self.reason = ""
         """Why the guard stays in Python, if it does."""
         self._lock = threading.Lock()
-        self._past: list[Table[None]] = []
+        self._past: list[DispatchTable[None]] = []
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """The partition's outputs."""

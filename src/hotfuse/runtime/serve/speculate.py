@@ -17,7 +17,7 @@ Ask = Callable[..., bool]
 
 
 @dataclass(slots=True)
-class Outcomes:
+class OutcomeHits:
     """How often a call found code for its outcome."""
 
     hits: int = 0
@@ -25,7 +25,7 @@ class Outcomes:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class BranchSide:
     """Code behind a condition."""
 
     run: Run
@@ -34,7 +34,7 @@ class Side:
 
 
 def betting(
-    prefix: Run, takes: tuple[int, ...], condition: int, hot: Mapping[bool, Side], cold: Side, outcomes: Outcomes,
+    prefix: Run, takes: tuple[int, ...], condition: int, hot: Mapping[bool, BranchSide], cold: BranchSide, outcomes: OutcomeHits,
     ask: Ask | None = None, tell: Callable[[bool], None] | None = None,
 ) -> Run:
     """One function of the graph's inputs. `takes` are the inputs the prefix reads; the prefix is not run where `ask` knows the

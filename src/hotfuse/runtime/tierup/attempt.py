@@ -19,7 +19,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
-from hotfuse.runtime.samples import Samples, Signature
+from hotfuse.runtime.samples import CallSamples, Signature
 from hotfuse.runtime.site import Entry
 
 PROVEN_ON = 4
@@ -138,7 +138,7 @@ def demand_of(entry: Entry) -> Demand:
     return Demand(library_us=took, gain=gain, of_late=lambda: _most(entry.samples))
 
 
-def _most(samples: Samples) -> list[tuple[int, ...]] | None:
+def _most(samples: CallSamples) -> list[tuple[int, ...]] | None:
     """The shapes of inputs that most calls bring of late; None where no kind of calls is most, or none of it is kept."""
     signature, share = next(iter(samples.shares().items()), ((), 0.0))
     inputs = samples.inputs(signature) if share > MOST_CALLS else None

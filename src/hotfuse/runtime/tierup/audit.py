@@ -60,7 +60,7 @@ def why_not(settings: Settings) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AuditState:
     """What the audit knows of a plan now."""
 
     rounds: int
@@ -189,7 +189,7 @@ class Audit:
         """What a call takes in the plan, of the kind of calls seen first."""
         return next((s * 1e6 for s in list(self._usual.values())), None)
 
-    def standing(self) -> Standing | None:
+    def standing(self) -> AuditState | None:
         """The running ratio with its interval; None before the first round."""
         rounds = list(self._rounds)
         if not rounds:
@@ -198,7 +198,7 @@ class Audit:
         low, high = interval(ratios)
         reference, plan = (median(r[side] for r in rounds) * 1e6 for side in (0, 1))
         cost = self._extra_s / max(self._total_s, 1e-9)
-        return Standing(self.rounds, median(ratios), low, high, plan, reference, cost)
+        return AuditState(self.rounds, median(ratios), low, high, plan, reference, cost)
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:

@@ -15,10 +15,10 @@ import torch
 
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.ir.graph import Graph
-from hotfuse.partition.cut import Cut, Partition, Partitioning, device_of
-from hotfuse.runtime.plan import Condition, Memory, Plan
+from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
+from hotfuse.runtime.plan import Condition, Plan, PlanMemory
 from hotfuse.runtime.serve.asking import asked
-from hotfuse.runtime.serve.speculate import Outcomes, Side, betting
+from hotfuse.runtime.serve.speculate import BranchSide, OutcomeHits, betting
 from hotfuse.specialize.branches import Speculation, conditions, speculate
 
 DEEPEST = 8
@@ -31,7 +31,7 @@ Make = Callable[[Graph, Call], Plan]
 
 
 @dataclass(frozen=True, slots=True)
-class Bet:
+class BranchBet:
     """A condition with code for some of its outcomes: what a later outcome is added to."""
 
     name: str
@@ -41,21 +41,21 @@ class Bet:
     given: bool
     hot: Mapping[bool, Plan]
     cold: Run
-    outcomes: Outcomes
+    outcomes: OutcomeHits
 
     def plan(self, graph: Graph) -> Plan:
         """The whole as a plan of tier 2 for the graph it was made of: one partition, which hides what is behind the condition."""
-        sides = {o: Side(p.run, len(p.graph.inputs) > len(graph.inputs)) for o, p in self.hot.items()}
+        sides = {o: BranchSide(p.run, len(p.graph.inputs) > len(graph.inputs)) for o, p in self.hot.items()}
         ask = asked(self.prefix.graph, self.condition, tuple(v.name for v in graph.inputs), self.prefix.weights)
-        cold = Side(self.cold, self.given)
+        cold = BranchSide(self.cold, self.given)
         telling = partial(betting, self.prefix.run, self.takes, self.condition, sides, cold, self.outcomes, ask)
         run = telling()
         ways = [f"bets that {self.name} is {str(o).lower()}: then {_told(p)}" for o, p in self.hot.items()]
-        part = Partition(0, 0, len(graph.nodes), Cut.START, device_of(graph.nodes[0]))
+        part = Partition(0, 0, len(graph.nodes), CutReason.START, device_of(graph.nodes[0]))
         made = Artifact(graph, run, "bets", "; ".join(ways))
         notes = tuple(dict.fromkeys(n for p in self.hot.values() for n in p.notes))
         held = [p.memory for p in self.hot.values()]
-        memory = Memory(sum(m.arena for m in held), sum(m.constants for m in held), held[0].eager_peak)
+        memory = PlanMemory(sum(m.arena for m in held), sum(m.constants for m in held), held[0].eager_peak)
         bet = Condition(self.name, telling)
         return Plan(Partitioning(graph, (part,)), (made,), run, 2, (*ways, *notes), memory=memory, bet=bet)
 
@@ -67,7 +67,7 @@ def _told(plan: Plan) -> str:
 
 
 def place(graph: Graph, at: int, outcome: bool, name: str, calls: Sequence[Call], make: Make, plain: Make,
-          before: Bet | None = None) -> Bet:
+          before: BranchBet | None = None) -> BranchBet:
     """A bet on one outcome, beside those of a bet made before on the same condition."""
     cut = speculate(graph, at, outcome)
     prefix = before.prefix if before is not None else plain(cut.prefix, calls[0])
@@ -78,7 +78,16 @@ def place(graph: Graph, at: int, outcome: bool, name: str, calls: Sequence[Call]
     if before is not None:
         return replace(before, hot={**before.hot, outcome: hot})
     given = bool(cut.prefix.nodes)
-    return Bet(name, prefix, _takes(graph, cut), cut.condition, given, {outcome: hot}, plain(cut.cold, inside[0]).run, Outcomes())
+    return BranchBet(
+        name,
+        prefix,
+        _takes(graph, cut),
+        cut.condition,
+        given,
+        {outcome: hot},
+        plain(cut.cold, inside[0]).run,
+        OutcomeHits(),
+    )
 
 
 def _takes(graph: Graph, cut: Speculation) -> tuple[int, ...]:
@@ -109,7 +118,7 @@ def _straight(graph: Graph, calls: Sequence[Call], make: Make, plain: Make, dept
             inside = _inside(graph, cut, prefix, calls, outcome)
             hot = _straight(cut.hot, inside, make, plain, depth - 1)
             name = f"%{graph.nodes[at].outs[0].name}" if graph.nodes[at].outs else f"node {at}"
-            bet = Bet(name, prefix, _takes(graph, cut), cut.condition, bool(cut.prefix.nodes), {outcome: hot},
-                      plain(cut.cold, inside[0]).run, Outcomes())
+            bet = BranchBet(name, prefix, _takes(graph, cut), cut.condition, bool(cut.prefix.nodes), {outcome: hot},
+                      plain(cut.cold, inside[0]).run, OutcomeHits())
             return bet.plan(graph)
     return make(graph, calls[0])

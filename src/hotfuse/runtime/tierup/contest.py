@@ -31,7 +31,7 @@ BAD_ROUNDS = 2
 Meant = Callable[[Sequence[torch.Tensor]], bool]
 
 
-class Contest:
+class PlanContest:
     """Two plans, one of which may be the model's own code."""
 
     def __init__(

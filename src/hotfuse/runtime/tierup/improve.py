@@ -44,7 +44,7 @@ from hotfuse.runtime.tierup.attempt import (
     Weights,
     sizes_of,
 )
-from hotfuse.runtime.tierup.contest import Contest
+from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.judge import Judge
 from hotfuse.runtime.tierup.objective import Trade, settle
 from hotfuse.runtime.tierup.own_code import compare
@@ -288,7 +288,7 @@ class Improver:
         old = attempt.rival()
         own = entry.own and old is entry.baseline
 
-        def begin_contest(contest: Contest) -> bool:
+        def begin_contest(contest: PlanContest) -> bool:
             if not self._plans.still_as_copied(entry, taken):
                 return False
             with self._plans.exchanging(generation) as same:
@@ -301,7 +301,7 @@ class Improver:
 
         # A proof is against the baseline, on calls as they come: rounds for tier 1, not for what is meant for some of them only.
         before = proof.rounds if tier == 1 and old is entry.baseline else ()
-        contest = Contest(old, better, own, attempt.signature, attempt.meant, DEVICE_WARM_UPS if _on_device(entry) else 0)
+        contest = PlanContest(old, better, own, attempt.signature, attempt.meant, DEVICE_WARM_UPS if _on_device(entry) else 0)
         trial, trade = self._race(entry, contest, begin_contest, calls[0], before)
         evidence: dict[str, EvidenceValue] = {
             "tier": tier, "us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1), "rounds": trial.rounds,
@@ -359,7 +359,7 @@ class Improver:
         return self._means.compile(entry.baseline.graph, weights).run
 
     def _race(
-        self, entry: Entry, contest: Contest, begin_contest: Callable[[Contest], bool], inputs: Sequence[torch.Tensor],
+        self, entry: Entry, contest: PlanContest, begin_contest: Callable[[PlanContest], bool], inputs: Sequence[torch.Tensor],
         before: Sequence[tuple[float, float]],
     ) -> tuple[Trial, Trade]:  # fmt: skip
         """Of two proven plans; where captures are inline nobody is served beside, and rounds follow each other here and now."""

@@ -23,7 +23,7 @@ import torch
 from hotfuse.base.settings import Settings
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.site import THREADS, Entry
-from hotfuse.runtime.tierup.contest import BADLY, Contest
+from hotfuse.runtime.tierup.contest import BADLY, PlanContest
 from hotfuse.runtime.tierup.lull import POLL_S, Lull
 from hotfuse.runtime.tierup.objective import Race
 from hotfuse.runtime.tierup.own_code import decided
@@ -51,7 +51,7 @@ class Judge:
     plans: Plans
 
     def between(
-        self, entry: Entry, contest: Contest, begin: Callable[[Contest], bool], beside: Race,
+        self, entry: Entry, contest: PlanContest, begin: Callable[[PlanContest], bool], beside: Race,
         old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], budget_s: float, **how: Any,
     ) -> Trial:
         """A race as `runtime.tierup.objective` wants one. `begin` opens the contest unless the model changed; `beside` is
@@ -79,7 +79,7 @@ class Judge:
                 return contest.trial
         return contest.give_up() if contest.rounds else found
 
-    def _on_calls(self, entry: Entry, contest: Contest, lull: Lull, begun: float) -> bool:
+    def _on_calls(self, entry: Entry, contest: PlanContest, lull: Lull, begun: float) -> bool:
         """Have calls decide until they pause or it is late; False where what serves was exchanged meanwhile."""
         try:
             while not contest.over.wait(WAIT_S):
@@ -108,7 +108,7 @@ class Judge:
             decided(entry, contest, contest.give_up(), self.plans.log, self.plans.model.name)
 
 
-def _late(contest: Contest, begun: float, live: bool) -> bool:
+def _late(contest: PlanContest, begun: float, live: bool) -> bool:
     """Whether calls have had their time."""
     gone = time.monotonic() - begun
     return gone >= (SUSPECT_S if not live else MOST_LIVE_S if contest.rounds < FEW else LIVE_S)

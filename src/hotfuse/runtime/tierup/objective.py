@@ -18,7 +18,7 @@ import torch
 
 from hotfuse.base.events import EvidenceValue
 from hotfuse.base.settings import Settings
-from hotfuse.machine.energy import WATTS_PER_CORE, Meter, Source, meters
+from hotfuse.machine.energy import WATTS_PER_CORE, EnergyMeter, Source, meters
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.tierup.race import MARGIN, Trial
 
@@ -52,7 +52,7 @@ class Trade:
 class CoreSeconds:
     """A clock of energy, in seconds of one busy core: by meters where the processor has some, else by processor time."""
 
-    def __init__(self, given: Sequence[Meter] | None = None) -> None:
+    def __init__(self, given: Sequence[EnergyMeter] | None = None) -> None:
         found = meters()[0] if given is None else given
         self._meters = [m for m in found if m.name.startswith("cpu")]
         self._last = [m.read() for m in self._meters]

@@ -10,7 +10,7 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings
 from hotfuse.profile.agent import BUDGET
 from hotfuse.runtime.site import Entry, Site
-from hotfuse.runtime.tierup.contest import Contest
+from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.lull import QUIET_S
 from hotfuse.runtime.tierup.race import Trial
 
@@ -22,10 +22,10 @@ def compare(entry: Entry, settings: Settings) -> None:
     """Have live calls decide between the model's own code and the baseline, once a captured graph is called often."""
     undecided = entry.own_ratio is None and entry.contest is None and entry.plan is entry.baseline
     if undecided and settings.capture == "background" and entry.heat >= settings.hot_calls:
-        entry.open(Contest(entry.baseline, entry.baseline, own=True))
+        entry.open(PlanContest(entry.baseline, entry.baseline, own=True))
 
 
-def decided(entry: Entry, contest: Contest, trial: Trial, log: EventLog, name: str) -> None:
+def decided(entry: Entry, contest: PlanContest, trial: Trial, log: EventLog, name: str) -> None:
     """Calls have decided, or somebody could not wait for them any longer."""
     entry.close(contest)
     if not trial.rounds:

@@ -45,7 +45,7 @@ def suspected(seen: GraphSeen | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ZeroRowProducts:
     """Products whose left operand has rows of zeros."""
 
     focus: tuple[str, ...]
@@ -58,7 +58,7 @@ class Found:
 
 def products(
     plan: Plan, weights: Mapping[str, torch.Tensor], calls: Sequence[Sequence[torch.Tensor]], compile: Callable[..., Plan]
-) -> Found | str:
+) -> ZeroRowProducts | str:
     """What of a plan is worth a side that leaves rows out, or why nothing is."""
     asked: list[tuple[str, Value]] = []
     for a in plan.artifacts:
@@ -85,7 +85,7 @@ def products(
     total = sum(mean[n] for n in names) / len(names)
     far = [abs(sum(s[n] for n in names) / len(names) - total) for s in shares]
     order = sorted(range(len(calls)), key=far.__getitem__)
-    return Found(tuple(dict.fromkeys(f for f, _ in hit)), total, tuple(calls[i] for i in order))
+    return ZeroRowProducts(tuple(dict.fromkeys(f for f, _ in hit)), total, tuple(calls[i] for i in order))
 
 
 def _left(graph: Graph, node: Node, weights: Mapping[str, torch.Tensor]) -> Value | None:

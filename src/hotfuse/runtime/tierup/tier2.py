@@ -22,7 +22,7 @@ from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry, Site, named, way
 from hotfuse.runtime.tierup.attempt import Attempt, Means, demand_of, exchange, sizes_of
-from hotfuse.runtime.tierup.bets import Bet, place
+from hotfuse.runtime.tierup.bets import BranchBet, place
 from hotfuse.runtime.tierup.skipping import all_finite, products
 from hotfuse.runtime.tierup.unmask import Open, opened
 from hotfuse.specialize.shapes import at_sizes
@@ -66,7 +66,7 @@ def on_branch(means: Means, entry: Entry, at: int, outcome: bool, name: str) -> 
     """The branch that is taken, written out behind its condition."""
     graph, calls = entry.baseline.graph, entry.samples.several(BET_ON)
     before = entry.bets.get(name)
-    made: list[Bet] = []
+    made: list[BranchBet] = []
 
     def fast(piece: Graph, call: Sequence[torch.Tensor]) -> Plan:
         return means.improve(piece, entry.weights, call)

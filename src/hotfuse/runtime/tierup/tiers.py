@@ -48,7 +48,7 @@ def interval(calls: int, steady: int, seconds: float = 1.0) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Bet:
+class Assumption:
     """What a specialized plan would assume."""
 
     kind: str
@@ -58,11 +58,11 @@ class Bet:
     samples: int
 
 
-def recurring(shares: dict[tuple[int, ...], float], samples: int, limit: int) -> list[Bet]:
+def recurring(shares: dict[tuple[int, ...], float], samples: int, limit: int) -> list[Assumption]:
     """The sizes worth a plan of their own, the commonest first, at most `limit`."""
     if samples < FEWEST:
         return []
-    return [Bet("sizes", s, share, samples) for s, share in shares.items() if share >= SHARE][:limit]
+    return [Assumption("sizes", s, share, samples) for s, share in shares.items() if share >= SHARE][:limit]
 
 
 def predictable(outcomes: tuple[float, float], samples: int) -> bool | None:

@@ -15,10 +15,10 @@ from hotfuse.analysis.call_facts import AllEqual, Dense, Facts
 from hotfuse.backends.protocol import Artifact
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import DType, TensorType
-from hotfuse.partition.cut import Cut, Partition, Partitioning, device_of
+from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
 from hotfuse.profile.predict import ALL
 from hotfuse.runtime.observe.points import masks
-from hotfuse.runtime.plan import Memory, Plan
+from hotfuse.runtime.plan import Plan, PlanMemory
 from hotfuse.runtime.serve.partition_guard import guarded
 from hotfuse.runtime.tierup.tiers import FEWEST, PREDICTABLE
 from hotfuse.specialize.masks import all_alike
@@ -82,9 +82,9 @@ def opened(
                 "mask_hits": guard.hits, "mask_misses": sum(guard.misses.values())}
 
     about = f"where {found.attempt}: {len(fast.graph.nodes)} nodes instead of {len(graph.nodes)}; else as before"
-    part = Partition(0, 0, len(graph.nodes), Cut.START, device_of(graph.nodes[0]))
+    part = Partition(0, 0, len(graph.nodes), CutReason.START, device_of(graph.nodes[0]))
     made = Artifact(graph, guard, "guarded", about)
     held = (fast.memory, plan.memory)
-    memory = Memory(sum(m.arena for m in held), sum(m.constants for m in held), plan.memory.eager_peak)
+    memory = PlanMemory(sum(m.arena for m in held), sum(m.constants for m in held), plan.memory.eager_peak)
     return Plan(Partitioning(graph, (part,)), (made,), guard, 2, (about, *fast.notes), memory=memory,
                 runs=(*fast.runs, *plan.runs), counters=counters, attempt=found.attempt)  # fmt: skip

@@ -30,7 +30,7 @@ from hotfuse.base.settings import Settings
 from hotfuse.machine import pages
 from hotfuse.machine.copied import SIZE, Copied
 from hotfuse.machine.pages import Range
-from hotfuse.native.checksums import OVERDUE, SAME, WRITTEN, Rows, Table
+from hotfuse.native.checksums import OVERDUE, SAME, WRITTEN, ChecksumRows, ChecksumTable
 from hotfuse.runtime.epochs import epochs
 
 SMALLEST, LARGEST = 256, 64 << 10
@@ -88,10 +88,10 @@ class Originals:
         self._word = ctypes.c_int64(0)
         self.address = ctypes.addressof(self._word)
         """Of a word that holds the table's address, or zero: what native code begins with."""
-        self.table: Table | None = None
-        self._taken: dict[Place, tuple[Rows, torch.Tensor]] = {}
+        self.table: ChecksumTable | None = None
+        self._taken: dict[Place, tuple[ChecksumRows, torch.Tensor]] = {}
         """By where a tensor's numbers lie: its rows, and what keeps its memory."""
-        self._released: tuple[Rows, ...] = ()
+        self._released: tuple[ChecksumRows, ...] = ()
         """Rows whose memory comes from a file: reading them would bring it back."""
         self._files: tuple[Range, ...] = ()
         """That memory."""
@@ -113,7 +113,7 @@ class Originals:
             total = sum(t.numel() * t.element_size() for t in fresh.values())
             size = min(LARGEST, max(SMALLEST, total // max(1, self._calls >> self._shift(total)) // 64 * 64))
             for key, t in fresh.items():
-                rows = Rows([(a, min(size, end - a)) for begin, end in pieces(t) for a in range(begin, end, size)])
+                rows = ChecksumRows([(a, min(size, end - a)) for begin, end in pieces(t) for a in range(begin, end, size)])
                 rows.take()
                 with self._lock:
                     if generation == self.generation:
@@ -147,7 +147,7 @@ class Originals:
             at_once = total <= AT_ONCE and any(t.is_inference() for t in keep)
             shift = 0 if at_once else self._shift(total)
             most = 1 if at_once else max(1, min(self._calls >> shift, total // SMALLEST))
-            self._set(Table([r for r, _ in live], most, self.limit_ns, now, keep, shift) if live else None)
+            self._set(ChecksumTable([r for r, _ in live], most, self.limit_ns, now, keep, shift) if live else None)
 
     def forget(self) -> None:
         """What was taken is void: weights were changed, or the model is another one."""
@@ -157,7 +157,7 @@ class Originals:
             self._released = self._files = ()
             self._set(None)
 
-    def _set(self, table: Table | None) -> None:
+    def _set(self, table: ChecksumTable | None) -> None:
         old, self.table = self.table, table
         self._word.value = 0 if table is None else table.address
         if old is not None:
@@ -182,10 +182,10 @@ class Originals:
             found = SAME if self._pass(table) else WRITTEN
         return self._late(table) if found == WRITTEN else None
 
-    def _late(self, table: Table) -> Late:
+    def _late(self, table: ChecksumTable) -> Late:
         return Late(table.steps, round((self._clock() - table.verified_ns) * 1e-6, 1))
 
-    def _pass(self, table: Table) -> bool:
+    def _pass(self, table: ChecksumTable) -> bool:
         """Compare everything at once."""
         begin = self._clock()
         if not table.rows.same() or not self._unwritten():

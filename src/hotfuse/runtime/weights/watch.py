@@ -37,7 +37,7 @@ _DICTS = ("__dict__", "_parameters", "_buffers", "_modules", "_forward_hooks", "
 _version = operator.attrgetter("_version")
 
 
-class Change(StrEnum):
+class WeightChange(StrEnum):
     """What a check found."""
 
     NONE = "none"
@@ -85,7 +85,7 @@ def _always() -> bool:
     return False
 
 
-class Watch:
+class ModelGuard:
     """A snapshot of modules and tensors that can be compared with the present at little cost.
 
     Global and closure variables count where `functions` and the modules' own `forward` name them.
@@ -163,7 +163,7 @@ class Watch:
         from hotfuse.native import model_guard
 
         tagged = model_guard.tags(self._dicts)
-        if self.native is not False or self._look() is Change.MODEL:
+        if self.native is not False or self._look() is WeightChange.MODEL:
             return
         self._tagged = tagged
         self._note()
@@ -189,16 +189,16 @@ class Watch:
         memory = self.originals.address if self.originals is not None else 0
         self.unchanged = unchanged(noted, self._tagged, memory) if self.native is True else _always
 
-    def check(self) -> Change:
+    def check(self) -> WeightChange:
         """Compare with the present; a change of values is reported until it is accepted."""
         slot = epochs.slot()
         outer, slot.epoch = slot.epoch, slot.epoch or epochs.now  # memory may be compared without the interpreter lock
         try:
-            return Change.NONE if self.unchanged() else self._compared()
+            return WeightChange.NONE if self.unchanged() else self._compared()
         finally:
             slot.epoch = outer
 
-    def _compared(self) -> Change:
+    def _compared(self) -> WeightChange:
         """What Python finds; where that is nothing (a value was replaced by itself), the native sweep starts from here."""
         if self.native is not True:
             return self._with_memory(self._look())
@@ -207,37 +207,37 @@ class Watch:
         self.swept += 1
         tagged = tags(self._dicts)  # before the look: what changes meanwhile is heard of
         change = self._look()
-        if change is Change.NONE:
+        if change is WeightChange.NONE:
             self._tagged = tagged
             self._note()
         return self._with_memory(change)
 
-    def _with_memory(self, change: Change) -> Change:
+    def _with_memory(self, change: WeightChange) -> WeightChange:
         """The same, or what memory shows where nothing else changed."""
-        if change is not Change.NONE or self.originals is None:
+        if change is not WeightChange.NONE or self.originals is None:
             return change
         self.late = self.originals.look(native=self.native is True)
-        return Change.NONE if self.late is None else Change.UNSEEN
+        return WeightChange.NONE if self.late is None else WeightChange.UNSEEN
 
     def owned(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Those of some weights that are the user's to write."""
         known = set(map(id, self._tensors))
         return {k: t for k, t in weights.items() if id(t) in known}
 
-    def _look(self) -> Change:
+    def _look(self) -> WeightChange:
         if list(map(len, self._dicts)) != self._sizes:
-            return Change.MODEL
+            return WeightChange.MODEL
         try:
             if list(map(id, map(operator.getitem, self._owners, self._keys))) != self._ids:
-                return Change.MODEL
+                return WeightChange.MODEL
         except KeyError:  # one attribute deleted and another set
-            return Change.MODEL
+            return WeightChange.MODEL
         if (
             list(map(torch.Tensor.data_ptr, self._tensors)) == self._addresses
             and list(map(_version, self._versioned)) == self._versions
         ):
-            return Change.NONE
-        return Change.VALUES if self.observe()[0] == self._kinds else Change.MODEL
+            return WeightChange.NONE
+        return WeightChange.VALUES if self.observe()[0] == self._kinds else WeightChange.MODEL
 
     def stats(self) -> dict[str, Any]:
         """For `stats()`: who checks, and how many checks the native sweep left to Python."""
@@ -245,4 +245,4 @@ class Watch:
 
     def same_now(self) -> bool:
         """Whether nothing at all changed since the snapshot (for captures that take a while)."""
-        return self.check() is Change.NONE and [type(m) for m in self._modules] == self._classes
+        return self.check() is WeightChange.NONE and [type(m) for m in self._modules] == self._classes

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hotfuse.backends.llvm.emission import convert
 from hotfuse.backends.llvm.emission.code import FLOATS, HALVES, UNSIGNED, Fn, Val, element, is_constant, suffix, vec
-from hotfuse.backends.llvm.emission.state import State, lanewise
+from hotfuse.backends.llvm.emission.state import FunctionState, lanewise
 from hotfuse.ir.types import DType, bits
 from hotfuse.tile.program import Instr
 
@@ -302,10 +302,10 @@ TESTS: dict[str, Function] = {
 """Functions whose result is a comparison's bit."""
 
 
-def emit_map(function: Function, is_test: bool = False) -> Callable[[State, Instr], Val]:
+def emit_map(function: Function, is_test: bool = False) -> Callable[[FunctionState, Instr], Val]:
     """The emission of an elementwise instruction."""
 
-    def emit(s: State, instr: Instr) -> Val:
+    def emit(s: FunctionState, instr: Instr) -> Val:
         fn, args, out = s.fn, s.tiles(instr), instr.outs[0].type
         dtype = args[0].type.dtype
 
@@ -319,7 +319,7 @@ def emit_map(function: Function, is_test: bool = False) -> Callable[[State, Inst
     return emit
 
 
-def emit_select(s: State, instr: Instr) -> Val:
+def emit_select(s: FunctionState, instr: Instr) -> Val:
     """`map.select`: a bool tile chooses, element by element."""
     args, out = s.tiles(instr), instr.outs[0].type
 

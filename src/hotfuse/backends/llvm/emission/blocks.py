@@ -17,13 +17,13 @@ from hotfuse.backends.llvm.emission.arith import Chunk
 from hotfuse.backends.llvm.emission.code import Fn, Lines, vec
 from hotfuse.backends.llvm.emission.memory import Walk, moved, walk
 from hotfuse.backends.llvm.emission.reduce import multiply_add
-from hotfuse.backends.llvm.emission.state import State
+from hotfuse.backends.llvm.emission.state import FunctionState
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.native.target import CpuTarget
 from hotfuse.tile.isa import attributes
-from hotfuse.tile.program import Access, Instr, Kernel, instructions
+from hotfuse.tile.program import Instr, Kernel, TileAccess, instructions
 from hotfuse.tile.rules import BLOCK_COLUMNS, BLOCK_STEPS, block_extents
 
 OP = "mma.memory"
@@ -51,10 +51,10 @@ def uses_tiles(kernel: Kernel, target: CpuTarget) -> bool:
     return has_tiles(target) and multiplies_blocks(kernel)
 
 
-def emit_mma_memory(s: State, instr: Instr) -> None:
+def emit_mma_memory(s: FunctionState, instr: Instr) -> None:
     """One block."""
     extents = block_extents(attributes(instr.op, instr.attrs))
-    c, a, b = (walk(s, x, e) for x, e in zip(instr.args, extents, strict=True) if isinstance(x, Access))
+    c, a, b = (walk(s, x, e) for x, e in zip(instr.args, extents, strict=True) if isinstance(x, TileAccess))
     if (c.steps[1], a.steps[2], b.steps[1], b.steps[2]) != (4, 2, _PAIR, 2):
         raise InternalError("a block's columns, or the steps of its rows, do not lie side by side", where=s.kernel.name)
     (rows, columns), (blocks, *_), _ = extents
@@ -64,7 +64,7 @@ def emit_mma_memory(s: State, instr: Instr) -> None:
         _vectors(s, c, a, b, rows, columns, blocks)
 
 
-def _begin(s: State, w: Walk) -> str:
+def _begin(s: FunctionState, w: Walk) -> str:
     return moved(s.fn, w.pointer, w.constant)
 
 
@@ -88,7 +88,7 @@ def _configured(fn: Fn, high: int) -> None:
     fn.at_exit.append(lambda: fn.call("llvm.x86.tilerelease", "void"))
 
 
-def _tiles(s: State, c: Walk, a: Walk, b: Walk, rows: int, across: int, blocks: int) -> None:
+def _tiles(s: FunctionState, c: Walk, a: Walk, b: Walk, rows: int, across: int, blocks: int) -> None:
     fn = s.fn
     down = -(-rows // TILE_ROWS)
     high = rows // down
@@ -122,7 +122,7 @@ def _tiles(s: State, c: Walk, a: Walk, b: Walk, rows: int, across: int, blocks: 
 # ---- by vectors ----------------------------------------------------------------------------------------------------------
 
 
-def _vectors(s: State, c: Walk, a: Walk, b: Walk, rows: int, columns: int, blocks: int) -> None:
+def _vectors(s: FunctionState, c: Walk, a: Walk, b: Walk, rows: int, columns: int, blocks: int) -> None:
     """Row by row: every pair of steps is spread over the columns; bf16 are the upper halves of fp32."""
     fn, widths = s.fn, s.fn.widths(columns)
     starts = [sum(widths[:k]) for k in range(len(widths))]

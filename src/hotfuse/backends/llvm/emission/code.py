@@ -147,7 +147,7 @@ def flat(lines: Lines) -> Iterator[str]:
 
 
 @dataclass(slots=True)
-class Scope:
+class CodeScope:
     """A loop's body or the function's entry: where lines go that depend on nothing further in."""
 
     depth: int
@@ -166,7 +166,7 @@ class Fn:
         self.allocas: Lines = []
         self.out: Lines = []
         self.block = "entry"
-        self.scopes = [Scope(0, entry)]
+        self.scopes = [CodeScope(0, entry)]
         self.depth_of: dict[str, int] = {}
         """Depth of the scope in which a symbol gets its value."""
         self.symbol: dict[str, str] = {}
@@ -237,7 +237,7 @@ class Fn:
             return d
         return substitute(d, self.known)
 
-    def scope_of(self, d: Dim) -> Scope:
+    def scope_of(self, d: Dim) -> CodeScope:
         """The outermost scope in which an expression has its value."""
         return self.scopes[max((self._depth(s) for s in symbols(d)), default=0)]
 
@@ -247,7 +247,7 @@ class Fn:
         return self.depth_of[name]
 
     @contextlib.contextmanager
-    def at(self, scope: Scope) -> Generator[None]:
+    def at(self, scope: CodeScope) -> Generator[None]:
         """Write into a scope's beginning for a while; no block may be started there."""
         out, self.out = self.out, scope.lines
         try:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from hotfuse.backends.llvm.emission.code import Fn, Scope, Val, vec
+from hotfuse.backends.llvm.emission.code import CodeScope, Fn, Val, vec
 from hotfuse.backends.llvm.emission.memory import emit_load
-from hotfuse.backends.llvm.emission.state import State
+from hotfuse.backends.llvm.emission.state import FunctionState
 from hotfuse.backends.llvm.threads import gather
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr
@@ -19,12 +19,12 @@ from hotfuse.lower.cpu import scratch, thread_work
 from hotfuse.lower.cpu.thread_work import loop_work, threads_worth, trips
 from hotfuse.tile.program import BufferKind, Instr, Loop, LoopKind, Stmt, Tile, TileType, When
 
-Block = Callable[[State, Sequence[Stmt]], None]
+Block = Callable[[FunctionState, Sequence[Stmt]], None]
 """Emits statements one after the other."""
 MAX_UNROLL = 4096
 
 
-def emit_loop(s: State, loop: Loop, block: Block, enter: Callable[[State, str, str], State]) -> None:
+def emit_loop(s: FunctionState, loop: Loop, block: Block, enter: Callable[[FunctionState, str, str], FunctionState]) -> None:
     """Any loop; `enter` prepares the state of an outlined function."""
     if loop.kind is LoopKind.UNROLL:
         _unrolled(s, loop, block)
@@ -34,7 +34,7 @@ def emit_loop(s: State, loop: Loop, block: Block, enter: Callable[[State, str, s
         serial(s, loop, *bounds(s, loop), block)
 
 
-def bounds(s: State, loop: Loop) -> tuple[str, str]:
+def bounds(s: FunctionState, loop: Loop) -> tuple[str, str]:
     """Where a loop begins and ends, as operands; one over a number in memory has one round."""
     if loop.given is None:
         return s.fn.i64(loop.lo), s.fn.i64(loop.hi)
@@ -43,7 +43,7 @@ def bounds(s: State, loop: Loop) -> tuple[str, str]:
     return number, s.fn.val(f"add nsw i64 {number}, 1")
 
 
-def _unrolled(s: State, loop: Loop, block: Block) -> None:
+def _unrolled(s: FunctionState, loop: Loop, block: Block) -> None:
     lo, hi = s.fn.fold(loop.lo), s.fn.fold(loop.hi)
     if not isinstance(lo, int) or not isinstance(hi, int) or len(range(lo, hi, loop.step)) > MAX_UNROLL:
         raise InternalError(
@@ -59,7 +59,7 @@ def _unrolled(s: State, loop: Loop, block: Block) -> None:
     s.vals.update({out.name: v for out, v in zip(loop.outs, values, strict=True)})
 
 
-def serial(s: State, loop: Loop, lo: str, hi: str, block: Block) -> None:
+def serial(s: FunctionState, loop: Loop, lo: str, hi: str, block: Block) -> None:
     """A loop that counts; bounds are operands."""
     fn = s.fn
     body, done = fn.labels("body", "done")
@@ -78,7 +78,7 @@ def serial(s: State, loop: Loop, lo: str, hi: str, block: Block) -> None:
     for (inner, _), v in zip(loop.carried, first, strict=True):
         names = [[fn.fresh("c") for _ in v.widths] for _ in v.rows]
         s.vals[inner.name] = Val(inner.type, names, v.widths)
-    scope = Scope(len(fn.scopes), [])
+    scope = CodeScope(len(fn.scopes), [])
     fn.out.append(scope.lines)
     fn.scopes.append(scope)
     fn.depth_of[loop.var], fn.symbol[loop.var] = scope.depth, var
@@ -112,7 +112,7 @@ def _safe(name: str) -> str:
     return "".join(ch if ch.isalnum() else "_" for ch in name) + "_"
 
 
-def emit_when(s: State, when: When, block: Block) -> None:
+def emit_when(s: FunctionState, when: When, block: Block) -> None:
     """A condition; what is known to hold or fail needs no branch."""
     fn = s.fn
     bit = fn.truth(when.pred)
@@ -149,13 +149,13 @@ def uses(stmts: Sequence[Stmt]) -> Iterator[tuple[Instr | None, int, Tile]]:
                     yield None, 0, t
 
 
-def _captured(s: State, loop: Loop) -> list[Tile]:
+def _captured(s: FunctionState, loop: Loop) -> list[Tile]:
     """Tiles from outside that the body uses."""
     found = {t.name: t for _, _, t in uses(loop.body) if t.name in s.vals}
     return list(found.values())
 
 
-def _parallel(s: State, loop: Loop, block: Block, enter: Callable[[State, str, str], State]) -> None:
+def _parallel(s: FunctionState, loop: Loop, block: Block, enter: Callable[[FunctionState, str, str], FunctionState]) -> None:
     """Outlines the body into `share(context, thread, threads)` and runs it on as many threads as the work deserves."""
     fn, module = s.fn, s.fn.module
     name = f"{_safe(s.kernel.name)}par{len(module.defined)}"
@@ -183,7 +183,7 @@ def _parallel(s: State, loop: Loop, block: Block, enter: Callable[[State, str, s
     _share(inner, s, loop, block, outer, tiles, first)
 
 
-def on_stack(s: State) -> list[str]:
+def on_stack(s: FunctionState) -> list[str]:
     """Buffers on this function's stack that the threads it forks have in common."""
     return [n for n in scratch.plan(s.kernel).stack if s.kernel.buffer(n).kind is BufferKind.SHARED]
 
@@ -193,7 +193,7 @@ def slot(fn: Fn, base: str, at: int) -> str:
     return fn.val(f"getelementptr i8, ptr {base}, i64 {at}")
 
 
-def launch(s: State, name: str, context: str, cold: Dim, awake: Dim) -> None:
+def launch(s: FunctionState, name: str, context: str, cold: Dim, awake: Dim) -> None:
     """Call a share, `name(context, thread, threads)`, on as many threads as the call may have and the work is worth: where they
     have to be woken, and where a run's team is awake."""
     fn = s.fn
@@ -212,7 +212,9 @@ def launch(s: State, name: str, context: str, cold: Dim, awake: Dim) -> None:
     fn.label(joined)
 
 
-def _share(inner: State, s: State, loop: Loop, block: Block, outer: list[str], tiles: list[Tile], first: int) -> None:
+def _share(
+    inner: FunctionState, s: FunctionState, loop: Loop, block: Block, outer: list[str], tiles: list[Tile], first: int
+) -> None:
     """The outlined function: unpack the context, then the thread's part of the iterations as a serial loop."""
     fn = inner.fn
     fn.known = dict(s.fn.known)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from hotfuse.backends.llvm.emission.code import FLOATS, HALVES, UNSIGNED, Fn, Val, element, number, suffix, vec
-from hotfuse.backends.llvm.emission.state import State, lanewise
+from hotfuse.backends.llvm.emission.state import FunctionState, lanewise
 from hotfuse.ir.types import DType, bits
 from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import Instr
@@ -177,13 +177,13 @@ def _float_to_int(fn: Fn, source: DType, target: DType, width: int, x: str) -> s
     return fn.val(f"trunc {vec(f'i{through}', width)} {whole} to {vec(element(target), width)}")
 
 
-def emit_cast(s: State, instr: Instr) -> Val:
+def emit_cast(s: FunctionState, instr: Instr) -> Val:
     """`map.cast`."""
     a, out = s.tiles(instr)[0], instr.outs[0].type
     return lanewise(s.fn, out, [a], lambda w, x: cast(s.fn, a.type.dtype, out.dtype, w, x[0]))
 
 
-def emit_bitcast(s: State, instr: Instr) -> Val:
+def emit_bitcast(s: FunctionState, instr: Instr) -> Val:
     """`map.bitcast`: half precision is held by its bits already."""
     a, out = s.tiles(instr)[0], instr.outs[0].type
     source, to = element(a.type.dtype), element(out.dtype)

@@ -19,7 +19,7 @@ from hotfuse.backends.llvm.emission.functions import FUNCTIONS
 from hotfuse.backends.llvm.emission.memory import emit_load, emit_store
 from hotfuse.backends.llvm.emission.reduce import emit_arg, emit_mma, emit_reduce, emit_scan
 from hotfuse.backends.llvm.emission.shape import MOVES
-from hotfuse.backends.llvm.emission.state import State
+from hotfuse.backends.llvm.emission.state import FunctionState
 from hotfuse.backends.llvm.runs import faults
 from hotfuse.backends.llvm.threads.team import emit_team, is_for_team
 from hotfuse.base.errors import InternalError
@@ -27,10 +27,10 @@ from hotfuse.lower.cpu import scratch
 from hotfuse.native.target import CpuTarget
 from hotfuse.tile.program import OWN, BufferKind, Instr, Kernel, Loop, Stmt, When
 
-Emission = Callable[[State, Instr], Val | None]
+Emission = Callable[[FunctionState, Instr], Val | None]
 
 
-def _power(s: State, instr: Instr) -> Val:
+def _power(s: FunctionState, instr: Instr) -> Val:
     real = s.tiles(instr)[0].type.dtype.value[0] in "fb"
     return emit_map(FUNCTIONS["pow"] if real else integer_power)(s, instr)
 
@@ -97,10 +97,10 @@ def _number_tiles(kernel: Kernel) -> frozenset[str]:
     return frozenset(left - other)
 
 
-def _function(kernel: Kernel, module: Module, name: str, params: str, number_tiles: frozenset[str]) -> State:
+def _function(kernel: Kernel, module: Module, name: str, params: str, number_tiles: frozenset[str]) -> FunctionState:
     """A function that knows the kernel's sizes and buffers."""
     fn = Fn(module, name, params, kernel)
-    s = State(fn, kernel, number_tiles=number_tiles)
+    s = FunctionState(fn, kernel, number_tiles=number_tiles)
     outlined = "%context" in params
     entry = fn.scopes[0]
     with fn.at(entry):
@@ -119,7 +119,7 @@ def _function(kernel: Kernel, module: Module, name: str, params: str, number_til
     return s
 
 
-def _scratch(s: State, buffers: str, given: int, outlined: bool) -> None:
+def _scratch(s: FunctionState, buffers: str, given: int, outlined: bool) -> None:
     """Bind the kernel's own buffers: stack memory, or a slice of the arena, this thread's or the kernel's."""
     fn, own = s.fn, scratch.plan(s.kernel)
     for name, size in own.stack.items():
@@ -140,7 +140,7 @@ def _scratch(s: State, buffers: str, given: int, outlined: bool) -> None:
         s.bases[name] = fn.val(f"getelementptr i8, ptr {arena}, i64 {fn.i64(offset)}")
 
 
-def _block(s: State, stmts: Sequence[Stmt]) -> None:
+def _block(s: FunctionState, stmts: Sequence[Stmt]) -> None:
     """Emit statements one after the other."""
     for stmt in stmts:
         match stmt:
@@ -152,11 +152,11 @@ def _block(s: State, stmts: Sequence[Stmt]) -> None:
                 emit_when(s, stmt, _block)
 
 
-def _outlined(s: State, name: str, params: str) -> State:
+def _outlined(s: FunctionState, name: str, params: str) -> FunctionState:
     return _function(s.kernel, s.fn.module, name, params, s.number_tiles)
 
 
-def _instr(s: State, instr: Instr) -> None:
+def _instr(s: FunctionState, instr: Instr) -> None:
     emission = EMISSIONS.get(instr.op)
     if emission is None:
         raise InternalError(f"instruction {instr.op} has no LLVM emission", where=s.kernel.name)

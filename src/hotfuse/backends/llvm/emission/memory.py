@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hotfuse.backends.llvm.emission.code import (
+    CodeScope,
     Fn,
-    Scope,
     Val,
     iota,
     is_constant,
@@ -23,11 +23,11 @@ from hotfuse.backends.llvm.emission.code import (
     vec,
 )
 from hotfuse.backends.llvm.emission.convert import half_bits
-from hotfuse.backends.llvm.emission.state import State, access_of, attr, indices
+from hotfuse.backends.llvm.emission.state import FunctionState, access_of, attr, indices
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, Sym, expr
 from hotfuse.ir.types import DType, size_of
-from hotfuse.tile.program import Access, Buffer, BufferKind, Instr, TileType
+from hotfuse.tile.program import Buffer, BufferKind, Instr, TileAccess, TileType
 
 Monomials = dict[tuple[Sym, ...], int]
 
@@ -62,7 +62,7 @@ def _sum(terms: Sequence[tuple[tuple[Sym, ...], int]]) -> Dim:
     return expr("+", *(expr("*", *factors, n) for factors, n in terms))
 
 
-def address(s: State, buffer: Buffer, index: tuple[Dim, ...]) -> tuple[str, int]:
+def address(s: FunctionState, buffer: Buffer, index: tuple[Dim, ...]) -> tuple[str, int]:
     """A pointer to an element and a constant number of bytes behind it; outer loops compute what only they change."""
     fn, size = s.fn, size_of(buffer.dtype)
     total = fn.fold(expr("+", 0, *(expr("*", i, st) for i, st in zip(index, buffer.stride, strict=True))))
@@ -78,7 +78,7 @@ def address(s: State, buffer: Buffer, index: tuple[Dim, ...]) -> tuple[str, int]
     return pointer, constant
 
 
-def offset(fn: Fn, pointer: str, by: Dim, scope: Scope) -> str:
+def offset(fn: Fn, pointer: str, by: Dim, scope: CodeScope) -> str:
     """A pointer moved by an expression in bytes, computed once in a scope where both are known."""
     if by == 0:
         return pointer
@@ -112,7 +112,7 @@ class Walk:
         return self.steps[-1] if self.steps else 0
 
 
-def walk(s: State, access: Access, shape: tuple[int, ...]) -> Walk:
+def walk(s: FunctionState, access: TileAccess, shape: tuple[int, ...]) -> Walk:
     """Prepare an access of a tile's extents."""
     fn, buffer = s.fn, s.kernel.buffer(access.buffer)
     rank = len(shape)
@@ -136,7 +136,7 @@ def walk(s: State, access: Access, shape: tuple[int, ...]) -> Walk:
     return Walk(buffer, pointer, constant, steps, tuple(bounds))
 
 
-def row_pointer(s: State, w: Walk, index: Sequence[int]) -> str:
+def row_pointer(s: FunctionState, w: Walk, index: Sequence[int]) -> str:
     """Where a row begins."""
     fn, pointer, constant = s.fn, w.pointer, w.constant
     for i, step in zip(index, w.steps, strict=False):
@@ -148,7 +148,7 @@ def row_pointer(s: State, w: Walk, index: Sequence[int]) -> str:
     return moved(fn, pointer, constant)
 
 
-def row_exists(s: State, w: Walk, index: Sequence[int]) -> str:
+def row_exists(s: FunctionState, w: Walk, index: Sequence[int]) -> str:
     """Whether a row exists, as one bit."""
     fn, bit = s.fn, "true"
     for i, v in zip(index, w.valid, strict=False):
@@ -168,7 +168,7 @@ def row_exists(s: State, w: Walk, index: Sequence[int]) -> str:
     return bit
 
 
-def chunk_mask(s: State, w: Walk, rank: int, cols: int, start: int, width: int, row: str) -> str:
+def chunk_mask(s: FunctionState, w: Walk, rank: int, cols: int, start: int, width: int, row: str) -> str:
     """Which lanes of a chunk exist; "" when all do, "none" when none does."""
     fn = s.fn
     here = min(width, cols - start)
@@ -196,7 +196,7 @@ def chunk_mask(s: State, w: Walk, rank: int, cols: int, start: int, width: int, 
     return rows if not mask else fn.val(f"and {vec('i1', width)} {rows}, {mask}")
 
 
-def _count_vector(fn: Fn, scope: Scope, bound: Dim, cols: int, width: int) -> str:
+def _count_vector(fn: Fn, scope: CodeScope, bound: Dim, cols: int, width: int) -> str:
     """How many of `cols` elements exist, in every lane; limited first, so that 32 bits hold it."""
     key = ("count", bound, cols, width)
     if key not in scope.memo:
@@ -345,7 +345,7 @@ def spread_pointers(fn: Fn, pointer: str, step: Dim, start: int, width: int, ext
 # ---- instructions --------------------------------------------------------------------------------------------------------
 
 
-def emit_load(s: State, instr: Instr) -> Val:
+def emit_load(s: FunctionState, instr: Instr) -> Val:
     """`load`: a tile from memory."""
     out, fn = instr.outs[0].type, s.fn
     fill = attr(instr, "fill", 0)
@@ -381,7 +381,7 @@ def emit_load(s: State, instr: Instr) -> Val:
     return Val(out, rows, widths)
 
 
-def _load_beside(s: State, w: Walk, out: TileType) -> Val:
+def _load_beside(s: FunctionState, w: Walk, out: TileType) -> Val:
     """Four rows of bytes, or two of bf16, whose columns lie one behind the other.
 
     One load, kept as it is for products, taken apart for others.
@@ -407,7 +407,7 @@ def _whole(exists: str) -> str:
     return "none" if exists == "false" else exists
 
 
-def emit_store(s: State, instr: Instr) -> None:
+def emit_store(s: FunctionState, instr: Instr) -> None:
     """`store`: a tile to memory."""
     fn, value = s.fn, s.tiles(instr)[0]
     shape = value.type.shape

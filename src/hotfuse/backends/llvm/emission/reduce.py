@@ -14,12 +14,12 @@ import numpy as np
 from hotfuse.backends.llvm.emission import convert, dot
 from hotfuse.backends.llvm.emission.arith import ARITHMETIC, Chunk, Function
 from hotfuse.backends.llvm.emission.code import FLOATS, HALVES, UNSIGNED, Fn, Val, iota, lane_mask, vec
-from hotfuse.backends.llvm.emission.state import State, int_attr, lanewise
+from hotfuse.backends.llvm.emission.state import FunctionState, int_attr, lanewise
 from hotfuse.ir.types import DType
 from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import Instr, TileType
 
-Emit = Callable[[State, Instr], Val]
+Emit = Callable[[FunctionState, Instr], Val]
 _COMBINE: dict[str, Function] = {
     "sum": ARITHMETIC["add"], "prod": ARITHMETIC["mul"], "max": ARITHMETIC["max"], "min": ARITHMETIC["min"],
     "any": ARITHMETIC["or"], "all": ARITHMETIC["and"],
@@ -116,7 +116,7 @@ def _row_total(fn: Fn, a: Val, row: list[str], combine: Function, name: str) -> 
 def emit_reduce(name: str) -> Emit:
     """The emission of `reduce.<name>`."""
 
-    def emit(s: State, instr: Instr) -> Val:
+    def emit(s: FunctionState, instr: Instr) -> Val:
         fn, out, axis = s.fn, instr.outs[0].type, int_attr(instr, "axis")
         a = _widened(fn, s.tiles(instr)[0])
         combine = _COMBINE[name]
@@ -144,7 +144,7 @@ def emit_arg(name: str) -> Emit:
     """The emission of `reduce.argmax` and `reduce.argmin`: the first best index; NaN is better than anything."""
     greater = name == "max"
 
-    def emit(s: State, instr: Instr) -> Val:
+    def emit(s: FunctionState, instr: Instr) -> Val:
         fn, out, axis = s.fn, instr.outs[0].type, int_attr(instr, "axis")
         a = _widened(fn, s.tiles(instr)[0])
         if axis < len(a.type.shape) - 1:
@@ -197,7 +197,7 @@ def _arg_row(fn: Fn, a: Val, row: list[str], greater: bool) -> str:
 def emit_scan(name: str) -> Emit:
     """The emission of `scan.<name>`: every element combined with all before it."""
 
-    def emit(s: State, instr: Instr) -> Val:
+    def emit(s: FunctionState, instr: Instr) -> Val:
         fn, out, axis = s.fn, instr.outs[0].type, int_attr(instr, "axis")
         a = _widened(fn, s.tiles(instr)[0])
         combine, dtype = _COMBINE[name], a.type.dtype
@@ -236,7 +236,7 @@ def _scan_row(fn: Fn, a: Val, row: list[str], combine: Function, name: str) -> l
     return done
 
 
-def emit_mma(s: State, instr: Instr) -> Val:
+def emit_mma(s: FunctionState, instr: Instr) -> Val:
     """`mma`: acc + a @ b; each number of a is spread over a row of b and multiplied into the accumulator's vectors."""
     fn = s.fn
     acc, a, b = s.tiles(instr)

@@ -21,20 +21,20 @@ from hotfuse.backends.llvm.emission.memory import (
     to_memory,
     walk,
 )
-from hotfuse.backends.llvm.emission.state import State, access_of, attr, indices, int_attr, source_row
+from hotfuse.backends.llvm.emission.state import FunctionState, access_of, attr, indices, int_attr, source_row
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType, size_of
 from hotfuse.tile.program import Instr
 
 
-def _index_bytes(s: State, index: Val, row: int, chunk: int, width: int, step: Dim) -> str:
+def _index_bytes(s: FunctionState, index: Val, row: int, chunk: int, width: int, step: Dim) -> str:
     """An index chunk as bytes along the buffer dimension it moves in."""
     fn = s.fn
     wide = convert.to_i64(fn, index.type.dtype, width, fn.chunk(index, row, chunk, width))
     return fn.val(f"mul {vec('i64', width)} {wide}, {fn.splat('i64', width, fn.i64(step))}")
 
 
-def emit_gather(s: State, instr: Instr) -> Val:
+def emit_gather(s: FunctionState, instr: Instr) -> Val:
     """`gather`: a load whose elements are moved by an index tile; an index per row moves whole rows."""
     out, fn = instr.outs[0].type, s.fn
     fill = attr(instr, "fill", 0)
@@ -66,7 +66,7 @@ def emit_gather(s: State, instr: Instr) -> Val:
     return Val(out, rows, widths)
 
 
-def emit_scatter(s: State, instr: Instr) -> None:
+def emit_scatter(s: FunctionState, instr: Instr) -> None:
     """`scatter`: the store that mirrors `gather`; the last element in row-major order stays, or all are added."""
     fn, (index, value) = s.fn, s.tiles(instr)
     shape, dtype, cols = value.type.shape, value.type.dtype, value.cols
@@ -99,14 +99,14 @@ def emit_scatter(s: State, instr: Instr) -> None:
             start += width
 
 
-def _add(s: State, dtype: DType, width: int, old: str, new: str) -> str:
+def _add(s: FunctionState, dtype: DType, width: int, old: str, new: str) -> str:
     fn = s.fn
     wide = [convert.widen(fn, dtype, width, x) for x in (old, new)]
     total = ARITHMETIC["add"](Chunk(fn, convert.compute_type(dtype), width), wide)
     return convert.narrow(fn, dtype, width, total)
 
 
-def _add_each(s: State, instr: Instr, places: str, width: int, mask: str, new: str) -> None:
+def _add_each(s: FunctionState, instr: Instr, places: str, width: int, mask: str, new: str) -> None:
     """Lanes one after the other, because several may meet in one place."""
     fn, buffer = s.fn, s.kernel.buffer(access_of(instr).buffer)
     if mask == "none":
@@ -119,7 +119,7 @@ def _add_each(s: State, instr: Instr, places: str, width: int, mask: str, new: s
         store_vector(fn, buffer, place, 1, bit, total)
 
 
-def emit_prefetch(s: State, instr: Instr) -> None:
+def emit_prefetch(s: FunctionState, instr: Instr) -> None:
     """`prefetch`: level 1 is the nearest cache."""
     access = access_of(instr)
     pointer, constant = address(s, s.kernel.buffer(access.buffer), access.index)
@@ -128,7 +128,7 @@ def emit_prefetch(s: State, instr: Instr) -> None:
     s.fn.call("llvm.prefetch.p0", "void", ("ptr", where), ("i32", str(write)), ("i32", str(near)), ("i32", "1"))
 
 
-def emit_count(s: State, instr: Instr) -> None:
+def emit_count(s: FunctionState, instr: Instr) -> None:
     """`count`: adds the number of non-zero elements to a counter, atomically because other threads may do the same."""
     fn, access, tile = s.fn, access_of(instr), s.tiles(instr)[0]
     total = "0"
@@ -150,19 +150,19 @@ def emit_count(s: State, instr: Instr) -> None:
     fn.val(f"atomicrmw add ptr {moved(fn, pointer, constant)}, i64 {total} monotonic")
 
 
-def emit_peak(s: State, instr: Instr) -> None:
+def emit_peak(s: FunctionState, instr: Instr) -> None:
     """`peak`: raises a counter, atomically because other threads may do the same."""
     fn, access, tile = s.fn, access_of(instr), s.tiles(instr)[0]
     pointer, constant = address(s, s.kernel.buffer(access.buffer), access.index)
     fn.val(f"atomicrmw max ptr {moved(fn, pointer, constant)}, i64 {tile.rows[0][0]} monotonic")
 
 
-def emit_barrier_spill(s: State, instr: Instr) -> None:
+def emit_barrier_spill(s: FunctionState, instr: Instr) -> None:
     """`barrier_spill`: keeps the scheduler from moving loads across, which would fill the registers and spill."""
     s.fn.do('call void asm sideeffect "", "~{memory}"()')
 
 
-def emit_forget(s: State, instr: Instr) -> None:
+def emit_forget(s: FunctionState, instr: Instr) -> None:
     """`forget`: no vector register keeps its number. Constants of a loop before would otherwise stay in registers throughout the
     next one, whose sums then go to memory and back in every step: LLVM hoists the constants and sees too late what that costs.
     """

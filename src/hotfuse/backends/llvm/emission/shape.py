@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from hotfuse.backends.llvm.emission.code import Fn, Val, element, iota, row_count, vec
 from hotfuse.backends.llvm.emission.convert import literal
-from hotfuse.backends.llvm.emission.state import State, indices, int_attr, ints_attr, lanewise
+from hotfuse.backends.llvm.emission.state import FunctionState, indices, int_attr, ints_attr, lanewise
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Sym
 from hotfuse.ir.types import bits
@@ -99,7 +99,7 @@ def _blend(
 # ---- instructions --------------------------------------------------------------------------------------------------------
 
 
-def emit_fill(s: State, instr: Instr) -> Val:
+def emit_fill(s: FunctionState, instr: Instr) -> Val:
     """`fill`: one literal everywhere."""
     out, value = instr.outs[0].type, instr.args[0]
     if not isinstance(value, int | float):
@@ -107,7 +107,7 @@ def emit_fill(s: State, instr: Instr) -> Val:
     return lanewise(s.fn, out, [], lambda w, _: literal(s.fn, out.dtype, w, value))
 
 
-def emit_iota(s: State, instr: Instr) -> Val:
+def emit_iota(s: FunctionState, instr: Instr) -> Val:
     """`iota`: counting along an axis from an integer expression."""
     fn, out, axis, start = s.fn, instr.outs[0].type, int_attr(instr, "axis"), instr.args[0]
     if not isinstance(start, int | Sym):
@@ -129,7 +129,7 @@ def emit_iota(s: State, instr: Instr) -> Val:
     return Val(out, rows, widths)
 
 
-def emit_index(s: State, instr: Instr) -> Val:
+def emit_index(s: FunctionState, instr: Instr) -> Val:
     """`index`: an integer expression as a number."""
     value = instr.args[0]
     if not isinstance(value, int | Sym):
@@ -137,12 +137,12 @@ def emit_index(s: State, instr: Instr) -> Val:
     return Val(instr.outs[0].type, [[s.fn.i64(value)]], (1,))
 
 
-def emit_bcast(s: State, instr: Instr) -> Val:
+def emit_bcast(s: FunctionState, instr: Instr) -> Val:
     """`bcast`: repeated along extents of 1 and new leading axes."""
     return lanewise(s.fn, instr.outs[0].type, s.tiles(instr), lambda _, x: x[0])
 
 
-def emit_reshape(s: State, instr: Instr) -> Val:
+def emit_reshape(s: FunctionState, instr: Instr) -> Val:
     """`reshape`: other extents for the same numbers."""
     a, out = s.tiles(instr)[0], instr.outs[0].type
     if (out.shape[-1] if out.shape else 1) == a.cols:
@@ -150,7 +150,7 @@ def emit_reshape(s: State, instr: Instr) -> Val:
     return assemble(s.fn, out, spots(a))
 
 
-def emit_transpose(s: State, instr: Instr) -> Val:
+def emit_transpose(s: FunctionState, instr: Instr) -> Val:
     """`transpose`: axis i of the result is axis perm[i] of the operand."""
     fn, a, out, perm = s.fn, s.tiles(instr)[0], instr.outs[0].type, ints_attr(instr, "perm")
     shape = a.type.shape
@@ -209,7 +209,7 @@ def _butterfly(fn: Fn, ty: str, rows: list[str]) -> list[str]:
     return rows
 
 
-def emit_extract(s: State, instr: Instr) -> Val:
+def emit_extract(s: FunctionState, instr: Instr) -> Val:
     """`extract`: a part of a tile."""
     a, out, start = s.tiles(instr)[0], instr.outs[0].type, ints_attr(instr, "start")
     shape = a.type.shape
@@ -219,7 +219,7 @@ def emit_extract(s: State, instr: Instr) -> Val:
     return assemble(s.fn, out, [numbers[sum(i * k for i, k in zip(at, strides, strict=True))] for at in walk])
 
 
-def emit_concat(s: State, instr: Instr) -> Val:
+def emit_concat(s: FunctionState, instr: Instr) -> Val:
     """`concat`: tiles one behind the other."""
     tiles, out, axis = s.tiles(instr), instr.outs[0].type, int_attr(instr, "axis")
     outer = math.prod(out.shape[:axis])
@@ -231,7 +231,7 @@ def emit_concat(s: State, instr: Instr) -> Val:
     return assemble(s.fn, out, numbers)
 
 
-MOVES: dict[str, Callable[[State, Instr], Val]] = {
+MOVES: dict[str, Callable[[FunctionState, Instr], Val]] = {
     "fill": emit_fill,
     "iota": emit_iota,
     "index": emit_index,

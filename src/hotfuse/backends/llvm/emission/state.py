@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from hotfuse.backends.llvm.emission.code import Fn, Val, element, number, row_count
 from hotfuse.base.errors import InternalError
-from hotfuse.tile.program import Access, Instr, Kernel, Loop, Operand, Tile, TileType
+from hotfuse.tile.program import Instr, Kernel, Loop, Operand, Tile, TileAccess, TileType
 
 
 @dataclass(slots=True)
-class State:
+class FunctionState:
     """One function of a kernel under construction."""
 
     fn: Fn
@@ -44,10 +44,10 @@ class State:
         return self.bases[buffer]
 
 
-def access_of(instr: Instr) -> Access:
+def access_of(instr: Instr) -> TileAccess:
     """The place an instruction works on."""
     for a in instr.args:
-        if isinstance(a, Access):
+        if isinstance(a, TileAccess):
             return a
     raise InternalError(f"{instr.op} without a place in memory")
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 
 from hotfuse.backends.llvm.emission.code import Fn
 from hotfuse.base.errors import InternalError
-from hotfuse.lower.run.description import Call, Choice, Step, choices
+from hotfuse.lower.run.description import Call, ChoiceStep, Step, choices
 
 
-def emit_choice(fn: Fn, choice: Choice, call: Callable[[Call], None]) -> None:
+def emit_choice(fn: Fn, choice: ChoiceStep, call: Callable[[Call], None]) -> None:
     """Write the comparisons, and each way where it is taken."""
     check(choice)
     size = fn.i64(choice.size)
@@ -56,7 +56,7 @@ def emit_leaving(fn: Fn, steps: Sequence[Step], control: str) -> None:
             fn.label(stay)
 
 
-def check(choice: Choice) -> None:
+def check(choice: ChoiceStep) -> None:
     """Raises InternalError where ends and ways do not fit each other."""
     rising = all(a < b for a, b in zip(choice.ends, choice.ends[1:], strict=False))
     if len(choice.ways) != len(choice.ends) + 1 or not rising or all(w is None for w in choice.ways):

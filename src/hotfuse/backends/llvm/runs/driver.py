@@ -29,13 +29,13 @@ from hotfuse.lower.run.description import (
     CLOCK,
     OUTCOMES,
     THREADS,
-    Address,
     Base,
-    Branch,
+    BranchStep,
     Call,
-    Choice,
-    Loop,
+    ChoiceStep,
+    LoopStep,
     Mark,
+    MemoryAddress,
     Run,
     Step,
     branches,
@@ -161,7 +161,7 @@ class _Body:
         for k, (name, steps) in enumerate(zip(names, fork.lanes, strict=True)):
             _Body(run, fn.module, name, k).write_lane(steps)
         untimed = fn.val(f"xor i1 {self.timed}, true")
-        switch = self._base(Address(Base.TABLE, len(run.words) - 1, 0))
+        switch = self._base(MemoryAddress(Base.TABLE, len(run.words) - 1, 0))
         emit_fork(fn, names, switch, fn.symbol[THREADS], len(run.sizes) + 1, untimed,
                   lambda: self._steps(run.steps[fork.first : fork.last]))  # fmt: skip
 
@@ -178,16 +178,16 @@ class _Body:
             match step:
                 case Call():
                     self._call(step)
-                case Branch():
+                case BranchStep():
                     self._branch(step)
-                case Choice():
+                case ChoiceStep():
                     self._choice(step)
-                case Loop():
+                case LoopStep():
                     self._loop(step)
                 case Mark():
                     self._look(step.partition + 1)
 
-    def _base(self, a: Address) -> str:
+    def _base(self, a: MemoryAddress) -> str:
         """The beginning of some memory, loaded once."""
         if a.base is Base.ARENA:
             return self.arena
@@ -205,7 +205,7 @@ class _Body:
                         self.loaded[key] = self._buffer(HEAD + len(self.run.inputs) + a.index)
         return self.loaded[key]
 
-    def _address(self, a: Address) -> str:
+    def _address(self, a: MemoryAddress) -> str:
         base = self._base(a)
         if a.offset == 0:
             return base
@@ -219,7 +219,7 @@ class _Body:
         behind = [fn.val(f"getelementptr ptr, ptr {self.pointers}, i64 {len(call.buffers) + k}") for k in range(3)]
         if call.scratch:
             before = expr("*", self.run.scratch, self.lane)
-            own = self._address(Address(Base.ARENA, 0, expr("+", self.run.arena, before)))
+            own = self._address(MemoryAddress(Base.ARENA, 0, expr("+", self.run.arena, before)))
             for slot in behind[::2]:
                 fn.do(f"store ptr {own}, ptr {slot}")
         counters = fn.val(f"getelementptr i64, ptr {self.control}, i64 {self.counters}")
@@ -228,10 +228,10 @@ class _Body:
         for k, d in enumerate((*call.sizes, sym(THREADS))):
             value = fn.i64(d)
             fn.do(f"store i64 {value}, ptr {fn.val(f'getelementptr i64, ptr {self.numbers}, i64 {k}')}")
-        code = self._base(Address(Base.TABLE, call.word, 0))
+        code = self._base(MemoryAddress(Base.TABLE, call.word, 0))
         fn.do(f"call void {code}(ptr {self.pointers}, ptr {self.numbers})")
 
-    def _choice(self, choice: Choice) -> None:
+    def _choice(self, choice: ChoiceStep) -> None:
         """Every way stores the same values, so all of them write the same counters."""
         counters = self.counters
 
@@ -241,7 +241,7 @@ class _Body:
 
         emit_choice(self.fn, choice, way)
 
-    def _branch(self, branch: Branch) -> None:
+    def _branch(self, branch: BranchStep) -> None:
         fn = self.fn
         byte = fn.val(f"load i8, ptr {self._address(branch.condition)}")
         true = fn.val(f"icmp ne i8 {byte}, 0")
@@ -260,7 +260,7 @@ class _Body:
             raise InternalError("a branch without native code on either side")
         fn.label(after)
 
-    def _loop(self, loop: Loop) -> None:
+    def _loop(self, loop: LoopStep) -> None:
         fn, place = self.fn, self.outcomes
         self.outcomes += 1
         trips = emit_loop(fn, loop, self._address, lambda: self._steps(loop.steps), self.control)

@@ -62,7 +62,7 @@ class _Kept:
                 free(at)
 
 
-class Inside(NamedTuple):
+class WatchedCall(NamedTuple):
     """What a watched call told."""
 
     ns: tuple[int, ...]
@@ -73,7 +73,7 @@ class Inside(NamedTuple):
     """By value that a counting kernel stored: its counters (`tile.instrument`)."""
 
 
-class _Watched:
+class _WatchedJob:
     """A job of a run's own for watched calls, with memory in which the driver tells what it is asked for.
 
     Such a call comes after thousands of others, and finds nothing of itself in the caches: what it touches is what it costs. So
@@ -121,7 +121,7 @@ class NativeRun:
             at[0], at[1], at[2], 1 + sum(2 * len(o.shape) for o in code.outputs), id(fallback),
         ]  # fmt: skip
         self._kept = _Kept(words, held)
-        self._watching: list[_Watched] = []
+        self._watching: list[_WatchedJob] = []
         """Jobs for watched calls that none is in."""
         self._words = arrays[3]
         self._counting: tuple[Any, frozenset[int], Sequence[Any]] | None = None
@@ -136,12 +136,12 @@ class NativeRun:
         outs, inside = self.watched(CLOCK, *args)
         return outs, inside.ns or (0,) * (self.code.last - self.code.first)
 
-    def watched(self, want: int, *args: torch.Tensor) -> tuple[tuple[Any, ...], Inside]:
+    def watched(self, want: int, *args: torch.Tensor) -> tuple[tuple[Any, ...], WatchedCall]:
         """A call that tells what it is asked for: the driver's bits."""
         try:
             job = self._watching.pop()
         except IndexError:  # so many at the same time
-            job = _Watched(self.code, self._kept)
+            job = _WatchedJob(self.code, self._kept)
         begin, end, words, control = job.begin, job.end, job.kept.words, job.control
         counting = self._counting if want & COUNTS else None
         control[:end] = job.zeros
@@ -166,7 +166,7 @@ class NativeRun:
                         counted[name] = tuple(control[at : at + WIDTH])
                     at += WIDTH
         self._watching.append(job)
-        return outs, Inside(ns, tuple(told[begin:]), counted)
+        return outs, WatchedCall(ns, tuple(told[begin:]), counted)
 
     def count_with(self, kernels: Mapping[int, int], keep: Sequence[Any]) -> None:
         """Where a call is asked for counts, enter these kernels instead: by number, where their code is."""
@@ -199,4 +199,4 @@ def _function(kept: _Kept) -> Callable[..., tuple[Any, ...]]:
     return function_at(stub(), ENTER, ctypes.addressof(kept.words), kept)
 
 
-__all__ = ["Inside", "NativeRun", "unavailable"]
+__all__ = ["NativeRun", "WatchedCall", "unavailable"]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 from hotfuse.backends.llvm.emission import convert
 from hotfuse.backends.llvm.emission.code import lane_mask, vec
-from hotfuse.backends.llvm.emission.state import State
+from hotfuse.backends.llvm.emission.state import FunctionState
 from hotfuse.base.errors import CallFault
 from hotfuse.ir.types import DType
 from hotfuse.tile.program import Instr, Kernel, Stmt
@@ -59,7 +59,7 @@ def guarded(kernel: Kernel, enter: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-def emit_require(s: State, instr: Instr) -> None:
+def emit_require(s: FunctionState, instr: Instr) -> None:
     """`require`: one count where some element is false."""
     fn, tile = s.fn, s.tiles(instr)[0]
     fine = ""

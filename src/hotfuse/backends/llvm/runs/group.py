@@ -21,9 +21,9 @@ from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.lower.common.lowered import (
     BufferArgument,
+    BufferRole,
     Lowered,
     PackArgument,
-    Role,
     StateArgument,
     StrideArgument,
     SymbolArgument,
@@ -69,9 +69,9 @@ class _Glue:
         numbers: list[str] = []
         for a in self.lowered.arguments:
             match a:
-                case BufferArgument(role=Role.INPUT):
+                case BufferArgument(role=BufferRole.INPUT):
                     pointers.append(f"{inputs[a.value]}.data_ptr()")
-                case BufferArgument(role=Role.OUTPUT):
+                case BufferArgument(role=BufferRole.OUTPUT):
                     pointers.append(f"{outs[a.value]}.data_ptr()")
                 case BufferArgument():
                     pointers.append(self._address(self._laid_out(a.value)))
@@ -115,7 +115,7 @@ class _Glue:
         return [f"{name} = settle({name}, {order})"]
 
     def _reads(self, name: str) -> bool:
-        return any(isinstance(a, BufferArgument) and a.value == name and a.role is Role.INPUT
+        return any(isinstance(a, BufferArgument) and a.value == name and a.role is BufferRole.INPUT
                    for a in self.lowered.arguments)
 
     def _symbols(self, inputs: Mapping[str, str], lines: list[str]) -> dict[str, str]:

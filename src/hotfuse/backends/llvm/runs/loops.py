@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hotfuse.backends.llvm.emission.code import Fn, Scope
-from hotfuse.lower.run.description import Address, Loop
+from hotfuse.backends.llvm.emission.code import CodeScope, Fn
+from hotfuse.lower.run.description import LoopStep, MemoryAddress
 from hotfuse.ops.control import MAX_TRIPS, NO_COUNT
 
 
-def emit_loop(fn: Fn, loop: Loop, address: Callable[[Address], str], body: Callable[[], None], control: str) -> str:
+def emit_loop(fn: Fn, loop: LoopStep, address: Callable[[MemoryAddress], str], body: Callable[[], None], control: str) -> str:
     """The loop; gives the operand that holds how many iterations it ran. `body` writes the steps."""
     trips = _trips(fn, loop, address)
     if trips is not None:
@@ -36,7 +36,7 @@ def emit_loop(fn: Fn, loop: Loop, address: Callable[[Address], str], body: Calla
     at, after = fn.fresh("i"), fn.fresh("next")
     phi: list[str] = []
     fn.out.append(phi)  # type: ignore[arg-type]
-    scope = Scope(len(fn.scopes), [])
+    scope = CodeScope(len(fn.scopes), [])
     fn.out.append(scope.lines)
     fn.scopes.append(scope)
     fn.depth_of[loop.var], fn.symbol[loop.var] = scope.depth, at
@@ -63,10 +63,10 @@ def emit_loop(fn: Fn, loop: Loop, address: Callable[[Address], str], body: Calla
     return ran
 
 
-def _trips(fn: Fn, loop: Loop, address: Callable[[Address], str]) -> str | None:
+def _trips(fn: Fn, loop: LoopStep, address: Callable[[MemoryAddress], str]) -> str | None:
     if loop.trips is None:
         return None
-    if isinstance(loop.trips, Address):
+    if isinstance(loop.trips, MemoryAddress):
         return fn.val(f"load i64, ptr {address(loop.trips)}")
     return fn.i64(loop.trips)
 

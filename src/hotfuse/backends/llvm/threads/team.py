@@ -23,19 +23,19 @@ from itertools import groupby
 
 from hotfuse.backends.llvm.emission.code import Module
 from hotfuse.backends.llvm.emission.control import Block, bounds, emit_when, launch, on_stack, part, serial, slot
-from hotfuse.backends.llvm.emission.state import State
+from hotfuse.backends.llvm.emission.state import FunctionState
 from hotfuse.backends.llvm.threads import gather
 from hotfuse.ir.dims import Dim, expr, sym
 from hotfuse.lower.cpu import thread_work
 from hotfuse.lower.cpu.scratch import bytes_of
 from hotfuse.lower.cpu.thread_work import halfway, loop_work, trips
-from hotfuse.tile.program import Access, BufferKind, Instr, Kernel, Loop, LoopKind, Stmt, When, instructions
+from hotfuse.tile.program import BufferKind, Instr, Kernel, Loop, LoopKind, Stmt, TileAccess, When, instructions
 
 _LINE = 128
 """Bytes that the counter has for itself: two lines, as neighbours are fetched in pairs."""
 KEPT_BYTES = 2 << 20
 """Most constants of a round that are worth another order: twice a usual second-level cache."""
-Enter = Callable[[State, str, str], State]
+Enter = Callable[[FunctionState, str, str], FunctionState]
 
 
 def shares(stmts: Sequence[Stmt]) -> bool:
@@ -121,7 +121,7 @@ def threads_for(stmts: Sequence[Stmt], lanes: int, awake: bool = False) -> Dim:
 # ---- code ----------------------------------------------------------------------------------------------------------------
 
 
-def emit_team(s: State, stmts: Sequence[Stmt], block: Block, enter: Enter) -> None:
+def emit_team(s: FunctionState, stmts: Sequence[Stmt], block: Block, enter: Enter) -> None:
     """The statements as a function that every thread of a team runs; one thread alone runs the same without meetings."""
     fn, name = s.fn, f"{s.kernel.name}.team"
     name = "".join(ch if ch.isalnum() or ch in "_." else "_" for ch in name)
@@ -147,11 +147,11 @@ def emit_team(s: State, stmts: Sequence[Stmt], block: Block, enter: Enter) -> No
 class _Team:
     """The function of all threads while it is written."""
 
-    def __init__(self, s: State, met: str, first: str, block: Block) -> None:
+    def __init__(self, s: FunctionState, met: str, first: str, block: Block) -> None:
         self.s, self.met, self.first, self.block = s, met, first, block
         self.meeting = _meeting(s.fn.module)
 
-    def write(self, s: State, stmts: Sequence[Stmt]) -> None:
+    def write(self, s: FunctionState, stmts: Sequence[Stmt]) -> None:
         """Statements of which some share work: in turns what the first thread does and what all of them do."""
         for shared, several in groupby(stmts, key=lambda stmt: shares([stmt])):
             if not shared:
@@ -192,7 +192,7 @@ class _Team:
         back = fn.truth(expr("==", expr("%", nth, 2), 1))
         ends = fn.val(f"add i64 {low}, {fn.val(f'sub i64 {high}, {loop.step}')}")
 
-        def turned(s: State, stmts: Sequence[Stmt]) -> None:
+        def turned(s: FunctionState, stmts: Sequence[Stmt]) -> None:
             with fn.at(fn.scopes[-1]):
                 at = fn.symbol[loop.var]
                 mirrored = fn.val(f"sub i64 {ends}, {at}")
@@ -207,7 +207,7 @@ class _Team:
 
 def _constants(kernel: Kernel, stmts: Sequence[Stmt]) -> Dim:
     """Bytes of all constants that statements read from."""
-    names = {a.buffer for i in instructions(stmts) for a in i.args if isinstance(a, Access)}
+    names = {a.buffer for i in instructions(stmts) for a in i.args if isinstance(a, TileAccess)}
     return expr("+", 0, *(bytes_of(b) for b in kernel.buffers if b.name in names and b.kind is BufferKind.CONST))
 
 

@@ -21,16 +21,16 @@ from hotfuse.frontends.leaf import UNKNOWN, ControlLeaf, Leaf
 from hotfuse.frontends.onnx import control, leaves
 from hotfuse.frontends.onnx.model import OnnxGraph
 from hotfuse.frontends.onnx.tracing import shape_algebra
-from hotfuse.frontends.onnx.tracing.level import Level, Opaque, drop_unused, order_placeholders
+from hotfuse.frontends.onnx.tracing.level import Opaque, TracedLevel, drop_unused, order_placeholders
 from hotfuse.frontends.onnx.tracing.walk import run
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.ops.control import run_map
 
 if TYPE_CHECKING:
-    from hotfuse.frontends.onnx.program import Program, Step
+    from hotfuse.frontends.onnx.program import Program, ProgramStep
 
 
-def trace_step(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
+def trace_step(level: TracedLevel, step: ProgramStep, args: list[Value]) -> Sequence[Value]:
     """Trace one control node on values of the graph."""
     match step.node.op:
         case "If":
@@ -53,7 +53,7 @@ class Nested:
     """A traced nested graph: what it takes beyond its own inputs, and what it gives."""
 
     gm: fx.GraphModule
-    level: Level
+    level: TracedLevel
     vals: list[Any]
     """Its results: fake tensors, None, or UNKNOWN."""
 
@@ -67,7 +67,7 @@ class Captures:
     """Sizes that known numbers among the values are made of."""
 
 
-def _captures(level: Level, values: Sequence[Value]) -> Captures:
+def _captures(level: TracedLevel, values: Sequence[Value]) -> Captures:
     simple = [_simple(level, v) for v in values]
     found: dict[str, torch.SymInt] = {}
     for v in simple:
@@ -78,7 +78,7 @@ def _captures(level: Level, values: Sequence[Value]) -> Captures:
     return Captures(simple, list(found.values()))
 
 
-def _simple(level: Level, v: Value) -> Value:
+def _simple(level: TracedLevel, v: Value) -> Value:
     """A list as one value of unknown type; others as they are."""
     if not isinstance(v, list):
         return v
@@ -87,9 +87,9 @@ def _simple(level: Level, v: Value) -> Value:
     return level.emit(leaf, items, {}, [UNKNOWN], tupled=False)[0]
 
 
-def _nested(level: Level, program: Program, stand_ins: Sequence[Any], captures: Captures) -> Nested:
+def _nested(level: TracedLevel, program: Program, stand_ins: Sequence[Any], captures: Captures) -> Nested:
     """Trace a nested graph; its inputs are the stand-ins, then the captures, then the captures' symbols."""
-    inner = Level(level.session)
+    inner = TracedLevel(level.session)
     vals: list[Any] = []
 
     def body() -> list[Value]:
@@ -117,7 +117,7 @@ def _nested(level: Level, program: Program, stand_ins: Sequence[Any], captures: 
     return Nested(gm, inner, vals)
 
 
-def _close(level: Level, nested: Sequence[Nested]) -> list[Value]:
+def _close(level: TracedLevel, nested: Sequence[Nested]) -> list[Value]:
     """Give all nested graphs the same constants behind their inputs; gives those as values of the outer graph."""
     for n in nested:
         drop_unused(n.level)
@@ -128,7 +128,7 @@ def _close(level: Level, nested: Sequence[Nested]) -> list[Value]:
 
 
 def _emit(
-    level: Level,
+    level: TracedLevel,
     kind: Any,
     nested: Sequence[Nested],
     args: Sequence[Any],
@@ -145,7 +145,7 @@ def _emit(
 # --- types of results ------------------------------------------------------------------------------------------------
 
 
-def _fresh_like(level: Level, val: Any, changing: set[int] = frozenset()) -> Any:  # type: ignore[assignment]
+def _fresh_like(level: TracedLevel, val: Any, changing: set[int] = frozenset()) -> Any:  # type: ignore[assignment]
     """A new stand-in of the same type, with sizes that change made unknown."""
     if not isinstance(val, torch.Tensor):
         return UNKNOWN
@@ -154,7 +154,7 @@ def _fresh_like(level: Level, val: Any, changing: set[int] = frozenset()) -> Any
         return torch.empty(shape, dtype=val.dtype, device=val.device)
 
 
-def _visible(level: Level, before: set[Any], val: Any) -> Any:
+def _visible(level: TracedLevel, before: set[Any], val: Any) -> Any:
     """The type a result has outside: sizes that only the nested graph knows are unknown there."""
     if not isinstance(val, torch.Tensor):
         return UNKNOWN
@@ -162,7 +162,7 @@ def _visible(level: Level, before: set[Any], val: Any) -> Any:
     return _fresh_like(level, val, inside)
 
 
-def _symbols(level: Level) -> set[Any]:
+def _symbols(level: TracedLevel) -> set[Any]:
     assert level.session.mode.shape_env is not None
     return set(level.session.mode.shape_env.var_to_range)
 
@@ -181,7 +181,7 @@ def _changed(a: Any, b: Any) -> set[int] | None:
 # --- the operators ---------------------------------------------------------------------------------------------------
 
 
-def _if(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
+def _if(level: TracedLevel, step: ProgramStep, args: list[Value]) -> Sequence[Value]:
     cond, outside = args[0], args[1:]
     if (taken := _decided(level, cond)) is not None:
         return run(level, step.programs[0 if taken else 1], outside)
@@ -197,7 +197,7 @@ def _if(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
     return _emit(level, "if", nested, [cond], captures, vals)
 
 
-def _decided(level: Level, cond: Value) -> bool | None:
+def _decided(level: TracedLevel, cond: Value) -> bool | None:
     """A condition that is a constant, or a question about sizes (whose answer becomes a guard)."""
     numbers = level.numbers(cond) if isinstance(cond, torch.Tensor) else None
     if numbers is None:
@@ -209,7 +209,7 @@ def _decided(level: Level, cond: Value) -> bool | None:
 
 
 def _settle(
-    level: Level, vals: Sequence[Any], trace_body: Callable[[list[Any]], tuple[Nested, list[Any]]]
+    level: TracedLevel, vals: Sequence[Any], trace_body: Callable[[list[Any]], tuple[Nested, list[Any]]]
 ) -> tuple[Nested, list[Any]]:
     """Trace a body until the types of its carried values are stable; gives it with those types as seen outside."""
     types: list[Any] = [v if isinstance(v, torch.Tensor) else UNKNOWN for v in vals]
@@ -231,7 +231,7 @@ def _settle(
             return nested, [_fresh_like(level, t, c) for t, c in zip(types, changing, strict=True)]
 
 
-def _steps(level: Level, before: set[Any], vals: Sequence[Any], length: Any, axes: Sequence[int]) -> list[Any]:
+def _steps(level: TracedLevel, before: set[Any], vals: Sequence[Any], length: Any, axes: Sequence[int]) -> list[Any]:
     """The types of stacked outputs."""
     out: list[Any] = []
     for val, axis in zip(vals, axes, strict=True):
@@ -263,7 +263,7 @@ def _stacked_attrs(program: Program, first: int, vals: Sequence[Any]) -> dict[st
     return {"dtypes": dtypes, "shapes": shapes}
 
 
-def _loop(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
+def _loop(level: TracedLevel, step: ProgramStep, args: list[Value]) -> Sequence[Value]:
     n_in = len(step.node.inputs)
     given = [*args[:n_in], *(None,) * (2 - n_in)]
     trip, cond, carried = given[0], given[1], [_simple(level, v) for v in given[2:]]
@@ -291,7 +291,7 @@ def _loop(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
     )
 
 
-def _known_trips(level: Level, trip: Value, cond: Value, nested: Nested) -> Any:
+def _known_trips(level: TracedLevel, trip: Value, cond: Value, nested: Nested) -> Any:
     """How often a loop runs that only its count ends, where that is a number or a size; None where only a run tells."""
     count = level.numbers(trip) if isinstance(trip, torch.Tensor) else None
     if count is None or not _holds(level, cond):
@@ -306,7 +306,7 @@ def _known_trips(level: Level, trip: Value, cond: Value, nested: Nested) -> Any:
     return count.flat[0] if isinstance(count.flat[0], torch.SymInt) else None
 
 
-def _holds(level: Level, cond: Value) -> bool:
+def _holds(level: TracedLevel, cond: Value) -> bool:
     """Whether a condition is known to be true; no condition is."""
     if cond is None:
         return True
@@ -314,7 +314,7 @@ def _holds(level: Level, cond: Value) -> bool:
     return known is not None and shape_algebra.is_static(known) and bool(known.flat[0])
 
 
-def _scan(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
+def _scan(level: TracedLevel, step: ProgramStep, args: list[Value]) -> Sequence[Value]:
     n_in, n_scan = len(step.node.inputs), int(step.attrs["num_scan_inputs"])
     n = n_in - n_scan
     states, scanned, body = args[:n], args[n:n_in], step.programs[0]
@@ -350,7 +350,7 @@ def _scan(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
     )
 
 
-def _map(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
+def _map(level: TracedLevel, step: ProgramStep, args: list[Value]) -> Sequence[Value]:
     n_in, n_out, body = len(step.node.inputs), len(step.node.outputs), step.programs[0]
     sequences, outside = args[:n_in], args[n_in:]
     if all(isinstance(s, list | torch.Tensor) for s in sequences) and isinstance(sequences[0], list):
@@ -365,7 +365,7 @@ def _map(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
 class _Inline:
     """A nested program whose calls are traced into the graph around it."""
 
-    level: Level
+    level: TracedLevel
     program: Program
 
     @property
@@ -394,7 +394,7 @@ class _Lengths:
         return self.numbers
 
 
-def _unrolled(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
+def _unrolled(level: TracedLevel, step: ProgramStep, args: list[Value]) -> Sequence[Value]:
     """The batched Scan of opset 8, step by step: its lengths must be known."""
     lengths: Any = args[0]
     if lengths is not None:

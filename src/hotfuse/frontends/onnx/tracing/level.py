@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
 
 from hotfuse.frontends.leaf import UNKNOWN
-from hotfuse.frontends.onnx.program import Step
+from hotfuse.frontends.onnx.program import ProgramStep
 from hotfuse.frontends.onnx.tracing import shape_algebra
 from hotfuse.frontends.onnx.tracing.shape_algebra import LIMIT, Numbers
 from hotfuse.frontends.onnx.values import Value
@@ -40,7 +40,7 @@ class Opaque:
     const: Any = None
 
 
-ControlFn = Callable[["Level", Step, list[Value]], Sequence[Value]]
+ControlFn = Callable[["TracedLevel", ProgramStep, list[Value]], Sequence[Value]]
 """Traces a control operator; it needs levels of its own, so it is given from outside."""
 
 
@@ -82,7 +82,7 @@ _NO_LIST = frozenset(
 )
 
 
-class Level:
+class TracedLevel:
     """One graph being traced: the model's, or one inside a control operator."""
 
     def __init__(self, session: Session) -> None:
@@ -218,7 +218,7 @@ class Level:
         return self.know(torch.stack(scalars).reshape(numbers.shape), numbers)
 
 
-def drop_unused(level: Level) -> None:
+def drop_unused(level: TracedLevel) -> None:
     """Remove the constants that nothing reads after all (their numbers were enough)."""
     for key, node in list(level.consts.items()):
         if not node.users:

@@ -31,7 +31,7 @@ from hotfuse.frontends.leaf import UNKNOWN
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.model import PortType
 from hotfuse.frontends.onnx.tracing import control as trace_control
-from hotfuse.frontends.onnx.tracing.level import Level, Session, drop_unused, order_placeholders
+from hotfuse.frontends.onnx.tracing.level import Session, TracedLevel, drop_unused, order_placeholders
 from hotfuse.frontends.onnx.tracing.walk import run
 from hotfuse.frontends.onnx.values import Value
 
@@ -74,7 +74,7 @@ def trace(module: OnnxModule, inputs: Sequence[TensorSpec | None], mode: FakeTen
     session.key_of = {id(v): k for k, v in module.weights.items()}
     names = [p.name for p in module.inputs]
     fakes = fake_inputs(mode, env, inputs, [p.type for p in module.inputs])
-    level = Level(session)
+    level = TracedLevel(session)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")

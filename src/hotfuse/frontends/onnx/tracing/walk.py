@@ -17,11 +17,11 @@ from torch.overrides import TorchFunctionMode
 from hotfuse.frontends.leaf import UNKNOWN, Leaf
 from hotfuse.frontends.onnx import leaves
 from hotfuse.frontends.onnx.model import PortType
-from hotfuse.frontends.onnx.program import Program, Step
+from hotfuse.frontends.onnx.program import Program, ProgramStep
 from hotfuse.frontends.onnx.registry import DataDependent
 from hotfuse.frontends.onnx.settle import RANDOM
 from hotfuse.frontends.onnx.tracing import shape_algebra
-from hotfuse.frontends.onnx.tracing.level import Level, Opaque, is_opaque, plainly
+from hotfuse.frontends.onnx.tracing.level import Opaque, TracedLevel, is_opaque, plainly
 from hotfuse.frontends.onnx.tracing.shape_algebra import LIMIT
 from hotfuse.frontends.onnx.values import Value, is_tensor
 
@@ -35,7 +35,7 @@ _STRUCTURAL = frozenset(
 class TraceCtx:
     """The context an operator's function sees while tracing."""
 
-    def __init__(self, level: Level, opset: int, n_outputs: int) -> None:
+    def __init__(self, level: TracedLevel, opset: int, n_outputs: int) -> None:
         self.level, self.opset, self.n_outputs = level, opset, n_outputs
 
     def ints(self, t: Any) -> list[Any]:
@@ -58,7 +58,7 @@ class TraceCtx:
         return isinstance(t, np.ndarray) or self.level.numbers(t) is not None
 
 
-def run(level: Level, program: Program, args: Sequence[Value]) -> list[Value]:
+def run(level: TracedLevel, program: Program, args: Sequence[Value]) -> list[Value]:
     """Trace a program on values of this graph."""
     env: list[Value] = list(program.template)
     for slot in program.consts:
@@ -84,7 +84,7 @@ def run(level: Level, program: Program, args: Sequence[Value]) -> list[Value]:
     return [read(i) for i in program.out_slots]
 
 
-def _step(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
+def _step(level: TracedLevel, step: ProgramStep, args: list[Value]) -> Sequence[Value]:
     """Trace one node: folded, as sizes, as ATen operators, or whole."""
     match step.kind:
         case "control":
@@ -116,11 +116,11 @@ def _step(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
     return results
 
 
-def _attr(level: Level, v: Any) -> Any:
+def _attr(level: TracedLevel, v: Any) -> Any:
     return level.const(v) if is_tensor(v) else v
 
 
-def _fold(level: Level, step: Step, args: list[Value]) -> list[Value] | None:
+def _fold(level: TracedLevel, step: ProgramStep, args: list[Value]) -> list[Value] | None:
     """Run a node on constants at once; None unless every input is a small one."""
     if not args or step.node.op in RANDOM or step.kind == "fallback":
         return None
@@ -146,7 +146,7 @@ def _fold(level: Level, step: Step, args: list[Value]) -> list[Value] | None:
     return [level.const(r) for r in results]
 
 
-def _sizes(level: Level, step: Step, args: list[Value]) -> list[Value] | None:
+def _sizes(level: TracedLevel, step: ProgramStep, args: list[Value]) -> list[Value] | None:
     """A node of shape arithmetic."""
     if step.node.domain or step.node.op not in shape_algebra.ROWS or not args:
         return None
@@ -159,7 +159,7 @@ def _sizes(level: Level, step: Step, args: list[Value]) -> list[Value] | None:
     return None if found is None else [level.materialize(n, d) for n, d in found]
 
 
-def _expanded(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
+def _expanded(level: TracedLevel, step: ProgramStep, args: list[Value]) -> Sequence[Value]:
     definition = step.definition
     assert definition is not None
     body = None
@@ -171,7 +171,7 @@ def _expanded(level: Level, step: Step, args: list[Value]) -> Sequence[Value]:
     return run(level, body, args)
 
 
-def _leaf(level: Level, step: Step, args: Sequence[Value], why: str) -> list[Value]:
+def _leaf(level: TracedLevel, step: ProgramStep, args: Sequence[Value], why: str) -> list[Value]:
     """Keep a node whole."""
     node, n_out = step.node, len(step.node.outputs)
     level.session.leaves.setdefault(node.op, why)
@@ -194,7 +194,7 @@ class _WholeRecurrent(TorchFunctionMode):
         torch.rnn_relu: torch.ops.aten.rnn_relu.input,
     }
 
-    def __init__(self, level: Level) -> None:
+    def __init__(self, level: TracedLevel) -> None:
         super().__init__()
         self.level = level
 
@@ -219,7 +219,7 @@ class _Const:
     value: Value
 
 
-def _handles_lists(step: Step, args: Sequence[Value]) -> bool:
+def _handles_lists(step: ProgramStep, args: Sequence[Value]) -> bool:
     """Whether a node only puts values into a known list or takes them out."""
     op = step.node.op
     return op in _STRUCTURAL and (op == "SequenceConstruct" or isinstance(args[0], list))

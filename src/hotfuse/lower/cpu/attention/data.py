@@ -22,7 +22,7 @@ Valid = tuple[Dim | None, Dim | None] | tuple[()]
 
 
 @dataclass(frozen=True, slots=True)
-class Along:
+class AffineIndex:
     """An index along one dim of a buffer: offset + batch·steps[0] + head·steps[1] + row·steps[2] + element·steps[3]."""
 
     offset: Dim
@@ -30,11 +30,11 @@ class Along:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class AttentionView:
     """A [batch, head, row, element] view of a buffer."""
 
     buffer: Buffer
-    dims: tuple[Along, ...]
+    dims: tuple[AffineIndex, ...]
     """One per dim of the buffer."""
     shared: int = 1
     """Heads one behind the other that are the same head of this view."""
@@ -72,7 +72,7 @@ class Rows:
 class Mask:
     """Added to the scores, or (bool) true where a key counts: a [batch, head, query, key] view."""
 
-    rows: Rows
+    rows: AttentionView
     per_query: bool
     """Whether queries have masks of their own."""
     hides: bool = False
@@ -105,10 +105,10 @@ CAUSAL = Band()
 class Attention:
     """What is to be computed."""
 
-    q: Rows
-    k: Rows
-    v: Rows
-    out: Rows
+    q: AttentionView
+    k: AttentionView
+    v: AttentionView
+    out: AttentionView
     batch: Dim
     heads: int
     queries: Dim

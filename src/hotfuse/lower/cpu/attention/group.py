@@ -19,8 +19,8 @@ from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import mul, same
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.lowered import Lowered, Memory, tensor_type
-from hotfuse.lower.cpu.attention.data import CAUSAL, HALVES, MAX_WIDTH, Along, Attention, Mask
+from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
+from hotfuse.lower.cpu.attention.data import CAUSAL, HALVES, MAX_WIDTH, AffineIndex, Attention, Mask
 from hotfuse.lower.cpu.attention.kernel import attend
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling, choose, shared
 from hotfuse.lower.cpu.attention.views import Views, one_wide
@@ -42,10 +42,10 @@ def lower_attention(
     tiling: AttentionTiling | None = None,
 ) -> Lowered:
     """A kernel for a group around one attention; `strides` are those of inputs whose type does not tell them."""
-    return _Group(graph, core, name, strides or {}, tiling).lower()
+    return _AttentionGroup(graph, core, name, strides or {}, tiling).lower()
 
 
-class _Group:
+class _AttentionGroup:
     """One group while it is lowered."""
 
     def __init__(
@@ -55,7 +55,7 @@ class _Group:
         self.job = _asked(graph)
         self.where = str(self.job.node.loc)
         self.builder = KernelBuilder(name, self.job.node.loc)
-        self.memory = Memory(self.builder, graph, strides)
+        self.memory = KernelBuffers(self.builder, graph, strides)
         self.views = Views(graph, self.memory, self.job.node, _four)
 
     def lower(self) -> Lowered:
@@ -70,7 +70,7 @@ class _Group:
         uses = heads // kv_heads if kv_heads else 1
         k = self.views.walked(asked.k, uses)
         if asked.turned:
-            k = replace(k, dims=tuple(Along(d.offset, (*d.steps[:2], d.steps[3], d.steps[2])) for d in k.dims))
+            k = replace(k, dims=tuple(AffineIndex(d.offset, (*d.steps[:2], d.steps[3], d.steps[2])) for d in k.dims))
         if width == 1:
             k = one_wide(k)
         job = Attention(
@@ -136,7 +136,7 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _AttentionNode:
     """An attention of either kind: one node, or spelled out."""
 
     node: Node
@@ -155,7 +155,7 @@ class _Asked:
     nan_is_zero: bool = False
 
 
-def _asked(graph: Graph) -> _Asked:
+def _asked(graph: Graph) -> _AttentionNode:
     """What a group's attention is to compute."""
     spelled = written(graph)
     whole = [n for n in graph.nodes if packet(n.op) == OP]
@@ -164,7 +164,7 @@ def _asked(graph: Graph) -> _Asked:
     if spelled:
         (w,) = spelled
         last = graph.nodes[w.nodes[-1]]
-        return _Asked(last, w.q, w.k, w.v, turned=True, scale=w.scale, mask=w.mask, hides=w.hides,
+        return _AttentionNode(last, w.q, w.k, w.v, turned=True, scale=w.scale, mask=w.mask, hides=w.hides,
                       empty_is_nan=w.empty_is_nan, nan_is_zero=not w.empty_is_nan)  # fmt: skip
     (node,) = whole
     where = str(node.loc)
@@ -179,7 +179,7 @@ def _asked(graph: Graph) -> _Asked:
     if not (mask is None or isinstance(mask, Value)):
         raise CannotLower("attention whose mask is not a tensor", where=where)
     causal, grouped = (bool(argument(node, n, False)) for n in ("is_causal", "enable_gqa"))
-    return _Asked(node, q, k, v, turned=False, scale=None if scale is None else float(scale), mask=mask,
+    return _AttentionNode(node, q, k, v, turned=False, scale=None if scale is None else float(scale), mask=mask,
                   causal=causal, grouped=grouped)  # fmt: skip
 
 

@@ -26,8 +26,8 @@ from hotfuse.lower.cpu.attention.data import (
     F32,
     NONE,
     Attention,
+    AttentionView,
     Mask,
-    Rows,
     Valid,
     added,
     finished,
@@ -94,7 +94,7 @@ class Panel:
             self.top, self.total, self.rescale = (b.scratch(n, F32, (wide,)) for n in ("top", "total", "rescale"))
             self.sums = b.scratch("sums", F32, (wide, a.padded))
 
-    def read(self, x: Rows, row: Dim, element: Dim, shape: tuple[int, int], valid: Valid = ()) -> Tile:
+    def read(self, x: AttentionView, row: Dim, element: Dim, shape: tuple[int, int], valid: Valid = ()) -> Tile:
         """Rows by elements of this panel's head."""
         return x.read(self.b, (self.batch, self.head, row, element), shape, valid)
 

@@ -23,8 +23,8 @@ from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import same
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.lowered import Lowered, Memory, tensor_type
-from hotfuse.lower.cpu.attention.data import F32, HALVES, MAX_WIDTH, Attention, Band, Rows
+from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
+from hotfuse.lower.cpu.attention.data import F32, HALVES, MAX_WIDTH, Attention, AttentionView, Band
 from hotfuse.lower.cpu.attention.kernel import Panel, apart
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling, choose
 from hotfuse.lower.cpu.attention.views import Four, Views, one_wide
@@ -49,13 +49,13 @@ def lower_packed(
     """A kernel for a group around one packed attention; `strides` are those of inputs whose type does not tell them."""
     asked = _asked(graph)
     builder = KernelBuilder(name, asked.node.loc)
-    memory = Memory(builder, graph, strides or {})
+    memory = KernelBuffers(builder, graph, strides or {})
     _write(asked, builder, memory, Views(graph, memory, asked.node, _four), tiling or choose(core, asked.width))
     return memory.finish(builder.finish())
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _PackedAttention:
     """What a group's attention is to compute."""
 
     node: Node
@@ -84,7 +84,7 @@ class _Sequences:
     """The most that either can be."""
 
 
-def _write(asked: _Asked, b: KernelBuilder, memory: Memory, views: Views, tiling: AttentionTiling) -> None:
+def _write(asked: _PackedAttention, b: KernelBuilder, memory: KernelBuffers, views: Views, tiling: AttentionTiling) -> None:
     (queries, *_), (keys, *_), (count,) = (shape_of(x) for x in (asked.q, asked.k, asked.offsets))
     shared = asked.heads // asked.kv_heads
     q, v, out = views.view(asked.q), views.view(asked.v, shared), views.output()
@@ -122,14 +122,14 @@ def _if(b: KernelBuilder, count: Dim) -> AbstractContextManager[None]:
     return nullcontext() if isinstance(count, int) else b.when(expr("<", 0, count))
 
 
-def _band(asked: _Asked, shift: Dim) -> Band | None:
+def _band(asked: _PackedAttention, shift: Dim) -> Band | None:
     """The window around a query's place: the last query stands at the last key."""
     if asked.left < 0 and asked.right < 0:
         return None
     return Band(None if asked.left < 0 else asked.left, None if asked.right < 0 else asked.right, shift)
 
 
-def _checked(b: KernelBuilder, memory: Memory, offsets: Value, count: Dim, rows: Dim, suffix: str) -> _Sequences:
+def _checked(b: KernelBuilder, memory: KernelBuffers, offsets: Value, count: Dim, rows: Dim, suffix: str) -> _Sequences:
     """Offsets that ascend within the rows; others are the one before them, and a fault."""
     i64 = DType.I64
     begins, lengths = (b.shared(f"{n}{suffix}", i64, (count,)) for n in ("begins", "lengths"))
@@ -157,14 +157,14 @@ def _one(b: KernelBuilder, of: _Sequences, sequence: Dim, suffix: str) -> Genera
         yield begin, length
 
 
-def _zero(b: KernelBuilder, asked: _Asked, out: Rows, lanes: int, lo: Dim, hi: Dim) -> None:
+def _zero(b: KernelBuilder, asked: _PackedAttention, out: AttentionView, lanes: int, lo: Dim, hi: Dim) -> None:
     """Rows of no sequence."""
     with b.loop("row", lo, hi) as row, b.loop("head", 0, asked.heads) as head, b.loop("c", 0, asked.value_width, lanes) as c:
         left = (None, remaining(asked.value_width, c.var))
         out.write(b, (0, head.var, row.var, c.var), b.fill(0.0, F32, (1, lanes)), left)
 
 
-def _asked(graph: Graph) -> _Asked:
+def _asked(graph: Graph) -> _PackedAttention:
     """The one packed attention of a group, if a kernel can do what it asks."""
     found = [n for n in graph.nodes if packet(n.op) == PACKED]
     if len(found) != 1:
@@ -189,7 +189,7 @@ def _asked(graph: Graph) -> _Asked:
     if shape_of(offsets) == (0,):
         raise CannotLower("packed attention without offsets", where=where)
     factor = 1 / math.sqrt(width) if scale is None else float(scale)
-    return _Asked(node, q, k, v, offsets, offsets_k, heads, kv_heads, width, value_width, factor, left, right)
+    return _PackedAttention(node, q, k, v, offsets, offsets_k, heads, kv_heads, width, value_width, factor, left, right)
 
 
 def _tensor(node: Node, name: str) -> Value:

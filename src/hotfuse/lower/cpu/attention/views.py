@@ -15,8 +15,8 @@ from hotfuse.ir.graph import Graph, Node, Value, output_values, sources
 from hotfuse.lower.common.algebra import add, mul, same
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.index import Position, Space, Split, counters_in
-from hotfuse.lower.common.lowered import Memory, Place
-from hotfuse.lower.cpu.attention.data import Along, Rows
+from hotfuse.lower.common.lowered import BufferView, KernelBuffers
+from hotfuse.lower.cpu.attention.data import AffineIndex, AttentionView
 from hotfuse.lower.ops.views import Alias, is_move, move, shape_of
 from hotfuse.ops.table import packet
 
@@ -29,13 +29,13 @@ Four = tuple[Dim, Dim, Dim, Dim]
 class Views:
     """The views of one group around an attention; `four` orders what belongs to its dims, with something for absent ones."""
 
-    def __init__(self, graph: Graph, memory: Memory, result: Node, four: Callable[[tuple[Dim, ...], Dim], Four]) -> None:
+    def __init__(self, graph: Graph, memory: KernelBuffers, result: Node, four: Callable[[tuple[Dim, ...], Dim], Four]) -> None:
         self.graph, self.memory, self.result, self.four = graph, memory, result, four
         self.where = str(result.loc)
         self.makers: dict[str, tuple[Node, int]] = {v.name: (n, i) for n in graph.nodes for i, v in enumerate(n.outs)}
         self.sources = {v.name for v in sources(graph)}
 
-    def view(self, value: Value, shared: int = 1) -> Rows:
+    def view(self, value: Value, shared: int = 1) -> AttentionView:
         """A tensor of [batch, head, row, element] as steps through the memory it comes from."""
         rows = self.walked(value, shared)
         self.neighbours(rows, value)
@@ -46,12 +46,12 @@ class Views:
             raise CannotLower(f"the elements of a row of %{value.name} are not next to each other", where=self.where)
         return rows
 
-    def neighbours(self, rows: Rows, value: Value, only: tuple[int, ...] = (2, 3)) -> None:
+    def neighbours(self, rows: AttentionView, value: Value, only: tuple[int, ...] = (2, 3)) -> None:
         """Each counter must move along one dim of the buffer."""
         if any(sum(d.steps[c] != 0 for d in rows.dims) > 1 for c in only):
             raise CannotLower(f"%{value.name} is not a strided view", where=self.where)
 
-    def walked(self, value: Value, shared: int = 1) -> Rows:
+    def walked(self, value: Value, shared: int = 1) -> AttentionView:
         """The same without a condition on how a row's elements lie."""
         shape = shape_of(value)
         space, repeated = Space.of(shape), 1
@@ -68,13 +68,13 @@ class Views:
                 space, repeated = space.refined(split), split.inner
         place = self.memory.place(source)
         extra = len(shape) if repeated > 1 else -1  # the counter of a head among its copies
-        dims: list[Along] = []
+        dims: list[AffineIndex] = []
         for offset, terms in _by_dim(place, position):
             if terms.pop(extra, 0) != 0 or not terms.keys() <= set(range(len(shape))):
                 raise CannotLower(f"%{value.name} is not a strided view", where=self.where)
             steps = tuple(terms.get(i, 0) for i in range(len(shape) - rank, len(shape)))  # missing leading dims: no step
-            dims.append(Along(offset, self.four(steps, 0)))
-        return Rows(place.buffer, tuple(dims), shared * repeated)
+            dims.append(AffineIndex(offset, self.four(steps, 0)))
+        return AttentionView(place.buffer, tuple(dims), shared * repeated)
 
     def back(self, value: Value, position: Position, space: Space) -> tuple[Value, Position]:
         """The source behind a chain of views, and the position there."""
@@ -91,7 +91,7 @@ class Views:
             value, position = step.value, step.position
         return value, position
 
-    def output(self) -> Rows:
+    def output(self) -> AttentionView:
         """Where the elements of attention's result lie in the group's output."""
         outs = list(dict.fromkeys(output_values(self.graph)))
         if len(outs) != 1:
@@ -120,7 +120,7 @@ class Views:
             raise CannotLower("attention's result does not fit its output", where=self.where)
         return self.placed(out, position, space)
 
-    def placed(self, out: Value, position: Position, space: Space) -> Rows:
+    def placed(self, out: Value, position: Position, space: Space) -> AttentionView:
         """Each dim of attention's result must be a counter of the output's own, so that every element has one place."""
         place = self.memory.output(out)
         stride: dict[int, Dim] = {}
@@ -144,10 +144,10 @@ class Views:
         full = all(same(space.extents[c.terms[0][0]], n) for c, n in zip(position, result_shape, strict=True) if c.terms)
         if len(used) != len(set(used)) or set(used) != live or not full or steps[3] != 1:
             raise CannotLower("attention's result does not fit its output", where=self.where)
-        return Rows(place.buffer, (Along(0, steps),))
+        return AttentionView(place.buffer, (AffineIndex(0, steps),))
 
 
-def one_wide(rows: Rows) -> Rows:
+def one_wide(rows: AttentionView) -> AttentionView:
     """Rows of one element, which is walked as if others stood next to it: none of those is ever read."""
     at = next((i for i, n in enumerate(rows.buffer.stride) if n == 1), -1)
     if at < 0:
@@ -162,7 +162,7 @@ def _first(node: Node) -> Value:
     return node.ins[0]
 
 
-def _by_dim(place: Place, position: Position) -> list[tuple[Dim, dict[int, Dim]]]:
+def _by_dim(place: BufferView, position: Position) -> list[tuple[Dim, dict[int, Dim]]]:
     """Per dim of a place's buffer: the offset, and the steps by counter."""
     if any(counters_in(c.offset) for c in position):
         raise CannotLower("an operand of attention is not a strided view")

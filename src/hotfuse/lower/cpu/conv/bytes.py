@@ -27,15 +27,15 @@ from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.algebra import add, mul, product
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.index import Position
-from hotfuse.lower.common.lowered import Lowered, Memory, PackArgument, Place, tensor_type
-from hotfuse.lower.common.pack import BYTE_GROUP, Order, PackSource, PackSpec
+from hotfuse.lower.common.lowered import BufferView, KernelBuffers, Lowered, PackArgument, tensor_type
+from hotfuse.lower.common.pack import BYTE_GROUP, PackSource, PackSpec, WeightOrder
 from hotfuse.lower.common.quant import MAX_K, Scaling, corrected, scaled
 from hotfuse.lower.common.values import Evaluator
 from hotfuse.lower.cpu import division
 from hotfuse.lower.cpu.conv import shape as conv_shape
 from hotfuse.lower.cpu.conv.finish import Channels, Finish
 from hotfuse.lower.cpu.conv.read import Convolution, the_convolution
-from hotfuse.lower.cpu.conv.rows import Row, Task, Way, along, over_window, rows, start, step_of
+from hotfuse.lower.cpu.conv.rows import ConvTask, OutputRow, SpatialDim, along, over_window, rows, start, step_of
 from hotfuse.lower.cpu.conv.shape import Axis, Block
 from hotfuse.lower.cpu.gemm.gemm import let
 from hotfuse.lower.cpu.tiling import Core
@@ -68,7 +68,7 @@ class _Bytes:
         node = next(n for n in graph.nodes if is_convolution(n))
         self.original, self.conv, self.scaling, self.core = original, replace(conv, node=node), scaling, core
         self.b = KernelBuilder(name or "convolution_of_bytes", loc=node.loc)
-        self.memory = Memory(self.b, graph)
+        self.memory = KernelBuffers(self.b, graph)
         self.kind = tensor_type(conv.x).dtype
         outs = list(dict.fromkeys(output_values(graph)))
         self.finish = Finish(self.memory, graph, self.conv.out, self.conv.bias, outs, core.lanes)
@@ -89,7 +89,7 @@ class _Bytes:
             vectors = self.cut.vectors
             rows = max(1, (core.registers - vectors - 2) // (vectors + 1))
             self.cut = replace(self.cut, mr=min(self.cut.mr, rows))
-        source = PackSource(conv.weight.name, Order.WINDOW, conv.outputs)
+        source = PackSource(conv.weight.name, WeightOrder.WINDOW, conv.outputs)
         self.spec = PackSpec((source,), window * self.channels, self.cut.nr, DType.I8)
         self.sums_spec = replace(self.spec, dtype=DType.I32)
 
@@ -143,7 +143,7 @@ class _Bytes:
             left = remaining(count, i.var)
             b.store(self.padded, (expr("+", at, i.var),), self._zero((_COPIED,)), valid=(left,))
 
-    def _copy(self, place: Place, images: Dim) -> None:
+    def _copy(self, place: BufferView, images: Dim) -> None:
         b, (down, across), (height, width) = self.b, self.axes, self.sizes
         line = mul(width, self.channels)
         strides = place.strides
@@ -206,18 +206,18 @@ class _Bytes:
 
             along(b, task, self.cut.mr, block, _never, together=True)
 
-    def _task(self, images: Dim) -> Task:
+    def _task(self, images: Dim) -> ConvTask:
         """The convolution of the padded image, whose steps are fours of bytes."""
         width, rank = self.sizes[1], len(self.conv.ways)
         steps = (mul(width, self.channels), self.channels)
         ways = [
-            Way(replace(axis, size=size, padding=0, after=0, count=axis.out), step, dim)
+            SpatialDim(replace(axis, size=size, padding=0, after=0, count=axis.out), step, dim)
             for axis, size, step, dim in zip(self.axes, self.sizes, steps, (2, 1 + rank), strict=True)
         ]
         outer = (ways[0],) if rank > 1 else ()
-        return Task(self.padded, self.image, 1, outer, ways[1], images, self.channels // BYTE_GROUP, self.panels)
+        return ConvTask(self.padded, self.image, 1, outer, ways[1], images, self.channels // BYTE_GROUP, self.panels)
 
-    def _block(self, task: Task, row: Row, block: Block, pixel: Dim, panel: Dim, channels: Channels) -> None:
+    def _block(self, task: ConvTask, row: OutputRow, block: Block, pixel: Dim, panel: Dim, channels: Channels) -> None:
         b, columns = self.b, task.columns
         zeros = [b.fill(0, DType.I32, (block.rows, self.spec.nr))]
         if self.scaling.zero_w != 0:
@@ -240,7 +240,7 @@ class _Bytes:
             sums = b.load(self.sums, (i.var, 0), (self.spec.nr,))
             self.finish.tile(row.where, expr("+", pixel, i.var), channels, self._shifted(sums, panel, i.var))
 
-    def _run(self, task: Task, steps: int, at: Dim, k: Dim, panel: Dim, tiles: list[Tile]) -> list[Tile]:
+    def _run(self, task: ConvTask, steps: int, at: Dim, k: Dim, panel: Dim, tiles: list[Tile]) -> list[Tile]:
         """Sums of products, and those of the image alone where they are wanted."""
         b, height = self.b, tiles[0].type.shape[0]
         apart = task.columns.stride * self.channels

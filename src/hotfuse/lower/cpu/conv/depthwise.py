@@ -19,8 +19,8 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import mul
 from hotfuse.lower.cpu import division
-from hotfuse.lower.cpu.conv.finish import Channels, Finish, Where
-from hotfuse.lower.cpu.conv.rows import Row, Task, along, over_window, rows, start, step_of
+from hotfuse.lower.cpu.conv.finish import Channels, Finish, RowPosition
+from hotfuse.lower.cpu.conv.rows import ConvTask, OutputRow, along, over_window, rows, start, step_of
 from hotfuse.lower.cpu.conv.shape import Block
 from hotfuse.lower.cpu.gemm.gemm import let
 from hotfuse.tile.build import KernelBuilder, remaining
@@ -31,7 +31,7 @@ _EVEN_ROWS = 0.8
 
 
 def depthwise(
-    b: KernelBuilder, task: Task, width: int, most: int, channels: int, finish: Finish, nearest: int, threads: int = 1
+    b: KernelBuilder, task: ConvTask, width: int, most: int, channels: int, finish: Finish, nearest: int, threads: int = 1
 ) -> None:
     """Every output channel reads its own input channel; channels are innermost in memory, `width` of them in a panel. The
     nearest cache has `nearest` bytes; where there are fewer rows than threads, these share the panels as well.
@@ -41,7 +41,7 @@ def depthwise(
 
 class _Own:
     def __init__(
-        self, b: KernelBuilder, task: Task, width: int, most: int, channels: int, finish: Finish, threads: int
+        self, b: KernelBuilder, task: ConvTask, width: int, most: int, channels: int, finish: Finish, threads: int
     ) -> None:
         self.b, self.task, self.width, self.most, self.finish, self.threads = b, task, width, most, finish, threads
         self.all, self.panels = channels, -(-channels // width)
@@ -59,7 +59,7 @@ class _Own:
     def write(self, nearest: int) -> None:
         b, task, finish, width = self.b, self.task, self.finish, self.width
         finish.make_room(width * self.panels)
-        self.scratch = finish.room_for_sums(self.most, width, Where({}, task.row.dim))
+        self.scratch = finish.room_for_sums(self.most, width, RowPosition({}, task.row.dim))
         with contextlib.ExitStack() as scope:
             parts = scope.enter_context(let(b, "parts", division.parts(task.rows, 1, self.threads)))
             pieces = self._pieces()
@@ -102,12 +102,12 @@ class _Own:
     def _valid(self, channels: Channels) -> tuple[Dim, ...]:
         return () if channels.exact else (remaining(self.all, channels.at),)
 
-    def _block(self, row: Row, block: Block, pixel: Dim) -> None:
+    def _block(self, row: OutputRow, block: Block, pixel: Dim) -> None:
         with self.b.loop("panel", self.first, self.last) as panel:
             channels = self._channels(panel.var)
             self._finish(row, pixel, channels, self._sums(row, block, pixel, panel.var, channels))
 
-    def _sums(self, row: Row, block: Block, pixel: Dim, panel: Dim, channels: Channels) -> list[Tile]:
+    def _sums(self, row: OutputRow, block: Block, pixel: Dim, panel: Dim, channels: Channels) -> list[Tile]:
         """One vector of channels for every pixel of a block; each input is loaded once per line of the window."""
         b, task, columns = self.b, self.task, self.task.columns
         uses: dict[int, list[tuple[int, int]]] = {}
@@ -133,7 +133,7 @@ class _Own:
         zero = b.fill(0.0, DType.F32, (self.width,))
         return over_window(b, row, [zero] * block.rows, line)
 
-    def _pixel(self, row: Row, pixel: Dim) -> None:
+    def _pixel(self, row: OutputRow, pixel: Dim) -> None:
         """A pixel whose window's columns are known at run time."""
         b, task = self.b, self.task
         first, last = task.columns.bounds(pixel)
@@ -151,7 +151,7 @@ class _Own:
             tiles = over_window(b, row, [b.fill(0.0, DType.F32, (self.width,))], line)
             self._finish(row, pixel, channels, tiles)
 
-    def _finish(self, row: Row, pixel: Dim, channels: Channels, tiles: list[Tile]) -> None:
+    def _finish(self, row: OutputRow, pixel: Dim, channels: Channels, tiles: list[Tile]) -> None:
         b, finish = self.b, self.finish
         if self.scratch is None:
             for i, tile in enumerate(tiles):

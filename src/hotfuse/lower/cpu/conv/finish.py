@@ -16,9 +16,9 @@ from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.index import Position, Space, counters_of, scaled, shifted
-from hotfuse.lower.common.lowered import Memory, dense_strides, tensor_type
+from hotfuse.lower.common.lowered import KernelBuffers, dense_strides, tensor_type
 from hotfuse.lower.common.steps import Apply, Definitions
-from hotfuse.lower.common.values import Along, Evaluator
+from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.ops.views import Alias, shape_of
 from hotfuse.ops.table import packet
 from hotfuse.tile.build import remaining
@@ -34,7 +34,7 @@ _FEW_PIXELS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class RowPosition:
     """The row of outputs that is being computed."""
 
     places: Mapping[int, Dim]
@@ -57,9 +57,9 @@ class Channels:
     exact: bool
     """Whether panels are never wider."""
 
-    def along(self, width: int) -> Along:
+    def along(self, width: int) -> TileAxis:
         """The panel as a tile axis."""
-        return Along(1, width, None if self.exact else remaining(self.end, self.at))
+        return TileAxis(1, width, None if self.exact else remaining(self.end, self.at))
 
 
 def without_division(graph: Graph) -> Graph:
@@ -82,7 +82,7 @@ class Finish:
     """Writes epilogues; one per kernel."""
 
     def __init__(
-        self, memory: Memory, graph: Graph, sums: Value, bias: Value | None, outs: Sequence[Value], lanes: int
+        self, memory: KernelBuffers, graph: Graph, sums: Value, bias: Value | None, outs: Sequence[Value], lanes: int
     ) -> None:
         self.builder = memory.builder
         self.sums, self.bias, self.outs, self.lanes = sums, bias, tuple(outs), lanes
@@ -157,7 +157,7 @@ class Finish:
         for i in range(len(self.channels)):
             self.kept.append(self.builder.scratch(f"channel{i}", DType.F32, (self._whole(width),)))
 
-    def room_for_sums(self, rows: int, width: int, where: Where) -> Buffer | None:
+    def room_for_sums(self, rows: int, width: int, where: RowPosition) -> Buffer | None:
         """Scratch memory for the sums of a block of so many pixels along some row, where they are to go through there."""
         self.squares = not self.single and where.step == 1 and any(_plane_by_plane(v, where.pixel) for v in self.images)
         if self.squares:
@@ -179,16 +179,16 @@ class Finish:
             for (value, position), buffer in zip(self.channels, self.kept, strict=True):
                 self.builder.store(buffer, (at,), self.builder.bcast(self.at.tile(value, position), shape))
 
-    def tile(self, where: Where, pixel: Dim, channels: Channels, sums: Tile, kept: Dim = 0) -> None:
+    def tile(self, where: RowPosition, pixel: Dim, channels: Channels, sums: Tile, kept: Dim = 0) -> None:
         """The sums of one pixel, [width], or of several, [rows, width]; of a single channel, [pixels]."""
         b = self.builder
         width = sums.type.shape[-1]
         axes = [channels.along(width)]
         if len(sums.type.shape) == 2:
-            axes = [Along(where.pixel, sums.type.shape[0]), *axes]
+            axes = [TileAxis(where.pixel, sums.type.shape[0]), *axes]
         self._store(where, pixel, channels.at, sums, axes, lambda buffer: b.load(buffer, (kept,), (width,)))
 
-    def line(self, where: Where, pixel: Dim, rows: Dim, scratch: Buffer) -> None:
+    def line(self, where: RowPosition, pixel: Dim, rows: Dim, scratch: Buffer) -> None:
         """The sums of a single channel for some pixels, one behind the other in scratch memory."""
         b = self.builder
         if self.shape[where.pixel] == 1:
@@ -197,11 +197,11 @@ class Finish:
         with b.loop("pixel", 0, rows, self.lanes) as i:
             left = remaining(rows, i.var)
             sums = b.load(scratch, (i.var, 0), (self.lanes,), axes=(0,), valid=(left,))
-            axes = [Along(where.pixel, self.lanes, left)]
+            axes = [TileAxis(where.pixel, self.lanes, left)]
             self._store(where, expr("+", pixel, i.var), 0, sums, axes, lambda buffer: b.load(buffer, (0,)))
 
     def _store(
-        self, where: Where, pixel: Dim, column: Dim, sums: Tile, axes: list[Along], kept: Callable[[Buffer], Tile]
+        self, where: RowPosition, pixel: Dim, column: Dim, sums: Tile, axes: list[TileAxis], kept: Callable[[Buffer], Tile]
     ) -> None:
         at, position = self.at, self._position(where)
         with at.loops({**where.places, 1: column, where.pixel: pixel}, axes):
@@ -215,14 +215,14 @@ class Finish:
             for v in self.outs:
                 at.store(v, position, at.tile(v, position))
 
-    def _position(self, where: Where) -> Position:
+    def _position(self, where: RowPosition) -> Position:
         if where.step == 1 and where.first == 0:
             return self.position
         moved = shifted(scaled(self.position[where.pixel], where.step), where.first)
         return (*self.position[: where.pixel], moved, *self.position[where.pixel + 1 :])
 
     def parts(
-        self, where: Where, pixel: Dim, channels: Channels, parts: Sequence[tuple[int, Tile]], scratch: Buffer | None
+        self, where: RowPosition, pixel: Dim, channels: Channels, parts: Sequence[tuple[int, Tile]], scratch: Buffer | None
     ) -> None:
         """All sums of a block: tiles of [rows, width] with the place of their first pixel in the block."""
         b = self.builder
@@ -240,7 +240,7 @@ class Finish:
         self.through(where, pixel, channels, rows, parts[0][1].type.shape[1], scratch)
 
     def through(
-        self, where: Where, pixel: Dim, channels: Channels, rows: int, width: int, scratch: Buffer, kept: Dim = 0
+        self, where: RowPosition, pixel: Dim, channels: Channels, rows: int, width: int, scratch: Buffer, kept: Dim = 0
     ) -> None:
         """All sums of a block, [rows, width] in scratch memory."""
         b, lanes = self.builder, self.lanes
@@ -254,12 +254,12 @@ class Finish:
             last = expr("+", channels.at, width)
             here = Channels(at, last if channels.exact else expr("min", channels.end, last), exact)
             for first in range(0, rows, lanes):
-                pixels = Along(where.pixel, lanes, None if rows - first >= lanes else rows - first)
+                pixels = TileAxis(where.pixel, lanes, None if rows - first >= lanes else rows - first)
                 self._square(where, expr("+", pixel, first), here, pixels, b.load(scratch, (first, v.var), (lanes, lanes)),
                              expr("+", kept, v.var), turned=turned)  # fmt: skip
 
     def _square(
-        self, where: Where, pixel: Dim, channels: Channels, pixels: Along, sums: Tile, kept: Dim, *, turned: bool
+        self, where: RowPosition, pixel: Dim, channels: Channels, pixels: TileAxis, sums: Tile, kept: Dim, *, turned: bool
     ) -> None:
         """As many pixels as channels; turned round, so that vectors run along pixels, where results lie like that."""
         b, lanes = self.builder, self.lanes

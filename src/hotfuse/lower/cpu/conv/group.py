@@ -22,23 +22,23 @@ from hotfuse.lower.common.algebra import mul, product, same
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import (
     BufferArgument,
+    BufferView,
+    KernelBuffers,
     Lowered,
-    Memory,
     PackArgument,
-    Place,
     SymbolArgument,
     dense_strides,
 )
-from hotfuse.lower.common.pack import Order, PackSource, PackSpec
+from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
 from hotfuse.lower.common.quant import bytes_taken
 from hotfuse.lower.cpu.conv import shape as conv_shape
 from hotfuse.lower.cpu.conv import winograd
 from hotfuse.lower.cpu.conv.bytes import lower_bytes
 from hotfuse.lower.cpu.conv.depthwise import depthwise
-from hotfuse.lower.cpu.conv.finish import Finish, Where, without_division
+from hotfuse.lower.cpu.conv.finish import Finish, RowPosition, without_division
 from hotfuse.lower.cpu.conv.kernel import Groups, dense
-from hotfuse.lower.cpu.conv.read import Convolution, Phase, the_convolution
-from hotfuse.lower.cpu.conv.rows import Task, Way
+from hotfuse.lower.cpu.conv.read import Convolution, ConvPhase, the_convolution
+from hotfuse.lower.cpu.conv.rows import ConvTask, SpatialDim
 from hotfuse.lower.cpu.gemm import gemm
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.ops.views import is_move, shape_of
@@ -62,7 +62,7 @@ def lower_convolution(graph: Graph, core: Core, *, name: str = "") -> Lowered:
     for v in output_values(graph):
         if shape_of(v) != shape_of(conv.out):
             raise CannotLower(f"output %{v.name} has another shape than the convolution")
-    return _Group(primitive.simplified(without_division(plain)), graph, conv, core, name).lowered()
+    return _ConvGroup(primitive.simplified(without_division(plain)), graph, conv, core, name).lowered()
 
 
 def _channels_last(v: Value) -> bool:
@@ -76,7 +76,7 @@ def _channels_last(v: Value) -> bool:
     return all(n == 1 or same(a, b) for n, a, b in zip(shape, wanted, found, strict=True))
 
 
-class _Group:
+class _ConvGroup:
     """A group while it is lowered."""
 
     def __init__(self, graph: Graph, original: Graph, conv: Convolution, core: Core, name: str) -> None:
@@ -88,7 +88,7 @@ class _Group:
         assert isinstance(x, Value)
         self.conv = replace(conv, node=node, x=x)
         self.builder = KernelBuilder(name or "convolution", loc=node.loc)
-        self.memory = Memory(self.builder, self.graph)
+        self.memory = KernelBuffers(self.builder, self.graph)
         outs = list(dict.fromkeys(output_values(self.graph)))
         self.finish = Finish(self.memory, self.graph, self.conv.out, self.conv.bias, outs, core.lanes)
 
@@ -135,10 +135,10 @@ class _Group:
         """Where the panels of every group come from."""
         conv, name = self.conv, self.conv.weight.name
         if conv.turned:
-            return [PackSource(name, Order.TURNED, conv.outputs, g * conv.inputs, taps) for g in range(conv.groups)]
-        return [PackSource(name, Order.WINDOW, conv.outputs, g * conv.outputs) for g in range(conv.groups)]
+            return [PackSource(name, WeightOrder.TURNED, conv.outputs, g * conv.inputs, taps) for g in range(conv.groups)]
+        return [PackSource(name, WeightOrder.WINDOW, conv.outputs, g * conv.outputs) for g in range(conv.groups)]
 
-    def _product(self, place: Place) -> tuple[Buffer, PackSpec]:
+    def _product(self, place: BufferView) -> tuple[Buffer, PackSpec]:
         """One long line of pixels."""
         b, conv, finish = self.builder, self.conv, self.finish
         pixels = shape_of(conv.x)[-1]
@@ -146,13 +146,13 @@ class _Group:
         packed, spec = self._packed(self._weight(), conv.inputs, cut.nr)
         finish.make_room(cut.nr)
         step, last = place.strides[-1], len(shape_of(conv.x)) - 1
-        where = Where(dict.fromkeys((0, *range(2, last)), 0), last)
+        where = RowPosition(dict.fromkeys((0, *range(2, last)), 0), last)
 
         def lhs(row: Dim, k: Dim, rows: int) -> Tile:
             at = expr("+", expr("*", row, step), k)
             return b.load(place.buffer, (at,), (rows, 1), axes=(0, 0), step=(step, 1))
 
-        def done(f: gemm.Finished) -> None:
+        def done(f: gemm.FinishedTile) -> None:
             channels = finish.channels_from(mul(f.panel, cut.nr), cut.nr)
             if isinstance(f.sums, Tile):
                 finish.parts(where, f.row, channels, [(0, f.sums)], None)
@@ -171,14 +171,14 @@ class _Group:
         ways = self.conv.ways
         return next((i for i in reversed(range(len(ways))) if not ways[i][0].axis.trivial or len(ways[i]) > 1), len(ways) - 1)
 
-    def _task(self, place: Place, packed: Buffer, phases: Sequence[Phase], k: int = 0) -> Task:
+    def _task(self, place: BufferView, packed: Buffer, phases: Sequence[ConvPhase], k: int = 0) -> ConvTask:
         strides, conv, row = place.strides, self.conv, self._row_dim()
-        ways = [Way(p.axis, strides[2 + i], 2 + i, p.step, p.first) for i, p in enumerate(phases)]
+        ways = [SpatialDim(p.axis, strides[2 + i], 2 + i, p.step, p.first) for i, p in enumerate(phases)]
         outer = tuple(w for i, w in enumerate(ways) if i != row)
         channel = 1 if conv.inputs * conv.groups == 1 else strides[1]
-        return Task(place.buffer, strides[0], channel, outer, ways[row], shape_of(conv.x)[0], conv.inputs, packed, k)
+        return ConvTask(place.buffer, strides[0], channel, outer, ways[row], shape_of(conv.x)[0], conv.inputs, packed, k)
 
-    def _dense(self, place: Place) -> tuple[Buffer, PackSpec]:
+    def _dense(self, place: BufferView) -> tuple[Buffer, PackSpec]:
         conv, row = self.conv, self._row_dim()
         phases = list(itertools.product(*conv.ways))
         counts = [math.prod(p.axis.window for p in several) for several in phases]
@@ -200,7 +200,7 @@ class _Group:
         dense(self.builder, tasks, groups, cut, self.core, self.finish)
         return packed, spec
 
-    def _fewer(self, place: Place) -> winograd.Cut | None:
+    def _fewer(self, place: BufferView) -> winograd.WinogradTiling | None:
         """How to do it with fewer products; None where that is not possible, or does not pay."""
         conv, row = self.conv, self._row_dim()
         axes = [way[0].axis for way in conv.ways]
@@ -211,19 +211,19 @@ class _Group:
             self.core, outer[-1] if outer else None, axes[row], shape_of(conv.x)[0], conv.inputs, conv.outputs
         )
 
-    def _with_fewer(self, place: Place, how: winograd.Cut) -> tuple[Buffer, PackSpec]:
+    def _with_fewer(self, place: BufferView, how: winograd.WinogradTiling) -> tuple[Buffer, PackSpec]:
         conv, row = self.conv, self._row_dim()
         outputs = [1] * len(conv.ways)
         if len(outputs) > 1:
             outputs[next(i for i in reversed(range(len(outputs))) if i != row)] = how.down.outputs
         outputs[row] = how.across.outputs
-        source = PackSource(conv.weight.name, Order.FEWER, conv.outputs, 0, tuple(outputs))
+        source = PackSource(conv.weight.name, WeightOrder.FEWER, conv.outputs, 0, tuple(outputs))
         packed, spec = self._packed([source], how.points * conv.inputs, how.tiling.nr)
         task = self._task(place, packed, [way[0] for way in conv.ways])
         winograd.Fewer(self.builder, task, how, self.core, conv.outputs, self.finish).write()
         return packed, spec
 
-    def _taps(self, phases: Sequence[Phase]) -> list[int]:
+    def _taps(self, phases: Sequence[ConvPhase]) -> list[int]:
         """The places of a turned window that a phase of all dims uses, counted through, in the order of its steps.
 
         Steps go by the outer dims first, and along a row last.
@@ -239,12 +239,12 @@ class _Group:
             found.append(place)
         return found
 
-    def _own(self, place: Place) -> tuple[Buffer, PackSpec]:
+    def _own(self, place: BufferView) -> tuple[Buffer, PackSpec]:
         conv = self.conv
         if place.strides[1] != 1:
             raise CannotLower("a depthwise convolution whose channels lie plane by plane")
         columns = conv.ways[self._row_dim()][0].axis
-        source = PackSource(conv.weight.name, Order.WINDOW, conv.channels)
+        source = PackSource(conv.weight.name, WeightOrder.WINDOW, conv.channels)
         packed, spec = self._packed([source], math.prod(conv.windows), self.core.lanes)
         most = max(2, min(_MOST_OWN, self.core.registers - columns.window - 2))
         task = self._task(place, packed, [way[0] for way in conv.ways])

@@ -22,9 +22,9 @@ from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import mul
 from hotfuse.lower.cpu import division
-from hotfuse.lower.cpu.conv.finish import Channels, Finish, Where
-from hotfuse.lower.cpu.conv.rows import Row, Task, along, over_window, rows, start, step_of
-from hotfuse.lower.cpu.conv.shape import Block, Part, Segment, strips
+from hotfuse.lower.cpu.conv.finish import Channels, Finish, RowPosition
+from hotfuse.lower.cpu.conv.rows import ConvTask, OutputRow, along, over_window, rows, start, step_of
+from hotfuse.lower.cpu.conv.shape import Block, PixelSpan, Segment, strips
 from hotfuse.lower.cpu.gemm.gemm import let
 from hotfuse.lower.cpu.tiling import Core, GemmTiling
 from hotfuse.tile.build import KernelBuilder
@@ -50,7 +50,7 @@ class Groups:
 
 
 def dense(
-    b: KernelBuilder, tasks: Sequence[Task], groups: Groups, tiling: GemmTiling, core: Core, finish: Finish
+    b: KernelBuilder, tasks: Sequence[ConvTask], groups: Groups, tiling: GemmTiling, core: Core, finish: Finish
 ) -> None:
     """Write the loops of a convolution; several tasks share its panels and differ in the outputs they make."""
     _Dense(b, tasks, groups, tiling, core, finish).write()
@@ -58,7 +58,7 @@ def dense(
 
 class _Dense:
     def __init__(
-        self, b: KernelBuilder, tasks: Sequence[Task], groups: Groups, tiling: GemmTiling, core: Core, finish: Finish
+        self, b: KernelBuilder, tasks: Sequence[ConvTask], groups: Groups, tiling: GemmTiling, core: Core, finish: Finish
     ) -> None:
         self.b, self.tasks, self.groups, self.tiling, self.finish = b, tasks, groups, tiling, finish
         first = tasks[0]
@@ -73,17 +73,17 @@ class _Dense:
         """Blocks over which fetching the next panel is spread."""
         self.fetches = self.panels > 1 and 4 * first.steps * self.width > core.l1
 
-    def _fit(self, task: Task, core: Core) -> Dim:
+    def _fit(self, task: ConvTask, core: Core) -> Dim:
         """Rows whose inputs stay in cache."""
         stride = task.outer[-1].axis.stride if task.outer else 1
         line_bytes = mul(4 * stride * task.inputs * self.groups.count, task.columns.size)
         return expr("max", 1, expr("//", core.l2 // 2, expr("max", 1, line_bytes)))
 
-    def _parts(self, task: Task) -> Dim:
+    def _parts(self, task: ConvTask) -> Dim:
         """Groups of rows: as many as keep their inputs in cache, more when there are few panels to share among threads."""
         return division.parts(task.rows, self.panels, self.tiling.threads, expr("ceildiv", task.rows, self.fit))
 
-    def _span(self, task: Task) -> int:
+    def _span(self, task: ConvTask) -> int:
         if not task.columns.static or not isinstance(task.rows, int) or not isinstance(self.parts, int):
             return _SPREAD
         blocks = sum(s.count for s in strips(task.columns, self.tiling.mr, together=task.together))
@@ -94,7 +94,7 @@ class _Dense:
         b = self.b
         self.finish.make_room(self.width)
         row = self.tasks[0].row
-        scratch = self.finish.room_for_sums(self.tiling.mr, self.width, Where({}, row.dim, row.step))
+        scratch = self.finish.room_for_sums(self.tiling.mr, self.width, RowPosition({}, row.dim, row.step))
         with contextlib.ExitStack() as scope:
             parts = scope.enter_context(let(b, "parts", self.parts))
             at = scope.enter_context(b.parallel("task", expr("*", parts, self.panels))).var
@@ -125,7 +125,7 @@ class _Row:
     """One row of outputs of one task and panel."""
 
     def __init__(
-        self, whole: _Dense, task: Task, row: Row, lo: Dim, panel: Dim, channels: Channels, scratch: Buffer | None
+        self, whole: _Dense, task: ConvTask, row: OutputRow, lo: Dim, panel: Dim, channels: Channels, scratch: Buffer | None
     ) -> None:
         self.b, self.whole, self.task, self.row = whole.b, whole, task, row
         self.lo, self.panel, self.channels, self.scratch = lo, panel, channels, scratch
@@ -170,7 +170,7 @@ class _Row:
     def _pixel(self, pixel: Dim) -> None:
         """A pixel whose window's columns are known at run time."""
         b, task = self.b, self.task
-        one = [Part(0, 1)]
+        one = [PixelSpan(0, 1)]
 
         def line(taps: tuple[Dim, ...], tiles: list[Tile]) -> list[Tile]:
             first, last = task.columns.bounds(pixel)
@@ -191,7 +191,7 @@ class _Row:
     def _at(self, pixel: Dim, taps: Sequence[Dim], column: Dim) -> Dim:
         return expr("+", start(self.task, self.row, pixel, taps, column), self.first)
 
-    def _run(self, steps: int, parts: Sequence[Part], at: Dim, k: Dim, nth: Dim, tiles: list[Tile]) -> list[Tile]:
+    def _run(self, steps: int, parts: Sequence[PixelSpan], at: Dim, k: Dim, nth: Dim, tiles: list[Tile]) -> list[Tile]:
         """Steps along columns and input channels, which are one run of memory."""
         b, unroll = self.b, self.whole.tiling.unroll
         looped = steps // unroll * unroll if steps > _WRITTEN_OUT else 0
@@ -209,7 +209,7 @@ class _Row:
             tiles = self._step(parts, expr("+", at, u), expr("+", k, u), tiles)
         return tiles
 
-    def _planes(self, segment: Segment, parts: Sequence[Part], at: Dim, k: Dim, tiles: list[Tile]) -> list[Tile]:
+    def _planes(self, segment: Segment, parts: Sequence[PixelSpan], at: Dim, k: Dim, tiles: list[Tile]) -> list[Tile]:
         """Steps along columns, plane by plane."""
         b, task = self.b, self.task
         apart = mul(task.row.apart, task.columns.dilation)
@@ -222,7 +222,7 @@ class _Row:
             plane.yields(*tiles)
         return list(plane.outs)
 
-    def _step(self, parts: Sequence[Part], at: Dim, k: Dim, tiles: list[Tile]) -> list[Tile]:
+    def _step(self, parts: Sequence[PixelSpan], at: Dim, k: Dim, tiles: list[Tile]) -> list[Tile]:
         b, task = self.b, self.task
         apart = mul(task.row.apart, task.columns.stride)
         weights = b.load(task.panels, (self.panel, k, 0), (1, self.whole.width))

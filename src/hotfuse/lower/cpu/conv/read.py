@@ -26,7 +26,7 @@ _MOST_PHASES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class ConvPhase:
     """Every `step`-th output along a dim, as an ordinary convolution."""
 
     axis: Axis
@@ -49,7 +49,7 @@ class Convolution:
     """Input channels that one output channel reads."""
     outputs: int
     """Output channels of one group."""
-    ways: tuple[tuple[Phase, ...], ...]
+    ways: tuple[tuple[ConvPhase, ...], ...]
     """Per spatial dim its phases: one, unless it is transposed."""
     windows: tuple[int, ...]
     turned: bool
@@ -137,20 +137,20 @@ def _check_dtypes(x: Value, weight: Value, out: Value, bias: Value | None, where
         raise CannotLower(f"the bias %{bias.name} is of another type than the result", where=where)
 
 
-Ways = tuple[tuple[Phase, ...], ...]
+Ways = tuple[tuple[ConvPhase, ...], ...]
 
 
 def _ways(node: Node, sizes: tuple[Dim, ...], outs: tuple[Dim, ...], windows: tuple[int, ...], pads: Pads) -> Ways:
     rank = len(windows)
     strides, dilations = (_numbers(node, n, 1, rank) for n in ("stride", "dilation"))
     own = _padding(node, windows, dilations)
-    found: list[tuple[Phase, ...]] = []
+    found: list[tuple[ConvPhase, ...]] = []
     for i, (a, b) in enumerate(own):
         before, after = a + pads[i][0], b + pads[i][1]
         axis = Axis(sizes[i], windows[i], strides[i], before, dilations[i], after)
         if not axis.static:
             axis = replace(axis, count=outs[i])
-        found.append((Phase(axis),))
+        found.append((ConvPhase(axis),))
     return tuple(found)
 
 
@@ -165,23 +165,23 @@ def _turned_ways(node: Node, sizes: tuple[Dim, ...], outs: tuple[Dim, ...], wind
 
 def turned_phases(
     size: Dim, out: Dim, window: int, stride: int, padding: int, extra: int = 0, dilation: int = 1
-) -> tuple[Phase, ...]:
+) -> tuple[ConvPhase, ...]:
     """The phases of a transposed convolution along one dim."""
     common = math.gcd(stride, dilation)
     apart = dilation // common
-    found: list[Phase] = []
+    found: list[ConvPhase] = []
     for r in range(stride):
         count = expr("max", 0, expr("ceildiv", add(out, -r), stride)) if r else expr("ceildiv", out, stride)
         if count == 0:
             continue
         taps = [c for c in range(window) if (c * dilation - r - padding) % stride == 0][::-1]
         if not taps:
-            found.append(Phase(Axis(size, 0, after=0, count=count), stride, r))
+            found.append(ConvPhase(Axis(size, 0, after=0, count=count), stride, r))
             continue
         begin = (r + padding - taps[0] * dilation) // stride
         beyond = (dilation * (window - 1 - taps[-1]) + extra - padding) // stride
         axis = Axis(size, len(taps), 1, -begin, apart, beyond, count)
-        found.append(Phase(axis, stride, r, tuple(taps)))
+        found.append(ConvPhase(axis, stride, r, tuple(taps)))
     return tuple(found)
 
 

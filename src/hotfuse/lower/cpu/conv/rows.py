@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.lower.common.algebra import mul, product
-from hotfuse.lower.cpu.conv.finish import Where
+from hotfuse.lower.cpu.conv.finish import RowPosition
 from hotfuse.lower.cpu.conv.shape import Axis, Block, block_inside, heights, strips
 from hotfuse.lower.cpu.gemm.gemm import let
 from hotfuse.tile.build import KernelBuilder
@@ -25,7 +25,7 @@ _USUAL_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class SpatialDim:
     """One spatial dim of the image."""
 
     axis: Axis
@@ -40,16 +40,16 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ConvTask:
     """A convolution to be written, or one phase of a transposed one."""
 
     x: Buffer
     image: Dim
     """Elements from one image to the next."""
     channel: Dim
-    outer: tuple[Way, ...]
+    outer: tuple[SpatialDim, ...]
     """Dims around a row, outermost first."""
-    row: Way
+    row: SpatialDim
     images: Dim
     inputs: int
     """Input channels that one output channel reads."""
@@ -88,12 +88,12 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OutputRow:
     """A row of outputs while it is written."""
 
     number: Dim
     """Counted through all rows of the task."""
-    where: Where
+    where: RowPosition
     seen: tuple[tuple[Dim, Dim], ...]
     """Per outer dim, the places of the window that lie inside the image."""
     base: Dim
@@ -101,7 +101,7 @@ class Row:
 
 
 @contextlib.contextmanager
-def rows(b: KernelBuilder, task: Task, lo: Dim, hi: Dim) -> Generator[Row]:
+def rows(b: KernelBuilder, task: ConvTask, lo: Dim, hi: Dim) -> Generator[OutputRow]:
     """A loop over rows [lo, hi)."""
     with contextlib.ExitStack() as scope:
         number = scope.enter_context(b.loop("row", lo, hi)).var
@@ -121,10 +121,10 @@ def rows(b: KernelBuilder, task: Task, lo: Dim, hi: Dim) -> Generator[Row]:
             places[w.dim] = expr("+", expr("*", i, w.step), w.first)
             start = expr("+", expr("*", i, w.axis.stride), -w.axis.padding)
             base = expr("+", base, expr("*", start, w.apart))
-        yield Row(number, Where(places, task.row.dim, task.row.step, task.row.first), tuple(seen), base)
+        yield OutputRow(number, RowPosition(places, task.row.dim, task.row.step, task.row.first), tuple(seen), base)
 
 
-def start(task: Task, row: Row, pixel: Dim, taps: Sequence[Dim], column: Dim) -> Dim:
+def start(task: ConvTask, row: OutputRow, pixel: Dim, taps: Sequence[Dim], column: Dim) -> Dim:
     """Where the input of an output pixel lies, for one place of the window."""
     c, apart = task.columns, task.row.apart
     moved = [expr("*", t, mul(w.apart, w.axis.dilation)) for t, w in zip(taps, task.outer, strict=True)]
@@ -134,7 +134,7 @@ def start(task: Task, row: Row, pixel: Dim, taps: Sequence[Dim], column: Dim) ->
     )  # fmt: skip
 
 
-def step_of(task: Task, taps: Sequence[Dim], column: Dim) -> Dim:
+def step_of(task: ConvTask, taps: Sequence[Dim], column: Dim) -> Dim:
     """The number, in a panel, of the first step of one place of the window."""
     at: Dim = 0
     for t, w in zip(taps, task.outer, strict=True):
@@ -143,7 +143,7 @@ def step_of(task: Task, taps: Sequence[Dim], column: Dim) -> Dim:
 
 
 def over_window(
-    b: KernelBuilder, row: Row, tiles: Sequence[Tile], body: Callable[[tuple[Dim, ...], list[Tile]], list[Tile]]
+    b: KernelBuilder, row: OutputRow, tiles: Sequence[Tile], body: Callable[[tuple[Dim, ...], list[Tile]], list[Tile]]
 ) -> list[Tile]:
     """Loops over the lines of the window that the row sees, with tiles carried through; none where that is one line."""
 
@@ -161,7 +161,7 @@ def over_window(
 
 
 def along(
-    b: KernelBuilder, task: Task, most: int, block: Callable[[Block, Dim, Dim], None], pixel: Callable[[Dim], None],
+    b: KernelBuilder, task: ConvTask, most: int, block: Callable[[Block, Dim, Dim], None], pixel: Callable[[Dim], None],
     *, together: bool,
 ) -> int:  # fmt: skip
     """Run through a row: `block` is given a block, its first pixel and its number, `pixel` a pixel at a border.

@@ -107,7 +107,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PixelSpan:
     """Neighbouring pixels of a block."""
 
     start: int
@@ -128,7 +128,7 @@ class Block:
     """One register tile's pixels."""
 
     rows: int
-    parts: tuple[Part, ...]
+    parts: tuple[PixelSpan, ...]
     segments: tuple[Segment, ...]
 
 
@@ -153,11 +153,11 @@ def block_inside(axis: Axis, rows: int, *, together: bool) -> Block:
 
 
 def _block(seen: list[tuple[int, int]], window: int, *, together: bool) -> Block:
-    parts: list[Part] = []
+    parts: list[PixelSpan] = []
     views: list[tuple[int, int]] = []
     for view, run in itertools.groupby(range(len(seen)), key=lambda i: seen[i]):
         pixels = list(run)
-        parts.append(Part(pixels[0], len(pixels)))
+        parts.append(PixelSpan(pixels[0], len(pixels)))
         views.append(view)
     edges = sorted({e for view in views for e in view}) if together else list(range(window + 1))
     segments: list[Segment] = []

@@ -25,9 +25,9 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import mul
 from hotfuse.lower.common.winograd import Matrix, Scheme, schemes
 from hotfuse.lower.cpu import division
-from hotfuse.lower.cpu.conv.finish import Channels, Finish, Where
+from hotfuse.lower.cpu.conv.finish import Channels, Finish, RowPosition
 from hotfuse.lower.cpu.conv.matrix_sums import combined, shared, used
-from hotfuse.lower.cpu.conv.rows import Task
+from hotfuse.lower.cpu.conv.rows import ConvTask
 from hotfuse.lower.cpu.conv.shape import Axis, choose
 from hotfuse.lower.cpu.gemm.gemm import let
 from hotfuse.lower.cpu.tiling import Core, GemmTiling, balance
@@ -58,7 +58,7 @@ _BESIDE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class WinogradTiling:
     """How a convolution is cut: the schemes down and across, the product's tiles, tiles of outputs in a block, groups of panels."""
 
     down: Scheme
@@ -73,7 +73,7 @@ class Cut:
         return self.down.points * self.across.points
 
 
-def cut(core: Core, down: Axis | None, across: Axis, images: Dim, inputs: int, outputs: int) -> Cut | None:
+def cut(core: Core, down: Axis | None, across: Axis, images: Dim, inputs: int, outputs: int) -> WinogradTiling | None:
     """The way that takes least time, if one is worth it."""
     if core.lean:
         return None  # transformed weights take two to four times the memory
@@ -121,7 +121,7 @@ def _into(first: Scheme, second: Scheme) -> float:
 
 def _cut(
     core: Core, first: Scheme, second: Scheme, axes: Sequence[Axis | None], images: Dim, inputs: int, outputs: int
-) -> Cut:  # fmt: skip
+) -> WinogradTiling:  # fmt: skip
     points = first.points * second.points
     wide = stride(inputs)
     tiles = tile_count(axes, (first, second), images)
@@ -139,12 +139,12 @@ def _cut(
     groups = max(1, min(panels, _TASKS // blocks, cheap))
     groups = 1 << (groups.bit_length() - 1)
     if core.threads > 1 and isinstance(tiles, int) and tiles:
-        blocks, groups = _shared(core, Cut(first, second, tiling, block, groups), tiles, inputs, panels, blocks)
+        blocks, groups = _shared(core, WinogradTiling(first, second, tiling, block, groups), tiles, inputs, panels, blocks)
         block = -(-tiles // blocks)
-    return Cut(first, second, tiling, block, groups)
+    return WinogradTiling(first, second, tiling, block, groups)
 
 
-def _shared(core: Core, how: Cut, tiles: int, inputs: int, panels: int, least: int) -> tuple[int, int]:
+def _shared(core: Core, how: WinogradTiling, tiles: int, inputs: int, panels: int, least: int) -> tuple[int, int]:
     """Into how many blocks of tiles and groups of panels work is cut for several threads: every block reads all weights of its
     panels, every group transforms all data of its tiles, and the thread with most of both counts.
     """
@@ -202,7 +202,7 @@ def _number(d: Dim) -> int:
 class Fewer:
     """Writes the loops."""
 
-    def __init__(self, b: KernelBuilder, task: Task, how: Cut, core: Core, outputs: int, finish: Finish) -> None:
+    def __init__(self, b: KernelBuilder, task: ConvTask, how: WinogradTiling, core: Core, outputs: int, finish: Finish) -> None:
         self.b, self.task, self.how, self.finish = b, task, how, finish
         self.lanes, self.registers = core.lanes, core.registers
         self.outputs, self.width, self.inputs = outputs, how.tiling.nr, task.inputs
@@ -452,11 +452,11 @@ class Fewer:
             return contextlib.nullcontext()
         return self.b.when(wanted[0] if len(wanted) == 1 else expr("and", *wanted))
 
-    def _where(self, image: Dim, y: Dim) -> Where:
+    def _where(self, image: Dim, y: Dim) -> RowPosition:
         outer = self.task.outer
         places: dict[int, Dim] = {0: image}
         for w in outer[:-1]:
             places[w.dim] = 0
         if outer:
             places[outer[-1].dim] = y
-        return Where(places, self.task.row.dim)
+        return RowPosition(places, self.task.row.dim)

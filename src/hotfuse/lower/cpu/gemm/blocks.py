@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.cpu import division
-from hotfuse.lower.cpu.gemm.gemm import Finish, Finished, let
+from hotfuse.lower.cpu.gemm.gemm import Finish, FinishedTile, let
 from hotfuse.lower.cpu.tiling import Core, GemmTiling
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Buffer
@@ -35,7 +35,7 @@ _FEW = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class BlockTiling:
     """How a product is cut into blocks."""
 
     rows: int
@@ -51,7 +51,7 @@ def fits(core: Core, products: int, together: bool) -> bool:
     return core.tiles and core.precision == "bf16" and (not together or products in (1, 2))
 
 
-def cut(core: Core, m: Dim, k: int) -> Cut:
+def cut(core: Core, m: Dim, k: int) -> BlockTiling:
     """Rows in equal blocks, and groups of them that take three eighths of the second-level cache: panels pass through the rest."""
     steps = -(-k // BLOCK_STEPS)
     rows = _MOST
@@ -59,16 +59,16 @@ def cut(core: Core, m: Dim, k: int) -> Cut:
         high = -(-max(m, 1) // max(1, -(-m // _MOST)))
         rows = high if high <= _TILE else high + high % 2
     kept = core.l2 * 3 // 8 // (2 * BLOCK_STEPS * steps)
-    return Cut(rows, max(1, kept // rows), steps)
+    return BlockTiling(rows, max(1, kept // rows), steps)
 
 
-def tiling(core: Core, plain: GemmTiling, how: Cut) -> GemmTiling:
+def tiling(core: Core, plain: GemmTiling, how: BlockTiling) -> GemmTiling:
     """The tiling of vectors with panels and rows of blocks."""
     why = f"{how.rows}x{COLUMNS} on the matrix unit"
     return replace(plain, vectors=max(1, COLUMNS // core.lanes), mr=how.rows, width=COLUMNS, why=why)
 
 
-def product(b: KernelBuilder, m: Dim, a: Buffer, panels: Buffer, how: Cut, finish: Finish, threads: int = 1) -> None:
+def product(b: KernelBuilder, m: Dim, a: Buffer, panels: Buffer, how: BlockTiling, finish: Finish, threads: int = 1) -> None:
     """Write the loops of a product; `a` is laid out as this file says."""
     many, rows = panels.shape[0], how.rows
     sums = b.scratch("sums", DType.F32, (rows, COLUMNS))
@@ -89,10 +89,10 @@ def product(b: KernelBuilder, m: Dim, a: Buffer, panels: Buffer, how: Cut, finis
                 places = b.access(sums, (0, 0), 2), b.access(a, (block, 0, 0, 0), 3), b.access(panels, (panel, 0, 0, 0), 3)
                 b.mma_memory(*places, rows=h, columns=COLUMNS, blocks=how.steps)
         row = scope.enter_context(let(b, "row", expr("*", block, rows)))
-        finish(Finished(b, sums, COLUMNS, expr("min", left, rows), row, panel))
+        finish(FinishedTile(b, sums, COLUMNS, expr("min", left, rows), row, panel))
 
 
-def _fetch_next(b: KernelBuilder, panels: Buffer, panel: Dim, how: Cut, block: Dim, first: Dim, end: Dim) -> None:
+def _fetch_next(b: KernelBuilder, panels: Buffer, panel: Dim, how: BlockTiling, block: Dim, first: Dim, end: Dim) -> None:
     """This block's share of the next panel's lines, where there are blocks enough to hide the fetching behind."""
     lines, many = how.steps * COLUMNS, expr("+", end, expr("*", first, -1))
     if panels.shape[0] == 1 or many in range(_FEW):

@@ -23,11 +23,11 @@ from hotfuse.lower.common.algebra import mul, product, same, sub
 from hotfuse.lower.common.bounds import at_most
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.index import Position, Refine, Space
-from hotfuse.lower.common.lowered import Lowered, Memory, tensor_type
+from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.common.steps import Definitions
 from hotfuse.lower.common.trace import trace
-from hotfuse.lower.common.values import Along, Evaluator
-from hotfuse.lower.cpu.gemm.gemm import Finished, Product, let
+from hotfuse.lower.common.values import Evaluator, TileAxis
+from hotfuse.lower.cpu.gemm.gemm import FinishedTile, Product, let
 from hotfuse.lower.cpu.gemm.gemm import product as write_product
 from hotfuse.lower.cpu.tiling import Core, GemmTiling, choose
 from hotfuse.lower.ops.views import broadcast, shape_of
@@ -83,7 +83,7 @@ def lower_product(graph: Graph, core: Core, strides: Mapping[str, tuple[int, ...
     space = Space.of(shape)
     for _ in range(_MAX_TRIES):
         try:
-            return _Group(graph, found[0], core, strides or {}, name, space).lowered()
+            return _BmmGroup(graph, found[0], core, strides or {}, name, space).lowered()
         except Refine as finer:
             space = space.refined(finer)
     raise CannotLower("the loops do not become fine enough")
@@ -123,7 +123,7 @@ def _tiling(core: Core, acc: DType, m: Dim, n: Dim, k: Dim) -> GemmTiling:
     return replace(choose(core, m, [columns], k if isinstance(k, int) else _USUAL), next_panel=False)
 
 
-class _Group:
+class _BmmGroup:
     """A group while it is lowered, in loops of one fineness."""
 
     def __init__(
@@ -140,7 +140,7 @@ class _Group:
         self.acc = _SUMS[self.dtype]
         self.tiling = _tiling(core, self.acc, self.m, self.n, self.k)
         self.builder: KernelBuilder = KernelBuilder(name or packet(found.node.op).partition(".")[2], loc=found.node.loc)
-        self.memory = Memory(self.builder, graph, strides)
+        self.memory = KernelBuffers(self.builder, graph, strides)
         self.at = Evaluator(self.memory, graph, space)
         roots = tuple(space.root(i) for i in range(len(space.roots)))
         self.place: Position = roots[:-1]
@@ -221,7 +221,7 @@ class _Group:
         with b.loop("p", 0, self.k, steps) as k:
             for j in range(0, t.nr, width):
                 valid = None if left is None else expr("+", left, -j)
-                along = (Along(self.at_k, steps, remaining(self.k, k.var)), Along(self.at_n, width, valid))
+                along = (TileAxis(self.at_k, steps, remaining(self.k, k.var)), TileAxis(self.at_n, width, valid))
                 here = {**self.where, self.at_k: k.var, self.at_n: expr("+", self.where[self.at_n], j)}
                 with self.at.loops(here, along):
                     x = b.cast(b.bcast(self.at.tile(self.found.b, self.b_at), (steps, width)), self.acc)
@@ -233,7 +233,7 @@ class _Group:
         assert self.ready is not None
         self.first = row
         with b.loop("c", 0, self.k, lanes) as k:
-            along = (Along(self.at_m, self.tall, height), Along(self.at_k, lanes, remaining(self.k, k.var)))
+            along = (TileAxis(self.at_m, self.tall, height), TileAxis(self.at_k, lanes, remaining(self.k, k.var)))
             with self.at.loops({**self.where, self.at_m: row, self.at_k: k.var}, along):
                 x = b.bcast(self.at.tile(self.found.a, self.a_at), (self.tall, lanes))
                 b.store(self.ready, (0, k.var), b.cast(x, self.acc))
@@ -243,7 +243,7 @@ class _Group:
         b = self.builder
         if self.ready is not None:
             return b.load(self.ready, (sub(row, self.first), k), (rows, 1))
-        along = (Along(self.at_m, rows), Along(self.at_k, 1))
+        along = (TileAxis(self.at_m, rows), TileAxis(self.at_k, 1))
         with self.at.loops({**self.where, self.at_m: row, self.at_k: k}, along):
             return b.bcast(self.at.tile(self.found.a, self.a_at), (rows, 1))
 
@@ -252,14 +252,14 @@ class _Group:
         b, nr = self.builder, self.tiling.nr
         if self.panel is not None:
             return b.load(self.panel, (k, 0), (1, nr))
-        along = (Along(self.at_k, 1), Along(self.at_n, nr, self._columns()))
+        along = (TileAxis(self.at_k, 1), TileAxis(self.at_n, nr, self._columns()))
         with self.at.loops({**self.where, self.at_k: k}, along):
             return b.bcast(self.at.tile(self.found.b, self.b_at), (1, nr))
 
-    def _finish(self, f: Finished, outs: list[Value]) -> None:
+    def _finish(self, f: FinishedTile, outs: list[Value]) -> None:
         """Everything that happens to a tile of sums."""
         b, c = self.builder, self.found
-        along = () if self.n == 1 else (Along(self.at_n, self.tiling.nr, self._columns()),)
+        along = () if self.n == 1 else (TileAxis(self.at_n, self.tiling.nr, self._columns()),)
 
         def each(sums: Tile, number: Dim) -> None:
             with self.at.loops({**self.where, self.at_m: number}, along):

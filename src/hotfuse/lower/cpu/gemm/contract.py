@@ -23,8 +23,8 @@ from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.index import Position, Space
 from hotfuse.lower.common.lowered import (
     BufferArgument,
+    KernelBuffers,
     Lowered,
-    Memory,
     PackArgument,
     StateArgument,
     SymbolArgument,
@@ -34,12 +34,12 @@ from hotfuse.lower.common.lowered import (
 from hotfuse.lower.common.pack import PackSource, PackSpec
 from hotfuse.lower.common.products import BYTES, Contraction, is_contraction, origins, products
 from hotfuse.lower.common.quant import Scaling, bytes_taken, column_of, corrected, scaled
-from hotfuse.lower.common.values import Along, Evaluator
+from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.cpu.gemm import blocks
-from hotfuse.lower.cpu.gemm.gemm import Finished, Product, let
+from hotfuse.lower.cpu.gemm.gemm import FinishedTile, Product, let
 from hotfuse.lower.cpu.gemm.gemm import product as write_product
 from hotfuse.lower.cpu.gemm.lhs import Left
-from hotfuse.lower.cpu.gemm.rows_through import Rows
+from hotfuse.lower.cpu.gemm.rows_through import ProductRows
 from hotfuse.lower.cpu.gemm.skipping import DENSE, NEVER, SKIPPED, ActiveRows
 from hotfuse.lower.cpu.tiling import Core, choose
 from hotfuse.lower.ops.views import broadcast, shape_of
@@ -68,10 +68,10 @@ def lower_contraction(
     first = found[0]
     if any(c.x.name != first.x.name for c in found):
         raise CannotLower("the products of the group do not share their input")
-    return _Group(graph, found, core, strides or {}, name, scalings).lowered(skipping)
+    return _GemmGroup(graph, found, core, strides or {}, name, scalings).lowered(skipping)
 
 
-class _Group:
+class _GemmGroup:
     """A group while it is lowered."""
 
     def __init__(
@@ -84,7 +84,7 @@ class _Group:
         scalings: Mapping[str, Scaling],
     ) -> None:
         dims = shape_of(found[0].x)[:-1]
-        batch = Rows(dims, product(dims))
+        batch = ProductRows(dims, product(dims))
         self.original = graph
         self.k = found[0].k
         self.m = batch.number
@@ -95,7 +95,7 @@ class _Group:
         if self.acc is DType.F64:  # as many lanes as fp32 has, in twice the registers
             core = replace(core, registers=core.registers // 2)
         self.tiling = choose(core, self.m, [c.n for c in found], self.k, together=self.together)
-        self.blocks: blocks.Cut | None = None
+        self.blocks: blocks.BlockTiling | None = None
         """How the matrix unit makes the products, where it does."""
         if self.paired and blocks.fits(core, len(found), self.together):
             self.blocks = blocks.cut(core, self.m, self.k)
@@ -113,7 +113,7 @@ class _Group:
         self.spec = PackSpec(weights, self.k, self.tiling.nr, kept, together=self.together, paired=self.paired,
                              whole=BLOCK_STEPS // 2 if self.blocks else 1)  # fmt: skip
         self.builder = KernelBuilder(name or self.title(), loc=found[0].node.loc)
-        self.memory = Memory(self.builder, graph, strides)
+        self.memory = KernelBuffers(self.builder, graph, strides)
         shifted = any(c.scaling is not None and c.scaling.zero_w != 0 for c in found)
         made = any(v.name == found[0].x.name for n in graph.nodes for v in n.outs)
         self.left = Left(self.memory, found[0].x, self.k, self.tiling, row_sums=shifted, paired=self.paired,
@@ -181,7 +181,7 @@ class _Group:
         b, rank, x = self.builder, len(self.rows), self.found[0].x
         space = Space.of((*self.rows, self.k))
         at = Evaluator(self.memory, self.graph, space)
-        with _batch(b, row, self.rows) as where, at.loops({**where, rank: step}, [Along(rank, width, left)]):
+        with _batch(b, row, self.rows) as where, at.loops({**where, rank: step}, [TileAxis(rank, width, left)]):
             then(at.tile(x, tuple(space.root(i) for i in range(rank + 1))))
 
     def _meet(self, graph: Graph, found: tuple[Contraction, ...]) -> bool:
@@ -207,7 +207,7 @@ class _Group:
             owners[owner].append(v)
         return owners
 
-    def _finish(self, f: Finished, owners: list[list[Value]]) -> None:
+    def _finish(self, f: FinishedTile, owners: list[list[Value]]) -> None:
         """Everything that happens to a tile of sums; each product has its own panels."""
         if self.together or len(self.found) == 1:
             self._finish_some(f, self.found, owners[0], f.panel)
@@ -220,14 +220,14 @@ class _Group:
                     self._finish_some(f, (c,), outs, expr("+", f.panel, -start))
             start = end
 
-    def _finish_some(self, f: Finished, some: tuple[Contraction, ...], outs: list[Value], panel: Dim) -> None:
+    def _finish_some(self, f: FinishedTile, some: tuple[Contraction, ...], outs: list[Value], panel: Dim) -> None:
         """The outputs of products whose columns lie side by side in the tile."""
         b, n, width, rank = self.builder, some[0].n, self.spec.width, len(self.rows)
         column = mul(panel, width)
         space = Space.of((*self.rows, n))
         position = tuple(space.root(i) for i in range(rank + 1))
         at = Evaluator(self.memory, self.graph, space)
-        along = [Along(rank, width, None if n % width == 0 else remaining(n, column))] if n > 1 else []
+        along = [TileAxis(rank, width, None if n % width == 0 else remaining(n, column))] if n > 1 else []
 
         def each(sums: Tile, number: Dim) -> None:
             with _batch(b, number, self.rows) as where, at.loops({**where, rank: column}, along):

@@ -68,7 +68,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedTile:
     """One register tile with its sums complete: in registers, or in scratch memory to be read back row by row."""
 
     builder: KernelBuilder
@@ -95,7 +95,7 @@ class Finished:
                 body(b.load(self.sums, (r.var, 0), (nr,)), number)
 
 
-Finish = Callable[[Finished], None]
+Finish = Callable[[FinishedTile], None]
 
 
 @contextlib.contextmanager
@@ -150,12 +150,12 @@ def product(
                 acc = _sums(b, p, h, at)
                 if scratch is None:
                     (whole,) = acc
-                    finish(Finished(b, whole, t.nr, h, row, panel))
+                    finish(FinishedTile(b, whole, t.nr, h, row, panel))
                 else:
                     for first, part in zip(_bands(p, h), acc, strict=True):
                         b.store(scratch, (first, 0), part)
         if scratch is not None:
-            finish(Finished(b, scratch, t.nr, height, row, panel))
+            finish(FinishedTile(b, scratch, t.nr, height, row, panel))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from hotfuse.ir.graph import Value
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import mul, same
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.lowered import Memory, Place, tensor_type
+from hotfuse.lower.common.lowered import BufferView, KernelBuffers, tensor_type
 from hotfuse.lower.cpu.tiling import GemmTiling
 from hotfuse.lower.ops.views import shape_of
 from hotfuse.tile.build import KernelBuilder, remaining
@@ -40,7 +40,7 @@ class Left:
     """Rows of x, all batch dims counted through."""
 
     def __init__(
-        self, memory: Memory, x: Value, k: int, tiling: GemmTiling, *, row_sums: bool = False, paired: bool = False,
+        self, memory: KernelBuffers, x: Value, k: int, tiling: GemmTiling, *, row_sums: bool = False, paired: bool = False,
         computed: Computed | None = None, m: Dim = 0, block: int = 0,
     ) -> None:  # fmt: skip
         self.b: KernelBuilder = memory.builder
@@ -75,7 +75,7 @@ class Left:
         self.place = memory.place(x)
         self._index, self._axes, self._steps = self._walk(self.place, self.shape)
 
-    def _walk(self, place: Place, shape: tuple[Dim, ...]) -> tuple[tuple[int, ...], tuple[int, int], tuple[Dim, Dim]]:
+    def _walk(self, place: BufferView, shape: tuple[Dim, ...]) -> tuple[tuple[int, ...], tuple[int, int], tuple[Dim, Dim]]:
         """How tiles of rows by steps of K lie: index dims of the row and of K, buffer axes, and steps."""
         if place.flat:
             return (0, 0), (0, 0), (self._row_step(place, shape), place.strides[-1])
@@ -85,7 +85,7 @@ class Left:
         along = moving[0] if moving else -1
         return (along, len(shape) - 1), (along, len(shape) - 1), (1, 1)
 
-    def _row_step(self, place: Place, shape: tuple[Dim, ...]) -> Dim:
+    def _row_step(self, place: BufferView, shape: tuple[Dim, ...]) -> Dim:
         """Elements from one row of x to the next, over all batch dims."""
         steps = [(n, s) for n, s in zip(shape[:-1], place.strides[:-1], strict=True) if n != 1]
         if not steps:

@@ -19,7 +19,7 @@ from hotfuse.lower.ops.views import shape_of
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ProductRows:
     """The rows of a group's products, under the batch dims of their input."""
 
     batch: tuple[Dim, ...]

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from hotfuse.ir.dims import Dim, Sym, expr
 from hotfuse.ir.types import DType
-from hotfuse.lower.cpu.gemm.gemm import Finish, Finished, let
+from hotfuse.lower.cpu.gemm.gemm import Finish, FinishedTile, let
 from hotfuse.lower.cpu.gemm.lhs import Computed
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Buffer, Tile
@@ -140,4 +140,4 @@ class ActiveRows:
                 b.loop("r", begin, expr("min", m, expr("+", begin, _TASK))) as r,
                 self.place(r.var) as row,
             ):
-                finish(Finished(b, b.fill(0, acc, (1, nr)), nr, 1, row, panel))
+                finish(FinishedTile(b, b.fill(0, acc, (1, nr)), nr, 1, row, panel))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hotfuse.ir.dims import Dim, expr
-from hotfuse.lower.common.lowered import Place
+from hotfuse.lower.common.lowered import BufferView
 from hotfuse.lower.cpu.tiling import Core, GemmTiling, rows_for
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Buffer, Tile
@@ -37,14 +37,14 @@ class Recurrent:
     directions: int
     weights: tuple[Weights, ...]
     """By layer, then direction."""
-    x: Place
+    x: BufferView
     """[step, batch, input], or [batch, step, input]."""
     batch_first: bool
-    initial: tuple[Place | None, ...]
+    initial: tuple[BufferView | None, ...]
     """h and, for an LSTM, c: [layer and direction, batch, unit]; None is zero."""
-    y: Place | None
+    y: BufferView | None
     """Like x, of the last layer; None where nobody reads it."""
-    finals: tuple[Place | None, ...]
+    finals: tuple[BufferView | None, ...]
     """The last states, laid out like the initial ones."""
 
 
@@ -58,7 +58,7 @@ def tiling(core: Core, cell: str) -> GemmTiling:
 
 
 def _along(
-    place: Place, where: tuple[Dim, ...], dims: tuple[int, ...]
+    place: BufferView, where: tuple[Dim, ...], dims: tuple[int, ...]
 ) -> tuple[tuple[Dim, ...], tuple[int, ...], tuple[Dim, ...]]:
     """Index, axes and steps of a tile that walks along some dims of a value."""
     if not place.flat:
@@ -68,7 +68,7 @@ def _along(
 
 
 def read(
-    b: KernelBuilder, place: Place, where: tuple[Dim, ...], dims: tuple[int, ...], shape: tuple[int, ...],
+    b: KernelBuilder, place: BufferView, where: tuple[Dim, ...], dims: tuple[int, ...], shape: tuple[int, ...],
     valid: tuple[Dim | None, ...],
 ) -> Tile:  # fmt: skip
     """A tile along some dims of a value."""
@@ -78,7 +78,7 @@ def read(
 
 def write(
     b: KernelBuilder,
-    place: Place,
+    place: BufferView,
     where: tuple[Dim, ...],
     dims: tuple[int, ...],
     tile: Tile,

@@ -20,8 +20,8 @@ from hotfuse.ir.graph import Arg, Graph, Node, Value, output_values
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import same
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.lowered import Lowered, Memory, PackArgument, Place, tensor_type
-from hotfuse.lower.common.pack import Order, PackSource, PackSpec
+from hotfuse.lower.common.lowered import BufferView, KernelBuffers, Lowered, PackArgument, tensor_type
+from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
 from hotfuse.lower.cpu.recurrent.data import GATES, Recurrent, Weights, tiling
 from hotfuse.lower.cpu.recurrent.kernel import recur
 from hotfuse.lower.cpu.tiling import Core
@@ -42,10 +42,10 @@ def is_recurrent(node: Node) -> bool:
 
 def lower_recurrent(graph: Graph, core: Core, *, name: str = "recurrent") -> Lowered:
     """A kernel for a group around one recurrent node; raises CannotLower where there is none."""
-    return _Group(graph, core, name).lower()
+    return _RecurrentGroup(graph, core, name).lower()
 
 
-class _Group:
+class _RecurrentGroup:
     """One group while it is lowered."""
 
     def __init__(self, graph: Graph, core: Core, name: str) -> None:
@@ -56,7 +56,7 @@ class _Group:
         self.cell = CELLS[self.node.op]
         self.where = str(self.node.loc)
         self.builder = KernelBuilder(name, self.node.loc)
-        self.memory = Memory(self.builder, graph)
+        self.memory = KernelBuffers(self.builder, graph)
         self.makers = {v.name: n for n in graph.nodes for v in n.outs}
         self.origins = _Origins(graph)
         self.packs: dict[str, PackArgument] = {}
@@ -126,7 +126,7 @@ class _Group:
                 raise CannotLower("initial states of other sizes than the layer's", where=self.where)
         return hidden
 
-    def _initial(self, value: Value) -> Place | None:
+    def _initial(self, value: Value) -> BufferView | None:
         maker = self.makers.get(value.name)
         if maker is None:
             return self.memory.place(value)
@@ -161,7 +161,7 @@ class _Group:
         if self._shape(value, len(shape)) != shape:
             raise CannotLower(f"%{value.name} is no weight of {len(order)} gates", where=self.where)
         first = [self.origins.rows(value, g * hidden, hidden, k) for g in order]
-        sources = tuple(PackSource(o.param, Order.ROWS, hidden, o.row) for o in first)
+        sources = tuple(PackSource(o.param, WeightOrder.ROWS, hidden, o.row) for o in first)
         spec = PackSpec(sources, k, tiling(self.core, self.cell).nr, together=True)
         buffer = self.builder.buffer(name, BufferKind.CONST, spec.dtype, spec.shape, spec.stride)
         self.packs[buffer.name] = PackArgument(buffer.name, spec)

@@ -54,14 +54,14 @@ USUAL_ROWS = 8
 
 def recur(b: KernelBuilder, job: Recurrent, core: Core) -> None:
     """Write the program."""
-    _Writer(b, job, core).write()
+    _RecurrentWriter(b, job, core).write()
 
 
 def _up(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
-class _Writer:
+class _RecurrentWriter:
     def __init__(self, b: KernelBuilder, job: Recurrent, core: Core) -> None:
         self.b, self.job, self.tiling = b, job, tiling(core, job.cell)
         t, f32 = self.tiling, DType.F32
