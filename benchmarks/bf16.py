@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from benchmarks.gemm import Linear, ours, turns
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.compile.native import host_core
+from hotfuse.compile.host import host_core
 from hotfuse.ir.text import parse
 from hotfuse.lower.common import pack
 from hotfuse.lower.common.lowered import PackArgument

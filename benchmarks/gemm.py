@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.compile.native import host_core
+from hotfuse.compile.host import host_core
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType
 from hotfuse.lower.common import pack

@@ -44,6 +44,7 @@ from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.calibrate import calibrate
 from hotfuse.compile.unit.bench import piece_of
+from hotfuse.compile.workers.pool import machine_pool
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.fusion.layout import channels_last
@@ -314,7 +315,8 @@ def calibrated(folder: Path, seconds: float, until: float) -> float:
             left = min(seconds - spent, until - time.time())
             if left < 5.0 and left < seconds - spent:
                 raise Unfinished
-            done = calibrate(store, left)
+            with machine_pool() as pool:
+                done = calibrate(store, left, executor=pool)
             spent += done.seconds
             note.write_text(json.dumps(spent))
             print(

@@ -10,11 +10,15 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
+import hotfuse
+
+PACKAGE = Path(hotfuse.__file__).parent
 JOBS_S = 60.0
 """Longest wait for what a test began in the background."""
 STOP_S = 10.0
@@ -23,7 +27,8 @@ THREADS, TURNS_S, THRESHOLDS = torch.get_num_threads(), sys.getswitchinterval(),
 
 
 def loaded(name: str) -> Any:
-    """A module, if some test has had use for it."""
+    """A module, if some test has had use for it; a name that no module has is a mistake of this file."""
+    assert (PACKAGE / name.replace(".", "/")).with_suffix(".py").exists(), f"there is no module hotfuse.{name}"
     return sys.modules.get(f"hotfuse.{name}")
 
 
@@ -41,35 +46,35 @@ def as_at_first() -> None:
 def finish() -> None:
     """Wait for background jobs, which would compile, count, take memory and hold the interpreter in the next test."""
     until = time.monotonic() + JOBS_S
-    own = None if (service := loaded("compile.service")) is None else service._service
+    own = None if (service := loaded("compile.workers.service")) is None else service._service
     while own is not None and own._jobs and time.monotonic() < until:
         time.sleep(0.005)
 
 
 def forget() -> None:
     """Everything that a process remembers, and that could change what comes next in it."""
-    if (service := loaded("compile.service")) is not None and service._service is not None:
+    if (service := loaded("compile.workers.service")) is not None and service._service is not None:
         own, service._service = service._service, None
         own.stop(STOP_S)  # its workers were forked from what the test had replaced, and may be distrusted because of it
-    if (record := loaded("runtime.record")) is not None:
+    if (record := loaded("runtime.observe.record")) is not None:
         record.end()
     if (faults := loaded("base.faults")) is not None:
         faults.faults.clear()
-    if (learned := loaded("compile.learned")) is not None:
+    if (learned := loaded("compile.learn.learned")) is not None:
         learned.forget()
-    for name, kept in (("compile.bench", "_benches"), ("compile.recall", "_recalls"), ("compile.idle", "_begun"),
-                       ("compile.runs", "_outcomes")):
+    for name, kept in (("compile.unit.bench", "_benches"), ("compile.learn.recall", "_recalls"), ("compile.learn.idle", "_begun"),
+                       ("compile.run.runs", "_outcomes")):
         if (module := loaded(name)) is not None:
             getattr(module, kept).clear()
     if (place := loaded("cache.place")) is not None:
         place.forget()
-    for name in ("compile.crossing", "compile.skipping"):
+    for name in ("compile.variants.crossing", "compile.variants.skipping"):
         if (module := loaded(name)) is not None:
             module.shifts.seen = {}
     if (dynamo := loaded("torch_backend")) is not None and len(dynamo._graphs):
         torch._dynamo.reset()
         dynamo._graphs = WeakSet()  # those of the test are gone when a collection finds them, which may be after the next one
-    watcher = loaded("runtime.watcher")
+    watcher = loaded("runtime.observe.watcher")
     shared = None if watcher is None else watcher._shared
     if watcher is not None and shared is not None and (shared.failed or shared.analyzer.given_up):
         watcher._shared = None

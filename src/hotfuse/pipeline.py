@@ -26,11 +26,12 @@ from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
 from hotfuse.compile import recipes
 from hotfuse.compile.drive import Compilation
-from hotfuse.compile.fetch import NativeParts, account, begin, finished
+from hotfuse.compile.fetch import account, begin, fetch_runs, finished
 from hotfuse.compile.freeze import frozen, unfolded
 from hotfuse.compile.literals import with_numbers
+from hotfuse.compile.parts import NativeParts, RunParts, without_runs
 from hotfuse.compile.recipes import Recipe
-from hotfuse.compile.run.runs import RunParts, fetch_runs, without_runs
+from hotfuse.compile.run import runs
 from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.compile.workers.service import in_background
 from hotfuse.ir.graph import Graph
@@ -42,8 +43,8 @@ from hotfuse.runtime.serve.native import assembled, unavailable
 from hotfuse.runtime.serve.side_by_side import measured
 from hotfuse.runtime.tierup.verify import disagreement
 
-BESIDE = (guard, probe, publish, model_guard)
-"""What no stage needs, but calls that got hot do."""
+BESIDE = (guard, probe, publish, model_guard, runs)
+"""What no stage needs, but calls that got hot do, or workers that begin as forks of this process."""
 Progress = Callable[[Callable[[], Plan], float], None]
 """Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is settled."""
 

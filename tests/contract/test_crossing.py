@@ -14,7 +14,7 @@ from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile import fetch
 from hotfuse.compile.learn.measure import make
-from hotfuse.compile.run.runs import fetch_runs
+from hotfuse.compile.parts import KernelCode
 from hotfuse.compile.unit import units
 from hotfuse.compile.unit.bench import bench, piece_of
 from hotfuse.compile.variants import crossing, trial
@@ -133,9 +133,9 @@ def plan_with(ways: Callable[[int], Ways], other: str, monkeypatch: pytest.Monke
     found = fetch.finished(fetch.begin(TEXT, {"s0": 16}, INLINE))
     piece = piece_of(parse(TEXT.replace("aten.relu.default", other)), range(2), {"s0": 16})
     made = bench().kernel(piece)
-    more = fetch.KernelCode(made.lowered, made.compiled.code, "another")
+    more = KernelCode(made.lowered, made.compiled.code, "another")
     general = replace(found.kernels[0], ways=ways(1))
-    runs = fetch_runs(replace(found, kernels=(general, more)), {"s0": 16}, INLINE)
+    runs = fetch.fetch_runs(replace(found, kernels=(general, more)), {"s0": 16}, INLINE)
     return assembled(runs, {}, graph, {"s0": 16})
 
 

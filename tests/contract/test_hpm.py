@@ -12,10 +12,10 @@ import pytest
 
 from hotfuse.base.errors import InputError
 from hotfuse.cli.calibrate import seconds
-from hotfuse.compile.drive import Here
 from hotfuse.compile.host import Host, host_core
 from hotfuse.compile.learn import learned, measure
 from hotfuse.compile.learn.calibrate import Calibration, Slice, calibrate, items
+from hotfuse.compile.requests import Here
 from hotfuse.compile.value import Facts, Learned, RooflineEstimator, Work
 from hotfuse.hpm import forest, judge, model
 from hotfuse.hpm.book import RowCache

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hotfuse.compile import stored
-from hotfuse.compile.drive import Here
 from hotfuse.compile.learn import learned, recall
 from hotfuse.compile.learn.calibrate import Calibration
+from hotfuse.compile.requests import Here
 from hotfuse.compile.stored import StoreAccess
 from hotfuse.hpm import model
 from hotfuse.hpm.bottleneck import Bottleneck, Strategy

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.base.errors import HotfuseError
-from hotfuse.compile.fetch import kernel_from_json
+from hotfuse.compile.parts import kernel_from_json
 from hotfuse.compile.stored import text_id, used_by, wanted
 from hotfuse.compile.unit import units
 from hotfuse.compile.variants import borders, skipping

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from hotfuse.compile.host import host_core
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import BoundCall
-from hotfuse.compile.native import host_core
 from hotfuse.compile.unit import contest
 from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.ir.text import parse

@@ -25,7 +25,8 @@ from hotfuse.runtime.observe.examine import Examiner
 from hotfuse.runtime.observe.watcher import Watcher
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.race import Trial
-from hotfuse.runtime.tierup.skipping import ENOUGH, FEWEST, Sides, all_finite, suspected
+from hotfuse.runtime.tierup.skipping import FEWEST, all_finite, suspected
+from hotfuse.runtime.zero_rows import ENOUGH, Sides
 from tests.runtime.test_strategies import Deep
 
 INLINE = Settings(capture="inline", hot_calls=2)

@@ -18,8 +18,9 @@ from hotfuse import CaptureError, Settings
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.events import Why
 from hotfuse.compile import drive
-from hotfuse.compile.drive import Compilation, Here
+from hotfuse.compile.drive import Compilation
 from hotfuse.compile.graph import UnitState
+from hotfuse.compile.requests import Here
 from hotfuse.compile.unit import units
 from hotfuse.compile.value import Demand, Expected, Facts, RooflineEstimator, worth
 from hotfuse.compile.variants import trial

@@ -16,8 +16,8 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.backends.llvm.probe import Probes, compile_all
 from hotfuse.base.events import EventLog
+from hotfuse.compile.instruments import fetch_counting
 from hotfuse.compile.unit import units
-from hotfuse.compile.unit.counting import fetch as fetch_counting
 from hotfuse.compile.variants import trial
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
@@ -554,12 +554,12 @@ def test_a_closed_watcher_lets_calls_pass(world: World) -> None:
 
 
 def test_without_probes_calls_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    import hotfuse.compile.probes as probes_module
+    import hotfuse.compile.instruments as probes_module
 
     def broken(_settings: Settings) -> Any:
         raise OSError("no worker")
 
-    monkeypatch.setattr(probes_module, "fetch", broken)
+    monkeypatch.setattr(probes_module, "fetch_probes", broken)
     w = World()
     assert w.serve(200, lambda _: inputs()) <= 3
     assert "watching stopped: OSError: no worker" in w.watcher.text()
@@ -568,9 +568,9 @@ def test_without_probes_calls_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_probes_are_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that was killed at the first attempt must not leave the whole process unwatched."""
-    import hotfuse.compile.probes as probes_module
+    import hotfuse.compile.instruments as probes_module
 
-    fetch, tried = probes_module.fetch, list[int]()
+    fetch, tried = probes_module.fetch_probes, list[int]()
 
     def lost_once(settings: Settings) -> Any:
         tried.append(1)
@@ -578,7 +578,7 @@ def test_probes_are_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None
             raise OSError("the worker was killed")
         return fetch(settings)
 
-    monkeypatch.setattr(probes_module, "fetch", lost_once)
+    monkeypatch.setattr(probes_module, "fetch_probes", lost_once)
     w = World()
     w.serve(100, lambda _: inputs())
     assert len(tried) == 2 and not w.shared.failed and w.shared.look is not None

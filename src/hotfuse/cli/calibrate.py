@@ -43,11 +43,12 @@ def calibrate(
     threads = threads or torch.get_num_threads()
     from hotfuse.compile.learn.calibrate import Report
     from hotfuse.compile.learn.calibrate import calibrate as run
+    from hotfuse.compile.workers.pool import machine_pool
     from hotfuse.hpm.standing import judged
     from hotfuse.profile.place import location
     from hotfuse.profile.store import Store
 
-    with Store.open(at or location(from_env())) as store:
+    with Store.open(at or location(from_env())) as store, machine_pool() as pool:
         if console().is_terminal and not as_json:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -57,10 +58,10 @@ def calibrate(
                 def told(done: float, report: Report) -> None:
                     bar.update(task, completed=done, description=f"{report.measured} kernels measured")
 
-                report = run(store, wanted, threads=threads, progress=told, seed=seed)
+                report = run(store, wanted, executor=pool, threads=threads, progress=told, seed=seed)
                 bar.update(task, completed=1.0)
         else:
-            report = run(store, wanted, threads=threads, seed=seed)
+            report = run(store, wanted, executor=pool, threads=threads, seed=seed)
         place = str(store.path or "memory")
     made = report.model
     found: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Working off a compilation graph: the most valuable unit goes to the next free worker, until none is left.
 
 Values are asked for anew at every step, so a unit that became more valuable overtakes; new sizes replace what has not begun. The
-executor is the pool, or this very process for tools and tests.
+executor is the pool, or this very process for tools and tests (`compile.requests.Here`).
 """
 
 from __future__ import annotations
@@ -58,26 +58,6 @@ class Executor(Protocol):
     def cancel(self, owner: str) -> int:
         """Drop an owner's requests."""
         ...
-
-
-class Here:
-    """This process: each request is done when it is submitted."""
-
-    size = 0
-    """Nothing runs beside."""
-
-    def submit(self, task: Task) -> Future[wire.Message]:
-        """Do it now."""
-        from hotfuse.compile import requests  # the worker's business otherwise
-
-        future: Future[wire.Message] = Future()
-        future.set_running_or_notify_cancel()
-        future.set_result(requests.answer(dict(task.header), list(task.blobs)))
-        return future
-
-    def cancel(self, owner: str) -> int:
-        """Nothing ever waits here."""
-        return 0
 
 
 @dataclass(slots=True)

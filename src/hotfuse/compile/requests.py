@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.compile import stored
 from hotfuse.compile.workers import wire
+from hotfuse.compile.workers.task import Task
 from hotfuse.frontends.captured import Captured
 from hotfuse.ir.verify import verify
 from hotfuse.lower.common.effort import REQUEST_STEPS, limited
@@ -58,16 +60,10 @@ def _ready(header: Header, _blobs: list[bytes]) -> wire.Message:
     return {"ok": True}, []
 
 
-def _tier1(header: Header, blobs: list[bytes]) -> wire.Message:
-    from hotfuse.compile import native  # nor anyone for LLVM before it is needed
-
-    return native.handle(header, blobs)
-
-
 def _probes(header: Header, blobs: list[bytes]) -> wire.Message:
-    from hotfuse.compile import probes
+    from hotfuse.compile.unit import instrumented  # nor anyone for LLVM before it is needed
 
-    return probes.handle(header, blobs)
+    return instrumented.probes(header, blobs)
 
 
 def _runs(header: Header, blobs: list[bytes]) -> wire.Message:
@@ -103,7 +99,7 @@ def _learned(header: Header, _blobs: list[bytes]) -> wire.Message:
 def _idle(header: Header, _blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile.learn import idle
 
-    return idle.handle(header)
+    return idle.handle(header, Here())
 
 
 def _profile(header: Header, _blobs: list[bytes]) -> wire.Message:
@@ -113,13 +109,13 @@ def _profile(header: Header, _blobs: list[bytes]) -> wire.Message:
 
 
 def _counting(header: Header, blobs: list[bytes]) -> wire.Message:
-    from hotfuse.compile.unit import counting
+    from hotfuse.compile.unit import instrumented
 
-    return counting.handle(header, blobs)
+    return instrumented.counting(header, blobs)
 
 
 _KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {
-    "ready": _ready, "torch": _torch, "present": _present, "onnx": _onnx, "tier1": _tier1, "probes": _probes, "runs": _runs,
+    "ready": _ready, "torch": _torch, "present": _present, "onnx": _onnx, "probes": _probes, "runs": _runs,
     "counting": _counting, "plan": _plan, "unit": _unit, "kernel": _kernel, "learned": _learned, "idle": _idle, "profile": _profile,
 }  # fmt: skip
 
@@ -149,3 +145,21 @@ def answer(header: Header, blobs: list[bytes]) -> wire.Message:
         text = str(e).strip().splitlines()
         because = f"{type(e).__name__}: {text[0][:300] if text else ''}"
         return wire.error_to_message(CaptureError(f"the request {kind!r} failed", because=because))
+
+
+class Here:
+    """This process as an executor: each request is done when it is submitted."""
+
+    size = 0
+    """Nothing runs beside."""
+
+    def submit(self, task: Task) -> Future[wire.Message]:
+        """Do it now."""
+        future: Future[wire.Message] = Future()
+        future.set_running_or_notify_cancel()
+        future.set_result(answer(dict(task.header), list(task.blobs)))
+        return future
+
+    def cancel(self, owner: str) -> int:
+        """Nothing ever waits here."""
+        return 0

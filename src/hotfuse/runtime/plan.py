@@ -14,13 +14,13 @@ from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values
 from hotfuse.ir.subgraph import extract
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.partition.cut import CutReason, Partition, Partitioning
+from hotfuse.runtime.zero_rows import Sides
 from hotfuse.tile.program import Kernel
 
 if TYPE_CHECKING:
     from hotfuse.backends.llvm.runs.enter import NativeRun
     from hotfuse.compile.recipes import Recipe
     from hotfuse.lower.run.forks import Switch
-    from hotfuse.runtime.tierup.skipping import Sides
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import random
 import time
 from collections import Counter
@@ -24,8 +23,6 @@ from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import BoundCall, Made, Shelf, bind, timed
 from hotfuse.compile.workers import wire
-from hotfuse.compile.workers.pool import Pool
-from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm.book import RowCache
@@ -206,20 +203,17 @@ _EDGES = [rows.NAMES.index(n) for n in ("bytes_in", "bytes_const", "bytes_out")]
 
 
 def calibrate(
-    store: Store, budget_s: float = 60.0, *, threads: int = 1, progress: Progress | None = None, seed: int = 0,
-    executor: Executor | None = None, problems: Iterable[Problem] | None = None,
+    store: Store, budget_s: float = 60.0, *, executor: Executor, threads: int = 1, progress: Progress | None = None, seed: int = 0,
+    problems: Iterable[Problem] | None = None,
 ) -> Report:  # fmt: skip
     """Measure for so long, then train a new version; an interrupt ends it early with what there is."""
     start = time.perf_counter()
     until = start + max(budget_s - min(TRAIN_S, budget_s / 4), 0.5)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    pool = None if executor is not None else Pool(PoolLimits(os.cpu_count() or 1, share=1.0), load=lambda: 0.0)
-    ready: Executor | None = executor or pool
-    assert ready is not None
     run: Calibration | None = None
     try:
-        run = Calibration(store, this_host(store, threads), ready, seed=seed, problems=problems)
+        run = Calibration(store, this_host(store, threads), executor, seed=seed, problems=problems)
         while time.perf_counter() < until:
             left = (until - time.perf_counter()) / max(until - start, 1e-9)
             if not run.step(BATCH if left > 0.25 else BATCH // 2, until=until) and problems is not None:
@@ -232,8 +226,6 @@ def calibrate(
         run.report.interrupted = True
     finally:
         torch.set_num_threads(before)
-        if pool is not None:
-            pool.close(1.0)
     run.report.model = rows.train(store, run.host.machine, run.host.at)
     run.report.seconds = time.perf_counter() - start
     return run.report

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hotfuse.compile import stored
-from hotfuse.compile.drive import Here
+from hotfuse.compile.drive import Executor
 from hotfuse.compile.host import this_host
 from hotfuse.compile.learn.calibrate import Slice
 from hotfuse.compile.learn.learned import SERVING, Notes, notes
@@ -51,12 +51,12 @@ class _Work:
 _begun: dict[tuple[str, int], _Work] = {}
 
 
-def handle(header: Mapping[str, Any]) -> wire.Message:
+def handle(header: Mapping[str, Any], executor: Executor) -> wire.Message:
     """Work for `seconds`; answers what was measured for the threads that calls have, and the version of a model trained."""
-    return apart(stored.threads(), lambda: _handle(header))
+    return apart(stored.threads(), lambda: _handle(header, executor))
 
 
-def _handle(header: Mapping[str, Any]) -> wire.Message:
+def _handle(header: Mapping[str, Any], executor: Executor) -> wire.Message:
     kept = notes()
     if kept is None or not kept.place.record:
         return {
@@ -71,7 +71,7 @@ def _handle(header: Mapping[str, Any]) -> wire.Message:
     until = time.perf_counter() + float(header["seconds"])
     kept.flush()
     kept.host = this_host(kept.store, threads)  # measures the machine's peaks, where nobody has
-    work = _work(kept)
+    work = _work(kept, executor)
     before, left = work.slice.report.measured, True
     while left and time.perf_counter() < until:
         left = work.slice.step()
@@ -83,7 +83,7 @@ def _handle(header: Mapping[str, Any]) -> wire.Message:
     }, []  # fmt: skip
 
 
-def _work(kept: Notes) -> _Work:
+def _work(kept: Notes, executor: Executor) -> _Work:
     """What goes on, or begins where calls have brought groups that it does not know of."""
     own = kept.store.problems()
     names = frozenset(f"{text} {sorted(sizes.items())}" for text, sizes in own)
@@ -92,7 +92,7 @@ def _work(kept: Notes) -> _Work:
     if begun is None or not names <= begun.problems:
         known = len(rows.known(kept.store, kept.host.machine))
         drawn = itertools.takewhile(lambda _: known + made.report.measured < ENOUGH, draws(SEED))
-        made = Slice(kept.store, kept.host, Here(), problems=itertools.chain(remembered(own), drawn))
+        made = Slice(kept.store, kept.host, executor, problems=itertools.chain(remembered(own), drawn))
         begun = _begun[place] = _Work(made, names)
     return begun
 

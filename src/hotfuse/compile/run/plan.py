@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hotfuse.compile.fetch import renamed
+from hotfuse.compile.parts import renamed
 from hotfuse.compile.run.steps import (
     GraphScope,
     KernelSource,

@@ -1,4 +1,4 @@
-"""The request of kind `runs`: a body with its kernels becomes native runs, in the worker; and asking for it.
+"""The request of kind `runs`: a body with its kernels becomes native runs, in the worker.
 
 Library parts between kernels are looked at once more: views need no code, and small groups that only lost to the library by the
 cost of leaving the run and entering a kernel from Python are kernels after all, since inside a run that cost is gone.
@@ -13,23 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from hotfuse.backends.llvm.native import CompiledKernel
 from hotfuse.backends.llvm.runs.driver import emit_driver
 from hotfuse.base.errors import HotfuseError
-from hotfuse.base.settings import Settings
-from hotfuse.compile.fetch import Body, KernelCode, NativeParts, body_from_json, kernel_from_json
 from hotfuse.compile.kept import verdict
 from hotfuse.compile.run.finish import FinishedRun, finish
 from hotfuse.compile.run.loops import LoopPlanner
 from hotfuse.compile.run.plan import RunPlanner, copy_graph
 from hotfuse.compile.run.steps import LevelParts, PlannedBranch, PlannedLoop
-from hotfuse.compile.stored import place_of, wanted
+from hotfuse.compile.stored import wanted
 from hotfuse.compile.unit.bench import MAX_KEPT, NormalGroup, bench, keep, piece_of
 from hotfuse.compile.variants.trial import Outcome, attempt
 from hotfuse.compile.variants.ways import Ways
-from hotfuse.compile.workers.service import ask
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim, evaluate, expr, symbols
@@ -43,17 +38,7 @@ from hotfuse.lower.common.effort import OutOfSteps
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.common.own_sizes import anchored
-from hotfuse.lower.run.description import (
-    InputSpec,
-    LoopStep,
-    OutputSpec,
-    RunCode,
-    SizeSpec,
-    branches,
-    calls,
-    word_from_json,
-    word_to_json,
-)
+from hotfuse.lower.run.description import LoopStep, branches, calls, word_to_json
 from hotfuse.lower.run.places import does_nothing, is_view
 from hotfuse.native import jit
 from hotfuse.native.target import host
@@ -71,9 +56,6 @@ matters little."""
 MOST_NODES = 24
 BRIDGES_S = 20.0
 """Seconds of one request for kernels that runs need besides those they are made of: what comes later stays with the library."""
-
-
-# --- in the worker ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -369,87 +351,3 @@ def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     answer = {"ok": True, "body": body, "kernels": bench.made, "drivers": len(drivers),
               "notes": list(dict.fromkeys(bench.notes))}  # fmt: skip
     return answer, [*bench.codes, *drivers]
-
-
-# --- in the serving process -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RunBody:
-    """A body with its runs; inside, those of its branches."""
-
-    body: Body
-    runs: tuple[RunCode, ...]
-    branches: Mapping[int, tuple[RunBody, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class RunParts:
-    """A graph as native runs and what is between them."""
-
-    body: RunBody
-    kernels: tuple[KernelCode, ...]
-    notes: tuple[str, ...]
-    message: Message | None = None
-    """The worker's answer as it came; None where there are no runs."""
-
-
-def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings) -> RunParts:
-    """Have the worker make runs of kernels."""
-    request = {"kind": "runs", "body": _body_json(parts.body), "dims": dict(sizes), "threads": threads_for(settings),
-               "kernels": [{**(k.said or to_json(k.lowered)), "ways": k.ways and k.ways.to_json()} for k in parts.kernels],
-               "strategies": list(parts.demand.strategies), "focus": parts.demand.focus,
-               **place_of(settings).header()}  # fmt: skip
-    return runs_from(parts, *ask(request, [], settings, parts.demand.gain))
-
-
-def runs_from(parts: NativeParts, header: dict[str, Any], blobs: Sequence[bytes]) -> RunParts:
-    """Parts with the runs that a worker made of them, in this process or an earlier one."""
-    count = len(blobs) - int(header["drivers"])
-    more = tuple(kernel_from_json(k, code) for k, code in zip(header["kernels"], blobs[:count], strict=True))
-    body = _run_body(header["body"], blobs[count:])
-    return RunParts(body, (*parts.kernels, *more), (*parts.notes, *header["notes"]), (header, list(blobs)))
-
-
-def threads_for(settings: Settings) -> int:
-    """The threads that calls will have."""
-    return settings.threads or torch.get_num_threads()
-
-
-def without_runs(parts: NativeParts) -> RunParts:
-    """The same parts, each entered by itself."""
-
-    def plain(body: Body) -> RunBody:
-        return RunBody(body, (), {i: tuple(plain(b) for b in bodies) for i, bodies in body.branches.items()})
-
-    return RunParts(plain(parts.body), parts.kernels, parts.notes)
-
-
-def _body_json(body: Body) -> dict[str, Any]:
-    parts = [[p.first, p.last, k] for p, k in zip(body.partitioning.parts, body.chosen, strict=True)]
-    nested = {str(i): [_body_json(b) for b in bodies] for i, bodies in body.branches.items()}
-    return {"graph": show(body.partitioning.graph), "parts": parts, "branches": nested}
-
-
-def _run_body(data: dict[str, Any], codes: Sequence[bytes]) -> RunBody:
-    nested = {int(i): tuple(_run_body(b, codes) for b in bodies) for i, bodies in data["branches"].items()}
-    return RunBody(body_from_json(data), tuple(_run_code(r, codes[r["code"]]) for r in data["runs"]), nested)
-
-
-def _run_code(data: dict[str, Any], code: bytes) -> RunCode:
-    inputs = tuple(
-        InputSpec(str(name), DType(dtype), int(rank), None if order is None else tuple(int(d) for d in order))
-        for name, dtype, rank, order in data["inputs"]
-    )
-    sizes = tuple(SizeSpec(str(s), int(i), bool(stride), int(d)) for s, i, stride, d in data["sizes"])
-    outputs = tuple(OutputSpec(str(n), DType(t), _read(shape), _read(strides)) for n, t, shape, strides in data["outputs"])
-    return RunCode(
-        int(data["first"]), int(data["last"]), inputs, sizes, outputs, tuple(word_from_json(w) for w in data["words"]),
-        tuple(int(i) for i in data["exits"]), tuple(str(n) for n in data["returned"]), dims.parse(data["arena"]),
-        dims.parse(data["scratch"]), code, tuple(str(n) for n in data["branches"]), frozenset(str(n) for n in data["loops"]),
-        tuple((int(word), tuple(str(n) for n in names)) for word, names in data["made"]), tuple(int(n) for n in data["forks"]),
-    )  # fmt: skip
-
-
-def _read(ds: Sequence[str]) -> tuple[Dim, ...]:
-    return tuple(dims.parse(d) for d in ds)

@@ -8,11 +8,13 @@ refused, also when it comes again.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
@@ -280,3 +282,13 @@ class Pool:
 def _anew(error: CaptureError) -> CaptureError:
     """The same refusal as a new exception: one that is raised holds the frames it passed, and all that they knew."""
     return CaptureError(error.what, where=error.where, because=error.because, hint=error.hint, why=error.why)
+
+
+@contextmanager
+def machine_pool() -> Generator[Pool]:
+    """A pool that may use the whole machine, for a tool that does nothing beside."""
+    pool = Pool(PoolLimits(os.cpu_count() or 1, share=1.0), load=lambda: 0.0)
+    try:
+        yield pool
+    finally:
+        pool.close(1.0)

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from hotfuse.base.errors import ModelError
-from hotfuse.frontends.onnx import control, fallback, limits
+from hotfuse.frontends.onnx import control, fallback, limits, settle
 from hotfuse.frontends.onnx.model import AttrRef, FunctionKey, OnnxFunction, OnnxGraph, OnnxNode
-from hotfuse.frontends.onnx.program import NodeCtx, Program, ProgramStep
+from hotfuse.frontends.onnx.program import ABSENT, UNUSED, NodeCtx, Program, ProgramStep
 from hotfuse.frontends.onnx.registry import OpFn, Prepare, find
-from hotfuse.frontends.onnx.settle import ABSENT, UNUSED
 from hotfuse.frontends.onnx.values import Value
 
 MAX_STEPS = 1_000_000
@@ -112,7 +111,7 @@ class Compiler:
             self.weights[key] = value
             keys[slot] = key
         slots = (*in_slots, *scope.captures.values())
-        return Program(name, tuple(steps), template, slots, outs, tuple(scope.captures), keys, graph, self.pack)
+        return Program(name, tuple(steps), template, slots, outs, tuple(scope.captures), keys, settle.ready, graph, self.pack)
 
     def _steps(
         self,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.model import OnnxGraph, OnnxNode, PortType
+from hotfuse.frontends.onnx.program import Program
 from hotfuse.frontends.onnx.values import BY_CODE
 from hotfuse.ops.control import ScanAxes, Stacked, run_if, run_loop, run_map, run_scan
-
-if TYPE_CHECKING:
-    from hotfuse.frontends.onnx.program import Program
 
 KINDS = {"If": "if", "Loop": "loop", "Scan": "scan", "SequenceMap": "map"}
 _GRAPHS = {"If": ("then_branch", "else_branch"), "Loop": ("body",), "Scan": ("body",), "SequenceMap": ("body",)}

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from hotfuse.frontends.onnx.program import ProgramStep
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.frontends.onnx.windows import per_axis, symmetric, window_pads
 from hotfuse.ops.conv_chain import Chain, ChainLink, ChainRole, chains, to_rows
 from hotfuse.ops.folded_conv import Affine, FoldedConv, Window, affine, is_floats, of_arithmetic, of_norm
-
-if TYPE_CHECKING:
-    from hotfuse.frontends.onnx.program import ProgramStep
 
 _ANY_ORDER = frozenset({
     "Abs", "Add", "AveragePool", "BatchNormalization", "Ceil", "Clip", "Concat", "Conv", "ConvTranspose", "Div", "Elu",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from hotfuse.base.errors import InputError, ModelError
 from hotfuse.frontends.onnx.compiler import Compiler
 from hotfuse.frontends.onnx.model import OnnxModel, Port
-from hotfuse.frontends.onnx.program import Program
 from hotfuse.frontends.onnx.values import Value, from_any
 
 
@@ -81,6 +81,6 @@ class OnnxModule(torch.nn.Module):
                 raise InputError(f"unknown input {name!r}", hint="one of " + ", ".join(p.name for p in self.inputs))
             default = self.model.graph.initializers[name]
             template[next(i for i in program.consts if program.template[i] is default)] = from_any(value)
-        other = Program(program.name, program.steps, template, program.in_slots, program.out_slots, (), program.consts, pack=False)
+        other = replace(program, template=template, captures=(), graph=None, pack=False, _ready=None)
         with torch.no_grad():
             return other.run([from_any(x) for x in inputs])

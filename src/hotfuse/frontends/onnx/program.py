@@ -7,17 +7,21 @@ looks outside itself. The tracer walks the same programs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from hotfuse.base.errors import HotfuseError, ModelError
-from hotfuse.frontends.onnx import fallback, settle
+from hotfuse.frontends.onnx import fallback
 from hotfuse.frontends.onnx.model import OnnxGraph, OnnxNode
 from hotfuse.frontends.onnx.registry import OpFn, Prepare
-from hotfuse.frontends.onnx.settle import UNUSED
 from hotfuse.frontends.onnx.values import Value
+
+ABSENT, UNUSED = 0, 1
+"""Slots that every program has: an optional input not given, and a result nobody reads."""
+Call = tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tuple[int, ...], OnnxNode]
+"""What to call, the slots it reads, those it writes, those nobody reads afterwards, and for whom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,21 @@ class ProgramStep:
         return NodeCtx(self.opset, len(self.node.outputs))
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a run needs."""
+
+    template: list[Value]
+    """Slots before a run: constants and what follows from them, None elsewhere."""
+    calls: tuple[Call, ...]
+    bytes: int
+    """Memory that was not there before."""
+    nested: tuple[Program, ...] = ()
+    """Programs that the calls run: copies of nested graphs that know which captures are constants, and functions."""
+    unprepared: str = ""
+    """Why constants are not prepared, where that failed."""
+
+
 @dataclass(slots=True)
 class Program:
     """A compiled graph."""
@@ -81,15 +100,17 @@ class Program:
     """Names from outside, appended to the inputs."""
     consts: Mapping[int, str]
     """Slot -> key of the constant in `OnnxModule.weights`."""
+    prepare: Callable[[Program], Ready]
+    """Makes of the program what a run needs."""
     graph: OnnxGraph | None = None
     pack: bool = True
     """Whether convolutions may be packed when constants are prepared."""
-    _ready: settle.Ready | None = None
+    _ready: Ready | None = None
 
-    def ready(self) -> settle.Ready:
+    def ready(self) -> Ready:
         """What runs: made by the first run, since a branch that is never taken needs none."""
         if self._ready is None:
-            self._ready = settle.ready(self)  # threads that meet here make the same
+            self._ready = self.prepare(self)  # threads that meet here make the same
         return self._ready
 
     @property
@@ -112,7 +133,7 @@ class Program:
         template = [slots.get(i, value) for i, value in enumerate(self.template)]
         template[UNUSED] = None
         consts = {**self.consts, **{i: self.captures[self.in_slots.index(i) - first] for i in slots if i != UNUSED}}
-        return Program(self.name, self.steps, template, self.in_slots, self.out_slots, self.captures, consts, self.graph, self.pack)
+        return replace(self, template=template, consts=consts, _ready=None)
 
     def __call__(self, *args: Value) -> tuple[Value, ...]:
         """Run as a body of control operators."""

@@ -12,47 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hotfuse.frontends.onnx import control, limits
 from hotfuse.frontends.onnx.convs import folded
 from hotfuse.frontends.onnx.model import OnnxNode
+from hotfuse.frontends.onnx.program import ABSENT, UNUSED, Call, Program, ProgramStep, Ready
 from hotfuse.frontends.onnx.registry import VARIES
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.ops.folded_conv import FoldedConv
 
-if TYPE_CHECKING:
-    from hotfuse.frontends.onnx.program import Program, ProgramStep
-
-ABSENT, UNUSED = 0, 1
-"""Slots that every program has: an optional input not given, and a result nobody reads."""
 RANDOM = frozenset(
     {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
 """Operators that may give something else in every call."""
 EXTRA_BYTES = 1 << 20
 """How much more than the constants it is made of what is kept may take: weights of bytes stay bytes."""
-
-Call = tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tuple[int, ...], OnnxNode]
-"""What to call, the slots it reads, those it writes, those nobody reads afterwards, and for whom."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """What a run needs."""
-
-    template: list[Value]
-    """Slots before a run: constants and what follows from them, None elsewhere."""
-    calls: tuple[Call, ...]
-    bytes: int
-    """Memory that was not there before."""
-    nested: tuple[Program, ...] = ()
-    """Programs that the calls run: copies of nested graphs that know which captures are constants, and functions."""
-    unprepared: str = ""
-    """Why constants are not prepared, where that failed."""
-
 
 def ready(program: Program) -> Ready:
     """The program with its constants prepared; as it stands where that fails, which is counted, and the run says what is wrong."""

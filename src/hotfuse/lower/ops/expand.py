@@ -15,24 +15,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 
+from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Node, Value, values_in
 from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import Position
+from hotfuse.lower.common.index import Coord, Position
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.ops.torch_dtypes import dtype_of, torch_dtype
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import Tile
-
-if TYPE_CHECKING:
-    from hotfuse.lower.common.values import Evaluator
 
 FLOATS = (DType.F64, DType.F32, DType.F16, DType.BF16)
 HALVES = (DType.F16, DType.BF16)
@@ -49,6 +47,27 @@ class Computes(StrEnum):
     """The common type, integers as the default float."""
     OWN = "own"
     """Each operand as it is."""
+
+
+class ElementContext(Protocol):
+    """Where a row's elements are computed: the evaluator of values (`lower.common.values`) is one."""
+
+    @property
+    def builder(self) -> KernelBuilder:
+        """The kernel being written."""
+        ...
+
+    def number(self, d: Dim) -> Dim:
+        """An expression over counters as one over loop variables."""
+        ...
+
+    def index_tile(self, c: Coord) -> Tile:
+        """A place along a dim as 64-bit integers."""
+        ...
+
+    def checked(self, at: Tile, extent: Dim) -> Tile:
+        """Indexes limited to what exists; one outside is a fault of the call."""
+        ...
 
 
 Function = Callable[..., Tile]
@@ -152,7 +171,7 @@ class Expansion:
 
     node: Node
     tiles: Mapping[str, Tile]
-    evaluator: Evaluator
+    evaluator: ElementContext
     position: Position
     out: DType
     """The result's element type."""
@@ -234,7 +253,7 @@ def computed_in(row: ExpansionRow, args: list[Arg], types: Mapping[str, TensorTy
     return dtype
 
 
-def expand(node: Node, out: int, tiles: Mapping[str, Tile], evaluator: Evaluator, position: Position) -> Tile:
+def expand(node: Node, out: int, tiles: Mapping[str, Tile], evaluator: ElementContext, position: Position) -> Tile:
     """The instructions of a pointwise node at a position, its operands being given."""
     row = rows()[packet(node.op)]
     result = node.outs[out].type

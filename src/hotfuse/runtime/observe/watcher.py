@@ -64,10 +64,10 @@ class Shared:
             self._tries += 1
 
         def job() -> None:
-            from hotfuse.compile.probes import fetch  # LLVM is loaded when it is first needed
+            from hotfuse.compile.instruments import fetch_probes  # LLVM is loaded when it is first needed
 
             try:
-                probes = fetch(settings)
+                probes = fetch_probes(settings)
             except Exception as e:  # whatever it was: models go on unwatched, and `explain` says why
                 with self._lock:
                     if self._tries < TRIES:
@@ -227,10 +227,10 @@ class Watcher:
             variant.asked = True
 
         def job() -> None:
-            from hotfuse.compile.unit.counting import fetch  # LLVM is loaded when it is first needed
+            from hotfuse.compile.instruments import fetch_counting  # LLVM is loaded when it is first needed
 
             try:
-                made = fetch(kernels, self._settings)
+                made = fetch_counting(kernels, self._settings)
             except Exception as e:  # the plan is watched as before
                 self._failed += 1
                 text = e.what if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"

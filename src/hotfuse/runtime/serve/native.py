@@ -26,8 +26,8 @@ from hotfuse.backends.llvm.runs.group import glue
 from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.base.errors import HotfuseError
-from hotfuse.compile.fetch import KernelCode, load, renamed
-from hotfuse.compile.run.runs import RunBody, RunParts
+from hotfuse.compile.fetch import load
+from hotfuse.compile.parts import KernelCode, RunBody, RunParts, renamed
 from hotfuse.compile.variants.ways import LIBRARY, Ways
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph, Value, output_values
@@ -39,7 +39,7 @@ from hotfuse.native import jit, perf_map
 from hotfuse.ops.table import packet
 from hotfuse.partition.cut import Partition
 from hotfuse.runtime.plan import Plan, PlanMemory, PlanUnit, chained, piece_of
-from hotfuse.runtime.tierup.skipping import Sides
+from hotfuse.runtime.zero_rows import Sides
 
 
 class _Later:

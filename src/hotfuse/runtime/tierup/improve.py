@@ -50,12 +50,13 @@ from hotfuse.runtime.tierup.objective import Trade, settle
 from hotfuse.runtime.tierup.own_code import compare
 from hotfuse.runtime.tierup.proof import prove
 from hotfuse.runtime.tierup.race import MARGIN, Trial, race
-from hotfuse.runtime.tierup.skipping import ENOUGH, suspected
+from hotfuse.runtime.tierup.skipping import suspected
 from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
 from hotfuse.runtime.tierup.tier1 import fused, known
 from hotfuse.runtime.tierup.tier2 import BET_ON, for_sizes, on_branch, without_mask, without_rows
 from hotfuse.runtime.tierup.tiers import FEWEST, PREDICTABLE, is_hot, recurring
 from hotfuse.runtime.tierup.unmask import open_mask
+from hotfuse.runtime.zero_rows import ENOUGH
 from hotfuse.specialize.branches import conditions
 
 STAMP = ("model", "threads", "traffic", "performance model", "cores", "speed", "callers")

@@ -1,13 +1,11 @@
-"""Rows of zeros in what calls bring: which products of a plan see them, and what becomes of a plan that leaves them out.
+"""Rows of zeros in what calls bring: which products of a plan see them.
 
 Sampled calls show zeros somewhere; the calls that were kept then tell exactly which products' rows are zero. Kernels of these get
-a second side (`lower.cpu.gemm.skipping`) behind a dial. A dial that turned no call for long is switched off, which costs
-nothing, and on again when sampled calls show zeros; each time in vain makes the next wait twice as long.
+a second side (`lower.cpu.gemm.skipping`), switched by `runtime.zero_rows`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,8 +18,6 @@ from hotfuse.ir.text import show
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.own_sizes import with_own_sizes
 from hotfuse.lower.common.products import is_contraction
-from hotfuse.lower.cpu.gemm.skipping import NEVER
-from hotfuse.lower.run.kernel_state import Dial
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.profile.snapshot import GraphSeen
@@ -30,9 +26,6 @@ from hotfuse.runtime.tierup.tiers import FEWEST
 
 LEAST = 0.1
 """Part of a value, or of a product's rows, that must be zero for anybody to care."""
-ENOUGH = 64
-"""Calls of a product without rows of zeros after which it stops looking for them."""
-MOST_PATIENCE = 10
 _REALS = (DType.F32, DType.F64, DType.F16, DType.BF16)
 _LEFT = {"aten.linear": ("input", "weight"), "aten.addmm": ("mat1", "mat2"), "aten.mm": ("self", "mat2")}
 
@@ -116,62 +109,3 @@ def _zero_rows(t: torch.Tensor) -> float:
     if t.dim() == 0 or t.numel() == 0:
         return 0.0
     return float((t == 0).all(-1).double().mean())
-
-
-class Sides:
-    """The dials of one plan: what their products did, and when to stop looking and to begin again."""
-
-    def __init__(self, dials: Sequence[Dial]) -> None:
-        self.dials = tuple(dials)
-        self._lock = threading.Lock()
-        self._from: dict[int, tuple[int, int]] = {}
-        self._patience = 0
-        self._asked = 0
-        self.begin()
-
-    def begin(self) -> None:
-        """Count from now on: calls that proved and raced a plan are none of its traffic."""
-        with self._lock:
-            self._from = {d.address: (d.skipped, d.dense) for d in self.dials}
-
-    def one_sided(self) -> int:
-        """Switch off dials whose products found nothing to leave out in many calls; how many these are."""
-        with self._lock:
-            gone = 0
-            for d in self.dials:
-                skipped, dense = self._from[d.address]
-                if not d.on:
-                    continue
-                if d.skipped > skipped:
-                    self._from[d.address] = (d.skipped, d.dense)
-                    self._patience = 0
-                elif d.dense - dense >= ENOUGH:
-                    d.limit = NEVER
-                    gone += 1
-            if gone:
-                self._asked = 0
-                self._patience = min(self._patience + 1, MOST_PATIENCE)
-            return gone
-
-    def may_look_again(self) -> bool:
-        """Whether dials are off, and were for long enough; every question counts."""
-        with self._lock:
-            if all(d.on for d in self.dials):
-                return False
-            self._asked += 1
-            return self._asked >= ENOUGH << max(0, self._patience - 1)
-
-    def look_again(self) -> int:
-        """Switch on those that are off; how many these are."""
-        with self._lock:
-            off = [d for d in self.dials if not d.on]
-            for d in off:
-                d.limit = d.first
-                self._from[d.address] = (d.skipped, d.dense)
-            self._asked = 0
-            return len(off)
-
-    def counts(self) -> dict[str, int]:
-        """How often which side ran, for `stats()` and `explain()`."""
-        return {"calls_skipping_rows": sum(d.skipped for d in self.dials), "calls_with_all_rows": sum(d.dense for d in self.dials),
-                "products_not_looking": sum(not d.on for d in self.dials)}  # fmt: skip

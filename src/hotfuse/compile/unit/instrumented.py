@@ -1,0 +1,41 @@
+"""Code that looks, made in a worker: probes of tensors, and kernels that count at their stores.
+
+A plan's values inside native runs never leave the arena, so only counting kernels can show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hotfuse.backends.llvm.native import compile_kernel
+from hotfuse.backends.llvm.probe import compile_all
+from hotfuse.base.errors import HotfuseError
+from hotfuse.tile.instrument import instrumented
+from hotfuse.tile.text import parse, show
+
+Message = tuple[dict[str, Any], list[bytes]]
+
+
+def probes(_header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+    """The request of kind `probes`: some two hundred milliseconds, which are not the server's."""
+    made = compile_all()
+    return {"ok": True, "names": list(made)}, list(made.values())
+
+
+def counting(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+    """The request of kind `counting`: kernels in, those of them that can count out, with their numbers."""
+    numbers: list[int] = []
+    texts: list[str] = []
+    codes: list[bytes] = []
+    refused: list[str] = []
+    for number, text in zip(header["numbers"], header["kernels"], strict=True):
+        try:
+            kernel = instrumented(parse(text))
+            codes.append(compile_kernel(kernel).code)
+        except HotfuseError as e:
+            refused.append(e.what)
+            continue
+        numbers.append(int(number))
+        texts.append(show(kernel))
+    return {"ok": True, "numbers": numbers, "kernels": texts, "refused": refused}, codes
