@@ -264,7 +264,7 @@ def packed_cells(threads: Sequence[int], rounds: int, clock: Callable[[], float]
         report(cells[-1])
         print(f"# packed through jit, {count} threads: calls per tier {served.stats()['calls_per_tier']}", flush=True)
         if not served.stats()["calls_per_tier"]["1"]:
-            print(served.explain(), flush=True)  # why no kernel serves
+            print(served.explain(full=True), flush=True)  # why no kernel serves
         served.close()
     return cells
 

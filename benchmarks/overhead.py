@@ -92,7 +92,7 @@ def steady(
         )
         stats = dict(fast.stats())
         if stats["graph_calls"] < rounds * inner:
-            raise RuntimeError(f"the captured graph did not serve:\n{fast.explain()}")
+            raise RuntimeError(f"the captured graph did not serve:\n{fast.explain(full=True)}")
         return timings, ratios, stats
 
 

@@ -77,7 +77,7 @@ def main() -> None:
         own = fast._engine.plans.originals
         table = own.table
         if table is None:
-            raise SystemExit(f"no copies of weights serve:\n{fast.explain()}")
+            raise SystemExit(f"no copies of weights serve:\n{fast.explain(full=True)}")
         print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, {own.bytes / 1e6:.0f} MB compared "
               f"in {table.steps} steps; bounds: {settings.weights_calls} calls, {settings.weights_ms:.0f} ms")
         noticed = list[int]()

@@ -26,6 +26,7 @@ def main() -> None:
         explanation = fast.explain()
 
     print(explanation)  # for people
+    print("\n" + explanation.text(full=True))  # for those who want to know it all; explain(full=True) prints the same
     found = explanation.to_dict()  # for programs
     print("\nactions:", dict(Counter(d["action"] for d in found["decisions"])))
     assert any(d["action"] == "capture" for d in found["decisions"]) and all(d["why"] for d in found["decisions"])

@@ -122,8 +122,8 @@ def main() -> int:
         serve(session, pools, run, view)
     explanation = session.explain()
     say(f"\n{run.verdict()}")
-    say("\nWhat runs now, and every decision that led there (session.explain()):\n")
-    say(str(explanation))
+    say("\nWhat runs now, and every decision that led there (session.explain(full=True)):\n")
+    say(explanation.text(full=True))
     say(f"\nreport: {report.write(options.out, run, explanation)}")
     session.close()
     return 0

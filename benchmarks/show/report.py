@@ -31,7 +31,8 @@ def write(folder: Path, run: Run, explanation: Any) -> Path:
     parts = [
         "<h1>Hotfuse: a model that gets faster while it serves</h1>", f"<p>{INTRODUCTION}</p>",
         f"<pre>{html.escape(run.verdict())}</pre>", *pictures(run), "<h2>What was decided, and why</h2>", f"<table>{rows}</table>",
-        "<h2>explain()</h2>", f"<details><summary>everything</summary><pre>{html.escape(str(explanation))}</pre></details>",
+        "<h2>explain(full=True)</h2>",
+        f"<details><summary>everything</summary><pre>{html.escape(explanation.text(full=True))}</pre></details>",
     ]  # fmt: skip
     path = folder / "report.html"
     path.write_text(

@@ -42,5 +42,5 @@ def compared(
     ratio = found.before_ms / found.after_ms
     print(f"{name}: before {found.before_ms:.2f} ms, after {found.after_ms:.2f} ms ({ratio:.2f} times as fast), "
           f"results {'equal' if equal else 'DIFFER'}")
-    print(fast.explain(full=False))
+    print(fast.explain())
     return found

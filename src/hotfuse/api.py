@@ -143,8 +143,8 @@ class Jit:
         """Until no background work is pending; True if drained in time."""
         return self._engine.wait(timeout)
 
-    def explain(self, full: bool = True) -> Explanation:
-        """What runs now and why: about ten lines first; with `full` partitions, kernels and every decision behind them."""
+    def explain(self, full: bool = False) -> Explanation:
+        """What runs now and why, in about ten lines; with `full` partitions, kernels and every decision behind them."""
         return explain_engine(self._engine, full=full)
 
     def stats(self) -> dict[str, Any]:

@@ -37,15 +37,23 @@ BACKGROUND = ("worker_cpu_s", "jobs_cpu_s", "share_most", "share_granted", "rais
 """What background work of the process used, could count on, and took from calls."""
 
 
+MORE = "more: explain(full=True), hotfuse explain --full, or to_html(path), for partitions, kernels, guards and every decision"
+"""The last line of a summary."""
+
+
 class Explanation:
     """A snapshot of an engine; it does not change while the engine goes on."""
 
-    def __init__(self, data: dict[str, Any], full: bool = True) -> None:
+    def __init__(self, data: dict[str, Any], full: bool = False) -> None:
         self._data, self._full = data, full
 
     def summary(self) -> str:
         """About ten lines: what serves, how fast, what is being tried, what is in the way, what it holds, what was noticed."""
         return "\n".join(summary(self._data))
+
+    def text(self, full: bool) -> str:
+        """The summary and where the rest is; with `full` the rest too: partitions, kernels, guards and every decision."""
+        return "\n".join(_lines(self._data)) if full else f"{self.summary()}\n{MORE}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data: strings, numbers, lists and dicts."""
@@ -65,11 +73,11 @@ class Explanation:
         return target
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self._data)) if self._full else self.summary()
+        return self.text(self._full)
 
 
 def explain_engine(
-    engine: Engine, fallbacks: dict[str, int] | None = None, unprepared: Sequence[str] = (), full: bool = True
+    engine: Engine, fallbacks: dict[str, int] | None = None, unprepared: Sequence[str] = (), full: bool = False
 ) -> Explanation:
     """What an engine runs now and every decision that led there; `unprepared`: what of a file could not be computed ahead; `full`:
     whether its text goes on behind the summary.

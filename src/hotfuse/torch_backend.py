@@ -154,8 +154,8 @@ def hotfuse_backend(
     return compiled
 
 
-def explain_compiled() -> Explanation:
-    """Every graph that `torch.compile` gave us in this process and that is still in use."""
+def explain_compiled(full: bool = False) -> Explanation:
+    """Every graph that `torch.compile` gave us in this process and that is still in use; `full` as in `Jit.explain`."""
     graphs = sorted(_graphs, key=lambda g: int(g.name.removeprefix("graph")))
     told = [(g, explain_engine(e).to_dict()) for g in graphs for _, e in g.engines]
     sites = [{**site, "call": f"{g.name}: {site['call']}"} for g, data in told for site in data["sites"]]
@@ -179,7 +179,8 @@ def explain_compiled() -> Explanation:
             "gradients": {**gradients, "kept": sorted({k for _, data in told for k in data["gradients"]["kept"]})},
             "decisions": [d.to_dict() for g in graphs for d in g.log.decisions],
             "spans": [s.to_dict() for g in graphs for s in g.log.spans],
-        }
+        },
+        full,
     )
 
 

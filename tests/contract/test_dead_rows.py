@@ -94,10 +94,10 @@ def served(model: nn.Module, calls: list[tuple[Tensor, Tensor]]) -> Graph:
     fast = hotfuse.jit(model, settings=INLINE)
     for call in calls:
         torch.testing.assert_close(fast(*call), model(*call), rtol=1e-5, atol=1e-5)
-    assert fast.stats()["calls_per_tier"]["0"] >= 1, str(fast.explain())
+    assert fast.stats()["calls_per_tier"]["0"] >= 1, str(fast.explain(full=True))
     (site,) = fast._engine.sites.values()
     entry = site.entries[-1]
-    said = str(fast.explain())
+    said = str(fast.explain(full=True))
     assert ("rows that nobody reads are not computed" in said) == any(".row" in v.name for n in entry.baseline.graph.nodes
                                                                      for v in n.outs), said  # fmt: skip
     return entry.baseline.graph
@@ -181,4 +181,4 @@ def test_an_onnx_file(tmp_path: Path) -> None:
             (got,) = session.run(None, {"x": x.numpy(), "mask": mask.numpy()})
             torch.testing.assert_close(torch.from_numpy(got), model(x, mask), rtol=1e-5, atol=1e-5)
             session.wait(60)
-        assert "rows that nobody reads are not computed" in str(session.explain()), str(session.explain())
+        assert "rows that nobody reads are not computed" in str(session.explain(full=True)), str(session.explain(full=True))

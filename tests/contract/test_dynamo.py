@@ -111,7 +111,7 @@ def test_random_and_stateful_graphs_run_as_dynamo_gave_them() -> None:
     assert torch.equal(x, torch.ones(3))
     refused = [r for s in graphs() for r in s["refused"]]
     assert any("random" in r for r in refused) and any("in place" in r for r in refused)
-    assert "in place" in str(explain_compiled())
+    assert "in place" in str(explain_compiled(full=True))
 
 
 def per_tier() -> dict[str, int]:
@@ -126,7 +126,7 @@ def test_graphs_get_tiers_and_watched_weights() -> None:
     with torch.no_grad():
         for _ in range(10):
             torch.testing.assert_close(fast(x), model(x))
-        assert per_tier()[1] > 0, str(explain_compiled())
+        assert per_tier()[1] > 0, str(explain_compiled(full=True))
         model.fc.weight.mul_(2)
         torch.testing.assert_close(fast(x), model(x))
         model.fc.weight = nn.Parameter(torch.randn(8, 8))
@@ -142,7 +142,7 @@ def test_graphs_of_the_background() -> None:
         fast(x)
         assert wait_compiled(60)
         torch.testing.assert_close(fast(x), model(x))
-    assert per_tier()[0] == 1, str(explain_compiled())
+    assert per_tier()[0] == 1, str(explain_compiled(full=True))
 
 
 def test_gradients_are_served_from_plans() -> None:
@@ -151,7 +151,7 @@ def test_gradients_are_served_from_plans() -> None:
     for _ in range(10):
         x = torch.randn(4, 8)
         result = fast(x)
-    assert per_tier()[1] > 0, str(explain_compiled())
+    assert per_tier()[1] > 0, str(explain_compiled(full=True))
     model.zero_grad()
     result["a"].sin().sum().backward()
     got = [p.grad.clone() for p in model.parameters()]
@@ -208,4 +208,4 @@ def test_half_of_a_size() -> None:
     for rows in (4, 6, 6, 10, 12):
         x = torch.randn(rows, 5)
         torch.testing.assert_close(fast(x), half(x))
-    assert explain_compiled().to_dict()["counts"]["graph_calls"] >= 3, str(explain_compiled())
+    assert explain_compiled().to_dict()["counts"]["graph_calls"] >= 3, str(explain_compiled(full=True))

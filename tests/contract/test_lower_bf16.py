@@ -162,12 +162,12 @@ def test_as_a_user_asks_for_it(precision: str) -> None:
     model.float()
     for _ in range(5):
         got = fast(x)
-    assert fast.stats()["calls_per_tier"]["1"] >= 1, str(fast.explain())
+    assert fast.stats()["calls_per_tier"]["1"] >= 1, str(fast.explain(full=True))
     error = float((got.double() - want).abs().max() / want.abs().max())
     assert error < (BF16_RTOL if precision == "bf16" else 1e-5)
     if precision == "bf16" and "avx512bf16" in usable_features():
         assert error > 1e-5, "nothing was rounded"
-        assert "by pairs of bf16 " in str(fast.explain()) and "in fp32 " in str(fast.explain())
+        assert "by pairs of bf16 " in str(fast.explain(full=True)) and "in fp32 " in str(fast.explain(full=True))
 
 
 def test_an_unknown_precision_is_refused() -> None:

@@ -141,7 +141,7 @@ def test_models(kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch)
     for _ in range(4):
         (got,) = session.run(None, {"x": x})
     plans = [p for s in session.explain().to_dict()["sites"] for p in s["plans"] if p["tier"] == 1]
-    assert plans and {part["backend"] for part in plans[0]["partitions"]} == {"llvm"}, str(session.explain())
+    assert plans and {part["backend"] for part in plans[0]["partitions"]} == {"llvm"}, str(session.explain(full=True))
     quantum = 0.11 if kind != "integer" else 1e-5 * float(np.abs(want).max())
     assert np.abs(got - want).max() <= quantum * 1.001 and (np.abs(got - want) > quantum / 2).mean() <= 0.01
 
@@ -187,7 +187,7 @@ def test_integers_of_models_are_exact(group: int, xt: Any, wt: Any, extreme: boo
         (got,) = session.run(None, {"x": x, "z": np.asarray(z, xt)})
         assert np.array_equal(got, exact_convolution(x, w, int(z), zw, group, 1))
     plans = [p for s in session.explain().to_dict()["sites"] for p in s["plans"] if p["tier"] == 1]
-    assert plans and {part["backend"] for part in plans[0]["partitions"]} == {"llvm"}, str(session.explain())
+    assert plans and {part["backend"] for part in plans[0]["partitions"]} == {"llvm"}, str(session.explain(full=True))
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -215,4 +215,4 @@ def test_products_whose_weight_lies_either_way_are_exact(turned: bool, each: boo
         want = (x.astype(np.int64) - 200) @ (w.astype(np.int64) - zero.reshape(-1, 1)).T + bias
         assert np.array_equal(got, want.astype(np.float32))
     plans = [p for s in session.explain().to_dict()["sites"] for p in s["plans"] if p["tier"] == 1]
-    assert plans and (each or "int8 dot" in str(session.explain())), str(session.explain())
+    assert plans and (each or "int8 dot" in str(session.explain(full=True))), str(session.explain(full=True))

@@ -99,5 +99,5 @@ def test_a_speech_block_is_one_native_run() -> None:
         for _ in range(4):
             got = fast(x)
         torch.testing.assert_close(got, model(x), rtol=1e-4, atol=1e-4)
-    text = str(fast.explain())
+    text = str(fast.explain(full=True))
     assert "interrupts a run" not in text and "plane by plane" not in text, text

@@ -430,8 +430,8 @@ def test_modules_reach_tier_1(module: nn.LSTM | nn.GRU) -> None:
         got, want = fast(x), module(x)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     name = "aten.lstm" if isinstance(module, nn.LSTM) else "aten.gru"
-    assert native_nodes(fast).get(name, 0) >= 2, str(fast.explain())
-    assert fast.stats()["calls_per_tier"]["1"] >= 2, str(fast.explain())
+    assert native_nodes(fast).get(name, 0) >= 2, str(fast.explain(full=True))
+    assert fast.stats()["calls_per_tier"]["1"] >= 2, str(fast.explain(full=True))
 
 
 @pytest.mark.usefixtures("kernels_always_win")
@@ -459,4 +459,4 @@ def test_onnx_layers_reach_tier_1(op: str) -> None:
         feeds |= {s: rng.standard_normal((1, 2, 10)).astype(np.float32) for s in states}
         for got, want in zip(session.run(None, feeds), plain.run(None, feeds), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-    assert native_nodes(session).get(f"aten.{op.lower()}", 0) >= 1, str(session.explain())
+    assert native_nodes(session).get(f"aten.{op.lower()}", 0) >= 1, str(session.explain(full=True))

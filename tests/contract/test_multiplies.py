@@ -67,4 +67,4 @@ def test_the_kernel_s_line_in_explain_names_them(monkeypatch: pytest.MonkeyPatch
         for _ in range(40):
             fast(x)
             assert fast.wait(120)
-        assert f"({host().name} " in str(fast.explain())
+        assert f"({host().name} " in str(fast.explain(full=True))

@@ -314,5 +314,5 @@ def test_an_onnx_model_is_one_native_call(op: str) -> None:
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
     sites = session.explain().to_dict()["sites"]
     runs = [p for s in sites for p in s["plans"] if p["tier"] == 1]
-    assert runs and session.stats()["calls_per_tier"]["1"] >= 2, str(session.explain())
+    assert runs and session.stats()["calls_per_tier"]["1"] >= 2, str(session.explain(full=True))
     assert all(p["counters"]["native_runs"] == 1 and p["counters"]["fell_back"] == 0 for p in runs), runs

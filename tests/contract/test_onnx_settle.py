@@ -133,7 +133,7 @@ def test_a_preparation_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) ->
         module = session._module  # pyright: ignore[reportPrivateUsage]
         np.testing.assert_allclose(run(module, X["x"])[0], 2 * X["x"], rtol=1e-6)
         assert session.stats()["unprepared"] == ["g: RuntimeError: no room"]
-        explained = session.explain()
+        explained = session.explain(full=True)
         assert explained.to_dict()["unprepared"] == ["g: RuntimeError: no room"]
         assert "constants not prepared: g: RuntimeError: no room" in str(explained)
 

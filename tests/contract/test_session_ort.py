@@ -237,7 +237,7 @@ def test_outputs_equal_in_the_captured_graph(case: str) -> None:
         for _ in range(2):
             same(ours.run(names, feed), want)
         stats = ours.stats()
-        assert stats["calls"] == 2 and stats["rejected"] == stats["deopts"] == 0, ours.explain()
+        assert stats["calls"] == 2 and stats["rejected"] == stats["deopts"] == 0, ours.explain(full=True)
 
 
 def test_the_captured_graph_takes_over() -> None:
@@ -249,7 +249,7 @@ def test_the_captured_graph_takes_over() -> None:
             feed = {"x": mk.small_feed(n)["x"] + np.float32(sign)}
             same(ours.run(None, feed), theirs.run(None, feed))
     assert ours.wait(120)
-    assert ours.stats()["graph_calls"] >= 6, ours.explain()
+    assert ours.stats()["graph_calls"] >= 6, ours.explain(full=True)
 
 
 @pytest.mark.parametrize(

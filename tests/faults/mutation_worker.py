@@ -79,7 +79,7 @@ def captured(path: Path) -> dict[str, Any]:
     stats = session.stats()
     bad = [i for i, (a, b) in enumerate(zip(own, graph, strict=True)) if not _same(a, b)]
     if bad or stats["deopts"] or stats["rejected"]:
-        return {"outcome": "bug", "text": f"outputs {bad} differ\n{session.explain()}"}
+        return {"outcome": "bug", "text": f"outputs {bad} differ\n{session.explain(full=True)}"}
     return {"outcome": "ran", "text": "", "in_graph": stats["graph_calls"]}
 
 

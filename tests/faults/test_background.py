@@ -75,7 +75,7 @@ def test_background_work_on_modules_as_people_have_them_raises_nothing(inside: b
             if any(d["action"] is Action.REFUSE for d in decisions(fast, Why.NOT_FASTER)):
                 break
         assert fast.wait(120)
-        assert fast.stats()["graph_calls"] and not decisions(fast, Why.BACKGROUND_FAILED), str(fast.explain())
+        assert fast.stats()["graph_calls"] and not decisions(fast, Why.BACKGROUND_FAILED), str(fast.explain(full=True))
         assert not fast.stats()["background_faults"]
 
 
@@ -95,7 +95,7 @@ def test_an_attempt_that_raises_is_refused_with_its_reason_and_tried_once(monkey
         (told,) = decisions(fast, Why.BACKGROUND_FAILED)
         assert told == {"action": Action.REFUSE, "what": "tier 1", "error": "ZeroDivisionError: no such row"}
         assert fast.stats()["events"]["refuse.background_failed"] == 1
-        assert "ZeroDivisionError: no such row" in str(fast.explain())
+        assert "ZeroDivisionError: no such row" in str(fast.explain(full=True))
 
 
 def test_a_job_outside_any_attempt_is_a_decision_with_a_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def explained(read: Callable[[dict[str, Any], str], float]) -> Callable[[World],
         with hotfuse.jit(nn.Linear(8, 8).eval(), settings=world.settings()) as fast:
             for _ in range(12):
                 fast(torch.randn(2, 8))
-            found = fast.explain()
+            found = fast.explain(full=True)
             return read(found.to_dict(), str(found))
 
     return probe

@@ -60,9 +60,9 @@ def check(model: Any, least: float, calls: int = 4, capture: str = "inline", **h
         before = fast.stats()
         got = fast.generate(**inputs, **settings)
         after = fast.stats()
-        assert torch.equal(got, want), f"call {k}:\n{got}\n{want}\n{fast.explain()}"
+        assert torch.equal(got, want), f"call {k}:\n{got}\n{want}\n{fast.explain(full=True)}"
         share = (after["graph_calls"] - before["graph_calls"]) / (after["calls"] - before["calls"])
-    assert share >= least, f"{share:.0%} of the calls ran in plans\n{fast.explain()}"
+    assert share >= least, f"{share:.0%} of the calls ran in plans\n{fast.explain(full=True)}"
     return fast
 
 
@@ -142,7 +142,7 @@ def test_a_cache_that_is_kept_forked_and_cropped() -> None:
         for seed in range(4):
             for got, want in zip(run(fast, seed), run(model, seed), strict=True):
                 torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    assert fast.stats()["graph_calls"] > 30, str(fast.explain())
+    assert fast.stats()["graph_calls"] > 30, str(fast.explain(full=True))
 
 
 def test_in_the_background_at_tier_1() -> None:
@@ -156,7 +156,7 @@ def test_in_the_background_at_tier_1() -> None:
             if fast.stats()["calls_per_tier"]["1"] > 30:
                 break
         else:
-            pytest.fail(str(fast.explain()))
+            pytest.fail(str(fast.explain(full=True)))
 
 
 def whisper() -> Any:
@@ -175,7 +175,7 @@ def test_speech() -> None:
         features = torch.randn(1, 8, 32)
         want = model.generate(features, max_new_tokens=10, do_sample=False)
         assert torch.equal(fast.generate(features, max_new_tokens=10, do_sample=False), want)
-    assert fast.stats()["graph_calls"] >= 12, str(fast.explain())
+    assert fast.stats()["graph_calls"] >= 12, str(fast.explain(full=True))
 
 
 def test_a_pipeline_takes_a_served_model() -> None:
@@ -191,4 +191,4 @@ def test_a_pipeline_takes_a_served_model() -> None:
     for text in ("w5 w6 w7 w8", "w9 w10 w11 w12", "w20 w21 w22 w23"):
         got, want = (p(text, max_new_tokens=8, do_sample=False) for p in (mine, theirs))
         assert got == want
-    assert fast.stats()["graph_calls"] >= 12, str(fast.explain())
+    assert fast.stats()["graph_calls"] >= 12, str(fast.explain(full=True))

@@ -75,11 +75,11 @@ def test_outputs_equal_onnx_runtime(name: str) -> None:
             serve("while learning")
         assert session.wait(timeout=240)
         missed = session.stats()["guard_misses"]
-        assert serve("at last") > 0, str(session.explain())
-        assert session.stats()["guard_misses"] == missed, str(session.explain())  # some calls may be audited
+        assert serve("at last") > 0, str(session.explain(full=True))
+        assert session.stats()["guard_misses"] == missed, str(session.explain(full=True))  # some calls may be audited
         assert session.wait(timeout=240)
         serve("in kernels")
         plans = [p for s in session.explain().to_dict()["sites"] for p in s["plans"]]
-        assert plans and all(p["tier"] >= 1 for p in plans), str(session.explain())
-        assert not {"refuse.mismatch", "drop.run_failed"} & set(session.stats()["events"]), str(session.explain())
+        assert plans and all(p["tier"] >= 1 for p in plans), str(session.explain(full=True))
+        assert not {"refuse.mismatch", "drop.run_failed"} & set(session.stats()["events"]), str(session.explain(full=True))
         assert session.explain().to_dict()["fallbacks"] == {}, "every operator has a mapping of its own"

@@ -77,11 +77,11 @@ def test_outputs_equal_eager(name: str) -> None:
             missed = fast.stats()["guard_misses"]
             in_graph = serve("at last")
             if name in OWN_CODE:
-                assert in_graph == 0 and OWN_CODE[name] in str(fast.explain()), str(fast.explain())
+                assert in_graph == 0 and OWN_CODE[name] in str(fast.explain(full=True)), str(fast.explain(full=True))
             else:
-                assert in_graph > 0 and fast.stats()["guard_misses"] == missed, str(fast.explain())  # some may be audited
+                assert in_graph > 0 and fast.stats()["guard_misses"] == missed, str(fast.explain(full=True))  # some may be audited
                 assert fast.wait(timeout=240)
                 serve("in kernels")
                 plans = [p for s in fast.explain().to_dict()["sites"] for p in s["plans"]]
-                assert plans and all(p["tier"] >= 1 for p in plans), str(fast.explain())
-                assert not {"refuse.mismatch", "drop.run_failed"} & set(fast.stats()["events"]), str(fast.explain())
+                assert plans and all(p["tier"] >= 1 for p in plans), str(fast.explain(full=True))
+                assert not {"refuse.mismatch", "drop.run_failed"} & set(fast.stats()["events"]), str(fast.explain(full=True))

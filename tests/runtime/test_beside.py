@@ -193,7 +193,7 @@ def test_sizes_that_differ_before_the_worker_is_ready_need_one_capture(monkeypat
         ready.set()
         assert fast.wait(120)
         assert torch.equal(fast(torch.ones(7, 4)), model(torch.ones(7, 4)))
-        assert fast.stats()["captures"] == 1 and fast.stats()["graph_calls"] == 1, str(fast.explain())
+        assert fast.stats()["captures"] == 1 and fast.stats()["graph_calls"] == 1, str(fast.explain(full=True))
 
 
 def test_two_races_do_not_measure_each_other() -> None:

@@ -62,7 +62,7 @@ def test_the_hot_branch_becomes_straight_line_code_and_flips_are_served() -> Non
     fast = hotfuse.jit(model, settings=INLINE)
     settle(fast, model, 1.0)
     entry = entry_of(fast)
-    assert list(entry.bets) and entry.plan.tier == 2, str(fast.explain())
+    assert list(entry.bets) and entry.plan.tier == 2, str(fast.explain(full=True))
     watched = fast._engine.watcher._watched[entry.key]
     assert watched.deep == 0, "native runs and bets tell their branches: no call need be slow for that"
     assert set(watched.variants) <= {id(entry.plan), id(entry.baseline)}  # those of plans that serve no more are gone
@@ -79,13 +79,13 @@ def test_the_hot_branch_becomes_straight_line_code_and_flips_are_served() -> Non
     assert bet.outcomes.misses >= 8
     settle(fast, model, -1.0)
     (bet,) = entry_of(fast).bets.values()
-    assert set(bet.hot) == {True, False}, str(fast.explain())
+    assert set(bet.hot) == {True, False}, str(fast.explain(full=True))
     compiles = fast.stats()["events"]["specialize.recurs"]
     misses = bet.outcomes.misses
     settle(fast, model, 1.0)  # back again: the code is still there
     (bet,) = entry_of(fast).bets.values()
     assert fast.stats()["events"]["specialize.recurs"] == compiles and bet.outcomes.misses == misses
-    assert "bets that" in str(fast.explain())
+    assert "bets that" in str(fast.explain(full=True))
     fast.close()
 
 

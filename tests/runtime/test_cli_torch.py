@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -111,3 +112,18 @@ def test_files_are_no_names(folder: Path) -> None:
     assert not is_torch_name("model.onnx") and not is_torch_name("c:\\models") and not is_torch_name("./a:b")
     (folder / "odd:name").write_text("")
     assert not is_torch_name("odd:name")
+
+
+def test_run_takes_a_pytorch_model(folder: Path) -> None:
+    done = CliRunner().invoke(app, ["run", "users_models:pair", "--calls", "3", "--json", "--output", f"output={folder / 'y.npy'}"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert found["calls"] == 3 == len(found["times_ms"]) and found["stats"]["calls"] == 3
+    assert found["inputs"][0] | {"from": ""} == {"name": "0", "dtype": "float32", "shape": [3, 16], "min": 0.0, "max": 0.0,
+                                                 "mean": 0.0, "from": ""}  # fmt: skip
+    assert found["outputs"][0]["shape"] == [3, 32] == list(np.load(folder / "y.npy").shape) and found["outputs"][0]["min"] >= 1
+    said = CliRunner().invoke(app, ["run", "users_models:net", "--input", "2x16"])
+    assert said.exit_code == 0 and "made up here" in said.output and "serves now:" in said.output
+    assert "decisions:" not in said.output, "the summary, and not all of it"
+    wrong = CliRunner().invoke(app, ["run", "users_models:pair", "--dim", "n=3"])
+    assert wrong.exit_code == 2 and "--input 2x16" in wrong.output

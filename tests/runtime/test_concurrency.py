@@ -46,7 +46,7 @@ def served() -> Iterator[tuple[nn.Module, Jit]]:
             with torch.no_grad():
                 fast(torch.randn(2 + n % 5, 24))
             assert fast.wait(120)
-        assert fast.stats()["calls_per_tier"]["1"] + fast.stats()["calls_per_tier"]["2"] > 0, str(fast.explain())
+        assert fast.stats()["calls_per_tier"]["1"] + fast.stats()["calls_per_tier"]["2"] > 0, str(fast.explain(full=True))
         yield model, fast
     patch.undo()
 

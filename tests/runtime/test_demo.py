@@ -26,8 +26,8 @@ class Explained:
     def to_dict(self) -> dict[str, Any]:
         return {"decisions": self._decisions}
 
-    def __str__(self) -> str:
-        return "<all of it>"
+    def text(self, full: bool) -> str:
+        return "<all of it>" if full else "<the first lines>"
 
 
 class Session:
@@ -96,7 +96,7 @@ def test_the_report_is_one_file(run: Run, tmp_path: Path) -> None:
     page = report.write(tmp_path / "new", run, Session().explain()).read_text(encoding="utf-8")
     assert "<svg" in page and "&lt;all of it&gt;" in page and "swapped in tier 1" in page
     assert "<script" not in page and "<link" not in page and "<img" not in page, "nothing is loaded from elsewhere"
-    assert "No call was served" in report.write(tmp_path, Run(1.0, [], 0.5), "").read_text(encoding="utf-8")
+    assert "No call was served" in report.write(tmp_path, Run(1.0, [], 0.5), Explained([])).read_text(encoding="utf-8")
 
 
 def test_lines_are_seeded_and_read_back() -> None:

@@ -209,7 +209,7 @@ def test_a_model_that_rests_is_learned_for(tmp_path: Path, monkeypatch: pytest.M
         if on:
             until(lambda: fast.explain().to_dict()["idle"].get("measured", 0) > 0, 200.0)
             assert any(d["why"] == Why.IDLE.value for d in fast.explain().to_dict()["decisions"])
-            assert "idle time" in str(fast.explain())
+            assert "idle time" in str(fast.explain(full=True))
         else:
             time.sleep(0.3)
             assert fast.explain().to_dict()["idle"] == {"state": "switched off by the settings"}

@@ -30,7 +30,7 @@ def check(fast: hotfuse.Jit, model: Any, *args: Any, graph: bool = True, **kwarg
     before = in_graph(fast)
     got, want = fast(*args, **kwargs), model(*args, **kwargs)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
-    assert (in_graph(fast) > before) is graph, str(fast.explain())
+    assert (in_graph(fast) > before) is graph, str(fast.explain(full=True))
 
 
 class Mlp(nn.Module):
@@ -125,7 +125,7 @@ def test_model_output_of_transformers() -> None:
         want = model(input_ids=ids, attention_mask=torch.ones_like(ids))
         torch.testing.assert_close(got.last_hidden_state, want.last_hidden_state)
         torch.testing.assert_close(got["pooler_output"], want["pooler_output"])
-    assert in_graph(fast) == 1, str(fast.explain())
+    assert in_graph(fast) == 1, str(fast.explain(full=True))
 
 
 def test_dims_that_vary_become_dynamic() -> None:
@@ -337,7 +337,7 @@ def test_a_branch_on_data_keeps_the_module_and_says_where() -> None:
         x = torch.ones(3) * sign
         assert torch.equal(fast(x), Branch()(x))
     assert in_graph(fast) == 0
-    text = str(fast.explain())
+    text = str(fast.explain(full=True))
     assert "test_jit.py:" in text and "stays in the model's own code" in text
 
 
@@ -518,7 +518,7 @@ def test_explain_has_three_faces(tmp_path: Any) -> None:
     model = Mlp().eval()
     fast = served(model)
     check(fast, model, torch.randn(2, 16))
-    said = fast.explain()
+    said = fast.explain(full=True)
     data = said.to_dict()
     assert data["sites"][0]["plans"][0]["partitions"][0]["ops"]["aten.linear"] == 2
     assert "aten.linear x2" in str(said)
@@ -561,4 +561,4 @@ def test_what_goes_wrong_in_learning_costs_no_plan(monkeypatch: pytest.MonkeyPat
         torch.testing.assert_close(fast(x), model(x), rtol=1e-5, atol=1e-6)
     assert in_graph(fast) == before + 200
     assert fast.stats()["events"]["learning_faults"] > 0
-    assert "no room for a sample" in str(fast.explain())
+    assert "no room for a sample" in str(fast.explain(full=True))

@@ -45,8 +45,8 @@ def served(objective: Objective, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan,
             fast(x)
         assert torch.allclose(fast(x), want, atol=1e-4, rtol=1e-4)
         (entry,) = next(iter(fast._engine.sites.values())).entries  # pyright: ignore[reportPrivateUsage]
-        assert entry.plan.tier >= 1, str(fast.explain())
-        text = str(fast.explain())
+        assert entry.plan.tier >= 1, str(fast.explain(full=True))
+        text = str(fast.explain(full=True))
         plan = entry.plan
         assert plan.account is not None
         lines = "\n".join(plan.account.lines())

@@ -68,7 +68,7 @@ def test_an_open_mask_goes_and_flips_are_served(added: bool) -> None:
         serve(60, 0)
         assert fast._engine.watcher._shared.analyzer.flush(120)
     entry = entry_of(fast)
-    assert entry.plan.tier == 2 and entry.plan.attempt, str(fast.explain())
+    assert entry.plan.tier == 2 and entry.plan.attempt, str(fast.explain(full=True))
     before = entry.plan.counters()
     assert before["mask_hits"] > 0
     serve(10, 0)
@@ -76,7 +76,7 @@ def test_an_open_mask_goes_and_flips_are_served(added: bool) -> None:
     serve(10, 2)  # and right, which `serve` asks
     after = entry.plan.counters()
     assert after["mask_misses"] >= before["mask_misses"] + 10
-    shown = str(fast.explain())
+    shown = str(fast.explain(full=True))
     assert f"{after['mask_hits']} mask hits, {after['mask_misses']} mask misses" in shown, shown
     fewer = len(all_alike(entry.baseline.graph, entry.baseline.graph.inputs[1].name, 1).nodes)  # type: ignore[union-attr]
     assert f"is 1: {fewer} nodes instead of {len(entry.baseline.graph.nodes)}; else as before" in shown, shown

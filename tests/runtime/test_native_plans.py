@@ -79,8 +79,8 @@ def test_an_encoder_layer_at_many_sizes() -> None:
             got, want = fast(x, order), model(x, order)
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
             seen = native_calls(fast)
-    assert seen >= 10, str(fast.explain())
-    assert backends(fast).count("llvm") >= 5 and "library" in backends(fast), str(fast.explain())
+    assert seen >= 10, str(fast.explain(full=True))
+    assert backends(fast).count("llvm") >= 5 and "library" in backends(fast), str(fast.explain(full=True))
 
 
 def test_changed_weights_are_packed_again() -> None:
@@ -89,7 +89,7 @@ def test_changed_weights_are_packed_again() -> None:
     x, order = torch.randn(2, 8, 48), torch.arange(8)
     for _ in range(3):
         fast(x, order)
-    assert native_calls(fast) >= 1, str(fast.explain())
+    assert native_calls(fast) >= 1, str(fast.explain(full=True))
     model.up.weight.mul_(1.5)
     for _ in range(4):
         torch.testing.assert_close(fast(x, order), model(x, order), rtol=1e-4, atol=1e-4)
@@ -105,7 +105,7 @@ def test_inputs_that_lie_differently_inside_a_plan() -> None:
     for n in (5, 5, 8, 8, 13, 13):
         x, i = torch.randn(n, 6), torch.randperm(n)
         torch.testing.assert_close(fast(x, i), mix(x, i), rtol=1e-5, atol=1e-5)
-    assert native_calls(fast) >= 2, str(fast.explain())
+    assert native_calls(fast) >= 2, str(fast.explain(full=True))
 
 
 def test_lazily_negated_views_inside_a_plan() -> None:
@@ -117,7 +117,7 @@ def test_lazily_negated_views_inside_a_plan() -> None:
     for _ in range(4):
         z = torch.randn(6, 4, dtype=torch.complex64)
         torch.testing.assert_close(fast(z), shifted(z), rtol=1e-5, atol=1e-5)
-    assert native_calls(fast) >= 1, str(fast.explain())
+    assert native_calls(fast) >= 1, str(fast.explain(full=True))
 
 
 def test_lazily_negated_inputs_are_answered_by_the_model_and_counted() -> None:
@@ -131,7 +131,7 @@ def test_lazily_negated_inputs_are_answered_by_the_model_and_counted() -> None:
         assert x.is_neg() is (n % 2 == 0)
         torch.testing.assert_close(fast(x), shifted(x), rtol=1e-5, atol=1e-5)
     stats = fast.stats()
-    assert stats["events"]["lazy_inputs"] == 4 and native_calls(fast) >= 1, str(fast.explain())
+    assert stats["events"]["lazy_inputs"] == 4 and native_calls(fast) >= 1, str(fast.explain(full=True))
 
 
 class Rows(nn.Module):
@@ -153,7 +153,7 @@ def test_a_call_that_asks_for_what_does_not_exist_costs_no_plan(tiers: int) -> N
     for _ in range(4):
         fast(torch.tensor([1, 2, 9]))
     before = fast.stats()["calls_per_tier"]
-    assert before[str(tiers)] >= 1, str(fast.explain())
+    assert before[str(tiers)] >= 1, str(fast.explain(full=True))
     with pytest.raises(IndexError) as ours:
         fast(torch.tensor([1, 10, 9]))
     with pytest.raises(IndexError) as own:
@@ -162,7 +162,7 @@ def test_a_call_that_asks_for_what_does_not_exist_costs_no_plan(tiers: int) -> N
     i = torch.tensor([3, 0, 9])
     torch.testing.assert_close(fast(i), model(i), rtol=1e-5, atol=1e-5)
     stats = fast.stats()
-    assert stats["calls_per_tier"][str(tiers)] == before[str(tiers)] + 1, str(fast.explain())
+    assert stats["calls_per_tier"][str(tiers)] == before[str(tiers)] + 1, str(fast.explain(full=True))
     assert stats["deopts"] == 0 and stats["events"]["call_faults"] == 1 and "drop.run_failed" not in stats["events"]
 
 
@@ -174,7 +174,7 @@ def test_a_kernel_that_is_the_whole_graph_takes_its_inputs_in_order_of_use() -> 
     for _ in range(4):
         a, b = torch.randn(5, 6), torch.randn(5, 6)
         torch.testing.assert_close(fast(a, a, b), apart(a, a, b), rtol=1e-5, atol=1e-5)
-    assert native_calls(fast) >= 1 and backends(fast) == ["llvm"], str(fast.explain())
+    assert native_calls(fast) >= 1 and backends(fast) == ["llvm"], str(fast.explain(full=True))
 
 
 def test_special_values_and_tails() -> None:
@@ -187,7 +187,7 @@ def test_special_values_and_tails() -> None:
         x[0, 0], x[1, -1], x[2, n // 2] = float("nan"), float("inf"), float("-inf")
         for got, want in zip(fast(x), chain(x), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6, equal_nan=True)
-    assert native_calls(fast) >= 3, str(fast.explain())
+    assert native_calls(fast) >= 3, str(fast.explain(full=True))
 
 
 def test_gradients_enabled_reach_tier_1() -> None:
@@ -196,7 +196,7 @@ def test_gradients_enabled_reach_tier_1() -> None:
     with torch.enable_grad():
         for _ in range(8):
             result = fast(torch.randn(3, 8))
-    assert native_calls(fast) > 0 and result.grad_fn is not None, str(fast.explain())
+    assert native_calls(fast) > 0 and result.grad_fn is not None, str(fast.explain(full=True))
 
 
 def test_sessions_reach_tier_1() -> None:
@@ -209,7 +209,7 @@ def test_sessions_reach_tier_1() -> None:
     for n in (3, 3, 5, 5, 9, 9):
         x = np.random.default_rng(n).standard_normal((n, 16)).astype(np.float32)
         np.testing.assert_allclose(session.run(None, {"x": x})[0], np.maximum(x @ w, 0), rtol=1e-4, atol=1e-4)
-    assert native_calls(session) >= 2, str(session.explain())
+    assert native_calls(session) >= 2, str(session.explain(full=True))
 
 
 # --- the pieces ----------------------------------------------------------------------------------
@@ -338,4 +338,4 @@ def test_kernels_behind_strides_serve_every_size() -> None:
         x = torch.randn(2, 4, n)
         for _ in range(2):
             torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
-    assert native_calls(fast) >= 6, str(fast.explain())
+    assert native_calls(fast) >= 6, str(fast.explain(full=True))

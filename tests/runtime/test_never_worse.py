@@ -77,7 +77,7 @@ def test_own_code_answers_where_tier_0_is_slower() -> None:
             live.call()
         after = engine_stats(live.engine)["calls_per_tier"]
         assert after["module"] == before["module"] + 40 and after["0"] == before["0"]
-        shown = explain_engine(live.engine)
+        shown = explain_engine(live.engine, full=True)
         assert shown.to_dict()["sites"][0]["plans"][0]["own_code"]["answers"] and "own code takes" in str(shown)
 
 
@@ -154,7 +154,7 @@ def test_a_plan_that_becomes_slow_is_withdrawn_and_the_audit_shows_why() -> None
     with Live(own_s=0.009, tier0_s=0.003, tier1_s=lambda: slow[0] if slow else 0.0) as live:
         live.calls_until(lambda: live.captured and live.entry.plan.tier == 1)
         live.calls_until(lambda: bool(live.entry.audits) and live.entry.audits[None].standing() is not None)
-        shown = explain_engine(live.engine)
+        shown = explain_engine(live.engine, full=True)
         (audit,) = shown.to_dict()["sites"][0]["plans"][0]["audits"]
         assert audit["ratio"] < 1 and audit["against"] == "tier 0" and "audit: " in str(shown)
         slow.append(0.01)
@@ -213,7 +213,7 @@ def test_circumstances_open_decisions_again() -> None:
 def test_without_background_nothing_is_audited_and_it_says_so() -> None:
     with Live(own_s=0.001, tier0_s=0.003, settings=SETTINGS.with_(release_weights=True)) as live:
         live.calls_until(lambda: live.captured)
-        assert "give their memory back" in str(explain_engine(live.engine))
+        assert "give their memory back" in str(explain_engine(live.engine, full=True))
 
 
 def test_a_better_plan_does_not_wait_until_two_equals_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

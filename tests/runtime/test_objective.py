@@ -61,7 +61,7 @@ def test_what_was_asked_for_decides(
     assert (decision.evidence["bytes_before"], decision.evidence["bytes_after"]) == (1000, arena)
     assert decision.evidence["uj_after"] and decision.evidence["energy"] == "estimated"
     assert (decision.why in (Why.BETTER, Why.NOT_BETTER)) is (objective == "memory")
-    told = explain_engine(engine)
+    told = explain_engine(engine, full=True)
     (plan,) = told.to_dict()["sites"][0]["plans"]
     assert (plan["trade"] is not None) is bool(tier) and (f"for {objective}:" in str(told)) is bool(tier)
 

@@ -61,7 +61,7 @@ X = torch.randint(0, 50, (6, 9))
 def hot(fast: hotfuse.api.Jit, x: torch.Tensor = X, native: bool = True) -> None:
     for _ in range(60):
         fast(x)
-    assert fast.stats()["calls_per_tier"]["1"] > 0, str(fast.explain())
+    assert fast.stats()["calls_per_tier"]["1"] > 0, str(fast.explain(full=True))
     assert fast.stats()["model_watch"]["native"] is native
 
 

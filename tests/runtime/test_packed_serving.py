@@ -84,9 +84,9 @@ def test_one_plan_serves_batches_of_any_lengths() -> None:
         for _ in range(2):
             x, offsets = batch(*lengths)
             torch.testing.assert_close(fast(x, offsets), model(x, offsets), rtol=1e-5, atol=1e-5)
-    assert fast.stats()["calls_per_tier"]["1"] >= 8, str(fast.explain())
-    assert any("packed_attention" in k for k in kernels(fast)), str(fast.explain())
-    assert "packed_attention" in str(fast.explain())
+    assert fast.stats()["calls_per_tier"]["1"] >= 8, str(fast.explain(full=True))
+    assert any("packed_attention" in k for k in kernels(fast)), str(fast.explain(full=True))
+    assert "packed_attention" in str(fast.explain(full=True))
 
 
 def test_wrong_offsets_are_answered_by_the_models_own_words() -> None:
@@ -96,7 +96,7 @@ def test_wrong_offsets_are_answered_by_the_models_own_words() -> None:
         fast(*batch(*lengths))
         fast(*batch(*lengths))
     before = fast.stats()["calls_per_tier"]["1"]
-    assert before >= 1, str(fast.explain())
+    assert before >= 1, str(fast.explain(full=True))
     x, _ = batch(3, 9)
     for wrong in ([0, 5, 13], [0, 9, 3], [-1, 3, 12]):
         with pytest.raises(InputError, match="do not ascend within the 12 rows"):
@@ -115,7 +115,7 @@ def test_rows_of_no_sequence_are_zero_in_every_tier() -> None:
         got = fast(x, torch.tensor(offsets))
         torch.testing.assert_close(got, attend(x, torch.tensor(offsets)), rtol=1e-5, atol=1e-5)
         assert not got[: offsets[0]].any() and not got[offsets[-1] :].any()
-    assert fast.stats()["calls_per_tier"]["1"] >= 1, str(fast.explain())
+    assert fast.stats()["calls_per_tier"]["1"] >= 1, str(fast.explain(full=True))
 
 
 @pytest.mark.parametrize("attend", [ours, theirs], ids=["ours", "varlen_attn"])
@@ -127,7 +127,7 @@ def test_torch_compile(attend: Attend) -> None:
     for lengths in ((3, 9), (3, 9), (12, 30, 2), (5, 6)):
         x, offsets = batch(*lengths)
         torch.testing.assert_close(fast(x, offsets), reference(x, offsets), rtol=1e-5, atol=1e-5)
-    said = explain_compiled()
+    said = explain_compiled(full=True)
     sites = said.to_dict()["sites"]
     assert sites and not any(s["refused"] for s in sites), str(said)
     assert all(any("hotfuse.packed_attention" in p["ops"] for p in s["plans"][0]["partitions"]) for s in sites)

@@ -70,7 +70,7 @@ def reached(model: Any, x: torch.Tensor, settings: Settings) -> hotfuse.Jit:
     for _ in range(2):
         torch.testing.assert_close(fast(x), model(x))
         assert fast.wait(120)
-    assert fast.stats()["calls_per_tier"]["0"] > 0, str(fast.explain())
+    assert fast.stats()["calls_per_tier"]["0"] > 0, str(fast.explain(full=True))
     if isinstance(model, nn.Module):
         for p in model.parameters():
             p.mul_(1.25)
@@ -88,7 +88,7 @@ def test_models_that_cannot_be_pickled_are_captured(name: str, where: str) -> No
     said = "in a fork of this process" if where == "fork" else "in this process" if where == "spawn" else "captured"
     with pytest.raises(CaptureError):
         ship(model)
-    assert said in str(fast.explain())
+    assert said in str(fast.explain(full=True))
     assert not present._held  # pyright: ignore[reportPrivateUsage]
     fast.close()
 
@@ -103,7 +103,7 @@ def test_a_fork_that_dies_over_it_is_replaced_by_this_process(monkeypatch: pytes
 
     monkeypatch.setattr(fork_once, "ForkedWorker", Dying)
     fast = reached(Holding(), torch.randn(3, 8), QUIET.with_(workers="fork"))
-    assert "in this process" in str(fast.explain())
+    assert "in this process" in str(fast.explain(full=True))
     fast.close()
 
 
@@ -130,7 +130,7 @@ def test_capture_in_the_process_leaves_the_model_alone() -> None:
         stop.set()
         for t in threads:
             t.join()
-    assert not wrong and fast.stats()["calls_per_tier"]["0"] > 0, str(fast.explain())
+    assert not wrong and fast.stats()["calls_per_tier"]["0"] > 0, str(fast.explain(full=True))
     fast.close()
 
 
@@ -157,7 +157,7 @@ def test_exported_programs_and_their_modules() -> None:
         for rows in (3, 3, 5, 5, 7):
             y = torch.randn(rows, 8)
             torch.testing.assert_close(fast(y), chain(y))
-        assert fast.stats()["calls_per_tier"]["0"] > 0, str(fast.explain())
+        assert fast.stats()["calls_per_tier"]["0"] > 0, str(fast.explain(full=True))
         fast.close()
 
 
@@ -166,4 +166,4 @@ def test_what_has_no_end_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) ->
     fast = hotfuse.jit(Holding(), settings=QUIET.with_(capture="inline"))
     for _ in range(2):
         fast(torch.randn(3, 8))
-    assert "more than 5 objects" in str(fast.explain())
+    assert "more than 5 objects" in str(fast.explain(full=True))

@@ -60,7 +60,7 @@ def test_user_prints_do_not_break_the_protocol() -> None:
     fast(x)
     assert fast.wait(120)
     assert torch.equal(fast(x), x + 1)
-    assert fast.stats()["graph_calls"] == 1, str(fast.explain())
+    assert fast.stats()["graph_calls"] == 1, str(fast.explain(full=True))
 
 
 def test_a_late_worker_is_killed() -> None:
@@ -82,7 +82,7 @@ def test_a_dead_worker_is_counted_and_replaced() -> None:
         other(x)
         assert other.wait(120)
         other(x)
-    assert other.stats()["graph_calls"] == 1, str(other.explain())
+    assert other.stats()["graph_calls"] == 1, str(other.explain(full=True))
 
 
 def test_a_worker_killed_between_jobs_is_replaced() -> None:
@@ -146,7 +146,7 @@ def test_a_script_without_an_import_guard_and_a_local_class() -> None:
             x = torch.ones(2, 4)
             fast(x); assert fast.wait(120)
             assert torch.equal(fast(x), m(x))
-        assert fast.stats()["graph_calls"] == 1, str(fast.explain())
+        assert fast.stats()["graph_calls"] == 1, str(fast.explain(full=True))
         print("fine")
         """
     )
@@ -229,7 +229,7 @@ def test_explain_says_how_workers_began(workers: str) -> None:
         import torch, hotfuse
         fast = hotfuse.jit(torch.nn.Linear(4, 4).eval(), settings=hotfuse.Settings(workers={workers!r}))
         fast(torch.ones(2, 4)); assert fast.wait(200)
-        print(next(line for line in str(fast.explain()).splitlines() if line.startswith("workers:")))
+        print(next(line for line in str(fast.explain(full=True)).splitlines() if line.startswith("workers:")))
         """
     )
     assert done.returncode == 0, done.stderr

@@ -259,7 +259,7 @@ def test_a_model_on_saturated_cores_is_captured_and_gets_plans(monkeypatch: pyte
             stop.set()
             for t in threads:
                 t.join()
-        told = fast.explain()
+        told = fast.explain(full=True)
     assert not faults
     data, text = told.to_dict(), str(told)
     assert data["background"]["worker_cpu_s"] > 0 and 0 < data["background"]["share_most"] <= 1

@@ -154,8 +154,8 @@ def test_users_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
         given = [torch.randn(64, WIDTH), torch.randn(64, WIDTH)]
         torch.testing.assert_close(fast(*given), towers(*given), rtol=1e-4, atol=1e-5)
     plan = next(iter(fast._engine.sites.values())).entries[0].plan
-    assert forked(plan) > 0, str(fast.explain())
-    shown = str(fast.explain())
+    assert forked(plan) > 0, str(fast.explain(full=True))
+    shown = str(fast.explain(full=True))
     assert f"{forked(plan)} forks taken" in shown and "2 independent parts in 1 stretch run side by side" in shown, shown
 
 

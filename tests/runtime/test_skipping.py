@@ -74,7 +74,7 @@ def served(fast: hotfuse.api.Jit, x: torch.Tensor, until: Any, most: int = 4000)
         fast(x)
         if until():
             return
-    raise AssertionError(str(fast.explain())[-6000:])
+    raise AssertionError(str(fast.explain(full=True))[-6000:])
 
 
 def test_traffic_becomes_sparse_dense_and_sparse_again(traffic: dict[str, float]) -> None:
@@ -104,7 +104,7 @@ def test_traffic_becomes_sparse_dense_and_sparse_again(traffic: dict[str, float]
         after = sides.counts()
         assert after["calls_skipping_rows"] == before["calls_skipping_rows"] + 1
         assert after["calls_with_all_rows"] == before["calls_with_all_rows"] + 1
-        text = str(fast.explain())
+        text = str(fast.explain(full=True))
         assert "rows of zeros: skipped from" in text and "calls skipping rows" in text
 
         traffic["zero rows"] = 0.0
@@ -167,7 +167,7 @@ def test_what_is_not_offered_says_why(traffic: dict[str, float], spoil: float | 
             traffic["zero rows"] = 0.5
             served(fast, x, lambda: SKIP in entry_of(fast).refused)
             assert entry_of(fast).refused[SKIP] == because and entry_of(fast).plan.sides is None
-            assert because in str(fast.explain())
+            assert because in str(fast.explain(full=True))
             got, finite = fast(x), torch.isfinite(want)
             assert torch.equal(torch.isfinite(got), finite) and (got - want)[finite].abs().max() < 1e-4
 

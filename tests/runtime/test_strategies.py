@@ -57,7 +57,7 @@ def served(model: nn.Module, x: torch.Tensor, settings: Settings) -> tuple[hotfu
         if site.entries and site.entries[0].plan.tier == 1:
             break
         time.sleep(0.0 if settings.capture == "inline" else 0.02)
-    assert site.entries[0].plan.tier == 1, str(fast.explain())
+    assert site.entries[0].plan.tier == 1, str(fast.explain(full=True))
     return fast, site.entries[0]
 
 
@@ -100,14 +100,14 @@ def addressed(
                 break
             time.sleep(0.0 if settings.capture == "inline" else 0.05)
         after = entry.plan
-        assert after is not before, str(fast.explain())[-4000:]
+        assert after is not before, str(fast.explain(full=True))[-4000:]
         got = fast(x)
         assert (got.double() - want).abs().max() < 1e-4 * max(1.0, float(want.abs().max()))
         row = own.ledger.rows[bound, strategy]
         assert row.count == row.helped >= 1 and row.promise > Tried().promise, "the next choice has learned from it"
         said = [d for d in fast._engine.log.decisions if d.why is Why.BOTTLENECK]  # pyright: ignore[reportPrivateUsage]
         assert said and said[-1].evidence["strategy"] == strategy.value
-        assert f"strategy={strategy.value}" in str(fast.explain())
+        assert f"strategy={strategy.value}" in str(fast.explain(full=True))
     return before, after, fast
 
 
@@ -196,7 +196,7 @@ def test_what_the_real_race_measured_decides_and_is_learned(
                 fast(x)
                 if raced := [d for d in log.decisions if "strategy" in d.evidence and "us_after" in d.evidence]:
                     break
-        assert raced, str(fast.explain())[-4000:]
+        assert raced, str(fast.explain(full=True))[-4000:]
         (said,), (trial,) = raced, trials
         assert (said.evidence["us_before"], said.evidence["us_after"]) == (round(trial.old_us, 1), round(trial.new_us, 1))
         assert said.evidence["strategy"] == strategy.value and said.evidence["rounds"] == trial.rounds

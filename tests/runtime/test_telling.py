@@ -85,7 +85,7 @@ def test_a_model_that_cannot_be_captured_is_told_of_with_its_reason(log: list[st
         for _ in range(30):
             fast(torch.ones(4, 3))
         assert len(log) == 1 and log[0].startswith("WARNING Draws stays below its fastest plans: "), log
-        text = str(fast.explain(full=False)).splitlines()
+        text = str(fast.explain()).splitlines()
         assert any(line.startswith("in the way: the model's own code stays for some calls") for line in text)
 
 
@@ -111,7 +111,7 @@ def test_nothing_is_told_of_a_model_that_reaches_tier_1_or_was_switched_off(
     with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
         for _ in range(40):
             fast(x)
-        lines = str(fast.explain(full=False)).splitlines()
+        lines = str(fast.explain()).splitlines()
     with torch.no_grad(), hotfuse.jit(model, settings=INLINE.with_(capture="off")) as off:
         for _ in range(10):
             off(x)
@@ -127,7 +127,7 @@ def test_the_full_text_and_the_page_begin_with_the_same_lines(tmp_path: Path) ->
     with torch.no_grad(), hotfuse.jit(nn.Linear(3, 3).eval(), settings=INLINE.with_(tiers=0)) as fast:
         for _ in range(3):
             fast(torch.ones(2, 3))
-        found = fast.explain()
+        found = fast.explain(full=True)
         assert str(found).startswith(found.summary()) and "decisions:" in str(found) and "decisions:" not in found.summary()
         page = found.to_html(tmp_path / "page.html").read_text()
         assert page.index("serves now") < page.index("partition")
@@ -137,7 +137,7 @@ def test_graphs_of_torch_compile_are_told_of_in_the_same_lines() -> None:
     with torch.no_grad():
         served = torch.compile(nn.Linear(4, 4).eval(), backend="hotfuse")
         served(torch.ones(2, 4))
-        text = str(explain_compiled())
+        text = str(explain_compiled(full=True))
     assert "serves now:" in text and "decisions:" in text
 
 

@@ -47,8 +47,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], int]:
         got = fast(x)
         (site,) = fast._engine.sites.values()  # pyright: ignore[reportPrivateUsage]
         plan = site.entries[0].plan
-        assert plan.tier >= 1, str(fast.explain())
-        shown = str(fast.explain()).splitlines()
+        assert plan.tier >= 1, str(fast.explain(full=True))
+        shown = str(fast.explain(full=True)).splitlines()
         want = model.double()(x.double())  # which takes the plan away: its weights are others now
         assert (got.double() - want).abs().max() < 1e-4 * want.abs().max()
         said = [line.strip().removeprefix("fusion: ") for line in shown if " tiling linear | linear" in line]

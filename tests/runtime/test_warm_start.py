@@ -56,7 +56,7 @@ with torch.no_grad():
         if i > 40 and fast.stats()["calls_per_tier"]["1"] and fast.wait(30) and i > how.get("least", 0):
             break
         time.sleep(0.005)
-found, said = fast.stats(), fast.explain()
+found, said = fast.stats(), fast.explain(full=True)
 print(json.dumps({"worst": worst, "asked": asked, "tiers": found["calls_per_tier"], "compile": found["compile"],
                   "cache": found["cache"],
                   "decisions": [[d["action"], d["why"]] for d in said.to_dict()["decisions"]], "text": str(said),

@@ -534,7 +534,7 @@ def test_a_new_entry_takes_the_variants_of_plans_without_a_route_along() -> None
         (watched,) = engine.watcher._watched.values()
         watched.variants[-1] = watched.variants.get(-1)  # of a plan that is gone
         fast(torch.randn(2, 3, 4))
-        assert len(engine.watcher._watched) == 2 and -1 not in watched.variants, str(fast.explain())
+        assert len(engine.watcher._watched) == 2 and -1 not in watched.variants, str(fast.explain(full=True))
 
 
 def test_switched_off_nothing_happens() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,16 +13,17 @@ import numpy as np
 import typer
 
 from hotfuse.base.errors import InputError
-from hotfuse.cli.feeds import Array, Feeds, make_feeds, owning_up
+from hotfuse.cli.feeds import Array, make_feeds, owning_up
 from hotfuse.cli.output import heading, pairs, print_json, reports_errors, rows
+from hotfuse.cli.torch_models import is_torch_name, load_torch
 
 
 @reports_errors
 def run(
-    model: Annotated[Path, typer.Argument(help="An ONNX model.")],
+    model: Annotated[str, typer.Argument(help="An ONNX model, or package.module:name of a PyTorch one.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Option("--input", help="name=file.npy, or name=number to fill the input; random otherwise."),
+        typer.Option("--input", help="name=file.npy, or name=number to fill the input; random otherwise. PyTorch: 2x16:int64."),
     ] = None,
     outputs: Annotated[list[str] | None, typer.Option("--output", help="name=file.npy: save an output.")] = None,
     dims: Annotated[list[str] | None, typer.Option("--dim", help="name=size of a dynamic dim.")] = None,
@@ -30,29 +33,64 @@ def run(
     seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Run an ONNX model and summarize its outputs, its timing and what ran it."""
+    """Run a model and summarize its outputs, its timing and what ran it."""
+    save = pairs(outputs or [], "--output")
+    if is_torch_name(model):
+        if dims:
+            raise InputError("--dim is for ONNX models", hint="--input 2x16 for each input of a PyTorch model")
+        done = _torch(model, inputs or [], calls, wait, threads, seed)
+    else:
+        given, sizes = pairs(inputs or [], "--input"), pairs(dims or [], "--dim")
+        done = _onnx(Path(model), given, sizes, list(save), calls, wait, threads, seed)
+    for name, file in save.items():
+        if name not in done.results:
+            raise InputError(f"the model has no output {name!r}", hint="one of " + ", ".join(done.results))
+        _save(name, done.results[name], file)
+    if as_json:
+        print_json(done.report)
+    else:
+        _show(done)
+
+
+@dataclass(frozen=True, slots=True)
+class DoneRun:
+    """What running a model gave."""
+
+    report: dict[str, Any]
+    results: dict[str, Any]
+    """Outputs by name."""
+    explained: str
+
+
+def _timed(call: Callable[[], Any], calls: int, settle: Callable[[], object] | None) -> tuple[Any, list[float]]:
+    """The last result, and what each call took; `settle` waits behind the first."""
+    result, times_ms = None, list[float]()
+    for i in range(calls):
+        start = time.perf_counter()
+        result = call()
+        times_ms.append((time.perf_counter() - start) * 1e3)
+        if settle is not None and i == 0:
+            settle()
+    return result, times_ms
+
+
+def _onnx(
+    model: Path, given: dict[str, str], sizes: dict[str, str], wanted: list[str], calls: int, wait: bool, threads: int | None,
+    seed: int,
+) -> DoneRun:  # fmt: skip
     from hotfuse.session import InferenceSession, SessionOptions
 
-    save = pairs(outputs or [], "--output")
-    given, sizes = pairs(inputs or [], "--input"), pairs(dims or [], "--dim")
     options = SessionOptions()
     if threads is not None:
         options.intra_op_num_threads = threads
     with InferenceSession(model, options) as session:
         names = [o.name for o in session.get_outputs()]
-        for name in save:
+        for name in wanted:
             if name not in names:
                 raise InputError(f"the model has no output {name!r}", hint="one of " + ", ".join(names))
         feeds = make_feeds(session.get_inputs(), given, sizes, seed)
-        results: list[Any] = []
-        times_ms: list[float] = []
-        for i in range(calls):
-            start = time.perf_counter()
-            with owning_up(feeds):
-                results = session.run(None, feeds.arrays)
-            times_ms.append((time.perf_counter() - start) * 1e3)
-            if wait and i == 0:
-                session.wait()
+        with owning_up(feeds):
+            results, times_ms = _timed(lambda: session.run(None, feeds.arrays), calls, session.wait if wait else None)
         report: dict[str, Any] = {
             "model": str(model),
             "inputs": [_describe(name, feeds.arrays[name]) | {"from": feeds.sources[name]} for name in feeds.arrays],
@@ -64,13 +102,47 @@ def run(
             "stats": session.stats(),
             "explain": session.explain().to_dict(),
         }
-        explained = str(session.explain())
-    for name, file in save.items():
-        _save(name, results[names.index(name)], file)
-    if as_json:
-        print_json(report)
-    else:
-        _show(report, feeds, explained)
+        return DoneRun(report, dict(zip(names, results, strict=True)), str(session.explain()))
+
+
+def _torch(name: str, inputs: list[str], calls: int, wait: bool, threads: int | None, seed: int) -> DoneRun:
+    """A PyTorch model, called without gradients on the inputs it brings or on made-up ones."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    from hotfuse.api import jit
+
+    def named(tree: Any, alone: str) -> dict[str, Any]:
+        """What of a structure is a tensor, by where it is in it."""
+        found = {pytree.keystr(path).strip("[]'.") or alone: leaf for path, leaf in pytree.tree_flatten_with_path(tree)[0]}
+        return {k: _array(v) if isinstance(v, torch.Tensor) else v for k, v in found.items()}
+
+    torch.manual_seed(seed)
+    target, args, _ = load_torch(name, inputs)
+    with torch.no_grad(), jit(target, threads=threads) as fast:
+        result, times_ms = _timed(lambda: fast(*args), calls, fast.wait if wait else None)
+        results = named(result, "output")
+        source = "made up here" if inputs else "the model's own"
+        report: dict[str, Any] = {
+            "model": name,
+            "inputs": [_describe(k, v) | {"from": source} for k, v in named(args, "input").items()],
+            "dims": {},
+            "dims_chosen": [],
+            "outputs": [_describe(k, v) for k, v in results.items()],
+            "calls": calls,
+            "times_ms": [round(t, 4) for t in times_ms],
+            "stats": fast.stats(),
+            "explain": fast.explain().to_dict(),
+        }
+        return DoneRun(report, results, str(fast.explain()))
+
+
+def _array(t: Any) -> Array:
+    """A tensor's numbers; types that arrays do not have become float32."""
+    import torch
+
+    plain = t.detach().cpu()
+    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
 
 
 def _describe(name: str, value: Any) -> dict[str, Any]:
@@ -111,13 +183,14 @@ def _lines(described: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return lines
 
 
-def _show(report: dict[str, Any], feeds: Feeds, explained: str) -> None:
+def _show(done: DoneRun) -> None:
+    report = done.report
     columns = ("name", "dtype", "shape", "min", "max", "mean")
     heading("inputs")
     origins = [d["from"] for d in report["inputs"]]
     rows((*columns, "from"), [(*line, o) for line, o in zip(_lines(report["inputs"]), origins, strict=True)])
-    if feeds.chosen:
-        listed = ", ".join(f"{name}={feeds.dims[name]}" for name in sorted(feeds.chosen))
+    if report["dims_chosen"]:
+        listed = ", ".join(f"{name}={report['dims'][name]}" for name in report["dims_chosen"])
         typer.echo(f"dynamic dims chosen: {listed} (set with --dim name=size)")
     heading("\noutputs")
     rows(columns, _lines(report["outputs"]))
@@ -128,4 +201,4 @@ def _show(report: dict[str, Any], feeds: Feeds, explained: str) -> None:
         f"min {min(times):.3f} ms, max {max(times):.3f} ms over {len(times)} calls"
     )
     heading("\nwhat ran")
-    typer.echo(explained)
+    typer.echo(done.explained)

@@ -450,6 +450,7 @@ class Engine:
         What was seen is kept in the profile store.
         """
         self.plans.close()
+        self.gradients.close()
         if self._improver is not None:
             self._improver.close()
 

@@ -295,8 +295,8 @@ class InferenceSession:
                                  hint="read explain() and stats()")
         return ""
 
-    def explain(self, full: bool = True) -> Explanation:
-        """What runs now and why, ignored options included: about ten lines first; with `full` all the rest behind them."""
+    def explain(self, full: bool = False) -> Explanation:
+        """What runs now and why, in about ten lines; with `full` partitions, kernels and every decision behind them."""
         return explain_engine(self._engine, dict(self._fallbacks()), self._module.unprepared, full)
 
     def _fell_back(self, op: str) -> None:

@@ -15,7 +15,8 @@ and those of several calls are added up there, as the engine adds up what comes 
 
 Which results require gradients is seen in the model's own results, once for each pattern of what requires them among inputs and
 parameters (`GradientLink`). What this cannot do like eager stays in the model's own code, and `explain()` says so: results sharing
-memory with inputs, weights or one another; and programs whose calls are followed by backward passes: the model would run twice.
+memory with inputs, weights or one another; and programs that do call `backward`: the model would run twice, and what a loss makes
+of results that are rounded otherwise would not be what it makes of eager's (decision 41).
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from hotfuse.base.errors import CallFault, InternalError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.structure import TENSOR, Spec, flatten, unflatten
 from hotfuse.runtime.weights.watch import ModelGuard, WeightChange
 
-MIN_BACKWARDS = 4
-"""Backward passes before they say anything about a program."""
-MAX_SHARE = 0.125
-"""Of calls with a graph, the part that backward passes may follow before the model's own code is the better choice."""
-REST_CALLS = 512
-"""Calls that the model's own code then serves, before plans serve again and backward passes are counted anew."""
+MIN_REST, MAX_REST = 16, 512
+"""Calls that the model's own code serves after a backward pass, unless another one follows meanwhile. Twice as many where the last
+rest ended too early, half as many where backward passes have become rare."""
+RARE = 8
+"""Backward passes are rare where plans have served so many times as many calls since the last rest as that was long."""
 MAX_WAITING = 16
 """Backward passes whose gradients of parameters are kept at once: those that were broken off leave theirs behind."""
 MAX_PATTERNS = 16
@@ -64,6 +65,8 @@ class Wanted:
     """A number that depends on all of them; None where there are none."""
     waiting: dict[int, list[Gradient]]
     """Gradients of the parameters, by backward pass."""
+    hooks: tuple[RemovableHandle, ...] = ()
+    """Tell of every backward pass that reaches the parameters, whoever computed what it began at."""
     given: bool = False
 
     def harden(self) -> None:
@@ -74,15 +77,34 @@ class Wanted:
             self.same = found
 
 
-def wanted(watch: ModelGuard | None) -> Wanted:
-    """What requires gradients now."""
+    def forget(self) -> None:
+        """Nobody is told of backward passes any more."""
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks = ()
+
+
+def wanted(watch: ModelGuard | None, told: Callable[[], None] | None = None) -> Wanted:
+    """What requires gradients now; `told` hears of backward passes that reach any of it."""
     tensors = watch.differentiable if watch is not None else ()
     flags = list(map(requires, tensors))
     parameters = tuple({id(t): t for t, flag in zip(tensors, flags, strict=True) if flag}.values())
     waiting: dict[int, list[Gradient]] = {}
     with torch.inference_mode(False), torch.enable_grad():
         token = _Parameters.apply(waiting, *parameters) if parameters else None
-    return Wanted(watch, flags, lambda: list(map(requires, tensors)) == flags, parameters, token, waiting)
+    hooks = () if token is None or told is None else _listening(token, told)
+    return Wanted(watch, flags, lambda: list(map(requires, tensors)) == flags, parameters, token, waiting, hooks)
+
+
+def _listening(token: torch.Tensor, told: Callable[[], None]) -> tuple[RemovableHandle, ...]:
+    """Hear of gradients as they arrive at the first and at the last parameter.
+
+    They arrive at nodes of autograd's, which live as long as the token and are the same for all who compute with the parameters.
+    The parameters themselves carry no hook that somebody could find, copy or save.
+    """
+    arrivals = [node for node, _ in token.grad_fn.next_functions if node is not None] if token.grad_fn is not None else []
+    first_and_last = {id(node): node for node in (*arrivals[:1], *arrivals[-1:])}.values()
+    return tuple(node.register_hook(lambda *_: told()) for node in first_and_last)
 
 
 @dataclass(slots=True)
@@ -93,13 +115,20 @@ class GradientCounts:
     """Calls whose results carry a graph."""
     backwards: int = 0
     """Backward passes through those."""
-    served_before: int = 0
-    backwards_before: int = 0
-    """The same when plans last began to serve."""
     resting: int = 0
     """Calls for which the model's own code is still to serve."""
+    rest: int = MIN_REST
+    """How many those are after a backward pass."""
+    rested: int = 0
+    """Calls with a graph when plans last began to serve."""
+    followed: bool = False
+    """A backward pass was seen that nobody has acted on."""
     own: int = 0
     """Calls that it has served because backward passes follow."""
+
+    def seen(self) -> None:
+        """A backward pass reached the model's parameters, or came through a served call."""
+        self.followed = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,8 +171,14 @@ class Gradients:
         """What requires gradients now; made anew where that has changed."""
         now = self._now
         if now.watch is not watch or not now.same():
-            self._now = now = wanted(watch)
+            now.forget()
+            self._now = now = wanted(watch, self.counts.seen)
         return now
+
+    def close(self) -> None:
+        """Backward passes are nobody's business any more."""
+        self._now.forget()
+        self._now = wanted(None)
 
     def soft(self) -> list[Callable[[], None]]:
         """A job that makes the comparison native, for a model that turned out to be hot; given out once."""
@@ -175,20 +210,21 @@ class Gradients:
             links.pop(oldest, None)
 
     def own_turn(self) -> bool:
-        """Whether the model's own code is to serve a call that wants gradients, because backward passes follow such calls."""
+        """Whether the model's own code is to serve a call that wants gradients, because the program calls `backward`."""
         counts = self.counts
-        if counts.backwards - counts.backwards_before < MIN_BACKWARDS and counts.resting <= 0:
+        if not counts.followed and counts.resting <= 0:
             return False
-        if counts.resting > 0:
-            counts.resting -= 1
-            counts.own += 1
-            return True
-        backwards, served = counts.backwards - counts.backwards_before, counts.served - counts.served_before
-        counts.served_before, counts.backwards_before = counts.served, counts.backwards
-        if backwards < MAX_SHARE * served:
-            return False
-        self._log.decide(Action.KEEP, Why.DIFFERENTIATED, self._name, calls=served, backwards=backwards, for_calls=REST_CALLS)
-        counts.resting, counts.own = REST_CALLS - 1, counts.own + 1
+        if counts.followed:
+            counts.followed = False
+            if counts.resting <= 0:
+                rare = counts.served - counts.rested > RARE * counts.rest
+                counts.rest = max(MIN_REST, counts.rest // 2) if rare else min(MAX_REST, 2 * counts.rest)
+                self._log.decide(Action.KEEP, Why.DIFFERENTIATED, self._name, calls=counts.served, backwards=counts.backwards,
+                                 for_calls=counts.rest)  # fmt: skip
+            counts.resting = counts.rest
+        counts.resting -= 1
+        counts.rested = counts.served
+        counts.own += 1
         return True
 
     def explain(self, links: Iterable[Mapping[Pattern, GradientLink]] = ()) -> dict[str, Any]:
@@ -273,6 +309,7 @@ class _Served(torch.autograd.Function):
         link: GradientLink = ctx.link
         _, _, _, parameters, *inputs = ctx.needs_input_grad
         link.counts.backwards += 1
+        link.counts.seen()
         _unchanged(link.wanted.watch, ctx.accepted)
         found, weights = _differentiated(link, leaves, inputs, link.wanted.parameters if parameters else (), gradients)
         if not parameters:
