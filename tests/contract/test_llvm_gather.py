@@ -9,14 +9,15 @@ import threading
 import pytest
 import torch  # loads the OpenMP runtime
 
-from hotfuse.backends.llvm.threads import gather, parallel
+from hotfuse.backends.llvm.threads import alone, gather, parallel
 from hotfuse.native.jit import assembly, compile_object, load_object
 from hotfuse.native.target import cross_neon, host
 
 assert torch.get_num_threads() > 0
 BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 FORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-TEAM = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+OPEN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+CLOSE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 WAIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 WAKE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -36,11 +37,11 @@ class Run:
         self._at = -(-ctypes.addressof(self._memory) // 128) * 128
 
     def __enter__(self) -> Run:
-        TEAM(parallel.runtime().symbols[gather.OPEN])(self._at)
+        OPEN(parallel.runtime().symbols[gather.OPEN])(self._at, None)
         return self
 
     def __exit__(self, *_: object) -> None:
-        TEAM(parallel.runtime().symbols[gather.CLOSE])(self._at)
+        CLOSE(parallel.runtime().symbols[gather.CLOSE])(self._at)
 
 
 def regions() -> int:
@@ -216,6 +217,78 @@ def library_symbol(name: str) -> int:
     return ctypes.cast(getattr(ctypes.CDLL(parallel.runtime().detail), name), ctypes.c_void_p).value or 0
 
 
+class Paced:
+    """Runs on a clock of their own: what a call takes depends on whether it has its team, and whether that had to be woken."""
+
+    def __init__(self, *, serial_ns: int, team_ns: int, wake_ns: int, threads: int = 2) -> None:
+        self.system = System({0, 1})
+        self.serial_ns, self.team_ns, self.wake_ns, self.threads = serial_ns, team_ns, wake_ns, threads
+        self.words = (ctypes.c_int64 * (alone.WORDS * alone.CLASSES))()
+        self._memory = ctypes.create_string_buffer(gather.BYTES + 128)
+        self._at = -(-ctypes.addressof(self._memory) // 128) * 128
+        self._ended = -(10**12)
+        self.system.now_ns = 10**12
+
+    def call(self, pause_ns: int = 0) -> int:
+        """One call; how many threads it had."""
+        had: list[int] = []
+
+        @BODY
+        def body(_: int, thread: int, team: int) -> None:
+            if thread == 0:
+                had.append(team)
+
+        self.system.now_ns += pause_ns
+        symbols = self.system.team.symbols
+        OPEN(symbols[gather.OPEN])(self._at, ctypes.addressof(self.words))
+        FORK(symbols[gather.FORK])(ctypes.cast(body, ctypes.c_void_p), None, self.threads, self.threads, self.threads)
+        asleep = self.system.now_ns - self._ended > alone.PAUSE_NS
+        together = had[0] > 1
+        self.system.now_ns += (self.team_ns + asleep * self.wake_ns) if together else self.serial_ns
+        FORK(symbols[gather.FORK])(ctypes.cast(body, ctypes.c_void_p), None, self.threads, self.threads, self.threads)
+        CLOSE(symbols[gather.CLOSE])(self._at)
+        assert had[0] == had[1], "a run that begins on one thread stays on it"
+        if together:
+            self._ended = self.system.now_ns
+        return had[0]
+
+    def learned(self) -> alone.TeamTimes:
+        (row,) = alone.read(ctypes.addressof(self.words))
+        return row
+
+
+def test_calls_after_a_pause_stay_on_one_thread_where_waking_costs_more() -> None:
+    calls = Paced(serial_ns=200_000, team_ns=120_000, wake_ns=4_000_000)
+    after_pauses = [calls.call(pause_ns=20_000_000) for _ in range(400)]
+    assert after_pauses[:2] == [2, 1] and after_pauses.count(2) < 20, "tried, then seldom"
+    assert calls.learned().serial_after_a_pause
+    assert set(calls.call() for _ in range(3)) == {1}, "nobody is awake in between either"
+    quick = Paced(serial_ns=200_000, team_ns=120_000, wake_ns=50_000)
+    assert [quick.call(pause_ns=20_000_000) for _ in range(400)].count(1) < 20
+    assert not quick.learned().serial_after_a_pause
+
+
+def test_calls_in_a_row_have_their_team_unless_others_have_its_cores() -> None:
+    calls = Paced(serial_ns=200_000, team_ns=120_000, wake_ns=500_000)
+    quiet = [calls.call() for _ in range(100)]
+    assert quiet.count(1) == 0, "there is nothing to gain, and nothing is tried"
+    calls.team_ns = 900_000
+    busy = [calls.call() for _ in range(200)]
+    assert busy[50:].count(1) > 120
+    calls.team_ns = 120_000
+    again = [calls.call() for _ in range(1_000)]
+    assert again[-100:].count(2) == 100, "a machine that is quiet again is noticed"
+
+
+def test_many_threads_are_given_up_only_within_a_bound() -> None:
+    """One thread in place of sixteen may take sixteen times as long: that has to be less than twice what the team takes now."""
+    calls = Paced(serial_ns=3_200_000, team_ns=200_000, wake_ns=400_000, threads=16)
+    assert 1 not in [calls.call(pause_ns=20_000_000 if k % 2 else 0) for k in range(40)]
+    asleep = Paced(serial_ns=2_900_000, team_ns=200_000, wake_ns=4_000_000, threads=16)
+    assert asleep.call() == asleep.call() == 16
+    assert [asleep.call(pause_ns=20_000_000) for _ in range(30)].count(1) > 15
+
+
 def test_who_shares_a_core_moves_to_another_and_is_as_free_as_before() -> None:
     system = System({0, 1, 70})
     system.fork(2)
@@ -286,9 +359,9 @@ def test_one_thread_where_there_is_no_runtime() -> None:
     def body(_: int, thread: int, team: int) -> None:
         ran.append(team)
 
-    TEAM(code.address(gather.OPEN))(None)
+    OPEN(code.address(gather.OPEN))(None, None)
     FORK(code.address(gather.FORK))(ctypes.cast(body, ctypes.c_void_p), None, 4, 4, 4)
-    TEAM(code.address(gather.CLOSE))(None)
+    CLOSE(code.address(gather.CLOSE))(None)
     assert ran == [1]
     words = (ctypes.c_int64 * 2)(0, 0)
     WAIT(code.address(gather.WAIT))(ctypes.addressof(words), 1)

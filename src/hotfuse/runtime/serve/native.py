@@ -20,7 +20,7 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.llvm.emission.emit import symbol
 from hotfuse.backends.llvm.runs import enter
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.runs.driver import BODY, LAYOUT
+from hotfuse.backends.llvm.runs.driver import BODY, LAYOUT, TEAM_TIMES
 from hotfuse.backends.llvm.runs.enter import NativeRun
 from hotfuse.backends.llvm.runs.group import glue
 from hotfuse.backends.llvm.threads.parallel import runtime
@@ -100,6 +100,7 @@ def assembled(
             "arena_bytes_kept": sum(r.arena_bytes for r in runs),
             **({"forks_taken": sum(s.taken for s in shared.switches)} if shared.switches else {}),
             **({} if sides is None else sides.counts()),
+            **_team_counts(runs),
         }
 
     read = shared.constants.read | shared.needed | {p.key for p in graph.params if p.value in output_values(graph)}
@@ -107,6 +108,19 @@ def assembled(
                    live=frozenset(read - shared.constants.copied),
                    switches=tuple(shared.switches), sides=sides,
                    kernels={i: k.lowered.kernel for i, k in enumerate(parts.kernels)})  # fmt: skip
+
+
+def _team_counts(runs: Sequence[NativeRun]) -> dict[str, int]:
+    """Calls for which a team costs more than it saves (its threads sleep, or others have their cores) stay on one thread."""
+    rows = [row for run in runs for row in run.team_times]
+    paused = max((r for r in rows if r.serial_after_a_pause), key=lambda r: r.cold_calls, default=None)
+    crowded = max((r for r in rows if r.serial_in_a_row), key=lambda r: r.hot_calls, default=None)
+    counts: dict[str, int] = {}
+    if paused is not None:
+        counts |= {"us_after_a_pause_on_one_thread": paused.cold_alone // 1000, "us_after_a_pause_with_a_team": paused.cold // 1000}
+    if crowded is not None:
+        counts |= {"us_on_one_thread": crowded.hot_alone // 1000, "us_with_a_team_on_busy_cores": crowded.hot // 1000}
+    return counts
 
 
 def _name(shared: _SharedBody) -> None:
@@ -198,7 +212,7 @@ def _run(graph: Graph, code: RunCode, inside: Sequence[PlanUnit], shared: _Share
     kernels = {i: k.address for i, k in enumerate(shared.loaded)}
     words = [shared.constants.word(w, kernels) for w in code.words]
     shared.switches += [memory for _, memory in words if isinstance(memory, Switch)]
-    driver = jit.load_object(code.code, [BODY, LAYOUT], runtime().symbols)
+    driver = jit.load_object(code.code, [BODY, LAYOUT, TEAM_TIMES], runtime().symbols)
     fallback = chained(Graph(f"{graph.name}.fallback", inputs, graph.params, (), outputs), inside, shared.weights)
     keep = [*(memory for _, memory in words if memory is not None), *shared.loaded]
     native = NativeRun(code, driver, [address for address, _ in words], keep, fallback)

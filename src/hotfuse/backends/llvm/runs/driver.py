@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from hotfuse.backends.llvm.emission.code import Fn, Module
 from hotfuse.backends.llvm.runs.dispatch import emit_choice, emit_leaving
 from hotfuse.backends.llvm.runs.loops import emit_loop
-from hotfuse.backends.llvm.threads import gather
+from hotfuse.backends.llvm.threads import alone, gather
 from hotfuse.backends.llvm.threads.forks import emit_fork
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr, sym
@@ -47,7 +47,7 @@ from hotfuse.native.target import CpuTarget
 from hotfuse.tile.instrument import WIDTH
 from hotfuse.tile.program import Kernel
 
-BODY, LAYOUT = "hf_run_body", "hf_run_layout"
+BODY, LAYOUT, TEAM_TIMES = "hf_run_body", "hf_run_layout", "hf_run_team_times"
 _STEPS = f"{BODY}.steps"
 HEAD = 3
 """Buffers before the inputs: table, arena, control."""
@@ -70,9 +70,18 @@ def emit_driver(run: Run, target: CpuTarget) -> str:
 
 
 def _teamed(module: Module, sizes: int) -> None:
-    """The body as it is entered: its steps, with a team around them where the call may have several threads."""
-    for name in (gather.OPEN, gather.CLOSE):
-        module.declared[name] = f"declare void @{name}(ptr)"
+    """The body as it is entered: its steps, with a team around them where the call may have several threads. What it learns of
+    its team (`alone`) stands in its own data, by the power of two of its sizes' sum."""
+    module.declared[gather.OPEN] = f"declare void @{gather.OPEN}(ptr, ptr)"
+    module.declared[gather.CLOSE] = f"declare void @{gather.CLOSE}(ptr)"
+    module.declared["llvm.ctlz.i64"] = "declare i64 @llvm.ctlz.i64(i64, i1)"
+    module.constants[TEAM_TIMES] = f"@{TEAM_TIMES} = global [{alone.WORDS * alone.CLASSES} x i64] zeroinitializer, align 64"
+    total = "0"
+    summed: list[str] = []
+    for k in range(sizes):
+        summed += [f"  %size{k}.at = getelementptr i64, ptr %sizes, i64 {k}", f"  %size{k} = load i64, ptr %size{k}.at",
+                   f"  %total{k} = add i64 {total}, %size{k}"]  # fmt: skip
+        total = f"%total{k}"
     module.defined[BODY] = [
         f"define void @{BODY}(ptr %buffers, ptr %sizes) #0 {{",
         f"  %team = alloca [{gather.BYTES} x i8], align 128",
@@ -84,7 +93,14 @@ def _teamed(module: Module, sizes: int) -> None:
         f"  call void @{_STEPS}(ptr %buffers, ptr %sizes)",
         "  ret void",
         "several:",
-        f"  call void @{gather.OPEN}(ptr %team)",
+        *summed,
+        f"  %zeros = call i64 @llvm.ctlz.i64(i64 {total}, i1 false)",
+        "  %bits = sub i64 64, %zeros",
+        f"  %few = icmp ult i64 %bits, {alone.CLASSES}",
+        f"  %class = select i1 %few, i64 %bits, i64 {alone.CLASSES - 1}",
+        f"  %word = mul i64 %class, {alone.WORDS}",
+        f"  %state = getelementptr i64, ptr @{TEAM_TIMES}, i64 %word",
+        f"  call void @{gather.OPEN}(ptr %team, ptr %state)",
         f"  call void @{_STEPS}(ptr %buffers, ptr %sizes)",
         f"  call void @{gather.CLOSE}(ptr %team)",
         "  ret void",

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hotfuse.backends.llvm.runs.driver import BODY, CONTROL_HEAD, LAYOUT, outcomes_at
+from hotfuse.backends.llvm.runs.driver import BODY, CONTROL_HEAD, LAYOUT, TEAM_TIMES, outcomes_at
 from hotfuse.backends.llvm.runs.entry import (
     AT_ALLOCATED,
     AT_ARENAS,
@@ -34,6 +34,8 @@ from hotfuse.backends.llvm.runs.entry import (
     stub,
     unavailable,
 )
+from hotfuse.backends.llvm.threads import alone
+from hotfuse.backends.llvm.threads.alone import TeamTimes
 from hotfuse.lower.run.description import CLOCK, COUNTS, Constant, RunCode
 from hotfuse.native import tensors
 from hotfuse.native.function import function_at
@@ -101,6 +103,7 @@ class NativeRun:
         self, code: RunCode, loaded: Loaded, table: Sequence[int], keep: Sequence[Any], fallback: Callable[..., Any]
     ) -> None:
         self.code = code
+        self._team_times = loaded.address(TEAM_TIMES)
         inputs: list[int] = []
         held: list[Any] = [loaded, fallback, *keep]
         for spec in code.inputs:
@@ -182,6 +185,11 @@ class NativeRun:
     def fell_back(self) -> int:
         """Calls that the fallback answered."""
         return int(self._kept.words[AT_FELL_BACK])
+
+    @property
+    def team_times(self) -> tuple[TeamTimes, ...]:
+        """What was learned of calls with a team and on one thread, by size class."""
+        return alone.read(self._team_times)
 
     @property
     def allocated(self) -> int:

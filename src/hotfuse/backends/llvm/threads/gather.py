@@ -2,7 +2,7 @@
 
 A native run keeps one team from the first kernel that wants threads to its end (decision 28):
 
-    open      a run begins; nobody is woken yet
+    open      a run begins; nobody is woken yet. It may bring words in which it remembers whether a team pays (`alone`)
     fork      the first one starts the runtime's region, with all threads that calls have; the caller stays outside of it and posts
               its work, and each thread that it wants takes a part. Between forks threads stay in the region and look for the next
     close     the run has ended: threads leave the region, and torch's own kernels find them where they left them
@@ -30,6 +30,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from hotfuse.backends.llvm.threads import alone
 from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
 from hotfuse.native.jit import Loaded, compile_object, load_object
@@ -48,12 +49,13 @@ BETWEEN_SPINS = 1 << 14
 _CPUS = 1024
 _POSTED, _JOB, _DONE, _BEGUN, _TAKEN = 0, 128, 256, 384, 512
 """Where in the memory of a team things are, each in lines of its own: which job is the newest; its code, its data, the threads in
-the team, parts to be done in all so far, and the team around this one; the counts of parts done and of threads that have begun,
-each with its sleepers behind it; the set of cores that the team has."""
-_CODE, _DATA, _SIZE, _PARTS, _AROUND = (_JOB + 8 * k for k in range(5))
+the team, parts to be done in all so far, the team around this one, and what `alone` notes of the run; the counts of parts done and
+of threads that have begun, each with its sleepers behind it; the set of cores that the team has."""
+_CODE, _DATA, _SIZE, _PARTS, _AROUND, _STATE, _BEGAN, _MODE = (_JOB + 8 * k for k in range(8))
 BYTES = _TAKEN + _CPUS // 8
 _ALIGNED = 128
-_TEAM, _ROUSE = ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.CFUNCTYPE(None, ctypes.c_int64)
+_OPENED, _CLOSED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p), ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_ROUSE = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _ALL = (1 << 16) - 1
 """Threads that a job asks for to end the team. A job is known by a word: its number, and in the lowest bits for how many threads
 it is. Who is not among them reads nothing else, as the next job may be written already."""
@@ -79,7 +81,7 @@ define void @{FORK}(ptr %body, ptr %data, i64 %cold, i64 %awake, i64 %given) {{
   call void %body(ptr %data, i64 0, i64 1)
   ret void
 }}
-define void @{OPEN}(ptr %team) {{
+define void @{OPEN}(ptr %team, ptr %state) {{
   ret void
 }}
 define void @{CLOSE}(ptr %team) {{
@@ -114,16 +116,19 @@ declare i32 @sched_setaffinity(i32, i64, ptr)
 declare i32 @clock_gettime(i32, ptr)
 declare i64 @syscall(i64, ...)
 declare i64 @llvm.smin.i64(i64, i64)
+declare i64 @llvm.smax.i64(i64, i64)
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 @moved = global i64 0
 @moved.last = global i64 0
 @regions = global i64 0
 
-define void @{OPEN}(ptr %team) {{
+define void @{OPEN}(ptr %team, ptr %state) {{
   call void @llvm.memset.p0.i64(ptr align 128 %team, i8 0, i64 {BYTES}, i1 false)
   %around = call ptr @pthread_getspecific(i32 {key})
   %around.at = getelementptr i8, ptr %team, i64 {_AROUND}
   store ptr %around, ptr %around.at
+  %state.at = getelementptr i8, ptr %team, i64 {_STATE}
+  store ptr %state, ptr %state.at
   %set = call i32 @pthread_setspecific(i32 {key}, ptr %team)
   ret void
 }}
@@ -144,6 +149,7 @@ end:
   call void @GOMP_parallel_end()
   br label %done
 done:
+  call void @noted(ptr %team)
   ret void
 }}
 
@@ -159,7 +165,7 @@ single:
   %several = icmp sgt i64 %cold.given, 1
   br i1 %several, label %run, label %one
 run:
-  call void @{OPEN}(ptr %own)
+  call void @{OPEN}(ptr %own, ptr null)
   call void @{FORK}(ptr %body, ptr %data, i64 %cold, i64 %cold, i64 %given)
   call void @{CLOSE}(ptr %own)
   ret void
@@ -172,7 +178,15 @@ member:
   %many = icmp sgt i64 %asked, 1
   br i1 %many, label %ready, label %one
 ready:
-  br i1 %started, label %share, label %start
+  br i1 %started, label %share, label %decide
+decide:
+  %mode.at = getelementptr i8, ptr %team, i64 {_MODE}
+  %decided = load i64, ptr %mode.at
+  %stays = icmp uge i64 %decided, {alone.COLD_ALONE}
+  br i1 %stays, label %one, label %ask
+ask:
+  %serial = call i1 @alone(ptr %team, i64 %given)
+  br i1 %serial, label %one, label %start
 start:
   %cpu = call i32 @sched_getcpu()
   %shared = call i1 @take(ptr %team, i32 %cpu)
@@ -294,15 +308,9 @@ no:
 }}
 
 define internal void @move(ptr %team) {{
-  %time = alloca [2 x i64]
   %may = alloca [{_CPUS // 64} x i64]
   %free = alloca [{_CPUS // 64} x i64]
-  %failed = call i32 @clock_gettime(i32 1, ptr %time)
-  %ns.at = getelementptr i64, ptr %time, i64 1
-  %s = load i64, ptr %time
-  %ns = load i64, ptr %ns.at
-  %s.ns = mul i64 %s, 1000000000
-  %now = add i64 %s.ns, %ns
+  %now = call i64 @clock()
   %last = load atomic i64, ptr @moved.last monotonic, align 8
   %since = sub i64 %now, %last
   %soon = icmp slt i64 %since, {EVERY_NS}
@@ -348,6 +356,7 @@ done:
   ret void
 }}
 
+{alone.text(_STATE, _BEGAN, _MODE)}
 {_waiting(f"define void @{WAIT}", SPINS, paused, futex)}
 {_waiting("define internal void @between", BETWEEN_SPINS, paused, futex)}
 
@@ -427,12 +436,12 @@ class Gathered:
         """What kernels find inside a native run: an open team, all of it awake. Nothing of torch may fork meanwhile."""
         memory = ctypes.create_string_buffer(BYTES + _ALIGNED)
         at = -(-ctypes.addressof(memory) // _ALIGNED) * _ALIGNED
-        _TEAM(self.symbols[OPEN])(at)
+        _OPENED(self.symbols[OPEN])(at, None)
         try:
             _ROUSE(self.code.address("rouse"))(threads)
             yield
         finally:
-            _TEAM(self.symbols[CLOSE])(at)
+            _CLOSED(self.symbols[CLOSE])(at)
 
 
 def gathered(openmp: Mapping[str, int], system: Mapping[str, int] | None = None) -> Gathered:

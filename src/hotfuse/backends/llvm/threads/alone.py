@@ -1,0 +1,231 @@
+"""Whether a call has its team or runs on the calling thread alone: native code that times both and remembers.
+
+Threads that had nothing to do for some milliseconds are asleep. Waking one costs 60 us on one machine and 4 ms on another, more
+than many a run takes on one thread. And where other programs or other callers have the cores, a team waits for its slowest member.
+What that costs is known only where it happens, so every run keeps some words (`WORDS`) per size class, times in ns:
+
+    HOT, HOT_ALONE     a call soon after a team was busy (its threads are awake): with the team, and on one thread
+    COLD, COLD_ALONE   a call after a pause: with the team, which has to be woken, and on one thread
+    LEAST              the quickest call with an awake team
+
+A kind of calls takes what was quicker, and tries the other again: a quarter of all calls so far later while there were few (one
+time says little on a busy machine), in the end after `RETRY` calls times how much slower it was, which costs less than a hundredth.
+
+One thread is tried only within a bound: it cannot take longer than LEAST times the threads, and that must be at most twice what the
+team takes now. On a quiet machine with many threads nothing is ever tried; there is nothing to gain. A team that is woken to
+be tried makes the run forget HOT: the calls behind it find out anew. Times are averages that forget: a quarter of the weight is
+the newest call's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+HOT, COLD, COLD_ALONE, HOT_ALONE = range(4)
+"""How a call ran; also the word that its time goes to. From `COLD_ALONE` on it had one thread."""
+COLD_CALLS, _COLD_TRIED, HOT_CALLS, _HOT_TRIED, LEAST = range(4, 9)
+"""Calls of either kind, each followed by the number of the call that last tried the slower way."""
+WORDS = 9
+CLASSES = 24
+"""Sizes of a call by powers of two: calls of a class take similar times."""
+PAUSE_NS = 2_000_000
+"""Threads that were idle for as long count as asleep."""
+RETRY = 128
+CROWDED = (5, 4)
+"""A team that takes more than this ratio of its least time shares its cores with somebody."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeamTimes:
+    """What a run learned of calls of one size class; times in ns, 0 where there was none."""
+
+    hot: int
+    cold: int
+    cold_alone: int
+    hot_alone: int
+    cold_calls: int
+    hot_calls: int
+
+    @property
+    def serial_after_a_pause(self) -> bool:
+        """Whether calls after a pause stay on the calling thread."""
+        return 0 < self.cold_alone < self.cold
+
+    @property
+    def serial_in_a_row(self) -> bool:
+        """Whether calls that follow each other do."""
+        return 0 < self.hot_alone < self.hot
+
+
+def read(address: int) -> tuple[TeamTimes, ...]:
+    """What stands in a run's words, for the size classes that had calls on several threads."""
+    words = list((ctypes.c_int64 * (WORDS * CLASSES)).from_address(address))
+    rows = [words[WORDS * k : WORDS * (k + 1)] for k in range(CLASSES)]
+    return tuple(
+        TeamTimes(r[HOT], r[COLD], r[COLD_ALONE], r[HOT_ALONE], r[COLD_CALLS], r[HOT_CALLS])
+        for r in rows
+        if r[COLD_CALLS] or r[HOT_CALLS]
+    )
+
+
+def text(state_at: int, began_at: int, mode_at: int) -> str:
+    """`alone(team, given)`: whether a run whose first fork would wake `given` threads stays on one; `noted(team)`: it has ended.
+
+    The offsets are those of a team's words: the run's state for its size class (or null), when its first fork was, and how it ran.
+    """
+
+    def word(name: str, index: int) -> str:
+        return (f"  %{name}.at = getelementptr i64, ptr %state, i64 {index}\n"
+                f"  %{name} = load atomic i64, ptr %{name}.at monotonic, align 8\n")  # fmt: skip
+
+    more, less = CROWDED
+    return f"""
+@ended = global i64 0
+
+define internal i64 @clock() {{
+  %time = alloca [2 x i64]
+  %failed = call i32 @clock_gettime(i32 1, ptr %time)
+  %ns.at = getelementptr i64, ptr %time, i64 1
+  %s = load i64, ptr %time
+  %ns = load i64, ptr %ns.at
+  %s.ns = mul i64 %s, 1000000000
+  %now = add i64 %s.ns, %ns
+  ret i64 %now
+}}
+
+; which of two is quicker, or due to be tried; `single` only where it may
+define internal i1 @serial(ptr %calls.at, i64 %team, i64 %single, i1 %may) {{
+entry:
+  %call = atomicrmw add ptr %calls.at, i64 1 monotonic
+  %first = icmp eq i64 %team, 0
+  br i1 %first, label %together, label %second
+together:
+  ret i1 false
+second:
+  %untried = icmp eq i64 %single, 0
+  br i1 %untried, label %try, label %both
+try:
+  ret i1 %may
+both:
+  %better = icmp slt i64 %single, %team
+  %slow = call i64 @llvm.smax.i64(i64 %single, i64 %team)
+  %quick = call i64 @llvm.smin.i64(i64 %single, i64 %team)
+  %ratio = sdiv i64 %slow, %quick
+  %rarely = mul i64 %ratio, {RETRY}
+  %quarter = lshr i64 %call, 2
+  %soon = add i64 %quarter, 2
+  %interval = call i64 @llvm.smin.i64(i64 %rarely, i64 %soon)
+  %tried.at = getelementptr i64, ptr %calls.at, i64 1
+  %tried = load atomic i64, ptr %tried.at monotonic, align 8
+  %since = sub i64 %call, %tried
+  %due = icmp sge i64 %since, %interval
+  br i1 %due, label %other, label %same
+same:
+  ret i1 %better
+other:
+  store atomic i64 %call, ptr %tried.at monotonic, align 8
+  %worse = xor i1 %better, true
+  %within = and i1 %worse, %may
+  ret i1 %within
+}}
+
+define internal i1 @alone(ptr %team, i64 %given) {{
+entry:
+  %state.at = getelementptr i8, ptr %team, i64 {state_at}
+  %state = load ptr, ptr %state.at
+  %kept = icmp ne ptr %state, null
+  br i1 %kept, label %look, label %plain
+plain:
+  ret i1 false
+look:
+  %mode.at = getelementptr i8, ptr %team, i64 {mode_at}
+  %began.at = getelementptr i8, ptr %team, i64 {began_at}
+  %now = call i64 @clock()
+  store i64 %now, ptr %began.at
+{word("least", LEAST)}
+  %last = load atomic i64, ptr @ended monotonic, align 8
+  %since = sub i64 %now, %last
+  %paused = icmp sgt i64 %since, {PAUSE_NS}
+  br i1 %paused, label %cold, label %hot
+hot:
+{word("hot.team", HOT)}
+{word("hot.single", HOT_ALONE)}
+  %hot.calls.at = getelementptr i64, ptr %state, i64 {HOT_CALLS}
+  %hot.most = mul i64 %least, %given
+  %hot.bound = shl i64 %hot.team, 1
+  %hot.within = icmp sle i64 %hot.most, %hot.bound
+  %hot.now = mul i64 %hot.team, {less}
+  %hot.quiet = mul i64 %least, {more}
+  %crowded = icmp sgt i64 %hot.now, %hot.quiet
+  %hot.may = and i1 %hot.within, %crowded
+  %hot.serial = call i1 @serial(ptr %hot.calls.at, i64 %hot.team, i64 %hot.single, i1 %hot.may)
+  %hot.how = select i1 %hot.serial, i64 {HOT_ALONE}, i64 {HOT}
+  store i64 %hot.how, ptr %mode.at
+  ret i1 %hot.serial
+cold:
+{word("cold.team", COLD)}
+{word("cold.single", COLD_ALONE)}
+  %cold.calls.at = getelementptr i64, ptr %state, i64 {COLD_CALLS}
+  %known = icmp ne i64 %least, 0
+  %quick = select i1 %known, i64 %least, i64 %cold.team
+  %cold.most = mul i64 %quick, %given
+  %cold.bound = shl i64 %cold.team, 1
+  %cold.may = icmp sle i64 %cold.most, %cold.bound
+  %cold.serial = call i1 @serial(ptr %cold.calls.at, i64 %cold.team, i64 %cold.single, i1 %cold.may)
+  %cold.better = icmp slt i64 %cold.single, %cold.team
+  %cold.together = xor i1 %cold.serial, true
+  %retried = and i1 %cold.better, %cold.together
+  br i1 %retried, label %forget, label %go
+forget:
+  %old.at = getelementptr i64, ptr %state, i64 {HOT}
+  store atomic i64 0, ptr %old.at monotonic, align 8
+  br label %go
+go:
+  %cold.how = select i1 %cold.serial, i64 {COLD_ALONE}, i64 {COLD}
+  store i64 %cold.how, ptr %mode.at
+  ret i1 %cold.serial
+}}
+
+; a team that was awake is until `PAUSE_NS` later; a run on one thread wakes nobody
+define internal void @noted(ptr %team) {{
+entry:
+  %began.at = getelementptr i8, ptr %team, i64 {began_at}
+  %began = load i64, ptr %began.at
+  %looked = icmp ne i64 %began, 0
+  br i1 %looked, label %note, label %done
+note:
+  %now = call i64 @clock()
+  %took = sub i64 %now, %began
+  %mode.at = getelementptr i8, ptr %team, i64 {mode_at}
+  %mode = load i64, ptr %mode.at
+  %state.at = getelementptr i8, ptr %team, i64 {state_at}
+  %state = load ptr, ptr %state.at
+  %time.at = getelementptr i64, ptr %state, i64 %mode
+  %before = load atomic i64, ptr %time.at monotonic, align 8
+  %none = icmp eq i64 %before, 0
+  %difference = sub i64 %took, %before
+  %part = sdiv i64 %difference, 4
+  %mixed = add i64 %before, %part
+  %after = select i1 %none, i64 %took, i64 %mixed
+  %some = call i64 @llvm.smax.i64(i64 %after, i64 1)
+  store atomic i64 %some, ptr %time.at monotonic, align 8
+  %together = icmp ult i64 %mode, {COLD_ALONE}
+  br i1 %together, label %awake, label %done
+awake:
+  store atomic i64 %now, ptr @ended monotonic, align 8
+  %hot = icmp eq i64 %mode, {HOT}
+  br i1 %hot, label %compare, label %done
+compare:
+{word("least", LEAST)}
+  %new = icmp eq i64 %least, 0
+  %lower = icmp slt i64 %took, %least
+  %lowest = or i1 %new, %lower
+  br i1 %lowest, label %lower.it, label %done
+lower.it:
+  store atomic i64 %took, ptr %least.at monotonic, align 8
+  br label %done
+done:
+  ret void
+}}
+"""
