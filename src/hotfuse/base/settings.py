@@ -112,7 +112,12 @@ class Settings:
     cache_bytes: int = 1 << 30
     """Size of that folder; the least recently used entries leave first."""
     cache_key: str | None = None
-    """A file with a key that signs entries and is trusted beside the user's own, for machines that share a folder."""
+    """A file with a key that signs entries and is trusted beside the user's own: one that all machines of a fleet share, or the
+    private half of a pair."""
+    trusted_keys: str | None = None
+    """A public key, or a folder of them (`*.pub`): whose entries and bundles are believed beside those of the keys above."""
+    artifacts: str | None = None
+    """A bundle that `hotfuse build` made: what the cache has not is taken from there, and nothing is compiled that it holds."""
     debug: int = 0
     """What is printed to stderr as it happens, 0 to 7 (docs/debugging.md)."""
     perf_map: bool = False
@@ -150,6 +155,8 @@ _ENV = {
     "HOTFUSE_CACHE": "cache",
     "HOTFUSE_CACHE_BYTES": "cache_bytes",
     "HOTFUSE_CACHE_KEY": "cache_key",
+    "HOTFUSE_TRUSTED_KEYS": "trusted_keys",
+    "HOTFUSE_ARTIFACTS": "artifacts",
 }
 
 
