@@ -90,7 +90,7 @@ class Settings:
     """Most calls that are served after such a write before it is noticed."""
     weights_ms: float = 30_000.0
     """No call that begins so many milliseconds after such a write is served from copies made before it."""
-    sample_bytes: int = 16 << 20
+    sample_bytes: int = 4 << 20
     """Memory for inputs of real calls, kept to prove new plans on."""
     keep_inputs: bool = True
     """False: inputs are never kept; plans are proven on made-up ones of the same shapes."""
