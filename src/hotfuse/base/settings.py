@@ -18,6 +18,7 @@ Objective = Literal["latency", "energy", "memory"]
 Precision = Literal["fp32", "bf16"]
 CaptureMode = Literal["background", "inline", "off"]
 Workers = Literal["auto", "fork", "spawn"]
+Padding = Literal["exact", "ignore", "keep"]
 Weights = Literal["watched", "checked", "frozen"]
 
 
@@ -45,6 +46,9 @@ class Settings:
     partition_nodes: int = _code(256)  # type: ignore[assignment]
     """Most nodes in one partition at tier 0; keeps later re-planning cheap."""
 
+    padding: Padding = "exact"
+    """Batches with an attention mask: `exact` leaves padded rows out where no output shows them; `ignore` also where outputs do,
+    which may then be 0 at padded rows; `keep` computes every row."""
     tiers: int = 2
     """The highest tier to try: 0 stays on library kernels, 1 adds generated ones, 2 those that bet on what recurs."""
     hot_calls: int = 3
