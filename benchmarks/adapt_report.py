@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 WINDOW_S = 1.0
-NEAR = 0.95
+STEADY_SHARE = 0.95
 """Steady is within 5%."""
 LASTING = 5
 """Seconds over which it must be so."""
@@ -63,7 +63,7 @@ def settled(found: Sequence[float]) -> tuple[float, float]:
     """
     steady = statistics.median(found[-max(3, len(found) // 3) :])
     for i, s in enumerate(found):
-        if min(s, statistics.median(found[i : i + LASTING])) >= NEAR * steady:
+        if min(s, statistics.median(found[i : i + LASTING])) >= STEADY_SHARE * steady:
             return i * WINDOW_S, steady
     return len(found) * WINDOW_S, steady
 

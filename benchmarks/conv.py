@@ -46,7 +46,7 @@ from hotfuse.native.target import host
 
 BURST_S = 0.004
 """Calls that count, of a turn."""
-FEW = 4
+MIN_CHANNELS = 4
 """Fewer input channels than these are those of a picture, which comes channels first."""
 
 
@@ -138,7 +138,7 @@ def contenders(s: Shape, others: bool = True) -> tuple[dict[str, Call], dict[str
         if importlib.util.find_spec("openvino"):
             calls["openvino"], told["openvino"] = openvino(model, x)
     run, seconds = ours(s, w, b)
-    image = x if s.inputs < FEW else last
+    image = x if s.inputs < MIN_CHANNELS else last
     calls["ours"] = lambda: run(image)[0]
     exact = act(F.conv2d(x.double(), w.double(), b.double(), s.stride, s.padding, 1, s.groups))
     for name, call in calls.items():
@@ -212,7 +212,7 @@ def openvino(model: bytes, x: torch.Tensor) -> tuple[Call, Told]:
 
 def ours(s: Shape, w: torch.Tensor, b: torch.Tensor) -> tuple[Any, float]:
     """The kernel with its call; the first convolution reads the image as cameras and loaders give it, channels first."""
-    into = "" if s.inputs < FEW else "{0,2,3,1}"
+    into = "" if s.inputs < MIN_CHANNELS else "{0,2,3,1}"
     kind = f"f32[1, {s.outputs}, {s.out}, {s.out}]{{0,2,3,1}}"
     graph = parse(f"""graph layer(%x: f32[1, {s.inputs}, {s.size}, {s.size}]{into}) {{
       param %w: f32[{s.outputs}, {s.inputs // s.groups}, {s.window}, {s.window}] = "w"

@@ -43,7 +43,7 @@ from benchmarks.hpm import zoo_graph
 from benchmarks.labels import Times, Unfinished, Work, compiled, labelled, works_in
 from hotfuse.base.settings import from_env
 from hotfuse.compile.learn import measure
-from hotfuse.compile.unit.bench import bench, piece_of
+from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.engine import FusionPlanner, apart
 from hotfuse.fusion.forecast import Predictor, RooflinePredictor, Trained
@@ -52,9 +52,9 @@ from hotfuse.fusion.layout import channels_last
 from hotfuse.fusion.order import GroupOrder
 from hotfuse.fusion.own import with_own_operands
 from hotfuse.hpm import model as hpm
-from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.online import Online
 from hotfuse.hpm.roofline import roof
+from hotfuse.hpm.row_cache import RowCache
 from hotfuse.ir.graph import Graph
 from hotfuse.machine import peaks as machine_peaks
 from hotfuse.machine.fingerprint import fingerprint
@@ -94,7 +94,7 @@ class Pieces:
             piece = piece_of(index.graph, nodes, index.sizes)
             sizes = (dict(piece.sizes),)
             self.works[key] = [
-                Work(key, piece.normal, sizes, core, "kernel" if core else "library") for core in (bench().core, None)
+                Work(key, piece.normal, sizes, core, "kernel" if core else "library") for core in (kernel_cache().core, None)
             ]
 
     def learn(self, path: Path, labels: Sequence[Times]) -> None:
@@ -213,15 +213,15 @@ def predictor(only_roofs: bool, folder: Path) -> tuple[Predictor, str]:
         found = None if only_roofs else hpm.load(store, machine)
         known = store.peaks(machine)
     if found is None:
-        return RooflinePredictor(bench().peaks), "roofline"
+        return RooflinePredictor(kernel_cache().peaks), "roofline"
     peaks = machine_peaks.from_dict(known) if known is not None else None
-    at = roof(peaks, topology(), bench().core.lanes)
+    at = roof(peaks, topology(), kernel_cache().core.lanes)
     return Trained(hpm.CostPredictor(found, at, RowCache(measure.tile_of), Online())), f"model {found.version}"
 
 
 def lowers(piece: Graph, sizes: Mapping[str, int]) -> str:
     """Why a piece has no kernel, as compilation asks it."""
-    return bench().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
+    return kernel_cache().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
 
 
 def planning(predict: Predictor, quick: bool) -> dict[str, float]:
@@ -241,7 +241,7 @@ def planning(predict: Predictor, quick: bool) -> dict[str, float]:
     if isinstance(sizes, Mismatch):
         raise SystemExit(f"bert-base does not fit its own inputs: {sizes}")
     groups = group(graph)
-    found = FusionPlanner(predict, bench().core, lowers=lambda g: lowers(g, sizes)).best(graph, groups, sizes)
+    found = FusionPlanner(predict, kernel_cache().core, lowers=lambda g: lowers(g, sizes)).best(graph, groups, sizes)
     return {"planning_s": found.seconds, "nodes": len(graph.nodes), "groups": len(found.groups), "predictions": found.predictions,
             "predicted_gain": 1 - found.after.seconds / found.before.seconds}  # fmt: skip
 
@@ -351,7 +351,7 @@ def main() -> int:
         folder = Path(options.work or empty)
         folder.mkdir(parents=True, exist_ok=True)
         predict, source = predictor(options.roofline, folder)
-        found, pieces = cases(FusionPlanner(predict, bench().core, lowers=lambda g: lowers(g, {})), options.quick), Pieces()
+        found, pieces = cases(FusionPlanner(predict, kernel_cache().core, lowers=lambda g: lowers(g, {})), options.quick), Pieces()
         for p in (*(p for _, p in found.decisions), *found.blocks, *found.models):
             for index, plan in p.plans():
                 for nodes in plan:

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from benchmarks.fusion_cases import KINDS, graph_of
-from hotfuse.compile.unit.bench import bench
-from hotfuse.compile.unit.contest import LEAST, UnitContests
+from hotfuse.compile.unit.contest import MIN_GAIN, UnitContests
+from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.compile.unit.units import measuring
 from hotfuse.fusion.candidates import CandidateKind, FusionCandidate, Generator
 from hotfuse.fusion.closed import UseIndex
@@ -38,7 +38,7 @@ def candidates(graph: Graph, kind: CandidateKind) -> Iterator[tuple[UseIndex, Fu
     index = UseIndex(graph, {})
     whole = (Group(tuple(range(len(graph.nodes))), "rows"),)
     order = GroupOrder(index, apart(graph, group(graph)) if kind is CandidateKind.TILING else whole)
-    make = Generator(index, order, bench().core, 1)
+    make = Generator(index, order, kernel_cache().core, 1)
     groups = set(order.groups)
     for c in (*make.pairs(groups), *make.singles(groups)):
         if c.kind is kind:
@@ -69,7 +69,7 @@ def row(name: str, kind: CandidateKind, index: UseIndex, c: FusionCandidate, rou
     saved = sorted(1 - after / before for before, after in times)
     middle = statistics.median(saved)
     before, after = (statistics.median(t[i] for t in times) * 1e6 for i in (0, 1))
-    verdict = "pays" if middle > LEAST else "does not pay"
+    verdict = "pays" if middle > MIN_GAIN else "does not pay"
     print(f"{kind.value:7} {name:28} {before:9.1f} -> {after:9.1f} us  saves {middle:+.1%} ({saved[0]:+.1%} to {saved[-1]:+.1%})  "
           f"{verdict}", flush=True)  # fmt: skip
     return {
@@ -78,7 +78,7 @@ def row(name: str, kind: CandidateKind, index: UseIndex, c: FusionCandidate, rou
         "us_before": before,
         "us_after": after,
         "saves": middle,
-        "pays": middle > LEAST,
+        "pays": middle > MIN_GAIN,
     }
 
 

@@ -100,7 +100,7 @@ def run(name: str, what: str, seconds: float) -> dict[str, Any]:
     if explain is not None:
         told = explain().to_dict()
         found["plans"] = [
-            {"at": d["at"], "tier": d["evidence"].get("tier"), "part": d["evidence"].get("settled")}
+            {"at": d["at"], "tier": d["evidence"].get("tier"), "part": d["evidence"].get("decided")}
             for d in told["decisions"] if d["action"] == "deploy"
         ]  # fmt: skip
         found |= {"background": told["background"], "concurrency": told["concurrency"]}

@@ -22,8 +22,8 @@ from benchmarks.fusion_cases import graph_of
 from benchmarks.gemm import geomean
 from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.compile.learn import measure
-from hotfuse.compile.learn.measure import Made
-from hotfuse.compile.unit.bench import bench
+from hotfuse.compile.learn.measure import CompiledCandidate
+from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.compile.variants.skipping import Skipping, Zeroed
 from hotfuse.fusion.forecast import RooflinePredictor
 from hotfuse.hpm.work import Candidate
@@ -46,11 +46,11 @@ graph main(%x: f32[M, K]) {
 """
 
 
-def timed(graph: Graph, sides: dict[str, Made | None], share: int, threads: int) -> dict[str, float]:
+def timed(graph: Graph, sides: dict[str, CompiledCandidate | None], share: int, threads: int) -> dict[str, float]:
     """Microseconds of every contender in one round."""
     shelf = Zeroed(share)
     batch = [
-        measure.bind(Candidate(graph, {}, bench().core if made else None, threads), "rows", made, shelf)
+        measure.bind(Candidate(graph, {}, kernel_cache().core if made else None, threads), "rows", made, shelf)
         for made in sides.values()
     ]
     measure.timed(batch, PASSES, time.perf_counter() + ROUND_S)
@@ -68,10 +68,11 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for m, k, n in SHAPES:
         graph = graph_of(TEXT, {"M": m, "K": k, "N": n})
-        lowered = lower(graph, bench().core)
-        both, skips = Skipping(graph, {}, bench().core, bench().peaks, RooflinePredictor(bench().peaks), options.threads).found()
+        lowered = lower(graph, kernel_cache().core)
+        core, peaks = kernel_cache().core, kernel_cache().peaks
+        both, skips = Skipping(graph, {}, core, peaks, RooflinePredictor(peaks), options.threads).found()
         print(f"{m} x {k} -> {n}, {options.threads} threads; {skips}", flush=True)
-        sides = {"eager": None, "dense": Made(lowered, compile_kernel(lowered.kernel)), "dispatch": both}
+        sides = {"eager": None, "dense": CompiledCandidate(lowered, compile_kernel(lowered.kernel)), "dispatch": both}
         for share in SHARES:
             seen = [timed(graph, sides, share, options.threads) for _ in range(options.rounds)]
             us = {name: statistics.median(s[name] for s in seen) for name in sides}

@@ -62,20 +62,20 @@ def forget() -> None:
         faults.faults.clear()
     if (learned := loaded("compile.learn.learned")) is not None:
         learned.forget()
-    for name, kept in (("compile.unit.bench", "_benches"), ("compile.learn.recall", "_recalls"), ("compile.learn.idle", "_begun"),
-                       ("compile.run.runs", "_outcomes")):
+    for name, kept in (("compile.unit.kernel_cache", "_caches"), ("compile.learn.strategy_history", "_histories"),
+                       ("compile.learn.idle", "_begun"), ("compile.run.runs", "_outcomes")):
         if (module := loaded(name)) is not None:
             getattr(module, kept).clear()
     if (place := loaded("cache.place")) is not None:
         place.forget()
-    for name in ("compile.variants.crossing", "compile.variants.skipping"):
+    for name in ("compile.variants.variant_search", "compile.variants.skipping"):
         if (module := loaded(name)) is not None:
             module.shifts.seen = {}
     if (dynamo := loaded("torch_backend")) is not None and len(dynamo._graphs):
         torch._dynamo.reset()
         dynamo._graphs = WeakSet()  # those of the test are gone when a collection finds them, which may be after the next one
-    watcher = loaded("runtime.observe.watcher")
-    shared = None if watcher is None else watcher._shared
-    if watcher is not None and shared is not None and (shared.failed or shared.analyzer.given_up):
-        watcher._shared = None
+    call_sampler = loaded("runtime.observe.call_sampler")
+    shared = None if call_sampler is None else call_sampler._shared
+    if call_sampler is not None and shared is not None and (shared.failed or shared.analyzer.given_up):
+        call_sampler._shared = None
         shared.analyzer.stop()

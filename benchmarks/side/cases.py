@@ -18,7 +18,7 @@ EVERYBODY = ("hotfuse", "eager", "inductor", "inductor-autotune", "ort", "openvi
 MOST = tuple(n for n in EVERYBODY if n != "inductor-autotune")
 """Tuning takes Inductor half a minute a kernel: two cases show it."""
 TORCH = ("hotfuse", "eager", "inductor-freezing", "ort", "openvino")
-FEW = ("hotfuse", "eager", "ort")
+MAIN_CONTENDERS = ("hotfuse", "eager", "ort")
 ONNX = ("hotfuse", "ort", "openvino")
 
 
@@ -152,7 +152,7 @@ def _application() -> Case:
 
 
 def _traffic(name: str, more: tuple[str, ...] = (), quick: bool = False) -> Case:
-    both, who = {0: "batch", 1: "length"}, (*FEW, *more)
+    both, who = {0: "batch", 1: "length"}, (*MAIN_CONTENDERS, *more)
     return Case("traffic", name, small_bert, lambda: Trace(TRACES[name]).next(0.0).feed, who, quick=quick, trace=name,
                 dynamic={"input_ids": both, "attention_mask": both})
 

@@ -16,8 +16,8 @@ from hotfuse.base.structure import describe
 from hotfuse.base.trace import chrome_trace
 from hotfuse.cache.folder import COUNTED
 from hotfuse.cache.place import cache_stats
-from hotfuse.compile.learn.recall import recalled
-from hotfuse.compile.stored import place_of
+from hotfuse.compile.learn.strategy_history import history_of
+from hotfuse.compile.request_context import context_of
 from hotfuse.compile.workers.service import counters
 from hotfuse.ir.dims import show as show_dim
 from hotfuse.ir.text import show, show_type
@@ -85,7 +85,7 @@ def explain_engine(
     sites: list[dict[str, Any]] = []
     for site in list(engine.sites.values()):
         refused = [g.refused for g in site.groups.values() if g.refused]
-        ledger = recalled(place_of(engine.settings).path).ledger
+        ledger = history_of(context_of(engine.settings).path).ledger
         plans = [{**_explain_entry(e), "findings": [f.to_dict(ledger) for f in e.findings]} for e in site.entries]
         for plan in plans:
             _measured(plan)
@@ -103,7 +103,7 @@ def explain_engine(
             "sites": sites,
             "fallbacks": dict(fallbacks or {}),
             "unprepared": list(unprepared),
-            "watching": engine.watcher.text(),
+            "watching": engine.call_sampler.text(),
             "gradients": engine.gradients.explain([e.links for s in list(engine.sites.values()) for e in s.entries]),
             "idle": engine.recorder.idle(),
             "background_faults": faults.counts(),
@@ -285,8 +285,6 @@ def _cache(found: dict[str, Any]) -> list[str]:
         return [f"cache: {found['state']}"]
     said = [f"{found[k]} {k.replace('_', ' ')}" for k in COUNTED if found[k]]
     lines = [f"cache: {', '.join(said) or 'not asked so far'}"]
-    lines += [f"  bundle {b['path']}: {b['entries']} entries, made on {b.get('host')} at {b.get('at')} for {b.get('target')}"
-              for b in found["bundles"]]
     lines += [f"  {n} {k}" for k, n in found["reasons"].items()]
     unnamed = [f"  captures are not kept: {found['unnamed']}"] if found["unnamed"] else []
     return lines + [f"  {t}" for t in found["told"]] + unnamed

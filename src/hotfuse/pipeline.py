@@ -25,7 +25,7 @@ from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
 from hotfuse.compile import recipes
-from hotfuse.compile.drive import Compilation
+from hotfuse.compile.compilation import Compilation
 from hotfuse.compile.fetch import account, begin, fetch_runs, finished
 from hotfuse.compile.freeze import frozen, unfolded
 from hotfuse.compile.literals import with_numbers
@@ -40,7 +40,7 @@ from hotfuse.native import guard, model_guard, publish
 from hotfuse.partition.cut import Partitioning, cut
 from hotfuse.runtime.plan import Plan, build
 from hotfuse.runtime.serve.native import assembled, unavailable
-from hotfuse.runtime.serve.side_by_side import measured
+from hotfuse.runtime.serve.parallel_branches import measured
 from hotfuse.runtime.tierup.verify import disagreement
 
 BESIDE = (guard, probe, publish, model_guard, runs)
@@ -99,9 +99,9 @@ def _asked(graph: Graph, job: Job) -> tuple[Graph, NativeParts, Mapping[str, int
     if job.started is not None:
         job.started(compilation)
 
-    def early(parts: Callable[[], NativeParts], settled: float) -> None:
+    def early(parts: Callable[[], NativeParts], decided: float) -> None:
         assert job.progress is not None
-        job.progress(lambda: _run(TIER1[1:], (graph, parts(), sizes), job), settled)
+        job.progress(lambda: _run(TIER1[1:], (graph, parts(), sizes), job), decided)
 
     return graph, finished(compilation, None if job.progress is None else early), sizes
 

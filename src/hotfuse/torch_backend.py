@@ -34,7 +34,7 @@ from hotfuse.ir.verify import verify
 from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
-from hotfuse.runtime.weights.watch import ModelGuard
+from hotfuse.runtime.weights.model_guard import ModelGuard
 from hotfuse.simplify import simplify_captured
 
 MAX_BINDINGS = 4

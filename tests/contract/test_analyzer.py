@@ -13,7 +13,7 @@ import pytest
 
 from hotfuse.profile import drift, predict
 from hotfuse.profile.analyzer import Analyzer
-from hotfuse.profile.book import MAX_SIGNATURES, AnalyzerMemory
+from hotfuse.profile.analyzer_memory import MAX_SIGNATURES, AnalyzerMemory
 from hotfuse.profile.daemon import Daemon
 from hotfuse.profile.records import COUNTS, Batch, Flag, Subject
 from hotfuse.profile.ring import Ring

@@ -10,17 +10,17 @@ import pytest
 
 from hotfuse.analysis.call_facts import Plain, Ranked
 from hotfuse.analysis.decision import decide
-from hotfuse.compile.unit.bench import bench
+from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.fusion.candidates import CandidateKind
 from hotfuse.fusion.crossover import MAX_WAYS, Variant, crossovers, guarded, refined
 from hotfuse.fusion.forecast import Figures
 from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Diagnosis, Ledger, Profile, Strategy, diagnose
-from hotfuse.hpm.roofline import Roof
+from hotfuse.hpm.roofline import Roofline
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.text import parse
 
-AT = Roof(2, 100e9, (32e3, 1e6, 16e6, 64e6), (200e9, 100e9, 40e9, 10e9), 1e-7, 2e-6, True)
+AT = Roofline(2, 100e9, (32e3, 1e6, 16e6, 64e6), (200e9, 100e9, 40e9, 10e9), 1e-7, 2e-6, True)
 
 
 @pytest.mark.parametrize(("profile", "want"), [
@@ -79,8 +79,8 @@ GRAPH = parse("""graph main(%x: f32[M, 64]) where (2 <= M) {
 }""")
 
 
-def _ways() -> list[Variant]:
-    return [Variant("library", ((GRAPH, None),)), Variant("kernel", ((GRAPH, bench().core),))]
+def _variants() -> list[Variant]:
+    return [Variant("library", ((GRAPH, None),)), Variant("kernel", ((GRAPH, kernel_cache().core),))]
 
 
 def predict(asks: Sequence[Candidate]) -> Figures:
@@ -93,21 +93,24 @@ SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
 
 
 def test_where_two_ways_cross_there_are_two_plans() -> None:
-    found = crossovers(_ways(), "M", SIZES, {}, predict)
-    assert [i.way for i in found.intervals] == [0, 1] and not found.single
+    found = crossovers(_variants(), "M", SIZES, {}, predict)
+    assert [i.variant for i in found.intervals] == [0, 1] and not found.single
     border = found.intervals[0].last
     assert border is not None and 64 <= border <= 256 and found.intervals[1].first == border + 1
-    assert found.way(1) == 0 and found.way(10**6) == 1 and found.intervals[-1].last is None
-    better = refined(found, lambda way, n: float(predict([Candidate(GRAPH, {"M": n}, _ways()[way].pieces[0][1])]).seconds[0]), 12)
+    assert found.variant(1) == 0 and found.variant(10**6) == 1 and found.intervals[-1].last is None
+    def seconds(variant: int, n: int) -> float:
+        return float(predict([Candidate(GRAPH, {"M": n}, _variants()[variant].pieces[0][1])]).seconds[0])
+
+    better = refined(found, seconds, 12)
     assert better.measured and abs((better.intervals[0].last or 0) - 100) <= 8
 
 
 def test_a_decision_over_sizes_is_made_of_facts() -> None:
-    found = crossovers(_ways(), "M", SIZES, {}, predict)
+    found = crossovers(_variants(), "M", SIZES, {}, predict)
     facts = found.facts("t0.0")
     for size in (1, 50, 100, 200, 5000):
-        fitting = [way for way, needs in facts if all(evaluate(f.predicate, {"t0.0": size}) for f in needs)]
-        assert fitting == [found.way(size)]
+        fitting = [variant for variant, needs in facts if all(evaluate(f.predicate, {"t0.0": size}) for f in needs)]
+        assert fitting == [found.variant(size)]
     common = (Plain(0), Ranked(0, 2))
     decision = decide([(*common, *needs) for _, needs in facts], 1)
     assert decision.plans == 2 and decision.common == 2
@@ -120,7 +123,7 @@ def test_a_way_that_is_hardly_better_does_not_take_over() -> None:
         s = np.array([1.0 if a.core is None else 1.01 if a.sizes["M"] < 50 else 0.99 for a in asks])
         return Figures(s, s, s, s, s)
 
-    assert crossovers(_ways(), "M", SIZES, {}, close).single
+    assert crossovers(_variants(), "M", SIZES, {}, close).single
 
 
 def test_there_are_only_so_many_ways() -> None:
@@ -128,5 +131,5 @@ def test_there_are_only_so_many_ways() -> None:
         s = np.array([1.0 + (SIZES.index(a.sizes["M"]) % 2 == (a.core is None)) for a in asks])
         return Figures(s, s, s, s, s)
 
-    found = crossovers(_ways(), "M", SIZES, {}, wild)
+    found = crossovers(_variants(), "M", SIZES, {}, wild)
     assert 1 <= len(found.intervals) <= MAX_WAYS and found.intervals[0].first == 0 and found.intervals[-1].last is None

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from hotfuse.compile.request_context import text_id, used_by
 from hotfuse.compile.run import runs
 from hotfuse.compile.run.runs import ENTRY_US, SMALL
-from hotfuse.compile.stored import text_id, used_by
-from hotfuse.compile.unit.bench import piece_of
+from hotfuse.compile.unit.kernel_cache import piece_of
 from hotfuse.compile.variants.trial import Outcome
 from hotfuse.compile.variants.trial import attempt as really_attempt
 from hotfuse.hpm.bottleneck import Strategy
@@ -45,7 +45,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 
 def bench() -> Any:
-    return runs._Bench([], [], {}, torch.get_num_threads())  # pyright: ignore[reportPrivateUsage]
+    return runs._RunKernels([], [], {}, torch.get_num_threads())  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_kernel_that_is_slower_by_less_than_leaving_costs_is_taken(timed: list[float]) -> None:

@@ -12,9 +12,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from hotfuse.base.errors import ModelError
+from hotfuse.frontends.onnx.constant_folding import Bounded
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.load import load
-from hotfuse.frontends.onnx.settle import Bounded
 
 Nodes = list[onnx.NodeProto]
 CHANNELS = 6

@@ -14,8 +14,8 @@ from benchmarks.fusion_cases import KINDS, graph_of
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.cli.costs import costs
-from hotfuse.compile.unit.bench import bench, piece_of
 from hotfuse.compile.unit.contest import BUDGET_S, UnitContests
+from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
 from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.compile.unit.planning import Gate, adjusted
 from hotfuse.compile.unit.units import measuring
@@ -40,7 +40,7 @@ PEAKS = CorePeaks()
 
 
 def engine(**changes: Any) -> FusionPlanner:
-    return FusionPlanner(RooflinePredictor(PEAKS), replace(bench().core, l2=PEAKS.l2), **changes)
+    return FusionPlanner(RooflinePredictor(PEAKS), replace(kernel_cache().core, l2=PEAKS.l2), **changes)
 
 
 def planned(text: str, sizes: Mapping[str, int] | None = None, *, merged: bool = False, **changes: Any) -> Planned:
@@ -153,13 +153,13 @@ def test_what_is_computed_in_front_of_a_product_is_right(rows: int, front: str) 
     text = INTO.replace("aten.relu.default(%x)", front).replace("64", "50").replace("f32[32", "f32[70").replace("32]", "70]")
     for graph in (parse(text), parse(text.replace("s0", str(rows)).replace(f" where (2 <= {rows})", ""))):
         piece = piece_of(graph, range(len(graph.nodes)), {"s0": rows})
-        made = bench().kernel(piece)
+        made = kernel_cache().kernel(piece)
         attempt(piece.normal, made.lowered, made.compiled, piece.sizes, float("inf"))  # raises where they differ
 
 
 def test_products_do_not_wait_for_whole_rows_in_front_of_them() -> None:
     with pytest.raises(CannotLower):
-        lower(parse(INTO.replace("aten.relu.default(%x)", "aten.softmax.int(%x, -1)")), bench().core)
+        lower(parse(INTO.replace("aten.relu.default(%x)", "aten.softmax.int(%x, -1)")), kernel_cache().core)
 
 
 def test_siblings_become_one_kernel() -> None:
@@ -492,9 +492,10 @@ def test_compilation_takes_over_what_a_model_knows_better() -> None:
     graph = parse(CHAIN)
     groups = group(graph)
     split = Prefers(power=2.0)
-    made, better, said = adjusted(graph, groups, {"s0": 64}, bench().core, lambda _: "", predict=split)
+    made, better, said = adjusted(graph, groups, {"s0": 64}, kernel_cache().core, lambda _: "", predict=split)
     assert made is graph and len(better) == 3 > len(groups) and any("take split" in line for line in said)
-    _, kept, _ = adjusted(graph, groups, {"s0": 64}, bench().core, lambda g: "no kernel" if len(g.nodes) < 3 else "", predict=split)
+    core = kernel_cache().core
+    _, kept, _ = adjusted(graph, groups, {"s0": 64}, core, lambda g: "no kernel" if len(g.nodes) < 3 else "", predict=split)
     assert kept == groups
 
 
@@ -515,8 +516,9 @@ def gated(text: str, sizes: Mapping[str, int], outcome: Callable[[Sequence[Side]
     def build(_: Graph) -> Any:
         raise AssertionError("nothing is built here")
 
-    contest = UnitContests(build, bench().core, sizes, measured=outcome, **changes)
-    _, groups, said = adjusted(graph, group(graph), sizes, bench().core, lambda _: "", gate=Gate(RooflinePredictor(PEAKS), contest))
+    contest = UnitContests(build, kernel_cache().core, sizes, measured=outcome, **changes)
+    gate = Gate(RooflinePredictor(PEAKS), contest)
+    _, groups, said = adjusted(graph, group(graph), sizes, kernel_cache().core, lambda _: "", gate=gate)
     return groups, said, contest
 
 
@@ -568,7 +570,7 @@ def test_a_contest_runs_both_sides() -> None:
     """Real kernels, a real clock: that it comes to a verdict and builds what it measures, not which verdict."""
     graph = verify(parse(INTO))
     gate = measuring({"s0": 64})
-    _, groups, said = adjusted(graph, group(graph), {"s0": 64}, bench().core, lambda _: "", gate=gate)
+    _, groups, said = adjusted(graph, group(graph), {"s0": 64}, kernel_cache().core, lambda _: "", gate=gate)
     assert sorted(i for g in groups for i in g.nodes) == [0, 1] and said
     assert isinstance(gate.contest, UnitContests) and gate.contest.held and gate.contest.left_s < BUDGET_S
 
@@ -584,10 +586,10 @@ def test_roofs_foresee_that_a_kernel_spills() -> None:
     graph = verify(parse(text + f"  return %s{MANY - 1}\n}}\n"))
     whole = (Group(tuple(range(len(graph.nodes))), "rows"),)
     few = FusionPlanner(
-        RooflinePredictor(PEAKS), replace(bench().core, registers=8), kinds=frozenset({CandidateKind.SPLIT})
+        RooflinePredictor(PEAKS), replace(kernel_cache().core, registers=8), kinds=frozenset({CandidateKind.SPLIT})
     ).plan(graph, whole, {})
     enough = FusionPlanner(
-        RooflinePredictor(PEAKS), replace(bench().core, registers=64), kinds=frozenset({CandidateKind.SPLIT})
+        RooflinePredictor(PEAKS), replace(kernel_cache().core, registers=64), kinds=frozenset({CandidateKind.SPLIT})
     ).plan(graph, whole, {})
     assert enough.groups == whole and all(c.before.known and c.after.known and c.because for c in choices(few, CandidateKind.SPLIT))
     assert choices(few, CandidateKind.SPLIT)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.export.graph_signature import InputKind
 
 from hotfuse.analysis.resources import CorePeaks
-from hotfuse.compile.unit.bench import bench
+from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.fusion.candidates import CandidateKind
@@ -60,7 +60,7 @@ def captured(module: nn.Module, x: torch.Tensor) -> Graph:
 
 
 def engine() -> FusionPlanner:
-    return FusionPlanner(RooflinePredictor(CorePeaks()), replace(bench().core, l2=CorePeaks().l2))
+    return FusionPlanner(RooflinePredictor(CorePeaks()), replace(kernel_cache().core, l2=CorePeaks().l2))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.fusion_cases import KINDS, graph_of
 from hotfuse.analysis.resources import CorePeaks
-from hotfuse.compile.unit.bench import bench
+from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.fusion import looking
 from hotfuse.fusion.candidates import CandidateKind
 from hotfuse.fusion.engine import FusionChoice, FusionPlanner, Planned
@@ -37,7 +37,7 @@ class Verdict:
 def planned(sizes: dict[str, int], contest: Verdict | None, **changes: Any) -> Planned:
     text, _ = KINDS["tiling"]["mlp"]
     graph = graph_of(text, sizes)
-    core = replace(bench().core, l2=CorePeaks().l2)
+    core = replace(kernel_cache().core, l2=CorePeaks().l2)
     ready = FusionPlanner(RooflinePredictor(CorePeaks()), core, kinds=frozenset({CandidateKind.TILING}), contest=contest, **changes)
     return ready.plan(graph, group(graph), {})
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_built_is_not_looked_at() -> None:
 
 
 def test_outcomes_of_looks_are_remembered_apart_from_promises() -> None:
-    ready = FusionPlanner(RooflinePredictor(CorePeaks()), bench().core)
+    ready = FusionPlanner(RooflinePredictor(CorePeaks()), kernel_cache().core)
     planned(WIDE, Verdict(-1e-4), bandit=ready.bandit)
     assert list(ready.bandit.arms) == [looking.arm("tiling")] and ready.bandit.trust(looking.arm("tiling")) < 1
     assert ready.bandit.trust("tiling") == 1

@@ -77,8 +77,8 @@ def test_attentions_walk_one_mask() -> None:
 def test_byte_weights_are_not_frozen_into_floats() -> None:
     graph = verify(parse(THREE))
     assert {graph.nodes[i].outs[0].name for i in weight_nodes(graph)} == {"wf", "vf"}
-    settled, _ = frozen(graph, byte_data()[1])
-    assert len(byte_products(settled)) == 2
+    laid_out, _ = frozen(graph, byte_data()[1])
+    assert len(byte_products(laid_out)) == 2
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f64"])

@@ -18,11 +18,11 @@ from hotfuse.compile.learn.calibrate import Calibration, Slice, calibrate, items
 from hotfuse.compile.requests import Here
 from hotfuse.compile.value import Facts, Learned, RooflineEstimator, Work
 from hotfuse.hpm import forest, judge, model
-from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.compiled import walk
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.model import CostPredictor, PerformanceModel, TrainingRows
-from hotfuse.hpm.roofline import Roof, least, roof
+from hotfuse.hpm.roofline import Roofline, least, roof
+from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.shapes import Problem, draws
 from hotfuse.hpm.work import COLUMN, FAMILIES, Candidate, UnknownWork, families
 from hotfuse.hpm.work import NAMES as ROW_NAMES
@@ -36,7 +36,7 @@ from hotfuse.native.target import host
 from hotfuse.profile.store import Store
 
 CORE = Core(16, 32)
-AT = Roof(1, 100e9, (3e4, 8e5, 1.6e7, 6e7), (2e11, 1e11, 5e10, 2e10), 1e-7, 0.0, True)
+AT = Roofline(1, 100e9, (3e4, 8e5, 1.6e7, 6e7), (2e11, 1e11, 5e10, 2e10), 1e-7, 0.0, True)
 
 
 def lstm() -> Graph:

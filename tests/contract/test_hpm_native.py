@@ -11,11 +11,11 @@ from hotfuse.base.errors import InternalError
 from hotfuse.hpm.compiled import columns as native
 from hotfuse.hpm.features import NAMES, columns, derive
 from hotfuse.hpm.fitted import TERMS
-from hotfuse.hpm.roofline import Roof
+from hotfuse.hpm.roofline import Roofline
 from hotfuse.hpm.work import COLUMN
 from hotfuse.hpm.work import NAMES as ROW
 
-AT = Roof(2, 2e11, (25e3, 8e5, 1.6e7, 6.4e7), (2e11, 1e11, 3e10, 1e10), 1e-7, 2e-6, True, 3e9)
+AT = Roofline(2, 2e11, (25e3, 8e5, 1.6e7, 6.4e7), (2e11, 1e11, 3e10, 1e10), 1e-7, 2e-6, True, 3e9)
 
 
 def _rows(count: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float64]]:

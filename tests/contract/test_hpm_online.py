@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hotfuse.hpm.drifting import LEAST, PROBLEMS
+from hotfuse.hpm.drifting import MIN_SAMPLES, PROBLEMS
 from hotfuse.hpm.online import WINDOW, Online
 from hotfuse.hpm.work import FAMILIES
 
@@ -91,7 +91,7 @@ def test_what_goes_back_is_forgotten() -> None:
 def test_one_problem_in_several_ways_does_not_correct_its_family() -> None:
     """However often it was measured; as many others that are missed alike do."""
     online = Online()
-    online.observe_all([(n % 4, -1, 0.0) for n in range(3 * LEAST)])
+    online.observe_all([(n % 4, -1, 0.0) for n in range(3 * MIN_SAMPLES)])
     online.observe_all([(CONVOLUTION, -1, 0.4)] * 20, ["the same"] * 20)
     assert not online.drifted.any
     online.observe_all([(CONVOLUTION, -1, 0.4)] * 8)
@@ -129,12 +129,12 @@ def test_a_level_that_nobody_met_lately_stays_corrected() -> None:
 
 def test_few_samples_correct_nothing_and_hiccups_are_bounded() -> None:
     online = Online()
-    for _ in range(LEAST - 1):
+    for _ in range(MIN_SAMPLES - 1):
         online.observe(0, 0, 1e-6, 2e-6)
     assert not online.drifted.any
     online.observe(0, 0, 1e-6, 0.0)
     online.observe(0, 0, 0.0, 1e-6)
-    assert online.seen == LEAST - 1
+    assert online.seen == MIN_SAMPLES - 1
     online.observe(0, 0, 1e-6, 2e-6)
     assert np.exp(online.shift(np.array([0]), np.array([0])))[0] == pytest.approx(2.0, rel=0.01)
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from hotfuse.hpm import judge, ways
+from hotfuse.hpm import judge, tiling_residuals
 from hotfuse.hpm.judge import PairOrder, SelectionTrial
 
 
@@ -36,13 +36,13 @@ def test_a_pair_that_labels_turn_is_not_judged_and_lowers_what_can_be_reached() 
 def test_quiet_rows_decide_what_a_problem_takes() -> None:
     """A label that was disturbed does not move the mean that the others are held against."""
     values, cell, weight = np.array([0.0, 0.4, 1.0, 3.0]), np.array([0, 0, 7, 7]), np.array([3.0, 1.0, 1.0, 1.0])
-    np.testing.assert_allclose(ways.centered(values, cell, weight), [-0.1, 0.3, -1.0, 1.0])
+    np.testing.assert_allclose(tiling_residuals.centered(values, cell, weight), [-0.1, 0.3, -1.0, 1.0])
 
 
 def test_the_error_within_problems_is_that_of_quiet_rows() -> None:
     cell, ones = np.array([0, 0, 1, 1, -1]), np.ones(5)
     predicted = np.array([1.0, 1.0, 1.0, math.e, 100.0])
     loud = np.array([1.0, 1.0, 1e-9, 1e-9, 1.0])
-    assert math.isclose(ways.error(ones, predicted, cell, ones), 0.25)
-    assert ways.error(ones, predicted, cell, loud) < 1e-6
-    assert math.isnan(ways.error(ones, predicted, np.full(5, -1), ones))
+    assert math.isclose(tiling_residuals.error(ones, predicted, cell, ones), 0.25)
+    assert tiling_residuals.error(ones, predicted, cell, loud) < 1e-6
+    assert math.isnan(tiling_residuals.error(ones, predicted, np.full(5, -1), ones))

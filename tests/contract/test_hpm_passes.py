@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from hotfuse.compile.learn import measure
-from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.features import NAMES, derive
 from hotfuse.hpm.fitted import TERMS
 from hotfuse.hpm.passes import cut
 from hotfuse.hpm.roofline import roof
+from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.shapes import EACH_ROWS, calibrated, draws
 from hotfuse.hpm.work import COLUMN, Candidate
 from hotfuse.ir.graph import Graph

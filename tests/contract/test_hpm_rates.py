@@ -12,10 +12,10 @@ import torch
 
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import fitted, model, shapes
-from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.features import derive
 from hotfuse.hpm.model import TrainingRows
-from hotfuse.hpm.roofline import Roof
+from hotfuse.hpm.roofline import Roofline
+from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import COLUMN, FAMILIES, Candidate, families
 from hotfuse.ir.build import GraphBuilder
@@ -24,7 +24,7 @@ from hotfuse.lower.cpu.tiling import Core
 from hotfuse.profile.store import Store
 
 CORE = Core(16, 32)
-AT = Roof(1, 100e9, (3e4, 8e5, 1.6e7, 6e7), (2e11, 1e11, 5e10, 2e10), 1e-7, 0.0, True)
+AT = Roofline(1, 100e9, (3e4, 8e5, 1.6e7, 6e7), (2e11, 1e11, 5e10, 2e10), 1e-7, 0.0, True)
 
 
 def drawn(count: int, seed: int = 5) -> list[Candidate]:
@@ -164,7 +164,7 @@ def told_apart(count: int, seed: int, by: float) -> TrainingRows:
 
 def test_ways_of_a_problem_are_told_apart_where_problems_differ_by_more(tmp_path: Path) -> None:
     made = model.fit(told_apart(120, 1, 0.06), AT)
-    assert made.ways is not None and made.facts["tells_ways_apart"] is True
+    assert made.tilings is not None and made.facts["tells_ways_apart"] is True
     other = derive(told_apart(40, 2, 0.06).table, AT)
     seconds = made.seconds(other)
     ratio = np.log(seconds[1::2] / seconds[::2])
@@ -176,4 +176,4 @@ def test_ways_of_a_problem_are_told_apart_where_problems_differ_by_more(tmp_path
 
 
 def test_ways_that_do_not_differ_are_left_alone() -> None:
-    assert model.fit(told_apart(60, 1, 0.0), AT).ways is None
+    assert model.fit(told_apart(60, 1, 0.0), AT).tilings is None

@@ -11,9 +11,9 @@ import pytest
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import cuts, forest
-from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.compiled import walk
-from hotfuse.hpm.roofline import Roof
+from hotfuse.hpm.roofline import Roofline
+from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import COLUMN, Candidate, Matrix
 from hotfuse.ir.build import GraphBuilder
@@ -110,7 +110,7 @@ def test_steps_know_how_wide_a_machine_multiplies() -> None:
     table = np.vstack([wide, narrow])
     c = {n: table[:, i] for n, i in COLUMN.items()}
     speeds = ((3e4, 8e5, 1.6e7, 6e7), (2e11, 1e11, 5e10, 2e10), 1e-7, 0.0, True)
-    halves, whole = (cuts.steps(c, Roof(1, flops, *speeds, hz=3e9)) for flops in (32 * 3e9, 64 * 3e9))
+    halves, whole = (cuts.steps(c, Roofline(1, flops, *speeds, hz=3e9)) for flops in (32 * 3e9, 64 * 3e9))
     assert np.allclose(halves.cycles / halves.ideal, 1.0, atol=0.3)
     assert whole.cycles[1] / whole.ideal[1] > 1.8
 

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 
 from hotfuse.compile.learn import measure
-from hotfuse.hpm.again import OTHER, POINTWISE
-from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.compiled import tally
+from hotfuse.hpm.recompute_factor import OTHER, POINTWISE
+from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.shapes import draws
 from hotfuse.hpm.work import COLUMN, MAXIMA, NAMES, SUMS, Candidate
 from hotfuse.lower.cpu.tiling import Core

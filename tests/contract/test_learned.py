@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hotfuse.compile import stored
-from hotfuse.compile.learn import learned, recall
+from hotfuse.compile import request_context
+from hotfuse.compile.learn import learned, strategy_history
 from hotfuse.compile.learn.calibrate import Calibration
+from hotfuse.compile.request_context import RequestContext
 from hotfuse.compile.requests import Here
-from hotfuse.compile.stored import StoreAccess
 from hotfuse.hpm import model
 from hotfuse.hpm.bottleneck import Bottleneck, Strategy
 from hotfuse.hpm.model import CostPredictor
@@ -26,7 +26,7 @@ def test_trials_correct_the_model_here_and_in_the_next_process(tmp_path: Path) -
     p = drawn(1, "contraction")[0]
     with Store.open(tmp_path / "p.sqlite") as store:
         model.save(store, model.fit(invented(60), AT), store.machine(fingerprint()))
-    found = learned.Notes.of(StoreAccess(str(tmp_path / "p.sqlite")))
+    found = learned.Notes.of(RequestContext(str(tmp_path / "p.sqlite")))
     assert found is not None and found.ahead is not None
     for n in range(40):
         found.tried(f"k{n}", p.graph, p.sizes[-1], 1e9, 0.0)  # a thousand seconds: far from any prediction
@@ -42,11 +42,11 @@ def test_trials_correct_the_model_here_and_in_the_next_process(tmp_path: Path) -
 
 def test_only_a_store_that_may_be_written_is_begun_and_written(tmp_path: Path) -> None:
     place = tmp_path / "p.sqlite"
-    assert learned.Notes.of(StoreAccess(str(place), record=False)) is None and not place.exists()
-    assert learned.Notes.of(StoreAccess(":memory:")) is None and learned.Notes.of(StoreAccess("nosuch://host/name")) is None
+    assert learned.Notes.of(RequestContext(str(place), record=False)) is None and not place.exists()
+    assert learned.Notes.of(RequestContext(":memory:")) is None and learned.Notes.of(RequestContext("nosuch://host/name")) is None
     p = drawn(1, "contraction")[0]
     for record in (True, False):
-        kept = learned.Notes.of(StoreAccess(str(place), record))
+        kept = learned.Notes.of(RequestContext(str(place), record))
         assert kept is not None and kept.ahead is None
         kept.tried("k", p.graph, p.sizes[-1], 100.0, 200.0)
         kept.flush()
@@ -58,8 +58,8 @@ def test_only_a_store_that_may_be_written_is_begun_and_written(tmp_path: Path) -
 def test_what_others_learn_meanwhile_is_read_when_a_graph_is_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = StoreAccess(str(tmp_path / "p.sqlite"))
-    with stored.used_by(place.header()):
+    place = RequestContext(str(tmp_path / "p.sqlite"))
+    with request_context.used_by(place.header()):
         mine = learned.notes()
         assert mine is not None and learned.foresight() is None and learned.notes() is mine
         with Store.open(place.path) as store:
@@ -69,7 +69,7 @@ def test_what_others_learn_meanwhile_is_read_when_a_graph_is_planned(
         monkeypatch.setattr(learned, "FRESH_S", 0.0)
         learned.refresh()
         assert learned.foresight() is not None
-    with stored.used_by({}):
+    with request_context.used_by({}):
         assert learned.notes() is not mine, "another request, another store"
 
 
@@ -91,16 +91,16 @@ def test_a_slower_machine_counts_until_samples_speak(tmp_path: Path) -> None:
 
 
 def test_what_promises_were_worth_is_remembered_by_the_next_process(tmp_path: Path) -> None:
-    place = StoreAccess(str(tmp_path / "p.sqlite"))
+    place = RequestContext(str(tmp_path / "p.sqlite"))
 
-    def process(learn: bool) -> recall.Recall:
-        mine = recall.Recall()
-        with stored.used_by(place.header()):
-            mine.begin(recall.states())
+    def process(learn: bool) -> strategy_history.StrategyHistory:
+        mine = strategy_history.StrategyHistory()
+        with request_context.used_by(place.header()):
+            mine.begin(strategy_history.states())
             if learn:
                 mine.trust.learn("vertical", 10.0, 5.0)
                 mine.ledger.learn(Bottleneck.MEMORY, Strategy.VERTICAL, 2.0, 1.0)
-            recall.handle({"more": mine.more()})
+            strategy_history.handle({"more": mine.more()})
         return mine
 
     assert process(learn=False).trust.arms == {}

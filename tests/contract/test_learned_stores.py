@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hotfuse.compile import stored
+from hotfuse.compile import request_context
 from hotfuse.compile.learn import learned
-from hotfuse.compile.stored import StoreAccess
+from hotfuse.compile.request_context import RequestContext
 from hotfuse.profile.rows import Measurement
 from hotfuse.profile.store import Store
 
@@ -29,7 +29,7 @@ def open_files(folder: Path) -> int:
 
 def test_the_oldest_store_is_written_and_closed(tmp_path: Path) -> None:
     for i in range(3 * learned.STORES):
-        with stored.used_by(StoreAccess(str(tmp_path / f"{i}.sqlite")).header()):
+        with request_context.used_by(RequestContext(str(tmp_path / f"{i}.sqlite")).header()):
             found = learned.notes()
             assert found is not None
             found.wrote([Measurement("k", "pointwise", {}, "f32", 1, 1e6 + i, 0.1, "race")])
@@ -41,7 +41,7 @@ def test_the_oldest_store_is_written_and_closed(tmp_path: Path) -> None:
 
 def test_a_store_that_was_closed_is_opened_again(tmp_path: Path) -> None:
     def ask(i: int) -> learned.Notes:
-        with stored.used_by(StoreAccess(str(tmp_path / f"{i}.sqlite")).header()):
+        with request_context.used_by(RequestContext(str(tmp_path / f"{i}.sqlite")).header()):
             found = learned.notes()
         assert found is not None
         return found

@@ -12,7 +12,7 @@ import torch
 
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.threads import gather, parallel
+from hotfuse.backends.llvm.threads import fork_join, parallel
 from hotfuse.base.errors import InputError, InternalError
 from hotfuse.ir.dims import expr, sym
 from hotfuse.ir.types import DType
@@ -216,7 +216,7 @@ def thread_numbers(monkeypatch: pytest.MonkeyPatch, worth: int, threads: int) ->
         asked.append(max(1, min(cold, given)))
         run_type(body)(data, 0, 1)
 
-    symbols = dict(parallel.runtime().symbols) | {gather.FORK: ctypes.cast(fork, ctypes.c_void_p).value or 0}
+    symbols = dict(parallel.runtime().symbols) | {fork_join.FORK: ctypes.cast(fork, ctypes.c_void_p).value or 0}
     loaded = load_object(compiled.code, ["count_threads"], symbols)
     out = torch.zeros(1, dtype=torch.int64)
     NativeKernel(loaded, "count_threads", kernel, scratch.plan(kernel))([out], (), threads)

@@ -12,7 +12,7 @@ import torch
 from hotfuse.backends.llvm.emission import emit
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.threads import gather, parallel, team
+from hotfuse.backends.llvm.threads import fork_join, parallel, team
 from hotfuse.ir.dims import expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.cpu import scratch, thread_work
@@ -66,7 +66,7 @@ def eager_teams(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_team_does_what_the_program_says(
     columns: int, threads: int, target: CpuTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gather, "SPINS", 50)  # whoever has no core of its own gets one soon, as the others sleep
+    monkeypatch.setattr(fork_join, "SPINS", 50)  # whoever has no core of its own gets one soon, as the others sleep
     kernel = mixing(columns)
     assert team.is_for_team(kernel.body) and bool(scratch.plan(kernel).common) == (columns > 100)
     rng = np.random.default_rng(columns + threads)
@@ -78,7 +78,7 @@ def test_a_team_does_what_the_program_says(
 @pytest.mark.parametrize("spins", [0, 50], ids=["at once", "soon"])
 def test_a_team_goes_on_where_others_want_its_cores(spins: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More threads than cores, from two callers at a time: whoever waits sleeps, and every sleeper is woken."""
-    monkeypatch.setattr(gather, "SPINS", spins)
+    monkeypatch.setattr(fork_join, "SPINS", spins)
     kernel = mixing(7)
     native = load_kernel(compile_kernel(kernel))
     x = torch.randn(7)
@@ -137,14 +137,14 @@ def forks(kernel: Kernel, rounds: int, threads: int) -> list[int]:
     """How many threads a call asks the runtime for, each time it asks."""
     asked: list[int] = []
     real = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-    own = real(parallel.runtime().symbols[gather.FORK])
+    own = real(parallel.runtime().symbols[fork_join.FORK])
 
     @real
     def fork(body: int, data: int, cold: int, awake: int, given: int) -> None:
         asked.append(min(cold, given))
         own(body, data, cold, awake, given)
 
-    symbols = dict(parallel.runtime().symbols) | {gather.FORK: ctypes.cast(fork, ctypes.c_void_p).value or 0}
+    symbols = dict(parallel.runtime().symbols) | {fork_join.FORK: ctypes.cast(fork, ctypes.c_void_p).value or 0}
     loaded = load_object(compile_kernel(kernel).code, [kernel.name], symbols)
     native = NativeKernel(loaded, kernel.name, kernel, scratch.plan(kernel))
     native([torch.randn(7), torch.zeros(7)], (rounds,), threads)
@@ -182,7 +182,7 @@ def test_what_no_team_can_run() -> None:
 
 
 def test_waiting_on_other_targets() -> None:
-    assert gather.WAIT in assembly_text(mixing(7), cross_neon()) and gather.WAIT in llvm_text(mixing(7))
+    assert fork_join.WAIT in assembly_text(mixing(7), cross_neon()) and fork_join.WAIT in llvm_text(mixing(7))
 
 
 def test_work_is_reckoned_in_the_middle_of_a_loop() -> None:

@@ -20,7 +20,7 @@ from hotfuse import InputError, Settings
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel
 from hotfuse.base.settings import BF16_RTOL
 from hotfuse.compile.host import host_core
-from hotfuse.compile.variants import kinds, trial
+from hotfuse.compile.variants import precision_variants, trial
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.codec import from_json, to_json
@@ -148,7 +148,7 @@ class Net(nn.Module):
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
-    monkeypatch.setattr(kinds, "seconds", lambda batch: [1.0 + i for i in range(len(batch))])  # clocks decide nothing
+    monkeypatch.setattr(precision_variants, "seconds", lambda batch: [1.0 + i for i in range(len(batch))])  # clocks decide nothing
     with torch.no_grad():
         yield
 

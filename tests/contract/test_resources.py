@@ -8,7 +8,7 @@ import pytest
 
 from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
 from hotfuse.analysis.resources import Bound, CorePeaks, ResourceUse, Work, library_seconds, roof_seconds, used, work_of
-from hotfuse.compile.unit.bench import bench
+from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.fusion.criteria import Criterion, FusionSide, judge
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType
@@ -71,10 +71,10 @@ def test_what_outgrows_the_cache_runs_at_the_pace_of_memory() -> None:
 
 
 def test_registers_and_parallel_iterations_of_a_kernel() -> None:
-    lowered = lower(parse(LAYER), bench().core)
-    width = bench().core.lanes * 4
+    lowered = lower(parse(LAYER), kernel_cache().core)
+    width = kernel_cache().core.lanes * 4
     vectors = vectors_at_once(lowered.kernel, width)
-    assert bench().core.registers // 2 <= vectors <= bench().core.registers + 8
+    assert kernel_cache().core.registers // 2 <= vectors <= kernel_cache().core.registers + 8
     assert parallel_iterations(lowered.kernel, {"s0": 2000}) > 1
     few, many = (parallel_iterations(_rows().kernel, {"n": n}) for n in (16, 160))
     assert many > few >= 1
@@ -83,7 +83,7 @@ def test_registers_and_parallel_iterations_of_a_kernel() -> None:
 
 def _rows() -> Any:
     text = "graph g(%x: f32[n, 64]) {\n  %y: f32[n, 64] = aten.softmax.int(%x, -1)\n  return %y\n}\n"
-    return lower(parse(text), bench().core)
+    return lower(parse(text), kernel_cache().core)
 
 
 def test_tiles_that_are_alive_together_are_counted_together() -> None:

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from hotfuse.backends.llvm.native import compile_kernel
-from hotfuse.compile import stored
+from hotfuse.compile import request_context
 from hotfuse.compile.host import this_host
 from hotfuse.compile.learn import learned
-from hotfuse.compile.unit.bench import allowed_by, bench
+from hotfuse.compile.unit.kernel_cache import allowed_by, kernel_cache
 from hotfuse.compile.variants import served_threads, trial
 from hotfuse.compile.variants.served_threads import IdleCores, apart, as_served
 from hotfuse.hpm import calibrate, model
@@ -83,12 +83,12 @@ def test_requests_for_several_threads_are_answered_apart() -> None:
     import threading
 
     me = threading.get_ident()
-    with stored.used_by({"threads": 5}):
-        assert apart(5, lambda: (threading.get_ident() != me, stored.threads())) == (True, 5)
+    with request_context.used_by({"threads": 5}):
+        assert apart(5, lambda: (threading.get_ident() != me, request_context.threads())) == (True, 5)
         with pytest.raises(KeyError, match="lost"):
             apart(5, lambda: {}["lost"])
     assert apart(1, threading.get_ident) == me
-    assert stored.threads() == 1
+    assert request_context.threads() == 1
 
 
 def outcome(kernel_us: float, threads: int, busy: int, monkeypatch: pytest.MonkeyPatch) -> trial.Outcome:
@@ -96,7 +96,7 @@ def outcome(kernel_us: float, threads: int, busy: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(served_threads, "_watch", Cores(busy, 16 - busy).watch())
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(kernel_us, 100.0))
     with allowed_by({"threads": threads}):
-        core = bench().core
+        core = kernel_cache().core
     assert core.threads == threads
     lowered = lower(parse(GRAPH), core)
     return trial.attempt(parse(GRAPH), lowered, compile_kernel(lowered.kernel), {}, threads=threads)
@@ -115,7 +115,7 @@ def test_labels_say_how_many_threads(tmp_path: Path) -> None:
     path = str(tmp_path / "p.sqlite")
     place = {"profiles": path, "record": True}
     for threads in (1, 16):
-        with stored.used_by({**place, "threads": threads}):
+        with request_context.used_by({**place, "threads": threads}):
             kept = learned.notes()
             assert kept is not None and kept.host.at.threads == threads
             kept.tried(f"k{threads}", parse(GRAPH), {}, 50.0, 60.0, threads)

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.parts import kernel_from_json
-from hotfuse.compile.stored import text_id, used_by, wanted
+from hotfuse.compile.request_context import text_id, used_by, wanted
 from hotfuse.compile.unit import units
-from hotfuse.compile.variants import borders, skipping
+from hotfuse.compile.variants import breakpoints, skipping
 from hotfuse.compile.variants.skipping import SHARES, Skipping, Zeroed, at_limit, crossing, expected, left
 from hotfuse.compile.variants.skips import SKIP, Skips
 from hotfuse.compile.variants.trial import Outcome
@@ -31,7 +31,7 @@ from tests.contract.lowering import Group, group_of
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(skipping, "shifts", Shifts())
-    monkeypatch.setattr(borders, "notes", lambda: None)  # nobody's store
+    monkeypatch.setattr(breakpoints, "notes", lambda: None)  # nobody's store
 
 
 def product(m: int = 12, k: int = 40, n: int = 24, front: Callable[[torch.Tensor], torch.Tensor] = lambda x: x) -> Group:
@@ -41,7 +41,7 @@ def product(m: int = 12, k: int = 40, n: int = 24, front: Callable[[torch.Tensor
 
 
 def asked(group: Group, saved: Callable[[int], float]) -> Skipping:
-    bench = units.bench()
+    bench = units.kernel_cache()
     return Skipping(
         group.graph,
         {},
@@ -71,7 +71,7 @@ def test_where_leaving_out_begins_to_pay(times: list[tuple[int, float, float]], 
 
 def test_the_prediction_follows_the_work() -> None:
     peaks = CorePeaks()
-    bench = units.bench()
+    bench = units.kernel_cache()
 
     def share(n: int, panels: int) -> int:
         return expected(product(64, 256, n).graph, {}, bench.core, peaks, RooflinePredictor(peaks), panels)
@@ -106,7 +106,7 @@ def test_what_never_pays_is_refused_with_its_times() -> None:
 
 
 def test_the_real_clock_gives_times_at_every_share() -> None:
-    group, bench = product(), units.bench()
+    group, bench = product(), units.kernel_cache()
     plain = Skipping(group.graph, {}, bench.core, bench.peaks, RooflinePredictor(bench.peaks))
     try:
         points = plain.found()[1].points
@@ -135,7 +135,7 @@ def test_a_wrong_kernel_does_not_leave_the_worker(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("front", [lambda x: x, torch.relu], ids=["as it comes", "behind relu"])
 def test_made_up_rows_are_zero_in_the_share_that_is_asked(share: int, front: Callable[[torch.Tensor], torch.Tensor]) -> None:
     group = product(40, 16, 8, front)
-    data, _, _ = Zeroed(share).of(Candidate(group.graph, {}, units.bench().core, 1), "")
+    data, _, _ = Zeroed(share).of(Candidate(group.graph, {}, units.kernel_cache().core, 1), "")
     (x,) = [data[v.name] for v in group.graph.inputs]
     assert int((x == 0).all(-1).sum()) == 40 * share // 1000
 

@@ -13,7 +13,7 @@ from hotfuse import Settings
 from hotfuse.backends.llvm.threads import parallel
 from hotfuse.compile.unit import units
 from hotfuse.compile.variants import trial
-from hotfuse.compile.variants.crossing import VariantDecision
+from hotfuse.compile.variants.variant_search import VariantDecision
 from hotfuse.lower.cpu import thread_work
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.plan import Plan
@@ -29,7 +29,7 @@ def any_work_is_worth_a_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     """Clocks decide nothing here, and small kernels are divided as large ones are."""
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
-    monkeypatch.setattr(units.Crossing, "found", lambda _self: VariantDecision())
+    monkeypatch.setattr(units.VariantSearch, "found", lambda _self: VariantDecision())
     for name in ("WORK_PER_THREAD", "AWAKE_WORK", "MEETING_WORK"):
         monkeypatch.setattr(thread_work, name, 1)
     before = torch.get_num_threads()

@@ -171,14 +171,14 @@ def test_types_of_a_dynamic_program_hold_at_other_sizes() -> None:
         rows, cols, n, h, w = sizes
         seen: dict[fx.Node, Any] = {}
 
-        class Watcher(fx.Interpreter):
+        class CallSampler(fx.Interpreter):
             def run_node(self, node: fx.Node) -> Any:
                 seen[node] = super().run_node(node)  # noqa: B023
                 return seen[node]  # noqa: B023
 
         gm = program.module(check_guards=False)
         assert isinstance(gm, fx.GraphModule)
-        Watcher(gm).run(torch.randn(rows, cols), torch.randn(n, 3, h, w))
+        CallSampler(gm).run(torch.randn(rows, cols), torch.randn(n, 3, h, w))
         places = [node for node in seen if node.op == "placeholder"]
         env: dict[str, int] = {}
         for place in places:

@@ -102,7 +102,7 @@ def test_a_job_outside_any_attempt_is_a_decision_with_a_count(monkeypatch: pytes
     def broken(*_args: Any) -> None:
         raise RuntimeError("cannot be made native")
 
-    monkeypatch.setattr("hotfuse.runtime.weights.watch.ModelGuard.harden", broken)
+    monkeypatch.setattr("hotfuse.runtime.weights.model_guard.ModelGuard.harden", broken)
     monkeypatch.setattr(Improver, "consider", lambda *_a: None)
     model, x = nn.Linear(4, 4).eval(), torch.randn(3, 4)
     with torch.no_grad(), hotfuse.jit(model, settings=Settings(hot_calls=2, tiers=0)) as fast:

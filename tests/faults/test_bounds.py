@@ -159,8 +159,8 @@ def test_refusals_of_an_entry_are_remembered_up_to_a_number() -> None:
     entry = next(iter(fast._engine.sites.values())).entries[0]
     chance = random.Random(7)
     for n in range(3 * site.MOST_REFUSED):
-        entry.turn_down(site.named((n, chance.randint(1, 9))), "it lost")
-    entry.turn_down("the last", "it lost")
+        entry.mark_refused(site.named((n, chance.randint(1, 9))), "it lost")
+    entry.mark_refused("the last", "it lost")
     assert len(entry.refused) == site.MOST_REFUSED and "the last" in entry.refused
     fast.close()
 
@@ -168,12 +168,12 @@ def test_refusals_of_an_entry_are_remembered_up_to_a_number() -> None:
 def test_a_site_that_is_never_hot_keeps_one_job_per_cache() -> None:
     fast = served()
     found = next(iter(fast._engine.sites.values()))
-    found.soft()
+    found.hardening_jobs()
     entry = found.entries[0]
     for _ in range(50):
         found.remove(entry)
         found.admit(entry)
-    assert len(found.soft()) == 1
+    assert len(found.hardening_jobs()) == 1
     fast.close()
 
 

@@ -172,9 +172,9 @@ def test_a_child_that_cannot_say_hello_is_ended(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(forked, "QUIET_S", 0.2)
     lock = threading.Lock()
     with lock, pytest.raises(ForkFailed, match="hello"):
-        ForkedWorker(settle=lambda: lock.acquire())  # type: ignore[arg-type, return-value]
+        ForkedWorker(before_hello=lambda: lock.acquire())  # type: ignore[arg-type, return-value]
     with pytest.raises(ForkFailed, match="ended with status 3"):
-        ForkedWorker(settle=lambda: os._exit(3))
+        ForkedWorker(before_hello=lambda: os._exit(3))
 
 
 @pytest.mark.usefixtures("nothing_against_forks")

@@ -21,13 +21,13 @@ from hotfuse import Settings
 from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
-from hotfuse.profile.book import AnalyzerMemory
+from hotfuse.profile.analyzer_memory import AnalyzerMemory
 from hotfuse.profile.names import OTHER, Names
 from hotfuse.profile.records import Batch, Subject
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.observe import examine
-from hotfuse.runtime.observe.watcher import Watcher, shared_here
+from hotfuse.runtime.observe.call_sampler import CallSampler, shared_here
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.tierup import improve
 from hotfuse.runtime.tierup.race import Trial
@@ -68,7 +68,7 @@ def test_models_that_nobody_closed_are_gone_with_their_last_reference() -> None:
     fast = serve_one()
     assert found(Plan) and len(analyzer.names) > before, "else nothing is tested"
     del fast
-    assert not found(Engine) and not found(Watcher) and not found(Plan)
+    assert not found(Engine) and not found(CallSampler) and not found(Plan)
     hotfuse.jit(nn.ReLU(), settings=INLINE)(torch.ones(2))  # whoever comes next tidies up
     assert len(analyzer.names) <= before + 1
 
@@ -199,7 +199,7 @@ def test_an_entry_that_makes_room_for_a_version_is_forgotten_by_everybody(monkey
     site.admit_version(entry, *versions_of(entry))
     assert coldest.entry not in site.entries
     engine.plans.let_go()
-    assert set(engine.watcher._watched) == {e.key for e in site.entries}
+    assert set(engine.call_sampler._watched) == {e.key for e in site.entries}
     assert engine.log.counts["drop.too_many"] == 1
 
 
@@ -286,7 +286,7 @@ def test_a_version_is_deployed_though_the_one_it_replaces_went_meanwhile(monkeyp
 
     monkeypatch.setattr(entry.samples, "shares", meanwhile)
     monkeypatch.setattr(engine.plans, "settings", replace(engine.settings, max_versions=1))
-    means = replace(improver._means, improve=lambda *_args, **_how: replace(entry.baseline))
+    context = replace(improver._context, improve=lambda *_args, **_how: replace(entry.baseline))
     monkeypatch.setattr(improve, "race", lambda *_args, **_how: Trial(2.0, 1.0, 7, True))
-    improver._try(entry, for_sizes(means, site, entry, wanted))
+    improver._try(entry, for_sizes(context, site, entry, wanted))
     assert set(entry.versions) == {wanted} and consistent(site)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from hotfuse.compile.host import host_core
-from hotfuse.compile.unit.bench import piece_of
+from hotfuse.compile.unit.kernel_cache import piece_of
 from hotfuse.fusion.groups import group, reordered
 from hotfuse.ir.graph import Graph
 from hotfuse.lower import lower

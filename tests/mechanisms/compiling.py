@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 import hotfuse.fusion.criteria as criteria
-import hotfuse.runtime.serve.side_by_side as measuring
+import hotfuse.runtime.serve.parallel_branches as measuring
 from hotfuse.analysis.resources import Bound, CorePeaks
 from hotfuse.base.errors import CaptureError
 from hotfuse.compile import graph as graph_module
-from hotfuse.compile.drive import Compilation
+from hotfuse.compile.compilation import Compilation
 from hotfuse.compile.graph import CompileGraph
 from hotfuse.compile.unit import units
 from hotfuse.compile.value import Expected, Facts
@@ -35,9 +35,9 @@ from hotfuse.runtime.tierup.race import Trial
 from tests.contract.test_partition_manager import DIAMOND, each_alone
 from tests.contract.test_resources import side
 from tests.mechanisms.table import Row, World, replaced
+from tests.runtime.test_parallel_branches import WIDTH, forked, towers
+from tests.runtime.test_parallel_branches import compiled as compiled_towers
 from tests.runtime.test_pool import blocked, light, said
-from tests.runtime.test_side_by_side import WIDTH, forked, towers
-from tests.runtime.test_side_by_side import compiled as compiled_towers
 from tests.runtime.test_units import MIXED, PAIR, Scripted, Waiting, compiled, layers, pairs
 
 # --- partitions ---------------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def no_clocks(world: World) -> None:
 
 
 def given_up(self: Any, unit: Any, _at: int, why: str, _pieces: object) -> list[Any]:
-    self.settle(unit, why)
+    self.leave_to_library(unit, why)
     return []
 
 

@@ -16,7 +16,7 @@ from hotfuse.runtime.epochs import Epochs
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.serve.dispatch import InlineCache
 from hotfuse.runtime.tally import Everyone
-from hotfuse.runtime.weights.watch import ModelGuard, WeightChange
+from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 from tests.mechanisms.table import Row, World, replaced
 from tests.runtime.test_dispatch import special
 from tests.runtime.test_epochs import Thing, manual, settle

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import hotfuse
 from hotfuse.base.events import Decision, EventLog
 from hotfuse.cli import app
-from hotfuse.runtime.observe.watcher import Watcher
+from hotfuse.runtime.observe.call_sampler import CallSampler
 from hotfuse.runtime.tierup.improve import Improver
 from tests.mechanisms.table import Row, World, replaced, setting
 from tests.runtime.test_tiers import race_says
@@ -91,7 +91,7 @@ ROWS: tuple[Row, ...] = (
         setting(capture="off")),
     row("why a plan is no higher", explained(lambda d, _t: sum(len(p["refused"]) for s in d["sites"] for p in s["plans"])),
         replaced(Improver, "consider", lambda *_a: None)),
-    row("what was watched", explained(lambda _d, t: t.count("calls sampled")), replaced(Watcher, "text", lambda _self: "")),
+    row("what was watched", explained(lambda _d, t: t.count("calls sampled")), replaced(CallSampler, "text", lambda _self: "")),
     row("HOTFUSE_DEBUG=1 prints decisions as they happen", said, setting(debug=0)),
     row("calls on the time axis of a trace", traced("calls"), replaced(EventLog, "span", lambda *_a, **_k: None)),
     row("compiles on the time axis of a trace", traced("compile"), setting(tiers=0)),

@@ -13,20 +13,20 @@ from torch import nn
 import hotfuse
 import hotfuse.profile.agent as agent_module
 import hotfuse.profile.stats as stats_module
-import hotfuse.runtime.observe.watcher as watcher_module
+import hotfuse.runtime.observe.call_sampler as watcher_module
 from hotfuse.pipeline import compile_tier0
 from hotfuse.profile.agent import BUDGET, DENSE, Sampler
 from hotfuse.profile.analyzer import Analyzer
-from hotfuse.profile.book import AnalyzerMemory
+from hotfuse.profile.analyzer_memory import AnalyzerMemory
 from hotfuse.profile.drift import Stream
 from hotfuse.profile.predict import StreamPredictor
 from hotfuse.profile.records import LAYOUTS, SIZE, RecordKind
 from hotfuse.profile.ring import Ring
 from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.profile.stats import Outcomes
+from hotfuse.runtime.observe.call_sampler import Shared
 from hotfuse.runtime.observe.instrument import InstrumentedPlan
 from hotfuse.runtime.observe.notes import Noting
-from hotfuse.runtime.observe.watcher import Shared
 from tests.contract.test_analyzer import call
 from tests.mechanisms.table import Row, World, replaced, setting
 from tests.runtime.test_watching import INLINE, LOOP, graph_of, sampled, variant_of
@@ -78,7 +78,7 @@ def seen_of(read: Callable[[GraphSeen], float]) -> Callable[[World], float]:
         if world.turned not in SEEN:
             fast, analyzer = served(world)
             entry = next(iter(fast._engine.sites.values())).entries[0]
-            SEEN[world.turned] = fast._engine.watcher.seen(entry.key)
+            SEEN[world.turned] = fast._engine.call_sampler.seen(entry.key)
             fast.close()
             analyzer.stop()
         found = SEEN[world.turned]

@@ -56,11 +56,11 @@ def test_the_branch_of_silero_flips_and_comes_back(monkeypatch: pytest.MonkeyPat
                     feeds = {"input": rng.standard_normal((1, SIZES[rate])).astype(np.float32) / 10,
                              "state": rng.standard_normal((2, 1, 128)).astype(np.float32) / 10, "sr": np.array(rate)}  # fmt: skip
                     agree(session.run(None, feeds), peer.run(None, feeds), f"{rate} Hz, call {n}")
-                assert session._engine.watcher._shared.analyzer.flush(120)
+                assert session._engine.call_sampler._shared.analyzer.flush(120)
 
         def outcomes() -> list[dict[int, float]]:
             entries = [e for s in session._engine.sites.values() for e in s.entries]
-            seen = [session._engine.watcher.seen(e.key) for e in entries]
+            seen = [session._engine.call_sampler.seen(e.key) for e in entries]
             return [dict(c.outcomes) for s in seen if s is not None for c in s.controls if not c.loop and c.item == 0]
 
         serve(16000)

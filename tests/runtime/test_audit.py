@@ -112,7 +112,7 @@ def test_who_goes_first_is_drawn() -> None:
 
 def test_a_reference_is_never_measured_cold() -> None:
     """The call behind every change of sides takes long, and is no part of any round."""
-    turns, last, rounds = Turns(7, settled=True), NEW, 0
+    turns, last, rounds = Turns(7, deployed=True), NEW, 0
     for _ in range(400):
         side = turns.next(KEY)
         ended = turns.took(KEY, side, 1.0 if side == last else 100.0)
@@ -143,9 +143,9 @@ def trial(made: PlanContest) -> Any:
 
 def test_a_contest_is_decided_by_the_bets_of_a_race() -> None:
     won = trial(contest(1.0, 0.5))
-    assert won.won and won.settled and won.rounds == 5 and won.by == "live calls" and won.old_us == 1e6
+    assert won.won and won.decided and won.rounds == 5 and won.by == "live calls" and won.old_us == 1e6
     lost = trial(contest(1.0, 1.2))
-    assert not lost.won and lost.settled and lost.rounds == 5
+    assert not lost.won and lost.decided and lost.rounds == 5
     badly = trial(contest(1.0, 3.0))
     assert not badly.won and badly.rounds == 2
 

@@ -54,7 +54,7 @@ def settle(fast: Any, model: torch.nn.Module, sign: float) -> None:
     """Calls until what they showed has been analyzed and acted upon."""
     for _ in range(6):
         serve(fast, model, sign, 100)
-        assert fast._engine.watcher._shared.analyzer.flush(120)
+        assert fast._engine.call_sampler._shared.analyzer.flush(120)
 
 
 def test_the_hot_branch_becomes_straight_line_code_and_flips_are_served() -> None:
@@ -63,13 +63,13 @@ def test_the_hot_branch_becomes_straight_line_code_and_flips_are_served() -> Non
     settle(fast, model, 1.0)
     entry = entry_of(fast)
     assert list(entry.bets) and entry.plan.tier == 2, str(fast.explain(full=True))
-    watched = fast._engine.watcher._watched[entry.key]
+    watched = fast._engine.call_sampler._watched[entry.key]
     assert watched.deep == 0, "native runs and bets tell their branches: no call need be slow for that"
     assert set(watched.variants) <= {id(entry.plan), id(entry.baseline)}  # those of plans that serve no more are gone
     (bet,) = entry.bets.values()
     assert list(bet.hot) == [True]
     assert not any(n.op.startswith("control.") for n in bet.hot[True].graph.nodes)
-    seen = fast._engine.watcher.seen(entry.key)
+    seen = fast._engine.call_sampler.seen(entry.key)
     (control,) = [c for c in seen.controls if not c.loop]
     assert dict(control.outcomes)[1] == pytest.approx(1.0)
     hits = bet.outcomes.hits

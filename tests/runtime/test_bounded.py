@@ -10,7 +10,7 @@ import torch
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
-from hotfuse.compile.run import runs
+from hotfuse.compile import fetch
 from hotfuse.pipeline import compile_tier1
 from tests.contract.lowering import group_of
 
@@ -20,7 +20,7 @@ def test_kernels_serve_one_by_one_where_runs_took_too_long(monkeypatch: pytest.M
     def late(request: dict[str, Any], *_: Any) -> Any:
         raise CaptureError(f"a request of kind {request['kind']} took longer than 300 s", why=why)
 
-    monkeypatch.setattr(runs, "ask", late)
+    monkeypatch.setattr(fetch, "ask", late)
     x = torch.randn(64, 512)
     made = group_of(lambda t: torch.softmax(t * 2, -1) + t.mean(-1, keepdim=True), [x])
     plan = compile_tier1(made.graph, {}, [x], Settings(capture="inline", record=False))

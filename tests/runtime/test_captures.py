@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from hotfuse.runtime.background import Background
-from hotfuse.runtime.site import FEW, MANY, CallGroup
+from hotfuse.runtime.site import MAX_SHAPE_KINDS, MIN_CALLS, CallGroup
 
 
 def seen(*kinds: int, calls: int) -> CallGroup:
@@ -16,19 +16,19 @@ def seen(*kinds: int, calls: int) -> CallGroup:
 
 
 def test_few_calls_say_only_which_sizes_vary() -> None:
-    assert seen(576, 288, calls=MANY - 1).dynamic() == [{1}]
+    assert seen(576, 288, calls=MIN_CALLS - 1).dynamic() == [{1}]
 
 
 def test_few_kinds_among_many_calls_are_captured_as_they_are() -> None:
-    group = seen(576, 288, calls=MANY)
-    assert FEW == 2 and group.dynamic() == [set()]
+    group = seen(576, 288, calls=MIN_CALLS)
+    assert MAX_SHAPE_KINDS == 2 and group.dynamic() == [set()]
     group.note(((1, 300),))  # a third kind: sizes do vary
     assert group.dynamic() == [{1}]
 
 
 def test_kinds_are_told_apart_up_to_a_bound() -> None:
     group = seen(*range(2, 200), calls=198)
-    assert len(group.kinds) == FEW + 1 and group.dynamic() == [{1}]
+    assert len(group.kinds) == MAX_SHAPE_KINDS + 1 and group.dynamic() == [{1}]
 
 
 def test_a_capture_does_not_queue_behind_other_jobs() -> None:

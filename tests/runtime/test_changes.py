@@ -12,7 +12,7 @@ from torch import nn
 
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.runtime.tierup.race import Trial
-from hotfuse.runtime.weights.watch import ModelGuard, WeightChange
+from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 from tests.runtime.test_tiers import Compiler, served, tier
 
 

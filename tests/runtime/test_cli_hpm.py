@@ -18,8 +18,8 @@ from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import model
-from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.features import NAMES, derive
+from hotfuse.hpm.row_cache import RowCache
 from hotfuse.profile.store import Store
 from tests.contract.test_hpm import AT, candidates, drawn
 

@@ -19,7 +19,7 @@ from hotfuse.compile.host import this_host
 from hotfuse.compile.learn import calibrate as calibrating
 from hotfuse.compile.learn import learned
 from hotfuse.compile.learn.calibrate import Report
-from hotfuse.compile.stored import StoreAccess, used_by
+from hotfuse.compile.request_context import RequestContext, used_by
 from hotfuse.hpm import model
 from hotfuse.hpm.judge import HeldOut
 from hotfuse.hpm.model import TrainingRows
@@ -51,7 +51,7 @@ def test_costs_say_that_a_model_was_left_aside_and_go_on(
         if not fits:
             store.save_model(model.NAME, {"width": np.zeros(1)}, {"features": ["of another version"]}, machine)
     learned.forget()
-    with used_by(StoreAccess(str(place), False).header()):
+    with used_by(RequestContext(str(place), False).header()):
         costs_module.show_costs(parse(GRAPH), [(64, 64)], False)
         said = capsys.readouterr().out
         costs_module.show_costs(parse(GRAPH), [(64, 64)], True)

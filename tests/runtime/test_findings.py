@@ -16,10 +16,10 @@ from hotfuse import Settings
 from hotfuse.analysis.resources import work_of
 from hotfuse.backends.protocol import Artifact
 from hotfuse.base.events import Why
-from hotfuse.compile import requests, stored
-from hotfuse.compile.learn import recall
+from hotfuse.compile import request_context, requests
+from hotfuse.compile.learn import strategy_history
 from hotfuse.compile.learn.learned import notes
-from hotfuse.compile.stored import StoreAccess
+from hotfuse.compile.request_context import RequestContext
 from hotfuse.compile.variants import trial
 from hotfuse.compile.workers import wire
 from hotfuse.hpm.bottleneck import Bottleneck, Ledger, Strategy
@@ -44,7 +44,7 @@ def asked(us: float, balance: float = 1.0, **more: Any) -> dict[str, Any]:
 
 
 def test_partitions_are_diagnosed_and_their_times_kept(tmp_path: Path) -> None:
-    place = StoreAccess(str(tmp_path / "p.sqlite"))
+    place = RequestContext(str(tmp_path / "p.sqlite"))
     with Store.open(place.path) as store:
         store.machine(fingerprint(), PEAKS.to_dict())
     p = drawn(1, "contraction")[0]
@@ -57,7 +57,7 @@ def test_partitions_are_diagnosed_and_their_times_kept(tmp_path: Path) -> None:
         "a second; the same on uneven threads; near the roof"
     )
     assert answer["parts"][0]["measured_roofs"] and answer["parts"][0]["hz"] == PEAKS.hz
-    with stored.used_by(place.header()):
+    with request_context.used_by(place.header()):
         kept = notes()
         assert kept is not None
         kept.flush()
@@ -91,7 +91,7 @@ def looked_into(
     monkeypatch: pytest.MonkeyPatch, compiler: Again, times: list[float], finding: Finding = FOUND
 ) -> tuple[Engine, Entry]:
     """A model whose plan of tier 1 was found to be bound by memory; its races take these times, after the first."""
-    monkeypatch.setattr(recall, "_recalls", {})
+    monkeypatch.setattr(strategy_history, "_histories", {})
     left = [50.0, *times]
 
     def race(*_a: object, **_k: object) -> Trial:
@@ -112,7 +112,7 @@ def looked_into(
 
 
 def ledger() -> Ledger:
-    (own,) = recall._recalls.values()  # pyright: ignore[reportPrivateUsage]
+    (own,) = strategy_history._histories.values()  # pyright: ignore[reportPrivateUsage]
     return own.ledger
 
 
@@ -153,16 +153,16 @@ def test_nothing_is_tried_without_cause(monkeypatch: pytest.MonkeyPatch, change:
 
 
 def test_a_strategy_that_failed_again_and_again_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = recall.recalled
+    real = strategy_history.history_of
 
-    def taught(path: str) -> recall.Recall:
+    def taught(path: str) -> strategy_history.StrategyHistory:
         own = real(path)
         for strategy in (Strategy.VERTICAL, Strategy.RECOMPUTE, Strategy.HORIZONTAL):
             while own.ledger.promise(Bottleneck.MEMORY, strategy) > 0.1:
                 own.ledger.learn(Bottleneck.MEMORY, strategy, 1.0, 2.0)
         return own
 
-    monkeypatch.setattr(improve_module, "recalled", taught)
+    monkeypatch.setattr(improve_module, "history_of", taught)
     compiler = Again()
     engine, entry = looked_into(monkeypatch, compiler, [])
     assert compiler.asked == [(), ("tiling",)]

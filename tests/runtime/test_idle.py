@@ -17,7 +17,7 @@ from hotfuse import Settings
 from hotfuse.base.events import EventLog, Why
 from hotfuse.compile import requests
 from hotfuse.compile.learn import idle as idle_work
-from hotfuse.compile.stored import StoreAccess
+from hotfuse.compile.request_context import RequestContext
 from hotfuse.compile.workers import wire
 from hotfuse.hpm import model
 from hotfuse.profile.store import Store
@@ -76,7 +76,7 @@ class Scene:
     def __init__(self) -> None:
         self.worker, self.calls, self.inside, self.load, self.started = Fake(), 0, False, 0.0, 0
         self.log = EventLog()
-        self.idle = Idle(StoreAccess("nowhere"), 0, self._start, lambda: self.load, lambda: (self.calls, self.inside))
+        self.idle = Idle(RequestContext("nowhere"), 0, self._start, lambda: self.load, lambda: (self.calls, self.inside))
 
     def _start(self, memory: int) -> Fake:
         self.started += 1
@@ -156,7 +156,7 @@ def test_a_worker_that_dies_is_counted_and_given_up(monkeypatch: pytest.MonkeyPa
 
 
 def test_slices_measure_what_models_contain_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hotfuse.hpm.standing import Judged, Trust
+    from hotfuse.hpm.trust import Judged, Trust
     from hotfuse.machine.fingerprint import fingerprint
     from tests.contract.test_hpm import drawn
     from tests.runtime.test_speed import PEAKS
@@ -164,8 +164,8 @@ def test_slices_measure_what_models_contain_and_train(tmp_path: Path, monkeypatc
     monkeypatch.setattr(model, "LEAST_SAMPLES", 4)
     monkeypatch.setattr("hotfuse.compile.learn.measure.PASSES", 2)
     monkeypatch.setattr("hotfuse.hpm.calibrate.NOISY", 100.0)  # whoever else runs on this machine
-    monkeypatch.setattr(idle_work, "ENOUGH", 0)  # nothing is drawn
-    place = StoreAccess(str(tmp_path / "p.sqlite"))
+    monkeypatch.setattr(idle_work, "MAX_DRAWN_ROWS", 0)  # nothing is drawn
+    place = RequestContext(str(tmp_path / "p.sqlite"))
     with Store.open(place.path) as store:
         store.machine(fingerprint(), PEAKS.to_dict())
         for p in drawn(6, "pointwise"):
@@ -220,21 +220,3 @@ def test_a_model_that_rests_is_learned_for(tmp_path: Path, monkeypatch: pytest.M
     with Store.open(place) as store:
         kinds = {m.source for m in store.measurements()}
         assert ("calibrate" in kinds) is on and store.problems(), "workers write where the settings say"
-
-
-def test_memory_is_given_back_once_when_nobody_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idle, "GIVE_BACK_S", 0.02)
-    calls, given = [0], list[int]()
-    own = Idle(
-        StoreAccess("nowhere"), 0, Fake, lambda: 1.0, lambda: (calls[0], False), give_back=lambda: given.append(calls[0])
-    )
-    log = EventLog()
-    own.join(log)
-    try:
-        for n in (1, 2):  # others may use the machine as they like: only calls count
-            calls[0] = n
-            until(lambda n=n: given.count(n) == 1)
-        time.sleep(0.1)
-        assert given.count(1) <= 1 and given.count(2) == 1
-    finally:
-        own.end()

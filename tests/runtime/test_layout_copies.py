@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from hotfuse.base.settings import Settings
 from hotfuse.compile.host import host_core
-from hotfuse.compile.unit.bench import host_peaks
+from hotfuse.compile.unit.kernel_cache import host_peaks
 from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.fusion.candidates import CandidateKind
 from hotfuse.fusion.engine import FusionChoice, FusionPlanner, Side

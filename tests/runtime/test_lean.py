@@ -14,7 +14,7 @@ from hotfuse.base.settings import Objective, Settings
 from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.compile.variants import trial
 from hotfuse.runtime.plan import Plan, PlanMemory
-from hotfuse.runtime.tierup.objective import settle
+from hotfuse.runtime.tierup.objective import decide
 from hotfuse.runtime.tierup.race import Trial
 
 
@@ -73,7 +73,7 @@ def test_what_copies_are_larger_than_released_originals_counts(monkeypatch: pyte
     def trade(constants: int) -> int:
         made = replace(plan, memory=PlanMemory(100, constants, 1000), unread=keys)
         won = Trial(100.0, 50.0, 9, True)
-        return settle(settings, lambda *_a, **_k: won, made, made, [torch.randn(1, 32, 28, 28)])[1].bytes[1]
+        return decide(settings, lambda *_a, **_k: won, made, made, [torch.randn(1, 32, 28, 28)])[1].bytes[1]
 
     assert trade(originals) == 100, "they take the place of the originals"
     assert trade(3 * originals) == 100 + 2 * originals

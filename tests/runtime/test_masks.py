@@ -66,7 +66,7 @@ def test_an_open_mask_goes_and_flips_are_served(added: bool) -> None:
 
     for _ in range(5):
         serve(60, 0)
-        assert fast._engine.watcher._shared.analyzer.flush(120)
+        assert fast._engine.call_sampler._shared.analyzer.flush(120)
     entry = entry_of(fast)
     assert entry.plan.tier == 2 and entry.plan.attempt, str(fast.explain(full=True))
     before = entry.plan.counters()

@@ -47,7 +47,7 @@ class Memory:
         return self.rows
 
 
-class Recall(nn.Module):
+class StrategyHistory(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 8)
@@ -59,7 +59,7 @@ class Recall(nn.Module):
 
 
 def test_an_object_that_a_call_changes() -> None:
-    model = Recall().eval()
+    model = StrategyHistory().eval()
     fast = served(model)
     for length in (2, 3, 2, 3):
         mine, theirs = Memory(), Memory()
@@ -76,7 +76,7 @@ def test_an_object_that_a_call_changes() -> None:
 
 
 def test_an_object_that_a_call_makes() -> None:
-    model = Recall().eval()
+    model = StrategyHistory().eval()
     fast = served(model)
     for _ in range(3):
         x = torch.randn(3, 8)
@@ -136,7 +136,7 @@ def test_one_object_in_two_places_stays_one() -> None:
 
 
 def test_a_plan_that_raises_leaves_objects_as_they_were() -> None:
-    model = Recall().eval()
+    model = StrategyHistory().eval()
     fast = served(model)
     memory = Memory()
     for _ in range(4):
@@ -152,7 +152,7 @@ def test_objects_that_are_more_than_their_attributes_stay_with_the_model() -> No
             super().__init__()
             self.lock = threading.Lock()
 
-    model = Recall().eval()
+    model = StrategyHistory().eval()
     fast = served(model)
     memory = Locked()
     for n in range(1, 4):
@@ -273,7 +273,7 @@ def test_methods_in_many_threads() -> None:
 
 
 def test_gradients_of_a_call_that_changes_an_object() -> None:
-    model = Recall().eval()
+    model = StrategyHistory().eval()
     fast = served(model)
     for _ in range(4):
         fast(torch.randn(2, 8), Memory())

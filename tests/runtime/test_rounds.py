@@ -54,7 +54,7 @@ def test_rounds_that_were_run_before_count_and_warm_up() -> None:
     clock = Clock()
     old, new = clock.taking("old", 2.0), clock.taking("new", 1.0)
     found = race(old, new, (), 100.0, clock=clock, before=[(2.0, 1.0)] * 3)
-    assert found.won and found.settled and found.rounds == 5 and (found.old_us, found.new_us) == (2e6, 1e6)
+    assert found.won and found.decided and found.rounds == 5 and (found.old_us, found.new_us) == (2e6, 1e6)
     assert clock.order == ["new", "old", "old", "new"]  # two rounds, in turns with those before, and no warm-up
     clock.order.clear()
     assert race(old, new, (), 100.0, clock=clock).rounds == 5 and len(clock.order) == 12

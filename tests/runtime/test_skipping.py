@@ -14,19 +14,19 @@ import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.base.events import Action, Why
-from hotfuse.compile.learn import recall
+from hotfuse.compile.learn import strategy_history
 from hotfuse.compile.variants.skipping import Skipping
 from hotfuse.compile.variants.skips import SKIP
 from hotfuse.compile.variants.trial import Outcome
 from hotfuse.lower.cpu.gemm.skipping import NEVER
 from hotfuse.lower.run.kernel_state import Dial
 from hotfuse.profile.snapshot import GraphSeen, Share, ValueSeen
+from hotfuse.runtime.observe.call_sampler import CallSampler
 from hotfuse.runtime.observe.examine import Examiner
-from hotfuse.runtime.observe.watcher import Watcher
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.race import Trial
 from hotfuse.runtime.tierup.skipping import FEWEST, all_finite, suspected
-from hotfuse.runtime.zero_rows import ENOUGH, Sides
+from hotfuse.runtime.zero_rows import MAX_DENSE_CALLS, Sides
 from tests.runtime.test_strategies import Deep
 
 INLINE = Settings(capture="inline", hot_calls=2)
@@ -43,10 +43,10 @@ def seen(zero_rows: float, samples: int = FEWEST) -> GraphSeen:
 def traffic(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """What sampled calls are said to show; whether plans are faster is settled, a clock decides nothing here."""
     shown = {"zero rows": 0.0}
-    monkeypatch.setattr(recall, "_recalls", {})
+    monkeypatch.setattr(strategy_history, "_histories", {})
     monkeypatch.setattr(Examiner, "raced", lambda *_a: None)
     monkeypatch.setattr(Examiner, "look", lambda *_a: None)
-    monkeypatch.setattr(Watcher, "seen", lambda *_a: seen(shown["zero rows"]))
+    monkeypatch.setattr(CallSampler, "seen", lambda *_a: seen(shown["zero rows"]))
     monkeypatch.setattr("hotfuse.compile.variants.trial._timed", lambda *_: Outcome(1.0, 2.0))
     monkeypatch.setattr(Skipping, "_timed", lambda *_a: lambda s: (1e-4, 1.2e-4 - 1e-7 * s))
     monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
@@ -213,26 +213,26 @@ def test_sides_are_given_up_and_taken_up_more_and_more_seldom() -> None:
             n += 1
         return n
 
-    words[2] = ENOUGH - 1
+    words[2] = MAX_DENSE_CALLS - 1
     assert sides.one_sided() == 0 and dial.on
     words[1] += 1  # one call left rows out: counting begins anew
     words[2] += 1
     assert sides.one_sided() == 0
-    words[2] += ENOUGH - 1
+    words[2] += MAX_DENSE_CALLS - 1
     assert sides.one_sided() == 0
     words[2] += 1
     assert sides.one_sided() == 1 and dial.limit == NEVER and sides.one_sided() == 0
     assert sides.counts() == {"calls_skipping_rows": 1, "calls_with_all_rows": words[2], "products_not_looking": 1}
-    assert waits() == ENOUGH and sides.look_again() == 1 and dial.limit == 300
+    assert waits() == MAX_DENSE_CALLS and sides.look_again() == 1 and dial.limit == 300
     assert not sides.may_look_again(), "it looks"
-    words[2] += ENOUGH
+    words[2] += MAX_DENSE_CALLS
     assert sides.one_sided() == 1
-    assert waits() == 2 * ENOUGH, "in vain: the next time takes longer"
+    assert waits() == 2 * MAX_DENSE_CALLS, "in vain: the next time takes longer"
     sides.look_again()
     words[1] += 1
     assert sides.one_sided() == 0
-    words[2] += ENOUGH
-    assert sides.one_sided() == 1 and waits() == ENOUGH, "that was not in vain"
+    words[2] += MAX_DENSE_CALLS
+    assert sides.one_sided() == 1 and waits() == MAX_DENSE_CALLS, "that was not in vain"
 
 
 def test_finite_weights() -> None:

@@ -14,9 +14,9 @@ import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.base.events import Action, Why
-from hotfuse.compile import stored
-from hotfuse.compile.learn import recall
-from hotfuse.compile.stored import STRATEGIES, StoreAccess
+from hotfuse.compile import request_context
+from hotfuse.compile.learn import strategy_history
+from hotfuse.compile.request_context import STRATEGIES, RequestContext
 from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.compile.variants.trial import Outcome
 from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Ledger, Strategy, Tried
@@ -40,7 +40,7 @@ class Deep(nn.Module):
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recall, "_recalls", {})
+    monkeypatch.setattr(strategy_history, "_histories", {})
     monkeypatch.setattr(Examiner, "raced", lambda *_a: None)  # what limits a plan is the test's to say
     monkeypatch.setattr(Examiner, "look", lambda *_a: None)
     monkeypatch.setattr("hotfuse.compile.variants.trial._timed", lambda *_: Outcome(1.0, 2.0))  # a clock decides nothing here
@@ -88,7 +88,7 @@ def addressed(
         model.float()
         fast, entry = served(model, x, settings)
         before = entry.plan
-        (own,) = recall._recalls.values()  # pyright: ignore[reportPrivateUsage]
+        (own,) = strategy_history._histories.values()  # pyright: ignore[reportPrivateUsage]
         only(own.ledger, bound, strategy)
         slowest = next(i for i, a in enumerate(before.artifacts) if a.backend == "llvm")
         entry.findings = (
@@ -141,14 +141,14 @@ def test_convolutions_are_laid_out_the_other_way(monkeypatch: pytest.MonkeyPatch
 
 def test_what_came_of_an_attempt_is_there_for_the_next_process(tmp_path: Path) -> None:
     addressed(Deep().eval(), torch.randn(300, 48), Bottleneck.COMPUTE, Strategy.LIBRARY, INLINE)
-    (own,) = recall._recalls.values()  # pyright: ignore[reportPrivateUsage]
-    place = StoreAccess(str(tmp_path / "p.sqlite"))
-    with stored.used_by(place.header()):
-        recall.handle({"more": own.more()})
-        state = recall.states()
+    (own,) = strategy_history._histories.values()  # pyright: ignore[reportPrivateUsage]
+    place = RequestContext(str(tmp_path / "p.sqlite"))
+    with request_context.used_by(place.header()):
+        strategy_history.handle({"more": own.more()})
+        state = strategy_history.states()
     count, helped, _ = state[STRATEGIES]["compute library"]
     assert count == helped >= 1
-    later = recall.Recall()
+    later = strategy_history.StrategyHistory()
     later.begin(state)
     assert later.ledger.promise(Bottleneck.COMPUTE, Strategy.LIBRARY) > Tried().promise
 
@@ -184,7 +184,7 @@ def test_what_the_real_race_measured_decides_and_is_learned(
             fast, entry = served(model().eval(), x, Settings(capture="inline", hot_calls=2, race_s=0.2))
             before = entry.plan
             monkeypatch.setattr(improve_module, "race", recorded)
-            (own,) = recall._recalls.values()  # pyright: ignore[reportPrivateUsage]
+            (own,) = strategy_history._histories.values()  # pyright: ignore[reportPrivateUsage]
             only(own.ledger, bound, strategy)
             slowest = next(i for i, a in enumerate(before.artifacts) if a.backend == "llvm")
             entry.findings = (

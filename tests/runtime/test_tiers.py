@@ -170,7 +170,7 @@ def test_a_race_is_decided_by_most_rounds_and_a_margin() -> None:
     assert not outcome(taking(1.0), taking(0.1, 1.1, 1.1))  # a lucky round or two is no win
     assert race(taking(0.001), taking(0.0005), (), 0.01, clock=lambda: now[0]).rounds == 5  # settled, so no more
     tied = race(taking(1.0), taking(0.5, 1.5), (), 1e6, clock=lambda: now[0])
-    assert not tied.won and not tied.settled and tied.rounds == 200
+    assert not tied.won and not tied.decided and tied.rounds == 200
 
 
 def test_looking_often_does_not_make_a_loser_win() -> None:
@@ -313,7 +313,7 @@ def test_a_site_that_gave_up_special_cases_takes_them_again_when_the_traffic_cha
     improver = engine._improver
     assert improver is not None
     for drifts, generic in ((0, True), (0, True), (1, False)):
-        monkeypatch.setattr(engine.watcher, "drifts", lambda _key, n=drifts: n)
+        monkeypatch.setattr(engine.call_sampler, "drifts", lambda _key, n=drifts: n)
         cache.generic = True
         improver.consider(site, entry, entry.plan)
         assert cache.generic is generic

@@ -17,8 +17,8 @@ from torch import nn
 from hotfuse import CaptureError, Settings
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.events import Why
-from hotfuse.compile import drive
-from hotfuse.compile.drive import Compilation
+from hotfuse.compile import compilation
+from hotfuse.compile.compilation import Compilation
 from hotfuse.compile.graph import UnitState
 from hotfuse.compile.requests import Here
 from hotfuse.compile.unit import units
@@ -288,7 +288,7 @@ def test_a_worker_that_has_not_seen_the_graph_gets_its_text() -> None:
 
     def forgetful(h: Mapping[str, Any]) -> None:
         if not h["texts"]:
-            units.bench().graphs.clear()
+            units.kernel_cache().graphs.clear()
 
     asked.answer = forgetful  # type: ignore[assignment]
     done = compiled(layers(2), asked)
@@ -369,7 +369,7 @@ def test_traffic_to_and_fro_does_not_keep_a_compilation_from_ending() -> None:
     sizes = itertools.cycle([{"s0": 9}, {"s0": 4}])
     asked = Scripted(lambda h: {"ok": True, "refused": f"it loses at {h['dims']['s0']}"})
     done = compiled(MIXED, asked, latest=lambda: next(sizes))
-    assert len({tuple(h["dims"].items()) for h in asked.units}) <= 2 and len(asked.units) <= 3 * (drive.TURNS + 1)
+    assert len({tuple(h["dims"].items()) for h in asked.units}) <= 2 and len(asked.units) <= 3 * (compilation.TURNS + 1)
     assert done.fraction == 1.0
 
 

@@ -30,10 +30,10 @@ from hotfuse.profile.analyzer import Analyzer
 from hotfuse.profile.names import MAX_SIGNATURES, OTHER, Names
 from hotfuse.profile.records import Batch, Flag, RecordKind, split
 from hotfuse.profile.shown import watched_text
+from hotfuse.runtime.observe.call_sampler import DEEP, CallSampler, Shared
 from hotfuse.runtime.observe.inside import COUNT_AFTER
 from hotfuse.runtime.observe.instrument import InstrumentedPlan
 from hotfuse.runtime.observe.points import WatchReason, choose, masks
-from hotfuse.runtime.observe.watcher import DEEP, Shared, Watcher
 from hotfuse.runtime.plan import Plan
 from tests.seeds import generator
 
@@ -426,7 +426,7 @@ class World:
         self.shared = Shared(Analyzer())
         self.jobs: list[Callable[[], None]] = []
         self.log = EventLog()
-        self.watcher = Watcher("m", INLINE.with_(**changes), self.jobs.append, self.log, self.shared)
+        self.call_sampler = CallSampler("m", INLINE.with_(**changes), self.jobs.append, self.log, self.shared)
         self.held = weights()
         self.plan = compile_tier0(graph_of(MODEL), self.held, INLINE)
 
@@ -436,13 +436,13 @@ class World:
 
     def serve(self, calls: int, make: Callable[[int], list[torch.Tensor]], plan: Plan | None = None, start: int = 0) -> int:
         plan = plan or self.plan
-        sampler = self.watcher.watch(0)
+        sampler = self.call_sampler.watch(0)
         due = 0
         for number in range(start + 1, start + calls + 1):
             args = make(number)
             if number >= sampler.at:
                 due += 1
-                outs, seconds = self.watcher.run(0, number, plan, self.plan, self.held, args)
+                outs, seconds = self.call_sampler.run(0, number, plan, self.plan, self.held, args)
                 assert seconds > 0
                 want = plan.run(*args)
                 assert torch.equal(outs[0], want[0]) or torch.allclose(outs[0], want[0], atol=1e-5)
@@ -454,7 +454,7 @@ class World:
 def world() -> Iterator[World]:
     w = World()
     yield w
-    w.watcher.close()
+    w.call_sampler.close()
     w.shared.analyzer.stop()
 
 
@@ -467,17 +467,17 @@ def unpaid(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_watched_model_from_call_to_snapshot(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     unpaid(monkeypatch)
     due = world.serve(400, lambda n: inputs(4 + n % 2, n % 10 != 0))
-    stats = world.watcher.stats()
+    stats = world.call_sampler.stats()
     assert world.shared.analyzer.flush(120)
     assert due > 20 and 0 < stats["samples_not_ready"] < 4
     assert 0 <= 2 * stats["samples"] - (due - stats["samples_not_ready"]) <= 1  # each with a plain call to compare with
     assert stats["records_dropped"] == 0 and stats["looks_failed"] == 0 and stats["records_by_python"] == 0
-    seen = world.watcher.seen(0)
+    seen = world.call_sampler.seen(0)
     assert seen is not None and seen.samples == stats["samples"] and len(seen.signatures) == 2
-    value, accuracy, n = world.watcher.predictable(0, "branch", "if y") or (None, 0, 0)
+    value, accuracy, n = world.call_sampler.predictable(0, "branch", "if y") or (None, 0, 0)
     assert value == 1 and accuracy > 0.6 and n == seen.samples - 1
-    assert world.watcher.predictable(0, "shape") is not None and world.watcher.predictable(7, "shape") is None
-    text = world.watcher.text()
+    assert world.call_sampler.predictable(0, "shape") is not None and world.call_sampler.predictable(7, "shape") is None
+    text = world.call_sampler.text()
     for part in ("calls sampled", "m:", "4×16", "% zero", "valid", "if y: then", "partition 0", "expected"):
         assert part in text, text
 
@@ -492,7 +492,7 @@ def test_drift_makes_it_look_again(world: World, monkeypatch: pytest.MonkeyPatch
     assert world.shared.analyzer.flush(120)
     assert world.log.counts["notice.drift"] >= 1
     noticed = next(d for d in world.log.decisions if d.why.name == "DRIFT" and d.evidence["of"] == "outcome")
-    assert noticed.evidence["value"] == "if y" and "changed" in world.watcher.text()
+    assert noticed.evidence["value"] == "if y" and "changed" in world.call_sampler.text()
 
 
 def test_a_plan_that_hides_its_branches_is_sampled_in_its_baseline_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -500,28 +500,28 @@ def test_a_plan_that_hides_its_branches_is_sampled_in_its_baseline_too(world: Wo
     better = replace(compile_tier1(graph_of(MODEL), world.held, inputs(), INLINE), units=())  # of which nothing shows inside
     world.serve(300, lambda n: inputs(4, False), better)
     assert world.shared.analyzer.flush(120)
-    seen = world.watcher.seen(0)
+    seen = world.call_sampler.seen(0)
     assert seen is not None
     tiers = {t.item: t.n for s in seen.signatures for t in s.calls}
     assert 1 <= tiers[0] <= 1 + seen.samples / DEEP and tiers[1] == seen.samples - tiers[0]
-    assert tiers[0] == world.watcher._watched[0].deep
+    assert tiers[0] == world.call_sampler._watched[0].deep
     (nested,) = [c for c in seen.controls if world.shared.analyzer.names.item_name(0, c.item) == "if y, 1: if y"]
     assert nested.n == tiers[0] and nested.outcomes == ((1, 1.0),)  # which only the baseline shows
-    world.watcher.keep_only(0, [world.plan])
-    assert list(world.watcher._watched[0].variants) == [id(world.plan)]
+    world.call_sampler.keep_only(0, [world.plan])
+    assert list(world.call_sampler._watched[0].variants) == [id(world.plan)]
 
 
 def test_a_plan_withdrawn_while_its_variant_was_made_is_not_kept(world: World) -> None:
     world.serve(10, lambda _: inputs())
     other = compile_tier0(graph_of(MODEL), world.held, INLINE)
     for withdrawn in (False, True):
-        world.watcher.run(0, 100, other, world.plan, world.held, inputs())  # has a variant made
+        world.call_sampler.run(0, 100, other, world.plan, world.held, inputs())  # has a variant made
         assert world.jobs
         if withdrawn:
-            world.watcher.keep_only(0, [world.plan])
+            world.call_sampler.keep_only(0, [world.plan])
         world.work()
-        assert (id(other) in world.watcher._watched[0].variants) is not withdrawn
-        world.watcher.keep_only(0, [world.plan])
+        assert (id(other) in world.call_sampler._watched[0].variants) is not withdrawn
+        world.call_sampler.keep_only(0, [world.plan])
 
 
 def test_a_new_entry_takes_the_variants_of_plans_without_a_route_along() -> None:
@@ -531,25 +531,25 @@ def test_a_new_entry_takes_the_variants_of_plans_without_a_route_along() -> None
         for _ in range(3):
             fast(torch.randn(2, 4))
         engine = fast._engine
-        (watched,) = engine.watcher._watched.values()
+        (watched,) = engine.call_sampler._watched.values()
         watched.variants[-1] = watched.variants.get(-1)  # of a plan that is gone
         fast(torch.randn(2, 3, 4))
-        assert len(engine.watcher._watched) == 2 and -1 not in watched.variants, str(fast.explain(full=True))
+        assert len(engine.call_sampler._watched) == 2 and -1 not in watched.variants, str(fast.explain(full=True))
 
 
 def test_switched_off_nothing_happens() -> None:
     w = World(watch=False)
     assert w.serve(100, lambda _: inputs()) == 0
-    assert w.watcher.stats()["samples"] == 0 and not w.jobs and w.shared.analyzer.pid is None
-    assert "switched off" in w.watcher.text()
+    assert w.call_sampler.stats()["samples"] == 0 and not w.jobs and w.shared.analyzer.pid is None
+    assert "switched off" in w.call_sampler.text()
 
 
 def test_a_closed_watcher_lets_calls_pass(world: World) -> None:
     world.serve(10, lambda _: inputs())
-    world.watcher.close()
+    world.call_sampler.close()
     assert world.serve(100, lambda _: inputs(), start=10) == 0
-    world.watcher.forget(0)
-    outs, _ = world.watcher.run(0, 1, world.plan, world.plan, world.held, inputs())
+    world.call_sampler.forget(0)
+    outs, _ = world.call_sampler.run(0, 1, world.plan, world.plan, world.held, inputs())
     assert outs[0].shape == (5, 16)
 
 
@@ -562,8 +562,8 @@ def test_without_probes_calls_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes_module, "fetch_probes", broken)
     w = World()
     assert w.serve(200, lambda _: inputs()) <= 3
-    assert "watching stopped: OSError: no worker" in w.watcher.text()
-    w.watcher.close()
+    assert "watching stopped: OSError: no worker" in w.call_sampler.text()
+    w.call_sampler.close()
 
 
 def test_probes_are_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -582,8 +582,8 @@ def test_probes_are_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None
     w = World()
     w.serve(100, lambda _: inputs())
     assert len(tried) == 2 and not w.shared.failed and w.shared.look is not None
-    assert "watching stopped" not in w.watcher.text()
-    w.watcher.close()
+    assert "watching stopped" not in w.call_sampler.text()
+    w.call_sampler.close()
     w.shared.analyzer.stop()
 
 

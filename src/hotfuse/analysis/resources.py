@@ -36,7 +36,7 @@ class CorePeaks:
         return self.cache_bytes_per_s if held <= self.l2 else self.bytes_per_s
 
 
-NEAR = 0.2
+LATENCY_BOUND_BELOW = 0.2
 """The part of a roof from which on it is what limits."""
 
 
@@ -138,7 +138,7 @@ def used(work: Work, us: float, peaks: CorePeaks, *, scratch: int = 0, vectors: 
     compute = work.flops / peaks.flops_per_s * 1e6 / us
     memory = work.traffic / peaks.bandwidth(work.traffic) * 1e6 / us
     most = max(compute, memory)
-    bound = Bound.LATENCY if most < NEAR else Bound.COMPUTE if compute >= memory else Bound.MEMORY
+    bound = Bound.LATENCY if most < LATENCY_BOUND_BELOW else Bound.COMPUTE if compute >= memory else Bound.MEMORY
     return ResourceUse(work, us, bound, most, scratch, vectors, parallel)
 
 

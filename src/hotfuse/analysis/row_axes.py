@@ -5,7 +5,7 @@
     %c: f32[B, 4, S, 16]  = transpose(%b, 1, 2)              axis 2
     %d: f32[S, (B * 4), 16] = view(%e: f32[S, B, 64])        batch b is axis 1, in steps of 4
 
-An index of a row (which sequence, which position in it) has a `Place` in every shape that has it: an axis, and how many elements of
+An index of a row (which sequence, which position in it) has an `AxisIndex` in every shape that has it: an axis, and the elements of
 that axis one step takes. A `Relation` carries a place from an operand to the result or back. A value that does not vary with the
 index (a bias, a weight) has no place for it: None. `NotByRows` is raised where rows are mixed or nobody knows.
 """
@@ -33,7 +33,7 @@ class NotByRows(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AxisIndex:
     """An index of a row in a shape."""
 
     axis: int
@@ -74,7 +74,7 @@ def product(dims: Sequence[Dim]) -> Dim:
     return expr("*", 1, *dims)
 
 
-def whole(place: Place, size: Dim, shape: Shape) -> bool:
+def whole(place: AxisIndex, size: Dim, shape: Shape) -> bool:
     """Whether an axis is the index and nothing else."""
     return place.span == 1 and shape[place.axis] == size
 
@@ -83,11 +83,11 @@ class Relation(ABC):
     """How places in an operand (`x`) and in the result (`y`) belong together."""
 
     @abstractmethod
-    def forward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place:
+    def forward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex:
         """The place in the result."""
 
     @abstractmethod
-    def backward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place | None:
+    def backward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex | None:
         """The place in the operand; None where the operand does not vary with the index."""
 
 
@@ -97,14 +97,14 @@ class AlignedAxes(Relation):
 
     mixed: frozenset[int] = frozenset()
 
-    def forward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place:
+    def forward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex:
         """The same axis from the right."""
         at = place.axis - len(x)
         if at in self.mixed or -at > len(y) or y[at] != x[at]:
             raise NotByRows("rows are mixed")
-        return Place(len(y) + at, place.span)
+        return AxisIndex(len(y) + at, place.span)
 
-    def backward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place | None:
+    def backward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex | None:
         """The same, unless the operand is broadcast there."""
         at = place.axis - len(y)
         if at in self.mixed:
@@ -113,7 +113,7 @@ class AlignedAxes(Relation):
             return None
         if x[at] != y[at]:
             raise NotByRows("sizes differ")
-        return Place(len(x) + at, place.span)
+        return AxisIndex(len(x) + at, place.span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +123,14 @@ class Factor(Relation):
     gone: int
     """The axis of the result (-1 or -2) that the operand does not have."""
 
-    def forward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place:
+    def forward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex:
         """Axes of the batch and the operand's own one."""
         at = place.axis - len(x)
         if at == (-1 if self.gone == -1 else -2) or -at > len(y) or y[at] != x[at]:
             raise NotByRows("rows are summed up")
-        return Place(len(y) + at, place.span)
+        return AxisIndex(len(y) + at, place.span)
 
-    def backward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place | None:
+    def backward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex | None:
         """None for the axis that comes from the other operand."""
         at = place.axis - len(y)
         return None if at == self.gone else AlignedAxes().backward(place, size, x, y)
@@ -140,22 +140,22 @@ class Factor(Relation):
 class Reshaped(Relation):
     """The same elements in the same order."""
 
-    def forward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place:
+    def forward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex:
         """Where steps of as many elements lie."""
         return _found(expr("*", place.span, product(x[place.axis + 1 :])), size, y)
 
-    def backward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place | None:
+    def backward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex | None:
         """The same."""
         return self.forward(place, size, y, x)
 
 
-def _found(step: Dim, size: Dim, shape: Shape) -> Place:
+def _found(step: Dim, size: Dim, shape: Shape) -> AxisIndex:
     """The place of an index whose steps take so many elements of a row-major shape."""
-    found: list[Place] = []
+    found: list[AxisIndex] = []
     for axis, n in enumerate(shape):
         span = quotient(step, product(shape[axis + 1 :]))
         if span is not None and quotient(n, expr("*", span, size)) is not None:
-            found.append(Place(axis, span))
+            found.append(AxisIndex(axis, span))
     best = [p for p in found if whole(p, size, shape)] or found
     if not best:
         raise NotByRows("a reshape takes rows apart")
@@ -168,13 +168,13 @@ class Permuted(Relation):
 
     order: tuple[int, ...]
 
-    def forward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place:
+    def forward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex:
         """Where the axis went."""
-        return Place(self.order.index(place.axis), place.span)
+        return AxisIndex(self.order.index(place.axis), place.span)
 
-    def backward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place | None:
+    def backward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex | None:
         """Where it came from."""
-        return Place(self.order[place.axis], place.span)
+        return AxisIndex(self.order[place.axis], place.span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,26 +186,26 @@ class Dropped(Relation):
     def _left(self, x: Shape) -> list[int]:
         return [i for i in range(len(x)) if i not in self.axes]
 
-    def forward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place:
+    def forward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex:
         """One of those that are left."""
         if place.axis in self.axes:
             raise NotByRows("rows are summed up or picked")
-        return Place(self._left(x).index(place.axis), place.span)
+        return AxisIndex(self._left(x).index(place.axis), place.span)
 
-    def backward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place | None:
+    def backward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex | None:
         """The same."""
-        return Place(self._left(x)[place.axis], place.span)
+        return AxisIndex(self._left(x)[place.axis], place.span)
 
 
 @dataclass(frozen=True, slots=True)
 class Leading(Relation):
     """The result has the operand's axes, and further ones behind them."""
 
-    def forward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place:
+    def forward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex:
         """The same axis from the left."""
         return place
 
-    def backward(self, place: Place, size: Dim, x: Shape, y: Shape) -> Place | None:
+    def backward(self, place: AxisIndex, size: Dim, x: Shape, y: Shape) -> AxisIndex | None:
         """The same, unless it is one of the further ones."""
         if place.axis >= len(x):
             raise NotByRows("rows along what is looked up")

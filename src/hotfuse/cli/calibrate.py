@@ -44,7 +44,7 @@ def calibrate(
     from hotfuse.compile.learn.calibrate import Report
     from hotfuse.compile.learn.calibrate import calibrate as run
     from hotfuse.compile.workers.pool import machine_pool
-    from hotfuse.hpm.standing import judged
+    from hotfuse.hpm.trust import judged
     from hotfuse.profile.place import location
     from hotfuse.profile.store import Store
 

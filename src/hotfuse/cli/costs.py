@@ -43,7 +43,7 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     """Edges, groups and decisions as plain data."""
     from hotfuse.analysis.shapes import Mismatch, bind
     from hotfuse.compile.learn.learned import foresight, left_aside
-    from hotfuse.compile.unit.bench import bench, piece_of
+    from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
     from hotfuse.compile.unit.planning import arranged
     from hotfuse.compile.unit.units import measuring
     from hotfuse.fusion.engine import FusionPlanner
@@ -57,13 +57,13 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     if isinstance(sizes, Mismatch):
         raise InputError("the chosen sizes do not fit the graph", because=str(sizes), hint="fix dims with --dim")
     ahead, aside = foresight(), left_aside()
-    predict = RooflinePredictor(bench().peaks) if ahead is None else Trained(ahead.predictor)
+    predict = RooflinePredictor(kernel_cache().peaks) if ahead is None else Trained(ahead.predictor)
 
     def lowers(piece: Graph) -> str:
-        return bench().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
+        return kernel_cache().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
 
-    ready, layouts = arranged(simplify(graph)[0], sizes, bench().core, lowers, from_env().objective, measuring(sizes))
-    found = FusionPlanner(predict, bench().core, objective=from_env().objective).plan(ready, group(ready), sizes)
+    ready, layouts = arranged(simplify(graph)[0], sizes, kernel_cache().core, lowers, from_env().objective, measuring(sizes))
+    found = FusionPlanner(predict, kernel_cache().core, objective=from_env().objective).plan(ready, group(ready), sizes)
     groups = [
         {
             "kind": g.kind, "nodes": len(g.nodes), "us": round(c.seconds * 1e6, 2) if c.known else None,
@@ -74,7 +74,7 @@ def costs(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "predictor": "roofs" if ahead is None else f"model {ahead.predictor.model.version}", "total_us": found.after.seconds * 1e6,
-        "groups": groups, "edges": [e.to_dict() for e in edges(found.graph, found.groups, sizes, bench().peaks)],
+        "groups": groups, "edges": [e.to_dict() for e in edges(found.graph, found.groups, sizes, kernel_cache().peaks)],
         "decisions": [*layouts, *lines(found)], "notes": [f"{why}; predicted by roofs instead: hotfuse calibrate" for why in aside],
     }  # fmt: skip
 

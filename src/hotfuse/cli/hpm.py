@@ -60,7 +60,7 @@ def hpm(
 def _learned(store: Store, host: Host) -> dict[str, Any]:
     """What was measured by whom, which versions there are, what corrects them, what promises were worth, the machine's speed."""
     from hotfuse.compile.learn.learned import Foresight
-    from hotfuse.compile.stored import ARMS, STRATEGIES
+    from hotfuse.compile.request_context import ARMS, STRATEGIES
     from hotfuse.hpm import model
 
     sources = Counter(m.source for m in store.measurements(machine=host.machine))
@@ -84,7 +84,7 @@ def _learned(store: Store, host: Host) -> dict[str, Any]:
 
 def _accuracy(store: Store, host: Host, made: PerformanceModel | None, plot: Path | None) -> dict[str, Any]:
     from hotfuse.hpm import calibrate, judge, model, phases
-    from hotfuse.hpm.standing import judged
+    from hotfuse.hpm.trust import judged
 
     samples = calibrate.samples(store, host.machine, host.at.threads)
     nothing = {"version": None, "samples": len(samples), "held_out": {}, "by_family": {}, "importance": {}}

@@ -100,9 +100,10 @@ def _table(header: dict[str, Any], as_json: bool) -> None:
 
 def _sizes(kernels: Sequence[dict[str, Any]], number: int) -> str:
     """For which sizes a kernel serves, where its group has several; empty for one that serves all."""
-    from hotfuse.compile.variants.ways import Ways
+    from hotfuse.compile.variants.variant_table import VariantTable
 
-    return next((str(w) for k in kernels if (w := Ways.from_json(k.get("ways"))) is not None and number in w.kernels), "")
+    tables = (VariantTable.from_json(k.get("variants")) for k in kernels)
+    return next((str(t) for t in tables if t is not None and number in t.kernels), "")
 
 
 def _us(number: float | None) -> str:

@@ -12,8 +12,8 @@ from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.account import COUNTED, Account, add_up
-from hotfuse.compile.drive import Compilation
-from hotfuse.compile.learn.recall import recalled
+from hotfuse.compile.compilation import Compilation
+from hotfuse.compile.learn.strategy_history import history_of
 from hotfuse.compile.parts import (
     KernelCode,
     NativeParts,
@@ -23,8 +23,8 @@ from hotfuse.compile.parts import (
     kernel_from_json,
     runs_from,
 )
+from hotfuse.compile.request_context import context_of
 from hotfuse.compile.requests import Here
-from hotfuse.compile.stored import place_of
 from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.compile.workers.service import ask, sized
 from hotfuse.lower.common.codec import to_json
@@ -37,13 +37,13 @@ Progress = Callable[[Callable[[], NativeParts], float], None]
 def begin(text: str, sizes: Mapping[str, int], settings: Settings, demand: Demand = ANY_DEMAND) -> Compilation:
     """A graph to be compiled at the sizes of a real call, by the pool, or here when captures are inline."""
     executor = Here() if settings.capture == "inline" else sized(settings).pool
-    place = place_of(settings)
-    recall = recalled(place.path)
+    place = context_of(settings)
+    history = history_of(place.path)
     return Compilation(
         executor, text, dict(sizes), demand, timeout=settings.unit_timeout_s,
         threads=settings.threads or torch.get_num_threads(),
         objective=settings.objective, precision=settings.precision,
-        trust=recall.trust, ledger=recall.ledger, place=place, recall=recall,
+        trust=history.trust, ledger=history.ledger, place=place, history=history,
     )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def finished(compilation: Compilation, on_progress: Progress | None = None) -> N
         return NativeParts(body_from_json(header), tuple(known.values()), tuple(header["notes"]), compilation.demand, made)
 
     try:
-        compilation.run(None if on_progress is None else lambda _message, settled: on_progress(parts, settled))
+        compilation.run(None if on_progress is None else lambda _message, decided: on_progress(parts, decided))
     finally:
         add_up(compilation.graph.counts)
         compilation.remember()
@@ -87,9 +87,11 @@ def load(kernel: KernelCode) -> NativeKernel:
 def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings) -> RunParts:
     """Have the worker make runs of kernels."""
     request = {"kind": "runs", "body": body_to_json(parts.body), "dims": dict(sizes), "threads": threads_for(settings),
-               "kernels": [{**(k.said or to_json(k.lowered)), "ways": k.ways and k.ways.to_json()} for k in parts.kernels],
+               "kernels": [
+                   {**(k.said or to_json(k.lowered)), "variants": k.variants and k.variants.to_json()} for k in parts.kernels
+               ],
                "strategies": list(parts.demand.strategies), "focus": parts.demand.focus,
-               **place_of(settings).header()}  # fmt: skip
+               **context_of(settings).header()}  # fmt: skip
     return runs_from(parts, *ask(request, [], settings, parts.demand.gain))
 
 

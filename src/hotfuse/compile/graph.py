@@ -3,7 +3,7 @@
 The worker says how the graph is grouped; each distinct group is a unit, whatever the number of its uses. An answer is a kernel, a
 cut, or a refusal. The partitioning is the partition manager's, so every change is checked and remembered; what it is at any
 moment can be made into a plan, in which whatever has no kernel yet runs in the library. Who compiles what and when is
-`compile.drive`'s business, which neighbours are worth a common kernel is `compile.pairs`'s.
+`compile.compilation`'s business, which neighbours are worth a common kernel is `compile.pairs`'s.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 from hotfuse.analysis.resources import Bound, ResourceUse, Work
 from hotfuse.compile.value import Facts
-from hotfuse.compile.variants.ways import Ways
+from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.compile.workers import wire
 from hotfuse.ir.text import parse, show
 from hotfuse.partition.change import Diff
 from hotfuse.partition.manager import Partitioned, partitioned, partitioning, split
 
-Place = tuple[int, int]
+UseSite = tuple[int, int]
 """A use of a unit: the level it is in, and the number of its partition there."""
 
 
@@ -50,7 +50,7 @@ class Unit:
     kind: str
     ops: str
     facts: Facts
-    uses: list[Place] = field(default_factory=list[Place])
+    uses: list[UseSite] = field(default_factory=list[UseSite])
     state: UnitState = UnitState.WAITING
     why: str = ""
     kernel: int = -1
@@ -108,7 +108,7 @@ class CompileGraph:
     refusals: list[FusionRefusal] = field(default_factory=list[FusionRefusal])
     choices: list[str] = field(default_factory=list[str])
     """What the fusion engine decided before anything was compiled."""
-    crossings: list[str] = field(default_factory=list[str])
+    variant_notes: list[str] = field(default_factory=list[str])
     """Units with several kernels for several sizes, and why others have one."""
     counts: Counter[str] = field(default_factory=Counter[str])
     predicted_us: float | None = None
@@ -133,7 +133,7 @@ class CompileGraph:
                 self._use(about, (place, number), scale)
         self.counts["deduplicated"] = sum(len(u.uses) - 1 for u in self.units.values())
 
-    def _use(self, about: Mapping[str, Any], place: Place, scale: float = 1.0) -> Unit | None:
+    def _use(self, about: Mapping[str, Any], place: UseSite, scale: float = 1.0) -> Unit | None:
         """A group stands at a place: one more use of its unit, which may be new."""
         key = about.get("key")
         if key is None:
@@ -153,14 +153,15 @@ class CompileGraph:
         about: dict[str, Any] = answer["kernel"]
         if answer["text"] not in self._numbers:
             first = self._numbers[answer["text"]] = len(self.codes)
-            ways = Ways.from_json(about.get("ways"))
+            variants = VariantTable.from_json(about.get("variants"))
             also = [{**a, "kernel_us": None, "library_us": None} for a in answer.get("also", ())]
-            self.kernels += [{**about, "ways": None if ways is None else ways.numbered(lambda k: first + k).to_json()}, *also]
+            numbered = None if variants is None else variants.numbered(lambda k: first + k).to_json()
+            self.kernels += [{**about, "variants": numbered}, *also]
             self.codes += codes
-            self.counts["dispatched"] += ways is not None
-            if ways is not None:
-                self.crossings.append(f"{unit.ops} is several kernels: {ways}")
-            self.crossings += [f"{unit.ops}: {note}" for note in answer.get("notes", ())]
+            self.counts["dispatched"] += variants is not None
+            if variants is not None:
+                self.variant_notes.append(f"{unit.ops} is several kernels: {variants}")
+            self.variant_notes += [f"{unit.ops}: {note}" for note in answer.get("notes", ())]
         unit.kernel = self._numbers[answer["text"]]
         unit.state, unit.library_us = UnitState.DONE, float(about["library_us"])
         unit.use = _use_from(about["use"])
@@ -183,7 +184,7 @@ class CompileGraph:
         unit.uses = []
         return found
 
-    def settle(self, unit: Unit, why: str) -> None:
+    def leave_to_library(self, unit: Unit, why: str) -> None:
         """No kernel: the library; or for two that were tried as one, what they were before."""
         unit.state, unit.why = UnitState.LIBRARY, why
         if unit.of is None:
@@ -246,7 +247,7 @@ class CompileGraph:
         """Every unit with where it stands, the most used first, and the pairs that stay apart."""
         shown = [u for u in self.units.values() if u.of is None or u.state is UnitState.DONE]
         lines = [_line(u) for u in sorted(shown, key=lambda u: -len(u.uses))]
-        return lines + self.crossings + [str(r) for r in dict.fromkeys(self.refusals)] + self.choices
+        return lines + self.variant_notes + [str(r) for r in dict.fromkeys(self.refusals)] + self.choices
 
 
 def _line(unit: Unit) -> str:

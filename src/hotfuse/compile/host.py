@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hotfuse.backends.llvm import peaks as llvm_peaks
-from hotfuse.backends.llvm.emission.blocks import has_tiles
+from hotfuse.backends.llvm.emission.matrix_unit import has_tiles
 from hotfuse.base.settings import Precision
-from hotfuse.hpm.roofline import Roof, roof
+from hotfuse.hpm.roofline import Roofline, roof
 from hotfuse.lower.cpu.tiling import Core, core_for
 from hotfuse.machine import peaks as machine_peaks
 from hotfuse.machine.fingerprint import fingerprint
@@ -31,7 +31,7 @@ class Host:
 
     machine: int
     core: Core
-    at: Roof
+    at: Roofline
 
 
 def this_host(store: Store, threads: int = 1, measure_peaks: bool = True) -> Host:

@@ -11,9 +11,9 @@ from typing import Any
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings
-from hotfuse.cache.address import Address, digest, machine_text, toolchain, versions
+from hotfuse.cache.address import Address, digest, target, versions
 from hotfuse.cache.folder import Folder
-from hotfuse.compile import stored
+from hotfuse.compile import request_context
 from hotfuse.compile.workers.wire import Message
 from hotfuse.lower.common.effort import OutOfSteps
 from hotfuse.lower.common.errors import CannotLower
@@ -31,15 +31,10 @@ def never() -> bool:
     return False
 
 
-def target() -> dict[str, str]:
-    """What machine code rests on besides versions: what makes it, and the features that it may use."""
-    return {"toolchain": toolchain(), "machine": machine_text(code_features())}
-
-
 def code_basis(settings: Settings, threads: int, sizes: Mapping[str, int]) -> dict[str, str]:
     """What compiled code rests on."""
-    options = [(k, v) for k, v in settings.code_key() if k != "threads"]  # as many as there are, however they were asked for
-    return {**versions(), **target(), "threads": str(threads), "options": repr(options), "sizes": repr(sorted(sizes.items()))}
+    return {**versions(), **target(), "threads": str(threads), "options": repr(settings.code_key()),
+            "sizes": repr(sorted(sizes.items()))}
 
 
 def code_features() -> Sequence[str]:
@@ -73,7 +68,7 @@ class Unkept(CannotLower):
 
 def grouping(header: Mapping[str, Any], sizes: Mapping[str, int], model: str, make: Callable[[], Message]) -> Message:
     """How a graph is grouped, decided once for all processes, as long as the same performance model has a say in it."""
-    folder = stored.folder()
+    folder = request_context.folder()
     options = [header.get(k) for k in ("precision", "objective", "strategies", "focus")]
     basis = {**versions(), **target(), "threads": str(header.get("threads")), "options": repr(options), "model": model,
              "sizes": repr(sorted(sizes.items()))}
@@ -94,7 +89,7 @@ def verdict(kind: str, subject: str, basis: Mapping[str, str], make: Callable[[]
         except HotfuseError as e:
             return {"because": e.because or e.what, "at": int(time.time())}, []
 
-    folder = stored.folder()
+    folder = request_context.folder()
     if folder is None:
         return make()
     address = Address(kind, digest(subject), {**versions(), **target(), **basis})

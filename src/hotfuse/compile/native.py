@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hotfuse.compile.drive import Compilation
+from hotfuse.compile.compilation import Compilation
 from hotfuse.compile.requests import Here
 from hotfuse.compile.workers import wire
 from hotfuse.ir.graph import Graph

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hotfuse.analysis.cost import value_bytes
 from hotfuse.analysis.resources import Bound, CorePeaks, Work
-from hotfuse.compile.graph import CompileGraph, GraphLevel, Place, Unit, UnitState
+from hotfuse.compile.graph import CompileGraph, GraphLevel, Unit, UnitState, UseSite
 from hotfuse.compile.value import Facts
 from hotfuse.fusion.candidates import CandidateKind
 from hotfuse.fusion.criteria import FusionSide, judge
@@ -56,7 +56,7 @@ def joined(graph: CompileGraph, unit: Unit, keys: Sequence[str]) -> None:
     """A common kernel won: it takes the place of the two wherever they stand alike."""
     assert unit.of is not None and unit.use is not None
     first, second = unit.of
-    kept: list[Place] = []
+    kept: list[UseSite] = []
     apart = unit.apart_us
     for place, key in zip(unit.uses, keys, strict=False):
         number = partner(graph, unit, place)
@@ -97,7 +97,7 @@ def held_back(unit: Unit, peaks: CorePeaks) -> Bottleneck:
     return Bottleneck.COMPUTE if slower.bound is Bound.COMPUTE else Bottleneck.LATENCY
 
 
-def nodes_of(graph: CompileGraph, unit: Unit, place: Place) -> tuple[int, ...]:
+def nodes_of(graph: CompileGraph, unit: Unit, place: UseSite) -> tuple[int, ...]:
     """The nodes of a use, in the level's graph."""
     parts = graph.levels[place[0]].parts
     if unit.of is None:
@@ -105,7 +105,7 @@ def nodes_of(graph: CompileGraph, unit: Unit, place: Place) -> tuple[int, ...]:
     return tuple(sorted((*parts.part(place[1]).nodes, *parts.part(partner(graph, unit, place)).nodes)))
 
 
-def partner(graph: CompileGraph, unit: Unit, place: Place) -> int:
+def partner(graph: CompileGraph, unit: Unit, place: UseSite) -> int:
     """The consumer's partition beside a use of the producer, where both are as they were and may be one; else -1."""
     assert unit.of is not None
     level = graph.levels[place[0]]

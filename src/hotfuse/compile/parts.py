@@ -8,7 +8,7 @@ from typing import Any
 
 from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.compile.variants.skips import Skips
-from hotfuse.compile.variants.ways import Ways
+from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.compile.workers import wire
 from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim
@@ -20,8 +20,6 @@ from hotfuse.lower.common.codec import from_json
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, StrideArgument
 from hotfuse.lower.run.description import InputSpec, OutputSpec, RunCode, SizeSpec, word_from_json
 from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
-from hotfuse.tile.stored import StoredKernel, StoredKernels, header
-from hotfuse.tile.text import show as show_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class KernelCode:
     code: bytes
     about: str
     """Its name and what the worker measured, for a reader."""
-    ways: Ways | None = None
+    variants: VariantTable | None = None
     """The kernels that serve its group at other sizes."""
     predicted_us: float | None = None
     """What it was predicted to take, where a model knows this machine."""
@@ -130,30 +128,15 @@ def body_from_json(data: dict[str, Any]) -> Body:
 def kernel_from_json(data: dict[str, Any], code: bytes) -> KernelCode:
     """A kernel as the worker sent it."""
     lowered, again = from_json(data), {k: data[k] for k in ("kernel", "arguments", "strides")}
-    ways = Ways.from_json(data.get("ways"))
+    variants = VariantTable.from_json(data.get("variants"))
     if data["kernel_us"] is None:
         return KernelCode(lowered, code, f"{lowered.kernel.name}: for some sizes only", said=again)
     us = data.get("predicted_us")
     said = "" if us is None else f"predicted {us:.1f} us, "
     by = f" ({data['multiplies']})" if data.get("multiplies") else ""
     about = f"{lowered.kernel.name}{by}: {said}{data['kernel_us']:.1f} us in the worker, the library {data['library_us']:.1f} us"
-    more = [str(m) for m in (data.get("kinds") or None, ways, Skips.from_json(data.get("skips"))) if m is not None]
-    return KernelCode(lowered, code, "; ".join([about, *more]), ways, us, again)
-
-
-def at_rest(kernel: KernelCode) -> KernelCode:
-    """A kernel that is linked: what calling it needs, without its statements, its text and its object code."""
-    lowered = replace(kernel.lowered, kernel=header(kernel.lowered.kernel))
-    return replace(kernel, lowered=lowered, code=b"", said=None)
-
-
-def stored(kernels: Sequence[KernelCode]) -> StoredKernels:
-    """The tile kernels by number, at rest."""
-
-    def text(k: KernelCode) -> str:
-        return show_kernel(k.lowered.kernel) if k.said is None else str(k.said["kernel"])
-
-    return StoredKernels({i: StoredKernel.of(k.lowered.kernel.name, text(k)) for i, k in enumerate(kernels)})
+    more = [str(m) for m in (data.get("kinds") or None, variants, Skips.from_json(data.get("skips"))) if m is not None]
+    return KernelCode(lowered, code, "; ".join([about, *more]), variants, us, again)
 
 
 def renamed(lowered: Lowered, piece: Graph) -> Lowered:

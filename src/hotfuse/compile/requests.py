@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
-from hotfuse.compile import stored
+from hotfuse.compile import request_context
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
 from hotfuse.frontends.captured import Captured
@@ -91,9 +91,9 @@ def _kernel(header: Header, blobs: list[bytes]) -> wire.Message:
 
 
 def _learned(header: Header, _blobs: list[bytes]) -> wire.Message:
-    from hotfuse.compile.learn import recall
+    from hotfuse.compile.learn import strategy_history
 
-    return recall.handle(header)
+    return strategy_history.handle(header)
 
 
 def _idle(header: Header, _blobs: list[bytes]) -> wire.Message:
@@ -135,7 +135,7 @@ def answer(header: Header, blobs: list[bytes]) -> wire.Message:
     try:
         if kind not in _KINDS:
             raise InternalError(f"no request of kind {kind!r}")
-        with stored.used_by(header), limited(REQUEST_STEPS):
+        with request_context.used_by(header), limited(REQUEST_STEPS):
             return _KINDS[kind](header, blobs)
     except CaptureError as e:
         return wire.error_to_message(e)

@@ -71,7 +71,7 @@ class Demand:
     strategies: tuple[str, ...] = ()
     """Candidates that are to be tried alone: what they are worth against a bottleneck is to be found out."""
     focus: str = ""
-    """The groups that they are about, as `compile.stored.text_id` calls them, between commas; empty for grouping."""
+    """The groups that they are about, as `compile.request_context.text_id` calls them, between commas; empty for grouping."""
     gain: float = LATER_PLAN_GAIN
     """The part of the calls' time that is expected to be saved: how much of a busy machine the work may count on."""
     of_late: Callable[[], Sequence[tuple[int, ...]] | None] | None = field(default=None, compare=False, repr=False)

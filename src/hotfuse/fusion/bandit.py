@@ -19,7 +19,7 @@ STRENGTH = 4.0
 """Measurements that the prior counts as."""
 SPREAD = 0.5
 """How far single outcomes lie from their arm's mean, before there are any."""
-LEAST, MOST = -1.0, 2.0
+MIN_OUTCOME, MAX_OUTCOME = -1.0, 2.0
 """Outcomes beyond these say no more than these."""
 NEW = 3
 """Arms with fewer outcomes than this are new."""
@@ -51,7 +51,7 @@ class Arm:
 
     def learn(self, kept: float) -> None:
         """Another outcome: measured gain over predicted gain."""
-        kept = min(MOST, max(LEAST, kept))
+        kept = min(MAX_OUTCOME, max(MIN_OUTCOME, kept))
         self.count, self.total, self.squares = self.count + 1, self.total + kept, self.squares + kept**2
 
 

@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from hotfuse.analysis.convolution import is_convolution
 from hotfuse.fusion.closed import Key, UseIndex
-from hotfuse.fusion.criteria import HEARTS, Criterion, Reason
+from hotfuse.fusion.criteria import ANCHORS, Criterion, Reason
 from hotfuse.fusion.forecast import live_values
 from hotfuse.fusion.groups import MAX_NODES, Group, node_kind
 from hotfuse.fusion.layout import CONVERTS
@@ -93,7 +93,7 @@ def fails(criterion: Criterion, text: str, **evidence: int | float | str) -> Rea
     return Reason(criterion, False, text, evidence)
 
 
-def heart_of(node: Node) -> str:
+def anchor_kind(node: Node) -> str:
     """The kind of kernel a node asks for; `rows` where it fits into others."""
     if is_convolution(node):
         return "convolution"
@@ -104,9 +104,9 @@ def heart_of(node: Node) -> str:
 
 def kind_of(index: UseIndex, nodes: Sequence[int], whole: str = "") -> str:
     """The kind of a group of nodes that may be generated; `whole` is that of the group they are cut from, whose heart keeps it."""
-    hearts = [h for i in nodes if (h := node_kind(index.graph.nodes[i], index.params)) in HEARTS]
-    if hearts:
-        return hearts[0] if whole in ("", "rows") else whole
+    anchors = [h for i in nodes if (h := node_kind(index.graph.nodes[i], index.params)) in ANCHORS]
+    if anchors:
+        return anchors[0] if whole in ("", "rows") else whole
     moves = all(lookup(index.graph.nodes[i].op).access is Access.MOVEMENT for i in nodes)
     return "library" if moves else "rows"
 
@@ -137,10 +137,10 @@ class Generator:
 
     def _joined(self, a: Group, b: Group) -> FusionCandidate:
         """A producer and its consumer as one kernel."""
-        hearts = [g for g in (a, b) if g.kind in HEARTS]
-        kind = CandidateKind.VERTICAL if not hearts else CandidateKind.EPILOGUE if hearts[0] is a else CandidateKind.PROLOGUE
+        anchors = [g for g in (a, b) if g.kind in ANCHORS]
+        kind = CandidateKind.VERTICAL if not anchors else CandidateKind.EPILOGUE if anchors[0] is a else CandidateKind.PROLOGUE
         nodes = tuple(sorted((*a.nodes, *b.nodes)))
-        made = Group(nodes, hearts[0].kind if hearts else "rows")
+        made = Group(nodes, anchors[0].kind if anchors else "rows")
         between = self.index.between(a.nodes, b.nodes)
         reasons = [self._convex(a, b), self._sizes(nodes), self._limits(a, b, nodes), self._parallel(a, b)]
         reasons.append(self._passes(between))
@@ -216,9 +216,9 @@ class Generator:
     def _splits(self, g: Group, key: Key) -> Iterator[FusionCandidate]:
         """Behind the heart, and where the least passes from one half to the other."""
         places: set[int] = set()
-        hearts = [n for n, i in enumerate(g.nodes) if heart_of(self.index.graph.nodes[i]) != "rows"]
-        if hearts and hearts[-1] + 1 < len(g.nodes):
-            places.add(hearts[-1] + 1)
+        anchors = [n for n, i in enumerate(g.nodes) if anchor_kind(self.index.graph.nodes[i]) != "rows"]
+        if anchors and anchors[-1] + 1 < len(g.nodes):
+            places.add(anchors[-1] + 1)
         passing = [(self.index.between(g.nodes[:n], g.nodes[n:]), n) for n in range(1, len(g.nodes))]
         known = [(b, abs(n - len(g.nodes) / 2), n) for b, n in passing if b is not None]
         if known:
@@ -277,15 +277,15 @@ class Generator:
         return holds(Criterion.PREDICTABLE, "all sizes are known")
 
     def _limits(self, a: Group, b: Group, nodes: Sequence[int], *, siblings: bool = False) -> Reason:
-        hearts = [g.kind for g in (a, b) if g.kind in HEARTS]
-        if len(hearts) == 2 and not siblings:
-            return fails(Criterion.LIMITS, f"{hearts[0]} and {hearts[1]} each need the registers for themselves")
-        if any(h in ("attention", "recurrent") for h in hearts):
-            return fails(Criterion.LIMITS, f"{hearts[0]} leaves no registers for others")
+        anchors = [g.kind for g in (a, b) if g.kind in ANCHORS]
+        if len(anchors) == 2 and not siblings:
+            return fails(Criterion.LIMITS, f"{anchors[0]} and {anchors[1]} each need the registers for themselves")
+        if any(h in ("attention", "recurrent") for h in anchors):
+            return fails(Criterion.LIMITS, f"{anchors[0]} leaves no registers for others")
         if len(nodes) > MAX_NODES:
             return fails(Criterion.LIMITS, f"{len(nodes)} nodes, at most {MAX_NODES}", nodes=len(nodes))
         live = live_values(self.index, nodes)
-        if not hearts and live > self.core.registers:
+        if not anchors and live > self.core.registers:
             return fails(Criterion.LIMITS, f"{live} values at once, {self.core.registers} registers", live=live)
         return holds(Criterion.LIMITS, "they fit one kernel", nodes=len(nodes), live=live)
 

@@ -18,7 +18,7 @@ from hotfuse.analysis.resources import Bound, CorePeaks, ResourceUse
 from hotfuse.base.events import EvidenceValue
 from hotfuse.fusion.groups import MAX_NODES
 
-HEARTS = frozenset({"contract", "product", "convolution", "attention", "recurrent"})
+ANCHORS = frozenset({"contract", "product", "convolution", "attention", "recurrent"})
 """Kinds of kernels with a loop nest that nothing else fits into."""
 REGISTERS = 32
 SCRATCH = 256 << 10
@@ -90,15 +90,15 @@ def judge(first: FusionSide, second: FusionSide, between: int, threads: int, pea
 
 
 def _limits(a: FusionSide, b: FusionSide) -> Reason:
-    hearts = [s.kind for s in (a, b) if s.kind in HEARTS]
+    anchors = [s.kind for s in (a, b) if s.kind in ANCHORS]
     nodes = a.use.work.nodes + b.use.work.nodes
     vectors, scratch = a.use.vectors + b.use.vectors, a.use.scratch + b.use.scratch
     evidence: dict[str, EvidenceValue] = {"nodes": nodes, "vectors": vectors, "scratch": scratch}
-    if len(hearts) == 2:
-        return Reason(Criterion.LIMITS, False, f"{hearts[0]} and {hearts[1]} each need the registers for themselves", evidence)
+    if len(anchors) == 2:
+        return Reason(Criterion.LIMITS, False, f"{anchors[0]} and {anchors[1]} each need the registers for themselves", evidence)
     if nodes > MAX_NODES:
         return Reason(Criterion.LIMITS, False, f"{nodes} nodes, at most {MAX_NODES}", evidence)
-    if not hearts and vectors > REGISTERS:
+    if not anchors and vectors > REGISTERS:
         return Reason(Criterion.LIMITS, False, f"{vectors} vectors at once, {REGISTERS} registers", evidence)
     if scratch > SCRATCH:
         return Reason(Criterion.LIMITS, False, f"{scratch} bytes of scratch, at most {SCRATCH}", evidence)

@@ -51,7 +51,7 @@ class Interval:
 
     first: int
     last: int | None
-    way: int
+    variant: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ class Crossovers:
         """Whether one way is best everywhere."""
         return len(self.intervals) == 1
 
-    def way(self, size: int) -> int:
+    def variant(self, size: int) -> int:
         """The way for a size."""
-        return next(i.way for i in reversed(self.intervals) if size >= i.first or i is self.intervals[0])
+        return next(i.variant for i in reversed(self.intervals) if size >= i.first or i is self.intervals[0])
 
     def facts(self, place: str | None = None) -> list[tuple[int, tuple[Holds, ...]]]:
         """Per interval its way and what a call has to fulfil; `place` is the symbol's name among facts of calls (`t0.1`)."""
-        return [(i.way, tuple(Holds(p) for p in _within(sym(place or self.symbol), i))) for i in self.intervals]
+        return [(i.variant, tuple(Holds(p) for p in _within(sym(place or self.symbol), i))) for i in self.intervals]
 
 
 def _within(size: Dim, i: Interval) -> list[Sym]:
@@ -87,12 +87,12 @@ def guarded(graph: Graph, found: Crossovers) -> list[tuple[int, Graph]]:
     made: list[tuple[int, Graph]] = []
     for i in found.intervals:
         guards = dict.fromkeys((*graph.guards, *_within(sym(found.symbol), i)))
-        made.append((i.way, replace(graph, guards=tuple(guards))))
+        made.append((i.variant, replace(graph, guards=tuple(guards))))
     return made
 
 
 def crossovers(
-    ways: Sequence[Variant], symbol: str, sizes: Sequence[int], fixed: Mapping[str, int], predict: Predictor, threads: int = 1,
+    variants: Sequence[Variant], symbol: str, sizes: Sequence[int], fixed: Mapping[str, int], predict: Predictor, threads: int = 1,
     env: Callable[[int], Mapping[str, int]] | None = None,
 ) -> Crossovers:  # fmt: skip
     """The predicted best way over sizes, which must rise; a border lies in the middle of two sizes that were looked at.
@@ -100,9 +100,11 @@ def crossovers(
     `env` says what a size means for the symbols of the pieces, where it is not one of them.
     """
     given = env or (lambda n: {symbol: n})
-    asks = [Candidate(g, {**fixed, **given(n)}, core, w.threads or threads) for n in sizes for w in ways for g, core in w.pieces]
+    asks = [
+        Candidate(g, {**fixed, **given(n)}, core, v.threads or threads) for n in sizes for v in variants for g, core in v.pieces
+    ]
     seconds = iter(predict(asks).seconds.tolist())
-    table = np.array([[sum(next(seconds) for _ in w.pieces) + w.waste(n) for w in ways] for n in sizes])
+    table = np.array([[sum(next(seconds) for _ in w.pieces) + w.waste(n) for w in variants] for n in sizes])
     return Crossovers(symbol, _intervals(sizes, table))
 
 
@@ -146,14 +148,14 @@ class Shifts:
 
     seen: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict[tuple[str, str], tuple[float, int]])
 
-    def learn(self, ways: tuple[str, str], predicted: int, measured: int) -> None:
+    def learn(self, variants: tuple[str, str], predicted: int, measured: int) -> None:
         """A border was measured; its distance counts as a factor."""
-        total, count = self.seen.get(ways, (0.0, 0))
-        self.seen[ways] = (total + math.log(max(measured, 1) / max(predicted, 1)), count + 1)
+        total, count = self.seen.get(variants, (0.0, 0))
+        self.seen[variants] = (total + math.log(max(measured, 1) / max(predicted, 1)), count + 1)
 
-    def factor(self, ways: tuple[str, str]) -> float:
+    def factor(self, variants: tuple[str, str]) -> float:
         """What to multiply a predicted border by: shrunk towards 1 while little has been seen."""
-        total, count = self.seen.get(ways, (0.0, 0))
+        total, count = self.seen.get(variants, (0.0, 0))
         return math.exp(total / (count + 1))
 
     def corrected(self, found: Crossovers, names: Sequence[str]) -> Crossovers:
@@ -161,7 +163,7 @@ class Shifts:
         made = list(found.intervals)
         for n, (left, right) in enumerate(itertools.pairwise(found.intervals)):
             assert left.last is not None
-            border = round(left.last * self.factor((names[left.way], names[right.way])))
+            border = round(left.last * self.factor((names[left.variant], names[right.variant])))
             least = made[n].first + (0 if n == 0 else 1)
             border = max(least, border if right.last is None else min(border, right.last - 1))
             made[n], made[n + 1] = replace(made[n], last=border), replace(made[n + 1], first=border + 1)
@@ -169,7 +171,7 @@ class Shifts:
 
 
 def refined(found: Crossovers, measure: Callable[[int, int], float], most: int = 6, limit: int | None = None) -> Crossovers:
-    """Borders moved to where measurements (`measure(way, size)`, seconds) cross; at most so many sizes are measured for each.
+    """Borders moved to where measurements (`measure(variant, size)`, seconds) cross; at most so many sizes are measured for each.
 
     Where no border follows, one may move out as far as `limit`, by doubling.
     """
@@ -181,7 +183,7 @@ def refined(found: Crossovers, measure: Callable[[int, int], float], most: int =
         for _ in range(most):
             if hi is not None and hi - lo <= max(1, border // 16):
                 break
-            if measure(left.way, border) > measure(right.way, border):
+            if measure(left.variant, border) > measure(right.variant, border):
                 hi = border
             elif limit is not None and border >= limit:
                 break
@@ -189,6 +191,6 @@ def refined(found: Crossovers, measure: Callable[[int, int], float], most: int =
                 lo = border
             border = (lo + hi) // 2 if hi is not None else max(2 * border, 1)
             border = border if limit is None else min(border, max(limit, left.first))
-        made[n] = Interval(left.first, border, left.way)
-        made[n + 1] = Interval(border + 1, right.last, right.way)
+        made[n] = Interval(left.first, border, left.variant)
+        made[n + 1] = Interval(border + 1, right.last, right.variant)
     return Crossovers(found.symbol, tuple(made), True)

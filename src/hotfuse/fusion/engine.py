@@ -144,7 +144,7 @@ class FusionPlanner:
         self._looks = looking.budget()
         new = set(order.groups)
         while new:
-            order = self._settled(order, new, decided, choices)
+            order = self._decided(order, new, decided, choices)
             order, new = self._looked(order, choices)
         late = fails(Criterion.VALUE, "predictions cannot tell, and no time is left for a look")
         choices += [_with(c, False, (*c.reasons, late)) for c in self._open.values()]
@@ -226,7 +226,7 @@ class FusionPlanner:
         self._foresee(index, alone)
         return self._total(index, alone).seconds
 
-    def _settled(self, order: GroupOrder, dirty: set[Group], decided: set[Key], choices: list[FusionChoice]) -> GroupOrder:
+    def _decided(self, order: GroupOrder, dirty: set[Group], decided: set[Key], choices: list[FusionChoice]) -> GroupOrder:
         """Rounds around new groups, until predictions find nothing more."""
         for _ in range(MAX_ROUNDS):
             order, taken, dirty = self._round(order, dirty, decided, choices)

@@ -102,7 +102,7 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
     _absorb_views(graph, groups)
     _absorb_constants(graph, groups, params)
     _absorb_padding(graph, groups)
-    return _ordered(graph, [Group(tuple(g.nodes), _settled(graph, g)) for g in groups if g.nodes])
+    return _ordered(graph, [Group(tuple(g.nodes), _final_kind(graph, g)) for g in groups if g.nodes])
 
 
 def _bound(graph: Graph, fits: Callable[[Node], bool]) -> dict[int, tuple[str, object]]:
@@ -231,7 +231,7 @@ def _is_view(node: Node) -> bool:
     return moves and sum(isinstance(v.type, TensorType) for v in node.ins) == 1
 
 
-def _settled(graph: Graph, g: _Open) -> str:
+def _final_kind(graph: Graph, g: _Open) -> str:
     """A group that only moves data is left to torch, whose views cost nothing."""
     moves = all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in g.nodes)
     return "library" if g.kind == "rows" and moves else g.kind

@@ -13,7 +13,7 @@ from __future__ import annotations
 from hotfuse.fusion.bandit import Budget
 from hotfuse.fusion.worth import Gain, PredictedCost
 
-LEAST = 0.02
+MIN_GAIN = 0.02
 """A candidate that measured better by less is not better."""
 LUCK = 2.0
 """Standard deviations that a candidate may turn out better: one in forty does."""
@@ -43,4 +43,4 @@ def hope(before: PredictedCost, after: PredictedCost, won: Gain) -> float:
 
 def undecided(best: float, uses: int, before: float, cost_s: float) -> bool:
     """Whether a candidate that is not taken by prediction may be one that a contest takes, and pays for it."""
-    return best > LEAST * before and cost_s <= best * uses * PAYBACK_CALLS
+    return best > MIN_GAIN * before and cost_s <= best * uses * PAYBACK_CALLS

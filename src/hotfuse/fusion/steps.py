@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from hotfuse.fusion.candidates import FusionCandidate, heart_of
+from hotfuse.fusion.candidates import FusionCandidate, anchor_kind
 from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.order import GroupOrder
@@ -71,7 +71,7 @@ def ops(index: UseIndex, groups: Sequence[Group]) -> str:
     texts: list[str] = []
     for g in groups:
         nodes = [index.graph.nodes[i] for i in g.nodes]
-        names = dict.fromkeys(packet(n.op).removeprefix("aten.") for n in sorted(nodes, key=lambda n: heart_of(n) == "rows"))
+        names = dict.fromkeys(packet(n.op).removeprefix("aten.") for n in sorted(nodes, key=lambda n: anchor_kind(n) == "rows"))
         listed = list(names)
         texts.append("+".join(listed[:4]) + ("+..." if len(listed) > 4 else ""))
     return " | ".join(texts)

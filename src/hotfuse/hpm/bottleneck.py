@@ -16,10 +16,10 @@ from enum import StrEnum
 
 import numpy as np
 
-from hotfuse.hpm.roofline import Roof
+from hotfuse.hpm.roofline import Roofline
 from hotfuse.machine.peaks import LEVELS
 
-NEAR = 0.25
+LATENCY_BOUND_BELOW = 0.25
 """The part of a roof from which on it is what limits."""
 BALANCED = 0.75
 """The mean of the threads' busy times over the longest, from which on work is spread evenly."""
@@ -127,7 +127,7 @@ def _share(part: float, of: str, measured: bool) -> str:
     return f"all of {of} ({part:.2f} times the roof: {why})"
 
 
-def diagnose(of: Profile, at: Roof) -> Diagnosis:
+def diagnose(of: Profile, at: Roofline) -> Diagnosis:
     """What limits an execution on a machine."""
     if not (of.seconds > 0 and all(map(math.isfinite, (of.seconds, of.flops, of.traffic, of.footprint)))):
         return Diagnosis(Bottleneck.UNKNOWN, {}, 0.0, 1.0)
@@ -139,7 +139,7 @@ def diagnose(of: Profile, at: Roof) -> Diagnosis:
     most = max(used, key=lambda n: used[n])
     if balance < BALANCED:
         found = Bottleneck.IMBALANCE
-    elif used[most] < NEAR or overhead > 0.5:
+    elif used[most] < LATENCY_BOUND_BELOW or overhead > 0.5:
         found = Bottleneck.LATENCY
     else:
         found = Bottleneck(most)

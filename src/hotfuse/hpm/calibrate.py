@@ -13,7 +13,7 @@ import numpy as np
 
 from hotfuse.hpm import model
 from hotfuse.hpm.model import PerformanceModel, TrainingRows
-from hotfuse.hpm.roofline import Roof
+from hotfuse.hpm.roofline import Roofline
 from hotfuse.hpm.work import FAMILIES, NAMES, CoreShape, Matrix, families
 from hotfuse.profile.rows import Measurement, Source
 from hotfuse.profile.store import Store
@@ -72,7 +72,7 @@ def known(store: Store, machine: int | None) -> set[str]:
     return {m.kernel for m in store.measurements(machine=machine, source="calibrate")}
 
 
-def train(store: Store, machine: int | None, at: Roof) -> PerformanceModel | None:
+def train(store: Store, machine: int | None, at: Roofline) -> PerformanceModel | None:
     """A new version from everything measured so far; None where that is too little."""
     found = samples(store, machine, at.threads)
     if len(found) < model.LEAST_SAMPLES:

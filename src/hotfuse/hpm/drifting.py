@@ -25,7 +25,7 @@ Vector = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 PARTS = 1 + len(FAMILIES) + len(LEVELS)
 """Everything, then each family, then each memory level."""
-LEAST = 10
+MIN_SAMPLES = 10
 """Samples before anything is said: fewer do more harm than good."""
 _BY_KIND = (1, len(FAMILIES), len(LEVELS))
 PROBLEMS = np.repeat((4.0, 3.0, 3.0), _BY_KIND)
@@ -82,7 +82,7 @@ def design(family: Whole, level: Whole) -> Vector:
 def explained(seen: Seen, before: Vector) -> Vector:
     """Log factors by part, 0 for those that stay as they were; `before` is what was said last."""
     found = np.zeros(PARTS)
-    if len(seen) < LEAST:
+    if len(seen) < MIN_SAMPLES:
         return found
     x, weight = design(seen.family, seen.level), _weights(seen)
     scale = _scales(seen, weight)
@@ -149,7 +149,7 @@ def outdated(seen: Seen, parts: Vector) -> npt.NDArray[np.bool_] | None:
             gain = _loss(left[newest], wide, once) - _loss(left[newest] - middle, wide, once) - WORTH[part] - SURPRISE
             if gain > most:
                 most, found = gain, own[:-count]
-    if found is None or len(seen) - len(found) < LEAST:  # a change of everything waits until enough samples tell of it
+    if found is None or len(seen) - len(found) < MIN_SAMPLES:  # a change of everything waits until enough samples tell of it
         return None
     old = np.zeros(len(seen), bool)
     old[found] = True

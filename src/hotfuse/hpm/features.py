@@ -18,7 +18,7 @@ from hotfuse.hpm import cuts
 from hotfuse.hpm.compiled import columns as native
 from hotfuse.hpm.fitted import STEPS, Counted, amounts
 from hotfuse.hpm.passes import passes
-from hotfuse.hpm.roofline import Column, Least, Roof, Speeds, least_of
+from hotfuse.hpm.roofline import Column, Least, Roofline, Speeds, least_of
 from hotfuse.hpm.work import COLUMN, Matrix, families_of
 from hotfuse.machine.peaks import LEVELS
 
@@ -110,7 +110,7 @@ class _Given(Speeds):
         )
 
 
-def _told(at: Roof) -> Matrix:
+def _told(at: Roofline) -> Matrix:
     return np.array(
         [at.flops, at.hz, at.threads, at.call_s, at.fork_s, *at.speeds, *at.log_speeds, *at.log_knots, *at.ends]
     )
@@ -128,7 +128,7 @@ def _native() -> native.Compiled:
     return native.compiled(len(COLUMN), formulas)
 
 
-def derive(table: Matrix, at: Roof) -> Features:
+def derive(table: Matrix, at: Roofline) -> Features:
     """Features of rows on a machine."""
     found, x = _native()(table, _told(at))
     seconds, compute, memory, bound, level, products, family = found[:, :7].T.copy()

@@ -21,7 +21,7 @@ from hotfuse.hpm.work import FAMILIES, Matrix
 
 STEPS = {"exp": 16.0, "sigmoid": 24.0, "tanh": 24.0, "erf": 30.0, "root": 10.0, "special": 40.0}
 """Instructions that an element of a function takes, roughly: trees correct what is wrong with it, class by class."""
-LEAST = 20
+MIN_SAMPLES = 20
 """Samples that rates are fitted to; with fewer, the roofline stands in."""
 APART = 500
 """Samples from which on full and narrower vectors have rates of their own; what fewer say about the difference is chance."""
@@ -128,7 +128,7 @@ def fit(terms: Matrix, family: npt.NDArray[np.int64], seconds: Vector, weight: V
     calm, aim = np.sqrt(CALM) * np.eye(len(TERMS)), np.zeros(len(TERMS))
     for one in np.unique(of):
         own = of == one
-        if own.sum() >= LEAST:
+        if own.sum() >= MIN_SAMPLES:
             root = np.sqrt(weight[own] / weight[own].mean())
             part = terms[own] / seconds[own, None] * root[:, None]
             if own.sum() < APART:

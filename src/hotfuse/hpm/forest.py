@@ -18,7 +18,7 @@ from hotfuse.hpm.compiled import walk
 
 Vector = npt.NDArray[np.float64]
 Table = npt.NDArray[np.float32] | npt.NDArray[np.float64]
-FEW = 1000
+BOOST_FROM_ROWS = 1000
 """Below so many samples extra trees are better, above boosted ones."""
 EXTRA = {"n_estimators": 40, "max_depth": 10, "min_samples_leaf": 2, "max_features": 0.6}
 BOOSTED = {"n_estimators": 220, "max_depth": 5, "learning_rate": 0.07, "subsample": 0.7, "max_features": 0.4,
@@ -127,7 +127,7 @@ def _flat(trees: Sequence[Any], base: float, scale: float) -> Forest:
                   table[:, 3].copy(), np.array(roots, np.int64), deepest, base, scale)  # fmt: skip
 
 
-def grow(x: Table, y: Vector, weight: Vector | None = None, *, seed: int = 0, few: int = FEW) -> Forest:
+def grow(x: Table, y: Vector, weight: Vector | None = None, *, seed: int = 0, few: int = BOOST_FROM_ROWS) -> Forest:
     """A forest fitted to samples: extra trees for few, boosted ones for many."""
     return extra(x, y, weight, EXTRA, seed) if len(y) < few else boosted(x, y, weight, BOOSTED, seed)
 

@@ -18,7 +18,7 @@ from hotfuse.hpm import model as models
 from hotfuse.hpm.features import derive
 from hotfuse.hpm.model import LENGTHS, PerformanceModel, TrainingRows, Vector, accuracy
 from hotfuse.hpm.online import Online
-from hotfuse.hpm.roofline import Roof
+from hotfuse.hpm.roofline import Roofline
 from hotfuse.hpm.work import FAMILIES, families
 
 APART = 0.03
@@ -57,19 +57,19 @@ class HeldOut:
                 if (kind == i).any()}  # fmt: skip
 
 
-def held_out(samples: TrainingRows, at: Roof) -> HeldOut:
+def held_out(samples: TrainingRows, at: Roofline) -> HeldOut:
     """Every sample predicted by a model that saw none of its problem."""
     told = models.unseen(samples, at)
     return HeldOut(told.samples, told.predicted, told.slow)
 
 
-def roofline_alone(samples: TrainingRows, at: Roof) -> dict[str, float]:
+def roofline_alone(samples: TrainingRows, at: Roofline) -> dict[str, float]:
     """Accuracy of the roofline, which no measurement of kernels went into."""
     return accuracy(samples.seconds, derive(samples.table, at).roof.seconds)
 
 
 def learned(
-    samples: TrainingRows, predicted: Vector, at: Roof, count: int = 20, seed: int = 0
+    samples: TrainingRows, predicted: Vector, at: Roofline, count: int = 20, seed: int = 0
 ) -> tuple[Online, npt.NDArray[np.bool_]]:
     """What some online samples teach, and which samples were not among those."""
     found = derive(samples.table, at)
@@ -159,13 +159,13 @@ def importance(model: PerformanceModel) -> dict[str, float]:
     return {models.INPUTS[i]: float(share[i]) for i in np.argsort(-share) if share[i] > 0}
 
 
-def coverage(model: PerformanceModel, held: HeldOut, at: Roof) -> float:
+def coverage(model: PerformanceModel, held: HeldOut, at: Roofline) -> float:
     """The part of measurements that lies in the stated intervals."""
     width = model.widths(derive(held.samples.table, at), held.predicted)
     return float((np.abs(np.log(held.samples.seconds / held.predicted)) <= width).mean())
 
 
-def learning_curve(samples: TrainingRows, at: Roof, sizes: Sequence[int], seed: int = 0) -> dict[int, float]:
+def learning_curve(samples: TrainingRows, at: Roofline, sizes: Sequence[int], seed: int = 0) -> dict[int, float]:
     """MAPE on a quarter of the problems, of models trained on so many samples of the others."""
     names = np.unique(samples.group)
     shuffled = np.random.default_rng(seed).permutation(names)
@@ -210,7 +210,7 @@ def _missed(now: Mapping[str, float], plain: Mapping[str, float]) -> list[str]:
 
 
 def drift_samples(
-    samples: TrainingRows, predicted: Vector, at: Roof, *, factor: float = 1.6, most: int = 200, seed: int = 0
+    samples: TrainingRows, predicted: Vector, at: Roofline, *, factor: float = 1.6, most: int = 200, seed: int = 0
 ) -> DriftTrial:
     """Follow everything, the commonest family or the commonest memory level as it slows down, and a machine that does not.
 

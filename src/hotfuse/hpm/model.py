@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hotfuse.hpm import fitted, forest, phases, ways
-from hotfuse.hpm.book import RowCache
+from hotfuse.hpm import fitted, forest, phases, tiling_residuals
 from hotfuse.hpm.compiled import walk
 from hotfuse.hpm.features import NAMES, Features, derive
 from hotfuse.hpm.forest import Forest
-from hotfuse.hpm.roofline import Roof
+from hotfuse.hpm.roofline import Roofline
+from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.work import FAMILIES, Candidate, Matrix
 from hotfuse.hpm.work import NAMES as ROW_NAMES
 from hotfuse.machine.energy import WATTS_PER_CORE
@@ -43,7 +43,7 @@ KEPT = 0.8
 """The part of all measurements that stated intervals hold."""
 LENGTHS = (5e-6, 100e-6)
 """Kernels shorter than the first, between, longer than the second are judged apart."""
-LEAST = 25
+MIN_RESIDUALS = 25
 """Residuals that a family and length need for an interval of their own."""
 FOLDS = 3
 _CUT = np.array(
@@ -101,7 +101,7 @@ class PerformanceModel:
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     version: int = 0
     rates: fitted.Rates = field(default_factory=lambda: fitted.NONE)
-    ways: Forest | None = None
+    tilings: Forest | None = None
     """What tells the ways of one problem apart, where it was seen to help."""
 
     def ratio(self, found: Features) -> Vector:
@@ -109,8 +109,8 @@ class PerformanceModel:
         x, base = _inputs(found, self.rates)
         keys = walk.ordered(x)
         value = base + self.forest.predict(keys)
-        if self.ways is not None:
-            value += self.ways.predict(keys) * _CUT[found.family]
+        if self.tilings is not None:
+            value += self.tilings.predict(keys) * _CUT[found.family]
         return np.maximum(value, np.log(np.maximum(found.roof.bound, 1e-12) / found.roof.seconds))
 
     def seconds(self, found: Features) -> Vector:
@@ -134,18 +134,18 @@ def grown(
     found: Features,
     seconds: Vector,
     weight: Vector,
-    cell: ways.Cells | None = None,
+    cell: tiling_residuals.Cells | None = None,
     *,
     seed: int = 0,
-    few: int = forest.FEW,
+    few: int = forest.BOOST_FROM_ROWS,
 ) -> PerformanceModel:
     """Rates, a forest for what they leave, and one for ways if cells are told; it knows nothing about its errors yet."""
     rates = fitted.fit(found.amounts, found.family, seconds, weight)
     x, base = _inputs(found, rates)
     left = np.log(seconds / found.roof.seconds) - base
     trees = forest.grow(x, left, weight, seed=seed, few=few)
-    apart = ways.grow(x, left - trees.predict(x), weight, cell, seed) if cell is not None else None
-    return PerformanceModel(trees, np.zeros((len(FAMILIES), len(LENGTHS) + 1)), rates=rates, ways=apart)
+    apart = tiling_residuals.grow(x, left - trees.predict(x), weight, cell, seed) if cell is not None else None
+    return PerformanceModel(trees, np.zeros((len(FAMILIES), len(LENGTHS) + 1)), rates=rates, tilings=apart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Unseen:
         return np.log(self.samples.seconds / self.predicted)
 
 
-def unseen(samples: TrainingRows, at: Roof, *, few: int = forest.FEW, seed: int = 0) -> Unseen:
+def unseen(samples: TrainingRows, at: Roofline, *, few: int = forest.BOOST_FROM_ROWS, seed: int = 0) -> Unseen:
     """Every sample predicted by a model that saw none of its problem, once phases in which the machine was slow are taken out."""
     predicted, helps = _folded(samples, at, few, FOLDS, seed)
     off = np.log(samples.seconds / predicted)
@@ -175,9 +175,9 @@ def unseen(samples: TrainingRows, at: Roof, *, few: int = forest.FEW, seed: int 
     return Unseen(samples, predicted / np.exp(mean), slow, helps)
 
 
-def _folded(samples: TrainingRows, at: Roof, few: int, folds: int, seed: int) -> tuple[Vector, bool]:
+def _folded(samples: TrainingRows, at: Roofline, few: int, folds: int, seed: int) -> tuple[Vector, bool]:
     """Predictions by models that saw no sample of the group, and whether a forest of ways makes them better."""
-    found, weight, cell = derive(samples.table, at), weights(samples), ways.cells(samples.table)
+    found, weight, cell = derive(samples.table, at), weights(samples), tiling_residuals.cells(samples.table)
     fold = _folds(samples.group, folds, seed)
     plain = samples.seconds.copy()
     told = plain.copy()
@@ -187,9 +187,9 @@ def _folded(samples: TrainingRows, at: Roof, few: int, folds: int, seed: int) ->
             made = grown(found.pick(~test), samples.seconds[~test], weight[~test], cell[~test], seed=seed, few=few)
             part = found.pick(test)
             told[test] = made.seconds(part)
-            plain[test] = replace(made, ways=None).seconds(part) if made.ways is not None else told[test]
-    one, other = (ways.error(samples.seconds, p, cell, weight) for p in (plain, told))
-    helps = other < ways.BETTER * one
+            plain[test] = replace(made, tilings=None).seconds(part) if made.tilings is not None else told[test]
+    one, other = (tiling_residuals.error(samples.seconds, p, cell, weight) for p in (plain, told))
+    helps = other < tiling_residuals.BETTER * one
     return (told, True) if helps else (plain, False)
 
 
@@ -203,7 +203,7 @@ def weights(samples: TrainingRows) -> Vector:
     return 1.0 / (0.05**2 + samples.noise**2)
 
 
-def fit(samples: TrainingRows, at: Roof, *, seed: int = 0, few: int = forest.FEW) -> PerformanceModel:
+def fit(samples: TrainingRows, at: Roofline, *, seed: int = 0, few: int = forest.BOOST_FROM_ROWS) -> PerformanceModel:
     """Train on everything, as fast as it is when nothing slows the machine (`hpm.phases`); intervals come from forests that did not
     see what they are judged on.
     """
@@ -211,7 +211,7 @@ def fit(samples: TrainingRows, at: Roof, *, seed: int = 0, few: int = forest.FEW
     told = unseen(samples, at, few=few, seed=seed)
     samples, predicted, off = told.samples, told.predicted, told.off
     found = derive(samples.table, at)
-    cell = ways.cells(samples.table) if told.helps else None
+    cell = tiling_residuals.cells(samples.table) if told.helps else None
     made = grown(found, samples.seconds, weights(samples), cell, seed=seed, few=few)
     length = np.searchsorted(LENGTHS, predicted)
     overall = float(np.quantile(np.abs(off), KEPT))
@@ -219,7 +219,7 @@ def fit(samples: TrainingRows, at: Roof, *, seed: int = 0, few: int = forest.FEW
     for f in range(len(FAMILIES)):
         for b in range(len(LENGTHS) + 1):
             near = np.abs(off[(found.family == f) & (length == b)])
-            if len(near) >= LEAST:
+            if len(near) >= MIN_RESIDUALS:
                 width[f, b] = float(np.quantile(near, min(1.0, KEPT * (1 + 1 / len(near)))))
     scores = accuracy(samples.seconds, predicted)
     facts = {
@@ -246,8 +246,8 @@ def accuracy(measured: Vector, predicted: Vector, least_s: float = 5e-6) -> dict
 def save(store: Store, model: PerformanceModel, machine: int | None) -> int:
     """Keep a model; its version."""
     arrays = {**model.forest.arrays(), "width": model.width, "rates": model.rates}
-    if model.ways is not None:
-        arrays |= model.ways.arrays("ways_")
+    if model.tilings is not None:
+        arrays |= model.tilings.arrays("ways_")
     return store.save_model(named(int(model.facts.get("threads", 1))), arrays, model.facts, machine)
 
 
@@ -296,7 +296,7 @@ class CostPredictor:
     """A model on a machine: candidates in, predictions out."""
 
     model: PerformanceModel
-    at: Roof
+    at: Roofline
     book: RowCache
     correction: Correction = field(default_factory=Correction)
 

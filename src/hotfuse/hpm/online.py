@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from hotfuse.hpm.drifting import LEAST, PARTS, Seen, design, explained, outdated
+from hotfuse.hpm.drifting import MIN_SAMPLES, PARTS, Seen, design, explained, outdated
 from hotfuse.hpm.model import Correction, Vector
 from hotfuse.hpm.work import FAMILIES
 from hotfuse.machine.peaks import LEVELS
@@ -83,7 +83,7 @@ class Online(Correction):
 
     def _learn(self) -> None:
         """Say anew what changed; samples from before a change go."""
-        if len(self._samples) < LEAST:
+        if len(self._samples) < MIN_SAMPLES:
             return
         self._parts = explained(self._arrays(), self._parts)
         for _ in range(_CHANGES):
@@ -101,7 +101,7 @@ class Online(Correction):
     def shift(self, family: npt.NDArray[np.int64], level: npt.NDArray[np.int64]) -> Vector:
         """Log factors for predictions."""
         if not self._parts.any():
-            return np.full(len(family), self._told if self._since < LEAST else 0.0)
+            return np.full(len(family), self._told if self._since < MIN_SAMPLES else 0.0)
         return design(family, level) @ self._parts
 
     @property
@@ -110,5 +110,5 @@ class Online(Correction):
         p = self._parts
         families = {n: float(p[1 + i]) for i, n in enumerate(FAMILIES) if p[1 + i]}
         levels = {n: float(p[1 + len(FAMILIES) + i]) for i, n in enumerate(LEVELS) if p[1 + len(FAMILIES) + i]}
-        everything = float(p[0]) if p.any() or self._since >= LEAST else self._told
+        everything = float(p[0]) if p.any() or self._since >= MIN_SAMPLES else self._told
         return Drifted(everything, families, levels, len(self._samples))

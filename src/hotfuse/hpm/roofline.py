@@ -51,7 +51,7 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Roof(Speeds):
+class Roofline(Speeds):
     """Rates of one number of threads; `knots` are working sets with the bandwidth that holds up to them."""
 
     threads: int
@@ -74,7 +74,7 @@ class Roof(Speeds):
         object.__setattr__(self, "ends", tuple(k * 1.25 for k in self.knots[:-1]))
 
 
-def roof(peaks: MachinePeaks | None, top: Topology, lanes: int, threads: int = 1) -> Roof:
+def roof(peaks: MachinePeaks | None, top: Topology, lanes: int, threads: int = 1) -> Roofline:
     """A machine's roof: measured where there are measured peaks, else the same guesses everywhere."""
     caches = {f"L{c.level}": c.bytes for c in top.caches if c.kind != "instruction"}
     sizes = [caches.get("L1", 32 << 10), caches.get("L2", 1 << 20), caches.get("L3", 8 << 20)]
@@ -85,7 +85,7 @@ def roof(peaks: MachinePeaks | None, top: Topology, lanes: int, threads: int = 1
         speeds.append(read or (min(speeds[-1], _GUESS[level] * threads) if speeds else _GUESS[level] * threads))
     knots = _increasing([sizes[0] * 0.8, sizes[1] * 0.8, sizes[2] * 0.5, sizes[2] * 2.0])
     fork = peaks.fork(threads) if peaks is not None else None
-    return Roof(
+    return Roofline(
         threads, flops or lanes * 4 * 2.5e9 * threads, tuple(knots), tuple(speeds),
         (peaks.call_ns if peaks is not None else 100.0) * 1e-9,
         (fork * 1e-9 if fork is not None else FORK_S) if threads > 1 else 0.0, flops is not None,
@@ -121,7 +121,7 @@ class Least:
                      self.products[where])  # fmt: skip
 
 
-def least(table: Matrix, at: Roof) -> Least:
+def least(table: Matrix, at: Roofline) -> Least:
     """The roofline of rows."""
     found = least_of(dict(zip(NAMES, np.ascontiguousarray(table.T), strict=True)), at)
     return replace(found, level=found.level.astype(np.int64))

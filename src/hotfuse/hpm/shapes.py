@@ -23,7 +23,7 @@ from hotfuse.ir.types import ROW_MAJOR, DType, Layout, TensorType
 
 MOST_ELEMENTS = 3_000_000
 ROWS = "n"
-ENOUGH = 1000
+MAX_DRAWS_IN_VAIN = 1000
 """Draws without a new problem, after which there are no more."""
 
 
@@ -305,7 +305,7 @@ def draws(seed: int = 0, only: str | None = None) -> Iterator[Problem]:
     names = [only] if only is not None else list(_DRAW)
     shares = [1.0 if only is not None else _DRAW[n][1] for n in names]
     number = last = 0
-    while number - last < ENOUGH:
+    while number - last < MAX_DRAWS_IN_VAIN:
         r = random.Random(f"{seed} {number}")
         number += 1
         problem = _DRAW[r.choices(names, shares)[0]][0](r)

@@ -3,7 +3,7 @@
     candidate   a closed group's graph, the sizes of a call, the core it would be cut for, threads; or the library's kernels
     row         sums and maxima over its nodes, bytes over its edges, the tile: nothing that depends on the machine's speed
 
-Rows are what the profile store keeps (`hpm.book` makes them); everything a model reads is computed from them (`hpm.features`).
+Rows are what the profile store keeps (`hpm.row_cache` makes them); everything a model reads is computed from them (`hpm.features`).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ MAXIMA = ("product", "convolution", "attention", "recurrent", "reduction", "inde
 """Per node, the largest: which kinds there are, extents of the heart, the largest tensor and its innermost extent; whether
 reductions leave the innermost dim."""
 EDGES = ("bytes_in", "bytes_const", "bytes_out", "streams", "small_inputs", "strided", "element_bytes")
-WAY = ("lanes", "registers", "l2", "tile_height", "tile_vectors", "tile_sets", "tile_padding", "group_rows", "kept_products",
+TILING = ("lanes", "registers", "l2", "tile_height", "tile_vectors", "tile_sets", "tile_padding", "group_rows", "kept_products",
        "threads", "library")  # fmt: skip
-NAMES = (*SUMS, *MAXIMA, *EDGES, *WAY)
+NAMES = (*SUMS, *MAXIMA, *EDGES, *TILING)
 """Columns of a row."""
 COLUMN = {n: i for i, n in enumerate(NAMES)}
 FAMILIES = ("pointwise", "broadcast", "reduction", "contraction", "convolution", "attention", "recurrent", "library")
@@ -58,7 +58,7 @@ variance, the element and its place; others have one."""
 _TURNING = frozenset({"aten.transpose", "aten.permute", "aten.t", "aten.mT", "aten.swapaxes", "aten.movedim"})
 _IN_PLACE = frozenset({Access.POINTWISE, Access.MOVEMENT, Access.REDUCTION})
 """What reads its operands where its results lie."""
-_HEARTS = {Access.CONTRACTION: "product", Access.CONVOLUTION: "convolution", Access.ATTENTION: "attention",
+_ANCHORS = {Access.CONTRACTION: "product", Access.CONVOLUTION: "convolution", Access.ATTENTION: "attention",
            Access.RECURRENT: "recurrent"}  # fmt: skip
 
 
@@ -151,14 +151,14 @@ def node_row(node: Node, env: Mapping[str, int]) -> list[float]:
     found["width"] = _innermost(largest, shape) if largest is not None else 1
     found["narrow"] = max((64 / bits(v.type.dtype) for v in node.outs if isinstance(v.type, TensorType)), default=0.0)
     pools = row.access is Access.CONVOLUTION and not is_convolution(node)
-    heart = None if pools else _HEARTS.get(row.access)
+    anchor = None if pools else _ANCHORS.get(row.access)
     each = cost.flops / max(made, 1)
     if pools:
         found["reduction"], found["light"], found["pooled"] = 1, cost.flops, cost.flops
         found["window"], found["extremum"] = each, float("max" in node.op)
-    elif heart is not None:
-        found[heart], found["mma"] = 1, cost.flops
-        found.update(_heart(node, heart, tensors, env))
+    elif anchor is not None:
+        found[anchor], found["mma"] = 1, cost.flops
+        found.update(_anchor(node, anchor, tensors, env))
     elif row.access is Access.REDUCTION:
         found["reduction"], found["light"] = 1, cost.flops
         found["reduced"] = math.prod(_shape(node.ins[0], env)) if node.ins else 0
@@ -218,22 +218,22 @@ def _skipped(node: Node, env: Mapping[str, int]) -> int:
     return max(0, (value_bytes(table, env) or 0) - out) if table is not None else 0
 
 
-def _heart(node: Node, heart: str, tensors: list[tuple[Value, list[int]]], env: Mapping[str, int]) -> dict[str, float]:
+def _anchor(node: Node, anchor: str, tensors: list[tuple[Value, list[int]]], env: Mapping[str, int]) -> dict[str, float]:
     """Extents of what a kernel is built around: rows x columns x depth of its product."""
     out = _shape(node.outs[0], env) or [1]
     first = _shape(node.ins[0], env) or [1]
-    if heart == "convolution":
+    if anchor == "convolution":
         weight, stride = _shape(argument(node, "weight"), env), argument(node, "stride", 1)
         groups = argument(node, "groups", 1)
         step = stride[0] if isinstance(stride, tuple) and stride else stride
         return {"rows": math.prod(out) / max(out[1], 1), "columns": out[1], "depth": math.prod(weight[1:]),
                 "window": math.prod(weight[2:]), "groups": float(groups) if isinstance(groups, int) else 1.0,
                 "stride": float(step) if isinstance(step, int) else 1.0}  # fmt: skip
-    if heart == "attention":
+    if anchor == "attention":
         keys = _shape(node.ins[1], env) or [1, 1]
         return {"rows": math.prod(first[:-1]), "columns": keys[-2], "depth": first[-1], "groups": math.prod(first[:-2]),
                 "window": first[-2]}  # fmt: skip
-    if heart == "recurrent":
+    if anchor == "recurrent":
         steps = first[0] if len(first) == 3 else 1
         weights = max((math.prod(s) for _, s in tensors[1:] if len(s) == 2), default=1)
         return {

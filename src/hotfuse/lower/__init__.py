@@ -10,7 +10,7 @@ from hotfuse.lower.common.effort import limited
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import BufferArgument, BufferRole, Lowered
 from hotfuse.lower.common.products import is_contraction
-from hotfuse.lower.common.spelled import recognized
+from hotfuse.lower.common.recognize_gelu import recognized
 from hotfuse.lower.cpu.attention.group import OP as ATTENTION
 from hotfuse.lower.cpu.attention.group import lower_attention
 from hotfuse.lower.cpu.attention.packed import lower_packed
@@ -21,7 +21,7 @@ from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.group import Options, lower_group
 from hotfuse.lower.cpu.prefetch import asks_ahead
 from hotfuse.lower.cpu.recurrent.group import is_recurrent, lower_recurrent
-from hotfuse.lower.cpu.rows import is_rows, lower_rows
+from hotfuse.lower.cpu.softmax_rows import is_rows, lower_rows
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.ops.views import is_move
 from hotfuse.lower.primitives.conv import by_planes

@@ -33,7 +33,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartitionCut:
     """A partition: its number, which is never given twice, and its nodes in the base graph's order."""
 
     number: int
@@ -52,12 +52,12 @@ class Partitioned:
     graph: Graph
     needs: tuple[tuple[int, ...], ...]
     """Per node of the graph the nodes it reads from; shared by all values made from one graph."""
-    parts: tuple[Part, ...]
+    parts: tuple[PartitionCut, ...]
     history: History
     next: int
     """The number the next new partition gets."""
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> PartitionCut:
         """The partition of that number."""
         for p in self.parts:
             if p.number == number:
@@ -73,12 +73,12 @@ def node_needs(graph: Graph) -> tuple[tuple[int, ...], ...]:
 
 def partitioned(graph: Graph, groups: Iterable[Sequence[int]], why: str, cuts: Sequence[CutReason] = ()) -> Partitioned:
     """A graph cut into these groups of nodes, in this order."""
-    parts: list[Part] = []
+    parts: list[PartitionCut] = []
     for k, nodes in enumerate(groups):
         if not nodes:
             raise CannotChange(f"partition {k} has no nodes")
         where = Placement(device_of(graph.nodes[nodes[0]]) or "cpu")
-        parts.append(Part(k, tuple(sorted(nodes)), cuts[k] if cuts else (CutReason.REST if k else CutReason.START), where))
+        parts.append(PartitionCut(k, tuple(sorted(nodes)), cuts[k] if cuts else (CutReason.REST if k else CutReason.START), where))
     seen = sorted(i for p in parts for i in p.nodes)
     if seen != list(range(len(graph.nodes))):
         raise CannotChange("partitions must hold every node once", because=f"{len(seen)} of {len(graph.nodes)} nodes")
@@ -110,7 +110,7 @@ def fuse(of: Partitioned, a: int, b: int, why: str, **evidence: EvidenceValue) -
             names = ", ".join(str(p.number) for p in behind[:4])
             raise CannotChange(f"partitions {a} and {b} cannot be one", because=f"what {names} compute lies between them")
     after = {p.number for p in behind}
-    made = Part(of.next, tuple(sorted((*one.nodes, *other.nodes))), one.cut, one.where)
+    made = PartitionCut(of.next, tuple(sorted((*one.nodes, *other.nodes))), one.cut, one.where)
     parts = (*of.parts[:first], *(p for p in between if p.number not in after), made, *behind, *of.parts[last + 1 :])
     diff = Diff(PartitionChange.FUSE, (one.number, other.number), (made.number,), len(made), why, evidence)
     return replace(of, parts=parts, history=of.history.with_(diff), next=of.next + 1)
@@ -122,8 +122,8 @@ def split(of: Partitioned, number: int, at: int, why: str, **evidence: EvidenceV
     if not 0 < at < len(old):
         raise CannotChange(f"partition {number} cannot be cut at {at}", because=f"it has {len(old)} nodes")
     pieces = (
-        Part(of.next, old.nodes[:at], old.cut, old.where),
-        Part(of.next + 1, old.nodes[at:], CutReason.REST, old.where),
+        PartitionCut(of.next, old.nodes[:at], old.cut, old.where),
+        PartitionCut(of.next + 1, old.nodes[at:], CutReason.REST, old.where),
     )
     place = of.parts.index(old)
     diff = Diff(PartitionChange.SPLIT, (number,), (of.next, of.next + 1), len(old), why, evidence)
@@ -184,10 +184,10 @@ def partitioning(of: Partitioned) -> Partitioning:
     return Partitioning(graph, tuple(parts))
 
 
-def _depending(on: Part, candidates: Sequence[Part], needs: Sequence[tuple[int, ...]]) -> list[Part]:
+def _depending(on: PartitionCut, candidates: Sequence[PartitionCut], needs: Sequence[tuple[int, ...]]) -> list[PartitionCut]:
     """Those of some partitions, in order of execution, that need results of `on`, directly or not."""
     tainted = set(on.nodes)
-    found: list[Part] = []
+    found: list[PartitionCut] = []
     for p in candidates:
         if any(m in tainted for i in p.nodes for m in needs[i]):
             found.append(p)
@@ -195,7 +195,7 @@ def _depending(on: Part, candidates: Sequence[Part], needs: Sequence[tuple[int, 
     return found
 
 
-def _check_order(parts: Sequence[Part], needs: Sequence[tuple[int, ...]]) -> None:
+def _check_order(parts: Sequence[PartitionCut], needs: Sequence[tuple[int, ...]]) -> None:
     """Every node comes after what it reads, and nothing of a partition depends on it through another one."""
     done: set[int] = set()
     for p in parts:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import BinaryIO
 
-from hotfuse.profile.book import AnalyzerMemory
+from hotfuse.profile.analyzer_memory import AnalyzerMemory
 from hotfuse.profile.ring import Ring
 from hotfuse.profile.snapshot import to_json
 

@@ -35,7 +35,7 @@ from hotfuse.runtime.tierup.attempt import Compile
 from hotfuse.runtime.tierup.audit import why_not
 from hotfuse.runtime.tierup.objective import SLOWER
 from hotfuse.runtime.tierup.verify import disagreement
-from hotfuse.runtime.weights.watch import ModelGuard, WeightChange
+from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 
 MAX_SITES = 64
 SPARE_FROM = 4
@@ -200,7 +200,7 @@ class Capturer:
         """The model's code does something else where gradients are enabled: both get plans of their own."""
         with self._plans.lock:
             for entry in site.entries:
-                self._plans.watcher.forget(entry.key)
+                self._plans.call_sampler.forget(entry.key)
             if not site.mask:
                 self._log.decide(Action.DROP if site.entries else Action.NOTICE, Why.GRAD_MODE, self._model.name, because=because)
             site.split()
@@ -315,7 +315,7 @@ class Capturer:
         key = next(self._keys)
         entry = Entry(
             key, facts, plan, plan, done.weights, builder(result_spec), bare, call.grad_mode,
-            (usual(call.grad_mode),), symbols, signature, samples, self._plans.watcher.watch(key), done.captured.notes,
+            (usual(call.grad_mode),), symbols, signature, samples, self._plans.call_sampler.watch(key), done.captured.notes,
         )
         entry.effects = effects
         entry.not_audited, entry.allowed = why_not(self._settings), SLOWER if self._settings.objective == "memory" else 1.0
@@ -325,7 +325,7 @@ class Capturer:
             if self._plans.closed:
                 return
             if generation != self._plans.generation or not done.watch.same_now():
-                self._plans.watcher.forget(key)
+                self._plans.call_sampler.forget(key)
                 raise CaptureError("the model changed while it was captured", why=Why.MODEL_CHANGED)
             if self._plans.watch is not None and (change := self._plans.watch.check()) is not WeightChange.NONE:
                 if change is WeightChange.MODEL:

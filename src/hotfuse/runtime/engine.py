@@ -46,7 +46,7 @@ from hotfuse.runtime.tierup.audit import Audit
 from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.tierup.own_code import compare, decided, later_than_own, rest
 from hotfuse.runtime.tierup.tiers import interval
-from hotfuse.runtime.weights.watch import ModelGuard, WeightChange
+from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 
 _TENSORS = {torch.Tensor, nn.Parameter}
 MOST_PLAIN = 256
@@ -82,10 +82,10 @@ class Engine:
         self._everyone = Everyone()
         self._tally = Tally(self._everyone)
         self._background = Background(submit, inline=settings.capture == "inline", failed=self._failed, captures=captures)
-        self._beside = self._background.start
-        self.plans = Plans(model, settings, log, self._tally, self._beside)
+        self._in_background = self._background.start
+        self.plans = Plans(model, settings, log, self._tally, self._in_background)
         self.sites = self.plans.sites
-        self.watcher = self.plans.watcher
+        self.call_sampler = self.plans.call_sampler
         self.recorder = self.plans.recorder
         self.gradients = Gradients(model.call, model.name, log)
         self._capturer = Capturer(self.plans, compile, self._background, self.gradients)
@@ -299,7 +299,7 @@ class Engine:
                 answer, seconds = plan, list[float]()
 
                 def sampled(*leaves: torch.Tensor) -> tuple[Any, ...]:
-                    outs, spent = self.watcher.run(entry.key, number, plan, entry.baseline, entry.weights, leaves)
+                    outs, spent = self.call_sampler.run(entry.key, number, plan, entry.baseline, entry.weights, leaves)
                     seconds.append(spent)
                     return outs
 
@@ -397,14 +397,15 @@ class Engine:
         compare(entry, self.settings)
         if entry.heat >= self.settings.hot_calls:
             watch = self.plans.watch
-            for job in (*site.soft(), *(watch.soft() if watch is not None else ()), *self.gradients.soft()):
-                self._beside(job)
+            watching = watch.hardening_jobs() if watch is not None else ()
+            for job in (*site.hardening_jobs(), *watching, *self.gradients.hardening_jobs()):
+                self._in_background(job)
             if not _hardening:
                 _hardening.append("")
-                self._beside(_harden)
+                self._in_background(_harden)
         if self.plans.examiner.due(entry):
             entry.examining = True
-            self._beside(lambda: self.plans.examiner.look(entry))
+            self._in_background(lambda: self.plans.examiner.look(entry))
         if (audit := entry.audit_of(plan, signature)) is not None:
             entry.next_look = min(entry.next_look, max(audit.at, number + 1))
         if entry.contest is not None:  # behind all that set it: every call is looked at

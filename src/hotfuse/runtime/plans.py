@@ -20,18 +20,18 @@ from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.runtime.background import Job
 from hotfuse.runtime.epochs import epochs
+from hotfuse.runtime.observe.call_sampler import CallSampler
 from hotfuse.runtime.observe.examine import Examiner
 from hotfuse.runtime.observe.record import Recorder
-from hotfuse.runtime.observe.watcher import Watcher
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.serve.budget import MemoryHolder, victims
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tally import Tally
 from hotfuse.runtime.tierup.audit import Audit
+from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 from hotfuse.runtime.weights.originals import Late, Originals, copied
 from hotfuse.runtime.weights.release import Released
 from hotfuse.runtime.weights.scrubber import scrubber
-from hotfuse.runtime.weights.watch import ModelGuard, WeightChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +67,19 @@ class Servable(Protocol):
 class Plans:
     """All plans of one model, and what they share."""
 
-    def __init__(self, model: Servable, settings: Settings, log: EventLog, tally: Tally, beside: Callable[[Job], None]) -> None:
+    def __init__(
+        self, model: Servable, settings: Settings, log: EventLog, tally: Tally, in_background: Callable[[Job], None]
+    ) -> None:
         self.model = model
         self.settings = settings
         self.log = log
-        self.beside = beside
+        self.in_background = in_background
         """Runs a job in the background."""
         self.released = Released(settings.cache_dir, model.name, log) if settings.release_weights else None
         """Weights that plans have copies of, where their memory may be given back."""
         self.recorder = Recorder(settings, log)
-        self.watcher = Watcher(model.name, settings, beside, log)
-        self.examiner = Examiner(settings, log, self.recorder, self.watcher)
+        self.call_sampler = CallSampler(model.name, settings, in_background, log)
+        self.examiner = Examiner(settings, log, self.recorder, self.call_sampler)
         self.sites: dict[Spec, Site] = {}
         self.watch: ModelGuard | None = None
         self.originals = Originals(settings)
@@ -186,14 +188,14 @@ class Plans:
         for site in self.sites.values():
             self._tally.mine.deopts += len(site.entries)
             for entry in site.entries:
-                self.watcher.forget(entry.key)
+                self.call_sampler.forget(entry.key)
             site.clear()
 
     def demote(self, site: Site, entry: Entry) -> None:
         """Back to the baseline, and a fresh start for what was refused."""
         if self._to_baseline(site, entry):
             self._tally.mine.deopts += 1
-        entry.cool()
+        entry.reset_hotness()
         entry.refused.clear()
 
     def _to_baseline(self, site: Site, entry: Entry) -> bool:
@@ -203,18 +205,18 @@ class Plans:
         site.remove_versions(entry)
         for plan in old:
             epochs.retire(plan)
-        self.watcher.keep_only(entry.key, [entry.baseline])
+        self.call_sampler.keep_only(entry.key, [entry.baseline])
         return bool(old)
 
     def let_go(self) -> None:
         """What no call is routed to any more is forgotten: of every entry, since a new route may cost another's, or all of it."""
         for cold in [e for site in list(self.sites.values()) for e in site.evicted()]:
-            self.watcher.forget(cold.key)
+            self.call_sampler.forget(cold.key)
             self.log.decide(Action.DROP, Why.TOO_MANY, self.model.name, calls=cold.calls)
         for entry in [e for site in list(self.sites.values()) for e in site.entries]:
-            self.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
+            self.call_sampler.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
 
-    def fit(self, keep: Plan) -> None:
+    def evict_to_budget(self, keep: Plan) -> None:
         """Let go of the least recently used compiled plans until the rest fits the memory allowed; never of `keep`."""
         held: list[MemoryHolder[tuple[Site, Entry, Plan]]] = []
         for site in list(self.sites.values()):
@@ -248,7 +250,7 @@ class Plans:
             return
         with self.lock:
             site.remove(entry)
-        self.watcher.forget(entry.key)
+        self.call_sampler.forget(entry.key)
 
     def withdraw_slower(self, site: Site, entry: Entry, audit: Audit) -> None:
         """A plan that the audit found to be slower than what it replaced is dropped; it may be tried again later."""
@@ -267,19 +269,19 @@ class Plans:
             self._tally.mine.deopts += 1
             if (recipe := plan.recipe) is not None:  # nor does the next process begin with it
                 took = {"us_before": round(found.reference_us, 1), "us_after": round(found.plan_us, 1)}
-                self.beside(lambda: recipe.judged(False, took))
+                self.in_background(lambda: recipe.judged(False, took))
             if plan is entry.baseline:
                 entry.own, entry.own_ratio = True, min(1.0, 1 / found.ratio)
-                entry.cool()
+                entry.reset_hotness()
                 return
             entry.refuse(plan, f"it took {found.ratio:.2f} times as long as {against}", later=True)
             if version is not None:
                 site.remove_version(entry, version)
                 epochs.retire(plan)
-                self.watcher.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
+                self.call_sampler.keep_only(entry.key, [entry.baseline, entry.plan, *entry.versions.values()])
             else:
                 self._to_baseline(site, entry)
-                entry.cool()
+                entry.reset_hotness()
 
     def close(self) -> None:
         """Drop every plan; what was seen is kept in the profile store."""
@@ -292,7 +294,7 @@ class Plans:
             self.originals.forget()
             for site in self.sites.values():
                 site.clear()
-        self.watcher.close()
+        self.call_sampler.close()
         self.recorder.close()
 
     def after_fork(self) -> None:

@@ -32,7 +32,7 @@ from hotfuse.runtime.tierup.bets import BranchBet
 from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.objective import Trade
 
-FEW, MANY = 2, 48
+MAX_SHAPE_KINDS, MIN_CALLS = 2, 48
 """Kinds of sizes that each get a graph of their own, once so many calls have had no others."""
 MOST_REFUSED = 256
 """Attempts of one entry that are remembered as refused: kinds of sizes come and go for as long as a model serves."""
@@ -148,9 +148,9 @@ class Entry:
         else:
             attempts = [plan.attempt or f"tier {plan.tier}"]
         for attempt in attempts:
-            self.turn_down(attempt, why, later=later)
+            self.mark_refused(attempt, why, later=later)
 
-    def turn_down(self, attempt: str, why: str, *, later: bool = False) -> None:
+    def mark_refused(self, attempt: str, why: str, *, later: bool = False) -> None:
         """An attempt is not made again until something changed, or `later`; of very many the oldest is forgotten."""
         self.refused[attempt] = why
         if later:
@@ -167,7 +167,7 @@ class Entry:
             self.refused.pop(attempt, None)
             self.retries[attempt] = Retry(inf, self.retries[attempt].wait_s)
 
-    def cool(self) -> None:
+    def reset_hotness(self) -> None:
         """The plan was exchanged: its calls count from here, and the first of them are looked at."""
         self.heat, self.seconds = 0, 0.0
         self.looked, self.next_look = self.calls, self.calls + 1
@@ -234,7 +234,7 @@ class CallGroup:
     def note(self, shapes: tuple[tuple[int, ...], ...]) -> None:
         """Learn which dims vary."""
         self.noted += 1
-        if len(self.kinds) <= FEW:
+        if len(self.kinds) <= MAX_SHAPE_KINDS:
             self.kinds.add(shapes)
         for seen, before, now in zip(self.varied, self.first, shapes, strict=True):
             seen.update(d for d, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)
@@ -257,7 +257,7 @@ class CallGroup:
 
         A graph for each kind is captured and compiled sooner than one for all, and takes in no call that was never seen.
         """
-        return [set() for _ in self.varied] if self.noted >= MANY and len(self.kinds) <= FEW else self.varied
+        return [set() for _ in self.varied] if self.noted >= MIN_CALLS and len(self.kinds) <= MAX_SHAPE_KINDS else self.varied
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -399,7 +399,7 @@ class Site:
         for cache in self.caches.values():
             cache.after_fork()
 
-    def soft(self) -> list[Job]:
+    def hardening_jobs(self) -> list[Job]:
         """Jobs that make the dispatch native, for a site that turned out to be hot; each is given out once."""
         jobs, self._soft[:] = list(self._soft), []
         return jobs

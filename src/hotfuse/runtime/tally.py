@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 
-from hotfuse.compile.workers.courtesy import punctual
+from hotfuse.compile.workers.background_priority import punctual
 from hotfuse.runtime.epochs import epochs
 
 AT_LEAST = 32

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hotfuse.lower.cpu.gemm.skipping import NEVER
 from hotfuse.lower.run.kernel_state import Dial
 
-ENOUGH = 64
+MAX_DENSE_CALLS = 64
 """Calls of a product without rows of zeros after which it stops looking for them."""
 MOST_PATIENCE = 10
 
@@ -44,7 +44,7 @@ class Sides:
                 if d.skipped > skipped:
                     self._from[d.address] = (d.skipped, d.dense)
                     self._patience = 0
-                elif d.dense - dense >= ENOUGH:
+                elif d.dense - dense >= MAX_DENSE_CALLS:
                     d.limit = NEVER
                     gone += 1
             if gone:
@@ -58,7 +58,7 @@ class Sides:
             if all(d.on for d in self.dials):
                 return False
             self._asked += 1
-            return self._asked >= ENOUGH << max(0, self._patience - 1)
+            return self._asked >= MAX_DENSE_CALLS << max(0, self._patience - 1)
 
     def look_again(self) -> int:
         """Switch on those that are off; how many these are."""

@@ -22,7 +22,7 @@ from hotfuse.frontends.ship import restore, ship
 from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
-from hotfuse.runtime.weights.watch import ModelGuard
+from hotfuse.runtime.weights.model_guard import ModelGuard
 
 _SHIPPING = threading.Lock()
 

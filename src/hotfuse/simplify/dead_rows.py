@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hotfuse.analysis.layouts import possible_sizes, relaid
-from hotfuse.analysis.row_axes import NotByRows, Place, carries, shape_of, whole
+from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, shape_of, whole
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, output_values, unused_name
 from hotfuse.ir.types import TensorType
@@ -115,7 +115,7 @@ def _operands(node: Node, row: Row) -> dict[str, Row | None] | None:
         for name, relation in carries(node).operands.items():
             x = shape_of(next(v for v in node.ins if v.name == name))
             for out in node.outs:
-                at = relation.backward(Place(row.axis), size, x, shape_of(out))
+                at = relation.backward(AxisIndex(row.axis), size, x, shape_of(out))
                 if at is not None and not whole(at, size, x):
                     return None
                 found[name] = None if at is None else Row(at.axis, row.index)

@@ -41,8 +41,8 @@ from hotfuse.tile.verify import verify
 
 WIDTH = 5
 """Counters of one output."""
-LEAST = -(2**63)
-BLANK = (0, 0, 0, LEAST, LEAST)
+I64_MIN = -(2**63)
+BLANK = (0, 0, 0, I64_MIN, I64_MIN)
 FLOATS = (DType.F32, DType.F64, DType.F16, DType.BF16)
 """What has parts that are not finite."""
 _BITS = {DType.F32: (DType.I32, 31), DType.F64: (DType.I64, 63)}
@@ -114,7 +114,7 @@ def _count(b: KernelBuilder, tile: Tile, place: TileAccess, counters: Buffer, at
         ints, sign = _BITS[v.type.dtype]
         bits = b.bitcast(v, ints)
         key = b.map("xor", bits, b.map("and", b.map("shr", bits, sign), 2**sign - 1))  # of negative numbers all but the sign turns
-    least = b.fill(LEAST if key.type.dtype is DType.I64 else -(2**31), key.type.dtype, shape)
+    least = b.fill(I64_MIN if key.type.dtype is DType.I64 else -(2**31), key.type.dtype, shape)
     for k, ordered in ((3, key), (4, b.map("not", key))):
         top = b.map("select", finite, ordered, least)
         for axis in range(len(shape)):
@@ -124,7 +124,7 @@ def _count(b: KernelBuilder, tile: Tile, place: TileAccess, counters: Buffer, at
 
 def ranges(dtype: DType, top: int, bottom: int) -> tuple[float, float]:
     """The least and the greatest finite element; (inf, -inf) where there is none."""
-    none = -(2**31) if dtype in FLOATS and dtype is not DType.F64 else LEAST
+    none = -(2**31) if dtype in FLOATS and dtype is not DType.F64 else I64_MIN
     if top <= none or bottom <= none:
         return math.inf, -math.inf
     return _number(dtype, ~bottom), _number(dtype, top)

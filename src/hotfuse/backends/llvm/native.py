@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hotfuse.backends.llvm.emission import blocks
+from hotfuse.backends.llvm.emission import matrix_unit
 from hotfuse.backends.llvm.emission.emit import emit_kernel, symbol
 from hotfuse.backends.llvm.emission.multiplies import multiplies
 from hotfuse.backends.llvm.runs import faults
@@ -45,7 +45,7 @@ def compile_kernel(kernel: Kernel, target: CpuTarget | None = None, *, passes: b
 
 def load_kernel(compiled: CompiledKernel) -> NativeKernel:
     """Link into this process, with the OpenMP runtime that torch uses; raises where the system does not let it run here."""
-    if blocks.uses_tiles(compiled.kernel, compiled.target) and (why := tiles.refused()):
+    if matrix_unit.uses_tiles(compiled.kernel, compiled.target) and (why := tiles.refused()):
         raise InternalError(f"kernel {compiled.kernel.name} cannot run in this process", because=why)
     name = symbol(compiled.kernel)
     loaded = jit.load_object(compiled.code, [name], {**runtime().symbols, **faults.SYMBOLS})

@@ -58,7 +58,7 @@ class _Probe:
     repeats: int = 1
     times: list[float] = field(default_factory=list[float])
 
-    def settle(self) -> None:
+    def choose_repeats(self) -> None:
         """Choose repeats so that one run takes about a burst."""
         self.run(1)
         while True:
@@ -156,7 +156,7 @@ def measure(
         missing["clock"] = f"no chain of known latency in {target.name}"
     probes = [*rates.values(), *streams.values(), *clocks]
     for p in probes:
-        p.settle()
+        p.choose_repeats()
     for _ in range(passes):
         for p in probes:
             p.once()

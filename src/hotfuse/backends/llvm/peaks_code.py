@@ -10,7 +10,7 @@ The body runs once per thread, by the OpenMP runtime that kernels use.
 
 from __future__ import annotations
 
-from hotfuse.backends.llvm.threads.gather import FORK
+from hotfuse.backends.llvm.threads.fork_join import FORK
 from hotfuse.native.target import CpuTarget
 
 _FLOATS = {"f32": ("float", 4), "f64": ("double", 8)}

@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 import torch
 
 from hotfuse.base.errors import CaptureError, HotfuseError
-from hotfuse.compile.drive import Executor
+from hotfuse.compile.compilation import Executor
 from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure
-from hotfuse.compile.learn.measure import BoundCall, Made, Shelf, bind, timed
+from hotfuse.compile.learn.measure import BoundCall, CompiledCandidate, Shelf, bind, timed
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
 from hotfuse.hpm import calibrate as rows
-from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.model import PerformanceModel
+from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.shapes import Problem, calibrated, remembered
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.subgraph import extract
@@ -77,10 +77,10 @@ def items(problems: Iterable[Problem], core: Core) -> Iterator[Item]:
     for problem in problems:
         r = random.Random(problem.key)
         yield Item(problem, core)
-        heart = problem.family in ("contraction", "convolution")
-        for other in measure.ways(core)[1:] if heart and r.random() < OTHER_TILES else ():
+        anchor = problem.family in ("contraction", "convolution")
+        for other in measure.core_variants(core)[1:] if anchor and r.random() < OTHER_TILES else ():
             yield Item(problem, other)
-        if not heart and problem.family != "attention" and r.random() < OTHER_VECTORS:
+        if not anchor and problem.family != "attention" and r.random() < OTHER_VECTORS:
             yield Item(problem, Core(max(4, core.lanes // 2), core.registers, core.l1, core.l2))
         if r.random() < 0.5:
             yield Item(problem, None)
@@ -142,7 +142,7 @@ class Calibration:
     def _name(self, item: Item, candidate: Candidate) -> str:
         return rows.kernel_name(item.problem.key, candidate.sizes, item.core, self.host.at.threads)
 
-    def _compiled(self, kernels: int, until: float | None) -> list[tuple[Item, Made | None]]:
+    def _compiled(self, kernels: int, until: float | None) -> list[tuple[Item, CompiledCandidate | None]]:
         """The next items that are not known yet, compiled."""
         flying: list[tuple[Item, Future[wire.Message] | None]] = []
         for item in self.items:
@@ -159,7 +159,7 @@ class Calibration:
             flying.append((item, asked))
             if len(flying) >= kernels:
                 break
-        made: list[tuple[Item, Made | None]] = []
+        made: list[tuple[Item, CompiledCandidate | None]] = []
         for item, asked in flying:
             try:
                 if asked is None:
@@ -298,7 +298,7 @@ class Slice:
                     continue
                 with torch.no_grad():
                     self._batch.append(bind(candidate, item.problem.key, made))
-                    self._batch[-1].settle()
+                    self._batch[-1].choose_repeats()
                 self._held += size
         except (HotfuseError, RuntimeError) as e:
             self._run.report.refused[

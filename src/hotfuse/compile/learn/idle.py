@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from hotfuse.compile import stored
-from hotfuse.compile.drive import Executor
+from hotfuse.compile import request_context
+from hotfuse.compile.compilation import Executor
 from hotfuse.compile.host import this_host
 from hotfuse.compile.learn.calibrate import Slice
 from hotfuse.compile.learn.learned import SERVING, Notes, notes
@@ -26,9 +26,9 @@ from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import model
 from hotfuse.hpm.model import PerformanceModel
 from hotfuse.hpm.shapes import draws, remembered
-from hotfuse.hpm.standing import Trust, judged
+from hotfuse.hpm.trust import Trust, judged
 
-ENOUGH = 2000
+MAX_DRAWN_ROWS = 2000
 """Measurements of drawn kernels after which more of them teach little; groups of the user's models are measured all the same."""
 FIRST = 300
 """Rows of the first model: one of fewer predicts what it has not seen no better than roofs do."""
@@ -53,7 +53,7 @@ _begun: dict[tuple[str, int], _Work] = {}
 
 def handle(header: Mapping[str, Any], executor: Executor) -> wire.Message:
     """Work for `seconds`; answers what was measured for the threads that calls have, and the version of a model trained."""
-    return apart(stored.threads(), lambda: _handle(header, executor))
+    return apart(request_context.threads(), lambda: _handle(header, executor))
 
 
 def _handle(header: Mapping[str, Any], executor: Executor) -> wire.Message:
@@ -91,7 +91,7 @@ def _work(kept: Notes, executor: Executor) -> _Work:
     begun = _begun.get(place)
     if begun is None or not names <= begun.problems:
         known = len(rows.known(kept.store, kept.host.machine))
-        drawn = itertools.takewhile(lambda _: known + made.report.measured < ENOUGH, draws(SEED))
+        drawn = itertools.takewhile(lambda _: known + made.report.measured < MAX_DRAWN_ROWS, draws(SEED))
         made = Slice(kept.store, kept.host, executor, problems=itertools.chain(remembered(own), drawn))
         begun = _begun[place] = _Work(made, names)
     return begun

@@ -3,8 +3,8 @@
     foresight   the model of this machine, corrected by what was measured since it was trained; None where the store has none
     notes       where trials are written down: measurements and groups, for corrections, calibration and the next training
 
-Both are of the store that the request names (`compile.stored`). A correction needs no state of its own: it follows from the newest
-measurements that serving left in the store, whichever process left them.
+Both are of the store that the request names (`compile.request_context`). A correction needs no state of its own: it follows from
+the newest measurements that serving left in the store, whichever process left them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 import numpy as np
 
 from hotfuse.base.errors import HotfuseError
-from hotfuse.compile import stored
+from hotfuse.compile import request_context
 from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn import measure
-from hotfuse.compile.stored import ARMS, StoreAccess
+from hotfuse.compile.request_context import ARMS, RequestContext
 from hotfuse.fusion.bandit import Bandit
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm import model
-from hotfuse.hpm.book import RowCache
 from hotfuse.hpm.model import CostPredictor
 from hotfuse.hpm.online import WINDOW, Online
-from hotfuse.hpm.standing import Trust, judged
+from hotfuse.hpm.row_cache import RowCache
+from hotfuse.hpm.trust import Trust, judged
 from hotfuse.hpm.work import NAMES, Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
@@ -67,7 +67,7 @@ class Foresight:
     predictor: CostPredictor
     online: Online
     believed: bool = True
-    """Whether forecasts decide; else what they propose is measured first (`hpm.standing`)."""
+    """Whether forecasts decide; else what they propose is measured first (`hpm.trust`)."""
     unknown: int = 0
     """Groups whose work depends on data."""
 
@@ -124,7 +124,7 @@ class Foresight:
 class Notes:
     """What a process knows and writes down of one store."""
 
-    place: StoreAccess
+    place: RequestContext
     store: Store
     host: Host
     book: RowCache
@@ -139,7 +139,7 @@ class Notes:
     read_at: float = 0.0
 
     @classmethod
-    def of(cls, place: StoreAccess, threads: int = 1) -> Notes | None:
+    def of(cls, place: RequestContext, threads: int = 1) -> Notes | None:
         """A store as it is now, for calls of so many threads; one that is not there is begun only to be written."""
         if place.path == ":memory:" or not (
             place.record or Path(place.path.removeprefix("sqlite:///")).expanduser().exists()
@@ -205,12 +205,12 @@ def _sound(found: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
     return {k: n for k, n in found.items() if len(n) == 3 and n[0] >= 0}
 
 
-_known: dict[tuple[StoreAccess, int], Notes | None] = {}
+_known: dict[tuple[RequestContext, int], Notes | None] = {}
 
 
 def notes() -> Notes | None:
     """This process's for the store and the threads of the request in hand, opened once; None where nothing is kept."""
-    place = (stored.current(), stored.threads())
+    place = (request_context.current(), request_context.threads())
     if place not in _known:
         while len(_known) >= STORES:
             gone = _known.pop(next(iter(_known)))

@@ -81,7 +81,7 @@ def _fewer(core: Core, rows: int, columns: int, depth: int, window: int) -> wino
     return winograd.cut(core, axis, axis, 1, depth // window, columns)
 
 
-def ways(core: Core) -> tuple[Core, ...]:
+def core_variants(core: Core) -> tuple[Core, ...]:
     """Cores to cut for: this one, and ones that lead to smaller tiles, narrower vectors, shorter groups of rows."""
     found = [core, replace(core, registers=16), replace(core, l2=core.l2 // 8)]
     if core.lanes >= 8:
@@ -93,17 +93,17 @@ def ways(core: Core) -> tuple[Core, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CompiledCandidate:
     """A kernel that compiled."""
 
     lowered: Lowered
     compiled: CompiledKernel
 
 
-def make(graph: Graph, core: Core) -> Made:
+def make(graph: Graph, core: Core) -> CompiledCandidate:
     """Lower and compile; raises a HotfuseError where there is no kernel."""
     lowered = lower(graph, core)
-    return Made(lowered, compile_kernel(lowered.kernel))
+    return CompiledCandidate(lowered, compile_kernel(lowered.kernel))
 
 
 def request(graph: Graph, core: Core) -> dict[str, Any]:
@@ -118,10 +118,10 @@ def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     return {"ok": True, **to_json(made.lowered), "seconds": dict(made.compiled.seconds)}, [made.compiled.code]
 
 
-def received(answer: Mapping[str, Any], codes: Sequence[bytes]) -> Made:
+def received(answer: Mapping[str, Any], codes: Sequence[bytes]) -> CompiledCandidate:
     """What a worker made."""
     lowered = from_json(dict(answer))
-    return Made(lowered, CompiledKernel(lowered.kernel, host(), codes[0], dict(answer["seconds"])))
+    return CompiledCandidate(lowered, CompiledKernel(lowered.kernel, host(), codes[0], dict(answer["seconds"])))
 
 
 # --- running -----------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class BoundCall:
     repeats: int = 1
     times: list[float] = field(default_factory=list[float])
 
-    def settle(self) -> None:
+    def choose_repeats(self) -> None:
         """Choose how many calls make a turn."""
         self.call()
         begin = time.perf_counter()
@@ -202,7 +202,7 @@ class Shelf:
         return self._data[key]
 
 
-def bind(candidate: Candidate, group: str, made: Made | None, shelf: Shelf | None = None) -> BoundCall:
+def bind(candidate: Candidate, group: str, made: CompiledCandidate | None, shelf: Shelf | None = None) -> BoundCall:
     """A candidate on made-up data: its kernel called with addresses alone, or the library's where there is none."""
     graph = candidate.graph
     data, weights, results = (shelf or Shelf()).of(candidate, group)
@@ -245,7 +245,7 @@ def timed(batch: Sequence[BoundCall], passes: int = PASSES, until: float | None 
     """Let all of a batch take turns; `until` (perf_counter) ends it after a pass, three passes at the earliest."""
     with torch.no_grad():
         for b in batch:
-            b.settle()
+            b.choose_repeats()
         gc.collect()
         gc.disable()
         try:

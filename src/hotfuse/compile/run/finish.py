@@ -318,8 +318,8 @@ class _Placed:
                 case PlannedCall():
                     made.append(self._call(step))
                 case PlannedChoice():
-                    ways = tuple(None if w is None else self._call(w) for w in step.ways)
-                    made.append(ChoiceStep(step.size, step.ends, ways))
+                    variants = tuple(None if w is None else self._call(w) for w in step.variants)
+                    made.append(ChoiceStep(step.size, step.ends, variants))
                 case PlannedBranch():
                     sides = [None if side is None else self.steps(side, first) for side in (step.then, step.other)]
                     made.append(BranchStep(self.address(step.condition), sides[0], sides[1], step.name))

@@ -24,7 +24,7 @@ from hotfuse.tile.program import Kernel, Stmt
 
 PAIRS = 60_000
 """Beginnings and ends of forks that are looked at in a stretch: all of them, unless it has hundreds of calls."""
-LEAST = AWAKE_WORK
+MIN_SAVED_WORK = AWAKE_WORK
 """Work that a fork must save by estimate: about two microseconds."""
 MOST_KEPT = 256
 """Kernels whose work is known as an expression."""
@@ -121,7 +121,7 @@ def _stretch(pieces: Sequence[LaneCall], threads: int) -> list[Fork]:
             if parts.count < 2:
                 continue
             together = AWAKE_WORK + parts.longest(min(threads, parts.count))
-            if together + LEAST < one_by_one and best[i] + together < best[j + 1]:
+            if together + MIN_SAVED_WORK < one_by_one and best[i] + together < best[j + 1]:
                 best[j + 1], begun[j + 1] = best[i] + together, i
     found: list[Fork] = []
     at = len(pieces)

@@ -93,7 +93,7 @@ class RunPlanner:
         for i, out in enumerate(node.outs):
             lies = view(node, i, lambda name: self._where(scope, name))
             if lies is None and (given := operand(node, i)) is not None:
-                dense, more = self._settled(self._where(scope, given.name), given, Layout())
+                dense, more = self._laid_out(self._where(scope, given.name), given, Layout())
                 steps += more
                 lies = view(node, i, lambda name, dense=dense: dense)
             if lies is None:
@@ -146,16 +146,16 @@ class RunPlanner:
     def _chosen(self, scope: GraphScope, piece: Graph, kernel: int) -> list[PlannedStep]:
         """A group by the kernel that is best at the call's size, where it has several."""
         *before, general = self._call(scope, piece, kernel)
-        ways = self.bench.ways(kernel)
-        if ways is None or not isinstance(general, PlannedCall):
+        variants = self.bench.variants(kernel)
+        if variants is None or not isinstance(general, PlannedCall):
             return [*before, general]
-        size = substitute(ways.size, with_own_sizes(piece)[1])
+        size = substitute(variants.size, with_own_sizes(piece)[1])
         if any(s.startswith(LOOP_VAR) for s in symbols(size)):
             return [*before, general]  # it differs from one iteration to the next
         lies = dict(scope.lies)
         outs = {v: lies[v].root for v in general.stored}
         found: list[PlannedCall | None] = []
-        for number in ways.kernels:
+        for number in variants.kernels:
             if number in (kernel, -1):
                 found.append(general if number == kernel else None)
                 continue
@@ -165,9 +165,9 @@ class RunPlanner:
             found.append(call)
             scope.lies.update({v: lies[v] for v in outs})
         if isinstance(size, int):
-            only = found[sum(size > end for end in ways.ends)]
+            only = found[sum(size > end for end in variants.ends)]
             return [*before, general if only is None else only]
-        return [*before, PlannedChoice(size, ways.ends, tuple(found))]
+        return [*before, PlannedChoice(size, variants.ends, tuple(found))]
 
     def _call(self, scope: GraphScope, piece: Graph, kernel: int, outs: Mapping[str, int] | None = None) -> list[PlannedStep]:
         """A kernel with its arguments; `outs` are buffers that results go into, where they exist already."""
@@ -190,7 +190,7 @@ class RunPlanner:
                 case BufferArgument(role=BufferRole.INPUT):
                     lies = self._where(scope, a.value)
                     if not types[a.value].layout.strided:
-                        lies, more = self._settled(lies, Value(a.value, types[a.value]), types[a.value].layout)
+                        lies, more = self._laid_out(lies, Value(a.value, types[a.value]), types[a.value].layout)
                         steps += more
                     buffers.append(Pointer(lies.root, lies.offset))
                     reads.append((lies.root, a.buffer))
@@ -240,7 +240,7 @@ class RunPlanner:
         self.state.roots.append(Root("made", name, t.dtype, elements))
         return len(self.state.roots) - 1
 
-    def _settled(self, lies: Lies, v: Value, layout: Layout) -> tuple[Lies, list[PlannedStep]]:
+    def _laid_out(self, lies: Lies, v: Value, layout: Layout) -> tuple[Lies, list[PlannedStep]]:
         """A value densely in a layout, copied where it is not known to lie so."""
         t = tensor_of(v)
         dense = dense_strides(t.shape, layout)
@@ -248,7 +248,7 @@ class RunPlanner:
             return lies, []
         key = (lies, layout)
         if key not in self.state.copied:
-            root = self._made(f"{v.name} settled", t, dense)
+            root = self._made(f"{v.name} contiguous", t, dense)
             steps = self._copy(lies, t, layout, root)
             self.state.copied[key] = Lies(root, 0, dense)
             return self.state.copied[key], steps

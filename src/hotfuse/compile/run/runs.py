@@ -17,14 +17,14 @@ from hotfuse.backends.llvm.native import CompiledKernel
 from hotfuse.backends.llvm.runs.driver import emit_driver
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.kept import verdict
+from hotfuse.compile.request_context import wanted
 from hotfuse.compile.run.finish import FinishedRun, finish
 from hotfuse.compile.run.loops import LoopPlanner
 from hotfuse.compile.run.plan import RunPlanner, copy_graph
 from hotfuse.compile.run.steps import LevelParts, PlannedBranch, PlannedLoop
-from hotfuse.compile.stored import wanted
-from hotfuse.compile.unit.bench import MAX_KEPT, NormalGroup, bench, keep, piece_of
+from hotfuse.compile.unit.kernel_cache import MAX_KEPT, NormalGroup, keep, kernel_cache, piece_of
 from hotfuse.compile.variants.trial import Outcome, attempt
-from hotfuse.compile.variants.ways import Ways
+from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir import dims
 from hotfuse.ir.dims import Dim, evaluate, expr, symbols
@@ -59,11 +59,11 @@ BRIDGES_S = 20.0
 
 
 @dataclass(slots=True)
-class _Bench:
+class _RunKernels:
     """Kernels by number: those that exist, and those that runs need besides."""
 
     given: list[Lowered]
-    chosen: list[Ways | None]
+    chosen: list[VariantTable | None]
     """Per kernel, those that serve its group at other sizes."""
     sizes: Mapping[str, int]
     threads: int
@@ -79,7 +79,7 @@ class _Bench:
         """A kernel by its number."""
         return self.given[kernel]
 
-    def ways(self, kernel: int) -> Ways | None:
+    def variants(self, kernel: int) -> VariantTable | None:
         """The kernels that serve its group at other sizes."""
         return self.chosen[kernel] if kernel < len(self.chosen) else None
 
@@ -118,7 +118,7 @@ class _Bench:
         return good
 
     def _lowers(self, graph: Graph, nodes: range) -> bool:
-        return time.monotonic() <= self.until and not bench().lowers(piece_of(graph, nodes, self.sizes))
+        return time.monotonic() <= self.until and not kernel_cache().lowers(piece_of(graph, nodes, self.sizes))
 
     def _elements(self, node: Node) -> int:
         most = 0
@@ -173,7 +173,7 @@ def _tried(piece: NormalGroup, allowance_us: float) -> tuple[Lowered, CompiledKe
 
     def make() -> tuple[Lowered, CompiledKernel, Outcome] | CannotLower:
         try:
-            made = bench().kernel(piece)
+            made = kernel_cache().kernel(piece)
             return made.lowered, made.compiled, attempt(piece.normal, made.lowered, made.compiled, piece.sizes, allowance_us)
         except OutOfSteps:
             raise
@@ -192,7 +192,7 @@ def _level(data: dict[str, Any]) -> LevelParts:
     return LevelParts(verify(parse(data["graph"])), parts, nested)
 
 
-def _refined(level: LevelParts, bench: _Bench) -> LevelParts:
+def _refined(level: LevelParts, bench: _RunKernels) -> LevelParts:
     """The level with views apart from what has to be computed, and with kernels for small groups between others."""
     parts: list[tuple[int, int, int]] = []
     nested: dict[int, list[LevelParts]] = {}
@@ -206,7 +206,7 @@ def _refined(level: LevelParts, bench: _Bench) -> LevelParts:
     return LevelParts(level.graph, parts, nested)
 
 
-def _segments(graph: Graph, first: int, last: int, bench: _Bench) -> list[tuple[int, int, int]]:
+def _segments(graph: Graph, first: int, last: int, bench: _RunKernels) -> list[tuple[int, int, int]]:
     free = [is_view(n) or does_nothing(n) for n in graph.nodes[first:last]]
     if all(free):
         return [(first, last, -1)]
@@ -231,7 +231,7 @@ def _segments(graph: Graph, first: int, last: int, bench: _Bench) -> list[tuple[
     return [*around[0], *inner, *around[1]]
 
 
-def _pieces(graph: Graph, begin: int, end: int, bench: _Bench) -> list[tuple[int, int, int]]:
+def _pieces(graph: Graph, begin: int, end: int, bench: _RunKernels) -> list[tuple[int, int, int]]:
     """Nodes without a kernel, as the fewest kernels that can be made of them: a convolution and what is behind it, then the next.
 
     What is one group to the library, which takes what lies side by side, may be several to native code.
@@ -247,7 +247,7 @@ def _pieces(graph: Graph, begin: int, end: int, bench: _Bench) -> list[tuple[int
     return [(begin, cut, bench.bridge(graph, range(begin, cut))), *_pieces(graph, cut, end, bench)]
 
 
-def _planned(level: LevelParts, bench: _Bench) -> tuple[list[tuple[int, int, FinishedRun]], set[int]]:
+def _planned(level: LevelParts, bench: _RunKernels) -> tuple[list[tuple[int, int, FinishedRun]], set[int]]:
     """Runs as (first part, end, run), and the branching parts that are native on both sides."""
     found: list[tuple[int, int, FinishedRun]] = []
     native: set[int] = set()
@@ -283,7 +283,7 @@ def _native(planner: RunPlanner, level: LevelParts, begin: int, end: int) -> set
     return {i for i, native in zip(parts, whole, strict=True) if native}
 
 
-def _answer(level: LevelParts, bench: _Bench, codes: list[bytes]) -> dict[str, Any]:
+def _answer(level: LevelParts, bench: _RunKernels, codes: list[bytes]) -> dict[str, Any]:
     """A level as JSON: its parts, its runs, and the levels inside; library parts that no run covers are one again."""
     found, native = _planned(level, bench)
     covered = {i for begin, end, _ in found for i in range(begin, end)}
@@ -343,8 +343,8 @@ def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     from hotfuse.compile.unit import kernel_text  # a worker's: the serving process imports none of it
 
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
-    ways = [Ways.from_json(k.get("ways")) for k in header["kernels"]]
-    bench = _Bench([kernel_text.from_json(k) for k in header["kernels"]], ways, sizes, int(header["threads"]),
+    variants = [VariantTable.from_json(k.get("variants")) for k in header["kernels"]]
+    bench = _RunKernels([kernel_text.from_json(k) for k in header["kernels"]], variants, sizes, int(header["threads"]),
                    until=time.monotonic() + float(header.get("bridges_s", BRIDGES_S)))  # fmt: skip
     drivers: list[bytes] = []
     body = _answer(_refined(_level(header["body"]), bench), bench, drivers)

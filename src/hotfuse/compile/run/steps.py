@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from hotfuse.compile.variants.ways import Ways
+from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType, Layout, TensorType, size_of
@@ -37,7 +37,7 @@ class KernelSource(Protocol):
         """A kernel by its number, speaking of a group in normal form."""
         ...
 
-    def ways(self, kernel: int) -> Ways | None:
+    def variants(self, kernel: int) -> VariantTable | None:
         """The kernels that serve a group at other sizes, for a kernel that serves it at any."""
         ...
 
@@ -105,12 +105,12 @@ class PlannedChoice:
 
     size: Dim
     ends: tuple[int, ...]
-    ways: tuple[PlannedCall | None, ...]
+    variants: tuple[PlannedCall | None, ...]
 
     @property
     def calls(self) -> tuple[PlannedCall, ...]:
         """Those that native code makes; none may write over what it reads, as not all would in the same place."""
-        return tuple(replace(w, pointwise=None) for w in self.ways if w is not None)
+        return tuple(replace(w, pointwise=None) for w in self.variants if w is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.learn import measure
-from hotfuse.compile.learn.measure import BoundCall, Made
+from hotfuse.compile.learn.measure import BoundCall, CompiledCandidate
 from hotfuse.compile.variants.served_threads import as_served
 from hotfuse.fusion.engine import Side
-from hotfuse.fusion.looking import LEAST
+from hotfuse.fusion.looking import MIN_GAIN
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.lower import Core
@@ -32,7 +32,7 @@ LOOKS = 2
 """How many times in a row a candidate has to win, each time over the best turns of all looks so far."""
 ENTRY_S = 0.3e-6
 """Calling one more kernel of a native run."""
-Build = Callable[[Graph], tuple[Made, Graph, Mapping[str, int]]]
+Build = Callable[[Graph], tuple[CompiledCandidate, Graph, Mapping[str, int]]]
 """The kernel of a closed piece, what it was built from, and that one's sizes; raises a HotfuseError where there is none."""
 
 
@@ -99,7 +99,7 @@ class UnitContests:
 
 
 def _better(before: float, after: float) -> bool:
-    return after < before * (1 - LEAST)
+    return after < before * (1 - MIN_GAIN)
 
 
 def _copies(op: str) -> bool:

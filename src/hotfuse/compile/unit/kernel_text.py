@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
-from hotfuse.compile.unit.bench import MAX_KEPT, keep
+from hotfuse.compile.unit.kernel_cache import MAX_KEPT, keep
 from hotfuse.lower.common import codec
 from hotfuse.lower.common.lowered import Lowered
 from hotfuse.tile.program import Kernel

@@ -1,6 +1,6 @@
 """Where the fusion engine meets compilation: groups of a graph, adjusted by prediction before any of them is compiled.
 
-A trained model of this machine is believed if it did well on what it had not seen (`hpm.standing`). Else it, or roofs where there
+A trained model of this machine is believed if it did well on what it had not seen (`hpm.trust`). Else it, or roofs where there
 is none, says which changes are worth a look, and only those that were measured to be faster are made. Whether a kernel or the
 library runs a group is left to the trial, which measures it.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hotfuse.base.settings import Objective
 from hotfuse.compile.learn.learned import foresight, trust
-from hotfuse.compile.stored import strategies
+from hotfuse.compile.request_context import strategies
 from hotfuse.compile.unit.layouts import laid_out
 from hotfuse.fusion import explain
 from hotfuse.fusion.candidates import CandidateKind

@@ -4,7 +4,7 @@
     unit   one group: a kernel, or where to cut the group, or why it stays with the library
 
 A group that cannot be lowered is cut where that begins, one that loses to the library in the middle. What was lowered and compiled
-is kept by its text (`compile.unit.bench`), so that the same group at other sizes costs a trial only.
+is kept by its text (`compile.unit.kernel_cache`), so that the same group at other sizes costs a trial only.
 """
 
 from __future__ import annotations
@@ -20,22 +20,30 @@ from hotfuse.analysis.resources import library_seconds, roof_seconds, used, work
 from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Objective
-from hotfuse.compile import stored
+from hotfuse.compile import request_context
 from hotfuse.compile.kept import Unkept, grouping, verdict
-from hotfuse.compile.learn import recall
+from hotfuse.compile.learn import strategy_history
 from hotfuse.compile.learn.learned import foresight, notes, refresh
-from hotfuse.compile.learn.measure import Made
-from hotfuse.compile.stored import text_id, wanted
+from hotfuse.compile.learn.measure import CompiledCandidate
+from hotfuse.compile.request_context import text_id, wanted
 from hotfuse.compile.unit import growth
-from hotfuse.compile.unit.bench import BuiltKernel, NormalGroup, allowed_by, bench, foreseen, keep, piece_of
 from hotfuse.compile.unit.contest import UnitContests
+from hotfuse.compile.unit.kernel_cache import (
+    BuiltKernel,
+    NormalGroup,
+    allowed_by,
+    foreseen,
+    keep,
+    kernel_cache,
+    piece_of,
+)
 from hotfuse.compile.unit.kernel_text import to_json
 from hotfuse.compile.unit.planning import Gate, adjusted, arranged
-from hotfuse.compile.variants import kinds, trial
-from hotfuse.compile.variants.crossing import BUDGET_S, Crossing, VariantDecision
+from hotfuse.compile.variants import precision_variants, trial
 from hotfuse.compile.variants.served_threads import apart, as_served
 from hotfuse.compile.variants.skipping import Skipping
 from hotfuse.compile.variants.skips import SKIP, Skips
+from hotfuse.compile.variants.variant_search import BUDGET_S, VariantDecision, VariantSearch
 from hotfuse.fusion.forecast import Predictor, RooflinePredictor, Trained
 from hotfuse.fusion.groups import Group, group, reordered
 from hotfuse.hpm.bottleneck import Strategy
@@ -59,7 +67,7 @@ MAX_GRAPHS = 8
 
 def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """The request of kind `plan`: a graph as text, and the sizes of a real call."""
-    return apart(stored.threads(), lambda: _plan(header))
+    return apart(request_context.threads(), lambda: _plan(header))
 
 
 def _plan(header: dict[str, Any]) -> Message:
@@ -69,24 +77,24 @@ def _plan(header: dict[str, Any]) -> Message:
     def make() -> Message:
         bodies: list[dict[str, Any]] = []
         _body(verify(parse(header["graph"])), sizes, bodies, {}, header.get("objective", "latency"), measuring(sizes))
-        return {"ok": True, "bodies": bodies, "peaks": asdict(bench().peaks)}, []
+        return {"ok": True, "bodies": bodies, "peaks": asdict(kernel_cache().peaks)}, []
 
     with allowed_by(header):
         ahead = foresight()
         answer, _ = grouping(header, sizes, "" if ahead is None else str(ahead.predictor.model.version), make)
-        return {**answer, "recalled": recall.states()}, []
+        return {**answer, "history": strategy_history.states()}, []
 
 
 def measuring(sizes: Mapping[str, int]) -> Gate:
     """What decides about groups where no model is trained: kernels of this worker, timed within a budget."""
 
-    def build(piece: Graph) -> tuple[Made, Graph, Mapping[str, int]]:
+    def build(piece: Graph) -> tuple[CompiledCandidate, Graph, Mapping[str, int]]:
         found = piece_of(piece, range(len(piece.nodes)), sizes)
-        made = bench().kernel(found)
-        return Made(made.lowered, made.compiled), found.normal, found.sizes
+        made = kernel_cache().kernel(found)
+        return CompiledCandidate(made.lowered, made.compiled), found.normal, found.sizes
 
-    contests = (UnitContests(build, bench().core, sizes) for _ in range(2))
-    return Gate(RooflinePredictor(bench().peaks), *contests)
+    contests = (UnitContests(build, kernel_cache().core, sizes) for _ in range(2))
+    return Gate(RooflinePredictor(kernel_cache().peaks), *contests)
 
 
 def _body(
@@ -95,16 +103,16 @@ def _body(
 ) -> int:  # fmt: skip
     """A graph in the order its groups need, appended to `bodies`; control nodes name the bodies of their branches."""
     def lowers(piece: Graph) -> str:
-        return bench().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
+        return kernel_cache().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
 
-    graph, layouts = arranged(simplify(graph)[0], sizes, bench().core, lowers, objective, gate)
-    graph, groups, choices = adjusted(graph, group(graph), sizes, bench().core, lowers, objective, gate=gate)
+    graph, layouts = arranged(simplify(graph)[0], sizes, kernel_cache().core, lowers, objective, gate)
+    graph, groups, choices = adjusted(graph, group(graph), sizes, kernel_cache().core, lowers, objective, gate=gate)
     ordered = verify(reordered(graph, groups))
     text = show(ordered)
     own: dict[str, Any] = {"graph": text, "id": hashlib.sha256(text.encode()).hexdigest()[:24]}
     place = len(bodies)
     bodies.append(own)
-    keep(bench().graphs, own["id"], lambda: ordered, MAX_GRAPHS)
+    keep(kernel_cache().graphs, own["id"], lambda: ordered, MAX_GRAPHS)
     found: list[dict[str, Any]] = []
     inside: dict[str, list[int]] = {}
     at = 0
@@ -122,10 +130,10 @@ def _body(
 
 def _growth(graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> list[str]:
     """Where memory is asked for: what convolutions would keep otherwise."""
-    if not bench().core.lean:
+    if not kernel_cache().core.lean:
         return []
     pieces = [piece_of(graph, g.nodes, sizes) for g in groups if g.kind == "convolution"]
-    return growth.lines((p.ops, lambda p=p: (bench().lowering(p), bench(lean=False).lowering(p))) for p in pieces)
+    return growth.lines((p.ops, lambda p=p: (kernel_cache().lowering(p), kernel_cache(lean=False).lowering(p))) for p in pieces)
 
 
 def described(
@@ -139,7 +147,7 @@ def described(
         return {"nodes": len(nodes), "kind": "library"}  # what only moves data is views to torch, and those cost nothing
     piece = piece_of(graph, nodes, sizes)
     if piece.key not in known:
-        work, peaks = work_of(piece.normal, piece.sizes), bench().peaks
+        work, peaks = work_of(piece.normal, piece.sizes), kernel_cache().peaks
         known[piece.key] = {
             "nodes": len(nodes), "kind": kind, "key": piece.key, "ops": piece.ops, "work": work.to_dict(),
             "library_s": library_seconds(piece.normal, piece.sizes, peaks), "roof_s": roof_seconds(work, peaks),
@@ -170,7 +178,7 @@ def _predicted_us(graph: Graph, groups: Sequence[dict[str, Any]], sizes: Mapping
 def _predictor() -> Predictor:
     """The trained model's forecasts, or roofs where no model knows this machine."""
     ahead = foresight()
-    return RooflinePredictor(bench().peaks) if ahead is None else Trained(ahead.predictor)
+    return RooflinePredictor(kernel_cache().peaks) if ahead is None else Trained(ahead.predictor)
 
 
 def _on_one_thread(made: BuiltKernel) -> BuiltKernel:
@@ -191,7 +199,7 @@ def unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
     `alike` are the nodes of all its uses, which are cut as the first is; `split` says whether it may be cut at all. A unit that is
     `joined` from two must also `beat` the microseconds of their two kernels, and its uses may turn out to differ.
     """
-    return apart(stored.threads(), lambda: _unit(header, blobs))
+    return apart(request_context.threads(), lambda: _unit(header, blobs))
 
 
 def _unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
@@ -199,12 +207,12 @@ def _unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
     wanted = {str(i) for i, _ in header["alike"]}
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
     with allowed_by(header):
-        if missing := sorted(wanted - texts.keys() - bench().graphs.keys()):
+        if missing := sorted(wanted - texts.keys() - kernel_cache().graphs.keys()):
             return {"ok": True, "missing": missing}, []
-        graphs = {i: keep(bench().graphs, i, lambda i=i: verify(parse(texts[i].decode())), MAX_GRAPHS) for i in wanted}
+        graphs = {i: keep(kernel_cache().graphs, i, lambda i=i: verify(parse(texts[i].decode())), MAX_GRAPHS) for i in wanted}
         uses = [(graphs[str(i)], [int(n) for n in nodes]) for i, nodes in header["alike"]]
         return _Unit(uses, str(header["group"]), sizes, bool(header["split"]), bool(header["joined"]), header["beat"],
-                     bool(header.get("ways")), int(header.get("threads", 1))).answer()  # fmt: skip
+                     bool(header.get("variants")), int(header.get("threads", 1))).answer()  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -215,7 +223,7 @@ class _Unit:
     may_split: bool
     joined: bool
     beat: float | None
-    ways: bool = False
+    variants: bool = False
     """Whether other kernels for other sizes are looked for."""
     threads: int = 1
     """That calls have."""
@@ -227,7 +235,7 @@ class _Unit:
             return {"ok": True, "refused": f"{piece.ops} stays with the library: that is what is to be tried"}, []
         # A recurrent layer has beside its centre only what prepares it, which is nothing to compile alone.
         several = len(nodes) > 1 and self.kind != "recurrent" and self.may_split
-        why = bench().lowers(piece) if several else ""
+        why = kernel_cache().lowers(piece) if several else ""
         if why:
             first = self._blamed(graph, nodes)
             op = packet(graph.nodes[nodes[first]].op).removeprefix("aten.")
@@ -241,9 +249,9 @@ class _Unit:
 
     def _kernel(self, piece: NormalGroup) -> Message:
         """A kernel that won its trial, made now or by an earlier process; raises a HotfuseError where there is none."""
-        core = bench().core
+        core = kernel_cache().core
         around = (sorted((n, str(d)) for n, d in piece.meaning.items()), [str(g) for g in self.uses[0][0].guards])
-        options = (core.precision, core.lean, self.ways, wanted(piece.text))
+        options = (core.precision, core.lean, self.variants, wanted(piece.text))
         basis = {"threads": str(self.threads), "sizes": repr(sorted(piece.sizes.items())), "options": repr(options)}
         answer, codes = verdict("unit", f"{piece.text}\n{around}", basis, lambda: self._made(piece))
         self._beaten(float(answer["kernel"]["kernel_us"]))
@@ -254,7 +262,7 @@ class _Unit:
             raise Unkept(f"one kernel takes {us:.1f} us where two take {self.beat:.1f}")
 
     def _made(self, piece: NormalGroup) -> Message:
-        made = bench().kernel(piece)
+        made = kernel_cache().kernel(piece)
         if Strategy.THREADS.value in wanted(piece.text):
             made = _on_one_thread(made)
         skips, said = None, list[str]()
@@ -269,8 +277,8 @@ class _Unit:
         kernel = made.lowered.kernel
         plan = scratch.plan(kernel)
         own = sum(plan.stack.values()) + (plan.arena_bytes(piece.sizes, 1) if plan.needs_arena else 0)
-        use = used(work_of(piece.normal, piece.sizes), outcome.kernel_us, bench().peaks, scratch=own,
-                   vectors=vectors_at_once(kernel, bench().core.lanes * 4),
+        use = used(work_of(piece.normal, piece.sizes), outcome.kernel_us, kernel_cache().peaks, scratch=own,
+                   vectors=vectors_at_once(kernel, kernel_cache().core.lanes * 4),
                    parallel=parallel_iterations(kernel, piece.sizes))
         about = {**to_json(made.lowered), "ops": piece.ops, "compile_s": round(made.seconds, 4),
                  "multiplies": made.compiled.multiplies, "kinds": made.note,
@@ -279,7 +287,7 @@ class _Unit:
             about["predicted_us"] = round(seen.kernel_s * 1e6, 2)
         text = text_id(piece.text)
         found = self._crossing(piece, made)
-        about["ways"] = None if found.ways is None else found.ways.to_json()
+        about["variants"] = None if found.variants is None else found.variants.to_json()
         about["skips"] = None if skips is None else skips.to_json()
         also: list[dict[str, Any]] = [
             {**to_json(m.lowered), "ops": piece.ops, "compile_s": round(sum(m.compiled.seconds.values()), 4)} for m in found.made
@@ -293,21 +301,22 @@ class _Unit:
         start = time.perf_counter()
         try:
             with as_served(self.threads) as threads:
-                both, skips = Skipping(piece.normal, piece.sizes, bench().core, bench().peaks, _predictor(), threads).found()
+                here = kernel_cache()
+                both, skips = Skipping(piece.normal, piece.sizes, here.core, here.peaks, _predictor(), threads).found()
         except HotfuseError as e:
             return made, None, [f"{SKIP}: {e.because or e.what}"]
         return BuiltKernel(both.lowered, both.compiled, made.seconds + time.perf_counter() - start), skips, []
 
     def _crossing(self, piece: NormalGroup, made: BuiltKernel) -> VariantDecision:
         """Kernels that are better than this one at other sizes."""
-        if not self.ways or not piece.meaning:
+        if not self.variants or not piece.meaning:
             return VariantDecision()
         predict = _predictor()
-        general = Made(made.lowered, made.compiled)
-        core = made.core or bench().core
-        return Crossing(piece.normal, general, piece.sizes, core, bench().peaks, predict, self.uses[0][0].guards,
+        general = CompiledCandidate(made.lowered, made.compiled)
+        core = made.core or kernel_cache().core
+        return VariantSearch(piece.normal, general, piece.sizes, core, kernel_cache().peaks, predict, self.uses[0][0].guards,
                         piece.meaning, threads=self.threads, until=time.perf_counter() + BUDGET_S,
-                        also=kinds.kinds(bench().core)).found()  # fmt: skip
+                        also=precision_variants.kinds(kernel_cache().core)).found()  # fmt: skip
 
     def _keys(self) -> list[str]:
         """The keys of all uses, where they may differ."""
@@ -330,7 +339,7 @@ class _Unit:
         good, bad = 1, len(nodes)
         while bad - good > 1:
             middle = (good + bad) // 2
-            if bench().lowers(piece_of(graph, nodes[:middle], self.sizes)):
+            if kernel_cache().lowers(piece_of(graph, nodes[:middle], self.sizes)):
                 bad = middle
             else:
                 good = middle

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from hotfuse.analysis.cost import value_bytes
 from hotfuse.analysis.resources import CorePeaks, roof_seconds, work_of
-from hotfuse.compile.variants import kinds
+from hotfuse.compile.variants import precision_variants
 from hotfuse.fusion.crossover import Variant
 from hotfuse.ir.dims import Dim, Sym, dims_in, evaluate, symbols
 from hotfuse.ir.graph import Graph, Node, Value, sources
@@ -31,12 +31,12 @@ from hotfuse.lower.cpu.tiling import Core
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 
-ANY, FEW, ONE, LIBRARY = "any size", "few rows", "one thread", "library"
+ANY_SIZE, FEW_ROWS, ONE_THREAD, LIBRARY = "any size", "few rows", "one thread", "library"
 WAKE_S = 20e-6
 """What it takes until other threads have begun and all have ended, as a rule: a microsecond after work, some 60 after a rest."""
-FAR = 8
-"""Where nobody bounds a size, calls are thought to bring up to so many times what was seen, and at least `LEAST_FAR`."""
-LEAST_FAR = 256
+REACH_FACTOR = 8
+"""Where nobody bounds a size, calls are thought to bring up to so many times what was seen, and at least `MIN_REACH`."""
+MIN_REACH = 256
 TILE_ROWS, TILE_PACE = 16, 8
 """Rows of a matrix unit's tile, and how many times faster than vectors it takes each of them."""
 PAIRS_WASTE, PLAIN_WASTE = 0.5, 0.75
@@ -48,7 +48,7 @@ class VariantQuestion:
     """A group, the size that decides, and its ways, of which the first is the one that there is."""
 
     size: Sym
-    ways: tuple[Variant, ...]
+    variants: tuple[Variant, ...]
     env: Callable[[int], Mapping[str, int]]
     """Sizes of a call that make the deciding size so large, or the next larger that is possible."""
     turns: tuple[int, ...] = ()
@@ -59,9 +59,9 @@ def asked(
     graph: Graph, core: Core, others: Sequence[Core], sizes: Mapping[str, int], peaks: CorePeaks, threads: int = 1
 ) -> VariantQuestion | str:
     """The question for a group in its normal form; or why there is none. `threads` are those that calls have."""
-    heart = next((n for n in graph.nodes if is_product(n)), None)
+    anchor = next((n for n in graph.nodes if is_product(n)), None)
     attention = next((n for n in graph.nodes if packet(n.op) == ATTENTION), None)
-    size = _deciding(graph, heart) if attention is None else _length(attention)
+    size = _deciding(graph, anchor) if attention is None else _length(attention)
     if isinstance(size, str):
         return size
     first, *rest = sorted(symbols(size))
@@ -72,37 +72,39 @@ def asked(
         return {**ones, first: -(-n // step)}
 
     turns: list[int] = []
-    laying, sharing = _laying_out(graph, heart, sizes, env, peaks), _sharing(graph, core, sizes, env, peaks, threads)
+    laying, sharing = _laying_out(graph, anchor, sizes, env, peaks), _sharing(graph, core, sizes, env, peaks, threads)
 
     def any_waste(n: int) -> float:
         return laying(n) + sharing(n)
 
-    ways = [Variant(ANY, ((graph, core),), any_waste)]
+    variants = [Variant(ANY_SIZE, ((graph, core),), any_waste)]
     if threads > 1:
-        ways.append(Variant(ONE, ((graph, core),), laying, threads=1))
+        variants.append(Variant(ONE_THREAD, ((graph, core),), laying, threads=1))
     if attention is not None:
         panels = [attention_tiling.choose(c, _width(attention)).panel for c in (core, *others)]
         turns += [p for p in dict.fromkeys(panels)]
-        ways[0] = Variant(ANY, ((graph, core),), _both(any_waste, _empty(attention, panels[0], sizes, env, peaks, threads)))
-        ways += [
+        empty = _empty(attention, panels[0], sizes, env, peaks, threads)
+        variants[0] = Variant(ANY_SIZE, ((graph, core),), _both(any_waste, empty))
+        variants += [
             Variant(_cut(c), ((graph, c),), _both(any_waste, _empty(attention, p, sizes, env, peaks, threads)))
             for c, p in zip(others, panels[1:], strict=True)
             if c != core and p < panels[0]
         ]
-    if heart is not None:
-        if not _constant(graph, heart):
+    if anchor is not None:
+        if not _constant(graph, anchor):
             few = rows_at_once(graph, core)
             turns.append(few)
-            ways.append(
-                Variant(FEW, ((bounded(graph, size, few), core),), _read_again(graph, heart, few, sizes, env, peaks))
+            variants.append(
+                Variant(FEW_ROWS, ((bounded(graph, size, few), core),), _read_again(graph, anchor, few, sizes, env, peaks))
             )
-        ways[0] = replace(ways[0], waste=_both(ways[0].waste, _kind(graph, heart, core, (core, *others), sizes, env, peaks)))
-        ways += [
-            Variant(_cut(c), ((graph, c),), _both(any_waste, _kind(graph, heart, c, (core, *others), sizes, env, peaks)))
+        rounding = _kind(graph, anchor, core, (core, *others), sizes, env, peaks)
+        variants[0] = replace(variants[0], waste=_both(variants[0].waste, rounding))
+        variants += [
+            Variant(_cut(c), ((graph, c),), _both(any_waste, _kind(graph, anchor, c, (core, *others), sizes, env, peaks)))
             for c in others
             if c != core
         ]
-    return VariantQuestion(size, (*ways, Variant(LIBRARY, ((graph, None),))), env, tuple(turns))
+    return VariantQuestion(size, (*variants, Variant(LIBRARY, ((graph, None),))), env, tuple(turns))
 
 
 def _both(one: Callable[[int], float], two: Callable[[int], float]) -> Callable[[int], float]:
@@ -131,7 +133,7 @@ def _empty(
     """What is computed for places of the last panel of queries that no query fills; wider panels need fewer loads."""
 
     def waste(n: int) -> float:
-        work = work_of(Graph("heart", attention.ins, (), (attention,), attention.outs), {**sizes, **env(n)})
+        work = work_of(Graph("anchor", attention.ins, (), (attention,), attention.outs), {**sizes, **env(n)})
         each = (work.flops or 0) / max(1, n) / peaks.flops_per_s / threads
         return each * (-(-n // panel) * panel - n + n * attention_tiling.NARROWER * (64 / panel - 1))
 
@@ -158,7 +160,7 @@ def _sharing(
 
 
 def _kind(
-    graph: Graph, heart: Node, core: Core, all_: Sequence[Core], sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]],
+    graph: Graph, anchor: Node, core: Core, all_: Sequence[Core], sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]],
     peaks: CorePeaks,
 ) -> Callable[[int], float]:  # fmt: skip
     """How much longer products of rounded operands take by instructions other than the best: of a guess, which is measured.
@@ -167,7 +169,7 @@ def _kind(
     """
 
     def waste(n: int) -> float:
-        if all(c.precision == "fp32" for c in all_) or not _constant(graph, heart):
+        if all(c.precision == "fp32" for c in all_) or not _constant(graph, anchor):
             return 0.0
         work = work_of(graph, {**sizes, **env(n)})
         row = (work.flops or 0) / max(1, n) / peaks.flops_per_s
@@ -179,16 +181,16 @@ def _kind(
 
 
 def _cut(core: Core) -> str:
-    kind = f", {kinds.name(core)}" if core.precision != "fp32" else ""
+    kind = f", {precision_variants.name(core)}" if core.precision != "fp32" else ""
     return f"cut for {core.registers} registers of {core.lanes}, {core.l2 >> 10} KiB{kind}"
 
 
-def _deciding(graph: Graph, heart: Node | None) -> Sym | str:
+def _deciding(graph: Graph, anchor: Node | None) -> Sym | str:
     """The rows of a product; else the only size that a call tells."""
-    if heart is not None:
-        left = argument(heart, PRODUCTS[packet(heart.op)][0])
+    if anchor is not None:
+        left = argument(anchor, PRODUCTS[packet(anchor.op)][0])
         shape = left.type.shape if isinstance(left, Value) and isinstance(left.type, TensorType) else ()
-        rows: Dim = product(shape[:-1]) if _constant(graph, heart) else shape[-2] if len(shape) > 1 else 1
+        rows: Dim = product(shape[:-1]) if _constant(graph, anchor) else shape[-2] if len(shape) > 1 else 1
         if isinstance(rows, int):
             return "its rows are known"
         return rows if _grows(rows) else "its rows are not a product of sizes"
@@ -206,39 +208,39 @@ def _grows(d: Dim) -> bool:
     return d.op == "sym" or (d.op == "*" and all(_grows(a) for a in dims_in(d)))
 
 
-def _constant(graph: Graph, heart: Node) -> bool:
-    right = argument(heart, PRODUCTS[packet(heart.op)][1])
+def _constant(graph: Graph, anchor: Node) -> bool:
+    right = argument(anchor, PRODUCTS[packet(anchor.op)][1])
     return isinstance(right, Value) and right.name in {p.value.name for p in graph.params}
 
 
 def _right_bytes(
-    graph: Graph, heart: Node, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], n: int
+    graph: Graph, anchor: Node, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], n: int
 ) -> int:
-    right = argument(heart, PRODUCTS[packet(heart.op)][1])
+    right = argument(anchor, PRODUCTS[packet(anchor.op)][1])
     return (value_bytes(right, {**sizes, **env(n)}) or 0) if isinstance(right, Value) else 0
 
 
 def _laying_out(
-    graph: Graph, heart: Node | None, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], peaks: CorePeaks
+    graph: Graph, anchor: Node | None, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], peaks: CorePeaks
 ) -> Callable[[int], float]:
     """What it takes to lay the right side out in panels: it is written once more and read from the nearest cache."""
 
     def waste(n: int) -> float:
-        if heart is None or _constant(graph, heart):
+        if anchor is None or _constant(graph, anchor):
             return 0.0
-        return 2 * _right_bytes(graph, heart, sizes, env, n) / peaks.cache_bytes_per_s
+        return 2 * _right_bytes(graph, anchor, sizes, env, n) / peaks.cache_bytes_per_s
 
     return waste
 
 
 def _read_again(
-    graph: Graph, heart: Node, few: int, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], peaks: CorePeaks
+    graph: Graph, anchor: Node, few: int, sizes: Mapping[str, int], env: Callable[[int], Mapping[str, int]], peaks: CorePeaks
 ) -> Callable[[int], float]:
     """What it takes to read the right side, line by line of a matrix, for every further block of rows."""
 
     def waste(n: int) -> float:
         again = -(-n // few) - 1
-        return 2 * again * _right_bytes(graph, heart, sizes, env, n) / peaks.cache_bytes_per_s
+        return 2 * again * _right_bytes(graph, anchor, sizes, env, n) / peaks.cache_bytes_per_s
 
     return waste
 
@@ -277,5 +279,5 @@ def allowed(size: Dim, guards: Sequence[Dim], seen: Mapping[str, int]) -> SizeRa
             least[name] = max(least[name], a + strict)
         elif isinstance(b, int) and isinstance(a, Sym) and a.op == "sym" and (name := str(a.args[0])) in least:
             most[name] = min(most.get(name, b), b - strict)
-    far = {n: most.get(n, max(FAR * seen.get(n, 1), LEAST_FAR)) for n in least}
+    far = {n: most.get(n, max(REACH_FACTOR * seen.get(n, 1), MIN_REACH)) for n in least}
     return SizeRange(max(0, evaluate(size, least)), evaluate(size, far))

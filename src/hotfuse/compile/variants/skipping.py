@@ -21,8 +21,8 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.backends.llvm.runs.group import artifact
 from hotfuse.compile.learn import measure
-from hotfuse.compile.learn.measure import Made, Shelf
-from hotfuse.compile.variants import borders
+from hotfuse.compile.learn.measure import CompiledCandidate, Shelf
+from hotfuse.compile.variants import breakpoints
 from hotfuse.compile.variants.skips import Skips
 from hotfuse.compile.variants.trial import RTOL, agree
 from hotfuse.fusion.crossover import MARGIN, Shifts
@@ -70,7 +70,7 @@ def expected(
     if not whole > 0:
         return WHOLE
     share = round(WHOLE * copied / (whole + copied))
-    return max(1, min(WHOLE, round(share * borders.known(shifts).factor(_SIDES))))
+    return max(1, min(WHOLE, round(share * breakpoints.known(shifts).factor(_SIDES))))
 
 
 def crossing(points: list[tuple[int, float, float]]) -> int:
@@ -101,11 +101,11 @@ class Skipping:
     measure: Measured | None = None
     """For tests: instead of running kernels."""
 
-    def found(self) -> tuple[Made, Skips]:
+    def found(self) -> tuple[CompiledCandidate, Skips]:
         """The kernel with both sides, and where it changes; raises a HotfuseError where rows are never worth leaving out."""
         lowered = lower_contraction(self.graph, self.core, skipping=True)
         named = replace(lowered, kernel=replace(lowered.kernel, name=f"{lowered.kernel.name}_skipping"))
-        made = Made(named, compile_kernel(named.kernel))
+        made = CompiledCandidate(named, compile_kernel(named.kernel))
         self._check(made)
         panels = sum(a.spec.panels for a in lowered.arguments if isinstance(a, PackArgument))
         predicted = expected(self.graph, self.sizes, self.core, self.peaks, self.predict, panels, self.threads)
@@ -114,10 +114,10 @@ class Skipping:
         points = tuple((s, round(a * 1e6, 2), round(b * 1e6, 2)) for s, a, b in times)
         if limit > WHOLE:
             raise CannotLower(f"rows of zeros are not worth leaving out: {Skips(limit, predicted, points)}")
-        borders.learn(shifts, _SIDES, predicted, max(limit, NOISE))
-        return Made(at_limit(named, limit), made.compiled), Skips(limit, predicted, points)
+        breakpoints.learn(shifts, _SIDES, predicted, max(limit, NOISE))
+        return CompiledCandidate(at_limit(named, limit), made.compiled), Skips(limit, predicted, points)
 
-    def _check(self, made: Made) -> None:
+    def _check(self, made: CompiledCandidate) -> None:
         """Both sides against the library, with half of the rows zero."""
         data, weights, _ = Zeroed(500).of(Candidate(self.graph, self.sizes, self.core, self.threads), "")
         inputs = [data[v.name] for v in self.graph.inputs]
@@ -129,11 +129,12 @@ class Skipping:
                 for got, expected in zip(run(*inputs), want, strict=True):
                     agree(got, expected, None, RTOL)
 
-    def _timed(self, made: Made) -> Measured:
+    def _timed(self, made: CompiledCandidate) -> Measured:
         def seconds(share: int) -> tuple[float, float]:
             shelf = Zeroed(share)
             asked = Candidate(self.graph, self.sizes, self.core, self.threads)
-            sides = [Made(at_limit(made.lowered, limit), made.compiled) for limit in (WHOLE, 0)]  # both look at the rows
+            # Both look at the rows.
+            sides = [CompiledCandidate(at_limit(made.lowered, limit), made.compiled) for limit in (WHOLE, 0)]
             batch = [measure.bind(asked, "rows", side, shelf) for side in sides]
             measure.timed(batch, PASSES, time.perf_counter() + POINT_S)
             dense, skipping = (b.figure()[0] for b in batch)

@@ -1,6 +1,6 @@
 """A worker that begins as a fork of the serving process: what that has imported, torch and the user's library, is there at once.
 
-A fork copies one thread and every lock, whoever holds it. So the child uses as little as possible of what it inherited (`_settle`),
+A fork copies one thread and every lock, held or not. So the child uses little of what it inherited (`_prepare_child`),
 says hello, and is believed only then; one that is silent, or stands still later, is killed, and a fresh interpreter does its work
 (`compile.workers.starting`). Decision 19 says what was weighed.
 """
@@ -100,8 +100,8 @@ class ForkedWorker(Worker):
 
     forked = True
 
-    def __init__(self, memory: int = 0, settle: Callable[[], None] | None = None, level: int = LOWEST) -> None:
-        """`settle` is for tests: run in the child before its hello."""
+    def __init__(self, memory: int = 0, before_hello: Callable[[], None] | None = None, level: int = LOWEST) -> None:
+        """`before_hello` is for tests: run in the child before its hello."""
         requests_out, requests_in = os.pipe()
         answers_out, answers_in = os.pipe()
         log = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - lives as long as the worker
@@ -111,7 +111,7 @@ class ForkedWorker(Worker):
         try:
             pid = _fork()
             if pid == 0:
-                _child(parent, requests_out, answers_in, log.fileno(), memory, settle, level)
+                _child(parent, requests_out, answers_in, log.fileno(), memory, before_hello, level)
         except OSError as e:
             for end in (requests_out, requests_in, answers_out, answers_in):
                 os.close(end)
@@ -193,7 +193,7 @@ def _fork() -> int:
 
 
 def _child(
-    parent: int, requests_in: int, answers_out: int, log: int, memory: int, settle: Callable[[], None] | None, level: int
+    parent: int, requests_in: int, answers_out: int, log: int, memory: int, before_hello: Callable[[], None] | None, level: int
 ) -> NoReturn:
     """Everything a forked worker ever does: nothing of the server's runs behind it, neither code nor exit handlers."""
     status = 1
@@ -202,9 +202,9 @@ def _child(
         worker.name_process()
         answers = _descriptors(requests_in, answers_out, log)
         _signals()
-        _settle()
-        if settle is not None:
-            settle()
+        _prepare_child()
+        if before_hello is not None:
+            before_hello()
         inherited = int(worker.usage()["peak_rss"])
         out = os.fdopen(answers, "wb")
         wire.send(out, {"pid": os.getpid()})
@@ -254,7 +254,7 @@ def _signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _settle() -> None:
+def _prepare_child() -> None:
     """One thread, settings like a fresh interpreter's, and random numbers of its own.
 
     Where one of the locks taken here was held by another thread at the fork, this waits for ever, and the parent notices.

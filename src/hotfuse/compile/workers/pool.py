@@ -52,7 +52,7 @@ class Pool:
         self._changed = threading.Condition(self._lock)
         self._queue: list[Waiting] = []
         self._slots: list[WorkerSlot] = []
-        self._watcher: threading.Thread | None = None
+        self._call_sampler: threading.Thread | None = None
         self._governor = Governor(self._books.limits.share)
         self._governor.threads = self._books.limits.threads
         self._poison: OrderedDict[str, CaptureError] = OrderedDict()
@@ -157,7 +157,7 @@ class Pool:
             if w.begin():  # else nobody waits for it any more
                 w.future.set_exception(CaptureError("the process is ending", why=Why.TURNED_OFF))
         until = time.monotonic() + timeout
-        for t in (*threads, *((self._watcher,) if self._watcher is not None else ())):
+        for t in (*threads, *((self._call_sampler,) if self._call_sampler is not None else ())):
             if t is not threading.current_thread():
                 t.join(max(0.0, until - time.monotonic()))
 
@@ -177,9 +177,9 @@ class Pool:
             slot.thread = steady(lambda: self._serve(slot), "hotfuse-worker")
             self._slots.append(slot)
             slot.thread.start()
-        if self._watcher is None and self._queue:
-            self._watcher = steady(self._watch, "hotfuse-watch")
-            self._watcher.start()
+        if self._call_sampler is None and self._queue:
+            self._call_sampler = steady(self._watch, "hotfuse-watch")
+            self._call_sampler.start()
 
     def _serve(self, slot: WorkerSlot) -> None:
         unbind()  # workers inherit the cores of the thread that starts them
@@ -252,7 +252,7 @@ class Pool:
             with self._lock:
                 busy = [s for s in self._slots if s.running is not None]
                 if self._closed or not (busy or self._queue):
-                    self._watcher = None
+                    self._call_sampler = None
                     self._governor.rest()
                     return
                 used = sum(s.look(now - last) for s in busy)

@@ -22,7 +22,7 @@ from hotfuse.base.settings import Settings
 from hotfuse.compile.account import totals
 from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN
 from hotfuse.compile.workers import wire
-from hotfuse.compile.workers.courtesy import courteous, patient
+from hotfuse.compile.workers.background_priority import background_priority, patient
 from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.process import Worker
 from hotfuse.compile.workers.slot import PoolLimits
@@ -105,7 +105,7 @@ class Service:
                     break
                 unbind()  # an OpenMP runtime binds the threads that call it, and those that they start
                 begun = time.thread_time()
-                with courteous():
+                with background_priority():
                     _run(jobs.popleft())
                 with self._lock:
                     self.jobs_cpu_s += time.thread_time() - begun

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hotfuse.base.errors import ModelError
-from hotfuse.frontends.onnx import control, fallback, limits, settle
+from hotfuse.frontends.onnx import constant_folding, control, fallback, limits
 from hotfuse.frontends.onnx.model import AttrRef, FunctionKey, OnnxFunction, OnnxGraph, OnnxNode
 from hotfuse.frontends.onnx.program import ABSENT, UNUSED, NodeCtx, Program, ProgramStep
 from hotfuse.frontends.onnx.registry import OpFn, Prepare, find
@@ -111,7 +111,8 @@ class Compiler:
             self.weights[key] = value
             keys[slot] = key
         slots = (*in_slots, *scope.captures.values())
-        return Program(name, tuple(steps), template, slots, outs, tuple(scope.captures), keys, settle.ready, graph, self.pack)
+        captures, ready = tuple(scope.captures), constant_folding.ready
+        return Program(name, tuple(steps), template, slots, outs, captures, keys, ready, graph, self.pack)
 
     def _steps(
         self,

@@ -2,7 +2,7 @@
 
 Native loops over candidates read frozen objects in place, because asking for their attributes one by one takes longer than all
 arithmetic. Nothing is assumed about the interpreter: a field is where a known object's address is seen. Where something is not
-seen (another interpreter) there are no fields, and `hpm.book` asks objects in Python.
+seen (another interpreter) there are no fields, and `hpm.row_cache` asks objects in Python.
 """
 
 from __future__ import annotations

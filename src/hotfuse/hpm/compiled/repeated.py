@@ -1,4 +1,4 @@
-"""What kernels compute more than once, counted natively for a batch: `hpm.again` says what that is, and is asked for large ones."""
+"""What kernels compute more than once, counted natively for a batch; large ones are left to `hpm.recompute_factor`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotfuse.base.once import once
-from hotfuse.hpm.again import MOVED, POINTWISE, PRODUCT
 from hotfuse.hpm.compiled import columns as native
-from hotfuse.hpm.compiled import emit, fields, gather
+from hotfuse.hpm.compiled import emit, fields, row_lookup
 from hotfuse.hpm.compiled.emit import REAL, FunctionWriter
-from hotfuse.hpm.compiled.gather import Words
+from hotfuse.hpm.compiled.row_lookup import Words
 from hotfuse.hpm.compiled.tally import NODE_WIDTH, CandidateColumns
+from hotfuse.hpm.recompute_factor import MOVED, POINTWISE, PRODUCT
 from hotfuse.hpm.work import COLUMN, NAMES, SUMS, Matrix
 
 COMPUTED = tuple(
@@ -133,7 +133,7 @@ def _times(w: FunctionWriter, f: fields.Fields, nodes: str, many: str, panels: s
 
 @once
 def _counting_again() -> native.NativeFunction:
-    f, a, n = gather.known_fields(), native.ARRAY, native.NUMBER
+    f, a, n = row_lookup.known_fields(), native.ARRAY, native.NUMBER
     return emit.compiled("again", [a, n, *[a] * 9], _again(f))
 
 

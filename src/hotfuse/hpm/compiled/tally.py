@@ -1,7 +1,7 @@
 """Sums over what candidates are made of, in native code: a batch has a few hundred nodes and values, too few for array functions.
 
 A candidate's places lie one behind the other: nodes, then inputs, weights and outputs. Nodes add up (or the largest counts), bytes
-of values become columns of edges. What is told of nodes besides is what `hpm.again` asks for.
+of values become columns of edges. What is told of nodes besides is what `hpm.recompute_factor` asks for.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.base.once import once
-from hotfuse.hpm.again import POINTWISE
 from hotfuse.hpm.compiled import columns as native
+from hotfuse.hpm.recompute_factor import POINTWISE
 from hotfuse.hpm.work import COLUMN, MAXIMA, NAMES, SUMS, Matrix
 
 KIND, SIZE = len(SUMS) + len(MAXIMA), len(SUMS) + len(MAXIMA) + 1

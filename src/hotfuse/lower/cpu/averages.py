@@ -46,12 +46,12 @@ class PoolTiling:
 
 def cut(channels: int, lanes: int) -> PoolTiling | None:
     """The fewest pixels that fill whole vectors, enough of them at a time; None where no few pixels do."""
-    ways: list[PoolTiling] = []
+    tilings: list[PoolTiling] = []
     for pixels in (1, 2, 4, 8, 16):
         vectors, rest = divmod(pixels * channels, lanes)
         if vectors and not rest:
-            ways.append(PoolTiling(pixels, max(n for n in range(1, MOST_VECTORS + 1) if vectors % n == 0)))
-    enough = [w for w in ways if w.vectors >= MOST_VECTORS // 2] or sorted(ways, key=lambda w: -w.vectors)
+            tilings.append(PoolTiling(pixels, max(n for n in range(1, MOST_VECTORS + 1) if vectors % n == 0)))
+    enough = [w for w in tilings if w.vectors >= MOST_VECTORS // 2] or sorted(tilings, key=lambda w: -w.vectors)
     return enough[0] if enough and enough[0].vectors >= FEWEST_VECTORS else None
 
 

@@ -42,7 +42,7 @@ class Core:
     precision: Precision = "fp32"
     """What operands of fp32 products may be rounded to: what the user allows and the machine has instructions for."""
     tiles: bool = False
-    """Whether products of bf16 may be made on a matrix unit, where the machine has one that executes (`lower.cpu.gemm.blocks`)."""
+    """Whether products of bf16 may be made on a matrix unit, where the machine has one that executes (`lower.cpu.gemm.amx`)."""
     lean: bool = False
     """Whether weights may not be kept in a form that takes more memory than they do: the user asked for little memory."""
     threads: int = 1

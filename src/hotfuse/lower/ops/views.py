@@ -1,6 +1,6 @@
 """Ops that only move elements: which element of an operand stands at a position of the result.
 
-One row per op, `@moves("aten.permute")`, in `lower.ops.moves`, `lower.ops.windows` and `lower.ops.picks`. A row answers with
+One row per op, `@moves("aten.permute")`, in `lower.ops.moves`, `lower.ops.windows` and `lower.ops.gather_reads`. A row answers with
 another value and the position in it, or, where the result is put together from pieces, with the pieces along one dim. Nothing
 is copied: positions compose until a load is reached.
 """
@@ -131,7 +131,7 @@ def moves(*names: str) -> Callable[[Row], Row]:
 @cache
 def _load() -> None:
     """Rows of other modules register themselves when these are imported, which import this one."""
-    for name in ("moves", "windows", "picks"):
+    for name in ("moves", "windows", "gather_reads"):
         import_module(f"hotfuse.lower.ops.{name}")
 
 

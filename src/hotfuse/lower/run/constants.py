@@ -43,7 +43,7 @@ class Constants:
         at = (key, layout)
         if at not in self._made:
             given = self.weights[key].detach()
-            made = given if layout.strided else settled(given, layout)
+            made = given if layout.strided else laid_out(given, layout)
             if made.data_ptr() != given.data_ptr():
                 self.bytes += made.numel() * made.element_size()
                 self.copied.add(key)
@@ -101,7 +101,7 @@ def _array(t: torch.Tensor) -> Any:
     return t.view(torch.int16).numpy().view(NUMPY[DType.BF16]) if t.dtype is torch.bfloat16 else t.numpy()
 
 
-def settled(t: torch.Tensor, layout: Layout) -> torch.Tensor:
+def laid_out(t: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The tensor, copied if it does not lie in the wanted dimension order."""
     if layout.order is None:
         return t if t.is_contiguous() else t.contiguous()

@@ -80,12 +80,12 @@ class ChoiceStep:
     size: Dim
     ends: tuple[int, ...]
     """Rising, each included in the way before it; one fewer than ways."""
-    ways: tuple[Call | None, ...]
+    variants: tuple[Call | None, ...]
 
     @property
     def general(self) -> Call:
         """The call of the kernel that serves any size, as far as what it stores goes: all store the same."""
-        return next(w for w in self.ways if w is not None)
+        return next(w for w in self.variants if w is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ def entered(steps: Sequence[Step]) -> Iterator[Call]:
     """Every call that a run may make: all ways of choices."""
     yield from calls(steps)
     for choice in choices(steps):
-        yield from (w for w in choice.ways if w is not None)
+        yield from (w for w in choice.variants if w is not None)
 
 
 def choices(steps: Sequence[Step]) -> Iterator[ChoiceStep]:

@@ -17,13 +17,13 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import error_text
 from hotfuse.base.settings import Settings
-from hotfuse.compile.stored import place_of
+from hotfuse.compile.request_context import context_of
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.service import sized
 from hotfuse.compile.workers.task import Task
+from hotfuse.runtime.observe.call_sampler import CallSampler
 from hotfuse.runtime.observe.findings import PartitionQuestion, findings, questions, timed
 from hotfuse.runtime.observe.record import Recorder
-from hotfuse.runtime.observe.watcher import Watcher
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
 
@@ -36,8 +36,8 @@ PRIORITY = -1.0
 class Examiner:
     """Examines the plans of one model."""
 
-    def __init__(self, settings: Settings, log: EventLog, recorder: Recorder, watcher: Watcher) -> None:
-        self._settings, self._log, self._recorder, self._watcher = settings, log, recorder, watcher
+    def __init__(self, settings: Settings, log: EventLog, recorder: Recorder, call_sampler: CallSampler) -> None:
+        self._settings, self._log, self._recorder, self._call_sampler = settings, log, recorder, call_sampler
 
     def due(self, entry: Entry) -> bool:
         """Whether an entry should be examined after this look; for the call path."""
@@ -48,7 +48,7 @@ class Examiner:
 
     def write(self, entry: Entry) -> None:
         """Put what was seen of an entry into the profile store."""
-        if (known := self._watcher.known(entry.key)) is not None:
+        if (known := self._call_sampler.known(entry.key)) is not None:
             number, seen, names = known
             self._recorder.seen(entry.baseline.graph, number, seen, names)
 
@@ -57,7 +57,7 @@ class Examiner:
         asked = False
         try:
             self.write(entry)
-            if (known := self._watcher.known(entry.key)) is not None:
+            if (known := self._call_sampler.known(entry.key)) is not None:
                 number, seen, names = known
                 threads = torch.get_num_threads()
                 asked = self._ask(entry, questions(entry.plan, seen, number, names, threads), threads)
@@ -82,7 +82,7 @@ class Examiner:
         if not asked:
             return False
         parts = [dict(q.header) for q in asked]
-        header = {"kind": "profile", "threads": threads, "parts": parts, **place_of(self._settings).header()}
+        header = {"kind": "profile", "threads": threads, "parts": parts, **context_of(self._settings).header()}
         about = weakref.ref(entry)  # a question waits behind all compiling: it must not hold plans that were dropped meanwhile,
         log, recorder = self._log, self._recorder  # nor, through us, a whole model
 

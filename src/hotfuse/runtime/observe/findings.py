@@ -25,7 +25,7 @@ from hotfuse.machine.energy import WATTS_PER_CORE
 from hotfuse.machine.traffic import of_misses
 from hotfuse.profile.names import Names
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
-from hotfuse.runtime.observe.on_paper import known, of_partition
+from hotfuse.runtime.observe.partition_cost import known, partition_cost
 from hotfuse.runtime.plan import Plan
 
 MOST = 12
@@ -138,7 +138,7 @@ def _complete(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int]) 
     """With the bytes and flops that sampled calls had not been told yet."""
     if p.bytes >= 0:
         return p
-    cost = of_partition(plan, index, env)
+    cost = partition_cost(plan, index, env)
     return replace(p, bytes=known(cost.bytes), flops=known(cost.flops))
 
 
@@ -153,12 +153,11 @@ def _header(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int], th
 
 def _balance(plan: Plan, index: int, env: Mapping[str, int], threads: int) -> float:
     """How evenly the iterations of a kernel's outermost parallel loop go round among threads: derived, as nobody times threads."""
-    source = plan.artifacts[index].source
-    number = next((n for n, name in plan.kernels.names().items() if source.startswith(f"{name}:")), None)
-    if threads < 2 or number is None:
+    kernel = next((k for k in plan.kernels.values() if plan.artifacts[index].source.startswith(f"{k.name}:")), None)
+    if threads < 2 or kernel is None:
         return 1.0
     try:
-        n = parallel_iterations(plan.kernels[number], env)
+        n = parallel_iterations(kernel, env)
     except (KeyError, HotfuseError):  # sizes of the kernel's own
         return 1.0
     return 1.0 if n < 2 else n / threads / math.ceil(n / threads)

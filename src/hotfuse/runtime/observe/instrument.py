@@ -21,11 +21,11 @@ from hotfuse.profile.records import Batch, Subject
 from hotfuse.runtime.observe.inside import RunProbes, stored
 from hotfuse.runtime.observe.meters import Meters, part_of
 from hotfuse.runtime.observe.notes import MAX_CONTROL, Noting, RecordValue, SampledCall
-from hotfuse.runtime.observe.on_paper import UNKNOWN, known, of_partition
+from hotfuse.runtime.observe.partition_cost import UNKNOWN, known, partition_cost
 from hotfuse.runtime.observe.points import choose
 from hotfuse.runtime.observe.wrapped import Wrapped
 from hotfuse.runtime.plan import Plan
-from hotfuse.tile.stored import StoredKernels
+from hotfuse.tile.program import Kernel
 
 if TYPE_CHECKING:
     from hotfuse.backends.llvm.runs.abi import NativeKernel
@@ -145,9 +145,9 @@ class InstrumentedPlan:
 
     # --- what it is to be given, in the background -----------------------------------------------
 
-    def wants(self) -> StoredKernels:
+    def wants(self) -> dict[int, Kernel]:
         """The kernels that would have to count, by number: asked once there were samples enough to make it worth the compile."""
-        return StoredKernels({}) if self.asked else self._inside.wants(self._taken)
+        return {} if self.asked else self._inside.wants(self._taken)
 
     def count_with(self, kernels: Mapping[int, NativeKernel]) -> None:
         """Counting kernels there are now; some sampled calls enter them from here on."""
@@ -167,6 +167,6 @@ class InstrumentedPlan:
         if isinstance(env, Mismatch):
             self._costs[signature] = ((UNKNOWN, UNKNOWN),) * len(parts)
             return
-        totals = [of_partition(self.plan, p.index, env) for p in parts]
+        totals = [partition_cost(self.plan, p.index, env) for p in parts]
         self._inside.size(signature, env)
         self._costs[signature] = tuple((known(t.bytes), known(t.flops)) for t in totals)

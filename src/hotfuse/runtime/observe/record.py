@@ -29,7 +29,7 @@ import torch
 from hotfuse.base.errors import InputError
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.settings import Settings
-from hotfuse.compile.stored import place_of
+from hotfuse.compile.request_context import context_of
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.hash import structural_hash
 from hotfuse.machine.cores import usable_cores
@@ -77,7 +77,7 @@ def _shared(settings: Settings, log: EventLog) -> _SharedPlace:
     from hotfuse.profile.store import Store  # the database library is loaded when there is something to keep
     from hotfuse.runtime.observe.speed import speed_watch
 
-    place = place_of(settings)
+    place = context_of(settings)
     with _lock:
         if place.path not in _stores:
             store = Store.open(place.path, log)

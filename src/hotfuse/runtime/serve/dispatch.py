@@ -250,7 +250,7 @@ class InlineCache(Generic[T]):
     def add(self, case: Case[T]) -> tuple[T, ...]:
         """Take a case in; returns the targets that had to go, which may be the new one itself."""
         gone = self._add(case)
-        self._beside()
+        self._in_background()
         return gone
 
     def _add(self, case: Case[T]) -> tuple[T, ...]:
@@ -309,7 +309,7 @@ class InlineCache(Generic[T]):
         """One reference store."""
         self._replace(python_table(cases, self.inputs))
 
-    def _beside(self) -> None:
+    def _in_background(self) -> None:
         """Have the native decision compiled; outside the lock, because a job may run at once."""
         if self._submit is not None and self.table.cases and not self.table.native:
             self._submit(self._harden)

@@ -34,7 +34,7 @@ from torch.utils.hooks import RemovableHandle
 from hotfuse.base.errors import CallFault, InternalError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.structure import TENSOR, Spec, flatten, unflatten
-from hotfuse.runtime.weights.watch import ModelGuard, WeightChange
+from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 
 MIN_REST, MAX_REST = 16, 512
 """Calls that the model's own code serves after a backward pass, unless another one follows meanwhile. Twice as many where the last
@@ -180,7 +180,7 @@ class Gradients:
         self._now.forget()
         self._now = wanted(None)
 
-    def soft(self) -> list[Callable[[], None]]:
+    def hardening_jobs(self) -> list[Callable[[], None]]:
         """A job that makes the comparison native, for a model that turned out to be hot; given out once."""
         now, given, self._now.given = self._now, self._now.given, True
         return [] if given or not now.flags else [now.harden]

@@ -27,8 +27,8 @@ from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.fetch import load
-from hotfuse.compile.parts import KernelCode, RunBody, RunParts, at_rest, renamed, stored
-from hotfuse.compile.variants.ways import LIBRARY, Ways
+from hotfuse.compile.parts import KernelCode, RunBody, RunParts, renamed
+from hotfuse.compile.variants.variant_table import LIBRARY, VariantTable
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.lower.common.own_sizes import anchored, with_own_sizes
@@ -82,10 +82,10 @@ def assembled(
 
     `named`: tell profilers what its code is.
     """
-    shared = _SharedBody([at_rest(k) for k in parts.kernels], [load(k) for k in parts.kernels], Constants(weights), weights)
+    shared = _SharedBody(parts.kernels, [load(k) for k in parts.kernels], Constants(weights), weights)
     plan = _body(parts.body, shared)
     if named:
-        _name(shared, parts.kernels)
+        _name(shared)
     runs = (*shared.runs, *shared.spare)
     memory = PlanMemory(sum(_arena(r.code, sizes) for r in shared.runs), shared.constants.bytes, eager_peak(graph, sizes))
 
@@ -107,7 +107,7 @@ def assembled(
     return replace(plan, memory=memory, counters=counters, notes=parts.notes, runs=runs, unread=frozenset(weights) - read,
                    live=frozenset(read - shared.constants.copied),
                    switches=tuple(shared.switches), sides=sides,
-                   kernels=stored(parts.kernels))  # fmt: skip
+                   kernels={i: k.lowered.kernel for i, k in enumerate(parts.kernels)})  # fmt: skip
 
 
 def _team_counts(runs: Sequence[NativeRun]) -> dict[str, int]:
@@ -123,9 +123,9 @@ def _team_counts(runs: Sequence[NativeRun]) -> dict[str, int]:
     return counts
 
 
-def _name(shared: _SharedBody, kernels: Sequence[KernelCode]) -> None:
+def _name(shared: _SharedBody) -> None:
     """Say for profilers which ops of the model each kernel and each run computes."""
-    for number, (kernel, loaded) in enumerate(zip(kernels, shared.loaded, strict=True)):
+    for number, (kernel, loaded) in enumerate(zip(shared.kernels, shared.loaded, strict=True)):
         pieces = shared.uses.get(number, [])
         ops = "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for p in pieces[:1] for n in p.nodes))
         where = list(dict.fromkeys(str(n.loc) for p in pieces for n in p.nodes if str(n.loc)))
@@ -186,19 +186,19 @@ def _artifact(body: RunBody, part: Partition, shared: _SharedBody, *, later: boo
     def make() -> Run:  # holds nothing that holds the run: a plan that is let go of must not wait for a garbage collection
         own, _ = with_own_sizes(called)
         run = glue(own, renamed(code.lowered, own), entered, constants)
-        if code.ways is None or LIBRARY not in code.ways.kernels:
+        if code.variants is None or LIBRARY not in code.variants.kernels:
             return run
-        return _by_size(own, code.ways, run, LibraryBackend().compile(own, weights).run)
+        return _by_size(own, code.variants, run, LibraryBackend().compile(own, weights).run)
 
     return Artifact(called, _Later(make) if later else make(), "llvm", code.about, predicted_us=code.predicted_us)
 
 
-def _by_size(own: Graph, ways: Ways, kernel: Run, library: Run) -> Run:
+def _by_size(own: Graph, variants: VariantTable, kernel: Run, library: Run) -> Run:
     """A group outside its native run, which has been left because the library is better at one of the call's sizes."""
 
     def run(*args: Any) -> tuple[Any, ...]:
         sizes = bind(own, [tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args])  # numbers are sizes, too
-        served = isinstance(sizes, Mismatch) or ways.kernels[sum(evaluate(ways.size, sizes) > e for e in ways.ends)] != LIBRARY
+        served = isinstance(sizes, Mismatch) or variants.kernel_at(evaluate(variants.size, sizes)) != LIBRARY
         return kernel(*args) if served else library(*args)
 
     return run

@@ -95,7 +95,7 @@ class Audit:
         self._allowed = allowed
         """How many times as long a plan may take: more than once where memory is what counts."""
         self._clock = clock
-        self._turns = Turns(begin + 1, settled=True)
+        self._turns = Turns(begin + 1, deployed=True)
         self._waiting = 0
         self._half_at = 0.0
         self._rounds: deque[Round] = deque(maxlen=KEPT)
@@ -126,7 +126,7 @@ class Audit:
     def turn(self, key: Key) -> int:
         """Who answers a call that is due."""
         if self._turns.half(key) and self._clock() - self._half_at > STALE_S:
-            self._turns = Turns(self.rounds + 1, settled=True)
+            self._turns = Turns(self.rounds + 1, deployed=True)
         return self._turns.next(key)
 
     def took(self, number: int, key: Key, side: int, seconds: float, look_s: float) -> bool:

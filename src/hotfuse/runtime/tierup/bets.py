@@ -17,7 +17,7 @@ from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.ir.graph import Graph
 from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
 from hotfuse.runtime.plan import Condition, Plan, PlanMemory
-from hotfuse.runtime.serve.asking import asked
+from hotfuse.runtime.serve.scalar_conditions import asked
 from hotfuse.runtime.serve.speculate import BranchSide, OutcomeHits, betting
 from hotfuse.specialize.branches import Speculation, conditions, speculate
 

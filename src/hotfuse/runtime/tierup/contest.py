@@ -89,19 +89,19 @@ class PlanContest:
         self._bad += new > BADLY * old
         rounds, wins = len(self._rounds), self._wins
         if self._bad >= BAD_ROUNDS and 2 * self._bad > rounds:
-            self._end(won=False, settled=True)
+            self._end(won=False, decided=True)
         elif rounds <= 16 or rounds % max(1, rounds >> 3) == 0:  # a look at any of them is allowed, and each takes its time
             won, lost = growth(wins, rounds) >= 1 / ALPHA, growth(rounds - wins, rounds) >= 1 / ALPHA
             if won or lost or rounds >= MOST_LIVE_ROUNDS:
                 self._end(won, won or lost)
 
-    def _end(self, won: bool, settled: bool) -> None:
-        self.trial = self._so_far(won, settled)
+    def _end(self, won: bool, decided: bool) -> None:
+        self.trial = self._so_far(won, decided)
         self.over.set()
 
     def failed(self) -> None:
         """The new plan raised."""
-        self.trial = self._so_far(won=False, settled=True)
+        self.trial = self._so_far(won=False, decided=True)
         self.over.set()
 
     @property
@@ -112,10 +112,10 @@ class PlanContest:
     def give_up(self) -> Trial:
         """Ended from outside: what was found, or that nothing was settled."""
         if self.trial is None:
-            self._end(won=False, settled=False)
+            self._end(won=False, decided=False)
         assert self.trial is not None
         return self.trial
 
-    def _so_far(self, won: bool, settled: bool) -> Trial:
+    def _so_far(self, won: bool, decided: bool) -> Trial:
         old, new = (median(r[side] for r in self._rounds) * 1e6 if self._rounds else 0.0 for side in (OLD, NEW))
-        return Trial(old, new, len(self._rounds), won, settled, "live calls")
+        return Trial(old, new, len(self._rounds), won, decided, "live calls")

@@ -19,8 +19,8 @@ from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EvidenceValue, Why
 from hotfuse.base.faults import error_text
-from hotfuse.compile.learn.recall import recalled, send
-from hotfuse.compile.stored import place_of
+from hotfuse.compile.learn.strategy_history import history_of, send
+from hotfuse.compile.request_context import context_of
 from hotfuse.compile.variants.skips import SKIP
 from hotfuse.compile.workers.service import sized
 from hotfuse.hpm.bottleneck import Strategy
@@ -35,10 +35,10 @@ from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.site import THREADS, Entry, Site, named, way
 from hotfuse.runtime.tierup.attempt import (
     Attempt,
+    AttemptContext,
     CalledOff,
     Compile,
     Improve,
-    Means,
     NotRemembered,
     Remembers,
     Weights,
@@ -46,18 +46,17 @@ from hotfuse.runtime.tierup.attempt import (
 )
 from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.judge import Judge
-from hotfuse.runtime.tierup.objective import Trade, settle
+from hotfuse.runtime.tierup.objective import Trade, decide
 from hotfuse.runtime.tierup.own_code import compare
-from hotfuse.runtime.tierup.padding import MIN_CALLS, PADDING, may_be_padded
 from hotfuse.runtime.tierup.proof import prove
 from hotfuse.runtime.tierup.race import MARGIN, Trial, race
 from hotfuse.runtime.tierup.skipping import suspected
 from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
 from hotfuse.runtime.tierup.tier1 import fused, known
-from hotfuse.runtime.tierup.tier2 import BET_ON, for_sizes, on_branch, without_mask, without_padding, without_rows
+from hotfuse.runtime.tierup.tier2 import BET_ON, for_sizes, on_branch, without_mask, without_rows
 from hotfuse.runtime.tierup.tiers import FEWEST, PREDICTABLE, is_hot, recurring
 from hotfuse.runtime.tierup.unmask import open_mask
-from hotfuse.runtime.zero_rows import ENOUGH
+from hotfuse.runtime.zero_rows import MAX_DENSE_CALLS
 from hotfuse.specialize.branches import conditions
 
 STAMP = ("model", "threads", "traffic", "performance model", "cores", "speed", "callers")
@@ -74,28 +73,28 @@ class Improver:
 
     def __init__(self, plans: Plans, compile: Compile, improve: Improve) -> None:
         self._plans = plans
-        self._means = Means(plans, compile, improve)
+        self._context = AttemptContext(plans, compile, improve)
         self._log = plans.log
         self._judge = Judge(plans)
-        self._recall = recalled(place_of(plans.settings).path)
+        self._history = history_of(context_of(plans.settings).path)
 
     def admitted(self, site: Site, entry: Entry, threads: int) -> None:
         """A graph was captured. Where an earlier process made a plan of it, that one is tried now, however hot it is; else calls
         that waited for the capture may have shown that it is hot.
         """
-        if not entry.improving and isinstance(self._means.improve, Remembers):
-            self._attempt(entry, "tier 1", partial(known, self._means, entry))
+        if not entry.improving and isinstance(self._context.improve, Remembers):
+            self._attempt(entry, "tier 1", partial(known, self._context, entry))
 
         def hot() -> None:
             compare(entry, self._plans.settings)  # what tier 1 has to beat is decided by calls while it is made
             self.consider(site, entry, entry.plan, threads)
 
-        self._plans.beside(hot)
+        self._plans.in_background(hot)
 
     def consider(self, site: Site, entry: Entry, plan: Plan, threads: int = 0) -> None:
         """After a call that was looked at, which has torch's threads as they are, or so many; at most starts something."""
         settings = self._plans.settings
-        stamp = (self._plans.generation, threads or torch.get_num_threads(), self._plans.watcher.drifts(entry.key),
+        stamp = (self._plans.generation, threads or torch.get_num_threads(), self._plans.call_sampler.drifts(entry.key),
                  self._plans.recorder.trained, usable_cores(), self._plans.recorder.speed_changes, entry.callers.changes)
         if entry.stamp != stamp:  # what lost under other circumstances may win now
             self._reopen(site, entry, stamp)
@@ -106,16 +105,14 @@ class Improver:
         if plan is entry.baseline:
             nodes = len(plan.graph.nodes)
             if "tier 1" not in entry.refused and is_hot(entry.heat, entry.seconds, settings.hot_calls, nodes):
-                self._attempt(entry, "tier 1", partial(fused, self._means, entry, partial(self._try, entry)))
+                self._attempt(entry, "tier 1", partial(fused, self._context, entry, partial(self._try, entry)))
                 return
         elif plan.recipe is not None and plan.recipe.stale and "tier 1" not in entry.refused and plan is entry.plan:
-            self._attempt(entry, "tier 1", partial(fused, self._means, entry, partial(self._try, entry)))
+            self._attempt(entry, "tier 1", partial(fused, self._context, entry, partial(self._try, entry)))
             return
         if settings.tiers < 2 or (entry.plan is entry.baseline and "tier 1" not in entry.refused) or _on_device(entry):
             return
-        if self._consider_branches(entry) or self._consider_padding(site, entry):
-            return
-        if entry.plan.attempt == PADDING or self._consider_masks(entry) or self._consider_rows(site, entry):
+        if self._consider_branches(entry) or self._consider_masks(entry) or self._consider_rows(site, entry):
             return
         if self._consider_bottleneck(entry):
             return
@@ -126,7 +123,7 @@ class Improver:
                 sizes = new[0].value
                 self._decide(Action.SPECIALIZE, Why.RECURS, sizes=sizes_of(entry, sizes), share=round(new[0].share, 3),
                              samples=new[0].samples)
-                self._attempt(entry, named(sizes), partial(for_sizes, self._means, site, entry, sizes))
+                self._attempt(entry, named(sizes), partial(for_sizes, self._context, site, entry, sizes))
 
     def _reopen(self, site: Site, entry: Entry, stamp: tuple[int, ...]) -> None:
         """What decisions rest on changed: the model, torch's threads, the traffic, the performance model, the process's cores,
@@ -149,7 +146,7 @@ class Improver:
         graph = entry.baseline.graph
         for at in conditions(graph):
             name = control_name(graph.nodes[at])
-            seen = self._plans.watcher.predictable(entry.key, "branch", name)
+            seen = self._plans.call_sampler.predictable(entry.key, "branch", name)
             if seen is None or seen[1] < PREDICTABLE or seen[2] < FEWEST:
                 continue
             outcome = bool(seen[0])
@@ -159,24 +156,24 @@ class Improver:
             if way(name, outcome) not in entry.refused:
                 self._decide(Action.SPECIALIZE, Why.RECURS, condition=name, outcome=outcome, accuracy=round(seen[1], 3),
                              samples=seen[2])
-                self._attempt(entry, way(name, outcome), partial(on_branch, self._means, entry, at, outcome, name))
+                self._attempt(entry, way(name, outcome), partial(on_branch, self._context, entry, at, outcome, name))
                 return True
         return False
 
     def _consider_bottleneck(self, entry: Entry) -> bool:
         """Whether a plan was begun that addresses what limits this one: kernels fused anew, by one strategy alone."""
-        for finding, strategy, attempt in attempts(entry, self._recall.ledger):
+        for finding, strategy, attempt in attempts(entry, self._history.ledger):
             if not self._promising(entry, strategy, attempt):
                 continue
             self._decide(Action.SPECIALIZE, Why.BOTTLENECK, partition=finding.index, bottleneck=finding.bottleneck.value,
                          strategy=strategy.value, us=round(finding.us, 1), share=round(finding.share, 3), because=finding.because)
-            self._attempt(entry, attempt, partial(against, self._means, entry, finding, strategy, attempt))
+            self._attempt(entry, attempt, partial(against, self._context, entry, finding, strategy, attempt))
             return True
         return False
 
     def _promising(self, entry: Entry, strategy: Strategy, attempt: str) -> bool:
         """Whether a strategy is worth a try against what limits the plan now: not where it has failed again and again."""
-        past = failed_before(entry, strategy, self._recall.ledger)
+        past = failed_before(entry, strategy, self._history.ledger)
         if past is not None:
             bound, said = entry.findings[0].bottleneck.value, f"{strategy.value} helped {past.helped} of {past.count} times"
             self._refuse(entry, attempt, Why.UNPROMISING, said, bottleneck=bound, strategy=strategy.value, helped=past.helped,
@@ -187,7 +184,7 @@ class Improver:
         """Whether a plan without a mask was begun: one that sampled calls showed to let everything through."""
         if entry.bets or entry.plan.attempt:
             return False
-        expected = partial(self._plans.watcher.predictable, entry.key, "valid")
+        expected = partial(self._plans.call_sampler.predictable, entry.key, "valid")
         if all((seen := expected(v.name)) is None or seen[0] != ALL for v in entry.baseline.graph.inputs):
             return False
         calls = entry.samples.several(BET_ON)
@@ -196,31 +193,19 @@ class Improver:
             return False
         self._decide(Action.SPECIALIZE, Why.RECURS, mask=found.name, all=found.fact.value, accuracy=round(found.accuracy, 3),
                      samples=found.samples)
-        self._attempt(entry, found.attempt, partial(without_mask, self._means, entry, found))
-        return True
-
-    def _consider_padding(self, site: Site, entry: Entry) -> bool:
-        """Whether a plan for live rows alone was begun: where calls bring a mask, kept ones tell how much it hides."""
-        if PADDING in entry.refused or entry.bets or entry.plan.attempt or self._plans.settings.padding == "keep":
-            return False
-        if entry.samples.taken < MIN_CALLS:
-            return False
-        if not may_be_padded(entry.baseline.graph):
-            entry.turn_down(PADDING, "there is no attention with a mask")
-            return False
-        self._attempt(entry, PADDING, partial(without_padding, self._means, site, entry))
+        self._attempt(entry, found.attempt, partial(without_mask, self._context, entry, found))
         return True
 
     def _consider_rows(self, site: Site, entry: Entry) -> bool:
         """Whether a plan that leaves rows of zeros out was begun; those that serve are told what calls showed."""
-        seen = self._plans.watcher.seen(entry.key)
+        seen = self._plans.call_sampler.seen(entry.key)
         if entry.plan.sides is not None:
             for plan in (entry.plan, *entry.versions.values()):
                 self._notice_sides(plan, seen)
             return False
         if SKIP in entry.refused or entry.bets or entry.plan.attempt or entry.plan is entry.baseline or not suspected(seen):
             return False
-        self._attempt(entry, SKIP, partial(without_rows, self._means, site, entry))
+        self._attempt(entry, SKIP, partial(without_rows, self._context, site, entry))
         return True
 
     def _notice_sides(self, plan: Plan, seen: GraphSeen | None) -> None:
@@ -229,7 +214,7 @@ class Improver:
         if sides is None:
             return
         if (gone := sides.one_sided()) > 0:
-            self._decide(Action.DROP, Why.NO_ZERO_ROWS, tier=2, what=SKIP, products=gone, calls=ENOUGH)
+            self._decide(Action.DROP, Why.NO_ZERO_ROWS, tier=2, what=SKIP, products=gone, calls=MAX_DENSE_CALLS)
         elif sides.may_look_again() and suspected(seen):
             self._decide(Action.SPECIALIZE, Why.RECURS, what=SKIP, products=sides.look_again())
 
@@ -248,14 +233,14 @@ class Improver:
                 self._refuse(entry, what, Why.BACKGROUND_FAILED, error_text(e), what=what, error=error_text(e))
             finally:
                 entry.improving, entry.trying = False, ""
-                self._log.span("beside", what, begin)
+                self._log.span("in_background", what, begin)
 
-        self._plans.beside(job)
+        self._plans.in_background(job)
 
     def close(self) -> None:
         """Call off what is being made for the plans that there were."""
-        if isinstance(self._means.improve, CalledOff):
-            self._means.improve.call_off()
+        if isinstance(self._context.improve, CalledOff):
+            self._context.improve.call_off()
 
     def _try(self, entry: Entry, attempt: Attempt | None) -> None:
         """Compile, prove, measure; swap only what won. Whatever happens is a decision."""
@@ -280,8 +265,7 @@ class Improver:
                 return
             self._log.span("compile", what, begin, nodes=len(better.graph.nodes))
             begin = self._log.now()
-            proof = prove(attempt.compared(better.run), attempt.compared(entry.baseline.run), calls,
-                          self._plans.settings.tolerance, lambda: attempt.compared(self._wide(entry)),
+            proof = prove(better.run, entry.baseline.run, calls, self._plans.settings.tolerance, lambda: self._wide(entry),
                           quanta_of(entry.baseline.graph, entry.weights))
             self._log.span("proof", what, begin, inputs=proof.inputs, judge=proof.judge)
         except NotRemembered:
@@ -331,10 +315,10 @@ class Improver:
         by_time = self._plans.settings.objective == "latency"
         won, lost_why = (Why.FASTER, Why.NOT_FASTER) if by_time else (Why.BETTER, Why.NOT_BETTER)
         if (addresses := attempt.addresses) is not None:
-            helped = self._recall.ledger.learn(*addresses, trial.old_us, trial.new_us)
+            helped = self._history.ledger.learn(*addresses, trial.old_us, trial.new_us)
             evidence |= {"bottleneck": addresses[0].value, "strategy": addresses[1].value, "helped": helped}
-            send(sized(self._plans.settings).pool.submit, place_of(self._plans.settings), self._recall)
-        kept: dict[str, EvidenceValue] = {**evidence, "attempt": what, "certain": trial.settled}
+            send(sized(self._plans.settings).pool.submit, context_of(self._plans.settings), self._history)
+        kept: dict[str, EvidenceValue] = {**evidence, "attempt": what, "certain": trial.decided}
         rests = (calls[0], OWN_CODE if own else old.tier)
         graph, name = entry.baseline.graph, self._plans.model.name
         if recipe is not None:  # a part of it may serve already, which won against the baseline as this would have
@@ -342,8 +326,8 @@ class Improver:
             recipe.judged(trial.won or trial.new_us < MARGIN * first, {**evidence, "us_before": round(first, 1)})
         if not trial.won:
             epochs.retire(better)  # a live call may be in it
-            said = f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}" + ("" if trial.settled else ", not settled")
-            self._refuse(entry, what, lost_why, said, not trial.settled, **evidence)
+            said = f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}" + ("" if trial.decided else ", not decided")
+            self._refuse(entry, what, lost_why, said, not trial.decided, **evidence)
             self._plans.recorder.tried(name, graph, Action.REFUSE, lost_why, kept, rests)
             return
         if not self._deploy(entry, attempt, better, made_of, won, evidence, trade):
@@ -363,7 +347,7 @@ class Improver:
                 self._decide(Action.REFUSE, Why.WEIGHTS_CHANGED, tier=attempt.tier, **attempt.about)
                 return False
             attempt.deploy(better)
-            self._plans.fit(better)
+            self._plans.evict_to_budget(better)
             entry.trade = trade
         self._decide(Action.DEPLOY, why, **evidence)
         self._plans.release(entry)
@@ -373,7 +357,7 @@ class Improver:
     def _wide(self, entry: Entry) -> Run:
         """The baseline on weights in float64."""
         weights = {k: w.double() if w.is_floating_point() else w for k, w in entry.weights.items()}
-        return self._means.compile(entry.baseline.graph, weights).run
+        return self._context.compile(entry.baseline.graph, weights).run
 
     def _race(
         self, entry: Entry, contest: PlanContest, begin_contest: Callable[[PlanContest], bool], inputs: Sequence[torch.Tensor],
@@ -383,20 +367,20 @@ class Improver:
         begin, settings = self._log.now(), self._plans.settings
         if settings.capture == "inline":
             known = () if settings.objective == "energy" else before  # which runs on another clock
-            trial, trade = settle(settings, race, contest.serving, contest.new, inputs, before=known)
+            trial, trade = decide(settings, race, contest.serving, contest.new, inputs, before=known)
         else:
             judge = partial(self._judge.between, entry, contest, begin_contest, race)
-            trial, trade = settle(settings, judge, contest.serving, contest.new, inputs)
+            trial, trade = decide(settings, judge, contest.serving, contest.new, inputs)
         self._log.span("race", "race", begin, rounds=trial.rounds, won=trial.won, by=trial.by)
         return trial, trade
 
     def _refuse(
         self, entry: Entry, attempt: str, why: Why, reason: str, later: bool = False, /, **evidence: EvidenceValue
     ) -> None:
-        self._means.refuse(entry, attempt, why, reason, later, **evidence)
+        self._context.refuse(entry, attempt, why, reason, later, **evidence)
 
     def _decide(self, action: Action, why: Why, **evidence: EvidenceValue) -> None:
-        self._means.decide(action, why, **evidence)
+        self._context.decide(action, why, **evidence)
 
 
 def _on_device(entry: Entry) -> bool:

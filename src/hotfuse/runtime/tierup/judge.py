@@ -29,7 +29,7 @@ from hotfuse.runtime.tierup.objective import Race
 from hotfuse.runtime.tierup.own_code import decided
 from hotfuse.runtime.tierup.race import FEWEST_ROUNDS, Trial
 
-LIVE_S, MOST_LIVE_S, FEW = 20.0, 120.0, 8
+LIVE_S, MOST_LIVE_S, MIN_ROUNDS = 20.0, 120.0, 8
 """Seconds that live calls have to decide; slow ones have longer, until there are a few rounds."""
 SUSPECT_S = 5.0
 """Seconds that what is kept off live calls waits for a pause."""
@@ -51,25 +51,25 @@ class Judge:
     plans: Plans
 
     def between(
-        self, entry: Entry, contest: PlanContest, begin: Callable[[PlanContest], bool], beside: Race,
+        self, entry: Entry, contest: PlanContest, begin: Callable[[PlanContest], bool], in_background: Race,
         old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], budget_s: float, **how: Any,
     ) -> Trial:
-        """A race as `runtime.tierup.objective` wants one. `begin` opens the contest unless the model changed; `beside` is
+        """A race as `runtime.tierup.objective` wants one. `begin` opens the contest unless the model changed; `in_background` is
         the race for when nobody calls. Another clock than wall time (`how`) is of the whole process, which live calls share.
         """
         lull, begun = Lull(), time.monotonic()
         handicap = min(1.0, entry.own_ratio or 1.0) if contest.own else 1.0
-        found = Trial(0.0, 0.0, 0, won=False, settled=False, by="nothing: calls never paused")
+        found = Trial(0.0, 0.0, 0, won=False, decided=False, by="nothing: calls never paused")
         here = not any(t.is_cuda for t in call)  # what a device replays is recorded by calls, not beside (`backends.cuda`)
         live = "clock" not in how and not (here and _badly(old, new, call, handicap))
         while not self.plans.closed and not _late(contest, begun, live):
             if here and lull.lasts():
                 lull.disturbed = 0
                 with served_threads(entry, self.plans.settings):
-                    found = beside(old, new, call, budget_s, pause=lambda _spent: self._pause(lull),
+                    found = in_background(old, new, call, budget_s, pause=lambda _spent: self._pause(lull),
                                    undisturbed=lull.undisturbed, handicap=handicap, **how)  # fmt: skip
                 found = replace(found, by="rounds while nobody called")
-                if found.settled or not lull.disturbed:
+                if found.decided or not lull.disturbed:
                     return found
             elif not live:
                 time.sleep(POLL_S)
@@ -111,7 +111,7 @@ class Judge:
 def _late(contest: PlanContest, begun: float, live: bool) -> bool:
     """Whether calls have had their time."""
     gone = time.monotonic() - begun
-    return gone >= (SUSPECT_S if not live else MOST_LIVE_S if contest.rounds < FEW else LIVE_S)
+    return gone >= (SUSPECT_S if not live else MOST_LIVE_S if contest.rounds < MIN_ROUNDS else LIVE_S)
 
 
 def _badly(old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], handicap: float) -> bool:

@@ -78,7 +78,7 @@ class CoreSeconds:
 Race = Callable[..., Trial]
 
 
-def settle(
+def decide(
     settings: Settings, race: Race, old: Plan, new: Plan, call: Sequence[torch.Tensor], **how: Any
 ) -> tuple[Trial, Trade]:
     """Race two plans for what the user asked for; the trial's times are wall time whatever it was about."""
@@ -95,18 +95,18 @@ def settle(
     if settings.objective == "memory":
         less, cheap = sizes[1] < MARGIN * sizes[0], trial.new_us <= SLOWER * trial.old_us
         trial = replace(
-            trial, won=(less and cheap) or (sizes[1] <= sizes[0] and trial.won), settled=trial.settled or less
+            trial, won=(less and cheap) or (sizes[1] <= sizes[0] and trial.won), decided=trial.decided or less
         )
     return trial, Trade((trial.old_us, trial.new_us), joules, "estimated", sizes)
 
 
-def _bytes(plan: Plan, beside: Plan, settings: Settings) -> int:
+def _bytes(plan: Plan, rival: Plan, settings: Settings) -> int:
     """What a plan takes; the intermediates of one without an arena are what ops take one by one.
 
     Where originals are given back, what counts of copies is by how much they are larger.
     """
     if plan.tier == 0:
-        return beside.memory.eager_peak or 0
+        return rival.memory.eager_peak or 0
     released = sum(w.nbytes for k, w in plan.weights.items() if k in plan.unread) if settings.release_weights else 0
     return plan.memory.arena + max(0, plan.memory.constants - released)
 

@@ -30,11 +30,11 @@ def decided(entry: Entry, contest: PlanContest, trial: Trial, log: EventLog, nam
     entry.close(contest)
     if not trial.rounds:
         return
-    entry.own = not (trial.won if trial.settled else trial.new_us < trial.old_us)
+    entry.own = not (trial.won if trial.decided else trial.new_us < trial.old_us)
     entry.own_ratio = trial.old_us / max(trial.new_us, 1e-3)
     action, why = (Action.REFUSE, Why.NOT_FASTER) if entry.own else (Action.KEEP, Why.FASTER)
     log.decide(action, why, name, tier=0, us_before=round(trial.old_us, 1), us_after=round(trial.new_us, 1), rounds=trial.rounds,
-               race=trial.by, certain=trial.settled, against="the model's own code")  # fmt: skip
+               race=trial.by, certain=trial.decided, against="the model's own code")  # fmt: skip
 
 
 def rest(site: Site, entry: Entry, seconds: float) -> None:

@@ -41,7 +41,7 @@ class Trial:
     new_us: float
     rounds: int
     won: bool
-    settled: bool = True
+    decided: bool = True
     """Whether the test decided before the time was up."""
     by: str = "rounds in a row"
     """What decided: live calls, rounds while nobody called, or rounds in a row in the call itself (`capture="inline"`)."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hotfuse.compile.stored import text_id
+from hotfuse.compile.request_context import text_id
 from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.text import show
@@ -24,7 +24,7 @@ from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.tierup.tiers import FEWEST
 
-LEAST = 0.1
+MIN_ZERO_SHARE = 0.1
 """Part of a value, or of a product's rows, that must be zero for anybody to care."""
 _REALS = (DType.F32, DType.F64, DType.F16, DType.BF16)
 _LEFT = {"aten.linear": ("input", "weight"), "aten.addmm": ("mat1", "mat2"), "aten.mm": ("self", "mat2")}
@@ -34,7 +34,7 @@ def suspected(seen: GraphSeen | None) -> bool:
     """Whether sampled calls show so many zeros that some product's rows may be zero."""
     if seen is None or seen.samples < FEWEST:
         return False
-    return any(max(v.zero_rows.mean, v.zero.mean) >= LEAST for v in seen.values)
+    return any(max(v.zero_rows.mean, v.zero.mean) >= MIN_ZERO_SHARE for v in seen.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def products(
             made = looking.run(*call)
             shares.append({v.name: _zero_rows(t) for v, t in zip(shown, made, strict=True)})
     mean = {v.name: sum(s[v.name] for s in shares) / len(shares) for v in shown}
-    hit = [(focus, x.name) for focus, x in asked if mean[x.name] >= LEAST]
+    hit = [(focus, x.name) for focus, x in asked if mean[x.name] >= MIN_ZERO_SHARE]
     if not hit:
         most = max(mean.values(), default=0.0)
         return f"{most:.1%} of a product's rows are zero at most"

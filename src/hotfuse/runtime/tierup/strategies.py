@@ -20,7 +20,7 @@ import torch
 
 from hotfuse.analysis.convolution import is_convolution
 from hotfuse.base.errors import InternalError
-from hotfuse.compile.stored import text_id
+from hotfuse.compile.request_context import text_id
 from hotfuse.hpm.bottleneck import Ledger, Strategy, Tried
 from hotfuse.ir.hash import structural_hash
 from hotfuse.ir.normal import normalized
@@ -29,7 +29,7 @@ from hotfuse.lower.common.own_sizes import with_own_sizes
 from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
-from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, Means, demand_of, exchange
+from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, AttemptContext, demand_of, exchange
 
 WORTH = 0.2
 """Part of the time that the slowest partition must take for a plan to be made anew because of it."""
@@ -72,7 +72,7 @@ def focus_of(plan: Plan, index: int) -> str:
     return text_id(show(normalized(own)))
 
 
-def against(means: Means, entry: Entry, finding: Finding, strategy: Strategy, attempt: str) -> Attempt | None:
+def against(context: AttemptContext, entry: Entry, finding: Finding, strategy: Strategy, attempt: str) -> Attempt | None:
     """Tier 1 again, its kernels made by one strategy alone; None where no call is kept."""
     inputs, serving = entry.samples.inputs(), entry.plan
     if inputs is None:
@@ -81,7 +81,7 @@ def against(means: Means, entry: Entry, finding: Finding, strategy: Strategy, at
     def make() -> Plan:
         focus = focus_of(serving, finding.index) if strategy in FOCUSED else ""
         demand = replace(demand_of(entry), strategies=(strategy.value,), focus=focus)
-        better = means.improve(entry.baseline.graph, entry.weights, inputs, demand=demand)
+        better = context.improve(entry.baseline.graph, entry.weights, inputs, demand=demand)
         if kernels(better) == kernels(serving):
             raise InternalError("the plan is the one that serves", because=f"{strategy.value} changes nothing")
         return better

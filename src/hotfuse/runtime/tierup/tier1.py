@@ -8,7 +8,15 @@ from functools import partial
 
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
-from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, Means, NotRemembered, Remembers, demand_of, exchange
+from hotfuse.runtime.tierup.attempt import (
+    PROVEN_ON,
+    Attempt,
+    AttemptContext,
+    NotRemembered,
+    Remembers,
+    demand_of,
+    exchange,
+)
 
 EARLY = 0.5
 """Part of the expected saving that must be there before an unfinished plan is tried."""
@@ -20,7 +28,7 @@ RECALLED_ON = 2
 """Calls that a plan of an earlier process is proven on: its code was proven there, and what is new are the packed weights."""
 
 
-def fused(means: Means, entry: Entry, at_once: Callable[[Attempt], None]) -> Attempt | None:
+def fused(context: AttemptContext, entry: Entry, at_once: Callable[[Attempt], None]) -> Attempt | None:
     """An attempt at tier 1, None where no call is kept; `at_once` tries an unfinished plan while the rest is made."""
     inputs = entry.samples.inputs()
     if inputs is None:
@@ -28,14 +36,14 @@ def fused(means: Means, entry: Entry, at_once: Callable[[Attempt], None]) -> Att
     begin, calls, tried = time.perf_counter(), entry.samples.several(PROVEN_ON), list[float]()
     deploy = partial(exchange, entry)
 
-    def early(make: Callable[[], Plan], settled: float) -> None:
-        if not tried and EARLY <= settled < 1 and time.perf_counter() - begin > EARLY_S:
-            tried.append(settled)
-            about = {"settled": round(settled, 2)}
+    def early(make: Callable[[], Plan], decided: float) -> None:
+        if not tried and EARLY <= decided < 1 and time.perf_counter() - begin > EARLY_S:
+            tried.append(decided)
+            about = {"decided": round(decided, 2)}
             at_once(Attempt("part of tier 1", make, lambda: entry.baseline, calls, deploy, about=about))
 
     def make() -> Plan:
-        better = means.improve(entry.baseline.graph, entry.weights, inputs, progress=early, demand=demand_of(entry))
+        better = context.improve(entry.baseline.graph, entry.weights, inputs, progress=early, demand=demand_of(entry))
         later = [c for c in entry.samples.several(PROVEN_ON) if c is not calls[0]]
         calls[1:] = later[: PROVEN_ON - 1]  # kinds of calls that came meanwhile are proven on as well
         return better
@@ -43,9 +51,9 @@ def fused(means: Means, entry: Entry, at_once: Callable[[Attempt], None]) -> Att
     return Attempt("tier 1", make, lambda: entry.plan, calls, deploy)  # which part of it may serve already
 
 
-def known(means: Means, entry: Entry) -> Attempt | None:
+def known(context: AttemptContext, entry: Entry) -> Attempt | None:
     """An attempt with the plan that an earlier process made of the graph; making it raises NotRemembered where there is none."""
-    inputs, recall = entry.samples.inputs(), means.improve
+    inputs, recall = entry.samples.inputs(), context.improve
     if inputs is None or not isinstance(recall, Remembers):
         return None
 

@@ -17,7 +17,7 @@ NODES_PER_STEP = 256
 """A graph of so many nodes doubles the number of calls it must serve before it is compiled."""
 HOT_S = 0.2
 """Seconds spent in a plan after which it is hot, however few the calls."""
-MANY, LOOKS_PER_S = 4096, 256
+MANY_CALLS, LOOKS_PER_S = 4096, 256
 """Calls of a plan after which so many looks a second are enough."""
 FEWEST = 24
 """Sampled calls without which nothing is said to recur."""
@@ -42,7 +42,7 @@ def interval(calls: int, steady: int, seconds: float = 1.0) -> int:
 
     Calls that take `seconds`, microseconds say, are looked at no more often than anybody has use for once they are many.
     """
-    if calls >= MANY:
+    if calls >= MANY_CALLS:
         return max(steady, int(1 / (LOOKS_PER_S * max(seconds, 1e-7))))
     return 1 if calls < 8 else min(steady, max(2, calls // 8))
 

@@ -2,7 +2,7 @@
 
 Threads that call at the same time, and calls of other sizes, take other times: each has rounds of its own. Who goes first is drawn,
 so that traffic with a period of its own favours neither. A thread's first call by a new plan finds its memory cold and is no part
-of a round. Where the new one serves all other calls (`settled`), each change of sides costs the caches what they held: the first
+of a round. Where the new one serves all other calls (`deployed`), each change of sides costs the caches what they held: the first
 call behind it is no part of a round either, or the old one would always be measured cold.
 """
 
@@ -23,8 +23,8 @@ Round = tuple[float, float]
 class Turns:
     """Whose turn it is. Takes no lock: a key belongs to one thread."""
 
-    def __init__(self, seed: int = 1, *, settled: bool = False) -> None:
-        self._settled = settled
+    def __init__(self, seed: int = 1, *, deployed: bool = False) -> None:
+        self._deployed = deployed
         self._half: dict[Key, tuple[int, float]] = {}
         self._warm: dict[Key, int] = {}
         """Who answered a key's last call, which may not have counted."""
@@ -38,7 +38,7 @@ class Turns:
             return self._warm[key]
         if (half := self._half.get(key)) is not None:
             return NEW if half[0] == OLD else OLD
-        if self._settled:
+        if self._deployed:
             self._warm[key] = NEW  # whatever the last round ended with, it has served since
         elif key not in self._warm:
             return NEW
@@ -54,8 +54,8 @@ class Turns:
         last, self._warm[key] = self._warm.get(key), side
         if key in self._again:
             self._again.discard(key)
-        elif (last != side) if self._settled else (last is None and side == NEW):
-            if self._settled:
+        elif (last != side) if self._deployed else (last is None and side == NEW):
+            if self._deployed:
                 self._again.add(key)
             return None
         half = self._half.pop(key, None)

@@ -35,7 +35,7 @@ from hotfuse.runtime.epochs import epochs
 
 SMALLEST, LARGEST = 256, 64 << 10
 """Bytes of one row."""
-Place = tuple[int, tuple[int, ...], tuple[int, ...], int]
+TensorKey = tuple[int, tuple[int, ...], tuple[int, ...], int]
 """Address, extents, strides, and bytes of an element."""
 SMALL, SHIFT = 4 << 20, 4
 """Of fewer bytes than this, one call in 16 compares so much more: reaching a few hundred bytes costs more than comparing them."""
@@ -89,7 +89,7 @@ class Originals:
         self.address = ctypes.addressof(self._word)
         """Of a word that holds the table's address, or zero: what native code begins with."""
         self.table: ChecksumTable | None = None
-        self._taken: dict[Place, tuple[ChecksumRows, torch.Tensor]] = {}
+        self._taken: dict[TensorKey, tuple[ChecksumRows, torch.Tensor]] = {}
         """By where a tensor's numbers lie: its rows, and what keeps its memory."""
         self._released: tuple[ChecksumRows, ...] = ()
         """Rows whose memory comes from a file: reading them would bring it back."""
@@ -263,7 +263,7 @@ def copied(weights: Mapping[str, torch.Tensor], live: Iterable[frozenset[str]]) 
     return [t for k, t in weights.items() if k not in everywhere]
 
 
-def _key(t: torch.Tensor) -> Place:
+def _key(t: torch.Tensor) -> TensorKey:
     return t.data_ptr(), tuple(t.shape), t.stride(), t.element_size()
 
 

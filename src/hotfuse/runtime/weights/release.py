@@ -18,7 +18,7 @@ from hotfuse.machine import pages
 from hotfuse.machine.pages import Range
 from hotfuse.runtime.plan import Plan
 
-LEAST = 16 * pages.PAGE
+MIN_BYTES = 16 * pages.PAGE
 """Weights smaller than this stay where they are."""
 
 
@@ -68,7 +68,7 @@ class Released:
             return
         every = {**{k: t for p in plans for k, t in p.weights.items()}, **weights}
         read = [_range(t) for p in plans for k, t in p.weights.items() if _reads(p, k) and _plain(t)]
-        idle = [t for k, t in every.items() if _plain(t) and t.nbytes >= LEAST and not any(_reads(p, k) for p in plans)]
+        idle = [t for k, t in every.items() if _plain(t) and t.nbytes >= MIN_BYTES and not any(_reads(p, k) for p in plans)]
         versions = [t._version for t in idle if not t.is_inference()]
         wanted = pages.whole_pages([_range(t) for t in idle], read)
         pages.again([r for r in self._ranges if r in wanted])

@@ -15,7 +15,7 @@ import weakref
 from typing import Protocol
 
 from hotfuse.base.faults import steady
-from hotfuse.compile.workers.courtesy import patient
+from hotfuse.compile.workers.background_priority import patient
 from hotfuse.machine.copied import Copied, unavailable
 from hotfuse.runtime.weights.originals import Late, Originals
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hotfuse.backends.llvm.emission.code import CodeScope, Fn, Val, vec
 from hotfuse.backends.llvm.emission.memory import emit_load
 from hotfuse.backends.llvm.emission.state import FunctionState
-from hotfuse.backends.llvm.threads import gather
+from hotfuse.backends.llvm.threads import fork_join
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
@@ -204,7 +204,7 @@ def launch(s: FunctionState, name: str, context: str, cold: Dim, awake: Dim) -> 
     fn.do(f"br i1 {many}, label %{fork}, label %{alone}")
     fn.label(fork)
     worth = [("i64", fn.i64(cold)), ("i64", fn.i64(awake))]
-    fn.call(gather.FORK, "void", ("ptr", f"@{name}"), ("ptr", context), *worth, ("i64", given))
+    fn.call(fork_join.FORK, "void", ("ptr", f"@{name}"), ("ptr", context), *worth, ("i64", given))
     fn.do(f"br label %{joined}")
     fn.label(alone)
     fn.do(f"call void @{name}(ptr {context}, i64 0, i64 1)")

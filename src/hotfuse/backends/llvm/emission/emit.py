@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hotfuse.backends.llvm.emission import blocks, scattered
+from hotfuse.backends.llvm.emission import matrix_unit, scattered
 from hotfuse.backends.llvm.emission.arith import ARITHMETIC, TESTS, emit_map, emit_select, integer_power
 from hotfuse.backends.llvm.emission.code import Fn, Module, Val
 from hotfuse.backends.llvm.emission.control import emit_loop, emit_when, uses
@@ -55,7 +55,7 @@ EMISSIONS: dict[str, Emission] = {
     "map.cast": emit_cast,
     "map.bitcast": emit_bitcast,
     "mma": emit_mma,
-    blocks.OP: blocks.emit_mma_memory,
+    matrix_unit.OP: matrix_unit.emit_mma_memory,
     **{f"reduce.{name}": emit_reduce(name) for name in ("sum", "prod", "max", "min", "any", "all")},
     **{f"reduce.arg{name}": emit_arg(name) for name in ("max", "min")},
     **{f"scan.{name}": emit_scan(name) for name in ("sum", "prod", "max", "min")},

@@ -17,7 +17,7 @@ from hotfuse.backends.llvm.emission import coefficients as k
 from hotfuse.backends.llvm.emission import convert
 from hotfuse.backends.llvm.emission.arith import Chunk, Function
 from hotfuse.backends.llvm.emission.code import suffix, vec
-from hotfuse.backends.llvm.emission.real import MAGIC, MAGIC64, Real
+from hotfuse.backends.llvm.emission.float_formulas import MAGIC, MAGIC64, FloatFormulas
 from hotfuse.ir.types import DType
 
 _LOG2E, _LN2_HI, _LN2_LO = 1.4426950408889634, 0.693145751953125, 1.42860682030941723212e-6
@@ -32,7 +32,7 @@ _INF, _NAN = math.inf, math.nan
 # ---- exponentials --------------------------------------------------------------------------------------------------------
 
 
-def _scaled(r: Real, p: str, n_float: str, n: str, narrow: bool = False) -> str:
+def _scaled(r: FloatFormulas, p: str, n_float: str, n: str, narrow: bool = False) -> str:
     """p * 2^n: one instruction, or two exact half steps where the result may overflow or be denormal (not `narrow`)."""
     if r.fn.target.name == "avx512" and r.width == 16:
         ty = r.c.ty
@@ -45,13 +45,13 @@ def _scaled(r: Real, p: str, n_float: str, n: str, narrow: bool = False) -> str:
     return r.mul(r.mul(p, r.two_to(half)), r.two_to(r.int("sub", n, half)))
 
 
-def _without_twos(r: Real, x: str) -> tuple[str, str, str]:
+def _without_twos(r: FloatFormulas, x: str) -> tuple[str, str, str]:
     """e^x = e^rest * 2^n: the rest, and n as float and integer."""
     n_float, n = r.rounded(r.fma(x, _LOG2E, MAGIC))
     return r.fma(n_float, -_LN2_LO, r.fma(n_float, -_LN2_HI, x)), n_float, n
 
 
-def _exp_reduced(r: Real, x: str) -> tuple[str, str, str]:
+def _exp_reduced(r: FloatFormulas, x: str) -> tuple[str, str, str]:
     """e^x = (1 + p) * 2^n: p, and n as float and integer."""
     rest, n_float, n = _without_twos(r, x)
     p = r.fma(r.poly(rest, k.EXP), r.mul(rest, rest), rest)
@@ -60,7 +60,7 @@ def _exp_reduced(r: Real, x: str) -> tuple[str, str, str]:
 
 def exp(c: Chunk, a: list[str]) -> str:
     """e^x."""
-    r = Real(c)
+    r = FloatFormulas(c)
     x = r.at_least(r.at_most(a[0], 89.0), -105.0)
     rest, n_float, n = _without_twos(r, x)
     return _scaled(r, r.poly(rest, (1.0, 1.0, *k.EXP)), n_float, n)
@@ -68,7 +68,7 @@ def exp(c: Chunk, a: list[str]) -> str:
 
 def decay(c: Chunk, a: list[str]) -> str:
     """e^x for x <= 0, with two multiplications less: the relative error grows with |x| as that of a rounded x does."""
-    r = Real(c)
+    r = FloatFormulas(c)
     x = r.at_least(a[0], -105.0)
     n_float, n = r.rounded(r.fma(x, _LOG2E, MAGIC))
     rest = r.fma(n_float, -_LN2_F32, x)
@@ -77,7 +77,7 @@ def decay(c: Chunk, a: list[str]) -> str:
 
 def exp2(c: Chunk, a: list[str]) -> str:
     """2^x."""
-    r = Real(c)
+    r = FloatFormulas(c)
     x = r.at_least(r.at_most(a[0], 129.0), -151.0)
     n_float, n = r.rounded(r.add(x, MAGIC))
     rest = r.sub(x, n_float)
@@ -86,7 +86,7 @@ def exp2(c: Chunk, a: list[str]) -> str:
 
 def expm1(c: Chunk, a: list[str]) -> str:
     """e^x - 1 = 2 (p s + s - 1/2) with s = 2^(n-1), which overflows only with the result; tiny x is its own answer."""
-    r = Real(c)
+    r = FloatFormulas(c)
     x = r.at_least(r.at_most(a[0], 89.0), -30.0)
     p, _, n = _exp_reduced(r, x)
     s = r.two_to(r.int("sub", n, 1))
@@ -97,7 +97,7 @@ def expm1(c: Chunk, a: list[str]) -> str:
 # ---- logarithms ----------------------------------------------------------------------------------------------------------
 
 
-def _split(r: Real, x: str) -> tuple[str, str]:
+def _split(r: FloatFormulas, x: str) -> tuple[str, str]:
     """Positive x = 2^e (1 + f) with 1 + f between sqrt(1/2) and sqrt(2); denormals are scaled first."""
     tiny = r.test("olt", x, 2.0**-126)
     bits = r.bits(r.pick(tiny, r.mul(x, 2.0**23), x))
@@ -107,14 +107,14 @@ def _split(r: Real, x: str) -> tuple[str, str]:
     return r.add(e, r.pick(tiny, -23.0, 0.0)), r.sub(m, 1.0)
 
 
-def _log_special(r: Real, x: str, y: str) -> str:
+def _log_special(r: FloatFormulas, x: str, y: str) -> str:
     """Infinity, zero, negative numbers and NaN."""
     y = r.pick(r.test("oeq", x, _INF), _INF, y)
     y = r.pick(r.test("oeq", x, 0.0), -_INF, y)
     return r.pick(r.test("ult", x, 0.0), _NAN, y)
 
 
-def _log_sum(r: Real, e: str, f: str) -> str:
+def _log_sum(r: FloatFormulas, e: str, f: str) -> str:
     """e ln2 + log(1 + f)."""
     tail = r.fma(e, _LN2_LO, r.mul(r.mul(f, f), r.poly(f, k.LOG)))
     return r.fma(e, _LN2_HI, r.add(f, tail))
@@ -122,14 +122,14 @@ def _log_sum(r: Real, e: str, f: str) -> str:
 
 def log(c: Chunk, a: list[str]) -> str:
     """The natural logarithm."""
-    r = Real(c)
+    r = FloatFormulas(c)
     e, f = _split(r, a[0])
     return _log_special(r, a[0], _log_sum(r, e, f))
 
 
 def log2(c: Chunk, a: list[str]) -> str:
     """e + f log2(e) + ..., the product f log2(e) carried in two numbers."""
-    r = Real(c)
+    r = FloatFormulas(c)
     e, f = _split(r, a[0])
     high = r.mul(f, _LOG2E)
     low = r.fma(f, _LOG2E, r.neg(high))
@@ -142,7 +142,7 @@ def log2(c: Chunk, a: list[str]) -> str:
 
 def log1p(c: Chunk, a: list[str]) -> str:
     """log(1 + x), what rounding 1 + x lost being added to f, where it is exact when it matters."""
-    r = Real(c)
+    r = FloatFormulas(c)
     x = a[0]
     u = r.add(x, 1.0)
     one = r.sub(u, x)
@@ -172,7 +172,7 @@ def _trigonometric(name: str, quarter: int) -> Function:
 
     def f(c: Chunk, a: list[str]) -> str:
         fn, width, x = c.fn, c.width, a[0]
-        r, d = Real(c), Real(Chunk(fn, DType.F64, width))
+        r, d = FloatFormulas(c), FloatFormulas(Chunk(fn, DType.F64, width))
         wide = convert.cast(fn, DType.F32, DType.F64, width, x)
         n_float, n = d.rounded(d.fma(wide, 2 / math.pi, MAGIC64))
         rest = d.fma(n_float, -6.123233995736766e-17, d.fma(n_float, -1.5707963267948966, wide))
@@ -217,7 +217,7 @@ def _where_any(c: Chunk, mask: str, usual: str, rare: Callable[[], str]) -> str:
 
 def tanh(c: Chunk, a: list[str]) -> str:
     """A polynomial near zero, 1 - 2 / (e^2x + 1) elsewhere."""
-    r = Real(c)
+    r = FloatFormulas(c)
     x, size = a[0], r.abs(a[0])
     z = r.mul(x, x)
     near = r.fma(r.mul(x, z), r.poly(z, k.TANH), x)
@@ -229,7 +229,7 @@ def tanh(c: Chunk, a: list[str]) -> str:
 
 def erf(c: Chunk, a: list[str]) -> str:
     """A polynomial near zero, 1 - erfc(x) elsewhere, erfc being two to the power of a polynomial."""
-    r = Real(c)
+    r = FloatFormulas(c)
     x, size = a[0], r.abs(a[0])
     z = r.mul(x, x)
     near = r.fma(x, r.poly(z, k.ERF), x)
@@ -244,7 +244,7 @@ def erf(c: Chunk, a: list[str]) -> str:
 
 def normal(c: Chunk, a: list[str]) -> str:
     """The share below x: for -|x| two to the power of a polynomial, 1 less that for x > 0. Beyond the limit it is 0 in fp32."""
-    r = Real(c)
+    r = FloatFormulas(c)
     x, t = a[0], r.at_most(r.abs(a[0]), 11.5)
     power = r.fma(t, r.poly(t, k.NORMAL), -1.0)
     n_float, n = r.rounded(r.add(power, MAGIC))
@@ -255,7 +255,7 @@ def normal(c: Chunk, a: list[str]) -> str:
 
 def _normal_slowly(c: Chunk, a: list[str]) -> str:
     """The same by the C library's complement of the error function."""
-    r = Real(c)
+    r = FloatFormulas(c)
     return r.mul(library("erfc")(c, [r.mul(a[0], -math.sqrt(0.5))]), 0.5)
 
 
@@ -269,7 +269,7 @@ _EXP2_64 = tuple(math.log(2) ** i / math.factorial(i) for i in range(10))
 def power(c: Chunk, a: list[str]) -> str:
     """x^y = 2^(y log2|x|) in fp64, which holds enough digits and every exponent; then the rules for signs and limits."""
     fn, width = c.fn, c.width
-    r, d = Real(c), Real(Chunk(fn, DType.F64, width))
+    r, d = FloatFormulas(c), FloatFormulas(Chunk(fn, DType.F64, width))
     x, y = a
     size = r.abs(x)
     base, exponent = (convert.cast(fn, DType.F32, DType.F64, width, v) for v in (size, y))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hotfuse.backends.llvm.emission import blocks
+from hotfuse.backends.llvm.emission import matrix_unit
 from hotfuse.backends.llvm.emission.control import uses
 from hotfuse.ir.types import DType
 from hotfuse.native.target import CpuTarget
@@ -16,8 +16,9 @@ def multiplies(kernel: Kernel, text: str, target: CpuTarget) -> str:
     """`avx512 fma f32` of a kernel as LLVM IR; empty where it has no products."""
     used = [tile for instr, at, tile in uses(kernel.body) if instr is not None and instr.op == "mma" and at == 0]
     named = [_made(tile.type.dtype, text, target) for tile in used]
-    if blocks.multiplies_blocks(kernel):
-        named.append("amx bf16 f32" if blocks.MARK in text else f"{target.name} {'fma' if target.fma else 'multiply and add'} f32")
+    if matrix_unit.multiplies_blocks(kernel):
+        vectors = f"{target.name} {'fma' if target.fma else 'multiply and add'} f32"
+        named.append("amx bf16 f32" if matrix_unit.MARK in text else vectors)
     return ", ".join(dict.fromkeys(named))
 
 

@@ -20,9 +20,9 @@ def emit_choice(fn: Fn, choice: ChoiceStep, call: Callable[[Call], None]) -> Non
     """Write the comparisons, and each way where it is taken."""
     check(choice)
     size = fn.i64(choice.size)
-    *tests, after = fn.labels(*(f"way{k}_" for k in range(len(choice.ways))), "chosen")
-    last = len(choice.ways) - 1
-    for k, way in enumerate(choice.ways):
+    *tests, after = fn.labels(*(f"variant{k}_" for k in range(len(choice.variants))), "chosen")
+    last = len(choice.variants) - 1
+    for k, variant in enumerate(choice.variants):
         taken, beyond = tests[k], fn.labels("beyond")[0]
         if k < last:
             here = fn.val(f"icmp sle i64 {size}, {choice.ends[k]}")
@@ -30,8 +30,8 @@ def emit_choice(fn: Fn, choice: ChoiceStep, call: Callable[[Call], None]) -> Non
         else:
             fn.do(f"br label %{taken}")
         fn.label(taken)
-        if way is not None:  # else the run has been left before
-            call(way)
+        if variant is not None:  # else the run has been left before
+            call(variant)
         fn.do(f"br label %{after}")
         if k < last:
             fn.label(beyond)
@@ -42,8 +42,8 @@ def emit_leaving(fn: Fn, steps: Sequence[Step], control: str) -> None:
     """Leave a run for its fallback, before anything is computed, where the library is better at one of the call's sizes."""
     for choice in choices(steps):
         check(choice)
-        for k, way in enumerate(choice.ways):
-            if way is not None:
+        for k, variant in enumerate(choice.variants):
+            if variant is not None:
                 continue
             size = fn.i64(choice.size)
             above = fn.val(f"icmp sgt i64 {size}, {choice.ends[k - 1]}") if k else "true"
@@ -59,5 +59,5 @@ def emit_leaving(fn: Fn, steps: Sequence[Step], control: str) -> None:
 def check(choice: ChoiceStep) -> None:
     """Raises InternalError where ends and ways do not fit each other."""
     rising = all(a < b for a, b in zip(choice.ends, choice.ends[1:], strict=False))
-    if len(choice.ways) != len(choice.ends) + 1 or not rising or all(w is None for w in choice.ways):
-        raise InternalError(f"{len(choice.ways)} ways with the ends {list(choice.ends)}")
+    if len(choice.variants) != len(choice.ends) + 1 or not rising or all(w is None for w in choice.variants):
+        raise InternalError(f"{len(choice.variants)} variants with the ends {list(choice.ends)}")

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from hotfuse.backends.llvm.emission.code import Fn, Module
 from hotfuse.backends.llvm.runs.dispatch import emit_choice, emit_leaving
 from hotfuse.backends.llvm.runs.loops import emit_loop
-from hotfuse.backends.llvm.threads import alone, gather
+from hotfuse.backends.llvm.threads import alone, fork_join
 from hotfuse.backends.llvm.threads.forks import emit_fork
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr, sym
@@ -72,8 +72,8 @@ def emit_driver(run: Run, target: CpuTarget) -> str:
 def _teamed(module: Module, sizes: int) -> None:
     """The body as it is entered: its steps, with a team around them where the call may have several threads. What it learns of
     its team (`alone`) stands in its own data, by the power of two of its sizes' sum."""
-    module.declared[gather.OPEN] = f"declare void @{gather.OPEN}(ptr, ptr)"
-    module.declared[gather.CLOSE] = f"declare void @{gather.CLOSE}(ptr)"
+    module.declared[fork_join.OPEN] = f"declare void @{fork_join.OPEN}(ptr, ptr)"
+    module.declared[fork_join.CLOSE] = f"declare void @{fork_join.CLOSE}(ptr)"
     module.declared["llvm.ctlz.i64"] = "declare i64 @llvm.ctlz.i64(i64, i1)"
     module.constants[TEAM_TIMES] = f"@{TEAM_TIMES} = global [{alone.WORDS * alone.CLASSES} x i64] zeroinitializer, align 64"
     total = "0"
@@ -84,7 +84,7 @@ def _teamed(module: Module, sizes: int) -> None:
         total = f"%total{k}"
     module.defined[BODY] = [
         f"define void @{BODY}(ptr %buffers, ptr %sizes) #0 {{",
-        f"  %team = alloca [{gather.BYTES} x i8], align 128",
+        f"  %team = alloca [{fork_join.BYTES} x i8], align 128",
         f"  %threads.at = getelementptr i64, ptr %sizes, i64 {sizes}",
         "  %threads = load i64, ptr %threads.at",
         "  %many = icmp sgt i64 %threads, 1",
@@ -100,9 +100,9 @@ def _teamed(module: Module, sizes: int) -> None:
         f"  %class = select i1 %few, i64 %bits, i64 {alone.CLASSES - 1}",
         f"  %word = mul i64 %class, {alone.WORDS}",
         f"  %state = getelementptr i64, ptr @{TEAM_TIMES}, i64 %word",
-        f"  call void @{gather.OPEN}(ptr %team, ptr %state)",
+        f"  call void @{fork_join.OPEN}(ptr %team, ptr %state)",
         f"  call void @{_STEPS}(ptr %buffers, ptr %sizes)",
-        f"  call void @{gather.CLOSE}(ptr %team)",
+        f"  call void @{fork_join.CLOSE}(ptr %team)",
         "  ret void",
         "}",
     ]

@@ -29,7 +29,7 @@ from hotfuse.lower.common.lowered import (
     SymbolArgument,
 )
 from hotfuse.lower.cpu.scratch import LINE
-from hotfuse.lower.run.constants import Constants, settled
+from hotfuse.lower.run.constants import Constants, laid_out
 from hotfuse.ops.torch_dtypes import torch_dtype
 
 
@@ -49,7 +49,7 @@ class _Glue:
         self.keys = {p.value.name: p.key for p in graph.params}
         self.bound: dict[str, Any] = {
             "enter": kernel.enter, "empty": torch.empty, "strided": torch.empty_strided,
-            "threads": torch.get_num_threads, "settle": settled, "rows": Layout(),
+            "threads": torch.get_num_threads, "laid_out": laid_out, "rows": Layout(),
             "evaluate": evaluate, "LINE": LINE, "arena": kernel.arena,
         }
         self.keep: list[Any] = [kernel]
@@ -59,7 +59,7 @@ class _Glue:
         lines: list[str] = []
         inputs = {v.name: f"i{k}" for k, v in enumerate(self.graph.inputs)}
         for v in self.graph.inputs:
-            lines += self._settled(v, inputs[v.name])
+            lines += self._contiguous(v, inputs[v.name])
         sizes = self._symbols(inputs, lines)
         outs = {v.name: f"o{k}" for k, v in enumerate(dict.fromkeys(output_values(self.graph)))}
         strides = dict(self.lowered.strides)
@@ -102,7 +102,7 @@ class _Glue:
         exec(compile(text, f"<hotfuse {self.kernel.kernel.name}>", "exec"), space)
         return space["make"](self.bound, self.keep)
 
-    def _settled(self, v: Value, name: str) -> list[str]:
+    def _contiguous(self, v: Value, name: str) -> list[str]:
         """Make sure an input lies as its type says."""
         t = v.type
         if not isinstance(t, TensorType) or not self._reads(v.name):
@@ -110,9 +110,9 @@ class _Glue:
         if t.layout.strided:  # read where it lies, whatever its strides; a lazily negated view holds other numbers
             return [f"if {name}.is_neg(): {name} = {name}.resolve_neg()"]
         if t.layout.order is None:
-            return [f"if not {name}.is_contiguous(): {name} = settle({name}, rows)"]
+            return [f"if not {name}.is_contiguous(): {name} = laid_out({name}, rows)"]
         order = self._name("order", t.layout)
-        return [f"{name} = settle({name}, {order})"]
+        return [f"{name} = laid_out({name}, {order})"]
 
     def _reads(self, name: str) -> bool:
         return any(isinstance(a, BufferArgument) and a.value == name and a.role is BufferRole.INPUT

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hotfuse.backends.llvm.emission.code import Fn, Module
-from hotfuse.backends.llvm.threads import gather
+from hotfuse.backends.llvm.threads import fork_join
 from hotfuse.lower.run.forks import TAKEN
 
 _POINTER = 8
@@ -42,7 +42,7 @@ def emit_fork(
     fn.do(f"store ptr {own}, ptr {fn.val(f'getelementptr ptr, ptr {context}, i64 1')}")
     share = f"{lanes[0]}.share"
     worth = [("i64", str(len(lanes)))] * 2
-    fn.call(gather.FORK, "void", ("ptr", f"@{share}"), ("ptr", context), *worth, ("i64", threads))
+    fn.call(fork_join.FORK, "void", ("ptr", f"@{share}"), ("ptr", context), *worth, ("i64", threads))
     fn.do(f"br label %{joined}")
     fn.label(one)
     alone()

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hotfuse.backends.llvm.threads import gather
-from hotfuse.backends.llvm.threads.gather import Gathered, gathered
+from hotfuse.backends.llvm.threads import fork_join
+from hotfuse.backends.llvm.threads.fork_join import ForkJoin, fork_join_of
 from hotfuse.base.once import once
 from hotfuse.native.jit import Loaded, compile_object, load_object
 from hotfuse.native.target import host
 
-SYMBOLS = gather.NAMES
+SYMBOLS = fork_join.NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Runtime:
     symbols: Mapping[str, int]
     detail: str
     keep: Loaded | ctypes.CDLL | None = None
-    team: Gathered | None = None
+    team: ForkJoin | None = None
     """How threads come together; None where there is only one."""
 
 
@@ -43,13 +43,13 @@ def runtime() -> Runtime:
     for path in _candidates():
         try:
             library = ctypes.CDLL(path)
-            found = {n: ctypes.cast(getattr(library, n), ctypes.c_void_p).value or 0 for n in gather.OPENMP}
+            found = {n: ctypes.cast(getattr(library, n), ctypes.c_void_p).value or 0 for n in fork_join.OPENMP}
         except (OSError, AttributeError) as e:
             tried.append(f"{path}: {e}")
             continue
-        team = gathered(found)
+        team = fork_join_of(found)
         return Runtime("gomp", team.symbols, path, library, team)
-    loaded = load_object(compile_object(gather.SERIAL_TEXT, host()).code, SYMBOLS)
+    loaded = load_object(compile_object(fork_join.SERIAL_TEXT, host()).code, SYMBOLS)
     return Runtime(
         "serial", {n: loaded.address(n) for n in SYMBOLS}, "; ".join(tried) or "no OpenMP library is loaded", loaded
     )

@@ -24,7 +24,7 @@ from itertools import groupby
 from hotfuse.backends.llvm.emission.code import Module
 from hotfuse.backends.llvm.emission.control import Block, bounds, emit_when, launch, on_stack, part, serial, slot
 from hotfuse.backends.llvm.emission.state import FunctionState
-from hotfuse.backends.llvm.threads import gather
+from hotfuse.backends.llvm.threads import fork_join
 from hotfuse.ir.dims import Dim, expr, sym
 from hotfuse.lower.cpu import thread_work
 from hotfuse.lower.cpu.scratch import bytes_of
@@ -216,8 +216,8 @@ def _meeting(module: Module) -> str:
     name = "team.meeting"
     if name in module.defined:
         return name
-    module.declared.setdefault(gather.WAIT, f"declare void @{gather.WAIT}(ptr, i64)")
-    module.declared.setdefault(gather.WAKE, f"declare void @{gather.WAKE}(ptr)")
+    module.declared.setdefault(fork_join.WAIT, f"declare void @{fork_join.WAIT}(ptr, i64)")
+    module.declared.setdefault(fork_join.WAKE, f"declare void @{fork_join.WAKE}(ptr)")
     text = f"""
 define internal void @{name}(ptr %met, i64 %threads) #0 {{
 entry:
@@ -232,10 +232,10 @@ come:
   %last = icmp eq i64 %with.me, %all
   br i1 %last, label %wake, label %wait
 wake:
-  call void @{gather.WAKE}(ptr %met)
+  call void @{fork_join.WAKE}(ptr %met)
   br label %done
 wait:
-  call void @{gather.WAIT}(ptr %met, i64 %all)
+  call void @{fork_join.WAIT}(ptr %met, i64 %all)
   br label %done
 done:
   ret void

@@ -208,7 +208,7 @@ def _decided(level: TracedLevel, cond: Value) -> bool | None:
         return None
 
 
-def _settle(
+def _traced_until_stable(
     level: TracedLevel, vals: Sequence[Any], trace_body: Callable[[list[Any]], tuple[Nested, list[Any]]]
 ) -> tuple[Nested, list[Any]]:
     """Trace a body until the types of its carried values are stable; gives it with those types as seen outside."""
@@ -277,7 +277,7 @@ def _loop(level: TracedLevel, step: ProgramStep, args: list[Value]) -> Sequence[
         nested = _nested(level, body, [i, go, *stand_ins], captures)
         return nested, nested.vals[1 : 1 + n]
 
-    nested, vals = _settle(level, carried, trace_body)
+    nested, vals = _traced_until_stable(level, carried, trace_body)
     steps = nested.vals[1 + n :]
     stacked = _steps(level, before, steps, _known_trips(level, trip, cond, nested), [0] * len(steps))
     return _emit(
@@ -331,7 +331,7 @@ def _scan(level: TracedLevel, step: ProgramStep, args: list[Value]) -> Sequence[
         nested = _nested(level, body, [*stand_ins, *(_fresh_like(level, s) for s in slices)], captures)
         return nested, nested.vals[:n]
 
-    nested, vals = _settle(level, states, trace_body)
+    nested, vals = _traced_until_stable(level, states, trace_body)
     steps = nested.vals[n:]
     length = scanned[0].shape[axes.in_axes[0]] if isinstance(scanned[0], torch.Tensor) else None
     stacked = _steps(level, before, steps, length, axes.out_axes)

@@ -79,10 +79,10 @@ def _min(*items: Any) -> Any:
 
 
 def _where(c: Any, a: Any, b: Any) -> Any:
-    return torch.sym_ite(c, a, b) if isinstance(c, torch.SymBool) and not _settled(c) else (a if c else b)
+    return torch.sym_ite(c, a, b) if isinstance(c, torch.SymBool) and not _known(c) else (a if c else b)
 
 
-def _settled(c: torch.SymBool) -> bool:
+def _known(c: torch.SymBool) -> bool:
     return c.node.expr.is_Boolean and not c.node.expr.free_symbols
 
 

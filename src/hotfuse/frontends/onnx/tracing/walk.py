@@ -16,10 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from hotfuse.frontends.leaf import UNKNOWN, Leaf
 from hotfuse.frontends.onnx import leaves
+from hotfuse.frontends.onnx.constant_folding import RANDOM
 from hotfuse.frontends.onnx.model import PortType
 from hotfuse.frontends.onnx.program import Program, ProgramStep
 from hotfuse.frontends.onnx.registry import DataDependent
-from hotfuse.frontends.onnx.settle import RANDOM
 from hotfuse.frontends.onnx.tracing import shape_algebra
 from hotfuse.frontends.onnx.tracing.level import Opaque, TracedLevel, is_opaque, plainly
 from hotfuse.frontends.onnx.tracing.shape_algebra import LIMIT

@@ -33,9 +33,9 @@ from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
 from hotfuse.lower.common.quant import bytes_taken
 from hotfuse.lower.cpu.conv import shape as conv_shape
 from hotfuse.lower.cpu.conv import winograd
-from hotfuse.lower.cpu.conv.bytes import lower_bytes
 from hotfuse.lower.cpu.conv.depthwise import depthwise
 from hotfuse.lower.cpu.conv.finish import Finish, RowPosition, without_division
+from hotfuse.lower.cpu.conv.int8 import lower_bytes
 from hotfuse.lower.cpu.conv.kernel import Groups, dense
 from hotfuse.lower.cpu.conv.read import Convolution, ConvPhase, the_convolution
 from hotfuse.lower.cpu.conv.rows import ConvTask, SpatialDim
@@ -168,22 +168,22 @@ class _ConvGroup:
 
     def _row_dim(self) -> int:
         """The spatial dim that rows run along: the last one that has an extent."""
-        ways = self.conv.ways
-        return next((i for i in reversed(range(len(ways))) if not ways[i][0].axis.trivial or len(ways[i]) > 1), len(ways) - 1)
+        dims = self.conv.spatial_phases
+        return next((i for i in reversed(range(len(dims))) if not dims[i][0].axis.trivial or len(dims[i]) > 1), len(dims) - 1)
 
     def _task(self, place: BufferView, packed: Buffer, phases: Sequence[ConvPhase], k: int = 0) -> ConvTask:
         strides, conv, row = place.strides, self.conv, self._row_dim()
-        ways = [SpatialDim(p.axis, strides[2 + i], 2 + i, p.step, p.first) for i, p in enumerate(phases)]
-        outer = tuple(w for i, w in enumerate(ways) if i != row)
+        dims = [SpatialDim(p.axis, strides[2 + i], 2 + i, p.step, p.first) for i, p in enumerate(phases)]
+        outer = tuple(d for i, d in enumerate(dims) if i != row)
         channel = 1 if conv.inputs * conv.groups == 1 else strides[1]
-        return ConvTask(place.buffer, strides[0], channel, outer, ways[row], shape_of(conv.x)[0], conv.inputs, packed, k)
+        return ConvTask(place.buffer, strides[0], channel, outer, dims[row], shape_of(conv.x)[0], conv.inputs, packed, k)
 
     def _dense(self, place: BufferView) -> tuple[Buffer, PackSpec]:
         conv, row = self.conv, self._row_dim()
-        phases = list(itertools.product(*conv.ways))
+        phases = list(itertools.product(*conv.spatial_phases))
         counts = [math.prod(p.axis.window for p in several) for several in phases]
         taps = [t for several in phases for t in self._taps(several)] if conv.turned else []
-        columns = conv.ways[row][0].axis
+        columns = conv.spatial_phases[row][0].axis
         apart = place.strides[2 + row]
         cut = conv_shape.choose(
             self.core, columns.out, conv.outputs, max(counts) * conv.inputs,
@@ -203,7 +203,7 @@ class _ConvGroup:
     def _fewer(self, place: BufferView) -> winograd.WinogradTiling | None:
         """How to do it with fewer products; None where that is not possible, or does not pay."""
         conv, row = self.conv, self._row_dim()
-        axes = [way[0].axis for way in conv.ways]
+        axes = [dim[0].axis for dim in conv.spatial_phases]
         outer = [a for i, a in enumerate(axes) if i != row]
         if conv.groups > 1 or conv.turned or place.strides[1] != 1 or not all(a.trivial for a in outer[:-1]):
             return None
@@ -213,13 +213,13 @@ class _ConvGroup:
 
     def _with_fewer(self, place: BufferView, how: winograd.WinogradTiling) -> tuple[Buffer, PackSpec]:
         conv, row = self.conv, self._row_dim()
-        outputs = [1] * len(conv.ways)
+        outputs = [1] * len(conv.spatial_phases)
         if len(outputs) > 1:
             outputs[next(i for i in reversed(range(len(outputs))) if i != row)] = how.down.outputs
         outputs[row] = how.across.outputs
         source = PackSource(conv.weight.name, WeightOrder.FEWER, conv.outputs, 0, tuple(outputs))
         packed, spec = self._packed([source], how.points * conv.inputs, how.tiling.nr)
-        task = self._task(place, packed, [way[0] for way in conv.ways])
+        task = self._task(place, packed, [dim[0] for dim in conv.spatial_phases])
         winograd.Fewer(self.builder, task, how, self.core, conv.outputs, self.finish).write()
         return packed, spec
 
@@ -243,11 +243,11 @@ class _ConvGroup:
         conv = self.conv
         if place.strides[1] != 1:
             raise CannotLower("a depthwise convolution whose channels lie plane by plane")
-        columns = conv.ways[self._row_dim()][0].axis
+        columns = conv.spatial_phases[self._row_dim()][0].axis
         source = PackSource(conv.weight.name, WeightOrder.WINDOW, conv.channels)
         packed, spec = self._packed([source], math.prod(conv.windows), self.core.lanes)
         most = max(2, min(_MOST_OWN, self.core.registers - columns.window - 2))
-        task = self._task(place, packed, [way[0] for way in conv.ways])
+        task = self._task(place, packed, [dim[0] for dim in conv.spatial_phases])
         depthwise(self.builder, task, spec.nr, most, conv.channels, self.finish, self.core.l1, self.core.threads)
         return packed, spec
 

@@ -49,7 +49,7 @@ class Convolution:
     """Input channels that one output channel reads."""
     outputs: int
     """Output channels of one group."""
-    ways: tuple[tuple[ConvPhase, ...], ...]
+    spatial_phases: tuple[tuple[ConvPhase, ...], ...]
     """Per spatial dim its phases: one, unless it is transposed."""
     windows: tuple[int, ...]
     turned: bool
@@ -67,7 +67,7 @@ class Convolution:
     @property
     def matrix(self) -> bool:
         """Whether it is a plain matrix product over pixels."""
-        return self.groups == 1 and not self.turned and all(way[0].axis.still for way in self.ways)
+        return self.groups == 1 and not self.turned and all(dim[0].axis.still for dim in self.spatial_phases)
 
     @property
     def channels(self) -> int:
@@ -116,14 +116,14 @@ def read(node: Node, params: set[str], pads: Pads | None = None, *, scaled: bool
     assert isinstance(groups, int)
     windows = tuple(numbers[2:-1])
     if turned:
-        ways = _turned_ways(node, xs[2:], outs[2:], windows)
+        spatial_phases = _turned_phases(node, xs[2:], outs[2:], windows)
         inputs, outputs = numbers[0] // groups, numbers[1]
     else:
-        ways = _ways(node, xs[2:], outs[2:], windows, pads or ((0, 0),) * len(windows))
+        spatial_phases = _spatial_phases(node, xs[2:], outs[2:], windows, pads or ((0, 0),) * len(windows))
         inputs, outputs = numbers[1], numbers[0] // groups
-    if math.prod(len(way) for way in ways) > _MOST_PHASES:
+    if math.prod(len(dim) for dim in spatial_phases) > _MOST_PHASES:
         raise CannotLower("a transposed convolution with a large stride", where=where)
-    return Convolution(node, x, weight, bias, groups, inputs, outputs, ways, windows, turned)
+    return Convolution(node, x, weight, bias, groups, inputs, outputs, spatial_phases, windows, turned)
 
 
 def _check_dtypes(x: Value, weight: Value, out: Value, bias: Value | None, where: str, *, scaled: bool) -> None:
@@ -137,10 +137,12 @@ def _check_dtypes(x: Value, weight: Value, out: Value, bias: Value | None, where
         raise CannotLower(f"the bias %{bias.name} is of another type than the result", where=where)
 
 
-Ways = tuple[tuple[ConvPhase, ...], ...]
+SpatialPhases = tuple[tuple[ConvPhase, ...], ...]
 
 
-def _ways(node: Node, sizes: tuple[Dim, ...], outs: tuple[Dim, ...], windows: tuple[int, ...], pads: Pads) -> Ways:
+def _spatial_phases(
+    node: Node, sizes: tuple[Dim, ...], outs: tuple[Dim, ...], windows: tuple[int, ...], pads: Pads
+) -> SpatialPhases:
     rank = len(windows)
     strides, dilations = (_numbers(node, n, 1, rank) for n in ("stride", "dilation"))
     own = _padding(node, windows, dilations)
@@ -154,7 +156,7 @@ def _ways(node: Node, sizes: tuple[Dim, ...], outs: tuple[Dim, ...], windows: tu
     return tuple(found)
 
 
-def _turned_ways(node: Node, sizes: tuple[Dim, ...], outs: tuple[Dim, ...], windows: tuple[int, ...]) -> Ways:
+def _turned_phases(node: Node, sizes: tuple[Dim, ...], outs: tuple[Dim, ...], windows: tuple[int, ...]) -> SpatialPhases:
     rank = len(windows)
     strides, dilations = (_numbers(node, n, 1, rank) for n in ("stride", "dilation"))
     padding, extra = (_numbers(node, n, 0, rank) for n in ("padding", "output_padding"))

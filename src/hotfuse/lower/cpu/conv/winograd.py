@@ -159,8 +159,8 @@ def _shared(core: Core, how: WinogradTiling, tiles: int, inputs: int, panels: in
         return division.rounds(blocks * groups, core.threads) * (high * into + wide * (max(high, _LEAST_ROWS) * each + weights))
 
     most = max(least, min(tiles, 4 * core.threads))
-    ways = [(b, 1 << g) for b in range(least, most + 1) for g in range(panels.bit_length())]
-    return min(ways, key=lambda way: (longest(*way), way[0] * way[1]))
+    spatial_phases = [(b, 1 << g) for b in range(least, most + 1) for g in range(panels.bit_length())]
+    return min(spatial_phases, key=lambda dim: (longest(*dim), dim[0] * dim[1]))
 
 
 def _tiling(core: Core, tiles: int, outputs: int, inputs: int) -> GemmTiling:
@@ -274,14 +274,14 @@ class Fewer:
         starts: list[Dim] = []
         inside: list[Dim] = []
         base = expr("*", image, task.image)
-        for place, axis, scheme, way in ((y, down, how.down, task.outer[-1] if task.outer else None),
+        for place, axis, scheme, dim in ((y, down, how.down, task.outer[-1] if task.outer else None),
                                          (x, across, how.across, task.row)):  # fmt: skip
-            if axis is None or way is None:
+            if axis is None or dim is None:
                 starts.append(0)
                 continue
             begin = expr("+", place, -axis.padding)
             starts.append(begin)
-            base = expr("+", base, expr("*", begin, way.apart))
+            base = expr("+", base, expr("*", begin, dim.apart))
             if axis.padding > 0:
                 inside.append(expr("<=", 0, begin))
             inside.append(expr("<=", expr("+", begin, scheme.points), axis.size))

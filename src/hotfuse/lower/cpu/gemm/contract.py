@@ -35,7 +35,7 @@ from hotfuse.lower.common.pack import PackSource, PackSpec
 from hotfuse.lower.common.products import BYTES, Contraction, is_contraction, origins, products
 from hotfuse.lower.common.quant import Scaling, bytes_taken, column_of, corrected, scaled
 from hotfuse.lower.common.values import Evaluator, TileAxis
-from hotfuse.lower.cpu.gemm import blocks
+from hotfuse.lower.cpu.gemm import amx
 from hotfuse.lower.cpu.gemm.gemm import FinishedTile, Product, let
 from hotfuse.lower.cpu.gemm.gemm import product as write_product
 from hotfuse.lower.cpu.gemm.lhs import Left
@@ -95,11 +95,11 @@ class _GemmGroup:
         if self.acc is DType.F64:  # as many lanes as fp32 has, in twice the registers
             core = replace(core, registers=core.registers // 2)
         self.tiling = choose(core, self.m, [c.n for c in found], self.k, together=self.together)
-        self.blocks: blocks.BlockTiling | None = None
+        self.blocks: amx.BlockTiling | None = None
         """How the matrix unit makes the products, where it does."""
-        if self.paired and blocks.fits(core, len(found), self.together):
-            self.blocks = blocks.cut(core, self.m, self.k)
-            self.tiling = blocks.tiling(core, self.tiling, self.blocks)
+        if self.paired and amx.fits(core, len(found), self.together):
+            self.blocks = amx.cut(core, self.m, self.k)
+            self.tiling = amx.tiling(core, self.tiling, self.blocks)
         if (matrices := batch.through(graph, found, strides)) is not None:
             graph, found = matrices, products(matrices, scalings)
             self.rows: tuple[Dim, ...] = (self.m,)
@@ -136,7 +136,7 @@ class _GemmGroup:
         if self.blocks is not None and not skipping:
             assert self.left.ready is not None
             self.left.prepare_all()
-            blocks.product(b, self.m, self.left.ready, packed, self.blocks, lambda f: self._finish(f, owners),
+            amx.product(b, self.m, self.left.ready, packed, self.blocks, lambda f: self._finish(f, owners),
                            self.tiling.threads)
             return self._call(packed)
         prepare = self.left.prepare if self.left.prepares else None

@@ -55,7 +55,7 @@ class Left:
         self.all_rows: Dim | None = m if paired else None
         """How many rows are made ready before the first panel; None where blocks are, each as it begins."""
         self.block = block
-        """Rows of a block for a matrix unit, in one piece for every 32 steps (`lower.cpu.gemm.blocks`); 0 for plain rows."""
+        """Rows of a block for a matrix unit, in one piece for every 32 steps (`lower.cpu.gemm.amx`); 0 for plain rows."""
         self.upto = -(-k // BLOCK_STEPS) * BLOCK_STEPS if block else k
         """Steps that are written: those behind the last are zeros."""
         if block:

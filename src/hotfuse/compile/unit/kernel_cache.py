@@ -1,0 +1,184 @@
+"""What a worker has at hand from one request to the next: groups as pieces in their normal form, kernels lowered and compiled.
+
+All of it is bounded, and kept apart for what requests ask: rounding to bf16, weights that may grow or must not, threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from hotfuse.analysis.resources import CorePeaks
+from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel
+from hotfuse.base.errors import HotfuseError
+from hotfuse.base.settings import Precision
+from hotfuse.compile.host import host_core
+from hotfuse.compile.learn.learned import Foreseen, foresight
+from hotfuse.compile.learn.measure import CompiledCandidate
+from hotfuse.compile.variants import precision_variants
+from hotfuse.ir.dims import Dim, evaluate, symbols
+from hotfuse.ir.graph import Graph
+from hotfuse.ir.normal import normalized
+from hotfuse.ir.subgraph import extract
+from hotfuse.ir.text import show
+from hotfuse.lower import Core, lower
+from hotfuse.lower.common.effort import OutOfSteps
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.lowered import Lowered
+from hotfuse.lower.common.own_sizes import anchored, with_own_sizes
+from hotfuse.native.target import host
+from hotfuse.ops.table import packet
+
+MAX_KEPT = 256
+
+
+def host_peaks(core: Core) -> CorePeaks:
+    """Roofs of this machine, estimated."""
+    return CorePeaks(l1=core.l1, l2=core.l2, flops_per_s=core.lanes * 4 * 2.5e9)
+
+
+V = TypeVar("V")
+
+
+def keep(cache: OrderedDict[str, V], key: str, make: Callable[[], V], most: int) -> V:
+    """What is kept under a key, made where it is not; beyond `most` the longest unused goes."""
+    if key not in cache:
+        cache[key] = make()
+        while len(cache) > most:
+            cache.popitem(last=False)
+    cache.move_to_end(key)
+    return cache[key]
+
+
+@dataclass(frozen=True, slots=True)
+class NormalGroup:
+    """A group as a graph of its own, in its normal form."""
+
+    normal: Graph
+    text: str
+    sizes: Mapping[str, int]
+    """The call's sizes, and the piece's own."""
+    key: str
+    """The same for pieces that are compiled and tried as one."""
+    meaning: Mapping[str, Dim] = field(default_factory=dict[str, Dim])
+    """Its own sizes in those of the graph it is from."""
+
+    @property
+    def ops(self) -> str:
+        """What it computes, for a reader."""
+        return "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for n in self.normal.nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltKernel:
+    """A kernel that compiled, before any trial."""
+
+    lowered: Lowered
+    compiled: CompiledKernel
+    seconds: float
+    core: Core | None = None
+    """What it was cut for, where that is not the bench's own core."""
+    note: str = ""
+
+
+@dataclass(slots=True)
+class KernelCache:
+    """What a worker has at hand from earlier requests, all of it bounded."""
+
+    core: Core
+    peaks: CorePeaks
+    graphs: OrderedDict[str, Graph] = field(default_factory=OrderedDict[str, Graph])
+    lowered: OrderedDict[str, Lowered | str] = field(default_factory=OrderedDict[str, "Lowered | str"])
+    """Per group as text: its kernel before code generation, or why there is none."""
+    made: OrderedDict[str, BuiltKernel] = field(default_factory=OrderedDict[str, BuiltKernel])
+
+    def lowers(self, piece: NormalGroup) -> str:
+        """Why a group has no kernel; empty if it has one, as far as lowering goes."""
+        found = self.lowering(piece)
+        return found if isinstance(found, str) else ""
+
+    def lowering(self, piece: NormalGroup) -> Lowered | str:
+        """A group's kernel before code generation, or why there is none."""
+        try:
+            return self._lowering(piece)
+        except OutOfSteps as e:  # another request may have more luck with it
+            return e.because
+
+    def _lowering(self, piece: NormalGroup) -> Lowered | str:
+        def make() -> Lowered | str:
+            try:
+                return lower(piece.normal, self.core)
+            except OutOfSteps:
+                raise
+            except HotfuseError as e:
+                return e.because or e.what
+
+        return keep(self.lowered, piece.text, make, MAX_KEPT)
+
+    def kernel(self, piece: NormalGroup) -> BuiltKernel:
+        """A group's kernel, compiled; raises a HotfuseError where there is none."""
+
+        def make() -> BuiltKernel:
+            start = time.perf_counter()
+            lowered = self._lowering(piece)
+            if isinstance(lowered, str):
+                raise CannotLower(lowered)
+            first = CompiledCandidate(lowered, compile_kernel(lowered.kernel))
+            kind = precision_variants.chosen(piece.normal, piece.sizes, self.core, first)
+            return BuiltKernel(kind.made.lowered, kind.made.compiled, time.perf_counter() - start, kind.core, kind.note)
+
+        # Where rounding is allowed, sizes decide between kinds of instructions.
+        return keep(self.made, piece.text if self.core.precision == "fp32" else piece.key, make, MAX_KEPT)
+
+
+_Wants = tuple[Precision, bool, int]
+_caches: OrderedDict[_Wants, KernelCache] = OrderedDict()
+_wants: ContextVar[_Wants] = ContextVar("wants", default=("fp32", False, 1))
+"""What the request in hand allows products to be rounded to, whether weights must not grow, and how many threads calls have."""
+MAX_CACHES = 8
+
+
+def kernel_cache(lean: bool | None = None) -> KernelCache:
+    """This process's, for what the request in hand wants, or for weights that may or must not grow."""
+    precision, memory, threads = _wants.get()
+    wants = (precision, memory if lean is None else lean, threads)
+    if wants not in _caches:
+        core = replace(host_core(host(), precision), lean=wants[1], threads=threads)
+        _caches[wants] = KernelCache(core, host_peaks(core))
+        while len(_caches) > MAX_CACHES:
+            _caches.popitem(last=False)
+    _caches.move_to_end(wants)
+    return _caches[wants]
+
+
+@contextmanager
+def allowed_by(header: Mapping[str, Any]) -> Generator[None]:
+    """While a request is answered, `bench` is the one for what it allows."""
+    memory, given = header.get("objective") == "memory", max(1, int(header.get("threads", 1)))
+    before = _wants.set((header.get("precision", "fp32"), memory, given))
+    try:
+        yield
+    finally:
+        _wants.reset(before)
+
+
+def piece_of(graph: Graph, nodes: Sequence[int], sizes: Mapping[str, int]) -> NormalGroup:
+    """Some nodes of a graph as a piece."""
+    own, meaning = with_own_sizes(anchored(graph, extract(graph, nodes, "group")))
+    normal = normalized(own)
+    text = show(normal)
+    known = {n: evaluate(d, sizes) for n, d in meaning.items() if symbols(d) <= sizes.keys()}
+    key = hashlib.sha256(f"{text}\n{sorted(known.items())}".encode()).hexdigest()[:24]
+    return NormalGroup(normal, text, {**sizes, **known}, key, meaning)
+
+
+def foreseen(piece: NormalGroup) -> Foreseen | None:
+    """What a model of this machine says of a piece, if there is one."""
+    ahead = foresight()
+    return None if ahead is None else ahead.of_group(piece.normal, piece.sizes)

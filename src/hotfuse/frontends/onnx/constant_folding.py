@@ -1,0 +1,168 @@
+"""What a program does with constants alone is done once, when it first runs.
+
+Exporters write down how weights are put together (slices and concatenations of an LSTM's gates), and operators put them into
+torch's order; interpreting that in every call took more of a small model's time than the model. A step whose inputs are all
+constants is run here and leaves the program; one with some constant inputs may have a `prepare` of its own.
+
+Nobody outside can write to a model's constants. Where a call brings other values for initializers, a program of its own
+is made of those (`OnnxModule.run_with`), and prepared anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hotfuse.frontends.onnx import control, limits
+from hotfuse.frontends.onnx.convs import folded
+from hotfuse.frontends.onnx.model import OnnxNode
+from hotfuse.frontends.onnx.program import ABSENT, UNUSED, Call, Program, ProgramStep, Ready
+from hotfuse.frontends.onnx.registry import VARIES
+from hotfuse.frontends.onnx.values import Value
+from hotfuse.ops.folded_conv import FoldedConv
+
+RANDOM = frozenset(
+    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+"""Operators that may give something else in every call."""
+EXTRA_BYTES = 1 << 20
+"""How much more than the constants it is made of what is kept may take: weights of bytes stay bytes."""
+
+def ready(program: Program) -> Ready:
+    """The program with its constants prepared; as it stands where that fails, which is counted, and the run says what is wrong."""
+    try:
+        return _folded(program)
+    except Exception as e:  # whatever an operator raises: the run meets the same one at the same node, and names it
+        plain = [_made(s, s.call, nested=s.programs) for s in program.steps]
+        why = f"{type(e).__name__}: {e}"  # not the exception, whose frames hold what was made so far
+        return replace(_ready(program, program.template, plain, set(program.consts)), unprepared=why)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A call that is part of every run."""
+
+    call: Callable[..., Any]
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    node: OnnxNode
+    bytes: int = 0
+    nested: tuple[Program, ...] = ()
+
+
+def _made(step: ProgramStep, call: Callable[..., Any], bytes: int = 0, nested: tuple[Program, ...] = ()) -> _Made:
+    return _Made(call, step.ins, step.outs, step.node, bytes, nested)
+
+
+def _folded(program: Program) -> Ready:
+    known = {ABSENT, *program.consts}
+    env = program.template.copy()
+    read: dict[int, int] = {}
+    """Of memory that steps are run on: its address, and how large it is."""
+    made: dict[int, int] = {}
+    left: list[ProgramStep] = []
+    for step in program.steps:
+        if _constant(step, known, program.out_slots):
+            read.update(_memory(env[i] for i in step.ins))
+            result = step.call(*[env[i] for i in step.ins])
+            outs = result if isinstance(result, tuple) else (result,)
+            new = {a: n for a, n in _memory(outs).items() if a not in read}
+            tensors = len(outs) >= len(step.outs) and all(isinstance(v, torch.Tensor) for v in outs)
+            if tensors and sum(made.values()) + sum(new.values()) <= sum(read.values()) + EXTRA_BYTES:
+                for slot, value in zip(step.outs, outs):  # noqa: B905  an operator may return outputs nobody declared
+                    env[slot] = value
+                known.update(step.outs)
+                made.update(new)
+                continue
+        left.append(step)
+    used = {i for s in left for i in s.ins} | set(program.out_slots) | set(program.consts)
+    template = [v if i in used else None for i, v in enumerate(env)]
+    template[UNUSED] = None
+    return _ready(program, template, _all_prepared(program, left, known, env), known)
+
+
+def _all_prepared(program: Program, left: Sequence[ProgramStep], known: set[int], env: Sequence[Value]) -> list[_Made]:
+    """The steps that are left, each prepared; convolutions together with what follows them."""
+    found = folded(left, known, env, program.out_slots) if program.pack else None
+    if found is None:
+        return [_prepared(s, known, env) for s in left]
+    made: list[_Made] = []
+    for place, step in enumerate(left):
+        made.extend(_in_rows(slot, step.node) for slot in found.rows.get(place, ()))
+        if place in found.instead:
+            conv, chain = found.instead[place]
+            last = left[chain.places[-1]]
+            made.append(_Made(Bounded(conv, step, env[step.ins[1]]), step.ins[:1], last.outs, step.node, conv.bytes))
+        elif place not in found.gone:
+            made.append(_prepared(step, known, env))
+    return [*made, *(_in_rows(slot, left[-1].node) for slot in found.rows_last)]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A folded convolution, refused where the one in the file would be (`limits`)."""
+
+    conv: FoldedConv
+    step: ProgramStep
+    weight: Value
+
+    def __call__(self, x: Any) -> Any:
+        """The result for an image."""
+        limits.check(self.step.node, (x, self.weight), self.step.attrs, limits.PREDICT[self.step.node.op])
+        return self.conv(x)
+
+
+def _in_rows(slot: int, node: OnnxNode) -> _Made:
+    return _Made(torch.Tensor.contiguous, (slot,), (slot,), node)
+
+
+def _ready(program: Program, template: list[Value], made: Sequence[_Made], known: set[int]) -> Ready:
+    originals = _memory(program.template)
+    kept = {a: n for a, n in _memory(template).items() if a not in originals}
+    nested = {id(p): p for m in made for p in m.nested}
+    return Ready(template, _calls(program, made, known), sum(kept.values()) + sum(m.bytes for m in made), tuple(nested.values()))
+
+
+def _constant(step: ProgramStep, known: set[int], outputs: Sequence[int]) -> bool:
+    """Whether a step gives the same in every call. What a call returns is its own: such a step stays."""
+    return (
+        step.kind == "op"
+        and step.node.op not in RANDOM
+        and any(i != ABSENT for i in step.ins)
+        and all(i in known for i in step.ins)
+        and not any(i in outputs for i in step.outs)
+    )
+
+
+def _prepared(step: ProgramStep, known: set[int], env: Sequence[Value]) -> _Made:
+    """A step that knows which of its inputs are constants."""
+    if step.kind == "control":
+        captures = len(step.programs[0].captures)
+        given = {k: env[i] for k, i in enumerate(step.ins[len(step.ins) - captures :]) if i in known}
+        if given:
+            nested = tuple(p.knowing(given) for p in step.programs)
+            return _made(step, control.bind(step.node, step.opset, nested, step.attrs), nested=nested)
+    if step.prepare is not None:
+        inputs = [env[i] if i in known else VARIES for i in step.ins]
+        if (made := step.prepare(step.ctx, inputs, step.attrs)) is not None:
+            return _made(step, limits.guard(step.node, step.attrs, made.call), made.bytes)
+    return _made(step, step.call, nested=step.programs)
+
+
+def _calls(program: Program, made: Sequence[_Made], known: set[int]) -> tuple[Call, ...]:
+    seen = {ABSENT, UNUSED, *program.out_slots, *known}
+    calls: list[Call] = []
+    for m in reversed(made):
+        last = tuple(i for i in dict.fromkeys((*m.ins, *m.outs)) if i not in seen)
+        seen.update(last)
+        calls.append((m.call, m.ins, m.outs, last, m.node))
+    return tuple(reversed(calls))
+
+
+def _memory(values: Iterable[Value]) -> dict[int, int]:
+    """Blocks of memory behind tensors: address and size."""
+    blocks = [v.untyped_storage() for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided]
+    return {b.data_ptr(): b.nbytes() for b in blocks}

@@ -1,0 +1,31 @@
+"""What a partition computes and moves at some sizes, worked out from its graph."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from hotfuse.analysis.cost import FREE, Cost, node_cost, value_bytes
+from hotfuse.ir.graph import output_values, sources
+from hotfuse.runtime.plan import Plan
+
+UNKNOWN = -1
+"""What records hold where data decide."""
+
+
+def known(n: int | None) -> int:
+    """A number of a record."""
+    return UNKNOWN if n is None else n
+
+
+def partition_cost(plan: Plan, index: int, env: Mapping[str, int]) -> Cost:
+    """Flops and bytes, None where data decide; lets go of the interpreter after every node, as serving goes on beside."""
+    part, total = plan.partitioning.parts[index], FREE
+    for node in plan.graph.nodes[part.first : part.last]:
+        total = total + node_cost(node, env)
+        time.sleep(0)
+    made = plan.artifacts[index] if index < len(plan.artifacts) else None
+    if made is not None and made.backend != "library":  # what is fused moves only what goes in and out
+        ends = [value_bytes(v, env) for v in dict.fromkeys((*sources(made.graph), *output_values(made.graph)))]
+        total = Cost(total.flops, None if None in ends else sum(e for e in ends if e is not None))
+    return total

@@ -1,0 +1,248 @@
+"""Noticing that the user's model is no longer the one that was captured.
+
+Checked on every call, so it is made of a few C-level sweeps: identities of module attributes, parameters, buffers and
+hooks; addresses and versions of tensors. Snapshots hold references, so an address or identity cannot be reused. Of a model that
+is hot, one native sweep (`unchanged`) answers nearly every call; where it does not, or cannot be had, Python looks.
+
+| what happened | how it shows | what follows |
+| --- | --- | --- |
+| weights written (`load_state_dict`, an optimizer) | version | tier 0 reads live tensors; copies are stale |
+| memory exchanged (`.to()`, `p.data = ...`) | address | the same; a new capture if the type changed |
+| parts replaced, `train()`, attributes, hooks | identity, count | a new capture |
+
+| writes behind torch's back (`p.data`, NumPy, inference mode) | checksums, a chunk a call (`originals`) | copies are stale |
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import operator
+import types
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hotfuse.runtime.epochs import epochs
+
+if TYPE_CHECKING:
+    from hotfuse.native.model_guard import Noted
+    from hotfuse.runtime.weights.originals import Late, Originals
+
+_INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
+_DICTS = ("__dict__", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+_version = operator.attrgetter("_version")
+
+
+class WeightChange(StrEnum):
+    """What a check found."""
+
+    NONE = "none"
+    VALUES = "values"
+    """Weights hold other numbers in the same place, or lie elsewhere with the same type."""
+    UNSEEN = "unseen"
+    """The same, and nothing but the numbers shows it."""
+    MODEL = "model"
+    """The captured graph may no longer describe the model."""
+
+
+class _Cell:
+    """A closure's variable, readable like a mapping."""
+
+    def __init__(self, cell: types.CellType) -> None:
+        self.cell = cell
+
+    def __getitem__(self, _key: str) -> Any:
+        try:
+            return self.cell.cell_contents
+        except ValueError:  # not assigned yet
+            return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _globals_of(code: types.CodeType) -> tuple[str, ...]:
+    """The global names that code reads, functions inside it included; names of attributes are not among them."""
+    names = [i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"]
+    names += [n for inner in code.co_consts if isinstance(inner, types.CodeType) for n in _globals_of(inner)]
+    return tuple(dict.fromkeys(names))
+
+
+def names_read(function: Callable[..., Any]) -> list[tuple[Any, str]]:
+    """The global and closure variables a function names: what it means when they are rebound."""
+    if not isinstance(function, types.FunctionType):
+        return []
+    places: list[tuple[Any, str]] = [
+        (function.__globals__, n) for n in _globals_of(function.__code__) if n in function.__globals__
+    ]
+    return places + [(_Cell(c), n) for c, n in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True)]
+
+
+def _always() -> bool:
+    """No native sweep: Python looks at every call."""
+    return False
+
+
+class ModelGuard:
+    """A snapshot of modules and tensors that can be compared with the present at little cost.
+
+    Global and closure variables count where `functions` and the modules' own `forward` name them.
+    """
+
+    def __init__(
+        self, modules: Sequence[nn.Module], tensors: Sequence[torch.Tensor],
+        functions: Sequence[Callable[..., Any]] = (),
+    ) -> None:
+        self._modules = tuple(modules)
+        self._dicts: list[dict[str, Any]] = [getattr(m, d) for m in modules for d in _DICTS]
+        places: list[tuple[Any, str]] = [(d, key) for d in self._dicts for key in d if key not in _INTERNAL]
+        self._inside = len(places)
+        """How many of them are in the model; the others are variables that it names."""
+        for forward in (*functions, *dict.fromkeys(type(m).forward for m in modules)):
+            places += names_read(forward)
+        self._owners = [d for d, _ in places]
+        self._keys = [k for _, k in places]
+        self._held: list[Any] = list(map(operator.getitem, self._owners, self._keys))
+        self._ids = list(map(id, self._held))
+        self._sizes = list(map(len, self._dicts))
+        self._classes = [type(m) for m in modules]
+        self._tensors = tuple(t for t in tensors if t.layout is torch.strided)
+        self._versioned = tuple(t for t in self._tensors if not t.is_inference())
+        self.differentiable = tuple(t for t in self._tensors if t.is_floating_point() or t.is_complex())
+        """Those that may require gradients, now or later."""
+        self.accepted = 0
+        """How often other values were accepted: results of calls before that were computed with older ones."""
+        self.unchanged: Callable[[], bool] = _always
+        """True where nothing changed; False where `check` must tell."""
+        self._given = False
+        self._tagged: Sequence[int] = ()
+        """Tags of the dicts when all that is in them was as in the snapshot."""
+        self.native: bool | str = False
+        """Whether one native sweep answers most calls, or why it cannot."""
+        self.swept = 0
+        """Checks that the native sweep left to Python."""
+        self.originals: Originals | None = None
+        """What compares memory of weights that plans have copies of."""
+        self.late: Late | None = None
+        """How late the latest change was noticed that only memory shows."""
+        self.accept(self.observe())
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """Everything whose memory is watched."""
+        return self._tensors
+
+    def observe(self) -> tuple[list[Any], list[int], list[int]]:
+        """What the tensors are like now: kinds, versions and addresses."""
+        return (
+            [(t.dtype, t.shape, t.device, t.stride()) for t in self._tensors],
+            list(map(_version, self._versioned)),
+            list(map(torch.Tensor.data_ptr, self._tensors)),
+        )
+
+    def accept(self, observed: tuple[list[Any], list[int], list[int]]) -> None:
+        """From here on, what was observed is no change.
+
+        To be called when everything that held copies of older values is out of the way of calls: until then every thread must
+        go on hearing of the change, and what is written after the observation must be heard of too.
+        """
+        self._kinds, self._versions, self._addresses = observed
+        self.accepted += 1
+        if self.native is True:
+            self._note()
+
+    def hardening_jobs(self) -> list[Callable[[], None]]:
+        """A job that makes the check native, for a model that turned out to be hot; given out once."""
+        given, self._given = self._given, True
+        return [] if given else [self.harden]
+
+    def harden(self) -> None:
+        """Have a native sweep answer from now on; for the background: it loads LLVM, and the first of a process compiles."""
+        from hotfuse.native import model_guard
+
+        tagged = model_guard.tags(self._dicts)
+        if self.native is not False or self._look() is WeightChange.MODEL:
+            return
+        self._tagged = tagged
+        self._note()
+
+    def _noted(self) -> Noted:
+        from hotfuse.native.model_guard import UNVERSIONED, Noted
+
+        versions = dict(zip(map(id, self._versioned), self._versions, strict=True))
+        places = list(zip(self._owners, self._keys, self._held, strict=True))
+        outside = places[self._inside :]
+        return Noted(
+            self._dicts, places[: self._inside], [(d, k, v) for d, k, v in outside if not isinstance(d, _Cell)],
+            [(c.cell, v) for c, _, v in outside if isinstance(c, _Cell)],
+            [(t, a, versions.get(id(t), UNVERSIONED)) for t, a in zip(self._tensors, self._addresses, strict=True)],
+        )
+
+    def _note(self) -> None:
+        """Have the native sweep compare with what is noted now, by one reference store."""
+        from hotfuse.native.model_guard import refused, unchanged
+
+        noted = self._noted()
+        self.native = refused(noted) or True
+        memory = self.originals.address if self.originals is not None else 0
+        self.unchanged = unchanged(noted, self._tagged, memory) if self.native is True else _always
+
+    def check(self) -> WeightChange:
+        """Compare with the present; a change of values is reported until it is accepted."""
+        slot = epochs.slot()
+        outer, slot.epoch = slot.epoch, slot.epoch or epochs.now  # memory may be compared without the interpreter lock
+        try:
+            return WeightChange.NONE if self.unchanged() else self._compared()
+        finally:
+            slot.epoch = outer
+
+    def _compared(self) -> WeightChange:
+        """What Python finds; where that is nothing (a value was replaced by itself), the native sweep starts from here."""
+        if self.native is not True:
+            return self._with_memory(self._look())
+        from hotfuse.native.model_guard import tags
+
+        self.swept += 1
+        tagged = tags(self._dicts)  # before the look: what changes meanwhile is heard of
+        change = self._look()
+        if change is WeightChange.NONE:
+            self._tagged = tagged
+            self._note()
+        return self._with_memory(change)
+
+    def _with_memory(self, change: WeightChange) -> WeightChange:
+        """The same, or what memory shows where nothing else changed."""
+        if change is not WeightChange.NONE or self.originals is None:
+            return change
+        self.late = self.originals.look(native=self.native is True)
+        return WeightChange.NONE if self.late is None else WeightChange.UNSEEN
+
+    def owned(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those of some weights that are the user's to write."""
+        known = set(map(id, self._tensors))
+        return {k: t for k, t in weights.items() if id(t) in known}
+
+    def _look(self) -> WeightChange:
+        if list(map(len, self._dicts)) != self._sizes:
+            return WeightChange.MODEL
+        try:
+            if list(map(id, map(operator.getitem, self._owners, self._keys))) != self._ids:
+                return WeightChange.MODEL
+        except KeyError:  # one attribute deleted and another set
+            return WeightChange.MODEL
+        if (
+            list(map(torch.Tensor.data_ptr, self._tensors)) == self._addresses
+            and list(map(_version, self._versioned)) == self._versions
+        ):
+            return WeightChange.NONE
+        return WeightChange.VALUES if self.observe()[0] == self._kinds else WeightChange.MODEL
+
+    def stats(self) -> dict[str, Any]:
+        """For `stats()`: who checks, and how many checks the native sweep left to Python."""
+        return {"native": self.native is True, "why_not": self.native if isinstance(self.native, str) else "", "left": self.swept}
+
+    def same_now(self) -> bool:
+        """Whether nothing at all changed since the snapshot (for captures that take a while)."""
+        return self.check() is WeightChange.NONE and [type(m) for m in self._modules] == self._classes

@@ -1,0 +1,251 @@
+"""Background work beside calls: one model's does not hold up another's, and calls hardly notice any of it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from torch import nn
+
+import hotfuse
+from hotfuse import Settings, api
+from hotfuse.base.faults import faults
+from hotfuse.compile.workers.background_priority import PATIENT_NS, PUNCTUAL_NS, RARER, SWITCH_S, BackgroundPriority
+from hotfuse.compile.workers.service import MOST_THREADS, Service
+from hotfuse.pipeline import compile_tier1
+from hotfuse.runtime.tierup import race as racing
+from hotfuse.session import serving
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(60)
+
+
+@pytest.fixture
+def own() -> Generator[Service]:
+    made = Service()
+    yield made
+    made.stop(60)
+
+
+def test_a_long_job_of_one_model_holds_up_no_other(own: Service) -> None:
+    go, done = threading.Event(), threading.Event()
+    own.submit(lambda: assert_set(go), "one")
+    own.submit(done.set, "another")
+    assert done.wait(120), "it waited for the other model's job"
+    go.set()
+
+
+def test_jobs_of_one_model_run_in_order_and_one_at_a_time(own: Service) -> None:
+    ran: list[int] = []
+    inside = threading.Lock()
+    done = threading.Event()
+
+    def job(n: int) -> None:
+        assert inside.acquire(blocking=False), "two jobs of a model at once"
+        ran.append(n)
+        inside.release()
+        if n == 19:
+            done.set()
+
+    for n in range(20):
+        own.submit(lambda n=n: job(n), "one")
+    assert done.wait(60) and ran == list(range(20))
+
+
+def test_more_models_than_threads_are_all_served(own: Service) -> None:
+    go = threading.Event()
+    count = 3 * MOST_THREADS
+    done = threading.Semaphore(0)
+    most: list[int] = []
+
+    def job() -> None:
+        most.append(sum(t.name == "hotfuse-service" for t in threading.enumerate()))
+        go.wait(60)
+        done.release()
+
+    before = sum(t.name == "hotfuse-service" for t in threading.enumerate())
+    for n in range(count):
+        own.submit(job, n)
+    go.set()
+    assert all(done.acquire(timeout=120) for _ in range(count))
+    assert max(most) <= before + MOST_THREADS
+
+
+def test_a_job_that_raises_is_counted_and_the_next_one_runs(own: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: printed.append(args.exc_value))
+    done = threading.Event()
+
+    def bad() -> None:
+        raise ValueError("its own fault")
+
+    own.submit(bad, "one")
+    own.submit(done.set, "one")
+    assert done.wait(120) and not printed
+    assert faults.counts() == {"a background job: ValueError: its own fault": 1}
+
+
+def test_jobs_take_short_turns_and_settings_come_back(own: Service) -> None:
+    before, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    seen: list[tuple[float, int]] = []
+    done = threading.Event()
+
+    def job() -> None:
+        seen.append((sys.getswitchinterval(), gc.get_threshold()[2]))
+        done.set()
+
+    assert before > SWITCH_S
+    own.submit(job, "one")
+    assert done.wait(120)
+    own.stop(60)
+    assert seen == [(pytest.approx(SWITCH_S), RARER * thresholds[2])]
+    assert sys.getswitchinterval() == pytest.approx(before) and gc.get_threshold() == thresholds
+
+
+def _in_a_thread(answer: Callable[[], object]) -> object:
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(answer()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere timers are what they are")
+def test_threads_that_serve_are_woken_on_time_and_those_beside_are_not() -> None:
+    prctl, get, put = ctypes.CDLL(None).prctl, 30, 29
+    model = nn.Linear(4, 4).eval()
+
+    def served(before: int) -> int:
+        prctl(put, before)
+        model_served(torch.ones(2, 4))
+        return prctl(get, 0)
+
+    def beside() -> int:
+        own, seen, done = Service(), list[int](), threading.Event()
+
+        def job() -> None:
+            seen.append(prctl(get, 0))
+            done.set()
+
+        own.submit(job, "one")
+        assert done.wait(120)
+        own.stop(60)
+        return seen[0]
+
+    with torch.no_grad(), hotfuse.jit(model, settings=Settings(capture="off", record=False)) as model_served:
+        assert _in_a_thread(lambda: served(50_000)) == PUNCTUAL_NS
+        assert _in_a_thread(lambda: served(7_000)) == 7_000  # somebody chose that
+    assert _in_a_thread(beside) == PATIENT_NS
+
+
+def test_what_serving_needs_is_imported_before_anything_serves() -> None:
+    """An import beside calls holds the interpreter lock from them."""
+    code = """
+import sys, torch, hotfuse
+hotfuse.jit(torch.nn.Linear(4, 4).eval(), settings=hotfuse.Settings(capture="off"))
+needed = {f"hotfuse.{m}" for m in ("compile.fetch", "compile.run.runs", "backends.llvm.runs.enter", "native.guard")}
+missing = needed - set(sys.modules)
+assert not missing, missing
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_what_somebody_else_sets_meanwhile_stays() -> None:
+    before, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    try:
+        with BackgroundPriority()():
+            sys.setswitchinterval(0.003)
+            gc.set_threshold(500, 5, 7)
+        assert sys.getswitchinterval() == pytest.approx(0.003) and gc.get_threshold() == (500, 5, 7)
+    finally:
+        sys.setswitchinterval(before)
+        gc.set_threshold(*thresholds)
+
+
+def test_the_last_of_several_jobs_puts_settings_back() -> None:
+    before, background_priority = sys.getswitchinterval(), BackgroundPriority()
+    with background_priority():
+        with background_priority():
+            pass
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    assert sys.getswitchinterval() == pytest.approx(before)
+
+
+def test_sizes_that_differ_before_the_worker_is_ready_need_one_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call alone would be captured for its very sizes, and the second one again."""
+    ready = threading.Event()
+    monkeypatch.setattr(api.TorchModel, "prepare", lambda self: ready.wait(60))
+    model = nn.Linear(4, 4).eval()
+    with torch.no_grad(), hotfuse.jit(model, settings=Settings(tiers=0, record=False)) as fast:
+        fast(torch.ones(3, 4))
+        fast(torch.ones(5, 4))
+        ready.set()
+        assert fast.wait(120)
+        assert torch.equal(fast(torch.ones(7, 4)), model(torch.ones(7, 4)))
+        assert fast.stats()["captures"] == 1 and fast.stats()["graph_calls"] == 1, str(fast.explain(full=True))
+
+
+def test_two_races_do_not_measure_each_other() -> None:
+    running: list[int] = []
+
+    def plan() -> None:
+        running.append(1)
+        assert len(running) == 1
+        running.pop()
+
+    def one() -> None:
+        racing.race(plan, plan, (), 0.01)
+
+    threads = [threading.Thread(target=one) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert not running
+
+
+def test_a_plan_that_is_let_go_of_needs_no_collection() -> None:
+    """Full collections are rare beside jobs, and a plan holds packed weights: it must go with its last reference."""
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32)).eval(), torch.randn(3, 32)
+    settings = Settings(capture="inline", tiers=0, record=False)
+    with torch.no_grad(), hotfuse.jit(model, settings=settings) as fast:
+        fast(x)
+        (entry,) = [e for site in fast._engine.sites.values() for e in site.entries]
+        plan = compile_tier1(entry.baseline.graph, entry.weights, [x], settings)
+        assert plan.runs and torch.allclose(plan.run(x)[0], model(x), rtol=1e-4, atol=1e-5)
+        gone = [weakref.ref(run) for run in plan.runs]
+        gc.disable()
+        try:
+            del plan
+            assert all(ref() is None for ref in gone)
+        finally:
+            gc.enable()
+
+
+def test_a_session_has_its_worker_ready_before_the_first_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    ready = threading.Event()
+
+    def ask(header: dict[str, str], _blobs: object, _settings: Settings) -> None:
+        asked.append(header["kind"])
+        ready.set()
+
+    monkeypatch.setattr(serving, "ask", ask)
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [value], [out])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    hotfuse.InferenceSession(str(path), settings=Settings(record=False)).close()
+    assert ready.wait(120) and asked == ["ready"]
