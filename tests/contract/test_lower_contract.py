@@ -14,6 +14,7 @@ from hotfuse.ir.dims import Dim, expr, sym
 from hotfuse.ir.graph import Graph, Value, output_values, sources
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType, TensorType
+from hotfuse.lower import lower
 from hotfuse.lower.common import pack
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.errors import CannotLower
@@ -436,3 +437,12 @@ def test_native_groups(target: CpuTarget, epilogue: str, batch: str, n: int, k: 
 def test_native_siblings(target: CpuTarget) -> None:
     check(GATED.replace("{n}", "37"), core_of(target), {"s0": 9}, 12, target)
     check(SIBLINGS, core_of(target), {"s0": 9}, 12, target)
+
+
+def test_rows_that_are_put_together_of_pieces_are_refused_in_words() -> None:
+    """Mamba multiplies what a concatenation gave: a product's loops cannot stop between two pieces."""
+    source = """graph g(%a: f32[3, 1, 24], %b: f32[3, 4, 24]) { param %w: f32[16, 24] = "w"
+      %c: f32[3, 5, 24] = aten.cat.default([%a, %b], 1) %d: f32[3, 5, 24] = aten.mul.Tensor(%c, 2)
+      %y: f32[3, 5, 16] = aten.linear.default(%d, %w) return %y }"""
+    with pytest.raises(CannotLower, match="put together of pieces"):
+        lower(parse(source), CORES["avx2"])

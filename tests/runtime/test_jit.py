@@ -562,3 +562,42 @@ def test_what_goes_wrong_in_learning_costs_no_plan(monkeypatch: pytest.MonkeyPat
     assert in_graph(fast) == before + 200
     assert fast.stats()["events"]["learning_faults"] > 0
     assert "no room for a sample" in str(fast.explain(full=True))
+
+
+class Dropping(nn.Module):
+    """Layers that might be dropped while training: the number is drawn all the same, as in wav2vec2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            chance = torch.rand([])
+            if not self.training or chance > 0.5:
+                x = torch.tanh(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_random_numbers_that_nobody_reads_are_drawn(grad: bool) -> None:
+    model, x = Dropping().eval(), torch.randn(4, 8)
+    fast = hotfuse.jit(model, settings=INLINE)
+    with torch.set_grad_enabled(grad):
+        for _ in range(6):
+            fast(x)
+        assert fast.stats()["graph_calls"] >= 4, str(fast.explain(full=True))
+        found: list[torch.Tensor] = []
+        for f in (model, fast):
+            torch.manual_seed(7)
+            y = f(x)
+            if grad:
+                y.sum().backward()
+            found.append(torch.rand(3))
+        assert torch.equal(*found), "the generator is where the model leaves it"
+        torch.testing.assert_close(fast(x), model(x))
+    fast.train()
+    torch.manual_seed(1)
+    want = [model(x) for _ in range(6)]
+    torch.manual_seed(1)
+    torch.testing.assert_close([fast(x) for _ in range(6)], want)

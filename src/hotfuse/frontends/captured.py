@@ -34,6 +34,16 @@ class CallSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadDraw:
+    """Random numbers that a call draws from the default generator and does not use, as layers that might be dropped do."""
+
+    op: str
+    """`rand` or `randn`."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
 class Captured:
     """A captured graph, with where each of its params comes from."""
 
@@ -50,6 +60,8 @@ class Captured:
     """Inputs that the model writes in place; their new contents are the graph's last outputs, in this order."""
     returned: tuple[tuple[int, int], ...] = ()
     """Outputs that are such an input itself: (output, input)."""
+    draws: tuple[DeadDraw, ...] = ()
+    """Random numbers that the model draws and nobody reads: the generator moves on all the same."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.events import Why
 from hotfuse.frontends import functional
+from hotfuse.frontends.captured import DeadDraw
 from hotfuse.frontends.functional import Cell, Storage, ViewStep
 from hotfuse.frontends.leaf import ControlLeaf, Leaf
 from hotfuse.frontends.varlen import packed_for_varlen
@@ -58,16 +59,20 @@ class Converted:
     """Inputs that the program writes in place; what they hold then are the last outputs."""
     returned: tuple[tuple[int, int], ...] = ()
     """Outputs that are such an input itself: (output, input)."""
+    draws: tuple[DeadDraw, ...] = ()
+    """Random numbers that nobody reads."""
 
 
 def to_graph(
     gm: fx.GraphModule, roles: Sequence[PlaceholderRole], *, name: str = "main", strip_prefix: str = "", writable: bool = False
 ) -> Converted:
-    """Convert; `roles` says for each placeholder, in order, what it stands for, `writable` that inputs may be written."""
+    """Convert; `roles` says for each placeholder, in order, what it stands for, `writable` that inputs may be written
+    and the random generator may move on: whoever serves the graph sees to both behind a call.
+    """
     packed_for_varlen(gm)
     c = _Converter(name, strip_prefix, writable)
     graph = c.convert(gm, roles)
-    return Converted(graph, c.constants, c.written, c.returned)
+    return Converted(graph, c.constants, c.written, c.returned, tuple(c.draws))
 
 
 _SKIP_DIRS = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent), "torch/", "<")
@@ -116,6 +121,7 @@ class _Converter:
         self._writable = writable
         self.written: tuple[int, ...] = ()
         self.returned: tuple[tuple[int, int], ...] = ()
+        self.draws: list[DeadDraw] = []
 
     # --- the graph -------------------------------------------------------------------------------
 
@@ -239,6 +245,9 @@ class _Converter:
         args = tuple(self._read(a) for a in node.args)
         attrs = tuple((k, self._read(a)) for k, a in sorted(node.kwargs.items()))
         if draws_random(str(op), args, dict(attrs)):
+            if self._writable and not node.users and (draw := _dead_draw(op, node)) is not None:
+                self.draws.append(draw)
+                return None
             raise CaptureError(f"the model draws random numbers with {op}", why=Why.RANDOM, hint="call model.eval()")
         if op is torch.ops.aten.batch_norm.default and node.args[5] and node.args[3] is not None:
             raise CaptureError("batch_norm updates its running statistics", why=Why.STATEFUL, hint="call model.eval()")
@@ -404,6 +413,18 @@ def _mutates(gm: fx.GraphModule) -> bool:
     modules = [m for m in gm.modules() if isinstance(m, fx.GraphModule)]
     targets = (n.target for m in modules for n in m.graph.nodes if n.op == "call_function")
     return any(isinstance(t, torch._ops.OpOverload) and t._schema.is_mutable for t in targets)
+
+
+def _dead_draw(op: Any, node: fx.Node) -> DeadDraw | None:
+    """A draw from the default generator that a server can repeat; None for others."""
+    val = node.meta.get("val")
+    if op not in _DRAWS or not isinstance(val, torch.Tensor) or val.device.type != "cpu":
+        return None
+    sizes = tuple(val.shape)
+    return DeadDraw(_DRAWS[op], sizes, val.dtype) if all(type(s) is int for s in sizes) else None
+
+
+_DRAWS = {torch.ops.aten.rand.default: "rand", torch.ops.aten.randn.default: "randn"}
 
 
 def _may_alias(op: Any) -> bool:

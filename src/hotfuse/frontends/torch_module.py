@@ -131,6 +131,7 @@ def capture(
         bool(asked),
         written=done.written,
         returned=done.returned,
+        draws=done.draws,
     )
 
 

@@ -8,6 +8,7 @@ from hotfuse.analysis.attention import PACKED, written
 from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.lower.common.effort import limited
 from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.index import Refine
 from hotfuse.lower.common.lowered import BufferArgument, BufferRole, Lowered
 from hotfuse.lower.common.products import is_contraction
 from hotfuse.lower.common.recognize_gelu import recognized
@@ -31,8 +32,13 @@ from hotfuse.ops.table import packet
 
 def lower(graph: Graph, core: Core) -> Lowered:
     """The kernel of a closed group; raises CannotLower with the reason where there is none."""
-    with limited():
-        lowered = _lowered(recognized(graph), core)
+    try:
+        with limited():
+            lowered = _lowered(recognized(graph), core)
+    except Refine as e:  # kernels around a product, a convolution or a scan have loops of their own
+        raise CannotLower(
+            "an operand is put together of pieces, and the loops of this kernel cannot stop between two of them"
+        ) from e
     there = {v.name for v in sources(graph)}
     for a in lowered.arguments:
         if isinstance(a, BufferArgument) and a.role is BufferRole.INPUT and a.value not in there:

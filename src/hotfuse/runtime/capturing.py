@@ -163,7 +163,7 @@ class Capturer:
             result = self._model.call(*args, **kwargs)
             outputs = watched.after(result).leaves
             link = self._gradients.seen(site.spec, outputs, leaves, now)
-            if link.places and effects is not None:  # its backward pass would have to see what the call saw
+            if link.places and effects is not None and effects.changes_arguments:  # its backward pass would have to see them
                 link = replace(link, kept="the call changes its arguments")
             if effects is not None:
                 written = watched.written(inputs)

@@ -9,6 +9,7 @@ lock: what is kept of a signature is exchanged by one reference store.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,12 +53,16 @@ def snapshot(t: torch.Tensor) -> torch.Tensor:
     return t.as_strided((span,), (1,)).clone().as_strided(t.shape, t.stride())
 
 
+_seeds = itertools.count()
+
+
 def made_up(t: torch.Tensor) -> torch.Tensor:
-    """Another tensor of the same type: noise, or small integers."""
+    """Another tensor of the same type: noise, or small integers; the program's own generator stays where it is."""
     other = snapshot(t)
+    rng = torch.Generator(t.device).manual_seed(next(_seeds))
     if t.is_floating_point():
-        return other.normal_()
-    return other.random_(0, 2) if t.dtype is not torch.bool and not t.is_complex() else torch.zeros_like(other)
+        return other.normal_(generator=rng)
+    return other.random_(0, 2, generator=rng) if t.dtype is not torch.bool and not t.is_complex() else torch.zeros_like(other)
 
 
 class CallSamples:

@@ -14,7 +14,7 @@ import torch
 
 from hotfuse.base.state import changes_nothing, contents, finish, take_after
 from hotfuse.base.structure import Spec, Taken, take_call
-from hotfuse.frontends.captured import Captured
+from hotfuse.frontends.captured import Captured, DeadDraw
 from hotfuse.runtime.samples import snapshot
 
 
@@ -28,6 +28,13 @@ class Effects:
     """Tensors of the call that it writes to; what they hold then is behind the other results, in this order."""
     returned: tuple[tuple[int, int], ...] = ()
     """Results that are such a tensor itself: (result, tensor)."""
+    draws: tuple[DeadDraw, ...] = ()
+    """Random numbers that the model draws and nobody reads: behind the call the generator is where it would be."""
+
+    @property
+    def changes_arguments(self) -> bool:
+        """Whether a call changes anything of what it was given."""
+        return bool(self.written) or not changes_nothing(self.spec)
 
     def fits(self, leaves: Sequence[torch.Tensor]) -> bool:
         """Whether a call's tensors are as captured: what is written shares no memory with the others."""
@@ -49,14 +56,19 @@ class Effects:
         result = finish(self.spec, results, holders)
         for i, new in zip(self.written, outs[behind:], strict=True):
             leaves[i].copy_(new)
+        for draw in self.draws:
+            _DRAW[draw.op](draw.shape, dtype=draw.dtype)
         return result
 
 
 def effects_of(spec: Spec, captured: Captured) -> Effects | None:
-    """None where a call changes nothing and gives nothing of what it was given."""
-    if changes_nothing(spec) and not captured.written:
+    """None where a call changes nothing, draws nothing and gives nothing of what it was given."""
+    if changes_nothing(spec) and not captured.written and not captured.draws:
         return None
-    return Effects(spec, captured.written, captured.returned)
+    return Effects(spec, captured.written, captured.returned, captured.draws)
+
+
+_DRAW = {"rand": torch.rand, "randn": torch.randn}
 
 
 class Before:

@@ -371,7 +371,9 @@ def _differentiated(
     with torch.enable_grad():
         again = [_again(t, create, closed) if need else t.detach() for t, need in zip(leaves, needs, strict=True)]
         args, kwargs = unflatten(link.spec, again)
+        drawn = torch.get_rng_state()
         results = flatten(link.own(*args, **kwargs), numbers=True)[0]
+        torch.set_rng_state(drawn)  # in eager a backward pass does not move the generator
     ends = [(results[i], g) for i, g in zip(link.places, gradients, strict=True) if g is not None and results[i].requires_grad]
     sources = [t for t, need in zip(again, needs, strict=True) if need]
     if not ends or not (sources or parameters):

@@ -1,0 +1,195 @@
+"""Families of `transformers`, one tiny model of each with random weights: what people serve, and what `generate` is asked for.
+
+A row names the class, how its configuration differs from the default one, what a call gets, and whether it generates. Nothing is
+downloaded. `benchmarks.programs` serves all of them; the tests serve some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Feed = dict[str, torch.Tensor]
+MakeFeed = Callable[[int], Feed]
+"""Inputs of a call; the number is its length where that may vary."""
+VOCABULARY = 99
+WIDTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One row."""
+
+    name: str
+    model: str
+    options: dict[str, Any]
+    feed: MakeFeed
+    generates: bool = False
+
+    def build(self) -> Any:
+        """The model, in inference mode, the same weights every time."""
+        import transformers
+
+        cls = getattr(transformers, self.model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return cls(cls.config_class(**self.options)).eval()
+
+
+def tokens(mask: bool = True, batch: int = 2, **more: tuple[int, ...]) -> MakeFeed:
+    """Token ids, none of them special, a mask of ones, and further ids by name."""
+
+    def make(length: int) -> Feed:
+        found = {"input_ids": torch.randint(5, VOCABULARY - 5, (batch, length))}
+        if mask:
+            found["attention_mask"] = torch.ones(batch, length, dtype=torch.int64)
+        return found | {name: torch.randint(5, VOCABULARY - 5, shape) for name, shape in more.items()}
+
+    return make
+
+
+def numbers(**shapes: tuple[int, ...]) -> MakeFeed:
+    """Normal numbers by name."""
+    return lambda _length: {name: torch.randn(*shape) for name, shape in shapes.items()}
+
+
+def joined(*makers: MakeFeed) -> MakeFeed:
+    """Several kinds in one call."""
+    return lambda length: {name: t for make in makers for name, t in make(length).items()}
+
+
+def _text(**more: Any) -> dict[str, Any]:
+    """Most encoders and decoders name their sizes like this."""
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "intermediate_size": 64, "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
+    return sizes | more
+
+
+def _decoder(**more: Any) -> dict[str, Any]:
+    return _text(num_key_value_heads=2, bos_token_id=1, eos_token_id=2) | more
+
+
+def _pair(**more: Any) -> dict[str, Any]:
+    """An encoder and a decoder, as BART names them."""
+    sides = {f"{side}_{name}": n for side in ("encoder", "decoder")
+             for name, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 64))}  # fmt: skip
+    return sides | {"vocab_size": VOCABULARY, "d_model": WIDTH, "max_position_embeddings": 64, "pad_token_id": 0,
+                    "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "forced_eos_token_id": None} | more  # fmt: skip
+
+
+def _t5(**more: Any) -> dict[str, Any]:
+    return {"vocab_size": VOCABULARY, "d_model": WIDTH, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4,
+            "decoder_start_token_id": 0} | more  # fmt: skip
+
+
+def _picture(**more: Any) -> dict[str, Any]:
+    return {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "image_size": 32,
+            "patch_size": 8} | more  # fmt: skip
+
+
+def _sound(**more: Any) -> dict[str, Any]:
+    """Convolutions over samples, then an encoder, as wav2vec2 names them."""
+    return {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "conv_dim": [16] * 3,
+            "conv_stride": [5, 2, 2], "conv_kernel": [10, 3, 3], "num_conv_pos_embeddings": 8,
+            "num_conv_pos_embedding_groups": 2, "vocab_size": 32} | more  # fmt: skip
+
+
+def _gpt(**more: Any) -> dict[str, Any]:
+    return {"vocab_size": VOCABULARY, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1,
+            "eos_token_id": 2, "pad_token_id": 0} | more  # fmt: skip
+
+
+_IDS, _PLAIN, _BOTH = tokens(), tokens(mask=False), tokens(decoder_input_ids=(2, 5))
+_PIXELS, _SAMPLES = numbers(pixel_values=(1, 3, 32, 32)), numbers(input_values=(1, 800))
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+FAMILIES: tuple[Family, ...] = (
+    # --- encoders of text
+    Family("bert", "BertModel", _text(), _IDS),
+    Family("roberta", "RobertaModel", _text(max_position_embeddings=80, pad_token_id=1), _IDS),
+    Family("distilbert", "DistilBertModel", {"vocab_size": VOCABULARY, "dim": WIDTH, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}, _IDS),
+    Family("albert", "AlbertModel", _text(embedding_size=16), _IDS),
+    Family("electra", "ElectraModel", _text(embedding_size=16), _IDS),
+    Family("deberta-v2", "DebertaV2Model", _text(relative_attention=True, pos_att_type=["p2c", "c2p"]), _IDS),
+    Family("mpnet", "MPNetModel", _text(), _IDS),
+    Family("camembert", "CamembertModel", _text(pad_token_id=1), _IDS),
+    Family("xlm-roberta", "XLMRobertaModel", _text(pad_token_id=1), _IDS),
+    Family("modernbert", "ModernBertModel", _text(local_attention=8), _IDS),
+    Family("nomic-bert", "NomicBertModel", _text(), _IDS),
+    Family("roformer", "RoFormerModel", _text(embedding_size=WIDTH), _IDS),
+    Family("convbert", "ConvBertModel", _text(embedding_size=16), _IDS),
+    Family("squeezebert", "SqueezeBertModel", _text(embedding_size=WIDTH), _IDS),
+    Family("mobilebert", "MobileBertModel", _text(embedding_size=16, intra_bottleneck_size=16, true_hidden_size=16), _IDS),
+    Family("fnet", "FNetModel", _text(), _PLAIN),
+    Family("esm", "EsmModel", _text(mask_token_id=4), _IDS),
+    Family("rembert", "RemBertModel", _text(input_embedding_size=16, output_embedding_size=16), _IDS),
+    Family("ernie", "ErnieModel", _text(), _IDS),
+    Family("layoutlm", "LayoutLMModel", _text(), _IDS),
+    # --- decoders
+    Family("gpt2", "GPT2LMHeadModel", _gpt(), _IDS, True),
+    Family("gpt-neo", "GPTNeoForCausalLM", {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 64, "window_size": 8, "bos_token_id": 1, "eos_token_id": 2}, _IDS, True),
+    Family("gpt-neox", "GPTNeoXForCausalLM", _text(bos_token_id=1, eos_token_id=2), _IDS, True),
+    Family("gptj", "GPTJForCausalLM", _gpt(rotary_dim=4), _IDS, True),
+    Family("codegen", "CodeGenForCausalLM", _gpt(rotary_dim=4), _IDS, True),
+    Family("gpt-bigcode", "GPTBigCodeForCausalLM", _gpt(), _IDS, True),
+    Family("bloom", "BloomForCausalLM", {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "n_layer": 2, "n_head": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}, _IDS, True),
+    Family("opt", "OPTForCausalLM", _text(ffn_dim=64, word_embed_proj_dim=WIDTH, bos_token_id=1, eos_token_id=2), _IDS, True),
+    Family("falcon", "FalconForCausalLM", _text(new_decoder_architecture=False, bos_token_id=1, eos_token_id=2), _IDS, True),
+    Family("mpt", "MptForCausalLM", {"vocab_size": VOCABULARY, "d_model": WIDTH, "n_layers": 2, "n_heads": 4, "max_seq_len": 64}, _IDS, True),
+    Family("llama", "LlamaForCausalLM", _decoder(), _IDS, True),
+    Family("mistral", "MistralForCausalLM", _decoder(sliding_window=8), _IDS, True),
+    Family("qwen2", "Qwen2ForCausalLM", _decoder(), _IDS, True),
+    Family("qwen3", "Qwen3ForCausalLM", _decoder(head_dim=8), _IDS, True),
+    Family("gemma", "GemmaForCausalLM", _decoder(head_dim=8), _IDS, True),
+    Family("gemma2", "Gemma2ForCausalLM", _decoder(head_dim=8, sliding_window=8), _IDS, True),
+    Family("gemma3", "Gemma3ForCausalLM", _decoder(head_dim=8, sliding_window=8), _IDS, True),
+    Family("phi", "PhiForCausalLM", _decoder(), _IDS, True),
+    Family("phi3", "Phi3ForCausalLM", _decoder(), _IDS, True),
+    Family("stablelm", "StableLmForCausalLM", _decoder(), _IDS, True),
+    Family("starcoder2", "Starcoder2ForCausalLM", _decoder(), _IDS, True),
+    Family("olmo2", "Olmo2ForCausalLM", _decoder(), _IDS, True),
+    Family("cohere", "CohereForCausalLM", _decoder(), _IDS, True),
+    Family("granite", "GraniteForCausalLM", _decoder(), _IDS, True),
+    Family("smollm3", "SmolLM3ForCausalLM", _decoder(), _IDS, True),
+    Family("mixtral", "MixtralForCausalLM", _decoder(num_local_experts=4), _IDS, True),
+    Family("qwen2-moe", "Qwen2MoeForCausalLM", _decoder(shared_expert_intermediate_size=32, **_MOE), _IDS, True),
+    Family("qwen3-moe", "Qwen3MoeForCausalLM", _decoder(head_dim=8, **_MOE), _IDS, True),
+    Family("mamba", "MambaForCausalLM", _text(state_size=4, bos_token_id=1, eos_token_id=2), _PLAIN, True),
+    Family("mamba2", "Mamba2ForCausalLM", _text(state_size=4, num_heads=8, head_dim=8, n_groups=1, chunk_size=8, bos_token_id=1, eos_token_id=2), _PLAIN, True),
+    Family("rwkv", "RwkvForCausalLM", _text(context_length=64, attention_hidden_size=WIDTH), _PLAIN),
+    # --- encoders and decoders
+    Family("t5", "T5ForConditionalGeneration", _t5(), _BOTH, True),
+    Family("mt5", "MT5ForConditionalGeneration", _t5(), _BOTH, True),
+    Family("umt5", "UMT5ForConditionalGeneration", _t5(), _BOTH, True),
+    Family("bart", "BartForConditionalGeneration", _pair(), _BOTH, True),
+    Family("mbart", "MBartForConditionalGeneration", _pair(), _BOTH, True),
+    Family("pegasus", "PegasusForConditionalGeneration", _pair(), _BOTH, True),
+    Family("marian", "MarianMTModel", _pair(), _BOTH, True),
+    Family("m2m-100", "M2M100ForConditionalGeneration", _pair(), _BOTH, True),
+    Family("blenderbot", "BlenderbotForConditionalGeneration", _pair(), _BOTH, True),
+    # --- pictures
+    Family("vit", "ViTForImageClassification", _picture(), _PIXELS),
+    Family("deit", "DeiTForImageClassification", _picture(), _PIXELS),
+    Family("beit", "BeitForImageClassification", _picture(), _PIXELS),
+    Family("swin", "SwinForImageClassification", {"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4}, _PIXELS),
+    Family("convnext", "ConvNextForImageClassification", {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}, _PIXELS),
+    Family("resnet", "ResNetForImageClassification", {"embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}, _PIXELS),
+    Family("dinov2", "Dinov2Model", _picture(), _PIXELS),
+    Family("siglip-vision", "SiglipVisionModel", _picture(), _PIXELS),
+    Family("segformer", "SegformerForSemanticSegmentation", {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "decoder_hidden_size": 16}, _PIXELS),
+    Family("yolos", "YolosForObjectDetection", _picture(image_size=[32, 32], num_detection_tokens=5), _PIXELS),
+    Family("dpt", "DPTForDepthEstimation", _picture(num_hidden_layers=4, backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8, 8, 16, 16], fusion_hidden_size=8), _PIXELS),
+    # --- sound
+    Family("wav2vec2", "Wav2Vec2ForCTC", _sound(), _SAMPLES),
+    Family("hubert", "HubertModel", _sound(), _SAMPLES),
+    Family("wavlm", "WavLMModel", _sound(), _SAMPLES),
+    Family("data2vec-audio", "Data2VecAudioModel", _sound(conv_pos_kernel_size=5), _SAMPLES),
+    Family("whisper", "WhisperForConditionalGeneration", _pair(num_mel_bins=8, max_source_positions=16, max_target_positions=40, suppress_tokens=None, begin_suppress_tokens=None), joined(numbers(input_features=(1, 8, 32)), lambda _: {"decoder_input_ids": torch.randint(5, 90, (1, 5))}), True),
+    Family("ast", "ASTForAudioClassification", _picture(max_length=64, num_mel_bins=32), numbers(input_values=(1, 64, 32))),
+    # --- both at once, and series
+    Family("clip", "CLIPModel", {"text_config": _text(bos_token_id=1, eos_token_id=2), "vision_config": _picture(), "projection_dim": 16}, joined(_IDS, _PIXELS)),
+    Family("patchtst", "PatchTSTForPrediction", {"num_input_channels": 3, "context_length": 48, "prediction_length": 12, "d_model": WIDTH, "num_attention_heads": 4, "ffn_dim": 64, "num_hidden_layers": 2}, numbers(past_values=(2, 48, 3))),
+)  # fmt: skip
