@@ -15,7 +15,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 KEEP_BYTECODE := PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu lint soak fuzz bench bench-gpu clean
+.PHONY: help setup demo test test-all tests all-tests test-gpu lint soak fuzz bench bench-gpu clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -36,8 +36,17 @@ lint: $(STAMP) ## ruff, pyright (strict on src), import-linter
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
 
-test: $(STAMP) lint ## the linters, then every test
+test: $(STAMP) ## the linters and every test, side by side; kernels' cases on one level each, drawn from their names
+	@$(MAKE) --no-print-directory -j2 lint tests
+
+test-all: $(STAMP) ## the same, with every case on every level that this machine executes
+	@$(MAKE) --no-print-directory -j2 lint all-tests
+
+tests: $(STAMP)
 	$(ONE_THREAD) $(KEEP_BYTECODE) $(BIN)/python -m pytest -n 2 --dist loadgroup -q $(PYTEST_ARGS)
+
+all-tests: $(STAMP)
+	$(ONE_THREAD) $(KEEP_BYTECODE) $(BIN)/python -m pytest -n 2 --dist loadgroup -q --every-level $(PYTEST_ARGS)
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device; they say so elsewhere
 	$(BIN)/python -m pytest -q -m gpu tests/gpu $(PYTEST_ARGS)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests import process
+from tests.levels import one_level_each
 from tests.seeds import begin, shuffled
 
 NAME = pytest.StashKey[str]()
@@ -74,6 +75,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Every worker comes to the same order, whatever it runs of it; names are kept as they are before groups are added to them."""
     for item in items:
         item.stash[NAME] = item.nodeid
+    if not config.getoption("--every-level"):
+        drawn = one_level_each([named(item) for item in items])
+        config.hook.pytest_deselected(items=[item for item in items if named(item) not in drawn])
+        items[:] = [item for item in items if named(item) in drawn]
     if number := config.getoption("--shuffle"):
         places = shuffled(number, map(named, items))
         items.sort(key=lambda item: places[named(item)])
@@ -118,6 +123,7 @@ def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--every-level", action="store_true", help="every kernel's case on every level, not on a drawn one")
     parser.addoption("--update", action="store_true", help="write golden files anew instead of comparing with them")
     parser.addoption("--seed", type=int, default=0, help="random data of all tests follow from this number and the test's name")
     parser.addoption("--shuffle", type=int, default=0, help="order of files and of the tests in them; 0: as they are written")

@@ -276,7 +276,20 @@ class VariantSearch:
                 kept[-1] = replace(kept[-1], last=i.last)
             else:
                 kept.append(i)
-        return kept
+        return self._without_gaps(kept, [v.name for v in variants])
+
+    def _without_gaps(self, intervals: Sequence[Interval], names: Sequence[str]) -> list[Interval]:
+        """Intervals without those of the kernel for any size that lie inside one variant and lost to it wherever measured."""
+        made, n = list(intervals), 1
+        while n + 1 < len(made):
+            before, gap, after = made[n - 1 : n + 2]
+            rows = [times for size, times in self.times.items() if gap.first <= size <= (gap.last or 0)]
+            lost = all(times.get(names[before.variant], math.inf) < times[names[gap.variant]] for times in rows)
+            if before.variant == after.variant and names[gap.variant] == ANY_SIZE and rows and lost:
+                made[n - 1 : n + 2] = [replace(before, last=after.last)]
+            else:
+                n += 1
+        return made
 
 
 def _ends(intervals: Sequence[Interval]) -> tuple[int, ...]:
