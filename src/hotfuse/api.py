@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -232,6 +234,16 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
     }
 
 
+def with_artifacts(settings: Settings, artifacts: str | os.PathLike[str] | None) -> Settings:
+    """The settings with a bundle that a caller named; one that is not there is the caller's error, one not believed is told."""
+    if artifacts is None:
+        return settings
+    path = Path(artifacts).expanduser()
+    if not path.is_file():
+        raise InputError(f"there is no bundle at {path}", hint="hotfuse build makes one")
+    return settings.with_(artifacts=str(path.resolve()))
+
+
 def _released(engine: Engine) -> dict[str, int]:
     """Bytes of weights that plans have copies of: given back to the system, and what of them was read again since."""
     released = engine.plans.released
@@ -241,12 +253,13 @@ def _released(engine: Engine) -> dict[str, int]:
 def jit(
     model: Callable[..., Any] | ExportedProgram, *, objective: Objective = "latency", exact: bool = True,
     profiles: str | None = None, threads: int | None = None, precision: Precision = "fp32", weights: Weights = "watched",
-    settings: Settings | None = None,
+    artifacts: str | os.PathLike[str] | None = None, settings: Settings | None = None,
 ) -> Jit:
     """Serve a module, a function or an exported program: its own code at first, captured graphs as soon as they are proven.
 
     `precision="bf16"` lets products round their operands, which no default does (`Settings.precision`);
     `weights` says how writes to weights are noticed that torch does not show (`Settings.weights`);
+    `artifacts` is a bundle that `hotfuse build` made: its plans are proven on the first calls and serve, without a compile;
     `threads` bounds torch's threads during a call; `settings` replaces what the environment says.
     """
     export = sys.modules.get("torch.export.exported_program")  # whose import takes a second
@@ -270,7 +283,7 @@ def jit(
     defaults = {"objective": "latency", "exact": True, "threads": None, "profiles": None, "precision": "fp32",
                 "weights": "watched"}
     changes = {name: value for name, value in asked.items() if value != defaults[name]}
-    chosen = base.with_(**changes)
+    chosen = with_artifacts(base.with_(**changes), artifacts)
     if chosen.weights == "checked" and chosen.release_weights:
         raise InputError("weights='checked' reads all weights in every call, and release_weights gives their memory back",
                          hint="one of the two")

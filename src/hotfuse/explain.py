@@ -285,6 +285,8 @@ def _cache(found: dict[str, Any]) -> list[str]:
         return [f"cache: {found['state']}"]
     said = [f"{found[k]} {k.replace('_', ' ')}" for k in COUNTED if found[k]]
     lines = [f"cache: {', '.join(said) or 'not asked so far'}"]
+    lines += [f"  bundle {b['path']}: {b['entries']} entries, made on {b.get('host')} at {b.get('at')} for {b.get('target')}"
+              for b in found["bundles"]]
     lines += [f"  {n} {k}" for k, n in found["reasons"].items()]
     unnamed = [f"  captures are not kept: {found['unnamed']}"] if found["unnamed"] else []
     return lines + [f"  {t}" for t in found["told"]] + unnamed

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.backends.llvm.runs.enter import unavailable
+from hotfuse.backends.llvm.runs.enter import give_back_arenas, unavailable
 from hotfuse.compile.unit import units
 from hotfuse.compile.variants import trial
 from hotfuse.ir.dims import Dim, evaluate, expr, sym
@@ -361,3 +361,38 @@ def test_only_kernels_that_visit_each_element_once_write_in_place() -> None:
         given, made = (next(b.name for b in kernel.buffers if b.kind.value == kind) for kind in ("input", "output"))
         found[fn] = may_overwrite(kernel, given, made)
     assert found[pointwise] and not found[shifted] and not found[normed]
+
+
+def test_arenas_are_given_back_and_made_again() -> None:
+    inputs = [torch.randn(64, 16), torch.randn(64, 16)]
+    native, _ = plans(webbed, inputs)
+    want = native.run(*inputs)
+    assert native.counters()["arena_bytes_kept"] > 0
+    assert give_back_arenas() > 0
+    assert native.counters()["arena_bytes_kept"] == 0
+    for got, ref in zip(native.run(*inputs), want, strict=True):
+        assert torch.equal(got, ref)
+    assert native.counters()["arena_bytes_kept"] > 0
+
+
+def test_arenas_may_go_while_calls_are_in_them() -> None:
+    inputs = [torch.randn(64, 16), torch.randn(64, 16)]
+    native, _ = plans(webbed, inputs)
+    want = native.run(*inputs)[0]
+    wrong, stop = list[int](), threading.Event()
+
+    def call() -> None:
+        with torch.no_grad():
+            while not stop.is_set():
+                if not torch.equal(native.run(*inputs)[0], want):
+                    wrong.append(1)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for _ in range(300):
+        give_back_arenas()
+    stop.set()
+    for t in threads:
+        t.join()
+    assert not wrong

@@ -18,6 +18,7 @@ import hotfuse.runtime.engine as engine_module
 import hotfuse.runtime.serve.dispatch as dispatch_module
 import hotfuse.runtime.tierup.improve as improve_module
 import hotfuse.runtime.tierup.judge as judge_module
+import hotfuse.runtime.tierup.tier2 as tier2_module
 import hotfuse.runtime.tierup.tiers as tiers_module
 from hotfuse.analysis.call_facts import Aligned, AllEqual, Dense, Fact, Facts, Plain, Sized, Typed
 from hotfuse.analysis.decision import decide
@@ -40,6 +41,7 @@ from hotfuse.runtime.tierup.proof import Proof, prove
 from hotfuse.runtime.tierup.race import Trial
 from tests.contract.test_native_guards import basics
 from tests.mechanisms.table import Row, World, replaced, setting
+from tests.padded import PaddedEncoder, batch
 from tests.runtime.live import SETTINGS as LIVE
 from tests.runtime.live import Live
 from tests.runtime.test_bets import Branchy
@@ -155,6 +157,18 @@ def rows_left_out(world: World) -> float:
             fast(x)
         fast._engine.call_sampler._shared.analyzer.flush(120)
     found = first(fast._engine).plan.counters().get("calls_skipping_rows", 0)
+    fast.close()
+    return found
+
+
+def packed_calls(world: World) -> float:
+    """Calls of which padded rows were not computed."""
+    race_says(world.patch, True)
+    world.patch.setattr(tier2_module, "paying_share", lambda *_a: 0.9)
+    fast: Any = hotfuse.jit(PaddedEncoder().eval(), settings=world.settings())
+    for _ in range(30):
+        fast(*batch(3, 16))
+    found = first(fast._engine).plan.counters().get("packed_calls", 0)
     fast.close()
     return found
 
@@ -313,6 +327,7 @@ ROWS: tuple[Row, ...] = (
     row("a branch that goes one way becomes straight-line code", bets, replaced(improve_module, "PREDICTABLE", 2.0)),
     row("a mask that hides nothing goes", unmasked, replaced(Improver, "_consider_masks", lambda *_a: False)),
     row("rows of zeros are left out", rows_left_out, replaced(Improver, "_consider_rows", lambda *_a: False)),
+    row("padded rows are not computed", packed_calls, setting(padding="keep")),
     guard("shape", turned_away((*basics(0, 2), Sized(0, 1, 4)), lambda: torch.ones(2, 5)), unchecked(Sized)),
     guard("dtype", turned_away((Plain(0), Typed(0, DType.F32)), lambda: torch.ones(2).double()), unchecked(Typed)),
     guard("stride", turned_away(basics(0, 2), lambda: torch.ones(4, 4)[:, ::2]), unchecked(Dense)),

@@ -119,3 +119,19 @@ print(os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"])
     env = {k: v for k, v in os.environ.items() if k != VARIABLE} | ({VARIABLE: said} if said else {})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
     assert done.stdout.strip() == (said or str(CAPACITY)), done.stderr
+
+
+def test_idle_frees_spares_and_trims_little_growth() -> None:
+    m = Machine()
+    t = m.trimmer()
+    t.after_work()
+    m.now += 100
+
+    def spare() -> int:
+        m.free += 6 * MB
+        return 6 * MB
+
+    t.spares(spare)
+    m.held += 6 * MB  # too little for a trim while calls are served
+    assert t.after_work() == 0
+    assert t.when_idle() == 6 * MB

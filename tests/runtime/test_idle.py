@@ -220,3 +220,21 @@ def test_a_model_that_rests_is_learned_for(tmp_path: Path, monkeypatch: pytest.M
     with Store.open(place) as store:
         kinds = {m.source for m in store.measurements()}
         assert ("calibrate" in kinds) is on and store.problems(), "workers write where the settings say"
+
+
+def test_memory_is_given_back_once_when_nobody_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle, "GIVE_BACK_S", 0.02)
+    calls, given = [0], list[int]()
+    own = Idle(
+        RequestContext("nowhere"), 0, Fake, lambda: 1.0, lambda: (calls[0], False), give_back=lambda: given.append(calls[0])
+    )
+    log = EventLog()
+    own.join(log)
+    try:
+        for n in (1, 2):  # others may use the machine as they like: only calls count
+            calls[0] = n
+            until(lambda n=n: given.count(n) == 1)
+        time.sleep(0.1)
+        assert given.count(1) <= 1 and given.count(2) == 1
+    finally:
+        own.end()

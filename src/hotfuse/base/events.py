@@ -60,6 +60,7 @@ class Why(StrEnum):
     REGRESSED = "it is slower than what it replaced"
     CIRCUMSTANCES = "threads, cores, their speed or the number of callers changed; decisions are open again"
     RARE = "calls of its kind have become rare"
+    NOT_PACKED = "padded rows cannot be left out, or there are too few"
     NO_ZERO_ROWS = "no rows of zeros worth leaving out were found"
     TOO_MUCH_MEMORY = "compiled plans took more memory than is allowed"
     DRIFT = "what flows through the graph changed"

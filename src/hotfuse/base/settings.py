@@ -18,6 +18,7 @@ Objective = Literal["latency", "energy", "memory"]
 Precision = Literal["fp32", "bf16"]
 CaptureMode = Literal["background", "inline", "off"]
 Workers = Literal["auto", "fork", "spawn"]
+Padding = Literal["exact", "ignore", "keep"]
 Weights = Literal["watched", "checked", "frozen"]
 
 
@@ -45,6 +46,9 @@ class Settings:
     partition_nodes: int = _code(256)  # type: ignore[assignment]
     """Most nodes in one partition at tier 0; keeps later re-planning cheap."""
 
+    padding: Padding = "exact"
+    """Batches with an attention mask: `exact` leaves padded rows out where no output shows them; `ignore` also where outputs do,
+    which may then be 0 at padded rows; `keep` computes every row."""
     tiers: int = 2
     """The highest tier to try: 0 stays on library kernels, 1 adds generated ones, 2 those that bet on what recurs."""
     hot_calls: int = 3
@@ -90,7 +94,7 @@ class Settings:
     """Most calls that are served after such a write before it is noticed."""
     weights_ms: float = 30_000.0
     """No call that begins so many milliseconds after such a write is served from copies made before it."""
-    sample_bytes: int = 16 << 20
+    sample_bytes: int = 4 << 20
     """Memory for inputs of real calls, kept to prove new plans on."""
     keep_inputs: bool = True
     """False: inputs are never kept; plans are proven on made-up ones of the same shapes."""
@@ -112,7 +116,12 @@ class Settings:
     cache_bytes: int = 1 << 30
     """Size of that folder; the least recently used entries leave first."""
     cache_key: str | None = None
-    """A file with a key that signs entries and is trusted beside the user's own, for machines that share a folder."""
+    """A file with a key that signs entries and is trusted beside the user's own: one that all machines of a fleet share, or the
+    private half of a pair."""
+    trusted_keys: str | None = None
+    """A public key, or a folder of them (`*.pub`): whose entries and bundles are believed beside those of the keys above."""
+    artifacts: str | None = None
+    """A bundle that `hotfuse build` made: what the cache has not is taken from there, and nothing is compiled that it holds."""
     debug: int = 0
     """What is printed to stderr as it happens, 0 to 7 (docs/debugging.md)."""
     perf_map: bool = False
@@ -150,6 +159,8 @@ _ENV = {
     "HOTFUSE_CACHE": "cache",
     "HOTFUSE_CACHE_BYTES": "cache_bytes",
     "HOTFUSE_CACHE_KEY": "cache_key",
+    "HOTFUSE_TRUSTED_KEYS": "trusted_keys",
+    "HOTFUSE_ARTIFACTS": "artifacts",
 }
 
 

@@ -16,12 +16,11 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-
-from hotfuse.machine.probe import usable_features
 
 SEEN = {
     "program": "it was made by another version of Hotfuse",
@@ -73,6 +72,14 @@ class Address:
                 return said
         return "it rests on something else"
 
+    def serves(self, basis: Mapping[str, str], usable: AbstractSet[str]) -> bool:
+        """Whether an entry on another basis is right here, if not the best: it differs in the sizes of calls at most, or was made
+        for a machine that executes less than this one."""
+        flexible = ("sizes", "machine")
+        same = {k: v for k, v in basis.items() if k not in flexible} == {k: v for k, v in self.basis.items() if k not in flexible}
+        there, here = basis.get("machine", "").split(), self.basis.get("machine", "").split()
+        return same and (there == here or (there[:1] == here[:1] and set(there[1:]) <= usable))
+
 
 @functools.cache
 def program() -> str:
@@ -99,7 +106,11 @@ def versions() -> Mapping[str, str]:
 
 
 @functools.cache
-def target() -> Mapping[str, str]:
-    """What machine code rests on besides: what makes it, and the features that it may use. Hints for tuning are not among them."""
-    features = " ".join(sorted(usable_features()))
-    return {"toolchain": f"llvmlite {_version('llvmlite')}", "machine": f"{platform.machine()} {features}"}
+def toolchain() -> str:
+    """What makes machine code."""
+    return f"llvmlite {_version('llvmlite')}"
+
+
+def machine_text(features: Iterable[str]) -> str:
+    """A machine as code rests on it: the features that code may use. Hints for tuning are not among them."""
+    return " ".join((platform.machine(), *sorted(features)))

@@ -4,25 +4,27 @@
     <root>/locks/ab12…   held while somebody makes it
     <root>/.new-…        one that is being written: it gets its name when it is whole
 
-A hit renews an entry's time, so the least recently used leaves first. Whatever goes wrong with the files is counted and told, and
-costs a compile, never an answer.
+A hit renews an entry's time, so the least recently used leaves first. What the directory has not, its layers may have: bundles that
+were made ahead. Whatever goes wrong with the files is counted and told, and costs a compile, never an answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hotfuse.cache.address import Address
+from hotfuse.cache.bundle import Bundle
 from hotfuse.cache.entry import EntryRefusal, Message, Refused, pack, unpack
 from hotfuse.cache.flight import flight
 from hotfuse.cache.keys import TrustedKeys
@@ -39,8 +41,8 @@ CHECK_EVERY = 16
 """Entries written between two looks at how large the folder is."""
 STALE_S = 3600.0
 """Unfinished files and locks older than this belong to nobody."""
-COUNTED = ("hits", "misses", "refused", "unreadable", "written", "not_written", "waited", "made_by_others", "evicted",
-           "bytes_read", "bytes_written")
+COUNTED = ("hits", "from_bundles", "misses", "refused", "unreadable", "written", "not_written", "waited", "made_by_others",
+           "evicted", "bytes_read", "bytes_written")
 TOLD = 16
 """Reasons kept for a reader."""
 
@@ -58,9 +60,12 @@ class CachedFile:
 class Folder:
     """Entries in a directory."""
 
-    root: Path
+    root: Path | None
+    """None: nothing is kept, and only the layers are read."""
     keys: TrustedKeys
     limit: int
+    layers: tuple[Bundle, ...] = ()
+    """Where entries are looked for that the directory has not."""
     counts: Counter[str] = field(default_factory=Counter[str])
     told: deque[str] = field(default_factory=lambda: deque[str](maxlen=TOLD))
     """Why entries were refused, not found or not written, the newest last."""
@@ -81,32 +86,72 @@ class Folder:
 
     def again(self, address: Address) -> Message | None:
         """The same after a miss that was counted."""
-        found = self._read(address.name) if self._path(address.name).exists() else None
+        found = self._read(address.name) if self.root is not None and self._path(address.name).exists() else None
         self._note("made_by_others", found is not None)
         return found
 
     def latest(self, address: Address) -> tuple[Message, str, Address] | None:
-        """The newest entry about the subject where only the sizes of calls differ, with the words for that, and where it is."""
-        head = self._read(address.head)
-        if head is None:
-            return None
-        basis = {str(k): str(v) for k, v in head[0].get("basis", {}).items()}
-        same = {k: v for k, v in basis.items() if k != "sizes"} == {k: v for k, v in address.basis.items() if k != "sizes"}
-        if not same or basis == address.basis:
-            return None
-        other = Address(address.kind, address.subject, basis)
-        found = self._read(other.name)
-        return None if found is None else (found, address.differs(basis), other)
+        """An entry about the subject that serves, though it was made for calls of other sizes or for a machine that executes less;
+        with the words for that, and where it is."""
+        for basis in self._near(address):
+            other = Address(address.kind, address.subject, basis)
+            if basis == address.basis or not address.serves(basis, usable_features()):
+                continue
+            if (found := self._read(other.name)) is not None:
+                return found, address.differs(basis), other
+        return None
+
+    def _near(self, address: Address) -> Iterator[Mapping[str, str]]:
+        """What entries about the subject may rest on, the nearest first."""
+        yield from ({**address.basis, "machine": m} for b in self.layers if (m := b.machine) != address.basis.get("machine"))
+        yield from (found for head in self._heads(address) if (found := _basis(head)))
+
+    def _heads(self, address: Address) -> Iterator[Message]:
+        """The notes about a subject: in the directory, then in each layer."""
+        for read in (self._local, *(functools.partial(self._layered, b) for b in self.layers)):
+            if (head := read(address.head)) is not None:
+                yield head
 
     def _because(self, address: Address) -> str:
-        head = self._read(address.head)
+        head = next(self._heads(address), None)
         if head is None:
             return "nothing like it was kept"
-        why = address.differs({str(k): str(v) for k, v in head[0].get("basis", {}).items()})
-        self._tell(f"{address.kind}: {why}")
+        why = address.differs(_basis(head))
+        self.tell(f"{address.kind}: {why}")
         return why
 
     def _read(self, name: str) -> Message | None:
+        if (found := self._local(name)) is not None:
+            return found
+        return next((f for b in self.layers if (f := self._layered(b, name)) is not None), None)
+
+    def _layered(self, layer: Bundle, name: str) -> Message | None:
+        """An entry of a bundle."""
+        try:
+            data = layer.read(name)
+            if data is None:
+                return None
+            found = unpack(data, name, self.keys, usable_features())
+        except Refused as e:
+            self.refuse(layer.about, e.why)
+            return None
+        except OSError as e:
+            self._note("unreadable")
+            self.tell(f"{layer.about} cannot be read: {e.strerror}")
+            return None
+        self._note("from_bundles")
+        self._note("bytes_read", len(data))
+        return found
+
+    def refuse(self, what: str, why: EntryRefusal) -> None:
+        """Count and tell that something was not believed."""
+        self._note("refused")
+        self._note(f"refused: {why.value}")
+        self.tell(f"{what} was refused: {why.value}")
+
+    def _local(self, name: str) -> Message | None:
+        if self.root is None:
+            return None
         path = self._path(name)
         try:
             with path.open("rb") as file:
@@ -115,14 +160,12 @@ class Folder:
         except OSError as e:
             if e.errno not in (errno.ENOENT, errno.ENOTDIR):
                 self._note("unreadable")
-                self._tell(f"an entry cannot be read: {e.strerror}")
+                self.tell(f"an entry cannot be read: {e.strerror}")
             return None
         try:
             found = unpack(data, name, self.keys, usable_features())
         except Refused as e:
-            self._note("refused")
-            self._note(f"refused: {e.why.value}")
-            self._tell(f"an entry was refused: {e.why.value}")
+            self.refuse("an entry", e.why)
             if e.why not in (
                 EntryRefusal.FOREIGN,
                 EntryRefusal.FEATURES,
@@ -151,7 +194,7 @@ class Folder:
         return kept
 
     def _write(self, name: str, data: bytes) -> bool:
-        if self.trouble or len(data) > min(MAX_ENTRY, self.limit):
+        if self.root is None or self.trouble or len(data) > min(MAX_ENTRY, self.limit):
             self._note("not_written")
             return False
         path = self._path(name)
@@ -168,7 +211,7 @@ class Folder:
         except OSError as e:
             self.trouble = f"entries cannot be written: {e.strerror}"
             self._note("not_written")
-            self._tell(self.trouble)
+            self.tell(self.trouble)
             return False
         self._note("written")
         self._note("bytes_written", len(data))
@@ -177,7 +220,7 @@ class Folder:
     @contextlib.contextmanager
     def making(self, address: Address, patience_s: float, stop: Callable[[], bool] = lambda: False) -> Generator[bool]:
         """While it is open, no other process makes this entry; False where that cannot be had."""
-        if self.trouble:
+        if self.root is None or self.trouble:
             yield False
             return
         begin = time.monotonic()
@@ -191,7 +234,7 @@ class Folder:
     def entries(self) -> list[CachedFile]:
         """All of them, the longest unused first."""
         found: list[CachedFile] = []
-        for path in self.root.glob(f"??/*{SUFFIX}"):
+        for path in () if self.root is None else self.root.glob(f"??/*{SUFFIX}"):
             with contextlib.suppress(OSError):
                 about = path.stat()
                 found.append(CachedFile(path.name.removesuffix(SUFFIX), about.st_size, about.st_mtime))
@@ -200,6 +243,8 @@ class Folder:
     def collect(self, limit: int | None = None) -> int:
         """Let the longest unused leave until the rest is well within the limit, and tidy up; the bytes that left."""
         limit = self.limit if limit is None else limit
+        if self.root is None:
+            return 0
         for path in (*self.root.glob(".new-*"), *self.root.glob(f"{LOCKS}/*")):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > STALE_S:
@@ -218,6 +263,10 @@ class Folder:
                 self._note("evicted")
         self._note("bytes_evicted", gone)
         return gone
+
+    def raw(self, name: str) -> bytes | None:
+        """An entry as it lies there, for a bundle; None where it would not be believed."""
+        return None if self.verify(name) else self._path(name).read_bytes()
 
     def verify(self, name: str) -> str:
         """Why an entry would be refused; empty if it holds. Nothing is counted, nothing deleted."""
@@ -240,12 +289,20 @@ class Folder:
         return {**found, "reasons": reasons, "told": list(self.told), "trouble": self.trouble}
 
     def _path(self, name: str) -> Path:
+        assert self.root is not None
         return self.root / name[:2] / f"{name}{SUFFIX}"
 
     def _note(self, what: str, by: int = 1) -> None:
         with self._lock:
             self.counts[what] += by
 
-    def _tell(self, what: str) -> None:
+    def tell(self, what: str) -> None:
+        """A reason for readers."""
         if what not in self.told:
             self.told.append(what)
+
+
+def _basis(head: Message) -> dict[str, str]:
+    """What a note says that an entry rests on."""
+    found = head[0].get("basis")
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from hotfuse.base.errors import InputError
 from hotfuse.base.settings import Settings
+from hotfuse.cache.bundle import open_bundle
+from hotfuse.cache.entry import Refused
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.keys import keys_for
 
@@ -16,7 +20,30 @@ OFF = "off"
 NAME = "code"
 IN_MEMORY = ":memory:"
 
-_folders: dict[tuple[str, str, str | None], Folder | str] = {}
+
+@dataclass(frozen=True, slots=True)
+class CachePlace:
+    """Everything that makes a folder, as settings say it; also for requests, which other processes answer."""
+
+    root: str | None
+    home: str
+    """Where the user's key is."""
+    key: str | None = None
+    limit: int = 1 << 30
+    trusted: str | None = None
+    artifacts: str | None = None
+
+    def to_json(self) -> list[str | int | None]:
+        """For a request."""
+        return list(astuple(self))
+
+    @classmethod
+    def from_json(cls, data: Sequence[Any]) -> CachePlace:
+        """The reverse."""
+        return cls(*data)
+
+
+_folders: dict[CachePlace, Folder | str] = {}
 _lock = threading.Lock()
 
 
@@ -27,29 +54,29 @@ def root_of(settings: Settings) -> Path | None:
     return Path(settings.cache).expanduser() if settings.cache else settings.cache_dir.expanduser() / NAME
 
 
+def where(settings: Settings) -> CachePlace | None:
+    """The folder of these settings; None where nothing is kept and nothing was made ahead. Tools and tests that do everything in
+    the call have none: what they ask for they want done."""
+    root = root_of(settings)
+    if settings.capture != "background" or (root is None and settings.artifacts is None):
+        return None
+    return _place(root, settings)
+
+
+def _place(root: Path | None, settings: Settings) -> CachePlace:
+    return CachePlace(
+        None if root is None else str(root), str(settings.cache_dir.expanduser()), settings.cache_key, settings.cache_bytes,
+        settings.trusted_keys, settings.artifacts,
+    )  # fmt: skip
+
+
 def folder_of(settings: Settings) -> Folder | None:
-    """The folder of these settings; None where nothing is kept, or no key is to be had. Tools and tests that do everything in the
-    call have none: what they ask for they want done."""
-    root = root_of(settings)
-    if root is None or settings.capture != "background":
-        return None
-    found = opened(root, settings)
-    return found if isinstance(found, Folder) else None
+    """The folder of these settings; None where nothing is kept, or no key is to be had."""
+    place = where(settings)
+    return None if place is None else folder_at(place)
 
 
-Where = tuple[str, str, str | None, int]
-"""A folder for another process: where it is, where the user's key is, the shared key, and the size."""
-
-
-def where(settings: Settings) -> Where | None:
-    """The folder of these settings for a request; None where nothing is kept."""
-    root = root_of(settings)
-    if root is None or settings.capture != "background":
-        return None
-    return str(root), str(settings.cache_dir.expanduser()), settings.cache_key, settings.cache_bytes
-
-
-def folder_at(place: Where) -> Folder | None:
+def folder_at(place: CachePlace) -> Folder | None:
     """The folder that a request names; None where no key is to be had."""
     found = _opened(place)
     return found if isinstance(found, Folder) else None
@@ -57,30 +84,46 @@ def folder_at(place: Where) -> Folder | None:
 
 def opened(root: Path, settings: Settings) -> Folder | str:
     """The folder at a place, or why there is none."""
-    return _opened((str(root), str(settings.cache_dir.expanduser()), settings.cache_key, settings.cache_bytes))
+    return _opened(_place(root, settings))
 
 
-def _opened(place: Where) -> Folder | str:
-    root, home, shared, limit = place
-    key = (root, home, shared)
+def _opened(place: CachePlace) -> Folder | str:
     with _lock:
-        if key not in _folders:
+        if place not in _folders:
             try:
-                _folders[key] = Folder(Path(root), keys_for(Path(home), shared), limit)
+                _folders[place] = _made(place)
             except InputError as e:
-                _folders[key] = f"{e.what}: {e.because}"
+                _folders[place] = f"{e.what}: {e.because}"
             except OSError as e:
-                _folders[key] = f"no key could be made: {e.strerror}"
-        return _folders[key]
+                _folders[place] = f"no key could be made: {e.strerror}"
+        return _folders[place]
+
+
+def _made(place: CachePlace) -> Folder:
+    """A folder with its bundles; one that is not believed is counted and told, and the folder does without it."""
+    keys = keys_for(Path(place.home), place.key, place.trusted)
+    folder = Folder(None if place.root is None else Path(place.root), keys, place.limit)
+    if place.artifacts is not None:
+        path = Path(place.artifacts).expanduser()
+        try:
+            folder.layers = (open_bundle(path, keys),)
+        except Refused as e:
+            folder.refuse(f"the bundle {path.name}", e.why)
+        except OSError as e:
+            folder.tell(f"the bundle {path.name} cannot be read: {e.strerror}")
+    return folder
 
 
 def cache_stats(settings: Settings) -> dict[str, Any]:
     """Counters of the place that the settings name, and why nothing is kept where that is so."""
-    root = root_of(settings)
-    if root is None or settings.capture != "background":
+    place = where(settings)
+    if place is None:
         return {"state": "switched off by the settings"}
-    found = opened(root, settings)
-    return {"state": found} if isinstance(found, str) else {"state": "on", "place": str(root), **found.stats()}
+    found = _opened(place)
+    if isinstance(found, str):
+        return {"state": found}
+    bundles = [{"path": str(b.path), "entries": len(b.index), **b.made} for b in found.layers]
+    return {"state": "on", "place": str(found.root or ""), "bundles": bundles, **found.stats()}
 
 
 def forget() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from hotfuse.cli import bench, cache, calibrate, db, doctor, explain, hpm, run, show
+from hotfuse.cli import bench, build, cache, calibrate, db, doctor, explain, hpm, run, show
 
 app = typer.Typer(
     name="hotfuse",
@@ -19,7 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for _command in (run.run, explain.explain, show.show, bench.bench, doctor.doctor, calibrate.calibrate, hpm.hpm, cache.keys):
+for _command in (
+    run.run, explain.explain, show.show, bench.bench, build.build, doctor.doctor, calibrate.calibrate, hpm.hpm, cache.keys,
+):  # fmt: skip
     app.command()(_command)
 app.add_typer(db.db, name="db")
 app.add_typer(cache.cache, name="cache")

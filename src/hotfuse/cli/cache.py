@@ -14,7 +14,10 @@ from hotfuse.base.settings import from_env
 from hotfuse.cli.output import print_json, reports_errors, rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hotfuse.cache.folder import Folder
+    from hotfuse.cache.keys import Verifier
 
 cache = typer.Typer(help="The cache of captured graphs and object code: what it holds, whether it is believed, its size.",
                     no_args_is_help=True)  # fmt: skip
@@ -91,24 +94,25 @@ def gc(
 @reports_errors
 def keys(
     make: Annotated[Path | None, typer.Option("--make", help="Make a key in this file, for machines that share a cache.")] = None,
+    pair: Annotated[Path | None, typer.Option("--make-pair", help="Make a key pair: this file signs, FILE.pub believes.")] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """The keys that sign entries and are believed: where they are and what they are called, never what they are."""
-    from hotfuse.cache.keys import USER_KEY, make_key, read_key
+    from hotfuse.cache.keys import USER_KEY, make_key, make_pair, public_files, read_key, read_public
 
     settings = from_env()
-    if make is not None and make.exists():
-        raise InputError(f"{make} exists", hint="another name: a key is never replaced")
-    places = [("made", make)] if make is not None else [
-        *([("shared", Path(settings.cache_key).expanduser())] if settings.cache_key else []),
-        ("own", settings.cache_dir.expanduser() / USER_KEY),
-    ]  # fmt: skip
-    found: list[dict[str, str]] = []
-    for kind, path in places:
-        if kind == "own" and not path.exists():
-            continue
-        key = make_key(path) if kind == "made" else read_key(path)
-        found.append({"kind": kind, "name": key.name, "path": str(path)})
+    wanted = make or pair
+    if wanted is not None and wanted.exists():
+        raise InputError(f"{wanted} exists", hint="another name: a key is never replaced")
+    places: list[tuple[str, Path, Callable[[Path], Verifier]]] = []
+    if wanted is not None:
+        places.append(("made", wanted, make_key if make is not None else make_pair))
+    else:
+        places += [("shared", Path(settings.cache_key).expanduser(), read_key)] if settings.cache_key else []
+        own = settings.cache_dir.expanduser() / USER_KEY
+        places += [("own", own, read_key)] if own.exists() else []
+        places += [("trusted", path, read_public) for path in public_files(settings.trusted_keys)]
+    found = [{"kind": kind, "name": read(path).name, "path": str(path)} for kind, path, read in places]
     if as_json:
         print_json(found)
     else:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings
-from hotfuse.cache.address import Address, digest, target, versions
+from hotfuse.cache.address import Address, digest, machine_text, toolchain, versions
 from hotfuse.cache.folder import Folder
 from hotfuse.compile import request_context
 from hotfuse.compile.workers.wire import Message
@@ -31,10 +31,15 @@ def never() -> bool:
     return False
 
 
+def target() -> dict[str, str]:
+    """What machine code rests on besides versions: what makes it, and the features that it may use."""
+    return {"toolchain": toolchain(), "machine": machine_text(code_features())}
+
+
 def code_basis(settings: Settings, threads: int, sizes: Mapping[str, int]) -> dict[str, str]:
     """What compiled code rests on."""
-    return {**versions(), **target(), "threads": str(threads), "options": repr(settings.code_key()),
-            "sizes": repr(sorted(sizes.items()))}
+    options = [(k, v) for k, v in settings.code_key() if k != "threads"]  # as many as there are, however they were asked for
+    return {**versions(), **target(), "threads": str(threads), "options": repr(options), "sizes": repr(sorted(sizes.items()))}
 
 
 def code_features() -> Sequence[str]:

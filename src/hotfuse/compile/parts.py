@@ -20,6 +20,8 @@ from hotfuse.lower.common.codec import from_json
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, StrideArgument
 from hotfuse.lower.run.description import InputSpec, OutputSpec, RunCode, SizeSpec, word_from_json
 from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
+from hotfuse.tile.stored import StoredKernel, StoredKernels, header
+from hotfuse.tile.text import show as show_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,21 @@ def kernel_from_json(data: dict[str, Any], code: bytes) -> KernelCode:
     about = f"{lowered.kernel.name}{by}: {said}{data['kernel_us']:.1f} us in the worker, the library {data['library_us']:.1f} us"
     more = [str(m) for m in (data.get("kinds") or None, variants, Skips.from_json(data.get("skips"))) if m is not None]
     return KernelCode(lowered, code, "; ".join([about, *more]), variants, us, again)
+
+
+def at_rest(kernel: KernelCode) -> KernelCode:
+    """A kernel that is linked: what calling it needs, without its statements, its text and its object code."""
+    lowered = replace(kernel.lowered, kernel=header(kernel.lowered.kernel))
+    return replace(kernel, lowered=lowered, code=b"", said=None)
+
+
+def stored(kernels: Sequence[KernelCode]) -> StoredKernels:
+    """The tile kernels by number, at rest."""
+
+    def text(k: KernelCode) -> str:
+        return show_kernel(k.lowered.kernel) if k.said is None else str(k.said["kernel"])
+
+    return StoredKernels({i: StoredKernel.of(k.lowered.kernel.name, text(k)) for i, k in enumerate(kernels)})
 
 
 def renamed(lowered: Lowered, piece: Graph) -> Lowered:

@@ -17,7 +17,7 @@ from typing import Any
 
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.cache.folder import Folder
-from hotfuse.cache.place import Where, folder_at, where
+from hotfuse.cache.place import CachePlace, folder_at, where
 from hotfuse.profile.place import location
 
 EVERY = "*"
@@ -31,12 +31,12 @@ class RequestContext:
 
     path: str
     record: bool = True
-    cache: Where | None = None
+    cache: CachePlace | None = None
     """Where object code and verdicts are kept, if they are."""
 
     def header(self) -> dict[str, Any]:
         """For a request."""
-        return {"profiles": self.path, "record": self.record, "cache": self.cache}
+        return {"profiles": self.path, "record": self.record, "cache": self.cache and self.cache.to_json()}
 
 
 _current: ContextVar[RequestContext | None] = ContextVar("place", default=None)
@@ -59,7 +59,7 @@ def current() -> RequestContext:
 def used_by(header: Mapping[str, Any]) -> Generator[None]:
     """While a request is answered, its store is the current one."""
     path, cache = header.get("profiles"), header.get("cache")
-    kept = None if cache is None else (str(cache[0]), str(cache[1]), cache[2], int(cache[3]))
+    kept = None if cache is None else CachePlace.from_json(cache)
     token = _current.set(RequestContext(str(path), bool(header.get("record")), kept) if path else None)
     asked = _only.set(tuple(str(s) for s in header.get("strategies", ())))
     about = _focus.set(str(header.get("focus", "")))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -22,6 +23,9 @@ from hotfuse.machine.features import RETURNS, Feature, known_features
 
 _TRIAL = Path(__file__).with_name("trial.py")
 _SECONDS = 120
+LIMIT = "HOTFUSE_FEATURES"
+"""Features that this process and its workers may use, between blanks, where code is made for a machine that executes less.
+Only fewer can be asked for; set before anything is compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,5 +109,7 @@ def features() -> tuple[Probed, ...]:
 
 
 def usable_features() -> frozenset[str]:
-    """The names of the features code may be compiled for."""
-    return frozenset(p.name for p in features() if p.usable)
+    """The names of the features code may be compiled for: those that execute, or of them what this process was limited to."""
+    found = frozenset(p.name for p in features() if p.usable)
+    allowed = os.environ.get(LIMIT)
+    return found if allowed is None else found & set(allowed.split())

@@ -85,6 +85,12 @@ def level(name: str, usable: AbstractSet[str], tune: str = "") -> CpuTarget:
     return CpuTarget(_X86, "x86-64", features, _BYTES[name], name, tune)
 
 
+def level_features(name: str) -> tuple[str, ...] | None:
+    """What every machine of a level executes, and half-precision conversions, which all of them have had since AVX2; None where
+    there is no such level."""
+    return (*_NEEDS[name], *(f for f in _OPTIONAL[name] if f == "f16c")) if name in _NEEDS else None
+
+
 def cross_neon() -> CpuTarget:
     """AArch64 with its baseline vectors, for compiling on another machine."""
     return level("neon", {"neon"})

@@ -26,6 +26,19 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
+class StoredMachine:
+    """A machine that the store knows."""
+
+    id: int
+    name: str
+    """A digest of both parts of its fingerprint, as people name it."""
+    identity: Mapping[str, str]
+    tuning: Mapping[str, str]
+    peaks: Mapping[str, Any] | None
+    seen_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """One kernel's time on one machine."""
 

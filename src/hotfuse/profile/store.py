@@ -32,6 +32,7 @@ from hotfuse.profile.rows import (
     Measurement,
     PartitionProfile,
     StoredDecision,
+    StoredMachine,
     numbers_from_text,
     numbers_to_text,
     object_from_text,
@@ -100,6 +101,16 @@ class Store(LearnedTables):
             return new_key(c.execute(insert(t).values(**values, **changes)))
 
         return self.database.write(work)
+
+    def machines(self) -> list[StoredMachine]:
+        """All that are known, the most recently seen first."""
+
+        def one(r: Row[Any]) -> StoredMachine:
+            peaks = None if r.peaks is None else object_from_text(r.peaks)
+            identity, tuning = ({str(k): str(v) for k, v in object_from_text(t).items()} for t in (r.identity, r.tuning))
+            return StoredMachine(int(r.id), f"{r.identity_key[:8]}-{r.tuning_key[:8]}", identity, tuning, peaks, float(r.seen_at))
+
+        return self.rows_of("machines", select(s.machines).order_by(s.machines.c.seen_at.desc()), one)
 
     def peaks(self, machine: int) -> dict[str, Any] | None:
         """What was measured of a machine's limits, if anything was."""

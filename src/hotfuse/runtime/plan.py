@@ -15,7 +15,7 @@ from hotfuse.ir.subgraph import extract
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.partition.cut import CutReason, Partition, Partitioning
 from hotfuse.runtime.zero_rows import Sides
-from hotfuse.tile.program import Kernel
+from hotfuse.tile.stored import StoredKernels
 
 if TYPE_CHECKING:
     from hotfuse.backends.llvm.runs.enter import NativeRun
@@ -78,7 +78,7 @@ class Plan:
     """Its native runs, those in branches too."""
     counters: Callable[[], dict[str, int]] = dict[str, int]
     """What the plan counts while it serves: calls that left native code, arenas."""
-    kernels: Mapping[int, Kernel] = field(default_factory=dict[int, Kernel])
+    kernels: StoredKernels = field(default_factory=lambda: StoredKernels({}))
     """The tile kernels of its native runs, by number."""
     attempt: str = ""
     """What trying for it is called, where that is not its tier."""

@@ -17,7 +17,7 @@ from typing import Any, Self, cast
 
 import torch
 
-from hotfuse.api import engine_stats
+from hotfuse.api import engine_stats, with_artifacts
 from hotfuse.base.errors import HotfuseError, InputError, ModelError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings, from_env
@@ -61,7 +61,7 @@ class InferenceSession:
     def __init__(self, path_or_bytes: Source, sess_options: SessionOptions | Any | None = None,
                  providers: Sequence[eps.Provider] | None = None,
                  provider_options: Sequence[dict[Any, Any]] | None = None, *,
-                 settings: Settings | None = None, **kwargs: Any) -> None:
+                 settings: Settings | None = None, artifacts: str | os.PathLike[str] | None = None, **kwargs: Any) -> None:
         if not isinstance(path_or_bytes, (str, os.PathLike, bytes)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise WrongCall(f"Unable to load from type '{type(path_or_bytes)}'", hint="a path, or the file's bytes")
         options = SessionOptions() if sess_options is None else adopted(sess_options)
@@ -69,6 +69,7 @@ class InferenceSession:
             check_severity(options.log_severity_level)
         settings = from_env() if settings is None else settings
         settings = settings.with_(threads=options.threads or settings.threads, debug=max(options.debug, settings.debug))
+        settings = with_artifacts(settings, artifacts)
         self._options = options
         self._settings = settings
         self._events = EventLog(settings.max_events, settings.debug)

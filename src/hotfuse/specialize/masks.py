@@ -13,22 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
+from hotfuse.analysis.uniform import evaluated, number_of
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, map_values, output_values, values_in
-from hotfuse.ir.types import TensorType
 from hotfuse.ir.verify import verify
-from hotfuse.ops.table import Access, is_mutating, is_random, lookup, packet, resolve
-from hotfuse.ops.torch_args import to_torch
-from hotfuse.ops.torch_dtypes import torch_dtype
+from hotfuse.ops.table import is_mutating, is_random, packet
 
-_SPREAD = frozenset(f"aten.{n}" for n in (
-    "unsqueeze", "expand", "view", "reshape", "_unsafe_view", "slice", "select", "permute", "transpose", "t", "squeeze", "alias",
-    "clone", "contiguous", "expand_as", "repeat", "flatten", "broadcast_to", "detach",
-))  # fmt: skip
-"""Ops that give elements of their first operand."""
 _SDPA = "aten.scaled_dot_product_attention"
 
 
@@ -38,11 +30,11 @@ def all_alike(graph: Graph, name: str, number: float | bool) -> Graph | None:
     same: dict[str, Arg] = {}
     nodes: list[Node] = []
     given = next(v for v in graph.inputs if v.name == name)
-    known[name] = _number(given, number)
+    known[name] = number_of(given, number)
     saved = 0
     for node in graph.nodes:
         n = map_node(node, same) if same else node
-        if (found := _evaluated(n, known)) is not None:
+        if (found := evaluated(n, known)) is not None:
             known[n.outs[0].name] = found
         elif (by := _decided(n, known)) is not None:
             same[n.outs[0].name] = by
@@ -55,41 +47,7 @@ def all_alike(graph: Graph, name: str, number: float | bool) -> Graph | None:
     if not saved:
         return None
     outputs = tuple(map_values(o, same) for o in graph.outputs)
-    return verify(_needed(replace(graph, name=f"{graph.name}.unmasked", nodes=tuple(nodes), outputs=outputs)))
-
-
-def _number(v: Value, number: Any) -> torch.Tensor:
-    assert isinstance(v.type, TensorType)
-    return torch.full((), number, dtype=torch_dtype(v.type.dtype))
-
-
-def _evaluated(node: Node, known: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """What all elements of a node's result are, where its operands tell."""
-    if node.kind is not Kind.OPERATOR or len(node.outs) != 1 or is_random(node.op) or is_mutating(node.op):
-        return None
-    out = node.outs[0]
-    tensors = [v for v in node.ins if isinstance(v.type, TensorType)]
-    if not isinstance(out.type, TensorType) or not tensors or any(v.name not in known for v in tensors):
-        return None
-    if packet(node.op) in _SPREAD:
-        return known[tensors[0].name]
-    if lookup(node.op).access is not Access.POINTWISE or len(tensors) != len(node.ins):
-        return None
-    run = resolve(node.op)
-    value: dict[str, Any] = {v.name: known[v.name] for v in tensors}
-    try:
-        made = run(*[_filled(a, value) for a in node.args], **{k: _filled(a, value) for k, a in node.attrs})
-    except (RuntimeError, TypeError, ValueError):  # an op of which one number says nothing: it stays
-        return None
-    if not isinstance(made, torch.Tensor) or made.dtype is not torch_dtype(out.type.dtype) or made.numel() != 1:
-        return None
-    return made.reshape(())
-
-
-def _filled(arg: Arg, value: Mapping[str, Any]) -> Any:
-    if isinstance(arg, Value):
-        return value[arg.name]
-    return [_filled(a, value) for a in arg] if isinstance(arg, tuple) else to_torch(arg)
+    return verify(without_unread(replace(graph, name=f"{graph.name}.unmasked", nodes=tuple(nodes), outputs=outputs)))
 
 
 def _decided(node: Node, known: Mapping[str, torch.Tensor]) -> Value | None:
@@ -130,7 +88,7 @@ def _attended(node: Node, known: Mapping[str, torch.Tensor]) -> Node | None:
     return replace(node, args=args, attrs=tuple((k, a) for k, a in node.attrs if k != "attn_mask"))
 
 
-def _needed(graph: Graph) -> Graph:
+def without_unread(graph: Graph) -> Graph:
     """Without what nobody reads any more."""
     live = {v.name for v in output_values(graph)}
     nodes: list[Node] = []

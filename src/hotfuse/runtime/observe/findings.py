@@ -153,11 +153,12 @@ def _header(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int], th
 
 def _balance(plan: Plan, index: int, env: Mapping[str, int], threads: int) -> float:
     """How evenly the iterations of a kernel's outermost parallel loop go round among threads: derived, as nobody times threads."""
-    kernel = next((k for k in plan.kernels.values() if plan.artifacts[index].source.startswith(f"{k.name}:")), None)
-    if threads < 2 or kernel is None:
+    source = plan.artifacts[index].source
+    number = next((n for n, name in plan.kernels.names().items() if source.startswith(f"{name}:")), None)
+    if threads < 2 or number is None:
         return 1.0
     try:
-        n = parallel_iterations(kernel, env)
+        n = parallel_iterations(plan.kernels[number], env)
     except (KeyError, HotfuseError):  # sizes of the kernel's own
         return 1.0
     return 1.0 if n < 2 else n / threads / math.ceil(n / threads)

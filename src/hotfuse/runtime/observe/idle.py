@@ -28,9 +28,12 @@ from hotfuse.compile.workers import service, wire
 from hotfuse.compile.workers.process import Worker
 from hotfuse.compile.workers.scheduler import Load, LoadMeter
 from hotfuse.machine.cores import unbind
+from hotfuse.machine.heap import heap
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.tally import calls_everywhere
 
+GIVE_BACK_S = 5.0
+"""Without a call for so long, memory that only makes the next calls faster is given back (`machine.heap`)."""
 AFTER_S = 20.0
 """Quiet for so long before a worker is started: it takes 200 MB, which a pause between requests is not worth."""
 QUIET_S = 0.25
@@ -108,10 +111,11 @@ class Idle:
         load: Load | None = None,
         used: Callable[[], tuple[int, bool]] = wanted,
         clock: Callable[[], float] = time.monotonic,
+        give_back: Callable[[], object] = heap.when_idle,
     ) -> None:
         self.place, self.told = place, IdleReport()
         self._memory, self._start, self._used, self._clock = memory, start, used, clock
-        self._load = load
+        self._load, self._give_back = load, give_back
         self._logs: weakref.WeakSet[EventLog] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._watch: threading.Thread | None = None
@@ -157,6 +161,7 @@ class Idle:
     def _run(self) -> None:
         load = self._load or LoadMeter()
         calls, last, looked, busy = -1, self._clock(), self._clock(), 0.0
+        called, given = last, True
         while not self._ending.wait(TICK_S if self._worker is not None else REST_S):
             with self._lock:
                 if not self._logs:
@@ -166,6 +171,11 @@ class Idle:
             count, inside = self._used()
             if now - looked >= LOAD_S:
                 busy, looked = load(), now
+            if count != calls or inside:
+                called, given = now, False
+            elif not given and now - called >= GIVE_BACK_S:
+                self._give_back()
+                given = True
             if count != calls or inside or busy > BUSY:
                 calls, last = count, now
             self._step(now, now - last)

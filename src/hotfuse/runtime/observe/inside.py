@@ -20,7 +20,7 @@ from hotfuse.runtime.observe.points import Point
 from hotfuse.runtime.plan import Plan
 from hotfuse.tile.instrument import FLOATS, ranges
 from hotfuse.tile.probe import DTYPES
-from hotfuse.tile.program import Kernel
+from hotfuse.tile.stored import StoredKernels
 
 if TYPE_CHECKING:
     from hotfuse.backends.llvm.runs.abi import NativeKernel
@@ -57,11 +57,11 @@ class RunProbes:
         self.uncounted = 0
         """Values that kernels did not store element by element, so that what they counted tells nothing; once a look."""
 
-    def wants(self, samples: int) -> dict[int, Kernel]:
+    def wants(self, samples: int) -> StoredKernels:
         """The kernels that would have to count, by number; none before there were samples enough."""
         if samples < COUNT_AFTER:
-            return {}
-        return {n: self._plan.kernels[n] for n in self._kernels if n in self._plan.kernels}
+            return StoredKernels({})
+        return self._plan.kernels.only(self._kernels)
 
     def count_with(self, kernels: Mapping[int, NativeKernel]) -> None:
         """Counting kernels there are now; some sampled calls enter them from here on."""

@@ -25,7 +25,7 @@ from hotfuse.runtime.observe.partition_cost import UNKNOWN, known, partition_cos
 from hotfuse.runtime.observe.points import choose
 from hotfuse.runtime.observe.wrapped import Wrapped
 from hotfuse.runtime.plan import Plan
-from hotfuse.tile.program import Kernel
+from hotfuse.tile.stored import StoredKernels
 
 if TYPE_CHECKING:
     from hotfuse.backends.llvm.runs.abi import NativeKernel
@@ -145,9 +145,9 @@ class InstrumentedPlan:
 
     # --- what it is to be given, in the background -----------------------------------------------
 
-    def wants(self) -> dict[int, Kernel]:
+    def wants(self) -> StoredKernels:
         """The kernels that would have to count, by number: asked once there were samples enough to make it worth the compile."""
-        return {} if self.asked else self._inside.wants(self._taken)
+        return StoredKernels({}) if self.asked else self._inside.wants(self._taken)
 
     def count_with(self, kernels: Mapping[int, NativeKernel]) -> None:
         """Counting kernels there are now; some sampled calls enter them from here on."""

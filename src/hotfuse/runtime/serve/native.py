@@ -27,7 +27,7 @@ from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.fetch import load
-from hotfuse.compile.parts import KernelCode, RunBody, RunParts, renamed
+from hotfuse.compile.parts import KernelCode, RunBody, RunParts, at_rest, renamed, stored
 from hotfuse.compile.variants.variant_table import LIBRARY, VariantTable
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph, Value, output_values
@@ -82,10 +82,10 @@ def assembled(
 
     `named`: tell profilers what its code is.
     """
-    shared = _SharedBody(parts.kernels, [load(k) for k in parts.kernels], Constants(weights), weights)
+    shared = _SharedBody([at_rest(k) for k in parts.kernels], [load(k) for k in parts.kernels], Constants(weights), weights)
     plan = _body(parts.body, shared)
     if named:
-        _name(shared)
+        _name(shared, parts.kernels)
     runs = (*shared.runs, *shared.spare)
     memory = PlanMemory(sum(_arena(r.code, sizes) for r in shared.runs), shared.constants.bytes, eager_peak(graph, sizes))
 
@@ -107,7 +107,7 @@ def assembled(
     return replace(plan, memory=memory, counters=counters, notes=parts.notes, runs=runs, unread=frozenset(weights) - read,
                    live=frozenset(read - shared.constants.copied),
                    switches=tuple(shared.switches), sides=sides,
-                   kernels={i: k.lowered.kernel for i, k in enumerate(parts.kernels)})  # fmt: skip
+                   kernels=stored(parts.kernels))  # fmt: skip
 
 
 def _team_counts(runs: Sequence[NativeRun]) -> dict[str, int]:
@@ -123,9 +123,9 @@ def _team_counts(runs: Sequence[NativeRun]) -> dict[str, int]:
     return counts
 
 
-def _name(shared: _SharedBody) -> None:
+def _name(shared: _SharedBody, kernels: Sequence[KernelCode]) -> None:
     """Say for profilers which ops of the model each kernel and each run computes."""
-    for number, (kernel, loaded) in enumerate(zip(shared.kernels, shared.loaded, strict=True)):
+    for number, (kernel, loaded) in enumerate(zip(kernels, shared.loaded, strict=True)):
         pieces = shared.uses.get(number, [])
         ops = "+".join(dict.fromkeys(packet(n.op).removeprefix("aten.") for p in pieces[:1] for n in p.nodes))
         where = list(dict.fromkeys(str(n.loc) for p in pieces for n in p.nodes if str(n.loc)))

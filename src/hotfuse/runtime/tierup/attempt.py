@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from hotfuse.backends.protocol import Run
 from hotfuse.base.events import Action, EvidenceValue, Why
 from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN, Demand
 from hotfuse.hpm.bottleneck import Bottleneck, Strategy
@@ -108,9 +109,16 @@ class Attempt:
     """The only sizes it is for; None: any."""
     meant: Callable[[Sequence[torch.Tensor]], bool] | None = None
     """Which calls it is for, where not all: live calls that it is not for do not count."""
+    shown: Callable[[Sequence[torch.Tensor], Sequence[Any]], tuple[Any, ...]] | None = None
+    """What of a call's outputs has to agree, where the user says that not all of it does; None: everything."""
 
     remembered: bool = False
     """Whether an earlier process made it: what that one found out is not found out again."""
+
+    def compared(self, run: Run) -> Run:
+        """A run as its proof sees it."""
+        shown = self.shown
+        return run if shown is None else lambda *inputs: shown(inputs, run(*inputs))
 
     @property
     def tier(self) -> int:

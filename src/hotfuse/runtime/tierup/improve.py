@@ -48,12 +48,13 @@ from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.judge import Judge
 from hotfuse.runtime.tierup.objective import Trade, decide
 from hotfuse.runtime.tierup.own_code import compare
+from hotfuse.runtime.tierup.padding import MIN_CALLS, PADDING, may_be_padded
 from hotfuse.runtime.tierup.proof import prove
 from hotfuse.runtime.tierup.race import MARGIN, Trial, race
 from hotfuse.runtime.tierup.skipping import suspected
 from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
 from hotfuse.runtime.tierup.tier1 import fused, known
-from hotfuse.runtime.tierup.tier2 import BET_ON, for_sizes, on_branch, without_mask, without_rows
+from hotfuse.runtime.tierup.tier2 import BET_ON, for_sizes, on_branch, without_mask, without_padding, without_rows
 from hotfuse.runtime.tierup.tiers import FEWEST, PREDICTABLE, is_hot, recurring
 from hotfuse.runtime.tierup.unmask import open_mask
 from hotfuse.runtime.zero_rows import MAX_DENSE_CALLS
@@ -112,7 +113,9 @@ class Improver:
             return
         if settings.tiers < 2 or (entry.plan is entry.baseline and "tier 1" not in entry.refused) or _on_device(entry):
             return
-        if self._consider_branches(entry) or self._consider_masks(entry) or self._consider_rows(site, entry):
+        if self._consider_branches(entry) or self._consider_padding(site, entry):
+            return
+        if entry.plan.attempt == PADDING or self._consider_masks(entry) or self._consider_rows(site, entry):
             return
         if self._consider_bottleneck(entry):
             return
@@ -196,6 +199,18 @@ class Improver:
         self._attempt(entry, found.attempt, partial(without_mask, self._context, entry, found))
         return True
 
+    def _consider_padding(self, site: Site, entry: Entry) -> bool:
+        """Whether a plan for live rows alone was begun: where calls bring a mask, kept ones tell how much it hides."""
+        if PADDING in entry.refused or entry.bets or entry.plan.attempt or self._plans.settings.padding == "keep":
+            return False
+        if entry.samples.taken < MIN_CALLS:
+            return False
+        if not may_be_padded(entry.baseline.graph):
+            entry.mark_refused(PADDING, "there is no attention with a mask")
+            return False
+        self._attempt(entry, PADDING, partial(without_padding, self._context, site, entry))
+        return True
+
     def _consider_rows(self, site: Site, entry: Entry) -> bool:
         """Whether a plan that leaves rows of zeros out was begun; those that serve are told what calls showed."""
         seen = self._plans.call_sampler.seen(entry.key)
@@ -265,7 +280,8 @@ class Improver:
                 return
             self._log.span("compile", what, begin, nodes=len(better.graph.nodes))
             begin = self._log.now()
-            proof = prove(better.run, entry.baseline.run, calls, self._plans.settings.tolerance, lambda: self._wide(entry),
+            proof = prove(attempt.compared(better.run), attempt.compared(entry.baseline.run), calls,
+                          self._plans.settings.tolerance, lambda: attempt.compared(self._wide(entry)),
                           quanta_of(entry.baseline.graph, entry.weights))
             self._log.span("proof", what, begin, inputs=proof.inputs, judge=proof.judge)
         except NotRemembered:

@@ -23,8 +23,10 @@ from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry, Site, named, way
 from hotfuse.runtime.tierup.attempt import Attempt, AttemptContext, demand_of, exchange, sizes_of
 from hotfuse.runtime.tierup.bets import BranchBet, place
+from hotfuse.runtime.tierup.padding import PADDING, NotPadded, packed_plan, padded_traffic, paying_share
 from hotfuse.runtime.tierup.skipping import all_finite, products
 from hotfuse.runtime.tierup.unmask import Open, opened
+from hotfuse.specialize.row_demands import CannotPack
 from hotfuse.specialize.shapes import at_sizes
 
 BET_ON = 16
@@ -134,3 +136,47 @@ def without_rows(context: AttemptContext, site: Site, entry: Entry) -> Attempt |
             epochs.retire(version)
 
     return Attempt(SKIP, make, lambda: entry.plan, found.calls, deploy, about={"share": share})
+
+
+def without_padding(context: AttemptContext, site: Site, entry: Entry) -> Attempt | None:
+    """Live rows of padded batches, packed; calls with too many of them run as before."""
+    calls, before = entry.samples.several(BET_ON), entry.plan
+    try:
+        found = padded_traffic(entry.baseline.graph, entry.weights, calls, context.plans.settings.padding == "ignore")
+    except (CannotPack, NotPadded) as e:
+        context.refuse(entry, PADDING, Why.NOT_PACKED, str(e), isinstance(e, NotPadded), tier=2, what=PADDING, because=str(e))
+        return None
+    if not all_finite(entry.weights):
+        said = "weights are not finite, which dead rows would spread"
+        context.refuse(entry, PADDING, Why.NOT_PACKED, said, tier=2, what=PADDING, because=said)
+        return None
+    share, packing = round(found.share, 3), found.packing
+    context.decide(Action.SPECIALIZE, Why.RECURS, what=PADDING, mask=packing.mask.name, live=share, products=packing.products,
+                 samples=len(calls))
+    limits: list[float] = []
+
+    def make() -> Plan:
+        sample = found.calls[0]
+        given = found.packer(sample)
+        if not isinstance(given, tuple):
+            raise InternalError("a kept call cannot be packed any more", because=given)
+        fast = context.improve(packing.graph, entry.weights, [*sample, *given], demand=demand_of(entry))
+        limits.append(paying_share(found.packer, fast.run, before.run, sample))
+        return packed_plan(found, fast, before, entry.baseline.graph, limits[0])
+
+    def meant(inputs: Sequence[torch.Tensor]) -> bool:
+        return bool(limits) and found.packer.share(inputs) <= limits[0]
+
+    def deploy(better: Plan) -> None:
+        if entry.plan is not before:
+            entry.mark_refused(PADDING, "the plan behind it was exchanged meanwhile", later=True)
+            return
+        entry.plan = better  # what it replaces goes on serving behind it
+        entry.reset_hotness()
+        for signature, version in list(entry.versions.items()):  # they compute every row
+            site.remove_version(entry, signature)
+            epochs.retire(version)
+
+    about = {"mask": packing.mask.name, "live": share}
+    shown = found.shown if packing.ignored else None
+    return Attempt(PADDING, make, lambda: before, found.calls, deploy, about=about, meant=meant, shown=shown)

@@ -19,6 +19,7 @@ from hotfuse.native.function import python_symbols, word_function
 from hotfuse.native.jit import Loaded, compile_object, load_object
 from hotfuse.native.target import host
 from hotfuse.tile.program import OWN, Kernel
+from hotfuse.tile.stored import header
 
 _STUB = """
 declare ptr @PyLong_AsVoidPtr(ptr)
@@ -97,7 +98,7 @@ class NativeKernel:
     """A loaded kernel that runs on torch tensors."""
 
     def __init__(self, loaded: Loaded, name: str, kernel: Kernel, scratch: Scratch) -> None:
-        self.kernel = kernel
+        self.kernel = header(kernel)
         self._loaded = loaded
         self._buffers = [b for b in kernel.buffers if b.kind not in OWN]
         self._scratch = scratch

@@ -5,12 +5,15 @@ without the interpreter lock. Anything else than was expected, a branch without 
 that points outside its tensor are answered by the fallback, a Python function of the same tensors; that is counted.
 
 Arenas are kept for the next call, at most `KEPT` per run: a call takes one by an atomic exchange and puts it back, so threads
-never share one, and memory that is warm in the caches is used again. They are freed with the run.
+never share one, and memory that is warm in the caches is used again. They are freed with the run, and when nobody has called for
+a while (`give_back_arenas`): the largest call decides how large an arena is, and every plan has some.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import weakref
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -30,6 +33,7 @@ from hotfuse.backends.llvm.runs.entry import (
     AT_TABLE,
     ENTER,
     KEPT,
+    LET_GO,
     WORDS,
     stub,
     unavailable,
@@ -37,6 +41,7 @@ from hotfuse.backends.llvm.runs.entry import (
 from hotfuse.backends.llvm.threads import alone
 from hotfuse.backends.llvm.threads.alone import TeamTimes
 from hotfuse.lower.run.description import CLOCK, COUNTS, Constant, RunCode
+from hotfuse.machine.heap import heap
 from hotfuse.native import tensors
 from hotfuse.native.function import function_at
 from hotfuse.native.jit import Loaded
@@ -46,6 +51,21 @@ from hotfuse.tile.instrument import BLANK, WIDTH
 _FREE = ctypes.CDLL(None).free
 _FREE.argtypes, _FREE.restype = [ctypes.c_void_p], None
 _ARENAS = range(AT_ARENAS, AT_ARENAS + KEPT)
+_runs: weakref.WeakSet[NativeRun] = weakref.WeakSet()
+"""Those there are in this process."""
+
+
+@functools.cache
+def _let_go() -> Callable[[int], None]:
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(stub().address(LET_GO))
+
+
+def give_back_arenas() -> int:
+    """Free the arenas that runs keep for their next calls; about how many bytes. Calls may go on meanwhile."""
+    return sum(run.give_back() for run in list(_runs))
+
+
+heap.spares(give_back_arenas)
 
 
 class _Kept:
@@ -131,6 +151,7 @@ class NativeRun:
         """The table with counting kernels, and which of its words they are."""
         self.enter = _function(self._kept)
         """One call: tensors in the run's order in, a tuple of results out."""
+        _runs.add(self)
         self.body, self.table = words[AT_BODY], words[AT_TABLE]
         """Where the driver's code and the run's table are."""
 
@@ -202,9 +223,16 @@ class NativeRun:
         kept = sum(self._kept.words[i] != 0 for i in _ARENAS)
         return kept * int(self._kept.words[AT_LARGEST])
 
+    def give_back(self) -> int:
+        """Free the kept arenas: the next call allocates anew. Calls may go on meanwhile."""
+        held = self.arena_bytes
+        if held:
+            _let_go()(ctypes.addressof(self._kept.words))
+        return held
+
 
 def _function(kept: _Kept) -> Callable[..., tuple[Any, ...]]:
     return function_at(stub(), ENTER, ctypes.addressof(kept.words), kept)
 
 
-__all__ = ["NativeRun", "WatchedCall", "unavailable"]
+__all__ = ["NativeRun", "WatchedCall", "give_back_arenas", "unavailable"]

@@ -20,7 +20,7 @@ from hotfuse.native.function import python_symbols
 from hotfuse.native.jit import Loaded, compile_object, load_object
 from hotfuse.native.target import host
 
-ENTER = "enter"
+ENTER, LET_GO = "enter", "let_go"
 KEPT = 4
 """Arenas that a run keeps for its next calls."""
 _THREADS = "_ZN2at15get_num_threadsEv"
@@ -318,6 +318,30 @@ back:
   ret ptr %answer
 }}
 """
+        + f"""
+define void @let_go(ptr %home) {{                             ; free the kept arenas; one that a call has in hand is not among them
+entry:
+  br label %slot
+slot:
+  %a = phi i64 [0, %entry], [%a1, %next]
+  %end = icmp eq i64 %a, {KEPT}
+  br i1 %end, label %done, label %take
+take:
+  %i = add i64 %a, {AT_ARENAS}
+  %at = getelementptr i64, ptr %home, i64 %i
+  %block = atomicrmw xchg ptr %at, ptr null acq_rel
+  %empty = icmp eq ptr %block, null
+  br i1 %empty, label %next, label %give
+give:
+  call void @free(ptr %block)
+  br label %next
+next:
+  %a1 = add i64 %a, 1
+  br label %slot
+done:
+  ret void
+}}
+"""
     )
 
 
@@ -331,7 +355,7 @@ def stub() -> Loaded:
     library = ctypes.CDLL(torch._C.__file__)  # pyright: ignore[reportPrivateUsage]
     threads = ctypes.cast(getattr(library, _THREADS), ctypes.c_void_p).value or 0
     symbols = {**python_symbols(*_API), "hf_threads": threads, **tensors.symbols(), **faults.SYMBOLS}
-    return load_object(compile_object(_text(), host()).code, [ENTER], symbols)
+    return load_object(compile_object(_text(), host()).code, [ENTER, LET_GO], symbols)
 
 
 @functools.cache

@@ -49,12 +49,13 @@ def guarded(kernel: Kernel, enter: Callable[..., None]) -> Callable[..., None]:
     """A way into a kernel that raises CallFault; the same way where it has nothing to check."""
     if not can_fault(kernel):
         return enter
+    name = kernel.name
 
     def checked(*args: int) -> None:
         before = _cell.value
         enter(*args)
         if _cell.value != before:
-            fail(kernel.name)
+            fail(name)
 
     return checked
 

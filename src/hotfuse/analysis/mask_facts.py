@@ -1,0 +1,323 @@
+"""What a mask of two numbers says of the values that are made from it.
+
+    %m: i64[B, S]            0 where a row is dead, 1 where it lives
+    %k = to(%m, f32)[:, None, None, :]                     0.0 or 1.0, sequence along axis 0, row along axis 3
+    %a = (1.0 - %k) * -3.4e38                              -3.4e38 or 0.0
+    %p = %x * %m[:, :, None]                               0.0 where a row is dead; elsewhere nobody knows
+
+A fact is carried through the graph by evaluating each op on the two numbers (`analysis.uniform`), and by carrying the places of the
+two indices through views (`analysis.row_axes`). Ints that are sums of indices are followed as well, since libraries read masks
+at `[arange(B)[:, None], arange(S)]`.
+
+Zero times anything is zero here: whoever relies on that sees to it that dead rows are finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from hotfuse.analysis.row_axes import AxisIndex, NotByRows, Relation, carries, shape_of
+from hotfuse.analysis.uniform import SPREAD, evaluated, number_of
+from hotfuse.ir.dims import Dim, expr
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value
+from hotfuse.ir.types import DType, ScalarType, TensorType
+from hotfuse.ops.schema import argument
+from hotfuse.ops.table import packet
+
+Number = torch.Tensor
+"""A tensor of no dims."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlaces:
+    """Where the two indices of a row lie in a value: which sequence, and which row of it. None where the value does not vary."""
+
+    sequence: AxisIndex | None
+    row: AxisIndex | None
+
+
+@dataclass(frozen=True, slots=True)
+class MaskFact:
+    """What a value is where the mask is dead, and where it lives; None where only a run tells that."""
+
+    dead: Number
+    live: Number | None
+    places: RowPlaces | None
+    """None: the value is one number."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSum:
+    """An int that is a sum of indices along axes, each times a number, and of a number."""
+
+    offset: Dim
+    steps: Mapping[int, Dim]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskInput:
+    """A mask that a graph is given: [sequences, rows]."""
+
+    name: str
+    dead: float | bool
+    live: float | bool
+    sequences: Dim
+    rows: Dim
+
+
+_ABSORBING: dict[str, float | bool] = {
+    "aten.mul": 0, "aten.logical_and": False, "aten.bitwise_and": False, "aten.__and__": False, "aten.logical_or": True,
+}  # fmt: skip
+"""Numbers that decide a result, whatever the other operand is."""
+_FILLED: dict[str, float | str] = {
+    "aten.zeros": 0, "aten.zeros_like": 0, "aten.new_zeros": 0, "aten.ones": 1, "aten.ones_like": 1, "aten.new_ones": 1,
+    "aten.full": "fill_value", "aten.full_like": "fill_value", "aten.new_full": "fill_value", "aten.scalar_tensor": "s",
+}  # fmt: skip
+_POSITIONAL = frozenset({"aten.tril", "aten.triu", "aten.eye", "aten.arange"})
+_SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
+
+
+def mask_facts(graph: Graph, mask: MaskInput, numbers: Mapping[str, float | bool]) -> dict[str, MaskFact]:
+    """Of every value that a mask decides, or that is one number; `numbers` are params all of whose elements are one."""
+    return _Facts(graph, mask, numbers).run()
+
+
+class _Facts:
+    def __init__(self, graph: Graph, mask: MaskInput, numbers: Mapping[str, float | bool]) -> None:
+        self.graph, self.mask = graph, mask
+        self.known: dict[str, MaskFact] = {}
+        self.sums: dict[str, IndexSum] = {}
+        for p in graph.params:
+            if p.value.name in numbers and isinstance(p.value.type, TensorType):
+                number = numbers[p.value.name]
+                self.known[p.value.name] = _constant(number_of(p.value, number))
+                if isinstance(number, int) and p.value.type.dtype is DType.I64:
+                    self.sums[p.value.name] = IndexSum(number, {})
+        given = next(v for v in graph.inputs if v.name == mask.name)
+        places = RowPlaces(*(AxisIndex(axis) for axis in mask_axes(given)))
+        self.known[given.name] = MaskFact(number_of(given, mask.dead), number_of(given, mask.live), places)
+
+    def run(self) -> dict[str, MaskFact]:
+        for node in self.graph.nodes:
+            if node.kind is not Kind.OPERATOR or len(node.outs) != 1 or not isinstance(node.outs[0].type, TensorType):
+                continue
+            found = self._fact(node)
+            if found is not None:
+                self.known[node.outs[0].name] = found
+            elif (total := self._sum(node)) is not None:
+                self.sums[node.outs[0].name] = total
+        return self.known
+
+    def _fact(self, node: Node) -> MaskFact | None:
+        op = packet(node.op)
+        if op in _FILLED:
+            return self._filled(node, _FILLED[op])
+        if op in _POSITIONAL:
+            return None
+        if op == "aten.index":
+            return self._indexed(node)
+        if (compared := self._compared(node)) is not None:
+            return _constant(torch.tensor(compared))
+        tensors = [v for v in node.ins if isinstance(v.type, TensorType)]
+        if not any(v.name in self.known for v in tensors):
+            return None
+        try:
+            if op in SPREAD:
+                x = node.args[0]
+                fact = self.known.get(x.name) if isinstance(x, Value) else None
+                if fact is None or not isinstance(x, Value):
+                    return None
+                return MaskFact(fact.dead, fact.live, self._places(node, [x]))
+            found = self._evaluated(node, tensors) if all(v.name in self.known for v in tensors) else None
+            return self._absorbed(node) if found is None else found
+        except NotByRows:
+            return None
+
+    def _filled(self, node: Node, by: float | str) -> MaskFact | None:
+        number = argument(node, by) if isinstance(by, str) else by
+        if isinstance(number, Value):
+            number = number.type.expr if isinstance(number.type, ScalarType) else None
+        if isinstance(number, bool | int | float):
+            return _constant(number_of(node.outs[0], number))
+        return None
+
+    def _evaluated(self, node: Node, tensors: list[Value]) -> MaskFact | None:
+        facts = {v.name: self.known[v.name] for v in tensors}
+        dead = evaluated(node, {n: f.dead for n, f in facts.items()})
+        if dead is None:
+            return None
+        alive = {n: f.live for n, f in facts.items() if f.live is not None}
+        live = evaluated(node, alive) if len(alive) == len(facts) else None
+        return MaskFact(dead, live, self._places(node, tensors))
+
+    def _absorbed(self, node: Node) -> MaskFact | None:
+        """A result that the mask decides where it is dead, whatever else goes into it."""
+        op, (x, *more) = packet(node.op), node.args
+        dead: Arg = None
+        by: Value | None = None
+        if op in _ABSORBING:
+            for v in node.ins:
+                if (f := self.known.get(v.name)) is not None and f.places is not None and bool(f.dead == _ABSORBING[op]):
+                    dead, by = _ABSORBING[op], v
+        elif op == "aten.masked_fill" and isinstance(more[0], Value) and (f := self.known.get(more[0].name)) is not None:
+            dead, by = (more[1], more[0]) if bool(f.dead) else (None, None)
+        elif op == "aten.where" and len(node.args) == 3 and isinstance(x, Value) and (f := self.known.get(x.name)) is not None:
+            dead, by = more[0] if bool(f.dead) else more[1], x
+        elif op in _SOFTMAX and isinstance(x, Value) and (f := self.known.get(x.name)) is not None and f.places is not None:
+            along = argument(node, "dim")
+            row = f.places.row
+            if row is not None and along in (row.axis, row.axis - len(shape_of(x))) and bool(f.dead == -math.inf):
+                return MaskFact(number_of(node.outs[0], 0), None, f.places)
+        if isinstance(dead, Value):
+            of = self.known.get(dead.name)
+            dead = of.dead.item() if of is not None and (of.places is None or by is None) else None
+        if by is None or not isinstance(dead, bool | int | float) or self.known[by.name].places is None:
+            return None
+        return MaskFact(number_of(node.outs[0], dead), None, self._places(node, [by]))
+
+    def _places(self, node: Node, operands: list[Value]) -> RowPlaces | None:
+        """The places in a result, which all operands that have any agree on; raises NotByRows where they do not."""
+        out = shape_of(node.outs[0])
+        found: dict[RowPlaces, None] = {}
+        relations: Mapping[str, Relation] | None = None
+        for v in operands:
+            places = self.known[v.name].places
+            if places is None:
+                continue
+            relations = carries(node).operands if relations is None else relations
+            relation, x = relations[v.name], shape_of(v)
+            sequence, row = places.sequence, places.row
+            found[RowPlaces(
+                None if sequence is None else relation.forward(sequence, self.mask.sequences, x, out),
+                None if row is None else relation.forward(row, self.mask.rows, x, out),
+            )] = None  # fmt: skip
+        if len(found) > 1:
+            raise NotByRows("two masks that lie otherwise")
+        return next(iter(found), None)
+
+    def _indexed(self, node: Node) -> MaskFact | None:
+        """A mask read at sums of indices: the axes along which these count are the result's places."""
+        x, at = node.args[0], node.args[1]
+        fact = self.known.get(x.name) if isinstance(x, Value) else None
+        if fact is None or fact.places is None or not isinstance(x, Value) or not isinstance(at, tuple):
+            return None if fact is None else fact
+        shape, out = shape_of(x), shape_of(node.outs[0])
+        rest = len(shape) - len(at)
+        ranks = [len(shape_of(i)) for i in at if isinstance(i, Value)]
+        if rest < 0 or len(ranks) != len(at) or any(s.axis >= len(at) for s in _both(fact.places)):
+            return None
+        wide = max(ranks)
+        places: list[AxisIndex | None] = []
+        wanted = {axis: {s.span for s in _both(fact.places) if s.axis == axis} for axis in range(len(at))}
+        for axis, i in enumerate(at):
+            total = self.sums.get(i.name) if isinstance(i, Value) else None
+            if total is None or total.offset != 0 or set(total.steps.values()) != wanted[axis]:
+                return None
+        for place, size in ((fact.places.sequence, self.mask.sequences), (fact.places.row, self.mask.rows)):
+            i = at[place.axis] if place is not None else None
+            if place is None or not isinstance(i, Value):
+                places.append(None)
+                continue
+            along = [a for a, step in self.sums[i.name].steps.items() if step == place.span]
+            here = along[0] + wide - len(shape_of(i))
+            if len(along) != 1 or out[here] != size:
+                return None
+            places.append(AxisIndex(here))
+        return MaskFact(fact.dead, fact.live, RowPlaces(places[0], places[1]))
+
+    def _compared(self, node: Node) -> bool | None:
+        """Whether an index is at least, or is below, a number: some are for certain."""
+        op = packet(node.op)
+        if op not in ("aten.ge", "aten.lt") or len(node.args) != 2:
+            return None
+        left, right = self._as_sum(node.args[0]), self._as_sum(node.args[1])
+        if left is None or right is None or right.steps or not isinstance(right.offset, int) or not isinstance(left.offset, int):
+            return None
+        rising = left.steps and all(not isinstance(s, int) or s >= 0 for s in left.steps.values())
+        return (op == "aten.ge") if rising and left.offset >= right.offset else None
+
+    def _as_sum(self, arg: Arg) -> IndexSum | None:
+        if isinstance(arg, bool):
+            return None
+        if isinstance(arg, int):
+            return IndexSum(arg, {})
+        if not isinstance(arg, Value):
+            return None
+        if isinstance(arg.type, ScalarType):
+            return None if arg.type.expr is None else IndexSum(arg.type.expr, {})
+        return self.sums.get(arg.name)
+
+    def _sum(self, node: Node) -> IndexSum | None:
+        op, args = packet(node.op), node.args
+        out = node.outs[0].type
+        if not isinstance(out, TensorType) or out.dtype is not DType.I64:
+            return None
+        if op == "aten.arange":
+            first, step = argument(node, "start", 0), argument(node, "step", 1)
+            return IndexSum(0, {0: 1}) if first == 0 and step == 1 else None
+        if op == "aten.scalar_tensor":
+            return self._as_sum(args[0])
+        if op in ("aten.stack", "aten.cat") and isinstance(args[0], tuple) and len(args[0]) == 1:
+            inner = self._as_sum(args[0][0])
+            return inner if inner is not None and not inner.steps else None
+        if op in SPREAD or op == "aten.to":
+            return self._carried(node)
+        if op in ("aten.add", "aten.mul") and len(args) == 2 and not node.attrs:
+            a, b = self._as_sum(args[0]), self._as_sum(args[1])
+            if a is None or b is None:
+                return None
+            a, b = _aligned(a, args[0], out), _aligned(b, args[1], out)
+            if op == "aten.add":
+                return _added(a, b) if not a.steps.keys() & b.steps.keys() else None
+            return _scaled(a, b.offset) if not b.steps else _scaled(b, a.offset) if not a.steps else None
+        return None
+
+    def _carried(self, node: Node) -> IndexSum | None:
+        """The same sum behind a view."""
+        x = node.args[0]
+        total = self.sums.get(x.name) if isinstance(x, Value) else None
+        if total is None or not isinstance(x, Value):
+            return None
+        shape, out = shape_of(x), shape_of(node.outs[0])
+        try:
+            relation = carries(node).operands[x.name]
+            steps: dict[int, Dim] = {}
+            for axis, step in total.steps.items():
+                place = relation.forward(AxisIndex(axis), shape[axis], shape, out)
+                if place.span != 1 or out[place.axis] != shape[axis]:
+                    return None
+                steps[place.axis] = step
+        except NotByRows:
+            return None
+        return IndexSum(total.offset, steps)
+
+
+def mask_axes(v: Value) -> tuple[int, ...]:
+    """The axes of a mask that are more than one long: its sequences, and their rows."""
+    return tuple(i for i, d in enumerate(v.type.shape) if d != 1) if isinstance(v.type, TensorType) else ()
+
+
+def _constant(number: Number) -> MaskFact:
+    return MaskFact(number, number, None)
+
+
+def _both(places: RowPlaces) -> list[AxisIndex]:
+    return [p for p in (places.sequence, places.row) if p is not None]
+
+
+def _aligned(total: IndexSum, arg: Arg, out: TensorType) -> IndexSum:
+    """Axes as a broadcast result has them."""
+    shift = len(out.shape) - (len(shape_of(arg)) if isinstance(arg, Value) and isinstance(arg.type, TensorType) else 0)
+    return IndexSum(total.offset, {a + shift: s for a, s in total.steps.items()})
+
+
+def _added(a: IndexSum, b: IndexSum) -> IndexSum:
+    return IndexSum(expr("+", a.offset, b.offset), {**a.steps, **b.steps})
+
+
+def _scaled(total: IndexSum, by: Dim) -> IndexSum:
+    return IndexSum(expr("*", total.offset, by), {a: expr("*", s, by) for a, s in total.steps.items()})

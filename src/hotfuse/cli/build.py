@@ -1,0 +1,224 @@
+"""`hotfuse build`: compile a model ahead, for the calls it is going to get, into one signed file.
+
+    hotfuse build model.onnx --traffic shapes.json -o model.bundle
+    hotfuse build mymodels:encoder --for avx2 --key fleet.key -o encoder.bundle
+
+    traffic ::= [{"dims": {"batch": 8}, "inputs": {"x": 0.5}, "calls": 3}, …]     an ONNX file; what is left out is made up
+              | [{"inputs": ["8x128:int64"], "calls": 1}, …]                      a PyTorch model that brings no inputs
+
+The model is served here on made-up calls of these sizes, in a cache of its own, until its best plan answers all of them; what that
+cache holds then is the bundle. Nothing is believed of it that was not proven on calls, and where it is used it is proven again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hotfuse.base.errors import InputError
+from hotfuse.base.settings import Settings, from_env
+from hotfuse.cli.feeds import make_feeds
+from hotfuse.cli.output import console, print_json, reports_errors, rows
+from hotfuse.cli.torch_models import is_torch_name, load_torch
+from hotfuse.machine.probe import LIMIT
+
+MAX_CALLS_A_KIND, MAX_KINDS = 100, 64
+STEADY_ROUNDS = 8
+"""Rounds of all kinds of calls that compiled plans must answer before the model counts as built."""
+ROUNDS = 40
+"""Rounds after which what serves then is what there is: tier 0 may be the best for this model."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallKind:
+    """A kind of call that the model is going to get."""
+
+    dims: dict[str, str]
+    inputs: Any
+    calls: int
+
+
+@dataclass(slots=True)
+class Served:
+    """A model that is being built: how to call it, and what to ask it."""
+
+    kinds: Sequence[Callable[[], Any]]
+    calls: Sequence[int]
+    wait: Callable[[float], bool]
+    stats: Callable[[], dict[str, Any]]
+
+
+@reports_errors
+def build(
+    model: Annotated[str, typer.Argument(help="An ONNX model, or package.module:name of a PyTorch one.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The bundle.")],
+    target: Annotated[str, typer.Option("--for", help="this, avx2, avx512, or a machine of the profile store.")] = "this",
+    traffic: Annotated[Path | None, typer.Option(help="The calls it is going to get, as JSON.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of a call there.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Sign with this key; the default is that of the settings.")] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Most seconds to spend.")] = 600.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Compile a model ahead for the machine and the calls it is going to get, into one signed bundle."""
+    features = _features(target)
+    if features is not None:
+        os.environ[LIMIT] = features  # before anything is compiled; workers inherit it
+    kinds = _kinds(traffic)
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="hotfuse-build-") as folder:
+        settings = from_env().with_(cache=folder, threads=threads, idle=False, artifacts=None, capture="background")
+        if key is not None:
+            settings = settings.with_(cache_key=str(key.expanduser().resolve()))
+        tiers = _serve(model, kinds, settings, begin + seconds)
+        report = _bundle(model, target, settings, out)
+    report |= {"calls_per_tier": tiers, "seconds": round(time.monotonic() - begin, 2)}
+    if as_json:
+        print_json(report)
+    else:
+        rows(("fact", "value"), report.items(), header=False)
+
+
+def _features(target: str) -> str | None:
+    """The features that code may use, for another machine; None for this one."""
+    from hotfuse.machine.probe import usable_features
+    from hotfuse.native.target import level_features
+
+    if target == "this":
+        return None
+    found = level_features(target)
+    wanted = set(found if found is not None else _machine_features(target))
+    if missing := sorted(wanted - usable_features()):
+        raise InputError(
+            f"code for {target} cannot be tried here", because=f"this machine does not execute {', '.join(missing)}",
+            hint="build on such a machine, or for a lesser one: --for avx2",
+        )
+    return " ".join(sorted(wanted))
+
+
+def _machine_features(name: str) -> list[str]:
+    from hotfuse.profile.place import location
+    from hotfuse.profile.store import Store
+
+    with Store.open(location(from_env())) as store:
+        known = store.machines()
+    found = {m.identity["features"] for m in known if name and m.name.startswith(name)}
+    if len(found) != 1:
+        there = ", ".join(sorted({m.name for m in known})) or "none"
+        raise InputError(f"no machine is called {name!r}", because=f"the profile store knows {there}", hint="this, avx2 or avx512")
+    return found.pop().split()
+
+
+def _kinds(path: Path | None) -> list[CallKind]:
+    """The traffic that a file describes; one kind of call, made up, where there is none."""
+    if path is None:
+        return [CallKind({}, None, 1)]
+    try:
+        listed = json.loads(path.read_text())
+        if not isinstance(listed, list) or not 0 < len(listed) <= MAX_KINDS:
+            raise ValueError(f"it has to be a list of 1 to {MAX_KINDS} kinds of calls")
+        return [_kind(k) for k in listed]
+    except (OSError, ValueError, TypeError) as e:
+        hint = '[{"dims": {"batch": 8}, "calls": 3}]'
+        raise InputError(f"{path} does not describe calls", because=str(e), hint=hint) from e
+
+
+def _kind(data: Any) -> CallKind:
+    if not isinstance(data, dict):
+        raise ValueError("a kind of call is an object")
+    if unknown := sorted(set(data) - {"dims", "inputs", "calls"}):
+        raise ValueError(f"unknown field {unknown[0]!r}")
+    calls = data.get("calls", 1)
+    if not isinstance(calls, int) or not 0 < calls <= MAX_CALLS_A_KIND:
+        raise ValueError(f"calls is {calls!r}, not a number from 1 to {MAX_CALLS_A_KIND}")
+    return CallKind({str(k): str(v) for k, v in dict(data.get("dims", {})).items()}, data.get("inputs"), calls)
+
+
+def _serve(model: str, kinds: Sequence[CallKind], settings: Settings, until: float) -> dict[str, int]:
+    """Serve the model until its best plans answer every kind of call; calls per tier."""
+    import torch
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    with contextlib.ExitStack() as held, torch.no_grad():
+        served = (_torch if is_torch_name(model) else _onnx)(model, kinds, settings, held)
+        title = f"building {model}"
+        with console().status(title) if sys.stdout.isatty() else contextlib.nullcontext() as status:
+            steady = rounds = 0
+            while rounds < ROUNDS and steady < STEADY_ROUNDS and time.monotonic() < until:
+                rounds += 1
+                before = served.stats()["calls_per_tier"]
+                for call, times in zip(served.kinds, served.calls, strict=True):
+                    for _ in range(times):
+                        call()
+                served.wait(max(0.0, until - time.monotonic()))
+                after = served.stats()["calls_per_tier"]
+                compiled = sum(after[t] - before[t] for t in ("1", "2")) == sum(served.calls)
+                steady = steady + 1 if compiled else 0
+                if status is not None:
+                    status.update(f"{title}: round {rounds}, {steady} of {STEADY_ROUNDS} in compiled plans")
+            return served.stats()["calls_per_tier"]
+
+
+def _onnx(model: str, kinds: Sequence[CallKind], settings: Settings, held: contextlib.ExitStack) -> Served:
+    from hotfuse.session import InferenceSession
+
+    session = held.enter_context(InferenceSession(model, settings=settings))
+    if any(not isinstance(k.inputs, dict | None) for k in kinds):
+        raise InputError("inputs of an ONNX model have names", hint='{"inputs": {"x": 0.5}}')
+    feeds = [
+        make_feeds(session.get_inputs(), {str(n): str(v) for n, v in (k.inputs or {}).items()}, k.dims, seed)
+        for seed, k in enumerate(kinds)
+    ]
+    calls = [lambda f=f: session.run(None, f.arrays) for f in feeds]
+    return Served(calls, [k.calls for k in kinds], session.wait, session.stats)
+
+
+def _torch(model: str, kinds: Sequence[CallKind], settings: Settings, held: contextlib.ExitStack) -> Served:
+    import torch
+
+    from hotfuse.api import jit
+
+    torch.manual_seed(0)
+    target, args, _ = load_torch(model, [str(i) for i in kinds[0].inputs or ()])
+    given = [args, *(load_torch(model, [str(i) for i in k.inputs or ()])[1] for k in kinds[1:])]
+    fast = held.enter_context(jit(target, settings=settings))
+    return Served([lambda a=a: fast(*a) for a in given], [k.calls for k in kinds], fast.wait, fast.stats)
+
+
+def _bundle(model: str, target: str, settings: Settings, out: Path) -> dict[str, Any]:
+    """Everything that was kept, as one file."""
+    import torch
+
+    from hotfuse.cache.address import machine_text, versions
+    from hotfuse.cache.bundle import write_bundle
+    from hotfuse.cache.place import folder_of
+    from hotfuse.compile.kept import code_features
+
+    folder = folder_of(settings)
+    if folder is None:
+        raise InputError("the bundle cannot be signed", because="there is no key", hint="hotfuse keys")
+    entries = [(f.name, data) for f in folder.entries() if (data := folder.raw(f.name)) is not None]
+    if not entries:
+        raise InputError(f"nothing of {model} can be kept", because=folder.trouble or "it has no name that outlives a process")
+    made = {
+        "model": Path(model).name, "target": target, "machine": machine_text(code_features()), **versions(),
+        "threads": str(settings.threads or torch.get_num_threads()), "host": platform.node(),
+        "at": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
+    }  # fmt: skip
+    try:
+        size = write_bundle(out, entries, made, folder.keys)
+    except OSError as e:
+        raise InputError(f"{out} cannot be written", because=e.strerror or str(e)) from e
+    return {"bundle": str(out), "entries": len(entries), "bytes": size, "key": folder.keys.own.name, "target": target,
+            "machine": made["machine"], "threads": made["threads"]}

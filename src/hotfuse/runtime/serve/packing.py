@@ -1,0 +1,129 @@
+"""What a packed plan is given of a call's mask (`specialize.packing`), made on every call, or why the call stays padded.
+
+Everything here is asked of the very tensors that came, so that one plan serves any mask: how many rows live, whether each sequence
+has one, whether the mask holds its two numbers only. It takes some ten microseconds; a mask with too many live rows takes one pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import torch
+
+from hotfuse.backends.protocol import Run
+from hotfuse.specialize.packing import PackedInput, Packing
+
+Array = np.ndarray[Any, Any]
+
+
+class Padded(StrEnum):
+    """Why a call runs padded."""
+
+    SHARE = "too many rows live for packing to pay"
+    EMPTY = "a sequence has no live row"
+    NUMBERS = "the mask holds other numbers"
+    POSITION = "a row that is read by its place is dead"
+    NOT_FINITE = "an input is not finite, which dead rows would spread"
+    INDEX = "an index lies outside its table"
+
+
+@dataclass(frozen=True, slots=True)
+class MaskPacker:
+    """From a call's inputs to the further inputs of a packed graph."""
+
+    packing: Packing
+    mask: int
+    """Which input it is."""
+    floats: tuple[int, ...]
+    """Inputs that have to be finite."""
+    indices: tuple[tuple[int, int], ...]
+    """Inputs that have to be below a number, and not negative."""
+    axes: tuple[int, ...] = (0, 1)
+    """Of the mask: sequences, and their rows; others are 1 long."""
+    limit: float = 1.0
+    """The share of live rows up to which packing pays."""
+
+    def share(self, inputs: Sequence[torch.Tensor]) -> float:
+        """The part of all rows that live."""
+        mask = inputs[self.mask].detach().numpy()
+        return float(np.count_nonzero(mask == self.packing.mask.live)) / mask.size if mask.size else 1.0
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...] | Padded:
+        """The further inputs, or why there are none."""
+        mask, (dead, alive) = inputs[self.mask].detach().numpy(), (self.packing.mask.dead, self.packing.mask.live)
+        if mask.dtype == np.bool_:
+            live = mask if alive else ~mask
+        else:
+            live = mask == alive
+        count = int(np.count_nonzero(live))
+        if count > self.limit * live.size:
+            return Padded.SHARE
+        if mask.dtype != np.bool_ and count + int(np.count_nonzero(mask == dead)) != mask.size:
+            return Padded.NUMBERS
+        live = np.ascontiguousarray(live).reshape([live.shape[i] for i in self.axes])
+        each = np.count_nonzero(live, 1)
+        if not count or int(each.min()) == 0:
+            return Padded.EMPTY
+        if (self.packing.first and not live[:, 0].all()) or (self.packing.last and not live[:, -1].all()):
+            return Padded.POSITION
+        for i, most in self.indices:
+            if inputs[i].numel() and not 0 <= int(inputs[i].min()) <= int(inputs[i].max()) < most:
+                return Padded.INDEX
+        for i in self.floats:
+            if not bool(torch.isfinite(inputs[i].detach().sum(dtype=torch.float32))):
+                return Padded.NOT_FINITE
+        return _made(self.packing.inputs, live, each)
+
+
+
+def _made(wanted: Sequence[PackedInput], live: Array, each: Array) -> tuple[torch.Tensor, ...]:
+    offsets = np.zeros(len(each) + 1, np.int64)
+    np.cumsum(each, out=offsets[1:])
+    rows = np.flatnonzero(live)
+
+    def one(what: PackedInput) -> Array:
+        match what:
+            case PackedInput.ROWS:
+                return rows
+            case PackedInput.POSITIONS:
+                return rows % live.shape[1]
+            case PackedInput.OFFSETS:
+                return offsets
+            case PackedInput.INVERSE:
+                return np.maximum(np.cumsum(live.reshape(-1), dtype=np.int64) - 1, 0).reshape(live.shape)
+            case PackedInput.LIVE:
+                return live
+            case PackedInput.FIRST:
+                return offsets[:-1].copy()
+            case PackedInput.LAST:
+                return offsets[1:] - 1
+            case PackedInput.QUERIES:
+                return np.arange(len(each) + 1, dtype=np.int64)
+
+    return tuple(torch.from_numpy(one(what)) for what in wanted)
+
+
+@dataclass(slots=True)
+class PackedRun:
+    """A packed plan where it pays, else the padded one; call it like either."""
+
+    packer: MaskPacker
+    packed: Run
+    padded: Run
+    calls: int = 0
+    """Packed ones."""
+    why_not: Counter[Padded] = field(default_factory=Counter[Padded])
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """The outputs."""
+        made = self.packer(inputs)
+        if isinstance(made, Padded):
+            self.why_not[made] += 1
+            return self.padded(*inputs)
+        self.calls += 1
+        return self.packed(*inputs, *made)

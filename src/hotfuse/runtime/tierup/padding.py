@@ -1,0 +1,214 @@
+"""Plans for batches that are mostly padding: live rows alone (`specialize.packing`), or everything where most rows live.
+
+Kept calls show which input is a mask of two numbers and how many rows live. What packing takes is a straight line in that share:
+its ends are measured against the plan there is, and where the line meets it is the share up to which a call is packed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hotfuse.analysis.attention import FUSED
+from hotfuse.analysis.mask_facts import MaskInput, mask_axes
+from hotfuse.backends.protocol import Artifact, Run
+from hotfuse.compile.literals import with_numbers
+from hotfuse.ir.graph import Graph, Value
+from hotfuse.ir.types import DType, TensorType
+from hotfuse.ops.table import packet
+from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
+from hotfuse.runtime.plan import Plan, PlanMemory
+from hotfuse.runtime.serve.packing import MaskPacker, PackedRun, Padded
+from hotfuse.simplify import simplify
+from hotfuse.specialize.packing import Packing, packed_graph
+from hotfuse.specialize.row_demands import CannotPack
+
+PADDING = "packed rows"
+"""What a try at it is called."""
+MOST_LIVE = 0.9
+"""The mean share of live rows above which nobody tries."""
+MIN_CALLS = 3
+"""Kept calls that have to be seen."""
+MEASURE_S = 1.0
+"""Seconds for measuring up to which share packing pays, unless one round takes longer."""
+PAYS = 0.98
+"""Part of the padded plan's time that packing may take at most."""
+_SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
+_MASKS = frozenset({DType.BOOL, DType.I64, DType.I32, DType.I8, DType.U8, DType.F32})
+_MAX_UNIFORM = 1 << 16
+"""Elements of the largest param that is looked through for one number."""
+
+Call = Sequence[torch.Tensor]
+
+
+def may_be_padded(graph: Graph) -> bool:
+    """Whether a graph has attention and an input that could be a mask."""
+    ops = {packet(n.op) for n in graph.nodes}
+    return bool(ops & {FUSED, *_SOFTMAX}) and any(_is_mask(v) for v in graph.inputs)
+
+
+def _is_mask(v: Value) -> bool:
+    """Sequences and their rows, and nothing else."""
+    return isinstance(v.type, TensorType) and v.type.dtype in _MASKS and len(mask_axes(v)) == 2
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedTraffic:
+    """A mask that kept calls bring, and the graph for its live rows."""
+
+    packer: MaskPacker
+    share: float
+    """Mean part of rows that live."""
+    calls: tuple[Call, ...]
+    """The most ordinary first: that one decides the race."""
+
+    @property
+    def packing(self) -> Packing:
+        """The graph, and what it asks."""
+        return self.packer.packing
+
+    def shown(self, inputs: Call, outputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Outputs with 0 at the dead rows that do not matter: what is compared of them."""
+        mask = inputs[self.packer.mask].detach()
+        live = mask.reshape([mask.shape[i] for i in self.packer.axes]) == self.packing.mask.live
+        found = list(outputs)
+        for i, places in self.packing.ignored:
+            b, s = places.sequence, places.row
+            assert b is not None and s is not None
+            sizes = [live.shape[0] if a == b.axis else live.shape[1] if a == s.axis else 1 for a in range(found[i].dim())]
+            here = live if b.axis < s.axis else live.t()
+            found[i] = torch.where(here.reshape(sizes), found[i], torch.zeros_like(found[i]))
+        return tuple(found)
+
+
+class NotPadded(Exception):
+    """There is too little padding at the moment."""
+
+
+def padded_traffic(
+    graph: Graph, weights: Mapping[str, torch.Tensor], calls: Sequence[Call], ignore_outputs: bool
+) -> PaddedTraffic:
+    """What calls show of padding; raises CannotPack, or NotPadded where there is little of it now."""
+    plain = with_numbers(graph, weights)
+    numbers = _uniform(plain, weights)
+    why, hidden, most = "no input is a mask of two numbers", False, 0.0
+    for i, v in enumerate(graph.inputs):
+        for mask in _candidates(v, i, calls):
+            try:
+                packing = packed_graph(plain, mask, numbers, ignore_outputs)
+            except CannotPack as e:
+                why = str(e) if e.hides_keys or not hidden else why
+                hidden = hidden or e.hides_keys
+                continue
+            packing = replace(packing, graph=simplify(packing.graph)[0])
+            names = [x.name for x in graph.inputs]
+            floats = tuple(k for k, x in enumerate(graph.inputs) if k != i and _is_float(x))
+            packer = MaskPacker(packing, i, floats, tuple((names.index(n), size) for n, size in packing.indices), mask_axes(v))
+            shares = [packer.share(c) for c in calls]
+            mean = statistics.fmean(shares)
+            if mean > MOST_LIVE:
+                most = max(most, mean)
+                continue
+            order = sorted(range(len(calls)), key=lambda c: abs(shares[c] - mean))
+            ordered = [calls[c] for c in order]
+            able = [c for c in ordered if not isinstance(packer(c), Padded)]
+            if not able:
+                raise NotPadded(f"no kept call can be packed: {packer(ordered[0])}")
+            return PaddedTraffic(packer, mean, tuple([able[0], *(c for c in ordered if c is not able[0])]))
+    if most:
+        raise NotPadded(f"{most:.0%} of all rows live")
+    raise CannotPack(why)
+
+
+def _is_float(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and v.type.dtype in (DType.F32, DType.F64, DType.F16, DType.BF16)
+
+
+def _candidates(v: Value, at: int, calls: Sequence[Call]) -> list[MaskInput]:
+    """The masks that an input may be: two numbers, either of which may mean that a row is dead."""
+    if not _is_mask(v) or not isinstance(v.type, TensorType):
+        return []
+    found: set[float | bool] = set()
+    for call in calls:
+        found.update(torch.unique(call[at].detach()).tolist()[:3])
+        if len(found) > 2:
+            return []
+    if v.type.dtype is DType.BOOL:
+        found = {False, True}
+    elif len(found) == 1 and found <= {0, 1}:
+        found = {0, 1}
+    if len(found) != 2:
+        return []
+    low, high = sorted(found)
+    sequences, rows = (v.type.shape[i] for i in mask_axes(v))
+    return [MaskInput(v.name, low, high, sequences, rows), MaskInput(v.name, high, low, sequences, rows)]
+
+
+def _uniform(graph: Graph, weights: Mapping[str, torch.Tensor]) -> dict[str, float | bool]:
+    """Params all of whose elements are one number."""
+    found: dict[str, float | bool] = {}
+    for p in graph.params:
+        w = weights[p.key]
+        if 0 < w.numel() <= _MAX_UNIFORM and not w.is_complex() and w.device.type == "cpu":
+            first = w.reshape(-1)[0]
+            if w.numel() == 1 or bool((w == first).all()):
+                found[p.value.name] = first.item()
+    return found
+
+
+def paying_share(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float:
+    """The share of live rows up to which packing pays, by the ends of the line: a call as it came, and with every row alive."""
+    with torch.no_grad():
+        return _crossing(packer, packed, padded, call)
+
+
+def _crossing(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float:
+    everything = list(call)
+    everything[packer.mask] = torch.full_like(call[packer.mask], packer.packing.mask.live)
+    few, all_ = packer(call), packer(everything)
+    if isinstance(few, Padded) or isinstance(all_, Padded):
+        raise CannotPack(f"a kept call cannot be packed: {few if isinstance(few, Padded) else all_}")
+    runs: list[Callable[[], object]] = [
+        lambda: padded(*call), lambda: packed(*call, *few), lambda: packed(*everything, *all_)
+    ]  # fmt: skip
+    took: list[list[float]] = [[], [], []]
+    for run in runs:
+        run()
+    end = time.perf_counter() + MEASURE_S
+    while not took[0] or (time.perf_counter() < end and len(took[0]) < 15):
+        for times, run in zip(took, runs, strict=True):
+            begin = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - begin)
+    before, some, whole = (min(t) for t in took)
+    share = packer.share(call)
+    if share >= 1 or whole <= some:
+        return 1.0 if whole <= PAYS * before else share
+    return min(1.0, max(share, share + (PAYS * before - some) / (whole - some) * (1 - share)))
+
+
+def packed_plan(found: PaddedTraffic, fast: Plan, plan: Plan, graph: Graph, limit: float) -> Plan:
+    """A plan of tier 2: live rows alone in `fast` up to a share of them, else the plan there was."""
+    run = PackedRun(replace(found.packer, limit=limit), fast.run, plan.run)
+    packing = found.packing
+
+    def counters() -> dict[str, int]:
+        inner = {f"packed_{k}": n for k, n in fast.counters().items()}
+        told = {f"padded_{why.name.lower()}": n for why, n in sorted(run.why_not.items())}
+        return {**plan.counters(), **inner, "packed_calls": run.calls, "padded_calls": run.why_not.total(), **told}
+
+    about = (
+        f"rows that {packing.mask.name} hides are not computed where at most {limit:.0%} live ({found.share:.0%} do): "
+        f"{packing.products} products and attentions on packed rows; else as before"
+    )
+    part = Partition(0, 0, len(graph.nodes), CutReason.START, device_of(graph.nodes[0]))
+    made = Artifact(graph, run, "packed", about)
+    held = (fast.memory, plan.memory)
+    memory = PlanMemory(sum(m.arena for m in held), sum(m.constants for m in held), plan.memory.eager_peak)
+    return Plan(Partitioning(graph, (part,)), (made,), run, 2, (about, *fast.notes), memory=memory,
+                runs=(*fast.runs, *plan.runs), counters=counters, attempt=PADDING)  # fmt: skip

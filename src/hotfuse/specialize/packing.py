@@ -1,0 +1,375 @@
+"""Rows that a mask hides are not computed: sequences lie one behind the other, without padding between them.
+
+    %h: f32[B, S, 64] = linear(%x, ..)                       %x': f32[1, T, 64] = rows of %x that live
+    %a = sdpa(%q, %k, %v, %hidden)                    ->     %h': f32[1, T, 64] = linear(%x', ..)
+    %y = sum(%h * %m[:, :, None], 1)                         %a' = packed_attention(%q', %k', %v', %offsets)
+                                                             %y = sum(where(%live, %h'[%inverse], 0), 1)
+
+Which rows suffice is worked out backwards from the outputs (`specialize.row_demands`). What has to be whole stays as it is, and
+rows of it are gathered where they are needed. So a graph whose outputs show padded rows is not packed, unless somebody says that
+these do not matter.
+
+In the packed graph the batch is one long sequence: ops keep their axes, the axis of sequences is 1 and that of rows is T, a number
+that only the call tells. Which rows live comes in with the call (`PackedInput`), so one graph serves every mask with at least
+one live row in each sequence. Equal in real arithmetic as long as what dead rows hold is finite: then they count nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from hotfuse.analysis.layouts import possible_sizes, relaid
+from hotfuse.analysis.mask_facts import MaskInput, RowPlaces, mask_facts
+from hotfuse.analysis.row_axes import quotient, shape_of, whole
+from hotfuse.base.errors import InternalError
+from hotfuse.ir.dims import Dim, Sym, expr, sym, symbols
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, map_values, output_values, sources, unused_name
+from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType, Type, dims_of
+from hotfuse.ir.verify import verify
+from hotfuse.ops import packed
+from hotfuse.ops.movement import RESHAPES
+from hotfuse.ops.schema import argument, draws_random
+from hotfuse.ops.table import is_mutating, packet
+from hotfuse.specialize.masks import without_unread
+from hotfuse.specialize.row_demands import EXPANDS, CannotPack, MaskedAttention, RowDemands, RowMode
+
+
+class PackedInput(StrEnum):
+    """What a packed graph is given of the mask, behind its other inputs."""
+
+    ROWS = "rows"
+    """i64[T]: which rows of all sequences live, in order."""
+    POSITIONS = "positions"
+    """i64[T]: where each lies in its sequence."""
+    OFFSETS = "offsets"
+    """i64[B + 1]: where each sequence begins among the live rows, and where the last one ends."""
+    INVERSE = "inverse"
+    """i64[B, S]: which of the live rows each one is; any for a dead one."""
+    LIVE = "live"
+    """bool[B, S]."""
+    FIRST = "first"
+    """i64[B]: the first live row of each sequence."""
+    LAST = "last"
+    """i64[B]: the last."""
+    QUERIES = "queries"
+    """i64[B + 1]: one row of each sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A graph for live rows, and what a call must bring for it."""
+
+    mask: MaskInput
+    graph: Graph
+    inputs: tuple[PackedInput, ...]
+    """The graph's further inputs, in order."""
+    products: int
+    """Products and attentions on live rows alone."""
+    first: bool
+    """The first row of every sequence has to live: it is read by its place."""
+    last: bool
+    ignored: tuple[tuple[int, RowPlaces], ...]
+    """Outputs that are 0 at dead rows, whatever the graph makes of them, and where rows lie in them."""
+    indices: tuple[tuple[str, int], ...]
+    """Inputs that are looked up in tables of so many rows: dead rows are not, and what is no index has to be said all the same."""
+
+
+def packed_graph(graph: Graph, mask: MaskInput, numbers: Mapping[str, float | bool], ignore_outputs: bool = False) -> Packing:
+    """The graph on live rows; raises CannotPack where no product gets smaller. With `ignore_outputs`, those are 0 at dead rows."""
+    if any(n.kind is not Kind.OPERATOR or is_mutating(n.op) or _draws(n) for n in graph.nodes):
+        raise CannotPack("it has branches, loops or ops that are not pure")
+    demands = RowDemands(graph, mask, mask_facts(graph, mask, numbers), ignore_outputs)
+    demands.run()
+    if not demands.products:
+        raise CannotPack(demands.reason(), bool(demands.attends))
+    return _Writer(demands).run()
+
+
+def _draws(node: Node) -> bool:
+    return draws_random(node.op, node.args, dict(node.attrs))
+
+
+class _Writer:
+    """The packed graph."""
+
+    def __init__(self, demands: RowDemands) -> None:
+        self.demands, self.graph, self.mask = demands, demands.graph, demands.mask
+        self.nodes: list[Node] = []
+        self.taken = {v.name for n in self.graph.nodes for v in n.outs} | {v.name for v in sources(self.graph)}
+        names = frozenset[str]().union(*(symbols(d) for v in sources(self.graph) for d in dims_of(v.type)))
+        self.live_rows = sym(unused_name("live", set(names)))
+        self.inputs: dict[PackedInput, Value] = {}
+        self.packed: dict[str, Value] = {}
+        self.changed: set[str] = set()
+        self.sizes: dict[Dim, Value] = {}
+        self.count: Value | None = None
+        self.indices: dict[tuple[str, int], None] = {}
+
+    def run(self) -> Packing:
+        for i, node in enumerate(self.graph.nodes):
+            for v in node.outs:
+                if isinstance(v.type, ScalarType) and isinstance(v.type.expr, Sym):
+                    self.sizes.setdefault(v.type.expr, v)
+            match self.demands.modes.get(i):
+                case RowMode.WHOLE:
+                    self.nodes.append(node)
+                case RowMode.ROWS:
+                    self._rows_of(node)
+                case RowMode.FILLED:
+                    fact = self.demands.facts[node.outs[0].name]
+                    self._rows_of(node)
+                    self._unpack(node.outs[0], self.demands.rows[node.outs[0].name], fact.dead.item(), node.outs[0])
+                case RowMode.ATTENDS | RowMode.ASKED as mode:
+                    self._attend(node, self.demands.attends[i], mode is RowMode.ASKED)
+                case RowMode.PICKS:
+                    self._pick(node)
+                case None:  # nobody reads it, or it is a size
+                    if any(isinstance(v.type, ScalarType) for v in node.outs):
+                        self.nodes.append(node)
+        new: dict[str, Arg] = {}
+        for v in output_values(self.graph):
+            if v.name in self.demands.outputs and v.name not in new:
+                out = self._value(v.name, v.type)
+                self._unpack(v, self.demands.outputs[v.name], 0, out)
+                new[v.name] = out
+        return self._finished(new)
+
+    def _finished(self, new: dict[str, Arg]) -> Packing:
+        order = tuple(self.inputs)
+        graph = replace(
+            self.graph, name=f"{self.graph.name}.packed", inputs=(*self.graph.inputs, *self.inputs.values()),
+            nodes=tuple(self.nodes), outputs=tuple(map_values(o, new) for o in self.graph.outputs),
+            guards=(*self.graph.guards, *(g for g in (expr("<=", 1, self.live_rows),) if isinstance(g, Sym))),
+        )  # fmt: skip
+        sizes = possible_sizes(graph)
+        if sizes is None:
+            raise CannotPack("no sizes come to mind that it could be tried with")
+        try:
+            graph = verify(relaid(without_unread(graph), self.changed, sizes))
+        except InternalError as e:  # an op whose sizes follow another rule than was thought: the graph stays as it is
+            raise CannotPack(f"{e.what}: {e.because}") from e
+        d = self.demands
+        ignored = ((i, d.outputs[v.name]) for i, v in enumerate(self.graph.outputs) if isinstance(v, Value) and v.name in d.outputs)
+        return Packing(self.mask, graph, order, d.products, d.first, d.last, tuple(ignored), tuple(self.indices))
+
+    # Parts
+
+    def _value(self, stem: str, t: Type) -> Value:
+        out = Value(unused_name(f"{stem.partition('.packed')[0]}.packed", self.taken), t)
+        self.changed.add(out.name)
+        return out
+
+    def _node(self, op: str, args: tuple[Arg, ...], stem: str, dtype: DType, shape: tuple[Dim, ...]) -> Value:
+        out = self._value(stem, TensorType(dtype, shape))
+        self.nodes.append(Node(Kind.OPERATOR, op, args, (out,)))
+        return out
+
+    def _given(self, what: PackedInput) -> Value:
+        if what not in self.inputs:
+            b, s, t = self.mask.sequences, self.mask.rows, self.live_rows
+            shapes: dict[PackedInput, tuple[Dim, ...]] = {
+                PackedInput.ROWS: (t,), PackedInput.POSITIONS: (t,), PackedInput.OFFSETS: (expr("+", b, 1),),
+                PackedInput.INVERSE: (b, s), PackedInput.LIVE: (b, s), PackedInput.FIRST: (b,), PackedInput.LAST: (b,),
+                PackedInput.QUERIES: (expr("+", b, 1),),
+            }  # fmt: skip
+            dtype = DType.BOOL if what is PackedInput.LIVE else DType.I64
+            self.inputs[what] = Value(unused_name(f"packing.{what.value}", self.taken), TensorType(dtype, shapes[what]))
+        return self.inputs[what]
+
+    def _live_count(self) -> Value:
+        """T as a number of the host."""
+        if self.count is None:
+            self.count = self._value("live", ScalarType(ScalarKind.INT, self.live_rows))
+            self.nodes.append(Node(Kind.OPERATOR, "aten.sym_size.int", (self._given(PackedInput.ROWS), 0), (self.count,)))
+        return self.count
+
+    def _type(self, v: Value) -> TensorType:
+        if not isinstance(v.type, TensorType):
+            raise CannotPack(f"%{v.name} is no tensor")
+        return v.type
+
+    def shape(self, v: Value, places: RowPlaces) -> tuple[Dim, ...]:
+        """The shape of a value's live rows."""
+        shape = list(shape_of(v))
+        for place, size, now in ((places.sequence, self.mask.sequences, 1), (places.row, self.mask.rows, self.live_rows)):
+            if place is not None:
+                rest = quotient(shape[place.axis], size)
+                if rest is None:
+                    raise CannotPack(f"rows of %{v.name} share an axis with more than was thought")
+                shape[place.axis] = expr("*", rest, now)
+        return tuple(shape)
+
+    # Rows of a value
+
+    def rows(self, v: Value) -> Value:
+        """The live rows of a value: made that way, or gathered."""
+        if v.name not in self.packed:
+            self.packed[v.name] = self._gathered(v, self.demands.rows[v.name])
+        return self.packed[v.name]
+
+    def _gathered(self, v: Value, places: RowPlaces) -> Value:
+        shape, dtype = shape_of(v), self._type(v).dtype
+        b, s = places.sequence, places.row
+        if s is None or not whole(s, self.mask.rows, shape):
+            raise CannotPack(f"rows of %{v.name} have no axis of their own")
+        if b is None:
+            out = (*shape[: s.axis], self.live_rows, *shape[s.axis + 1 :])
+            return self._node("aten.index_select.default", (v, s.axis, self._given(PackedInput.POSITIONS)), v.name, dtype, out)
+        if not whole(b, self.mask.sequences, shape):
+            raise CannotPack(f"sequences of %{v.name} have no axis of their own")
+        front = self._permuted(v, self._front(b.axis, s.axis, len(shape)))
+        rest = shape_of(front)[2:]
+        flat = self._node("aten.flatten.using_ints", (front, 0, 1), v.name, dtype,
+                          (expr("*", self.mask.sequences, self.mask.rows), *rest))  # fmt: skip
+        t = self.live_rows
+        some = self._node("aten.index_select.default", (flat, 0, self._given(PackedInput.ROWS)), v.name, dtype, (t, *rest))
+        one = self._node("aten.unsqueeze.default", (some, 0), v.name, dtype, (1, t, *rest))
+        return self._permuted(one, self._back(b.axis, s.axis, len(shape)))
+
+    def _permuted(self, v: Value, order: tuple[int, ...]) -> Value:
+        if order == tuple(range(len(order))):
+            return v
+        shape = shape_of(v)
+        return self._node("aten.permute.default", (v, order), v.name, self._type(v).dtype, tuple(shape[i] for i in order))
+
+    @staticmethod
+    def _front(b: int, s: int, rank: int) -> tuple[int, ...]:
+        return (b, s, *(i for i in range(rank) if i not in (b, s)))
+
+    @classmethod
+    def _back(cls, b: int, s: int, rank: int) -> tuple[int, ...]:
+        order = cls._front(b, s, rank)
+        return tuple(order.index(i) for i in range(rank))
+
+    def _rows_of(self, node: Node) -> None:
+        """A node on live rows."""
+        places = next(self.demands.rows[v.name] for v in node.outs if v.name in self.demands.rows)
+        wanted = self.demands.operand_places(node, places)
+        given: dict[str, Arg] = {name: self.rows(v) for v in node.ins if (name := v.name) in wanted}
+        self._note_lookup(node, wanted)
+        outs: list[Value] = []
+        for v in node.outs:
+            out = self._value(v.name, replace(self._type(v), shape=self.shape(v, places)))
+            self.packed[v.name] = out
+            outs.append(out)
+        op = packet(node.op)
+        if op in RESHAPES:
+            sizes = tuple(self._size(d, places, i) for i, d in enumerate(shape_of(node.outs[0])))
+            args = (next(iter(given.values())), sizes)
+            self.nodes.append(replace(node, op="aten.reshape.default", args=args, attrs=(), outs=tuple(outs)))
+        elif op in EXPANDS:
+            first = node.args[0]
+            x = given.get(first.name, first) if isinstance(first, Value) else first
+            expanded = tuple(
+                self._live_count() if places.row is not None and i == places.row.axis else
+                1 if places.sequence is not None and i == places.sequence.axis else self._known(d)
+                for i, d in enumerate(shape_of(node.outs[0]))
+            )  # fmt: skip
+            if not all(p is None or p.span == 1 for p in (places.sequence, places.row)):
+                raise CannotPack("an expanded axis that holds several indices")
+            self.nodes.append(replace(node, op="aten.expand.default", args=(x, expanded), attrs=(), outs=tuple(outs)))
+        else:
+            self.nodes.append(map_node(node, given, tuple(outs)))
+
+    def _size(self, d: Dim, places: RowPlaces, axis: int) -> Arg:
+        """What a reshape says of an axis of live rows."""
+        if places.row is not None and places.row.axis == axis:
+            return -1
+        if places.sequence is not None and places.sequence.axis == axis:
+            rest = quotient(d, self.mask.sequences)
+            if rest is None:
+                raise CannotPack("sequences share an axis with more than was thought")
+            return self._known(rest)
+        return self._known(d)
+
+    def _known(self, d: Dim) -> Arg:
+        """A size as an argument."""
+        if isinstance(d, int):
+            return d
+        if d not in self.sizes:
+            raise CannotPack("a size that no number of the graph says")
+        return self.sizes[d]
+
+    def _note_lookup(self, node: Node, wanted: Mapping[str, RowPlaces]) -> None:
+        """Inputs that only live rows are looked up of."""
+        inputs = {v.name for v in self.graph.inputs}
+        table = argument(node, "weight") if packet(node.op) == "aten.embedding" else node.args[0] if node.args else None
+        if packet(node.op) in ("aten.embedding", "aten.index") and isinstance(table, Value) and isinstance(table.type, TensorType):
+            size = table.type.shape[0]
+            for name in wanted:
+                if name in inputs and isinstance(size, int):
+                    self.indices[name, size] = None
+
+    # Attention, and the way back
+
+    def _attend(self, node: Node, how: MaskedAttention, asked: bool) -> None:
+        dtype = self._type(how.q).dtype
+        heads, width = shape_of(how.q)[1], shape_of(how.v)[3]
+        t: Dim = self.mask.sequences if asked else self.live_rows
+        if asked:  # [B, heads, 1, width]: one row of each sequence
+            q = self._node("aten.select.int", (how.q, 2, 0), how.q.name, dtype, (t, heads, shape_of(how.q)[3]))
+        else:
+            q = self._by_token(self.rows(how.q), (0, 2, 1, 3))
+        k = self._by_token(self.rows(how.k), (0, 3, 1, 2) if how.turned else (0, 2, 1, 3))
+        v = self._by_token(self.rows(how.v), (0, 2, 1, 3))
+        offsets = self._given(PackedInput.OFFSETS)
+        where = (self._given(PackedInput.QUERIES), offsets) if asked else (offsets, None)
+        scale = how.scale
+        made = self._node(f"{packed.NAME}.default", (q, k, v, *where, scale, -1, -1), node.outs[0].name, dtype, (t, heads, width))
+        if asked:
+            out = node.outs[0]
+            self.changed.add(out.name)
+            self.nodes.append(Node(Kind.OPERATOR, "aten.unsqueeze.default", (made, 2), (out,)))
+            return
+        one = self._node("aten.unsqueeze.default", (made, 0), node.outs[0].name, dtype, (1, t, heads, width))
+        self.packed[node.outs[0].name] = self._permuted(one, (0, 2, 1, 3))
+
+    def _by_token(self, v: Value, order: tuple[int, ...]) -> Value:
+        """[1, heads, T, width] as [T, heads, width]."""
+        turned = self._permuted(v, order)
+        return self._node("aten.select.int", (turned, 0, 0), v.name, self._type(v).dtype, shape_of(turned)[1:])
+
+    def _tokens(self, v: Value, places: RowPlaces) -> tuple[Value, int, int]:
+        """The live rows of a value with rows in front, [T, ..], and which axes of the value sequences and rows are."""
+        b, s = places.sequence, places.row
+        assert b is not None and s is not None
+        front = self._permuted(self.rows(v), self._front(b.axis, s.axis, len(shape_of(v))))
+        some = self._node("aten.select.int", (front, 0, 0), v.name, self._type(v).dtype, shape_of(front)[1:])
+        return some, b.axis, s.axis
+
+    def _unpack(self, v: Value, places: RowPlaces, dead: float | bool, out: Value) -> None:
+        """A value of its live rows; dead ones are a number."""
+        tokens, b, s = self._tokens(v, places)
+        rest, dtype = shape_of(tokens)[1:], self._type(v).dtype
+        sizes = (self.mask.sequences, self.mask.rows)
+        spread = self._node("aten.index.Tensor", (tokens, (self._given(PackedInput.INVERSE),)), v.name, dtype, (*sizes, *rest))
+        live = self._given(PackedInput.LIVE)
+        for i in range(len(rest)):
+            live = self._node("aten.unsqueeze.default", (live, 2 + i), "live", DType.BOOL, (*sizes, *(1,) * (i + 1)))
+        args = (live, spread, dead)
+        self.changed.add(out.name)
+        if (b, s) == (0, 1):
+            self.nodes.append(Node(Kind.OPERATOR, "aten.where.ScalarOther", args, (out,)))
+            return
+        filled = self._node("aten.where.ScalarOther", args, v.name, dtype, (*sizes, *rest))
+        order = self._back(b, s, len(sizes) + len(rest))
+        self.nodes.append(Node(Kind.OPERATOR, "aten.permute.default", (filled, order), (out,)))
+
+    def _pick(self, node: Node) -> None:
+        """The first or last row of each sequence."""
+        x, out = node.args[0], node.outs[0]
+        assert isinstance(x, Value)
+        tokens, b, s = self._tokens(x, self.demands.rows[x.name])
+        select = packet(node.op) == "aten.select"
+        at = argument(node, "index") if select else argument(node, "start", 0)
+        which = self._given(PackedInput.LAST if at == -1 else PackedInput.FIRST)
+        rest, dtype = shape_of(tokens)[1:], self._type(x).dtype
+        picked = self._node("aten.index_select.default", (tokens, 0, which), x.name, dtype, (self.mask.sequences, *rest))
+        one = self._node("aten.unsqueeze.default", (picked, 1), x.name, dtype, (self.mask.sequences, 1, *rest))
+        back = self._permuted(one, self._back(b, s, 2 + len(rest)))
+        self.changed.add(out.name)
+        op = "aten.select.int" if select else "aten.slice.Tensor"
+        args: tuple[Arg, ...] = (back, s, 0) if select else (back, s, 0, 1)
+        self.nodes.append(Node(Kind.OPERATOR, op, args, (out,)))

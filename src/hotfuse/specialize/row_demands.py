@@ -1,0 +1,287 @@
+"""Which values of a graph are wanted whole and of which live rows suffice, and how each node gives that.
+
+Going backwards from the outputs: a value that is one number wherever the mask is dead (`analysis.mask_facts`) needs its live rows
+only, and so do its operands as long as each row is made of that row of theirs (`analysis.row_axes`). An attention whose mask hides
+dead keys reads live rows of keys and values. What somebody wants whole is made whole, and rows of it are gathered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hotfuse.analysis.attention import FUSED, written
+from hotfuse.analysis.mask_facts import MaskFact, MaskInput, RowPlaces
+from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, shape_of, whole
+from hotfuse.ir.graph import Graph, Node, Value, output_values
+from hotfuse.ir.types import TensorType
+from hotfuse.ops.schema import argument
+from hotfuse.ops.table import Access, lookup, packet
+
+HIDES = 1e4
+"""How much lower the score of a hidden key has to be: its weight is exp(-1e4) of any other's, which no float can tell from 0."""
+EXPANDS = frozenset({"aten.expand", "aten.expand_as", "aten.broadcast_to"})
+_WORK = (Access.CONTRACTION, Access.ATTENTION)
+_END = 2**63 - 1
+
+
+class CannotPack(Exception):
+    """Why a graph stays padded."""
+
+    def __init__(self, why: str, hides_keys: bool = True) -> None:
+        super().__init__(why)
+        self.hides_keys = hides_keys
+        """Whether the mask hides keys of an attention at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedAttention:
+    """An attention whose mask hides dead keys."""
+
+    q: Value
+    k: Value
+    v: Value
+    turned: bool
+    """Keys lie [.., element, key]."""
+    scale: float | None
+    absorbed: tuple[int, ...]
+    """Nodes that are part of it, besides the one that gives the result."""
+
+
+class RowMode(StrEnum):
+    """How a node gives what is wanted of it."""
+
+    WHOLE = "whole"
+    ROWS = "rows"
+    """Live rows are made, and nobody wants others."""
+    FILLED = "filled"
+    """Live rows are made; others are one number."""
+    ATTENDS = "attends"
+    """An attention of live rows to live rows."""
+    ASKED = "asked"
+    """An attention of whole queries to live rows."""
+    PICKS = "picks"
+    """The first or last row of each sequence."""
+
+
+class RowDemands:
+    """Which values are wanted whole, and of which live rows suffice; and how each node gives that."""
+
+    def __init__(self, graph: Graph, mask: MaskInput, facts: Mapping[str, MaskFact], ignore_outputs: bool) -> None:
+        self.graph, self.mask, self.facts, self.ignore_outputs = graph, mask, facts, ignore_outputs
+        self.attends = self._attentions()
+        self.hints = self._hints()
+        self.whole: set[str] = set()
+        self.rows: dict[str, RowPlaces] = {}
+        self.modes: dict[int, RowMode] = {}
+        self.outputs: dict[str, RowPlaces] = {}
+        """Outputs of which padded rows do not matter."""
+        self.products = 0
+        self.first = self.last = False
+        self._seen_rows = ""
+
+    def run(self) -> None:
+        """Go through the graph, backwards."""
+        for v in output_values(self.graph):
+            hint = self.hints.get(v.name)
+            if hint is not None and v.name not in self.facts and self.unpackable(v, hint):
+                if self.ignore_outputs:
+                    self.outputs[v.name] = hint
+                    self._want(v, hint)
+                    continue
+                self._seen_rows = v.name
+            self.whole.add(v.name)
+        absorbed: set[int] = set()
+        for i in reversed(range(len(self.graph.nodes))):
+            node = self.graph.nodes[i]
+            asked = [v for v in node.outs if v.name in self.whole or v.name in self.rows]
+            if i in absorbed or not asked:
+                continue
+            mode = self._mode(i, node)
+            self.modes[i] = mode
+            if mode in (RowMode.ATTENDS, RowMode.ASKED):
+                absorbed.update(self.attends[i].absorbed)
+            if mode is RowMode.WHOLE:
+                self.whole.update(v.name for v in node.ins)
+            elif lookup(node.op).access in _WORK and mode is not RowMode.PICKS:
+                self.products += 1
+
+    def reason(self) -> str:
+        """Why nothing is packed."""
+        if not self.attends:
+            return f"no attention's keys are hidden by {self.mask.name} alone"
+        if self._seen_rows:
+            return f"output {self._seen_rows} shows padded rows, which have to be right (padding='ignore' says that they need not)"
+        return f"what is made of attention by {self.mask.name} is read at padded rows too"
+
+    # What a node gives
+
+    def _mode(self, i: int, node: Node) -> RowMode:
+        asked = {self.rows[v.name] for v in node.outs if v.name in self.rows}
+        wanted_whole = any(v.name in self.whole for v in node.outs)
+        if i in self.attends and (mode := self._attending(self.attends[i], node, asked, wanted_whole)) is not None:
+            return mode
+        if not wanted_whole and len(asked) == 1:
+            return RowMode.ROWS if self._by_rows(node, next(iter(asked))) else RowMode.WHOLE
+        if wanted_whole and len(node.outs) == 1:
+            fact = self.facts.get(node.outs[0].name)
+            if fact is not None and fact.live is None and fact.places is not None and self.unpackable(node.outs[0], fact.places):
+                if self._makes_work(node) and self._by_rows(node, fact.places):
+                    self.rows.setdefault(node.outs[0].name, fact.places)
+                    return RowMode.FILLED
+            elif self._picked(node) is not None:
+                return RowMode.PICKS
+        return RowMode.WHOLE
+
+    def _makes_work(self, node: Node) -> bool:
+        """Whether any operand may vary by rows beyond what the mask says of it."""
+        return any(v.name not in self.facts for v in node.ins)
+
+    def _by_rows(self, node: Node, places: RowPlaces) -> bool:
+        """Whether a node makes live rows of live rows; its operands are then wanted."""
+        try:
+            wanted = self.operand_places(node, places)
+        except NotByRows:
+            return False
+        for v in node.ins:
+            at = wanted.get(v.name)
+            if at is not None:
+                self._want(v, at)
+            elif isinstance(v.type, TensorType) and not (packet(node.op) in EXPANDS and v != node.args[0]):
+                self.whole.add(v.name)
+        return True
+
+    def operand_places(self, node: Node, places: RowPlaces) -> dict[str, RowPlaces]:
+        """Where rows lie in the operands that have them; raises NotByRows where they are mixed."""
+        found: dict[str, RowPlaces] = {}
+        for name, relation in carries(node).operands.items():
+            v = next(v for v in node.ins if v.name == name)
+            x = shape_of(v)
+            for out in node.outs:
+                y = shape_of(out)
+                sequence = None if places.sequence is None else relation.backward(places.sequence, self.mask.sequences, x, y)
+                row = None if places.row is None else relation.backward(places.row, self.mask.rows, x, y)
+                if row is None and sequence is not None:
+                    raise NotByRows("an operand that varies by sequences only")
+                if row is not None and found.setdefault(name, RowPlaces(sequence, row)) != RowPlaces(sequence, row):
+                    raise NotByRows("rows at several places")
+        return found
+
+    def _want(self, v: Value, places: RowPlaces) -> None:
+        if self.rows.setdefault(v.name, places) != places:
+            raise CannotPack(f"rows of %{v.name} are wanted along several axes")
+
+    def unpackable(self, v: Value, places: RowPlaces) -> bool:
+        """Whether a packed value can be made whole again: both indices have an axis of their own, next to each other."""
+        shape = shape_of(v)
+        b, s = places.sequence, places.row
+        if b is None or s is None or not whole(b, self.mask.sequences, shape) or not whole(s, self.mask.rows, shape):
+            return False
+        return abs(b.axis - s.axis) == 1
+
+    def _picked(self, node: Node) -> RowPlaces | None:
+        """The rows of what a node takes the first or last row of each sequence from; they are then wanted."""
+        op, x = packet(node.op), node.args[0] if node.args else None
+        if op not in ("aten.select", "aten.slice") or not isinstance(x, Value) or (hint := self.hints.get(x.name)) is None:
+            return None
+        axis = argument(node, "dim", 0)
+        rank = len(shape_of(x))
+        if hint.row is None or not isinstance(axis, int) or axis % rank != hint.row.axis or not self.unpackable(x, hint):
+            return None
+        if op == "aten.select":
+            index = argument(node, "index")
+        else:
+            start, end, step = argument(node, "start", 0), argument(node, "end", _END), argument(node, "step", 1)
+            one = shape_of(node.outs[0])[axis % rank] == 1 and step == 1
+            index = start if one and (start in (0, None) and end == 1) else -1 if one and start == -1 else None
+            index = 0 if index is None and one and end == 1 else index
+        if index not in (0, -1) or isinstance(index, bool):
+            return None
+        self.first, self.last = self.first or index == 0, self.last or index == -1
+        self._want(x, hint)
+        return hint
+
+    # Attention
+
+    def _attentions(self) -> dict[int, MaskedAttention]:
+        found: dict[int, MaskedAttention] = {}
+        for i, node in enumerate(self.graph.nodes):
+            if packet(node.op) == FUSED:
+                made = self._fused(node)
+                if made is not None:
+                    found[i] = made
+        for w in written(self.graph):
+            if self._hides(w.mask, w.hides, w.q, w.v):
+                found[w.nodes[-1]] = MaskedAttention(w.q, w.k, w.v, True, w.scale, w.nodes[:-1])
+        return found
+
+    def _fused(self, node: Node) -> MaskedAttention | None:
+        q, k, v = (argument(node, n) for n in ("query", "key", "value"))
+        mask, scale = argument(node, "attn_mask"), argument(node, "scale")
+        if not isinstance(q, Value) or not isinstance(k, Value) or not isinstance(v, Value) or not isinstance(mask, Value):
+            return None
+        if argument(node, "is_causal", False) is not False or argument(node, "enable_gqa", False) is not False:
+            return None
+        if argument(node, "dropout_p", 0.0) not in (0, 0.0) or not (scale is None or isinstance(scale, int | float)):
+            return None
+        if not self._hides(mask, False, q, v):
+            return None
+        return MaskedAttention(q, k, v, False, None if scale is None else float(scale), ())
+
+    def _hides(self, mask: Value | None, inverted: bool, q: Value, v: Value) -> bool:
+        """Whether a mask hides dead keys and nothing else."""
+        fact = None if mask is None else self.facts.get(mask.name)
+        if mask is None or fact is None or fact.live is None or fact.places is None:
+            return False
+        rank, shape = len(shape_of(q)), shape_of(mask)
+        b, s = fact.places.sequence, fact.places.row
+        if rank != 4 or b is None or s is None or len(shape) != rank or shape_of(v)[0] != self.mask.sequences:
+            return False
+        if b != AxisIndex(0) or s != AxisIndex(rank - 1) or shape_of(v)[2] != self.mask.rows:
+            return False
+        dead, live = fact.dead.item(), fact.live.item()
+        if isinstance(dead, bool):
+            return dead is inverted and live is not inverted
+        return not inverted and math.isfinite(live) and dead <= live - HIDES
+
+    def _attending(self, how: MaskedAttention, node: Node, asked: set[RowPlaces], wanted_whole: bool) -> RowMode | None:
+        of_queries = RowPlaces(AxisIndex(0), AxisIndex(2))
+        of_keys = RowPlaces(AxisIndex(0), AxisIndex(3)) if how.turned else of_queries
+        if not wanted_whole and asked == {of_queries} and shape_of(how.q)[2] == self.mask.rows:
+            self._want(how.q, of_queries)
+            mode = RowMode.ATTENDS
+        elif wanted_whole and shape_of(how.q)[2] == 1:
+            self.whole.add(how.q.name)
+            mode = RowMode.ASKED
+        else:
+            return None
+        self._want(how.k, of_keys)
+        self._want(how.v, of_queries)
+        return mode
+
+    def _hints(self) -> dict[str, RowPlaces]:
+        """Where rows lie in what is made of attention: a guess at what is worth packing, which nothing else rests on."""
+        found: dict[str, RowPlaces] = {}
+        for i, node in enumerate(self.graph.nodes):
+            if i in self.attends and shape_of(self.attends[i].q)[2] == self.mask.rows:
+                found[node.outs[0].name] = RowPlaces(AxisIndex(0), AxisIndex(2))
+                continue
+            for v in node.ins:
+                hint = found.get(v.name)
+                if hint is None or hint.sequence is None or hint.row is None:
+                    continue
+                try:
+                    relation = carries(node).operands.get(v.name)
+                    if relation is None:
+                        continue
+                    for out in node.outs:
+                        x, y = shape_of(v), shape_of(out)
+                        found[out.name] = RowPlaces(relation.forward(hint.sequence, self.mask.sequences, x, y),
+                                                    relation.forward(hint.row, self.mask.rows, x, y))  # fmt: skip
+                except NotByRows:
+                    continue
+        return found
+
+

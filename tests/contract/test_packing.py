@@ -1,0 +1,141 @@
+"""Graphs on live rows alone, against the model in float64: every way to spell a mask, every way to read the result."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse
+from hotfuse import Settings
+from hotfuse.pipeline import compile_tier0
+from hotfuse.runtime.serve.packing import Padded
+from hotfuse.runtime.tierup.padding import NotPadded, PaddedTraffic, padded_traffic
+from hotfuse.specialize.row_demands import CannotPack
+from tests.padded import LibraryEncoder, PaddedEncoder, batch, features
+
+CAPTURED = Settings(capture="inline", tiers=0)
+Batches = Callable[..., tuple[torch.Tensor, ...]]
+
+
+@pytest.fixture(autouse=True)
+def no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def captured(model: nn.Module, batches: Batches, dynamic: bool) -> Any:
+    """The graph of a model, for sizes as they come or for any."""
+    fast: Any = hotfuse.jit(model.eval(), settings=CAPTURED)
+    for i in range(12 if dynamic else 2):
+        fast(*batches(*((2 + i % 3, 20 + i) if dynamic else (3, 16))))
+    (site,) = fast._engine.sites.values()
+    entry = next(e for e in site.entries if bool(e.symbols) is dynamic)
+    fast.close()
+    return entry
+
+
+def packed(model: nn.Module, batches: Batches = batch, dynamic: bool = False, ignore: bool = False) -> tuple[PaddedTraffic, Any]:
+    entry = captured(model, batches, dynamic)
+    found = padded_traffic(entry.baseline.graph, entry.weights, [batches(3, 16) for _ in range(4)], ignore)
+    return found, compile_tier0(found.packing.graph, entry.weights, CAPTURED)
+
+
+def in_float64(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return copy.deepcopy(model).double()(*(t.double() if t.is_floating_point() else t for t in inputs))
+
+
+def assert_right(model: nn.Module, found: PaddedTraffic, plan: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+    given = found.packer(inputs)
+    assert isinstance(given, tuple), given
+    torch.testing.assert_close(plan.run(*inputs, *given)[0].double(), in_float64(model, inputs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attends", ["expanded", "lowest", "indexed", "filled", "added"])
+def test_every_spelling_of_a_mask(attends: str) -> None:
+    model = PaddedEncoder(attends)
+    found, plan = packed(model, dynamic=attends == "indexed")
+    assert found.packing.products == 10
+    for share in (0.05, 0.4, 1.0):
+        assert_right(model, found, plan, batch(3, 16, share))
+
+
+@pytest.mark.parametrize("pools", ["expanded mean", "last", "largest", "weighed"])
+def test_every_reading_of_the_result(pools: str) -> None:
+    model = PaddedEncoder(pools=pools)
+    found, plan = packed(model, dynamic=pools == "last")
+    assert found.packing.products >= 7
+    for sequences, rows in ((3, 16), (2, 2), (5, 30)) if pools == "last" else ((3, 16),):
+        assert_right(model, found, plan, batch(sequences, rows))
+
+
+def test_layers_of_the_library() -> None:
+    model = LibraryEncoder()
+    found, plan = packed(model, features)
+    assert found.packing.mask.dead is True
+    assert_right(model, found, plan, features(3, 16))
+
+
+def test_outputs_that_show_padded_rows_stay_unless_they_are_ignored() -> None:
+    model = PaddedEncoder(pools="nothing")
+    with pytest.raises(CannotPack, match="shows padded rows"):
+        packed(model)
+    found, plan = packed(model, ignore=True)
+    inputs = batch(3, 16)
+    given = found.packer(inputs)
+    assert isinstance(given, tuple)
+    (got,) = plan.run(*inputs, *given)
+    live = inputs[1].bool()
+    assert bool((got[~live] == 0).all())
+    torch.testing.assert_close(got[live].double(), in_float64(model, inputs)[live], rtol=1e-4, atol=1e-5)
+    (shown,) = found.shown(inputs, (in_float64(model, inputs),))
+    torch.testing.assert_close(shown, got.double(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_packed_says_why() -> None:
+    class Both(PaddedEncoder):
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            hidden = mask.clone()
+            hidden[:, 1::2] = 1  # keys that live for attention, and are dead for the mean
+            self.keys = hidden
+            return super().forward(ids, mask)
+
+        def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return super()._attend(q, k, v, self.keys)
+
+    model = Both()
+    found, plan = packed(model)  # what comes behind the last attention, for the mean
+    assert 0 < found.packing.products < 5
+    assert_right(model, found, plan, batch(3, 16))
+    with pytest.raises(CannotPack, match="no attention's keys are hidden"):
+        packed(Both(pools="nothing"))
+    with pytest.raises(NotPadded, match="100% of all rows live"):
+        packed(PaddedEncoder(), lambda b, s: (batch(b, s)[0], torch.ones(b, s, dtype=torch.int64)))
+
+
+def test_calls_that_stay_padded() -> None:
+    found, _ = packed(PaddedEncoder(pools="first"))
+    ids, mask = batch(3, 16)
+
+    def why(mask: torch.Tensor, ids: torch.Tensor = ids) -> object:
+        made = found.packer((ids, mask))
+        return None if isinstance(made, tuple) else made
+
+    assert why(mask) is None
+    empty, other, left, wrong = mask.clone(), mask.clone(), mask.clone(), ids.clone()
+    empty[1] = 0
+    other[0, 3] = 2
+    left[2, 0], left[2, 5], wrong[0, 0] = 0, 1, 50
+    assert why(empty) is Padded.EMPTY
+    assert why(other) is Padded.NUMBERS
+    assert why(left) is Padded.POSITION
+    assert why(mask, wrong) is Padded.INDEX
+    x, padding = features(3, 16)
+    found, _ = packed(LibraryEncoder(), features)
+    x[0][padding[0]] = torch.nan
+    made = found.packer((x, padding))
+    assert made is Padded.NOT_FINITE

@@ -1,0 +1,99 @@
+"""Encoders whose batches are padded, as people write them, and batches for them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+WIDTH, HEADS, TOKENS, LONGEST = 32, 2, 50, 64
+
+
+class PaddedEncoder(nn.Module):
+    """Two layers; `attends` is how the mask is spelled, `pools` what is read of the result."""
+
+    def __init__(self, attends: str = "bool", pools: str = "mean") -> None:
+        super().__init__()
+        self.attends, self.pools = attends, pools
+        self.tokens, self.places = nn.Embedding(TOKENS, WIDTH), nn.Parameter(torch.randn(1, LONGEST, WIDTH))
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({
+                "qkv": nn.Linear(WIDTH, 3 * WIDTH), "out": nn.Linear(WIDTH, WIDTH), "up": nn.Linear(WIDTH, 2 * WIDTH),
+                "down": nn.Linear(2 * WIDTH, WIDTH), "first": nn.LayerNorm(WIDTH), "second": nn.LayerNorm(WIDTH),
+            }) for _ in range(2)
+        )  # fmt: skip
+        self.head, self.score = nn.Linear(WIDTH, 5), nn.Linear(WIDTH, 1)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        batch, length = ids.shape
+        x = self.tokens(ids) + self.places[:, :length]
+        for layer in self.layers:
+            q, k, v = (t.view(batch, length, HEADS, -1).transpose(1, 2) for t in layer["qkv"](x).chunk(3, -1))
+            seen = self._attend(q, k, v, mask).transpose(1, 2).reshape(batch, length, WIDTH)
+            x = layer["first"](x + layer["out"](seen))
+            x = layer["second"](x + layer["down"](F.gelu(layer["up"](x))))
+        return self._pool(x, mask)
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        keys = mask[:, None, None, :]
+        match self.attends:
+            case "bool":
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=keys.bool())
+            case "expanded":
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=keys.bool().expand(-1, 1, q.shape[2], -1))
+            case "lowest":
+                hidden = (1.0 - keys.to(q.dtype)) * torch.finfo(q.dtype).min
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=hidden)
+            case "indexed":  # as transformers builds it
+                rows, keys_at = torch.arange(mask.shape[0]), torch.arange(mask.shape[1])
+                hidden = mask.bool()[rows[:, None, None, None], keys_at[None, None, None, :]]
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=hidden & (keys_at >= 0)[None, None, :, None])
+            case "filled":
+                scores = (q @ k.transpose(-1, -2) / 4).masked_fill(keys == 0, -torch.inf)
+            case _:
+                scores = q @ k.transpose(-1, -2) / 4 + (1.0 - keys.to(q.dtype)) * -10000.0
+        return scores.softmax(-1) @ v
+
+    def _pool(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        rows = mask[..., None]
+        match self.pools:
+            case "mean":
+                return self.head((x * rows).sum(1) / rows.sum(1))
+            case "expanded mean":  # as sentence-transformers does it
+                wide = mask.unsqueeze(-1).expand(x.size()).to(x.dtype)
+                return (x * wide).sum(1) / wide.sum(1).clamp(min=1e-9)
+            case "first":
+                return self.head(x[:, 0])
+            case "last":
+                return self.head(x[:, -1])
+            case "largest":
+                return x.masked_fill(rows == 0, -torch.inf).amax(1)
+            case "weighed":
+                weights = self.score(x).squeeze(-1).masked_fill(mask == 0, -torch.inf).softmax(1)
+                return (x * weights[..., None]).sum(1)
+            case _:
+                return x
+
+
+class LibraryEncoder(nn.Module):
+    """torch's own layers, whose mask is true where a row is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, 64, batch_first=True), 2)
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        rows = (~padding)[..., None]
+        return (self.encoder(x, src_key_padding_mask=padding) * rows).sum(1) / rows.sum(1)
+
+
+def batch(sequences: int, rows: int, share: float = 0.4) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids, and a mask with holes in which the first and the last row of every sequence live."""
+    mask = (torch.rand(sequences, rows) < share).long()
+    mask[:, 0] = mask[:, -1] = 1
+    return torch.randint(0, TOKENS, (sequences, rows)), mask
+
+
+def features(sequences: int, rows: int, share: float = 0.4) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers instead of ids, and where padding is."""
+    return torch.randn(sequences, rows, WIDTH), batch(sequences, rows, share)[1] == 0
