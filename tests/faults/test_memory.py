@@ -6,7 +6,7 @@ import gc
 from ctypes import CFUNCTYPE, c_int64
 from pathlib import Path
 
-from hotfuse.native import jit
+from hotfuse.native import codegen, jit
 from hotfuse.native.target import host
 
 
@@ -16,7 +16,7 @@ def resident() -> int:
 
 
 def test_code_that_was_linked_and_dropped_leaves_nothing() -> None:
-    """A linker remembers everything it ever linked: 9 kB a piece, 4 MB here, if one were kept for good."""
+    """A piece is a few pages, which are unmapped with it."""
     code = jit.compile_object("define i64 @f(i64 %x) {\n  ret i64 %x\n}\n", host()).code
 
     def link(times: int) -> None:
@@ -30,15 +30,15 @@ def test_code_that_was_linked_and_dropped_leaves_nothing() -> None:
 
 
 def test_code_outlives_the_turn_of_its_linker() -> None:
-    """Linkers are exchanged; each goes no sooner than the last code it linked."""
-    pieces = range(3 * jit.EACH)
+    """LLVM's linkers (on machines that ours does not know) are exchanged; each goes no sooner than the last code it linked."""
+    pieces = range(3 * codegen.EACH)
     codes = [
         jit.compile_object(f"define i64 @f(i64 %x) {{\n  %y = add i64 %x, {n}\n  ret i64 %y\n}}\n", host()).code
         for n in pieces
     ]
-    loaded = [jit.load_object(code, ["f"]) for code in codes]
+    loaded = [jit.Loaded(codegen.link_object(code, ["f"], {}), ["f"]) for code in codes]
     for n in pieces:
-        if n % jit.EACH:
+        if n % codegen.EACH:
             loaded[n].release()
-    call, kept = CFUNCTYPE(c_int64, c_int64), pieces[:: jit.EACH]
+    call, kept = CFUNCTYPE(c_int64, c_int64), pieces[:: codegen.EACH]
     assert [call(loaded[n].address("f"))(5) for n in kept] == [5 + n for n in kept]

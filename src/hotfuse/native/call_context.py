@@ -25,8 +25,8 @@ from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
 from hotfuse.native import tensors
 from hotfuse.native.function import python_function, python_symbols
-from hotfuse.native.jit import compile_object, load_object
-from hotfuse.native.target import host
+from hotfuse.native.jit import load_object
+from hotfuse.native.toolchain import helper_object
 
 _C = torch._C
 CHANGED = -1
@@ -141,7 +141,7 @@ def native_around() -> Around | str:
         torch_itself = ctypes.CDLL(_C.__file__)
         found = {name: ctypes.cast(getattr(torch_itself, n), ctypes.c_void_p).value or 0 for name, n in _FUNCTIONS.items()}
         symbols = found | python_symbols("PyLong_FromLong")
-        around: Around = python_function(load_object(compile_object(_text(), host()).code, ["around"], symbols), "around")
+        around: Around = python_function(load_object(helper_object(_text()), ["around"], symbols), "around")
         _proven(around)
         return around
     except Exception as e:  # whatever another torch does otherwise is a reason to stay with Python

@@ -21,8 +21,8 @@ from typing import Any
 
 from hotfuse.base.once import once
 from hotfuse.native.function import python_symbols
-from hotfuse.native.jit import Loaded, compile_object, load_object
-from hotfuse.native.target import host
+from hotfuse.native.jit import Loaded, load_object
+from hotfuse.native.toolchain import helper_object
 
 SAME, WRITTEN, OVERDUE = range(3)
 ROW_WORDS = 3
@@ -260,7 +260,7 @@ def _loaded() -> Loaded:
     clock = ctypes.cast(ctypes.CDLL(None).clock_gettime, ctypes.c_void_p).value or 0
     symbols = {**python_symbols("PyEval_SaveThread", "PyEval_RestoreThread"), "clock_gettime": clock}
     names = ["hf_checksum", "hf_rows_take", "hf_rows_same", "hf_table_step", "hf_table_turn"]
-    return load_object(compile_object(_checksum_text() + _table_text(), host()).code, names, symbols)
+    return load_object(helper_object(_checksum_text() + _table_text()), names, symbols)
 
 
 def turn_symbol() -> dict[str, int]:

@@ -36,9 +36,9 @@ from hotfuse.ir.types import DType, bits
 from hotfuse.native import tensors
 from hotfuse.native.division import floored
 from hotfuse.native.function import python_function, python_symbols
-from hotfuse.native.jit import compile_object, load_object
+from hotfuse.native.jit import load_object
 from hotfuse.native.scan import SCANS
-from hotfuse.native.target import host
+from hotfuse.native.toolchain import helper_object
 from hotfuse.ops.torch_dtypes import torch_dtype
 
 Select = Callable[..., int]
@@ -288,5 +288,5 @@ def native_select(decision: DecisionDag) -> NativeSelect:
     counters = (ctypes.c_int64 * (decision.plans + len(decision.facts)))()
     symbols = {**tensors.symbols(), **python_symbols("PyLong_FromLongLong", "PyErr_BadArgument"),
                "counters": ctypes.addressof(counters)}  # fmt: skip
-    loaded = load_object(compile_object(text, host()).code, ["select"], symbols)
+    loaded = load_object(helper_object(text), ["select"], symbols)
     return NativeSelect(python_function(loaded, "select", counters), counters, text)

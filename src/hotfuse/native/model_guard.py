@@ -30,8 +30,8 @@ from hotfuse.base.once import once
 from hotfuse.native import tensors
 from hotfuse.native.checksums import turn_symbol
 from hotfuse.native.function import python_symbols, word_function
-from hotfuse.native.jit import Loaded, compile_object, load_object
-from hotfuse.native.target import host
+from hotfuse.native.jit import Loaded, load_object
+from hotfuse.native.toolchain import helper_object
 from hotfuse.native.versions import dict_tag_at, version_places
 
 _API = ("PyLong_AsVoidPtr", "PyBool_FromLong", "PyDict_GetItemWithError", "PyDict_Size", "PyCell_Get", "Py_DecRef", "PyErr_Clear")
@@ -174,7 +174,7 @@ no:
 @once
 def _stub() -> Loaded:
     symbols = {**tensors.symbols(), **python_symbols(*_API), **turn_symbol()}
-    return load_object(compile_object(_text(), host()).code, ["unchanged"], symbols)
+    return load_object(helper_object(_text()), ["unchanged"], symbols)
 
 
 @functools.cache

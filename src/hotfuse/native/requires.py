@@ -19,8 +19,8 @@ from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
 from hotfuse.native import tensors
 from hotfuse.native.function import python_symbols, word_function
-from hotfuse.native.jit import Loaded, compile_object, load_object
-from hotfuse.native.target import host
+from hotfuse.native.jit import Loaded, load_object
+from hotfuse.native.toolchain import helper_object
 
 _IMPL_WORDS = 24
 
@@ -145,7 +145,7 @@ def _stub() -> Loaded:
     places = flag_places()
     if isinstance(places, str):
         raise InternalError("native code cannot read flags here", because=places)
-    return load_object(compile_object(_text(places), host()).code, ["same"], python_symbols("PyLong_AsVoidPtr", "PyBool_FromLong"))
+    return load_object(helper_object(_text(places)), ["same"], python_symbols("PyLong_AsVoidPtr", "PyBool_FromLong"))
 
 
 def native_same(leaves: Sequence[torch.Tensor], flags: Sequence[bool]) -> Callable[[], bool] | str:

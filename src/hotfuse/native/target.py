@@ -11,8 +11,6 @@ import platform
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-import llvmlite.binding as llvm
-
 from hotfuse.base.errors import InternalError
 from hotfuse.machine.probe import usable_features
 
@@ -48,8 +46,17 @@ class CpuTarget:
     vl_bytes: int
     """Bytes of one vector register that code should fill."""
     name: str
-    tune: str = ""
-    """The CPU to schedule for; empty leaves it to LLVM. A hint: no key may depend on it."""
+    tuned: bool = False
+    """Whether to schedule for this machine's own CPU; otherwise that is left to LLVM. A hint: no key may depend on it."""
+
+    @property
+    def tune(self) -> str:
+        """LLVM's name of the CPU to schedule for; asking loads LLVM."""
+        if not self.tuned:
+            return ""
+        from hotfuse.native import codegen
+
+        return codegen.host_cpu()
 
     @property
     def lanes(self) -> int:
@@ -72,7 +79,7 @@ class CpuTarget:
         return ",".join((*(f"+{_LLVM.get(f, f)}" for f in self.features), *wide))
 
 
-def level(name: str, usable: AbstractSet[str], tune: str = "") -> CpuTarget:
+def level(name: str, usable: AbstractSet[str], tuned: bool = False) -> CpuTarget:
     """The target of a level on a machine that executes `usable`; raises where the machine lacks what it needs."""
     if name not in _NEEDS:
         raise InternalError(f"there is no instruction-set level {name!r}", hint=f"one of {', '.join(_ORDER)}")
@@ -81,8 +88,8 @@ def level(name: str, usable: AbstractSet[str], tune: str = "") -> CpuTarget:
         raise InternalError(f"level {name} needs {', '.join(missing)}", because="the machine does not execute it")
     features = (*_NEEDS[name], *(f for f in _OPTIONAL[name] if f in usable))
     if name == "neon":
-        return CpuTarget(_ARM, "generic", features, _BYTES[name], name, tune)
-    return CpuTarget(_X86, "x86-64", features, _BYTES[name], name, tune)
+        return CpuTarget(_ARM, "generic", features, _BYTES[name], name, tuned)
+    return CpuTarget(_X86, "x86-64", features, _BYTES[name], name, tuned)
 
 
 def level_features(name: str) -> tuple[str, ...] | None:
@@ -110,14 +117,9 @@ def host_levels() -> tuple[CpuTarget, ...]:
         names, usable = ["neon"], usable | {"neon"}
     else:
         raise InternalError(f"no code generation for {platform.machine()!r}", because="only x86-64 and AArch64 are known")
-    return tuple(level(n, usable, tune=_host_cpu()) for n in names)
+    return tuple(level(n, usable, tuned=True) for n in names)
 
 
 def host() -> CpuTarget:
     """The best level of this machine."""
     return host_levels()[0]
-
-
-def _host_cpu() -> str:
-    """LLVM's name of this CPU, for tuning only."""
-    return str(llvm.get_host_cpu_name())

@@ -36,8 +36,8 @@ from torch import nn
 
 from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
-from hotfuse.native.jit import Loaded, compile_object, load_object
-from hotfuse.native.target import host
+from hotfuse.native.jit import Loaded, load_object
+from hotfuse.native.toolchain import helper_object
 
 _C = torch._C
 _OBJECT_WORDS = torch.Tensor.__basicsize__ // 8
@@ -311,7 +311,7 @@ def _compiled(places: Places) -> TensorHelpers:
     text = _TEXT
     for word, number in words.items():
         text = text.replace(f" {word}\n", f" {number}\n").replace(f" {word},", f" {number},")
-    loaded = load_object(compile_object(text, host()).code, _NAMES, _imports())
+    loaded = load_object(helper_object(text), _NAMES, _imports())
     return TensorHelpers(places, {n: loaded.address(n) for n in _NAMES}, loaded)
 
 

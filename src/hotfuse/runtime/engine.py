@@ -27,8 +27,10 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import error_text
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec, take_call
+from hotfuse.cache.place import folder_of
 from hotfuse.machine.device_clock import being_recorded, clock_of
 from hotfuse.native.call_context import Around, asked_in_python, native_around
+from hotfuse.native.toolchain import keep_in
 from hotfuse.runtime.background import Background, Submit
 from hotfuse.runtime.capturing import Capturer
 from hotfuse.runtime.concurrency import Concurrency, calls_in_flight
@@ -79,6 +81,7 @@ class Engine:
         self.model = model
         self.settings = settings
         self.log = log
+        keep_in(lambda: folder_of(settings))
         self._everyone = Everyone()
         self._tally = Tally(self._everyone)
         self._background = Background(submit, inline=settings.capture == "inline", failed=self._failed, captures=captures)

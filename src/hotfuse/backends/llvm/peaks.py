@@ -23,8 +23,9 @@ from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.lower.common.pack import aligned
 from hotfuse.machine.peaks import Bandwidth, Direction, ForkCost, MachinePeaks, Rate
 from hotfuse.machine.topology import Topology, topology
-from hotfuse.native.jit import Loaded, compile_object, load_object
+from hotfuse.native.jit import Loaded, load_object
 from hotfuse.native.target import CpuTarget, host
+from hotfuse.native.toolchain import helper_object
 
 BURST_S = 3e-4
 """What one run of a probe takes, about: long against the clock, short against the machine's changes of speed."""
@@ -41,7 +42,7 @@ _UNIT = 8 * 64
 @functools.cache
 def _functions(target: CpuTarget) -> tuple[Loaded, dict[str, Callable[..., None]]]:
     names = peaks_code.names(target)
-    loaded = load_object(compile_object(peaks_code.module_text(target), target).code, names, runtime().symbols)
+    loaded = load_object(helper_object(peaks_code.module_text(target), target), names, runtime().symbols)
     return loaded, {n: entry(loaded, n, 1, 3) for n in names}
 
 

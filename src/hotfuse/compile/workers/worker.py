@@ -23,6 +23,7 @@ from hotfuse.compile import requests
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.priority import LEVEL, LOWEST, step_back
 from hotfuse.machine.cores import unbind
+from hotfuse.native.toolchain import compile_in_place
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 NAME = "hotfuse-worker"
@@ -36,6 +37,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 def serve(requests_in: BinaryIO, answers_out: BinaryIO, inherited: int = 0) -> None:
     """Answer requests until the other side closes; `inherited` bytes of memory are not this process's doing."""
+    compile_in_place()
     while True:
         try:
             header, blobs = wire.receive(requests_in)

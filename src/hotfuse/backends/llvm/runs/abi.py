@@ -16,8 +16,8 @@ from hotfuse.base.errors import InputError, InternalError
 from hotfuse.base.once import once
 from hotfuse.lower.cpu.scratch import LINE, Scratch
 from hotfuse.native.function import python_symbols, word_function
-from hotfuse.native.jit import Loaded, compile_object, load_object
-from hotfuse.native.target import host
+from hotfuse.native.jit import Loaded, load_object
+from hotfuse.native.toolchain import helper_object
 from hotfuse.tile.program import OWN, Kernel
 from hotfuse.tile.stored import header
 
@@ -84,7 +84,7 @@ _API = (
 @once
 def _stub() -> Loaded:
     """The compiled stub; it lives as long as the process."""
-    return load_object(compile_object(_STUB, host()).code, ["enter"], python_symbols(*_API))
+    return load_object(helper_object(_STUB), ["enter"], python_symbols(*_API))
 
 
 def entry(loaded: Loaded, name: str, pointers: int, sizes: int) -> Callable[..., None]:

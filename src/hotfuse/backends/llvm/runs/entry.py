@@ -17,8 +17,8 @@ from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
 from hotfuse.native import tensors
 from hotfuse.native.function import python_symbols
-from hotfuse.native.jit import Loaded, compile_object, load_object
-from hotfuse.native.target import host
+from hotfuse.native.jit import Loaded, load_object
+from hotfuse.native.toolchain import helper_object
 
 ENTER, LET_GO = "enter", "let_go"
 KEPT = 4
@@ -355,7 +355,7 @@ def stub() -> Loaded:
     library = ctypes.CDLL(torch._C.__file__)  # pyright: ignore[reportPrivateUsage]
     threads = ctypes.cast(getattr(library, _THREADS), ctypes.c_void_p).value or 0
     symbols = {**python_symbols(*_API), "hf_threads": threads, **tensors.symbols(), **faults.SYMBOLS}
-    return load_object(compile_object(_text(), host()).code, [ENTER, LET_GO], symbols)
+    return load_object(helper_object(_text()), [ENTER, LET_GO], symbols)
 
 
 @functools.cache

@@ -14,8 +14,8 @@ from hotfuse.base.once import once
 from hotfuse.ir.dims import evaluate
 from hotfuse.lower.cpu.scratch import LINE
 from hotfuse.lower.run.description import THREADS
-from hotfuse.native.jit import Loaded, compile_object, load_object
-from hotfuse.native.target import host
+from hotfuse.native.jit import Loaded, load_object
+from hotfuse.native.toolchain import helper_object
 from hotfuse.ops.torch_dtypes import torch_dtype
 
 _TEXT = """
@@ -52,7 +52,7 @@ define internal i64 @now(ptr %clock) {
 
 @once
 def _loop() -> Loaded:
-    return load_object(compile_object(_TEXT, host()).code, ["again"])
+    return load_object(helper_object(_TEXT), ["again"])
 
 
 class Repeated:

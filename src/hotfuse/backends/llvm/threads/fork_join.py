@@ -33,8 +33,9 @@ from dataclasses import dataclass
 from hotfuse.backends.llvm.threads import alone
 from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
-from hotfuse.native.jit import Loaded, compile_object, load_object
+from hotfuse.native.jit import Loaded, load_object
 from hotfuse.native.target import host
+from hotfuse.native.toolchain import helper_object
 
 FORK, OPEN, CLOSE, WAIT, WAKE = "team_fork", "team_open", "team_close", "team_wait", "team_wake"
 NAMES = (FORK, OPEN, CLOSE, WAIT, WAKE)
@@ -447,7 +448,7 @@ class ForkJoin:
 def fork_join_of(openmp: Mapping[str, int], system: Mapping[str, int] | None = None) -> ForkJoin:
     """The functions over a runtime's own (`OPENMP`), by their names there; `system` replaces calls of the C library."""
     names = (*NAMES, "rouse", "moved", "regions")
-    code = load_object(compile_object(text(host().triple, _key()), host()).code, names, {**openmp, **(system or {})})
+    code = load_object(helper_object(text(host().triple, _key())), names, {**openmp, **(system or {})})
     return ForkJoin(code, {n: code.address(n) for n in NAMES})
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from hotfuse.backends.llvm.threads import fork_join
 from hotfuse.backends.llvm.threads.fork_join import ForkJoin, fork_join_of
 from hotfuse.base.once import once
-from hotfuse.native.jit import Loaded, compile_object, load_object
-from hotfuse.native.target import host
+from hotfuse.native.jit import Loaded, load_object
+from hotfuse.native.toolchain import helper_object
 
 SYMBOLS = fork_join.NAMES
 
@@ -49,7 +49,7 @@ def runtime() -> Runtime:
             continue
         team = fork_join_of(found)
         return Runtime("gomp", team.symbols, path, library, team)
-    loaded = load_object(compile_object(fork_join.SERIAL_TEXT, host()).code, SYMBOLS)
+    loaded = load_object(helper_object(fork_join.SERIAL_TEXT), SYMBOLS)
     return Runtime(
         "serial", {n: loaded.address(n) for n in SYMBOLS}, "; ".join(tried) or "no OpenMP library is loaded", loaded
     )
