@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hotfuse.analysis.attention import PACKED, written
+from hotfuse.analysis.attention import FUSED, PACKED, written
 from hotfuse.ir.graph import Graph, Node, Value, sources
+from hotfuse.lower.common.between import PRODUCTS, is_product
 from hotfuse.lower.common.effort import limited
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.index import Refine
 from hotfuse.lower.common.lowered import BufferArgument, BufferRole, Lowered
 from hotfuse.lower.common.products import is_contraction
 from hotfuse.lower.common.recognize_gelu import recognized
-from hotfuse.lower.cpu.attention.group import OP as ATTENTION
 from hotfuse.lower.cpu.attention.group import lower_attention
 from hotfuse.lower.cpu.attention.packed import lower_packed
 from hotfuse.lower.cpu.averages import is_average, lower_average
 from hotfuse.lower.cpu.conv.group import is_convolution, lower_convolution
-from hotfuse.lower.cpu.gemm.bmm import PRODUCTS, is_product, lower_product
+from hotfuse.lower.cpu.gemm.bmm import lower_product
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.group import Options, lower_group
 from hotfuse.lower.cpu.prefetch import asks_ahead
@@ -49,7 +49,7 @@ def lower(graph: Graph, core: Core) -> Lowered:
 def _lowered(graph: Graph, core: Core) -> Lowered:
     if any(packet(n.op) == PACKED for n in graph.nodes):
         return lower_packed(graph, core, name=_name(graph))
-    if any(packet(n.op) == ATTENTION for n in graph.nodes) or written(graph):
+    if any(packet(n.op) == FUSED for n in graph.nodes) or written(graph):
         return lower_attention(graph, core, name=_name(graph))
     if any(is_product(n) and _between(graph, n) for n in graph.nodes):
         return lower_product(graph, core, name=_name(graph))

@@ -104,11 +104,18 @@ class KernelBuilder:
 
     @contextmanager
     def apart(self) -> Generator[list[Stmt]]:
-        """Statements that go into a list of their own."""
+        """Statements that go into a list of their own; what raises inside leaves no open loop behind."""
         found: list[Stmt] = []
+        depth = len(self._blocks)
         self._blocks.append(found)
-        yield found
-        self._blocks.pop()
+        try:
+            yield found
+        finally:
+            del self._blocks[depth:]
+
+    def splice(self, stmts: Sequence[Stmt]) -> None:
+        """Put statements that were written apart where the kernel is now."""
+        self._blocks[-1].extend(stmts)
 
     # -- names, sizes, memory
 

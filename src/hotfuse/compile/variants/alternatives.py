@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hotfuse.analysis.attention import FUSED
 from hotfuse.analysis.cost import value_bytes
 from hotfuse.analysis.resources import CorePeaks, roof_seconds, work_of
 from hotfuse.compile.variants import precision_variants
@@ -22,10 +23,10 @@ from hotfuse.ir.dims import Dim, Sym, dims_in, evaluate, symbols
 from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.ir.types import TensorType, dims_of
 from hotfuse.lower.common.algebra import product
+from hotfuse.lower.common.between import PRODUCTS, is_product
 from hotfuse.lower.common.bounds import bounded
 from hotfuse.lower.cpu.attention import tiling as attention_tiling
-from hotfuse.lower.cpu.attention.group import OP as ATTENTION
-from hotfuse.lower.cpu.gemm.bmm import PRODUCTS, is_product, rows_at_once
+from hotfuse.lower.cpu.gemm.bmm import rows_at_once
 from hotfuse.lower.cpu.thread_work import WORK_PER_THREAD
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.ops.schema import argument
@@ -60,7 +61,7 @@ def asked(
 ) -> VariantQuestion | str:
     """The question for a group in its normal form; or why there is none. `threads` are those that calls have."""
     anchor = next((n for n in graph.nodes if is_product(n)), None)
-    attention = next((n for n in graph.nodes if packet(n.op) == ATTENTION), None)
+    attention = next((n for n in graph.nodes if packet(n.op) == FUSED), None)
     size = _deciding(graph, anchor) if attention is None else _length(attention)
     if isinstance(size, str):
         return size

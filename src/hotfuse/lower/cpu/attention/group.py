@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from hotfuse.analysis.attention import FUSED, written
 from hotfuse.ir.dims import Dim
-from hotfuse.ir.graph import Graph, Node, Value
+from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import mul, same
+from hotfuse.lower.common.attention_node import attention_node, four
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
 from hotfuse.lower.cpu.attention.data import CAUSAL, HALVES, MAX_WIDTH, AffineIndex, Attention, Mask
@@ -26,11 +26,7 @@ from hotfuse.lower.cpu.attention.tiling import AttentionTiling, choose, shared
 from hotfuse.lower.cpu.attention.views import Views, one_wide
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.ops.views import shape_of
-from hotfuse.ops.schema import argument
-from hotfuse.ops.table import packet
 from hotfuse.tile.build import KernelBuilder
-
-OP = FUSED
 
 
 def lower_attention(
@@ -52,15 +48,15 @@ class _AttentionGroup:
         self, graph: Graph, core: Core, name: str, strides: Mapping[str, tuple[int, ...]], tiling: AttentionTiling | None
     ) -> None:
         self.graph, self.core, self.tiling = graph, core, tiling
-        self.job = _asked(graph)
+        self.job = attention_node(graph)
         self.where = str(self.job.node.loc)
         self.builder = KernelBuilder(name, self.job.node.loc)
         self.memory = KernelBuffers(self.builder, graph, strides)
-        self.views = Views(graph, self.memory, self.job.node, _four)
+        self.views = Views(graph, self.memory, self.job.node, four)
 
     def lower(self) -> Lowered:
         asked = self.job
-        shapes = [_four(shape_of(x), 1) for x in (asked.q, asked.k, asked.v)]
+        shapes = [four(shape_of(x), 1) for x in (asked.q, asked.k, asked.v)]
         if asked.turned:
             shapes[1] = (*shapes[1][:2], shapes[1][3], shapes[1][2])
         (batch, heads, queries, width), (_, kv_heads, keys, _), (*_, value_width) = shapes
@@ -133,65 +129,3 @@ class _AttentionGroup:
                 raise CannotLower(f"whether a mask's dim of {n} is repeated to {whole} is not known", where=where)
         rows = self.views.walked(value)
         return Mask(rows, per_query=rows.walk(2)[0] >= 0, hides=self.job.hides)
-
-
-@dataclass(frozen=True, slots=True)
-class _AttentionNode:
-    """An attention of either kind: one node, or spelled out."""
-
-    node: Node
-    """The one that gives the result."""
-    q: Value
-    k: Value
-    v: Value
-    turned: bool
-    """Whether k is [..., element, key]."""
-    scale: float | None
-    mask: Value | None = None
-    hides: bool = False
-    causal: bool = False
-    grouped: bool = False
-    empty_is_nan: bool = False
-    nan_is_zero: bool = False
-
-
-def _asked(graph: Graph) -> _AttentionNode:
-    """What a group's attention is to compute."""
-    spelled = written(graph)
-    whole = [n for n in graph.nodes if packet(n.op) == OP]
-    if len(spelled) + len(whole) != 1:
-        raise CannotLower(f"a group with {len(spelled) + len(whole)} attentions")
-    if spelled:
-        (w,) = spelled
-        last = graph.nodes[w.nodes[-1]]
-        return _AttentionNode(last, w.q, w.k, w.v, turned=True, scale=w.scale, mask=w.mask, hides=w.hides,
-                      empty_is_nan=w.empty_is_nan, nan_is_zero=not w.empty_is_nan)  # fmt: skip
-    (node,) = whole
-    where = str(node.loc)
-    scale = argument(node, "scale")
-    if argument(node, "dropout_p", 0.0) not in (0, 0.0):
-        raise CannotLower("attention with dropout", where=where)
-    if not (scale is None or isinstance(scale, int | float)):
-        raise CannotLower("attention whose scale is known only at run time", where=where)
-    q, k, v, mask = (argument(node, n) for n in ("query", "key", "value", "attn_mask"))
-    if not (isinstance(q, Value) and isinstance(k, Value) and isinstance(v, Value)):
-        raise CannotLower("attention whose operands are not tensors", where=where)
-    if not (mask is None or isinstance(mask, Value)):
-        raise CannotLower("attention whose mask is not a tensor", where=where)
-    causal, grouped = (bool(argument(node, n, False)) for n in ("is_causal", "enable_gqa"))
-    return _AttentionNode(node, q, k, v, turned=False, scale=None if scale is None else float(scale), mask=mask,
-                  causal=causal, grouped=grouped)  # fmt: skip
-
-
-
-def _four(shape: tuple[Dim, ...], absent: Dim) -> tuple[Dim, Dim, Dim, Dim]:
-    """[batch, head, row, element]; three dims are a batch of single heads."""
-    match shape:
-        case (row, element):
-            return absent, absent, row, element
-        case (batch, row, element):
-            return batch, absent, row, element
-        case (batch, head, row, element):
-            return batch, head, row, element
-        case _:
-            raise CannotLower(f"attention over {len(shape)} dims")

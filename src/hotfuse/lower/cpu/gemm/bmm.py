@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hotfuse.ir.dims import Dim, expr
-from hotfuse.ir.graph import Graph, Node, Value, output_values
+from hotfuse.ir.graph import Graph, Value, output_values
 from hotfuse.ir.types import DType
 from hotfuse.lower.common import operands
 from hotfuse.lower.common.algebra import mul, product, same, sub
+from hotfuse.lower.common.between import SUMS, Between, between, is_product
 from hotfuse.lower.common.bounds import at_most
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.index import Position, Refine, Space
@@ -31,17 +32,10 @@ from hotfuse.lower.cpu.gemm.gemm import FinishedTile, Product, let
 from hotfuse.lower.cpu.gemm.gemm import product as write_product
 from hotfuse.lower.cpu.tiling import Core, GemmTiling, choose
 from hotfuse.lower.ops.views import broadcast, shape_of
-from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Buffer, Tile
 
-PRODUCTS = {
-    "aten.bmm": ("self", "mat2"), "aten.mm": ("self", "mat2"), "aten.matmul": ("self", "other"),
-    "aten.baddbmm": ("batch1", "batch2"), "aten.addmm": ("mat1", "mat2"), "aten.linear": ("input", "weight"),
-}  # fmt: skip
-"""What is multiplied, by the names of torch's schema."""
-_SUMS = {DType.F32: DType.F32, DType.F64: DType.F64, DType.F16: DType.F32, DType.BF16: DType.F32}
 _MAX_TRIES = 16
 _USUAL = 192
 """Columns to choose a panel for where their number is not known."""
@@ -51,32 +45,9 @@ _BAND = 3
 """Rows of A that are read together where their distance is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Between:
-    """out[..., M, N] = scale * (a @ b) + bias_scale * bias; `turned` says that b is given as [..., N, K]."""
-
-    node: Node
-    a: Value
-    b: Value
-    turned: bool
-    bias: Value | None
-    scale: float
-    bias_scale: float
-
-    @property
-    def out(self) -> Value:
-        """The result."""
-        return self.node.outs[0]
-
-
-def is_product(node: Node) -> bool:
-    """Whether a node is a product that this file knows."""
-    return packet(node.op) in PRODUCTS
-
-
 def lower_product(graph: Graph, core: Core, strides: Mapping[str, tuple[int, ...]] | None = None, *, name: str = "") -> Lowered:
     """The kernel of a group around one product; raises CannotLower where there is none."""
-    found = [_between(n) for n in graph.nodes if is_product(n)]
+    found = [between(n) for n in graph.nodes if is_product(n)]
     if len(found) != 1:
         raise CannotLower(f"there are {len(found)} products in the group")
     shape = (*shape_of(found[0].out), shape_of(found[0].a)[-1])
@@ -89,31 +60,11 @@ def lower_product(graph: Graph, core: Core, strides: Mapping[str, tuple[int, ...
     raise CannotLower("the loops do not become fine enough")
 
 
-def _between(node: Node) -> Between:
-    kind = packet(node.op)
-    a, b = (operands.tensor(node, name) for name in PRODUCTS[kind])
-    if len(shape_of(a)) < 2 or len(shape_of(b)) < 2:
-        raise CannotLower(f"a product of {len(shape_of(a))} and {len(shape_of(b))} dims", where=str(node.loc))
-    dtype = tensor_type(a).dtype
-    if dtype not in _SUMS or tensor_type(b).dtype is not dtype or tensor_type(node.outs[0]).dtype is not dtype:
-        raise CannotLower(f"a product of {dtype.value} and {tensor_type(b).dtype.value}", where=str(node.loc))
-    scale = bias_scale = 1.0
-    bias: Value | None = None
-    if kind in ("aten.baddbmm", "aten.addmm"):
-        scale, bias_scale = (operands.factor(node, n) for n in ("alpha", "beta"))
-        bias = None if bias_scale == 0 else operands.tensor(node, "self")
-    elif kind == "aten.linear" and argument(node, "bias") is not None:
-        bias = operands.tensor(node, "bias")
-    if bias is not None and tensor_type(bias).dtype is not dtype:
-        raise CannotLower(f"the bias is {tensor_type(bias).dtype.value}", where=str(node.loc))
-    return Between(node, a, b, kind == "aten.linear", bias, scale, bias_scale)
-
-
 def rows_at_once(graph: Graph, core: Core) -> int:
     """Most rows that are one block in the kernel of a group around one product; raises CannotLower where there is none."""
-    found = next(_between(n) for n in graph.nodes if is_product(n))
+    found = next(between(n) for n in graph.nodes if is_product(n))
     (*_, m, n), k = shape_of(found.out), shape_of(found.a)[-1]
-    return _tiling(core, _SUMS[tensor_type(found.a).dtype], m, n, k).mr
+    return _tiling(core, SUMS[tensor_type(found.a).dtype], m, n, k).mr
 
 
 def _tiling(core: Core, acc: DType, m: Dim, n: Dim, k: Dim) -> GemmTiling:
@@ -137,7 +88,7 @@ class _BmmGroup:
         self.at_m, self.at_n, self.at_k = (r[0] for r in last)
         self.batch = [k for r in space.roots[:-3] for k in r]
         self.dtype = tensor_type(found.a).dtype
-        self.acc = _SUMS[self.dtype]
+        self.acc = SUMS[self.dtype]
         self.tiling = _tiling(core, self.acc, self.m, self.n, self.k)
         self.builder: KernelBuilder = KernelBuilder(name or packet(found.node.op).partition(".")[2], loc=found.node.loc)
         self.memory = KernelBuffers(self.builder, graph, strides)

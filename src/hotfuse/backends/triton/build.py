@@ -1,0 +1,105 @@
+"""From the text of a kernel to device code, in a process that needs no device.
+
+Triton is imported when a kernel is built, never before: whoever has no GPU needs no Triton. Its own cache is given a folder that
+lives as long as the build: what is kept is kept signed, by `cache`. The text lies in a file while it is compiled, since Triton
+reads a function's source from there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hotfuse.backends.triton.emit import NAME, TritonSource
+from hotfuse.base.errors import InternalError
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTarget:
+    """What a kernel is compiled for."""
+
+    backend: str
+    """`cuda` or `hip`."""
+    arch: str
+    """A compute capability times ten (`90`), or an architecture's name (`gfx942`)."""
+    warp: int = 32
+
+    @property
+    def dependent(self) -> bool:
+        """Whether a kernel may begin before the one in front of it has ended, and wait for it itself."""
+        return self.backend == "cuda" and int(self.arch) >= 90
+
+    @property
+    def code(self) -> str:
+        """What device code is called among Triton's results."""
+        return "cubin" if self.backend == "cuda" else "hsaco"
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltDeviceKernel:
+    """Device code, and what a launch has to give it."""
+
+    code: bytes
+    name: str
+    """Of the function in it."""
+    shared: int
+    """Bytes of shared memory."""
+    warps: int
+    warp: int
+    grid: int
+    dependent: bool
+    texts: Mapping[str, str]
+    """Other stages by name, for a reader: `ptx` or `amdgcn`."""
+
+
+def triton_missing() -> str:
+    """Why no kernels can be generated for GPUs; empty where they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed (pip install hotfuse[gpu])"
+    return ""
+
+
+def build(source: TritonSource, target: GpuTarget, warps: int, dependent: bool = False) -> BuiltDeviceKernel:
+    """Compile a kernel; raises InternalError where Triton cannot."""
+    if why := triton_missing():
+        raise InternalError("a kernel for a GPU cannot be compiled", because=why)
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    with tempfile.TemporaryDirectory(prefix="hotfuse-triton-") as folder, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = folder
+        function: Any = vars(loaded(source, Path(folder)))[NAME]
+        signature = {f"p{i}": kind for i, kind in enumerate(source.signature)}
+        attrs = {(i,): [["tt.divisibility", 16]] for i in range(len(source.signature))}
+        arch: Any = int(target.arch) if target.backend == "cuda" else target.arch
+        try:
+            made: Any = triton.compile(
+                ASTSource(function, signature, {}, attrs), target=GPUTarget(target.backend, arch, target.warp),
+                options={"num_warps": warps},
+            )
+        except Exception as e:  # the compiler raises whatever its passes do
+            said = str(e).strip().splitlines()
+            raise InternalError(f"Triton cannot compile a kernel for {target.backend} {target.arch}",
+                                because=f"{type(e).__name__}: {said[-1][:300] if said else ''}") from e
+        texts = {stage: str(made.asm[stage]) for stage in ("ptx", "amdgcn") if stage in made.asm}
+        return BuiltDeviceKernel(
+            bytes(made.asm[target.code]), str(made.metadata.name), int(made.metadata.shared), warps, target.warp, source.grid,
+            dependent, texts,
+        )
+
+
+def loaded(source: TritonSource, folder: Path) -> ModuleType:
+    """The kernel's text as a module; it holds names that `emit` made and numbers only."""
+    path = folder / "generated.py"
+    path.write_text(source.text)
+    spec = importlib.util.spec_from_file_location("hotfuse_generated", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

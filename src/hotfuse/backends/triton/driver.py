@@ -1,0 +1,121 @@
+"""The CUDA driver as generated kernels need it: device code in the context that torch uses, launched on torch's streams.
+
+Loading waits until the device's queue is empty and holds up other threads' launches meanwhile, so it happens where the queue was
+just seen empty (`when_idle`). Code is never unloaded while the process lives: recordings hold functions by address.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hotfuse.backends.triton.build import BuiltDeviceKernel
+from hotfuse.base.errors import CaptureError
+
+_SHARED_LIMIT = 8
+"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
+_PLAIN_SHARED = 48 << 10
+_DEPENDENT = 6
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
+IDLE_S = 0.25
+"""Longest wait for an empty queue before code is loaded anyway."""
+POLL_S = 0.0005
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid_x", ctypes.c_uint), ("grid_y", ctypes.c_uint), ("grid_z", ctypes.c_uint), ("block_x", ctypes.c_uint),
+        ("block_y", ctypes.c_uint), ("block_z", ctypes.c_uint), ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Driver:
+    """The library, opened once."""
+
+    library: Any = None
+    trouble: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def open(self) -> Any:
+        with self._lock:
+            if self.library is None and not self.trouble:
+                try:
+                    self.library = ctypes.CDLL("libcuda.so.1")
+                except OSError as e:
+                    self.trouble = str(e)
+        if self.library is None:
+            raise CaptureError("the CUDA driver cannot be used", because=self.trouble)
+        return self.library
+
+    def check(self, code: int, what: str) -> None:
+        if code:
+            text = ctypes.c_char_p()
+            self.library.cuGetErrorString(code, ctypes.byref(text))
+            said = text.value.decode() if text.value else f"error {code}"
+            raise CaptureError(f"{what} failed", because=said)
+
+
+_driver = _Driver()
+
+
+def unusable() -> str:
+    """Why device code cannot be loaded; empty where it can."""
+    try:
+        _driver.open()
+    except CaptureError as e:
+        return e.because
+    return ""
+
+
+def when_idle(device: torch.device) -> bool:
+    """Wait until the device's current queue is empty, a bounded time; whether it was."""
+    until = time.monotonic() + IDLE_S
+    stream = torch.cuda.default_stream(device)
+    while not stream.query():
+        if time.monotonic() > until:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+class DeviceFunction:
+    """A kernel's function on one device."""
+
+    def __init__(self, built: BuiltDeviceKernel, device: torch.device) -> None:
+        """Load; raises CaptureError where the driver refuses."""
+        library = _driver.open()
+        self.built = built
+        self._library = library
+        with torch.cuda.device(device):
+            torch.cuda.current_stream(device).query()  # the calling thread gets torch's context
+            torch.empty(1, device=device)
+            when_idle(device)
+            module, function = ctypes.c_void_p(), ctypes.c_void_p()
+            _driver.check(library.cuModuleLoadData(ctypes.byref(module), built.code), "loading device code")
+            _driver.check(library.cuModuleGetFunction(ctypes.byref(function), module, built.name.encode()), "finding a kernel")
+            if built.shared > _PLAIN_SHARED:
+                _driver.check(library.cuFuncSetAttribute(function, _SHARED_LIMIT, built.shared), "taking shared memory")
+        self._function = function
+        self._attribute = _Attribute(_DEPENDENT, 0, 1)
+
+    def launch(self, pointers: list[int], stream: int) -> None:
+        """On a stream; two more pointers are scratch memory that such kernels do not use."""
+        values = (ctypes.c_void_p * (len(pointers) + 2))(*pointers, None, None)
+        size = ctypes.sizeof(ctypes.c_void_p)
+        base = ctypes.addressof(values)
+        args = (ctypes.c_void_p * len(values))(*(base + i * size for i in range(len(values))))
+        b = self.built
+        attributes = ctypes.pointer(self._attribute)
+        config = _Config(b.grid, 1, 1, b.warps * b.warp, 1, 1, b.shared, stream, attributes, 1 if b.dependent else 0)
+        _driver.check(self._library.cuLaunchKernelEx(ctypes.byref(config), self._function, args, None), "launching a kernel")

@@ -1,0 +1,336 @@
+"""A tile program as the text of one Triton kernel.
+
+    parallel loops, outermost    ->  the grid: one program per iteration, the last loop's neighbours next to each other
+    several such nests           ->  one grid behind the other: a program finds its nest by its number
+    serial loops                 ->  tl.range, whose loads are fetched ahead by `stages`
+    tiles                        ->  variables; extents are powers of 2
+    accesses                     ->  base pointer, plus an arange per tile axis; `valid` is a mask
+
+All sizes are numbers: a kernel is for the sizes of its calls, which is what a recording (`backends.cuda`) is for too. The text
+holds names that are made here and numbers only; nothing of a model is read as code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hotfuse.backends.triton.instructions import (
+    POINTERS,
+    PREAMBLE,
+    SILENT,
+    TYPES,
+    cast,
+    check,
+    computed,
+    filled,
+    number,
+    ranked,
+    shape_text,
+)
+from hotfuse.base.errors import InternalError
+from hotfuse.ir.dims import Dim
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.tile.isa import attributes
+from hotfuse.tile.program import OWN, Buffer, Instr, Kernel, Loop, LoopKind, Operand, Stmt, Tile, TileAccess, When
+
+NAME = "kernel"
+_FAR = 1 << 31
+"""Elements of a buffer from which on places need 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonSource:
+    """The text of a kernel, and how it is launched."""
+
+    text: str
+    signature: tuple[str, ...]
+    """The types of its arguments, one per buffer, in order."""
+    grid: int
+    """How many programs there are."""
+
+
+def emit(kernel: Kernel, stages: int = 1, tf32: bool = False, dependent: bool = False) -> TritonSource:
+    """The kernel's text; raises CannotLower where Triton has no such instruction.
+
+    `dependent`: it may be launched while the kernel before it still runs, and waits for that one's results itself.
+    """
+    check(kernel)
+    if kernel.sizes:
+        raise CannotLower(f"the sizes {', '.join(kernel.sizes)} are known only at run time")
+    if any(b.kind in OWN for b in kernel.buffers):
+        raise CannotLower("the kernel has memory of its own between two stages")
+    for b in kernel.buffers:
+        if any(not isinstance(n, int) for n in (*b.shape, *b.stride)):
+            raise CannotLower(f"the strides of %{b.name} are known only at run time")
+    writer = _KernelWriter(kernel, stages, tf32, dependent)
+    return TritonSource(writer.text(), tuple(POINTERS[b.dtype] for b in kernel.buffers), writer.programs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Nest:
+    """Parallel loops around a body."""
+
+    loops: tuple[Loop, ...]
+    body: tuple[Stmt, ...]
+
+    @property
+    def trips(self) -> tuple[int, ...]:
+        """Iterations of each."""
+        return tuple(_trips(loop) for loop in self.loops)
+
+
+def _trips(loop: Loop) -> int:
+    if not isinstance(loop.lo, int) or not isinstance(loop.hi, int) or loop.given is not None:
+        raise CannotLower("a loop over the grid has no constant bounds")
+    return max(0, -(-(loop.hi - loop.lo) // loop.step))
+
+
+def _nests(body: Sequence[Stmt]) -> list[_Nest]:
+    found: list[_Nest] = []
+    for stmt in body:
+        loops: list[Loop] = []
+        inner: tuple[Stmt, ...] = (stmt,)
+        while len(inner) == 1 and isinstance(inner[0], Loop) and inner[0].kind is LoopKind.PARALLEL:
+            loops.append(inner[0])
+            inner = inner[0].body
+        if not loops:
+            return [_Nest((), tuple(body))]  # statements outside of loops: one program does all
+        found.append(_Nest(tuple(loops), inner))
+    return found
+
+
+@dataclass(slots=True)
+class _KernelWriter:
+    kernel: Kernel
+    stages: int
+    tf32: bool
+    dependent: bool
+    programs: int = 0
+    lines: list[str] = field(default_factory=list[str])
+    names: dict[str, str] = field(default_factory=dict[str, str])
+    """Loop variables by their names in the program."""
+    buffers: dict[str, tuple[Buffer, str]] = field(default_factory=dict[str, tuple[Buffer, str]])
+    depth: int = 1
+
+    def text(self) -> str:
+        args = [f"p{i}" for i in range(len(self.kernel.buffers))]
+        self.buffers = {b.name: (b, p) for b, p in zip(self.kernel.buffers, args, strict=True)}
+        nests = _nests(self.kernel.body)
+        self.programs = sum(math.prod(n.trips) for n in nests)
+        if not self.programs:
+            raise CannotLower("there is nothing to compute")
+        sizes = [math.prod(n for n in b.shape if isinstance(n, int)) for b in self.kernel.buffers]
+        far = max(sizes, default=0) >= _FAR or self.programs >= _FAR
+        self.line(f"pid = tl.program_id(0){'.to(tl.int64)' if far else ''}")
+        if self.dependent:
+            self.line("gdc_wait()")
+            self.line("gdc_launch_dependents()")
+        begin = 0
+        for i, nest in enumerate(nests):
+            count = math.prod(nest.trips)
+            last = i == len(nests) - 1
+            if len(nests) > 1:
+                self.line("if pid < " + str(begin + count) + ":" if i == 0 else "else:" if last else f"elif pid < {begin + count}:")
+                self.depth += 1
+            self.nest(nest, f"pid - {begin}" if begin else "pid")
+            self.depth -= 1 if len(nests) > 1 else 0
+            begin += count
+        head = "import triton\nimport triton.language as tl\n"
+        head += "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n" if self.dependent else ""
+        return f"{head}\n{PREAMBLE}\n\n@triton.jit\ndef {NAME}({', '.join(args)}):\n" + "\n".join(self.lines) + "\n"
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    # -- structure
+
+    def nest(self, nest: _Nest, program: str) -> None:
+        left = program
+        for loop, trips in zip(reversed(nest.loops), reversed(nest.trips), strict=True):
+            name = self.named(loop.var)
+            at = f"({left}) % {trips}" if loop is not nest.loops[0] else f"{left}"
+            self.line(f"{name} = ({at}) * {loop.step} + {loop.lo}")
+            if loop is not nest.loops[0]:
+                rest = f"r{len(self.lines)}"
+                self.line(f"{rest} = ({left}) // {trips}")
+                left = rest
+        self.block(nest.body)
+
+    def named(self, var: str) -> str:
+        return self.names.setdefault(var, f"i{len(self.names)}")
+
+    def block(self, body: Sequence[Stmt]) -> None:
+        for stmt in body:
+            match stmt:
+                case Instr():
+                    self.instr(stmt)
+                case Loop():
+                    self.loop(stmt)
+                case When():
+                    self.line(f"if {self.dim(stmt.pred)}:")
+                    self.depth += 1
+                    self.block(stmt.body)
+                    self.depth -= 1
+
+    def loop(self, loop: Loop) -> None:
+        if loop.given is not None or loop.kind is LoopKind.PARALLEL:
+            raise CannotLower("a loop that only a CPU runs")
+        for inner, first in loop.carried:
+            self.line(f"{_tile(inner)} = {_tile(first)}")
+        bounds = f"{self.dim(loop.lo)}, {self.dim(loop.hi)}, {loop.step}"
+        counted = f"tl.static_range({bounds})" if loop.kind is LoopKind.UNROLL else f"tl.range({bounds}, num_stages={self.stages})"
+        self.line(f"for {self.named(loop.var)} in {counted}:")
+        self.depth += 1
+        self.block(loop.body)
+        moved = [(inner, out) for (inner, _), out in zip(loop.carried, loop.yields, strict=True) if inner.name != out.name]
+        carried = {inner.name for inner, _ in loop.carried}
+        for i, (_, out) in enumerate(moved):
+            if out.name in carried:
+                self.line(f"y{i} = {_tile(out)}")
+        for i, (inner, out) in enumerate(moved):
+            self.line(f"{_tile(inner)} = {f'y{i}' if out.name in carried else _tile(out)}")
+        if not loop.body:
+            self.line("pass")
+        self.depth -= 1
+        for (inner, _), out in zip(loop.carried, loop.outs, strict=True):
+            self.line(f"{_tile(out)} = {_tile(inner)}")
+
+    # -- instructions
+
+    def instr(self, instr: Instr) -> None:
+        if instr.op in SILENT:
+            return
+        given, args = attributes(instr.op, instr.attrs), instr.args
+        out = instr.outs[0] if instr.outs else None
+        if out is not None and any(n & (n - 1) for n in out.type.shape):
+            raise CannotLower(f"a tile of {out.type.shape} on a GPU")
+        match instr.op, args:
+            case "load", (TileAccess() as place,):
+                assert out is not None
+                fill = given["fill"]
+                assert isinstance(fill, int | float)
+                pointer, mask = self.place(place, out.type.shape)
+                masked = f", mask={mask}, other={number(fill)}" if mask else ""
+                text = f"tl.load({pointer}{masked})"
+            case "store", (TileAccess() as place, Tile() as tile):
+                pointer, mask = self.place(place, tile.type.shape)
+                self.line(f"tl.store({pointer}, {_tile(tile)}{f', mask={mask}' if mask else ''})")
+                return
+            case "fill", (value,):
+                assert out is not None and isinstance(value, int | float)
+                text = filled(value, out.type)
+            case "index", (value,):
+                text = f"tl.full((), 0, tl.int64) + ({self.dim(_dim(value))})"
+            case "iota", (start,):
+                assert out is not None
+                axis = given["axis"]
+                assert isinstance(axis, int)
+                text = f"({self.dim(_dim(start))} + {_along(out.type.shape, axis)}).to(tl.{TYPES[out.type.dtype]})"
+                if any(n > 1 for i, n in enumerate(out.type.shape) if i != axis):
+                    text = f"tl.broadcast_to({text}, {shape_text(out.type.shape)})"
+            case "bcast", (Tile() as tile,):
+                assert out is not None
+                text = f"tl.broadcast_to({ranked(tile, _tile(tile), len(out.type.shape))}, {shape_text(out.type.shape)})"
+            case "reshape", (Tile() as tile,):
+                assert out is not None
+                if not out.type.shape:
+                    raise CannotLower("a tile of one element as a number")
+                text = f"tl.reshape({_tile(tile)}, {shape_text(out.type.shape)})"
+            case "transpose", (Tile() as tile,):
+                text = f"tl.trans({_tile(tile)}, {given['perm']})"
+            case "map.cast", (Tile() as tile,):
+                assert out is not None
+                text = cast(_tile(tile), tile.type, out.type.dtype)
+            case "map.bitcast", (Tile() as tile,):
+                assert out is not None
+                text = f"{_tile(tile)}.to(tl.{TYPES[out.type.dtype]}, bitcast=True)"
+            case "mma", (Tile() as acc, Tile() as a, Tile() as b):
+                precision = "tf32" if self.tf32 else "ieee"
+                text = f'tl.dot({_tile(a)}, {_tile(b)}, {_tile(acc)}, input_precision="{precision}")'
+            case op, _ if op.startswith("reduce."):
+                tile = _as_tile(args[0])
+                text = computed(op, (_tile(tile), str(given["axis"])), (tile.type.dtype,))
+            case op, _:
+                tiles = [_as_tile(a) for a in args]
+                types = [t.type.dtype for t in tiles]
+                text = computed(op, [_tile(t) for t in tiles], types[1:] if op == "map.select" else types)
+        assert out is not None
+        self.line(f"{_tile(out)} = {text}")
+
+    def place(self, access: TileAccess, shape: Sequence[int]) -> tuple[str, str]:
+        """Pointers to the elements of a tile, and which of them exist (empty: all)."""
+        buffer, pointer = self.buffers[access.buffer]
+        base = [f"({self.dim(i)}) * {s}" for i, s in zip(access.index, buffer.stride, strict=True) if s != 0 and i != 0]
+        steps = access.step or (1,) * len(shape)
+        where = " + ".join([pointer, *base])
+        masks: list[str] = []
+        for a, (extent, dim, step) in enumerate(zip(shape, access.axes, steps, strict=True)):
+            along = _along(shape, a)
+            stride = 0 if dim < 0 else buffer.stride[dim]
+            if extent > 1 or len(shape) > 0:
+                where += f" + {along} * ({self.dim(step)} * {stride})"
+            valid = access.valid[a] if access.valid else None
+            if valid is not None and not (isinstance(valid, int) and valid >= extent):
+                masks.append(f"({along} < {self.dim(valid)})")
+        mask = " & ".join(masks)
+        if mask and len(masks) < len(shape):
+            mask = f"tl.broadcast_to({mask}, {shape_text(shape)})"
+        return where, mask
+
+    def dim(self, d: Dim) -> str:
+        """An integer expression."""
+        if isinstance(d, int):
+            return str(d)
+        if d.op == "sym":
+            return self.names[str(d.args[0])]
+        args: list[str] = []
+        for a in d.args:
+            if isinstance(a, str):
+                raise InternalError(f"an index {d} that Triton cannot have")
+            args.append(self.dim(a))
+        match d.op:
+            case "+" | "*" | "//" | "%" | "==" | "!=" | "<" | "<=":
+                return "(" + f" {d.op} ".join(args) + ")"
+            case "and":
+                return "(" + " & ".join(f"({a})" for a in args) + ")"
+            case "or":
+                return "(" + " | ".join(f"({a})" for a in args) + ")"
+            case "not":
+                return f"({args[0]} == 0)"
+            case "ceildiv":
+                return f"(({args[0]} + {args[1]} - 1) // {args[1]})"
+            case "min" | "max":
+                found = args[0]
+                for a in args[1:]:
+                    found = f"tl.{d.op}imum({found}, {a})"
+                return found
+            case _:
+                raise CannotLower(f"an index with {d.op}")
+
+
+def _tile(tile: Tile) -> str:
+    return f"t{tile.name}"
+
+
+def _as_tile(operand: Operand) -> Tile:
+    if not isinstance(operand, Tile):
+        raise InternalError(f"{operand} is not a tile")
+    return operand
+
+
+def _dim(operand: Operand) -> Dim:
+    if isinstance(operand, Tile | TileAccess | float):
+        raise InternalError(f"{operand} is no integer expression")
+    return operand
+
+
+def _along(shape: Sequence[int], axis: int) -> str:
+    """0, 1, … along an axis of a tile."""
+    if len(shape) <= 1:
+        return f"tl.arange(0, {shape[axis]})" if shape else "0"
+    marks = ", ".join(":" if i == axis else "None" for i in range(len(shape)))
+    return f"tl.arange(0, {shape[axis]})[{marks}]"
+
+

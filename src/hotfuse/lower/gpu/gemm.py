@@ -1,0 +1,223 @@
+"""Products with what comes before and behind them: a program makes one tile of a result.
+
+    q, k, v = x Wq, x Wk, x Wv              three nests over one grid
+    y = silu(x Wg) * (x Wu)                 one nest with two sums
+    y = gelu(x W + b) + r                   the epilogue on the tile of sums
+    y = bmm(a, b)                           the batch is part of the grid
+
+Operands are evaluated as any value is, so views before a product cost nothing and pointwise work in front of it is done on the way.
+Tiles of rows that read the same columns lie next to each other in the grid, in groups, so that both stay in the second-level cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hotfuse.ir.dims import Dim, expr
+from hotfuse.ir.graph import Graph, Value, output_values
+from hotfuse.ir.types import DType
+from hotfuse.lower.common import operands
+from hotfuse.lower.common.between import SUMS, Between, between, is_product
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.lower.common.index import Position, Refine, Space, counters_of
+from hotfuse.lower.common.landing import land
+from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
+from hotfuse.lower.common.steps import Definitions
+from hotfuse.lower.common.values import Evaluator, TileAxis
+from hotfuse.lower.gpu.rows import flattened, whole_strides
+from hotfuse.lower.gpu.tiling import GpuTiling, left_over, numbers, power_of_2
+from hotfuse.lower.ops.views import broadcast, shape_of
+from hotfuse.tile.build import KernelBuilder
+from hotfuse.tile.program import Tile
+
+_TRIES = 16
+_NEIGHBOURS = 8
+"""Tiles of rows in a group of the grid."""
+_LEAST = 16
+"""The least extent of a tensor core's operand."""
+MOST_TRIED = 6
+"""Tilings of one group that are compiled and tried on the device."""
+SHAPES = (
+    GpuTiling(16, 64, 128, 4, 4), GpuTiling(32, 32, 128, 4, 4), GpuTiling(32, 64, 64, 4, 5), GpuTiling(64, 32, 64, 4, 5),
+    GpuTiling(64, 64, 64, 4, 4), GpuTiling(64, 128, 64, 4, 4), GpuTiling(128, 64, 64, 4, 4), GpuTiling(128, 128, 64, 8, 3),
+    GpuTiling(128, 256, 64, 8, 3), GpuTiling(256, 128, 64, 8, 3), GpuTiling(16, 32, 256, 4, 3), GpuTiling(16, 128, 64, 4, 4),
+)  # fmt: skip
+PROCESSORS = 132
+"""Multiprocessors that tilings are ranked for; only the order of trials depends on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    """Products whose results meet in an epilogue: one nest of loops."""
+
+    products: tuple[Between, ...]
+    outputs: tuple[Value, ...]
+
+
+def lower_products(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, ...]], name: str) -> Lowered:
+    """The kernel of a group around products; raises CannotLower where there is none."""
+    flat = None if strides else flattened(graph)
+    if flat is not None:
+        with contextlib.suppress(CannotLower):
+            made = _lowered(flat, tiling, strides, name)
+            whole = {v.name: whole_strides(shape_of(v)) for v in output_values(graph)}
+            return replace(made, strides=tuple((n, whole[n]) for n, _ in made.strides))
+    return _lowered(graph, tiling, strides, name)
+
+
+def _lowered(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, ...]], name: str) -> Lowered:
+    builder = KernelBuilder(name)
+    memory = KernelBuffers(builder, graph, strides)
+    for cluster in _clusters(graph):
+        space = Space.of((*shape_of(cluster.products[0].out), shape_of(cluster.products[0].a)[-1]))
+        for _ in range(_TRIES):
+            try:
+                with builder.apart() as written:
+                    _ClusterWriter(graph, cluster, tiling, memory, space).write()
+                builder.splice(written)
+                break
+            except Refine as finer:
+                space = space.refined(finer)
+        else:
+            raise CannotLower("the loops do not become fine enough")
+    return memory.finish(builder.finish())
+
+
+def gemm_tilings(graph: Graph) -> Sequence[GpuTiling]:
+    """Those that fill the device with the least waste, by a count of what each program has to do."""
+    graph = flattened(graph) or graph
+    found = [between(n) for n in graph.nodes if is_product(n)]
+    (*batch, m, n), k = numbers(*shape_of(found[0].out)), numbers(shape_of(found[0].a)[-1])[0]
+    wide = tensor_type(found[0].a).dtype is DType.F32
+    many = math.prod(batch) * len(found)
+
+    def cost(t: GpuTiling) -> float:
+        programs = many * -(-m // t.rows) * -(-n // t.columns)
+        waves = -(-programs // PROCESSORS)
+        busy = min(1.0, programs / PROCESSORS)
+        flow = t.rows * t.columns / 32 + (t.rows + t.columns) * 4  # what a step costs: sums, and operands to fetch
+        return waves * -(-k // t.depth) * (flow * t.depth / 64 + 60) * (1 + 0.2 * (1 - busy))
+
+    fitting = [t for t in SHAPES if t.rows <= max(_LEAST, power_of_2(m)) and t.columns <= max(_LEAST, power_of_2(n))]
+    if wide:  # twice the bytes: what is under way must fit in shared memory
+        fitting = [replace(t, depth=max(16, t.depth // 2), stages=min(3, t.stages)) for t in fitting if t.rows * t.columns <= 16384]
+    fitting = [replace(t, depth=max(_LEAST, min(t.depth, power_of_2(k)))) for t in fitting] or [GpuTiling(16, 16, 32, 4, 2)]
+    return tuple(dict.fromkeys(sorted(fitting, key=cost)))[:MOST_TRIED]
+
+
+def _clusters(graph: Graph) -> list[_Cluster]:
+    products = [between(n) for n in graph.nodes if is_product(n)]
+    of: dict[str, frozenset[int]] = {p.out.name: frozenset({i}) for i, p in enumerate(products)}
+    for node in graph.nodes:
+        if not is_product(node):
+            made = frozenset[int]().union(*(of.get(v.name, frozenset[int]()) for v in node.ins))
+            of.update({v.name: made for v in node.outs})
+    for p in products:
+        if of.get(p.a.name) or of.get(p.b.name):
+            raise CannotLower("a product of a product's result in one kernel")
+    sets: list[set[int]] = [{i} for i in range(len(products))]
+    outputs = list(dict.fromkeys(output_values(graph)))
+    for v in outputs:
+        meets = of.get(v.name, frozenset[int]())
+        if not meets:
+            raise CannotLower(f"output %{v.name} is made from no product")
+        joined = [s for s in sets if s & meets]
+        sets = [s for s in sets if not s & meets] + [set[int]().union(*joined)]
+    sets.sort(key=min)
+    return [
+        _Cluster(tuple(products[i] for i in sorted(s)), tuple(v for v in outputs if of[v.name] <= s)) for s in sets
+    ]
+
+
+class _ClusterWriter:
+    """One nest while it is written, in loops of one fineness."""
+
+    def __init__(self, graph: Graph, cluster: _Cluster, tiling: GpuTiling, memory: KernelBuffers, space: Space) -> None:
+        self.graph, self.cluster, self.memory, self.space = graph, cluster, memory, space
+        self.builder = memory.builder
+        first = cluster.products[0]
+        self.dtype = tensor_type(first.a).dtype
+        if self.dtype is DType.F64:
+            raise CannotLower("products of f64 are left to the library on GPUs")
+        for p in cluster.products:
+            same = shape_of(p.out) == shape_of(first.out) and shape_of(p.a)[-1] == shape_of(first.a)[-1]
+            if not same or tensor_type(p.a).dtype is not self.dtype:
+                raise CannotLower("products of different shapes meet in one epilogue")
+        last = [space.roots[i] for i in (-3, -2, -1)]
+        if any(len(r) > 1 for r in last) or any(space.cuts):
+            raise CannotLower("rows, columns or steps of the product are not one dim of an operand")
+        self.at_m, self.at_n, self.at_k = (r[0] for r in last)
+        self.m, self.n, self.k = numbers(*(space.extents[c] for c in (self.at_m, self.at_n, self.at_k)))
+        if 0 in (self.m, self.n, self.k):
+            raise CannotLower("there is nothing to compute")
+        self.batch = [k for r in space.roots[:-3] for k in r]
+        self.tiling = replace(tiling, depth=max(_LEAST, min(tiling.depth, power_of_2(self.k))))
+        self.definitions = Definitions(graph)
+        self.at = Evaluator(memory, graph, space, definitions=self.definitions)
+        self.roots = tuple(space.root(i) for i in range(len(space.roots)))
+
+    def write(self) -> None:
+        """The loops over the grid, and one tile."""
+        b, t = self.builder, self.tiling
+        tiles_m, tiles_n = -(-self.m // t.rows), -(-self.n // t.columns)
+        near = max(d for d in range(1, _NEIGHBOURS + 1) if tiles_m % d == 0)
+        outputs = {v.name: v for v in self.cluster.outputs}
+        landed = land(self.definitions, self.graph, self.space, self.cluster.products[0].out, self.roots[:-1])
+        for p in self.cluster.products:
+            landed[p.out.name] = self.roots[:-1]
+        full = frozenset(k for k, n in enumerate(self.space.extents) if n != 1 and k != self.at_k)
+        for v in outputs.values():
+            if v.name not in landed or counters_of(landed[v.name]) != full:
+                raise CannotLower(f"output %{v.name} has another shape than the product it is made from")
+        with contextlib.ExitStack() as scope:
+            where: dict[int, Dim] = {k: scope.enter_context(b.parallel("b", self.space.extents[k])).var for k in self.batch}
+            group = scope.enter_context(b.parallel("g", tiles_m // near)).var
+            column = scope.enter_context(b.parallel("n", tiles_n)).var
+            member = scope.enter_context(b.parallel("m", near)).var
+            where[self.at_m] = expr("*", expr("+", expr("*", group, near), member), t.rows)
+            where[self.at_n] = expr("*", column, t.columns)
+            self.along_m = TileAxis(self.at_m, t.rows, left_over(self.m, t.rows, where[self.at_m]))
+            self.along_n = TileAxis(self.at_n, t.columns, left_over(self.n, t.columns, where[self.at_n]))
+            with self.at.loops(where):
+                sums = self._sums()
+                with self.at.loops({}, (self.along_m, self.along_n)):
+                    for p, total in zip(self.cluster.products, sums, strict=True):
+                        done = operands.completed(self.at, total, p.out, self.roots[:-1], p.scale, p.bias, p.bias_scale)
+                        self.at.give(p.out, self.roots[:-1], done)
+                    for v in outputs.values():
+                        self.at.store(v, landed[v.name], self.at.tile(v, landed[v.name]))
+
+    def _sums(self) -> Sequence[Tile]:
+        b, t = self.builder, self.tiling
+        zero = [b.fill(0.0, SUMS[self.dtype], (t.rows, t.columns)) for _ in self.cluster.products]
+        with b.loop("k", 0, self.k, t.depth, carry=zero) as k:
+            left = left_over(self.k, t.depth, k.var)
+            along_k = TileAxis(self.at_k, t.depth, left)
+            sums: list[Tile] = []
+            with self.at.loops({self.at_k: k.var}):
+                for p, acc in zip(self.cluster.products, k.carried, strict=True):
+                    with self.at.loops({}, (self.along_m, along_k)):
+                        x = b.bcast(self.at.tile(p.a, self._a(p)), (t.rows, t.depth))
+                        if left is not None and p.a.name not in self.definitions.sources:  # computed from fill, it may be NaN
+                            there = b.map("lt", b.iota(0, (1, t.depth), 1), b.index(left))
+                            x = b.map("select", there, x, b.fill(0.0, self.dtype))
+                    with self.at.loops({}, (along_k, self.along_n)):
+                        y = b.bcast(self.at.tile(p.b, self._b(p)), (t.depth, t.columns))
+                        if left is not None and p.b.name not in self.definitions.sources:
+                            there = b.map("lt", b.iota(0, (t.depth, 1), 0), b.index(left))
+                            y = b.map("select", there, y, b.fill(0.0, self.dtype))
+                    sums.append(b.mma(acc, x, y))
+            k.yields(*sums)
+        return k.outs
+
+    def _a(self, p: Between) -> Position:
+        r = self.roots
+        return (*broadcast(r[:-3], shape_of(p.out)[:-2], shape_of(p.a)[:-2]), r[-3], r[-1])
+
+    def _b(self, p: Between) -> Position:
+        r = self.roots
+        last = (r[-2], r[-1]) if p.turned else (r[-1], r[-2])
+        return (*broadcast(r[:-3], shape_of(p.out)[:-2], shape_of(p.b)[:-2]), *last)

@@ -1,0 +1,46 @@
+"""How a kernel is cut into programs on a GPU, and how one program runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hotfuse.ir.dims import Dim
+from hotfuse.lower.common.errors import CannotLower
+from hotfuse.tile.build import remaining
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTiling:
+    """A tile of results per program, and the threads and stages that make it."""
+
+    rows: int
+    columns: int
+    depth: int = 1
+    """Steps of a product, or keys of an attention, at once."""
+    warps: int = 4
+    stages: int = 1
+    """Loop iterations whose loads are under way at the same time."""
+
+    def __str__(self) -> str:
+        deep = f"x{self.depth}" if self.depth > 1 else ""
+        return f"{self.rows}x{self.columns}{deep}, {self.warps} warps, {self.stages} stages"
+
+
+def power_of_2(n: int) -> int:
+    """The least power of 2 that is at least n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def numbers(*sizes: Dim) -> tuple[int, ...]:
+    """Sizes that must be numbers."""
+    found: list[int] = []
+    for n in sizes:
+        if not isinstance(n, int):
+            raise CannotLower(f"the size {n} is known only at run time")
+        found.append(n)
+    return tuple(found)
+
+
+def left_over(extent: int, tile: int, at: Dim) -> Dim | None:
+    """How many elements of a tile that begins at `at` exist; None where all do."""
+    return None if extent % tile == 0 else remaining(extent, at)
