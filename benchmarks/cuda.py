@@ -1,8 +1,10 @@
-"""Small batches on a CUDA device: eager and Hotfuse, in turns.
+"""Models on a CUDA device: eager, torch.compile in two modes, and Hotfuse, in turns.
 
-    python -m benchmarks.cuda [--rounds 60] [--seconds 30] [--only bert]
+    python -m benchmarks.cuda [--rounds 60] [--seconds 60] [--only bert] [--peers] [--notes]
 
-Models have random weights and run in fp16. A call is timed until the device is done with it.
+Models have random weights and run in fp16. A call is timed until the device is done with it. Ours is called until kernels generated
+for the device serve, or until `--seconds` are over; the table says what served, and after how many seconds. Peers compile in their
+first call, which is timed too.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 import hotfuse
 
 Inputs = dict[str, torch.Tensor]
+MODES = {"default": "default", "reduce-overhead": "reduce-overhead"}
 
 
 def image(batch: int) -> Inputs:
@@ -32,12 +35,17 @@ def cases() -> dict[str, tuple[Callable[[], torch.nn.Module], Callable[[], Input
     import transformers as t
 
     small = t.BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
+    llama = t.LlamaConfig(hidden_size=2048, num_hidden_layers=16, intermediate_size=5632, num_attention_heads=32,
+                          num_key_value_heads=8, use_cache=False)  # fmt: skip
     return {
         "bert-base b1 s128": (lambda: t.BertModel(t.BertConfig()), lambda: text(1, 128)),
+        "bert-base b64 s512": (lambda: t.BertModel(t.BertConfig()), lambda: text(64, 512)),
         "minilm-shaped b1 s64": (lambda: t.BertModel(small), lambda: text(1, 64)),
-        "resnet-50 b1": (lambda: t.ResNetModel(t.ResNetConfig()), lambda: image(1)),
+        "minilm-shaped b32 s128": (lambda: t.BertModel(small), lambda: text(32, 128)),
         "vit-base b1": (lambda: t.ViTModel(t.ViTConfig()), lambda: image(1)),
         "vit-base b32": (lambda: t.ViTModel(t.ViTConfig()), lambda: image(32)),
+        "resnet-50 b1": (lambda: t.ResNetModel(t.ResNetConfig()), lambda: image(1)),
+        "llama-shaped 1B prefill b1 s256": (lambda: t.LlamaModel(llama), lambda: text(1, 256)),
     }
 
 
@@ -55,36 +63,94 @@ def timed(contenders: dict[str, Callable[[], Any]], rounds: int) -> dict[str, fl
     return {name: median(took) for name, took in times.items()}
 
 
+def plans(fast: hotfuse.Jit) -> list[dict[str, Any]]:
+    return [p for s in fast.explain().to_dict()["sites"] for p in s["plans"]]
+
+
 def replays(fast: hotfuse.Jit) -> int:
-    return sum(p["counters"].get("replays", 0) for s in fast.explain().to_dict()["sites"] for p in s["plans"])
+    return sum(p["counters"].get("replays", 0) for p in plans(fast))
+
+
+def generated(fast: hotfuse.Jit) -> int:
+    return sum(p["counters"].get("generated_kernels", 0) for p in plans(fast))
+
+
+def until(
+    fast: hotfuse.Jit, call: Callable[[], Any], reached: Callable[[hotfuse.Jit], int], seconds: float
+) -> tuple[float | None, float]:
+    """Call until something holds; seconds that it took, and the longest call meanwhile in milliseconds."""
+    begin, worst = time.perf_counter(), 0.0
+    while time.perf_counter() - begin < seconds:
+        for _ in range(20):
+            at = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            worst = max(worst, (time.perf_counter() - at) * 1e3)
+        if reached(fast):
+            return time.perf_counter() - begin, worst
+    return None, worst
+
+
+def peers(model: torch.nn.Module, x: Inputs) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
+    """Compiled by torch, with the seconds of their first calls."""
+    made: dict[str, Callable[[], Any]] = {}
+    first: dict[str, float] = {}
+    for name, mode in MODES.items():
+        torch._dynamo.reset()
+        compiled = torch.compile(model, mode=mode)
+        begin = time.perf_counter()
+        compiled(**x)
+        torch.cuda.synchronize()
+        first[name] = time.perf_counter() - begin
+        made[name] = lambda c=compiled: c(**x)
+        for _ in range(3):
+            made[name]()
+    return made, first
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=60)
-    options.add_argument("--seconds", type=float, default=30.0, help="calls until a plan replays, at most")
-    options.add_argument("--only", default="")
+    options.add_argument("--seconds", type=float, default=60.0, help="calls until generated kernels serve, at most")
+    options.add_argument("--only", default="", help="parts of names, between commas")
+    options.add_argument("--peers", action="store_true", help="torch.compile too")
+    options.add_argument("--notes", action="store_true", help="what became of every group")
     asked = options.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device here")
     with torch.inference_mode():
         for name, (make, inputs) in cases().items():
-            if asked.only not in name:
-                continue
-            model, x = make().eval().cuda().half(), inputs()
-            with hotfuse.jit(model) as fast:
-                begin = time.perf_counter()
-                while not replays(fast) and time.perf_counter() - begin < asked.seconds:
-                    for _ in range(20):
-                        fast(**x)
-                        torch.cuda.synchronize()
-                until = time.perf_counter() - begin if replays(fast) else None
-                took = timed({"eager": lambda m=model, x=x: m(**x), "ours": lambda f=fast, x=x: f(**x)}, asked.rounds)
-                got, want = fast(**x)[0], model(**x)[0]
-                error = float((got - want).abs().max() / want.abs().max())
-            said = "never replayed" if until is None else f"replays after {until:.1f} s"
-            print(f"{name:22s} eager {took['eager']:.3f} ms, ours {took['ours']:.3f}: {took['eager'] / took['ours']:.2f}x; "
-                  f"{said}, error {error:.1e}", flush=True)  # fmt: skip
+            if any(part in name for part in asked.only.split(",")):
+                one(name, make().eval().cuda().half(), inputs(), asked)
+
+
+def one(name: str, model: torch.nn.Module, x: Inputs, asked: argparse.Namespace) -> None:
+    """One line a model, and more where it is asked for."""
+    with hotfuse.jit(model) as fast:
+        recorded, _ = until(fast, lambda: fast(**x), replays, asked.seconds)
+        graphs = timed({"recorded": lambda: fast(**x)}, asked.rounds)["recorded"]
+        made, worst = until(fast, lambda: fast(**x), generated, asked.seconds)
+        for _ in range(300):
+            fast(**x)
+            torch.cuda.synchronize()
+        contenders: dict[str, Callable[[], Any]] = {"eager": lambda: model(**x), "ours": lambda: fast(**x)}
+        first: dict[str, float] = {}
+        if asked.peers:
+            more, first = peers(model, x)
+            contenders |= more
+        took = timed(contenders, asked.rounds)
+        got, want = fast(**x)[0], model(**x)[0]
+        error = float((got - want).abs().max() / want.abs().max())
+        if asked.notes:
+            for p in plans(fast):
+                print(p["counters"], *p.get("notes", []), sep="\n    ")
+            print(*[str(d) for d in fast.explain().to_dict()["decisions"]][-12:], sep="\n  ")
+    said = ", ".join(f"{k} {v:.3f} ms" + (f" (first call {first[k]:.1f} s)" if k in first else "") for k, v in took.items())
+    best = min(v for k, v in took.items() if k != "ours")
+    when = [f"after {s:.1f} s" if s is not None else "never" for s in (recorded, made)]
+    print(f"{name}: {said}; ours {took['eager'] / took['ours']:.2f}x eager, {best / took['ours']:.2f}x the best other; "
+          f"recorded {when[0]} ({graphs:.3f} ms), generated {when[1]}, longest call meanwhile {worst:.1f} ms, error {error:.1e}",
+          flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

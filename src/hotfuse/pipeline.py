@@ -26,13 +26,14 @@ from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
 from hotfuse.compile import recipes
 from hotfuse.compile.compilation import Compilation
+from hotfuse.compile.device.fetch import generate
 from hotfuse.compile.fetch import account, begin, fetch_runs, finished
 from hotfuse.compile.freeze import frozen, unfolded
 from hotfuse.compile.literals import with_numbers
 from hotfuse.compile.parts import NativeParts, RunParts, without_runs
 from hotfuse.compile.recipes import Recipe
 from hotfuse.compile.run import runs
-from hotfuse.compile.value import ANY_DEMAND, Demand
+from hotfuse.compile.value import ANY_DEMAND, GENERATE, Demand
 from hotfuse.compile.workers.service import in_background
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
@@ -182,6 +183,8 @@ def compile_units(
 ) -> Plan:
     """The same unit by unit, the most valuable first; `on_progress` may deploy what there is before all of it is done."""
     if (device := device_of_graph(graph)) is not None:
+        if demand is not None and GENERATE in demand.strategies:
+            return _generated(graph, weights, sample, settings, device, stop)
         return _recorded(graph, weights, settings, device)
     begun: list[Compilation] = []
 
@@ -255,6 +258,27 @@ def _recorded(graph: Graph, weights: Mapping[str, torch.Tensor], settings: Setti
     artifacts = tuple(replace(a, backend="cuda graph") for a in plan.artifacts)
     note = f"library kernels on {device} are replayed as CUDA graphs; no kernels are generated for it"
     return replace(plan, run=run, tier=1, artifacts=artifacts, notes=(note,), counters=run.counters)
+
+
+def _generated(
+    graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings, device: torch.device,
+    stop: Callable[[], bool],
+) -> Plan:  # fmt: skip
+    """The same with kernels that were generated for the sizes of the graph, where they beat the library's on the device."""
+
+    def differ(got: Sequence[Any], want: Sequence[Any]) -> str:
+        return disagreement(got, want, settings.rtol)
+
+    made = generate(graph, weights, sample, settings, device, differ, stop)
+    plan = compile_tier0(graph, weights, settings)
+    run = GraphRun(made.run, CudaDevice(device, in_background), differ)
+    artifacts = tuple(replace(a, backend="triton", source=made.source) for a in plan.artifacts)
+
+    def counters() -> dict[str, int]:
+        copied = sum(k.copies for k in made.kernels)
+        return {**run.counters(), "generated_kernels": len(made.kernels), "copied_to_fit": copied}
+
+    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=made.notes, counters=counters, attempt=GENERATE)
 
 
 class Units:

@@ -18,6 +18,7 @@ import typer
 from hotfuse.base.errors import CaptureError, InputError
 from hotfuse.base.settings import from_env
 from hotfuse.cli.costs import show_costs
+from hotfuse.cli.device_kernels import show_device_kernels
 from hotfuse.cli.kernels import show_kernels
 from hotfuse.cli.output import heading, pairs, print_json, reports_errors, rows
 from hotfuse.cli.torch_models import capture_torch, is_torch_name, load_torch
@@ -38,6 +39,8 @@ class StageName(StrEnum):
     TILE = "tile"
     LLVM = "llvm"
     ASM = "asm"
+    TRITON = "triton"
+    PTX = "ptx"
 
 
 @reports_errors
@@ -46,7 +49,7 @@ def show(
     stage: Annotated[StageName, typer.Option(help="Which stage.")] = StageName.IR,
     dims: Annotated[list[str] | None, typer.Option("--dim", help="name=size: fix a dynamic dim.")] = None,
     kernel: Annotated[
-        str | None, typer.Option(help="Stages tile, llvm, asm: only kernels whose name contains this, or the one of this number.")
+        str | None, typer.Option(help="Stages tile to ptx: only kernels whose name contains this, or the one of this number.")
     ] = None,
     inputs: Annotated[
         list[str] | None, typer.Option("--input", help="PyTorch: 2?x16 or 8x128:int64, one for each input; ? leaves a size open.")
@@ -76,6 +79,8 @@ def _show_stage(captured: Captured, shapes: list[tuple[int, ...]], stage: StageN
         _show_partitions(captured.graph, shapes, as_json)
     elif stage is StageName.COSTS:
         show_costs(captured.graph, shapes, as_json)
+    elif stage in (StageName.TRITON, StageName.PTX):
+        show_device_kernels(captured.graph, shapes, stage.value, kernel, as_json)
     else:
         show_kernels(captured.graph, shapes, stage.value, kernel, as_json)
 

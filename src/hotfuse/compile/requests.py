@@ -114,9 +114,22 @@ def _counting(header: Header, blobs: list[bytes]) -> wire.Message:
     return instrumented.counting(header, blobs)
 
 
+def _device_plan(header: Header, blobs: list[bytes]) -> wire.Message:
+    from hotfuse.compile.device import units
+
+    return units.plan(header, blobs)
+
+
+def _device_unit(header: Header, blobs: list[bytes]) -> wire.Message:
+    from hotfuse.compile.device import units
+
+    return units.unit(header, blobs)
+
+
 _KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {
     "ready": _ready, "torch": _torch, "present": _present, "onnx": _onnx, "probes": _probes, "runs": _runs,
     "counting": _counting, "plan": _plan, "unit": _unit, "kernel": _kernel, "learned": _learned, "idle": _idle, "profile": _profile,
+    "device plan": _device_plan, "device unit": _device_unit,
 }  # fmt: skip
 
 

@@ -78,6 +78,8 @@ class Demand:
     """Asked while the graph is compiled: the shapes of inputs that most calls bring by then; None where no kind is most."""
 
 
+GENERATE = "generated device kernels"
+"""The strategy that asks for kernels generated for a device, where library kernels already serve as recordings."""
 ANY_DEMAND = Demand()
 """Nobody knows how often the graph is called."""
 

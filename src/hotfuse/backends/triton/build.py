@@ -69,11 +69,12 @@ def build(source: TritonSource, target: GpuTarget, warps: int, dependent: bool =
     if why := triton_missing():
         raise InternalError("a kernel for a GPU cannot be compiled", because=why)
     import triton
+    from triton import knobs
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    with tempfile.TemporaryDirectory(prefix="hotfuse-triton-") as folder, triton.knobs.cache.scope():
-        triton.knobs.cache.dir = folder
+    with tempfile.TemporaryDirectory(prefix="hotfuse-triton-") as folder, knobs.cache.scope():
+        knobs.cache.dir = folder
         function: Any = vars(loaded(source, Path(folder)))[NAME]
         signature = {f"p{i}": kind for i, kind in enumerate(source.signature)}
         attrs = {(i,): [["tt.divisibility", 16]] for i in range(len(source.signature))}

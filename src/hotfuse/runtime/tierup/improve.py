@@ -16,11 +16,13 @@ import torch
 
 from hotfuse.analysis.ties import quanta_of
 from hotfuse.backends.protocol import Run
+from hotfuse.backends.triton.build import triton_missing
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EvidenceValue, Why
 from hotfuse.base.faults import error_text
 from hotfuse.compile.learn.strategy_history import history_of, send
 from hotfuse.compile.request_context import context_of
+from hotfuse.compile.value import GENERATE
 from hotfuse.compile.variants.skips import SKIP
 from hotfuse.compile.workers.service import sized
 from hotfuse.hpm.bottleneck import Strategy
@@ -54,7 +56,15 @@ from hotfuse.runtime.tierup.race import MARGIN, Trial, race
 from hotfuse.runtime.tierup.skipping import suspected
 from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
 from hotfuse.runtime.tierup.tier1 import fused, known
-from hotfuse.runtime.tierup.tier2 import BET_ON, for_sizes, on_branch, without_mask, without_padding, without_rows
+from hotfuse.runtime.tierup.tier2 import (
+    BET_ON,
+    for_sizes,
+    on_branch,
+    with_device_kernels,
+    without_mask,
+    without_padding,
+    without_rows,
+)
 from hotfuse.runtime.tierup.tiers import FEWEST, PREDICTABLE, is_hot, recurring
 from hotfuse.runtime.tierup.unmask import open_mask
 from hotfuse.runtime.zero_rows import MAX_DENSE_CALLS
@@ -111,7 +121,10 @@ class Improver:
         elif plan.recipe is not None and plan.recipe.stale and "tier 1" not in entry.refused and plan is entry.plan:
             self._attempt(entry, "tier 1", partial(fused, self._context, entry, partial(self._try, entry)))
             return
-        if settings.tiers < 2 or (entry.plan is entry.baseline and "tier 1" not in entry.refused) or _on_device(entry):
+        if settings.tiers < 2 or (entry.plan is entry.baseline and "tier 1" not in entry.refused):
+            return
+        if _on_device(entry):
+            self._consider_device(site, entry)
             return
         if self._consider_branches(entry) or self._consider_padding(site, entry):
             return
@@ -119,8 +132,21 @@ class Improver:
             return
         if self._consider_bottleneck(entry):
             return
+        self._consider_sizes(site, entry)
+
+    def _consider_device(self, site: Site, entry: Entry) -> None:
+        """On an accelerator library kernels serve as recordings; generated ones are for sizes that are numbers, or recur."""
+        if entry.plan is entry.baseline or triton_missing():
+            return
+        if entry.symbols:
+            self._consider_sizes(site, entry)
+        elif entry.plan.attempt != GENERATE and GENERATE not in entry.refused:
+            self._attempt(entry, GENERATE, partial(with_device_kernels, self._context, entry))
+
+    def _consider_sizes(self, site: Site, entry: Entry) -> None:
+        """Sizes that recur get a plan of their own."""
         if entry.symbols and entry.plan is not entry.baseline and not entry.bets:
-            bets = recurring(entry.samples.shares(), entry.samples.taken, settings.max_versions)
+            bets = recurring(entry.samples.shares(), entry.samples.taken, self._plans.settings.max_versions)
             new = [b for b in bets if b.value not in entry.versions and named(b.value) not in entry.refused]
             if new and self._promising(entry, Strategy.SPECIALIZE, named(new[0].value)):
                 sizes = new[0].value

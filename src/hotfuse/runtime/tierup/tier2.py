@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from hotfuse.base.errors import InternalError
 from hotfuse.base.events import Action, Why
 from hotfuse.compile.request_context import EVERY
+from hotfuse.compile.value import GENERATE
 from hotfuse.compile.variants.skips import SKIP
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.graph import Graph
@@ -21,7 +23,7 @@ from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.site import Entry, Site, named, way
-from hotfuse.runtime.tierup.attempt import Attempt, AttemptContext, demand_of, exchange, sizes_of
+from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, AttemptContext, demand_of, exchange, sizes_of
 from hotfuse.runtime.tierup.bets import BranchBet, place
 from hotfuse.runtime.tierup.padding import PADDING, NotPadded, packed_plan, padded_traffic, paying_share
 from hotfuse.runtime.tierup.skipping import all_finite, products
@@ -45,6 +47,8 @@ def for_sizes(context: AttemptContext, site: Site, entry: Entry, signature: Sign
         demand = demand_of(entry)
         if entry.plan.sides is not None and all_finite(entry.weights):
             demand = replace(demand, strategies=(SKIP,), focus=EVERY)
+        if any(t.is_cuda for t in inputs):
+            demand = replace(demand, strategies=(GENERATE,))
         return replace(context.improve(fixed, entry.weights, inputs, demand=demand), tier=2)
 
     def deploy(better: Plan) -> None:
@@ -62,6 +66,19 @@ def for_sizes(context: AttemptContext, site: Site, entry: Entry, signature: Sign
     addresses = (entry.findings[0].bottleneck, Strategy.SPECIALIZE) if entry.findings else None
     return Attempt(what, make, lambda: entry.plan, [inputs], deploy, addresses, {"sizes": sizes_of(entry, signature)},
                    signature)
+
+
+def with_device_kernels(context: AttemptContext, entry: Entry) -> Attempt | None:
+    """Kernels generated for the device, where the graph's sizes are numbers."""
+    inputs = entry.samples.inputs()
+    if inputs is None:
+        return None
+
+    def make() -> Plan:
+        demand = replace(demand_of(entry), strategies=(GENERATE,))
+        return replace(context.improve(entry.baseline.graph, entry.weights, inputs, demand=demand), tier=2)
+
+    return Attempt(GENERATE, make, lambda: entry.plan, entry.samples.several(PROVEN_ON), partial(exchange, entry))
 
 
 def on_branch(context: AttemptContext, entry: Entry, at: int, outcome: bool, name: str) -> Attempt:

@@ -1,0 +1,321 @@
+"""A plan on a device with generated kernels, in the serving process: groups are compiled by workers, tried here, and put together.
+
+    device plan    a worker groups the graph
+    strides        one run of the library's kernels shows how intermediate tensors lie
+    device unit    workers compile each distinct group in several tilings; one without a kernel is asked for again in two halves
+    trial          each kernel against the library's on the device, with the data of a real call (`compile.device.trial`)
+    outline        one function of generated kernels and library operators, in order
+
+Everything here runs on a background thread. Time for it is bounded; what was not tried by then stays with the library.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hotfuse.analysis.liveness import last_uses
+from hotfuse.backends.library import meaning
+from hotfuse.backends.protocol import Run
+from hotfuse.backends.pycode import flat_function
+from hotfuse.backends.triton.build import BuiltDeviceKernel, GpuTarget
+from hotfuse.backends.triton.driver import DeviceFunction
+from hotfuse.backends.triton.launch import GeneratedKernel, generated, observed_strides
+from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
+from hotfuse.base.settings import Settings
+from hotfuse.compile.device.trial import DeviceTrial, Differ, tried
+from hotfuse.compile.request_context import context_of
+from hotfuse.compile.requests import Here
+from hotfuse.compile.workers import wire
+from hotfuse.compile.workers.service import sized
+from hotfuse.compile.workers.task import Task
+from hotfuse.ir.graph import Graph, Kind, Node, output_values, sources
+from hotfuse.ir.normal import normalized
+from hotfuse.ir.subgraph import extract
+from hotfuse.ir.text import parse, show
+from hotfuse.lower.common.codec import from_json
+from hotfuse.ops.table import Access, lookup, packet
+
+TRIALS_S = 60.0
+"""Seconds that compiling and trying the kernels of one graph may take."""
+MARGIN = 0.97
+"""A kernel must take less than this part of the library's time."""
+DONE_S = 0.05
+
+Strides = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedPlan:
+    """A graph's generated kernels in one function with library operators."""
+
+    graph: Graph
+    run: Run
+    source: str
+    kernels: tuple[GeneratedKernel, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _DeviceUnit:
+    """A group in its normal form, wherever it occurs."""
+
+    graph: Graph
+    strides: dict[str, tuple[int, ...]]
+    ops: str
+    future: Future[wire.Message] | None = None
+    candidates: list[tuple[GeneratedKernel, str]] = field(default_factory=list[tuple[GeneratedKernel, str]])
+    because: str = ""
+    chosen: GeneratedKernel | None = None
+    tried: bool = False
+    uses: int = 0
+    said: str = ""
+
+
+@dataclass(slots=True)
+class _Part:
+    """A range of nodes, and its unit where it may have a kernel."""
+
+    nodes: range
+    key: str = ""
+
+
+def device_target(device: torch.device) -> GpuTarget:
+    """What kernels for a device are compiled for."""
+    if torch.version.hip is not None:
+        raise CaptureError("no kernels are generated for this device", because="device code for AMD is compiled, not yet loaded")
+    major, minor = torch.cuda.get_device_capability(device)
+    return GpuTarget("cuda", str(10 * major + minor))
+
+
+def tf32_allowed() -> bool:
+    """Whether torch's setting lets products of fp32 round their operands."""
+    return bool(torch.backends.cuda.matmul.allow_tf32)
+
+
+def generate(
+    graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings, device: torch.device,
+    differ: Differ, stop: Callable[[], bool] = lambda: False,
+) -> GeneratedPlan:  # fmt: skip
+    """The graph with generated kernels where they won; raises InternalError where none did."""
+    return _Generation(graph, weights, sample, settings, device, differ, stop).plan()
+
+
+class _Generation:
+    """One graph on its way."""
+
+    def __init__(
+        self, graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings,
+        device: torch.device, differ: Differ, stop: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self.weights, self.sample, self.settings, self.device = weights, sample, settings, device
+        self.differ, self.stop = differ, stop
+        self.target = device_target(device)
+        self.executor = Here() if settings.capture == "inline" else sized(settings).pool
+        self.place = context_of(settings).header()
+        self.until = time.monotonic() + TRIALS_S
+        self.units: dict[str, _DeviceUnit] = {}
+        header, _ = self._ask({"kind": "device plan", "graph": show(graph)}).result()
+        self.graph = parse(str(header["graph"]))
+        self.parts: list[_Part] = []
+        at = 0
+        for count, kind in header["groups"]:
+            self.parts.append(_Part(range(at, at + count), "" if kind == "library" else "?"))
+            at += count
+        self.strides = self._observed()
+
+    def _ask(self, header: dict[str, Any]) -> Future[wire.Message]:
+        task = Task(str(header["kind"]), {**header, **self.place}, timeout=self.settings.unit_timeout_s, tries=1, gain=0.4)
+        answer: Future[wire.Message] = self.executor.submit(task)
+        return answer
+
+    def plan(self) -> GeneratedPlan:
+        """Compile, try, put together."""
+        for part in self.parts:
+            self._request(part)
+        while (waiting := [p for p in self.parts if p.key and self._pending(p)]) and time.monotonic() < self.until:
+            if self.stop():
+                raise CaptureError("nobody wants the kernels any more")
+            for part in waiting:
+                self._absorb(part)
+            time.sleep(DONE_S)
+        self._trials()
+        return self._assembled()
+
+    # -- compiling
+
+    def _request(self, part: _Part) -> None:
+        if not part.key:
+            return
+        piece = extract(self.graph, part.nodes, "group")
+        normal = normalized(piece)
+        if all(lookup(n.op).access is Access.MOVEMENT for n in piece.nodes):  # views cost nothing with the library
+            part.key = ""
+            return
+        alike = zip(sources(normal), sources(piece), strict=True)
+        strides = {n.name: self.strides[v.name] for n, v in alike if v.name in self.strides}
+        text = show(normal)
+        part.key = f"{text}\n{sorted(strides.items())}"
+        unit = self.units.get(part.key)
+        if unit is None:
+            ops = "_".join(dict.fromkeys(packet(n.op).partition(".")[2] for n in normal.nodes))[:60]
+            unit = self.units[part.key] = _DeviceUnit(normal, strides, ops)
+            unit.future = self._ask({
+                "kind": "device unit", "graph": text, "strides": {k: list(s) for k, s in strides.items()},
+                "target": [self.target.backend, self.target.arch, self.target.warp], "tf32": tf32_allowed(),
+            })  # fmt: skip
+        unit.uses += 1
+
+    def _pending(self, part: _Part) -> bool:
+        unit = self.units[part.key]
+        return unit.future is not None or (not unit.candidates and len(part.nodes) > 1)
+
+    def _absorb(self, part: _Part) -> None:
+        """Take a unit's answer in, if it is there; a group without a kernel goes on as two halves."""
+        unit = self.units[part.key]
+        if unit.future is not None:
+            if not unit.future.done():
+                return
+            try:
+                header, codes = wire.checked(unit.future.result())
+                unit.because = str(header["because"])
+                unit.candidates = [self._candidate(unit, k, code) for k, code in zip(header["kernels"], codes, strict=True)]
+            except HotfuseError as e:
+                unit.because = e.because or e.what
+            unit.future = None
+        if not unit.candidates and len(part.nodes) > 1:
+            middle = part.nodes[len(part.nodes) // 2]
+            second = _Part(range(middle, part.nodes.stop), "?")
+            self.parts.insert(self.parts.index(part) + 1, second)
+            part.nodes, part.key = range(part.nodes.start, middle), "?"
+            for half in (part, second):
+                self._request(half)
+
+    def _candidate(self, unit: _DeviceUnit, data: dict[str, Any], code: bytes) -> tuple[GeneratedKernel, str]:
+        about = data["built"]
+        built = BuiltDeviceKernel(
+            code, str(about["name"]), int(about["shared"]), int(about["warps"]), int(about["warp"]), int(about["grid"]),
+            bool(about["dependent"]), {},
+        )  # fmt: skip
+        function = _LoadedLater(built, self.device)
+        return generated(unit.graph, from_json(data["lowered"]), unit.strides, function, self.device), str(data["tiling"])
+
+    # -- on the device
+
+    def _observed(self) -> Strides:
+        """How values lie that lie otherwise than their types say, from one run of the library's kernels."""
+        found: dict[str, tuple[int, ...]] = {}
+
+        def look(env: Mapping[str, Any], nodes: range) -> None:
+            values = [v for i in nodes for v in self.graph.nodes[i].outs]
+            found.update(observed_strides(values, env))
+
+        found.update(observed_strides(sources(self.graph), self._begin()))
+        self._walk(look)
+        return found
+
+    def _begin(self) -> dict[str, Any]:
+        env: dict[str, Any] = {v.name: t for v, t in zip(self.graph.inputs, self.sample, strict=True)}
+        return env | {p.value.name: self.weights[p.key] for p in self.graph.params}
+
+    def _walk(
+        self, after: Callable[[Mapping[str, Any], range], None], before: Callable[[_Part, Mapping[str, Any]], None] | None = None
+    ) -> None:
+        """The library's kernels, part by part; tensors are dropped after their last use."""
+        env, dead = self._begin(), last_uses(self.graph)
+        with torch.no_grad():
+            for part in self.parts:
+                if before is not None:
+                    before(part, env)
+                piece = extract(self.graph, part.nodes, "part")
+                run, _ = flat_function(piece, meaning, self.weights)
+                outs = run(*(env[v.name] for v in piece.inputs))
+                env.update({v.name: t for v, t in zip(output_values(piece), outs, strict=True)})
+                after(env, part.nodes)
+                for i in part.nodes:
+                    for v in dead[i]:
+                        env.pop(v.name, None)
+
+    def _trials(self) -> None:
+        def one(part: _Part, env: Mapping[str, Any]) -> None:
+            unit = self.units.get(part.key)
+            if unit is None or unit.tried or not unit.candidates:
+                return
+            if time.monotonic() > self.until + TRIALS_S or self.stop():
+                unit.because = unit.because or "no time was left for a trial"
+                return
+            self._try(part, unit, env)
+
+        self._walk(lambda _env, _nodes: None, one)
+
+    def _try(self, part: _Part, unit: _DeviceUnit, env: Mapping[str, Any]) -> None:
+        unit.tried = True
+        piece = extract(self.graph, part.nodes, "part")
+        library, _ = flat_function(piece, meaning, self.weights)
+        inputs = [env[v.name] for v in piece.inputs]
+        every = [*inputs, *(self.weights[p.key] for p in piece.params)]
+        try:
+            found: DeviceTrial = tried(
+                lambda: library(*inputs), [lambda k=k: k(*every) for k, _ in unit.candidates], self.differ, self.device
+            )
+        except (HotfuseError, RuntimeError) as e:
+            unit.because = str(e).splitlines()[0][:200]
+            return
+        if found.wrong:
+            unit.because = f"a kernel's results differ: {found.wrong}"
+        at = found.best
+        if at < 0:
+            return
+        us, tiling = found.us[at], unit.candidates[at][1]
+        assert us is not None
+        unit.said = f"{us:.1f} us ({tiling}), the library {found.library_us:.1f} us"
+        if us < MARGIN * found.library_us:
+            unit.chosen = unit.candidates[at][0]
+        else:
+            unit.because = f"its best kernel takes {unit.said}"
+
+    # -- the plan
+
+    def _assembled(self) -> GeneratedPlan:
+        runs: dict[str, Run] = {}
+        nodes: list[Node] = []
+        kernels: dict[str, GeneratedKernel] = {}
+        for part in self.parts:
+            unit = self.units.get(part.key)
+            if unit is None or unit.chosen is None:
+                nodes.extend(self.graph.nodes[i] for i in part.nodes)
+                continue
+            piece = extract(self.graph, part.nodes, "part")
+            op = f"generated.k{len(runs)}"
+            runs[op] = unit.chosen
+            kernels[part.key] = unit.chosen
+            outs = tuple(dict.fromkeys(output_values(piece)))
+            nodes.append(Node(Kind.OPERATOR, op, sources(piece), outs, loc=self.graph.nodes[part.nodes[0]].loc))
+        notes = [f"{u.uses} x {u.ops}: {u.said}" for u in self.units.values() if u.chosen is not None]
+        stays = [f"{u.uses} x {u.ops} stays with the library: {u.because}" for u in self.units.values()
+                 if u.chosen is None and u.because and (u.tried or len(u.graph.nodes) == 1)]  # fmt: skip
+        if not runs:
+            raise InternalError("no generated kernel beat the library's on the device", because="; ".join(stays)[:500])
+        outline = Graph(self.graph.name, self.graph.inputs, self.graph.params, tuple(nodes), self.graph.outputs)
+        run, source = flat_function(outline, lambda n: (runs[n.op], True) if n.op in runs else meaning(n), self.weights)
+        head = f"{len(runs)} calls of {len(kernels)} generated kernels on {self.device}, {len(nodes) - len(runs)} library calls"
+        return GeneratedPlan(self.graph, run, source, tuple(kernels.values()), (head, *notes, *stays))
+
+
+class _LoadedLater:
+    """Device code that is loaded when it is first launched: in its trial, on a background thread."""
+
+    def __init__(self, built: BuiltDeviceKernel, device: torch.device) -> None:
+        self._built, self._device = built, device
+        self._function: DeviceFunction | None = None
+
+    def launch(self, pointers: list[int], stream: int) -> None:
+        """Load if that is still to be done, and launch."""
+        if self._function is None:
+            self._function = DeviceFunction(self._built, self._device)
+        self._function.launch(pointers, stream)

@@ -1,0 +1,74 @@
+"""Kernels on trial: their results against the library's on real data, and their time on the device, beside serving.
+
+Launching a small kernel from Python takes longer than the kernel. So the stream first sleeps on the device while launches queue up
+behind, and events around them show what the device alone takes. Nothing is recorded as a graph here: that is for threads that serve
+(decision 34). The stream is the trial's own; calls go on meanwhile, and the least of several rounds in turns counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Run = Callable[[], Sequence[Any]]
+Differ = Callable[[Sequence[Any], Sequence[Any]], str]
+"""How results differ from those they should be; empty if they do not."""
+
+ROUNDS = 3
+TIMES = 8
+"""Runs of each in a round."""
+SLEEP_CYCLES = 1_500_000
+"""What the device waits while a round is launched: about 0.8 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTrial:
+    """What was found of one group."""
+
+    library_us: float
+    us: tuple[float | None, ...]
+    """Per kernel; None for one whose results were wrong."""
+    wrong: str = ""
+    """How, of the first of these."""
+
+    @property
+    def best(self) -> int:
+        """The fastest right kernel; -1 where there is none."""
+        right = [(us, i) for i, us in enumerate(self.us) if us is not None]
+        return min(right)[1] if right else -1
+
+
+def tried(library: Run, kernels: Sequence[Run], differ: Differ, device: torch.device) -> DeviceTrial:
+    """Run all of them on the device, in turns."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    wrong = ""
+    with torch.no_grad(), torch.cuda.stream(stream):
+        want = library()
+        right: list[int] = []
+        for i, run in enumerate(kernels):
+            difference = differ(run(), want)
+            wrong = wrong or difference
+            if not difference:
+                right.append(i)
+        least: dict[int, float] = {}
+        for _ in range(ROUNDS):
+            for i in (-1, *right):
+                us = _device_us(library if i < 0 else kernels[i], stream)
+                least[i] = min(us, least.get(i, us))
+    torch.cuda.current_stream(device).wait_stream(stream)
+    return DeviceTrial(least[-1], tuple(least.get(i) for i in range(len(kernels))), wrong)
+
+
+def _device_us(run: Run, stream: torch.cuda.Stream) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(SLEEP_CYCLES)  # pyright: ignore[reportPrivateUsage]
+    begin.record(stream)
+    for _ in range(TIMES):
+        run()
+    end.record(stream)
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e3 / TIMES

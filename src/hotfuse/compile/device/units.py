@@ -1,0 +1,135 @@
+"""In the worker: how a graph on a GPU is grouped, and one group at a time from nodes to device code, in several tilings.
+
+    device plan   the graph's groups, in order
+    device unit   one group in its normal form: kernels to try on the device, or why it has none
+
+A worker has no device. So nothing is timed here: every kernel that is likely to be best is compiled, and whoever serves tries them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from hotfuse.analysis.attention import FUSED
+from hotfuse.analysis.convolution import is_convolution
+from hotfuse.analysis.sorts import is_sort
+from hotfuse.backends.triton.build import BuiltDeviceKernel, GpuTarget, build
+from hotfuse.backends.triton.emit import emit
+from hotfuse.base.errors import HotfuseError
+from hotfuse.cache.address import Address, digest, versions
+from hotfuse.compile import request_context
+from hotfuse.compile.kept import WAIT_S, answered
+from hotfuse.fusion.groups import Group, group, reordered
+from hotfuse.fusion.reads import reads_places
+from hotfuse.ir.graph import Graph, Kind, Node, output_values, readers
+from hotfuse.ir.text import parse, show
+from hotfuse.ir.types import DType, TensorType
+from hotfuse.lower.common.between import is_product
+from hotfuse.lower.common.codec import to_json
+from hotfuse.lower.common.lowered import Lowered
+from hotfuse.lower.gpu import GpuTiling, gpu_tilings, lower_gpu
+from hotfuse.lower.ops import expand
+from hotfuse.lower.ops.views import is_move
+from hotfuse.lower.primitives import rules as primitive
+from hotfuse.ops.table import Access, lookup, packet
+
+Message = tuple[dict[str, Any], list[bytes]]
+Strides = Mapping[str, tuple[int, ...]]
+
+
+def fits(node: Node) -> bool:
+    """Whether a node may be in a kernel for a GPU, as far as its op says."""
+    if node.kind is not Kind.OPERATOR or node.graphs or is_convolution(node) or is_sort(node) or reads_places(node):
+        return False
+    if any(not isinstance(v.type, TensorType) for v in (*node.ins, *node.outs)):
+        return False
+    return (
+        is_product(node) or packet(node.op) == FUSED or expand.known(node.op) or is_move(node.op)
+        or packet(node.op) in primitive.rules()
+    )
+
+
+def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+    """The request of kind `device plan`: a graph as text."""
+    graph = parse(str(header["graph"]))
+    groups = _narrowed(graph, group(graph, fits))
+    ordered = reordered(graph, groups)
+    return {"ok": True, "graph": show(ordered), "groups": [[len(g.nodes), _kind(graph, g)] for g in groups]}, []
+
+
+def _narrowed(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
+    """What widens the result of a product (to f32, for a norm) belongs to the rows that read it: else both forms are stored."""
+    found = [Group(g.nodes, g.kind) for g in groups]
+    home = {i: k for k, g in enumerate(found) for i in g.nodes}
+    reading, returned = readers(graph), {v.name for v in output_values(graph)}
+    for k, g in enumerate(found):
+        made = {v.type.dtype for n in g.nodes for v in graph.nodes[n].outs if isinstance(v.type, TensorType)}
+        if g.kind not in ("contract", "product") or not made & {DType.F16, DType.BF16}:
+            continue
+        for i in reversed(g.nodes):
+            node = graph.nodes[i]
+            into = {home[r] for v in node.outs for r in reading.get(v.name, [])}
+            wide = any(isinstance(v.type, TensorType) and v.type.dtype is DType.F32 for v in node.outs)
+            if is_product(node) or not wide or len(into) != 1 or any(v.name in returned for v in node.outs):
+                continue
+            (to,) = into
+            if to != k and found[to].kind == "rows":
+                found[k] = Group(tuple(n for n in found[k].nodes if n != i), g.kind)
+                found[to] = Group((i, *found[to].nodes), "rows")
+                home[i] = to
+    return tuple(g for g in found if g.nodes)
+
+
+def _kind(graph: Graph, g: Group) -> str:
+    """What only moves data is views to torch, and those cost nothing."""
+    moves = all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in g.nodes)
+    return "library" if moves or not all(fits(graph.nodes[i]) for i in g.nodes) else g.kind
+
+
+def unit(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+    """The request of kind `device unit`: a group in its normal form, the strides of its sources, what to compile for."""
+    text, target = str(header["graph"]), GpuTarget(*header["target"])
+    strides = {str(k): tuple(int(n) for n in s) for k, s in header["strides"].items()}
+    basis = {
+        **versions(), "toolchain": _toolchain(), "machine": f"{target.backend} {target.arch}",
+        "options": repr((bool(header["tf32"]), sorted(strides.items()))),
+    }  # fmt: skip
+    address = Address("device unit", digest(text), basis)
+    return answered(request_context.folder(), address, lambda: _unit(parse(text), strides, target, bool(header["tf32"])), WAIT_S)[0]
+
+
+def _toolchain() -> str:
+    from importlib.metadata import version
+
+    return f"triton {version('triton')}"
+
+
+def _unit(graph: Graph, strides: Strides, target: GpuTarget, tf32: bool) -> Message:
+    kernels: list[dict[str, Any]] = []
+    codes: list[bytes] = []
+    because = ""
+    try:
+        tilings = gpu_tilings(graph)
+    except HotfuseError as e:
+        return {"ok": True, "kernels": [], "because": e.because or e.what}, []
+    for tiling in tilings:
+        try:
+            lowered, built = compiled(graph, tiling, strides, target, tf32)
+        except HotfuseError as e:
+            because = because or e.because or e.what
+            continue
+        about = {k: v for k, v in asdict(built).items() if k not in ("code", "texts")}
+        kernels.append({"lowered": to_json(lowered), "built": about, "tiling": str(tiling)})
+        codes.append(built.code)
+    return {"ok": True, "kernels": kernels, "because": because}, codes
+
+
+def compiled(
+    graph: Graph, tiling: GpuTiling, strides: Strides, target: GpuTarget, tf32: bool = False
+) -> tuple[Lowered, BuiltDeviceKernel]:
+    """One kernel of a group: what it reads and writes, and its code."""
+    lowered = lower_gpu(graph, tiling, strides)
+    source = emit(lowered.kernel, tiling.stages, tf32, target.dependent)
+    return lowered, build(source, target, tiling.warps, target.dependent)
