@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -71,6 +72,24 @@ def test_every_reading_of_the_result(pools: str) -> None:
     assert found.packing.products >= 7
     for sequences, rows in ((3, 16), (2, 2), (5, 30)) if pools == "last" else ((3, 16),):
         assert_right(model, found, plan, batch(sequences, rows))
+
+
+@pytest.mark.parametrize("attends", ["indexed", "filled"])
+@pytest.mark.filterwarnings("ignore")  # the exporter's own
+def test_a_file_that_spells_attention_out(attends: str) -> None:
+    model = PaddedEncoder(attends).eval()
+    file = io.BytesIO()
+    dynamic = {name: {0: "b", 1: "s"} for name in ("ids", "mask")}
+    torch.onnx.export(model, batch(3, 16), file, input_names=["ids", "mask"], dynamic_axes=dynamic, dynamo=False)
+    session: Any = hotfuse.InferenceSession(file.getvalue(), settings=CAPTURED)
+    ids, mask = batch(3, 16)
+    for _ in range(2):
+        session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})
+    entry = next(iter(session._engine.sites.values())).entries[0]
+    found = padded_traffic(entry.baseline.graph, entry.weights, [batch(3, 16) for _ in range(4)], False)
+    assert found.packing.products == 10
+    assert_right(model, found, compile_tier0(found.packing.graph, entry.weights, CAPTURED), batch(3, 16))
+    session.close()
 
 
 def test_layers_of_the_library() -> None:

@@ -79,24 +79,29 @@ _FILLED: dict[str, float | str] = {
 }  # fmt: skip
 _POSITIONAL = frozenset({"aten.tril", "aten.triu", "aten.eye", "aten.arange"})
 _SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
+_MOST = 1 << 16
+"""Elements of the largest weight that is looked through."""
 
 
-def mask_facts(graph: Graph, mask: MaskInput, numbers: Mapping[str, float | bool]) -> dict[str, MaskFact]:
-    """Of every value that a mask decides, or that is one number; `numbers` are params all of whose elements are one."""
-    return _Facts(graph, mask, numbers).run()
+def mask_facts(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor]) -> dict[str, MaskFact]:
+    """Of every value that a mask decides, or that is one number."""
+    return _Facts(graph, mask, weights).run()
 
 
 class _Facts:
-    def __init__(self, graph: Graph, mask: MaskInput, numbers: Mapping[str, float | bool]) -> None:
+    def __init__(self, graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor]) -> None:
         self.graph, self.mask = graph, mask
         self.known: dict[str, MaskFact] = {}
         self.sums: dict[str, IndexSum] = {}
         for p in graph.params:
-            if p.value.name in numbers and isinstance(p.value.type, TensorType):
-                number = numbers[p.value.name]
-                self.known[p.value.name] = _constant(number_of(p.value, number))
-                if isinstance(number, int) and p.value.type.dtype is DType.I64:
-                    self.sums[p.value.name] = IndexSum(number, {})
+            w = weights.get(p.key)
+            if w is None or not isinstance(p.value.type, TensorType) or not 0 < w.numel() <= _MOST or w.device.type != "cpu":
+                continue
+            first = w.reshape(-1)[0]
+            if bool((w == first).all()):
+                self.known[p.value.name] = _constant(number_of(p.value, first.item()))
+            if w.dtype is torch.int64 and (total := _counted(w)) is not None:
+                self.sums[p.value.name] = total
         given = next(v for v in graph.inputs if v.name == mask.name)
         places = RowPlaces(*(AxisIndex(axis) for axis in mask_axes(given)))
         self.known[given.name] = MaskFact(number_of(given, mask.dead), number_of(given, mask.live), places)
@@ -303,6 +308,18 @@ def mask_axes(v: Value) -> tuple[int, ...]:
 
 def _constant(number: Number) -> MaskFact:
     return MaskFact(number, number, None)
+
+
+def _counted(w: torch.Tensor) -> IndexSum | None:
+    """A weight as a sum of indices, where it is one: exporters fold those that depend on sizes alone."""
+    at = (0,) * w.dim()
+    offset = int(w[at])
+    steps = {a: int(w[(*at[:a], 1, *at[a + 1 :])]) - offset for a, n in enumerate(w.shape) if n > 1}
+    total = torch.full_like(w, offset)
+    for axis, step in steps.items():
+        shape = [-1 if a == axis else 1 for a in range(w.dim())]
+        total += step * torch.arange(w.shape[axis]).reshape(shape)
+    return IndexSum(offset, {a: s for a, s in steps.items() if s}) if torch.equal(total, w) else None
 
 
 def _both(places: RowPlaces) -> list[AxisIndex]:

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import torch
+
 from hotfuse.analysis.layouts import possible_sizes, relaid
 from hotfuse.analysis.mask_facts import MaskInput, RowPlaces, mask_facts
 from hotfuse.analysis.row_axes import quotient, shape_of, whole
@@ -76,11 +78,11 @@ class Packing:
     """Inputs that are looked up in tables of so many rows: dead rows are not, and what is no index has to be said all the same."""
 
 
-def packed_graph(graph: Graph, mask: MaskInput, numbers: Mapping[str, float | bool], ignore_outputs: bool = False) -> Packing:
+def packed_graph(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor], ignore_outputs: bool = False) -> Packing:
     """The graph on live rows; raises CannotPack where no product gets smaller. With `ignore_outputs`, those are 0 at dead rows."""
     if any(n.kind is not Kind.OPERATOR or is_mutating(n.op) or _draws(n) for n in graph.nodes):
         raise CannotPack("it has branches, loops or ops that are not pure")
-    demands = RowDemands(graph, mask, mask_facts(graph, mask, numbers), ignore_outputs)
+    demands = RowDemands(graph, mask, mask_facts(graph, mask, weights), ignore_outputs)
     demands.run()
     if not demands.products:
         raise CannotPack(demands.reason(), bool(demands.attends))

@@ -40,8 +40,6 @@ PAYS = 0.98
 """Part of the padded plan's time that packing may take at most."""
 _SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
 _MASKS = frozenset({DType.BOOL, DType.I64, DType.I32, DType.I8, DType.U8, DType.F32})
-_MAX_UNIFORM = 1 << 16
-"""Elements of the largest param that is looked through for one number."""
 
 Call = Sequence[torch.Tensor]
 
@@ -95,12 +93,11 @@ def padded_traffic(
 ) -> PaddedTraffic:
     """What calls show of padding; raises CannotPack, or NotPadded where there is little of it now."""
     plain = with_numbers(graph, weights)
-    numbers = _uniform(plain, weights)
     why, hidden, most = "no input is a mask of two numbers", False, 0.0
     for i, v in enumerate(graph.inputs):
         for mask in _candidates(v, i, calls):
             try:
-                packing = packed_graph(plain, mask, numbers, ignore_outputs)
+                packing = packed_graph(plain, mask, weights, ignore_outputs)
             except CannotPack as e:
                 why = str(e) if e.hides_keys or not hidden else why
                 hidden = hidden or e.hides_keys
@@ -147,18 +144,6 @@ def _candidates(v: Value, at: int, calls: Sequence[Call]) -> list[MaskInput]:
     low, high = sorted(found)
     sequences, rows = (v.type.shape[i] for i in mask_axes(v))
     return [MaskInput(v.name, low, high, sequences, rows), MaskInput(v.name, high, low, sequences, rows)]
-
-
-def _uniform(graph: Graph, weights: Mapping[str, torch.Tensor]) -> dict[str, float | bool]:
-    """Params all of whose elements are one number."""
-    found: dict[str, float | bool] = {}
-    for p in graph.params:
-        w = weights[p.key]
-        if 0 < w.numel() <= _MAX_UNIFORM and not w.is_complex() and w.device.type == "cpu":
-            first = w.reshape(-1)[0]
-            if w.numel() == 1 or bool((w == first).all()):
-                found[p.value.name] = first.item()
-    return found
 
 
 def paying_share(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float:

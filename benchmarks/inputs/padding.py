@@ -1,0 +1,132 @@
+"""Padded batches: a BERT encoder with a masked mean, 8 sequences padded to 128, shares of real tokens from 10% to 100%.
+
+Contenders take turns on the same batches: the model's own code, ONNX Runtime, our plan with every row (`padding="keep"`) and our
+plan as it comes by default, for the module and for its ONNX file. `right` is the largest error against the own code's output.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import hotfuse
+
+SEQUENCES, LENGTH, VOCABULARY = 8, 128, 30522
+SHARES = (0.10, 0.25, 0.33, 0.50, 0.75, 1.0)
+ROUNDS, WARM_S = 3, 120.0
+
+
+class Encoder(torch.nn.Module):
+    """A sentence encoder."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        from transformers import BertConfig, BertModel
+
+        super().__init__()
+        self.bert = BertModel(BertConfig(hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64,
+                                         intermediate_size=4 * width, vocab_size=VOCABULARY), add_pooling_layer=False)  # fmt: skip
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        x = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        rows = attention_mask.unsqueeze(-1).to(x.dtype)
+        return (x * rows).sum(1) / rows.sum(1).clamp(min=1e-9)
+
+
+def batch(share: float, holes: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of which so many tokens are real: a prefix of each sequence, of a length of its own, or anywhere."""
+    real = round(share * LENGTH)
+    lengths = [max(1, min(LENGTH, real + round((i - (SEQUENCES - 1) / 2) * real / SEQUENCES))) for i in range(SEQUENCES)]
+    if share >= 1:
+        lengths = [LENGTH] * SEQUENCES
+    mask = (torch.arange(LENGTH)[None] < torch.tensor(lengths)[:, None]).long()
+    if holes:
+        mask = torch.stack([row[torch.randperm(LENGTH)] for row in mask])
+    return torch.randint(0, VOCABULARY, (SEQUENCES, LENGTH)), mask
+
+
+Run = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def of_session(session: Any) -> Run:
+    """A session, called like the model."""
+    return lambda ids, mask: torch.from_numpy(
+        session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})[0]
+    )
+
+
+def exported(model: Encoder) -> bytes:
+    """The model's file, sizes open."""
+    file, names = io.BytesIO(), ["input_ids", "attention_mask"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, batch(0.5), file, input_names=names, dynamic_axes={n: {0: "b", 1: "s"} for n in names},
+                          dynamo=False)  # fmt: skip
+    return file.getvalue()
+
+
+def warmed(run: Run, served: Any) -> None:
+    """Serve padded batches until nothing is being made any more, within a limit."""
+    end = time.monotonic() + WARM_S
+    while time.monotonic() < end:
+        before = served.stats()["calls_per_tier"]["2"]
+        for _ in range(4):
+            run(*batch(0.33))
+        served.wait(max(0.0, end - time.monotonic()))
+        if before and served.stats()["calls_per_tier"]["2"] > before:
+            break
+
+
+def rows(quick: bool) -> list[dict[str, Any]]:
+    """Milliseconds a batch, by share of real tokens."""
+    torch.manual_seed(0)
+    model = Encoder(4, 384).eval() if quick else Encoder(12, 768).eval()
+    keep = hotfuse.Settings(padding="keep")
+    with torch.no_grad():
+        contenders: dict[str, Run] = {"eager": model}
+        served = {"every row": hotfuse.jit(model, settings=keep), "packed": hotfuse.jit(model)}
+        contenders |= served
+        file = exported(model)
+        sessions = {"file": hotfuse.InferenceSession(file)}
+        contenders |= {name: of_session(s) for name, s in sessions.items()}
+        try:
+            import onnxruntime
+
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = torch.get_num_threads()
+            contenders["ONNX Runtime"] = of_session(onnxruntime.InferenceSession(file, options))
+        except ImportError:
+            pass
+        for name, one in {**served, **sessions}.items():
+            warmed(contenders[name], one)
+        found: list[dict[str, Any]] = []
+        for share, holes in [(s, False) for s in SHARES] + [(0.33, True)]:
+            found.append(measured(contenders, share, holes))
+            print(found[-1], flush=True)
+    for one in (*served.values(), *sessions.values()):
+        one.close()
+    return found
+
+
+def measured(contenders: dict[str, Run], share: float, holes: bool) -> dict[str, Any]:
+    """One line: the median of rounds in turns, on batches of their own."""
+    took: dict[str, list[float]] = {name: [] for name in contenders}
+    error = 0.0
+    for _ in range(ROUNDS):
+        inputs = batch(share, holes)
+        outputs: dict[str, torch.Tensor] = {}
+        for name, run in contenders.items():
+            begin = time.perf_counter()
+            outputs[name] = run(*inputs)
+            took[name].append((time.perf_counter() - begin) * 1e3)
+        error = max(error, *(float((outputs[n] - outputs["eager"]).abs().max()) for n in ("packed", "file")))
+    middle = {name: statistics.median(times) for name, times in took.items()}
+    return {"real": f"{share:.0%}{' with holes' if holes else ''}", **{n: round(t, 1) for n, t in middle.items()},
+            "over eager": round(middle["eager"] / middle["packed"], 2),
+            "file over eager": round(middle["eager"] / middle["file"], 2),
+            "over every row": round(middle["every row"] / middle["packed"], 2), "error": f"{error:.1e}"}  # fmt: skip
