@@ -28,7 +28,7 @@ from hotfuse.compile import recipes
 from hotfuse.compile.compilation import Compilation
 from hotfuse.compile.device.fetch import generate
 from hotfuse.compile.fetch import account, begin, fetch_runs, finished
-from hotfuse.compile.freeze import frozen, unfolded
+from hotfuse.compile.freeze import frozen, may_copy, unfolded
 from hotfuse.compile.literals import with_numbers
 from hotfuse.compile.parts import NativeParts, RunParts, without_runs
 from hotfuse.compile.recipes import Recipe
@@ -223,7 +223,7 @@ def _prepared(
     graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings, demand: Demand | None
 ) -> tuple[Job, Graph, Recipe | None]:
     """What a compilation begins with, and where its outcome is kept."""
-    folded, constants = frozen(graph, weights)
+    folded, constants = frozen(graph, weights, widen=may_copy(settings))
     asked = with_numbers(folded, constants)
     job = Job(settings, constants, sample, demand=demand, unfolded=unfolded(graph, asked))
     return job, asked, recipes.recipe_of(show(asked), _sizes(asked, sample), settings, demand or ANY_DEMAND)

@@ -107,3 +107,31 @@ def test_constants_of_branches_become_captures() -> None:
     before, after = LibraryBackend().compile(graph, weights).run, LibraryBackend().compile(settled, constants).run
     for cond in (torch.tensor(True), torch.tensor(False)):
         assert torch.equal(before(x, cond)[0], after(x, cond)[0])
+
+
+WIDENED = """graph main(%x: f32[2, 512], %o: f32[]) {
+  param %q: i8[512, 1024] = "q"
+  param %w: f32[1, 1024] = "w"
+  %f: f32[512, 1024] = aten._to_copy.default(%q, dtype=f32)
+  %t: f32[1024, 512] = aten.transpose.int(%f, 0, 1)
+  %a: f32[1024, 1024] = aten.repeat.default(%w, [1024, 1])
+  %y: f32[2, 1024] = aten.linear.default(%x, %t, None)
+  %b: f32[1024, 1024] = aten.mul.Tensor(%a, %o)
+  %s: f32[2, 1024] = aten.slice.Tensor(%b, 0, 0, 2)
+  %r: f32[2, 1024] = aten.add.Tensor(%y, %s)
+  return %r
+}
+"""
+
+
+def test_weights_are_widened_once_and_what_is_repeated_is_not_kept() -> None:
+    graph = parse(WIDENED)
+    weights = {"q": torch.randint(-50, 50, (512, 1024), dtype=torch.int8), "w": torch.randn(1, 1024)}
+    settled, found = frozen(graph, weights)
+    assert [n.op for n in verify(settled).nodes] == ["aten.repeat.default", "aten.linear.default", "aten.mul.Tensor",
+                                                     "aten.slice.Tensor", "aten.add.Tensor"]  # fmt: skip
+    assert torch.equal(found["frozen:t"], weights["q"].float().t())
+    assert frozen(graph, weights, widen=False)[0] == graph, "bytes stay bytes where memory counts"
+    inputs = torch.randn(2, 512), torch.tensor(0.5)
+    before, after = LibraryBackend().compile(graph, weights).run(*inputs), LibraryBackend().compile(settled, found).run(*inputs)
+    torch.testing.assert_close(before[0], after[0])

@@ -8,40 +8,52 @@ for tiers that are withdrawn when a weight changes, and for models whose weights
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from hotfuse.analysis.quantized import weight_nodes
 from hotfuse.backends.library import LibraryBackend
+from hotfuse.base.settings import Settings
 from hotfuse.ir.branches import CAPTURES, branches
 from hotfuse.ir.graph import Graph, Kind, Node, Param, Value, output_values, values_in
 from hotfuse.ir.subgraph import extract
-from hotfuse.ir.types import TensorType
+from hotfuse.ir.types import TensorType, size_of
 from hotfuse.ops.table import is_mutating, is_random, packet
 
 EXTRA_BYTES = 1 << 20
 """How much larger than the weights it is made of a plan's constants may be."""
+WIDENED_BYTES = 64 << 20
+"""The same of weights that are only widened (bytes or half floats to floats) where no kernel takes them as they are: every call
+would do that again. What is repeated, so that it has more elements than it is made of, stays within `EXTRA_BYTES`."""
+PACKED_ELEMENTS = 4
+"""Most elements that a widened weight may have for one of those it is made of: numbers of two bits in bytes."""
 _UNDEFINED = frozenset({"aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided", "aten.empty_permuted"})
 
 
 Weights = Mapping[str, torch.Tensor]
 
 
-def frozen(graph: Graph, weights: Weights, prefix: str = "frozen:") -> tuple[Graph, Weights]:
-    """The graph without nodes that depend on weights only, and the weights with what those nodes give, under `prefix`."""
-    graph, weights = _inside_branches(graph, weights, prefix)
-    chosen = _constant(graph)
+def may_copy(settings: Settings) -> bool:
+    """Whether weights may be kept in another form too: not where memory is what counts."""
+    return settings.objective != "memory" and not settings.release_weights
+
+
+def frozen(graph: Graph, weights: Weights, prefix: str = "frozen:", *, widen: bool = True) -> tuple[Graph, Weights]:
+    """The graph without nodes that depend on weights only, and the weights with what those nodes give, under `prefix`.
+
+    `widen`: weights may be widened once, where every call would do it (`WIDENED_BYTES`).
+    """
+    graph, weights = _inside_branches(graph, weights, prefix, widen)
+    chosen = _within_budget(graph, _constant(graph), WIDENED_BYTES if widen else 0)
     if not chosen:
         return graph, weights
     piece = extract(graph, chosen, f"{graph.name}.constants")
     with torch.no_grad():
         made = LibraryBackend().compile(piece, weights).run()
-    read = {p.key: weights[p.key] for p in piece.params}
-    if _bytes(made) > _bytes(tuple(read.values())) + EXTRA_BYTES:
-        return graph, weights
     keys = {v.name: f"{prefix}{v.name}" for v in output_values(piece)}
     params = (*graph.params, *(Param(v, keys[v.name]) for v in output_values(piece)))
     nodes = tuple(n for i, n in enumerate(graph.nodes) if i not in chosen)
@@ -61,13 +73,13 @@ def unfolded(before: Graph, after: Graph) -> frozenset[str]:
     return frozenset(p.key for p in before.params if uses[0][p.value.name] == uses[1][p.value.name])
 
 
-def _inside_branches(graph: Graph, weights: Weights, prefix: str) -> tuple[Graph, Weights]:
+def _inside_branches(graph: Graph, weights: Weights, prefix: str, widen: bool) -> tuple[Graph, Weights]:
     """Branches and loops with their constants computed outside: each comes in as one more capture of all bodies."""
     found = dict(weights)
     params, nodes = list(graph.params), list[Node]()
     for i, node in enumerate(graph.nodes):
         if node.op in CAPTURES and isinstance(captures := node.args[at := CAPTURES[node.op]], tuple):
-            made = [frozen(b.graph, weights, f"{prefix}{i}.{k}.") for k, b in enumerate(branches(graph, node))]
+            made = [frozen(b.graph, weights, f"{prefix}{i}.{k}.", widen=widen) for k, b in enumerate(branches(graph, node))]
             added = [(k, p) for k, (g, _) in enumerate(made) for p in g.params if p.key not in weights]
             outer = tuple(Value(p.key, p.value.type) for _, p in added)
             graphs = list[Graph]()
@@ -81,6 +93,65 @@ def _inside_branches(graph: Graph, weights: Weights, prefix: str) -> tuple[Graph
                 found.update(more)
         nodes.append(node)
     return replace(graph, params=tuple(params), nodes=tuple(nodes)), found
+
+
+def _within_budget(graph: Graph, constant: set[int], widened_bytes: int) -> set[int]:
+    """The constant nodes that are worth their memory: parts that share no value are judged one by one, the least growth first."""
+    chosen: set[int] = set()
+    extra = widened = 0
+    for part in sorted((_Part.of(graph, nodes) for nodes in _parts(graph, constant)), key=lambda p: p.growth):
+        if extra + part.growth <= EXTRA_BYTES:
+            extra += part.growth
+        elif part.widens and widened + part.growth <= widened_bytes:
+            widened += part.growth
+        else:
+            continue
+        chosen |= part.nodes
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Constant nodes that hang together."""
+
+    nodes: frozenset[int]
+    growth: int
+    """Bytes of what they give beyond those of the weights they read."""
+    widens: bool
+    """Whether they give weights of about as many elements as they read."""
+
+    @classmethod
+    def of(cls, graph: Graph, nodes: frozenset[int]) -> _Part:
+        inside = {v.name for i in nodes for v in graph.nodes[i].outs}
+        read = {v.name: v for i in nodes for v in graph.nodes[i].ins if v.name not in inside}
+        outside = {v.name for i, n in enumerate(graph.nodes) if i not in nodes for v in n.ins}
+        given = [v for i in nodes for v in graph.nodes[i].outs if v.name in outside]
+        most = max((_elements(v) for v in read.values()), default=0)
+        wide = all(_elements(v) <= PACKED_ELEMENTS * most for v in given)
+        return cls(nodes, sum(map(_size, given)) - sum(map(_size, read.values())), wide)
+
+
+def _parts(graph: Graph, chosen: set[int]) -> list[frozenset[int]]:
+    """The chosen nodes by what they share: values that one gives and another reads."""
+    makers = {v.name: i for i in chosen for v in graph.nodes[i].outs}
+    part = {i: {i} for i in chosen}
+    for i in sorted(chosen):
+        for v in graph.nodes[i].ins:
+            if v.name in makers and part[makers[v.name]] is not part[i]:
+                mine, other = sorted((part[i], part[makers[v.name]]), key=len)
+                other |= mine
+                for k in mine:
+                    part[k] = other
+    return [frozenset(p) for p in {id(p): p for p in part.values()}.values()]
+
+
+def _elements(v: Value) -> int:
+    shape = v.type.shape if isinstance(v.type, TensorType) else ()
+    return math.prod(d for d in shape if isinstance(d, int))
+
+
+def _size(v: Value) -> int:
+    return _elements(v) * size_of(v.type.dtype) if isinstance(v.type, TensorType) else 0
 
 
 def _constant(graph: Graph) -> set[int]:
@@ -111,7 +182,3 @@ def _computable(node: Node) -> bool:
 
 def _static(v: Value) -> bool:
     return isinstance(v.type, TensorType) and v.type.device == "cpu" and all(isinstance(d, int) for d in v.type.shape)
-
-
-def _bytes(tensors: tuple[torch.Tensor, ...]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)

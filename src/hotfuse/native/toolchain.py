@@ -106,6 +106,7 @@ def _running() -> subprocess.Popen[bytes]:
             [sys.executable, "-m", "hotfuse.native.compiler"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=for_child()
         )
         unbind(_process.pid)
+        threading.Thread(target=_process.wait, name="hotfuse-compiler", daemon=True).start()  # it ends by itself: no zombie stays
     return _process
 
 

@@ -21,6 +21,7 @@ from hotfuse.api import engine_stats, with_artifacts
 from hotfuse.base.errors import HotfuseError, InputError, ModelError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings, from_env
+from hotfuse.compile.freeze import may_copy
 from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.leaves import parse_name, runs_reference
@@ -44,7 +45,7 @@ from hotfuse.session.errors import (
 from hotfuse.session.feeds import admit, release, slot
 from hotfuse.session.options import RunOptions, SessionOptions, adopted, check_severity
 from hotfuse.session.ortvalue import IOBinding, OrtValue
-from hotfuse.session.serving import engine_for, may_copy
+from hotfuse.session.serving import engine_for
 
 _OVERRIDABLE_SINCE = 4
 """Before this IR version every initializer had to be listed as an input, and was a constant all the same."""

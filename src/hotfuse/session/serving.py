@@ -13,7 +13,7 @@ from hotfuse.base.settings import Settings
 from hotfuse.base.structure import TENSOR, Spec, describe
 from hotfuse.cache.address import digest
 from hotfuse.compile.captures import Known, captured, known
-from hotfuse.compile.freeze import frozen
+from hotfuse.compile.freeze import frozen, may_copy
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.service import ask, service
 from hotfuse.frontends.captured import CallSpec
@@ -69,14 +69,9 @@ class ServedModel:
 
         done = captured(self._at(), "", call, capture, self._settings.capture_timeout_s)
         weights = {**self._module.weights, **{k: restore(info) for k, info in done.constants.items()}}
-        graph, weights = frozen(done.graph, weights, "constant:")
+        graph, weights = frozen(done.graph, weights, "constant:", widen=may_copy(self._settings))
         # nobody outside can reach the weights: none need watching, and every tier may have what follows from them
         return Capture(replace(done, graph=graph), weights, ModelGuard((), ()))
-
-
-def may_copy(settings: Settings) -> bool:
-    """Whether weights may be kept in another form too: not where memory is what counts."""
-    return settings.objective != "memory" and not settings.release_weights
 
 
 def engine_for(module: OnnxModule, settings: Settings, log: EventLog) -> Engine:

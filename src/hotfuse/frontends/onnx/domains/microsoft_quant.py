@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from hotfuse.frontends.onnx.ops.quant import (
     quantize_linear,
     shifted,
 )
-from hotfuse.frontends.onnx.registry import Ctx, onnx_op
+from hotfuse.frontends.onnx.registry import Ctx, Prepared, Varies, onnx_op
 
 _MS = "com.microsoft"
 
@@ -254,7 +254,34 @@ def matmul_nbits(
     return F.linear(a, dense, bias)
 
 
-@onnx_op("DynamicQuantizeLSTM", domain=_MS)
+WIDENED_BYTES = 64 << 20
+"""Most memory of weights that are widened once instead of in every call."""
+
+
+def _widened(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """Weights (directions, inputs, gates) as floats, in the order of LSTM's."""
+    wide: Sequence[int] = (-1, 1, 1) if scale.dim() == 1 else (scale.shape[0], 1, scale.shape[1])
+    return ((q.float() - zero.float().reshape(wide)) * scale.reshape(wide)).transpose(1, 2)
+
+
+def _prepare_lstm(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+    """Constant weights are widened once. Not where sequences have lengths: those may need the weights step by step."""
+    x, w, r, b, lens, h, c, p, *scales = inputs
+    if lens is not None or any(isinstance(t, Varies) for t in (w, r, b, *scales)):
+        return None
+    if 4 * (w.numel() + r.numel()) > WIDENED_BYTES:
+        return None
+    made = ops_recurrent.prepare_lstm(ctx, [x, _widened(w, *scales[:2]), _widened(r, *scales[2:]), b, lens, h, c, p], attrs)
+    if made is None:
+        return None
+
+    def call(x: Tensor, w: Tensor, r: Tensor, b: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+        return made.call(x, w.transpose(1, 2), r.transpose(1, 2), b, *rest[:4])  # their sizes are all that is read of w and r
+
+    return Prepared(call, made.bytes)
+
+
+@onnx_op("DynamicQuantizeLSTM", domain=_MS, prepare=_prepare_lstm)
 def dynamic_quantize_lstm(
     ctx: Ctx,
     x: Tensor,
@@ -272,16 +299,11 @@ def dynamic_quantize_lstm(
     **attrs: Any,
 ) -> tuple[Tensor, ...]:
     """Weights (directions, inputs, gates) are expanded; the activations stay float, closer to the unquantized layer."""
-
-    def expanded(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-        wide: Sequence[int] = (-1, 1, 1) if scale.dim() == 1 else (scale.shape[0], 1, scale.shape[1])
-        return ((q.float() - zero.float().reshape(wide)) * scale.reshape(wide)).transpose(1, 2)
-
     return ops_recurrent.lstm(
         ctx,
         x,
-        expanded(w, w_scale, w_zero),
-        expanded(r, r_scale, r_zero),
+        _widened(w, w_scale, w_zero),
+        _widened(r, r_scale, r_zero),
         b,
         sequence_lens,
         initial_h,

@@ -333,7 +333,10 @@ def gru(
     return _directions(ctx, x, sequence_lens, [initial_h], direction, layout, r.shape[-1], cell)
 
 
-@onnx_op("LSTM", prepare=_prepare("LSTM"))
+prepare_lstm = _prepare("LSTM")
+
+
+@onnx_op("LSTM", prepare=prepare_lstm)
 def lstm(
     ctx: Ctx,
     x: Tensor,
