@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from hotfuse.analysis.shapes import Mismatch, bind
+from hotfuse.backends import registry
 from hotfuse.backends.cuda.device import CudaDevice, device_of_graph
 from hotfuse.backends.cuda.graphs import GraphRun
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.backends.llvm import probe
-from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.base.debug import ASSEMBLY, GRAPHS, LLVM, TILES, UNITS, say
 from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.events import Why
@@ -40,11 +39,11 @@ from hotfuse.ir.text import show
 from hotfuse.native import guard, model_guard, publish
 from hotfuse.partition.cut import Partitioning, cut
 from hotfuse.runtime.plan import Plan, build
-from hotfuse.runtime.serve.native import assembled, unavailable
+from hotfuse.runtime.serve.native import assembled
 from hotfuse.runtime.serve.parallel_branches import measured
 from hotfuse.runtime.tierup.verify import disagreement
 
-BESIDE = (guard, probe, publish, model_guard, runs)
+BESIDE = (guard, publish, model_guard, runs, registry.host())
 """What no stage needs, but calls that got hot do, or workers that begin as forks of this process."""
 Progress = Callable[[Callable[[], Plan], float], None]
 """Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is settled."""
@@ -124,7 +123,7 @@ def _of_late(graph: Graph, demand: Demand | None) -> Mapping[str, int] | None:
 
 def _runs(asked: tuple[Graph, NativeParts, Mapping[str, int]], job: Job) -> tuple[Graph, RunParts, Mapping[str, int]]:
     graph, parts, sizes = asked
-    if why := unavailable():
+    if why := registry.kernels(job.settings.backend).runs_unavailable():
         plain = without_runs(parts)
         return graph, replace(plain, notes=(*plain.notes, f"every kernel is entered from Python: {why}")), sizes
     try:
@@ -138,17 +137,13 @@ def _runs(asked: tuple[Graph, NativeParts, Mapping[str, int]], job: Job) -> tupl
 
 def _native(runs: tuple[Graph, RunParts, Mapping[str, int]], job: Job) -> Plan:
     graph, parts, sizes = runs
-    plan = assembled(parts, job.weights, graph, sizes, named=job.settings.perf_map)
+    backend = registry.kernels(job.settings.backend)
+    plan = assembled(parts, job.weights, graph, sizes, backend, named=job.settings.perf_map)
     for made in parts.kernels if job.settings.debug >= TILES else ():
-        from hotfuse.backends.llvm.native import assembly_text, llvm_text
-        from hotfuse.tile.text import show as show_kernel
-
-        kernel = made.lowered.kernel
-        say(job.settings.debug, TILES, lambda kernel=kernel: show_kernel(kernel))
-        say(job.settings.debug, LLVM, lambda kernel=kernel: llvm_text(kernel))
-        say(job.settings.debug, ASSEMBLY, lambda kernel=kernel: assembly_text(kernel))
-    serial = runtime().kind == "serial"
-    notes = ("kernels run on one thread: " + runtime().detail,) if serial else ()
+        for level, stage in zip((TILES, LLVM, ASSEMBLY), backend.stages, strict=False):
+            say(job.settings.debug, level, lambda kernel=made.lowered.kernel, stage=stage: backend.text(stage, kernel))
+    why = backend.serial_because()
+    notes = (f"kernels run on one thread: {why}",) if why else ()
     return replace(plan, notes=(*notes, *plan.notes), live=plan.live & job.unfolded)
 
 
@@ -231,7 +226,7 @@ def _prepared(
 
 def _linked(kept: recipes.Kept, graph: Graph, job: Job) -> Plan:
     """A plan of object code that was kept."""
-    if why := unavailable():
+    if why := registry.kernels(job.settings.backend).runs_unavailable():
         raise InternalError("object code that was kept cannot be used", because=why)
     plan = _run(TIER1[2:], (graph, kept.parts, _sizes(graph, job.sample)), job)
     stale = f"; {kept.recipe.stale}, and it is compiled anew beside" if kept.recipe.stale else ""

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hotfuse.backends import registry
 from hotfuse.backends.llvm.runs import dispatch
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
@@ -136,7 +137,7 @@ def plan_with(variants: Callable[[int], VariantTable], other: str, monkeypatch: 
     more = KernelCode(made.lowered, made.compiled.code, "another")
     general = replace(found.kernels[0], variants=variants(1))
     runs = fetch.fetch_runs(replace(found, kernels=(general, more)), {"s0": 16}, INLINE)
-    return assembled(runs, {}, graph, {"s0": 16})
+    return assembled(runs, {}, graph, {"s0": 16}, registry.kernels())
 
 
 @pytest.mark.parametrize("end", [0, 1, 5, 16])

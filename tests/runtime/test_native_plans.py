@@ -16,6 +16,7 @@ from torch import nn
 import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
+from hotfuse.backends.llvm.backend import LlvmBackend
 from hotfuse.compile import native
 from hotfuse.compile.unit import kernel_text, units
 from hotfuse.compile.variants import trial
@@ -301,13 +302,13 @@ def test_a_slower_kernel_never_leaves_the_worker(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_wrong_kernel_never_leaves_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = trial.artifact
+    right = LlvmBackend.glue
 
     def wrong(*args: Any) -> Any:
         made = right(*args)
-        return type(made)(made.graph, lambda *a: tuple(o + 1 for o in made.run(*a)), made.backend, made.source)
+        return lambda *a: tuple(o + 1 for o in made(*a))
 
-    monkeypatch.setattr(trial, "artifact", wrong)
+    monkeypatch.setattr(LlvmBackend, "glue", wrong)
     header, codes = native.make(parse(LAYER), {"s0": 7})
     assert not codes and any("differs from the library" in n for n in header["notes"])
 

@@ -41,6 +41,9 @@ class Settings:
     precision: Precision = _code("fp32")  # type: ignore[assignment]
     """`bf16`: products of fp32 tensors with constant weights round both operands to bfloat16 and add up in fp32, where the machine
     has instructions for that (seen to execute). Plans may then differ from the model by 2% of the largest magnitude."""
+    backend: str = _code("auto")  # type: ignore[assignment]
+    """Which back end makes the kernels of tier 1 and 2, by its name in the registry: `llvm` (what `auto` is), `interp` (the tile
+    interpreter, to check others with; slow), or one that an installed package brings."""
     threads: int | None = _code(None)  # type: ignore[assignment]
     """Torch's threads during a call, and those that kernels are compiled for; None is what torch has."""
     partition_nodes: int = _code(256)  # type: ignore[assignment]

@@ -36,28 +36,32 @@ def show_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str, wa
     if as_json:
         print_json({"stage": stage, "kernels": shown})
         return
-    mark = {"tile": "#", "llvm": ";", "asm": "#"}[stage]
+    mark = ";" if stage == "llvm" else "#"
     for k in shown:
         typer.echo(f"{mark} kernel {k['number']}, {k['name']}: {k['ops']}\n{k['text']}")
 
 
 def _writer(stage: str) -> Callable[[Kernel], str]:
-    from hotfuse.backends.llvm.native import assembly_text, llvm_text
-    from hotfuse.tile.text import show
+    from hotfuse.backends import registry
 
-    return {"tile": show, "llvm": llvm_text, "asm": assembly_text}[stage]
+    own = registry.kernels(from_env().backend)
+    if stage not in own.stages:
+        raise InputError(f"the back end {own.name} has no stage {stage!r}", hint=f"one of {', '.join(own.stages)}")
+    return lambda kernel: own.text(stage, kernel)
 
 
 def _made(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
-    """What the worker makes of the graph, at the sizes it was looked at with."""
+    """What workers make of the graph, at the sizes it was looked at with, as the settings of the environment say."""
     from hotfuse.analysis.shapes import Mismatch, bind
-    from hotfuse.compile.workers.service import ask
+    from hotfuse.compile.fetch import begin
     from hotfuse.ir.text import show
 
     sizes = bind(graph, shapes)
     if isinstance(sizes, Mismatch):
         raise InputError("the chosen sizes do not fit the graph", because=str(sizes), hint="fix dims with --dim")
-    return ask({"kind": "tier1", "graph": show(graph), "dims": sizes}, [], from_env())[0]
+    compilation = begin(show(graph), sizes, from_env())
+    compilation.run()
+    return compilation.message()[0]
 
 
 def _parts(body: dict[str, Any]) -> list[list[int]]:
@@ -85,7 +89,7 @@ def _table(header: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json({"stage": "kernels", "kernels": found, "library_nodes": library, "notes": header["notes"]})
         return
-    heading(f"{len(found)} kernels; {library} nodes stay with the library; times are the worker's, on one thread")
+    heading(f"{len(found)} kernels; {library} nodes stay with the library; times are the workers'")
     body = [
         (k["number"], k["name"], k["uses"], f"{k['compile_s'] * 1e3:.0f}", _us(k["kernel_us"]), _us(k["library_us"]), k["ops"])
         for k in found

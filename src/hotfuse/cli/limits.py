@@ -58,9 +58,9 @@ def _peaks(settings: Settings, who: Fingerprint, measure: bool) -> tuple[Machine
     with Store.open(place) as store:
         number = store.machine(who)
         if measure:
-            from hotfuse.backends.llvm.peaks import measure as measured
+            from hotfuse.backends import registry
 
-            peaks: MachinePeaks | None = measured()
+            peaks: MachinePeaks | None = registry.host().measure_peaks()
             note = "measured now"
             store.machine(who, peaks.to_dict())
         else:

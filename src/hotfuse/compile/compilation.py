@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hotfuse.analysis.resources import CorePeaks
+from hotfuse.backends import registry
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Objective, Precision
@@ -77,6 +78,8 @@ class Compilation:
     threads: int = 1
     objective: Objective = "latency"
     precision: Precision = "fp32"
+    backend: str = registry.AUTO
+    """Which one makes the kernels."""
     trust: Bandit = field(default_factory=Bandit)
     """How much of what common kernels promised came true."""
     ledger: Ledger = field(default_factory=Ledger)
@@ -133,7 +136,7 @@ class Compilation:
     def _kept(self) -> dict[str, Any]:
         place = {} if self.place is None else self.place.header()
         return {"precision": self.precision, "objective": self.objective, "strategies": list(self.demand.strategies),
-                "focus": self.demand.focus, "threads": self.threads, **place}
+                "focus": self.demand.focus, "threads": self.threads, "backend": self.backend, **place}
 
     def remember(self) -> None:
         """Have what was learned of promises added to the store; nobody waits for it."""

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.llvm.native import CompiledKernel, load_kernel
-from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.account import COUNTED, Account, add_up
@@ -28,7 +26,6 @@ from hotfuse.compile.requests import Here
 from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.compile.workers.service import ask, sized
 from hotfuse.lower.common.codec import to_json
-from hotfuse.native.target import host
 
 Progress = Callable[[Callable[[], NativeParts], float], None]
 """Told after each kernel but the last: what there is so far, on demand, and which part of the expected saving is settled."""
@@ -42,7 +39,7 @@ def begin(text: str, sizes: Mapping[str, int], settings: Settings, demand: Deman
     return Compilation(
         executor, text, dict(sizes), demand, timeout=settings.unit_timeout_s,
         threads=settings.threads or torch.get_num_threads(),
-        objective=settings.objective, precision=settings.precision,
+        objective=settings.objective, precision=settings.precision, backend=settings.backend,
         trust=history.trust, ledger=history.ledger, place=place, history=history,
     )  # fmt: skip
 
@@ -79,18 +76,14 @@ def fetch(request: Mapping[str, Any], settings: Settings) -> NativeParts:
     return finished(begin(request["graph"], request["dims"], settings))
 
 
-def load(kernel: KernelCode) -> NativeKernel:
-    """Link a kernel's object code into this process."""
-    return load_kernel(CompiledKernel(kernel.lowered.kernel, host(), kernel.code, {}))
-
-
 def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings) -> RunParts:
     """Have the worker make runs of kernels."""
     request = {"kind": "runs", "body": body_to_json(parts.body), "dims": dict(sizes), "threads": threads_for(settings),
                "kernels": [
                    {**(k.said or to_json(k.lowered)), "variants": k.variants and k.variants.to_json()} for k in parts.kernels
                ],
-               "strategies": list(parts.demand.strategies), "focus": parts.demand.focus,
+               "strategies": list(parts.demand.strategies), "focus": parts.demand.focus, "backend": settings.backend,
+               "precision": settings.precision, "objective": settings.objective,
                **context_of(settings).header()}  # fmt: skip
     return runs_from(parts, *ask(request, [], settings, parts.demand.gain))
 

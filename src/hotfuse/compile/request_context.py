@@ -4,6 +4,7 @@ place ::= {"profiles": a path or URL, "record": whether what is measured may be 
     strategies ::= names of candidates that are to be tried alone, where somebody wants to know what they are worth
     focus ::= the groups that those are about, between commas; "*" for all of them
     threads ::= how many calls have: what is learned of one number of threads says nothing of another
+    backend ::= which back end makes the kernels, by its name in the registry
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from hotfuse.backends import registry
+from hotfuse.backends.protocol import KernelBackend
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.place import CachePlace, folder_at, where
@@ -43,6 +46,7 @@ _current: ContextVar[RequestContext | None] = ContextVar("place", default=None)
 _threads: ContextVar[int] = ContextVar("threads", default=1)
 _only: ContextVar[tuple[str, ...]] = ContextVar("strategies", default=())
 _focus: ContextVar[str] = ContextVar("focus", default="")
+_backend: ContextVar[str] = ContextVar("backend", default=registry.AUTO)
 
 
 def context_of(settings: Settings) -> RequestContext:
@@ -64,9 +68,11 @@ def used_by(header: Mapping[str, Any]) -> Generator[None]:
     asked = _only.set(tuple(str(s) for s in header.get("strategies", ())))
     about = _focus.set(str(header.get("focus", "")))
     served = _threads.set(max(1, int(header.get("threads", 1))))
+    made_by = _backend.set(str(header.get("backend", registry.AUTO)))
     try:
         yield
     finally:
+        _backend.reset(made_by)
         _threads.reset(served)
         _focus.reset(about)
         _only.reset(asked)
@@ -76,6 +82,16 @@ def used_by(header: Mapping[str, Any]) -> Generator[None]:
 def threads() -> int:
     """How many threads calls have that the request in hand is for."""
     return _threads.get()
+
+
+def backend_name() -> str:
+    """Which back end makes the kernels of the request in hand."""
+    return _backend.get()
+
+
+def kernels() -> KernelBackend:
+    """The back end that makes the kernels of the request in hand."""
+    return registry.kernels(_backend.get())
 
 
 def folder() -> Folder | None:

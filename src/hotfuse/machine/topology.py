@@ -30,6 +30,18 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryLevel:
+    """Memory as a target sees it."""
+
+    name: str
+    """`L1`, `L2`, …, `memory`; `shared` of a GPU's block."""
+    bytes: int | None
+    """None where the system does not say."""
+    shared_by: int = 1
+    """How many cores (or a GPU's processors) share it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Topology:
     """The machine, and the share of it that is ours."""
 
@@ -55,6 +67,13 @@ class Topology:
     def to_dict(self) -> dict[str, object]:
         """A plain dict for JSON."""
         return asdict(self)
+
+    @property
+    def levels(self) -> tuple[MemoryLevel, ...]:
+        """The memory that data of one core passes through, nearest first."""
+        data = sorted((c for c in self.caches if c.kind != "instruction"), key=lambda c: c.level)
+        caches = tuple(MemoryLevel(f"L{c.level}", c.bytes, c.shared_by) for c in data)
+        return (*caches, MemoryLevel("memory", self.memory_bytes, self.logical_cpus))
 
 
 def read_text(path: Path) -> str | None:

@@ -34,12 +34,6 @@ def _initialize() -> None:
     llvm.set_option("", "-disable-lsr")
 
 
-@functools.cache
-def host_cpu() -> str:
-    """LLVM's name of this CPU."""
-    return str(llvm.get_host_cpu_name())
-
-
 @contextlib.contextmanager
 def quiet() -> Generator[None]:
     """Around a fork: no thread is inside LLVM, so that the child may use it."""

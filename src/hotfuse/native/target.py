@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hotfuse.base.errors import InternalError
 from hotfuse.machine.probe import usable_features
+from hotfuse.machine.topology import MemoryLevel, topology
 
 _X86 = "x86_64-unknown-linux-gnu"
 _ARM = "aarch64-unknown-linux-gnu"
@@ -29,6 +30,7 @@ _NEEDS = {
     "generic": (),
 }
 _BYTES = {"avx512": 64, "avx2": 32, "neon": 16, "generic": 16}
+_REGISTERS = {"avx512": 32, "avx2": 16, "neon": 32, "generic": 16}
 _LLVM = {"avx-vnni": "avxvnni"}
 """Features that LLVM spells otherwise than the probe."""
 _ORDER = ("avx512", "avx2", "neon", "generic")
@@ -54,14 +56,34 @@ class CpuTarget:
         """LLVM's name of the CPU to schedule for; asking loads LLVM."""
         if not self.tuned:
             return ""
-        from hotfuse.native import codegen
+        from hotfuse.native.host_cpu import host_cpu
 
-        return codegen.host_cpu()
+        return host_cpu()
 
     @property
     def lanes(self) -> int:
         """How many fp32 numbers a vector holds; every dtype is cut into as many lanes, so that casts stay lane by lane."""
         return self.vl_bytes // 4
+
+    @property
+    def device(self) -> str:
+        """torch's name of the kind of device."""
+        return "cpu"
+
+    @property
+    def registers(self) -> int:
+        """Vector registers that the instruction set names."""
+        return _REGISTERS[self.name]
+
+    @property
+    def memory(self) -> tuple[MemoryLevel, ...]:
+        """Of this machine, nearest first: a hint to cut loops by, whatever the code is made for."""
+        return topology().levels
+
+    @property
+    def matrix_unit(self) -> bool:
+        """Whether products of bf16 may be made block by block."""
+        return self.has("amx-tile") and self.has("amx-bf16")
 
     def has(self, feature: str) -> bool:
         """Whether code may use a feature."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hotfuse.backends.protocol import Artifact, Backend, Run
+from hotfuse.backends.protocol import Artifact, Backend, LoadedRun, Run
 from hotfuse.backends.pycode import flat_function
 from hotfuse.compile.account import Account
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values
@@ -18,7 +18,6 @@ from hotfuse.runtime.zero_rows import Sides
 from hotfuse.tile.stored import StoredKernels
 
 if TYPE_CHECKING:
-    from hotfuse.backends.llvm.runs.enter import NativeRun
     from hotfuse.compile.recipes import Recipe
     from hotfuse.lower.run.forks import Switch
 
@@ -31,7 +30,7 @@ class PlanUnit:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     run: Run
-    native: NativeRun | None = None
+    native: LoadedRun | None = None
     """Where partitions are entered as one native run: it can tell what went on inside."""
 
 
@@ -74,7 +73,7 @@ class Plan:
     live: frozenset[str] = frozenset()
     """Those of its graph's weights that it reads in every call where they lie, and of which it has no copies of any kind."""
     memory: PlanMemory = PlanMemory()
-    runs: tuple[NativeRun, ...] = ()
+    runs: tuple[LoadedRun, ...] = ()
     """Its native runs, those in branches too."""
     counters: Callable[[], dict[str, int]] = dict[str, int]
     """What the plan counts while it serves: calls that left native code, arenas."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hotfuse.backends.llvm.emission import matrix_unit
 from hotfuse.backends.llvm.emission.emit import emit_kernel, symbol
@@ -12,25 +10,13 @@ from hotfuse.backends.llvm.emission.multiplies import multiplies
 from hotfuse.backends.llvm.runs import faults
 from hotfuse.backends.llvm.runs.abi import NativeKernel
 from hotfuse.backends.llvm.threads.parallel import runtime
+from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.base.errors import InternalError
 from hotfuse.lower.cpu import scratch
 from hotfuse.machine import tiles
 from hotfuse.native import jit
 from hotfuse.native.target import CpuTarget, host
 from hotfuse.tile.program import Kernel
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledKernel:
-    """Object code of one kernel: plain data, made in any process for any target."""
-
-    kernel: Kernel
-    target: CpuTarget
-    code: bytes
-    seconds: Mapping[str, float]
-    """Time per phase: emit, parse, passes, codegen."""
-    multiplies: str = ""
-    """With which instructions its products are made, where it has some."""
 
 
 def compile_kernel(kernel: Kernel, target: CpuTarget | None = None, *, passes: bool = False) -> CompiledKernel:

@@ -17,25 +17,20 @@ from typing import Any
 import torch
 
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel, load_kernel
-from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.runs.group import glue
-from hotfuse.backends.llvm.threads.parallel import awake
-from hotfuse.base.errors import InternalError
+from hotfuse.backends.protocol import CompiledKernel
+from hotfuse.compile.request_context import kernels
 from hotfuse.compile.variants.trial import made_up, offsets_in, tamed
 from hotfuse.hpm.work import NO_TILE, Candidate, TileShape
 from hotfuse.hpm.work import CoreShape as AnyCore
 from hotfuse.ir.graph import Graph, sources
 from hotfuse.ir.text import parse, show
-from hotfuse.lower import Core, lower
+from hotfuse.lower import Core
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.cpu.conv import shape as conv_shape
 from hotfuse.lower.cpu.conv import winograd
 from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.cpu.tiling import GemmTiling, balance, choose
-from hotfuse.lower.run.constants import Constants
-from hotfuse.native.target import host
 
 PASSES = 12
 BURST_S = 120e-6
@@ -102,8 +97,8 @@ class CompiledCandidate:
 
 def make(graph: Graph, core: Core) -> CompiledCandidate:
     """Lower and compile; raises a HotfuseError where there is no kernel."""
-    lowered = lower(graph, core)
-    return CompiledCandidate(lowered, compile_kernel(lowered.kernel))
+    lowered = kernels().lower(graph, core)
+    return CompiledCandidate(lowered, kernels().compile_kernel(lowered.kernel))
 
 
 def request(graph: Graph, core: Core) -> dict[str, Any]:
@@ -121,7 +116,7 @@ def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
 def received(answer: Mapping[str, Any], codes: Sequence[bytes]) -> CompiledCandidate:
     """What a worker made."""
     lowered = from_json(dict(answer))
-    return CompiledCandidate(lowered, CompiledKernel(lowered.kernel, host(), codes[0], dict(answer["seconds"])))
+    return CompiledCandidate(lowered, CompiledKernel(lowered.kernel, kernels().target(), codes[0], dict(answer["seconds"])))
 
 
 # --- running -----------------------------------------------------------------------------------------------------------
@@ -151,7 +146,7 @@ class BoundCall:
     def turn(self) -> None:
         """One call to bring everything into the caches, then a burst; kernels find threads awake, as inside a native run."""
         call = self.call
-        with awake(1 if self.candidate.core is None else self.candidate.threads):
+        with kernels().awake(1 if self.candidate.core is None else self.candidate.threads):
             call()
             begin = time.perf_counter()
             for _ in range(self.repeats):
@@ -163,25 +158,6 @@ class BoundCall:
         ordered = sorted(self.times)
         good = ordered[: max(1, len(ordered) // 2)]
         return good[0], sum(good) / len(good) / good[0] - 1
-
-
-class _CallRecorder:
-    """Stands in for a kernel to learn what it would be called with."""
-
-    def __init__(self, kernel: NativeKernel, threads: int) -> None:
-        self.kernel, self.has_scratch, self.address, self._own = kernel.kernel, kernel.has_scratch, kernel.address, kernel
-        self._threads = threads
-        self.args: tuple[int, ...] = ()
-        self.scratch: Any = None
-
-    def enter(self, *args: int) -> None:
-        """Note the call."""
-        self.args = args
-
-    def arena(self, sizes: Mapping[str, int], threads: int) -> Any:
-        """Memory that outlives the call: for the threads that it will be timed on, which are more than a worker has itself."""
-        self.scratch = self._own.arena(sizes, max(threads, self._threads))
-        return self.scratch
 
 
 @dataclass(slots=True)
@@ -212,29 +188,11 @@ def bind(candidate: Candidate, group: str, made: CompiledCandidate | None, shelf
         if made is None:
             run = LibraryBackend().compile(graph, weights).run
             return BoundCall(candidate, group, lambda: run(*inputs), (inputs, weights), held)
-        kernel = load_kernel(made.compiled)
-        asked: Any = _CallRecorder(kernel, candidate.threads)
-        run = glue(graph, made.lowered, asked, Constants(weights))
-        out = run(*inputs)
-    if not asked.args:
-        raise InternalError("a kernel's glue did not call it")
-    own = list(out)
-    args = _redirected(asked.args, own, results)
-    results[:] = results or own
-    held += _nbytes(own)
-    enter, args = kernel.enter, (*args[:-1], candidate.threads)
-    return BoundCall(candidate, group, lambda: enter(*args), (kernel, run, results, inputs, weights, asked), held)
-
-
-def _redirected(args: tuple[int, ...], own: Sequence[Any], others: Sequence[Any]) -> tuple[int, ...]:
-    """Arguments with the addresses of other results, where those are of the same kind."""
-    pairs = [
-        (a, b) for a, b in zip(own, others, strict=False) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-    ]
-    if not pairs or any(a.shape != b.shape or a.stride() != b.stride() or a.dtype != b.dtype for a, b in pairs):
-        return args
-    instead = {a.data_ptr(): b.data_ptr() for a, b in pairs if a.nbytes}
-    return tuple(instead.get(n, n) for n in args)
+        own = kernels()
+        kernel = own.load_kernel(made.compiled)
+        bound = own.bound(graph, made.lowered, kernel, weights, inputs, candidate.threads, results)
+    results[:] = results or bound.results
+    return BoundCall(candidate, group, bound.call, (kernel, bound.keep, results, data), held + _nbytes(bound.results))
 
 
 def _nbytes(data: Iterable[Any]) -> int:

@@ -13,16 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotfuse.backends.llvm.native import CompiledKernel
-from hotfuse.backends.llvm.runs.driver import emit_driver
+from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.kept import verdict
-from hotfuse.compile.request_context import wanted
+from hotfuse.compile.request_context import backend_name, kernels, wanted
 from hotfuse.compile.run.finish import FinishedRun, finish
 from hotfuse.compile.run.loops import LoopPlanner
 from hotfuse.compile.run.plan import RunPlanner, copy_graph
 from hotfuse.compile.run.steps import LevelParts, PlannedBranch, PlannedLoop
-from hotfuse.compile.unit.kernel_cache import MAX_KEPT, NormalGroup, keep, kernel_cache, piece_of
+from hotfuse.compile.unit.kernel_cache import MAX_KEPT, NormalGroup, allowed_by, keep, kernel_cache, piece_of
 from hotfuse.compile.variants.trial import Outcome, attempt
 from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.hpm.bottleneck import Strategy
@@ -40,8 +39,6 @@ from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.common.own_sizes import anchored
 from hotfuse.lower.run.description import LoopStep, branches, calls, word_to_json
 from hotfuse.lower.run.places import does_nothing, is_view
-from hotfuse.native import jit
-from hotfuse.native.target import host
 from hotfuse.ops.table import packet
 
 Message = tuple[dict[str, Any], list[bytes]]
@@ -156,7 +153,9 @@ class _RunKernels:
                     "multiplies": compiled.multiplies, "kernel_us": round(outcome.kernel_us, 1),
                     "library_us": round(outcome.library_us, 1)}, [compiled.code]  # fmt: skip
 
-        basis = {"threads": str(self.threads), "sizes": repr(sorted(piece.sizes.items())), "options": repr(allowance_us)}
+        core = kernel_cache().core
+        options = (allowance_us, core.precision, core.lean, backend_name())
+        basis = {"threads": str(self.threads), "sizes": repr(sorted(piece.sizes.items())), "options": repr(options)}
         about, codes = verdict("bridge", piece.text, basis, make)
         self.made.append(about)
         self.codes += codes
@@ -180,7 +179,9 @@ def _tried(piece: NormalGroup, allowance_us: float) -> tuple[Lowered, CompiledKe
         except CannotLower as e:
             return e
 
-    found = keep(_outcomes, f"{piece.key} {allowance_us}", make, MAX_KEPT)
+    core = kernel_cache().core
+    allowed = f"{core.precision} {core.lean} {core.threads} {backend_name()}"
+    found = keep(_outcomes, f"{piece.key} {allowance_us} {allowed}", make, MAX_KEPT)
     if isinstance(found, CannotLower):
         raise CannotLower(found.because, where=found.where)
     return found
@@ -304,8 +305,7 @@ def _answer(level: LevelParts, bench: _RunKernels, codes: list[bytes]) -> dict[s
             nested[str(number[i])] = [_answer(b, bench, codes) if i not in native else _without(b) for b in level.branches[i]]
     runs: list[dict[str, Any]] = []
     for begin, end, done in found:
-        driver = jit.compile_object(emit_driver(done.run, host()), host())
-        codes.append(driver.code)
+        codes.append(kernels().compile_run(done.run))
         runs.append({**_to_json(done), "first": number[begin], "last": number[end - 1] + 1, "code": len(codes) - 1})
     return {"graph": show(level.graph), "parts": parts, "branches": nested, "runs": runs}
 
@@ -340,6 +340,11 @@ def _shown(ds: Sequence[Dim]) -> list[str]:
 
 def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """A body and its kernels in; the body with runs, and the kernels that it needs besides, out."""
+    with allowed_by(header):
+        return _handled(header)
+
+
+def _handled(header: dict[str, Any]) -> Message:
     from hotfuse.compile.unit import kernel_text  # a worker's: the serving process imports none of it
 
     sizes = {str(k): int(v) for k, v in header["dims"].items()}

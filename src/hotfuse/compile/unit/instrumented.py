@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hotfuse.backends.llvm.native import compile_kernel
-from hotfuse.backends.llvm.probe import compile_all
+from hotfuse.backends import registry
 from hotfuse.base.errors import HotfuseError
+from hotfuse.compile.request_context import kernels
 from hotfuse.tile.instrument import instrumented
 from hotfuse.tile.text import parse, show
 
@@ -19,7 +19,7 @@ Message = tuple[dict[str, Any], list[bytes]]
 
 def probes(_header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """The request of kind `probes`: some two hundred milliseconds, which are not the server's."""
-    made = compile_all()
+    made = registry.host().compile_probes()
     return {"ok": True, "names": list(made)}, list(made.values())
 
 
@@ -32,7 +32,7 @@ def counting(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     for number, text in zip(header["numbers"], header["kernels"], strict=True):
         try:
             kernel = instrumented(parse(text))
-            codes.append(compile_kernel(kernel).code)
+            codes.append(kernels().compile_kernel(kernel).code)
         except HotfuseError as e:
             refused.append(e.what)
             continue

@@ -15,19 +15,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from hotfuse.analysis.resources import CorePeaks
-from hotfuse.backends.llvm.native import CompiledKernel, compile_kernel
+from hotfuse.backends import registry
+from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Precision
 from hotfuse.compile.host import host_core
 from hotfuse.compile.learn.learned import Foreseen, foresight
 from hotfuse.compile.learn.measure import CompiledCandidate
+from hotfuse.compile.request_context import backend_name, kernels
 from hotfuse.compile.variants import precision_variants
 from hotfuse.ir.dims import Dim, evaluate, symbols
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import show
-from hotfuse.lower import Core, lower
+from hotfuse.lower import Core
 from hotfuse.lower.common.effort import OutOfSteps
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered
@@ -113,7 +115,7 @@ class KernelCache:
     def _lowering(self, piece: NormalGroup) -> Lowered | str:
         def make() -> Lowered | str:
             try:
-                return lower(piece.normal, self.core)
+                return kernels().lower(piece.normal, self.core)
             except OutOfSteps:
                 raise
             except HotfuseError as e:
@@ -129,7 +131,7 @@ class KernelCache:
             lowered = self._lowering(piece)
             if isinstance(lowered, str):
                 raise CannotLower(lowered)
-            first = CompiledCandidate(lowered, compile_kernel(lowered.kernel))
+            first = CompiledCandidate(lowered, kernels().compile_kernel(lowered.kernel))
             kind = precision_variants.chosen(piece.normal, piece.sizes, self.core, first)
             return BuiltKernel(kind.made.lowered, kind.made.compiled, time.perf_counter() - start, kind.core, kind.note)
 
@@ -137,17 +139,18 @@ class KernelCache:
         return keep(self.made, piece.text if self.core.precision == "fp32" else piece.key, make, MAX_KEPT)
 
 
-_Wants = tuple[Precision, bool, int]
+_Wants = tuple[Precision, bool, int, str]
 _caches: OrderedDict[_Wants, KernelCache] = OrderedDict()
-_wants: ContextVar[_Wants] = ContextVar("wants", default=("fp32", False, 1))
-"""What the request in hand allows products to be rounded to, whether weights must not grow, and how many threads calls have."""
+_wants: ContextVar[_Wants] = ContextVar("wants", default=("fp32", False, 1, registry.AUTO))
+"""What the request in hand allows products to be rounded to, whether weights must not grow, how many threads calls have, and
+which back end makes the kernels."""
 MAX_CACHES = 8
 
 
 def kernel_cache(lean: bool | None = None) -> KernelCache:
     """This process's, for what the request in hand wants, or for weights that may or must not grow."""
-    precision, memory, threads = _wants.get()
-    wants = (precision, memory if lean is None else lean, threads)
+    precision, memory, threads, backend = _wants.get()
+    wants = (precision, memory if lean is None else lean, threads, backend)
     if wants not in _caches:
         core = replace(host_core(host(), precision), lean=wants[1], threads=threads)
         _caches[wants] = KernelCache(core, host_peaks(core))
@@ -161,7 +164,7 @@ def kernel_cache(lean: bool | None = None) -> KernelCache:
 def allowed_by(header: Mapping[str, Any]) -> Generator[None]:
     """While a request is answered, `bench` is the one for what it allows."""
     memory, given = header.get("objective") == "memory", max(1, int(header.get("threads", 1)))
-    before = _wants.set((header.get("precision", "fp32"), memory, given))
+    before = _wants.set((header.get("precision", "fp32"), memory, given, backend_name()))
     try:
         yield
     finally:

@@ -17,7 +17,6 @@ from typing import Any
 
 from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
 from hotfuse.analysis.resources import library_seconds, roof_seconds, used, work_of
-from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Objective
 from hotfuse.compile import request_context
@@ -25,7 +24,7 @@ from hotfuse.compile.kept import Unkept, grouping, verdict
 from hotfuse.compile.learn import strategy_history
 from hotfuse.compile.learn.learned import foresight, notes, refresh
 from hotfuse.compile.learn.measure import CompiledCandidate
-from hotfuse.compile.request_context import text_id, wanted
+from hotfuse.compile.request_context import backend_name, kernels, text_id, wanted
 from hotfuse.compile.unit import growth
 from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.compile.unit.kernel_cache import (
@@ -187,7 +186,7 @@ def _on_one_thread(made: BuiltKernel) -> BuiltKernel:
     kernel = one_thread(made.lowered.kernel)
     if kernel is None:
         return made
-    return BuiltKernel(replace(made.lowered, kernel=kernel), compile_kernel(kernel), time.perf_counter() - start)
+    return BuiltKernel(replace(made.lowered, kernel=kernel), kernels().compile_kernel(kernel), time.perf_counter() - start)
 
 
 # -- one unit
@@ -251,7 +250,7 @@ class _Unit:
         """A kernel that won its trial, made now or by an earlier process; raises a HotfuseError where there is none."""
         core = kernel_cache().core
         around = (sorted((n, str(d)) for n, d in piece.meaning.items()), [str(g) for g in self.uses[0][0].guards])
-        options = (core.precision, core.lean, self.variants, wanted(piece.text))
+        options = (core.precision, core.lean, self.variants, wanted(piece.text), backend_name())
         basis = {"threads": str(self.threads), "sizes": repr(sorted(piece.sizes.items())), "options": repr(options)}
         answer, codes = verdict("unit", f"{piece.text}\n{around}", basis, lambda: self._made(piece))
         self._beaten(float(answer["kernel"]["kernel_us"]))

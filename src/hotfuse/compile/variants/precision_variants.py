@@ -15,14 +15,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import BoundCall, CompiledCandidate
+from hotfuse.compile.request_context import kernels
 from hotfuse.compile.variants.trial import rounded
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
-from hotfuse.lower import Core, lower
+from hotfuse.lower import Core
 
 TURN_S = 0.06
 """Most seconds for the turns of all kinds together."""
@@ -71,10 +71,10 @@ def chosen(graph: Graph, sizes: Mapping[str, int], core: Core, first: CompiledCa
 
 
 def _made(graph: Graph, core: Core) -> CompiledCandidate:
-    lowered = lower(graph, core)
+    lowered = kernels().lower(graph, core)
     suffix = "_".join(name(core).split()[-2:])
     lowered = replace(lowered, kernel=replace(lowered.kernel, name=f"{lowered.kernel.name}_{suffix}"))
-    return CompiledCandidate(lowered, compile_kernel(lowered.kernel))
+    return CompiledCandidate(lowered, kernels().compile_kernel(lowered.kernel))
 
 
 def seconds(batch: Sequence[BoundCall]) -> list[float]:

@@ -18,10 +18,9 @@ import torch
 from hotfuse.analysis.cost import value_bytes
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.backends.llvm.runs.group import artifact
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import CompiledCandidate, Shelf
+from hotfuse.compile.request_context import kernels
 from hotfuse.compile.variants import breakpoints
 from hotfuse.compile.variants.skips import Skips
 from hotfuse.compile.variants.trial import RTOL, agree
@@ -36,6 +35,7 @@ from hotfuse.lower.common.products import is_contraction
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.gemm.skipping import NEVER, WHOLE
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.lower.run.constants import Constants
 from hotfuse.ops.table import packet
 
 SHARES = (0, 250, 500, 750, 950)
@@ -105,7 +105,7 @@ class Skipping:
         """The kernel with both sides, and where it changes; raises a HotfuseError where rows are never worth leaving out."""
         lowered = lower_contraction(self.graph, self.core, skipping=True)
         named = replace(lowered, kernel=replace(lowered.kernel, name=f"{lowered.kernel.name}_skipping"))
-        made = CompiledCandidate(named, compile_kernel(named.kernel))
+        made = CompiledCandidate(named, kernels().compile_kernel(named.kernel))
         self._check(made)
         panels = sum(a.spec.panels for a in lowered.arguments if isinstance(a, PackArgument))
         predicted = expected(self.graph, self.sizes, self.core, self.peaks, self.predict, panels, self.threads)
@@ -121,11 +121,11 @@ class Skipping:
         """Both sides against the library, with half of the rows zero."""
         data, weights, _ = Zeroed(500).of(Candidate(self.graph, self.sizes, self.core, self.threads), "")
         inputs = [data[v.name] for v in self.graph.inputs]
-        kernel = load_kernel(made.compiled)
+        kernel = kernels().load_kernel(made.compiled)
         with torch.no_grad():
             want = LibraryBackend().compile(self.graph, weights).run(*inputs)
             for limit in (0, NEVER):
-                run = artifact(self.graph, at_limit(made.lowered, limit), kernel, weights, "").run
+                run = kernels().glue(self.graph, at_limit(made.lowered, limit), kernel, Constants(weights))
                 for got, expected in zip(run(*inputs), want, strict=True):
                     agree(got, expected, None, RTOL)
 

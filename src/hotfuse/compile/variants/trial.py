@@ -18,12 +18,10 @@ from hotfuse.analysis.attention import PACKED
 from hotfuse.analysis.registers import parallel_iterations
 from hotfuse.analysis.ties import Quantum, quanta, tied
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.backends.llvm.native import CompiledKernel, load_kernel
-from hotfuse.backends.llvm.runs.group import artifact
-from hotfuse.backends.llvm.threads.parallel import awake
-from hotfuse.backends.protocol import Run
+from hotfuse.backends.protocol import CompiledKernel, Run
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import BF16_RTOL
+from hotfuse.compile.request_context import kernels
 from hotfuse.compile.variants.served_threads import as_served
 from hotfuse.ir.dims import evaluate, symbols
 from hotfuse.ir.graph import Graph, Value, sources
@@ -31,6 +29,7 @@ from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered, PackArgument
 from hotfuse.lower.cpu.division import balance
+from hotfuse.lower.run.constants import Constants
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.ops.torch_dtypes import torch_dtype
@@ -73,7 +72,8 @@ def attempt(
     weights = {p.key: tamed(data[p.value.name]) for p in graph.params}
     inputs = [data[v.name] for v in graph.inputs]
     library = LibraryBackend().compile(graph, weights).run
-    native = artifact(graph, lowered, load_kernel(compiled), weights, "").run
+    own = kernels()
+    native = own.glue(graph, lowered, own.load_kernel(compiled), Constants(weights))
     steps = quanta(graph, lambda v: float(data[v.name]) if v.name in data and data[v.name].numel() == 1 else None)
     with torch.no_grad():
         for got, want, step in zip(native(*inputs), library(*inputs), steps, strict=True):
@@ -81,7 +81,7 @@ def attempt(
         with as_served(threads) as measured:
             outcome = replace(_timed(native, library, inputs), threads=measured)
     slack = PROPOSED if outcome.threads < threads and shares_evenly(lowered, sizes, threads) else 0.0
-    if outcome.kernel_us >= outcome.library_us * (1 + slack) + allowance_us:
+    if own.competes and outcome.kernel_us >= outcome.library_us * (1 + slack) + allowance_us:
         raise CannotLower(
             f"its kernel takes {outcome.kernel_us:.0f} us where the library takes {outcome.library_us:.0f}"
         )
@@ -187,7 +187,7 @@ def _timed(native: Run, library: Run, inputs: list[Any]) -> Outcome:
     start = time.perf_counter()
     for n in range(ROUNDS):
         for side, run in enumerate((native, library)):
-            with awake(1 if side else torch.get_num_threads()):
+            with kernels().awake(1 if side else torch.get_num_threads()):
                 begin = time.perf_counter()
                 run(*inputs)
                 best[side] = min(best[side], time.perf_counter() - begin)

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hotfuse.analysis.resources import CorePeaks
-from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.learn import measure
 from hotfuse.compile.learn.measure import CompiledCandidate
+from hotfuse.compile.request_context import kernels
 from hotfuse.compile.variants import breakpoints
 from hotfuse.compile.variants.alternatives import (
     ANY_SIZE,
@@ -37,7 +37,7 @@ from hotfuse.fusion.forecast import Predictor
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.dims import Dim, show, substitute
 from hotfuse.ir.graph import Graph
-from hotfuse.lower import Core, lower
+from hotfuse.lower import Core
 from hotfuse.tile.serial import one_thread
 from hotfuse.tile.text import show as show_kernel
 
@@ -180,15 +180,15 @@ class VariantSearch:
         kernel = one_thread(self.general.lowered.kernel)
         if kernel is None:
             return None
-        return CompiledCandidate(replace(self.general.lowered, kernel=kernel), compile_kernel(kernel))
+        return CompiledCandidate(replace(self.general.lowered, kernel=kernel), kernels().compile_kernel(kernel))
 
     def _made(self, name: str, graph: Graph, core: Core) -> CompiledCandidate | None:
-        lowered = lower(graph, core)
+        lowered = kernels().lower(graph, core)
         if show_kernel(lowered.kernel) == show_kernel(self.general.lowered.kernel):
             return None  # the same loops
         named = f"{lowered.kernel.name}_{'_'.join(name.replace(',', '').split())}"
         lowered = replace(lowered, kernel=replace(lowered.kernel, name=named))
-        return CompiledCandidate(lowered, compile_kernel(lowered.kernel))
+        return CompiledCandidate(lowered, kernels().compile_kernel(lowered.kernel))
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 

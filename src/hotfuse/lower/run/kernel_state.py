@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
+
+import numpy as np
 
 from hotfuse.base.errors import InternalError
 from hotfuse.lower.cpu.gemm.skipping import DENSE, LIMIT, NEVER, SKIPPED
@@ -16,6 +19,11 @@ class Dial:
         self.address = ctypes.addressof(self._words)
         self.first = words[LIMIT]
         """The limit it began with."""
+
+    @property
+    def memory(self) -> np.ndarray[Any, Any]:
+        """The words themselves."""
+        return np.ctypeslib.as_array(self._words)
 
     @property
     def limit(self) -> int:

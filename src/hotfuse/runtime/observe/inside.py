@@ -23,7 +23,7 @@ from hotfuse.tile.probe import DTYPES
 from hotfuse.tile.stored import StoredKernels
 
 if TYPE_CHECKING:
-    from hotfuse.backends.llvm.runs.abi import NativeKernel
+    from hotfuse.backends.protocol import LoadedKernel
 
 COUNT_AFTER = 16
 """Samples of a plan before kernels that count are compiled for it."""
@@ -63,7 +63,7 @@ class RunProbes:
             return StoredKernels({})
         return self._plan.kernels.only(self._kernels)
 
-    def count_with(self, kernels: Mapping[int, NativeKernel]) -> None:
+    def count_with(self, kernels: Mapping[int, LoadedKernel]) -> None:
         """Counting kernels there are now; some sampled calls enter them from here on."""
         self.counting = True
         for unit in self._plan.units:

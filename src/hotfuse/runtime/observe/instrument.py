@@ -28,7 +28,7 @@ from hotfuse.runtime.plan import Plan
 from hotfuse.tile.stored import StoredKernels
 
 if TYPE_CHECKING:
-    from hotfuse.backends.llvm.runs.abi import NativeKernel
+    from hotfuse.backends.protocol import LoadedKernel
 
 CLOCKED = 4
 """Of a native run of several partitions, one sample in so many is timed inside: that takes an arena of its own each time."""
@@ -149,7 +149,7 @@ class InstrumentedPlan:
         """The kernels that would have to count, by number: asked once there were samples enough to make it worth the compile."""
         return StoredKernels({}) if self.asked else self._inside.wants(self._taken)
 
-    def count_with(self, kernels: Mapping[int, NativeKernel]) -> None:
+    def count_with(self, kernels: Mapping[int, LoadedKernel]) -> None:
         """Counting kernels there are now; some sampled calls enter them from here on."""
         self._inside.count_with(kernels)
 

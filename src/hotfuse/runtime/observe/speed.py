@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hotfuse.backends.llvm.peaks import MicroProbe
+from hotfuse.backends import registry
+from hotfuse.backends.protocol import SpeedProbe
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.machine.drift import INTERVAL_S, DriftWatch, ProbeRun, SpeedChange
 from hotfuse.machine.fingerprint import Fingerprint, fingerprint
@@ -16,12 +17,12 @@ def speed_watch(
     log: EventLog,
     *,
     who: Fingerprint | None = None,
-    probe: MicroProbe | None = None,
+    probe: SpeedProbe | None = None,
     interval_s: float = INTERVAL_S,
 ) -> DriftWatch:
     """A watch, not started yet: it compares with the peaks that the store has of this machine, or with its own first look."""
     machine = store.machine(who or fingerprint())
-    run = probe or MicroProbe()
+    run = probe or registry.host().speed_probe()
     baseline: dict[str, float] = {}
     if (kept := store.peaks(machine)) is not None:
         try:

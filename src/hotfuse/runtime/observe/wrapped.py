@@ -25,7 +25,7 @@ from hotfuse.runtime.observe.points import Point
 from hotfuse.runtime.plan import Plan, PlanUnit, chained
 
 if TYPE_CHECKING:
-    from hotfuse.backends.llvm.runs.enter import NativeRun
+    from hotfuse.backends.protocol import LoadedRun
 
 _now = time.perf_counter_ns
 
@@ -147,7 +147,7 @@ class Wrapped:
         part = unit.parts[0] if unit.parts and unit.native is None else None
         return self._around(run, points, part, part, True)
 
-    def _native(self, plain: Run, native: NativeRun, parts: Sequence[int]) -> Run:
+    def _native(self, plain: Run, native: LoadedRun, parts: Sequence[int]) -> Run:
         """A native run: its branches tell every time, its partitions are clocked now and then."""
         branches = [self._item(name) for name in native.code.branches]
         loops = [name in native.code.loops for name in native.code.branches]

@@ -17,16 +17,8 @@ from hotfuse.analysis.memory import eager_peak
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends.branching import branching
 from hotfuse.backends.library import LibraryBackend
-from hotfuse.backends.llvm.emission.emit import symbol
-from hotfuse.backends.llvm.runs import enter
-from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.runs.driver import BODY, LAYOUT, TEAM_TIMES
-from hotfuse.backends.llvm.runs.enter import NativeRun
-from hotfuse.backends.llvm.runs.group import glue
-from hotfuse.backends.llvm.threads.parallel import runtime
-from hotfuse.backends.protocol import Artifact, Run
+from hotfuse.backends.protocol import Artifact, CompiledKernel, KernelBackend, LoadedKernel, LoadedRun, Run
 from hotfuse.base.errors import HotfuseError
-from hotfuse.compile.fetch import load
 from hotfuse.compile.parts import KernelCode, RunBody, RunParts, at_rest, renamed, stored
 from hotfuse.compile.variants.variant_table import LIBRARY, VariantTable
 from hotfuse.ir.dims import evaluate
@@ -35,7 +27,7 @@ from hotfuse.lower.common.own_sizes import anchored, with_own_sizes
 from hotfuse.lower.run.constants import Constants
 from hotfuse.lower.run.description import THREADS, RunCode
 from hotfuse.lower.run.forks import Switch
-from hotfuse.native import jit, perf_map
+from hotfuse.native import perf_map
 from hotfuse.ops.table import packet
 from hotfuse.partition.cut import Partition
 from hotfuse.runtime.plan import Plan, PlanMemory, PlanUnit, chained, piece_of
@@ -59,11 +51,12 @@ class _SharedBody:
     """What all bodies of a plan have in common."""
 
     kernels: Sequence[KernelCode]
-    loaded: Sequence[NativeKernel]
+    backend: KernelBackend
+    loaded: Sequence[LoadedKernel]
     constants: Constants
     weights: Mapping[str, torch.Tensor]
-    runs: list[NativeRun] = field(default_factory=list[NativeRun])
-    spare: list[NativeRun] = field(default_factory=list[NativeRun])
+    runs: list[LoadedRun] = field(default_factory=list[LoadedRun])
+    spare: list[LoadedRun] = field(default_factory=list[LoadedRun])
     """Runs of branches that a run around them has as well: they serve only what that one does not."""
     needed: set[str] = field(default_factory=set[str])
     """Keys of weights that the library reads in every call."""
@@ -76,13 +69,15 @@ class _SharedBody:
 
 
 def assembled(
-    parts: RunParts, weights: Mapping[str, torch.Tensor], graph: Graph, sizes: Mapping[str, int], *, named: bool = False
-) -> Plan:
+    parts: RunParts, weights: Mapping[str, torch.Tensor], graph: Graph, sizes: Mapping[str, int], backend: KernelBackend,
+    *, named: bool = False,
+) -> Plan:  # fmt: skip
     """The plan; `graph` is what was captured and `sizes` are those of a real call, to say what memory it takes.
 
     `named`: tell profilers what its code is.
     """
-    shared = _SharedBody([at_rest(k) for k in parts.kernels], [load(k) for k in parts.kernels], Constants(weights), weights)
+    loaded = [backend.load_kernel(CompiledKernel(k.lowered.kernel, backend.target(), k.code, {})) for k in parts.kernels]
+    shared = _SharedBody([at_rest(k) for k in parts.kernels], backend, loaded, Constants(weights), weights)
     plan = _body(parts.body, shared)
     if named:
         _name(shared, parts.kernels)
@@ -110,7 +105,7 @@ def assembled(
                    kernels=stored(parts.kernels))  # fmt: skip
 
 
-def _team_counts(runs: Sequence[NativeRun]) -> dict[str, int]:
+def _team_counts(runs: Sequence[LoadedRun]) -> dict[str, int]:
     """Calls for which a team costs more than it saves (its threads sleep, or others have their cores) stay on one thread."""
     rows = [row for run in runs for row in run.team_times]
     paused = max((r for r in rows if r.serial_after_a_pause), key=lambda r: r.cold_calls, default=None)
@@ -131,9 +126,9 @@ def _name(shared: _SharedBody, kernels: Sequence[KernelCode]) -> None:
         where = list(dict.fromkeys(str(n.loc) for p in pieces for n in p.nodes if str(n.loc)))
         more = f", and {len(pieces) - 1} more" if len(pieces) > 1 else ""
         label = f"{kernel.lowered.kernel.name}: {ops or 'copy'}" + (f" at {where[0]}{more}" if where else more)
-        perf_map.note(kernel.code, symbol(kernel.lowered.kernel), loaded.address, label)
+        perf_map.note(kernel.code, loaded.symbol, loaded.address, label)
     for run in (*shared.runs, *shared.spare):
-        perf_map.note(run.code.code, BODY, run.body, f"native run of parts {run.code.first} to {run.code.last - 1}")
+        perf_map.note(run.code.code, run.symbol, run.body, f"native run of parts {run.code.first} to {run.code.last - 1}")
 
 
 def _arena(code: RunCode, sizes: Mapping[str, int]) -> int:
@@ -182,15 +177,16 @@ def _artifact(body: RunBody, part: Partition, shared: _SharedBody, *, later: boo
     called = anchored(graph, piece)
     shared.uses.setdefault(kernel, []).append(piece)
     code, entered, constants, weights = shared.kernels[kernel], shared.loaded[kernel], shared.constants, shared.weights
+    backend = shared.backend
 
     def make() -> Run:  # holds nothing that holds the run: a plan that is let go of must not wait for a garbage collection
         own, _ = with_own_sizes(called)
-        run = glue(own, renamed(code.lowered, own), entered, constants)
+        run = backend.glue(own, renamed(code.lowered, own), entered, constants)
         if code.variants is None or LIBRARY not in code.variants.kernels:
             return run
         return _by_size(own, code.variants, run, LibraryBackend().compile(own, weights).run)
 
-    return Artifact(called, _Later(make) if later else make(), "llvm", code.about, predicted_us=code.predicted_us)
+    return Artifact(called, _Later(make) if later else make(), backend.name, code.about, predicted_us=code.predicted_us)
 
 
 def _by_size(own: Graph, variants: VariantTable, kernel: Run, library: Run) -> Run:
@@ -212,10 +208,9 @@ def _run(graph: Graph, code: RunCode, inside: Sequence[PlanUnit], shared: _Share
     kernels = {i: k.address for i, k in enumerate(shared.loaded)}
     words = [shared.constants.word(w, kernels) for w in code.words]
     shared.switches += [memory for _, memory in words if isinstance(memory, Switch)]
-    driver = jit.load_object(code.code, [BODY, LAYOUT, TEAM_TIMES], runtime().symbols)
     fallback = chained(Graph(f"{graph.name}.fallback", inputs, graph.params, (), outputs), inside, shared.weights)
     keep = [*(memory for _, memory in words if memory is not None), *shared.loaded]
-    native = NativeRun(code, driver, [address for address, _ in words], keep, fallback)
+    native = shared.backend.load_run(code, [address for address, _ in words], keep, fallback)
     (shared.spare if shared.inside else shared.runs).append(native)
     found = [PlanUnit(tuple(range(code.first, code.last)), inputs, outputs, native.enter, native)]
     if code.exits:
@@ -231,8 +226,3 @@ def _views(graph: Graph, code: RunCode, values: Mapping[str, Value], shared: _Sh
     outputs = tuple(values[n] for n in code.returned)
     piece = Graph(f"{graph.name}.views", inputs, graph.params, nodes, outputs)
     return PlanUnit((), inputs, outputs, LibraryBackend().compile(piece, shared.weights).run)
-
-
-def unavailable() -> str:
-    """Why runs cannot be entered in this process; empty if they can."""
-    return enter.unavailable()

@@ -18,10 +18,10 @@ from hotfuse.backends.llvm.emission.code import Fn, Lines, vec
 from hotfuse.backends.llvm.emission.memory import Walk, moved, walk
 from hotfuse.backends.llvm.emission.reduce import multiply_add
 from hotfuse.backends.llvm.emission.state import FunctionState
+from hotfuse.backends.protocol import Target
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
-from hotfuse.native.target import CpuTarget
 from hotfuse.tile.isa import attributes
 from hotfuse.tile.program import Instr, Kernel, TileAccess, instructions
 from hotfuse.tile.rules import BLOCK_COLUMNS, BLOCK_STEPS, block_extents
@@ -36,19 +36,14 @@ _PAIR = 4
 """Bytes of two steps."""
 
 
-def has_tiles(target: CpuTarget) -> bool:
-    """Whether code may use a matrix unit."""
-    return target.has("amx-tile") and target.has("amx-bf16")
-
-
 def multiplies_blocks(kernel: Kernel) -> bool:
     """Whether a kernel has such products."""
     return any(i.op == OP for i in instructions(kernel.body))
 
 
-def uses_tiles(kernel: Kernel, target: CpuTarget) -> bool:
+def uses_tiles(kernel: Kernel, target: Target) -> bool:
     """Whether a kernel's code for a target needs the system's permission."""
-    return has_tiles(target) and multiplies_blocks(kernel)
+    return target.has("amx-tile") and target.has("amx-bf16") and multiplies_blocks(kernel)
 
 
 def emit_mma_memory(s: FunctionState, instr: Instr) -> None:
@@ -58,7 +53,7 @@ def emit_mma_memory(s: FunctionState, instr: Instr) -> None:
     if (c.steps[1], a.steps[2], b.steps[1], b.steps[2]) != (4, 2, _PAIR, 2):
         raise InternalError("a block's columns, or the steps of its rows, do not lie side by side", where=s.kernel.name)
     (rows, columns), (blocks, *_), _ = extents
-    if has_tiles(s.fn.target) and columns <= 2 * BLOCK_COLUMNS and (rows <= TILE_ROWS or (rows <= 2 * TILE_ROWS and not rows % 2)):
+    if s.fn.target.matrix_unit and columns <= 2 * BLOCK_COLUMNS and (rows <= TILE_ROWS or (rows <= 2 * TILE_ROWS and not rows % 2)):
         _tiles(s, c, a, b, rows, columns // BLOCK_COLUMNS, blocks)
     else:
         _vectors(s, c, a, b, rows, columns, blocks)

@@ -99,6 +99,7 @@ class NativeKernel:
 
     def __init__(self, loaded: Loaded, name: str, kernel: Kernel, scratch: Scratch) -> None:
         self.kernel = header(kernel)
+        self.symbol = name
         self._loaded = loaded
         self._buffers = [b for b in kernel.buffers if b.kind not in OWN]
         self._scratch = scratch

@@ -17,7 +17,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -39,7 +39,7 @@ from hotfuse.backends.llvm.runs.entry import (
     unavailable,
 )
 from hotfuse.backends.llvm.threads import alone
-from hotfuse.backends.llvm.threads.alone import TeamTimes
+from hotfuse.backends.protocol import TeamTimes, WatchedCall
 from hotfuse.lower.run.description import CLOCK, COUNTS, Constant, RunCode
 from hotfuse.machine.heap import heap
 from hotfuse.native import tensors
@@ -82,17 +82,6 @@ class _Kept:
             if at := self.words[i]:
                 self.words[i] = 0
                 free(at)
-
-
-class WatchedCall(NamedTuple):
-    """What a watched call told."""
-
-    ns: tuple[int, ...]
-    """Nanoseconds of every partition; none where it was not asked for or the fallback answered."""
-    outcomes: tuple[int, ...]
-    """By branch: 0 where it was not reached (or not asked for), 1 where it went to its second side, 2 where to its first."""
-    counted: Mapping[str, tuple[int, ...]]
-    """By value that a counting kernel stored: its counters (`tile.instrument`)."""
 
 
 class _WatchedJob:
@@ -154,6 +143,7 @@ class NativeRun:
         _runs.add(self)
         self.body, self.table = words[AT_BODY], words[AT_TABLE]
         """Where the driver's code and the run's table are."""
+        self.symbol = BODY
 
     def timed(self, *args: torch.Tensor) -> tuple[tuple[Any, ...], tuple[int, ...]]:
         """A call with the nanoseconds of every partition; those of a call that fell back are all 0."""

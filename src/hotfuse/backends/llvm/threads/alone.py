@@ -20,7 +20,8 @@ the newest call's.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+
+from hotfuse.backends.protocol import TeamTimes
 
 HOT, COLD, COLD_ALONE, HOT_ALONE = range(4)
 """How a call ran; also the word that its time goes to. From `COLD_ALONE` on it had one thread."""
@@ -34,28 +35,6 @@ PAUSE_NS = 2_000_000
 RETRY = 128
 CROWDED = (5, 4)
 """A team that takes more than this ratio of its least time shares its cores with somebody."""
-
-
-@dataclass(frozen=True, slots=True)
-class TeamTimes:
-    """What a run learned of calls of one size class; times in ns, 0 where there was none."""
-
-    hot: int
-    cold: int
-    cold_alone: int
-    hot_alone: int
-    cold_calls: int
-    hot_calls: int
-
-    @property
-    def serial_after_a_pause(self) -> bool:
-        """Whether calls after a pause stay on the calling thread."""
-        return 0 < self.cold_alone < self.cold
-
-    @property
-    def serial_in_a_row(self) -> bool:
-        """Whether calls that follow each other do."""
-        return 0 < self.hot_alone < self.hot
 
 
 def read(address: int) -> tuple[TeamTimes, ...]:

@@ -1,0 +1,78 @@
+"""One row per back end: the only place outside their folders that names them.
+
+A package of somebody else's adds one by an entry point of the group `hotfuse.backends`: its name is the back end's, its object a
+function without arguments that gives it (`backends.protocol`). It is loaded when it is asked for by name, and never before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, cast
+
+from hotfuse.backends.protocol import Backend, HostBackend, KernelBackend
+from hotfuse.base.errors import InputError
+
+GROUP = "hotfuse.backends"
+AUTO = "auto"
+"""The back end for this machine's own cores."""
+
+
+def _library() -> Backend:
+    from hotfuse.backends.library import LibraryBackend
+
+    return LibraryBackend()
+
+
+def _llvm() -> Backend:
+    from hotfuse.backends.llvm.backend import LlvmBackend  # LLVM is loaded by whoever needs it
+
+    return LlvmBackend()
+
+
+def _interp() -> Backend:
+    from hotfuse.backends.interp.backend import InterpreterBackend
+
+    return InterpreterBackend()
+
+
+_ROWS: dict[str, Callable[[], Backend]] = {"library": _library, "llvm": _llvm, "interp": _interp}
+
+
+def names() -> tuple[str, ...]:
+    """Every back end there is, ours first."""
+    return (*_ROWS, *(e.name for e in _others() if e.name not in _ROWS))
+
+
+def backend(name: str = AUTO) -> Backend:
+    """A back end by its name; there is one of each in a process."""
+    return _made("llvm" if name == AUTO else name)
+
+
+@functools.cache
+def _made(name: str) -> Backend:
+    if name in _ROWS:
+        return _ROWS[name]()
+    for e in _others():
+        if e.name == name:
+            return cast(Callable[[], Backend], e.load())()
+    raise InputError(f"there is no back end {name!r}", because=f"neither hotfuse nor an entry point of {GROUP} has it",
+                     hint=f"one of {', '.join(names())}")  # fmt: skip
+
+
+def kernels(name: str = AUTO) -> KernelBackend:
+    """A back end that makes code of tile kernels."""
+    found: Any = backend(name)
+    if not hasattr(found, "compile_kernel"):
+        raise InputError(f"the back end {name!r} makes no kernels", hint="llvm, interp, or one that an installed package brings")
+    return cast(KernelBackend, found)
+
+
+def host() -> HostBackend:
+    """The back end for the cores that Python runs on, whichever makes the kernels."""
+    return cast(HostBackend, backend(AUTO))
+
+
+def _others() -> list[EntryPoint]:
+    return sorted(entry_points(group=GROUP), key=lambda e: e.name)

@@ -1,0 +1,67 @@
+"""The house can be extended in one place: no import cycles, small rooms, one meaning a name, back ends behind a seam."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import hotfuse
+
+ROOT = Path(hotfuse.__file__).parent
+MOST_MODULES = 25
+SEAM = {"hotfuse.backends.registry"}
+"""Who may name a back end."""
+TREES = {p: ast.parse(p.read_text()) for p in sorted(ROOT.rglob("*.py"))}
+
+
+def name(path: Path) -> str:
+    return ".".join(("hotfuse", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+NAMES = {name(p) for p in TREES}
+
+
+def imports(tree: ast.Module) -> set[str]:
+    """Every module of ours that a module imports, wherever in it: lazily and for types, too."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found |= {full if (full := f"{node.module}.{a.name}") in NAMES else node.module for a in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+    return found & NAMES
+
+
+GRAPH = {name(p): imports(t) - {name(p)} for p, t in TREES.items()}
+
+
+def test_no_import_closes_a_cycle_not_even_a_lazy_one() -> None:
+    try:
+        TopologicalSorter(GRAPH).prepare()
+    except CycleError as e:
+        pytest.fail(" <- ".join(e.args[1]))
+
+
+def test_rooms_are_small() -> None:
+    rooms = Counter(str(p.parent.relative_to(ROOT)) for p in TREES if p.name != "__init__.py")
+    assert {r: n for r, n in rooms.items() if n > MOST_MODULES} == {}
+
+
+def test_a_class_name_is_one_thing() -> None:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(name(path))
+    assert {n: where for n, where in places.items() if len(where) > 1} == {}
+
+
+@pytest.mark.parametrize("folder", ["llvm", "interp"])
+def test_only_the_registry_names_a_back_end(folder: str) -> None:
+    inside = f"hotfuse.backends.{folder}"
+    knows = {m for m, deps in GRAPH.items() if not m.startswith(inside) and any(d.startswith(inside) for d in deps)}
+    assert knows == SEAM
