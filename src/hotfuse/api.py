@@ -218,6 +218,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "gradients": engine.gradients.explain(),
         "code": epochs.counts(),
         "recorded": engine.recorder.stats(),
+        "central": engine.recorder.central(),
         "compile": counters(),
         "cache": cache_stats(engine.settings),
         "memory": {**memory_of(entries), **_released(engine), "trimmed": heap.bytes},

@@ -106,6 +106,7 @@ def explain_engine(
             "watching": engine.call_sampler.text(),
             "gradients": engine.gradients.explain([e.links for s in list(engine.sites.values()) for e in s.entries]),
             "idle": engine.recorder.idle(),
+            "central": engine.recorder.central(),
             "background_faults": faults.counts(),
             "cache": {**cache_stats(engine.settings), "unnamed": getattr(engine.model, "unnamed", "")},
             "workers": {k: v for k, v in counters().items() if k in WORKERS},
@@ -279,6 +280,15 @@ def _concurrency(c: dict[str, Any]) -> list[str]:
             f"{c['cores']} cores{more}"]  # fmt: skip
 
 
+def _central(found: dict[str, Any]) -> list[str]:
+    """What was exchanged with the fleet's database."""
+    if not found:
+        return []
+    rows = ", ".join(f"{found[k]} {k}" for k in ("sent", "received", "waiting"))
+    tried = found["exchanges"] + found["failures"]
+    return [f"fleet's database {found['place']}: {found['state']}; rows {rows}; {found['failures']} of {tried} exchanges failed"]
+
+
 def _cache(found: dict[str, Any]) -> list[str]:
     """What earlier processes left: how much of it was of use, what was refused, and why the rest was made anew."""
     if found["state"] != "on":
@@ -287,6 +297,9 @@ def _cache(found: dict[str, Any]) -> list[str]:
     lines = [f"cache: {', '.join(said) or 'not asked so far'}"]
     lines += [f"  bundle {b['path']}: {b['entries']} entries, made on {b.get('host')} at {b.get('at')} for {b.get('target')}"
               for b in found["bundles"]]
+    if (shared := found["shared"]) is not None:
+        said = ", ".join(f"{shared[k]} {k.replace('_', ' ')}" for k in ("written", "left_out", "failed"))
+        lines.append(f"  shared cache {shared['url']}: {shared['state']}; {said}")
     lines += [f"  {n} {k}" for k, n in found["reasons"].items()]
     unnamed = [f"  captures are not kept: {found['unnamed']}"] if found["unnamed"] else []
     return lines + [f"  {t}" for t in found["told"]] + unnamed
@@ -372,6 +385,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
     out += data["watching"].splitlines()
     out.append("idle time: " + ", ".join(f"{v}" if k == "state" else f"{k} {v}" for k, v in data["idle"].items()
                                          if v not in (None, "", 0)))
+    out += _central(data.get("central", {}))
     out += (_cache(data["cache"]) if "cache" in data else []) + _workers(data["workers"])
     out += _background(data.get("background", {}))
     out += _concurrency(data.get("concurrency", {}))

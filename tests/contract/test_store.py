@@ -229,7 +229,7 @@ def test_places(tmp_path: Path) -> None:
     for memory in (":memory:", "sqlite://", "sqlite:///:memory:"):
         store = Store.open(memory)
         assert store.path is None and store.record_measurements([row()]) == 1 and len(store.measurements()) == 1
-    for wrong in ("postgresql://host/db", "://", "mysql://x"):
+    for wrong in ("oracle://host/db", "://", "mysql://x"):
         with pytest.raises(InputError, match="profile store"):
             Store.open(wrong)
 
@@ -247,7 +247,7 @@ def test_info_prune_vacuum_export(store: Store) -> None:
     (array,) = [values for table, values in lines if table == "hpm_arrays"]
     assert bytes.fromhex(array["data"]) == np.ones(2, np.float32).tobytes()
     before = store.info()["bytes"]
-    assert store.prune(10) == {"measurements": 2990, "decisions": 0, "drift": 0}
+    assert store.prune(10) == {"measurements": 2990, "decisions": 0, "drift": 0, "subgraph_profiles": 0}
     store.vacuum()
     assert [m.kernel for m in store.measurements(limit=1)] == ["k2999"]
     assert store.info()["rows"]["measurements"] == 10 and store.info()["bytes"] < before / 4

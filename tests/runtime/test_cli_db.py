@@ -66,7 +66,8 @@ def test_vacuum(path: Path) -> None:
 def test_export(path: Path, tmp_path: Path) -> None:
     code, text, _ = invoke("export")
     lines = [json.loads(line) for line in text.splitlines()]
-    assert code == 0 and len(lines) == 2001 and lines[0]["table"] == "machines" and lines[-1]["row"]["family"] == "gemm"
+    assert code == 0 and len(lines) == 2002 and [d["table"] for d in lines[:2]] == ["origins", "machines"]
+    assert lines[-1]["row"]["family"] == "gemm"
     out = tmp_path / "all.jsonl"
     assert invoke("export", "--out", str(out))[0] == 0 and out.read_text() == text
     code, _, error = invoke("export", "--out", str(tmp_path))

@@ -74,6 +74,8 @@ class Why(StrEnum):
     SPEED_CHANGED = "the machine runs at another speed than before"
     STORE_DAMAGED = "the profile store was damaged; a new one was begun"
     STORE_UNUSABLE = "the profile store cannot be used; nothing is kept"
+    DATABASE_AWAY = "the fleet's database cannot be used; rows wait in a file of this machine"
+    DATABASE_BACK = "the fleet's database can be used again"
     PACKED = "plans read packed copies; the originals come from a file when they are needed"
     NOT_RELEASED = "memory of weights could not be given back"
     TURNED_OFF = "switched off by the settings"

@@ -110,7 +110,12 @@ class Settings:
     idle: bool = True
     """Whether idle time is used to measure kernels of the models served and to train the performance model; needs `record`."""
     profiles: str | None = None
-    """The store: a path or URL; None is a file in the cache folder."""
+    """The store: a path or URL; None is a file in the cache folder. `postgresql://…` is a database that a fleet shares: rows go to
+    a file in the cache folder and from there to the database and back, beside serving."""
+    profiles_s: float = 10.0
+    """Seconds between two exchanges with the fleet's database."""
+    profiles_rows: int = 200_000
+    """Rows kept of each table of the local store that grows with use; the oldest leave first."""
     cache_dir: Path = Path("~/.cache/hotfuse")
     """Where the profile store, and whatever else outlives a process, is kept."""
     cache: str | None = None
@@ -121,6 +126,9 @@ class Settings:
     cache_key: str | None = None
     """A file with a key that signs entries and is trusted beside the user's own: one that all machines of a fleet share, or the
     private half of a pair."""
+    cache_shared: str | None = None
+    """A store of entries that machines share, as a URL that `fsspec` knows (s3://…, file:///mnt/…): asked for what the folder has
+    not, and given what it gets. Entries of other machines are believed under the keys here."""
     trusted_keys: str | None = None
     """A public key, or a folder of them (`*.pub`): whose entries and bundles are believed beside those of the keys above."""
     artifacts: str | None = None
@@ -162,6 +170,7 @@ _ENV = {
     "HOTFUSE_CACHE": "cache",
     "HOTFUSE_CACHE_BYTES": "cache_bytes",
     "HOTFUSE_CACHE_KEY": "cache_key",
+    "HOTFUSE_CACHE_SHARED": "cache_shared",
     "HOTFUSE_TRUSTED_KEYS": "trusted_keys",
     "HOTFUSE_ARTIFACTS": "artifacts",
 }

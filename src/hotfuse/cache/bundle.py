@@ -54,6 +54,16 @@ class Bundle:
         return f"the bundle {self.path.name}"
 
     @property
+    def counted(self) -> str:
+        """What is counted when it has an entry."""
+        return "from_bundles"
+
+    @property
+    def kept(self) -> bool:
+        """It is a file already."""
+        return False
+
+    @property
     def machine(self) -> str:
         """The machine its code was made for, as addresses name it."""
         return self.made.get("machine", "")

@@ -5,7 +5,8 @@
     <root>/.new-…        one that is being written: it gets its name when it is whole
 
 A hit renews an entry's time, so the least recently used leaves first. What the directory has not, its layers may have: bundles that
-were made ahead. Whatever goes wrong with the files is counted and told, and costs a compile, never an answer.
+were made ahead, and a store that machines share, whose entries are kept here then. Whatever goes wrong with the files is counted
+and told, and costs a compile, never an answer.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hotfuse.cache.address import Address
-from hotfuse.cache.bundle import Bundle
 from hotfuse.cache.entry import EntryRefusal, Message, Refused, pack, unpack
 from hotfuse.cache.flight import flight
 from hotfuse.cache.keys import TrustedKeys
+from hotfuse.cache.shared import SharedStore
 from hotfuse.machine.probe import usable_features
 
 SUFFIX = ".hf"
@@ -41,8 +42,8 @@ CHECK_EVERY = 16
 """Entries written between two looks at how large the folder is."""
 STALE_S = 3600.0
 """Unfinished files and locks older than this belong to nobody."""
-COUNTED = ("hits", "from_bundles", "misses", "refused", "unreadable", "written", "not_written", "waited", "made_by_others",
-           "evicted", "bytes_read", "bytes_written")
+COUNTED = ("hits", "from_bundles", "from_shared", "misses", "refused", "unreadable", "written", "not_written", "waited",
+           "made_by_others", "evicted", "bytes_read", "bytes_written")
 TOLD = 16
 """Reasons kept for a reader."""
 
@@ -56,6 +57,34 @@ class CachedFile:
     used: float
 
 
+class EntryLayer(Protocol):
+    """Where entries are that the directory has not."""
+
+    @property
+    def about(self) -> str:
+        """What it is called in words."""
+        ...
+
+    @property
+    def machine(self) -> str:
+        """The machine that its code is for, as addresses name it; empty where it has entries for any."""
+        ...
+
+    @property
+    def counted(self) -> str:
+        """What is counted when it has an entry."""
+        ...
+
+    @property
+    def kept(self) -> bool:
+        """Whether its entries are worth a place in the directory."""
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """An entry as bytes, not believed yet; None where there is none. Raises Refused and OSError."""
+        ...
+
+
 @dataclass(slots=True)
 class Folder:
     """Entries in a directory."""
@@ -64,8 +93,10 @@ class Folder:
     """None: nothing is kept, and only the layers are read."""
     keys: TrustedKeys
     limit: int
-    layers: tuple[Bundle, ...] = ()
+    layers: tuple[EntryLayer, ...] = ()
     """Where entries are looked for that the directory has not."""
+    shared: SharedStore | None = None
+    """The layer that gets what the directory gets."""
     counts: Counter[str] = field(default_factory=Counter[str])
     told: deque[str] = field(default_factory=lambda: deque[str](maxlen=TOLD))
     """Why entries were refused, not found or not written, the newest last."""
@@ -103,7 +134,8 @@ class Folder:
 
     def _near(self, address: Address) -> Iterator[Mapping[str, str]]:
         """What entries about the subject may rest on, the nearest first."""
-        yield from ({**address.basis, "machine": m} for b in self.layers if (m := b.machine) != address.basis.get("machine"))
+        others = {b.machine for b in self.layers} - {"", address.basis.get("machine")}
+        yield from ({**address.basis, "machine": m} for m in sorted(others))
         yield from (found for head in self._heads(address) if (found := _basis(head)))
 
     def _heads(self, address: Address) -> Iterator[Message]:
@@ -125,8 +157,8 @@ class Folder:
             return found
         return next((f for b in self.layers if (f := self._layered(b, name)) is not None), None)
 
-    def _layered(self, layer: Bundle, name: str) -> Message | None:
-        """An entry of a bundle."""
+    def _layered(self, layer: EntryLayer, name: str) -> Message | None:
+        """An entry of a layer."""
         try:
             data = layer.read(name)
             if data is None:
@@ -139,8 +171,10 @@ class Folder:
             self._note("unreadable")
             self.tell(f"{layer.about} cannot be read: {e.strerror}")
             return None
-        self._note("from_bundles")
+        self._note(layer.counted)
         self._note("bytes_read", len(data))
+        if layer.kept:
+            self._write(name, data)
         return found
 
     def refuse(self, what: str, why: EntryRefusal) -> None:
@@ -186,9 +220,12 @@ class Folder:
     ) -> bool:
         """Keep an entry; False where it cannot be, and why is told."""
         head = {"basis": dict(address.basis), "at": int(time.time())}
-        kept = self._write(address.name, pack(address.name, body, blobs, self.keys, features)) and self._write(
-            address.head, pack(address.head, head, (), self.keys)
-        )
+        made = {address.name: pack(address.name, body, blobs, self.keys, features),
+                address.head: pack(address.head, head, (), self.keys)}  # fmt: skip
+        kept = all(self._write(name, data) for name, data in made.items())
+        if self.shared is not None:
+            for name, data in made.items():
+                self.shared.write(name, data)
         if kept and next(self._written) % CHECK_EVERY == 0:
             self.collect()
         return kept

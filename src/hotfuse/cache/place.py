@@ -11,10 +11,11 @@ from typing import Any
 
 from hotfuse.base.errors import InputError
 from hotfuse.base.settings import Settings
-from hotfuse.cache.bundle import open_bundle
+from hotfuse.cache.bundle import Bundle, open_bundle
 from hotfuse.cache.entry import Refused
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.keys import keys_for
+from hotfuse.cache.shared import SharedStore
 
 OFF = "off"
 NAME = "code"
@@ -32,6 +33,7 @@ class CachePlace:
     limit: int = 1 << 30
     trusted: str | None = None
     artifacts: str | None = None
+    shared: str | None = None
 
     def to_json(self) -> list[str | int | None]:
         """For a request."""
@@ -58,7 +60,7 @@ def where(settings: Settings) -> CachePlace | None:
     """The folder of these settings; None where nothing is kept and nothing was made ahead. Tools and tests that do everything in
     the call have none: what they ask for they want done."""
     root = root_of(settings)
-    if settings.capture != "background" or (root is None and settings.artifacts is None):
+    if settings.capture != "background" or (root is None and settings.artifacts is None and settings.cache_shared is None):
         return None
     return _place(root, settings)
 
@@ -66,7 +68,7 @@ def where(settings: Settings) -> CachePlace | None:
 def _place(root: Path | None, settings: Settings) -> CachePlace:
     return CachePlace(
         None if root is None else str(root), str(settings.cache_dir.expanduser()), settings.cache_key, settings.cache_bytes,
-        settings.trusted_keys, settings.artifacts,
+        settings.trusted_keys, settings.artifacts, settings.cache_shared,
     )  # fmt: skip
 
 
@@ -111,6 +113,9 @@ def _made(place: CachePlace) -> Folder:
             folder.refuse(f"the bundle {path.name}", e.why)
         except OSError as e:
             folder.tell(f"the bundle {path.name} cannot be read: {e.strerror}")
+    if place.shared is not None:
+        folder.shared = SharedStore(place.shared)
+        folder.layers = (*folder.layers, folder.shared)
     return folder
 
 
@@ -122,8 +127,9 @@ def cache_stats(settings: Settings) -> dict[str, Any]:
     found = _opened(place)
     if isinstance(found, str):
         return {"state": found}
-    bundles = [{"path": str(b.path), "entries": len(b.index), **b.made} for b in found.layers]
-    return {"state": "on", "place": str(found.root or ""), "bundles": bundles, **found.stats()}
+    bundles = [{"path": str(b.path), "entries": len(b.index), **b.made} for b in found.layers if isinstance(b, Bundle)]
+    shared = None if found.shared is None else found.shared.to_dict()
+    return {"state": "on", "place": str(found.root or ""), "bundles": bundles, "shared": shared, **found.stats()}
 
 
 def forget() -> None:

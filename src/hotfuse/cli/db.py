@@ -1,9 +1,10 @@
-"""`hotfuse db`: what the profile store holds, making it smaller, taking everything out."""
+"""`hotfuse db`: what the profile store or the fleet's database holds, making it smaller, taking everything out and in."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -18,21 +19,24 @@ if TYPE_CHECKING:
     from hotfuse.profile.store import Store
 
 db = typer.Typer(
-    help="The profile store: what it holds, making it smaller, taking everything out.", no_args_is_help=True
+    help="The profile store: what it holds, making it smaller, taking everything out and in.", no_args_is_help=True
 )
 
 At = Annotated[
-    str | None, typer.Option("--store", help="A path or sqlite:///path; the default is that of the settings.")
+    str | None, typer.Option("--store", help="A path, sqlite:///path or postgresql://…; the default is that of the settings.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+OnMachine = Annotated[str | None, typer.Option("--machine", help="Only this one, by how its name begins.")]
+MOST_COMPARED = 10_000
+"""Pieces of a machine that are looked at for a comparison."""
 
 
 def _open(at: str | None) -> Store:
     """A store that exists: looking at one must not begin it, nor put a damaged one aside unseen."""
-    from hotfuse.profile.place import location
+    from hotfuse.profile.place import central, location
     from hotfuse.profile.store import Store
 
-    place = at or location(from_env())
+    place = at or central(from_env()) or location(from_env())
     if "://" not in place and not Path(place).expanduser().exists():
         raise InputError(f"there is no profile store at {place}", hint="--store, or HOTFUSE_PROFILES")
     return Store.open(place)
@@ -102,6 +106,154 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", help="A file; the default is standard output.")] = None,
 ) -> None:
     """Every row as one line of JSON: {"table": ..., "row": {...}}."""
+    from hotfuse.profile.exchange import own_uid
+
     with _open(at) as store, _target(out) as target:
+        store.database.write(own_uid)  # whoever imports the rows knows whose they are
         for table, values in store.export():
             target.write(json.dumps({"table": table, "row": values}) + "\n")
+
+
+@db.command("import")
+@reports_errors
+def import_(
+    file: Annotated[Path, typer.Argument(help="What `hotfuse db export` wrote.")], at: At = None, as_json: AsJson = False
+) -> None:
+    """Add the rows of another store; those that were imported before are left out."""
+    import rich.progress
+
+    from hotfuse.profile.importing import import_rows
+
+    try:
+        with _open(at) as store:
+            quiet = as_json or not sys.stdout.isatty()
+            with file.open() if quiet else rich.progress.open(file, "r", description="importing", transient=True) as lines:
+                added = import_rows(store, lines)
+    except (OSError, UnicodeDecodeError) as e:
+        raise InputError(f"{file} cannot be read", because=str(e)) from e
+    if as_json:
+        print_json({"added": added})
+    else:
+        rows(("table", "rows"), added.items(), header=False)
+
+
+@db.command()
+@reports_errors
+def machines(at: At = None, as_json: AsJson = False) -> None:
+    """The machines that rows came from: what they are, what was measured there, when they were last seen."""
+    with _open(at) as store:
+        found, counts = store.machines(), store.rows_by_machine()
+    listed = [
+        {"machine": m.name, "cpu": m.tuning.get("cpu", ""), "cores": m.tuning.get("cores", ""), "arch": m.identity.get("arch", ""),
+         "features": m.identity.get("features", ""), "peaks": "measured" if m.peaks else "unknown",
+         "measurements": counts.get(m.id, 0), "seen": _when(m.seen_at)}
+        for m in found
+    ]  # fmt: skip
+    if as_json:
+        print_json(listed)
+    else:
+        shown = ("machine", "cpu", "cores", "peaks", "measurements", "seen")
+        rows(shown, [[d[c] for c in shown] for d in listed])
+
+
+@db.command()
+@reports_errors
+def top(
+    at: At = None, machine: OnMachine = None, limit: Annotated[int, typer.Option(min=1, help="How many.")] = 20,
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """The pieces of models that take most time: what they compute, where, how often, what limits them."""
+    with _open(at) as store:
+        found = store.top_subgraphs(_machine(store, machine), limit)
+        names = {m.id: m.name for m in store.machines()}
+    listed = [
+        {"subgraph": p.subgraph, "machine": names.get(p.machine or -1, ""), "ms": round(total / 1e6, 3), "calls": calls,
+         "us": round(p.p50_ns / 1e3, 2), "share": round(p.share, 3), "tier": p.tier, "threads": p.threads,
+         "bound": p.bottleneck, "sizes": p.sizes, "ops": p.ops}
+        for p, total, calls in found
+    ]  # fmt: skip
+    if as_json:
+        print_json(listed)
+    else:
+        shown = ("subgraph", "machine", "ms", "calls", "us", "tier", "threads", "bound", "ops")
+        rows(shown, [[str(d[c])[:48] for c in shown] for d in listed])
+
+
+@db.command("show")
+@reports_errors
+def show_subgraph(
+    subgraph: Annotated[str, typer.Argument(help="The hash of a piece, or how it begins.")], at: At = None,
+    machine: OnMachine = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """The history of a piece: what it took, for which sizes, on which machine, who saw it when, and the evidence."""
+    with _open(at) as store:
+        found = store.subgraphs(subgraph, _machine(store, machine))
+        names, hosts = {m.id: m.name for m in store.machines()}, store.origins()
+    if not found:
+        raise InputError(f"no piece is called {subgraph!r}", hint="hotfuse db top")
+    listed = [
+        {"subgraph": p.subgraph, "machine": names.get(p.machine or -1, ""), "sizes": p.sizes, "threads": p.threads, "tier": p.tier,
+         "calls": p.calls, **{f"{q}_us": round(getattr(p, f"{q}_ns") / 1e3, 2) for q in ("p10", "p50", "p90")},
+         "bound": p.bottleneck, "host": hosts.get(p.origin, ("here", "", 0.0))[0], "version": hosts.get(p.origin, ("", "", 0.0))[1],
+         "seen": _when(p.at), "ops": p.ops, "evidence": dict(p.evidence)}
+        for p in found
+    ]  # fmt: skip
+    if as_json:
+        print_json(listed)
+    else:
+        typer.echo(f"{found[0].subgraph}: {found[0].ops}")
+        shown = ("machine", "sizes", "threads", "tier", "calls", "p10_us", "p50_us", "p90_us", "bound", "host", "seen")
+        rows(shown, [[d[c] for c in shown] for d in listed])
+
+
+@db.command()
+@reports_errors
+def diff(
+    first: Annotated[str, typer.Argument(help="A machine.")], second: Annotated[str, typer.Argument(help="Another one.")],
+    at: At = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """What both machines have run: how long each took, and what limited it there; the largest differences first."""
+    with _open(at) as store:
+        a, b = (store.top_subgraphs(_machine(store, name), MOST_COMPARED) for name in (first, second))
+    there = {(p.subgraph, p.sizes, p.threads, p.tier): p for p, _, _ in b}
+    pairs = [(p, q) for p, _, _ in a if (q := there.get((p.subgraph, p.sizes, p.threads, p.tier))) is not None]
+    listed = [
+        {"subgraph": p.subgraph, "sizes": p.sizes, "threads": p.threads, "tier": p.tier, "first_us": round(p.p50_ns / 1e3, 2),
+         "second_us": round(q.p50_ns / 1e3, 2), "ratio": round(q.p50_ns / max(p.p50_ns, 1.0), 3), "first_bound": p.bottleneck,
+         "second_bound": q.bottleneck, "ops": p.ops}
+        for p, q in sorted(pairs, key=lambda pq: -abs(pq[0].p50_ns - pq[1].p50_ns))
+    ]  # fmt: skip
+    if as_json:
+        print_json(listed)
+    else:
+        shown = ("subgraph", "sizes", "threads", "first_us", "second_us", "ratio", "first_bound", "second_bound", "ops")
+        rows(shown, [[str(d[c])[:40] for c in shown] for d in listed])
+
+
+@db.command()
+@reports_errors
+def prune(
+    at: At = None, keep: Annotated[int, typer.Option(help="Rows to keep of tables that grow with use.", min=0)] = 1_000_000,
+    days: Annotated[float | None, typer.Option(help="Also drop what is older.", min=0)] = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Drop the oldest rows."""
+    with _open(at) as store:
+        dropped = store.prune(keep, None if days is None else time.time() - days * 86_400)
+    if as_json:
+        print_json({"dropped": dropped})
+    else:
+        rows(("table", "rows dropped"), dropped.items())
+
+
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
+
+
+def _machine(store: Store, name: str | None) -> int | None:
+    """The number of a machine by how its name begins."""
+    if name is None:
+        return None
+    found = [m for m in store.machines() if m.name.startswith(name)]
+    if len(found) != 1:
+        raise InputError(f"{name!r} names {len(found)} machines", hint="hotfuse db machines")
+    return found[0].id

@@ -28,7 +28,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from hotfuse.profile.schema import STEPS, Migration, NewerSchema, migrate
+from hotfuse.profile.schema import STEPS, Migration, NewerSchema, migrate, version_of
 
 T = TypeVar("T")
 BUSY_S = 5.0
@@ -185,8 +185,25 @@ class Database:
         with self._lock:  # one connection for all threads
             return once()
 
-    def maintain(self, statement: str) -> None:
-        """Run a statement that must stand outside transactions, such as VACUUM."""
+    @property
+    def place(self) -> str:
+        """Where it is, for readers."""
+        return str(self.path or "memory")
+
+    def describe(self, c: Connection) -> dict[str, Any]:
+        """Facts for `hotfuse db info`."""
+        files = (Path(f"{self.path}{ending}") for ending in ("", "-wal")) if self.path is not None else ()
+        size = sum(f.stat().st_size for f in files if f.exists())
+        return {"version": version_of(c), "journal": str(c.exec_driver_sql("PRAGMA journal_mode").scalar()), "bytes": size}
+
+    def maintain(self) -> None:
+        """Give room that deleted rows left back to the system."""
+        self._outside("VACUUM")
+        if self.path is not None:
+            self._outside("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _outside(self, statement: str) -> None:
+        """Run a statement that must stand outside transactions."""
 
         def once() -> None:
             with self.engine.connect() as connection:

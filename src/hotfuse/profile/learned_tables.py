@@ -22,16 +22,18 @@ class LearnedTables(Tables):
     # -- performance models
 
     def save_model(
-        self, name: str, arrays: Mapping[str, Any], facts: Mapping[str, Any] | None = None, machine: int | None = None
-    ) -> int:
-        """Keep a model as a new version; its number."""
+        self, name: str, arrays: Mapping[str, Any], facts: Mapping[str, Any] | None = None, machine: int | None = None,
+        origin: str = "",
+    ) -> int:  # fmt: skip
+        """Keep a model as a new version; its number. `origin` is empty for one that was trained here."""
         made = [array_to_row(n, a) for n, a in arrays.items()]
         plain = json.dumps(dict(facts or {}))
 
         def work(c: Connection) -> int:
             t = s.hpm_models
             version = (c.execute(select(func.max(t.c.version)).where(t.c.name == name)).scalar() or 0) + 1
-            values = {"machine_id": machine, "name": name, "version": version, "facts": plain, "at": time.time()}
+            about = {"machine_id": machine, "facts": plain, "at": time.time(), "origin": origin}
+            values = {"name": name, "version": version, **about}
             key = new_key(c.execute(insert(t).values(**values)))
             if made:
                 c.execute(insert(s.hpm_arrays), [{"model_id": key, **row} for row in made])
@@ -83,7 +85,7 @@ class LearnedTables(Tables):
 
         def work(c: Connection) -> None:
             for key, numbers in more.items():
-                mine = (t.c.name == name) & (t.c.key == key) & _of_machine(t, machine)
+                mine = (t.c.name == name) & (t.c.key == key) & (t.c.origin == "") & _of_machine(t, machine)
                 row = c.execute(select(t.c.id, t.c.numbers).where(mine)).first()
                 old = None if row is None else self.checked("memories", lambda row=row: list_from_text(row.numbers))
                 known = old if old is not None and len(old) == len(numbers) else [0.0] * len(numbers)
@@ -98,10 +100,15 @@ class LearnedTables(Tables):
             self.database.write(work)
 
     def remembered(self, name: str, machine: int | None = None) -> dict[str, list[float]]:
-        """Everything that was added up under a name."""
+        """Everything that was added up under a name, here and by those who sent it."""
         t = s.memories
         query = select(t).where((t.c.name == name) & _of_machine(t, machine)).order_by(t.c.key)
-        return dict(self.rows_of("memories", query, lambda r: (str(r.key), list_from_text(r.numbers))))
+        sums: dict[str, list[float]] = {}
+        for key, numbers in self.rows_of("memories", query, lambda r: (str(r.key), list_from_text(r.numbers))):
+            known = sums.get(key, [0.0] * len(numbers))
+            if len(known) == len(numbers):
+                sums[key] = [a + b for a, b in zip(known, numbers, strict=True)]
+        return sums
 
     # -- drift
 

@@ -80,6 +80,34 @@ class PartitionProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class SubgraphProfile:
+    """What a piece of any model took on a machine: named by what it computes."""
+
+    subgraph: str
+    """Hash of its normal form: models that share it share its profiles."""
+    ops: str
+    sizes: str
+    threads: int
+    tier: int
+    calls: int
+    mean_ns: float
+    p10_ns: float
+    p50_ns: float
+    p90_ns: float
+    bytes: float
+    flops: float
+    share: float
+    """Its part of the time of the model it was seen in."""
+    bottleneck: str
+    evidence: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Utilizations, counters and joules with where they come from, and what was predicted: plain data."""
+    at: float = 0.0
+    machine: int | None = None
+    origin: str = ""
+    """The store it was sent from; empty for what was seen here."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoredDecision:
     """A decision with its evidence; predictions stand next to measurements."""
 

@@ -1,5 +1,6 @@
-"""The tables of the profile store, and the steps by which older files become newer ones.
+"""The tables of the profile store, on SQLite and PostgreSQL, and the steps by which older ones become newer ones.
 
+A row's `origin` names the store it came from (`origins` says whose that is); it is empty for what was measured here and not sent.
 A file says in `schema_version` which steps it has seen. Opening it runs the steps it lacks, in order, in one transaction; a step
 never changes once it was released. A file with more steps than this program knows is left alone.
 """
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import (
+    BigInteger,
     Column,
     Connection,
     Float,
@@ -62,6 +64,7 @@ measurements = Table(
     Column("noise", Float, nullable=False),
     Column("source", String(16), nullable=False),
     Column("at", Float, nullable=False),
+    Column("origin", String(40), nullable=False, server_default=""),
     Index("measurements_by_family", "machine_id", "family", "at"),
     Index("measurements_by_kernel", "kernel", "machine_id"),
 )
@@ -107,6 +110,8 @@ decisions = Table(
     Column("predicted_ns", Float),
     Column("measured_ns", Float),
     Column("at", Float, nullable=False),
+    Column("machine_id", Integer),
+    Column("origin", String(40), nullable=False, server_default=""),
     Index("decisions_by_graph", "graph", "at"),
 )
 
@@ -119,6 +124,7 @@ hpm_models = Table(
     Column("version", Integer, nullable=False),
     Column("facts", Text, nullable=False),
     Column("at", Float, nullable=False),
+    Column("origin", String(40), nullable=False, server_default=""),
     UniqueConstraint("name", "version"),
 )
 
@@ -164,7 +170,51 @@ memories = Table(
     Column("key", String(128), nullable=False),
     Column("numbers", Text, nullable=False),
     Column("at", Float, nullable=False),
+    Column("origin", String(40), nullable=False, server_default=""),
     Index("memories_by_name", "machine_id", "name", "key"),
+)
+
+subgraph_profiles = Table(
+    "subgraph_profiles",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("machine_id", Integer, ForeignKey("machines.id")),
+    Column("subgraph", String(64), nullable=False),
+    Column("ops", Text, nullable=False),
+    Column("sizes", Text, nullable=False),
+    Column("threads", Integer, nullable=False),
+    Column("tier", Integer, nullable=False),
+    Column("calls", Integer, nullable=False),
+    Column("mean_ns", Float, nullable=False),
+    Column("p10_ns", Float, nullable=False),
+    Column("p50_ns", Float, nullable=False),
+    Column("p90_ns", Float, nullable=False),
+    Column("bytes", Float, nullable=False),
+    Column("flops", Float, nullable=False),
+    Column("share", Float, nullable=False),
+    Column("bottleneck", String(32), nullable=False),
+    Column("evidence", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("origin", String(40), nullable=False, server_default=""),
+    Index("subgraph_profiles_by_subgraph", "subgraph", "machine_id", "at"),
+)
+
+origins = Table(
+    "origins",
+    metadata,
+    Column("uid", String(40), primary_key=True),
+    Column("own", Integer, nullable=False),
+    Column("host", String(128), nullable=False),
+    Column("version", String(32), nullable=False),
+    Column("seen_at", Float, nullable=False),
+)
+
+cursors = Table(
+    "cursors",
+    metadata,
+    Column("origin", String(40), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("last", BigInteger, nullable=False),
 )
 
 FIRST = (machines, measurements, models, partition_profiles, decisions, hpm_models, hpm_arrays, drift)
@@ -193,13 +243,29 @@ def _memories(connection: Connection) -> None:
         connection.exec_driver_sql("ALTER TABLE partition_profiles ADD COLUMN evidence TEXT NOT NULL DEFAULT '{}'")
 
 
+def _fleet(connection: Connection) -> None:
+    metadata.create_all(connection, tables=[subgraph_profiles, origins, cursors])
+    for table in (measurements, decisions, hpm_models, memories):
+        _add_column(connection, table, "origin VARCHAR(40) NOT NULL DEFAULT ''")
+    _add_column(connection, decisions, "machine_id INTEGER")
+
+
+def _add_column(connection: Connection, table: Table, column: str) -> None:
+    """Add a column to a table that an older step made without it."""
+    if all(c["name"] != column.split()[0] for c in inspect(connection).get_columns(table.name)):
+        connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {column}")
+
+
 STEPS: tuple[Migration, ...] = (
     Migration(1, "machines, measurements, profiles, decisions, models, drift", _create),
     Migration(2, "groups that models were cut into, for calibration", _problems),
     Migration(3, "what came true of predictions; why a partition is slow", _memories),
+    Migration(4, "profiles by what a partition computes, and where rows come from", _fleet),
 )
-TABLES = (*FIRST, problems, memories)
+TABLES = (origins, *FIRST, problems, memories, subgraph_profiles, cursors)
 """Every table, for whoever goes through all of them."""
+GROWING = (measurements, decisions, drift, subgraph_profiles)
+"""Those that grow with use."""
 
 
 class NewerSchema(Exception):

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, delete, func, insert, select, update
+from sqlalchemy import URL, Connection, Row, Table, delete, func, insert, select, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -33,28 +33,34 @@ from hotfuse.profile.rows import (
     PartitionProfile,
     StoredDecision,
     StoredMachine,
+    SubgraphProfile,
     numbers_from_text,
     numbers_to_text,
     object_from_text,
 )
 from hotfuse.profile.tables import BATCH, new_key
 
+TIMES = ("mean_ns", "p10_ns", "p50_ns", "p90_ns", "bytes", "flops")
+"""Numbers that profiles have in common."""
 
-def _path(place: str | os.PathLike[str]) -> Path | None:
-    """The file that a path or URL names; None is memory."""
+
+def _place(place: str | os.PathLike[str]) -> Path | URL | None:
+    """The file or server that a path or URL names; None is memory."""
     text = os.fspath(place)
     if "://" not in text:
         return None if text == ":memory:" else Path(text).expanduser()
     try:
         url = make_url(text)
     except ArgumentError as e:
-        hint = "a path, or sqlite:///path"
+        hint = "a path, sqlite:///path or postgresql://user@host/database"
         raise InputError(f"the profile store {text!r} cannot be understood", because=str(e), hint=hint) from e
+    if url.get_backend_name() == "postgresql":
+        return url
     if url.get_backend_name() != "sqlite":
         raise InputError(
             f"the profile store cannot be a {url.get_backend_name()} database",
-            because="only SQLite is supported so far",
-            hint="a path, or sqlite:///path",
+            because="only SQLite and PostgreSQL are supported",
+            hint="a path, sqlite:///path or postgresql://user@host/database",
         )
     return Path(url.database).expanduser() if url.database and url.database != ":memory:" else None
 
@@ -64,8 +70,8 @@ class Store(LearnedTables):
 
     @classmethod
     def open(cls, place: str | os.PathLike[str], log: EventLog | None = None) -> Store:
-        """Open or begin the store at a path or `sqlite:///path`; `:memory:` keeps nothing."""
-        return cls(_path(place), log)
+        """Open or begin the store at a path, `sqlite:///path` or `postgresql://…`; `:memory:` keeps nothing."""
+        return cls(_place(place), log)
 
     def close(self) -> None:
         """Close the file."""
@@ -239,14 +245,59 @@ class Store(LearnedTables):
 
         return self.rows_of("partition_profiles", query, one)
 
+    # -- pieces of models, by what they compute
+
+    def record_subgraphs(self, rows: Iterable[SubgraphProfile], machine: int) -> None:
+        """Add profiles: the history of a piece is all of its rows."""
+        same = ("subgraph", "ops", "sizes", "threads", "tier", "calls", "share", "bottleneck", *TIMES)
+        values = [
+            {**{n: getattr(p, n) for n in same}, "evidence": json.dumps(dict(p.evidence)), "machine_id": machine,
+             "at": p.at or time.time()}
+            for p in rows
+        ]  # fmt: skip
+        self.add_rows(s.subgraph_profiles, values)
+
+    def subgraphs(self, subgraph: str = "", machine: int | None = None, limit: int = 1000) -> list[SubgraphProfile]:
+        """Profiles of pieces whose hash begins so, the newest first."""
+        t = s.subgraph_profiles
+        query = select(t).where(t.c.subgraph.startswith(subgraph, autoescape=True)).order_by(t.c.at.desc(), t.c.id.desc())
+        if machine is not None:
+            query = query.where(t.c.machine_id == machine)
+        return self.rows_of("subgraph_profiles", query.limit(limit), _subgraph)
+
+    def top_subgraphs(self, machine: int | None, limit: int) -> list[tuple[SubgraphProfile, float, int]]:
+        """The pieces that took most time: the newest profile of each, the nanoseconds of all sampled calls, and how many."""
+        t = s.subgraph_profiles
+        key = (t.c.subgraph, t.c.machine_id, t.c.sizes, t.c.threads, t.c.tier)
+        total = func.sum(t.c.mean_ns * t.c.calls).label("total")
+        query = select(func.max(t.c.id).label("newest"), total, func.sum(t.c.calls).label("calls")).group_by(*key)
+        if machine is not None:
+            query = query.where(t.c.machine_id == machine)
+        found = self.database.read(lambda c: c.execute(query.order_by(total.desc()).limit(limit)).all())
+        newest = {r.newest: (float(r.total), int(r.calls)) for r in found}
+        rows = select(t).where(t.c.id.in_(newest))
+        made = self.rows_of("subgraph_profiles", rows, lambda r: (_subgraph(r), *newest[r.id]))
+        return sorted(made, key=lambda m: -m[1])
+
+    def rows_by_machine(self) -> dict[int, int]:
+        """Measurements of each machine."""
+        t = s.measurements
+        query = select(t.c.machine_id, func.count()).where(t.c.machine_id.is_not(None)).group_by(t.c.machine_id)
+        return {int(m): int(n) for m, n in self.database.read(lambda c: c.execute(query).all())}
+
+    def origins(self) -> dict[str, tuple[str, str, float]]:
+        """Host, version and when it was last heard of, of every store that rows came from."""
+        found = self.database.read(lambda c: c.execute(select(s.origins)).all())
+        return {str(r.uid): (str(r.host), str(r.version), float(r.seen_at)) for r in found}
+
     # -- decisions
 
-    def record_decisions(self, rows: Iterable[StoredDecision]) -> None:
+    def record_decisions(self, rows: Iterable[StoredDecision], machine: int | None = None) -> None:
         """Add decisions."""
         values = [
             {
                 "graph": d.graph, "action": d.action, "why": d.why, "subject": d.subject, "evidence": json.dumps(dict(d.evidence)),
-                "predicted_ns": d.predicted_ns, "measured_ns": d.measured_ns, "at": d.at or time.time(),
+                "predicted_ns": d.predicted_ns, "measured_ns": d.measured_ns, "at": d.at or time.time(), "machine_id": machine,
             }
             for d in rows
         ]  # fmt: skip
@@ -272,36 +323,32 @@ class Store(LearnedTables):
 
         def work(c: Connection) -> dict[str, Any]:
             rows = {t.name: int(c.execute(select(func.count()).select_from(t)).scalar() or 0) for t in s.TABLES}
-            journal = str(c.exec_driver_sql("PRAGMA journal_mode").scalar())
-            return {"version": s.version_of(c), "journal": journal, "rows": rows}
+            return {**self.database.describe(c), "rows": rows}
 
-        found = self.database.read(work)
-        size = sum(_size(Path(f"{self.path}{ending}")) for ending in ("", "-wal")) if self.path is not None else 0
         return {
-            "path": str(self.path or "memory"),
-            "bytes": size,
-            **found,
+            "path": self.database.place,
+            **self.database.read(work),
             "counts": self.counts,
             "notes": list(self.notes),
         }
 
-    def prune(self, keep: int) -> dict[str, int]:
-        """Of the tables that grow with use, keep the newest rows only; how many were dropped of each."""
+    def prune(self, keep: int, since: float | None = None) -> dict[str, int]:
+        """Of the tables that grow with use, keep the newest rows only, and none from before a time; how many were dropped."""
 
         def work(c: Connection) -> dict[str, int]:
             dropped: dict[str, int] = {}
-            for t in (s.measurements, s.decisions, s.drift):
-                newest = select(t.c.id).order_by(t.c.at.desc(), t.c.id.desc()).limit(keep)
-                dropped[t.name] = c.execute(delete(t).where(t.c.id.not_in(newest))).rowcount
+            for t in s.GROWING:
+                dropped[t.name] = 0 if since is None else c.execute(delete(t).where(t.c.at < since)).rowcount
+                if int(c.execute(select(func.count()).select_from(t)).scalar() or 0) > keep:
+                    newest = select(t.c.id).order_by(t.c.at.desc(), t.c.id.desc()).limit(keep)
+                    dropped[t.name] += c.execute(delete(t).where(t.c.id.not_in(newest))).rowcount
             return dropped
 
         return self.database.write(work)
 
     def vacuum(self) -> None:
         """Give room that deleted rows left back to the system."""
-        self.database.maintain("VACUUM")
-        if self.path is not None:
-            self.database.maintain("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.database.maintain()
 
     def export(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Every row of every table as (table, plain values); bytes as hexadecimal text."""
@@ -322,5 +369,9 @@ class Store(LearnedTables):
         return self.database.read(lambda c: c.execute(query).all())
 
 
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+def _subgraph(r: Row[Any]) -> SubgraphProfile:
+    numbers = {n: float(getattr(r, n)) for n in (*TIMES, "share", "at")}
+    return SubgraphProfile(
+        str(r.subgraph), str(r.ops), str(r.sizes), int(r.threads), int(r.tier), int(r.calls), bottleneck=str(r.bottleneck),
+        evidence=object_from_text(r.evidence), machine=r.machine_id, origin=str(r.origin), **numbers,
+    )  # fmt: skip

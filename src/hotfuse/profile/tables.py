@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Row, Table, insert
+from sqlalchemy import URL, Row, Table, insert
 
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.profile.database import Database, Trouble
+from hotfuse.profile.postgres import PostgresDatabase
 from hotfuse.profile.schema import STEPS, Migration
 
 BATCH = 500
@@ -20,13 +21,15 @@ BATCH = 500
 class Tables:
     """An open database, and reading and writing rows of it."""
 
-    def __init__(self, path: Path | None, log: EventLog | None = None, steps: Sequence[Migration] = STEPS) -> None:
+    def __init__(self, at: Path | URL | None, log: EventLog | None = None, steps: Sequence[Migration] = STEPS) -> None:
         self.notes: list[str] = []
         """What happened to the file, in words."""
         self.skipped: Counter[str] = Counter()
         """Per table, rows that could not be read."""
         self._log = log
-        self.database = Database(path, self._told, steps)
+        self.database: Database | PostgresDatabase = (
+            PostgresDatabase(at) if isinstance(at, URL) else Database(at, self._told, steps)
+        )
 
     def _told(self, trouble: Trouble, detail: str) -> None:
         self.notes.append(f"{trouble.value}: {detail}")
@@ -36,7 +39,7 @@ class Tables:
 
     @property
     def path(self) -> Path | None:
-        """The file; None where everything is in memory."""
+        """The file; None where there is none: memory, or a server's database."""
         return self.database.path
 
     @property

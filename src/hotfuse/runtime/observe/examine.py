@@ -98,7 +98,7 @@ class Examiner:
             try:
                 if (found := findings(asked, answer)) and entry is not None:
                     entry.findings = found
-                    recorder.found(entry.baseline.graph, found)
+                    recorder.found(entry.baseline.graph, found, asked)
                     log.count("examinations")
             except Exception as e:  # in a thread of the pool, which would print it
                 log.count("examinations_failed")

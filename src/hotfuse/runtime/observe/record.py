@@ -13,7 +13,6 @@ report; serving does not notice.
 from __future__ import annotations
 
 import atexit
-import functools
 import hashlib
 import itertools
 import os
@@ -21,7 +20,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,19 +27,24 @@ import torch
 from hotfuse.base.errors import InputError
 from hotfuse.base.events import Action, EventLog, EvidenceValue, Why
 from hotfuse.base.settings import Settings
+from hotfuse.cache.address import program
 from hotfuse.compile.request_context import context_of
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.hash import structural_hash
+from hotfuse.ir.text import parse
 from hotfuse.machine.cores import usable_cores
+from hotfuse.machine.fingerprint import fingerprint
 from hotfuse.profile.names import Names
+from hotfuse.profile.place import central
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
-from hotfuse.runtime.observe.findings import Finding
+from hotfuse.runtime.observe.findings import Finding, PartitionQuestion
 from hotfuse.runtime.observe.idle import Idle
 
 if TYPE_CHECKING:
     from hotfuse.machine.drift import DriftWatch
-    from hotfuse.profile.rows import PartitionProfile, StoredDecision
+    from hotfuse.profile.rows import PartitionProfile, StoredDecision, SubgraphProfile
     from hotfuse.profile.store import Store
+    from hotfuse.profile.sync import CentralSync
 
 BELIEVED = 2
 """Losses in a row, each certain and on the same basis, before a memory of them refuses anything: one may have been noise."""
@@ -49,6 +52,8 @@ BELIEVED_S, FORGOTTEN_S = 3600.0, 7 * 86_400.0
 """For how long they do: longer with each further loss; what lost so long ago may be tried again in any case."""
 Rests = tuple[Sequence[torch.Tensor], int]
 """The call that a race was run on, and the tier of what served."""
+MOST_OPS = 200
+"""Characters of the operators of a piece, for readers."""
 MOST_ASKED = 1024
 """Attempts whose past is not looked up again: sizes of calls make new ones for as long as a model serves."""
 LOOKED_BACK = 500
@@ -65,6 +70,8 @@ class _SharedPlace:
     """Of the performance model that there was to begin with; 0 where there was none."""
     watch: DriftWatch
     idle: Idle
+    sync: CentralSync | None
+    """Exchanges rows with the fleet's database, where there is one."""
 
 
 _stores: dict[str, _SharedPlace] = {}
@@ -73,7 +80,6 @@ _lock = threading.Lock()
 
 def _shared(settings: Settings, log: EventLog) -> _SharedPlace:
     from hotfuse.hpm.model import named
-    from hotfuse.machine.fingerprint import fingerprint
     from hotfuse.profile.store import Store  # the database library is loaded when there is something to keep
     from hotfuse.runtime.observe.speed import speed_watch
 
@@ -85,17 +91,24 @@ def _shared(settings: Settings, log: EventLog) -> _SharedPlace:
             watch.start()
             idle = Idle(place, settings.compile_memory_mb << 20)
             machine = store.machine(fingerprint())
+            store.prune(settings.profiles_rows)
+            sync = _sync(settings, store, log)
             version = max(store.model_dates(named(settings.threads or torch.get_num_threads()), machine), default=0)
-            _stores[place.path] = _SharedPlace(store, machine, version, watch, idle)
+            _stores[place.path] = _SharedPlace(store, machine, version, watch, idle, sync)
         return _stores[place.path]
 
 
-@functools.cache
-def program() -> str:
-    """A name for the code that makes plans: another version of it may win where this one lost."""
-    root = Path(__file__).parents[2]
-    files = sorted((str(f.relative_to(root)), s.st_size, s.st_mtime_ns) for f in root.rglob("*.py") if (s := f.stat()))
-    return hashlib.sha256(repr((files, torch.__version__)).encode()).hexdigest()[:16]
+def _sync(settings: Settings, store: Store, log: EventLog) -> CentralSync | None:
+    """The exchange with the fleet's database; without one, or the packages for it, rows stay in the file."""
+    if (url := central(settings)) is None or store.path is None:
+        return None
+    from hotfuse.profile.sync import CentralSync
+
+    try:
+        return CentralSync(url, store, log, settings.profiles_s, settings.profiles_rows)
+    except InputError as e:
+        log.decide(Action.FALLBACK, Why.DATABASE_AWAY, "profiles", error=f"{e.what}: {e.because}"[:200])
+        return None
 
 
 class Recorder:
@@ -142,8 +155,10 @@ class Recorder:
         """
         call, against = rests
         shapes = " ".join("x".join(map(str, t.shape)) or "scalar" for t in call)
-        machine, version = self._here().machine, self.trained or self._here().version
-        own = (machine, version, torch.get_num_threads(), usable_cores(), self._settings.code_key(), shapes, against)
+        version = self.trained or self._here().version
+        who = fingerprint()
+        own = (who.key, who.tuning_key, torch.__version__, version, torch.get_num_threads(), usable_cores(),
+               self._settings.code_key(), shapes, against)  # fmt: skip
         return hashlib.sha256(f"{program()} {own}".encode()).hexdigest()[:24]
 
     def lost(self, graph: Graph, attempt: str, rests: Rests) -> dict[str, EvidenceValue] | None:
@@ -185,7 +200,8 @@ class Recorder:
             kept = {**evidence, "basis": self._basis(rests)}
             said = (evidence.get(us) for us in ("us_predicted", "us_after"))
             predicted, measured = (float(us) * 1e3 if isinstance(us, int | float) else None for us in said)
-            store.record_decisions([StoredDecision(key, action.value, why.value, name, kept, predicted, measured)])
+            decided = StoredDecision(key, action.value, why.value, name, kept, predicted, measured)
+            store.record_decisions([decided], self._here().machine)
             self.written += 1
         except Exception as e:  # whatever it is, the plan serves all the same
             self._count(e)
@@ -204,8 +220,8 @@ class Recorder:
         except Exception as e:
             self._count(e)
 
-    def found(self, graph: Graph, found: Sequence[Finding]) -> None:
-        """What limits partitions: put beside their times."""
+    def found(self, graph: Graph, found: Sequence[Finding], asked: Sequence[PartitionQuestion] = ()) -> None:
+        """What limits partitions: put beside their times, and under the names of what they compute."""
         if not self.on:
             return
         try:
@@ -218,6 +234,7 @@ class Recorder:
                 if (f := about.get((row.partition, row.signature))) is not None
             ]  # fmt: skip
             shared.store.record_partitions(rows, shared.machine)
+            shared.store.record_subgraphs([_profile(q, f) for q, f in zip(asked, found, strict=False)], shared.machine)
             self.written += bool(rows)
         except Exception as e:  # whatever it is, the finding is shown all the same
             self._count(e)
@@ -235,6 +252,11 @@ class Recorder:
         """The model is closed."""
         if self._shared is not None:
             self._shared.idle.leave(self._log)
+
+    def central(self) -> dict[str, Any]:
+        """What was exchanged with the fleet's database, for `explain()`; empty where there is none."""
+        shared = self._shared
+        return {} if shared is None or shared.sync is None else shared.sync.stats()
 
     def stats(self) -> dict[str, int]:
         """Counters."""
@@ -255,12 +277,27 @@ def _row(graph: str, names: Names, number: int, signature: int, p: PartitionSeen
     )
 
 
+def _profile(q: PartitionQuestion, f: Finding) -> SubgraphProfile:
+    """A partition by what it computes, with everything that is known of it."""
+    from hotfuse.profile.rows import SubgraphProfile
+
+    graph, seen = parse(q.header["graph"]), q.seen
+    ops = " ".join(n.op for n in graph.nodes)[:MOST_OPS]
+    evidence = {**f.evidence, "because": f.because, "predicted_us": f.predicted_us, "model": f.version}
+    return SubgraphProfile(
+        structural_hash(graph), ops, q.shapes, q.threads, q.tier, seen.n, seen.mean, seen.p10, seen.p50, seen.p90,
+        float(max(seen.bytes, 0)), float(max(seen.flops, 0)), q.share, f.bottleneck.value, evidence,
+    )  # fmt: skip
+
+
 def end() -> None:
     """Let go of every store, and end what is done for it beside serving; a model that goes on keeps its own, others open anew."""
     with _lock:
         for shared in _stores.values():
             shared.idle.end()
             shared.watch.stop()
+            if shared.sync is not None:
+                shared.sync.stop()
             if shared.store.path is not None:  # what is kept in memory is there until the last model is gone
                 shared.store.close()
         _stores.clear()

@@ -1,0 +1,14 @@
+"""Step 2 of `profile.schema`."""
+
+from __future__ import annotations
+
+from alembic import op
+
+from hotfuse.profile.schema import STEPS
+
+revision, down_revision = "2", "1"
+
+
+def upgrade() -> None:
+    """Run the step."""
+    STEPS[1].run(op.get_bind())

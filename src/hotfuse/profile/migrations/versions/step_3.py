@@ -1,0 +1,14 @@
+"""Step 3 of `profile.schema`."""
+
+from __future__ import annotations
+
+from alembic import op
+
+from hotfuse.profile.schema import STEPS
+
+revision, down_revision = "3", "2"
+
+
+def upgrade() -> None:
+    """Run the step."""
+    STEPS[2].run(op.get_bind())

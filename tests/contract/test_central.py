@@ -1,0 +1,213 @@
+"""The fleet's database: the same store on PostgreSQL, and rows that arrive there once, whatever it does meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy import make_url, select
+
+from hotfuse.base.errors import InputError
+from hotfuse.base.events import EventLog, Why
+from hotfuse.base.settings import Settings
+from hotfuse.machine.fingerprint import Fingerprint, fingerprint
+from hotfuse.profile import schema as s
+from hotfuse.profile.exchange import BATCH, Exchange
+from hotfuse.profile.place import central, location
+from hotfuse.profile.postgres import HEAD, PostgresDatabase, Unreachable
+from hotfuse.profile.rows import Measurement, StoredDecision, SubgraphProfile
+from hotfuse.profile.store import Store
+from hotfuse.profile.sync import CentralSync
+from tests.postgres import new_database
+
+OTHER = Fingerprint((("arch", "x86_64"), ("features", "avx")), (("cores", "64"),))
+
+
+@pytest.fixture(scope="module")
+def url() -> str:
+    return new_database()
+
+
+@pytest.fixture
+def fresh() -> str:
+    return new_database()
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "p.sqlite") as store:
+        yield store
+
+
+def _measured(n: int, family: str = "gemm") -> list[Measurement]:
+    return [Measurement(f"k{i}", family, {"flops": float(i)}, "f32", 1, 1e3 + i, 0.01, "serve") for i in range(n)]
+
+
+def _profile(name: str = "abc") -> SubgraphProfile:
+    numbers = (2e3, 1e3, 2e3, 3e3, 4e3, 5e3, 0.5)
+    return SubgraphProfile(name, "linear gelu", "16x64", 1, 1, 9, *numbers, "memory", {"source": "derived"})
+
+
+def test_the_store_is_the_same_on_a_server(url: str) -> None:
+    with Store.open(url) as store:
+        machine = store.machine(fingerprint(), {"rate": 1})
+        assert store.machine(fingerprint()) == machine and store.peaks(machine) == {"rate": 1}
+        store.record_measurements(_measured(3), machine)
+        assert [m.kernel for m in store.measurements(machine=machine, family="gemm")] == ["k2", "k1", "k0"]
+        store.remember("arms", {"a": [1.0, 2.0]}, machine)
+        store.remember("arms", {"a": [1.0, 0.5]}, machine)
+        assert store.remembered("arms", machine) == {"a": [2.0, 2.5]}
+        assert store.save_model("m", {"w": np.arange(6.0).reshape(2, 3)}, {"error": 0.1}, machine) == 1
+        found = store.load_model("m", machine=machine)
+        assert found is not None and found.arrays["w"].shape == (2, 3) and found.facts == {"error": 0.1}
+        store.record_subgraphs([_profile()], machine)
+        assert store.subgraphs("ab")[0].ops == "linear gelu" and store.subgraphs("zz") == []
+        store.record_decisions([StoredDecision("g", "deploy", "faster")], machine)
+        info = store.info()
+        assert info["version"] == int(HEAD) and info["bytes"] > 0 and info["rows"]["decisions"] == 1
+        assert store.prune(1)["measurements"] == 2 and len(store.measurements()) == 1
+        store.vacuum()
+        assert {t for t, _ in store.export()} >= {"machines", "measurements", "hpm_arrays", "subgraph_profiles"}
+
+
+def test_many_begin_a_new_database_at_once(fresh: str) -> None:
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(Store.open(fresh).machine(OTHER))) for _ in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert found == [found[0]] * 6
+
+
+def test_rows_arrive_once_with_who_sent_them(fresh: str, here: Store) -> None:
+    machine = here.machine(fingerprint(), {"rate": 2})
+    here.record_measurements(_measured(BATCH + 7), machine)
+    here.record_subgraphs([_profile()], machine)
+    here.record_decisions([StoredDecision("g", "deploy", "faster")], machine)
+    here.remember("arms", {"a": [1.0]}, machine)
+    with Store.open(fresh) as there:
+        exchange = Exchange(here, there)
+        assert exchange.waiting() == BATCH + 9
+        assert exchange.push() == BATCH + 10 and exchange.push() == 0 and exchange.waiting() == 0
+        assert Exchange(here, there).push() == 0  # a process that starts anew
+        rows = there.info()["rows"]
+        assert rows["measurements"] == BATCH + 7 and rows["subgraph_profiles"] == 1 and rows["memories"] == 1
+        host, version, _ = there.origins()[exchange.uid]
+        assert host and version and there.subgraphs()[0].origin == exchange.uid
+        here.remember("arms", {"a": [2.0]}, machine)
+        exchange.push()
+        assert there.remembered("arms", there.machine(fingerprint())) == {"a": [3.0]}
+
+
+def test_a_batch_that_failed_half_way_is_sent_again_and_arrives_once(
+    fresh: str, here: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.record_measurements(_measured(5), here.machine(fingerprint()))
+    with Store.open(fresh) as there:
+        exchange = Exchange(here, there)
+        with monkeypatch.context() as broken:
+            broken.setattr("hotfuse.profile.exchange.advance", _raises)
+            with pytest.raises(RuntimeError):
+                exchange.push()
+        assert there.info()["rows"]["measurements"] == 0 and exchange.push() == 5
+        assert there.info()["rows"]["measurements"] == 5
+
+
+def _raises(*_args: object) -> None:
+    raise RuntimeError("the connection broke")
+
+
+def test_what_one_learned_another_with_the_same_hardware_takes_over(fresh: str, here: Store, tmp_path: Path) -> None:
+    machine = here.machine(fingerprint())
+    here.record_measurements(_measured(4), machine)
+    here.record_decisions([StoredDecision("g", "refuse", "slower", evidence={"basis": "b"})], machine)
+    here.remember("arms", {"a": [1.0, 5.0]}, machine)
+    here.save_model("m", {"w": np.ones(3)}, {}, machine)
+    elsewhere = here.machine(OTHER)
+    here.record_measurements(_measured(2, "conv"), elsewhere)
+    with Store.open(fresh) as there, Store.open(tmp_path / "second.sqlite") as second:
+        Exchange(here, there).push()
+        mine = second.machine(fingerprint())
+        second.remember("arms", {"a": [1.0, 1.0]}, mine)
+        exchange = Exchange(second, there)
+        assert exchange.pull(fingerprint()) == 7 and exchange.pull(fingerprint()) == 0
+        assert len(second.measurements(machine=mine)) == 4  # none of the other machine's
+        assert [d.graph for d in second.decisions("g")] == ["g"]
+        assert second.remembered("arms", mine) == {"a": [2.0, 6.0]}
+        model = second.load_model("m", machine=mine)
+        assert model is not None and model.facts["received"] is True
+        assert exchange.push() == 1 and there.info()["rows"]["measurements"] == 6  # what was received does not go back
+        Exchange(here, there).pull(fingerprint())
+        assert here.remembered("arms", machine) == {"a": [2.0, 6.0]} and len(here.measurements(machine=machine)) == 4
+
+
+def test_a_database_that_is_away_costs_a_decision_and_gets_the_rows_later(tmp_path: Path, here: Store, fresh: str) -> None:
+    here.record_measurements(_measured(3), here.machine(fingerprint()))
+    log = EventLog(100)
+    away = CentralSync(f"postgresql://nobody@/none?host={tmp_path}", here, log, 600, 1000)
+    try:
+        assert not away.once() and not away.once()
+        assert [d.why for d in log.decisions].count(Why.DATABASE_AWAY) == 1
+        assert away.stats()["state"].startswith("away: ") and away.stats()["waiting"] == 3
+    finally:
+        away.stop()
+    back = CentralSync(fresh, here, log, 600, 1000)
+    try:
+        assert back.once() and back.stats()["sent"] == 3 and back.stats()["waiting"] == 0 and back.stats()["state"] == "in use"
+    finally:
+        back.stop()
+    with Store.open(fresh) as there:
+        assert there.info()["rows"]["measurements"] == 3
+
+
+def test_a_role_that_may_only_write_rows_is_enough_once_the_tables_are_there(fresh: str, here: Store) -> None:
+    with Store.open(fresh) as owner:
+        owner.info()
+        work = (
+            "DROP ROLE IF EXISTS replica", "CREATE ROLE replica LOGIN",
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO replica",
+            "GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO replica",
+        )  # fmt: skip
+        owner.database.write(lambda c: [c.exec_driver_sql(w) for w in work])
+        here.record_measurements(_measured(2), here.machine(fingerprint()))
+        with Store.open(make_url(fresh).set(username="replica").render_as_string(hide_password=False)) as replica:
+            assert Exchange(here, replica).push() == 2
+            with pytest.raises(Unreachable, match="cannot be used"):
+                replica.database.write(lambda c: c.exec_driver_sql("DROP TABLE drift"))
+        owner.database.write(lambda c: [c.exec_driver_sql(w) for w in ("DROP OWNED BY replica", "DROP ROLE replica")])
+
+
+def test_a_database_of_a_newer_version_is_left_alone(fresh: str) -> None:
+    with Store.open(fresh) as store:
+        store.info()
+        store.database.write(lambda c: c.exec_driver_sql("UPDATE alembic_version SET version_num = '99'"))
+    with Store.open(fresh) as again, pytest.raises(InputError, match="newer version"):
+        again.info()
+
+
+def test_no_weights_inputs_or_graphs_are_among_what_travels() -> None:
+    from hotfuse.profile.exchange import SENT
+
+    assert not {s.problems.name, s.partition_profiles.name} & {t.name for t in SENT}
+    assert {c.name for t in SENT for c in t.c if str(c.type) == "BLOB"} == set()
+
+
+def test_where_rows_wait_is_a_file_and_passwords_are_not_shown(tmp_path: Path) -> None:
+    settings = Settings(profiles="postgresql://user:secret@host/db", cache_dir=tmp_path)
+    assert location(settings).startswith(str(tmp_path)) and "secret" not in location(settings)
+    assert central(settings) == "postgresql://user:secret@host/db" and central(Settings(profiles="a.sqlite")) is None
+    assert "secret" not in PostgresDatabase(make_url("postgresql://user:secret@host/db")).place
+
+
+def test_an_older_file_gets_the_new_columns(tmp_path: Path) -> None:
+    with Store(tmp_path / "old.sqlite", steps=s.STEPS[:3]) as old:
+        drop = [f"ALTER TABLE {t} DROP COLUMN origin" for t in ("measurements", "memories")]
+        old.database.write(lambda c: [c.exec_driver_sql(d) for d in drop])
+    with Store.open(tmp_path / "old.sqlite") as new:
+        new.record_measurements(_measured(1), new.machine(fingerprint()))
+        rows = new.database.read(lambda c: c.execute(select(s.measurements.c.origin)).all())
+        assert [tuple(r) for r in rows] == [("",)] and new.info()["version"] == s.STEPS[-1].version
