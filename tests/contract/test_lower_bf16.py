@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import InputError, Settings
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel
 from hotfuse.base.settings import BF16_RTOL
@@ -29,9 +28,9 @@ from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.tiling import core_for
 from hotfuse.machine.probe import usable_features
 from hotfuse.native.target import CpuTarget, host_levels, level
-from hotfuse.runtime.tierup.race import Trial
 from hotfuse.tile.program import BufferKind, Loop, LoopKind, Stmt, TileAccess, When
 from tests.contract.test_lower_contract_types import EVERY, data, run
+from tests.races import slow_library
 
 EVERYWHERE = pytest.mark.parametrize("target", EVERY, ids=lambda t: "interpreted" if t is None else t.name)
 CORE = core_for(16, many_registers=True, precision="bf16")
@@ -146,7 +145,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     monkeypatch.setattr(precision_variants, "seconds", lambda batch: [1.0 + i for i in range(len(batch))])  # clocks decide nothing
     with torch.no_grad():

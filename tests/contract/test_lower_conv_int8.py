@@ -11,7 +11,6 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.compile.variants import trial
 from hotfuse.ir.text import parse
@@ -20,9 +19,9 @@ from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import PackArgument
 from hotfuse.lower.cpu.conv.group import lower_convolution
 from hotfuse.native.target import CpuTarget
-from hotfuse.runtime.tierup.race import Trial
 from tests.contract.test_lower_contract import CORES, core_of
 from tests.contract.test_lower_contract_types import EVERYWHERE, data, meaning, run
+from tests.races import slow_library
 
 INTEGER = """graph g(%x: {x}[s0, {ic}, {h}, {w}], %zx: {x}[]) {{
   param %w: {kind}[{oc}, {ic}, {r}, {s}] = "w"
@@ -131,7 +130,7 @@ def model(kind: str, *, inputs: int = 8, outputs: int = 24, window: int = 3, pad
 def test_models(kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is native, bytes are multiplied as such, and at most one quantum differs from what ONNX Runtime answers."""
     ort = pytest.importorskip("onnxruntime")
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     made = model(kind, **how)
     x = np.random.default_rng(1).standard_normal((1, how.get("inputs", 8), 9, 11)).astype(np.float32)
@@ -166,7 +165,7 @@ def exact_convolution(x: Any, w: Any, zx: int, zw: Any, group: int, pad: int) ->
 @pytest.mark.parametrize("extreme", [False, True])
 def test_integers_of_models_are_exact(group: int, xt: Any, wt: Any, extreme: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zero points that only a call knows, also at the ends of their range, in groups and without: not one integer is off."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     rng = np.random.default_rng(group)
     low, high = np.iinfo(xt), np.iinfo(wt)
@@ -194,7 +193,7 @@ def test_integers_of_models_are_exact(group: int, xt: Any, wt: Any, extreme: boo
 @pytest.mark.parametrize("each", [False, True])
 def test_products_whose_weight_lies_either_way_are_exact(turned: bool, each: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """QGemm of a layer: bytes are multiplied as they lie, and with one scale and zero point they stay bytes to the end."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     rng = np.random.default_rng(3)
     w, zero = rng.integers(0, 256, (37, 50)).astype(np.uint8), rng.integers(0, 256, 37 if each else ()).astype(np.uint8)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, load_kernel
 from hotfuse.base.errors import CallFault
@@ -24,8 +23,8 @@ from hotfuse.lower.cpu.conv.group import lower_convolution
 from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import CpuTarget, host_levels, level
-from hotfuse.runtime.tierup.race import Trial
 from tests.contract.convolving import CORES, EPILOGUES, check, text
+from tests.races import slow_library
 
 
 def fewer(lowered: Lowered) -> bool:
@@ -156,7 +155,7 @@ def test_what_is_not_finite_is_a_fault(bad: float) -> None:
 
 def test_what_is_not_finite_is_answered_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a number stays where the model's own code puts it; the plan serves on."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     model = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 16, 3, padding=1)).eval()
     x = torch.randn(1, 16, 20, 20)

@@ -14,7 +14,6 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
 from hotfuse.compile.variants import trial
@@ -40,10 +39,10 @@ from hotfuse.lower.cpu import thread_work
 from hotfuse.lower.cpu.recurrent import kernel as recurrent_kernel
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import CpuTarget, host_levels
-from hotfuse.runtime.tierup.race import Trial
 from hotfuse.tile import interp
 from hotfuse.tile.program import BufferKind
 from hotfuse.tile.text import show
+from tests.races import slow_library
 
 Tensor = torch.Tensor
 CORES = {
@@ -404,7 +403,7 @@ def test_a_group_takes_in_what_prepares_it() -> None:
 @pytest.fixture
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     with torch.no_grad():
         yield

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm.runs.enter import give_back_arenas, unavailable
 from hotfuse.compile.unit import units
@@ -26,8 +25,8 @@ from hotfuse.lower.run.description import OUTCOMES
 from hotfuse.lower.run.inplace import may_overwrite
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.tierup.race import Trial
 from tests.contract.lowering import group_of
+from tests.races import slow_library
 from tests.runtime.test_branches import model as nested_branches
 
 INLINE = Settings(capture="inline", hot_calls=1)
@@ -240,7 +239,7 @@ def test_random_webs(seed: int) -> None:
 
 
 def test_branches_nested_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))
+    slow_library(monkeypatch)
     session = hotfuse.InferenceSession(nested_branches(), settings=INLINE)
     rng = np.random.default_rng(0)
     feeds = [{"x": rng.standard_normal((3, 16)).astype(np.float32), "positive": np.array(p), "deep": np.array(d)}

@@ -12,7 +12,6 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.branching import branching
 from hotfuse.backends.library import LibraryBackend
@@ -23,7 +22,7 @@ from hotfuse.compile.variants import trial
 from hotfuse.ir.branches import branches
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
-from hotfuse.runtime.tierup.race import Trial
+from tests.races import slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1)
 
@@ -31,7 +30,7 @@ INLINE = Settings(capture="inline", hot_calls=1)
 @pytest.fixture(autouse=True)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     with torch.no_grad():

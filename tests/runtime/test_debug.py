@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.compile.variants import trial
-from hotfuse.runtime.tierup.race import Trial
+from tests.races import slow_library
 
 MARKS = ["deploy ", "unit: ", "graph main", "kernel ", "define ", "\t.globl", "call "]
 """What shows that a level printed: one mark per level, from 1 on."""
@@ -18,7 +17,7 @@ MARKS = ["deploy ", "unit: ", "graph main", "kernel ", "define ", "\t.globl", "c
 
 @pytest.mark.parametrize("level", [0, 1, 3, 6, 7])
 def test_levels(level: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     settings = Settings(capture="inline", hot_calls=1, debug=level, watch=False)
     with torch.no_grad(), hotfuse.jit(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), settings=settings) as fast:

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.settings import Settings
 from hotfuse.compile.freeze import frozen
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
-from hotfuse.runtime.tierup.race import Trial
+from tests.races import slow_library
 
 GATES = """graph main(%x: f32[2, 4]) {
   param %w: f32[8, 4] = "w"
@@ -59,7 +58,7 @@ def test_large_results_of_small_weights_stay_computed() -> None:
 
 
 def test_a_changed_weight_reaches_frozen_constants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(improve, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    slow_library(monkeypatch)
 
     class Gated(torch.nn.Module):
         def __init__(self) -> None:

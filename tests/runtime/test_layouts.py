@@ -10,13 +10,12 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.base.settings import Settings
 from hotfuse.cli.costs import costs
 from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.ir.types import Layout, TensorType
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.tierup.race import Trial
+from tests.races import slow_library
 
 
 class Rows(nn.Module):
@@ -38,7 +37,7 @@ def served(monkeypatch: pytest.MonkeyPatch, rows_us: float, last_us: float) -> t
         return (last_us if last[0] else rows_us) * 1e-6, (last_us if last[1] else rows_us) * 1e-6
 
     monkeypatch.setattr(UnitContests, "_measured", measured)
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
+    slow_library(monkeypatch)
     torch.manual_seed(1)
     model, x = Rows().eval(), torch.randn(2, 6, 9, 17)
     fast = hotfuse.jit(model, settings=Settings(capture="inline", hot_calls=2))

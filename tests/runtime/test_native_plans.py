@@ -14,7 +14,6 @@ from onnx import TensorProto, helper
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm.backend import LlvmBackend
 from hotfuse.compile import native
@@ -25,8 +24,8 @@ from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.runtime.tierup.race import Trial
 from hotfuse.tile import text as tile_text
+from tests.races import slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1)
 
@@ -34,7 +33,7 @@ INLINE = Settings(capture="inline", hot_calls=1)
 @pytest.fixture(autouse=True)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     with torch.no_grad():

@@ -24,6 +24,7 @@ from hotfuse.machine.copied import Copied
 from hotfuse.runtime.tierup.race import Trial
 from hotfuse.runtime.weights.originals import Originals
 from hotfuse.runtime.weights.scrubber import scrubber
+from tests.races import slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1, watch=False, weights_calls=20, weights_ms=1e9)
 
@@ -31,7 +32,7 @@ INLINE = Settings(capture="inline", hot_calls=1, watch=False, weights_calls=20, 
 @pytest.fixture(autouse=True)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     with torch.no_grad():
         yield

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings, torch_backend
 from hotfuse.base.errors import InputError
 from hotfuse.compile.unit import units
@@ -21,8 +20,8 @@ from hotfuse.compile.variants import trial
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.frontends.varlen import packed_for_varlen
 from hotfuse.ops.varlen import as_packed
-from hotfuse.runtime.tierup.race import Trial
 from hotfuse.torch_backend import explain_compiled
+from tests.races import slow_library
 
 varlen = pytest.importorskip("torch.nn.attention.varlen")
 INLINE = Settings(capture="inline", hot_calls=1)
@@ -33,7 +32,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 @pytest.fixture(autouse=True)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     monkeypatch.setattr(torch_backend, "_graphs", weakref.WeakSet())

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import hotfuse
 import hotfuse.runtime.serve.parallel_branches as measuring
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.compile.run.lanes import ForkSpan, LaneCall, allocate_lanes, forks
@@ -27,6 +26,7 @@ from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.serve.parallel_branches import set_all
 from hotfuse.runtime.tierup.race import Trial
 from tests.contract.lowering import group_of
+from tests.races import slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1, race_s=0.02)
 WIDTH = 128
@@ -147,7 +147,7 @@ class Towers(torch.nn.Module):
 
 
 def test_users_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(measuring, "race", lambda *_a: Trial(100.0, 50.0, 9, True))
     fast = hotfuse.jit(Towers(), settings=INLINE)
     for _ in range(12):

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.base.errors import HotfuseError, InputError
 from hotfuse.base.settings import from_env
@@ -18,7 +17,7 @@ from hotfuse.compile.variants import trial
 from hotfuse.native import perf_map
 from hotfuse.native.jit import compile_object
 from hotfuse.native.target import host
-from hotfuse.runtime.tierup.race import Trial
+from tests.races import slow_library
 
 TWO = """
 define void @first(ptr %a, ptr %b) {
@@ -36,7 +35,7 @@ define internal void @second(ptr %a) noinline {
 def named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "perf.map"
     monkeypatch.setattr(perf_map, "place", lambda: place)
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     with torch.no_grad():
         yield place

@@ -15,11 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.compile.variants import trial
 from hotfuse.machine import pages
-from hotfuse.runtime.tierup.race import Trial
+from tests.races import slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1, release_weights=True)
 WIDTH = 768
@@ -28,7 +27,7 @@ WIDTH = 768
 @pytest.fixture(autouse=True)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     with torch.no_grad():
         yield

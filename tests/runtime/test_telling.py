@@ -14,13 +14,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.cli import app
 from hotfuse.compile.variants import trial
 from hotfuse.runtime.observe.telling import AFTER_S, MOST_TOLD, Teller, advice, headline, logger
-from hotfuse.runtime.tierup.race import Trial
 from hotfuse.torch_backend import explain_compiled
+from tests.races import slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1, watch=False)
 
@@ -105,7 +104,7 @@ def test_nothing_is_told_of_a_model_that_reaches_tier_1_or_was_switched_off(
     log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hotfuse.runtime.observe.telling.AFTER_S", 0.0)
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
+    slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(4, 8)
     with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:

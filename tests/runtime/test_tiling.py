@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.base.settings import Settings
 from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.fusion.steps import Side
-from hotfuse.runtime.tierup.race import Trial
+from tests.races import slow_library
 
 WIDTH, HIDDEN = 64, 512
 
@@ -38,7 +37,7 @@ def blocks(side: Sequence[Side]) -> bool:
 
 def served(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], int]:
     """What explain() says of blocks of rows, and how many products the plan has that serves."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
+    slow_library(monkeypatch)
     model, x = Wide().eval(), torch.randn(kernel_cache().core.l2 * 4 // (4 * HIDDEN), WIDTH)
     with hotfuse.jit(model, settings=Settings(capture="inline", hot_calls=2)) as fast, torch.no_grad():
         for _ in range(6):
