@@ -236,7 +236,7 @@ def cold_start(threads: int) -> dict[str, Any]:
         pairs = [(calls_for(lambda: module(x), 0.1), calls_for(lambda: fast(x), 0.1)) for _ in range(15)]
         entry = next(e for site in fast._engine.sites.values() for e in site.entries)
         return {"over_eager": statistics.median(a / b for a, b in pairs), "us": statistics.median(b for _, b in pairs) * 1e6,
-                "tier": entry.plan.tier, "refused": sorted(entry.refused)}  # fmt: skip
+                "tier": entry.plan.tier, "refused": sorted(map(str, entry.refused))}  # fmt: skip
 
 
 def cold(processes: int, threads: int) -> dict[str, Any]:

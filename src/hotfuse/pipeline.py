@@ -42,6 +42,7 @@ from hotfuse.runtime.plan import Plan, build
 from hotfuse.runtime.serve.native import assembled
 from hotfuse.runtime.serve.parallel_branches import measured
 from hotfuse.runtime.tierup.verify import disagreement
+from hotfuse.specialize.table import DEVICE_KERNELS
 
 BESIDE = (guard, publish, model_guard, runs, registry.host())
 """What no stage needs, but calls that got hot do, or workers that begin as forks of this process."""
@@ -273,7 +274,7 @@ def _generated(
         copied = sum(k.copies for k in made.kernels)
         return {**run.counters(), "generated_kernels": len(made.kernels), "copied_to_fit": copied}
 
-    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=made.notes, counters=counters, attempt=GENERATE)
+    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=made.notes, counters=counters, layers=(DEVICE_KERNELS,))
 
 
 class Units:

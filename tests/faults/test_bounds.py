@@ -32,6 +32,7 @@ from hotfuse.runtime.observe.instrument import MAX_COSTS, InstrumentedPlan
 from hotfuse.runtime.observe.record import Recorder
 from hotfuse.runtime.serve import dispatch
 from hotfuse.runtime.serve.dispatch import Case, InlineCache
+from hotfuse.specialize.table import AttemptKey, sizes_key
 from tests.runtime.test_pool import light
 
 INLINE = Settings(capture="inline", hot_calls=2, profiles=":memory:", max_events=64)
@@ -101,7 +102,7 @@ def test_no_table_of_a_model_grows_with_the_shapes_of_its_calls() -> None:
     fast = served()
     at_random(fast, chance, 160)
     before = tables(fast._engine)
-    assert before["Samples._seen"] > 32 and before["InlineCache._misses"] >= 0, "else nothing was walked over"
+    assert before["CallSamples._seen"] > 32 and before["InlineCache._misses"] >= 0, "else nothing was walked over"
     at_random(fast, chance, 320)
     after = tables(fast._engine)
     grown = {name: (before[name], n) for name, n in after.items() if n > before[name] * 1.25 + SLACK}
@@ -114,7 +115,7 @@ def test_the_walk_finds_a_table_that_grows() -> None:
     fast = served()
     before = tables(fast._engine)
     entry = next(iter(fast._engine.sites.values())).entries[0]
-    entry.refused.update({str(n): "" for n in range(100)})
+    entry.refused.update({AttemptKey("sizes", str(n)): "" for n in range(100)})
     assert tables(fast._engine)["Entry.refused"] - before["Entry.refused"] == 100
     fast.close()
 
@@ -159,9 +160,9 @@ def test_refusals_of_an_entry_are_remembered_up_to_a_number() -> None:
     entry = next(iter(fast._engine.sites.values())).entries[0]
     chance = random.Random(7)
     for n in range(3 * site.MOST_REFUSED):
-        entry.mark_refused(site.named((n, chance.randint(1, 9))), "it lost")
-    entry.mark_refused("the last", "it lost")
-    assert len(entry.refused) == site.MOST_REFUSED and "the last" in entry.refused
+        entry.mark_refused(sizes_key((n, chance.randint(1, 9))), "it lost")
+    entry.mark_refused(AttemptKey("the last"), "it lost")
+    assert len(entry.refused) == site.MOST_REFUSED and AttemptKey("the last") in entry.refused
     fast.close()
 
 

@@ -151,5 +151,5 @@ def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tiers["1"] + tiers["2"] > COMPILED, f"compiled plans served {tiers} calls only"
     assert races and all(t.rounds > 0 and t.old_us > 0 and t.new_us > 0 for t in races)
     assert max(last, slope) < GROWTH, f"memory grew by {last:.2%} from the second quarter to the last, {slope:.2%} along a line"
-    held_by = "\n".join(f"tier {p.tier} {p.attempt}, held by\n{holders(p)}" for p in left)
+    held_by = "\n".join(f"tier {p.tier} {p.layers}, held by\n{holders(p)}" for p in left)
     assert not left, f"{len(left)} plans are held that no call can reach:\n{held_by}"

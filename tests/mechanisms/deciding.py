@@ -18,7 +18,7 @@ import hotfuse.runtime.engine as engine_module
 import hotfuse.runtime.serve.dispatch as dispatch_module
 import hotfuse.runtime.tierup.improve as improve_module
 import hotfuse.runtime.tierup.judge as judge_module
-import hotfuse.runtime.tierup.tier2 as tier2_module
+import hotfuse.runtime.tierup.padding as padding_module
 import hotfuse.runtime.tierup.tiers as tiers_module
 from hotfuse.analysis.call_facts import Aligned, AllEqual, Dense, Fact, Facts, Plain, Sized, Typed
 from hotfuse.analysis.decision import decide
@@ -39,8 +39,10 @@ from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.tierup.proof import Proof, prove
 from hotfuse.runtime.tierup.race import Trial
+from hotfuse.runtime.tierup.rows import PROPOSERS
+from hotfuse.specialize.table import BRANCH, OPEN_MASK, ZERO_ROWS
 from tests.contract.test_native_guards import basics
-from tests.mechanisms.table import Row, World, replaced, setting
+from tests.mechanisms.table import Row, Switch, World, replaced, setting
 from tests.padded import PaddedEncoder, batch
 from tests.runtime.live import SETTINGS as LIVE
 from tests.runtime.live import Live
@@ -108,8 +110,17 @@ def not_again(world: World) -> float:
     return compiler.made == 1
 
 
-def said_only(self: Any, _entry: object, _attempt: str, why: Any, _reason: str, **evidence: Any) -> None:
+def said_only(self: Any, _entry: object, _attempt: object, why: Any, _reason: str, **evidence: Any) -> None:
     self._decide(improve_module.Action.REFUSE, why, **evidence)
+
+
+def without_row(name: str) -> Switch:
+    """A row of the table of specializations that proposes nothing."""
+
+    def off(world: World) -> None:
+        world.patch.setitem(PROPOSERS, name, lambda *_a: None)  # pyright: ignore[reportArgumentType]
+
+    return off
 
 
 def sampled_always(world: World) -> None:
@@ -139,7 +150,7 @@ def unmasked(world: World) -> float:
         for _ in range(100):
             fast(torch.randn(2, 5, 16), torch.ones(2, 5, dtype=torch.int64))
         fast._engine.call_sampler._shared.analyzer.flush(120)
-    found = bool(first(fast._engine).plan.attempt)
+    found = bool(first(fast._engine).plan.layers)
     fast.close()
     return found
 
@@ -164,7 +175,7 @@ def rows_left_out(world: World) -> float:
 def packed_calls(world: World) -> float:
     """Calls of which padded rows were not computed."""
     race_says(world.patch, True)
-    world.patch.setattr(tier2_module, "paying_share", lambda *_a: 0.9)
+    world.patch.setattr(padding_module, "paying_share", lambda *_a: 0.9)
     fast: Any = hotfuse.jit(PaddedEncoder().eval(), settings=world.settings())
     for _ in range(30):
         fast(*batch(3, 16))
@@ -324,9 +335,9 @@ ROWS: tuple[Row, ...] = (
     row("a site that thrashes becomes generic", generic, replaced(dispatch_module, "THRASHING", 1 << 60)),
     row("compiled plans within a budget of memory", dropped_for_memory, setting(code_bytes=4 << 30)),
     row("what lost is not tried again", not_again, replaced(Improver, "_refuse", said_only)),
-    row("a branch that goes one way becomes straight-line code", bets, replaced(improve_module, "PREDICTABLE", 2.0)),
-    row("a mask that hides nothing goes", unmasked, replaced(Improver, "_consider_masks", lambda *_a: False)),
-    row("rows of zeros are left out", rows_left_out, replaced(Improver, "_consider_rows", lambda *_a: False)),
+    row("a branch that goes one way becomes straight-line code", bets, without_row(BRANCH)),
+    row("a mask that hides nothing goes", unmasked, without_row(OPEN_MASK)),
+    row("rows of zeros are left out", rows_left_out, without_row(ZERO_ROWS)),
     row("padded rows are not computed", packed_calls, setting(padding="keep")),
     guard("shape", turned_away((*basics(0, 2), Sized(0, 1, 4)), lambda: torch.ones(2, 5)), unchecked(Sized)),
     guard("dtype", turned_away((Plain(0), Typed(0, DType.F32)), lambda: torch.ones(2).double()), unchecked(Typed)),

@@ -32,6 +32,7 @@ from hotfuse.runtime.observe.instrument import InstrumentedPlan
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.race import Trial
+from hotfuse.specialize.table import AGAINST, AttemptKey
 from tests.contract.test_hpm import drawn
 from tests.runtime.test_speed import PEAKS
 from tests.runtime.test_tiers import SETTINGS, Compiler, served
@@ -67,6 +68,7 @@ def test_partitions_are_diagnosed_and_their_times_kept(tmp_path: Path) -> None:
     assert rows[0].time_ns == pytest.approx(1e9)
 
 
+VERTICAL = AttemptKey(AGAINST, "vertical against memory", 1)
 FOUND = Finding(1, 0, "tier 1 partition 0", "3x4", 50.0, 0.9, Bottleneck.MEMORY, "70% of memory", 48.0, 3)
 
 
@@ -140,7 +142,7 @@ def test_what_limits_a_plan_is_addressed_one_strategy_at_a_time_and_learned(monk
 
 def test_a_plan_that_comes_out_the_same_is_not_raced(monkeypatch: pytest.MonkeyPatch) -> None:
     _, entry = looked_into(monkeypatch, Again(same=True), [1.0] * 9)
-    assert "changes nothing" in entry.refused["vertical against memory, tier 1"] and not ledger().rows
+    assert "changes nothing" in entry.refused[VERTICAL] and not ledger().rows
 
 
 @pytest.mark.parametrize("change", [{"version": 0}, {"share": 0.1}, {"tier": 0}, {"bottleneck": Bottleneck.UNKNOWN}])
@@ -166,7 +168,7 @@ def test_a_strategy_that_failed_again_and_again_is_not_tried(monkeypatch: pytest
     compiler = Again()
     engine, entry = looked_into(monkeypatch, compiler, [])
     assert compiler.asked == [(), ("tiling",)]
-    assert "helped 0 of" in entry.refused["vertical against memory, tier 1"]
+    assert "helped 0 of" in entry.refused[VERTICAL]
     assert any(d.why is Why.UNPROMISING for d in engine.log.decisions)
 
 

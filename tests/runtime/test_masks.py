@@ -68,7 +68,7 @@ def test_an_open_mask_goes_and_flips_are_served(added: bool) -> None:
         serve(60, 0)
         assert fast._engine.call_sampler._shared.analyzer.flush(120)
     entry = entry_of(fast)
-    assert entry.plan.tier == 2 and entry.plan.attempt, str(fast.explain(full=True))
+    assert entry.plan.tier == 2 and entry.plan.layers, str(fast.explain(full=True))
     before = entry.plan.counters()
     assert before["mask_hits"] > 0
     serve(10, 0)
@@ -89,7 +89,7 @@ def test_without_watching_masks_stay() -> None:
     for _ in range(100):
         x = torch.randn(2, 6, 16)
         fast(x, torch.ones(2, 6, dtype=torch.int64))
-    assert not entry_of(fast).plan.attempt
+    assert not entry_of(fast).plan.layers
 
 
 @pytest.mark.parametrize(("body", "number"), [

@@ -18,6 +18,7 @@ from hotfuse.api import engine_stats
 from hotfuse.base.events import Action, Why
 from hotfuse.explain import explain_engine
 from hotfuse.runtime.tierup.attempt import exchange
+from hotfuse.specialize.table import TIER1
 from tests.runtime.live import SETTINGS, Live, asleep
 
 LIVE, PAUSED = "live calls", "rounds while nobody called"
@@ -47,14 +48,14 @@ def test_live_calls_refuse_what_is_slower() -> None:
         live.calls_until(lambda: bool(live.said(Action.REFUSE, Why.NOT_FASTER, 1)))
         (lost,) = live.said(Action.REFUSE, Why.NOT_FASTER, 1)
         assert lost.evidence["race"] == LIVE and lost.evidence["us_before"] < lost.evidence["us_after"]
-        assert live.entry.plan is live.entry.baseline and "tier 1" in live.entry.refused and live.made == 1
+        assert live.entry.plan is live.entry.baseline and TIER1 in live.entry.refused and live.made == 1
 
 
 def test_what_takes_three_times_as_long_never_meets_a_live_call() -> None:
     with Live(own_s=0.009, tier0_s=0.003, tier1_s=lambda: 0.012) as live:
         live.calls_until(lambda: bool(live.said(Action.REFUSE, Why.NOT_FASTER, 1)))
         assert engine_stats(live.engine)["calls_per_tier"]["1"] == 0
-        assert "tier 1" in live.entry.refused and "tier 1" in live.entry.retries  # nobody measured it: it is tried again later
+        assert TIER1 in live.entry.refused and TIER1 in live.entry.retries  # nobody measured it: it is tried again later
 
 
 def test_what_is_slow_for_callers_alone_is_out_after_a_few_of_them() -> None:
@@ -130,7 +131,7 @@ def test_threads_and_sizes_have_rounds_of_their_own() -> None:
 
 def forced(live: Live, factor: float) -> int:
     """Calls until a plan that was forced in is gone again."""
-    live.calls_until(lambda: live.captured and live.entry.own_ratio is not None and "tier 1" in live.entry.refused)
+    live.calls_until(lambda: live.captured and live.entry.own_ratio is not None and TIER1 in live.entry.refused)
     plan = live._tier1(live.entry.baseline.graph, live.entry.weights, ())  # pyright: ignore[reportPrivateUsage]
     slow = replace(plan, run=asleep(plan.run, lambda: factor * 0.002))
     exchange(live.entry, slow)
@@ -144,9 +145,9 @@ def test_a_slow_plan_that_was_forced_in_is_withdrawn(own_s: float) -> None:
         assert forced(live, 3.0) < 200
         (gone,) = live.said(Action.DROP, Why.REGRESSED, 1)
         assert gone.evidence["ratio"] > 2 and gone.evidence["against"] == ("tier 0" if own_s > 0.002 else "the model's own code")
-        assert "tier 1" in live.entry.refused and "tier 1" in live.entry.retries
+        assert TIER1 in live.entry.refused and TIER1 in live.entry.retries
         live.entry.retry(time.monotonic() + 1e5)
-        assert "tier 1" not in live.entry.refused
+        assert TIER1 not in live.entry.refused
 
 
 def test_a_plan_that_becomes_slow_is_withdrawn_and_the_audit_shows_why() -> None:
@@ -164,7 +165,7 @@ def test_a_plan_that_becomes_slow_is_withdrawn_and_the_audit_shows_why() -> None
 
 def test_tier_0_that_becomes_slower_than_own_code_is_withdrawn_too() -> None:
     with Live(own_s=0.004, tier0_s=0.0, tier1_s=lambda: 0.003) as live:
-        live.calls_until(lambda: live.captured and live.entry.own_ratio is not None and "tier 1" in live.entry.refused)
+        live.calls_until(lambda: live.captured and live.entry.own_ratio is not None and TIER1 in live.entry.refused)
         assert not live.entry.own
         live.tier0_s = 0.012
         live.calls_until(lambda: live.entry.own)

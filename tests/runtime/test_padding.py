@@ -10,10 +10,11 @@ import torch
 
 import hotfuse
 import hotfuse.runtime.tierup.improve as improve_module
-import hotfuse.runtime.tierup.tier2 as tier2_module
+import hotfuse.runtime.tierup.padding as padding_module
 from hotfuse import Settings
 from hotfuse.base.events import Action, Why
 from hotfuse.runtime.tierup.race import Trial
+from hotfuse.specialize.table import PADDING, AttemptKey
 from tests.padded import PaddedEncoder, batch
 
 INLINE = Settings(capture="inline", hot_calls=2)
@@ -22,7 +23,7 @@ INLINE = Settings(capture="inline", hot_calls=2)
 @pytest.fixture(autouse=True)
 def clocks_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))
-    monkeypatch.setattr(tier2_module, "paying_share", lambda *_a: 0.8)
+    monkeypatch.setattr(padding_module, "paying_share", lambda *_a: 0.8)
     with torch.no_grad():
         yield
 
@@ -42,7 +43,7 @@ def test_padded_batches_are_packed_and_other_masks_are_served_right() -> None:
     fast: Any = hotfuse.jit(model, settings=INLINE)
     serve(fast, model, 40)
     entry = entry_of(fast)
-    assert entry.plan.attempt == "packed rows" and entry.plan.tier == 2, str(fast.explain())
+    assert entry.plan.layers == (AttemptKey(PADDING),) and entry.plan.tier == 2, str(fast.explain())
     before = entry.plan.counters()
     for _ in range(5):  # every call another kind
         serve(fast, model, 1, share=0.2)
@@ -74,5 +75,5 @@ def test_what_outputs_show_is_computed_unless_the_user_says_otherwise() -> None:
         ids, mask = batch(3, 16)
         live = mask.bool()
         torch.testing.assert_close(fast(ids, mask)[live], model(ids, mask)[live], rtol=1e-4, atol=1e-5)
-    assert entry_of(fast).plan.attempt == "packed rows", str(fast.explain())
+    assert entry_of(fast).plan.layers == (AttemptKey(PADDING),), str(fast.explain())
     fast.close()

@@ -16,7 +16,6 @@ from hotfuse import Settings
 from hotfuse.base.events import Action, Why
 from hotfuse.compile.learn import strategy_history
 from hotfuse.compile.variants.skipping import Skipping
-from hotfuse.compile.variants.skips import SKIP
 from hotfuse.compile.variants.trial import Outcome
 from hotfuse.lower.cpu.gemm.skipping import NEVER
 from hotfuse.lower.run.kernel_state import Dial
@@ -27,8 +26,10 @@ from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.race import Trial
 from hotfuse.runtime.tierup.skipping import FEWEST, all_finite, suspected
 from hotfuse.runtime.zero_rows import MAX_DENSE_CALLS, Sides
+from hotfuse.specialize.table import ZERO_ROWS, AttemptKey
 from tests.runtime.test_strategies import Deep
 
+ROWS = AttemptKey(ZERO_ROWS)
 INLINE = Settings(capture="inline", hot_calls=2)
 NOTHING = Share(30, 0.0, 0.0, ())
 
@@ -66,7 +67,7 @@ def entry_of(fast: hotfuse.api.Jit) -> Entry:
 
 def decided(fast: hotfuse.api.Jit, action: Action) -> list[dict[str, Any]]:
     log = fast._engine.log  # pyright: ignore[reportPrivateUsage]
-    return [dict(d.evidence) | {"why": d.why} for d in log.decisions if d.action is action and d.evidence.get("what") == SKIP]
+    return [dict(d.evidence) | {"why": d.why} for d in log.decisions if d.action is action and d.evidence.get("what") == ZERO_ROWS]
 
 
 def served(fast: hotfuse.api.Jit, x: torch.Tensor, until: Any, most: int = 4000) -> None:
@@ -95,7 +96,7 @@ def test_traffic_becomes_sparse_dense_and_sparse_again(traffic: dict[str, float]
         traffic["zero rows"] = 0.6
         served(fast, sparse, lambda: entry_of(fast).plan.sides is not None)
         plan, sides = entry_of(fast).plan, entry_of(fast).plan.sides
-        assert sides is not None and plan.tier == 2 and plan.attempt == SKIP and len(sides.dials) == 1
+        assert sides is not None and plan.tier == 2 and plan.layers == (ROWS,) and len(sides.dials) == 1
         (begun,) = decided(fast, Action.SPECIALIZE)
         assert begun["products"] == 1, "the second product's rows are never zero: there is a bias"
         before = sides.counts()
@@ -137,7 +138,7 @@ def test_sizes_that_recur_leave_rows_out_too(traffic: dict[str, float]) -> None:
         served(fast, padded(0.5, rows=40), lambda: bool(entry_of(fast).versions) and entry_of(fast).plan.sides is not None)
         entry = entry_of(fast)
         (version,) = entry.versions.values()
-        assert entry.plan.attempt == SKIP and version.sides is not None and entry.plan.sides is not None
+        assert entry.plan.layers == (ROWS,) and version.sides is not None and entry.plan.sides is not None
         for n, share in ((40, 0.5), (40, 0.0), (40, 1.0), (5, 0.6), (1, 1.0), (1, 0.0), (17, 0.3)):
             x = padded(share, seed=n, rows=n)
             assert (fast(x) - wide(x.double())).abs().max() < 1e-4, (n, share)
@@ -165,8 +166,8 @@ def test_what_is_not_offered_says_why(traffic: dict[str, float], spoil: float | 
             fast(x)
             served(fast, x, lambda: entry_of(fast).plan.tier == 1)
             traffic["zero rows"] = 0.5
-            served(fast, x, lambda: SKIP in entry_of(fast).refused)
-            assert entry_of(fast).refused[SKIP] == because and entry_of(fast).plan.sides is None
+            served(fast, x, lambda: ROWS in entry_of(fast).refused)
+            assert entry_of(fast).refused[ROWS] == because and entry_of(fast).plan.sides is None
             assert because in str(fast.explain(full=True))
             got, finite = fast(x), torch.isfinite(want)
             assert torch.equal(torch.isfinite(got), finite) and (got - want)[finite].abs().max() < 1e-4
@@ -179,8 +180,8 @@ def test_what_loses_its_race_is_not_tried_again(traffic: dict[str, float], monke
         served(fast, x, lambda: entry_of(fast).plan.tier == 1)
         monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(50.0, 100.0, 9, False))
         traffic["zero rows"] = 0.5
-        served(fast, x, lambda: SKIP in entry_of(fast).refused)
-        assert "100.0 us instead of 50.0" in entry_of(fast).refused[SKIP] and entry_of(fast).plan.sides is None
+        served(fast, x, lambda: ROWS in entry_of(fast).refused)
+        assert "100.0 us instead of 50.0" in entry_of(fast).refused[ROWS] and entry_of(fast).plan.sides is None
 
 
 def test_changed_weights_withdraw_it(traffic: dict[str, float]) -> None:

@@ -24,7 +24,7 @@ from hotfuse.cache.place import CachePlace, folder_at, where
 from hotfuse.profile.place import location
 
 EVERY = "*"
-ARMS, STRATEGIES = "fusion arms", "strategies"
+ARMS, STRATEGIES, SPECIALIZATIONS = "fusion arms", "strategies", "specializations"
 """Names of what is remembered of promises: by kind of candidate, and by bottleneck and strategy."""
 
 

@@ -23,6 +23,7 @@ from hotfuse.frontends.captured import CallSpec
 from hotfuse.machine.cores import usable_cores
 from hotfuse.native.call_context import usual
 from hotfuse.runtime.background import Background
+from hotfuse.runtime.observe.repeats import InputRepeats
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.samples import CallSamples, made_up, snapshot
 from hotfuse.runtime.serve.check import failed
@@ -318,6 +319,7 @@ class Capturer:
             (usual(call.grad_mode),), symbols, signature, samples, self._plans.call_sampler.watch(key), done.captured.notes,
         )
         entry.effects = effects
+        entry.repeats = InputRepeats(len(graph.inputs) if self._settings.watch else 0)
         entry.not_audited, entry.allowed = why_not(self._settings), SLOWER if self._settings.objective == "memory" else 1.0
         entry.heat = max(0, group.noted - sample.number)  # calls that waited for this plan have shown how hot it will be
         entry.seconds = entry.heat * sample.seconds

@@ -49,6 +49,7 @@ from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.tierup.own_code import compare, decided, later_than_own, rest
 from hotfuse.runtime.tierup.tiers import interval
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
+from hotfuse.specialize.table import TIER1
 
 _TENSORS = {torch.Tensor, nn.Parameter}
 MOST_PLAIN = 256
@@ -393,6 +394,8 @@ class Engine:
         if self.settings.debug >= CALLS:
             entry.next_look = number + 1
             say(CALLS, CALLS, lambda: f"call {number} of {self.model.name}: tier {plan.tier}, {spent * 1e6:.1f} us")
+        if entry.repeats.note(number, leaves):
+            entry.next_look = number + 1
         entry.samples.note(signature, leaves)
         entry.callers.note(threading.get_ident())
         if self._improver is not None:
@@ -429,8 +432,8 @@ class Engine:
             return []  # the user's own choice
         sites = list(self.sites.values())
         found = [g.refused for s in sites for g in list(s.groups.values()) if g.refused]
-        low = [e for s in sites for e in s.entries if e.plan is e.baseline and "tier 1" in e.refused]
-        found += [f"tier 1: {e.refused['tier 1']}" for e in low]
+        low = [e for s in sites for e in s.entries if e.plan is e.baseline and TIER1 in e.refused]
+        found += [f"tier 1: {e.refused[TIER1]}" for e in low]
         return found + ([f"a call cannot be described: {self._unsupported}"] if self._unsupported else [])
 
     def _failed(self, error: Exception) -> None:

@@ -15,6 +15,7 @@ from hotfuse.ir.subgraph import extract
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.partition.cut import CutReason, Partition, Partitioning
 from hotfuse.runtime.zero_rows import Sides
+from hotfuse.specialize.table import AttemptKey
 from hotfuse.tile.stored import StoredKernels
 
 if TYPE_CHECKING:
@@ -79,8 +80,8 @@ class Plan:
     """What the plan counts while it serves: calls that left native code, arenas."""
     kernels: StoredKernels = field(default_factory=lambda: StoredKernels({}))
     """The tile kernels of its native runs, by number."""
-    attempt: str = ""
-    """What trying for it is called, where that is not its tier."""
+    layers: tuple[AttemptKey, ...] = ()
+    """The specializations that it is made of, the outermost first."""
     bet: Condition | None = None
     """The condition it bets on, if it does."""
     switches: tuple[Switch, ...] = ()

@@ -201,7 +201,7 @@ class Plans:
     def _to_baseline(self, site: Site, entry: Entry) -> bool:
         """Whether there was anything above it."""
         old = [p for p in (entry.plan, *entry.versions.values()) if p is not entry.baseline]
-        entry.plan, entry.bets = entry.baseline, {}
+        entry.plan, entry.bets, entry.layers = entry.baseline, {}, ()
         site.remove_versions(entry)
         for plan in old:
             epochs.retire(plan)
@@ -232,7 +232,7 @@ class Plans:
                             bytes=plan.memory.constants + plan.memory.arena)
             entry.refuse(plan, "the memory for compiled plans is full")
             if plan is entry.plan:
-                entry.plan, entry.bets = entry.baseline, {}
+                entry.plan, entry.bets, entry.layers = entry.baseline, {}, ()
             for signature in [s for s, p in entry.versions.items() if p is plan]:
                 site.remove_version(entry, signature)
             epochs.retire(plan)

@@ -22,6 +22,7 @@ from hotfuse.frontends.captured import TensorSpec
 from hotfuse.profile.agent import Sampler
 from hotfuse.runtime.callers import Callers
 from hotfuse.runtime.observe.findings import Finding
+from hotfuse.runtime.observe.repeats import InputRepeats
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import CallSamples, Signature
 from hotfuse.runtime.serve.dispatch import Case, InlineCache, Job
@@ -30,7 +31,9 @@ from hotfuse.runtime.serve.gradients import GradientLink, Pattern
 from hotfuse.runtime.tierup.audit import Audit
 from hotfuse.runtime.tierup.bets import BranchBet
 from hotfuse.runtime.tierup.contest import PlanContest
+from hotfuse.runtime.tierup.layers.layer import Layer
 from hotfuse.runtime.tierup.objective import Trade
+from hotfuse.specialize.table import FUSED, AttemptKey, sizes_key
 
 MAX_SHAPE_KINDS, MIN_CALLS = 2, 48
 """Kinds of sizes that each get a graph of their own, once so many calls have had no others."""
@@ -86,6 +89,8 @@ class Entry:
     versions: Mapping[Signature, Plan] = field(default_factory=lambda: NO_VERSIONS)
     bets: Mapping[str, BranchBet] = field(default_factory=dict[str, BranchBet])
     """Conditions that the plan bets on, by name, with the code there is for each outcome."""
+    layers: tuple[Layer, ...] = ()
+    """The specializations that the plan is composed of, the outermost first."""
     calls: int = 0
     next_look: int = 1
     """The call that is looked at next: timed, noted, and asked whether it should change anything."""
@@ -97,11 +102,11 @@ class Entry:
     """Time spent in them, as far as it was looked at."""
     last_used: int = 0
     improving: bool = False
-    trying: str = ""
-    """What of: an attempt's name."""
+    trying: AttemptKey | None = None
+    """At what."""
     examining: bool = False
     """A question about its partitions waits for an answer."""
-    refused: dict[str, str] = field(default_factory=dict[str, str])
+    refused: dict[AttemptKey, str] = field(default_factory=dict[AttemptKey, str])
     """What was tried and lost, with the reason; not tried again until something changed."""
     findings: tuple[Finding, ...] = ()
     """What limits the partitions of its plan, the slowest first, as the calls that were looked at showed it."""
@@ -115,7 +120,7 @@ class Entry:
     """A call that it may not serve yet is being compared with it."""
     met: int = 0
     """Such calls since the last that agreed."""
-    retries: dict[str, Retry] = field(default_factory=dict[str, Retry])
+    retries: dict[AttemptKey, Retry] = field(default_factory=dict[AttemptKey, Retry])
     """When what was refused without certainty may be tried again."""
     own: bool = False
     """The model's own code answers where the baseline would: it was not slower on live calls."""
@@ -133,6 +138,8 @@ class Entry:
     allowed: float = 1.0
     """How many times as long as what it replaced a plan may take: more than once where memory is what counts."""
     callers: Callers = field(default_factory=Callers)
+    repeats: InputRepeats = field(default_factory=lambda: InputRepeats(0))
+    """Which inputs calls bring again."""
 
     def guards(self) -> list[str]:
         """What calls must bring, in words."""
@@ -142,15 +149,13 @@ class Entry:
     def refuse(self, plan: Plan, why: str, *, later: bool = False) -> None:
         """Whatever led to a plan is not tried again until something changed, or `later`."""
         if plan is not self.plan:
-            attempts = [named(s) for s, p in self.versions.items() if p is plan]
-        elif self.bets:
-            attempts = [way(name, outcome) for name, bet in self.bets.items() for outcome in bet.hot]
+            attempts = [sizes_key(s) for s, p in self.versions.items() if p is plan]
         else:
-            attempts = [plan.attempt or f"tier {plan.tier}"]
+            attempts = [k for layer in self.layers for k in layer.keys] or [*plan.layers] or [AttemptKey(FUSED, tier=plan.tier)]
         for attempt in attempts:
             self.mark_refused(attempt, why, later=later)
 
-    def mark_refused(self, attempt: str, why: str, *, later: bool = False) -> None:
+    def mark_refused(self, attempt: AttemptKey, why: str, *, later: bool = False) -> None:
         """An attempt is not made again until something changed, or `later`; of very many the oldest is forgotten."""
         self.refused[attempt] = why
         if later:
@@ -203,16 +208,6 @@ class Entry:
         if found is None or found.plan is not plan:
             found = self.audits[version] = Audit(plan, version, self.calls, self.allowed)
         return found
-
-
-def named(signature: Signature) -> str:
-    """What a try at a version is called."""
-    return "sizes " + "x".join(map(str, signature))
-
-
-def way(name: str, outcome: bool) -> str:
-    """What a try at a bet is called."""
-    return f"{name} is {str(outcome).lower()}"
 
 
 @dataclass(slots=True)

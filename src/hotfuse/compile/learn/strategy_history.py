@@ -12,13 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotfuse.compile.request_context import ARMS, STRATEGIES, RequestContext
+from hotfuse.compile.request_context import ARMS, SPECIALIZATIONS, STRATEGIES, RequestContext
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Bandit
 from hotfuse.hpm.bottleneck import Ledger
+from hotfuse.specialize.outcomes import Outcomes
 
 Counts = Mapping[str, Sequence[float]]
+KEPT = (ARMS, STRATEGIES, SPECIALIZATIONS)
+"""What is remembered, by its name in the store."""
 
 
 def states() -> dict[str, dict[str, list[float]]]:
@@ -28,7 +31,7 @@ def states() -> dict[str, dict[str, list[float]]]:
     found = notes()
     if found is None:
         return {}
-    return {name: found.store.remembered(name, found.host.machine) for name in (ARMS, STRATEGIES)}
+    return {name: found.store.remembered(name, found.host.machine) for name in KEPT}
 
 
 def handle(header: Mapping[str, Any]) -> wire.Message:
@@ -37,7 +40,7 @@ def handle(header: Mapping[str, Any]) -> wire.Message:
 
     found = notes()
     if found is not None and found.place.record:
-        for name in (ARMS, STRATEGIES):
+        for name in KEPT:
             more = {str(k): [float(x) for x in v] for k, v in header["more"].get(name, {}).items()}
             found.store.remember(name, more, found.host.machine)
         found.read_at = 0.0
@@ -52,6 +55,8 @@ class StrategyHistory:
     """How much of what common kernels promised came true."""
     ledger: Ledger = field(default_factory=Ledger)
     """Against which bottlenecks strategies helped."""
+    outcomes: Outcomes = field(default_factory=Outcomes)
+    """Which specializations won their races."""
     begun: bool = False
     """Whether what earlier processes remembered is in it."""
     trouble: str = ""
@@ -70,10 +75,12 @@ class StrategyHistory:
             try:
                 self.trust.restore(_sum(found.get(ARMS, {}), own[ARMS]))
                 self.ledger.restore(_sum(found.get(STRATEGIES, {}), own[STRATEGIES]))
+                self.outcomes.restore(_sum(found.get(SPECIALIZATIONS, {}), own[SPECIALIZATIONS]))
             except ValueError as e:  # written by somebody else
                 self.trouble = str(e)
                 self.trust.restore(own[ARMS])
                 self.ledger.restore(own[STRATEGIES])
+                self.outcomes.restore(own[SPECIALIZATIONS])
                 return
             self._kept = {name: {k: list(v) for k, v in rows.items()} for name, rows in found.items()}
 
@@ -86,7 +93,7 @@ class StrategyHistory:
             return {name: rows for name, rows in found.items() if rows}
 
     def _state(self) -> dict[str, dict[str, list[float]]]:
-        return {ARMS: self.trust.state(), STRATEGIES: self.ledger.state()}
+        return {ARMS: self.trust.state(), STRATEGIES: self.ledger.state(), SPECIALIZATIONS: self.outcomes.state()}
 
 
 def _sum(one: Counts, two: Counts) -> dict[str, list[float]]:

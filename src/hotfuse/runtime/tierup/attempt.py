@@ -22,6 +22,8 @@ from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.samples import CallSamples, Signature
 from hotfuse.runtime.site import Entry
+from hotfuse.runtime.tierup.layers.layer import Layer
+from hotfuse.specialize.table import BRANCH, AttemptKey
 
 PROVEN_ON = 4
 """Kinds of calls a plan is proven on."""
@@ -81,7 +83,7 @@ class AttemptContext:
         self.plans.log.decide(action, why, self.plans.model.name, **evidence)
 
     def refuse(
-        self, entry: Entry, attempt: str, why: Why, reason: str, later: bool = False, /, **evidence: EvidenceValue
+        self, entry: Entry, attempt: AttemptKey, why: Why, reason: str, later: bool = False, /, **evidence: EvidenceValue
     ) -> None:
         """The same of something that is not tried again until what it rested on changed, or `later`."""
         entry.mark_refused(attempt, reason, later=later)
@@ -92,8 +94,8 @@ class AttemptContext:
 class Attempt:
     """A plan that may be better for some calls of an entry."""
 
-    what: str
-    """Its name: what was refused under it is not tried again."""
+    key: AttemptKey
+    """What was refused under it is not tried again."""
     make: Callable[[], Plan]
     """May take seconds; raises where there is none. It may add to `calls`."""
     rival: Callable[[], Plan]
@@ -115,6 +117,9 @@ class Attempt:
     remembered: bool = False
     """Whether an earlier process made it: what that one found out is not found out again."""
 
+    share: float = 1.0
+    """The part of the calls that it is for."""
+
     def compared(self, run: Run) -> Run:
         """A run as its proof sees it."""
         shown = self.shown
@@ -123,13 +128,15 @@ class Attempt:
     @property
     def tier(self) -> int:
         """The tier its plan would be of."""
-        return 1 if self.what.endswith("tier 1") else 2
+        return self.key.tier
 
 
-def exchange(entry: Entry, better: Plan) -> None:
-    """Swap the plan of an entry: one reference store."""
-    old, entry.plan = entry.plan, better
-    if old is not entry.baseline:
+def exchange(entry: Entry, better: Plan, layers: tuple[Layer, ...] = (), *, kept: bool = False) -> None:
+    """Swap the plan of an entry: one reference store. `kept`: the old one goes on serving inside of the new one."""
+    old, entry.plan, entry.layers = entry.plan, better, layers
+    if not any(layer.key.row == BRANCH for layer in layers):
+        entry.bets = {}
+    if old is not entry.baseline and not kept:
         epochs.retire(old)
     entry.reset_hotness()
 

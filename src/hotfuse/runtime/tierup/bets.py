@@ -13,21 +13,25 @@ from functools import partial
 
 import torch
 
-from hotfuse.backends.protocol import Artifact, Run
+from hotfuse.backends.protocol import Run
+from hotfuse.ir.branches import control_name
 from hotfuse.ir.graph import Graph
-from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
-from hotfuse.runtime.plan import Condition, Plan, PlanMemory
+from hotfuse.runtime.plan import Condition, Plan
 from hotfuse.runtime.serve.scalar_conditions import asked
 from hotfuse.runtime.serve.speculate import BranchSide, OutcomeHits, betting
+from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
 from hotfuse.specialize.branches import Speculation, conditions, speculate
+from hotfuse.specialize.table import BRANCH, AttemptKey, branch_key
 
 DEEPEST = 8
 """Conditions bet on one inside the other."""
 
-Weights = Mapping[str, torch.Tensor]
-Call = Sequence[torch.Tensor]
-Make = Callable[[Graph, Call], Plan]
-"""A graph as a plan, with a call to try it on."""
+Make = Callable[[Graph, Sequence[Call]], Plan]
+"""A graph as a plan, with calls to try it on."""
+
+
+class NoSuchCall(LookupError):
+    """No kept call goes the way of a bet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class BranchBet:
     hot: Mapping[bool, Plan]
     cold: Run
     outcomes: OutcomeHits
+    inner: tuple[Layer, ...] = ()
+    """The layers that its code has."""
 
     def plan(self, graph: Graph) -> Plan:
         """The whole as a plan of tier 2 for the graph it was made of: one partition, which hides what is behind the condition."""
@@ -51,13 +57,8 @@ class BranchBet:
         telling = partial(betting, self.prefix.run, self.takes, self.condition, sides, cold, self.outcomes, ask)
         run = telling()
         ways = [f"bets that {self.name} is {str(o).lower()}: then {_told(p)}" for o, p in self.hot.items()]
-        part = Partition(0, 0, len(graph.nodes), CutReason.START, device_of(graph.nodes[0]))
-        made = Artifact(graph, run, "bets", "; ".join(ways))
-        notes = tuple(dict.fromkeys(n for p in self.hot.values() for n in p.notes))
-        held = [p.memory for p in self.hot.values()]
-        memory = PlanMemory(sum(m.arena for m in held), sum(m.constants for m in held), held[0].eager_peak)
         bet = Condition(self.name, telling)
-        return Plan(Partitioning(graph, (part,)), (made,), run, 2, (*ways, *notes), memory=memory, bet=bet)
+        return composed(graph, run, "bets", "; ".join(ways), list(self.hot.values()), notes=ways, bet=bet)
 
 
 def _told(plan: Plan) -> str:
@@ -70,10 +71,10 @@ def place(graph: Graph, at: int, outcome: bool, name: str, calls: Sequence[Call]
           before: BranchBet | None = None) -> BranchBet:
     """A bet on one outcome, beside those of a bet made before on the same condition."""
     cut = speculate(graph, at, outcome)
-    prefix = before.prefix if before is not None else plain(cut.prefix, calls[0])
+    prefix = before.prefix if before is not None else plain(cut.prefix, calls)
     inside = _inside(graph, cut, prefix, calls, outcome)
     if not inside:
-        raise LookupError("no kept call goes that way")
+        raise NoSuchCall("no kept call goes that way")
     hot = _straight(cut.hot, inside, make, plain, DEEPEST)
     if before is not None:
         return replace(before, hot={**before.hot, outcome: hot})
@@ -85,7 +86,7 @@ def place(graph: Graph, at: int, outcome: bool, name: str, calls: Sequence[Call]
         cut.condition,
         given,
         {outcome: hot},
-        plain(cut.cold, inside[0]).run,
+        plain(cut.cold, inside).run,
         OutcomeHits(),
     )
 
@@ -110,7 +111,7 @@ def _straight(graph: Graph, calls: Sequence[Call], make: Make, plain: Make, dept
     """The code behind a condition, with the conditions in it bet on where all calls agree."""
     for at in conditions(graph) if depth else ():
         guess = speculate(graph, at, True)
-        prefix = plain(guess.prefix, calls[0])
+        prefix = plain(guess.prefix, calls)
         ways = {way for way in (True, False) if _inside(graph, guess, prefix, calls, way)}
         if len(ways) == 1:
             outcome = ways.pop()
@@ -119,6 +120,51 @@ def _straight(graph: Graph, calls: Sequence[Call], make: Make, plain: Make, dept
             hot = _straight(cut.hot, inside, make, plain, depth - 1)
             name = f"%{graph.nodes[at].outs[0].name}" if graph.nodes[at].outs else f"node {at}"
             bet = BranchBet(name, prefix, _takes(graph, cut), cut.condition, bool(cut.prefix.nodes), {outcome: hot},
-                      plain(cut.cold, inside[0]).run, OutcomeHits())
+                      plain(cut.cold, inside).run, OutcomeHits())
             return bet.plan(graph)
-    return make(graph, calls[0])
+    return make(graph, calls)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchLayer(Layer):
+    """A bet on one condition: code for each outcome that recurred."""
+
+    name: str
+    outcomes: tuple[bool, ...]
+
+    @property
+    def key(self) -> AttemptKey:
+        """The condition: a further outcome takes the place of the layer without it."""
+        return AttemptKey(BRANCH, self.name)
+
+    @property
+    def keys(self) -> tuple[AttemptKey, ...]:
+        """Every outcome is an attempt of its own."""
+        return tuple(branch_key(self.name, o) for o in self.outcomes)
+
+    def build(self, graph: Graph, calls: Sequence[Call], inner: tuple[Layer, ...], composer: Composer) -> Plan:
+        """The condition, and behind it plans with the other layers; code that serves already is used again."""
+        at = next((i for i in conditions(graph) if control_name(graph.nodes[i]) == self.name), None)
+        if at is None:
+            return composer.plan(graph, calls, inner)
+
+        def fast(piece: Graph, calls: Sequence[Call]) -> Plan:
+            return composer.plan(piece, calls, inner)
+
+        def plain(piece: Graph, _calls: Sequence[Call]) -> Plan:
+            return composer.plain(piece)
+
+        found: BranchBet | None = composer.placed.get(self.name) if composer.owns(graph) else None
+        bet = found if found is not None and found.inner == inner else None
+        for outcome in self.outcomes:
+            if bet is not None and outcome in bet.hot:
+                continue
+            try:
+                bet = replace(place(graph, at, outcome, self.name, calls, fast, plain, bet), inner=inner)
+            except NoSuchCall:
+                if outcome == self.outcomes[-1] and bet is None:
+                    raise
+        assert bet is not None
+        if composer.owns(graph):
+            composer.placed[self.name] = bet
+        return bet.plan(graph)

@@ -22,19 +22,14 @@ from hotfuse.base.events import Action, EvidenceValue, Why
 from hotfuse.base.faults import error_text
 from hotfuse.compile.learn.strategy_history import history_of, send
 from hotfuse.compile.request_context import context_of
-from hotfuse.compile.value import GENERATE
-from hotfuse.compile.variants.skips import SKIP
 from hotfuse.compile.workers.service import sized
 from hotfuse.hpm.bottleneck import Strategy
-from hotfuse.ir.branches import control_name
 from hotfuse.ir.types import TensorType
 from hotfuse.machine.cores import usable_cores
-from hotfuse.profile.predict import ALL
-from hotfuse.profile.snapshot import GraphSeen
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
-from hotfuse.runtime.site import THREADS, Entry, Site, named, way
+from hotfuse.runtime.site import THREADS, Entry, Site
 from hotfuse.runtime.tierup.attempt import (
     Attempt,
     AttemptContext,
@@ -44,31 +39,21 @@ from hotfuse.runtime.tierup.attempt import (
     NotRemembered,
     Remembers,
     Weights,
-    sizes_of,
 )
 from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.judge import Judge
 from hotfuse.runtime.tierup.objective import Trade, decide
 from hotfuse.runtime.tierup.own_code import compare
-from hotfuse.runtime.tierup.padding import MIN_CALLS, PADDING, may_be_padded
 from hotfuse.runtime.tierup.proof import prove
 from hotfuse.runtime.tierup.race import MARGIN, Trial, race
+from hotfuse.runtime.tierup.rows import LAYERED, LEAST_VALUE, PROPOSERS, proposals
 from hotfuse.runtime.tierup.skipping import suspected
 from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
 from hotfuse.runtime.tierup.tier1 import fused, known
-from hotfuse.runtime.tierup.tier2 import (
-    BET_ON,
-    for_sizes,
-    on_branch,
-    with_device_kernels,
-    without_mask,
-    without_padding,
-    without_rows,
-)
-from hotfuse.runtime.tierup.tiers import FEWEST, PREDICTABLE, is_hot, recurring
-from hotfuse.runtime.tierup.unmask import open_mask
+from hotfuse.runtime.tierup.tier2 import with_device_kernels
+from hotfuse.runtime.tierup.tiers import is_hot
 from hotfuse.runtime.zero_rows import MAX_DENSE_CALLS
-from hotfuse.specialize.branches import conditions
+from hotfuse.specialize.table import DEVICE_KERNELS, SIZES, TIER1, ZERO_ROWS, AttemptKey
 
 STAMP = ("model", "threads", "traffic", "performance model", "cores", "speed", "callers")
 DEVICE_WARM_UPS = 2
@@ -94,7 +79,7 @@ class Improver:
         that waited for the capture may have shown that it is hot.
         """
         if not entry.improving and isinstance(self._context.improve, Remembers):
-            self._attempt(entry, "tier 1", partial(known, self._context, entry))
+            self._attempt(entry, TIER1, partial(known, self._context, entry))
 
         def hot() -> None:
             compare(entry, self._plans.settings)  # what tier 1 has to beat is decided by calls while it is made
@@ -115,44 +100,31 @@ class Improver:
             return
         if plan is entry.baseline:
             nodes = len(plan.graph.nodes)
-            if "tier 1" not in entry.refused and is_hot(entry.heat, entry.seconds, settings.hot_calls, nodes):
-                self._attempt(entry, "tier 1", partial(fused, self._context, entry, partial(self._try, entry)))
+            if TIER1 not in entry.refused and is_hot(entry.heat, entry.seconds, settings.hot_calls, nodes):
+                self._attempt(entry, TIER1, partial(fused, self._context, entry, partial(self._try, entry)))
                 return
-        elif plan.recipe is not None and plan.recipe.stale and "tier 1" not in entry.refused and plan is entry.plan:
-            self._attempt(entry, "tier 1", partial(fused, self._context, entry, partial(self._try, entry)))
+        elif plan.recipe is not None and plan.recipe.stale and TIER1 not in entry.refused and plan is entry.plan:
+            self._attempt(entry, TIER1, partial(fused, self._context, entry, partial(self._try, entry)))
             return
-        if settings.tiers < 2 or (entry.plan is entry.baseline and "tier 1" not in entry.refused):
+        if settings.tiers < 2 or (entry.plan is entry.baseline and TIER1 not in entry.refused):
             return
         if _on_device(entry):
             self._consider_device(site, entry)
             return
-        if self._consider_branches(entry) or self._consider_padding(site, entry):
+        for serving in (entry.plan, *entry.versions.values()):
+            self._notice_sides(entry, serving)
+        if self._consider_rows(site, entry, LAYERED) or self._consider_bottleneck(entry):
             return
-        if entry.plan.attempt == PADDING or self._consider_masks(entry) or self._consider_rows(site, entry):
-            return
-        if self._consider_bottleneck(entry):
-            return
-        self._consider_sizes(site, entry)
+        self._consider_rows(site, entry, (SIZES,))
 
     def _consider_device(self, site: Site, entry: Entry) -> None:
         """On an accelerator library kernels serve as recordings; generated ones are for sizes that are numbers, or recur."""
         if entry.plan is entry.baseline or triton_missing():
             return
         if entry.symbols:
-            self._consider_sizes(site, entry)
-        elif entry.plan.attempt != GENERATE and GENERATE not in entry.refused:
-            self._attempt(entry, GENERATE, partial(with_device_kernels, self._context, entry))
-
-    def _consider_sizes(self, site: Site, entry: Entry) -> None:
-        """Sizes that recur get a plan of their own."""
-        if entry.symbols and entry.plan is not entry.baseline and not entry.bets:
-            bets = recurring(entry.samples.shares(), entry.samples.taken, self._plans.settings.max_versions)
-            new = [b for b in bets if b.value not in entry.versions and named(b.value) not in entry.refused]
-            if new and self._promising(entry, Strategy.SPECIALIZE, named(new[0].value)):
-                sizes = new[0].value
-                self._decide(Action.SPECIALIZE, Why.RECURS, sizes=sizes_of(entry, sizes), share=round(new[0].share, 3),
-                             samples=new[0].samples)
-                self._attempt(entry, named(sizes), partial(for_sizes, self._context, site, entry, sizes))
+            self._consider_rows(site, entry, (SIZES,))
+        elif DEVICE_KERNELS not in entry.plan.layers and DEVICE_KERNELS not in entry.refused:
+            self._attempt(entry, DEVICE_KERNELS, partial(with_device_kernels, self._context, entry))
 
     def _reopen(self, site: Site, entry: Entry, stamp: tuple[int, ...]) -> None:
         """What decisions rest on changed: the model, torch's threads, the traffic, the performance model, the process's cores,
@@ -170,23 +142,20 @@ class Improver:
                 audit.reopen(entry.calls)
             self._decide(Action.NOTICE, Why.CIRCUMSTANCES, changed=", ".join(changed), threads=stamp[THREADS], cores=stamp[4])
 
-    def _consider_branches(self, entry: Entry) -> bool:
-        """Whether a bet on a condition was begun: one that sampled calls showed to go one way, and that has no code for it."""
-        graph = entry.baseline.graph
-        for at in conditions(graph):
-            name = control_name(graph.nodes[at])
-            seen = self._plans.call_sampler.predictable(entry.key, "branch", name)
-            if seen is None or seen[1] < PREDICTABLE or seen[2] < FEWEST:
+    def _consider_rows(self, site: Site, entry: Entry, which: Callable[[Proposal], bool]) -> bool:
+        """Whether a specialization was begun: of those proposed, the one that is expected to save most."""
+        for found in proposals(self._context, site, entry, self._history.outcomes):
+            if not which(found) or (found.key.row == SIZES and not self._promising(entry, Strategy.SPECIALIZE, found.key)):
                 continue
-            outcome = bool(seen[0])
-            placed = entry.bets.get(name)
-            if (placed is None and entry.bets) or (placed is not None and outcome in placed.hot):
+            value = found.value(self._history.outcomes)
+            if value < LEAST_VALUE:
+                self._refuse(entry, found.key, Why.UNPROMISING, f"{value:.2%} of the calls' time may be saved", row=found.key.row,
+                             share=round(found.share, 3), value=round(value, 4))  # fmt: skip
                 continue
-            if way(name, outcome) not in entry.refused:
-                self._decide(Action.SPECIALIZE, Why.RECURS, condition=name, outcome=outcome, accuracy=round(seen[1], 3),
-                             samples=seen[2])
-                self._attempt(entry, way(name, outcome), partial(on_branch, self._context, entry, at, outcome, name))
-                return True
+            if found.evidence:
+                self._decide(Action.SPECIALIZE, Why.RECURS, **found.evidence)
+            self._attempt(entry, found.key, found.attempt)
+            return True
         return False
 
     def _consider_bottleneck(self, entry: Entry) -> bool:
@@ -200,7 +169,7 @@ class Improver:
             return True
         return False
 
-    def _promising(self, entry: Entry, strategy: Strategy, attempt: str) -> bool:
+    def _promising(self, entry: Entry, strategy: Strategy, attempt: AttemptKey) -> bool:
         """Whether a strategy is worth a try against what limits the plan now: not where it has failed again and again."""
         past = failed_before(entry, strategy, self._history.ledger)
         if past is not None:
@@ -209,61 +178,21 @@ class Improver:
                          tried=past.count)  # fmt: skip
         return past is None
 
-    def _consider_masks(self, entry: Entry) -> bool:
-        """Whether a plan without a mask was begun: one that sampled calls showed to let everything through."""
-        if entry.bets or entry.plan.attempt:
-            return False
-        expected = partial(self._plans.call_sampler.predictable, entry.key, "valid")
-        if all((seen := expected(v.name)) is None or seen[0] != ALL for v in entry.baseline.graph.inputs):
-            return False
-        calls = entry.samples.several(BET_ON)
-        found = open_mask(entry.baseline.graph, entry.facts, expected, calls, entry.refused.__contains__)
-        if found is None:
-            return False
-        self._decide(Action.SPECIALIZE, Why.RECURS, mask=found.name, all=found.fact.value, accuracy=round(found.accuracy, 3),
-                     samples=found.samples)
-        self._attempt(entry, found.attempt, partial(without_mask, self._context, entry, found))
-        return True
-
-    def _consider_padding(self, site: Site, entry: Entry) -> bool:
-        """Whether a plan for live rows alone was begun: where calls bring a mask, kept ones tell how much it hides."""
-        if PADDING in entry.refused or entry.bets or entry.plan.attempt or self._plans.settings.padding == "keep":
-            return False
-        if entry.samples.taken < MIN_CALLS:
-            return False
-        if not may_be_padded(entry.baseline.graph):
-            entry.mark_refused(PADDING, "there is no attention with a mask")
-            return False
-        self._attempt(entry, PADDING, partial(without_padding, self._context, site, entry))
-        return True
-
-    def _consider_rows(self, site: Site, entry: Entry) -> bool:
-        """Whether a plan that leaves rows of zeros out was begun; those that serve are told what calls showed."""
-        seen = self._plans.call_sampler.seen(entry.key)
-        if entry.plan.sides is not None:
-            for plan in (entry.plan, *entry.versions.values()):
-                self._notice_sides(plan, seen)
-            return False
-        if SKIP in entry.refused or entry.bets or entry.plan.attempt or entry.plan is entry.baseline or not suspected(seen):
-            return False
-        self._attempt(entry, SKIP, partial(without_rows, self._context, site, entry))
-        return True
-
-    def _notice_sides(self, plan: Plan, seen: GraphSeen | None) -> None:
+    def _notice_sides(self, entry: Entry, plan: Plan) -> None:
         """Products that found no rows of zeros for long stop looking; they look again when sampled calls show such rows."""
         sides = plan.sides
         if sides is None:
             return
         if (gone := sides.one_sided()) > 0:
-            self._decide(Action.DROP, Why.NO_ZERO_ROWS, tier=2, what=SKIP, products=gone, calls=MAX_DENSE_CALLS)
-        elif sides.may_look_again() and suspected(seen):
-            self._decide(Action.SPECIALIZE, Why.RECURS, what=SKIP, products=sides.look_again())
+            self._decide(Action.DROP, Why.NO_ZERO_ROWS, tier=2, what=ZERO_ROWS, products=gone, calls=MAX_DENSE_CALLS)
+        elif sides.may_look_again() and suspected(self._plans.call_sampler.seen(entry.key)):
+            self._decide(Action.SPECIALIZE, Why.RECURS, what=ZERO_ROWS, products=sides.look_again())
 
-    def _attempt(self, entry: Entry, what: str, propose: Callable[[], Attempt | None]) -> None:
-        self._start(entry, what, lambda: self._try(entry, propose()))
+    def _attempt(self, entry: Entry, key: AttemptKey, propose: Callable[[], Attempt | None]) -> None:
+        self._start(entry, key, lambda: self._try(entry, propose()))
 
-    def _start(self, entry: Entry, what: str, work: Callable[[], None]) -> None:
-        entry.improving, entry.trying = True, what
+    def _start(self, entry: Entry, key: AttemptKey, work: Callable[[], None]) -> None:
+        entry.improving, entry.trying, what = True, key, str(key)
 
         def job() -> None:
             begin = self._log.now()
@@ -271,9 +200,9 @@ class Improver:
                 if not self._plans.closed:
                     work()
             except Exception as e:  # what raised once would do so at every look: it is refused like what lost
-                self._refuse(entry, what, Why.BACKGROUND_FAILED, error_text(e), what=what, error=error_text(e))
+                self._refuse(entry, key, Why.BACKGROUND_FAILED, error_text(e), what=what, error=error_text(e))
             finally:
-                entry.improving, entry.trying = False, ""
+                entry.improving, entry.trying = False, None
                 self._log.span("in_background", what, begin)
 
         self._plans.in_background(job)
@@ -287,7 +216,7 @@ class Improver:
         """Compile, prove, measure; swap only what won. Whatever happens is a decision."""
         if attempt is None:
             return
-        what, calls, tier, about = attempt.what, attempt.calls, attempt.tier, attempt.about
+        key, what, calls, tier, about = attempt.key, str(attempt.key), attempt.calls, attempt.tier, attempt.about
         generation = self._plans.generation
         versions, taken = _versions(entry.weights), self._plans.before_copying(entry)
         made_of = (generation, taken, versions)
@@ -297,7 +226,7 @@ class Improver:
         lost = None if attempt.remembered else self._plans.recorder.lost(entry.baseline.graph, what, rests)
         if lost is not None:
             before, after = lost.get("us_before"), lost.get("us_after")
-            self._refuse(entry, what, Why.LOST_BEFORE, f"{after} us instead of {before} in earlier processes", True, tier=tier,
+            self._refuse(entry, key, Why.LOST_BEFORE, f"{after} us instead of {before} in earlier processes", True, tier=tier,
                          us_before=before, us_after=after, times=lost.get("times"), **about)
             return
         try:
@@ -315,10 +244,10 @@ class Improver:
         except Exception as e:
             text = f"{e.what}: {e.because}" if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
             reason = text.strip(": ").splitlines()[0][:500]
-            self._refuse(entry, what, Why.NOT_COMPILED, reason, tier=tier, what=reason, **about)
+            self._refuse(entry, key, Why.NOT_COMPILED, reason, tier=tier, what=reason, **about)
             return
         if proof.difference:
-            self._refuse(entry, what, Why.MISMATCH, proof.difference, tier=tier, because=proof.difference, judge=proof.judge,
+            self._refuse(entry, key, Why.MISMATCH, proof.difference, tier=tier, because=proof.difference, judge=proof.judge,
                          **about)
             return
         recipe = better.recipe
@@ -360,6 +289,9 @@ class Improver:
             helped = self._history.ledger.learn(*addresses, trial.old_us, trial.new_us)
             evidence |= {"bottleneck": addresses[0].value, "strategy": addresses[1].value, "helped": helped}
             send(sized(self._plans.settings).pool.submit, context_of(self._plans.settings), self._history)
+        if key.row in PROPOSERS:
+            self._history.outcomes.learn(key.row, attempt.share, trial.old_us, trial.new_us, trial.won)
+            send(sized(self._plans.settings).pool.submit, context_of(self._plans.settings), self._history)
         kept: dict[str, EvidenceValue] = {**evidence, "attempt": what, "certain": trial.decided}
         rests = (calls[0], OWN_CODE if own else old.tier)
         graph, name = entry.baseline.graph, self._plans.model.name
@@ -369,7 +301,7 @@ class Improver:
         if not trial.won:
             epochs.retire(better)  # a live call may be in it
             said = f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}" + ("" if trial.decided else ", not decided")
-            self._refuse(entry, what, lost_why, said, not trial.decided, **evidence)
+            self._refuse(entry, key, lost_why, said, not trial.decided, **evidence)
             self._plans.recorder.tried(name, graph, Action.REFUSE, lost_why, kept, rests)
             return
         if not self._deploy(entry, attempt, better, made_of, won, evidence, trade):
@@ -417,7 +349,7 @@ class Improver:
         return trial, trade
 
     def _refuse(
-        self, entry: Entry, attempt: str, why: Why, reason: str, later: bool = False, /, **evidence: EvidenceValue
+        self, entry: Entry, attempt: AttemptKey, why: Why, reason: str, later: bool = False, /, **evidence: EvidenceValue
     ) -> None:
         self._context.refuse(entry, attempt, why, reason, later, **evidence)
 

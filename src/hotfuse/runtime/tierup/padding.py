@@ -16,20 +16,20 @@ import torch
 
 from hotfuse.analysis.attention import FUSED
 from hotfuse.analysis.mask_facts import MaskInput, mask_axes
-from hotfuse.backends.protocol import Artifact, Run
+from hotfuse.backends.protocol import Run
+from hotfuse.base.errors import InternalError
 from hotfuse.compile.literals import with_numbers
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ops.table import packet
-from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
-from hotfuse.runtime.plan import Plan, PlanMemory
+from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.serve.packing import MaskPacker, PackedRun, Padded
+from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
 from hotfuse.simplify import simplify
 from hotfuse.specialize.packing import Packing, packed_graph
 from hotfuse.specialize.row_demands import CannotPack
+from hotfuse.specialize.table import PADDING, AttemptKey
 
-PADDING = "packed rows"
-"""What a try at it is called."""
 MOST_LIVE = 0.9
 """The mean share of live rows above which nobody tries."""
 MIN_CALLS = 3
@@ -40,9 +40,6 @@ PAYS = 0.98
 """Part of the padded plan's time that packing may take at most."""
 _SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
 _MASKS = frozenset({DType.BOOL, DType.I64, DType.I32, DType.I8, DType.U8, DType.F32})
-
-Call = Sequence[torch.Tensor]
-
 
 def may_be_padded(graph: Graph) -> bool:
     """Whether a graph has attention and an input that could be a mask."""
@@ -183,17 +180,38 @@ def packed_plan(found: PaddedTraffic, fast: Plan, plan: Plan, graph: Graph, limi
     packing = found.packing
 
     def counters() -> dict[str, int]:
-        inner = {f"packed_{k}": n for k, n in fast.counters().items()}
         told = {f"padded_{why.name.lower()}": n for why, n in sorted(run.why_not.items())}
-        return {**plan.counters(), **inner, "packed_calls": run.calls, "padded_calls": run.why_not.total(), **told}
+        return {"packed_calls": run.calls, "padded_calls": run.why_not.total(), **told}
 
     about = (
         f"rows that {packing.mask.name} hides are not computed where at most {limit:.0%} live ({found.share:.0%} do): "
         f"{packing.products} products and attentions on packed rows; else as before"
     )
-    part = Partition(0, 0, len(graph.nodes), CutReason.START, device_of(graph.nodes[0]))
-    made = Artifact(graph, run, "packed", about)
-    held = (fast.memory, plan.memory)
-    memory = PlanMemory(sum(m.arena for m in held), sum(m.constants for m in held), plan.memory.eager_peak)
-    return Plan(Partitioning(graph, (part,)), (made,), run, 2, (about, *fast.notes), memory=memory,
-                runs=(*fast.runs, *plan.runs), counters=counters, attempt=PADDING)  # fmt: skip
+    return composed(graph, run, "packed", about, (fast, plan), counters=counters)
+
+
+@dataclass(frozen=True, slots=True)
+class PaddingLayer(Layer):
+    """Batches that are mostly padding."""
+
+    ignore: bool
+    """Whether rows of outputs that a mask hides may be anything."""
+
+    @property
+    def key(self) -> AttemptKey:
+        """There is one of it."""
+        return AttemptKey(PADDING)
+
+    def build(self, graph: Graph, calls: Sequence[Call], inner: tuple[Layer, ...], composer: Composer) -> Plan:
+        """Live rows alone up to the share of them that is measured to pay; a graph that cannot be packed stays as it is."""
+        try:
+            found = padded_traffic(graph, composer.weights, calls, self.ignore)
+        except (CannotPack, NotPadded):
+            return composer.plan(graph, calls, inner)
+        sample = found.calls[0]
+        given = found.packer(sample)
+        if not isinstance(given, tuple):
+            raise InternalError("a kept call cannot be packed any more", because=given)
+        fast = composer.plan(found.packing.graph, [[*sample, *given]], inner)
+        other = composer.plan(graph, calls, inner)
+        return packed_plan(found, fast, other, graph, paying_share(found.packer, fast.run, other.run, sample))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hotfuse.compile.request_context import text_id
+from hotfuse.compile.request_context import EVERY, text_id
 from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.text import show
@@ -60,6 +60,9 @@ def products(
         if x is not None:
             own, _ = with_own_sizes(a.graph)
             asked.append((text_id(show(normalized(own))), x))
+    if plan.layers:  # its kernels are behind guards, under names of their own: any of them may be meant
+        found = [_left(plan.graph, n, weights) for n in plan.graph.nodes if is_contraction(n)]
+        asked = [(EVERY, x) for x in found if x is not None] if all_finite(weights) else []
     if not asked or not calls:
         return "no product has finite constant weights" if calls else "no inputs are kept"
     shown = dict.fromkeys(x for _, x in asked)

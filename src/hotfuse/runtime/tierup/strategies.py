@@ -30,6 +30,7 @@ from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
 from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, AttemptContext, demand_of, exchange
+from hotfuse.specialize.table import AGAINST, AttemptKey
 
 WORTH = 0.2
 """Part of the time that the slowest partition must take for a plan to be made anew because of it."""
@@ -42,14 +43,14 @@ FOCUSED = frozenset({_S.LIBRARY, _S.THREADS})
 """Strategies about one partition."""
 
 
-def attempts(entry: Entry, ledger: Ledger) -> Iterator[tuple[Finding, Strategy, str]]:
+def attempts(entry: Entry, ledger: Ledger) -> Iterator[tuple[Finding, Strategy, AttemptKey]]:
     """What may be tried for a plan of tier 1 with the name of each attempt, the most promising first."""
-    plain = entry.plan.tier == 1 and not entry.bets and not entry.plan.attempt
+    plain = entry.plan.tier == 1 and not entry.layers
     finding = entry.findings[0] if entry.findings and plain else None
     if finding is None or finding.tier != 1 or finding.share < WORTH or finding.index >= len(entry.plan.artifacts):
         return
     for strategy, _ in finding.strategies(ledger):
-        attempt = f"{strategy.value} against {finding.bottleneck.value}, tier 1"
+        attempt = AttemptKey(AGAINST, f"{strategy.value} against {finding.bottleneck.value}", 1)
         if attempt not in entry.refused and _possible(strategy, finding, entry.plan):
             yield finding, strategy, attempt
 
@@ -72,7 +73,7 @@ def focus_of(plan: Plan, index: int) -> str:
     return text_id(show(normalized(own)))
 
 
-def against(context: AttemptContext, entry: Entry, finding: Finding, strategy: Strategy, attempt: str) -> Attempt | None:
+def against(context: AttemptContext, entry: Entry, finding: Finding, strategy: Strategy, attempt: AttemptKey) -> Attempt | None:
     """Tier 1 again, its kernels made by one strategy alone; None where no call is kept."""
     inputs, serving = entry.samples.inputs(), entry.plan
     if inputs is None:

@@ -17,6 +17,7 @@ from hotfuse.runtime.tierup.attempt import (
     demand_of,
     exchange,
 )
+from hotfuse.specialize.table import PART_OF_TIER1, TIER1
 
 EARLY = 0.5
 """Part of the expected saving that must be there before an unfinished plan is tried."""
@@ -40,7 +41,7 @@ def fused(context: AttemptContext, entry: Entry, at_once: Callable[[Attempt], No
         if not tried and EARLY <= decided < 1 and time.perf_counter() - begin > EARLY_S:
             tried.append(decided)
             about = {"decided": round(decided, 2)}
-            at_once(Attempt("part of tier 1", make, lambda: entry.baseline, calls, deploy, about=about))
+            at_once(Attempt(PART_OF_TIER1, make, lambda: entry.baseline, calls, deploy, about=about))
 
     def make() -> Plan:
         better = context.improve(entry.baseline.graph, entry.weights, inputs, progress=early, demand=demand_of(entry))
@@ -48,7 +49,7 @@ def fused(context: AttemptContext, entry: Entry, at_once: Callable[[Attempt], No
         calls[1:] = later[: PROVEN_ON - 1]  # kinds of calls that came meanwhile are proven on as well
         return better
 
-    return Attempt("tier 1", make, lambda: entry.plan, calls, deploy)  # which part of it may serve already
+    return Attempt(TIER1, make, lambda: entry.plan, calls, deploy)  # which part of it may serve already
 
 
 def known(context: AttemptContext, entry: Entry) -> Attempt | None:
@@ -64,4 +65,4 @@ def known(context: AttemptContext, entry: Entry) -> Attempt | None:
         return found
 
     calls = entry.samples.several(RECALLED_ON)
-    return Attempt("tier 1", make, lambda: entry.plan, calls, partial(exchange, entry), remembered=True)
+    return Attempt(TIER1, make, lambda: entry.plan, calls, partial(exchange, entry), remembered=True)

@@ -1,55 +1,51 @@
-"""Tier 2: plans that bet on what calls have in common: sizes that recur, a branch that goes one way, a mask that hides nothing,
-rows of zeros.
+"""Tier 2: plans that bet on what calls have in common, one more specialization at a time (`specialize.table`).
 
 Each stands behind a guard, or decides in its own code; none is deployed before it won.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
 from hotfuse.base.errors import InternalError
-from hotfuse.base.events import Action, Why
-from hotfuse.compile.request_context import EVERY
+from hotfuse.base.events import Action, EvidenceValue, Why
 from hotfuse.compile.value import GENERATE
-from hotfuse.compile.variants.skips import SKIP
 from hotfuse.hpm.bottleneck import Strategy
-from hotfuse.ir.graph import Graph
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Signature
-from hotfuse.runtime.site import Entry, Site, named, way
+from hotfuse.runtime.serve.packing import PackedRun
+from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, AttemptContext, demand_of, exchange, sizes_of
-from hotfuse.runtime.tierup.bets import BranchBet, place
-from hotfuse.runtime.tierup.padding import PADDING, NotPadded, packed_plan, padded_traffic, paying_share
+from hotfuse.runtime.tierup.layers.compose import composer_of
+from hotfuse.runtime.tierup.layers.layer import Layer, specialized, with_layer
+from hotfuse.runtime.tierup.layers.zero_rows import ZeroRowsLayer
+from hotfuse.runtime.tierup.padding import NotPadded, PaddingLayer, padded_traffic
 from hotfuse.runtime.tierup.skipping import all_finite, products
-from hotfuse.runtime.tierup.unmask import Open, opened
 from hotfuse.specialize.row_demands import CannotPack
 from hotfuse.specialize.shapes import at_sizes
+from hotfuse.specialize.table import DEVICE_KERNELS, PADDING, ZERO_ROWS, AttemptKey, sizes_key
 
 BET_ON = 16
-"""Kept calls that a bet on a branch is made up and proven with."""
+"""Kept calls that a bet is made up and proven with."""
 
 
-def for_sizes(context: AttemptContext, site: Site, entry: Entry, signature: Signature) -> Attempt | None:
-    """Kernels for sizes that recur."""
-    inputs, what = entry.samples.inputs(signature), named(signature)
+def for_sizes(context: AttemptContext, site: Site, entry: Entry, signature: Signature, share: float = 1.0) -> Attempt | None:
+    """Kernels for sizes that recur, in plans with the layers that the entry's has."""
+    inputs, key = entry.samples.inputs(signature), sizes_key(signature)
     if inputs is None:
-        entry.mark_refused(what, "no inputs of this kind are kept")
+        entry.mark_refused(key, "no inputs of this kind are kept")
         return None
+    composer, on_device = composer_of(context, entry), any(t.is_cuda for t in inputs)
 
     def make() -> Plan:
         fixed = at_sizes(entry.baseline.graph, dict(zip(entry.symbols, signature, strict=True)))
-        demand = demand_of(entry)
-        if entry.plan.sides is not None and all_finite(entry.weights):
-            demand = replace(demand, strategies=(SKIP,), focus=EVERY)
-        if any(t.is_cuda for t in inputs):
-            demand = replace(demand, strategies=(GENERATE,))
-        return replace(context.improve(fixed, entry.weights, inputs, demand=demand), tier=2)
+        used = replace(composer, demand=replace(composer.demand, strategies=(GENERATE,))) if on_device else composer
+        return specialized(used.plan(fixed, [inputs], used.layers), used.layers)
 
     def deploy(better: Plan) -> None:
         present = entry.versions  # a call that fails takes them all away meanwhile
@@ -60,12 +56,12 @@ def for_sizes(context: AttemptContext, site: Site, entry: Entry, signature: Sign
             epochs.retire(present[rarest])
             context.decide(Action.DROP, Why.RARE, tier=2, sizes=sizes_of(entry, rarest), share=round(shares.get(rarest, 0), 3))
         if not site.admit_version(entry, signature, better):
-            context.refuse(entry, what, Why.TOO_MANY, "the site serves too many kinds of calls", tier=2,
+            context.refuse(entry, key, Why.TOO_MANY, "the site serves too many kinds of calls", tier=2,
                          sizes=sizes_of(entry, signature))  # fmt: skip
 
     addresses = (entry.findings[0].bottleneck, Strategy.SPECIALIZE) if entry.findings else None
-    return Attempt(what, make, lambda: entry.plan, [inputs], deploy, addresses, {"sizes": sizes_of(entry, signature)},
-                   signature)
+    return Attempt(key, make, lambda: entry.plan, [inputs], deploy, addresses, {"sizes": sizes_of(entry, signature)},
+                   signature, share=share)
 
 
 def with_device_kernels(context: AttemptContext, entry: Entry) -> Attempt | None:
@@ -78,122 +74,89 @@ def with_device_kernels(context: AttemptContext, entry: Entry) -> Attempt | None
         demand = replace(demand_of(entry), strategies=(GENERATE,))
         return replace(context.improve(entry.baseline.graph, entry.weights, inputs, demand=demand), tier=2)
 
-    return Attempt(GENERATE, make, lambda: entry.plan, entry.samples.several(PROVEN_ON), partial(exchange, entry))
+    return Attempt(DEVICE_KERNELS, make, lambda: entry.plan, entry.samples.several(PROVEN_ON), partial(exchange, entry))
 
 
-def on_branch(context: AttemptContext, entry: Entry, at: int, outcome: bool, name: str) -> Attempt:
-    """The branch that is taken, written out behind its condition."""
-    graph, calls = entry.baseline.graph, entry.samples.several(BET_ON)
-    before = entry.bets.get(name)
-    made: list[BranchBet] = []
+def add_layer(
+    context: AttemptContext, site: Site, entry: Entry, new: Layer, key: AttemptKey, about: Mapping[str, EvidenceValue], share: float,
+    meant: Callable[[Sequence[torch.Tensor]], bool] | None = None, calls: Sequence[Sequence[torch.Tensor]] | None = None,
+    made_well: Callable[[Plan], None] | None = None,
+) -> Attempt | None:  # fmt: skip
+    """The entry's plan with one more layer, or one that goes on from a layer it has.
 
-    def fast(piece: Graph, call: Sequence[torch.Tensor]) -> Plan:
-        return context.improve(piece, entry.weights, call)
-
-    def plain(piece: Graph, _call: Sequence[torch.Tensor]) -> Plan:
-        return context.compile(piece, entry.weights)
-
-    def make() -> Plan:
-        made.append(place(graph, at, outcome, name, calls, fast, plain, before))
-        return made[0].plan(graph)
-
-    def deploy(better: Plan) -> None:
-        entry.bets = {**entry.bets, name: made[0]}
-        exchange(entry, better)
-
-    about = {"condition": name, "outcome": outcome}
-    return Attempt(way(name, outcome), make, lambda: entry.plan, calls, deploy, about=about)
-
-
-def without_mask(context: AttemptContext, entry: Entry, found: Open) -> Attempt | None:
-    """The graph without a mask, behind a guard on the mask."""
-    calls = sorted(entry.samples.several(BET_ON), key=lambda c: not found.holds(c))  # raced on one that is meant, proven on all
-    before = entry.plan
-    if not calls or not found.holds(calls[0]):
-        entry.mark_refused(found.attempt, "no inputs of this kind are kept")
+    `meant`: the calls that the layer is for. It is raced on one of them and proven on all. `made_well` raises where the plan lacks
+    what the layer is for.
+    """
+    kept = entry.samples.several(BET_ON) if calls is None else calls
+    if meant is not None:
+        kept = sorted(kept, key=lambda c: not meant(c))
+    if not kept or (meant is not None and not meant(kept[0])):
+        entry.mark_refused(key, "no inputs of this kind are kept")
         return None
+    layers, composer = with_layer(entry.layers, new), composer_of(context, entry)
 
     def make() -> Plan:
-        fast = context.improve(found.graph, entry.weights, calls[0], demand=demand_of(entry))
-        return opened(found, fast, before, entry.baseline.graph, entry.facts, context.plans.in_background)
+        better = composer.plan(entry.baseline.graph, kept, layers)
+        if made_well is not None:
+            made_well(better)
+        return specialized(better, layers)
 
     def deploy(better: Plan) -> None:
-        if entry.plan is not before:
-            entry.mark_refused(found.attempt, "the plan behind it was exchanged meanwhile")
+        if composer.reused and entry.plan is not composer.serving:
+            entry.mark_refused(key, "the plan behind it was exchanged meanwhile")
             return
-        entry.plan = better  # what it replaces goes on serving behind it
-        entry.reset_hotness()
+        entry.bets = composer.placed
+        if better.sides is not None:
+            better.sides.begin()
+        exchange(entry, better, layers, kept=bool(composer.reused))
+        for signature, version in list(entry.versions.items()):  # they lack the layer; such sizes get new ones
+            site.remove_version(entry, signature)
+            epochs.retire(version)
 
-    return Attempt(found.attempt, make, lambda: before, calls, deploy, about={"mask": found.name}, meant=found.holds)
+    return Attempt(key, make, lambda: composer.serving, kept, deploy, about=about, meant=meant, share=share)
 
 
 def without_rows(context: AttemptContext, site: Site, entry: Entry) -> Attempt | None:
     """Products whose input has rows of zeros, with a side that leaves them out."""
-    calls = entry.samples.several(BET_ON)
+    calls, key = entry.samples.several(BET_ON), AttemptKey(ZERO_ROWS)
     found = products(entry.plan, entry.weights, calls, context.compile)
     if isinstance(found, str):
-        context.refuse(entry, SKIP, Why.NO_ZERO_ROWS, found, tier=2, what=SKIP, because=found)
+        context.refuse(entry, key, Why.NO_ZERO_ROWS, found, tier=2, what=ZERO_ROWS, because=found)
         return None
     share = round(found.share, 3)
-    context.decide(Action.SPECIALIZE, Why.RECURS, what=SKIP, products=len(found.focus), share=share, samples=len(calls))
+    context.decide(Action.SPECIALIZE, Why.RECURS, what=ZERO_ROWS, products=len(found.focus), share=share, samples=len(calls))
 
-    def make() -> Plan:
-        demand = replace(demand_of(entry), strategies=(SKIP,), focus=",".join(found.focus))
-        better = context.improve(entry.baseline.graph, entry.weights, found.calls[0], demand=demand)
+    def leaves_out(better: Plan) -> None:
         if better.sides is None:
             raise InternalError("the plan leaves no rows out", because="; ".join(better.notes)[:300])
-        return replace(better, tier=2, attempt=SKIP)
 
-    def deploy(better: Plan) -> None:
-        if better.sides is not None:
-            better.sides.begin()
-        exchange(entry, better)
-        for signature, version in list(entry.versions.items()):  # they multiply every row; such sizes get new ones
-            site.remove_version(entry, signature)
-            epochs.retire(version)
-
-    return Attempt(SKIP, make, lambda: entry.plan, found.calls, deploy, about={"share": share})
+    layer = ZeroRowsLayer(found.focus)
+    return add_layer(context, site, entry, layer, key, {"share": share}, found.share, None, found.calls, leaves_out)
 
 
 def without_padding(context: AttemptContext, site: Site, entry: Entry) -> Attempt | None:
     """Live rows of padded batches, packed; calls with too many of them run as before."""
-    calls, before = entry.samples.several(BET_ON), entry.plan
+    calls, key, ignore = entry.samples.several(BET_ON), AttemptKey(PADDING), context.plans.settings.padding == "ignore"
     try:
-        found = padded_traffic(entry.baseline.graph, entry.weights, calls, context.plans.settings.padding == "ignore")
+        found = padded_traffic(entry.baseline.graph, entry.weights, calls, ignore)
     except (CannotPack, NotPadded) as e:
-        context.refuse(entry, PADDING, Why.NOT_PACKED, str(e), isinstance(e, NotPadded), tier=2, what=PADDING, because=str(e))
+        context.refuse(entry, key, Why.NOT_PACKED, str(e), isinstance(e, NotPadded), tier=2, what=PADDING, because=str(e))
         return None
     if not all_finite(entry.weights):
         said = "weights are not finite, which dead rows would spread"
-        context.refuse(entry, PADDING, Why.NOT_PACKED, said, tier=2, what=PADDING, because=said)
+        context.refuse(entry, key, Why.NOT_PACKED, said, tier=2, what=PADDING, because=said)
         return None
     share, packing = round(found.share, 3), found.packing
     context.decide(Action.SPECIALIZE, Why.RECURS, what=PADDING, mask=packing.mask.name, live=share, products=packing.products,
                  samples=len(calls))
     limits: list[float] = []
 
-    def make() -> Plan:
-        sample = found.calls[0]
-        given = found.packer(sample)
-        if not isinstance(given, tuple):
-            raise InternalError("a kept call cannot be packed any more", because=given)
-        fast = context.improve(packing.graph, entry.weights, [*sample, *given], demand=demand_of(entry))
-        limits.append(paying_share(found.packer, fast.run, before.run, sample))
-        return packed_plan(found, fast, before, entry.baseline.graph, limits[0])
+    def limited(better: Plan) -> None:
+        limits.append(better.run.packer.limit if isinstance(better.run, PackedRun) else 1.0)
 
     def meant(inputs: Sequence[torch.Tensor]) -> bool:
-        return bool(limits) and found.packer.share(inputs) <= limits[0]
-
-    def deploy(better: Plan) -> None:
-        if entry.plan is not before:
-            entry.mark_refused(PADDING, "the plan behind it was exchanged meanwhile", later=True)
-            return
-        entry.plan = better  # what it replaces goes on serving behind it
-        entry.reset_hotness()
-        for signature, version in list(entry.versions.items()):  # they compute every row
-            site.remove_version(entry, signature)
-            epochs.retire(version)
+        return found.packer.share(inputs) <= (limits[0] if limits else 1.0)
 
     about = {"mask": packing.mask.name, "live": share}
-    shown = found.shown if packing.ignored else None
-    return Attempt(PADDING, make, lambda: before, found.calls, deploy, about=about, meant=meant, shown=shown)
+    made = add_layer(context, site, entry, PaddingLayer(ignore), key, about, 1 - found.share, meant, found.calls, limited)
+    return made if made is None or not packing.ignored else replace(made, shown=found.shown)

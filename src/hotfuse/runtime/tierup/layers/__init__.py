@@ -1,0 +1,1 @@
+"""Layers of plans: one specialization a file, and what composes them."""

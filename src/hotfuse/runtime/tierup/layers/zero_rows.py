@@ -1,0 +1,34 @@
+"""Kernels that leave rows of zeros out, as a layer of a plan: the innermost, since data decide inside the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hotfuse.compile.request_context import EVERY
+from hotfuse.ir.graph import Graph
+from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer
+from hotfuse.runtime.tierup.skipping import all_finite
+from hotfuse.specialize.table import ZERO_ROWS, AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroRowsLayer(Layer):
+    """Products with a side that leaves rows of zeros out."""
+
+    focus: tuple[str, ...]
+    """Their groups in the entry's own graph, as workers call them."""
+
+    @property
+    def key(self) -> AttemptKey:
+        """There is one of it."""
+        return AttemptKey(ZERO_ROWS)
+
+    def build(self, graph: Graph, calls: Sequence[Call], inner: tuple[Layer, ...], composer: Composer) -> Plan:
+        """The products that were seen; in pieces and for sizes any of them, since groups have other names there."""
+        if composer.owns(graph):
+            return composer.skipping(",".join(self.focus)).plan(graph, calls, inner)
+        if not all_finite(composer.weights):
+            return composer.plan(graph, calls, inner)
+        return composer.skipping(EVERY).plan(graph, calls, inner)

@@ -1,0 +1,159 @@
+"""What each row of `specialize.table` proposes for an entry: a function a row, asked after calls that are looked at.
+
+A proposal says what part of a call's time it may save and in what part of the calls, so that rows can be compared: its expected
+value is the chance that it wins its race, times both. Looking takes microseconds; whatever takes longer is behind `attempt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from hotfuse.base.events import EvidenceValue
+from hotfuse.ir.branches import control_name
+from hotfuse.profile.predict import ALL
+from hotfuse.runtime.site import Entry, Site
+from hotfuse.runtime.tierup.attempt import Attempt, AttemptContext, sizes_of
+from hotfuse.runtime.tierup.bets import BranchLayer
+from hotfuse.runtime.tierup.layers.open_mask import open_mask
+from hotfuse.runtime.tierup.layers.repeated import repeated_inputs
+from hotfuse.runtime.tierup.padding import MIN_CALLS, may_be_padded
+from hotfuse.runtime.tierup.skipping import suspected
+from hotfuse.runtime.tierup.tier2 import BET_ON, add_layer, for_sizes, without_padding, without_rows
+from hotfuse.runtime.tierup.tiers import FEWEST, PREDICTABLE, recurring
+from hotfuse.specialize import table
+from hotfuse.specialize.branches import conditions
+from hotfuse.specialize.outcomes import Outcomes
+from hotfuse.specialize.table import AttemptKey, branch_key, sizes_key
+
+LEAST_VALUE = 0.005
+"""Part of the calls' time that a specialization must be expected to save: less is not worth a compile."""
+BRANCH_SAVES, MASK_SAVES, PADDING_SAVES, ROWS_SAVE, SIZES_SAVE = 0.25, 0.15, 0.3, 0.3, 0.08
+"""Parts of a call's time that rows save where they pay and nothing else tells; rows of zeros: of the rows that are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A specialization that may pay for an entry."""
+
+    key: AttemptKey
+    saves: float
+    """Part of a call's time, in calls for which the bet holds."""
+    share: float
+    """Part of the calls for which it does."""
+    attempt: Callable[[], Attempt | None]
+    evidence: Mapping[str, EvidenceValue] = field(default_factory=dict[str, EvidenceValue])
+    """What the decision to try it says; nothing where trying finds that out."""
+
+    def value(self, outcomes: Outcomes) -> float:
+        """The part of the calls' time that it is expected to save."""
+        return outcomes.promise(self.key.row, self.share) * self.saves * self.share
+
+
+Proposer = Callable[[AttemptContext, Site, Entry], Proposal | None]
+
+
+def _branch(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:
+    """A condition that sampled calls showed to go one way, and that has no code for it."""
+    graph = entry.baseline.graph
+    for at in conditions(graph):
+        name = control_name(graph.nodes[at])
+        seen = context.plans.call_sampler.predictable(entry.key, "branch", name)
+        if seen is None or seen[1] < PREDICTABLE or seen[2] < FEWEST:
+            continue
+        outcome = bool(seen[0])
+        placed = next((x for x in entry.layers if isinstance(x, BranchLayer)), None)
+        if placed is not None and (placed.name != name or outcome in placed.outcomes):
+            continue
+        key = branch_key(name, outcome)
+        if key in entry.refused:
+            continue
+        layer = BranchLayer(name, (outcome,) if placed is None else (*placed.outcomes, outcome))
+        about = {"condition": name, "outcome": outcome}
+        attempt = partial(add_layer, context, site, entry, layer, key, about, seen[1])
+        return Proposal(key, BRANCH_SAVES, seen[1], attempt, {**about, "accuracy": round(seen[1], 3), "samples": seen[2]})
+    return None
+
+
+def _repeated(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:
+    """Inputs that come again while others change."""
+    if any(x.key.row == table.REPEATED for x in entry.layers) or not entry.repeats.due(FEWEST):
+        return None
+    call = entry.samples.inputs()
+    found = None if call is None else repeated_inputs(entry.baseline.graph, entry.repeats, call)
+    if found is None or found.layer.key in entry.refused:
+        return None
+    evidence = {"inputs": found.layer.key.about, "share": round(found.share, 3), "work": round(found.work, 3),
+                "samples": found.pairs}  # fmt: skip
+    attempt = partial(add_layer, context, site, entry, found.layer, found.layer.key, evidence, found.share)
+    return Proposal(found.layer.key, found.work, found.share, attempt, evidence)
+
+
+def _open_mask(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:
+    """A mask that sampled calls showed to let everything through."""
+    graph, expected = entry.baseline.graph, partial(context.plans.call_sampler.predictable, entry.key, "valid")
+    if all((seen := expected(v.name)) is None or seen[0] != ALL for v in graph.inputs):
+        return None
+    serving = {x.key for x in entry.layers}
+    found = open_mask(graph, entry.facts, expected, entry.samples.several(BET_ON),
+                      lambda key: key in entry.refused or key in serving)  # fmt: skip
+    if found is None:
+        return None
+    layer = found.layer
+    attempt = partial(add_layer, context, site, entry, layer, layer.key, {"mask": layer.name}, found.accuracy,
+                      partial(layer.holds, graph))  # fmt: skip
+    evidence = {"mask": layer.name, "all": layer.number, "accuracy": round(found.accuracy, 3), "samples": found.samples}
+    return Proposal(layer.key, MASK_SAVES, found.accuracy, attempt, evidence)
+
+
+def _padding(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:
+    """Where calls bring a mask, kept ones tell how much it hides."""
+    key = AttemptKey(table.PADDING)
+    if key in entry.refused or any(x.key == key for x in entry.layers) or context.plans.settings.padding == "keep":
+        return None
+    if entry.samples.taken < MIN_CALLS:
+        return None
+    if not may_be_padded(entry.baseline.graph):
+        entry.mark_refused(key, "there is no attention with a mask")
+        return None
+    return Proposal(key, PADDING_SAVES, 1.0, partial(without_padding, context, site, entry))
+
+
+def _zero_rows(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:
+    """Rows of zeros somewhere; which products see them is found out behind."""
+    key, seen = AttemptKey(table.ZERO_ROWS), context.plans.call_sampler.seen(entry.key)
+    if key in entry.refused or entry.plan.sides is not None or entry.plan is entry.baseline or not suspected(seen):
+        return None
+    share = max(max(v.zero_rows.mean, v.zero.mean) for v in seen.values) if seen is not None else 0.0
+    return Proposal(key, ROWS_SAVE, share, partial(without_rows, context, site, entry))
+
+
+def _sizes(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:
+    """Sizes that recur and have no version."""
+    if not entry.symbols or entry.plan is entry.baseline:
+        return None
+    found = recurring(entry.samples.shares(), entry.samples.taken, context.plans.settings.max_versions)
+    new = next((b for b in found if b.value not in entry.versions and sizes_key(b.value) not in entry.refused), None)
+    if new is None:
+        return None
+    evidence = {"sizes": sizes_of(entry, new.value), "share": round(new.share, 3), "samples": new.samples}
+    attempt = partial(for_sizes, context, site, entry, new.value, new.share)
+    return Proposal(sizes_key(new.value), SIZES_SAVE, new.share, attempt, evidence)
+
+
+PROPOSERS: Mapping[str, Proposer] = {
+    table.BRANCH: _branch, table.REPEATED: _repeated, table.OPEN_MASK: _open_mask,
+    table.PADDING: _padding, table.ZERO_ROWS: _zero_rows, table.SIZES: _sizes,
+}  # fmt: skip
+"""A function for every row of the table."""
+
+
+LAYERED = tuple(r.name for r in table.ROWS if r.name != table.SIZES)
+"""Rows that are layers of an entry's plan; sizes are routes around it."""
+
+
+def proposals(context: AttemptContext, site: Site, entry: Entry, outcomes: Outcomes, rows: Sequence[str]) -> list[Proposal]:
+    """What of these rows may pay for an entry, the highest expected value first."""
+    found = [p for name in rows if (p := PROPOSERS[name](context, site, entry)) is not None]
+    return sorted(found, key=lambda p: -p.value(outcomes))

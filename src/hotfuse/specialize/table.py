@@ -1,0 +1,101 @@
+"""The table of specializations: what each needs to have seen, what it proposes, what stands in front of it, what a wrong bet costs.
+
+A row is data. `runtime.tierup.rows` has, for each row, the function that looks at an entry and proposes; the engine takes the
+proposal with the highest expected value, and plans compose: `runtime.tierup.layers` builds the layers of a plan in the order of
+this table, the outermost first. To add a specialization: a row here, a strategy in a file beside this one, a layer and a proposer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptKey:
+    """What an attempt at a better plan is known by: what was refused under a key is not tried again."""
+
+    row: str
+    """A row of the table, `fused` (tier 1) or `against` (a strategy against a bottleneck)."""
+    about: str = ""
+    """Of what: sizes, a condition and its outcome, an input."""
+    tier: int = 2
+
+    def __str__(self) -> str:
+        if self.row == FUSED:
+            return self.about or "tier 1"
+        if self.row == AGAINST:
+            return f"{self.about}, tier 1"
+        return f"{self.row}: {self.about}" if self.about else self.row
+
+
+FUSED, AGAINST = "fused", "against"
+TIER1 = AttemptKey(FUSED, tier=1)
+PART_OF_TIER1 = AttemptKey(FUSED, "part of tier 1", 1)
+DEVICE_KERNELS = AttemptKey("device kernels")
+"""Kernels generated for an accelerator, instead of the library's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Specialization:
+    """A row."""
+
+    name: str
+    evidence: str
+    """What calls must have shown."""
+    proposes: str
+    """What becomes of the graph."""
+    guard: str
+    """What is asked in every call, and where a call goes for which it does not hold."""
+    when_wrong: str
+    """What a wrong bet costs."""
+    prior: float
+    """How likely it is to win its race, before any race was run."""
+
+
+BRANCH, REPEATED, OPEN_MASK = "branch", "repeated inputs", "open mask"
+PADDING, ZERO_ROWS, SIZES = "packed rows", "zero rows", "sizes"
+
+ROWS: tuple[Specialization, ...] = (
+    Specialization(
+        BRANCH, "a condition went one way in 80% of sampled calls", "the branch written out behind its condition",
+        "the condition itself; other outcomes run the general code from there on", "the condition is asked in Python", 0.6,
+    ),
+    Specialization(
+        REPEATED, "inputs come again in half of the calls while others change", "what depends on them alone is kept, not run again",
+        "their bytes against those of the last four contents; others compute it and keep it",
+        "three calls that compute it apart, then the plan there was, for twice as many calls each time in vain", 0.7,
+    ),
+    Specialization(
+        OPEN_MASK, "a mask let everything through in 80% of sampled calls", "the graph without the mask",
+        "every element of the mask; other masks run the plan there was", "one read of the mask", 0.6,
+    ),
+    Specialization(
+        PADDING, "a mask hides a tenth of the rows of kept calls", "live rows alone, packed once",
+        "the share of live rows in the call's mask, below one that was measured; others run the plan there was",
+        "one read of the mask", 0.5,
+    ),
+    Specialization(
+        ZERO_ROWS, "a tenth of the rows of a product's input are zero", "products that leave rows of zeros out",
+        "decided by data inside the kernel", "one read of the rows, given up after 64 calls in vain", 0.5,
+    ),
+    Specialization(
+        SIZES, "a fifth of the calls have the same sizes", "kernels for these sizes alone",
+        "the sizes, in the site's inline cache; others run the entry's plan", "nothing: the cache compares sizes anyway", 0.4,
+    ),
+)  # fmt: skip
+"""In the order of layers: the outermost first; sizes are routes of the site, around all of them."""
+
+
+def row(name: str) -> Specialization:
+    """A row by its name."""
+    return next(r for r in ROWS if r.name == name)
+
+
+def sizes_key(sizes: tuple[int, ...]) -> AttemptKey:
+    """What a try at a version for sizes is known by."""
+    return AttemptKey(SIZES, "x".join(map(str, sizes)))
+
+
+def branch_key(condition: str, outcome: bool) -> AttemptKey:
+    """What a try at a bet on a condition is known by."""
+    return AttemptKey(BRANCH, f"{condition} is {str(outcome).lower()}")

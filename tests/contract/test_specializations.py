@@ -1,0 +1,54 @@
+"""The table of specializations: every row proposes, layers stand in its order, and races move its priors."""
+
+from __future__ import annotations
+
+import pytest
+
+from hotfuse.runtime.tierup.bets import BranchLayer
+from hotfuse.runtime.tierup.layers.layer import with_layer
+from hotfuse.runtime.tierup.layers.open_mask import OpenMaskLayer
+from hotfuse.runtime.tierup.layers.zero_rows import ZeroRowsLayer
+from hotfuse.runtime.tierup.rows import PROPOSERS
+from hotfuse.specialize.outcomes import SHARES, Outcomes
+from hotfuse.specialize.table import BRANCH, ROWS, SIZES, TIER1, AttemptKey, branch_key, row, sizes_key
+
+
+def test_every_row_has_a_proposer_and_words() -> None:
+    assert set(PROPOSERS) == {r.name for r in ROWS} and len({r.name for r in ROWS}) == len(ROWS)
+    for r in ROWS:
+        assert 0 < r.prior < 1 and all((r.evidence, r.proposes, r.guard, r.when_wrong)), r
+
+
+def test_keys_tell_attempts_apart_and_read_well() -> None:
+    keys = [TIER1, sizes_key((2, 3)), sizes_key((23,)), branch_key("%c", True), branch_key("%c", False), AttemptKey("zero rows")]
+    assert len(set(keys)) == len({str(k) for k in keys}) == len(keys)
+    assert str(TIER1) == "tier 1" and TIER1.tier == 1 and str(branch_key("%c", True)) == "branch: %c is true"
+
+
+def test_layers_stand_in_the_order_of_the_table_whatever_came_first() -> None:
+    rows, mask, branch = ZeroRowsLayer(("a",)), OpenMaskLayer("m", 1), BranchLayer("%c", (True,))
+    want = (branch, mask, rows)
+    for order in ((rows, mask, branch), (branch, rows, mask), (mask, branch, rows)):
+        layers = ()
+        for layer in order:
+            layers = with_layer(layers, layer)
+        assert layers == want
+    both = BranchLayer("%c", (True, False))
+    assert with_layer(want, both) == (both, mask, rows) and both.keys == (branch_key("%c", True), branch_key("%c", False))
+    assert with_layer(want, OpenMaskLayer("n", 1))[1:3] == (mask, OpenMaskLayer("n", 1))
+
+
+def test_races_move_the_prior_of_a_row_and_of_its_context_more() -> None:
+    outcomes = Outcomes()
+    assert outcomes.promise(SIZES, 0.9) == row(SIZES).prior
+    for _ in range(8):
+        outcomes.learn(SIZES, 0.9, 1.0, 2.0, False)
+    assert outcomes.promise(SIZES, 0.9) < outcomes.promise(SIZES, 0.1) < row(SIZES).prior == 0.4
+    assert outcomes.promise(BRANCH, 0.9) == row(BRANCH).prior, "rows do not teach each other"
+    again = Outcomes()
+    again.restore(outcomes.state())
+    assert again.promise(SIZES, 0.9) == outcomes.promise(SIZES, 0.9)
+    again.restore({"of a newer program, mostly": [3.0, 1.0, 0.0]})
+    assert not again.rows
+    with pytest.raises(ValueError, match="5"):
+        again.restore({f"{SIZES}, {SHARES[0][0]}": [3.0, 5.0, 0.0]})

@@ -1,0 +1,207 @@
+"""What depends on repeated inputs alone is kept: right whatever changes, and given up where nothing comes again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse
+import hotfuse.runtime.tierup.improve as improve_module
+from hotfuse import Settings
+from hotfuse.ir.text import parse
+from hotfuse.ir.verify import verify
+from hotfuse.runtime.observe.repeats import InputRepeats
+from hotfuse.runtime.serve import kept_results
+from hotfuse.runtime.serve.kept_results import RepeatedInputs
+from hotfuse.runtime.tierup.race import Trial
+from hotfuse.specialize.repeats import kept_part, work_saved
+from hotfuse.specialize.table import REPEATED
+
+INLINE = Settings(capture="inline", hot_calls=2, watch_rate=2)
+
+
+@pytest.fixture(autouse=True)
+def new_plans_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))
+    with torch.no_grad():
+        yield
+
+
+class TwoTowers(nn.Module):
+    """Also returns what the second tower gives, and a view of it: neither may share memory with what is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 24)
+        self.text = nn.Sequential(nn.Linear(24, 48), nn.GELU(), nn.Linear(48, 16))
+        self.image = nn.Sequential(nn.Linear(12, 48), nn.GELU(), nn.Linear(48, 16))
+
+    def forward(self, image: torch.Tensor, text: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        t = self.text(self.table(text).mean(1))
+        return self.image(image) @ t.t(), t, t[:2].t()
+
+
+def entry_of(fast: Any) -> Any:
+    return next(iter(fast._engine.sites.values())).entries[0]
+
+
+def layered(fast: Any) -> bool:
+    return any(x.key.row == REPEATED for x in entry_of(fast).layers)
+
+
+def check(fast: Any, model: nn.Module, *inputs: torch.Tensor) -> None:
+    got, want = fast(*inputs), model(*inputs)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    for a in got:  # whoever gets a result may write to it
+        a.mul_(3)
+
+
+def test_a_fixed_text_is_encoded_once_and_every_change_of_it_is_noticed() -> None:
+    model, text = TwoTowers().eval(), torch.randint(0, 50, (5, 7))
+    fast = hotfuse.jit(model, settings=INLINE)
+    for _ in range(400):
+        check(fast, model, torch.randn(3, 12), text)
+        if layered(fast):
+            break
+    assert layered(fast), str(fast.explain(full=True))
+    counters = entry_of(fast).plan.counters
+    check(fast, model, torch.randn(3, 12), text)
+    before = counters()
+    for _ in range(10):
+        check(fast, model, torch.randn(3, 12), text)
+    check(fast, model, torch.randn(3, 12), text.clone())  # another tensor with the same contents
+    after = counters()
+    assert after["repeated_hits"] == before["repeated_hits"] + 11 and after["repeated_misses"] == before["repeated_misses"]
+    assert after["repeated_saved_us"] > before["repeated_saved_us"]
+    text[0, 0] = 49 - text[0, 0]  # in place
+    check(fast, model, torch.randn(3, 12), text)
+    text.numpy()[1, 1] = 49 - text.numpy()[1, 1]  # which no version shows
+    check(fast, model, torch.randn(3, 12), text)
+    text.data[2, 2] = 49 - text[2, 2]
+    check(fast, model, torch.randn(3, 12), text)
+    with torch.inference_mode():
+        check(fast, model, torch.randn(3, 12), torch.randint(0, 50, (5, 7)))
+    check(fast, model, torch.randn(3, 12), text.t().contiguous().t())  # lies otherwise: whoever serves it, it is right
+    for _ in range(40):  # nothing comes again
+        check(fast, model, torch.randn(3, 12), torch.randint(0, 50, (5, 7)))
+    shown = str(fast.explain(full=True))
+    assert "keeps what depends on tensors_1 alone" in shown, shown
+    with torch.no_grad():
+        model.text[0].weight.mul_(1.5)  # what is kept was computed with other weights
+    check(fast, model, torch.randn(3, 12), text)
+    fast.close()
+
+
+def test_a_call_that_repeats_wholly_teaches_nothing() -> None:
+    model, image, text = TwoTowers().eval(), torch.randn(3, 12), torch.randint(0, 50, (5, 7))
+    fast = hotfuse.jit(model, settings=INLINE)
+    for _ in range(200):
+        fast(image, text)
+    entry = entry_of(fast)
+    assert entry.repeats.wholly > 24 and entry.repeats.pairs == 0 and not entry.layers
+    fast.close()
+
+
+def test_evidence_is_taken_of_calls_that_follow_each_other() -> None:
+    seen, number = InputRepeats(2), 0
+    for image in range(30):
+        for prompt in range(10):
+            number += 64 if prompt % 2 == 0 else 1
+            seen.note(number, [torch.full((4,), image), torch.full((4,), 100 * image + prompt)])
+    assert seen.pairs == 150 and seen.share([0]) == 1.0 and seen.share([1]) == 0.0 == seen.share([0, 1])
+    assert not InputRepeats(1).note(1, [torch.ones(2)]), "of one input nothing is to be learned"
+
+
+def runs(made: list[str]) -> RepeatedInputs:
+    def kept(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made.append("kept")
+        return (x * 2,)
+
+    def rest(x: torch.Tensor, y: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made.append("rest")
+        return (k + y, k)
+
+    def whole(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        made.append("whole")
+        return (x * 2 + y, x * 2)
+
+    return RepeatedInputs((0,), kept, rest, whole)
+
+
+@pytest.mark.parametrize("every", [1, 10, 1000])
+def test_traffic_that_flips_is_right_and_soon_left_alone(every: int) -> None:
+    made: list[str] = []
+    run, y = runs(made), torch.randn(6)
+    for n in range(4000):
+        x = torch.full((6,), float(n // every))
+        out = run(x, y)
+        assert torch.equal(out[0], x * 2 + y) and torch.equal(out[1], x * 2)
+        out[1].zero_()
+    computed = made.count("kept")
+    if every == 1:
+        assert computed == kept_results.IN_VAIN and made.count("rest") == computed, "each time in vain the next try is later"
+    else:
+        assert computed <= 4000 / every + 1 and made.count("whole") == 0 and run.hits == 4000 - computed
+
+
+def test_it_begins_anew_when_inputs_come_again_and_keeps_a_few() -> None:
+    made: list[str] = []
+    run, y = runs(made), torch.ones(6)
+    for n in range(30):
+        run(torch.full((6,), float(n)), y)
+    some = [torch.full((6,), 100.0 + n) for n in range(kept_results.MOST_CONTENTS)]
+    for _ in range(200):
+        run(some[0], y)
+    assert run.begun_again == 1 and run.hits > 100
+    for n in range(40):
+        run(some[n % len(some)], y)
+    misses = run.misses
+    for n in range(40):
+        run(some[n % len(some)], y)
+    assert run.misses == misses and 0 < run.bytes < 1000
+
+
+def test_what_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_results, "MOST_BYTES", 40)
+    made: list[str] = []
+    run, x, y = runs(made), torch.ones(6), torch.ones(6)
+    for _ in range(50):
+        assert torch.equal(run(x, y)[0], x * 2 + y)
+    assert run.bytes == 0 and run.hits == 0 and made.count("whole") >= 40
+
+
+def test_bits_decide() -> None:
+    made: list[str] = []
+    run, y = runs(made), torch.zeros(3)
+    zero, nan = torch.zeros(3), torch.full((3,), float("nan"))
+    for x in (zero, -zero, nan, zero, -zero, nan):
+        got = run(x, y)[0]
+        assert torch.equal(torch.signbit(got + y * 0), torch.signbit(x * 2 + y)) or got.isnan().all()
+    assert run.misses == 3 and run.hits == 3
+    empty = torch.zeros(0)
+    assert run(empty, empty)[0].shape == (0,) and run(empty, empty)[0].shape == (0,)
+
+
+GRAPH = """graph g(%x: f32[4, 8], %m: i64[4, 8], %w: f32[4, 8]) {
+  %a: f32[4, 8] = aten.exp.default(%w)
+  %v: f32[8, 4] = aten.t.default(%a)
+  %b: f32[4, 4] = aten.mm.default(%x, %v)
+  %r: f32[4, 8] = aten.rand_like.default(%w)
+  %c: f32[4, 8] = aten.add.Tensor(%r, %a)
+  return %b, %c, %v
+}"""
+
+
+def test_the_cut_keeps_no_views_and_nothing_random() -> None:
+    graph = verify(parse(GRAPH))
+    found = kept_part(graph, ["w"])
+    assert found is not None and [n.op for n in found.kept.nodes] == ["aten.exp.default"]
+    assert [v.name for v in found.rest.inputs] == ["x", "m", "w", "a"]
+    assert [n.op for n in found.rest.nodes] == ["aten.t.default", "aten.mm.default", "aten.rand_like.default", "aten.add.Tensor"]
+    assert kept_part(graph, ["m"]) is None and kept_part(graph, []) is None
+    assert 0 < work_saved(graph, ["w"], {}) < 1 and work_saved(graph, ["m"], {}) == 0
