@@ -23,6 +23,7 @@ from hotfuse.ir.dims import show as show_dim
 from hotfuse.ir.text import show, show_type
 from hotfuse.ops.table import lookup, packet
 from hotfuse.runtime.engine import Engine
+from hotfuse.runtime.observe.savings import bet_text, bets_of, inputs_of
 from hotfuse.runtime.observe.summary import readable, summary
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Signature
@@ -153,6 +154,8 @@ def _explain_entry(entry: Entry) -> dict[str, Any]:
         "versions": versions,
         "refused": {str(k): why for k, why in entry.refused.items()},
         "trying": "" if entry.trying is None else str(entry.trying),
+        "bets": bets_of(entry),
+        "inputs_again": inputs_of(entry),
         "own_code": _own_code(entry),
         "audits": [a for v, audit in list(entry.audits.items()) if (a := _explain_audit(entry, v, audit)) is not None],
         "not_audited": entry.not_audited,
@@ -365,6 +368,10 @@ def _lines(data: dict[str, Any]) -> list[str]:
                 sizes = ", ".join(f"{n}={v}" for n, v in version["sizes"].items())
                 out.append(f"    version for {sizes}: tier {version['tier']}, {version['partitions']} partitions, "
                            f"{version['share']:.0%} of the sampled calls")
+            out += [f"    bet: {bet_text(b)}" for b in plan.get("bets", ())]
+            again = [f"{i['input']} in {i['came_again']:.0%}" for i in plan.get("inputs_again", ()) if i["came_again"] > 0]
+            if again:
+                out.append(f"    inputs that came again: {', '.join(again)} of {plan['inputs_again'][0]['pairs']} pairs of calls")
             if "own_code" in plan:
                 out += [f"    {line}" for line in _own(plan["own_code"])]
                 out += [f"    {_audit(a)}" for a in plan["audits"]]

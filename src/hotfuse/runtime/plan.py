@@ -56,6 +56,16 @@ class Condition:
     """The plan's run, which tells a listener which way every call went."""
 
 
+@dataclass(frozen=True, slots=True)
+class BetCount:
+    """How often the bet of a specialization held."""
+
+    held: int
+    missed: int
+    saved_s: float | None = None
+    """What that saved in all, where the plan itself knows."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """What a call runs in, from beginning to end."""
@@ -82,6 +92,8 @@ class Plan:
     """The tile kernels of its native runs, by number."""
     layers: tuple[AttemptKey, ...] = ()
     """The specializations that it is made of, the outermost first."""
+    bets: tuple[tuple[AttemptKey, Callable[[], BetCount]], ...] = ()
+    """Of its specializations that count: how often each held."""
     bet: Condition | None = None
     """The condition it bets on, if it does."""
     switches: tuple[Switch, ...] = ()

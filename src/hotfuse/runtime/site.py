@@ -54,6 +54,16 @@ class Retry:
     wait_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class WonRace:
+    """A specialization that was deployed."""
+
+    us_before: float
+    us_after: float
+    at: float
+    """Seconds since the epoch."""
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Entry:
     """What calls must bring and the plans behind it: they travel together.
@@ -138,6 +148,8 @@ class Entry:
     allowed: float = 1.0
     """How many times as long as what it replaced a plan may take: more than once where memory is what counts."""
     callers: Callers = field(default_factory=Callers)
+    won: dict[AttemptKey, WonRace] = field(default_factory=dict[AttemptKey, "WonRace"])
+    """What specializations saved in the race before they were deployed."""
     repeats: InputRepeats = field(default_factory=lambda: InputRepeats(0))
     """Which inputs calls bring again."""
 

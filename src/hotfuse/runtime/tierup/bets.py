@@ -16,7 +16,7 @@ import torch
 from hotfuse.backends.protocol import Run
 from hotfuse.ir.branches import control_name
 from hotfuse.ir.graph import Graph
-from hotfuse.runtime.plan import Condition, Plan
+from hotfuse.runtime.plan import BetCount, Condition, Plan
 from hotfuse.runtime.serve.scalar_conditions import asked
 from hotfuse.runtime.serve.speculate import BranchSide, OutcomeHits, betting
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
@@ -58,7 +58,8 @@ class BranchBet:
         run = telling()
         ways = [f"bets that {self.name} is {str(o).lower()}: then {_told(p)}" for o, p in self.hot.items()]
         bet = Condition(self.name, telling)
-        return composed(graph, run, "bets", "; ".join(ways), list(self.hot.values()), notes=ways, bet=bet)
+        return composed(graph, run, "bets", "; ".join(ways), list(self.hot.values()), notes=ways, bet=bet,
+                        counts=(AttemptKey(BRANCH, self.name), lambda: BetCount(self.outcomes.hits, self.outcomes.misses)))  # fmt: skip
 
 
 def _told(plan: Plan) -> str:

@@ -29,7 +29,7 @@ from hotfuse.machine.cores import usable_cores
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
-from hotfuse.runtime.site import THREADS, Entry, Site
+from hotfuse.runtime.site import MOST_REFUSED, THREADS, Entry, Site, WonRace
 from hotfuse.runtime.tierup.attempt import (
     Attempt,
     AttemptContext,
@@ -323,6 +323,11 @@ class Improver:
             attempt.deploy(better)
             self._plans.evict_to_budget(better)
             entry.trade = trade
+        before, after = (evidence.get(us) for us in ("us_before", "us_after"))
+        if isinstance(before, int | float) and isinstance(after, int | float):
+            entry.won[attempt.key] = WonRace(float(before), float(after), time.time())
+            for oldest in list(entry.won)[:-MOST_REFUSED]:
+                entry.won.pop(oldest, None)
         self._decide(Action.DEPLOY, why, **evidence)
         self._plans.release(entry)
         self._plans.compare_copies()

@@ -22,7 +22,7 @@ from hotfuse.compile.literals import with_numbers
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ops.table import packet
-from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plan import BetCount, Plan
 from hotfuse.runtime.serve.packing import MaskPacker, PackedRun, Padded
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
 from hotfuse.simplify import simplify
@@ -187,7 +187,8 @@ def packed_plan(found: PaddedTraffic, fast: Plan, plan: Plan, graph: Graph, limi
         f"rows that {packing.mask.name} hides are not computed where at most {limit:.0%} live ({found.share:.0%} do): "
         f"{packing.products} products and attentions on packed rows; else as before"
     )
-    return composed(graph, run, "packed", about, (fast, plan), counters=counters)
+    return composed(graph, run, "packed", about, (fast, plan), counters=counters,
+                    counts=(AttemptKey(PADDING), lambda: BetCount(run.calls, run.why_not.total())))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

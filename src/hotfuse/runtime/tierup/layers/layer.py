@@ -23,7 +23,7 @@ from hotfuse.analysis.call_facts import Facts
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.ir.graph import Graph
 from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
-from hotfuse.runtime.plan import Condition, Plan, PlanMemory
+from hotfuse.runtime.plan import BetCount, Condition, Plan, PlanMemory
 from hotfuse.runtime.zero_rows import Sides
 from hotfuse.specialize.table import ROWS, AttemptKey
 
@@ -99,6 +99,7 @@ def with_layer(layers: tuple[Layer, ...], new: Layer) -> tuple[Layer, ...]:
 def composed(
     graph: Graph, run: Run, kind: str, about: str, pieces: Sequence[Plan], *, notes: Sequence[str] = (),
     counters: Callable[[], dict[str, int]] = dict[str, int], bet: Condition | None = None,
+    counts: tuple[AttemptKey, Callable[[], BetCount]] | None = None,
 ) -> Plan:  # fmt: skip
     """A plan of tier 2 that is one partition around plans of pieces: what these hold and count is its own."""
     part = Partition(0, 0, len(graph.nodes), CutReason.START, device_of(graph.nodes[0]) if graph.nodes else "cpu")
@@ -117,6 +118,7 @@ def composed(
     return Plan(
         Partitioning(graph, (part,)), (Artifact(graph, run, kind, about),), run, 2, said, memory=memory,
         runs=tuple(r for p in inside for r in p.runs), counters=counted, bet=bet,
+        bets=(*((counts,) if counts is not None else ()), *(b for p in inside for b in p.bets)),
         sides=Sides(list({d.address: d for d in dials}.values())) if dials else None,
     )  # fmt: skip
 

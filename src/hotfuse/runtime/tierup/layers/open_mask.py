@@ -14,7 +14,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.profile.predict import ALL
 from hotfuse.runtime.observe.points import masks
-from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plan import BetCount, Plan
 from hotfuse.runtime.serve.partition_guard import guarded
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed, filtered
 from hotfuse.runtime.tierup.tiers import FEWEST, PREDICTABLE
@@ -59,7 +59,8 @@ class OpenMaskLayer(Layer):
             return {"mask_hits": guard.hits, "mask_misses": sum(guard.misses.values())}
 
         said = f"where {self.key.about}: {len(less.nodes)} nodes instead of {len(graph.nodes)}; else as before"
-        return composed(graph, guard, "guarded", said, (fast, other), counters=counters)
+        return composed(graph, guard, "guarded", said, (fast, other), counters=counters,
+                        counts=(self.key, lambda: BetCount(guard.hits, sum(guard.misses.values()))))  # fmt: skip
 
 
 def _at(graph: Graph, name: str) -> int:

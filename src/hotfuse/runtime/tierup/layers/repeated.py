@@ -11,7 +11,7 @@ from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import TensorType
 from hotfuse.runtime.observe.repeats import InputRepeats
-from hotfuse.runtime.plan import Plan
+from hotfuse.runtime.plan import BetCount, Plan
 from hotfuse.runtime.serve.kept_results import RepeatedInputs
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
 from hotfuse.specialize.repeats import kept_part, work_saved
@@ -52,7 +52,8 @@ class RepeatedLayer(Layer):
         run = RepeatedInputs(takes, kept.run, rest.run, whole.run)
         said = (f"keeps what depends on {self.key.about} alone: {len(cut.kept.nodes)} of {len(graph.nodes)} nodes run where"
                 " these inputs change")  # fmt: skip
-        return composed(graph, run, "kept results", said, (kept, rest, whole), counters=run.counters)
+        return composed(graph, run, "kept results", said, (kept, rest, whole), counters=run.counters,
+                        counts=(self.key, lambda: BetCount(run.hits, run.misses + run.passed, run.saved_s)))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,140 @@
+"""`hotfuse watch`: serve a model for some seconds and show, as it goes on, what was seen of its values, what is bet on them, how often
+that held and what it saved.
+
+    hotfuse watch model.onnx --seconds 30            a table every few seconds, the last one at the end
+    hotfuse watch mymodels:encoder --hold 1          the second input stays the same from call to call, the others change
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hotfuse.base.errors import InputError
+from hotfuse.cli.feeds import make_feeds, owning_up
+from hotfuse.cli.output import pairs, print_json, reports_errors
+from hotfuse.cli.torch_models import is_torch_name, load_torch
+
+if TYPE_CHECKING:
+    from hotfuse.explain import Explanation
+
+FEEDS = 32
+"""Sets of inputs that calls take in turn, so that they differ."""
+
+
+@reports_errors
+def watch(
+    model: Annotated[str, typer.Argument(help="An ONNX model, or package.module:name of a PyTorch one.")],
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to serve it.")] = 20.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two tables.")] = 5.0,
+    hold: Annotated[list[str] | None, typer.Option(help="An input (by name, or its number) that stays as it is.")] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="name=file.npy, or name=number to fill the input; random otherwise. PyTorch: 2x16:int64."),
+    ] = None,
+    dims: Annotated[list[str] | None, typer.Option("--dim", help="name=size of a dynamic dim.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads to use.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random inputs.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, at the end.")] = False,
+) -> None:
+    """Serve a model and show per value what was seen, what is bet on it, how often that held and what it saved."""
+    def show(found: Explanation) -> None:
+        if not as_json:
+            typer.echo("\n".join(watched_lines(found.to_dict())) + "\n")
+
+    serve = _torch if is_torch_name(model) else _onnx
+    last = serve(model, inputs or [], dims or [], hold or [], seconds, every, threads, seed, show)
+    if as_json:
+        print_json(last.to_dict())
+
+
+def watched_lines(data: dict[str, Any]) -> list[str]:
+    """What was seen, and what is bet on it."""
+    from hotfuse.runtime.observe.savings import bet_text
+
+    lines = [f"{data['model']}: {sum(p['calls'] for s in data['sites'] for p in s['plans'])} calls in captured graphs"]
+    for site in data["sites"]:
+        for plan in site["plans"]:
+            lines.append(f"  plan of tier {plan['tier']}, {plan['calls']} calls"
+                         + (f", {plan['measured_us']} us a call" if plan.get("measured_us") else ""))  # fmt: skip
+            lines += [f"    input {i['input']}: came again in {i['came_again']:.0%} of {i['pairs']} pairs of calls"
+                      for i in plan["inputs_again"]]  # fmt: skip
+            lines += [f"    bet: {bet_text(b)}" for b in plan["bets"]] or ["    bet: nothing so far"]
+            lines += [f"    refused: {what}: {why}" for what, why in plan["refused"].items()]
+            if plan["trying"]:
+                lines.append(f"    being tried: {plan['trying']}")
+    return lines + [f"  {line}" for line in data["watching"].splitlines()]
+
+
+def _serve(call: Callable[[int], object], explain: Callable[[], Explanation], seconds: float, every: float,
+           show: Callable[[Explanation], None]) -> Explanation:  # fmt: skip
+    end, shown, i = time.monotonic() + seconds, time.monotonic() + every, 0
+    while (now := time.monotonic()) < end or i == 0:
+        call(i)
+        i += 1
+        if now >= shown:
+            show(explain())
+            shown = now + every
+    last = explain()
+    show(last)
+    return last
+
+
+def _torch(
+    name: str, inputs: list[str], _dims: list[str], hold: list[str], seconds: float, every: float, threads: int | None, seed: int,
+    show: Callable[[Explanation], None],
+) -> Explanation:
+    import torch
+
+    from hotfuse.api import jit
+
+    torch.manual_seed(seed)
+    target, args, _ = load_torch(name, inputs)
+    held = {_number(h, len(args)) for h in hold}
+    turns: list[list[Any]] = []
+    for _ in range(FEEDS):
+        turns.append([a if i in held or not isinstance(a, torch.Tensor) else _other(a) for i, a in enumerate(args)])
+    with torch.no_grad(), jit(target, threads=threads) as fast:
+        return _serve(lambda i: fast(*turns[i % FEEDS]), lambda: fast.explain(True), seconds, every, show)
+
+
+def _other(t: Any) -> Any:
+    """A tensor of the same kind with other contents: the elements in another order, so that whatever they mean stays possible."""
+    import torch
+
+    return t.flatten()[torch.randperm(t.numel())].reshape(t.shape)
+
+
+def _number(name: str, count: int) -> int:
+    if not name.isdigit() or int(name) >= count:
+        raise InputError(f"no input {name}", because=f"the model takes {count}", hint="name it by its number, from 0 on")
+    return int(name)
+
+
+def _onnx(
+    model: str, inputs: list[str], dims: list[str], hold: list[str], seconds: float, every: float, threads: int | None, seed: int,
+    show: Callable[[Explanation], None],
+) -> Explanation:
+    from hotfuse.session import InferenceSession, SessionOptions
+
+    options = SessionOptions()
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    given, sizes = pairs(inputs, "--input"), pairs(dims, "--dim")
+    with InferenceSession(Path(model), options) as session:
+        declared = session.get_inputs()
+        names = [d.name for d in declared]
+        held = {h if h in names else names[_number(h, len(names))] for h in hold}
+        feeds = [make_feeds(declared, given, sizes, seed + i) for i in range(FEEDS)]
+        for feed in feeds[1:]:
+            feed.arrays.update({name: feeds[0].arrays[name] for name in held})
+
+        def call(i: int) -> None:
+            with owning_up(feeds[i % FEEDS]):
+                session.run(None, feeds[i % FEEDS].arrays)
+
+        return _serve(call, lambda: session.explain(True), seconds, every, show)
