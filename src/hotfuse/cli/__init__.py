@@ -20,7 +20,8 @@ app = typer.Typer(
     add_completion=False,
 )
 for _command in (
-    run.run, explain.explain, watch.watch, show.show, bench.bench, build.build, doctor.doctor, calibrate.calibrate, hpm.hpm, cache.keys,
+    run.run, explain.explain, watch.watch, show.show, bench.bench, build.build, doctor.doctor, calibrate.calibrate, hpm.hpm,
+    cache.keys,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(db.db, name="db")

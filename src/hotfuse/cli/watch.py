@@ -1,5 +1,5 @@
-"""`hotfuse watch`: serve a model for some seconds and show, as it goes on, what was seen of its values, what is bet on them, how often
-that held and what it saved.
+"""`hotfuse watch`: serve a model for some seconds and show, as it goes on, what was seen of its values, what is bet on them, how
+often that held and what it saved.
 
     hotfuse watch model.onnx --seconds 30            a table every few seconds, the last one at the end
     hotfuse watch mymodels:encoder --hold 1          the second input stays the same from call to call, the others change
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -22,6 +23,18 @@ from hotfuse.cli.torch_models import is_torch_name, load_torch
 if TYPE_CHECKING:
     from hotfuse.explain import Explanation
 
+class Served(Protocol):
+    """A model that is served, in torch or of a file."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until background work is done."""
+        ...
+
+    def explain(self, full: bool = False) -> Explanation:
+        """What runs now and why."""
+        ...
+
+
 FEEDS = 32
 """Sets of inputs that calls take in turn, so that they differ."""
 
@@ -30,6 +43,8 @@ FEEDS = 32
 def watch(
     model: Annotated[str, typer.Argument(help="An ONNX model, or package.module:name of a PyTorch one.")],
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to serve it.")] = 20.0,
+    calls: Annotated[int | None, typer.Option(min=1, help="How many calls at most.")] = None,
+    wait: Annotated[bool, typer.Option(help="Now and then, wait until background work is done.")] = True,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two tables.")] = 5.0,
     hold: Annotated[list[str] | None, typer.Option(help="An input (by name, or its number) that stays as it is.")] = None,
     inputs: Annotated[
@@ -46,8 +61,9 @@ def watch(
         if not as_json:
             typer.echo("\n".join(watched_lines(found.to_dict())) + "\n")
 
+    pace = Pace(seconds, calls, every, wait, show)
     serve = _torch if is_torch_name(model) else _onnx
-    last = serve(model, inputs or [], dims or [], hold or [], seconds, every, threads, seed, show)
+    last = serve(model, inputs or [], dims or [], hold or [], threads, seed, pace)
     if as_json:
         print_json(last.to_dict())
 
@@ -70,23 +86,35 @@ def watched_lines(data: dict[str, Any]) -> list[str]:
     return lines + [f"  {line}" for line in data["watching"].splitlines()]
 
 
-def _serve(call: Callable[[int], object], explain: Callable[[], Explanation], seconds: float, every: float,
-           show: Callable[[Explanation], None]) -> Explanation:  # fmt: skip
-    end, shown, i = time.monotonic() + seconds, time.monotonic() + every, 0
-    while (now := time.monotonic()) < end or i == 0:
-        call(i)
-        i += 1
-        if now >= shown:
-            show(explain())
-            shown = now + every
-    last = explain()
-    show(last)
-    return last
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long to serve, and when to show something."""
+
+    seconds: float
+    calls: int | None
+    every: float
+    wait: bool
+    show: Callable[[Explanation], None]
+
+    def serve(self, call: Callable[[int], object], model: Served) -> Explanation:
+        """Calls one after the other; what was seen in the end."""
+        begin = shown = time.monotonic()
+        end, i = begin + self.seconds, 0
+        while i == 0 or ((now := time.monotonic()) < end and (self.calls is None or i < self.calls)):
+            call(i)
+            if self.wait and i & (i + 1) == 0:  # after 1, 2, 4, 8, ... calls
+                model.wait(max(0.0, end - time.monotonic()))
+            i += 1
+            if (now := time.monotonic()) >= shown + self.every:
+                self.show(model.explain(True))
+                shown = now
+        last = model.explain(True)
+        self.show(last)
+        return last
 
 
 def _torch(
-    name: str, inputs: list[str], _dims: list[str], hold: list[str], seconds: float, every: float, threads: int | None, seed: int,
-    show: Callable[[Explanation], None],
+    name: str, inputs: list[str], _dims: list[str], hold: list[str], threads: int | None, seed: int, pace: Pace
 ) -> Explanation:
     import torch
 
@@ -99,7 +127,7 @@ def _torch(
     for _ in range(FEEDS):
         turns.append([a if i in held or not isinstance(a, torch.Tensor) else _other(a) for i, a in enumerate(args)])
     with torch.no_grad(), jit(target, threads=threads) as fast:
-        return _serve(lambda i: fast(*turns[i % FEEDS]), lambda: fast.explain(True), seconds, every, show)
+        return pace.serve(lambda i: fast(*turns[i % FEEDS]), fast)
 
 
 def _other(t: Any) -> Any:
@@ -116,8 +144,7 @@ def _number(name: str, count: int) -> int:
 
 
 def _onnx(
-    model: str, inputs: list[str], dims: list[str], hold: list[str], seconds: float, every: float, threads: int | None, seed: int,
-    show: Callable[[Explanation], None],
+    model: str, inputs: list[str], dims: list[str], hold: list[str], threads: int | None, seed: int, pace: Pace
 ) -> Explanation:
     from hotfuse.session import InferenceSession, SessionOptions
 
@@ -137,4 +164,4 @@ def _onnx(
             with owning_up(feeds[i % FEEDS]):
                 session.run(None, feeds[i % FEEDS].arrays)
 
-        return _serve(call, lambda: session.explain(True), seconds, every, show)
+        return pace.serve(call, session)

@@ -57,9 +57,9 @@ class BranchBet:
         telling = partial(betting, self.prefix.run, self.takes, self.condition, sides, cold, self.outcomes, ask)
         run = telling()
         ways = [f"bets that {self.name} is {str(o).lower()}: then {_told(p)}" for o, p in self.hot.items()]
-        bet = Condition(self.name, telling)
+        bet, outcomes = Condition(self.name, telling), self.outcomes
         return composed(graph, run, "bets", "; ".join(ways), list(self.hot.values()), notes=ways, bet=bet,
-                        counts=(AttemptKey(BRANCH, self.name), lambda: BetCount(self.outcomes.hits, self.outcomes.misses)))  # fmt: skip
+                        counts=(AttemptKey(BRANCH, self.name), lambda: BetCount(outcomes.hits, outcomes.misses)))  # fmt: skip
 
 
 def _told(plan: Plan) -> str:

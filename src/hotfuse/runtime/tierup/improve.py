@@ -142,10 +142,10 @@ class Improver:
                 audit.reopen(entry.calls)
             self._decide(Action.NOTICE, Why.CIRCUMSTANCES, changed=", ".join(changed), threads=stamp[THREADS], cores=stamp[4])
 
-    def _consider_rows(self, site: Site, entry: Entry, which: Callable[[Proposal], bool]) -> bool:
-        """Whether a specialization was begun: of those proposed, the one that is expected to save most."""
-        for found in proposals(self._context, site, entry, self._history.outcomes):
-            if not which(found) or (found.key.row == SIZES and not self._promising(entry, Strategy.SPECIALIZE, found.key)):
+    def _consider_rows(self, site: Site, entry: Entry, rows: Sequence[str]) -> bool:
+        """Whether a specialization of these rows was begun: of those proposed, the one that is expected to save most."""
+        for found in proposals(self._context, site, entry, self._history.outcomes, rows):
+            if found.key.row == SIZES and not self._promising(entry, Strategy.SPECIALIZE, found.key):
                 continue
             value = found.value(self._history.outcomes)
             if value < LEAST_VALUE:

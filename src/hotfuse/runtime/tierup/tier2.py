@@ -78,9 +78,9 @@ def with_device_kernels(context: AttemptContext, entry: Entry) -> Attempt | None
 
 
 def add_layer(
-    context: AttemptContext, site: Site, entry: Entry, new: Layer, key: AttemptKey, about: Mapping[str, EvidenceValue], share: float,
-    meant: Callable[[Sequence[torch.Tensor]], bool] | None = None, calls: Sequence[Sequence[torch.Tensor]] | None = None,
-    made_well: Callable[[Plan], None] | None = None,
+    context: AttemptContext, site: Site, entry: Entry, new: Layer, key: AttemptKey, about: Mapping[str, EvidenceValue],
+    share: float, meant: Callable[[Sequence[torch.Tensor]], bool] | None = None,
+    calls: Sequence[Sequence[torch.Tensor]] | None = None, made_well: Callable[[Plan], None] | None = None,
 ) -> Attempt | None:  # fmt: skip
     """The entry's plan with one more layer, or one that goes on from a layer it has.
 
