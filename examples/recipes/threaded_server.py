@@ -58,7 +58,7 @@ def main(tiny: bool = False) -> Outcome:
 
     try:
         return compared("threaded server, 8 requests on 4 threads", lambda: ask(servers[0]), lambda: ask(servers[1]), fast,
-                        lambda a, b: torch.allclose(a, b, rtol=1e-3, atol=1e-4), 1.0 if tiny else 15.0)  # fmt: skip
+                        lambda a, b: torch.allclose(a, b, rtol=1e-3, atol=1e-4), 0.0 if tiny else 15.0)  # fmt: skip
     finally:
         for server in servers:
             server.shutdown()
