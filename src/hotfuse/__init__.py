@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from hotfuse.base.interpreters import refuse_sub_interpreters
+
 if TYPE_CHECKING:
     from hotfuse.api import Jit, jit
     from hotfuse.base.errors import CaptureError, HotfuseError, InputError, InternalError, ModelError
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 import_module("hotfuse.machine.cores")  # records the affinity before more threads are bound
+
+refuse_sub_interpreters()
 
 _HOMES = {
     "jit": "api",
