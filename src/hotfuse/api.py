@@ -28,6 +28,7 @@ from hotfuse.compile.workers.forked import ForkFailed
 from hotfuse.compile.workers.service import ask, ask_here, counters, service
 from hotfuse.explain import Explanation, explain_engine, memory_of
 from hotfuse.frontends.captured import CallSpec
+from hotfuse.frontends.hooks import refuse_hooks
 from hotfuse.frontends.naming import Unnamed, structure_name
 from hotfuse.frontends.present import hold, keep, release
 from hotfuse.frontends.ship import restore, ship
@@ -82,6 +83,7 @@ class TorchModel:
             return self._capture_in_place(spec, call, watching, e.because or e.what)
         watch = ModelGuard(shipment.modules, shipment.tensors, [self.target])
         watching(watch)
+        refuse_hooks(shipment.modules)
 
         def capture(call: CallSpec) -> wire.Message:
             return ask({"kind": "torch", "call": wire.call_to_json(call)}, [shipment.blob], self.settings)
@@ -96,6 +98,7 @@ class TorchModel:
         held = hold(self.target, spec)
         watch = ModelGuard(held.modules, held.tensors, [self.target])
         watching(watch)
+        refuse_hooks(held.modules)
         number = keep(held)
         header = {"kind": "present", "number": number, "call": wire.call_to_json(call)}
         try:

@@ -95,6 +95,26 @@ def test_hooks_run_as_long_as_they_are_there(where: str) -> None:
         doubled.remove()
 
 
+def test_hooks_on_tensors_alone_are_part_of_the_graph() -> None:
+    x = torch.randn(3, 8)
+    model, fast = served(x)
+    by = 2.0
+    model.up.register_forward_hook(lambda _m, _args, out: torch.relu(out) * by)
+    with torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(fast(x), model(x))
+        before = fast.stats()["graph_calls"]
+        fast(x)
+        assert fast.stats()["graph_calls"] == before + 1, str(fast.explain(full=True))
+        kept: dict[str, torch.Tensor] = {}
+        model.down.register_forward_hook(lambda _m, _args, out: kept.update(down=out))
+        for _ in range(4):
+            kept.clear()
+            fast(x)
+            assert "down" in kept
+    assert "forward hook" in str(fast.explain())
+
+
 TRANSFORMS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "vmap": lambda f, x: torch.func.vmap(f)(torch.stack([x, 2 * x])),
     "grad": lambda f, x: torch.func.grad(lambda z: f(z).sum())(x),
