@@ -1,6 +1,6 @@
 """Models on a CUDA device: eager, torch.compile in two modes, and Hotfuse, in turns.
 
-    python -m benchmarks.cuda [--rounds 60] [--seconds 60] [--only bert] [--peers] [--notes]
+    python -m benchmarks.cuda [--rounds 60] [--seconds 60] [--only bert] [--peers default,reduce-overhead] [--notes]
 
 Models have random weights and run in fp16. A call is timed until the device is done with it. Ours is called until kernels generated
 for the device serve, or until `--seconds` are over; the table says what served, and after how many seconds. Peers compile in their
@@ -20,7 +20,6 @@ import torch
 import hotfuse
 
 Inputs = dict[str, torch.Tensor]
-MODES = {"default": "default", "reduce-overhead": "reduce-overhead"}
 
 
 def image(batch: int) -> Inputs:
@@ -91,13 +90,13 @@ def until(
     return None, worst
 
 
-def peers(model: torch.nn.Module, x: Inputs) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
+def peers(model: torch.nn.Module, x: Inputs, modes: list[str]) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
     """Compiled by torch, with the seconds of their first calls."""
     made: dict[str, Callable[[], Any]] = {}
     first: dict[str, float] = {}
-    for name, mode in MODES.items():
+    for name in modes:
         torch._dynamo.reset()
-        compiled = torch.compile(model, mode=mode)
+        compiled = torch.compile(model, mode=name)
         begin = time.perf_counter()
         compiled(**x)
         torch.cuda.synchronize()
@@ -113,7 +112,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=60)
     options.add_argument("--seconds", type=float, default=60.0, help="calls until generated kernels serve, at most")
     options.add_argument("--only", default="", help="parts of names, between commas")
-    options.add_argument("--peers", action="store_true", help="torch.compile too")
+    options.add_argument("--peers", default="", help="modes of torch.compile, between commas: default,reduce-overhead")
     options.add_argument("--notes", action="store_true", help="what became of every group")
     asked = options.parse_args()
     if not torch.cuda.is_available():
@@ -136,7 +135,7 @@ def one(name: str, model: torch.nn.Module, x: Inputs, asked: argparse.Namespace)
         contenders: dict[str, Callable[[], Any]] = {"eager": lambda: model(**x), "ours": lambda: fast(**x)}
         first: dict[str, float] = {}
         if asked.peers:
-            more, first = peers(model, x)
+            more, first = peers(model, x, asked.peers.split(","))
             contenders |= more
         took = timed(contenders, asked.rounds)
         got, want = fast(**x)[0], model(**x)[0]

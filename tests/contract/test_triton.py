@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.triton import instructions
 from hotfuse.backends.triton.build import GpuTarget, build, loaded, triton_missing
 from hotfuse.backends.triton.emit import NAME, TritonSource, emit
@@ -18,6 +19,7 @@ from hotfuse.backends.triton.launch import generated, observed_strides
 from hotfuse.base.errors import HotfuseError
 from hotfuse.cli.device_kernels import show_device_kernels
 from hotfuse.compile.device import units
+from hotfuse.compile.device.constant_masks import without_idle_masks
 from hotfuse.ir.graph import sources
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.types import DType
@@ -69,6 +71,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], Sequence[Tensor]]]] = {
                 lambda: (half(1, 40, 96), half(72, 96), half(72), half(1, 40, 72))),
     "two sums": (lambda x, w, u: F.silu(F.linear(x, w)) * F.linear(x, u), lambda: (half(2, 20, 90), half(72, 90), half(72, 90))),
     "several": (lambda x, w, u: (F.linear(x, w), F.linear(x, u)), lambda: (half(2, 20, 96), half(72, 96), half(40, 96))),
+    "one row": (lambda x, w, b: F.silu(F.linear(x, w, b)), lambda: (half(1, 1, 90), half(72, 90), half(72))),
     "batched": (lambda x, y: torch.bmm(x, y.transpose(1, 2)), lambda: (torch.randn(3, 20, 24), torch.randn(3, 30, 24))),
     "attention": (attention, lambda: (half(1, 18, 48), half(1, 18, 48), half(1, 18, 48))),
     "masked": (masked, lambda: (torch.randn(2, 2, 9, 20), torch.randn(2, 2, 19, 20), torch.randn(2, 2, 19, 20),
@@ -291,12 +294,26 @@ def test_a_graph_is_grouped_and_a_unit_compiled_as_a_worker_does() -> None:
     assert [ops[0] for kind, ops in kinds if kind != "library"] == ["linear", "to"], kinds  # f32 is made where the norm reads it
     if triton_missing():
         return
-    header = {"strides": {}, "target": ["cuda", "90", 32], "tf32": False}
+    header = {"strides": {}, "target": ["cuda", "90", 32], "tf32": False, "share": [0, 1]}
     answer, codes = units.unit({**header, "graph": show(made.graph)}, [])
     assert not codes and answer["because"]  # the whole block is no one kernel
     answer, codes = units.unit({**header, "graph": show(group_of(lambda x: F.relu(x) * 2, (half(8, 16),)).graph)}, [])
     assert codes and all(code[:4] == b"\x7fELF" for code in codes)
     assert all(k["built"]["grid"] == 1 and k["tiling"] for k in answer["kernels"])
+
+
+@pytest.mark.parametrize(("hides", "kept"), [(False, False), (True, True)])
+def test_a_mask_that_hides_nothing_by_itself_is_left_out(hides: bool, kept: bool) -> None:
+    def attend(q: Tensor) -> Tensor:
+        mask = (torch.arange(6) >= (3 if hides else 0))[None, None, None].expand(1, 1, 6, 6)
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+    q = torch.randn(1, 2, 6, 8)
+    before = group_of(attend, (q,)).graph
+    after = without_idle_masks(before)
+    assert any("arange" in n.op for n in after.nodes) is kept
+    (got,), (want,) = (LibraryBackend().compile(g, {}).run(q) for g in (after, before))
+    assert torch.allclose(got, want, atol=1e-6)
 
 
 @needs_triton
@@ -324,3 +341,14 @@ def test_the_command_line_shows_kernels_and_why_there_are_none(capsys: pytest.Ca
     if not triton_missing():
         show_device_kernels(graph, [(4, 16)], "ptx", "", False)
         assert ".target sm_90a" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("fn", "shapes"), [
+    (torch.matmul, ((1, 32, 1), (1, 1, 20))),
+    (lambda x, w: F.linear(x, w), ((4, 20), (1, 20))),
+    (lambda q, k: F.scaled_dot_product_attention(q, k, k), ((1, 2, 5, 1), (1, 2, 7, 1))),
+], ids=["one step", "one column", "heads of one element"])  # fmt: skip
+def test_extents_of_one_that_no_tile_has_an_axis_for_are_refused(fn: Callable[..., Any], shapes: Sequence[Sequence[int]]) -> None:
+    made = group_of(fn, [torch.randn(*s) for s in shapes])
+    with pytest.raises(CannotLower):
+        lower_gpu(made.graph, (gpu_tilings(made.graph) or [GpuTiling(16, 16, 16)])[0])

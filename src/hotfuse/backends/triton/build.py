@@ -35,6 +35,13 @@ class GpuTarget:
         return self.backend == "cuda" and int(self.arch) >= 90
 
     @property
+    def shared(self) -> int:
+        """Bytes of shared memory that one program may take."""
+        if self.backend != "cuda":
+            return 64 << 10
+        return {"80": 163 << 10, "87": 163 << 10, "90": 227 << 10, "100": 227 << 10}.get(self.arch, 99 << 10)
+
+    @property
     def code(self) -> str:
         """What device code is called among Triton's results."""
         return "cubin" if self.backend == "cuda" else "hsaco"

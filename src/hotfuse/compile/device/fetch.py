@@ -28,6 +28,7 @@ from hotfuse.backends.triton.driver import DeviceFunction
 from hotfuse.backends.triton.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.base.settings import Settings
+from hotfuse.compile.device.constant_masks import without_idle_masks
 from hotfuse.compile.device.trial import DeviceTrial, Differ, tried
 from hotfuse.compile.request_context import context_of
 from hotfuse.compile.requests import Here
@@ -46,6 +47,8 @@ TRIALS_S = 60.0
 MARGIN = 0.97
 """A kernel must take less than this part of the library's time."""
 DONE_S = 0.05
+SHARES = 3
+"""Requests that the tilings of one group are divided into, for workers that would be idle."""
 
 Strides = Mapping[str, tuple[int, ...]]
 
@@ -68,7 +71,7 @@ class _DeviceUnit:
     graph: Graph
     strides: dict[str, tuple[int, ...]]
     ops: str
-    future: Future[wire.Message] | None = None
+    futures: list[Future[wire.Message]] = field(default_factory=list[Future[wire.Message]])
     candidates: list[tuple[GeneratedKernel, str]] = field(default_factory=list[tuple[GeneratedKernel, str]])
     because: str = ""
     chosen: GeneratedKernel | None = None
@@ -120,7 +123,7 @@ class _Generation:
         self.place = context_of(settings).header()
         self.until = time.monotonic() + TRIALS_S
         self.units: dict[str, _DeviceUnit] = {}
-        header, _ = self._ask({"kind": "device plan", "graph": show(graph)}).result()
+        header, _ = wire.checked(self._ask({"kind": "device plan", "graph": show(without_idle_masks(graph))}).result())
         self.graph = parse(str(header["graph"]))
         self.parts: list[_Part] = []
         at = 0
@@ -165,29 +168,31 @@ class _Generation:
         if unit is None:
             ops = "_".join(dict.fromkeys(packet(n.op).partition(".")[2] for n in normal.nodes))[:60]
             unit = self.units[part.key] = _DeviceUnit(normal, strides, ops)
-            unit.future = self._ask({
+            header: dict[str, Any] = {
                 "kind": "device unit", "graph": text, "strides": {k: list(s) for k, s in strides.items()},
                 "target": [self.target.backend, self.target.arch, self.target.warp], "tf32": tf32_allowed(),
-            })  # fmt: skip
+            }  # fmt: skip
+            unit.futures = [self._ask({**header, "share": [i, SHARES]}) for i in range(SHARES)]
         unit.uses += 1
 
     def _pending(self, part: _Part) -> bool:
         unit = self.units[part.key]
-        return unit.future is not None or (not unit.candidates and len(part.nodes) > 1)
+        return bool(unit.futures) or (not unit.candidates and len(part.nodes) > 1)
 
     def _absorb(self, part: _Part) -> None:
         """Take a unit's answer in, if it is there; a group without a kernel goes on as two halves."""
         unit = self.units[part.key]
-        if unit.future is not None:
-            if not unit.future.done():
+        if unit.futures:
+            if not all(f.done() for f in unit.futures):
                 return
-            try:
-                header, codes = wire.checked(unit.future.result())
-                unit.because = str(header["because"])
-                unit.candidates = [self._candidate(unit, k, code) for k, code in zip(header["kernels"], codes, strict=True)]
-            except HotfuseError as e:
-                unit.because = e.because or e.what
-            unit.future = None
+            for future in unit.futures:
+                try:
+                    header, codes = wire.checked(future.result())
+                    unit.because = unit.because or str(header["because"])
+                    unit.candidates += [self._candidate(unit, k, code) for k, code in zip(header["kernels"], codes, strict=True)]
+                except HotfuseError as e:
+                    unit.because = unit.because or e.because or e.what
+            unit.futures = []
         if not unit.candidates and len(part.nodes) > 1:
             middle = part.nodes[len(part.nodes) // 2]
             second = _Part(range(middle, part.nodes.stop), "?")
@@ -267,7 +272,7 @@ class _Generation:
             unit.because = str(e).splitlines()[0][:200]
             return
         if found.wrong:
-            unit.because = f"a kernel's results differ: {found.wrong}"
+            unit.because = f"of a kernel: {found.wrong}"
         at = found.best
         if at < 0:
             return

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from hotfuse.base.errors import HotfuseError
+
 Run = Callable[[], Sequence[Any]]
 Differ = Callable[[Sequence[Any], Sequence[Any]], str]
 """How results differ from those they should be; empty if they do not."""
@@ -30,7 +32,7 @@ class DeviceTrial:
 
     library_us: float
     us: tuple[float | None, ...]
-    """Per kernel; None for one whose results were wrong."""
+    """Per kernel; None for one whose results were wrong, or that could not be run."""
     wrong: str = ""
     """How, of the first of these."""
 
@@ -50,7 +52,10 @@ def tried(library: Run, kernels: Sequence[Run], differ: Differ, device: torch.de
         want = library()
         right: list[int] = []
         for i, run in enumerate(kernels):
-            difference = differ(run(), want)
+            try:
+                difference = differ(run(), want)
+            except HotfuseError as e:  # the driver refused this one
+                difference = f"{e.what}: {e.because}"
             wrong = wrong or difference
             if not difference:
                 right.append(i)

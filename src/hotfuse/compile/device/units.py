@@ -23,11 +23,12 @@ from hotfuse.compile import request_context
 from hotfuse.compile.kept import WAIT_S, answered
 from hotfuse.fusion.groups import Group, group, reordered
 from hotfuse.fusion.reads import reads_places
-from hotfuse.ir.graph import Graph, Kind, Node, output_values, readers
+from hotfuse.ir.graph import Graph, Kind, Node, makers, output_values, readers
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.between import is_product
 from hotfuse.lower.common.codec import to_json
+from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.gpu import GpuTiling, gpu_tilings, lower_gpu
 from hotfuse.lower.ops import expand
@@ -35,6 +36,7 @@ from hotfuse.lower.ops.views import is_move
 from hotfuse.lower.primitives import rules as primitive
 from hotfuse.ops.table import Access, lookup, packet
 
+_COPIES = frozenset({"aten.contiguous", "aten.clone"})
 Message = tuple[dict[str, Any], list[bytes]]
 Strides = Mapping[str, tuple[int, ...]]
 
@@ -54,7 +56,7 @@ def fits(node: Node) -> bool:
 def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """The request of kind `device plan`: a graph as text."""
     graph = parse(str(header["graph"]))
-    groups = _narrowed(graph, group(graph, fits))
+    groups = _with_views(graph, _narrowed(graph, group(graph, fits)))
     ordered = reordered(graph, groups)
     return {"ok": True, "graph": show(ordered), "groups": [[len(g.nodes), _kind(graph, g)] for g in groups]}, []
 
@@ -82,6 +84,30 @@ def _narrowed(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
     return tuple(g for g in found if g.nodes)
 
 
+def _with_views(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
+    """An attention takes in what only lays its result out in another way, copies too: it writes there itself."""
+    found = [Group(g.nodes, g.kind) for g in groups]
+    maker, reading = makers(graph), readers(graph)
+    returned = {v.name for v in output_values(graph)}
+    home = {i: k for k, g in enumerate(found) for i in g.nodes}
+    for k, g in enumerate(found):
+        nodes = [graph.nodes[i] for i in g.nodes]
+        makes = {home.get(maker.get(v.name, -1), -1) for n in nodes for v in n.ins} - {k}
+        if not all(is_move(n.op) or packet(n.op) in _COPIES for n in nodes) or len(makes) != 1:
+            continue
+        (into,) = makes
+        if into < 0 or found[into].kind != "attention":
+            continue
+        outs = [v for i in found[into].nodes for v in graph.nodes[i].outs]
+        inside = {into, k}
+        if any(v.name in returned or not {home[r] for r in reading.get(v.name, [])} <= inside for v in outs):
+            continue
+        found[into] = Group((*found[into].nodes, *g.nodes), "attention")
+        found[k] = Group((), "library")
+        home |= {i: into for i in g.nodes}
+    return tuple(g for g in found if g.nodes)
+
+
 def _kind(graph: Graph, g: Group) -> str:
     """What only moves data is views to torch, and those cost nothing."""
     moves = all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in g.nodes)
@@ -89,15 +115,21 @@ def _kind(graph: Graph, g: Group) -> str:
 
 
 def unit(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
-    """The request of kind `device unit`: a group in its normal form, the strides of its sources, what to compile for."""
+    """The request of kind `device unit`: a group in its normal form, the strides of its sources, what to compile for, and which of
+    its tilings: every `of`-th from the `first` on, so that several workers make the kernels of one group."""
     text, target = str(header["graph"]), GpuTarget(*header["target"])
     strides = {str(k): tuple(int(n) for n in s) for k, s in header["strides"].items()}
     basis = {
         **versions(), "toolchain": _toolchain(), "machine": f"{target.backend} {target.arch}",
-        "options": repr((bool(header["tf32"]), sorted(strides.items()))),
+        "options": repr((bool(header["tf32"]), sorted(strides.items()), header["share"])),
     }  # fmt: skip
+    first, of = (int(n) for n in header["share"])
     address = Address("device unit", digest(text), basis)
-    return answered(request_context.folder(), address, lambda: _unit(parse(text), strides, target, bool(header["tf32"])), WAIT_S)[0]
+
+    def make() -> Message:
+        return _unit(parse(text), strides, target, bool(header["tf32"]), slice(first, None, of))
+
+    return answered(request_context.folder(), address, make, WAIT_S)[0]
 
 
 def _toolchain() -> str:
@@ -106,12 +138,12 @@ def _toolchain() -> str:
     return f"triton {version('triton')}"
 
 
-def _unit(graph: Graph, strides: Strides, target: GpuTarget, tf32: bool) -> Message:
+def _unit(graph: Graph, strides: Strides, target: GpuTarget, tf32: bool, share: slice) -> Message:
     kernels: list[dict[str, Any]] = []
     codes: list[bytes] = []
     because = ""
     try:
-        tilings = gpu_tilings(graph)
+        tilings = gpu_tilings(graph)[share]
     except HotfuseError as e:
         return {"ok": True, "kernels": [], "because": e.because or e.what}, []
     for tiling in tilings:
@@ -129,7 +161,11 @@ def _unit(graph: Graph, strides: Strides, target: GpuTarget, tf32: bool) -> Mess
 def compiled(
     graph: Graph, tiling: GpuTiling, strides: Strides, target: GpuTarget, tf32: bool = False
 ) -> tuple[Lowered, BuiltDeviceKernel]:
-    """One kernel of a group: what it reads and writes, and its code."""
+    """One kernel of a group: what it reads and writes, and its code; with fewer stages where they do not fit in shared memory."""
     lowered = lower_gpu(graph, tiling, strides)
-    source = emit(lowered.kernel, tiling.stages, tf32, target.dependent)
-    return lowered, build(source, target, tiling.warps, target.dependent)
+    for stages in range(tiling.stages, 0, -1):
+        source = emit(lowered.kernel, stages, tf32, target.dependent)
+        built = build(source, target, tiling.warps, target.dependent)
+        if built.shared <= target.shared:
+            return lowered, built
+    raise CannotLower(f"tiles of {tiling} do not fit in {target.shared} bytes of shared memory")

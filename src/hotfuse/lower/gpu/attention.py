@@ -94,7 +94,7 @@ def _sizes(node: AttentionNode) -> _Sizes:
         raise CannotLower("attention whose operands do not have one batch")
     if not kv_heads or heads % kv_heads or (heads != kv_heads and not node.grouped):
         raise CannotLower(f"{heads} query heads meet {kv_heads}")
-    if 0 in (batch, heads, queries, keys, width, value_width) or max(width, value_width) > MAX_WIDTH:
+    if 0 in (batch, heads, queries, keys) or min(queries, width, value_width) < 2 or max(width, value_width) > MAX_WIDTH:
         raise CannotLower(f"attention of {queries} queries, {keys} keys, widths {width} and {value_width}")
     if node.mask is not None and (node.causal or tensor_type(node.mask).dtype not in (DType.BOOL, *_TYPES)):
         raise CannotLower("attention with such a mask")

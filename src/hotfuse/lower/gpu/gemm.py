@@ -38,13 +38,16 @@ _NEIGHBOURS = 8
 """Tiles of rows in a group of the grid."""
 _LEAST = 16
 """The least extent of a tensor core's operand."""
-MOST_TRIED = 6
+MOST_TRIED = 8
 """Tilings of one group that are compiled and tried on the device."""
 SHAPES = (
     GpuTiling(16, 64, 128, 4, 4), GpuTiling(32, 32, 128, 4, 4), GpuTiling(32, 64, 64, 4, 5), GpuTiling(64, 32, 64, 4, 5),
     GpuTiling(64, 64, 64, 4, 4), GpuTiling(64, 128, 64, 4, 4), GpuTiling(128, 64, 64, 4, 4), GpuTiling(128, 128, 64, 8, 3),
     GpuTiling(128, 256, 64, 8, 3), GpuTiling(256, 128, 64, 8, 3), GpuTiling(16, 32, 256, 4, 3), GpuTiling(16, 128, 64, 4, 4),
+    GpuTiling(32, 32, 256, 4, 3), GpuTiling(32, 64, 128, 4, 4), GpuTiling(64, 32, 128, 4, 4), GpuTiling(32, 32, 128, 8, 5),
 )  # fmt: skip
+ONE_ROW = (GpuTiling(1, 16, 512, 4, 1), GpuTiling(1, 8, 512, 4, 2), GpuTiling(1, 32, 256, 4, 2), GpuTiling(1, 16, 1024, 8, 1))
+"""A product of one row reads its weights once: no tensor core helps, and what counts is how much is read at the same time."""
 PROCESSORS = 132
 """Multiprocessors that tilings are ranked for; only the order of trials depends on it."""
 
@@ -91,6 +94,9 @@ def gemm_tilings(graph: Graph) -> Sequence[GpuTiling]:
     graph = flattened(graph) or graph
     found = [between(n) for n in graph.nodes if is_product(n)]
     (*batch, m, n), k = numbers(*shape_of(found[0].out)), numbers(shape_of(found[0].a)[-1])[0]
+    if m == 1:
+        fitting = [replace(t, depth=min(t.depth, power_of_2(k)), columns=min(t.columns, power_of_2(n))) for t in ONE_ROW]
+        return tuple(dict.fromkeys(fitting))
     wide = tensor_type(found[0].a).dtype is DType.F32
     many = math.prod(batch) * len(found)
 
@@ -151,10 +157,12 @@ class _ClusterWriter:
             raise CannotLower("rows, columns or steps of the product are not one dim of an operand")
         self.at_m, self.at_n, self.at_k = (r[0] for r in last)
         self.m, self.n, self.k = numbers(*(space.extents[c] for c in (self.at_m, self.at_n, self.at_k)))
-        if 0 in (self.m, self.n, self.k):
-            raise CannotLower("there is nothing to compute")
+        if 0 in (self.m, self.n, self.k) or 1 in (self.n, self.k):  # along one element no tile has an axis
+            raise CannotLower(f"a product of {self.m} rows, {self.n} columns and {self.k} steps")
         self.batch = [k for r in space.roots[:-3] for k in r]
-        self.tiling = replace(tiling, depth=max(_LEAST, min(tiling.depth, power_of_2(self.k))))
+        least = 1 if self.m == 1 else _LEAST
+        self.tiling = replace(tiling, rows=1 if self.m == 1 else max(_LEAST, tiling.rows),
+                              depth=max(least, min(tiling.depth, power_of_2(self.k))))  # fmt: skip
         self.definitions = Definitions(graph)
         self.at = Evaluator(memory, graph, space, definitions=self.definitions)
         self.roots = tuple(space.root(i) for i in range(len(space.roots)))
@@ -182,8 +190,8 @@ class _ClusterWriter:
             self.along_m = TileAxis(self.at_m, t.rows, left_over(self.m, t.rows, where[self.at_m]))
             self.along_n = TileAxis(self.at_n, t.columns, left_over(self.n, t.columns, where[self.at_n]))
             with self.at.loops(where):
-                sums = self._sums()
-                with self.at.loops({}, (self.along_m, self.along_n)):
+                sums = self._row() if self.m == 1 else self._sums()
+                with self.at.loops({}, (self.along_n,) if self.m == 1 else (self.along_m, self.along_n)):
                     for p, total in zip(self.cluster.products, sums, strict=True):
                         done = operands.completed(self.at, total, p.out, self.roots[:-1], p.scale, p.bias, p.bias_scale)
                         self.at.give(p.out, self.roots[:-1], done)
@@ -212,6 +220,25 @@ class _ClusterWriter:
                     sums.append(b.mma(acc, x, y))
             k.yields(*sums)
         return k.outs
+
+    def _row(self) -> Sequence[Tile]:
+        """The sums of one row: numbers are multiplied place by place, and added up at the end."""
+        b, t = self.builder, self.tiling
+        acc = SUMS[self.dtype]
+        zero = [b.fill(0.0, acc, (t.columns, t.depth)) for _ in self.cluster.products]
+        with b.loop("k", 0, self.k, t.depth, carry=zero) as k:
+            left = left_over(self.k, t.depth, k.var)
+            sums: list[Tile] = []
+            with self.at.loops({self.at_k: k.var}, (self.along_n, TileAxis(self.at_k, t.depth, left))):
+                for p, held in zip(self.cluster.products, k.carried, strict=True):
+                    x, y = (b.cast(self.at.tile(v, at), acc) for v, at in ((p.a, self._a(p)), (p.b, self._b(p))))
+                    both = b.map("mul", x, y)
+                    if left is not None:
+                        there = b.map("lt", b.iota(0, (1, t.depth), 1), b.index(left))
+                        both = b.map("select", there, both, b.fill(0.0, acc))
+                    sums.append(b.map("add", held, both))
+            k.yields(*sums)
+        return [b.reshape(b.reduce("sum", s, 1), (t.columns,)) for s in k.outs]
 
     def _a(self, p: Between) -> Position:
         r = self.roots

@@ -119,7 +119,7 @@ class Improver:
 
     def _consider_device(self, site: Site, entry: Entry) -> None:
         """On an accelerator library kernels serve as recordings; generated ones are for sizes that are numbers, or recur."""
-        if entry.plan is entry.baseline or triton_missing():
+        if triton_missing():
             return
         if entry.symbols:
             self._consider_rows(site, entry, (SIZES,))

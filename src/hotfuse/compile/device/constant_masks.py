@@ -1,0 +1,79 @@
+"""Masks that hide nothing, whatever a call brings: made of positions alone, and true everywhere.
+
+    m = arange(128) >= 0;  y = attention(q, k, v, mask=expand(m))   ->   y = attention(q, k, v)
+
+Some exporters write such a mask for calls without padding. Its values follow from the graph, so they are computed once, here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from hotfuse.analysis.attention import FUSED
+from hotfuse.backends.library import meaning
+from hotfuse.backends.pycode import flat_function
+from hotfuse.ir.graph import Graph, Kind, Node, Value
+from hotfuse.ir.types import DType, TensorType
+from hotfuse.lower.ops import expand
+from hotfuse.lower.ops.views import is_move
+from hotfuse.ops.schema import argument
+from hotfuse.ops.table import packet
+from hotfuse.simplify import simplify
+
+_MASK = "attn_mask"
+_PLACE = 3
+"""Of the mask among the operator's arguments."""
+MAX_ELEMENTS = 1 << 28
+
+
+def without_idle_masks(graph: Graph) -> Graph:
+    """The graph without masks that hide nothing."""
+    constant = _constant(graph)
+    masks = {v.name: v for n in graph.nodes if (v := _mask(n)) is not None and v.name in constant}
+    idle = {name for name, v in masks.items() if _hides_nothing(graph, v, constant)}
+    if not idle:
+        return graph
+    nodes = tuple(_unmasked(n) if (v := _mask(n)) is not None and v.name in idle else n for n in graph.nodes)
+    return simplify(replace(graph, nodes=nodes))[0]
+
+
+def _mask(node: Node) -> Value | None:
+    if packet(node.op) != FUSED:
+        return None
+    mask = argument(node, _MASK)
+    return mask if isinstance(mask, Value) and isinstance(mask.type, TensorType) and mask.type.dtype is DType.BOOL else None
+
+
+def _constant(graph: Graph) -> dict[str, int]:
+    """Values that follow from the graph alone, with the numbers of the nodes that make them."""
+    found: dict[str, int] = {}
+    for i, node in enumerate(graph.nodes):
+        plain = node.kind is Kind.OPERATOR and not node.graphs and (expand.known(node.op) or is_move(node.op))
+        if plain and all(v.name in found for v in node.ins):
+            found |= {v.name: i for v in node.outs}
+    return found
+
+
+def _hides_nothing(graph: Graph, mask: Value, constant: dict[str, int]) -> bool:
+    if not isinstance(mask.type, TensorType) or any(not isinstance(n, int) for n in mask.type.shape):
+        return False
+    needed: set[int] = set()
+    waiting = [mask.name]
+    while waiting:
+        i = constant[waiting.pop()]
+        if i not in needed:
+            needed.add(i)
+            waiting.extend(v.name for v in graph.nodes[i].ins)
+    alone = Graph("mask", (), (), tuple(graph.nodes[i] for i in sorted(needed)), (mask,))
+    run, _ = flat_function(alone, meaning, {})
+    with torch.no_grad():
+        (value,) = run()
+    return value.numel() <= MAX_ELEMENTS and bool(value.all())
+
+
+def _unmasked(node: Node) -> Node:
+    attrs = tuple((k, None if k == _MASK else a) for k, a in node.attrs)
+    args = tuple(None if i == _PLACE else a for i, a in enumerate(node.args))
+    return replace(node, args=args, attrs=attrs)
