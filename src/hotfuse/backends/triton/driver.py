@@ -79,7 +79,7 @@ def unusable() -> str:
 
 
 def when_idle(device: torch.device) -> bool:
-    """Wait until the device's current queue is empty, a bounded time; whether it was."""
+    """Wait until the default stream, on which most programs serve, has nothing queued, a bounded time; whether it had nothing."""
     until = time.monotonic() + IDLE_S
     stream = torch.cuda.default_stream(device)
     while not stream.query():

@@ -32,6 +32,7 @@ from hotfuse.compile.device.constant_masks import without_idle_masks
 from hotfuse.compile.device.trial import DeviceTrial, Differ, tried
 from hotfuse.compile.request_context import context_of
 from hotfuse.compile.requests import Here
+from hotfuse.compile.value import FIRST_PLAN_GAIN
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.service import sized
 from hotfuse.compile.workers.task import Task
@@ -97,8 +98,11 @@ def device_target(device: torch.device) -> GpuTarget:
 
 
 def tf32_allowed() -> bool:
-    """Whether torch's setting lets products of fp32 round their operands."""
-    return bool(torch.backends.cuda.matmul.allow_tf32)
+    """Whether torch's setting lets products of fp32 round their operands; where both of its names were used, the older raises."""
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    except RuntimeError:
+        return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def generate(
@@ -133,7 +137,7 @@ class _Generation:
         self.strides = self._observed()
 
     def _ask(self, header: dict[str, Any]) -> Future[wire.Message]:
-        task = Task(str(header["kind"]), {**header, **self.place}, timeout=self.settings.unit_timeout_s, tries=1, gain=0.4)
+        task = Task(str(header["kind"]), {**header, **self.place}, timeout=self.settings.unit_timeout_s, gain=FIRST_PLAN_GAIN)
         answer: Future[wire.Message] = self.executor.submit(task)
         return answer
 
