@@ -15,7 +15,7 @@ from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.compile import request_context
 from hotfuse.compile.host import this_host
 from hotfuse.compile.learn import learned
-from hotfuse.compile.unit.kernel_cache import allowed_by, kernel_cache
+from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.compile.variants import served_threads, trial
 from hotfuse.compile.variants.served_threads import IdleCores, apart, as_served
 from hotfuse.hpm import calibrate, model
@@ -95,7 +95,7 @@ def outcome(kernel_us: float, threads: int, busy: int, monkeypatch: pytest.Monke
     """A trial for calls of so many threads, with a clock that is set, on a machine of 16 cores."""
     monkeypatch.setattr(served_threads, "_watch", Cores(busy, 16 - busy).watch())
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(kernel_us, 100.0))
-    with allowed_by({"threads": threads}):
+    with request_context.used_by({"threads": threads}):
         core = kernel_cache().core
     assert core.threads == threads
     lowered = lower(parse(GRAPH), core)

@@ -11,18 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hotfuse.analysis.resources import CorePeaks
-from hotfuse.backends import registry
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
-from hotfuse.base.settings import Objective, Precision
 from hotfuse.compile import pairs
 from hotfuse.compile.graph import OVER, CompileGraph, Unit, UnitState
 from hotfuse.compile.learn.strategy_history import StrategyHistory, send
-from hotfuse.compile.request_context import RequestContext
+from hotfuse.compile.request_context import RequestContext, RequestSettings
 from hotfuse.compile.value import Demand, Estimator, Expected, Learned, RooflineEstimator, worth
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
@@ -75,11 +73,8 @@ class Compilation:
     """Asked between units: the sizes that most calls have by then; None where there are none such."""
     estimate: Estimator = field(default_factory=Learned)
     timeout: float = 60.0
-    threads: int = 1
-    objective: Objective = "latency"
-    precision: Precision = "fp32"
-    backend: str = registry.AUTO
-    """Which one makes the kernels."""
+    asked: RequestSettings = RequestSettings()
+    """What its kernels have to be."""
     trust: Bandit = field(default_factory=Bandit)
     """How much of what common kernels promised came true."""
     ledger: Ledger = field(default_factory=Ledger)
@@ -135,8 +130,8 @@ class Compilation:
 
     def _kept(self) -> dict[str, Any]:
         place = {} if self.place is None else self.place.header()
-        return {"precision": self.precision, "objective": self.objective, "strategies": list(self.demand.strategies),
-                "focus": self.demand.focus, "threads": self.threads, "backend": self.backend, **place}
+        asked = replace(self.asked, strategies=tuple(self.demand.strategies), focus=self.demand.focus)
+        return {**asked.header(), **place}
 
     def remember(self) -> None:
         """Have what was learned of promises added to the store; nobody waits for it."""
@@ -269,7 +264,7 @@ class Compilation:
             if unit.of is not None:
                 self._learn(unit, unit.use.us if unit.use is not None else None)
                 pairs.joined(self.graph, unit, answer["keys"])
-            pairs.judged(self.graph, unit, self.sizes, self.threads, self.peaks, self._seen)
+            pairs.judged(self.graph, unit, self.sizes, self.asked.threads, self.peaks, self._seen)
         elif unit.version != self._version and unit.of is None:
             unit.state = UnitState.WAITING  # what lost at sizes of yesterday may win today
         elif "split" in answer:

@@ -21,7 +21,7 @@ from hotfuse.compile.parts import (
     kernel_from_json,
     runs_from,
 )
-from hotfuse.compile.request_context import context_of
+from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.requests import Here
 from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.compile.workers.service import ask, sized
@@ -38,8 +38,7 @@ def begin(text: str, sizes: Mapping[str, int], settings: Settings, demand: Deman
     history = history_of(place.path)
     return Compilation(
         executor, text, dict(sizes), demand, timeout=settings.unit_timeout_s,
-        threads=settings.threads or torch.get_num_threads(),
-        objective=settings.objective, precision=settings.precision, backend=settings.backend,
+        asked=settings_of(settings),
         trust=history.trust, ledger=history.ledger, place=place, history=history,
     )  # fmt: skip
 
@@ -78,12 +77,11 @@ def fetch(request: Mapping[str, Any], settings: Settings) -> NativeParts:
 
 def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings) -> RunParts:
     """Have the worker make runs of kernels."""
-    request = {"kind": "runs", "body": body_to_json(parts.body), "dims": dict(sizes), "threads": threads_for(settings),
+    request = {"kind": "runs", "body": body_to_json(parts.body), "dims": dict(sizes),
                "kernels": [
                    {**(k.said or to_json(k.lowered)), "variants": k.variants and k.variants.to_json()} for k in parts.kernels
                ],
-               "strategies": list(parts.demand.strategies), "focus": parts.demand.focus, "backend": settings.backend,
-               "precision": settings.precision, "objective": settings.objective,
+               **settings_of(settings, parts.demand.strategies, parts.demand.focus).header(),
                **context_of(settings).header()}  # fmt: skip
     return runs_from(parts, *ask(request, [], settings, parts.demand.gain))
 

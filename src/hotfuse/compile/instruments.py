@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from hotfuse.backends import registry
 from hotfuse.backends.protocol import CompiledKernel, LoadedKernel, LoadedProbes
 from hotfuse.base.settings import Settings
+from hotfuse.compile.request_context import settings_of
 from hotfuse.compile.workers.service import ask
 from hotfuse.tile.program import Kernel
 from hotfuse.tile.text import parse, show
@@ -21,7 +22,7 @@ def fetch_probes(settings: Settings) -> LoadedProbes:
 def fetch_counting(kernels: Mapping[int, Kernel], settings: Settings) -> dict[int, LoadedKernel]:
     """Have counting kernels made, and link them. What cannot count is left out."""
     request = {"kind": "counting", "numbers": list(kernels), "kernels": [show(k) for k in kernels.values()],
-               "backend": settings.backend}
+               **settings_of(settings).header()}
     header, codes = ask(request, [], settings)
     own = registry.kernels(settings.backend)
     return {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Settings
@@ -71,13 +70,12 @@ class Unkept(CannotLower):
     """A reason that holds for one request only."""
 
 
-def grouping(header: Mapping[str, Any], sizes: Mapping[str, int], model: str, make: Callable[[], Message]) -> Message:
+def grouping(graph: str, sizes: Mapping[str, int], model: str, make: Callable[[], Message]) -> Message:
     """How a graph is grouped, decided once for all processes, as long as the same performance model has a say in it."""
     folder = request_context.folder()
-    options = [header.get(k) for k in ("precision", "objective", "strategies", "focus")]
-    basis = {**versions(), **target(), "threads": str(header.get("threads")), "options": repr(options), "model": model,
+    basis = {**versions(), **target(), "options": repr(request_context.asked()), "model": model,
              "sizes": repr(sorted(sizes.items()))}
-    return answered(folder, Address("grouping", digest(str(header["graph"])), basis), make, WAIT_S)[0]
+    return answered(folder, Address("grouping", digest(graph), basis), make, WAIT_S)[0]
 
 
 def verdict(kind: str, subject: str, basis: Mapping[str, str], make: Callable[[], Message]) -> Message:

@@ -10,19 +10,25 @@ place ::= {"profiles": a path or URL, "record": whether what is measured may be 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, get_args
+
+import torch
 
 from hotfuse.backends import registry
 from hotfuse.backends.protocol import KernelBackend
-from hotfuse.base.settings import Settings, from_env
+from hotfuse.base.errors import InternalError
+from hotfuse.base.settings import Objective, Precision, Settings, from_env
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.place import CachePlace, folder_at, where
 from hotfuse.profile.place import location
 
+VERSION = 1
+"""Of what requests say: a worker that speaks another one refuses."""
+PRECISIONS, OBJECTIVES = get_args(Precision), get_args(Objective)
 EVERY = "*"
 ARMS, STRATEGIES, SPECIALIZATIONS = "fusion arms", "strategies", "specializations"
 """Names of what is remembered of promises: by kind of candidate, and by bottleneck and strategy."""
@@ -42,11 +48,55 @@ class RequestContext:
         return {"profiles": self.path, "record": self.record, "cache": self.cache and self.cache.to_json()}
 
 
+@dataclass(frozen=True, slots=True)
+class RequestSettings:
+    """What a request's kernels have to be: everything of the user's settings that decides about code, in one value.
+
+    It is made in one place (`settings_of`), travels as a whole, and is read as a whole, so that no request can lose a part of it.
+    """
+
+    precision: Precision = "fp32"
+    """What products may be rounded to."""
+    objective: Objective = "latency"
+    threads: int = 1
+    """How many calls have."""
+    backend: str = registry.AUTO
+    """Which one makes the kernels."""
+    strategies: tuple[str, ...] = ()
+    """Candidates that are to be tried alone, by name; none of them where that is everything."""
+    focus: str = ""
+    """The groups that those are about, between commas; "*" for all of them."""
+
+    @property
+    def lean(self) -> bool:
+        """Whether weights must not grow."""
+        return self.objective == "memory"
+
+    def header(self) -> dict[str, Any]:
+        """For a request."""
+        return {"version": VERSION, **asdict(self), "strategies": list(self.strategies)}
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any]) -> RequestSettings:
+        """As a request says them; what it does not say is as in a process without settings."""
+        if (version := header.get("version", VERSION)) != VERSION:
+            raise InternalError(f"a request of version {version}", because=f"this worker speaks version {VERSION}")
+        given: dict[str, Any] = {f.name: header[f.name] for f in fields(cls) if f.name in header}
+        if given.get("precision", "fp32") not in PRECISIONS or given.get("objective", "latency") not in OBJECTIVES:
+            raise InternalError("a request asks for what there is not", because=str(given))
+        found = cls(**given)
+        return replace(found, threads=max(1, int(found.threads)), strategies=tuple(str(s) for s in found.strategies))
+
+
 _current: ContextVar[RequestContext | None] = ContextVar("place", default=None)
-_threads: ContextVar[int] = ContextVar("threads", default=1)
-_only: ContextVar[tuple[str, ...]] = ContextVar("strategies", default=())
-_focus: ContextVar[str] = ContextVar("focus", default="")
-_backend: ContextVar[str] = ContextVar("backend", default=registry.AUTO)
+_PLAIN = RequestSettings()
+_asked: ContextVar[RequestSettings] = ContextVar("settings", default=_PLAIN)
+
+
+def settings_of(settings: Settings, strategies: Sequence[str] = (), focus: str = "") -> RequestSettings:
+    """What the user's settings ask of kernels."""
+    threads = settings.threads or torch.get_num_threads()
+    return RequestSettings(settings.precision, settings.objective, threads, settings.backend, tuple(strategies), focus)
 
 
 def context_of(settings: Settings) -> RequestContext:
@@ -65,33 +115,32 @@ def used_by(header: Mapping[str, Any]) -> Generator[None]:
     path, cache = header.get("profiles"), header.get("cache")
     kept = None if cache is None else CachePlace.from_json(cache)
     token = _current.set(RequestContext(str(path), bool(header.get("record")), kept) if path else None)
-    asked = _only.set(tuple(str(s) for s in header.get("strategies", ())))
-    about = _focus.set(str(header.get("focus", "")))
-    served = _threads.set(max(1, int(header.get("threads", 1))))
-    made_by = _backend.set(str(header.get("backend", registry.AUTO)))
+    asked = _asked.set(RequestSettings.from_header(header))
     try:
         yield
     finally:
-        _backend.reset(made_by)
-        _threads.reset(served)
-        _focus.reset(about)
-        _only.reset(asked)
+        _asked.reset(asked)
         _current.reset(token)
+
+
+def asked() -> RequestSettings:
+    """What the request in hand asks of kernels."""
+    return _asked.get()
 
 
 def threads() -> int:
     """How many threads calls have that the request in hand is for."""
-    return _threads.get()
+    return _asked.get().threads
 
 
 def backend_name() -> str:
     """Which back end makes the kernels of the request in hand."""
-    return _backend.get()
+    return _asked.get().backend
 
 
 def kernels() -> KernelBackend:
     """The back end that makes the kernels of the request in hand."""
-    return registry.kernels(_backend.get())
+    return registry.kernels(_asked.get().backend)
 
 
 def folder() -> Folder | None:
@@ -102,7 +151,7 @@ def folder() -> Folder | None:
 
 def strategies() -> tuple[str, ...]:
     """What the request in hand wants tried, by name; empty where that is everything."""
-    return _only.get()
+    return _asked.get().strategies
 
 
 def text_id(text: str) -> str:
@@ -112,4 +161,5 @@ def text_id(text: str) -> str:
 
 def wanted(text: str) -> tuple[str, ...]:
     """What the request in hand wants tried for one group in particular, by name."""
-    return _only.get() if text_id(text) in _focus.get().split(",") or _focus.get() == EVERY else ()
+    own = _asked.get()
+    return own.strategies if text_id(text) in own.focus.split(",") or own.focus == EVERY else ()

@@ -14,6 +14,7 @@ from typing import Any
 
 from hotfuse.analysis.resources import work_of
 from hotfuse.base.errors import HotfuseError
+from hotfuse.compile import request_context
 from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn.learned import LEAST_US, Notes, notes
 from hotfuse.compile.workers import wire
@@ -33,7 +34,7 @@ def handle(header: Mapping[str, Any]) -> wire.Message:
     kept = notes()
     if kept is None:
         return {"ok": True, "parts": [], "version": 0}, []
-    threads = int(header["threads"])
+    threads = request_context.threads()
     host = kept.host if kept.host.at.threads == threads else this_host(kept.store, threads, measure_peaks=False)
     found = [_of(part, kept, host) for part in header["parts"]]
     return {"ok": True, "parts": found, "version": 0 if kept.ahead is None else kept.ahead.predictor.model.version}, []

@@ -16,12 +16,12 @@ from typing import Any
 from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.kept import verdict
-from hotfuse.compile.request_context import backend_name, kernels, wanted
+from hotfuse.compile.request_context import backend_name, kernels, threads, wanted
 from hotfuse.compile.run.finish import FinishedRun, finish
 from hotfuse.compile.run.loops import LoopPlanner
 from hotfuse.compile.run.plan import RunPlanner, copy_graph
 from hotfuse.compile.run.steps import LevelParts, PlannedBranch, PlannedLoop
-from hotfuse.compile.unit.kernel_cache import MAX_KEPT, NormalGroup, allowed_by, keep, kernel_cache, piece_of
+from hotfuse.compile.unit.kernel_cache import MAX_KEPT, NormalGroup, keep, kernel_cache, piece_of
 from hotfuse.compile.variants.trial import Outcome, attempt
 from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.hpm.bottleneck import Strategy
@@ -340,16 +340,11 @@ def _shown(ds: Sequence[Dim]) -> list[str]:
 
 def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
     """A body and its kernels in; the body with runs, and the kernels that it needs besides, out."""
-    with allowed_by(header):
-        return _handled(header)
-
-
-def _handled(header: dict[str, Any]) -> Message:
     from hotfuse.compile.unit import kernel_text  # a worker's: the serving process imports none of it
 
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
     variants = [VariantTable.from_json(k.get("variants")) for k in header["kernels"]]
-    bench = _RunKernels([kernel_text.from_json(k) for k in header["kernels"]], variants, sizes, int(header["threads"]),
+    bench = _RunKernels([kernel_text.from_json(k) for k in header["kernels"]], variants, sizes, threads(),
                    until=time.monotonic() + float(header.get("bridges_s", BRIDGES_S)))  # fmt: skip
     drivers: list[bytes] = []
     body = _answer(_refined(_level(header["body"]), bench), bench, drivers)

@@ -8,21 +8,18 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hotfuse.analysis.resources import CorePeaks
-from hotfuse.backends import registry
 from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.settings import Precision
 from hotfuse.compile.host import host_core
 from hotfuse.compile.learn.learned import Foreseen, foresight
 from hotfuse.compile.learn.measure import CompiledCandidate
-from hotfuse.compile.request_context import backend_name, kernels
+from hotfuse.compile.request_context import asked, kernels
 from hotfuse.compile.variants import precision_variants
 from hotfuse.ir.dims import Dim, evaluate, symbols
 from hotfuse.ir.graph import Graph
@@ -139,36 +136,21 @@ class KernelCache:
         return keep(self.made, piece.text if self.core.precision == "fp32" else piece.key, make, MAX_KEPT)
 
 
-_Wants = tuple[Precision, bool, int, str]
-_caches: OrderedDict[_Wants, KernelCache] = OrderedDict()
-_wants: ContextVar[_Wants] = ContextVar("wants", default=("fp32", False, 1, registry.AUTO))
-"""What the request in hand allows products to be rounded to, whether weights must not grow, how many threads calls have, and
-which back end makes the kernels."""
+_caches: OrderedDict[tuple[Precision, bool, int, str], KernelCache] = OrderedDict()
 MAX_CACHES = 8
 
 
 def kernel_cache(lean: bool | None = None) -> KernelCache:
     """This process's, for what the request in hand wants, or for weights that may or must not grow."""
-    precision, memory, threads, backend = _wants.get()
-    wants = (precision, memory if lean is None else lean, threads, backend)
+    own = asked()
+    wants = (own.precision, own.lean if lean is None else lean, own.threads, own.backend)
     if wants not in _caches:
-        core = replace(host_core(host(), precision), lean=wants[1], threads=threads)
+        core = replace(host_core(host(), own.precision), lean=wants[1], threads=own.threads)
         _caches[wants] = KernelCache(core, host_peaks(core))
         while len(_caches) > MAX_CACHES:
             _caches.popitem(last=False)
     _caches.move_to_end(wants)
     return _caches[wants]
-
-
-@contextmanager
-def allowed_by(header: Mapping[str, Any]) -> Generator[None]:
-    """While a request is answered, `bench` is the one for what it allows."""
-    memory, given = header.get("objective") == "memory", max(1, int(header.get("threads", 1)))
-    before = _wants.set((header.get("precision", "fp32"), memory, given, backend_name()))
-    try:
-        yield
-    finally:
-        _wants.reset(before)
 
 
 def piece_of(graph: Graph, nodes: Sequence[int], sizes: Mapping[str, int]) -> NormalGroup:

@@ -30,7 +30,6 @@ from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.compile.unit.kernel_cache import (
     BuiltKernel,
     NormalGroup,
-    allowed_by,
     foreseen,
     keep,
     kernel_cache,
@@ -75,13 +74,12 @@ def _plan(header: dict[str, Any]) -> Message:
 
     def make() -> Message:
         bodies: list[dict[str, Any]] = []
-        _body(verify(parse(header["graph"])), sizes, bodies, {}, header.get("objective", "latency"), measuring(sizes))
+        _body(verify(parse(header["graph"])), sizes, bodies, {}, request_context.asked().objective, measuring(sizes))
         return {"ok": True, "bodies": bodies, "peaks": asdict(kernel_cache().peaks)}, []
 
-    with allowed_by(header):
-        ahead = foresight()
-        answer, _ = grouping(header, sizes, "" if ahead is None else str(ahead.predictor.model.version), make)
-        return {**answer, "history": strategy_history.states()}, []
+    ahead = foresight()
+    answer, _ = grouping(str(header["graph"]), sizes, "" if ahead is None else str(ahead.predictor.model.version), make)
+    return {**answer, "history": strategy_history.states()}, []
 
 
 def measuring(sizes: Mapping[str, int]) -> Gate:
@@ -205,13 +203,12 @@ def _unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
     texts = {str(i): b for i, b in zip(header.get("texts", ()), blobs, strict=True)}
     wanted = {str(i) for i, _ in header["alike"]}
     sizes = {str(k): int(v) for k, v in header["dims"].items()}
-    with allowed_by(header):
-        if missing := sorted(wanted - texts.keys() - kernel_cache().graphs.keys()):
-            return {"ok": True, "missing": missing}, []
-        graphs = {i: keep(kernel_cache().graphs, i, lambda i=i: verify(parse(texts[i].decode())), MAX_GRAPHS) for i in wanted}
-        uses = [(graphs[str(i)], [int(n) for n in nodes]) for i, nodes in header["alike"]]
-        return _Unit(uses, str(header["group"]), sizes, bool(header["split"]), bool(header["joined"]), header["beat"],
-                     bool(header.get("variants")), int(header.get("threads", 1))).answer()  # fmt: skip
+    if missing := sorted(wanted - texts.keys() - kernel_cache().graphs.keys()):
+        return {"ok": True, "missing": missing}, []
+    graphs = {i: keep(kernel_cache().graphs, i, lambda i=i: verify(parse(texts[i].decode())), MAX_GRAPHS) for i in wanted}
+    uses = [(graphs[str(i)], [int(n) for n in nodes]) for i, nodes in header["alike"]]
+    return _Unit(uses, str(header["group"]), sizes, bool(header["split"]), bool(header["joined"]), header["beat"],
+                 bool(header.get("variants")), request_context.threads()).answer()  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import error_text
 from hotfuse.base.settings import Settings
-from hotfuse.compile.request_context import context_of
+from hotfuse.compile.request_context import RequestSettings, context_of
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.service import sized
 from hotfuse.compile.workers.task import Task
@@ -82,7 +82,8 @@ class Examiner:
         if not asked:
             return False
         parts = [dict(q.header) for q in asked]
-        header = {"kind": "profile", "threads": threads, "parts": parts, **context_of(self._settings).header()}
+        asked_for, place = RequestSettings(threads=threads), context_of(self._settings)
+        header = {"kind": "profile", "parts": parts, **asked_for.header(), **place.header()}
         about = weakref.ref(entry)  # a question waits behind all compiling: it must not hold plans that were dropped meanwhile,
         log, recorder = self._log, self._recorder  # nor, through us, a whole model
 

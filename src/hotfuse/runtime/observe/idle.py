@@ -23,7 +23,7 @@ import torch
 
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import steady
-from hotfuse.compile.request_context import RequestContext
+from hotfuse.compile.request_context import RequestContext, RequestSettings
 from hotfuse.compile.workers import service, wire
 from hotfuse.compile.workers.process import Worker
 from hotfuse.compile.workers.scheduler import Load, LoadMeter
@@ -211,7 +211,8 @@ class Idle:
             self._worker = worker
         try:
             while not self._ending.is_set():
-                header = {"kind": "idle", "seconds": SLICE_S, "threads": torch.get_num_threads(), **self.place.header()}
+                asked = RequestSettings(threads=torch.get_num_threads())
+                header = {"kind": "idle", "seconds": SLICE_S, **asked.header(), **self.place.header()}
                 answer, _ = wire.checked(worker.ask(header, []))
                 self._learned(answer)
                 if not answer["left"]:
