@@ -53,6 +53,8 @@ _HOMES = {
     "InferenceSession": "session",
     "SessionOptions": "session",
     "RunOptions": "session",
+    "ServedPlan": "stages",
+    "PlanKernel": "stages",
     "HotfuseError": "base.errors",
     "ModelError": "base.errors",
     "InputError": "base.errors",
@@ -74,7 +76,8 @@ _HOMES = {
 
 __all__ = [  # noqa: RUF022
     "jit", "Jit", "packed_attention", "varlen_on_cpu", "InferenceSession", "SessionOptions", "RunOptions",
-    "Settings", "Explanation", "explain_compiled", "HotfuseError", "ModelError", "InputError", "CaptureError", "InternalError",
+    "Settings", "Explanation", "ServedPlan", "PlanKernel", "explain_compiled",
+    "HotfuseError", "ModelError", "InputError", "CaptureError", "InternalError",
     "ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "IOBinding", "ModelMetadata", "NodeArg",
     "OrtValue", "get_all_providers", "get_available_providers", "get_device", "set_default_logger_severity",
     "__version__",

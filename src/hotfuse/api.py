@@ -38,6 +38,7 @@ from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plans import Capture
 from hotfuse.runtime.weights.model_guard import ModelGuard
+from hotfuse.stages import ServedPlan, plans_of
 from hotfuse.view import view_of
 
 if TYPE_CHECKING:
@@ -151,6 +152,10 @@ class Jit:
     def explain(self, full: bool = False) -> Explanation:
         """What runs now and why, in about ten lines; with `full` partitions, kernels and every decision behind them."""
         return explain_engine(self._engine, full=full)
+
+    def plans(self) -> tuple[ServedPlan, ...]:
+        """What serves now, as values: plans, their kernels, each kernel's code, cost and measurements."""
+        return plans_of(self._engine)
 
     def stats(self) -> dict[str, Any]:
         """Plain counters."""

@@ -30,6 +30,7 @@ from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.serve.dispatch import InlineCache
 from hotfuse.runtime.site import Entry, Route
 from hotfuse.runtime.tierup.audit import Audit
+from hotfuse.stages import kernels_of, measured_us
 
 WORKERS = ("workers_forked", "workers_spawned", "forks_failed", "forks_stalled", "forks_crashed", "not_forked_because")
 """Of the compile service's counts, what says how its processes came to be."""
@@ -144,10 +145,7 @@ def _explain_entry(entry: Entry) -> dict[str, Any]:
          "partitions": len(p.partitioning.parts), "tier": p.tier}
         for s, p in entry.versions.items()
     ]
-    audit = entry.audits.get(None)
-    measured = audit.typical_us() if audit is not None else None
-    if measured is None and entry.heat and entry.seconds:
-        measured = entry.seconds / entry.heat * 1e6
+    measured = measured_us(entry)
     return {
         **explain_plan(entry.plan, entry.calls, entry.notes),
         "facts": entry.guards(),
@@ -238,6 +236,7 @@ def explain_plan(plan: Plan, calls: int, notes: tuple[str, ...] = ()) -> dict[st
         "nodes": len(plan.graph.nodes),
         "params": len(plan.graph.params),
         "partitions": parts,
+        "kernels": [k.to_dict() for k in kernels_of(plan)],
         "notes": [*notes, *plan.notes],
         "memory": {"arena": plan.memory.arena, "constants": plan.memory.constants, "eager_peak": plan.memory.eager_peak},
         "counters": plan.counters(),

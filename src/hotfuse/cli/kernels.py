@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,7 +13,6 @@ from hotfuse.cli.output import heading, print_json, rows
 
 if TYPE_CHECKING:
     from hotfuse.ir.graph import Graph
-    from hotfuse.tile.program import Kernel
 
 
 def show_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str, wanted: str, as_json: bool) -> None:
@@ -23,6 +22,7 @@ def show_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str, wa
     if stage == "kernels":
         _table(header, as_json)
         return
+    from hotfuse.stages import kernel_text
     from hotfuse.tile.text import parse
 
     every = [(number, parse(d["kernel"]), d["ops"]) for number, d in enumerate(kernels)]
@@ -31,23 +31,14 @@ def show_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str, wa
         names = ", ".join(f"{number} {k.name}" for number, k, _ in every)
         what = f"there is no kernel number {wanted}" if wanted.isdecimal() else f"no kernel has {wanted!r} in its name"
         raise InputError(what, hint=names or "the graph has no kernels at all")
-    write = _writer(stage)
-    shown = [{"number": number, "name": k.name, "ops": ops, "text": write(k)} for number, k, ops in chosen]
+    backend = from_env().backend
+    shown = [{"number": n, "name": k.name, "ops": ops, "text": kernel_text(k, stage, backend)} for n, k, ops in chosen]
     if as_json:
         print_json({"stage": stage, "kernels": shown})
         return
     mark = ";" if stage == "llvm" else "#"
     for k in shown:
         typer.echo(f"{mark} kernel {k['number']}, {k['name']}: {k['ops']}\n{k['text']}")
-
-
-def _writer(stage: str) -> Callable[[Kernel], str]:
-    from hotfuse.backends import registry
-
-    own = registry.kernels(from_env().backend)
-    if stage not in own.stages:
-        raise InputError(f"the back end {own.name} has no stage {stage!r}", hint=f"one of {', '.join(own.stages)}")
-    return lambda kernel: own.text(stage, kernel)
 
 
 def _made(graph: Graph, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:

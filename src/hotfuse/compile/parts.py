@@ -23,6 +23,9 @@ from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
 from hotfuse.tile.stored import StoredKernel, StoredKernels, header
 from hotfuse.tile.text import show as show_kernel
 
+FACTS = ("flops", "traffic", "predicted_us", "kernel_us", "library_us")
+"""What is kept of a kernel for readers: operations, bytes to and from memory, microseconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class KernelCode:
@@ -38,6 +41,8 @@ class KernelCode:
     """What it was predicted to take, where a model knows this machine."""
     said: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     """The kernel as the worker said it, to be said again."""
+    facts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What it computes and moves, what it was predicted to take and what it took, as far as that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,9 @@ def kernel_from_json(data: dict[str, Any], code: bytes) -> KernelCode:
     by = f" ({data['multiplies']})" if data.get("multiplies") else ""
     about = f"{lowered.kernel.name}{by}: {said}{data['kernel_us']:.1f} us in the worker, the library {data['library_us']:.1f} us"
     more = [str(m) for m in (data.get("kinds") or None, variants, Skips.from_json(data.get("skips"))) if m is not None]
-    return KernelCode(lowered, code, "; ".join([about, *more]), variants, us, again)
+    every = {**data.get("use", {}), **{k: data.get(k) for k in ("kernel_us", "library_us", "predicted_us")}}
+    facts = {k: float(every[k]) for k in FACTS if every.get(k) is not None}
+    return KernelCode(lowered, code, "; ".join([about, *more]), variants, us, again, facts)
 
 
 def at_rest(kernel: KernelCode) -> KernelCode:
@@ -153,7 +160,7 @@ def stored(kernels: Sequence[KernelCode]) -> StoredKernels:
     def text(k: KernelCode) -> str:
         return show_kernel(k.lowered.kernel) if k.said is None else str(k.said["kernel"])
 
-    return StoredKernels({i: StoredKernel.of(k.lowered.kernel.name, text(k)) for i, k in enumerate(kernels)})
+    return StoredKernels({i: StoredKernel.of(k.lowered.kernel.name, text(k), k.facts) for i, k in enumerate(kernels)})
 
 
 def renamed(lowered: Lowered, piece: Graph) -> Lowered:

@@ -46,6 +46,7 @@ from hotfuse.session.feeds import admit, release, slot
 from hotfuse.session.options import RunOptions, SessionOptions, adopted, check_severity
 from hotfuse.session.ortvalue import IOBinding, OrtValue
 from hotfuse.session.serving import engine_for
+from hotfuse.stages import ServedPlan, plans_of
 
 _OVERRIDABLE_SINCE = 4
 """Before this IR version every initializer had to be listed as an input, and was a constant all the same."""
@@ -300,6 +301,10 @@ class InferenceSession:
     def explain(self, full: bool = False) -> Explanation:
         """What runs now and why, in about ten lines; with `full` partitions, kernels and every decision behind them."""
         return explain_engine(self._engine, dict(self._fallbacks()), self._module.unprepared, full)
+
+    def plans(self) -> tuple[ServedPlan, ...]:
+        """What serves now, as values: plans, their kernels, each kernel's code, cost and measurements."""
+        return plans_of(self._engine)
 
     def _fell_back(self, op: str) -> None:
         """Said once per operator; `stats()` and `explain()` count every run."""

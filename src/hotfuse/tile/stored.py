@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hotfuse.tile.program import Kernel
 from hotfuse.tile.text import parse
@@ -25,11 +25,13 @@ class StoredKernel:
 
     name: str
     packed: bytes
+    facts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What the worker knew of it, by name: what it computes and moves, what it was predicted to take, what it took."""
 
     @classmethod
-    def of(cls, name: str, text: str) -> StoredKernel:
+    def of(cls, name: str, text: str, facts: Mapping[str, float] | None = None) -> StoredKernel:
         """Store a kernel's text."""
-        return cls(name, zlib.compress(text.encode(), 6))
+        return cls(name, zlib.compress(text.encode(), 6), facts or {})
 
     def kernel(self) -> Kernel:
         """The kernel, read anew."""
