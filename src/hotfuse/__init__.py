@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         get_device,
         set_default_logger_severity,
     )
+    from hotfuse.stages import PlanKernel, ServedPlan
     from hotfuse.torch_backend import explain_compiled
 
 __version__ = "0.1.0"

@@ -143,7 +143,7 @@ def kernel_from_json(data: dict[str, Any], code: bytes) -> KernelCode:
     by = f" ({data['multiplies']})" if data.get("multiplies") else ""
     about = f"{lowered.kernel.name}{by}: {said}{data['kernel_us']:.1f} us in the worker, the library {data['library_us']:.1f} us"
     more = [str(m) for m in (data.get("kinds") or None, variants, Skips.from_json(data.get("skips"))) if m is not None]
-    every = {**data.get("use", {}), **{k: data.get(k) for k in ("kernel_us", "library_us", "predicted_us")}}
+    every: dict[str, Any] = {**data.get("use", {}), **data}
     facts = {k: float(every[k]) for k in FACTS if every.get(k) is not None}
     return KernelCode(lowered, code, "; ".join([about, *more]), variants, us, again, facts)
 
