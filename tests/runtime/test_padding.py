@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,3 +78,17 @@ def test_what_outputs_show_is_computed_unless_the_user_says_otherwise() -> None:
         torch.testing.assert_close(fast(ids, mask)[live], model(ids, mask)[live], rtol=1e-4, atol=1e-5)
     assert entry_of(fast).plan.layers == (AttemptKey(PADDING),), str(fast.explain())
     fast.close()
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporter's own
+def test_a_session_packs_what_its_file_pads() -> None:
+    model, file = PaddedEncoder("indexed").eval(), io.BytesIO()
+    dynamic = {name: {0: "b", 1: "s"} for name in ("ids", "mask")}
+    torch.onnx.export(model, batch(3, 16), file, input_names=["ids", "mask"], dynamic_axes=dynamic, dynamo=False)
+    session: Any = hotfuse.InferenceSession(file.getvalue(), settings=INLINE)
+    for _ in range(30):
+        ids, mask = batch(3, 16)
+        (got,) = session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})
+        torch.testing.assert_close(torch.from_numpy(got), model(ids, mask), rtol=1e-4, atol=1e-5)
+    assert entry_of(session).plan.counters().get("packed_calls", 0) > 0, str(session.explain(full=True))
+    session.close()

@@ -142,7 +142,7 @@ def without_padding(context: AttemptContext, site: Site, entry: Entry) -> Attemp
     except (CannotPack, NotPadded) as e:
         context.refuse(entry, key, Why.NOT_PACKED, str(e), isinstance(e, NotPadded), tier=2, what=PADDING, because=str(e))
         return None
-    if not all_finite(entry.weights):
+    if not all_finite({p.key: entry.weights[p.key] for p in found.packing.graph.params}):
         said = "weights are not finite, which dead rows would spread"
         context.refuse(entry, key, Why.NOT_PACKED, said, tier=2, what=PADDING, because=said)
         return None
