@@ -9,7 +9,7 @@ from hotfuse.runtime.tierup.layers.layer import with_layer
 from hotfuse.runtime.tierup.layers.open_mask import OpenMaskLayer
 from hotfuse.runtime.tierup.layers.zero_rows import ZeroRowsLayer
 from hotfuse.runtime.tierup.rows import PROPOSERS
-from hotfuse.specialize.outcomes import SHARES, Outcomes
+from hotfuse.specialize.outcomes import SHARES, SpecializationOutcomes
 from hotfuse.specialize.table import BRANCH, ROWS, SIZES, TIER1, AttemptKey, branch_key, row, sizes_key
 
 
@@ -39,13 +39,13 @@ def test_layers_stand_in_the_order_of_the_table_whatever_came_first() -> None:
 
 
 def test_races_move_the_prior_of_a_row_and_of_its_context_more() -> None:
-    outcomes = Outcomes()
+    outcomes = SpecializationOutcomes()
     assert outcomes.promise(SIZES, 0.9) == row(SIZES).prior
     for _ in range(8):
         outcomes.learn(SIZES, 0.9, 1.0, 2.0, False)
     assert outcomes.promise(SIZES, 0.9) < outcomes.promise(SIZES, 0.1) < row(SIZES).prior == 0.4
     assert outcomes.promise(BRANCH, 0.9) == row(BRANCH).prior, "rows do not teach each other"
-    again = Outcomes()
+    again = SpecializationOutcomes()
     again.restore(outcomes.state())
     assert again.promise(SIZES, 0.9) == outcomes.promise(SIZES, 0.9)
     again.restore({"of a newer program, mostly": [3.0, 1.0, 0.0]})

@@ -23,7 +23,7 @@ from hotfuse.cli.torch_models import is_torch_name, load_torch
 if TYPE_CHECKING:
     from hotfuse.explain import Explanation
 
-class Served(Protocol):
+class WatchedModel(Protocol):
     """A model that is served, in torch or of a file."""
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -96,7 +96,7 @@ class Pace:
     wait: bool
     show: Callable[[Explanation], None]
 
-    def serve(self, call: Callable[[int], object], model: Served) -> Explanation:
+    def serve(self, call: Callable[[int], object], model: WatchedModel) -> Explanation:
         """Calls one after the other; what was seen in the end."""
         begin = shown = time.monotonic()
         end, i = begin + self.seconds, 0

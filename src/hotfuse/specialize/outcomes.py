@@ -29,7 +29,7 @@ class RaceCount:
 
 
 @dataclass(slots=True)
-class Outcomes:
+class SpecializationOutcomes:
     """What came of specializations."""
 
     rows: dict[str, RaceCount] = field(default_factory=dict[str, RaceCount])

@@ -92,7 +92,7 @@ class InterpreterBackend(KernelBackend):
 
     def glue(self, graph: Graph, lowered: Lowered, kernel: LoadedKernel, constants: Constants) -> Run:
         """A function that binds buffers to memory and interprets."""
-        return _Glue(graph, lowered, kernel.kernel, constants)
+        return _InterpretedGroup(graph, lowered, kernel.kernel, constants)
 
     def bound(
         self, graph: Graph, lowered: Lowered, kernel: LoadedKernel, weights: Mapping[str, torch.Tensor], inputs: Sequence[Any],
@@ -129,7 +129,7 @@ class InterpreterBackend(KernelBackend):
         return show(kernel)
 
 
-class _Glue:
+class _InterpretedGroup:
     """A group as a function of its inputs."""
 
     def __init__(self, graph: Graph, lowered: Lowered, kernel: Kernel, constants: Constants) -> None:

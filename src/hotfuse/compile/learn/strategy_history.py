@@ -17,7 +17,7 @@ from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Bandit
 from hotfuse.hpm.bottleneck import Ledger
-from hotfuse.specialize.outcomes import Outcomes
+from hotfuse.specialize.outcomes import SpecializationOutcomes
 
 Counts = Mapping[str, Sequence[float]]
 KEPT = (ARMS, STRATEGIES, SPECIALIZATIONS)
@@ -55,7 +55,7 @@ class StrategyHistory:
     """How much of what common kernels promised came true."""
     ledger: Ledger = field(default_factory=Ledger)
     """Against which bottlenecks strategies helped."""
-    outcomes: Outcomes = field(default_factory=Outcomes)
+    outcomes: SpecializationOutcomes = field(default_factory=SpecializationOutcomes)
     """Which specializations won their races."""
     begun: bool = False
     """Whether what earlier processes remembered is in it."""

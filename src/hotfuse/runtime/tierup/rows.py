@@ -24,7 +24,7 @@ from hotfuse.runtime.tierup.tier2 import BET_ON, add_layer, for_sizes, without_p
 from hotfuse.runtime.tierup.tiers import FEWEST, PREDICTABLE, recurring
 from hotfuse.specialize import table
 from hotfuse.specialize.branches import conditions
-from hotfuse.specialize.outcomes import Outcomes
+from hotfuse.specialize.outcomes import SpecializationOutcomes
 from hotfuse.specialize.table import AttemptKey, branch_key, sizes_key
 
 LEAST_VALUE = 0.005
@@ -46,7 +46,7 @@ class Proposal:
     evidence: Mapping[str, EvidenceValue] = field(default_factory=dict[str, EvidenceValue])
     """What the decision to try it says; nothing where trying finds that out."""
 
-    def value(self, outcomes: Outcomes) -> float:
+    def value(self, outcomes: SpecializationOutcomes) -> float:
         """The part of the calls' time that it is expected to save."""
         return outcomes.promise(self.key.row, self.share) * self.saves * self.share
 
@@ -153,7 +153,9 @@ LAYERED = tuple(r.name for r in table.ROWS if r.name != table.SIZES)
 """Rows that are layers of an entry's plan; sizes are routes around it."""
 
 
-def proposals(context: AttemptContext, site: Site, entry: Entry, outcomes: Outcomes, rows: Sequence[str]) -> list[Proposal]:
+def proposals(
+    context: AttemptContext, site: Site, entry: Entry, outcomes: SpecializationOutcomes, rows: Sequence[str]
+) -> list[Proposal]:
     """What of these rows may pay for an entry, the highest expected value first."""
     found = [p for name in rows if (p := PROPOSERS[name](context, site, entry)) is not None]
     return sorted(found, key=lambda p: -p.value(outcomes))
