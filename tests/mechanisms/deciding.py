@@ -40,7 +40,7 @@ from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.tierup.proof import Proof, prove
 from hotfuse.runtime.tierup.race import Trial
 from hotfuse.runtime.tierup.rows import PROPOSERS
-from hotfuse.specialize.table import BRANCH, OPEN_MASK, ZERO_ROWS
+from hotfuse.specialize.table import BRANCH, OPEN_MASK, REPEATED, ZERO_ROWS
 from tests.contract.test_native_guards import basics
 from tests.mechanisms.table import Row, Switch, World, replaced, setting
 from tests.padded import PaddedEncoder, batch
@@ -49,6 +49,7 @@ from tests.runtime.live import Live
 from tests.runtime.test_bets import Branchy
 from tests.runtime.test_dispatch import GENERAL, special
 from tests.runtime.test_masks import Attention
+from tests.runtime.test_repeated_inputs import TwoTowers
 from tests.runtime.test_tiers import Compiler, race_says, served, varied
 
 # --- policy -------------------------------------------------------------------------------------------------------------
@@ -151,6 +152,18 @@ def unmasked(world: World) -> float:
             fast(torch.randn(2, 5, 16), torch.ones(2, 5, dtype=torch.int64))
         fast._engine.call_sampler._shared.analyzer.flush(120)
     found = bool(first(fast._engine).plan.layers)
+    fast.close()
+    return found
+
+
+def kept_results(world: World) -> float:
+    """Calls that did not run again what depends on an input that came again."""
+    world.patch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))
+    fast: Any = hotfuse.jit(TwoTowers().eval(), settings=world.settings(watch_rate=2))
+    text = torch.randint(0, 50, (5, 7))
+    for _ in range(150):
+        fast(torch.randn(3, 12), text)
+    found = first(fast._engine).plan.counters().get("repeated_hits", 0)
     fast.close()
     return found
 
@@ -337,6 +350,7 @@ ROWS: tuple[Row, ...] = (
     row("what lost is not tried again", not_again, replaced(Improver, "_refuse", said_only)),
     row("a branch that goes one way becomes straight-line code", bets, without_row(BRANCH)),
     row("a mask that hides nothing goes", unmasked, without_row(OPEN_MASK)),
+    row("what depends on repeated inputs is kept", kept_results, without_row(REPEATED)),
     row("rows of zeros are left out", rows_left_out, without_row(ZERO_ROWS)),
     row("padded rows are not computed", packed_calls, setting(padding="keep")),
     guard("shape", turned_away((*basics(0, 2), Sized(0, 1, 4)), lambda: torch.ones(2, 5)), unchecked(Sized)),
