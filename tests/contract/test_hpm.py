@@ -346,9 +346,11 @@ def test_bound_kernels_compute_what_the_library_computes() -> None:
     for family in ("pointwise", "reduction", "contraction", "convolution"):
         p = drawn(1, family)[0]
         sizes = p.sizes[0]
-        bound = measure.bind(Candidate(p.graph, sizes, CORE), p.key, measure.make(p.graph, host_core(host())))
+        candidate, shelf = Candidate(p.graph, sizes, CORE), measure.Shelf()
+        bound = measure.bind(candidate, p.key, measure.make(p.graph, host_core(host())), shelf)
         bound.call()
-        (_, _, out, inputs, weights, _) = bound.keep
+        data, weights, out = shelf.of(candidate, p.key)
+        inputs = [data[v.name] for v in p.graph.inputs]
         from hotfuse.backends.library import LibraryBackend
 
         with torch.no_grad():

@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import hotfuse
 from hotfuse import Settings
@@ -117,7 +118,7 @@ def model(kind: str, *, inputs: int = 8, outputs: int = 24, window: int = 3, pad
             helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, outputs, None, None])]  # fmt: skip
     kept = [numpy_helper.from_array(np.asarray(v), k) for k, v in constants.items() if k in used]
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], kept)
-    return onnx.helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    return onnx.helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9).SerializeToString()
 
 
 @pytest.mark.parametrize("kind", ["qdq", "qlinear", "integer"])
@@ -128,13 +129,15 @@ def model(kind: str, *, inputs: int = 8, outputs: int = 24, window: int = 3, pad
     ids=["3x3", "picture", "1x1"],
 )  # fmt: skip
 def test_models(kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is native, bytes are multiplied as such, and at most one quantum differs from what ONNX Runtime answers."""
-    ort = pytest.importorskip("onnxruntime")
+    """Everything is native, bytes are multiplied as such, and at most one quantum differs from what ONNX's own meaning answers.
+
+    ONNX Runtime is no judge: without dot products of bytes it sums pairs of them in 16 bits, which saturate.
+    """
     slow_library(monkeypatch)
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
     made = model(kind, **how)
     x = np.random.default_rng(1).standard_normal((1, how.get("inputs", 8), 9, 11)).astype(np.float32)
-    (want,) = ort.InferenceSession(made, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    (want,) = ReferenceEvaluator(onnx.load_from_string(made)).run(None, {"x": x})
     session = hotfuse.InferenceSession(made, settings=Settings(capture="inline", hot_calls=1))
     (got,) = session.run(None, {"x": x})
     for _ in range(4):
@@ -214,4 +217,5 @@ def test_products_whose_weight_lies_either_way_are_exact(turned: bool, each: boo
         want = (x.astype(np.int64) - 200) @ (w.astype(np.int64) - zero.reshape(-1, 1)).T + bias
         assert np.array_equal(got, want.astype(np.float32))
     plans = [p for s in session.explain().to_dict()["sites"] for p in s["plans"] if p["tier"] == 1]
-    assert plans and (each or "int8 dot" in str(session.explain(full=True))), str(session.explain(full=True))
+    told = str(session.explain(full=True))
+    assert plans and (each or "int8 dot" in told or "multiply and add i32" in told), told
