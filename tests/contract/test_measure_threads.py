@@ -28,7 +28,7 @@ def test_every_thread_has_its_slice(threads: int) -> None:
         bound = measure.bind(Candidate(graph, {}, core, threads), "kernel", made)
     finally:
         torch.set_num_threads(before)
-    *_, results, inputs, _, asked = bound.keep
+    _, (*_, asked), results, data = bound.keep
     assert asked.scratch.nbytes >= plan.arena_bytes({}, threads)
     bound.call()
-    torch.testing.assert_close(results[0], torch.bmm(*inputs), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(results[0], torch.bmm(data["a"], data["b"]), rtol=1e-4, atol=1e-3)

@@ -112,10 +112,7 @@ def _padding(context: AttemptContext, site: Site, entry: Entry) -> Proposal | No
     key = AttemptKey(table.PADDING)
     if key in entry.refused or any(x.key == key for x in entry.layers) or context.plans.settings.padding == "keep":
         return None
-    if entry.samples.taken < MIN_CALLS:
-        return None
-    if not may_be_padded(entry.baseline.graph):
-        entry.mark_refused(key, "there is no attention with a mask")
+    if entry.samples.taken < MIN_CALLS or not may_be_padded(entry.baseline.graph):
         return None
     return Proposal(key, PADDING_SAVES, 1.0, partial(without_padding, context, site, entry))
 
