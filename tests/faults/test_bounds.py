@@ -26,7 +26,7 @@ from hotfuse.compile.workers.slot import PoolLimits
 from hotfuse.compile.workers.task import Task
 from hotfuse.ir.types import DType
 from hotfuse.lower.common import algebra
-from hotfuse.runtime import engine, site
+from hotfuse.runtime import engine, samples, site
 from hotfuse.runtime.observe import examine, record
 from hotfuse.runtime.observe.instrument import MAX_COSTS, InstrumentedPlan
 from hotfuse.runtime.observe.record import Recorder
@@ -91,6 +91,9 @@ def _attributes(thing: object) -> list[str]:
 FURTHER: dict[str, int] = {
     "Names._signatures": 8 * 512,
     "Group.tried": INLINE.max_captures,
+    "CallSamples._seen": 4 * samples.MOST,  # of a graph; there are two or three
+    "EventLog._spans": 4 * INLINE.max_events,
+    "Span.evidence": 4 * 4 * INLINE.max_events,  # a few words each
 }
 """Tables whose bound is beyond what this traffic reaches."""
 SLACK = 24
