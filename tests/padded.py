@@ -23,6 +23,7 @@ class PaddedEncoder(nn.Module):
             }) for _ in range(2)
         )  # fmt: skip
         self.head, self.score = nn.Linear(WIDTH, 5), nn.Linear(WIDTH, 1)
+        self.register_buffer("triangle", torch.ones(1, 1, LONGEST, LONGEST, dtype=torch.bool).tril(), persistent=False)
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         batch, length = ids.shape
@@ -48,6 +49,23 @@ class PaddedEncoder(nn.Module):
                 rows, keys_at = torch.arange(mask.shape[0]), torch.arange(mask.shape[1])
                 hidden = mask.bool()[rows[:, None, None, None], keys_at[None, None, None, :]]
                 return F.scaled_dot_product_attention(q, k, v, attn_mask=hidden & (keys_at >= 0)[None, None, :, None])
+            case "causal" | "causal, grouped":  # as transformers builds it
+                rows, places = torch.arange(mask.shape[0]), torch.arange(mask.shape[1])
+                seen = places[None, None, None, :] <= places[None, None, :, None]
+                seen = seen & mask.bool()[rows[:, None, None, None], places[None, None, None, :]]
+                if self.attends == "causal":
+                    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+                return F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], attn_mask=seen, enable_gqa=True)
+            case "causal, a triangle":
+                ahead = torch.full((q.shape[2], q.shape[2]), -1e9, dtype=q.dtype).triu(1)
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=ahead + (1.0 - keys.to(q.dtype)) * -1e9)
+            case "causal, a buffer":
+                seen = self.triangle[:, :, : q.shape[2], : q.shape[2]] & keys.bool()
+                scores = (q @ k.transpose(-1, -2) / 4).masked_fill(~seen, -torch.inf)
+            case "before its place":  # not its own row: the first of each sequence sees nothing
+                places = torch.arange(mask.shape[1])
+                seen = (places[None, :] < places[:, None])[None, None] & keys.bool()
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
             case "filled":
                 scores = (q @ k.transpose(-1, -2) / 4).masked_fill(keys == 0, -torch.inf)
             case _:

@@ -65,6 +65,29 @@ def test_every_spelling_of_a_mask(attends: str) -> None:
         assert_right(model, found, plan, batch(3, 16, share))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("attends", ["causal", "causal, grouped", "causal, a triangle", "causal, a buffer"])
+def test_live_rows_keep_their_order(attends: str, dynamic: bool) -> None:
+    model = PaddedEncoder(attends)
+    found, plan = packed(model, dynamic=dynamic)
+    assert found.packing.products == 10
+    for share in (0.05, 0.4, 1.0):
+        assert_right(model, found, plan, batch(3, 16, share))
+    ids, mask = batch(3, 16)
+    mask[0, :9], mask[1, 0] = 0, 0  # padding on the left
+    if found.packing.first:  # rows that see nothing would be NaN, in the model too
+        assert found.packer((ids, mask)) is Padded.POSITION
+    else:
+        assert_right(model, found, plan, (ids, mask))
+
+
+def test_other_orders_stay_padded() -> None:
+    model = PaddedEncoder("before its place")
+    found, plan = packed(model)
+    assert found.packing.products < 5, "only what comes behind the last attention"
+    assert_right(model, found, plan, batch(3, 16))
+
+
 @pytest.mark.parametrize("pools", ["expanded mean", "last", "largest", "weighed"])
 def test_every_reading_of_the_result(pools: str) -> None:
     model = PaddedEncoder(pools=pools)

@@ -85,10 +85,12 @@ _MOST = 1 << 16
 
 def mask_facts(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor]) -> dict[str, MaskFact]:
     """Of every value that a mask decides, or that is one number."""
-    return _Facts(graph, mask, weights).run()
+    return MaskFactPass(graph, mask, weights).run()
 
 
-class _Facts:
+class MaskFactPass:
+    """One pass over a graph; `analysis.ordered_masks` makes it under an assumption."""
+
     def __init__(self, graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor]) -> None:
         self.graph, self.mask = graph, mask
         self.known: dict[str, MaskFact] = {}
@@ -99,7 +101,7 @@ class _Facts:
                 continue
             first = w.reshape(-1)[0]
             if bool((w == first).all()):
-                self.known[p.value.name] = _constant(number_of(p.value, first.item()))
+                self.known[p.value.name] = constant_fact(number_of(p.value, first.item()))
             if w.dtype is torch.int64 and (total := _counted(w)) is not None:
                 self.sums[p.value.name] = total
         given = next(v for v in graph.inputs if v.name == mask.name)
@@ -107,17 +109,19 @@ class _Facts:
         self.known[given.name] = MaskFact(number_of(given, mask.dead), number_of(given, mask.live), places)
 
     def run(self) -> dict[str, MaskFact]:
+        """The facts."""
         for node in self.graph.nodes:
             if node.kind is not Kind.OPERATOR or len(node.outs) != 1 or not isinstance(node.outs[0].type, TensorType):
                 continue
-            found = self._fact(node)
+            found = self.fact(node)
             if found is not None:
                 self.known[node.outs[0].name] = found
             elif (total := self._sum(node)) is not None:
                 self.sums[node.outs[0].name] = total
         return self.known
 
-    def _fact(self, node: Node) -> MaskFact | None:
+    def fact(self, node: Node) -> MaskFact | None:
+        """What is known of a node's result."""
         op = packet(node.op)
         if op in _FILLED:
             return self._filled(node, _FILLED[op])
@@ -126,7 +130,7 @@ class _Facts:
         if op == "aten.index":
             return self._indexed(node)
         if (compared := self._compared(node)) is not None:
-            return _constant(torch.tensor(compared))
+            return constant_fact(torch.tensor(compared))
         tensors = [v for v in node.ins if isinstance(v.type, TensorType)]
         if not any(v.name in self.known for v in tensors):
             return None
@@ -147,7 +151,7 @@ class _Facts:
         if isinstance(number, Value):
             number = number.type.expr if isinstance(number.type, ScalarType) else None
         if isinstance(number, bool | int | float):
-            return _constant(number_of(node.outs[0], number))
+            return constant_fact(number_of(node.outs[0], number))
         return None
 
     def _evaluated(self, node: Node, tensors: list[Value]) -> MaskFact | None:
@@ -239,13 +243,14 @@ class _Facts:
         op = packet(node.op)
         if op not in ("aten.ge", "aten.lt") or len(node.args) != 2:
             return None
-        left, right = self._as_sum(node.args[0]), self._as_sum(node.args[1])
+        left, right = self.as_sum(node.args[0]), self.as_sum(node.args[1])
         if left is None or right is None or right.steps or not isinstance(right.offset, int) or not isinstance(left.offset, int):
             return None
         rising = left.steps and all(not isinstance(s, int) or s >= 0 for s in left.steps.values())
         return (op == "aten.ge") if rising and left.offset >= right.offset else None
 
-    def _as_sum(self, arg: Arg) -> IndexSum | None:
+    def as_sum(self, arg: Arg) -> IndexSum | None:
+        """An argument as a sum of indices."""
         if isinstance(arg, bool):
             return None
         if isinstance(arg, int):
@@ -265,17 +270,17 @@ class _Facts:
             first, step = argument(node, "start", 0), argument(node, "step", 1)
             return IndexSum(0, {0: 1}) if first == 0 and step == 1 else None
         if op == "aten.scalar_tensor":
-            return self._as_sum(args[0])
+            return self.as_sum(args[0])
         if op in ("aten.stack", "aten.cat") and isinstance(args[0], tuple) and len(args[0]) == 1:
-            inner = self._as_sum(args[0][0])
+            inner = self.as_sum(args[0][0])
             return inner if inner is not None and not inner.steps else None
         if op in SPREAD or op == "aten.to":
             return self._carried(node)
         if op in ("aten.add", "aten.mul") and len(args) == 2 and not node.attrs:
-            a, b = self._as_sum(args[0]), self._as_sum(args[1])
+            a, b = self.as_sum(args[0]), self.as_sum(args[1])
             if a is None or b is None:
                 return None
-            a, b = _aligned(a, args[0], out), _aligned(b, args[1], out)
+            a, b = aligned(a, args[0], out), aligned(b, args[1], out)
             if op == "aten.add":
                 return _added(a, b) if not a.steps.keys() & b.steps.keys() else None
             return _scaled(a, b.offset) if not b.steps else _scaled(b, a.offset) if not a.steps else None
@@ -306,7 +311,8 @@ def mask_axes(v: Value) -> tuple[int, ...]:
     return tuple(i for i, d in enumerate(v.type.shape) if d != 1) if isinstance(v.type, TensorType) else ()
 
 
-def _constant(number: Number) -> MaskFact:
+def constant_fact(number: Number) -> MaskFact:
+    """Of a value that is one number."""
     return MaskFact(number, number, None)
 
 
@@ -326,8 +332,8 @@ def _both(places: RowPlaces) -> list[AxisIndex]:
     return [p for p in (places.sequence, places.row) if p is not None]
 
 
-def _aligned(total: IndexSum, arg: Arg, out: TensorType) -> IndexSum:
-    """Axes as a broadcast result has them."""
+def aligned(total: IndexSum, arg: Arg, out: TensorType) -> IndexSum:
+    """A sum whose axes are those of a broadcast result."""
     shift = len(out.shape) - (len(shape_of(arg)) if isinstance(arg, Value) and isinstance(arg.type, TensorType) else 0)
     return IndexSum(total.offset, {a + shift: s for a, s in total.steps.items()})
 

@@ -24,6 +24,7 @@ import torch
 
 from hotfuse.analysis.layouts import possible_sizes, relaid
 from hotfuse.analysis.mask_facts import MaskInput, RowPlaces, mask_facts
+from hotfuse.analysis.ordered_masks import ordered_facts
 from hotfuse.analysis.row_axes import quotient, shape_of, whole
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, Sym, expr, sym, symbols
@@ -82,7 +83,8 @@ def packed_graph(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tens
     """The graph on live rows; raises CannotPack where no product gets smaller. With `ignore_outputs`, those are 0 at dead rows."""
     if any(n.kind is not Kind.OPERATOR or is_mutating(n.op) or _draws(n) for n in graph.nodes):
         raise CannotPack("it has branches, loops or ops that are not pure")
-    demands = RowDemands(graph, mask, mask_facts(graph, mask, weights), ignore_outputs)
+    facts, ordered = mask_facts(graph, mask, weights), ordered_facts(graph, mask, weights)
+    demands = RowDemands(graph, mask, facts, ordered, ignore_outputs)
     demands.run()
     if not demands.products:
         raise CannotPack(demands.reason(), bool(demands.attends))
@@ -318,8 +320,8 @@ class _Writer:
         v = self._by_token(self.rows(how.v), (0, 2, 1, 3))
         offsets = self._given(PackedInput.OFFSETS)
         where = (self._given(PackedInput.QUERIES), offsets) if asked else (offsets, None)
-        scale = how.scale
-        made = self._node(f"{packed.NAME}.default", (q, k, v, *where, scale, -1, -1), node.outs[0].name, dtype, (t, heads, width))
+        args = (q, k, v, *where, how.scale, -1, 0 if how.causal else -1)
+        made = self._node(f"{packed.NAME}.default", args, node.outs[0].name, dtype, (t, heads, width))
         if asked:
             out = node.outs[0]
             self.changed.add(out.name)

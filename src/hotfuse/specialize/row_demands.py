@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hotfuse.analysis.attention import FUSED, written
-from hotfuse.analysis.mask_facts import MaskFact, MaskInput, RowPlaces
+from hotfuse.analysis.mask_facts import MaskFact, MaskInput, Number, RowPlaces
+from hotfuse.analysis.ordered_masks import OrderedFact
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, shape_of, whole
 from hotfuse.ir.graph import Graph, Node, Value, output_values
 from hotfuse.ir.types import TensorType
@@ -25,6 +26,10 @@ HIDES = 1e4
 EXPANDS = frozenset({"aten.expand", "aten.expand_as", "aten.broadcast_to"})
 _WORK = (Access.CONTRACTION, Access.ATTENTION)
 _END = 2**63 - 1
+
+
+_KEYS = RowPlaces(AxisIndex(0), AxisIndex(3))
+"""Where sequences and rows lie in a mask of keys."""
 
 
 class CannotPack(Exception):
@@ -48,6 +53,10 @@ class MaskedAttention:
     scale: float | None
     absorbed: tuple[int, ...]
     """Nodes that are part of it, besides the one that gives the result."""
+    causal: bool = False
+    """Whether it hides keys ahead of a query as well. Live rows keep their order, so it is causal among them."""
+    empty_is_nan: bool = False
+    """Whether a query that sees no key gives NaN."""
 
 
 class RowMode(StrEnum):
@@ -69,8 +78,10 @@ class RowMode(StrEnum):
 class RowDemands:
     """Which values are wanted whole, and of which live rows suffice; and how each node gives that."""
 
-    def __init__(self, graph: Graph, mask: MaskInput, facts: Mapping[str, MaskFact], ignore_outputs: bool) -> None:
-        self.graph, self.mask, self.facts, self.ignore_outputs = graph, mask, facts, ignore_outputs
+    def __init__(
+        self, graph: Graph, mask: MaskInput, facts: Mapping[str, MaskFact], ordered: Mapping[str, OrderedFact], ignore_outputs: bool
+    ) -> None:
+        self.graph, self.mask, self.facts, self.ordered, self.ignore_outputs = graph, mask, facts, ordered, ignore_outputs
         self.attends = self._attentions()
         self.hints = self._hints()
         self.whole: set[str] = set()
@@ -213,8 +224,9 @@ class RowDemands:
                 if made is not None:
                     found[i] = made
         for w in written(self.graph):
-            if self._hides(w.mask, w.hides, w.q, w.v):
-                found[w.nodes[-1]] = MaskedAttention(w.q, w.k, w.v, True, w.scale, w.nodes[:-1])
+            causal = self._hides(w.mask, w.hides, w.q, w.v)
+            if causal is not None:
+                found[w.nodes[-1]] = MaskedAttention(w.q, w.k, w.v, True, w.scale, w.nodes[:-1], causal, w.empty_is_nan)
         return found
 
     def _fused(self, node: Node) -> MaskedAttention | None:
@@ -222,29 +234,29 @@ class RowDemands:
         mask, scale = argument(node, "attn_mask"), argument(node, "scale")
         if not isinstance(q, Value) or not isinstance(k, Value) or not isinstance(v, Value) or not isinstance(mask, Value):
             return None
-        if argument(node, "is_causal", False) is not False or argument(node, "enable_gqa", False) is not False:
+        if argument(node, "is_causal", False) is not False:
             return None
         if argument(node, "dropout_p", 0.0) not in (0, 0.0) or not (scale is None or isinstance(scale, int | float)):
             return None
-        if not self._hides(mask, False, q, v):
+        causal = self._hides(mask, False, q, v)
+        if causal is None:
             return None
-        return MaskedAttention(q, k, v, False, None if scale is None else float(scale), ())
+        return MaskedAttention(q, k, v, False, None if scale is None else float(scale), (), causal)
 
-    def _hides(self, mask: Value | None, inverted: bool, q: Value, v: Value) -> bool:
-        """Whether a mask hides dead keys and nothing else."""
-        fact = None if mask is None else self.facts.get(mask.name)
-        if mask is None or fact is None or fact.live is None or fact.places is None:
-            return False
-        rank, shape = len(shape_of(q)), shape_of(mask)
-        b, s = fact.places.sequence, fact.places.row
-        if rank != 4 or b is None or s is None or len(shape) != rank or shape_of(v)[0] != self.mask.sequences:
-            return False
-        if b != AxisIndex(0) or s != AxisIndex(rank - 1) or shape_of(v)[2] != self.mask.rows:
-            return False
-        dead, live = fact.dead.item(), fact.live.item()
-        if isinstance(dead, bool):
-            return dead is inverted and live is not inverted
-        return not inverted and math.isfinite(live) and dead <= live - HIDES
+    def _hides(self, mask: Value | None, inverted: bool, q: Value, v: Value) -> bool | None:
+        """Whether a mask hides keys ahead of a query besides dead ones; None where it does not hide these, or others too."""
+        if mask is None or len(shape_of(q)) != 4 or len(shape_of(mask)) != 4:
+            return None
+        if shape_of(v)[0] != self.mask.sequences or shape_of(v)[2] != self.mask.rows:
+            return None
+        fact, order = self.facts.get(mask.name), self.ordered.get(mask.name)
+        if fact is not None and fact.live is not None and fact.places == _KEYS:
+            return False if _hidden((fact.dead,), fact.live, inverted) else None
+        if order is None or order.seen.live is None or order.seen.places != _KEYS or order.ahead.live is None:
+            return None
+        if order.axes != (2, 3) or shape_of(q)[2] != self.mask.rows:
+            return None
+        return True if _hidden((order.seen.dead, order.ahead.dead, order.ahead.live), order.seen.live, inverted) else None
 
     def _attending(self, how: MaskedAttention, node: Node, asked: set[RowPlaces], wanted_whole: bool) -> RowMode | None:
         of_queries = RowPlaces(AxisIndex(0), AxisIndex(2))
@@ -252,6 +264,8 @@ class RowDemands:
         if not wanted_whole and asked == {of_queries} and shape_of(how.q)[2] == self.mask.rows:
             self._want(how.q, of_queries)
             mode = RowMode.ATTENDS
+            if how.causal and how.empty_is_nan:  # a dead row before the first live one would be NaN, and so would all of them
+                self.first = True
         elif wanted_whole and shape_of(how.q)[2] == 1:
             self.whole.add(how.q.name)
             mode = RowMode.ASKED
@@ -285,3 +299,9 @@ class RowDemands:
         return found
 
 
+def _hidden(hidden: tuple[Number, ...], shown: Number, inverted: bool) -> bool:
+    """Whether a mask of these numbers hides keys, beside others that it shows."""
+    live = shown.item()
+    if isinstance(live, bool):
+        return live is not inverted and all(x.item() is inverted for x in hidden)
+    return not inverted and math.isfinite(live) and all(x.item() <= live - HIDES for x in hidden)
