@@ -22,6 +22,7 @@ from hotfuse.base.settings import Objective, Precision, Settings, Weights, from_
 from hotfuse.base.structure import Spec
 from hotfuse.cache.place import cache_stats
 from hotfuse.compile.captures import Known, captured, known
+from hotfuse.compile.request_bodies import PresentCapture, ReadyRequest, TorchCapture, request_of
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.fork_once import ask_fork
 from hotfuse.compile.workers.forked import ForkFailed
@@ -63,7 +64,7 @@ class TorchModel:
         """Have a worker load what capturing takes, unless the cache knows the model."""
         at = self._at()
         if self.settings.capture == "background" and (at is None or not at.remembered()):
-            ask({"kind": "ready", "front": "torch"}, [], self.settings)
+            ask(ReadyRequest("torch"), [], self.settings)
 
     def _at(self) -> Known | None:
         """Where captures of the model as it is now are kept; None where nothing is, or it has no name."""
@@ -87,7 +88,7 @@ class TorchModel:
         refuse_hooks(shipment.modules)
 
         def capture(call: CallSpec) -> wire.Message:
-            return ask({"kind": "torch", "call": wire.call_to_json(call)}, [shipment.blob], self.settings)
+            return ask(TorchCapture(wire.call_to_json(call)), [shipment.blob], self.settings)
 
         done = captured(self._at(), repr(spec), call, capture, self.settings.capture_timeout_s)
         weights: dict[str, torch.Tensor] = {k: shipment.tensors[n] for k, n in done.shared.items()}
@@ -101,13 +102,13 @@ class TorchModel:
         watching(watch)
         refuse_hooks(held.modules)
         number = keep(held)
-        header = {"kind": "present", "number": number, "call": wire.call_to_json(call)}
+        request = request_of(PresentCapture(number, wire.call_to_json(call)), self.settings)
         try:
             how = "in a fork of this process"
             try:
-                message = ask_here(header) if self.settings.capture == "inline" else ask_fork(header, self.settings)
+                message = ask_here(request) if self.settings.capture == "inline" else ask_fork(request, self.settings)
             except ForkFailed as e:
-                how, message = f"in this process ({e.because or e.what})", ask_here(header)
+                how, message = f"in this process ({e.because or e.what})", ask_here(request)
             done = wire.answer_from_message(message)
         finally:
             release(number)

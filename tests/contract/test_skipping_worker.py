@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.parts import kernel_from_json
+from hotfuse.compile.request_bodies import UnitRequest
 from hotfuse.compile.request_context import text_id, used_by, wanted
 from hotfuse.compile.unit import units
 from hotfuse.compile.variants import breakpoints, skipping
@@ -172,14 +173,11 @@ def test_a_unit_gets_the_kernel_that_was_asked_for(pays: bool, monkeypatch: pyte
     monkeypatch.setattr(Skipping, "_timed", lambda *_a: lambda s: (1e-4, 1e-4 - gain * s - 1e-9))
     graph = product().graph
     piece = units.piece_of(graph, range(len(graph.nodes)), {})
-    header = {
-        "group": "contract", "dims": {}, "alike": [["g", list(range(len(graph.nodes)))]], "texts": ["g"], "split": True,
-        "joined": False, "beat": None,
-    }  # fmt: skip
+    request = UnitRequest("contract", {}, (("g", tuple(range(len(graph.nodes)))),), ("g",))
     with used_by({"strategies": [SKIP], "focus": text_id(piece.text)}):
-        answer, codes = units.unit(header, [show(graph).encode()])
+        answer, codes = units.unit(request, [show(graph).encode()])
     made = kernel_from_json(answer["kernel"], codes[0])
     assert (SKIP in made.about) is pays and made.lowered.kernel.name.endswith("_skipping") is pays
     assert any(SKIP in n for n in answer["notes"]) is not pays
-    plain, plain_codes = units.unit(header, [show(graph).encode()])
+    plain, plain_codes = units.unit(request, [show(graph).encode()])
     assert plain["kernel"]["skips"] is None and "_skipping" not in kernel_from_json(plain["kernel"], plain_codes[0]).about

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.cli.device_kernels import show_device_kernels
 from hotfuse.compile.device import units
 from hotfuse.compile.device.constant_masks import without_idle_masks
+from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest
 from hotfuse.ir.graph import sources
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.types import DType
@@ -285,7 +287,7 @@ def test_a_graph_is_grouped_and_a_unit_compiled_as_a_worker_does() -> None:
 
     tensors = (half(1, 24, 32), half(32, 32), half(32))
     made = group_of(block, tensors)
-    answer, _ = units.plan({"graph": show(made.graph)}, [])
+    answer, _ = units.plan(DevicePlanRequest(show(made.graph)))
     graph, at = parse(answer["graph"]), 0
     kinds: list[tuple[str, list[str]]] = []
     for count, kind in answer["groups"]:
@@ -294,10 +296,10 @@ def test_a_graph_is_grouped_and_a_unit_compiled_as_a_worker_does() -> None:
     assert [ops[0] for kind, ops in kinds if kind != "library"] == ["linear", "to"], kinds  # f32 is made where the norm reads it
     if triton_missing():
         return
-    header = {"strides": {}, "target": ["cuda", "90", 32], "tf32": False, "share": [0, 1]}
-    answer, codes = units.unit({**header, "graph": show(made.graph)}, [])
+    request = DeviceUnitRequest(show(made.graph), {}, ("cuda", "90", 32), tf32=False, share=(0, 1))
+    answer, codes = units.unit(request)
     assert not codes and answer["because"]  # the whole block is no one kernel
-    answer, codes = units.unit({**header, "graph": show(group_of(lambda x: F.relu(x) * 2, (half(8, 16),)).graph)}, [])
+    answer, codes = units.unit(replace(request, graph=show(group_of(lambda x: F.relu(x) * 2, (half(8, 16),)).graph)))
     assert codes and all(code[:4] == b"\x7fELF" for code in codes)
     assert all(k["built"]["grid"] == 1 and k["tiling"] for k in answer["kernels"])
 

@@ -16,6 +16,7 @@ from hotfuse import Settings
 from hotfuse.base.events import Action, Why
 from hotfuse.compile import request_context
 from hotfuse.compile.learn import strategy_history
+from hotfuse.compile.request_bodies import body_of
 from hotfuse.compile.request_context import STRATEGIES, RequestContext
 from hotfuse.compile.unit.contest import UnitContests
 from hotfuse.compile.variants.trial import Outcome
@@ -144,7 +145,7 @@ def test_what_came_of_an_attempt_is_there_for_the_next_process(tmp_path: Path) -
     (own,) = strategy_history._histories.values()  # pyright: ignore[reportPrivateUsage]
     place = RequestContext(str(tmp_path / "p.sqlite"))
     with request_context.used_by(place.header()):
-        strategy_history.handle({"more": own.more()})
+        strategy_history.handle(body_of({"kind": "learned", "more": own.more()}))
         state = strategy_history.states()
     count, helped, _ = state[STRATEGIES]["compute library"]
     assert count == helped >= 1

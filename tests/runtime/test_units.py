@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from hotfuse.base.events import Why
 from hotfuse.compile import compilation
 from hotfuse.compile.compilation import Compilation
 from hotfuse.compile.graph import UnitState
+from hotfuse.compile.request_bodies import PlanRequest, UnitRequest
 from hotfuse.compile.requests import Here
 from hotfuse.compile.unit import units
 from hotfuse.compile.value import Demand, Expected, Facts, RooflineEstimator, worth
@@ -232,12 +234,12 @@ def test_two_kernels_stay_two_where_one_is_slower_and_both_times_are_kept() -> N
 def test_the_worker_itself_refuses_a_common_kernel_that_does_not_beat_the_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(9.0, 20.0))
     text = chain(["aten.tanh.default({})", "aten.exp.default({})"])
-    header, _ = units.plan({"graph": text, "dims": {"s0": 4}}, [])
+    header, _ = units.plan(PlanRequest(text, {"s0": 4}))
     ident = header["bodies"][0]["id"]
-    request = {"alike": [[ident, [0, 1]]], "group": "rows", "dims": {"s0": 4}, "split": False, "joined": True}
-    won, codes = units.unit({**request, "beat": 9.5}, [])
+    request = UnitRequest("rows", {"s0": 4}, ((ident, (0, 1)),), split=False, joined=True, beat=9.5)
+    won, codes = units.unit(request, [])
     assert "kernel" in won and codes and len(won["keys"]) == 1
-    lost, codes = units.unit({**request, "beat": 8.5}, [])
+    lost, codes = units.unit(replace(request, beat=8.5), [])
     assert "9.0 us where two take 8.5" in lost["refused"] and not codes
 
 
@@ -254,7 +256,7 @@ graph main(%x: f32[s0, {WIDE}]) where (2 <= s0) {{
 }}
 """
     monkeypatch.setattr(units, "measuring", lambda _: None)  # groups as access classes suggest: no clock decides here
-    planned, _ = units.plan({"graph": text, "dims": {"s0": 4}}, [])
+    planned, _ = units.plan(PlanRequest(text, {"s0": 4}))
     body = planned["bodies"][0]
     groups = [g for g in body["groups"] if "key" in g]
     assert len(groups) == 2, "the grouping no longer separates them: choose another graph"

@@ -40,6 +40,7 @@ def show_device_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: 
 def _kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str) -> list[dict[str, Any]]:
     from hotfuse.analysis.shapes import Mismatch, bind
     from hotfuse.compile.device import units
+    from hotfuse.compile.request_bodies import DevicePlanRequest
     from hotfuse.ir.normal import normalized
     from hotfuse.ir.subgraph import extract
     from hotfuse.ir.text import parse, show
@@ -48,7 +49,7 @@ def _kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str) -> lis
     sizes = bind(graph, shapes)
     if isinstance(sizes, Mismatch):
         raise InputError("the chosen sizes do not fit the graph", because=str(sizes), hint="fix dims with --dim")
-    answer, _ = units.plan({"graph": show(at_sizes(graph, dict(sizes)))}, [])
+    answer, _ = units.plan(DevicePlanRequest(show(at_sizes(graph, dict(sizes)))))
     ordered, at = parse(str(answer["graph"])), 0
     groups: dict[str, list[Any]] = {}
     for count, kind in answer["groups"]:

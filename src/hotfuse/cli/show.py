@@ -87,14 +87,15 @@ def _show_stage(captured: Captured, shapes: list[tuple[int, ...]], stage: StageN
 
 def _capture(loaded: OnnxModel, sizes: dict[str, str]) -> tuple[Captured, list[tuple[int, ...]]]:
     """The graph as a worker captures it, and the sizes it was looked at with."""
+    from hotfuse.compile.request_bodies import OnnxCapture
     from hotfuse.compile.workers import wire
     from hotfuse.compile.workers.service import ask
     from hotfuse.frontends.captured import CallSpec
     from hotfuse.frontends.ship import ship
 
     specs = specs_of(loaded.inputs, sizes)
-    header = {"kind": "onnx", "call": wire.call_to_json(CallSpec(tuple(specs)))}
-    return wire.answer_from_message(ask(header, [ship(loaded).blob], from_env())), [s.shape for s in specs]
+    request = OnnxCapture(wire.call_to_json(CallSpec(tuple(specs))))
+    return wire.answer_from_message(ask(request, [ship(loaded).blob], from_env())), [s.shape for s in specs]
 
 
 @contextmanager

@@ -103,6 +103,7 @@ def _input(text: str) -> tuple[Any, set[int]]:
 def capture_torch(model: Any, args: tuple[Any, ...], opened: list[set[int]]) -> tuple[Captured, list[tuple[int, ...]]]:
     """The graph as a worker captures it for serving, and the sizes it was looked at with."""
     from hotfuse.base.structure import take_call
+    from hotfuse.compile.request_bodies import TorchCapture
     from hotfuse.compile.workers import wire
     from hotfuse.compile.workers.service import ask
     from hotfuse.frontends.captured import CallSpec
@@ -112,6 +113,6 @@ def capture_torch(model: Any, args: tuple[Any, ...], opened: list[set[int]]) -> 
     taken = take_call(args, {})
     leaves, spec = taken.leaves, taken.spec
     specs = specs_of(leaves, opened or [set() for _ in leaves])
-    header = {"kind": "torch", "call": wire.call_to_json(CallSpec(tuple(specs)))}
-    found = wire.answer_from_message(ask(header, [ship(model, spec).blob], from_env()))
+    request = TorchCapture(wire.call_to_json(CallSpec(tuple(specs))))
+    found = wire.answer_from_message(ask(request, [ship(model, spec).blob], from_env()))
     return found, [s.shape for s in specs]

@@ -20,6 +20,7 @@ from hotfuse.base.events import Why
 from hotfuse.compile import pairs
 from hotfuse.compile.graph import OVER, CompileGraph, Unit, UnitState
 from hotfuse.compile.learn.strategy_history import StrategyHistory, send
+from hotfuse.compile.request_bodies import PlanRequest, Request, RequestBody, UnitRequest
 from hotfuse.compile.request_context import RequestContext, RequestSettings
 from hotfuse.compile.value import Demand, Estimator, Expected, Learned, RooflineEstimator, worth
 from hotfuse.compile.workers import wire
@@ -100,7 +101,7 @@ class Compilation:
 
     def run(self, on_progress: Progress | None = None) -> None:
         """Plan, then compile units until none is left; raises CaptureError where there is no plan, or nobody wants it any more."""
-        header = {"kind": "plan", "graph": self.text, "dims": dict(self.sizes), **self._kept()}
+        header = self._request(PlanRequest(self.text, dict(self.sizes)))
         task = Task("grouping a graph", header, timeout=4 * self.timeout, owner=self.owner, gain=self.demand.gain)
         answer, _ = wire.checked(self.executor.submit(task).result())
         with self._lock:
@@ -128,15 +129,14 @@ class Compilation:
                 on_progress(self.message, decided)
         raise CaptureError("the compilation was cancelled", why=Why.TURNED_OFF)
 
-    def _kept(self) -> dict[str, Any]:
-        place = {} if self.place is None else self.place.header()
+    def _request(self, body: RequestBody) -> dict[str, Any]:
         asked = replace(self.asked, strategies=tuple(self.demand.strategies), focus=self.demand.focus)
-        return {**asked.header(), **place}
+        return Request(body, asked, self.place).header()
 
     def remember(self) -> None:
         """Have what was learned of promises added to the store; nobody waits for it."""
         if self.history is not None and self.place is not None:
-            send(self.executor.submit, self.place, self.history)
+            send(self.executor.submit, self.asked, self.place, self.history)
 
     def cancel(self) -> None:
         """Nobody wants it any more."""
@@ -230,12 +230,11 @@ class Compilation:
             if not unit.uses:
                 unit.state = UnitState.FUSED
                 return
-        header: dict[str, Any] = {
-            "kind": "unit", "group": unit.kind, "dims": dict(self.sizes), "texts": list(texts),
-            "alike": [[self.graph.levels[p[0]].ident, list(pairs.nodes_of(self.graph, unit, p))] for p in unit.uses],
-            "split": unit.of is None and self.clock() < self._until, "joined": unit.of is not None, "beat": unit.apart_us,
-            "variants": self.variants, **self._kept(),
-        }
+        alike = tuple((self.graph.levels[p[0]].ident, tuple(pairs.nodes_of(self.graph, unit, p))) for p in unit.uses)
+        header = self._request(UnitRequest(
+            unit.kind, dict(self.sizes), alike, tuple(texts), split=unit.of is None and self.clock() < self._until,
+            joined=unit.of is not None, beat=unit.apart_us, variants=self.variants,
+        ))  # fmt: skip
         unit.state, unit.version = UnitState.RUNNING, self._version
         task = Task(f"unit {unit.ops}", header, [known[t].encode() for t in texts], self._value(unit), self.timeout, TRIES,
                     f"{unit.key} {self._version}", self.owner, self.demand.gain)

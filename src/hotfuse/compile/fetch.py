@@ -21,6 +21,7 @@ from hotfuse.compile.parts import (
     kernel_from_json,
     runs_from,
 )
+from hotfuse.compile.request_bodies import RunsRequest
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.requests import Here
 from hotfuse.compile.value import ANY_DEMAND, Demand
@@ -77,13 +78,9 @@ def fetch(request: Mapping[str, Any], settings: Settings) -> NativeParts:
 
 def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings) -> RunParts:
     """Have the worker make runs of kernels."""
-    request = {"kind": "runs", "body": body_to_json(parts.body), "dims": dict(sizes),
-               "kernels": [
-                   {**(k.said or to_json(k.lowered)), "variants": k.variants and k.variants.to_json()} for k in parts.kernels
-               ],
-               **settings_of(settings, parts.demand.strategies, parts.demand.focus).header(),
-               **context_of(settings).header()}  # fmt: skip
-    return runs_from(parts, *ask(request, [], settings, parts.demand.gain))
+    kernels = tuple({**(k.said or to_json(k.lowered)), "variants": k.variants and k.variants.to_json()} for k in parts.kernels)
+    request, demand = RunsRequest(body_to_json(parts.body), dict(sizes), kernels), parts.demand
+    return runs_from(parts, *ask(request, [], settings, demand.gain, tuple(demand.strategies), demand.focus))
 
 
 def threads_for(settings: Settings) -> int:

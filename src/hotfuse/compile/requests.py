@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
+from hotfuse.base.errors import CaptureError, HotfuseError
 from hotfuse.compile import request_context
+from hotfuse.compile.request_bodies import (
+    CountingRequest,
+    DevicePlanRequest,
+    DeviceUnitRequest,
+    IdleRequest,
+    KernelRequest,
+    LearnedRequest,
+    OnnxCapture,
+    PlanRequest,
+    PresentCapture,
+    ProbesRequest,
+    ProfileRequest,
+    ReadyRequest,
+    RunsRequest,
+    TorchCapture,
+    UnitRequest,
+    body_of,
+)
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
 from hotfuse.frontends.captured import Captured
@@ -20,30 +38,30 @@ from hotfuse.simplify import simplify_captured
 Header = dict[str, Any]
 
 
-def _torch(header: Header, blobs: list[bytes]) -> wire.Message:
+def _torch(request: TorchCapture, blobs: list[bytes]) -> wire.Message:
     from hotfuse.frontends.torch_module import capture_shipment  # torch.export takes a second to import
     from hotfuse.frontends.tracing import tracing
 
     with tracing():
-        captured = capture_shipment(blobs[0], wire.call_from_json(header["call"]))
+        captured = capture_shipment(blobs[0], wire.call_from_json(dict(request.call)))
     return wire.answer_to_message(_finished(captured))
 
 
-def _present(header: Header, _blobs: list[bytes]) -> wire.Message:
+def _present(request: PresentCapture, _blobs: list[bytes]) -> wire.Message:
     from hotfuse.frontends.present import capture_present
     from hotfuse.frontends.tracing import tracing
 
     with tracing():
-        captured = capture_present(int(header["number"]), wire.call_from_json(header["call"]))
+        captured = capture_present(request.number, wire.call_from_json(dict(request.call)))
     return wire.answer_to_message(_finished(captured))
 
 
-def _onnx(header: Header, blobs: list[bytes]) -> wire.Message:
+def _onnx(request: OnnxCapture, blobs: list[bytes]) -> wire.Message:
     from hotfuse.frontends.onnx.capture import capture_shipment as capture_onnx  # a PyTorch user never pays for ONNX
     from hotfuse.frontends.tracing import tracing
 
     with tracing():
-        captured = capture_onnx(blobs[0], wire.call_from_json(header["call"]))
+        captured = capture_onnx(blobs[0], wire.call_from_json(dict(request.call)))
     return wire.answer_to_message(_finished(captured))
 
 
@@ -53,83 +71,84 @@ _FRONTS = {
 }
 
 
-def _ready(header: Header, _blobs: list[bytes]) -> wire.Message:
+def _ready(request: ReadyRequest, _blobs: list[bytes]) -> wire.Message:
     """Load what a kind of capture takes, so that the one that follows begins at once."""
-    for module in _FRONTS[str(header["front"])]:
+    for module in _FRONTS[request.front]:
         import_module(module)
     return {"ok": True}, []
 
 
-def _probes(header: Header, blobs: list[bytes]) -> wire.Message:
+def _probes(_request: ProbesRequest, _blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile.unit import instrumented  # nor anyone for LLVM before it is needed
 
-    return instrumented.probes(header, blobs)
+    return instrumented.probes()
 
 
-def _runs(header: Header, blobs: list[bytes]) -> wire.Message:
+def _runs(request: RunsRequest, _blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile.run import runs
 
-    return runs.handle(header, blobs)
+    return runs.handle(request)
 
 
-def _plan(header: Header, blobs: list[bytes]) -> wire.Message:
+def _plan(request: PlanRequest, _blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile.unit import units
 
-    return units.plan(header, blobs)
+    return units.plan(request)
 
 
-def _unit(header: Header, blobs: list[bytes]) -> wire.Message:
+def _unit(request: UnitRequest, blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile.unit import units
 
-    return units.unit(header, blobs)
+    return units.unit(request, blobs)
 
 
-def _kernel(header: Header, blobs: list[bytes]) -> wire.Message:
+def _kernel(request: KernelRequest, _blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile.learn import measure
 
-    return measure.handle(header, blobs)
+    return measure.handle(request)
 
 
-def _learned(header: Header, _blobs: list[bytes]) -> wire.Message:
+def _learned(request: LearnedRequest, _blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile.learn import strategy_history
 
-    return strategy_history.handle(header)
+    return strategy_history.handle(request)
 
 
-def _idle(header: Header, _blobs: list[bytes]) -> wire.Message:
+def _idle(request: IdleRequest, _blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile.learn import idle
 
-    return idle.handle(header, Here())
+    return idle.handle(request, Here())
 
 
-def _profile(header: Header, _blobs: list[bytes]) -> wire.Message:
+def _profile(request: ProfileRequest, _blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile.learn import profiling
 
-    return profiling.handle(header)
+    return profiling.handle(request)
 
 
-def _counting(header: Header, blobs: list[bytes]) -> wire.Message:
+def _counting(request: CountingRequest, _blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile.unit import instrumented
 
-    return instrumented.counting(header, blobs)
+    return instrumented.counting(request)
 
 
-def _device_plan(header: Header, blobs: list[bytes]) -> wire.Message:
+def _device_plan(request: DevicePlanRequest, _blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile.device import units
 
-    return units.plan(header, blobs)
+    return units.plan(request)
 
 
-def _device_unit(header: Header, blobs: list[bytes]) -> wire.Message:
+def _device_unit(request: DeviceUnitRequest, _blobs: list[bytes]) -> wire.Message:
     from hotfuse.compile.device import units
 
-    return units.unit(header, blobs)
+    return units.unit(request)
 
 
-_KINDS: dict[str, Callable[[Header, list[bytes]], wire.Message]] = {
-    "ready": _ready, "torch": _torch, "present": _present, "onnx": _onnx, "probes": _probes, "runs": _runs,
-    "counting": _counting, "plan": _plan, "unit": _unit, "kernel": _kernel, "learned": _learned, "idle": _idle, "profile": _profile,
-    "device plan": _device_plan, "device unit": _device_unit,
+_HANDLERS: Mapping[type[Any], Callable[[Any, list[bytes]], wire.Message]] = {
+    ReadyRequest: _ready, TorchCapture: _torch, PresentCapture: _present, OnnxCapture: _onnx, ProbesRequest: _probes,
+    RunsRequest: _runs, CountingRequest: _counting, PlanRequest: _plan, UnitRequest: _unit, KernelRequest: _kernel,
+    LearnedRequest: _learned, IdleRequest: _idle, ProfileRequest: _profile, DevicePlanRequest: _device_plan,
+    DeviceUnitRequest: _device_unit,
 }  # fmt: skip
 
 
@@ -146,10 +165,9 @@ def answer(header: Header, blobs: list[bytes]) -> wire.Message:
     """Do what the request asks for; whatever goes wrong is an answer too."""
     kind = str(header.get("kind"))
     try:
-        if kind not in _KINDS:
-            raise InternalError(f"no request of kind {kind!r}")
         with request_context.used_by(header), limited(REQUEST_STEPS):
-            return _KINDS[kind](header, blobs)
+            request = body_of(header)
+            return _HANDLERS[type(request)](request, blobs)
     except CaptureError as e:
         return wire.error_to_message(e)
     except HotfuseError as e:

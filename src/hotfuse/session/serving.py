@@ -14,6 +14,7 @@ from hotfuse.base.structure import TENSOR, Spec, describe
 from hotfuse.cache.address import digest
 from hotfuse.compile.captures import Known, captured, known
 from hotfuse.compile.freeze import frozen, may_copy
+from hotfuse.compile.request_bodies import OnnxCapture, ReadyRequest
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.service import ask, service
 from hotfuse.frontends.captured import CallSpec
@@ -41,7 +42,7 @@ class ServedModel:
         """Have a worker load what capturing takes, unless the cache knows the model."""
         known = self._at()
         if self._settings.capture == "background" and (known is None or not known.remembered()):
-            ask({"kind": "ready", "front": "onnx"}, [], self._settings)
+            ask(ReadyRequest("onnx"), [], self._settings)
 
     def _at(self) -> Known | None:
         """Where captures of this model are kept: a file is what it is, so it is named once."""
@@ -65,7 +66,7 @@ class ServedModel:
                                hint="such calls stay in the interpreter")
 
         def capture(call: CallSpec) -> wire.Message:
-            return ask({"kind": "onnx", "call": wire.call_to_json(call)}, [self._shipped()], self._settings)
+            return ask(OnnxCapture(wire.call_to_json(call)), [self._shipped()], self._settings)
 
         done = captured(self._at(), "", call, capture, self._settings.capture_timeout_s)
         weights = {**self._module.weights, **{k: restore(info) for k, info in done.constants.items()}}

@@ -30,7 +30,7 @@ from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.device.constant_masks import without_idle_masks
 from hotfuse.compile.device.trial import DeviceTrial, Differ, tried
-from hotfuse.compile.request_context import context_of
+from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest, RequestBody, request_of
 from hotfuse.compile.requests import Here
 from hotfuse.compile.value import FIRST_PLAN_GAIN
 from hotfuse.compile.workers import wire
@@ -124,10 +124,9 @@ class _Generation:
         self.differ, self.stop = differ, stop
         self.target = device_target(device)
         self.executor = Here() if settings.capture == "inline" else sized(settings).pool
-        self.place = context_of(settings).header()
         self.until = time.monotonic() + TRIALS_S
         self.units: dict[str, _DeviceUnit] = {}
-        header, _ = wire.checked(self._ask({"kind": "device plan", "graph": show(without_idle_masks(graph))}).result())
+        header, _ = wire.checked(self._ask(DevicePlanRequest(show(without_idle_masks(graph)))).result())
         self.graph = parse(str(header["graph"]))
         self.parts: list[_Part] = []
         at = 0
@@ -136,8 +135,8 @@ class _Generation:
             at += count
         self.strides = self._observed()
 
-    def _ask(self, header: dict[str, Any]) -> Future[wire.Message]:
-        task = Task(str(header["kind"]), {**header, **self.place}, timeout=self.settings.unit_timeout_s, gain=FIRST_PLAN_GAIN)
+    def _ask(self, body: RequestBody) -> Future[wire.Message]:
+        task = Task(body.kind, request_of(body, self.settings).header(), timeout=self.settings.unit_timeout_s, gain=FIRST_PLAN_GAIN)
         answer: Future[wire.Message] = self.executor.submit(task)
         return answer
 
@@ -172,11 +171,10 @@ class _Generation:
         if unit is None:
             ops = "_".join(dict.fromkeys(packet(n.op).partition(".")[2] for n in normal.nodes))[:60]
             unit = self.units[part.key] = _DeviceUnit(normal, strides, ops)
-            header: dict[str, Any] = {
-                "kind": "device unit", "graph": text, "strides": {k: list(s) for k, s in strides.items()},
-                "target": [self.target.backend, self.target.arch, self.target.warp], "tf32": tf32_allowed(),
-            }  # fmt: skip
-            unit.futures = [self._ask({**header, "share": [i, SHARES]}) for i in range(SHARES)]
+            target = (self.target.backend, self.target.arch, self.target.warp)
+            unit.futures = [
+                self._ask(DeviceUnitRequest(text, strides, target, tf32_allowed(), (i, SHARES))) for i in range(SHARES)
+            ]
         unit.uses += 1
 
     def _pending(self, part: _Part) -> bool:

@@ -21,6 +21,7 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.cache.address import Address, digest, versions
 from hotfuse.compile import request_context
 from hotfuse.compile.kept import WAIT_S, answered
+from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest
 from hotfuse.fusion.groups import Group, group, reordered
 from hotfuse.fusion.reads import reads_places
 from hotfuse.ir.graph import Graph, Kind, Node, makers, output_values, readers
@@ -53,9 +54,9 @@ def fits(node: Node) -> bool:
     )
 
 
-def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+def plan(request: DevicePlanRequest) -> Message:
     """The request of kind `device plan`: a graph as text."""
-    graph = parse(str(header["graph"]))
+    graph = parse(request.graph)
     groups = _with_views(graph, _narrowed(graph, group(graph, fits)))
     ordered = reordered(graph, groups)
     return {"ok": True, "graph": show(ordered), "groups": [[len(g.nodes), _kind(graph, g)] for g in groups]}, []
@@ -114,20 +115,19 @@ def _kind(graph: Graph, g: Group) -> str:
     return "library" if moves or not all(fits(graph.nodes[i]) for i in g.nodes) else g.kind
 
 
-def unit(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+def unit(request: DeviceUnitRequest) -> Message:
     """The request of kind `device unit`: a group in its normal form, the strides of its sources, what to compile for, and which of
     its tilings: every `of`-th from the `first` on, so that several workers make the kernels of one group."""
-    text, target = str(header["graph"]), GpuTarget(*header["target"])
-    strides = {str(k): tuple(int(n) for n in s) for k, s in header["strides"].items()}
+    text, target, strides = request.graph, GpuTarget(*request.target), request.strides
     basis = {
         **versions(), "toolchain": _toolchain(), "machine": f"{target.backend} {target.arch}",
-        "options": repr((bool(header["tf32"]), sorted(strides.items()), header["share"])),
+        "options": repr((request.tf32, sorted(strides.items()), list(request.share))),
     }  # fmt: skip
-    first, of = (int(n) for n in header["share"])
+    first, of = request.share
     address = Address("device unit", digest(text), basis)
 
     def make() -> Message:
-        return _unit(parse(text), strides, target, bool(header["tf32"]), slice(first, None, of))
+        return _unit(parse(text), strides, target, request.tf32, slice(first, None, of))
 
     return answered(request_context.folder(), address, make, WAIT_S)[0]
 

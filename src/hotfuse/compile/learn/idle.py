@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from hotfuse.compile.compilation import Executor
 from hotfuse.compile.host import this_host
 from hotfuse.compile.learn.calibrate import Slice
 from hotfuse.compile.learn.learned import SERVING, Notes, notes
+from hotfuse.compile.request_bodies import IdleRequest
 from hotfuse.compile.variants.served_threads import apart
 from hotfuse.compile.workers import wire
 from hotfuse.hpm import calibrate as rows
@@ -51,12 +51,12 @@ class _Work:
 _begun: dict[tuple[str, int], _Work] = {}
 
 
-def handle(header: Mapping[str, Any], executor: Executor) -> wire.Message:
+def handle(request: IdleRequest, executor: Executor) -> wire.Message:
     """Work for `seconds`; answers what was measured for the threads that calls have, and the version of a model trained."""
-    return apart(request_context.threads(), lambda: _handle(header, executor))
+    return apart(request_context.threads(), lambda: _handle(request.seconds, executor))
 
 
-def _handle(header: Mapping[str, Any], executor: Executor) -> wire.Message:
+def _handle(seconds: float, executor: Executor) -> wire.Message:
     kept = notes()
     if kept is None or not kept.place.record:
         return {
@@ -68,7 +68,7 @@ def _handle(header: Mapping[str, Any], executor: Executor) -> wire.Message:
         }, []
     threads = kept.host.at.threads
     torch.set_num_threads(threads)
-    until = time.perf_counter() + float(header["seconds"])
+    until = time.perf_counter() + seconds
     kept.flush()
     kept.host = this_host(kept.store, threads)  # measures the machine's peaks, where nobody has
     work = _work(kept, executor)

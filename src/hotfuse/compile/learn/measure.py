@@ -18,7 +18,8 @@ import torch
 
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.protocol import CompiledKernel
-from hotfuse.compile.request_context import kernels
+from hotfuse.compile.request_bodies import KernelRequest, Request
+from hotfuse.compile.request_context import asked, kernels
 from hotfuse.compile.variants.trial import made_up, offsets_in, tamed
 from hotfuse.hpm.work import NO_TILE, Candidate, TileShape
 from hotfuse.hpm.work import CoreShape as AnyCore
@@ -102,14 +103,13 @@ def make(graph: Graph, core: Core) -> CompiledCandidate:
 
 
 def request(graph: Graph, core: Core) -> dict[str, Any]:
-    """What to ask a worker for."""
-    return {"kind": "kernel", "graph": show(graph), "core": [core.lanes, core.registers, core.l1, core.l2]}
+    """What to ask a worker for, as whoever asks was asked itself."""
+    return Request(KernelRequest(show(graph), core), asked()).header()
 
 
-def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+def handle(request: KernelRequest) -> Message:
     """The request of kind `kernel`: a group's graph as text, and the core to cut it for."""
-    lanes, registers, l1, l2 = (int(n) for n in header["core"])
-    made = make(parse(header["graph"]), Core(lanes, registers, l1, l2))
+    made = make(parse(request.graph), request.core)
     return {"ok": True, **to_json(made.lowered), "seconds": dict(made.compiled.seconds)}, [made.compiled.code]
 
 

@@ -1,7 +1,5 @@
 """What partitions took while they served, made sense of in a worker: what limits each, what was predicted, rows for the model.
 
-    part ::= a partition's graph as text, the sizes of a call, whether the library runs it, its time as sampled calls showed it
-
 The request of kind `profile`. Its measurements correct the model as trials do (`compile.learn.learned`), and train the next
 one; times that vary much do only the former.
 """
@@ -17,6 +15,7 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.compile import request_context
 from hotfuse.compile.host import Host, this_host
 from hotfuse.compile.learn.learned import LEAST_US, Notes, notes
+from hotfuse.compile.request_bodies import PartitionTimes, ProfileRequest
 from hotfuse.compile.workers import wire
 from hotfuse.hpm import calibrate as rows
 from hotfuse.hpm.bottleneck import Profile, diagnose
@@ -29,26 +28,26 @@ FEWEST = 4
 """Samples of a partition before its time is believed."""
 
 
-def handle(header: Mapping[str, Any]) -> wire.Message:
+def handle(request: ProfileRequest) -> wire.Message:
     """Diagnoses of partitions, in their order."""
     kept = notes()
     if kept is None:
         return {"ok": True, "parts": [], "version": 0}, []
     threads = request_context.threads()
     host = kept.host if kept.host.at.threads == threads else this_host(kept.store, threads, measure_peaks=False)
-    found = [_of(part, kept, host) for part in header["parts"]]
+    found = [_of(part, kept, host) for part in request.parts]
     return {"ok": True, "parts": found, "version": 0 if kept.ahead is None else kept.ahead.predictor.model.version}, []
 
 
-def _of(part: Mapping[str, Any], kept: Notes, host: Host) -> dict[str, Any]:
-    graph, sizes, us = parse(part["graph"]), {str(k): int(v) for k, v in part["sizes"].items()}, float(part["us"])
+def _of(part: PartitionTimes, kept: Notes, host: Host) -> dict[str, Any]:
+    graph, sizes, us = parse(part.graph), part.sizes, part.us
     work = work_of(graph, sizes)
-    moved = work.moved if part["library"] else work.traffic
+    moved = work.moved if part.library else work.traffic
     known = work.flops is not None and moved is not None
-    balance = float(part["balance"])
+    balance = part.balance
     profile = Profile(
         us * 1e-6 if known else 0.0, float(work.flops or 0), float(moved or 0), float(work.working_set or moved or 1),
-        busy_s=(us * 1e-6, us * 1e-6 * (2 * balance - 1)) if balance < 1 else (), calls=len(graph.nodes) if part["library"] else 1,
+        busy_s=(us * 1e-6, us * 1e-6 * (2 * balance - 1)) if balance < 1 else (), calls=len(graph.nodes) if part.library else 1,
     )  # fmt: skip
     seen = diagnose(profile, host.at)
     return {
@@ -59,10 +58,10 @@ def _of(part: Mapping[str, Any], kept: Notes, host: Host) -> dict[str, Any]:
 
 
 def _predicted(
-    part: Mapping[str, Any], graph: Graph, sizes: Mapping[str, int], kept: Notes, host: Host
+    part: PartitionTimes, graph: Graph, sizes: Mapping[str, int], kept: Notes, host: Host
 ) -> float | None:
     """What the corrected model says, before this time corrects it."""
-    core, us = None if part["library"] else host.core, float(part["us"])
+    core, us = None if part.library else host.core, part.us
     try:
         table = kept.book.rows([Candidate(graph, sizes, core, host.at.threads)])
     except (HotfuseError, KeyError, IndexError):  # sizes that only data shows
@@ -74,8 +73,8 @@ def _predicted(
             ahead.predictor if host is kept.host else CostPredictor(ahead.predictor.model, host.at, kept.book, ahead.online)
         )
         said = round(float(predictor.of_rows(table).seconds[0]) * 1e6, 2)
-    if kept.place.record and us > LEAST_US and int(part["n"]) >= FEWEST:
-        key = hashlib.sha256(part["graph"].encode()).hexdigest()[:16]
+    if kept.place.record and us > LEAST_US and part.n >= FEWEST:
+        key = hashlib.sha256(part.graph.encode()).hexdigest()[:16]
         name = rows.kernel_name(key, sizes, core, host.at.threads)
-        kept.wrote(rows.measurements([name], table, [us * 1e-6], [float(part["noise"])], host.at.threads, "serve"))
+        kept.wrote(rows.measurements([name], table, [us * 1e-6], [part.noise], host.at.threads, "serve"))
     return said

@@ -10,9 +10,9 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from hotfuse.compile.request_context import ARMS, SPECIALIZATIONS, STRATEGIES, RequestContext
+from hotfuse.compile.request_bodies import LearnedRequest, Request
+from hotfuse.compile.request_context import ARMS, SPECIALIZATIONS, STRATEGIES, RequestContext, RequestSettings
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Bandit
@@ -34,14 +34,14 @@ def states() -> dict[str, dict[str, list[float]]]:
     return {name: found.store.remembered(name, found.host.machine) for name in KEPT}
 
 
-def handle(header: Mapping[str, Any]) -> wire.Message:
+def handle(request: LearnedRequest) -> wire.Message:
     """The request of kind `learned`: numbers to add to those that are remembered."""
     from hotfuse.compile.learn.learned import notes
 
     found = notes()
     if found is not None and found.place.record:
         for name in KEPT:
-            more = {str(k): [float(x) for x in v] for k, v in header["more"].get(name, {}).items()}
+            more = {k: list(v) for k, v in request.more.get(name, {}).items()}
             found.store.remember(name, more, found.host.machine)
         found.read_at = 0.0
     return {"ok": True}, []
@@ -107,10 +107,11 @@ def _difference(now: Counts, before: Counts) -> dict[str, list[float]]:
     return {k: v for k, v in changed.items() if any(v)}
 
 
-def send(submit: Callable[[Task], object], place: RequestContext, own: StrategyHistory) -> None:
+def send(submit: Callable[[Task], object], asked: RequestSettings, place: RequestContext, own: StrategyHistory) -> None:
     """Have what was learned since the last time added to the store; nobody waits for it."""
     if place.record and (more := own.more()):
-        header = {"kind": "learned", "more": more, **place.header()}
+        told = {name: {k: tuple(v) for k, v in rows.items()} for name, rows in more.items()}
+        header = Request(LearnedRequest(told), asked, place).header()
         submit(Task("remembering what promises were worth", header, priority=-math.inf))
 
 

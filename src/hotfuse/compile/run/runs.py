@@ -16,6 +16,7 @@ from typing import Any
 from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.kept import verdict
+from hotfuse.compile.request_bodies import RunsRequest
 from hotfuse.compile.request_context import backend_name, kernels, threads, wanted
 from hotfuse.compile.run.finish import FinishedRun, finish
 from hotfuse.compile.run.loops import LoopPlanner
@@ -338,16 +339,16 @@ def _shown(ds: Sequence[Dim]) -> list[str]:
     return [dims.show(d) for d in ds]
 
 
-def handle(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+def handle(request: RunsRequest) -> Message:
     """A body and its kernels in; the body with runs, and the kernels that it needs besides, out."""
     from hotfuse.compile.unit import kernel_text  # a worker's: the serving process imports none of it
 
-    sizes = {str(k): int(v) for k, v in header["dims"].items()}
-    variants = [VariantTable.from_json(k.get("variants")) for k in header["kernels"]]
-    bench = _RunKernels([kernel_text.from_json(k) for k in header["kernels"]], variants, sizes, threads(),
-                   until=time.monotonic() + float(header.get("bridges_s", BRIDGES_S)))  # fmt: skip
+    variants = [VariantTable.from_json(k.get("variants")) for k in request.kernels]
+    seconds = BRIDGES_S if request.bridges_s is None else request.bridges_s
+    bench = _RunKernels([kernel_text.from_json(dict(k)) for k in request.kernels], variants, request.dims, threads(),
+                        until=time.monotonic() + seconds)  # fmt: skip
     drivers: list[bytes] = []
-    body = _answer(_refined(_level(header["body"]), bench), bench, drivers)
+    body = _answer(_refined(_level(dict(request.body)), bench), bench, drivers)
     answer = {"ok": True, "body": body, "kernels": bench.made, "drivers": len(drivers),
               "notes": list(dict.fromkeys(bench.notes))}  # fmt: skip
     return answer, [*bench.codes, *drivers]

@@ -5,11 +5,11 @@ A plan's values inside native runs never leave the arena, so only counting kerne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from hotfuse.backends import registry
 from hotfuse.base.errors import HotfuseError
+from hotfuse.compile.request_bodies import CountingRequest
 from hotfuse.compile.request_context import kernels
 from hotfuse.tile.instrument import instrumented
 from hotfuse.tile.text import parse, show
@@ -17,25 +17,25 @@ from hotfuse.tile.text import parse, show
 Message = tuple[dict[str, Any], list[bytes]]
 
 
-def probes(_header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+def probes() -> Message:
     """The request of kind `probes`: some two hundred milliseconds, which are not the server's."""
     made = registry.host().compile_probes()
     return {"ok": True, "names": list(made)}, list(made.values())
 
 
-def counting(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
+def counting(request: CountingRequest) -> Message:
     """The request of kind `counting`: kernels in, those of them that can count out, with their numbers."""
     numbers: list[int] = []
     texts: list[str] = []
     codes: list[bytes] = []
     refused: list[str] = []
-    for number, text in zip(header["numbers"], header["kernels"], strict=True):
+    for number, text in zip(request.numbers, request.kernels, strict=True):
         try:
             kernel = instrumented(parse(text))
             codes.append(kernels().compile_kernel(kernel).code)
         except HotfuseError as e:
             refused.append(e.what)
             continue
-        numbers.append(int(number))
+        numbers.append(number)
         texts.append(show(kernel))
     return {"ok": True, "numbers": numbers, "kernels": texts, "refused": refused}, codes

@@ -24,6 +24,7 @@ from hotfuse.compile.kept import Unkept, grouping, verdict
 from hotfuse.compile.learn import strategy_history
 from hotfuse.compile.learn.learned import foresight, notes, refresh
 from hotfuse.compile.learn.measure import CompiledCandidate
+from hotfuse.compile.request_bodies import PlanRequest, UnitRequest
 from hotfuse.compile.request_context import backend_name, kernels, text_id, wanted
 from hotfuse.compile.unit import growth
 from hotfuse.compile.unit.contest import UnitContests
@@ -63,22 +64,21 @@ MAX_GRAPHS = 8
 # -- the plan
 
 
-def plan(header: dict[str, Any], _blobs: Sequence[bytes]) -> Message:
-    """The request of kind `plan`: a graph as text, and the sizes of a real call."""
-    return apart(request_context.threads(), lambda: _plan(header))
+def plan(request: PlanRequest) -> Message:
+    """A graph's groups."""
+    return apart(request_context.threads(), lambda: _plan(request.graph, request.dims))
 
 
-def _plan(header: dict[str, Any]) -> Message:
-    sizes = {str(k): int(v) for k, v in header["dims"].items()}
+def _plan(text: str, sizes: Mapping[str, int]) -> Message:
     refresh()
 
     def make() -> Message:
         bodies: list[dict[str, Any]] = []
-        _body(verify(parse(header["graph"])), sizes, bodies, {}, request_context.asked().objective, measuring(sizes))
+        _body(verify(parse(text)), sizes, bodies, {}, request_context.asked().objective, measuring(sizes))
         return {"ok": True, "bodies": bodies, "peaks": asdict(kernel_cache().peaks)}, []
 
     ahead = foresight()
-    answer, _ = grouping(str(header["graph"]), sizes, "" if ahead is None else str(ahead.predictor.model.version), make)
+    answer, _ = grouping(text, sizes, "" if ahead is None else str(ahead.predictor.model.version), make)
     return {**answer, "history": strategy_history.states()}, []
 
 
@@ -190,25 +190,20 @@ def _on_one_thread(made: BuiltKernel) -> BuiltKernel:
 # -- one unit
 
 
-def unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
-    """The request of kind `unit`: nodes of a graph that this worker has seen, or that comes along as a blob.
-
-    `alike` are the nodes of all its uses, which are cut as the first is; `split` says whether it may be cut at all. A unit that is
-    `joined` from two must also `beat` the microseconds of their two kernels, and its uses may turn out to differ.
-    """
-    return apart(request_context.threads(), lambda: _unit(header, blobs))
+def unit(request: UnitRequest, blobs: Sequence[bytes]) -> Message:
+    """A kernel for a group, or where to cut it, or why it stays with the library."""
+    return apart(request_context.threads(), lambda: _unit(request, blobs))
 
 
-def _unit(header: dict[str, Any], blobs: Sequence[bytes]) -> Message:
-    texts = {str(i): b for i, b in zip(header.get("texts", ()), blobs, strict=True)}
-    wanted = {str(i) for i, _ in header["alike"]}
-    sizes = {str(k): int(v) for k, v in header["dims"].items()}
+def _unit(request: UnitRequest, blobs: Sequence[bytes]) -> Message:
+    texts = dict(zip(request.texts, blobs, strict=True))
+    wanted = {i for i, _ in request.alike}
     if missing := sorted(wanted - texts.keys() - kernel_cache().graphs.keys()):
         return {"ok": True, "missing": missing}, []
     graphs = {i: keep(kernel_cache().graphs, i, lambda i=i: verify(parse(texts[i].decode())), MAX_GRAPHS) for i in wanted}
-    uses = [(graphs[str(i)], [int(n) for n in nodes]) for i, nodes in header["alike"]]
-    return _Unit(uses, str(header["group"]), sizes, bool(header["split"]), bool(header["joined"]), header["beat"],
-                 bool(header.get("variants")), request_context.threads()).answer()  # fmt: skip
+    uses = [(graphs[i], nodes) for i, nodes in request.alike]
+    return _Unit(uses, request.group, request.dims, request.split, request.joined, request.beat, request.variants,
+                 request_context.threads()).answer()  # fmt: skip
 
 
 @dataclass(slots=True)

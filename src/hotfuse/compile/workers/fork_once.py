@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
+from hotfuse.compile.request_bodies import Request
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.forked import ForkedWorker, ForkFailed
 from hotfuse.compile.workers.service import service
@@ -23,7 +23,7 @@ from hotfuse.compile.workers.starting import unsafe
 LOOK_S = 0.25
 
 
-def ask_fork(header: dict[str, Any], settings: Settings) -> wire.Message:
+def ask_fork(request: Request, settings: Settings) -> wire.Message:
     """Have a fork of the process as it is now answer; raises ForkFailed where there is none, or where it ends without an answer."""
     if why := service().pool.starter.because_of_forks or unsafe(settings.workers):
         raise ForkFailed("this process is not forked", because=why)
@@ -31,7 +31,7 @@ def ask_fork(header: dict[str, Any], settings: Settings) -> wire.Message:
     try:
         with _watched(worker, settings.capture_timeout_s) as ended:
             try:
-                header, blobs = worker.ask(header, [])
+                header, blobs = worker.ask(request.header(), [])
             except (EOFError, OSError) as e:
                 because = ended[0] if ended else worker.last_words()
                 raise ForkFailed("a fork ended over its request", because=because, why=Why.WORKER_DIED) from e

@@ -20,6 +20,7 @@ import torch
 from hotfuse.base.faults import faults, steady
 from hotfuse.base.settings import Settings
 from hotfuse.compile.account import totals
+from hotfuse.compile.request_bodies import Request, RequestBody, request_of
 from hotfuse.compile.value import FIRST_PLAN_GAIN, LATER_PLAN_GAIN
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.background_priority import background_priority, patient
@@ -157,21 +158,25 @@ def service() -> Service:
         return _service
 
 
-def ask(header: dict[str, Any], blobs: Sequence[bytes], settings: Settings, gain: float = LATER_PLAN_GAIN) -> wire.Message:
+def ask(
+    body: RequestBody, blobs: Sequence[bytes], settings: Settings, gain: float = LATER_PLAN_GAIN,
+    strategies: tuple[str, ...] = (), focus: str = "",
+) -> wire.Message:  # fmt: skip
     """Have a request done by the worker process, or here when captures are inline; a refusal raises CaptureError.
 
     `gain` is the part of calls' time that it helps to save; captures have that of a first plan.
     """
+    request = request_of(body, settings, strategies, focus)
     if settings.capture == "inline":
-        return ask_here(header, blobs)
-    return wire.checked(sized(settings).ask(header, blobs, settings.capture_timeout_s, gain))
+        return ask_here(request, blobs)
+    return wire.checked(sized(settings).ask(request.header(), blobs, settings.capture_timeout_s, gain))
 
 
-def ask_here(header: dict[str, Any], blobs: Sequence[bytes] = ()) -> wire.Message:
+def ask_here(request: Request, blobs: Sequence[bytes] = ()) -> wire.Message:
     """Have a request done in this process; a refusal raises CaptureError."""
     from hotfuse.compile import requests  # the worker's business otherwise
 
-    return wire.checked(requests.answer(header, list(blobs)))
+    return wire.checked(requests.answer(request.header(), list(blobs)))
 
 
 def sized(settings: Settings) -> Service:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 
 import torch
 
@@ -17,7 +18,8 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import error_text
 from hotfuse.base.settings import Settings
-from hotfuse.compile.request_context import RequestSettings, context_of
+from hotfuse.compile.request_bodies import ProfileRequest, Request
+from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.service import sized
 from hotfuse.compile.workers.task import Task
@@ -81,9 +83,8 @@ class Examiner:
         """Have a worker make sense of times; nobody waits for it. False where there is nothing to ask."""
         if not asked:
             return False
-        parts = [dict(q.header) for q in asked]
-        asked_for, place = RequestSettings(threads=threads), context_of(self._settings)
-        header = {"kind": "profile", "parts": parts, **asked_for.header(), **place.header()}
+        asked_for, place = replace(settings_of(self._settings), threads=threads), context_of(self._settings)
+        header = Request(ProfileRequest(tuple(q.times for q in asked)), asked_for, place).header()
         about = weakref.ref(entry)  # a question waits behind all compiling: it must not hold plans that were dropped meanwhile,
         log, recorder = self._log, self._recorder  # nor, through us, a whole model
 

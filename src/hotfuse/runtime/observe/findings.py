@@ -18,6 +18,7 @@ import torch
 from hotfuse.analysis.registers import parallel_iterations
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.base.errors import HotfuseError
+from hotfuse.compile.request_bodies import PartitionTimes
 from hotfuse.fusion.forecast import JOULES_PER_BYTE
 from hotfuse.hpm.bottleneck import Bottleneck, Diagnosis, Ledger, Strategy
 from hotfuse.ir.text import show
@@ -50,7 +51,7 @@ class PartitionQuestion:
     share: float
     """Its part of the time of all partitions."""
     threads: int
-    header: Mapping[str, Any]
+    times: PartitionTimes
     """For the worker."""
 
 
@@ -129,7 +130,7 @@ def _asked(
     slowest = sorted(seen.items(), key=lambda kv: -kv[1].mean)[:MOST]
     return [
         PartitionQuestion(plan.tier, i, _name(plan, i), text, _complete(plan, i, p, env), p.mean / total, threads,
-                 _header(plan, i, p, env, threads))
+                 _times(plan, i, p, env, threads))
         for i, p in slowest
     ]  # fmt: skip
 
@@ -142,13 +143,13 @@ def _complete(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int]) 
     return replace(p, bytes=known(cost.bytes), flops=known(cost.flops))
 
 
-def _header(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int], threads: int) -> dict[str, Any]:
+def _times(plan: Plan, index: int, p: PartitionSeen, env: Mapping[str, int], threads: int) -> PartitionTimes:
     made = plan.artifacts[index]
     noise = (p.p90 - p.p10) / 2 / p.p50 if p.p50 > 0 else 1.0
-    return {
-        "graph": show(made.graph), "sizes": dict(env), "library": made.backend != "llvm", "us": p.p50 * 1e-3, "n": p.n,
-        "noise": max(0.0, noise), "balance": _balance(plan, index, env, threads),
-    }  # fmt: skip
+    return PartitionTimes(
+        show(made.graph), dict(env), library=made.backend != "llvm", us=p.p50 * 1e-3, n=p.n, noise=max(0.0, noise),
+        balance=_balance(plan, index, env, threads),
+    )  # fmt: skip
 
 
 def _balance(plan: Plan, index: int, env: Mapping[str, int], threads: int) -> float:

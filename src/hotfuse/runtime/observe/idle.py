@@ -23,6 +23,7 @@ import torch
 
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import steady
+from hotfuse.compile.request_bodies import IdleRequest, Request
 from hotfuse.compile.request_context import RequestContext, RequestSettings
 from hotfuse.compile.workers import service, wire
 from hotfuse.compile.workers.process import Worker
@@ -212,7 +213,7 @@ class Idle:
         try:
             while not self._ending.is_set():
                 asked = RequestSettings(threads=torch.get_num_threads())
-                header = {"kind": "idle", "seconds": SLICE_S, **asked.header(), **self.place.header()}
+                header = Request(IdleRequest(SLICE_S), asked, self.place).header()
                 answer, _ = wire.checked(worker.ask(header, []))
                 self._learned(answer)
                 if not answer["left"]:

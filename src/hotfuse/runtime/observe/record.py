@@ -281,7 +281,7 @@ def _profile(q: PartitionQuestion, f: Finding) -> SubgraphProfile:
     """A partition by what it computes, with everything that is known of it."""
     from hotfuse.profile.rows import SubgraphProfile
 
-    graph, seen = parse(q.header["graph"]), q.seen
+    graph, seen = parse(q.times.graph), q.seen
     ops = " ".join(n.op for n in graph.nodes)[:MOST_OPS]
     evidence = {**f.evidence, "because": f.because, "predicted_us": f.predicted_us, "model": f.version}
     return SubgraphProfile(

@@ -21,7 +21,7 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EvidenceValue, Why
 from hotfuse.base.faults import error_text
 from hotfuse.compile.learn.strategy_history import history_of, send
-from hotfuse.compile.request_context import context_of
+from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.workers.service import sized
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.types import TensorType
@@ -288,10 +288,10 @@ class Improver:
         if (addresses := attempt.addresses) is not None:
             helped = self._history.ledger.learn(*addresses, trial.old_us, trial.new_us)
             evidence |= {"bottleneck": addresses[0].value, "strategy": addresses[1].value, "helped": helped}
-            send(sized(self._plans.settings).pool.submit, context_of(self._plans.settings), self._history)
+            self._remember()
         if key.row in PROPOSERS:
             self._history.outcomes.learn(key.row, attempt.share, trial.old_us, trial.new_us, trial.won)
-            send(sized(self._plans.settings).pool.submit, context_of(self._plans.settings), self._history)
+            self._remember()
         kept: dict[str, EvidenceValue] = {**evidence, "attempt": what, "certain": trial.decided}
         rests = (calls[0], OWN_CODE if own else old.tier)
         graph, name = entry.baseline.graph, self._plans.model.name
@@ -337,6 +337,11 @@ class Improver:
         """The baseline on weights in float64."""
         weights = {k: w.double() if w.is_floating_point() else w for k, w in entry.weights.items()}
         return self._context.compile(entry.baseline.graph, weights).run
+
+    def _remember(self) -> None:
+        """Have what was learned added to the store; nobody waits for it."""
+        settings = self._plans.settings
+        send(sized(settings).pool.submit, settings_of(settings), context_of(settings), self._history)
 
     def _race(
         self, entry: Entry, contest: PlanContest, begin_contest: Callable[[PlanContest], bool], inputs: Sequence[torch.Tensor],
