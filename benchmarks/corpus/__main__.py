@@ -29,13 +29,13 @@ def run(options: argparse.Namespace) -> int:
     begun = time.monotonic()
     have = set() if options.again else {rows.key_of(r) for r in rows.read(options.json)}
     key = measured_with(fingerprint().to_dict())
-    peers = [p for p in options.peers.split(",") if p]
+    peers = [] if options.quick else [p for p in options.peers.split(",") if p]
     work = [(e, t) for t in options.threads for e in chosen(options.only, options.family) if (e.name, t) not in have]
     for i, (entry, threads) in enumerate(work):
         if options.budget and time.monotonic() - begun > options.budget:
             print(f"{len(work) - i} are left for another run", flush=True)
             break
-        row = Table(entry, threads, peers, options.seconds, options.rounds).measure()
+        row = Table(entry, threads, peers, options.seconds, options.rounds, options.quick).measure()
         row.measured_with = key
         rows.append(options.json, row)
         print(row.line(), flush=True)
@@ -54,6 +54,7 @@ def main() -> int:
     running.add_argument("--rounds", type=int, default=9)
     running.add_argument("--peers", default=",".join(PEER_NAMES))
     running.add_argument("--budget", type=float, default=0.0, help="no model begins after so many seconds")
+    running.add_argument("--quick", action="store_true", help="nobody is timed: is compiled code there, and right?")
     running.add_argument("--again", action="store_true", help="what has a row is measured again")
     running.add_argument("--json", type=Path, default=DEFAULT)
     listing = commands.add_parser("list")

@@ -6,6 +6,7 @@
     {"do": "burst", "warm_s": …, "turn_s": …}
     {"do": "about"}                       outputs of now, what serves and what was decided (ours)
     {"do": "exact"}                       outputs in float64 (a torch model's own code), or of ONNX Runtime without optimizations
+    {"do": "fresh", "seeds": [1, 2]}      other inputs of the same sizes: outputs of ours, exact ones, and the library's plain ones
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Contender:
         self.inputs: dict[str, Any] = {}
         self.fast: Any = None
         self.call: Call = lambda: None
+        self._served: Callable[[dict[str, Any]], Any] = lambda _feed: None
         self.began = 0.0
         self.bytes = 0
 
@@ -80,8 +82,10 @@ class Contender:
         settings, inputs = from_env().with_(threads=self.threads), self.inputs
         if self.model.path is not None:
             session = self.fast = hotfuse.InferenceSession(self.model.path, settings=settings)
+            self._served = lambda feed: session.run(None, feed)
             return lambda: session.run(None, inputs)
         fast = self.fast = hotfuse.jit(self.model.module, settings=settings)
+        self._served = lambda feed: fast(**feed)
         return lambda: fast(**inputs)
 
     def _inductor(self) -> Call:
@@ -96,8 +100,10 @@ class Contender:
         compiled(**inputs)
         return lambda: compiled(**inputs)
 
-    def serve(self, seconds: float) -> dict[str, Any]:
-        """Calls for so long; of ours, when each tier answered first and when the last plan was exchanged."""
+    def serve(self, seconds: float, until_tier1: bool = False) -> dict[str, Any]:
+        """Calls for so long; of ours, when each tier answered first and when the last plan was exchanged. A check whose question is
+        whether compiled code comes, and is right, ends when it answered and nothing is being compiled.
+        """
         calls, cold, worst = 0, 0, 0.0
         tiers: dict[str, float] = {}
         swaps, swapped = 0, None
@@ -114,6 +120,8 @@ class Contender:
                         tiers[tier] = after - self.began
                 if stats["swaps"] != swaps:
                     swaps, swapped = stats["swaps"], after - self.began
+                if until_tier1 and tiers.keys() & {"1", "2"} and self.fast.wait(0.0):
+                    break
         grown = grown_bytes() - self.bytes
         return {"calls": calls, "cold_calls": cold, "worst_ms": worst * 1e3, "tiers_s": tiers, "best_s": swapped, "grown": grown}
 
@@ -131,25 +139,43 @@ class Contender:
 
     def exact(self) -> dict[str, Any]:
         """What others are held against, and whether that is float64."""
+        return self._exact(self.inputs)
+
+    def _exact(self, inputs: dict[str, Any]) -> dict[str, Any]:
         import torch
 
         assert self.model is not None
-        if self.model.module is not None:
-            def wide(v: Any) -> Any:
-                return v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-            try:
-                module = copy.deepcopy(self.model.module).double()
-                result = module(**{n: wide(v) for n, v in self.inputs.items()})
-                return {"outputs": self._kept(result), "float64": True}
-            except Exception as e:  # models that insist on float32 somewhere are held against their own code
-                return {"outputs": self._kept(self.model.module(**self.inputs)), "float64": False, "why": first_line(e)}
+        if self.model.module is None:
+            return {"outputs": self._kept(self._ort(inputs, optimized=False)), "float64": False}
+
+        def wide(v: Any) -> Any:
+            return v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+
+        try:
+            module = copy.deepcopy(self.model.module).double()
+            return {"outputs": self._kept(module(**{n: wide(v) for n, v in inputs.items()})), "float64": True}
+        except Exception as e:  # models that insist on float32 somewhere are held against their own code
+            return {"outputs": self._kept(self.model.module(**inputs)), "float64": False, "why": first_line(e)}
+
+    def _ort(self, inputs: dict[str, Any], optimized: bool) -> Any:
         import onnxruntime as ort
 
-        options = ort.SessionOptions()
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        assert self.model is not None
+        options, level = ort.SessionOptions(), ort.GraphOptimizationLevel
+        options.graph_optimization_level = level.ORT_ENABLE_ALL if optimized else level.ORT_DISABLE_ALL
         options.log_severity_level, options.intra_op_num_threads = 3, self.threads
-        session = ort.InferenceSession(str(self.model.path), options, providers=["CPUExecutionProvider"])
-        return {"outputs": self._kept(session.run(None, self.inputs)), "float64": False}
+        return ort.InferenceSession(str(self.model.path), options, providers=["CPUExecutionProvider"]).run(None, inputs)
+
+    def fresh(self, seeds: list[int]) -> dict[str, Any]:
+        """Data that no plan has seen, in this process alone: eager, or ONNX Runtime as it comes, is the spread that is allowed."""
+        assert self.model is not None
+        found: list[dict[str, Any]] = []
+        for seed in seeds:
+            self.inputs = inputs = self.model.inputs(seed)
+            ours = self._kept(self._served(inputs))
+            plain = self.model.module(**inputs) if self.model.module is not None else self._ort(inputs, optimized=True)
+            found.append({**self._exact(inputs), "plain": self._kept(plain), "ours": ours})
+        return {"calls": found}
 
     def _kept(self, result: Any) -> str:
         path = self.folder / f"{self.who}-{time.monotonic_ns()}.npz"
@@ -185,6 +211,7 @@ def main() -> int:
     one = Contender(options.model, options.who, options.threads, options.folder)
     known: dict[str, Callable[..., dict[str, Any]]] = {
         "prepare": one.prepare, "load": one.load, "serve": one.serve, "burst": one.burst, "about": one.about, "exact": one.exact,
+        "fresh": one.fresh,
     }  # fmt: skip
     with torch.inference_mode():
         for line in sys.stdin:

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -67,13 +68,11 @@ def quantize(path: Path, mode: Mode, feeds: Sequence[dict[str, Any]], into: Path
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    plain = into.with_suffix(".plain.onnx")
-    options.optimized_model_filepath = str(plain)
-    ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    try:
+    with tempfile.TemporaryDirectory(prefix="hotfuse-corpus-") as folder:  # the quantizer leaves files beside the one it reads
+        plain = Path(folder) / "plain.onnx"
+        options.optimized_model_filepath = str(plain)
+        ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         _quantize(q, plain, mode, feeds, into)
-    finally:
-        plain.unlink(missing_ok=True)
 
 
 def _quantize(q: Any, path: Path, mode: Mode, feeds: Sequence[dict[str, Any]], into: Path) -> None:

@@ -78,8 +78,9 @@ class Row:
         if self.status not in ("ok", "wrong"):
             return f"{self.model:<32} {self.threads}  {self.status}: {self.why}"
         best = f"{self.best[1]:5.2f}x {self.best[0]}" if self.best else "no peer"
+        timed = f"{self.ms[OURS]:9.3f} ms {best:<16}" if OURS in self.ms else "not timed"
         tier1 = f"tier 1 after {self.tier1_s:.1f} s" if self.tier1_s is not None else "never tier 1"
-        parts = [f"{self.ms.get(OURS, math.nan):9.3f} ms {best:<16}", tier1, f"error {self.errors.get(OURS, math.nan):.0e}"]
+        parts = [timed, tier1, f"error {self.errors.get(OURS, math.nan):.0e}"]
         grown = {n: f"{b / 1e6:.0f}" for n, b in self.grown.items()}
         parts.append(f"grown {grown} MB")
         why = f"  [{self.causes[0]}]" if self.causes and (self.lost_ms or self.tier1_s is None) else ""
