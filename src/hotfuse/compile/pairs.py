@@ -18,7 +18,7 @@ from hotfuse.fusion.criteria import FusionSide, judge
 from hotfuse.fusion.groups import MAX_NODES
 from hotfuse.hpm.bottleneck import Bottleneck
 from hotfuse.partition.change import CannotChange
-from hotfuse.partition.manager import fuse, part_needs
+from hotfuse.partition.manager import fuse, part_needs, reads_from
 
 
 def judged(
@@ -111,13 +111,13 @@ def partner(graph: CompileGraph, unit: Unit, place: UseSite) -> int:
     level = graph.levels[place[0]]
     if level.units.get(place[1]) != unit.of[0].key:
         return -1
-    for number, read in part_needs(level.parts).items():
-        if place[1] in read and level.units.get(number) == unit.of[1].key:
+    for part in level.parts.parts:
+        if level.units.get(part.number) == unit.of[1].key and reads_from(level.parts, part, place[1]):
             try:
-                fuse(level.parts, place[1], number, "a test")
+                fuse(level.parts, place[1], part.number, "a test")
             except CannotChange:
                 continue
-            return number
+            return part.number
     return -1
 
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import symbols
@@ -23,7 +23,6 @@ def extract(graph: Graph, node_indexes: Iterable[int], name: str) -> Graph:
     chosen = sorted(set(node_indexes))
     if chosen and not 0 <= chosen[0] <= chosen[-1] < len(graph.nodes):
         raise InternalError(f"graph {graph.name!r} has no node {chosen[-1]}", because=f"it has {len(graph.nodes)}")
-    _check_convex(graph, set(chosen))
     nodes = tuple(graph.nodes[i] for i in chosen)
     made = {v.name: v for n in nodes for v in n.outs}
     param_names = {p.value.name for p in graph.params}
@@ -35,11 +34,8 @@ def extract(graph: Graph, node_indexes: Iterable[int], name: str) -> Graph:
                 used_params.add(v.name)
             elif v.name not in made:
                 inputs.setdefault(v.name, v)
-    inside = set(chosen)
-    wanted = {v.name for v in output_values(graph)}
-    for i, node in enumerate(graph.nodes):
-        if i not in inside:
-            wanted.update(v.name for v in node.ins)
+    wanted = _read_outside(graph, chosen, made.keys())
+    wanted.update(v.name for v in output_values(graph))
     params = tuple(p for p in graph.params if p.value.name in used_params)
     outputs = tuple(v for v in made.values() if v.name in wanted)
     part = Graph(name, tuple(inputs.values()), params, nodes, outputs)
@@ -48,19 +44,32 @@ def extract(graph: Graph, node_indexes: Iterable[int], name: str) -> Graph:
     return Graph(name, part.inputs, params, nodes, outputs, guards)
 
 
-def _check_convex(graph: Graph, chosen: set[int]) -> None:
-    """Follow what the set reaches outside itself; no chosen node may read from there."""
-    from_set: set[str] = set()
+def _read_outside(graph: Graph, chosen: Sequence[int], made: Container[str]) -> set[str]:
+    """Which of the set's values other nodes read; raises where what they compute of them comes back into the set.
+
+    Every group of a large graph asks, so nodes before the set are not looked at, and nothing is built for those that have nothing to
+    do with it.
+    """
+    inside, last = set(chosen), chosen[-1] if chosen else 0
+    found: set[str] = set()
     tainted: set[str] = set()
-    for i, node in enumerate(graph.nodes):
-        names = {v.name for v in node.ins}
-        if i in chosen:
-            if back := names & tainted:
+    for i in range(chosen[0] if chosen else len(graph.nodes), len(graph.nodes)):
+        node = graph.nodes[i]
+        if i in inside:
+            if tainted and (back := tainted.intersection(v.name for v in node.ins)):
                 raise InternalError(
                     f"nodes of graph {graph.name!r} cannot stand alone",
                     where=f"node {i + 1}, {node.op}",
                     because=f"%{min(back)} depends on the set but is computed outside it",
                 )
-            from_set.update(v.name for v in node.outs)
-        elif names & from_set or names & tainted:
+            continue
+        reached = False
+        for v in node.ins:
+            if v.name in made:
+                found.add(v.name)
+                reached = True
+            elif v.name in tainted:
+                reached = True
+        if reached and i < last:
             tainted.update(v.name for v in node.outs)
+    return found

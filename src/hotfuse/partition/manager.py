@@ -163,6 +163,12 @@ def part_needs(of: Partitioned) -> dict[int, frozenset[int]]:
     return {p.number: frozenset(home[m] for i in p.nodes for m in of.needs[i]) - {p.number} for p in of.parts}
 
 
+def reads_from(of: Partitioned, reader: PartitionCut, number: int) -> bool:
+    """Whether a partition reads what another one computes: the question about two, without the answer for all."""
+    made = frozenset(of.part(number).nodes)
+    return reader.number != number and any(m in made for i in reader.nodes for m in of.needs[i])
+
+
 def independent(of: Partitioned) -> list[tuple[int, int]]:
     """Neighbours in the order of execution of which the second does not wait for the first."""
     needs = part_needs(of)
