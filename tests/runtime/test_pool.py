@@ -296,6 +296,10 @@ def test_the_meter_counts_what_is_not_niced(tmp_path: Path) -> None:
     now[0] = 2e6
     stat.write_text("cpu 30 140 10 20 0 0 0 0\n")
     assert meter() == pytest.approx(0.0, abs=1e-3)
+    whole = LoadMeter(stat, lambda: now[0], niced=True)  # of a server that is niced itself: so are its calls
+    now[0] = 2.5e6
+    stat.write_text("cpu 30 220 10 40 0 0 0 0\n")
+    assert whole() == pytest.approx(0.8)
     missing = LoadMeter(tmp_path / "none", lambda: now[0])
     now[0] = 3e6
     assert 0.0 <= missing() <= 1.0

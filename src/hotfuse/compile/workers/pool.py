@@ -20,7 +20,7 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.faults import steady
 from hotfuse.compile.workers import wire
-from hotfuse.compile.workers.priority import LOWEST, RAISED, chosen_by_user
+from hotfuse.compile.workers.priority import LOWEST, RAISED, chosen_by_user, is_niced
 from hotfuse.compile.workers.process import Worker
 from hotfuse.compile.workers.scheduler import Governor, Load, LoadMeter, default_workers
 from hotfuse.compile.workers.slot import Books, PoolLimits, WorkerSlot
@@ -241,7 +241,7 @@ class Pool:
     # --- the watch -------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        meter = LoadMeter()
+        meter = LoadMeter(niced=is_niced())
         last = time.monotonic()
         if last > self._raised_until:
             self._governor.forget()
@@ -256,7 +256,7 @@ class Pool:
                     self._governor.rest()
                     return
                 used = sum(s.look(now - last) for s in busy)
-                if self._load is None and chosen_by_user() == 0:  # the system's accounts do not tell workers from calls
+                if self._load is None and (meter.niced or chosen_by_user() == 0):  # accounts do not tell workers from calls
                     load = max(0.0, load - used / max(1e-9, (now - last) * self._governor.cores))
                 behind = max((w.task.gain for w in self._queue), default=0.0)
                 gain = max(behind, *(s.running.task.gain for s in busy if s.running is not None), 0.0)

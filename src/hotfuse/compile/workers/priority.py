@@ -57,6 +57,11 @@ def steps_below(pid: int) -> int:
     return LOWEST if (there := os.getpriority(os.PRIO_PROCESS, pid)) >= 19 else there - here
 
 
+def is_niced() -> bool:
+    """Whether this process itself runs below the ordinary priority: the system's accounts then do not tell workers from calls."""
+    return hasattr(os, "getpriority") and _own() > 0
+
+
 def _own() -> int:
     return os.getpriority(os.PRIO_PROCESS, os.getpid())
 

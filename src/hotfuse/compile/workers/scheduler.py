@@ -65,12 +65,17 @@ class LoadMeter:
     """The load, from the system's own accounts of the cores we may use and this process's: the larger of the two counts."""
 
     def __init__(
-        self, stat: Path = Path("/proc/stat"), clock: Callable[[], float] = time.monotonic, cores: frozenset[int] | None = None
-    ) -> None:
+        self, stat: Path = Path("/proc/stat"), clock: Callable[[], float] = time.monotonic, cores: frozenset[int] | None = None,
+        niced: bool = False,
+    ) -> None:  # fmt: skip
         self._stat = stat
         self._clock = clock
         self._names = {f"cpu{n}" for n in (allowed() if cores is None else cores)}
         self._cores = usable_cores()
+        self.niced = niced
+        """Whether niced time counts: where the server itself is niced, so are its calls and those it shares the machine with.
+        The load then has the workers' time in it.
+        """
         self._last = self._read()
         self.own = 0.0
         """The part of the cores' time that this process took, when it was last asked."""
@@ -85,7 +90,7 @@ class LoadMeter:
         return min(1.0, max(machine, self.own, 0.0))
 
     def _read(self) -> _CpuTimes:
-        """Niced time, which is the workers', is not busy; time stolen by the host is."""
+        """Niced time, which is the workers' unless the server is niced too, is not busy; time stolen by the host is."""
         own, at = time.process_time(), self._clock()
         busy = total = 0
         try:
@@ -94,7 +99,7 @@ class LoadMeter:
             for _, *fields in each:
                 user, nice, system, idle, wait, irq, soft, steal = (*map(int, fields[:8]), *[0] * 8)[:8]
                 took = user + system + irq + soft + steal
-                busy, total = busy + took, total + took + nice + idle + wait
+                busy, total = busy + took + (nice if self.niced else 0), total + took + nice + idle + wait
         except (OSError, ValueError):
             return _CpuTimes(0.0, 0.0, own, at)
         return _CpuTimes(busy, total, own, at)
