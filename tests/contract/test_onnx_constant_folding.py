@@ -36,7 +36,8 @@ def built(
         [helper.make_tensor_value_info(o, F32, None) for o in outputs],
         [numpy_helper.from_array(v, k) for k, v in constants.items()],
     )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
 
 
 def module_of(data: bytes) -> OnnxModule:
@@ -97,6 +98,32 @@ def test_constant_weights_of_recurrent_layers(
         assert torch.equal(g, a)
     assert given.prepared_bytes == 0
     assert constant.prepared_bytes == (sum(weights[k].nbytes for k in weights) if prepared else 0)
+
+
+@pytest.mark.parametrize(("bits", "zero"), [(4, ""), (4, "bytes"), (4, "floats"), (8, "bytes")])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_constant_weights_in_blocks_are_expanded_once(bits: int, zero: str, ordered: bool) -> None:
+    """What every call would do with 4 or 8 bits a weight is done once; a last block that is not full included."""
+    rng, k, n, size = np.random.default_rng(4), 40, 6, 16
+    blocks = -(-k // size)
+    weights: Arrays = {
+        "b": rng.integers(0, 256, (n, blocks, size * bits // 8), dtype=np.uint8), "s": rng.random((n, blocks), np.float32),
+        "bias": rng.standard_normal(n).astype(np.float32),
+    }  # fmt: skip
+    if zero == "bytes":
+        weights["z"] = rng.integers(0, 256, (n, -(-blocks * bits // 8)), dtype=np.uint8)
+    elif zero:
+        weights["z"] = (rng.random((n, blocks)) * 8).astype(np.float32)
+    if not ordered:
+        weights["g"] = rng.integers(0, blocks, k).astype(np.int32)
+    names = ["x", "b", "s", "z" if zero else "", "" if ordered else "g", "bias"]
+    node = helper.make_node("MatMulNBits", names, ["y"], domain="com.microsoft", K=k, N=n, block_size=size, bits=bits)
+    x: Arrays = {"x": rng.standard_normal((2, 3, k)).astype(np.float32)}
+    constant, given = module_of(built([node], x, ["y"], weights)), module_of(built([node], x | weights, ["y"], {}))
+    want = run(given, *x.values(), *weights.values())[0]
+    for _ in range(2):
+        torch.testing.assert_close(run(constant, x["x"])[0], want, rtol=1e-5, atol=1e-5)
+    assert (constant.prepared_bytes, given.prepared_bytes) == (4 * n * k, 0)
 
 
 def weaving() -> tuple[list[onnx.NodeProto], Arrays]:

@@ -216,7 +216,27 @@ def _unpacked(x: Tensor, bits: int) -> Tensor:
     return ((x.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
 
 
-@onnx_op("MatMulNBits", domain=_MS)
+WIDENED_BYTES = 64 << 20
+"""Most memory of weights that are widened once instead of in every call."""
+
+
+def _prepare_blocks(_ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+    """Constant weights are expanded once: doing it in every call takes some forty times as long as the product of one row."""
+    b, scales, zero_points, g_idx = (*inputs[1:], None, None)[:4]
+    if any(isinstance(t, Varies) for t in (b, scales, zero_points, g_idx)):
+        return None
+    if attrs["N"] * attrs["K"] * scales.element_size() > WIDENED_BYTES:
+        return None
+    sizes = (attrs["K"], attrs["N"], attrs["block_size"], attrs.get("bits", 4), attrs.get("weight_prepacked", 0))
+    dense = _dense(b, scales, zero_points, g_idx, scales.dtype, *sizes).contiguous()
+
+    def call(a: Tensor, *rest: Any) -> Tensor:
+        return F.linear(a, dense.to(a.dtype), rest[4] if len(rest) > 4 else None)
+
+    return Prepared(call, dense.nbytes)
+
+
+@onnx_op("MatMulNBits", domain=_MS, prepare=_prepare_blocks)
 def matmul_nbits(
     ctx: Ctx,
     a: Tensor,
@@ -233,29 +253,31 @@ def matmul_nbits(
     accuracy_level: int = 0,
     weight_prepacked: int = 0,
 ) -> Tensor:
-    """Weights in blocks along K, each with a scale and a zero point, expanded before the product."""
+    """Weights in blocks along K, each with a scale and a zero point, expanded before the product; once where they are constants."""
+    return F.linear(a, _dense(b, scales, zero_points, g_idx, a.dtype, K, N, block_size, bits, weight_prepacked), bias)
+
+
+def _dense(
+    b: Tensor, scales: Tensor, zero_points: Tensor | None, g_idx: Tensor | None, dtype: torch.dtype,
+    K: int, N: int, block_size: int, bits: int, weight_prepacked: int,
+) -> Tensor:  # fmt: skip
+    """Weights of blocks as numbers, (N, K)."""
     if weight_prepacked:
         raise ModelError("com.microsoft::MatMulNBits with prepacked weights", because="their layout is a device's own")
     blocks = -(-K // block_size)
-    w = _unpacked(b.reshape(N, blocks, -1), bits).to(a.dtype)
-    scale = scales.reshape(N, blocks, 1).to(a.dtype)
+    w = _unpacked(b.reshape(N, blocks, -1), bits).to(dtype)
+    scale = scales.reshape(N, blocks, 1).to(dtype)
     if zero_points is None:
         zero: Any = float(2 ** (bits - 1))
     elif zero_points.dtype == torch.uint8:
-        zero = _unpacked(zero_points.reshape(N, -1), bits)[:, :blocks].unsqueeze(2).to(a.dtype)
+        zero = _unpacked(zero_points.reshape(N, -1), bits)[:, :blocks].unsqueeze(2).to(dtype)
     else:
-        zero = zero_points.reshape(N, blocks, 1).to(a.dtype)
+        zero = zero_points.reshape(N, blocks, 1).to(dtype)
     if g_idx is None:
-        dense = ((w - zero) * scale).reshape(N, -1)[:, :K]
-    else:
-        at = g_idx.long()
-        shift = zero if isinstance(zero, float) else zero[:, :, 0].index_select(1, at)
-        dense = (w.reshape(N, -1)[:, :K] - shift) * scale[:, :, 0].index_select(1, at)
-    return F.linear(a, dense, bias)
-
-
-WIDENED_BYTES = 64 << 20
-"""Most memory of weights that are widened once instead of in every call."""
+        return ((w - zero) * scale).reshape(N, -1)[:, :K]
+    at = g_idx.long()
+    shift = zero if isinstance(zero, float) else zero[:, :, 0].index_select(1, at)
+    return (w.reshape(N, -1)[:, :K] - shift) * scale[:, :, 0].index_select(1, at)
 
 
 def _widened(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
