@@ -48,7 +48,8 @@ def exported(model: zoo.ZooModel, inputs: dict[str, Any], folder: Path) -> Path:
     target, reasons = folder / f"{model.name}.onnx", list[str]()
     for dynamo in (True, False):
         try:
-            torch.onnx.export(module, args, str(target), input_names=list(inputs), dynamo=dynamo, verbose=False, external_data=False)
+            torch.onnx.export(
+                module, args, str(target), input_names=list(inputs), dynamo=dynamo, verbose=False, external_data=False)
             return target
         except Exception as e:  # any exporter may fail in any way; the row says how
             reasons.append(first_line(e))

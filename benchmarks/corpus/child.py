@@ -102,7 +102,7 @@ class Contender:
 
     def serve(self, seconds: float, until_tier1: bool = False) -> dict[str, Any]:
         """Calls for so long; of ours, when each tier answered first and when the last plan was exchanged. A check whose question is
-        whether compiled code comes, and is right, ends when it answered and nothing is being compiled.
+        whether compiled code is made, and right, calls while nothing is being compiled, and ends when compiled code has answered.
         """
         calls, cold, worst = 0, 0, 0.0
         tiers: dict[str, float] = {}
@@ -120,7 +120,7 @@ class Contender:
                         tiers[tier] = after - self.began
                 if stats["swaps"] != swaps:
                     swaps, swapped = stats["swaps"], after - self.began
-                if until_tier1 and tiers.keys() & {"1", "2"} and self.fast.wait(0.0):
+                if until_tier1 and self.fast.wait(end - after) and tiers.keys() & {"1", "2"}:
                     break
         grown = grown_bytes() - self.bytes
         return {"calls": calls, "cold_calls": cold, "worst_ms": worst * 1e3, "tiers_s": tiers, "best_s": swapped, "grown": grown}

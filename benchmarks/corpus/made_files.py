@@ -72,7 +72,17 @@ def quantize(path: Path, mode: Mode, feeds: Sequence[dict[str, Any]], into: Path
         plain = Path(folder) / "plain.onnx"
         options.optimized_model_filepath = str(plain)
         ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        _forget_shapes(plain)
         _quantize(q, plain, mode, feeds, into)
+
+
+def _forget_shapes(path: Path) -> None:
+    """The quantizer turns weights round and then finds that the shapes written down in the file do not fit them."""
+    import onnx
+
+    model = onnx.load(path)
+    del model.graph.value_info[:]
+    onnx.save(model, path)
 
 
 def _quantize(q: Any, path: Path, mode: Mode, feeds: Sequence[dict[str, Any]], into: Path) -> None:
