@@ -47,7 +47,7 @@ def extract(graph: Graph, node_indexes: Iterable[int], name: str) -> Graph:
 def _read_outside(graph: Graph, chosen: Sequence[int], made: Container[str]) -> set[str]:
     """Which of the set's values other nodes read; raises where what they compute of them comes back into the set.
 
-    Every group of a large graph asks, so nodes before the set are not looked at, and nothing is built for those without a part in it.
+    Every group of a large graph asks, so nodes before the set are not looked at and nothing is built for most of the others.
     """
     inside, last = set(chosen), chosen[-1] if chosen else 0
     found: set[str] = set()
