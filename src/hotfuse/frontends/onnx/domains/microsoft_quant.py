@@ -222,7 +222,8 @@ WIDENED_BYTES = 64 << 20
 
 def _prepare_blocks(_ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
     """Constant weights are expanded once: doing it in every call takes some forty times as long as the product of one row."""
-    b, scales, zero_points, g_idx = (*inputs[1:], None, None)[:4]
+    given: list[Any] = [*inputs[1:], None, None]
+    b, scales, zero_points, g_idx = given[:4]
     if any(isinstance(t, Varies) for t in (b, scales, zero_points, g_idx)):
         return None
     if attrs["N"] * attrs["K"] * scales.element_size() > WIDENED_BYTES:
