@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -86,9 +87,18 @@ __all__ = [  # noqa: RUF022
 
 
 def __getattr__(name: str) -> Any:
-    """Import each public name when it is first used: a PyTorch user never pays for ONNX."""
+    """Import each public name when it is first used: a PyTorch user never pays for ONNX.
+
+    What is imported stays, so the garbage collector rests meanwhile: it would look through all of torch, for a tenth of a second.
+    """
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'hotfuse' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"hotfuse.{home}"), name)
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        value = globals()[name] = getattr(import_module(f"hotfuse.{home}"), name)
+    finally:
+        if collects:
+            gc.enable()
     return value

@@ -1,8 +1,8 @@
 """The only list of stages: one tuple per tier. A stage is a named function from one value to the next.
 
 Capture and simplification come before, in the worker (`compile.requests`): they must not hold the interpreter lock of a
-process that serves. For the same reason whatever a stage needs is imported here, before anything serves: a third of a second of
-imports beside calls made some of them take twice as long.
+process that serves. What links and serves code that there is already is imported here; what has code compiled is imported by the
+thread that does, since a process that finds its plans in the cache never needs it (decision 50).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,14 +24,10 @@ from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
 from hotfuse.compile import recipes
-from hotfuse.compile.compilation import Compilation
-from hotfuse.compile.device.fetch import generate
-from hotfuse.compile.fetch import account, begin, fetch_runs, finished
 from hotfuse.compile.freeze import frozen, may_copy, unfolded
 from hotfuse.compile.literals import with_numbers
 from hotfuse.compile.parts import NativeParts, RunParts, without_runs
 from hotfuse.compile.recipes import Recipe
-from hotfuse.compile.run import runs
 from hotfuse.compile.value import ANY_DEMAND, GENERATE, Demand
 from hotfuse.compile.workers.service import in_background
 from hotfuse.ir.graph import Graph
@@ -44,8 +40,11 @@ from hotfuse.runtime.serve.parallel_branches import measured
 from hotfuse.runtime.tierup.verify import disagreement
 from hotfuse.specialize.table import DEVICE_KERNELS
 
-BESIDE = (guard, publish, model_guard, runs, registry.host())
-"""What no stage needs, but calls that got hot do, or workers that begin as forks of this process."""
+if TYPE_CHECKING:
+    from hotfuse.compile.compilation import Compilation
+
+BESIDE = (guard, publish, model_guard)
+"""What no stage needs, but calls that got hot do."""
 Progress = Callable[[Callable[[], Plan], float], None]
 """Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is settled."""
 
@@ -94,6 +93,8 @@ TIER0: tuple[Stage, ...] = (
 
 
 def _asked(graph: Graph, job: Job) -> tuple[Graph, NativeParts, Mapping[str, int]]:
+    from hotfuse.compile.fetch import begin, finished
+
     sizes = _sizes(graph, job.sample)
     compilation = begin(show(graph), sizes, job.settings, job.demand or ANY_DEMAND)
     compilation.latest = lambda: _of_late(graph, job.demand)
@@ -123,6 +124,8 @@ def _of_late(graph: Graph, demand: Demand | None) -> Mapping[str, int] | None:
 
 
 def _runs(asked: tuple[Graph, NativeParts, Mapping[str, int]], job: Job) -> tuple[Graph, RunParts, Mapping[str, int]]:
+    from hotfuse.compile.fetch import fetch_runs
+
     graph, parts, sizes = asked
     if why := registry.kernels(job.settings.backend).runs_unavailable():
         plain = without_runs(parts)
@@ -237,6 +240,8 @@ def _linked(kept: recipes.Kept, graph: Graph, job: Job) -> Plan:
 
 def _compiled(graph: Graph, job: Job, begun: Sequence[Compilation], recipe: Recipe | None = None) -> Plan:
     """A plan of kernels that are compiled now, and kept for later processes."""
+    from hotfuse.compile.fetch import account
+
     asked = TIER1[0].run(graph, job)
     runs = TIER1[1].run(asked, job)
     plan = _run(TIER1[2:], runs, job)
@@ -261,6 +266,8 @@ def _generated(
     stop: Callable[[], bool],
 ) -> Plan:  # fmt: skip
     """The same with kernels that were generated for the sizes of the graph, where they beat the library's on the device."""
+
+    from hotfuse.compile.device.fetch import generate
 
     def differ(got: Sequence[Any], want: Sequence[Any]) -> str:
         return disagreement(got, want, settings.rtol)

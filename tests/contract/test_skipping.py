@@ -23,10 +23,9 @@ from hotfuse.lower.common.lowered import BufferArgument as Given
 from hotfuse.lower.common.lowered import BufferRole, Lowered, PackArgument, StateArgument
 from hotfuse.lower.common.pack import pack
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
-from hotfuse.lower.cpu.gemm.skipping import DENSE, LIMIT, NEVER, SKIPPED
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.run.constants import Constants
-from hotfuse.lower.run.kernel_state import Dial
+from hotfuse.lower.run.kernel_state import DENSE, LIMIT, NEVER, SKIPPED, Dial
 from hotfuse.native.target import host
 from hotfuse.tile import interp
 from hotfuse.tile.build import KernelBuilder

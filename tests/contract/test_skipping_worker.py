@@ -25,7 +25,7 @@ from hotfuse.fusion.forecast import RooflinePredictor
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.text import show
 from hotfuse.lower.common.lowered import StateArgument
-from hotfuse.lower.cpu.gemm.skipping import NEVER, WHOLE
+from hotfuse.lower.run.kernel_state import NEVER, WHOLE
 from tests.contract.lowering import Group, group_of
 
 

@@ -17,8 +17,7 @@ from hotfuse.base.events import Action, Why
 from hotfuse.compile.learn import strategy_history
 from hotfuse.compile.variants.skipping import Skipping
 from hotfuse.compile.variants.trial import Outcome
-from hotfuse.lower.cpu.gemm.skipping import NEVER
-from hotfuse.lower.run.kernel_state import Dial
+from hotfuse.lower.run.kernel_state import NEVER, Dial
 from hotfuse.profile.snapshot import GraphSeen, Share, ValueSeen
 from hotfuse.runtime.observe.call_sampler import CallSampler
 from hotfuse.runtime.observe.examine import Examiner

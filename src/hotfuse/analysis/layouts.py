@@ -13,10 +13,10 @@ from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import evaluate, symbols
 from hotfuse.ir.graph import Arg, Graph, Node, Value, map_node, map_values, sources
 from hotfuse.ir.types import ScalarType, TensorType, Type, dims_of
+from hotfuse.ops.dense_order import layout_by
 from hotfuse.ops.table import resolve
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.ops.torch_dtypes import torch_dtype
-from hotfuse.ops.torch_types import layout_of
 
 _TRIES = ((5, 2), (8, 8), (64, 64), (16, 0), (2, 1), (1, 0))
 """Sizes to try for a graph's symbols: the first, and what each further one is larger by."""
@@ -94,4 +94,4 @@ def _typed(v: Value, t: Any, sizes: Mapping[str, int]) -> Type:
     if not isinstance(t, torch.Tensor) or tuple(t.shape) != want or t.dtype is not torch_dtype(v.type.dtype):
         got = f"{t.dtype} of {tuple(t.shape)}" if isinstance(t, torch.Tensor) else type(t).__name__
         raise InternalError(f"a rewrite says that %{v.name} is {v.type.dtype.value} of {want}", because=f"it is {got}")
-    return replace(v.type, layout=layout_of(tuple(t.shape), tuple(t.stride())))
+    return replace(v.type, layout=layout_by(tuple(t.shape), tuple(t.stride())))

@@ -21,20 +21,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import torch
+if TYPE_CHECKING:  # a seam needs the names of what passes through it, and nothing else
+    import torch
 
-from hotfuse.ir.graph import Graph
-from hotfuse.lower.common.lowered import Lowered
-from hotfuse.lower.cpu.tiling import Core
-from hotfuse.lower.run.constants import Constants
-from hotfuse.lower.run.description import Run as RunSteps
-from hotfuse.lower.run.description import RunCode
-from hotfuse.machine.peaks import MachinePeaks
-from hotfuse.machine.topology import MemoryLevel
-from hotfuse.profile.records import Batch, Subject
-from hotfuse.tile.program import Kernel
+    from hotfuse.ir.graph import Graph
+    from hotfuse.lower.common.lowered import Lowered
+    from hotfuse.lower.cpu.tiling import Core
+    from hotfuse.lower.run.constants import Constants
+    from hotfuse.lower.run.description import Run as RunSteps
+    from hotfuse.lower.run.description import RunCode
+    from hotfuse.machine.peaks import MachinePeaks
+    from hotfuse.machine.topology import MemoryLevel
+    from hotfuse.profile.records import Batch, Subject
+    from hotfuse.tile.program import Kernel
 
 Run = Callable[..., tuple[Any, ...]]
 """Takes the graph's inputs in order, gives its outputs in order."""

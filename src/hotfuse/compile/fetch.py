@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from hotfuse.base.errors import InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.account import COUNTED, Account, add_up
@@ -81,8 +79,3 @@ def fetch_runs(parts: NativeParts, sizes: Mapping[str, int], settings: Settings)
     kernels = tuple({**(k.said or to_json(k.lowered)), "variants": k.variants and k.variants.to_json()} for k in parts.kernels)
     request, demand = RunsRequest(body_to_json(parts.body), dict(sizes), kernels), parts.demand
     return runs_from(parts, *ask(request, [], settings, demand.gain, tuple(demand.strategies), demand.focus))
-
-
-def threads_for(settings: Settings) -> int:
-    """The threads that calls will have."""
-    return settings.threads or torch.get_num_threads()

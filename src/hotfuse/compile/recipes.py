@@ -20,9 +20,9 @@ from hotfuse.cache.entry import Message
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.place import folder_of
 from hotfuse.compile.account import COUNTED, Account
-from hotfuse.compile.fetch import threads_for
 from hotfuse.compile.kept import code_basis, code_features
 from hotfuse.compile.parts import RunParts, parts_from, runs_from
+from hotfuse.compile.request_context import threads_for
 from hotfuse.compile.value import Demand
 from hotfuse.partition.change import Diff, PartitionChange
 

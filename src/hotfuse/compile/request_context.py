@@ -95,8 +95,13 @@ _asked: ContextVar[RequestSettings] = ContextVar("settings", default=_PLAIN)
 
 def settings_of(settings: Settings, strategies: Sequence[str] = (), focus: str = "") -> RequestSettings:
     """What the user's settings ask of kernels."""
-    threads = settings.threads or torch.get_num_threads()
+    threads = threads_for(settings)
     return RequestSettings(settings.precision, settings.objective, threads, settings.backend, tuple(strategies), focus)
+
+
+def threads_for(settings: Settings) -> int:
+    """The threads that calls will have."""
+    return settings.threads or torch.get_num_threads()
 
 
 def context_of(settings: Settings) -> RequestContext:

@@ -31,9 +31,7 @@ from hotfuse.compile.request_bodies import (
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
 from hotfuse.frontends.captured import Captured
-from hotfuse.ir.verify import verify
 from hotfuse.lower.common.effort import REQUEST_STEPS, limited
-from hotfuse.simplify import simplify_captured
 
 Header = dict[str, Any]
 
@@ -153,6 +151,9 @@ _HANDLERS: Mapping[type[Any], Callable[[Any, list[bytes]], wire.Message]] = {
 
 
 def _finished(done: Captured) -> Captured:
+    from hotfuse.ir.verify import verify  # by processes that capture alone
+    from hotfuse.simplify import simplify_captured
+
     graph, notes = simplify_captured(verify(done.graph))
     used = {p.key for p in verify(graph).params}
     return replace(

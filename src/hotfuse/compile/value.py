@@ -12,8 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from hotfuse.analysis.resources import Work
+if TYPE_CHECKING:
+    from hotfuse.analysis.resources import Work
 
 _FIRST_GUESS = {"attention": 0.8, "contract": 0.08, "product": 0.08, "convolution": 0.15, "recurrent": 0.15}
 """Seconds to compile a kernel, by kind, before one was seen."""

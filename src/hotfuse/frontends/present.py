@@ -15,17 +15,18 @@ import itertools
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.structure import Spec
 from hotfuse.frontends.captured import CallSpec, Captured
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
 MAX_OBJECTS = 200_000
 """Objects that are looked through for tensors and modules."""
@@ -112,6 +113,9 @@ def release(number: int) -> None:
 
 def capture_present(number: int, call: CallSpec) -> Captured:
     """Capture a model that is kept here."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # and sympy behind it: by those alone who trace
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     from hotfuse.frontends.torch_module import capture
 
     held = _held[number]

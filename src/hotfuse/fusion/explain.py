@@ -10,11 +10,10 @@ from typing import Any
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.engine import FusionChoice, Planned
-from hotfuse.fusion.forecast import JOULES_PER_BYTE
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.worth import PredictedCost
 from hotfuse.ir.graph import Graph
-from hotfuse.machine.energy import WATTS_PER_CORE
+from hotfuse.machine.energy import JOULES_PER_BYTE, WATTS_PER_CORE
 from hotfuse.ops.table import packet
 
 CYCLES_PER_S = 2.5e9

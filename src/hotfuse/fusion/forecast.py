@@ -24,12 +24,10 @@ from hotfuse.hpm import model as hpm
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import TensorType
-from hotfuse.machine.energy import WATTS_PER_CORE
+from hotfuse.machine.energy import JOULES_PER_BYTE, WATTS_PER_CORE
 from hotfuse.ops.table import Access, lookup
 
 Vector = npt.NDArray[np.float64]
-JOULES_PER_BYTE = 100e-12
-"""What a byte to or from memory takes beside the core's time: an estimate, good for comparing one candidate with another."""
 REACH = 0.85
 """The part of the roof that kernels reach, as a rule; without measurements, nobody's are thought to be better."""
 ENTRY_S = 0.3e-6

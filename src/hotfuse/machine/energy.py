@@ -17,6 +17,8 @@ from hotfuse.machine.topology import read_text
 
 WATTS_PER_CORE = 5.0
 """What a busy server core draws, roughly: only good for comparing one estimate with another."""
+JOULES_PER_BYTE = 100e-12
+"""What a byte to or from memory takes beside the core's time: an estimate of the same worth."""
 _POWERCAP = Path("/sys/class/powercap")
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from hotfuse.ir.graph import Node
 from hotfuse.ops import costs
 from hotfuse.ops.costs import matmul
-from hotfuse.ops.table import Access, defops
+from hotfuse.ops.table import Access, defops, packet
 
 _C = Access.CONTRACTION
+_OF_TWO_MATRICES = frozenset({"aten.linear", "aten.mm", "aten.addmm", "aten.matmul"})
+
+
+def is_contraction(node: Node) -> bool:
+    """Whether a node is a product whose right side can be a weight of two dimensions."""
+    return packet(node.op) in _OF_TWO_MATRICES
+
+
 
 defops("linear", _C, costs.linear)
 defops("matmul linalg_matmul inner", _C, matmul("self", "other"))

@@ -16,7 +16,8 @@ from torch.utils._sympy import functions as tsf
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.ir.dims import Dim, expr, sym
-from hotfuse.ir.types import ROW_MAJOR, STRIDED, Layout, ScalarKind, ScalarType, TensorType
+from hotfuse.ir.types import STRIDED, Layout, ScalarKind, ScalarType, TensorType
+from hotfuse.ops.dense_order import layout_by
 from hotfuse.ops.torch_dtypes import dtype_of
 
 # --- sizes -----------------------------------------------------------------------------------------------------------
@@ -204,39 +205,9 @@ def _same(a: Expr, b: Expr) -> bool:
     return bool(a == b or sympy.expand(a - b) == 0)
 
 
-def _is_dense(sizes: list[Expr], strides: list[Expr], order: range) -> bool:
-    want: Expr = 1
-    for i in reversed(order):
-        if sizes[i] == 1:
-            continue
-        if not _same(strides[i], want):
-            return False
-        want = want * sizes[i]
-    return True
-
-
 def layout_of(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Layout:
-    """The layout of strides: row-major, dense in another order, or strided. Dimensions of size 1 fit anywhere."""
-    sizes = [_sympy_of(s) for s in shape]
-    if any(s == 0 for s in sizes):
-        return ROW_MAJOR
-    strides = [_positive(_sympy_of(s)) for s in stride]
-    if _is_dense(sizes, strides, range(len(sizes))):
-        return ROW_MAJOR
-    order: list[int] = []
-    left = list(range(len(sizes)))
-    want: Expr = 1
-    while left:
-        fits = [i for i in left if _same(strides[i], want)]
-        if not fits:
-            break
-        chosen = max(fits, key=lambda i: (sizes[i] == 1, i))
-        order.append(chosen)
-        left.remove(chosen)
-        want = want * sizes[chosen]
-    if any(sizes[i] != 1 for i in left):
-        return STRIDED
-    return Layout(order=(*left, *reversed(order)))
+    """The layout of strides whose sizes may be symbols: row-major, dense in another order, or strided."""
+    return layout_by([_sympy_of(s) for s in shape], [_positive(_sympy_of(s)) for s in stride], _same)
 
 
 def tensor_type(t: torch.Tensor) -> TensorType:

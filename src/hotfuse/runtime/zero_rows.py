@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from hotfuse.lower.cpu.gemm.skipping import NEVER
-from hotfuse.lower.run.kernel_state import Dial
+from hotfuse.lower.run.kernel_state import NEVER, Dial
 
 MAX_DENSE_CALLS = 64
 """Calls of a product without rows of zeros after which it stops looking for them."""

@@ -84,6 +84,9 @@ ROWS: tuple[Specialization, ...] = (
     ),
 )  # fmt: skip
 """In the order of layers: the outermost first; sizes are routes of the site, around all of them."""
+NAMES = frozenset(r.name for r in ROWS)
+LAYERED = tuple(r.name for r in ROWS if r.name != SIZES)
+"""Rows that are layers of an entry's plan; sizes are routes around it."""
 
 
 def row(name: str) -> Specialization:

@@ -31,11 +31,11 @@ from hotfuse.ir.graph import Graph, Value
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered, PackArgument, StateArgument
 from hotfuse.lower.common.operands import tensor
-from hotfuse.lower.common.products import is_contraction
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
-from hotfuse.lower.cpu.gemm.skipping import NEVER, WHOLE
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.run.constants import Constants
+from hotfuse.lower.run.kernel_state import NEVER, WHOLE
+from hotfuse.ops.contract import is_contraction
 from hotfuse.ops.table import packet
 
 SHARES = (0, 250, 500, 750, 950)

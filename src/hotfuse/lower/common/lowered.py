@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from hotfuse.ir.dims import Dim, symbols
 from hotfuse.ir.graph import Graph, Value, output_values, sources
@@ -16,9 +17,11 @@ from hotfuse.ir.types import Layout, TensorType, dims_of
 from hotfuse.lower.common.algebra import mul, product
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.pack import PackSpec
-from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.memory import NUMPY
 from hotfuse.tile.program import OWN, Buffer, BufferKind, Kernel
+
+if TYPE_CHECKING:
+    from hotfuse.tile.build import KernelBuilder
 
 
 class BufferRole(StrEnum):

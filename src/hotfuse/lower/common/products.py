@@ -14,10 +14,10 @@ from hotfuse.lower.common.lowered import tensor_type
 from hotfuse.lower.common.pack import WeightOrder
 from hotfuse.lower.common.quant import MAX_K, Scaling
 from hotfuse.lower.ops.views import shape_of
+from hotfuse.ops.contract import is_contraction
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 
-CONTRACTIONS = frozenset({"aten.linear", "aten.mm", "aten.addmm", "aten.matmul"})
 BYTES = frozenset({DType.I8, DType.U8})
 _REALS = frozenset({DType.F32, DType.F64, DType.F16, DType.BF16})
 
@@ -42,11 +42,6 @@ class Contraction:
     def out(self) -> Value:
         """The result."""
         return self.node.outs[0]
-
-
-def is_contraction(node: Node) -> bool:
-    """Whether a node is a product with a weight."""
-    return packet(node.op) in CONTRACTIONS
 
 
 def products(graph: Graph, scalings: Mapping[str, Scaling]) -> tuple[Contraction, ...]:

@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 
 from hotfuse.base.errors import InternalError
-from hotfuse.lower.cpu.gemm.skipping import DENSE, LIMIT, NEVER, SKIPPED
+
+LIMIT, SKIPPED, DENSE = range(3)
+"""What the words of a dial are: the limit, and how often rows were skipped and were not."""
+WHOLE, NEVER = 1000, 1001
+"""All rows, in thousandths; and the limit that no call reaches, at which rows are not even looked at."""
 
 
 class Dial:

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EventLog, Why
@@ -28,10 +28,12 @@ from hotfuse.profile.analyzer import Analyzer
 from hotfuse.profile.names import Names
 from hotfuse.profile.shown import watched_text
 from hotfuse.profile.snapshot import GraphSeen, NoticedDrift, Snapshot
-from hotfuse.runtime.observe.instrument import InstrumentedPlan
-from hotfuse.runtime.observe.notes import RecordValue
 from hotfuse.runtime.plan import Plan
-from hotfuse.tile.program import Kernel
+
+if TYPE_CHECKING:
+    from hotfuse.runtime.observe.instrument import InstrumentedPlan
+    from hotfuse.runtime.observe.notes import RecordValue
+    from hotfuse.tile.program import Kernel
 
 MAX_VARIANTS = 6
 """Instrumented plans kept per captured graph."""
@@ -202,6 +204,8 @@ class CallSampler:
             look = self._shared.look
             if look is None:
                 return
+            from hotfuse.runtime.observe.instrument import InstrumentedPlan  # not before a call is to be looked into
+
             try:
                 made = InstrumentedPlan(plan, weights, watched.graph, self._shared.analyzer.names, look)
             except Exception as e:  # the plan serves all the same; it stays among those being built, so it is not tried again

@@ -19,10 +19,9 @@ from hotfuse.analysis.registers import parallel_iterations
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.request_bodies import PartitionTimes
-from hotfuse.fusion.forecast import JOULES_PER_BYTE
 from hotfuse.hpm.bottleneck import Bottleneck, Diagnosis, Ledger, Strategy
 from hotfuse.ir.text import show
-from hotfuse.machine.energy import WATTS_PER_CORE
+from hotfuse.machine.energy import JOULES_PER_BYTE, WATTS_PER_CORE
 from hotfuse.machine.traffic import of_misses
 from hotfuse.profile.names import Names
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen

@@ -11,12 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 
 import torch
 
 from hotfuse.analysis.ties import quanta_of
 from hotfuse.backends.protocol import Run
-from hotfuse.backends.triton.build import triton_missing
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EvidenceValue, Why
 from hotfuse.base.faults import error_text
@@ -46,14 +46,12 @@ from hotfuse.runtime.tierup.objective import Trade, decide
 from hotfuse.runtime.tierup.own_code import compare
 from hotfuse.runtime.tierup.proof import prove
 from hotfuse.runtime.tierup.race import MARGIN, Trial, race
-from hotfuse.runtime.tierup.rows import LAYERED, LEAST_VALUE, PROPOSERS, proposals
 from hotfuse.runtime.tierup.skipping import suspected
 from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
 from hotfuse.runtime.tierup.tier1 import fused, known
-from hotfuse.runtime.tierup.tier2 import with_device_kernels
 from hotfuse.runtime.tierup.tiers import is_hot
 from hotfuse.runtime.zero_rows import MAX_DENSE_CALLS
-from hotfuse.specialize.table import DEVICE_KERNELS, SIZES, TIER1, ZERO_ROWS, AttemptKey
+from hotfuse.specialize.table import DEVICE_KERNELS, LAYERED, NAMES, SIZES, TIER1, ZERO_ROWS, AttemptKey
 
 STAMP = ("model", "threads", "traffic", "performance model", "cores", "speed", "callers")
 DEVICE_WARM_UPS = 2
@@ -62,6 +60,10 @@ OWN_CODE = -1
 """The tier of the model's own code, where a race against it is remembered."""
 MACHINE = frozenset({"threads", "cores", "speed", "callers"})
 """What decides how fast a plan is, whatever it computes."""
+
+
+SPECIALIZING = "hotfuse.runtime.tierup.rows"
+"""What calls need once tier 1 serves: imported by a background job as soon as a graph is admitted."""
 
 
 class Improver:
@@ -84,6 +86,7 @@ class Improver:
         def hot() -> None:
             compare(entry, self._plans.settings)  # what tier 1 has to beat is decided by calls while it is made
             self.consider(site, entry, entry.plan, threads)
+            import_module(SPECIALIZING)
 
         self._plans.in_background(hot)
 
@@ -119,11 +122,15 @@ class Improver:
 
     def _consider_device(self, site: Site, entry: Entry) -> None:
         """On an accelerator library kernels serve as recordings; generated ones are for sizes that are numbers, or recur."""
+        from hotfuse.backends.triton.build import triton_missing
+
         if triton_missing():
             return
         if entry.symbols:
             self._consider_rows(site, entry, (SIZES,))
         elif DEVICE_KERNELS not in entry.plan.layers and DEVICE_KERNELS not in entry.refused:
+            from hotfuse.runtime.tierup.tier2 import with_device_kernels
+
             self._attempt(entry, DEVICE_KERNELS, partial(with_device_kernels, self._context, entry))
 
     def _reopen(self, site: Site, entry: Entry, stamp: tuple[int, ...]) -> None:
@@ -144,6 +151,8 @@ class Improver:
 
     def _consider_rows(self, site: Site, entry: Entry, rows: Sequence[str]) -> bool:
         """Whether a specialization of these rows was begun: of those proposed, the one that is expected to save most."""
+        from hotfuse.runtime.tierup.rows import LEAST_VALUE, proposals  # imported beside calls by then (`admitted`)
+
         for found in proposals(self._context, site, entry, self._history.outcomes, rows):
             if found.key.row == SIZES and not self._promising(entry, Strategy.SPECIALIZE, found.key):
                 continue
@@ -289,7 +298,7 @@ class Improver:
             helped = self._history.ledger.learn(*addresses, trial.old_us, trial.new_us)
             evidence |= {"bottleneck": addresses[0].value, "strategy": addresses[1].value, "helped": helped}
             self._remember()
-        if key.row in PROPOSERS:
+        if key.row in NAMES:
             self._history.outcomes.learn(key.row, attempt.share, trial.old_us, trial.new_us, trial.won)
             self._remember()
         kept: dict[str, EvidenceValue] = {**evidence, "attempt": what, "certain": trial.decided}

@@ -146,9 +146,6 @@ PROPOSERS: Mapping[str, Proposer] = {
 """A function for every row of the table."""
 
 
-LAYERED = tuple(r.name for r in table.ROWS if r.name != table.SIZES)
-"""Rows that are layers of an entry's plan; sizes are routes around it."""
-
 
 def proposals(
     context: AttemptContext, site: Site, entry: Entry, outcomes: SpecializationOutcomes, rows: Sequence[str]

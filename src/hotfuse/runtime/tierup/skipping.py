@@ -17,7 +17,7 @@ from hotfuse.ir.normal import normalized
 from hotfuse.ir.text import show
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.own_sizes import with_own_sizes
-from hotfuse.lower.common.products import is_contraction
+from hotfuse.ops.contract import is_contraction
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 from hotfuse.profile.snapshot import GraphSeen

@@ -32,7 +32,7 @@ from hotfuse.lower.common.lowered import (
     tensor_type,
 )
 from hotfuse.lower.common.pack import PackSource, PackSpec
-from hotfuse.lower.common.products import BYTES, Contraction, is_contraction, origins, products
+from hotfuse.lower.common.products import BYTES, Contraction, origins, products
 from hotfuse.lower.common.quant import Scaling, bytes_taken, column_of, corrected, scaled
 from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.cpu.gemm import amx
@@ -40,9 +40,11 @@ from hotfuse.lower.cpu.gemm.gemm import FinishedTile, Product, let
 from hotfuse.lower.cpu.gemm.gemm import product as write_product
 from hotfuse.lower.cpu.gemm.lhs import Left
 from hotfuse.lower.cpu.gemm.rows_through import ProductRows
-from hotfuse.lower.cpu.gemm.skipping import DENSE, NEVER, SKIPPED, ActiveRows
+from hotfuse.lower.cpu.gemm.skipping import ActiveRows
 from hotfuse.lower.cpu.tiling import Core, choose
 from hotfuse.lower.ops.views import broadcast, shape_of
+from hotfuse.lower.run.kernel_state import DENSE, NEVER, SKIPPED
+from hotfuse.ops.contract import is_contraction
 from hotfuse.ops.movement import RESHAPES
 from hotfuse.ops.table import packet
 from hotfuse.tile.build import KernelBuilder, remaining

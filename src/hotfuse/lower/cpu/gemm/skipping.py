@@ -24,13 +24,10 @@ from hotfuse.ir.dims import Dim, Sym, expr
 from hotfuse.ir.types import DType
 from hotfuse.lower.cpu.gemm.gemm import Finish, FinishedTile, let
 from hotfuse.lower.cpu.gemm.lhs import Computed
+from hotfuse.lower.run.kernel_state import LIMIT, NEVER, WHOLE
 from hotfuse.tile.build import KernelBuilder, remaining
 from hotfuse.tile.program import Buffer, Tile
 
-LIMIT, SKIPPED, DENSE = range(3)
-"""What the words of a dial are: the limit, and how often rows were skipped and were not."""
-WHOLE, NEVER = 1000, 1001
-"""All rows, in thousandths; and the limit that no call reaches, at which rows are not even looked at."""
 _AT_ONCE = 4
 """Vectors of a row that are looked at in one step."""
 _TASK = 16
