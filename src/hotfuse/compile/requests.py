@@ -63,6 +63,8 @@ def _onnx(request: OnnxCapture, blobs: list[bytes]) -> wire.Message:
     return wire.answer_to_message(_finished(captured))
 
 
+COMMON = ("torch.fx.experimental.symbolic_shapes", "hotfuse.simplify", "hotfuse.compile.unit.units", "hotfuse.compile.run.runs")
+"""What captures and kernels of every model take, and a process that serves does not."""
 _FRONTS = {
     "torch": ("torch.export._trace", "hotfuse.frontends.torch_module"),
     "onnx": ("torch.fx.experimental.validator", "hotfuse.frontends.onnx.capture"),
@@ -74,6 +76,12 @@ def _ready(request: ReadyRequest, _blobs: list[bytes]) -> wire.Message:
     for module in _FRONTS[request.front]:
         import_module(module)
     return {"ok": True}, []
+
+
+def import_common() -> None:
+    """Have at hand what most requests take."""
+    for module in COMMON:
+        import_module(module)
 
 
 def _probes(_request: ProbesRequest, _blobs: list[bytes]) -> wire.Message:

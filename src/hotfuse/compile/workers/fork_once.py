@@ -27,7 +27,7 @@ def ask_fork(request: Request, settings: Settings) -> wire.Message:
     """Have a fork of the process as it is now answer; raises ForkFailed where there is none, or where it ends without an answer."""
     if why := service().pool.starter.because_of_forks or unsafe(settings.workers):
         raise ForkFailed("this process is not forked", because=why)
-    worker = ForkedWorker(settings.compile_memory_mb << 20)
+    worker = ForkedWorker(settings.compile_memory_mb << 20, whole=False)
     try:
         with _watched(worker, settings.capture_timeout_s) as ended:
             try:

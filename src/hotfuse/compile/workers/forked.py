@@ -100,8 +100,9 @@ class ForkedWorker(Worker):
 
     forked = True
 
-    def __init__(self, memory: int = 0, before_hello: Callable[[], None] | None = None, level: int = LOWEST) -> None:
-        """`before_hello` is for tests: run in the child before its hello."""
+    def __init__(self, memory: int = 0, before_hello: Callable[[], None] | None = None, level: int = LOWEST,
+                 whole: bool = True) -> None:
+        """`whole`: one that will get requests of every kind. `before_hello` is for tests: run in the child before its hello."""
         requests_out, requests_in = os.pipe()
         answers_out, answers_in = os.pipe()
         log = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - lives as long as the worker
@@ -111,7 +112,7 @@ class ForkedWorker(Worker):
         try:
             pid = _fork()
             if pid == 0:
-                _child(parent, requests_out, answers_in, log.fileno(), memory, before_hello, level)
+                _child(parent, requests_out, answers_in, log.fileno(), memory, before_hello, level, whole)
         except OSError as e:
             for end in (requests_out, requests_in, answers_out, answers_in):
                 os.close(end)
@@ -193,8 +194,9 @@ def _fork() -> int:
 
 
 def _child(
-    parent: int, requests_in: int, answers_out: int, log: int, memory: int, before_hello: Callable[[], None] | None, level: int
-) -> NoReturn:
+    parent: int, requests_in: int, answers_out: int, log: int, memory: int, before_hello: Callable[[], None] | None, level: int,
+    whole: bool,
+) -> NoReturn:  # fmt: skip
     """Everything a forked worker ever does: nothing of the server's runs behind it, neither code nor exit handlers."""
     status = 1
     try:
@@ -208,7 +210,7 @@ def _child(
         inherited = int(worker.usage()["peak_rss"])
         out = os.fdopen(answers, "wb")
         wire.send(out, {"pid": os.getpid()})
-        step_back(level)  # not before the hello: on a busy machine that would take seconds
+        _begin(level, whole)
         worker.bound_memory(memory)
         worker.collect_rarely()
         worker.serve(os.fdopen(0, "rb", closefd=False), out, inherited)
@@ -217,6 +219,17 @@ def _child(
         os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(status)
+
+
+def _begin(level: int, whole: bool) -> None:
+    """Import what requests take, and only then step back: at the lowest priority a second of imports takes ten on a busy machine,
+    while whoever waits for the first plan waits for them.
+    """
+    given = os.getpriority(os.PRIO_PROCESS, 0)
+    if whole:
+        worker.import_common()
+    if os.getpriority(os.PRIO_PROCESS, 0) == given:  # else the pool has said meanwhile what it shall be
+        step_back(level)
 
 
 def _descriptors(requests_in: int, answers_out: int, log: int) -> int:

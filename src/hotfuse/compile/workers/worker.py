@@ -51,6 +51,11 @@ def serve(requests_in: BinaryIO, answers_out: BinaryIO, inherited: int = 0) -> N
             _keep()
 
 
+def import_common() -> None:
+    """Before the first request: what most of them take (`compile.requests`)."""
+    requests.import_common()
+
+
 def _keep() -> None:
     """Put what was measured into the profile store: this process may be ended any time."""
     learned = sys.modules.get("hotfuse.compile.learn.learned")
