@@ -143,9 +143,9 @@ def _native(runs: tuple[Graph, RunParts, Mapping[str, int]], job: Job) -> Plan:
     graph, parts, sizes = runs
     backend = registry.kernels(job.settings.backend)
     plan = assembled(parts, job.weights, graph, sizes, backend, named=job.settings.perf_map)
-    for made in parts.kernels if job.settings.debug >= TILES else ():
+    for kernel in plan.kernels.values() if job.settings.debug >= TILES else ():
         for level, stage in zip((TILES, LLVM, ASSEMBLY), backend.stages, strict=False):
-            say(job.settings.debug, level, lambda kernel=made.lowered.kernel, stage=stage: backend.text(stage, kernel))
+            say(job.settings.debug, level, lambda kernel=kernel, stage=stage: backend.text(stage, kernel))
     why = backend.serial_because()
     notes = (f"kernels run on one thread: {why}",) if why else ()
     return replace(plan, notes=(*notes, *plan.notes), live=plan.live & job.unfolded)

@@ -16,7 +16,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.types import DType
-from hotfuse.lower.common.codec import from_json
+from hotfuse.lower.common.codec import from_json, header_from_json
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument, StrideArgument
 from hotfuse.lower.run.description import InputSpec, OutputSpec, RunCode, SizeSpec, word_from_json
 from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
@@ -32,6 +32,7 @@ class KernelCode:
     """A kernel as the worker made it."""
 
     lowered: Lowered
+    """How it is called; the kernel in there is its header."""
     code: bytes
     about: str
     """Its name and what the worker measured, for a reader."""
@@ -133,8 +134,8 @@ def body_from_json(data: dict[str, Any]) -> Body:
 
 
 def kernel_from_json(data: dict[str, Any], code: bytes) -> KernelCode:
-    """A kernel as the worker sent it."""
-    lowered, again = from_json(data), {k: data[k] for k in ("kernel", "arguments", "strides")}
+    """A kernel as the worker sent it; its statements stay text."""
+    lowered, again = from_json(data, header_from_json(data)), {k: data[k] for k in ("kernel", "arguments", "strides")}
     variants = VariantTable.from_json(data.get("variants"))
     if data["kernel_us"] is None:
         return KernelCode(lowered, code, f"{lowered.kernel.name}: for some sizes only", said=again)

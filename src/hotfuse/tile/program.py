@@ -17,7 +17,7 @@ sizes are symbols and specialized when they are numbers: one description serves 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from hotfuse.ir.dims import Dim, expr
@@ -170,6 +170,13 @@ class Kernel:
     buffers: tuple[Buffer, ...]
     body: tuple[Stmt, ...]
     loc: Loc = Loc()
+    left_out: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    """Of a kernel without its body (`tile.stored.header`): the instructions that it had."""
+
+    @property
+    def ops(self) -> frozenset[str]:
+        """The instructions that it has."""
+        return self.left_out or frozenset(i.op for i in instructions(self.body))
 
     def buffer(self, name: str) -> Buffer:
         """The buffer of that name."""

@@ -359,6 +359,7 @@ def mma(use: InstructionUse) -> tuple[TileType, ...]:
 BLOCK_STEPS = 32
 """Steps of K in a block of `mma.memory`: what a row of a matrix unit's tile holds."""
 BLOCK_COLUMNS = 16
+BLOCK_OP = "mma.memory"
 
 
 def block_extents(attrs: Mapping[str, Attr]) -> tuple[tuple[int, ...], ...]:

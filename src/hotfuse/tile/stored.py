@@ -15,8 +15,8 @@ from hotfuse.tile.text import parse
 
 
 def header(kernel: Kernel) -> Kernel:
-    """A kernel without its statements: its name, sizes and buffers, which calling it needs."""
-    return replace(kernel, body=())
+    """A kernel without its statements: its name, sizes, buffers and which instructions it has, which calling it needs."""
+    return replace(kernel, body=(), left_out=kernel.ops)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,25 @@
-"""LLVM as a back end: everything that the rest of the house asks of this folder."""
+"""LLVM as a back end: everything that the rest of the house asks of this folder.
+
+Loading and entering code is imported with it; what generates and measures code, when that is first asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from hotfuse.backends.llvm import native, peaks, probe
+from hotfuse.backends.llvm import native
 from hotfuse.backends.llvm.runs import bound, enter, group
 from hotfuse.backends.llvm.runs.abi import NativeKernel
-from hotfuse.backends.llvm.runs.driver import BODY, LAYOUT, TEAM_TIMES, emit_driver
+from hotfuse.backends.llvm.runs.symbols import BODY, LAYOUT, TEAM_TIMES
 from hotfuse.backends.llvm.threads import parallel
 from hotfuse.backends.protocol import Artifact, BoundKernel, CompiledKernel, HostBackend, LoadedKernel, Run
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.graph import Graph
-from hotfuse.lower import lower
 from hotfuse.lower.common.lowered import Lowered
-from hotfuse.lower.cpu.host_core import host_core
-from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.run.constants import Constants
 from hotfuse.lower.run.description import Run as RunSteps
 from hotfuse.lower.run.description import RunCode
@@ -28,6 +28,10 @@ from hotfuse.native import jit
 from hotfuse.native.target import CpuTarget, host
 from hotfuse.tile.program import Kernel
 from hotfuse.tile.text import show
+
+if TYPE_CHECKING:
+    from hotfuse.backends.llvm import peaks, probe
+    from hotfuse.lower.cpu.tiling import Core
 
 
 class LlvmBackend(HostBackend):
@@ -39,6 +43,8 @@ class LlvmBackend(HostBackend):
 
     def compile(self, graph: Graph, weights: Mapping[str, Any]) -> Artifact:
         """A graph as one kernel; raises CannotLower where it is none."""
+        from hotfuse.lower.cpu.host_core import host_core
+
         lowered = self.lower(graph, host_core(self.target()))
         kernel = self.load_kernel(self.compile_kernel(lowered.kernel))
         return Artifact(graph, self.glue(graph, lowered, kernel, Constants(weights)), self.name, show(lowered.kernel))
@@ -49,6 +55,8 @@ class LlvmBackend(HostBackend):
 
     def lower(self, graph: Graph, core: Core) -> Lowered:
         """One kernel, cut for a core."""
+        from hotfuse.lower import lower
+
         return lower(graph, core)
 
     def compile_kernel(self, kernel: Kernel) -> CompiledKernel:
@@ -85,6 +93,8 @@ class LlvmBackend(HostBackend):
 
     def compile_run(self, run: RunSteps) -> bytes:
         """The driver's object code."""
+        from hotfuse.backends.llvm.runs.driver import emit_driver
+
         return jit.compile_object(emit_driver(run, host()), host()).code
 
     def load_run(self, code: RunCode, table: Sequence[int], keep: Sequence[Any], fallback: Run) -> enter.NativeRun:
@@ -106,18 +116,26 @@ class LlvmBackend(HostBackend):
 
     def measure_peaks(self, threads: Sequence[int] | None = None) -> MachinePeaks:
         """A second or two; 1 and torch's own number of threads unless given."""
+        from hotfuse.backends.llvm import peaks
+
         return peaks.measure(threads)
 
     def speed_probe(self) -> peaks.MicroProbe:
         """Multiply-adds, second-level cache, clock."""
+        from hotfuse.backends.llvm import peaks
+
         return peaks.MicroProbe()
 
     def compile_probes(self) -> dict[str, bytes]:
         """Of every element type, and the publisher's."""
+        from hotfuse.backends.llvm import probe
+
         return probe.compile_all()
 
     def load_probes(self, codes: Mapping[str, bytes]) -> probe.Probes:
         """Link them, a fraction of a millisecond each."""
+        from hotfuse.backends.llvm import probe
+
         return probe.Probes(codes)
 
 

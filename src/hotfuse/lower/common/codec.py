@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hotfuse.base.errors import InternalError
@@ -19,6 +20,7 @@ from hotfuse.lower.common.lowered import (
 )
 from hotfuse.lower.common.pack import PackSource, PackSpec, WeightOrder
 from hotfuse.tile.program import Kernel
+from hotfuse.tile.stored import header
 from hotfuse.tile.text import parse, show
 
 
@@ -26,6 +28,8 @@ def to_json(lowered: Lowered) -> dict[str, Any]:
     """Plain data: the kernel as its assembly text."""
     return {
         "kernel": show(lowered.kernel),
+        "header": show(header(lowered.kernel)),
+        "ops": sorted(lowered.kernel.ops),
         "arguments": [argument_to_json(a) for a in lowered.arguments],
         "strides": [[name, [dims.show(d) for d in ds]] for name, ds in lowered.strides],
     }
@@ -36,6 +40,11 @@ def from_json(data: dict[str, Any], kernel: Kernel | None = None) -> Lowered:
     strides = tuple((str(name), tuple(dims.parse(d) for d in ds)) for name, ds in data["strides"])
     kernel = parse(data["kernel"]) if kernel is None else kernel
     return Lowered(kernel, tuple(argument_from_json(a) for a in data["arguments"]), strides)
+
+
+def header_from_json(data: dict[str, Any]) -> Kernel:
+    """What calling a kernel needs. Reading the statements of 45 kernels takes a second; a process that serves reads none."""
+    return replace(parse(data["header"]), left_out=frozenset(str(op) for op in data["ops"]))
 
 
 def argument_to_json(a: Argument) -> dict[str, Any]:

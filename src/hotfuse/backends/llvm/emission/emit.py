@@ -18,14 +18,16 @@ from hotfuse.backends.llvm.emission.convert import emit_bitcast, emit_cast
 from hotfuse.backends.llvm.emission.functions import FUNCTIONS
 from hotfuse.backends.llvm.emission.memory import emit_load, emit_store
 from hotfuse.backends.llvm.emission.reduce import emit_arg, emit_mma, emit_reduce, emit_scan
+from hotfuse.backends.llvm.emission.require import emit_require
 from hotfuse.backends.llvm.emission.shape import MOVES
 from hotfuse.backends.llvm.emission.state import FunctionState
-from hotfuse.backends.llvm.runs import faults
+from hotfuse.backends.llvm.runs.symbols import symbol
 from hotfuse.backends.llvm.threads.team import emit_team, is_for_team
 from hotfuse.base.errors import InternalError
 from hotfuse.lower.cpu import scratch
 from hotfuse.native.target import CpuTarget
 from hotfuse.tile.program import OWN, BufferKind, Instr, Kernel, Loop, Stmt, When
+from hotfuse.tile.rules import BLOCK_OP
 
 Emission = Callable[[FunctionState, Instr], Val | None]
 
@@ -45,7 +47,7 @@ EMISSIONS: dict[str, Emission] = {
     "peak": scattered.emit_peak,
     "barrier_spill": scattered.emit_barrier_spill,
     "forget": scattered.emit_forget,
-    "require": faults.emit_require,
+    "require": emit_require,
     **MOVES,
     **{f"map.{name}": emit_map(f) for name, f in ARITHMETIC.items()},
     **{f"map.{name}": emit_map(f, is_test=True) for name, f in TESTS.items()},
@@ -55,17 +57,12 @@ EMISSIONS: dict[str, Emission] = {
     "map.cast": emit_cast,
     "map.bitcast": emit_bitcast,
     "mma": emit_mma,
-    matrix_unit.OP: matrix_unit.emit_mma_memory,
+    BLOCK_OP: matrix_unit.emit_mma_memory,
     **{f"reduce.{name}": emit_reduce(name) for name in ("sum", "prod", "max", "min", "any", "all")},
     **{f"reduce.arg{name}": emit_arg(name) for name in ("max", "min")},
     **{f"scan.{name}": emit_scan(name) for name in ("sum", "prod", "max", "min")},
 }
 """One emission per instruction of `tile.isa`."""
-
-
-def symbol(kernel: Kernel) -> str:
-    """The name of a kernel's function in object code."""
-    return "".join(ch if ch.isalnum() or ch in "_." else "_" for ch in kernel.name)
 
 
 def emit_kernel(kernel: Kernel, target: CpuTarget) -> str:

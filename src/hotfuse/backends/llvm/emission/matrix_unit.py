@@ -18,15 +18,13 @@ from hotfuse.backends.llvm.emission.code import Fn, Lines, vec
 from hotfuse.backends.llvm.emission.memory import Walk, moved, walk
 from hotfuse.backends.llvm.emission.reduce import multiply_add
 from hotfuse.backends.llvm.emission.state import FunctionState
-from hotfuse.backends.protocol import Target
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.types import DType
 from hotfuse.tile.isa import attributes
-from hotfuse.tile.program import Instr, Kernel, TileAccess, instructions
-from hotfuse.tile.rules import BLOCK_COLUMNS, BLOCK_STEPS, block_extents
+from hotfuse.tile.program import Instr, Kernel, TileAccess
+from hotfuse.tile.rules import BLOCK_COLUMNS, BLOCK_OP, BLOCK_STEPS, block_extents
 
-OP = "mma.memory"
 MARK = "llvm.x86.tdpbf16ps"
 """What multiplies tiles, as generated code spells it."""
 TILE_ROWS = 16
@@ -38,12 +36,7 @@ _PAIR = 4
 
 def multiplies_blocks(kernel: Kernel) -> bool:
     """Whether a kernel has such products."""
-    return any(i.op == OP for i in instructions(kernel.body))
-
-
-def uses_tiles(kernel: Kernel, target: Target) -> bool:
-    """Whether a kernel's code for a target needs the system's permission."""
-    return target.has("amx-tile") and target.has("amx-bf16") and multiplies_blocks(kernel)
+    return BLOCK_OP in kernel.ops
 
 
 def emit_mma_memory(s: FunctionState, instr: Instr) -> None:

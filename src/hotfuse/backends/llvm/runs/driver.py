@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from hotfuse.backends.llvm.emission.code import Fn, Module
 from hotfuse.backends.llvm.runs.dispatch import emit_choice, emit_leaving
 from hotfuse.backends.llvm.runs.loops import emit_loop
+from hotfuse.backends.llvm.runs.symbols import BODY, CONTROL_HEAD, HEAD, LAYOUT, TEAM_TIMES, outcomes_at
 from hotfuse.backends.llvm.threads import alone, fork_join
 from hotfuse.backends.llvm.threads.forks import emit_fork
 from hotfuse.base.errors import InternalError
@@ -47,17 +48,8 @@ from hotfuse.native.target import CpuTarget
 from hotfuse.tile.instrument import WIDTH
 from hotfuse.tile.program import Kernel
 
-BODY, LAYOUT, TEAM_TIMES = "hf_run_body", "hf_run_layout", "hf_run_team_times"
 _STEPS = f"{BODY}.steps"
-HEAD = 3
-"""Buffers before the inputs: table, arena, control."""
-CONTROL_HEAD = 2
 _CLOCK_MONOTONIC = 1
-
-
-def outcomes_at(partitions: int) -> int:
-    """Where in `control` the outcomes of branches begin."""
-    return CONTROL_HEAD + partitions + 1
 
 
 def emit_driver(run: Run, target: CpuTarget) -> str:

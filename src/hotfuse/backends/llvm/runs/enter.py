@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.llvm.runs.driver import BODY, CONTROL_HEAD, LAYOUT, TEAM_TIMES, outcomes_at
 from hotfuse.backends.llvm.runs.entry import (
     AT_ALLOCATED,
     AT_ARENAS,
@@ -38,6 +37,7 @@ from hotfuse.backends.llvm.runs.entry import (
     stub,
     unavailable,
 )
+from hotfuse.backends.llvm.runs.symbols import BODY, CONTROL_HEAD, LAYOUT, TEAM_TIMES, outcomes_at
 from hotfuse.backends.llvm.threads import alone
 from hotfuse.backends.protocol import TeamTimes, WatchedCall
 from hotfuse.lower.run.description import CLOCK, COUNTS, Constant, RunCode

@@ -12,7 +12,7 @@ import functools
 import torch
 
 from hotfuse.backends.llvm.runs import faults
-from hotfuse.backends.llvm.runs.driver import CONTROL_HEAD, HEAD
+from hotfuse.backends.llvm.runs.symbols import CONTROL_HEAD, HEAD
 from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
 from hotfuse.native import tensors

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.llvm.runs.driver import CONTROL_HEAD
 from hotfuse.backends.llvm.runs.enter import NativeRun
+from hotfuse.backends.llvm.runs.symbols import CONTROL_HEAD
 from hotfuse.base.once import once
 from hotfuse.ir.dims import evaluate
 from hotfuse.lower.cpu.scratch import LINE
