@@ -43,8 +43,8 @@ from hotfuse.specialize.table import DEVICE_KERNELS
 if TYPE_CHECKING:
     from hotfuse.compile.compilation import Compilation
 
-BESIDE = (guard, publish, model_guard)
-"""What no stage needs, but calls that got hot do."""
+BESIDE = (guard, publish, model_guard, registry.host())
+"""What no stage needs, but calls that got hot do; and what loads and enters code."""
 Progress = Callable[[Callable[[], Plan], float], None]
 """Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is settled."""
 

@@ -20,6 +20,7 @@ from torch import nn
 import hotfuse
 from hotfuse import Settings, api
 from hotfuse.base.faults import faults
+from hotfuse.compile.request_bodies import RequestBody
 from hotfuse.compile.workers.background_priority import PATIENT_NS, PUNCTUAL_NS, RARER, SWITCH_S, BackgroundPriority
 from hotfuse.compile.workers.service import MOST_THREADS, Service
 from hotfuse.pipeline import compile_tier1
@@ -149,14 +150,21 @@ def test_threads_that_serve_are_woken_on_time_and_those_beside_are_not() -> None
     assert _in_a_thread(beside) == PATIENT_NS
 
 
-def test_what_serving_needs_is_imported_before_anything_serves() -> None:
-    """An import beside calls holds the interpreter lock from them."""
+def test_what_serving_needs_is_imported_before_anything_serves_and_what_compiling_takes_is_not() -> None:
+    """An import beside calls holds the interpreter lock from them; one that a process does not need takes its user's time."""
     code = """
-import sys, torch, hotfuse
+import sys, torch
+before = set(sys.modules)
+import hotfuse
+hotfuse.InferenceSession
 hotfuse.jit(torch.nn.Linear(4, 4).eval(), settings=hotfuse.Settings(capture="off"))
-needed = {f"hotfuse.{m}" for m in ("compile.fetch", "compile.run.runs", "backends.llvm.runs.enter", "native.guard")}
-missing = needed - set(sys.modules)
+new = set(sys.modules) - before
+missing = {f"hotfuse.{m}" for m in ("backends.llvm.runs.enter", "native.guard", "runtime.tierup.proof")} - new
 assert not missing, missing
+compiling = {"sympy", "sqlalchemy", "llvmlite", "sklearn", "torch.fx.experimental.symbolic_shapes"} | {
+    f"hotfuse.{m}" for m in ("lower.lowering", "fusion.engine", "hpm.model", "simplify", "backends.llvm.emission.emit", "compile.run.runs")
+}
+assert not compiling & new, compiling & new
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
@@ -237,8 +245,8 @@ def test_a_session_has_its_worker_ready_before_the_first_call(tmp_path: Path, mo
     asked: list[str] = []
     ready = threading.Event()
 
-    def ask(header: dict[str, str], _blobs: object, _settings: Settings) -> None:
-        asked.append(header["kind"])
+    def ask(body: RequestBody, _blobs: object, _settings: Settings) -> None:
+        asked.append(body.kind)
         ready.set()
 
     monkeypatch.setattr(serving, "ask", ask)
