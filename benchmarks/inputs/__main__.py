@@ -1,6 +1,7 @@
 """Input-driven specialization, case by case.
 
     python -m benchmarks.inputs [padding ..] [--quick] [--threads N] [--json FILE]
+    python -m benchmarks.inputs padding --contenders packed,file --shares 0.33,1
 
 Each case is a module of this folder with `rows(quick)`: what it measured, as plain dicts, one a line of its table.
 """
@@ -34,14 +35,23 @@ def main() -> int:
     parser.add_argument("case", nargs="*", help=f"of {', '.join(known)}; all of them without")
     parser.add_argument("--quick", action="store_true", help="small models")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--contenders", help="of the case, besides eager, with commas; all of them without")
+    parser.add_argument("--shares", help="of real tokens (padding), with commas")
     parser.add_argument("--json", type=Path, help="write every row there")
     args = parser.parse_args()
     if unknown := sorted(set(args.case) - set(known)):
         parser.error(f"no case {unknown[0]!r}: {', '.join(known)}")
+    chosen: dict[str, Any] = {}
+    if args.contenders:
+        chosen["contenders"] = args.contenders.split(",")
+    if args.shares:
+        chosen["shares"] = [float(s) for s in args.shares.split(",")]
+    if chosen and args.case != ["padding"]:
+        parser.error("--contenders and --shares are of padding")
     torch.set_num_threads(args.threads)
     found: dict[str, list[dict[str, Any]]] = {}
     for name in args.case or known:
-        found[name] = importlib.import_module(f"benchmarks.inputs.{name}").rows(args.quick)
+        found[name] = importlib.import_module(f"benchmarks.inputs.{name}").rows(args.quick, **chosen)
         print(f"{name}\n{shown(found[name])}\n", flush=True)
     if args.json is not None:
         args.json.write_text(json.dumps(found, indent=1))

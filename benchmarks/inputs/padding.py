@@ -15,7 +15,7 @@ import io
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ SEQUENCES, LENGTH, VOCABULARY = 8, 128, 30522
 SHARES = (0.10, 0.25, 0.33, 0.50, 0.75, 1.0)
 LINES = (*((s, False) for s in SHARES), (0.33, True))
 ROUNDS, WARM_S = 3, 120.0
+NAMES = ("eager", "every row", "packed", "file", "ONNX Runtime")
 
 
 class Encoder(torch.nn.Module):
@@ -79,9 +80,10 @@ def exported(model: Encoder) -> bytes:
     return file.getvalue()
 
 
-def warmed(run: Run, served: Any) -> None:
-    """Serve padded batches until nothing is being made any more, within a limit."""
-    end = time.monotonic() + WARM_S
+def warmed(run: Run, served: Any) -> float:
+    """Serve padded batches until nothing is being made any more, within a limit; seconds that it took."""
+    begin = time.monotonic()
+    end = begin + WARM_S
     while time.monotonic() < end:
         before = served.stats()["calls_per_tier"]["2"]
         for _ in range(4):
@@ -89,37 +91,43 @@ def warmed(run: Run, served: Any) -> None:
         served.wait(max(0.0, end - time.monotonic()))
         if before and served.stats()["calls_per_tier"]["2"] > before:
             break
+    return time.monotonic() - begin
 
 
-def rows(quick: bool) -> list[dict[str, Any]]:
-    """Milliseconds a batch, by share of real tokens."""
+def rows(quick: bool, contenders: Sequence[str] = NAMES, shares: Sequence[float] = ()) -> list[dict[str, Any]]:
+    """Milliseconds a batch, by share of real tokens; of some contenders and shares only, where a run is to be short."""
     torch.manual_seed(0)
     if quick:
         return of_plans(Encoder(2, 768).eval())
+    if unknown := sorted(set(contenders) - set(NAMES)):
+        raise SystemExit(f"no contender {unknown[0]!r}: {', '.join(NAMES)}")
     model = Encoder(12, 768).eval()
-    keep = hotfuse.Settings(padding="keep")
     with torch.no_grad():
-        contenders: dict[str, Run] = {"eager": model}
-        served = {"every row": hotfuse.jit(model, settings=keep), "packed": hotfuse.jit(model)}
-        contenders |= served
-        file = exported(model)
-        sessions = {"file": hotfuse.InferenceSession(file)}
-        contenders |= {name: of_session(s) for name, s in sessions.items()}
-        try:
+        runs: dict[str, Run] = {"eager": model}
+        served: dict[str, Any] = {}
+        if "every row" in contenders:
+            served["every row"] = runs["every row"] = hotfuse.jit(model, settings=hotfuse.Settings(padding="keep"))
+        if "packed" in contenders:
+            served["packed"] = runs["packed"] = hotfuse.jit(model)
+        file = exported(model) if {"file", "ONNX Runtime"} & set(contenders) else b""
+        if "file" in contenders:
+            served["file"] = hotfuse.InferenceSession(file)
+            runs["file"] = of_session(served["file"])
+        if "ONNX Runtime" in contenders:
             import onnxruntime
 
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = torch.get_num_threads()
-            contenders["ONNX Runtime"] = of_session(onnxruntime.InferenceSession(file, options))
-        except ImportError:
-            pass
-        for name, one in {**served, **sessions}.items():
-            warmed(contenders[name], one)
+            runs["ONNX Runtime"] = of_session(onnxruntime.InferenceSession(file, options))
+        for name, one in served.items():
+            took = warmed(runs[name], one)
+            print(f"{name}: {took:.0f} s until nothing was being made any more", flush=True)
         found: list[dict[str, Any]] = []
         for share, holes in LINES:
-            found.append(measured(contenders, share, holes))
-            print(found[-1], flush=True)
-    for one in (*served.values(), *sessions.values()):
+            if not shares or share in shares:
+                found.append(measured(runs, share, holes))
+                print(found[-1], flush=True)
+    for one in served.values():
         one.close()
     return found
 
@@ -163,5 +171,7 @@ def measured(
         error = max(error, *(float((y - outputs["eager"]).abs().max()) for y in outputs.values()))
     middle = {name: statistics.median(times) for name, times in took.items()}
     over = {f"{n} over eager": round(middle["eager"] / middle[n], 2) for n in ("packed", "file") if n in middle}
+    if {"packed", "every row"} <= middle.keys():
+        over["packed over every row"] = round(middle["every row"] / middle["packed"], 2)
     return {"real": f"{share:.0%}{' with holes' if holes else ''}", **{n: round(t, 1) for n, t in middle.items()}, **over,
-            "packed over every row": round(middle["every row"] / middle["packed"], 2), "error": f"{error:.1e}"}  # fmt: skip
+            "error": f"{error:.1e}"}  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 import hotfuse
 from hotfuse import Settings
 from hotfuse.pipeline import compile_tier0
-from hotfuse.runtime.serve.packing import Padded
+from hotfuse.runtime.serve.packing import PackedRun, Padded
 from hotfuse.runtime.tierup.padding import NotPadded, PaddedTraffic, padded_traffic
 from hotfuse.specialize.row_demands import CannotPack
 from tests.padded import LibraryEncoder, PaddedEncoder, batch, features
@@ -181,3 +182,21 @@ def test_calls_that_stay_padded() -> None:
     x[0][padding[0]] = torch.nan
     made = found.packer((x, padding))
     assert made is Padded.NOT_FINITE
+
+
+def test_masks_without_padding_are_read_seldom_and_padding_is_noticed_again() -> None:
+    model = PaddedEncoder()
+    found, plan = packed(model)
+    run = PackedRun(replace(found.packer, limit=0.9), plan.run, lambda *inputs: (model(*inputs),))
+    whole = (batch(3, 16)[0], torch.ones(3, 16, dtype=torch.int64))
+    for _ in range(1000):
+        run(*whole)
+    assert run.why_not.total() < 40 and run.unread == 1000 - run.why_not.total() and run.calls == 0
+    for _ in range(200):  # some later call finds out
+        inputs = batch(3, 16)
+        torch.testing.assert_close(run(*inputs)[0].double(), in_float64(model, inputs), rtol=1e-4, atol=1e-5)
+    assert run.calls > 70
+    before = run.unread
+    for call in range(40):  # traffic that flips is read each time
+        run(*(whole if call % 2 else batch(3, 16)))
+    assert run.unread == before

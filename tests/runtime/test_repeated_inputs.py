@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,14 +71,15 @@ def test_a_fixed_text_is_encoded_once_and_every_change_of_it_is_noticed() -> Non
             break
     assert layered(fast), str(fast.explain(full=True))
     counters = entry_of(fast).plan.counters
-    check(fast, model, torch.randn(3, 12), text)
+    assert counters()["repeated_misses"] == counters()["repeated_passed"] == 0, "what proofs showed says nothing of traffic"
+    for _ in range(kept_results.TIMED + 1):
+        check(fast, model, torch.randn(3, 12), text)
     before = counters()
     for _ in range(10):
         check(fast, model, torch.randn(3, 12), text)
     check(fast, model, torch.randn(3, 12), text.clone())  # another tensor with the same contents
     after = counters()
     assert after["repeated_hits"] == before["repeated_hits"] + 11 and after["repeated_misses"] == before["repeated_misses"]
-    assert after["repeated_saved_us"] > before["repeated_saved_us"]
     text[0, 0] = 49 - text[0, 0]  # in place
     check(fast, model, torch.randn(3, 12), text)
     text.numpy()[1, 1] = 49 - text.numpy()[1, 1]  # which no version shows
@@ -113,30 +115,43 @@ def test_evidence_is_taken_of_calls_that_follow_each_other() -> None:
         for prompt in range(10):
             number += 64 if prompt % 2 == 0 else 1
             seen.note(number, [torch.full((4,), image), torch.full((4,), 100 * image + prompt)])
-    assert seen.pairs == 150 and seen.share([0]) == 1.0 and seen.share([1]) == 0.0 == seen.share([0, 1])
+    assert 64 <= seen.pairs < 150 and seen.share([0]) == 1.0 and seen.share([1]) == 0.0 == seen.share([0, 1])
     assert not InputRepeats(1).note(1, [torch.ones(2)]), "of one input nothing is to be learned"
 
 
-def runs(made: list[str]) -> RepeatedInputs:
-    def kept(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        made.append("kept")
+class Parts:
+    """The pieces of a plan by a clock of their own: what each takes is said, and who ran is noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.takes, self.made = 0.0, {"kept": 2.0, "rest": 1.0, "whole": 3.0}, list[str]()
+        monkeypatch.setattr(kept_results, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        self.run = RepeatedInputs((0,), self.kept, self.rest, self.whole)
+
+    def _took(self, name: str) -> None:
+        self.made.append(name)
+        self.now += self.takes[name]
+
+    def kept(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self._took("kept")
         return (x * 2,)
 
-    def rest(x: torch.Tensor, y: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        made.append("rest")
+    def rest(self, x: torch.Tensor, y: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self._took("rest")
         return (k + y, k)
 
-    def whole(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        made.append("whole")
+    def whole(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self._took("whole")
         return (x * 2 + y, x * 2)
 
-    return RepeatedInputs((0,), kept, rest, whole)
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    return Parts(monkeypatch)
 
 
 @pytest.mark.parametrize("every", [1, 10, 1000])
-def test_traffic_that_flips_is_right_and_soon_left_alone(every: int) -> None:
-    made: list[str] = []
-    run, y = runs(made), torch.randn(6)
+def test_traffic_that_flips_is_right_and_soon_left_alone(every: int, parts: Parts) -> None:
+    run, made, y = parts.run, parts.made, torch.randn(6)
     for n in range(4000):
         x = torch.full((6,), float(n // every))
         out = run(x, y)
@@ -146,13 +161,31 @@ def test_traffic_that_flips_is_right_and_soon_left_alone(every: int) -> None:
     if every == 1:
         assert computed == kept_results.IN_VAIN and made.count("rest") == computed, "each time in vain the next try is later"
     else:
-        assert computed <= 4000 / every + 1 and made.count("whole") == 0 and run.hits == 4000 - computed
+        assert computed <= 4000 / every + 1 and run.hits == 4000 - computed - run.passed
+        assert run.passed == kept_results.TIMED == made.count("whole")
 
 
-def test_it_begins_anew_when_inputs_come_again_and_keeps_a_few() -> None:
-    made: list[str] = []
-    run, y = runs(made), torch.ones(6)
-    for n in range(30):
+def test_what_takes_longer_than_it_saves_is_given_up(parts: Parts) -> None:
+    run, x, y = parts.run, torch.ones(4), torch.ones(4)
+    parts.takes["rest"] = 4.0
+    for _ in range(2000):
+        assert torch.equal(run(x, y)[0], x * 2 + y)
+    looked = run.hits + run.misses
+    assert looked < 2000 / 8 and run.passed == 2000 - looked, "each time that it did not pay is followed by a longer while"
+    assert run.saved_s < 0
+    parts.takes["rest"] = 0.5
+    for _ in range(3000):
+        run(x, y)
+    assert run.hits > 1500 and run.saved_s > 0
+    run.begin()
+    for _ in range(100):
+        run(x, y)
+    assert run.hits == 100 - kept_results.TIMED - 1
+
+
+def test_it_begins_anew_when_inputs_come_again_and_keeps_a_few(parts: Parts) -> None:
+    run, y = parts.run, torch.ones(6)
+    for n in range(30):  # it is given up behind the first few
         run(torch.full((6,), float(n)), y)
     some = [torch.full((6,), 100.0 + n) for n in range(kept_results.MOST_CONTENTS)]
     for _ in range(200):
@@ -166,18 +199,18 @@ def test_it_begins_anew_when_inputs_come_again_and_keeps_a_few() -> None:
     assert run.misses == misses and 0 < run.bytes < 1000
 
 
-def test_what_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch, parts: Parts) -> None:
     monkeypatch.setattr(kept_results, "MOST_BYTES", 40)
-    made: list[str] = []
-    run, x, y = runs(made), torch.ones(6), torch.ones(6)
+    run, made, x, y = parts.run, parts.made, torch.ones(6), torch.ones(6)
     for _ in range(50):
         assert torch.equal(run(x, y)[0], x * 2 + y)
     assert run.bytes == 0 and run.hits == 0 and made.count("whole") >= 40
 
 
-def test_bits_decide() -> None:
-    made: list[str] = []
-    run, y = runs(made), torch.zeros(3)
+def test_bits_decide(parts: Parts) -> None:
+    run, y = parts.run, torch.zeros(3)
+    for _ in range(kept_results.TIMED):
+        run(y + 7, y)
     zero, nan = torch.zeros(3), torch.full((3,), float("nan"))
     for x in (zero, -zero, nan, zero, -zero, nan):
         got = run(x, y)[0]

@@ -118,8 +118,8 @@ class Sampler:
         return interval if not spread else interval - spread + (self._seed >> 8) % (2 * spread + 1)
 
     def later(self, number: int) -> None:
-        """A sample was due and could not be taken yet."""
-        self.at = number + self.interval
+        """A sample was due and could not be taken yet: the longer that lasts, the less often it is asked for."""
+        self.at = number + max(self.interval, min(self._rate, (number - self.last) // 8))
 
     def changed(self, number: int) -> None:
         """The traffic changed: look closely again, as far as that is affordable."""

@@ -54,6 +54,8 @@ from hotfuse.specialize.table import TIER1
 _TENSORS = {torch.Tensor, nn.Parameter}
 MOST_PLAIN = 256
 """Ways to write a call's arguments that are looked up in one step: names come in any order."""
+MOST_LOOK_S = 1e-3
+"""What a look counts for at most: what takes longer was interrupted, or did something that is not done again."""
 DISPATCHES = 9
 """Times that finding a plan is measured."""
 _around: Around = asked_in_python
@@ -339,6 +341,7 @@ class Engine:
                 self._compared(site, entry, turn, leaves, spent, time.perf_counter() - entered - spent)
             elif answer is plan and (audit := entry.audit_of(plan, signature)) is not None:
                 audit.note(number, signature, spent, since)
+            entry.look_s += (min(time.perf_counter() - entered - spent, MOST_LOOK_S) - entry.look_s) / 8
         except Exception as e:  # what is learned from a call is no part of its answer, nor of its plan
             self.log.count("learning_faults")
             self.log.decide(Action.KEEP, Why.LEARNING_FAILED, self.model.name, because=f"{type(e).__name__}: {e}")
@@ -390,7 +393,8 @@ class Engine:
             self._teller.below()
         entry.heat += since
         entry.seconds += spent * since
-        entry.next_look = min(number + interval(entry.heat, self.settings.watch_rate, spent), max(number + 1, entry.sampler.at))
+        after = interval(entry.heat, self.settings.watch_rate, spent, entry.look_s)
+        entry.next_look = min(number + after, max(number + 1, entry.sampler.at))
         if self.settings.debug >= CALLS:
             entry.next_look = number + 1
             say(CALLS, CALLS, lambda: f"call {number} of {self.model.name}: tier {plan.tier}, {spent * 1e6:.1f} us")

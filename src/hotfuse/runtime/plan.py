@@ -88,6 +88,8 @@ class Plan:
     """Its native runs, those in branches too."""
     counters: Callable[[], dict[str, int]] = dict[str, int]
     """What the plan counts while it serves: calls that left native code, arenas."""
+    begin: Callable[[], None] = lambda: None
+    """Has it forget what calls have shown so far: proofs run kept ones, which follow no traffic."""
     kernels: StoredKernels = field(default_factory=lambda: StoredKernels({}))
     """The tile kernels of its native runs, by number."""
     layers: tuple[AttemptKey, ...] = ()

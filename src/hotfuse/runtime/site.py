@@ -106,6 +106,8 @@ class Entry:
     """The call that is looked at next: timed, noted, and asked whether it should change anything."""
     looked: int = 0
     """The call that was looked at last."""
+    look_s: float = 0.0
+    """What looking at a call takes besides, of late."""
     heat: int = 0
     """Calls since the plan was last exchanged."""
     seconds: float = 0.0

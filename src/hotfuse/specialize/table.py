@@ -63,7 +63,7 @@ ROWS: tuple[Specialization, ...] = (
     Specialization(
         REPEATED, "inputs come again in half of the calls while others change", "what depends on them alone is kept, not run again",
         "their bytes against those of the last four contents; others compute it and keep it",
-        "three calls that compute it apart, then the plan there was, for twice as many calls each time in vain", 0.7,
+        "three calls that compute it apart, or 32 that took longer in all; then the plan there was, for up to 1,024 calls", 0.7,
     ),
     Specialization(
         OPEN_MASK, "a mask let everything through in 80% of sampled calls", "the graph without the mask",
@@ -72,7 +72,7 @@ ROWS: tuple[Specialization, ...] = (
     Specialization(
         PADDING, "a mask hides a tenth of the rows of kept calls", "live rows alone, packed once",
         "the share of live rows in the call's mask, below one that was measured; others run the plan there was",
-        "one read of the mask", 0.5,
+        "one read of the mask, given up for up to 128 calls after eight in vain", 0.5,
     ),
     Specialization(
         ZERO_ROWS, "a tenth of the rows of a product's input are zero", "products that leave rows of zeros out",

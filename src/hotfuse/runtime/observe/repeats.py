@@ -29,7 +29,8 @@ class InputRepeats:
     def __init__(self, inputs: int) -> None:
         self._on = inputs > 1
         self._recent: list[list[int]] = [[] for _ in range(inputs)]
-        self._last = -2
+        self._second = -1
+        """The call that completes a pair, where one was begun."""
         self._looks = 0
         self.pairs = 0
         self.wholly = 0
@@ -39,8 +40,12 @@ class InputRepeats:
         self._weighed = 0
 
     def note(self, number: int, leaves: Sequence[torch.Tensor]) -> bool:
-        """A call was looked at; whether the next one should be, too."""
+        """A call was looked at; whether the next one should be, too: then they are a pair."""
         if not self._on:
+            return False
+        second, self._second = number == self._second, -1
+        self._looks += 1
+        if not second and self.pairs + self.wholly >= FIRST_PAIRS and self._looks % LATER:
             return False
         prints = [fingerprint(t) for t in leaves]
         same = frozenset(i for i, p in enumerate(prints) if p in self._recent[i])
@@ -49,13 +54,11 @@ class InputRepeats:
                 recent.remove(p)
             recent.insert(0, p)
             del recent[RECENT:]
-        second = number == self._last + 1
-        self._last = number
-        self._looks += 1
         if second:
             self._count(same, len(prints))
             return False
-        return self.pairs + self.wholly < FIRST_PAIRS or self._looks % LATER == 0
+        self._second = number + 1
+        return True
 
     def _count(self, same: frozenset[int], inputs: int) -> None:
         if len(same) == inputs:

@@ -3,17 +3,18 @@
     call ─▶ are the repeated inputs, byte by byte, those of one of the last few calls?
               yes ─▶ the rest, with what was kept
               no  ─▶ what depends on them, which is kept from now on; then the rest
-            several misses in a row ─▶ the plan there was, for a while; then one call's inputs are noted, and if the next
-                                       brings them again, keeping begins anew; if not, the while is twice as long
+            misses in a row, or calls that took longer in all than the plan there was ─▶ that plan, for a while; then a few calls'
+              inputs are noted: if one comes again, keeping begins anew; if none does, the while is twice as long
 
 Bytes decide, not identity: a write through numpy, through `.data` or from another language changes neither a tensor's identity nor
 its version. Comparing stops at the first difference, so a miss costs next to nothing, and a hit one read of the inputs. Results
-share no memory with what is kept.
+share no memory with what is kept. Whether keeping pays is weighed by the times of the very calls, so a wrong bet ends by itself.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,8 +30,16 @@ MOST_BYTES = 64 << 20
 """Memory for them, the copies of inputs included."""
 IN_VAIN = 3
 """Misses in a row after which nothing is kept for a while."""
-FIRST_REST, MOST_DOUBLED = 16, 10
+WEIGHED = 32
+"""Calls whose times are added up: if they took longer than the plan there was, nothing is kept for a while either."""
+OUTLIER = 3.0
+"""Times as long as usual that a call counts for at most: what took longer was interrupted."""
+FIRST_REST, MOST_DOUBLED = 16, 6
 """Calls of the first such while, and how often it is doubled at most."""
+TIMED = 3
+"""First calls that the plan there was answers, to know what it takes."""
+NOTED = 4
+"""Calls behind it whose inputs are noted."""
 
 _memcmp: Callable[[int, int, int], int] = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)  # type: ignore[attr-defined]
@@ -82,50 +91,82 @@ class RepeatedInputs:
     def __init__(self, takes: tuple[int, ...], kept: Run, rest: Run, whole: Run) -> None:
         """`takes`: which inputs repeat, in the order that `kept` takes them; `rest` takes all inputs and then what `kept` gives."""
         self._takes, self._kept_run, self._rest_run, self._whole = takes, kept, rest, whole
-        self._known: tuple[KeptResults, ...] = ()
-        """The most recently used first; exchanged by one reference store."""
-        self._noted: tuple[InputCopy, ...] | None = None
-        self._resting = 0
-        self._in_vain = 0
-        self._doubled = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what calls have shown: those of proofs follow no traffic."""
         self.hits = self.misses = self.passed = self.begun_again = 0
         """Calls answered with what was kept, those that computed it, those that did not look, and how often looking began anew."""
-        self.kept_s = 0.0
-        """What computing it takes, as last measured."""
         self.saved_s = 0.0
+        """By the times of calls that looked, against what others took."""
+        self._known: tuple[KeptResults, ...] = ()
+        """The most recently used first; exchanged by one reference store."""
+        self._noted: tuple[tuple[InputCopy, ...], ...] | None = None
+        """Inputs of the last calls, where it is to be seen whether any comes again."""
+        self._resting = self._in_vain = self._doubled = 0
+        self._usual_s, self._untimed = math.inf, TIMED
+        """What a call takes in the plan there was, and how many are still to be timed for that."""
+        self._balance_s, self._weighed = 0.0, 0
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """The graph's outputs."""
         if self._resting > 0:
-            return self._not_now(inputs)
-        mine = [inputs[i] for i in self._takes]
-        if self._noted is not None and not self._came_again(mine):
+            self._resting -= 1
+            self.passed += 1
+            if self._resting == 0:
+                self._noted, self._usual_s = (), math.inf
             return self._whole(*inputs)
+        if self._untimed > 0:
+            self._untimed -= 1
+            return self._timed(inputs)
+        begin = time.perf_counter()
+        mine = [inputs[i] for i in self._takes]
+        if self._noted is not None and not self._come_again(mine):
+            return self._timed(inputs)
         known = self._known
         found = next((k for k in known if k.of(mine)), None)
         if found is not None:
             self.hits += 1
-            self.saved_s += self.kept_s
-            self._in_vain = self._doubled = 0
+            self._in_vain = 0
             if found is not known[0]:
                 self._known = (found, *(k for k in known if k is not found))
         else:
             self._in_vain += 1
             if self._in_vain > IN_VAIN:
                 self._stop()
+                self.passed += 1
                 return self._whole(*inputs)
             found = self._computed(mine)
-        outs = self._rest_run(*inputs, *found.values)
-        return tuple([_own(o, found.storages) for o in outs])
+        outs = tuple([_own(o, found.storages) for o in self._rest_run(*inputs, *found.values)])
+        self._weigh(time.perf_counter() - begin)
+        return outs
+
+    def _timed(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """A call in the plan there was, to know what that takes."""
+        self.passed += 1
+        begin = time.perf_counter()
+        outs = self._whole(*inputs)
+        self._usual_s = min(self._usual_s, time.perf_counter() - begin)
+        return outs
+
+    def _weigh(self, seconds: float) -> None:
+        """A call that looked took so long."""
+        saved = self._usual_s - min(seconds, OUTLIER * self._usual_s)
+        self.saved_s += saved
+        self._balance_s += saved
+        self._weighed += 1
+        if self._weighed >= WEIGHED:
+            if self._balance_s < 0:
+                self._stop()
+            else:
+                self._balance_s, self._weighed, self._doubled = 0.0, 0, 0
 
     def _computed(self, mine: Sequence[torch.Tensor]) -> KeptResults:
         self.misses += 1
-        begin = time.perf_counter()
         with torch.inference_mode(False), torch.no_grad():
             copies = tuple(copied(t) for t in mine)  # before anything runs: what is computed belongs to these contents
             theirs = frozenset(t.untyped_storage().data_ptr() for t in mine)
             values = tuple(_own(v, theirs) for v in self._kept_run(*[c.copy for c in copies]))
-        self.kept_s = time.perf_counter() - begin
         tensors = [v for v in values if isinstance(v, torch.Tensor)]
         size = sum(c.bytes for c in copies) + sum(t.numel() * t.element_size() for t in tensors)
         made = KeptResults(copies, values, frozenset(t.untyped_storage().data_ptr() for t in tensors), size)
@@ -138,26 +179,23 @@ class RepeatedInputs:
         return made
 
     def _stop(self) -> None:
-        """Nothing came again for several calls: the plan there was answers for a while."""
-        self._known, self._in_vain = (), 0
+        """Keeping did not pay of late: the plan there was answers for a while."""
+        self._known, self._noted, self._in_vain = (), None, 0
+        self._balance_s, self._weighed = 0.0, 0
         self._resting = FIRST_REST << self._doubled
         self._doubled = min(self._doubled + 1, MOST_DOUBLED)
 
-    def _not_now(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        self.passed += 1
-        self._resting -= 1
-        if self._resting == 0:
-            self._noted = tuple(copied(inputs[i]) for i in self._takes)
-        return self._whole(*inputs)
-
-    def _came_again(self, mine: Sequence[torch.Tensor]) -> bool:
-        """Whether the inputs are those that were noted at the end of a while without looking; if not, another one begins."""
-        noted, self._noted = self._noted, None
-        if noted is not None and all(c.same(t) for c, t in zip(noted, mine, strict=True)):
+    def _come_again(self, mine: Sequence[torch.Tensor]) -> bool:
+        """Whether inputs are those of one of the few calls before; after a few that are not, another while begins."""
+        noted = self._noted or ()
+        if any(all(c.same(t) for c, t in zip(n, mine, strict=True)) for n in noted):
             self.begun_again += 1
+            self._noted = None
             return True
-        self.passed += 1
-        self._stop()
+        if len(noted) >= NOTED:
+            self._stop()
+        else:
+            self._noted = (*noted, tuple(copied(t) for t in mine))
         return False
 
     @property
@@ -168,7 +206,8 @@ class RepeatedInputs:
     def counters(self) -> dict[str, int]:
         """For `stats()` and `explain()`."""
         return {"repeated_hits": self.hits, "repeated_misses": self.misses, "repeated_passed": self.passed,
-                "repeated_bytes": self.bytes, "repeated_saved_us": int(self.saved_s * 1e6)}  # fmt: skip
+                "repeated_bytes": self.bytes, "repeated_saved_us": int(self.saved_s * 1e6),
+                "repeated_begun_again": self.begun_again}  # fmt: skip
 
 
 def _own(v: Any, storages: frozenset[int]) -> Any:

@@ -19,6 +19,10 @@ from hotfuse.backends.protocol import Run
 from hotfuse.specialize.packing import PackedInput, Packing
 
 Array = np.ndarray[Any, Any]
+IN_VAIN = 8
+"""Masks in a row that could not be packed, after which none is read for a while."""
+FIRST_REST, MOST_DOUBLED = 8, 4
+"""Calls of the first such while, and how often it is doubled at most."""
 
 
 class Padded(StrEnum):
@@ -110,7 +114,11 @@ def _made(wanted: Sequence[PackedInput], live: Array, each: Array) -> tuple[torc
 
 @dataclass(slots=True)
 class PackedRun:
-    """A packed plan where it pays, else the padded one; call it like either."""
+    """A packed plan where it pays, else the padded one; call it like either.
+
+    A mask that cannot be packed was read in vain. After several in a row masks are not read for a while, and for twice as long
+    if the next one is in vain too: traffic without padding pays for one read in some hundred calls.
+    """
 
     packer: MaskPacker
     packed: Run
@@ -118,12 +126,32 @@ class PackedRun:
     calls: int = 0
     """Packed ones."""
     why_not: Counter[Padded] = field(default_factory=Counter[Padded])
+    unread: int = 0
+    """Calls whose masks were not read."""
+    _in_vain: int = 0
+    _resting: int = 0
+    _doubled: int = 0
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """The outputs."""
+        if self._resting > 0:
+            self._resting -= 1
+            self.unread += 1
+            return self.padded(*inputs)
         made = self.packer(inputs)
         if isinstance(made, Padded):
             self.why_not[made] += 1
+            self._in_vain += 1
+            if self._in_vain >= IN_VAIN:
+                self._resting = FIRST_REST << self._doubled
+                self._doubled = min(self._doubled + 1, MOST_DOUBLED)
+                self._in_vain = IN_VAIN - 1  # the next one in vain is enough
             return self.padded(*inputs)
+        self._in_vain = self._doubled = 0
         self.calls += 1
         return self.packed(*inputs, *made)
+
+    def begin(self) -> None:
+        """Forget what calls have shown: those of proofs follow no traffic."""
+        self._in_vain = self._resting = self._doubled = self.calls = self.unread = 0
+        self.why_not.clear()

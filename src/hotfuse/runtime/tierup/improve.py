@@ -259,6 +259,7 @@ class Improver:
             self._refuse(entry, key, Why.MISMATCH, proof.difference, tier=tier, because=proof.difference, judge=proof.judge,
                          **about)
             return
+        better.begin()
         recipe = better.recipe
         if attempt.remembered and recipe is not None and recipe.verdict is not None:
             took = {k: recipe.verdict.get(k) for k in ("us_before", "us_after")}

@@ -181,14 +181,14 @@ def packed_plan(found: PaddedTraffic, fast: Plan, plan: Plan, graph: Graph, limi
 
     def counters() -> dict[str, int]:
         told = {f"padded_{why.name.lower()}": n for why, n in sorted(run.why_not.items())}
-        return {"packed_calls": run.calls, "padded_calls": run.why_not.total(), **told}
+        return {"packed_calls": run.calls, "padded_calls": run.why_not.total() + run.unread, "padded_unread": run.unread, **told}
 
     about = (
         f"rows that {packing.mask.name} hides are not computed where at most {limit:.0%} live ({found.share:.0%} do): "
         f"{packing.products} products and attentions on packed rows; else as before"
     )
-    return composed(graph, run, "packed", about, (fast, plan), counters=counters,
-                    counts=(AttemptKey(PADDING), lambda: BetCount(run.calls, run.why_not.total())))  # fmt: skip
+    return composed(graph, run, "packed", about, (fast, plan), counters=counters, begin=run.begin,
+                    counts=(AttemptKey(PADDING), lambda: BetCount(run.calls, run.why_not.total() + run.unread)))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ HOT_S = 0.2
 """Seconds spent in a plan after which it is hot, however few the calls."""
 MANY_CALLS, LOOKS_PER_S = 4096, 256
 """Calls of a plan after which so many looks a second are enough."""
+LOOKS_SHARE = 0.005
+"""Part of the calls' time that looks may take, once calls are many."""
 FEWEST = 24
 """Sampled calls without which nothing is said to recur."""
 SHARE = 0.2
@@ -37,13 +39,15 @@ def is_hot(calls: int, seconds: float, hot_calls: int, nodes: int) -> bool:
     return calls >= threshold(hot_calls, nodes) or (calls >= hot_calls and seconds >= HOT_S)
 
 
-def interval(calls: int, steady: int, seconds: float = 1.0) -> int:
+def interval(calls: int, steady: int, seconds: float = 1.0, look_s: float = 0.0) -> int:
     """How many calls until the next one is looked at: every one at first, 1 in `steady` later.
 
-    Calls that take `seconds`, microseconds say, are looked at no more often than anybody has use for once they are many.
+    Calls that take `seconds`, microseconds say, are looked at no more often than anybody has use for once they are many, and than
+    looks that take `look_s` besides may cost.
     """
     if calls >= MANY_CALLS:
-        return max(steady, int(1 / (LOOKS_PER_S * max(seconds, 1e-7))))
+        seconds = max(seconds, 1e-7)
+        return max(steady, int(1 / (LOOKS_PER_S * seconds)), int(look_s / (LOOKS_SHARE * seconds)))
     return 1 if calls < 8 else min(steady, max(2, calls // 8))
 
 

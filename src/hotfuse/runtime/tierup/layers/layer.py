@@ -99,7 +99,7 @@ def with_layer(layers: tuple[Layer, ...], new: Layer) -> tuple[Layer, ...]:
 def composed(
     graph: Graph, run: Run, kind: str, about: str, pieces: Sequence[Plan], *, notes: Sequence[str] = (),
     counters: Callable[[], dict[str, int]] = dict[str, int], bet: Condition | None = None,
-    counts: tuple[AttemptKey, Callable[[], BetCount]] | None = None,
+    counts: tuple[AttemptKey, Callable[[], BetCount]] | None = None, begin: Callable[[], None] | None = None,
 ) -> Plan:  # fmt: skip
     """A plan of tier 2 that is one partition around plans of pieces: what these hold and count is its own."""
     part = Partition(0, 0, len(graph.nodes), CutReason.START, device_of(graph.nodes[0]) if graph.nodes else "cpu")
@@ -112,12 +112,18 @@ def composed(
             found.update(p.counters())
         return {**found, **counters()}
 
+    def begun() -> None:
+        for p in inside:
+            p.begin()
+        if begin is not None:
+            begin()
+
     memory = PlanMemory(sum(p.memory.arena for p in inside), sum(p.memory.constants for p in inside),
                         inside[-1].memory.eager_peak if inside else None)  # fmt: skip
     said = tuple(dict.fromkeys((about, *notes, *(n for p in inside for n in p.notes))))
     return Plan(
         Partitioning(graph, (part,)), (Artifact(graph, run, kind, about),), run, 2, said, memory=memory,
-        runs=tuple(r for p in inside for r in p.runs), counters=counted, bet=bet,
+        runs=tuple(r for p in inside for r in p.runs), counters=counted, begin=begun, bet=bet,
         bets=(*((counts,) if counts is not None else ()), *(b for p in inside for b in p.bets)),
         sides=Sides(list({d.address: d for d in dials}.values())) if dials else None,
     )  # fmt: skip

@@ -52,7 +52,7 @@ class RepeatedLayer(Layer):
         run = RepeatedInputs(takes, kept.run, rest.run, whole.run)
         said = (f"keeps what depends on {self.key.about} alone: {len(cut.kept.nodes)} of {len(graph.nodes)} nodes run where"
                 " these inputs change")  # fmt: skip
-        return composed(graph, run, "kept results", said, (kept, rest, whole), counters=run.counters,
+        return composed(graph, run, "kept results", said, (kept, rest, whole), counters=run.counters, begin=run.begin,
                         counts=(self.key, lambda: BetCount(run.hits, run.misses + run.passed, run.saved_s)))  # fmt: skip
 
 
