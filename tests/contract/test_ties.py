@@ -9,9 +9,13 @@ import torch
 
 from hotfuse.analysis.ties import quanta, tied
 from hotfuse.backends.protocol import Run
+from hotfuse.base.settings import Settings
 from hotfuse.ir.graph import Value
+from hotfuse.ir.retype import widened
 from hotfuse.ir.text import parse
-from hotfuse.runtime.tierup.proof import prove
+from hotfuse.ir.types import TensorType
+from hotfuse.pipeline import compile_tier0
+from hotfuse.runtime.tierup.proof import NOISE, prove
 
 QDQ = """graph g(%x: f32[4, 8]) {{
   param %s: f32[] = "s"
@@ -93,6 +97,68 @@ def test_a_proof_lets_ties_through_and_nothing_else() -> None:
     assert prove(off(1.0), baseline, [()], 1e-6, wide, (0.5,)).difference
     assert prove(off(0.5), baseline, [()], 1e-6, wide, (None,)).difference
     assert prove(off(0.5), baseline, [()], 1e-6, wide).difference
+
+
+def test_the_judge_is_float64_where_the_graph_casts_to_float32() -> None:
+    """Quantized files cast their integers to float32; beside weights in float64 the product of both would raise."""
+    graph = widened(parse("""graph g(%x: u8[2, 4]) {
+      param %w: f32[3, 4] = "w"
+      %f: f32[2, 4] = aten.to.dtype(%x, f32)
+      %z: f32[2, 4] = aten.zeros_like.default(%f, dtype=f32)
+      %h: f16[2, 4] = aten.to.dtype(%f, f16)
+      %y: f32[2, 3] = aten.linear.default(%f, %w, None)
+      return %y, %z, %h
+    }"""))
+    weights = {"w": torch.randn(3, 4, dtype=torch.float64)}
+    x = torch.arange(8, dtype=torch.uint8).reshape(2, 4)
+    y, z, h = compile_tier0(graph, weights, Settings()).run(x)
+    assert torch.equal(y, x.double() @ weights["w"].T) and z.dtype is torch.float64 and h.dtype is torch.float16
+    assert {v.name: v.type.dtype.value for n in graph.nodes for v in n.outs if isinstance(v.type, TensorType)} == {
+        "f": "f64", "z": "f64", "h": "f16", "y": "f64"}
+
+
+class Steps:
+    """Ten layers whose results are rounded to steps, each of which doubles and triples what rounds the other way before it."""
+
+    def __init__(self) -> None:
+        rng = torch.Generator().manual_seed(5)
+        self.weights = [torch.linalg.qr(torch.randn(128, 128, generator=rng, dtype=torch.float64))[0] for _ in range(10)]
+        self.x = torch.randn(32, 128, generator=rng)
+
+    def run(self, noise: int = 0, dtype: torch.dtype = torch.float64, bias: float = 0.0) -> Run:
+        rng = torch.Generator().manual_seed(noise)
+        off = NOISE if noise else 0.0
+        weights = [(w * (1 + (torch.rand(w.shape, generator=rng, dtype=w.dtype) * 2 - 1) * off)).to(dtype) for w in self.weights]
+
+        def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            x = x.to(dtype)
+            for w in weights:
+                x = torch.round(torch.sin((x @ w) * 3 + bias) * 1e4) * 1e-4
+            return (x @ weights[0],)
+
+        return call
+
+
+def test_a_model_that_amplifies_its_last_digit_is_judged_by_its_neighbours() -> None:
+    """A plan whose answers differ as the model's own do when weights change in the last digit is right; one that computes something
+    else is not, nor one of a model that rounds nothing, nor one of a model whose neighbours answer anything.
+    """
+    steps = Steps()
+    exact = steps.run()
+
+    def baseline(x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # happens to be nearer to float64 than others are
+        return tuple((o * (1 - 1e-4)).float() for o in exact(x.double()))
+
+    def difference(plan: Run, wide: Any = steps.run, quantum: float | None = 0.0) -> str:
+        return prove(plan, baseline, [[steps.x]], 1e-6, wide, (quantum,)).difference
+
+    for plan in (steps.run(dtype=torch.float32), steps.run(101, torch.float32), steps.run(102, torch.float32)):
+        assert not difference(plan)
+        assert difference(plan, lambda noise=0: exact)  # the neighbours are the reason
+        assert difference(plan, quantum=None)
+        assert difference(plan, lambda noise=0: lambda x: tuple(o * (1.0 + noise) for o in exact(x)))
+    for bias in (1e-2, 1e-3):
+        assert difference(steps.run(dtype=torch.float32, bias=bias))
 
 
 def test_a_capture_whose_output_lies_on_a_half_is_taken() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hotfuse.ir.graph import Arg, Graph, Value, map_node, map_values
-from hotfuse.ir.types import Type
+from hotfuse.ir.types import DType, TensorType, Type
 
 
 def retyped(graph: Graph, fn: Callable[[Type], Type], *, nested: bool = False) -> Graph:
@@ -31,3 +31,29 @@ def revalued(graph: Graph, change: Callable[[Value], Value]) -> Graph:
     params = tuple(replace(p, value=changed(p.value)) for p in graph.params)
     nodes = tuple(map_node(n, new, tuple(changed(v) for v in n.outs)) for n in graph.nodes)
     return replace(graph, inputs=inputs, params=params, nodes=nodes, outputs=tuple(map_values(o, new) for o in graph.outputs))
+
+
+def widened(graph: Graph) -> Graph:
+    """The graph in float64: what is made as float32, or cast to it, is float64. Half precisions are the model's own choice."""
+
+    def wide_type(t: Type) -> Type:
+        return replace(t, dtype=DType.F64) if isinstance(t, TensorType) and t.dtype is DType.F32 else t
+
+    return _wide_args(retyped(graph, wide_type, nested=True))
+
+
+def _wide_args(graph: Graph) -> Graph:
+    nodes = (
+        replace(
+            n, args=tuple(map(_wide_arg, n.args)), attrs=tuple((name, _wide_arg(a)) for name, a in n.attrs),
+            graphs=tuple(map(_wide_args, n.graphs)),
+        )
+        for n in graph.nodes
+    )  # fmt: skip
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _wide_arg(arg: Arg) -> Arg:
+    if isinstance(arg, tuple):
+        return tuple(map(_wide_arg, arg))
+    return DType.F64 if isinstance(arg, DType) and arg is DType.F32 else arg

@@ -24,6 +24,7 @@ from hotfuse.compile.learn.strategy_history import history_of, send
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.workers.service import sized
 from hotfuse.hpm.bottleneck import Strategy
+from hotfuse.ir.retype import widened
 from hotfuse.ir.types import TensorType
 from hotfuse.machine.cores import usable_cores
 from hotfuse.runtime.epochs import epochs
@@ -44,7 +45,7 @@ from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.judge import Judge
 from hotfuse.runtime.tierup.objective import Trade, decide
 from hotfuse.runtime.tierup.own_code import compare
-from hotfuse.runtime.tierup.proof import prove
+from hotfuse.runtime.tierup.proof import NOISE, prove
 from hotfuse.runtime.tierup.race import MARGIN, Trial, race
 from hotfuse.runtime.tierup.skipping import suspected
 from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
@@ -245,7 +246,7 @@ class Improver:
             self._log.span("compile", what, begin, nodes=len(better.graph.nodes))
             begin = self._log.now()
             proof = prove(attempt.compared(better.run), attempt.compared(entry.baseline.run), calls,
-                          self._plans.settings.tolerance, lambda: attempt.compared(self._wide(entry)),
+                          self._plans.settings.tolerance, lambda noise=0: attempt.compared(self._wide(entry, noise)),
                           quanta_of(entry.baseline.graph, entry.weights))
             self._log.span("proof", what, begin, inputs=proof.inputs, judge=proof.judge)
         except NotRemembered:
@@ -343,10 +344,16 @@ class Improver:
         self._plans.compare_copies()
         return True
 
-    def _wide(self, entry: Entry) -> Run:
-        """The baseline on weights in float64."""
+    def _wide(self, entry: Entry, noise: int = 0) -> Run:
+        """The baseline on weights in float64; with a number, on weights that are off as sums of float32 are."""
         weights = {k: w.double() if w.is_floating_point() else w for k, w in entry.weights.items()}
-        return self._context.compile(entry.baseline.graph, weights).run
+        if noise:
+            rng = torch.Generator().manual_seed(noise)
+            for k, w in weights.items():
+                if w.is_floating_point():
+                    off = torch.rand(w.shape, generator=rng, dtype=w.dtype).to(w.device) * 2 - 1
+                    weights[k] = w * (1 + off * NOISE)
+        return self._context.compile(widened(entry.baseline.graph), weights).run
 
     def _remember(self) -> None:
         """Have what was learned added to the store; nobody waits for it."""
