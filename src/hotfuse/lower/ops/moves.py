@@ -7,7 +7,7 @@ from hotfuse.ir.graph import Arg
 from hotfuse.ir.types import TensorType
 from hotfuse.lower.common.algebra import add, mul, normal, not_negative, same, sub
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.index import ORIGIN, Coord, scaled, shifted
+from hotfuse.lower.common.index import ORIGIN, Coord, scaled, shifted, summed
 from hotfuse.lower.ops.views import Alias, ConcatPart, Move, Moved, Pieces, broadcast, moves, shape_of, size, tensor
 from hotfuse.ops.movement import RESHAPES
 
@@ -156,6 +156,30 @@ def _select(m: Move) -> Moved:
     return Alias(value, (*m.position[:d], Coord(normal(index)), *m.position[d:]))
 
 
+@moves("aten.unfold", "aten.unfold_copy")
+def _unfold(m: Move) -> Moved:
+    """Windows along a dim, their elements in a last one."""
+    value, step = m.value(), m.arg("step")
+    *windows, inside = m.position
+    if not windows or not isinstance(step, int):  # of a number, or by a step that a run tells
+        raise CannotLower(f"unfold of {len(windows)} dims by {step}")
+    d = m.dim("dimension", len(windows))
+    return Alias(value, (*windows[:d], summed(scaled(windows[d], step), inside), *windows[d + 1:]))
+
+
+@moves("aten.diagonal", "aten.diagonal_copy")
+def _diagonal(m: Move) -> Moved:
+    value, offset = m.value(), m.arg("offset", 0)
+    rank = len(shape_of(value))
+    one, two = m.dim("dim1", rank, 0), m.dim("dim2", rank, 1)
+    if not isinstance(offset, int) or one == two:
+        raise CannotLower(f"a diagonal {offset} beside the main one")
+    *rest, along = m.position
+    others = iter(rest)
+    places = {one: shifted(along, max(0, -offset)), two: shifted(along, max(0, offset))}
+    return Alias(value, tuple(places[d] if d in places else next(others) for d in range(rank)))
+
+
 @moves(
     "aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split", "aten.unsafe_split",
     "aten.unsafe_split_with_sizes", "aten.unsafe_chunk", "aten.split_copy", "aten.split_with_sizes_copy",
@@ -216,6 +240,44 @@ def _stack(m: Move) -> Moved:
     rest = (*m.position[:d], *m.position[d + 1:])
     parts = [ConcatPart(i, Alias(tensor(a, m.node), rest)) for i, a in enumerate(given if isinstance(given, tuple) else ())]
     return Pieces(m.position[d], tuple(parts))
+
+
+def _overwritten(m: Move, d: int, start: Dim, length: Dim, part: Alias) -> Moved:
+    """A value in which a stretch of a dim is another one's."""
+    value, given = m.value(), m.value("src")
+    if not isinstance(value.type, TensorType) or not isinstance(given.type, TensorType) or value.type.dtype is not given.type.dtype:
+        raise CannotLower(f"{m.node.op} converts what it puts in")
+    same_place = Alias(value, m.position)
+    parts = [ConcatPart(start, part)]
+    if start != 0:
+        parts.insert(0, ConcatPart(0, same_place))
+    if not same(end := add(start, length), m.shape[d]):
+        parts.append(ConcatPart(end, same_place))
+    return Pieces(m.position[d], tuple(parts))
+
+
+@moves("aten.select_scatter")
+def _select_scatter(m: Move) -> Moved:
+    d = m.dim("dim", len(m.position))
+    index = size(m.arg("index"))
+    if isinstance(index, int) and index < 0:
+        index = add(m.shape[d], index)
+    elif not not_negative(index):
+        raise CannotLower(f"whether {index} is negative is not known")
+    return _overwritten(m, d, normal(index), 1, Alias(m.value("src"), (*m.position[:d], *m.position[d + 1:])))
+
+
+@moves("aten.slice_scatter")
+def _slice_scatter(m: Move) -> Moved:
+    given = m.value("src")
+    d = m.dim("dim", len(m.position), 0)
+    length = shape_of(given)[d]
+    if m.arg("step", 1) != 1:
+        raise CannotLower("slice_scatter by steps")
+    if length == 0:
+        return Alias(m.value(), m.position)
+    start = _start(m, m.arg("start"), m.shape[d], length)
+    return _overwritten(m, d, start, length, m.moved(given, d, shifted(m.position[d], mul(start, -1))))
 
 
 @moves("aten.roll")
