@@ -20,7 +20,7 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.compile.request_bodies import KernelRequest, Request
 from hotfuse.compile.request_context import asked, kernels
-from hotfuse.compile.variants.trial import made_up, offsets_in, tamed
+from hotfuse.compile.variants.trial import made_up, offsets_in, places_of, tamed
 from hotfuse.hpm.work import NO_TILE, Candidate, TileShape
 from hotfuse.hpm.work import CoreShape as AnyCore
 from hotfuse.ir.graph import Graph, sources
@@ -171,7 +171,8 @@ class Shelf:
         key = (group, *sorted(candidate.sizes.items()))
         if not group or key not in self._data:
             graph, generator = candidate.graph, torch.Generator().manual_seed(0)
-            data = {v.name: made_up(v, candidate.sizes, generator) for v in sources(graph)}
+            most = places_of(graph, candidate.sizes)
+            data = {v.name: made_up(v, candidate.sizes, generator, most) for v in sources(graph)}
             data |= offsets_in(graph, candidate.sizes)
             weights = {p.key: tamed(data[p.value.name]) for p in graph.params}
             self._data[key] = (data, weights, [])

@@ -31,7 +31,7 @@ from hotfuse.lower.common.lowered import Lowered, PackArgument
 from hotfuse.lower.cpu.division import balance
 from hotfuse.lower.run.constants import Constants
 from hotfuse.ops.schema import argument
-from hotfuse.ops.table import packet
+from hotfuse.ops.table import Access, lookup, packet
 from hotfuse.ops.torch_dtypes import torch_dtype
 
 RTOL = 1e-4
@@ -68,7 +68,8 @@ def attempt(
     is not refused then if its work can be shared evenly: who is faster on many, the race says.
     """
     generator = torch.Generator().manual_seed(0)
-    data = {v.name: made_up(v, sizes, generator) for v in sources(graph)} | offsets_in(graph, sizes)
+    most = places_of(graph, sizes)
+    data = {v.name: made_up(v, sizes, generator, most) for v in sources(graph)} | offsets_in(graph, sizes)
     weights = {p.key: tamed(data[p.value.name]) for p in graph.params}
     inputs = [data[v.name] for v in graph.inputs]
     library = LibraryBackend().compile(graph, weights).run
@@ -93,7 +94,14 @@ def shares_evenly(lowered: Lowered, sizes: Mapping[str, int], threads: int) -> b
     return balance(parallel_iterations(lowered.kernel, sizes), threads) >= EVENLY
 
 
-def made_up(v: Value, sizes: Mapping[str, int], generator: torch.Generator) -> Any:
+def places_of(graph: Graph, sizes: Mapping[str, int]) -> int:
+    """How many places made-up integers may name: the second one is outside a dim of size 1 (a batch of one) that is indexed."""
+    indexed = (n.ins[0] for n in graph.nodes if n.ins and lookup(n.op).access is Access.INDEXING)
+    return 1 if any(d == 1 or (not symbols(d) - set(sizes) and evaluate(d, sizes) == 1)
+                    for v in indexed if isinstance(v.type, TensorType) for d in v.type.shape) else 2  # fmt: skip
+
+
+def made_up(v: Value, sizes: Mapping[str, int], generator: torch.Generator, places: int = 2) -> Any:
     """Data of a value's type; raises CannotLower where its size depends on data."""
     if isinstance(v.type, ScalarType) and v.type.expr is not None and not symbols(v.type.expr) - set(sizes):
         return evaluate(v.type.expr, sizes)
@@ -108,8 +116,8 @@ def made_up(v: Value, sizes: Mapping[str, int], generator: torch.Generator) -> A
     elif dtype in (torch.int8, torch.uint8):  # quantized numbers, over their whole range
         limits = torch.iinfo(dtype)
         made = torch.randint(limits.min, limits.max + 1, shape, generator=generator).to(dtype)
-    else:  # these may index something, and every size but 0 has these places
-        made = torch.randint(0, 2, shape, generator=generator).to(dtype)
+    else:  # these may index something
+        made = torch.randint(0, 2 if dtype is torch.bool else places, shape, generator=generator).to(dtype)
     order = v.type.layout.order
     if order is None:
         return made

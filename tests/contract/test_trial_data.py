@@ -1,0 +1,35 @@
+"""Made-up data of a trial: integers that index something name places that there are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
+from hotfuse.compile.variants.trial import attempt, made_up, places_of
+from hotfuse.ir.graph import Value
+from hotfuse.ir.text import parse
+from hotfuse.ir.types import DType, TensorType
+
+MASK = """graph g(%m: bool[{b}, 6], %i: i64[{b}, 1, 1, 1], %j: i64[6]) {{
+  %k: bool[{b}, 1, 1, 6] = aten.index.Tensor(%m, [%i, %j])
+  %f: f32[{b}, 1, 1, 6] = aten.to.dtype(%k, f32)
+  return %f
+}}"""
+
+
+@pytest.mark.parametrize(("batch", "sizes"), [("1", {}), ("3", {}), ("n", {"n": 1}), ("n", {"n": 4})])
+def test_a_batch_of_one_is_indexed_inside(batch: str, sizes: dict[str, int]) -> None:
+    """An exported attention mask is read at (row of the batch, column): of a batch of one there is no second row."""
+    graph = parse(MASK.format(b=batch))
+    piece = piece_of(graph, range(len(graph.nodes)), sizes)
+    made = kernel_cache().kernel(piece)
+    attempt(piece.normal, made.lowered, made.compiled, piece.sizes, float("inf"))  # an index outside would be a fault
+
+
+def test_what_indexes_nothing_small_names_two_places() -> None:
+    graph, one = parse(MASK.format(b="3")), parse(MASK.format(b="1"))
+    assert (places_of(graph, {}), places_of(one, {})) == (2, 1)
+    rng, flags = torch.Generator().manual_seed(0), Value("m", TensorType(DType.BOOL, (64,)))
+    assert made_up(flags, {}, rng, 1).any()  # truth values are no places
+    assert not made_up(Value("i", TensorType(DType.I64, (64,))), {}, rng, 1).any()
