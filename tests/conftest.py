@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hotfuse.base.passes import verifying
 from tests import process
 from tests.levels import one_level_each
 from tests.seeds import begin, shuffled
@@ -91,6 +92,13 @@ def named(node: Any) -> str:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"random data: --seed {config.getoption('--seed')}; order: --shuffle {config.getoption('--shuffle')}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_pass_is_verified() -> Iterator[None]:
+    """Workers that begin as forks of this process do so as well."""
+    with verifying():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

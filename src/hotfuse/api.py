@@ -12,12 +12,12 @@ from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from torch import nn
 
 from hotfuse.base.errors import CaptureError, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import faults
+from hotfuse.base.passes import run
 from hotfuse.base.settings import Objective, Precision, Settings, Weights, from_env
 from hotfuse.base.structure import Spec
 from hotfuse.cache.place import cache_stats
@@ -32,9 +32,9 @@ from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.hooks import refuse_hooks
 from hotfuse.frontends.naming import Unnamed, structure_name
 from hotfuse.frontends.present import hold, keep, release
-from hotfuse.frontends.ship import restore, ship
+from hotfuse.frontends.ship import ship
 from hotfuse.machine.heap import heap
-from hotfuse.pipeline import Units, compile_tier0
+from hotfuse.pipeline import BIND, Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plans import Capture
@@ -91,9 +91,7 @@ class TorchModel:
             return ask(TorchCapture(wire.call_to_json(call)), [shipment.blob], self.settings)
 
         done = captured(self._at(), repr(spec), call, capture, self.settings.capture_timeout_s)
-        weights: dict[str, torch.Tensor] = {k: shipment.tensors[n] for k, n in done.shared.items()}
-        weights |= {k: restore(info) for k, info in done.constants.items()}
-        return Capture(done, weights, watch)
+        return Capture(done, run(BIND, done, shipment.tensors).weights, watch)
 
     def _capture_in_place(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None], because: str) -> Capture:
         """Capture a model that cannot be sent: in a fork made for it, or else in this process, in turns with calls."""
@@ -112,8 +110,7 @@ class TorchModel:
             done = wire.answer_from_message(message)
         finally:
             release(number)
-        weights: dict[str, torch.Tensor] = {k: held.tensors[n] for k, n in done.shared.items()}
-        weights |= {k: restore(info) for k, info in done.constants.items()}
+        weights = run(BIND, done, held.tensors).weights
         note = f"captured {how}: it cannot be sent to a worker ({because})"
         return Capture(replace(done, notes=(*done.notes, note)), weights, watch)
 

@@ -1,8 +1,11 @@
-"""The only list of stages: one tuple per tier. A stage is a named function from one value to the next.
+"""The only list of passes, from capture to link: `PASSES`. Each is a value with a name, a type in and a type out (`base.passes`).
 
-Capture and simplification come before, in the worker (`compile.requests`): they must not hold the interpreter lock of a
-process that serves. What links and serves code that there is already is imported here; what has code compiled is imported by the
-thread that does, since a process that finds its plans in the cache never needs it (decision 50).
+    capture  simplify | bind  freeze  numbers | kernels( rules layouts groups order | normalize lower generate-code )
+    runs( bridges drivers ) | link  parallel-branches                          and for tier 0: partitions  library
+
+The engine runs it pass by pass, workers run captures and what stands within brackets, and `hotfuse show --stage` runs the same
+values up to the one it is asked for. What links and serves code that there is already is imported here; what has code compiled is
+imported by the thread that does, since a process that finds its plans in the cache never needs it (decision 50).
 """
 
 from __future__ import annotations
@@ -22,14 +25,19 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.debug import ASSEMBLY, GRAPHS, LLVM, TILES, UNITS, say
 from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.events import Why
+from hotfuse.base.passes import Pass, run, run_all
 from hotfuse.base.settings import Settings
-from hotfuse.compile import recipes
-from hotfuse.compile.freeze import frozen, may_copy, unfolded
+from hotfuse.compile import recipes, request_context
+from hotfuse.compile.capturing import CAPTURE, SIMPLIFY
+from hotfuse.compile.freeze import WeightedGraph, frozen, may_copy, unfolded
 from hotfuse.compile.literals import with_numbers
 from hotfuse.compile.parts import NativeParts, RunParts, without_runs
 from hotfuse.compile.recipes import Recipe
+from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.value import ANY_DEMAND, GENERATE, Demand
 from hotfuse.compile.workers.service import in_background
+from hotfuse.frontends.captured import Captured
+from hotfuse.frontends.ship import restore
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
 from hotfuse.native import guard, model_guard, publish
@@ -42,9 +50,11 @@ from hotfuse.specialize.table import DEVICE_KERNELS
 
 if TYPE_CHECKING:
     from hotfuse.compile.compilation import Compilation
+    from hotfuse.compile.unit.grouping import GroupedGraph
+    from hotfuse.fusion.groups import Group
 
 BESIDE = (guard, publish, model_guard, registry.host())
-"""What no stage needs, but calls that got hot do; and what loads and enters code."""
+"""What no pass needs, but calls that got hot do; and what loads and enters code."""
 Progress = Callable[[Callable[[], Plan], float], None]
 """Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is settled."""
 
@@ -68,33 +78,70 @@ class Job:
     """Keys of weights of which nothing was computed ahead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One step, with what it needs and gives, in words that `hotfuse show --stage` shares."""
+def _verify_graph(found: WeightedGraph | Partitioning) -> object:
+    from hotfuse.ir.verify import verify  # by those who ask for it
 
-    name: str
-    run: Callable[[Any, Job], Any]
-    needs: str
-    gives: str
+    return verify(found.graph)
 
 
-def _cut(graph: Graph, job: Job) -> Partitioning:
-    return cut(graph, job.settings.partition_nodes)
+def _bind(done: Captured, tensors: Sequence[torch.Tensor]) -> WeightedGraph:
+    shared = {k: tensors[n] for k, n in done.shared.items()}
+    return WeightedGraph(done.graph, {**shared, **{k: restore(info) for k, info in done.constants.items()}})
+
+
+def _freeze(found: WeightedGraph, settings: Settings) -> WeightedGraph:
+    return WeightedGraph(*frozen(found.graph, found.weights, widen=may_copy(settings)))
+
+
+def _numbers(found: WeightedGraph, _settings: Settings) -> WeightedGraph:
+    return WeightedGraph(with_numbers(found.graph, found.weights), found.weights)
+
+
+BIND = Pass("bind", Captured, WeightedGraph, _bind, _verify_graph)
+"""Knows the tensors that were shipped, by their number."""
+PREPARE = (
+    Pass("freeze", WeightedGraph, WeightedGraph, _freeze, _verify_graph),
+    Pass("numbers", WeightedGraph, WeightedGraph, _numbers, _verify_graph),
+)
+"""What tiers that are withdrawn when a weight changes begin with."""
+
+
+def _cut(found: WeightedGraph, job: Job) -> Partitioning:
+    return cut(found.graph, job.settings.partition_nodes)
 
 
 def _library(parts: Partitioning, job: Job) -> Plan:
     return build(parts, LibraryBackend(constant=job.constant), job.weights, tier=0)
 
 
-TIER0: tuple[Stage, ...] = (
-    Stage("partitions", _cut, needs="ir", gives="partitions"),
-    Stage("library", _library, needs="partitions", gives="plan"),
+TIER0 = (
+    Pass("partitions", WeightedGraph, Partitioning, _cut, _verify_graph),
+    Pass("library", Partitioning, Plan, _library),
 )
 
 
-def _asked(graph: Graph, job: Job) -> tuple[Graph, NativeParts, Mapping[str, int]]:
+@dataclass(frozen=True, slots=True)
+class GraphKernels:
+    """A graph with the kernels that workers made of it, at the sizes of a call."""
+
+    graph: Graph
+    parts: NativeParts
+    sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRuns:
+    """The same with native runs."""
+
+    graph: Graph
+    parts: RunParts
+    sizes: Mapping[str, int]
+
+
+def _kernels(found: WeightedGraph, job: Job) -> GraphKernels:
     from hotfuse.compile.fetch import begin, finished
 
+    graph = found.graph
     sizes = _sizes(graph, job.sample)
     compilation = begin(show(graph), sizes, job.settings, job.demand or ANY_DEMAND)
     compilation.latest = lambda: _of_late(graph, job.demand)
@@ -103,9 +150,9 @@ def _asked(graph: Graph, job: Job) -> tuple[Graph, NativeParts, Mapping[str, int
 
     def early(parts: Callable[[], NativeParts], decided: float) -> None:
         assert job.progress is not None
-        job.progress(lambda: _run(TIER1[1:], (graph, parts(), sizes), job), decided)
+        job.progress(lambda: run_all(TIER1[1:], GraphKernels(graph, parts(), sizes), job), decided)
 
-    return graph, finished(compilation, None if job.progress is None else early), sizes
+    return GraphKernels(graph, finished(compilation, None if job.progress is None else early), sizes)
 
 
 def _sizes(graph: Graph, sample: Sequence[torch.Tensor]) -> Mapping[str, int]:
@@ -123,26 +170,28 @@ def _of_late(graph: Graph, demand: Demand | None) -> Mapping[str, int] | None:
     return None if isinstance(sizes, Mismatch) else sizes
 
 
-def _runs(asked: tuple[Graph, NativeParts, Mapping[str, int]], job: Job) -> tuple[Graph, RunParts, Mapping[str, int]]:
+def _runs(found: GraphKernels, job: Job) -> GraphRuns:
+    return GraphRuns(found.graph, _run_parts(found, job), found.sizes)
+
+
+def _run_parts(found: GraphKernels, job: Job) -> RunParts:
     from hotfuse.compile.fetch import fetch_runs
 
-    graph, parts, sizes = asked
-    if why := registry.kernels(job.settings.backend).runs_unavailable():
-        plain = without_runs(parts)
-        return graph, replace(plain, notes=(*plain.notes, f"every kernel is entered from Python: {why}")), sizes
-    try:
-        return graph, fetch_runs(parts, sizes, job.settings), sizes
-    except CaptureError as e:
-        if e.why not in (Why.TIMEOUT, Why.WORKER_DIED):
-            raise
-        plain = without_runs(parts)  # what there is serves
-        return graph, replace(plain, notes=(*plain.notes, f"every kernel is entered from Python: {e.what}")), sizes
+    why = registry.kernels(job.settings.backend).runs_unavailable()
+    if not why:
+        try:
+            return fetch_runs(found.parts, found.sizes, job.settings)
+        except CaptureError as e:
+            if e.why not in (Why.TIMEOUT, Why.WORKER_DIED):
+                raise
+            why = e.what  # what there is serves
+    plain = without_runs(found.parts)
+    return replace(plain, notes=(*plain.notes, f"every kernel is entered from Python: {why}"))
 
 
-def _native(runs: tuple[Graph, RunParts, Mapping[str, int]], job: Job) -> Plan:
-    graph, parts, sizes = runs
+def _link(found: GraphRuns, job: Job) -> Plan:
     backend = registry.kernels(job.settings.backend)
-    plan = assembled(parts, job.weights, graph, sizes, backend, named=job.settings.perf_map)
+    plan = assembled(found.parts, job.weights, found.graph, found.sizes, backend, named=job.settings.perf_map)
     for kernel in plan.kernels.values() if job.settings.debug >= TILES else ():
         for level, stage in zip((TILES, LLVM, ASSEMBLY), backend.stages, strict=False):
             say(job.settings.debug, level, lambda kernel=kernel, stage=stage: backend.text(stage, kernel))
@@ -151,16 +200,49 @@ def _native(runs: tuple[Graph, RunParts, Mapping[str, int]], job: Job) -> Plan:
     return replace(plan, notes=(*notes, *plan.notes), live=plan.live & job.unfolded)
 
 
-def _side_by_side(plan: Plan, job: Job) -> Plan:
+def _parallel_branches(plan: Plan, job: Job) -> Plan:
     return measured(plan, job.sample, job.settings.race_s) if plan.switches else plan
 
 
-TIER1: tuple[Stage, ...] = (
-    Stage("kernels", _asked, needs="ir", gives="object code"),
-    Stage("runs", _runs, needs="object code", gives="native runs"),
-    Stage("native", _native, needs="native runs", gives="plan"),
-    Stage("side by side", _side_by_side, needs="plan", gives="plan"),
+def _within_kernels() -> tuple[Pass[Any, Any, Any], ...]:
+    from hotfuse.compile.unit.grouping import GROUPING  # a worker's, as those below
+    from hotfuse.compile.unit.kernel_cache import KERNEL
+
+    return (*GROUPING, *KERNEL)
+
+
+def _within_runs() -> tuple[Pass[Any, Any, Any], ...]:
+    from hotfuse.compile.run.runs import RUNS
+
+    return RUNS
+
+
+TIER1 = (
+    Pass("kernels", WeightedGraph, GraphKernels, _kernels, within=_within_kernels),
+    Pass("runs", GraphKernels, GraphRuns, _runs, within=_within_runs),
+    Pass("link", GraphRuns, Plan, _link),
+    Pass("parallel branches", Plan, Plan, _parallel_branches),
 )
+PASSES: tuple[Pass[Any, Any, Any], ...] = (CAPTURE, SIMPLIFY, BIND, *PREPARE, *TIER1)
+"""From a model to a plan of kernels; tier 0 leaves it behind `bind` (`TIER0`)."""
+
+
+def graph_after(name: str, found: WeightedGraph, sizes: Mapping[str, int], settings: Settings) -> tuple[Graph, tuple[Group, ...]]:
+    """A model's graph behind one of the passes that give one, and its groups from there on where they are formed; for readers."""
+    for step in PREPARE:
+        found = run(step, found, settings)
+        if step.name == name:
+            return found.graph, ()
+    from hotfuse.compile.unit import units  # a worker's
+
+    with request_context.used_by({**settings_of(settings).header(), **context_of(settings).header()}):
+        value: Graph | GroupedGraph = found.graph
+        job = units.grouping_job(sizes, settings.objective, units.measuring(sizes))
+        for step in _within_kernels():
+            value = run(step, value, job)
+            if step.name == name:
+                return (value, ()) if isinstance(value, Graph) else (value.graph, value.groups)
+    raise InternalError(f"no pass {name!r} gives a graph")
 
 
 def compile_tier1(
@@ -220,35 +302,35 @@ def remembered(
 
 def _prepared(
     graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings, demand: Demand | None
-) -> tuple[Job, Graph, Recipe | None]:
+) -> tuple[Job, WeightedGraph, Recipe | None]:
     """What a compilation begins with, and where its outcome is kept."""
-    folded, constants = frozen(graph, weights, widen=may_copy(settings))
-    asked = with_numbers(folded, constants)
-    job = Job(settings, constants, sample, demand=demand, unfolded=unfolded(graph, asked))
-    return job, asked, recipes.recipe_of(show(asked), _sizes(asked, sample), settings, demand or ANY_DEMAND)
+    found: WeightedGraph = run_all(PREPARE, WeightedGraph(graph, weights), settings)
+    job = Job(settings, found.weights, sample, demand=demand, unfolded=unfolded(graph, found.graph))
+    recipe = recipes.recipe_of(show(found.graph), _sizes(found.graph, sample), settings, demand or ANY_DEMAND)
+    return job, found, recipe
 
 
-def _linked(kept: recipes.Kept, graph: Graph, job: Job) -> Plan:
+def _linked(kept: recipes.Kept, found: WeightedGraph, job: Job) -> Plan:
     """A plan of object code that was kept."""
     if why := registry.kernels(job.settings.backend).runs_unavailable():
         raise InternalError("object code that was kept cannot be used", because=why)
-    plan = _run(TIER1[2:], (graph, kept.parts, _sizes(graph, job.sample)), job)
+    plan: Plan = run_all(TIER1[2:], GraphRuns(found.graph, kept.parts, _sizes(found.graph, job.sample)), job)
     stale = f"; {kept.recipe.stale}, and it is compiled anew beside" if kept.recipe.stale else ""
     note = f"its code is from the cache: no kernel was compiled{stale}"
     return replace(plan, account=kept.account, recipe=kept.recipe, notes=(note, *plan.notes))
 
 
-def _compiled(graph: Graph, job: Job, begun: Sequence[Compilation], recipe: Recipe | None = None) -> Plan:
+def _compiled(found: WeightedGraph, job: Job, begun: Sequence[Compilation], recipe: Recipe | None = None) -> Plan:
     """A plan of kernels that are compiled now, and kept for later processes."""
     from hotfuse.compile.fetch import account
 
-    asked = TIER1[0].run(graph, job)
-    runs = TIER1[1].run(asked, job)
-    plan = _run(TIER1[2:], runs, job)
+    made = run(TIER1[0], found, job)
+    native = run(TIER1[1], made, job)
+    plan: Plan = run_all(TIER1[2:], native, job)
     told = account(begun[0])
     say(job.settings.debug, UNITS, told.lines)
     if recipe is not None:
-        recipes.keep(recipe, runs[1], asked[1].message, told)
+        recipes.keep(recipe, native.parts, made.parts.message, told)
     return replace(plan, account=told, recipe=recipe)
 
 
@@ -327,15 +409,9 @@ class Units:
             compilation.cancel()
 
 
-def _run(stages: tuple[Stage, ...], value: Any, job: Job) -> Any:
-    for stage in stages:
-        value = stage.run(value, job)
-    return value
-
-
 def compile_tier0(
     graph: Graph, weights: Mapping[str, torch.Tensor], settings: Settings, constant: bool = False
 ) -> Plan:
     """A graph as a tier-0 plan on these weights; `constant` where nobody can change them, and they may be copied."""
     say(settings.debug, GRAPHS, lambda: show(graph))
-    return _run(TIER0, graph, Job(settings, weights, constant=constant))
+    return run_all(TIER0, WeightedGraph(graph, weights), Job(settings, weights, constant=constant))

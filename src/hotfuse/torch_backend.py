@@ -24,18 +24,17 @@ from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.base.structure import Spec
+from hotfuse.compile.capturing import captured
 from hotfuse.compile.workers.service import service
 from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.dynamo import Arguments, arguments_of, capture_dynamo
 from hotfuse.frontends.fx import Converted
 from hotfuse.frontends.varlen import packed_for_varlen
-from hotfuse.ir.verify import verify
 from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
 from hotfuse.runtime.weights.model_guard import ModelGuard
-from hotfuse.simplify import simplify_captured
 
 MAX_BINDINGS = 4
 """Sets of weights that one of Dynamo's graphs is served with: more instances of one class run as Dynamo gave them."""
@@ -95,7 +94,7 @@ class CompiledGraph:
             self.arguments: Arguments = arguments_of(gm)
             self._weights, self._inputs = _picker(self.arguments.weights_at), _picker(self.arguments.inputs_at)
             done = capture_dynamo(gm, self.arguments, name)
-            self.converted = Converted(simplify_captured(verify(done.graph))[0], done.constants)
+            self.converted = Converted(captured(lambda: Captured(done.graph, {}, {})).graph, done.constants)
         except HotfuseError as e:
             self._refuse(e.why if isinstance(e, CaptureError) else Why.NOT_CAPTURABLE, str(e))
 

@@ -16,23 +16,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotfuse.base.errors import CaptureError, InputError
+from hotfuse.base.passes import verifying
 from hotfuse.base.settings import from_env
 from hotfuse.cli.costs import show_costs
 from hotfuse.cli.device_kernels import show_device_kernels
 from hotfuse.cli.kernels import show_kernels
 from hotfuse.cli.output import heading, pairs, print_json, reports_errors, rows
-from hotfuse.cli.torch_models import capture_torch, is_torch_name, load_torch
+from hotfuse.cli.torch_models import CapturedModel, capture_torch, is_torch_name, load_torch
 
 if TYPE_CHECKING:
     from hotfuse.frontends.captured import Captured, TensorSpec
     from hotfuse.frontends.onnx.model import OnnxModel, Port
+    from hotfuse.fusion.groups import Group
     from hotfuse.ir.graph import Graph
 
 
 class StageName(StrEnum):
     """What can be shown."""
 
+    PASSES = "passes"
     IR = "ir"
+    FREEZE = "freeze"
+    NUMBERS = "numbers"
+    LAYOUTS = "layouts"
+    GROUPS = "groups"
     PARTITIONS = "partitions"
     COSTS = "costs"
     KERNELS = "kernels"
@@ -56,12 +63,20 @@ def show(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show a model's captured graph, or the partitions it is cut into."""
-    sizes = pairs(dims or [], "--dim")
+    """Show a model behind one pass of its way to a plan: `passes` lists them."""
+    with verifying():
+        _show(model, stage, dims or [], kernel or "", inputs or [], as_json)
+
+
+def _show(model: str, stage: StageName, dims: list[str], kernel: str, inputs: list[str], as_json: bool) -> None:
+    if stage is StageName.PASSES:
+        _show_passes(as_json)
+        return
+    sizes = pairs(dims, "--dim")
     if is_torch_name(model):
         if sizes:
             raise InputError("--dim is for ONNX models", hint="--input 2?x16 leaves the first size of a PyTorch model's input open")
-        _show_stage(*capture_torch(*load_torch(model, inputs or [])), stage, kernel or "", as_json)
+        _show_stage(capture_torch(*load_torch(model, inputs)), stage, kernel, as_json)
         return
     if inputs:
         raise InputError("--input is for PyTorch models", hint="fix an ONNX model's sizes with --dim name=size")
@@ -69,12 +84,15 @@ def show(
 
     loaded = load(Path(model))
     with _naming_open_dims(loaded.inputs):
-        _show_stage(*_capture(loaded, sizes), stage, kernel or "", as_json)
+        _show_stage(_capture(loaded, sizes), stage, kernel, as_json)
 
 
-def _show_stage(captured: Captured, shapes: list[tuple[int, ...]], stage: StageName, kernel: str, as_json: bool) -> None:
+def _show_stage(model: CapturedModel, stage: StageName, kernel: str, as_json: bool) -> None:
+    captured, shapes = model.captured, model.shapes
     if stage is StageName.IR:
         _show_ir(captured, as_json)
+    elif stage in (StageName.FREEZE, StageName.NUMBERS, StageName.LAYOUTS, StageName.GROUPS):
+        _show_graph(model, stage.value, as_json)
     elif stage is StageName.PARTITIONS:
         _show_partitions(captured.graph, shapes, as_json)
     elif stage is StageName.COSTS:
@@ -82,20 +100,64 @@ def _show_stage(captured: Captured, shapes: list[tuple[int, ...]], stage: StageN
     elif stage in (StageName.TRITON, StageName.PTX):
         show_device_kernels(captured.graph, shapes, stage.value, kernel, as_json)
     else:
-        show_kernels(captured.graph, shapes, stage.value, kernel, as_json)
+        show_kernels(_graph_after(model, StageName.NUMBERS.value)[0], shapes, stage.value, kernel, as_json)
 
 
-def _capture(loaded: OnnxModel, sizes: dict[str, str]) -> tuple[Captured, list[tuple[int, ...]]]:
+def _capture(loaded: OnnxModel, sizes: dict[str, str]) -> CapturedModel:
     """The graph as a worker captures it, and the sizes it was looked at with."""
     from hotfuse.compile.request_bodies import OnnxCapture
     from hotfuse.compile.workers import wire
     from hotfuse.compile.workers.service import ask
     from hotfuse.frontends.captured import CallSpec
-    from hotfuse.frontends.ship import ship
+    from hotfuse.frontends.onnx.interp import OnnxModule
+    from hotfuse.frontends.ship import restore, ship
 
     specs = specs_of(loaded.inputs, sizes)
     request = OnnxCapture(wire.call_to_json(CallSpec(tuple(specs))))
-    return wire.answer_from_message(ask(request, [ship(loaded).blob], from_env())), [s.shape for s in specs]
+    done = wire.answer_from_message(ask(request, [ship(loaded).blob], from_env()))
+    weights = {**OnnxModule(loaded).weights, **{k: restore(info) for k, info in done.constants.items()}}
+    return CapturedModel(done, [s.shape for s in specs], weights)
+
+
+def _graph_after(model: CapturedModel, name: str) -> tuple[Graph, tuple[Group, ...]]:
+    """The graph behind a pass, with its groups where it has some."""
+    from hotfuse.analysis.shapes import Mismatch, bind
+    from hotfuse.compile.freeze import WeightedGraph
+    from hotfuse.pipeline import graph_after
+
+    graph = model.captured.graph
+    sizes = bind(graph, model.shapes)
+    if isinstance(sizes, Mismatch):
+        raise InputError("the chosen sizes do not fit the graph", because=str(sizes), hint="fix dims with --dim")
+    return graph_after(name, WeightedGraph(graph, model.weights), sizes, from_env())
+
+
+def _show_graph(model: CapturedModel, name: str, as_json: bool) -> None:
+    from hotfuse.ir.text import show as show_graph
+
+    graph, groups = _graph_after(model, name)
+    if as_json:
+        grouped = [{"kind": g.kind, "nodes": list(g.nodes)} for g in groups]
+        print_json({"stage": name, "graph": show_graph(graph), "groups": grouped})
+        return
+    typer.echo(show_graph(graph))
+    for g in groups:
+        typer.echo(f"# {g.kind}: {' '.join(f'%{v.name}' for i in g.nodes for v in graph.nodes[i].outs)}")
+
+
+def _show_passes(as_json: bool) -> None:
+    from hotfuse.base.passes import flattened
+    from hotfuse.pipeline import PASSES
+
+    found = [
+        {"pass": p.name, "within": depth > 0, "takes": p.takes.__name__, "gives": p.gives.__name__, "runs in": p.where.value}
+        for depth, p in flattened(PASSES)
+    ]
+    if as_json:
+        print_json({"stage": "passes", "passes": found})
+        return
+    body = [(("  " if f["within"] else "") + str(f["pass"]), f["takes"], f["gives"], f["runs in"]) for f in found]
+    rows(("pass", "takes", "gives", "runs in"), body)
 
 
 @contextmanager

@@ -14,14 +14,18 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotfuse.base.errors import HotfuseError, InputError, ModelError
+from hotfuse.base.passes import run
 from hotfuse.base.settings import from_env
 
 if TYPE_CHECKING:
+    import torch
+
     from hotfuse.frontends.captured import Captured
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -100,7 +104,16 @@ def _input(text: str) -> tuple[Any, set[int]]:
     return (torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)), opened
 
 
-def capture_torch(model: Any, args: tuple[Any, ...], opened: list[set[int]]) -> tuple[Captured, list[tuple[int, ...]]]:
+@dataclass(frozen=True, slots=True)
+class CapturedModel:
+    """A model's graph as a worker captures it, the sizes it was looked at with, and its weights."""
+
+    captured: Captured
+    shapes: list[tuple[int, ...]]
+    weights: Mapping[str, torch.Tensor]
+
+
+def capture_torch(model: Any, args: tuple[Any, ...], opened: list[set[int]]) -> CapturedModel:
     """The graph as a worker captures it for serving, and the sizes it was looked at with."""
     from hotfuse.base.structure import take_call
     from hotfuse.compile.request_bodies import TorchCapture
@@ -108,11 +121,13 @@ def capture_torch(model: Any, args: tuple[Any, ...], opened: list[set[int]]) -> 
     from hotfuse.compile.workers.service import ask
     from hotfuse.frontends.captured import CallSpec
     from hotfuse.frontends.ship import ship
+    from hotfuse.pipeline import BIND
     from hotfuse.runtime.site import specs_of
 
     taken = take_call(args, {})
     leaves, spec = taken.leaves, taken.spec
     specs = specs_of(leaves, opened or [set() for _ in leaves])
     request = TorchCapture(wire.call_to_json(CallSpec(tuple(specs))))
-    found = wire.answer_from_message(ask(request, [ship(model, spec).blob], from_env()))
-    return found, [s.shape for s in specs]
+    shipment = ship(model, spec)
+    found = wire.answer_from_message(ask(request, [shipment.blob], from_env()))
+    return CapturedModel(found, [s.shape for s in specs], run(BIND, found, shipment.tensors).weights)

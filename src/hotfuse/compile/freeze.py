@@ -37,6 +37,14 @@ _UNDEFINED = frozenset({"aten.empty", "aten.empty_like", "aten.new_empty", "aten
 Weights = Mapping[str, torch.Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class WeightedGraph:
+    """A graph, and the tensors that its params are."""
+
+    graph: Graph
+    weights: Weights
+
+
 def may_copy(settings: Settings) -> bool:
     """Whether weights may be kept in another form too: not where memory is what counts."""
     return settings.objective != "memory" and not settings.release_weights

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from hotfuse.base.errors import CaptureError, HotfuseError
 from hotfuse.compile import request_context
+from hotfuse.compile.capturing import captured
 from hotfuse.compile.request_bodies import (
     CountingRequest,
     DevicePlanRequest,
@@ -30,7 +30,6 @@ from hotfuse.compile.request_bodies import (
 )
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
-from hotfuse.frontends.captured import Captured
 from hotfuse.lower.common.effort import REQUEST_STEPS, limited
 
 Header = dict[str, Any]
@@ -41,8 +40,8 @@ def _torch(request: TorchCapture, blobs: list[bytes]) -> wire.Message:
     from hotfuse.frontends.tracing import tracing
 
     with tracing():
-        captured = capture_shipment(blobs[0], wire.call_from_json(dict(request.call)))
-    return wire.answer_to_message(_finished(captured))
+        done = captured(lambda: capture_shipment(blobs[0], wire.call_from_json(dict(request.call))))
+    return wire.answer_to_message(done)
 
 
 def _present(request: PresentCapture, _blobs: list[bytes]) -> wire.Message:
@@ -50,8 +49,8 @@ def _present(request: PresentCapture, _blobs: list[bytes]) -> wire.Message:
     from hotfuse.frontends.tracing import tracing
 
     with tracing():
-        captured = capture_present(request.number, wire.call_from_json(dict(request.call)))
-    return wire.answer_to_message(_finished(captured))
+        done = captured(lambda: capture_present(request.number, wire.call_from_json(dict(request.call))))
+    return wire.answer_to_message(done)
 
 
 def _onnx(request: OnnxCapture, blobs: list[bytes]) -> wire.Message:
@@ -59,8 +58,8 @@ def _onnx(request: OnnxCapture, blobs: list[bytes]) -> wire.Message:
     from hotfuse.frontends.tracing import tracing
 
     with tracing():
-        captured = capture_onnx(blobs[0], wire.call_from_json(dict(request.call)))
-    return wire.answer_to_message(_finished(captured))
+        done = captured(lambda: capture_onnx(blobs[0], wire.call_from_json(dict(request.call))))
+    return wire.answer_to_message(done)
 
 
 COMMON = ("torch.fx.experimental.symbolic_shapes", "hotfuse.simplify", "hotfuse.compile.unit.units", "hotfuse.compile.run.runs")
@@ -156,18 +155,6 @@ _HANDLERS: Mapping[type[Any], Callable[[Any, list[bytes]], wire.Message]] = {
     LearnedRequest: _learned, IdleRequest: _idle, ProfileRequest: _profile, DevicePlanRequest: _device_plan,
     DeviceUnitRequest: _device_unit,
 }  # fmt: skip
-
-
-def _finished(done: Captured) -> Captured:
-    from hotfuse.ir.verify import verify  # by processes that capture alone
-    from hotfuse.simplify import simplify_captured
-
-    graph, notes = simplify_captured(verify(done.graph))
-    used = {p.key for p in verify(graph).params}
-    return replace(
-        done, graph=graph, shared={k: n for k, n in done.shared.items() if k in used},
-        constants={k: c for k, c in done.constants.items() if k in used}, notes=(*done.notes, *notes),
-    )
 
 
 def answer(header: Header, blobs: list[bytes]) -> wire.Message:

@@ -15,6 +15,7 @@ from typing import Any
 
 from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.passes import Pass, Where, run_all
 from hotfuse.compile.kept import verdict
 from hotfuse.compile.request_bodies import RunsRequest
 from hotfuse.compile.request_context import backend_name, kernels, threads, wanted
@@ -339,6 +340,26 @@ def _shown(ds: Sequence[Dim]) -> list[str]:
     return [dims.show(d) for d in ds]
 
 
+@dataclass(frozen=True, slots=True)
+class RunBodies:
+    """A graph with its runs, as JSON, and the code of their drivers."""
+
+    body: dict[str, Any]
+    drivers: list[bytes]
+
+
+def _drivers(level: LevelParts, bench: _RunKernels) -> RunBodies:
+    codes: list[bytes] = []
+    return RunBodies(_answer(level, bench, codes), codes)
+
+
+RUNS = (
+    Pass("bridges", LevelParts, LevelParts, _refined, lambda level: verify(level.graph), Where.WORKER),
+    Pass("drivers", LevelParts, RunBodies, _drivers, where=Where.WORKER),
+)
+"""From kernels to native runs."""
+
+
 def handle(request: RunsRequest) -> Message:
     """A body and its kernels in; the body with runs, and the kernels that it needs besides, out."""
     from hotfuse.compile.unit import kernel_text  # a worker's: the serving process imports none of it
@@ -347,8 +368,7 @@ def handle(request: RunsRequest) -> Message:
     seconds = BRIDGES_S if request.bridges_s is None else request.bridges_s
     bench = _RunKernels([kernel_text.from_json(dict(k)) for k in request.kernels], variants, request.dims, threads(),
                         until=time.monotonic() + seconds)  # fmt: skip
-    drivers: list[bytes] = []
-    body = _answer(_refined(_level(dict(request.body)), bench), bench, drivers)
-    answer = {"ok": True, "body": body, "kernels": bench.made, "drivers": len(drivers),
+    made: RunBodies = run_all(RUNS, _level(dict(request.body)), bench)
+    answer = {"ok": True, "body": made.body, "kernels": bench.made, "drivers": len(made.drivers),
               "notes": list(dict.fromkeys(bench.notes))}  # fmt: skip
-    return answer, [*bench.codes, *drivers]
+    return answer, [*bench.codes, *made.drivers]

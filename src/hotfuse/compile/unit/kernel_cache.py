@@ -15,6 +15,7 @@ from typing import TypeVar
 from hotfuse.analysis.resources import CorePeaks
 from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.passes import Pass, Where, run
 from hotfuse.base.settings import Precision
 from hotfuse.compile.host import host_core
 from hotfuse.compile.learn.learned import Foreseen, foresight
@@ -26,6 +27,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import show
+from hotfuse.ir.verify import verify
 from hotfuse.lower import Core
 from hotfuse.lower.common.effort import OutOfSteps
 from hotfuse.lower.common.errors import CannotLower
@@ -33,6 +35,7 @@ from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.common.own_sizes import anchored, with_own_sizes
 from hotfuse.native.target import host
 from hotfuse.ops.table import packet
+from hotfuse.tile.verify import verify as verify_kernel
 
 MAX_KEPT = 256
 
@@ -86,6 +89,39 @@ class BuiltKernel:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupUse:
+    """Nodes of a graph, at the sizes of a call."""
+
+    graph: Graph
+    nodes: Sequence[int]
+    sizes: Mapping[str, int]
+
+
+def _normal(use: GroupUse, _job: None) -> NormalGroup:
+    own, meaning = with_own_sizes(anchored(use.graph, extract(use.graph, use.nodes, "group")))
+    normal = normalized(own)
+    text = show(normal)
+    known = {n: evaluate(d, use.sizes) for n, d in meaning.items() if symbols(d) <= use.sizes.keys()}
+    key = hashlib.sha256(f"{text}\n{sorted(known.items())}".encode()).hexdigest()[:24]
+    return NormalGroup(normal, text, {**use.sizes, **known}, key, meaning)
+
+
+def _lower(piece: NormalGroup, core: Core) -> Lowered:
+    return kernels().lower(piece.normal, core)
+
+
+def _code(lowered: Lowered, _job: None) -> CompiledCandidate:
+    return CompiledCandidate(lowered, kernels().compile_kernel(lowered.kernel))
+
+
+NORMALIZE = Pass("normalize", GroupUse, NormalGroup, _normal, lambda piece: verify(piece.normal), Where.WORKER)
+LOWER = Pass("lower", NormalGroup, Lowered, _lower, lambda made: verify_kernel(made.kernel), Where.WORKER)
+GENERATE_CODE = Pass("generate code", Lowered, CompiledCandidate, _code, where=Where.WORKER)
+KERNEL = (NORMALIZE, LOWER, GENERATE_CODE)
+"""One group's way to object code."""
+
+
 @dataclass(slots=True)
 class KernelCache:
     """What a worker has at hand from earlier requests, all of it bounded."""
@@ -112,7 +148,7 @@ class KernelCache:
     def _lowering(self, piece: NormalGroup) -> Lowered | str:
         def make() -> Lowered | str:
             try:
-                return kernels().lower(piece.normal, self.core)
+                return run(LOWER, piece, self.core)
             except OutOfSteps:
                 raise
             except HotfuseError as e:
@@ -128,7 +164,7 @@ class KernelCache:
             lowered = self._lowering(piece)
             if isinstance(lowered, str):
                 raise CannotLower(lowered)
-            first = CompiledCandidate(lowered, kernels().compile_kernel(lowered.kernel))
+            first = run(GENERATE_CODE, lowered, None)
             kind = precision_variants.chosen(piece.normal, piece.sizes, self.core, first)
             return BuiltKernel(kind.made.lowered, kind.made.compiled, time.perf_counter() - start, kind.core, kind.note)
 
@@ -155,12 +191,7 @@ def kernel_cache(lean: bool | None = None) -> KernelCache:
 
 def piece_of(graph: Graph, nodes: Sequence[int], sizes: Mapping[str, int]) -> NormalGroup:
     """Some nodes of a graph as a piece."""
-    own, meaning = with_own_sizes(anchored(graph, extract(graph, nodes, "group")))
-    normal = normalized(own)
-    text = show(normal)
-    known = {n: evaluate(d, sizes) for n, d in meaning.items() if symbols(d) <= sizes.keys()}
-    key = hashlib.sha256(f"{text}\n{sorted(known.items())}".encode()).hexdigest()[:24]
-    return NormalGroup(normal, text, {**sizes, **known}, key, meaning)
+    return run(NORMALIZE, GroupUse(graph, nodes, sizes), None)
 
 
 def foreseen(piece: NormalGroup) -> Foreseen | None:

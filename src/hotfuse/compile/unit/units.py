@@ -18,6 +18,7 @@ from typing import Any
 from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
 from hotfuse.analysis.resources import library_seconds, roof_seconds, used, work_of
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.passes import run_all
 from hotfuse.base.settings import Objective
 from hotfuse.compile import request_context
 from hotfuse.compile.kept import Unkept, grouping, verdict
@@ -28,6 +29,7 @@ from hotfuse.compile.request_bodies import PlanRequest, UnitRequest
 from hotfuse.compile.request_context import backend_name, kernels, text_id, wanted
 from hotfuse.compile.unit import growth
 from hotfuse.compile.unit.contest import UnitContests
+from hotfuse.compile.unit.grouping import GROUPING, GroupedGraph, GroupingJob
 from hotfuse.compile.unit.kernel_cache import (
     BuiltKernel,
     NormalGroup,
@@ -37,14 +39,14 @@ from hotfuse.compile.unit.kernel_cache import (
     piece_of,
 )
 from hotfuse.compile.unit.kernel_text import to_json
-from hotfuse.compile.unit.planning import Gate, adjusted, arranged
+from hotfuse.compile.unit.planning import Gate
 from hotfuse.compile.variants import precision_variants, trial
 from hotfuse.compile.variants.served_threads import apart, as_served
 from hotfuse.compile.variants.skipping import Skipping
 from hotfuse.compile.variants.skips import SKIP, Skips
 from hotfuse.compile.variants.variant_search import BUDGET_S, VariantDecision, VariantSearch
 from hotfuse.fusion.forecast import Predictor, RooflinePredictor, Trained
-from hotfuse.fusion.groups import Group, group, reordered
+from hotfuse.fusion.groups import Group
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.branches import CAPTURES, branches
 from hotfuse.ir.graph import Graph, Node
@@ -52,7 +54,6 @@ from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
 from hotfuse.lower.cpu import scratch
 from hotfuse.ops.table import Access, lookup, packet
-from hotfuse.simplify import simplify
 from hotfuse.tile.serial import one_thread
 
 Message = tuple[dict[str, Any], list[bytes]]
@@ -94,17 +95,22 @@ def measuring(sizes: Mapping[str, int]) -> Gate:
     return Gate(RooflinePredictor(kernel_cache().peaks), *contests)
 
 
+def grouping_job(sizes: Mapping[str, int], objective: Objective, gate: Gate | None = None) -> GroupingJob:
+    """What grouping needs to know, with this worker's kernels."""
+
+    def lowers(piece: Graph) -> str:
+        return kernel_cache().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
+
+    return GroupingJob(sizes, kernel_cache().core, lowers, objective, gate)
+
+
 def _body(
     graph: Graph, sizes: Mapping[str, int], bodies: list[dict[str, Any]], known: dict[str, dict[str, Any]], objective: Objective,
     gate: Gate | None = None,
 ) -> int:  # fmt: skip
     """A graph in the order its groups need, appended to `bodies`; control nodes name the bodies of their branches."""
-    def lowers(piece: Graph) -> str:
-        return kernel_cache().lowers(piece_of(piece, range(len(piece.nodes)), sizes))
-
-    graph, layouts = arranged(simplify(graph)[0], sizes, kernel_cache().core, lowers, objective, gate)
-    graph, groups, choices = adjusted(graph, group(graph), sizes, kernel_cache().core, lowers, objective, gate=gate)
-    ordered = verify(reordered(graph, groups))
+    grouped: GroupedGraph = run_all(GROUPING, graph, grouping_job(sizes, objective, gate))
+    ordered, groups = grouped.graph, grouped.groups
     text = show(ordered)
     own: dict[str, Any] = {"graph": text, "id": hashlib.sha256(text.encode()).hexdigest()[:24]}
     place = len(bodies)
@@ -112,16 +118,14 @@ def _body(
     keep(kernel_cache().graphs, own["id"], lambda: ordered, MAX_GRAPHS)
     found: list[dict[str, Any]] = []
     inside: dict[str, list[int]] = {}
-    at = 0
     for i, g in enumerate(groups):
-        nodes = range(at, at + len(g.nodes))
-        found.append(described(ordered, nodes, g.kind, sizes, known))
-        if ordered.nodes[at].op in CAPTURES:
-            inside[str(i)] = [_body(b.graph, sizes, bodies, known, objective, gate) for b in branches(ordered, ordered.nodes[at])]
-        at += len(g.nodes)
+        found.append(described(ordered, g.nodes, g.kind, sizes, known))
+        first = ordered.nodes[g.nodes[0]]
+        if first.op in CAPTURES:
+            inside[str(i)] = [_body(b.graph, sizes, bodies, known, objective, gate) for b in branches(ordered, first)]
     if place == 0:
         own["predicted_us"] = None if foresight() is None else _predicted_us(ordered, found, sizes)
-    own.update(groups=found, branches=inside, choices=[*layouts, *choices, *_growth(graph, groups, sizes)])
+    own.update(groups=found, branches=inside, choices=[*grouped.choices, *_growth(ordered, groups, sizes)])
     return place
 
 

@@ -1,0 +1,71 @@
+"""The passes that group a graph, in a worker: layouts that pay, groups by access class, changed by the fusion engine, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from hotfuse.base.passes import Pass, Where
+from hotfuse.base.settings import Objective
+from hotfuse.compile.unit.planning import Gate, adjusted, arranged
+from hotfuse.fusion.groups import Group, group, reordered
+from hotfuse.ir.graph import Graph
+from hotfuse.ir.verify import verify
+from hotfuse.lower.cpu.tiling import Core
+from hotfuse.simplify import simplify
+
+
+@dataclass(frozen=True, slots=True)
+class GroupingJob:
+    """What grouping knows besides the graph."""
+
+    sizes: Mapping[str, int]
+    """Of a real call."""
+    core: Core
+    lowers: Callable[[Graph], str]
+    """Why a piece has no kernel; empty if it has one."""
+    objective: Objective = "latency"
+    gate: Gate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedGraph:
+    """A graph and which of its nodes become one kernel; no groups before they are formed."""
+
+    graph: Graph
+    groups: tuple[Group, ...] = ()
+    choices: tuple[str, ...] = ()
+    """What was decided on the way, for `explain()`."""
+
+
+def _layouts(graph: Graph, job: GroupingJob) -> GroupedGraph:
+    made, choices = arranged(graph, job.sizes, job.core, job.lowers, job.objective, job.gate)
+    return GroupedGraph(made, (), tuple(choices))
+
+
+def _groups(found: GroupedGraph, job: GroupingJob) -> GroupedGraph:
+    graph, groups, choices = adjusted(
+        found.graph, group(found.graph), job.sizes, job.core, job.lowers, job.objective, gate=job.gate
+    )
+    return GroupedGraph(graph, groups, (*found.choices, *choices))
+
+
+def _order(found: GroupedGraph, _job: GroupingJob) -> GroupedGraph:
+    """Each group's nodes side by side, groups in the order that they need each other."""
+    at, groups = 0, list[Group]()
+    for g in found.groups:
+        groups.append(replace(g, nodes=tuple(range(at, at + len(g.nodes)))))
+        at += len(g.nodes)
+    return GroupedGraph(reordered(found.graph, found.groups), tuple(groups), found.choices)
+
+
+def _well_formed(found: GroupedGraph) -> object:
+    return verify(found.graph)
+
+
+GROUPING = (
+    Pass("rules", Graph, Graph, lambda graph, _: simplify(graph)[0], verify, Where.WORKER),
+    Pass("layouts", Graph, GroupedGraph, _layouts, _well_formed, Where.WORKER),
+    Pass("groups", GroupedGraph, GroupedGraph, _groups, _well_formed, Where.WORKER),
+    Pass("order", GroupedGraph, GroupedGraph, _order, _well_formed, Where.WORKER, always=True),
+)
