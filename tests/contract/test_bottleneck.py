@@ -8,19 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hotfuse.analysis.call_facts import Plain, Ranked
-from hotfuse.analysis.decision import decide
 from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.fusion.candidates import CandidateKind
-from hotfuse.fusion.crossover import MAX_WAYS, Variant, crossovers, guarded, refined
+from hotfuse.fusion.crossover import MAX_WAYS, Variant, crossovers, refined
 from hotfuse.fusion.forecast import Figures
 from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Diagnosis, Ledger, Profile, Strategy, diagnose
 from hotfuse.hpm.roofline import Roofline
 from hotfuse.hpm.work import Candidate
-from hotfuse.ir.dims import evaluate
 from hotfuse.ir.text import parse
 
-AT = Roofline(2, 100e9, (32e3, 1e6, 16e6, 64e6), (200e9, 100e9, 40e9, 10e9), 1e-7, 2e-6, True)
+AT = Roofline(2, 100e9, (32e3, 1e6, 16e6, 64e6), (200e9, 100e9, 40e9, 10e9), 1e-7, 2e-6, True, 2.5e9)
 
 
 @pytest.mark.parametrize(("profile", "want"), [
@@ -103,19 +100,6 @@ def test_where_two_ways_cross_there_are_two_plans() -> None:
 
     better = refined(found, seconds, 12)
     assert better.measured and abs((better.intervals[0].last or 0) - 100) <= 8
-
-
-def test_a_decision_over_sizes_is_made_of_facts() -> None:
-    found = crossovers(_variants(), "M", SIZES, {}, predict)
-    facts = found.facts("t0.0")
-    for size in (1, 50, 100, 200, 5000):
-        fitting = [variant for variant, needs in facts if all(evaluate(f.predicate, {"t0.0": size}) for f in needs)]
-        assert fitting == [found.variant(size)]
-    common = (Plain(0), Ranked(0, 2))
-    decision = decide([(*common, *needs) for _, needs in facts], 1)
-    assert decision.plans == 2 and decision.common == 2
-    graphs = guarded(GRAPH, found)
-    assert [way for way, _ in graphs] == [0, 1] and all(len(g.guards) == 2 for _, g in graphs)
 
 
 def test_a_way_that_is_hardly_better_does_not_take_over() -> None:

@@ -36,7 +36,7 @@ from hotfuse.native.target import host
 from hotfuse.profile.store import Store
 
 CORE = Core(16, 32)
-AT = Roofline(1, 100e9, (3e4, 8e5, 1.6e7, 6e7), (2e11, 1e11, 5e10, 2e10), 1e-7, 0.0, True)
+AT = Roofline(1, 100e9, (3e4, 8e5, 1.6e7, 6e7), (2e11, 1e11, 5e10, 2e10), 1e-7, 0.0, True, 2.5e9)
 
 
 def lstm() -> Graph:

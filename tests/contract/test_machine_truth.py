@@ -12,9 +12,11 @@ from hotfuse.machine import counters as counting
 from hotfuse.machine import energy as metering
 from hotfuse.machine.counters import EVENTS, Counters, availability
 from hotfuse.machine.drift import IN_A_ROW, DriftWatch, ProbeRun, SpeedChange
-from hotfuse.machine.energy import Energy, EnergyMeter, nvml_meters, rapl_meters
+from hotfuse.machine.energy import ASSUMED_WATTS_PER_CORE, EnergyMeter, nvml_meters, rapl_meters, watts_per_core
+from hotfuse.machine.topology import ASSUMED_HZ, stated_hz, topology
 from hotfuse.profile.rows import SpeedRow
 from hotfuse.profile.store import Store
+from hotfuse.runtime.tierup.objective import CoreSeconds
 
 # --- counters
 
@@ -95,32 +97,41 @@ def test_rapl_counts_packages_and_goes_round(tmp_path: Path) -> None:
     root = powercap(tmp_path, {"intel-rapl:0": package, "intel-rapl:0:0": package | {"name": "core"}, "other": {}})
     (meter,), why = rapl_meters(root)
     assert meter.name == "cpu package-0" and why == ""
-    with Energy([meter]) as e:
-        (root / "intel-rapl:0" / "energy_uj").write_text("3500000")
-    assert e.joules is not None and e.joules.total == pytest.approx(2.5) and e.joules.source == "measured"
-    with Energy([meter]) as e:
-        (root / "intel-rapl:0" / "energy_uj").write_text("500000")
-    assert e.joules is not None and e.joules.total == pytest.approx(2.0)
+    clock = CoreSeconds([meter])
+    (root / "intel-rapl:0" / "energy_uj").write_text("3500000")
+    first = clock()
+    assert first * watts_per_core() == pytest.approx(2.5) and clock.source == "measured"
+    (root / "intel-rapl:0" / "energy_uj").write_text("500000")
+    assert (clock() - first) * watts_per_core() == pytest.approx(2.0)
+
+
+def test_power_and_frequency_are_what_the_system_states(tmp_path: Path) -> None:
+    package = {"constraint_0_power_limit_uw": "90000000"}
+    top = topology()
+    cores = top.physical_cores or top.logical_cpus
+    stated = powercap(tmp_path, {"intel-rapl:0": package, "intel-rapl:0:0": package, "intel-rapl:1": package})
+    assert watts_per_core(stated) == pytest.approx(180 / cores), "parts inside a package are counted with it"
+    assert watts_per_core(tmp_path / "none") == ASSUMED_WATTS_PER_CORE
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\ncpu MHz\t\t: 2100.5\nprocessor\t: 1\ncpu MHz\t\t: 1800.0\n")
+    assert stated_hz(tmp_path, tmp_path) == pytest.approx(2.1005e9)
+    assert stated_hz(tmp_path, tmp_path / "none") == ASSUMED_HZ
+    cpufreq = tmp_path / "devices/system/cpu/cpu0/cpufreq"
+    cpufreq.mkdir(parents=True)
+    (cpufreq / "cpuinfo_max_freq").write_text("3400000\n")
+    assert stated_hz(tmp_path, tmp_path / "other") == pytest.approx(3.4e9)
 
 
 def test_no_meter_says_why_and_energy_is_estimated(tmp_path: Path) -> None:
     assert rapl_meters(tmp_path) == ([], f"there is no RAPL under {tmp_path}")
     assert nvml_meters("libnothing.so.7")[0] == [] and "libnothing" in nvml_meters("libnothing.so.7")[1]
     assert nvml_meters("libc.so.6")[0] == [] and "nvmlInit" in nvml_meters("libc.so.6")[1]
-    with Energy([], watts_per_core=10.0) as e:
-        start = time.process_time()
-        work()
-        taken = time.process_time() - start
-    assert e.joules is not None and e.joules.source == "estimated" and e.joules.total >= 10.0 * taken
+    clock, start = CoreSeconds([]), time.process_time()
+    work()
+    assert clock.source == "estimated" and clock() >= start
 
 
 def test_a_gpu_alone_does_not_stand_for_the_processor() -> None:
-    counts = iter((5, 2005))
-    with Energy([EnergyMeter("gpu 0", lambda: next(counts), 1e-3)]) as e:
-        pass
-    assert e.joules is not None and e.joules.source == "estimated"
-    assert [(p.name, p.source) for p in e.joules.parts] == [("gpu 0", "measured"), ("cpu", "estimated")]
-    assert e.joules.parts[0].joules == 2.0
+    assert CoreSeconds([EnergyMeter("gpu 0", lambda: 5, 1e-3)]).source == "estimated"
 
 
 def test_meters_of_this_machine() -> None:

@@ -21,9 +21,7 @@ from hotfuse.partition.cut import cut
 from hotfuse.partition.manager import (
     Partitioned,
     Placement,
-    from_partitioning,
     fuse,
-    independent,
     part_needs,
     partitioned,
     partitioning,
@@ -151,7 +149,6 @@ def test_a_cycle_is_refused_by_name() -> None:
 
 def test_orders_and_places() -> None:
     p = each_alone(parse(DIAMOND))
-    assert independent(p) == [(1, 2)]
     q = reorder(p, [0, 2, 1, 3], "the other branch first")
     check(q)
     assert q.history.diffs[-1].made == (2, 1)
@@ -180,7 +177,8 @@ def test_groups_must_hold_every_node_once_and_run_in_order() -> None:
 
 
 def test_the_first_cut_can_be_adjusted_and_its_history_printed() -> None:
-    p = from_partitioning(cut(random_graph(random.Random(1), 40), max_nodes=10))
+    first = cut(random_graph(random.Random(1), 40), max_nodes=10)
+    p = partitioned(first.graph, [range(c.first, c.last) for c in first.parts], "the first cut", [c.cut for c in first.parts])
     assert [len(part) for part in p.parts] == [10, 10, 10, 10]
     q = fuse(split(p, 1, 4, "it loses"), 4, 0, "fits a kernel")
     check(q)

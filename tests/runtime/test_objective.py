@@ -14,7 +14,7 @@ import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Objective, Settings
 from hotfuse.explain import explain_engine
-from hotfuse.machine.energy import WATTS_PER_CORE, EnergyMeter
+from hotfuse.machine.energy import EnergyMeter, watts_per_core
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Plan, PlanMemory
 from hotfuse.runtime.tierup.objective import SLOWER, CoreSeconds
@@ -89,7 +89,7 @@ def test_a_race_for_energy_runs_on_another_clock(monkeypatch: pytest.MonkeyPatch
             decision = next(d for d in engine.log.decisions if d.why in (Why.BETTER, Why.FASTER))
             if objective == "energy":
                 assert (
-                    decision.evidence["uj_before"] == 100.0 * WATTS_PER_CORE and decision.evidence["us_before"] != 100.0
+                    decision.evidence["uj_before"] == 100.0 * watts_per_core() and decision.evidence["us_before"] != 100.0
                 )
     assert isinstance(clocks[0], CoreSeconds) and clocks[1] is None
 
@@ -99,6 +99,6 @@ def test_joules_are_counted_where_the_processor_has_meters() -> None:
     clock = CoreSeconds([EnergyMeter("cpu package-0", lambda: next(counts), 0.1, wraps=1000), EnergyMeter("gpu 0", lambda: 0, 1.0)])
     assert clock.source == "measured"
     first = clock()
-    assert first == pytest.approx(200 * 0.1 / WATTS_PER_CORE)
-    assert clock() - first == pytest.approx(750 * 0.1 / WATTS_PER_CORE), "it wrapped"
+    assert first == pytest.approx(200 * 0.1 / watts_per_core())
+    assert clock() - first == pytest.approx(750 * 0.1 / watts_per_core()), "it wrapped"
     assert CoreSeconds([]).source == "estimated" and CoreSeconds([])() > 0

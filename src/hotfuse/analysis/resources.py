@@ -28,6 +28,8 @@ class CorePeaks:
     """From the second-level cache."""
     l1: int = 32 << 10
     l2: int = 1 << 20
+    registers: int = 16
+    """For vectors: what every core that we know of has."""
     call_s: float = 3e-6
     """One library operator that does nothing."""
 

@@ -20,7 +20,6 @@ from hotfuse.fusion.groups import MAX_NODES
 
 ANCHORS = frozenset({"contract", "product", "convolution", "attention", "recurrent"})
 """Kinds of kernels with a loop nest that nothing else fits into."""
-REGISTERS = 32
 SCRATCH = 256 << 10
 """Bytes of its own that a kernel may have before it pushes its operands out of the second-level cache."""
 
@@ -77,9 +76,9 @@ class FusionSide:
 
 def judge(first: FusionSide, second: FusionSide, between: int, threads: int, peaks: CorePeaks) -> Verdict:
     """Whether a producer and its consumer should be tried as one kernel; `between` bytes pass from one to the other."""
-    limits = _limits(first, second)
+    limits = _limits(first, second, peaks.registers)
     locality, from_memory = _locality(between, peaks)
-    complement, hidden = _complement(first.use, second.use)
+    complement, hidden = _complement(first.use, second.use, peaks)
     parallel = _parallel(first.use, second.use, threads)
     saving = peaks.call_s * 1e6 + from_memory + hidden
     apart = first.use.us + second.use.us
@@ -89,7 +88,7 @@ def judge(first: FusionSide, second: FusionSide, between: int, threads: int, pea
     return Verdict(limits.holds and parallel.holds and worth, saving, reasons)
 
 
-def _limits(a: FusionSide, b: FusionSide) -> Reason:
+def _limits(a: FusionSide, b: FusionSide, registers: int) -> Reason:
     anchors = [s.kind for s in (a, b) if s.kind in ANCHORS]
     nodes = a.use.work.nodes + b.use.work.nodes
     vectors, scratch = a.use.vectors + b.use.vectors, a.use.scratch + b.use.scratch
@@ -98,8 +97,8 @@ def _limits(a: FusionSide, b: FusionSide) -> Reason:
         return Reason(Criterion.LIMITS, False, f"{anchors[0]} and {anchors[1]} each need the registers for themselves", evidence)
     if nodes > MAX_NODES:
         return Reason(Criterion.LIMITS, False, f"{nodes} nodes, at most {MAX_NODES}", evidence)
-    if not anchors and vectors > REGISTERS:
-        return Reason(Criterion.LIMITS, False, f"{vectors} vectors at once, {REGISTERS} registers", evidence)
+    if not anchors and vectors > registers:
+        return Reason(Criterion.LIMITS, False, f"{vectors} vectors at once, {registers} registers", evidence)
     if scratch > SCRATCH:
         return Reason(Criterion.LIMITS, False, f"{scratch} bytes of scratch, at most {SCRATCH}", evidence)
     return Reason(Criterion.LIMITS, True, "they fit one kernel", evidence)
@@ -113,10 +112,12 @@ def _locality(between: int, peaks: CorePeaks) -> tuple[Reason, float]:
     return Reason(Criterion.LOCALITY, not fits, text, {"bytes": between, "saves_us": round(saved, 2)}), saved
 
 
-def _complement(a: ResourceUse, b: ResourceUse) -> tuple[Reason, float]:
-    bounds = {a.bound, b.bound}
-    if bounds == {Bound.COMPUTE, Bound.MEMORY}:
-        hidden = 0.25 * min(a.us, b.us)
+def _complement(a: ResourceUse, b: ResourceUse, peaks: CorePeaks) -> tuple[Reason, float]:
+    """What the one may move while the other computes: as much as memory is idle then. Trials tell how much of it comes true."""
+    if {a.bound, b.bound} == {Bound.COMPUTE, Bound.MEMORY}:
+        computing, moving = (a, b) if a.bound is Bound.COMPUTE else (b, a)
+        busy = (computing.work.traffic or 0) / peaks.bytes_per_s * 1e6
+        hidden = min(moving.us, max(0.0, computing.us - busy))
         text = "one waits for memory, the other for arithmetic"
         return Reason(Criterion.COMPLEMENT, True, text, {"hides_us": round(hidden, 2)}), hidden
     return Reason(Criterion.COMPLEMENT, False, f"{a.bound.value} and {b.bound.value}"), 0.0

@@ -1,10 +1,9 @@
-"""Where no candidate is best for all sizes of a call: which one from where on, and that decision as predicates over sizes.
+"""Where no candidate is best for all sizes of a call: which one from where on.
 
     found = crossovers(ways, "M", [1, 2, 4, ...], {}, predict)          library up to M = 6, one kernel up to 300, two beyond
-    found.facts("t0.0")                                                 (M <= 6), (7 <= M, M <= 300), (301 <= M)
 
 Predictions give the first intervals. Measurements at their ends move them: `refined` asks for a few sizes around each border and
-bisects. Plans guarded by the predicates share one native decision (`analysis.decision`), so a call pays a comparison.
+bisects.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hotfuse.analysis.call_facts import Holds
 from hotfuse.fusion.forecast import Predictor
 from hotfuse.hpm.work import Candidate, CoreShape
-from hotfuse.ir.dims import Dim, Sym, expr, sym
 from hotfuse.ir.graph import Graph
 
 MARGIN = 0.03
@@ -70,25 +67,6 @@ class Crossovers:
     def variant(self, size: int) -> int:
         """The way for a size."""
         return next(i.variant for i in reversed(self.intervals) if size >= i.first or i is self.intervals[0])
-
-    def facts(self, place: str | None = None) -> list[tuple[int, tuple[Holds, ...]]]:
-        """Per interval its way and what a call has to fulfil; `place` is the symbol's name among facts of calls (`t0.1`)."""
-        return [(i.variant, tuple(Holds(p) for p in _within(sym(place or self.symbol), i))) for i in self.intervals]
-
-
-def _within(size: Dim, i: Interval) -> list[Sym]:
-    found = [expr("<=", i.first, size)] if i.first > 0 else []
-    found += [expr("<=", size, i.last)] if i.last is not None else []
-    return [p for p in found if isinstance(p, Sym)]
-
-
-def guarded(graph: Graph, found: Crossovers) -> list[tuple[int, Graph]]:
-    """The graph once for each interval, with the interval among its guards: plans of these graphs share one native decision."""
-    made: list[tuple[int, Graph]] = []
-    for i in found.intervals:
-        guards = dict.fromkeys((*graph.guards, *_within(sym(found.symbol), i)))
-        made.append((i.variant, replace(graph, guards=tuple(guards))))
-    return made
 
 
 def crossovers(

@@ -13,10 +13,10 @@ from hotfuse.fusion.engine import FusionChoice, Planned
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.worth import PredictedCost
 from hotfuse.ir.graph import Graph
-from hotfuse.machine.energy import JOULES_PER_BYTE, WATTS_PER_CORE
+from hotfuse.machine.energy import ASSUMED_JOULES_PER_BYTE, watts_per_core
+from hotfuse.machine.topology import stated_hz
 from hotfuse.ops.table import packet
 
-CYCLES_PER_S = 2.5e9
 """Only for the columns in cycles, where nobody measured the clock."""
 
 
@@ -96,7 +96,7 @@ def edges(graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int], peaks
                 continue
             moved = 0 if inside else size * (1 + len({id(home.get(r)) for r in readers}))
             seconds = moved / peaks.bandwidth(size)
-            joules = seconds * WATTS_PER_CORE + moved * JOULES_PER_BYTE
+            joules = seconds * watts_per_core() + moved * ASSUMED_JOULES_PER_BYTE
             found.append(Edge(v.name, name, len(readers), inside, size, round(seconds * 1e6, 3),
-                              round(seconds * CYCLES_PER_S), round(joules * 1e6, 4)))
+                              round(seconds * stated_hz()), round(joules * 1e6, 4)))
     return found

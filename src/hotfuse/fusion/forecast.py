@@ -24,7 +24,7 @@ from hotfuse.hpm import model as hpm
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import TensorType
-from hotfuse.machine.energy import JOULES_PER_BYTE, WATTS_PER_CORE
+from hotfuse.machine.energy import ASSUMED_JOULES_PER_BYTE, watts_per_core
 from hotfuse.ops.table import Access, lookup
 
 Vector = npt.NDArray[np.float64]
@@ -112,7 +112,7 @@ class RooflinePredictor:
                 least += again / SPILL_BYTES_PER_S
                 seconds[i] = ENTRY_S + least / REACH / max(1, ask.threads)
         threads = np.asarray([a.threads for a in asks], dtype=np.float64)
-        joules = seconds * WATTS_PER_CORE * threads + memory * JOULES_PER_BYTE
+        joules = seconds * watts_per_core() * threads + memory * ASSUMED_JOULES_PER_BYTE
         return Figures(seconds, seconds / SPREAD, seconds * SPREAD, joules, memory, exposed)
 
 
@@ -185,5 +185,5 @@ class Trained:
 
 
 def _plain(found: hpm.Predictions) -> Figures:
-    joules = found.joules + found.memory * JOULES_PER_BYTE
+    joules = found.joules + found.memory * ASSUMED_JOULES_PER_BYTE
     return Figures(found.seconds, found.low_s, found.high_s, joules, found.memory)

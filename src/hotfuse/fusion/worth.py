@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from hotfuse.base.settings import Objective
-from hotfuse.machine.energy import WATTS_PER_CORE
+from hotfuse.machine.energy import watts_per_core
 
 CAUTION = 0.5
 SHARED = 0.97
@@ -58,7 +58,7 @@ def cost(seconds: float, low: float, high: float, joules: float, stored: int, ex
 def score(of: PredictedCost, objective: Objective, threads: int) -> float:
     """What counts, in seconds or what stands for them."""
     if objective == "energy":
-        return of.joules / (WATTS_PER_CORE * threads)
+        return of.joules / (watts_per_core() * threads)
     if objective == "memory":
         return of.stored / BYTES_OF_A_SECOND + TIME_BESIDE_MEMORY * of.seconds
     return of.seconds

@@ -25,7 +25,7 @@ from hotfuse.hpm.roofline import Roofline
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.work import FAMILIES, Candidate, Matrix
 from hotfuse.hpm.work import NAMES as ROW_NAMES
-from hotfuse.machine.energy import WATTS_PER_CORE
+from hotfuse.machine.energy import watts_per_core
 from hotfuse.profile.store import Store
 
 Vector = npt.NDArray[np.float64]
@@ -313,7 +313,7 @@ class CostPredictor:
         width = np.exp(self.model.widths(found, raw))
         memory = table[:, _BYTES].sum(1)
         cycles = seconds * self.at.hz
-        joules = seconds * WATTS_PER_CORE * self.at.threads
+        joules = seconds * watts_per_core() * self.at.threads
         return Predictions(seconds, seconds / width, seconds * width, cycles, joules, memory, level, found.family)
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hotfuse.hpm.work import NAMES, Matrix
 from hotfuse.machine.peaks import LEVELS, MachinePeaks
-from hotfuse.machine.topology import Topology
+from hotfuse.machine.topology import Topology, stated_hz
 
 Vector = npt.NDArray[np.float64]
 _GUESS = {"L1": 100e9, "L2": 50e9, "L3": 25e9, "memory": 10e9}
@@ -61,8 +61,8 @@ class Roofline(Speeds):
     call_s: float
     fork_s: float
     measured: bool
-    hz: float = 2.5e9
-    """Cycles a second of a core: measured, or as the system states it, or a guess."""
+    hz: float
+    """Cycles a second of a core: measured, or as the system states it (`machine.topology.stated_hz`)."""
     log_knots: Sequence[float] = field(init=False, compare=False, repr=False)
     log_speeds: Sequence[float] = field(init=False, compare=False, repr=False)
     ends: Sequence[float] = field(init=False, compare=False, repr=False)
@@ -86,10 +86,10 @@ def roof(peaks: MachinePeaks | None, top: Topology, lanes: int, threads: int = 1
     knots = _increasing([sizes[0] * 0.8, sizes[1] * 0.8, sizes[2] * 0.5, sizes[2] * 2.0])
     fork = peaks.fork(threads) if peaks is not None else None
     return Roofline(
-        threads, flops or lanes * 4 * 2.5e9 * threads, tuple(knots), tuple(speeds),
+        threads, flops or lanes * 4 * stated_hz() * threads, tuple(knots), tuple(speeds),
         (peaks.call_ns if peaks is not None else 100.0) * 1e-9,
         (fork * 1e-9 if fork is not None else FORK_S) if threads > 1 else 0.0, flops is not None,
-        (peaks.hz if peaks is not None else None) or (top.max_mhz or 2500) * 1e6,
+        (peaks.hz if peaks is not None else None) or (top.max_mhz * 1e6 if top.max_mhz else stated_hz()),
     )  # fmt: skip
 
 

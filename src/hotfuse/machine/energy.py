@@ -1,24 +1,23 @@
 """Joules: from the processor's own meters (RAPL, through powercap) and from NVIDIA's library where they are there.
 
-Elsewhere energy is *estimated* from processor time, and every figure says which of the two it is.
+Elsewhere energy is *estimated* from processor time and the power that the system states; every figure says which of the two it is.
 """
 
 from __future__ import annotations
 
 import ctypes
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
-from hotfuse.machine.topology import read_text
+from hotfuse.machine.topology import read_text, topology
 
-WATTS_PER_CORE = 5.0
-"""What a busy server core draws, roughly: only good for comparing one estimate with another."""
-JOULES_PER_BYTE = 100e-12
-"""What a byte to or from memory takes beside the core's time: an estimate of the same worth."""
+ASSUMED_WATTS_PER_CORE = 5.0
+"""Where the system states no power (most virtual machines): estimates are compared with estimates alone."""
+ASSUMED_JOULES_PER_BYTE = 100e-12
+"""Of memory, which no meter here counts apart: an assumption that ranks what moves more against what computes more."""
 _POWERCAP = Path("/sys/class/powercap")
 
 
@@ -36,33 +35,6 @@ class EnergyMeter:
 
 
 Source = Literal["measured", "estimated"]
-
-
-@dataclass(frozen=True, slots=True)
-class MeteredJoules:
-    """Joules of one meter, or estimated from processor time where the processor has none."""
-
-    name: str
-    joules: float
-    source: Source
-
-
-@dataclass(frozen=True, slots=True)
-class Joules:
-    """What work took."""
-
-    parts: tuple[MeteredJoules, ...]
-    seconds: float
-
-    @property
-    def total(self) -> float:
-        """Of all parts; they do not overlap."""
-        return sum(p.joules for p in self.parts)
-
-    @property
-    def source(self) -> Source:
-        """`measured` only where every part was."""
-        return "measured" if all(p.source == "measured" for p in self.parts) else "estimated"
 
 
 def rapl_meters(root: Path = _POWERCAP) -> tuple[list[EnergyMeter], str]:
@@ -123,34 +95,10 @@ def meters() -> tuple[tuple[EnergyMeter, ...], dict[str, str]]:
     return (*rapl, *gpus), {k: v for k, v in (("rapl", no_rapl), ("nvml", no_gpus)) if v}
 
 
-class Energy:
-    """Joules of a piece of work: `with Energy() as e: work()`, then `e.joules`. Meters count the whole machine."""
-
-    def __init__(self, given: Sequence[EnergyMeter] | None = None, watts_per_core: float = WATTS_PER_CORE) -> None:
-        self._meters = tuple(meters()[0] if given is None else given)
-        self._watts = watts_per_core
-        self.joules: Joules | None = None
-        self._first: list[int] = []
-        self._wall = self._cpu = 0.0
-
-    def __enter__(self) -> Energy:
-        self._first = [m.read() for m in self._meters]
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
-        parts = [
-            MeteredJoules(m.name, _taken(m, a) * m.joules, "measured") for m, a in zip(self._meters, self._first, strict=True)
-        ]
-        if not any(m.name.startswith("cpu") for m in self._meters):
-            parts.append(MeteredJoules("cpu", cpu * self._watts, "estimated"))
-        self.joules = Joules(tuple(parts), wall)
-
-
-def _taken(meter: EnergyMeter, first: int) -> int:
-    """Units since the first look; a counter that wrapped has gone once through its whole range."""
-    now = meter.read()
-    return now - first if now >= first or meter.wraps is None else now + meter.wraps - first
+@cache
+def watts_per_core(root: Path = _POWERCAP) -> float:
+    """What a busy core draws: the power that the system states for its packages over their cores, or the assumption."""
+    stated = [read_text(zone / "constraint_0_power_limit_uw") for zone in root.glob("*-rapl:*") if zone.name.count(":") == 1]
+    watts = sum(int(text) for text in stated if text and text.isdecimal()) * 1e-6
+    top = topology()
+    return watts / (top.physical_cores or top.logical_cpus) if watts > 0 else ASSUMED_WATTS_PER_CORE

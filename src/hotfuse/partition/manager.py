@@ -88,11 +88,6 @@ def partitioned(graph: Graph, groups: Iterable[Sequence[int]], why: str, cuts: S
     return Partitioned(graph, needs, tuple(parts), History().with_(diff), len(parts))
 
 
-def from_partitioning(cut: Partitioning, why: str = "the first cut") -> Partitioned:
-    """The value that adjustments of a conservative cut start from."""
-    return partitioned(cut.graph, [range(p.first, p.last) for p in cut.parts], why, [p.cut for p in cut.parts])
-
-
 def fuse(of: Partitioned, a: int, b: int, why: str, **evidence: EvidenceValue) -> Partitioned:
     """Two partitions as one, which keeps the first one's place and reason."""
     if a == b:
@@ -167,13 +162,6 @@ def reads_from(of: Partitioned, reader: PartitionCut, number: int) -> bool:
     """Whether a partition reads what another one computes: the question about two, without the answer for all."""
     made = frozenset(of.part(number).nodes)
     return reader.number != number and any(m in made for i in reader.nodes for m in of.needs[i])
-
-
-def independent(of: Partitioned) -> list[tuple[int, int]]:
-    """Neighbours in the order of execution of which the second does not wait for the first."""
-    needs = part_needs(of)
-    pairs = zip(of.parts, of.parts[1:], strict=False)
-    return [(a.number, b.number) for a, b in pairs if a.number not in needs[b.number]]
 
 
 def partitioning(of: Partitioned) -> Partitioning:

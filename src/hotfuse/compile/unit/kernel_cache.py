@@ -33,6 +33,7 @@ from hotfuse.lower.common.effort import OutOfSteps
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.common.own_sizes import anchored, with_own_sizes
+from hotfuse.machine.topology import stated_hz
 from hotfuse.native.target import host
 from hotfuse.ops.table import packet
 from hotfuse.tile.verify import verify as verify_kernel
@@ -42,7 +43,7 @@ MAX_KEPT = 256
 
 def host_peaks(core: Core) -> CorePeaks:
     """Roofs of this machine, estimated."""
-    return CorePeaks(l1=core.l1, l2=core.l2, flops_per_s=core.lanes * 4 * 2.5e9)
+    return CorePeaks(l1=core.l1, l2=core.l2, flops_per_s=core.lanes * 4 * stated_hz(), registers=core.registers)
 
 
 V = TypeVar("V")

@@ -21,7 +21,7 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.request_bodies import PartitionTimes
 from hotfuse.hpm.bottleneck import Bottleneck, Diagnosis, Ledger, Strategy
 from hotfuse.ir.text import show
-from hotfuse.machine.energy import JOULES_PER_BYTE, WATTS_PER_CORE
+from hotfuse.machine.energy import ASSUMED_JOULES_PER_BYTE, watts_per_core
 from hotfuse.machine.traffic import of_misses
 from hotfuse.profile.names import Names
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
@@ -203,5 +203,5 @@ def _traffic(q: PartitionQuestion) -> dict[str, Any]:
 def _energy(q: PartitionQuestion) -> dict[str, Any]:
     """An estimate: meters of a whole processor say nothing about some microseconds of it."""
     moved = max(q.seen.bytes, 0)
-    joules = q.seen.p50 * 1e-9 * WATTS_PER_CORE * q.threads + moved * JOULES_PER_BYTE
+    joules = q.seen.p50 * 1e-9 * watts_per_core() * q.threads + moved * ASSUMED_JOULES_PER_BYTE
     return {"microjoules": round(joules * 1e6, 2), "energy_source": "estimated"}

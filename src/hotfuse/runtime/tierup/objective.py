@@ -18,7 +18,7 @@ import torch
 
 from hotfuse.base.events import EvidenceValue
 from hotfuse.base.settings import Settings
-from hotfuse.machine.energy import WATTS_PER_CORE, EnergyMeter, Source, meters
+from hotfuse.machine.energy import EnergyMeter, Source, meters, watts_per_core
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.tierup.race import MARGIN, Trial
 
@@ -72,7 +72,7 @@ class CoreSeconds:
             gone = now - self._last[i]
             self._joules += (gone if gone >= 0 or m.wraps is None else gone + m.wraps) * m.joules
             self._last[i] = now
-        return self._joules / WATTS_PER_CORE
+        return self._joules / watts_per_core()
 
 
 Race = Callable[..., Trial]
@@ -86,12 +86,12 @@ def decide(
     if settings.objective == "energy":
         clock = CoreSeconds()
         trial = race(old.run, new.run, call, settings.race_s, clock=clock, **how)
-        joules = (trial.old_us * WATTS_PER_CORE, trial.new_us * WATTS_PER_CORE)
+        joules = (trial.old_us * watts_per_core(), trial.new_us * watts_per_core())
         before, after = _wall_us(old, call), _wall_us(new, call)
         return replace(trial, old_us=before, new_us=after), Trade((before, after), joules, clock.source, sizes)
     trial = race(old.run, new.run, call, settings.race_s, **how)
     threads = torch.get_num_threads()
-    joules = (trial.old_us * WATTS_PER_CORE * threads, trial.new_us * WATTS_PER_CORE * threads)
+    joules = (trial.old_us * watts_per_core() * threads, trial.new_us * watts_per_core() * threads)
     if settings.objective == "memory":
         less, cheap = sizes[1] < MARGIN * sizes[0], trial.new_us <= SLOWER * trial.old_us
         trial = replace(

@@ -67,12 +67,3 @@ def recurring(shares: dict[tuple[int, ...], float], samples: int, limit: int) ->
     if samples < FEWEST:
         return []
     return [Assumption("sizes", s, share, samples) for s, share in shares.items() if share >= SHARE][:limit]
-
-
-def predictable(outcomes: tuple[float, float], samples: int) -> bool | None:
-    """Which way a branch goes, if it goes that way often enough; `outcomes` weigh how often it was false and true."""
-    total = sum(outcomes)
-    if samples < FEWEST or total <= 0:
-        return None
-    likely = outcomes[1] >= outcomes[0]
-    return likely if max(outcomes) / total >= PREDICTABLE else None
