@@ -15,7 +15,8 @@ from dataclasses import replace
 
 import torch
 
-from hotfuse.ir.graph import Arg, Graph, Node, Value, output_values
+from hotfuse.ir.graph import Arg, Graph, Node, Value
+from hotfuse.ir.rewrite import READS, Context, Replacement, Rule, apply, without_unused_params
 from hotfuse.ir.types import DType, TensorType
 
 Weights = Mapping[str, torch.Tensor]
@@ -69,11 +70,18 @@ def with_numbers(graph: Graph, weights: Weights) -> Graph:
     known = {n: x for n, x in numbers.items() if x is not None}
     if not known:
         return graph
-    nodes = tuple(_told(n, known) for n in graph.nodes)
-    if all(a is b for a, b in zip(nodes, graph.nodes, strict=True)):
-        return graph
-    used = {v.name for n in nodes for v in n.ins} | {v.name for v in output_values(graph)}
-    return replace(graph, nodes=nodes, params=tuple(p for p in graph.params if p.value.name in used))
+    found, steps = apply(graph, rules(known))
+    return without_unused_params(found) if steps else graph
+
+
+def rules(numbers: Mapping[str, float]) -> tuple[Rule, ...]:
+    """One rule for weights whose numbers are known, by name; inside branches the same name may be another value."""
+
+    def write(node: Node, context: Context) -> Replacement | None:
+        made = _told(node, {v.name: numbers[v.name] for v in node.ins if v.name in numbers and context.is_param(v)})
+        return None if made is node else Replacement((made,))
+
+    return (Rule("write-number", write, "one value less is read", READS),)
 
 
 def _number(v: Value, weight: torch.Tensor) -> float | None:

@@ -52,6 +52,8 @@ def _leaves(arg: Arg) -> int:
     return sum(map(_leaves, arg)) if isinstance(arg, tuple) else 1
 
 
+READS = Measure("values read", lambda n: (len(n.ins),))
+"""For rules that put a number, or nothing, in the place of a value."""
 SIZE = Measure("nodes, then arguments", lambda n: (1, sum(map(_leaves, (*n.args, *(a for _, a in n.attrs))))))
 
 
@@ -280,6 +282,13 @@ def _apply(graph: Graph, rules: Sequence[Rule], trace: list[RewriteTrace]) -> Gr
                 waiting.add(i)
             break
     return context._finish() if len(trace) > before else graph  # pyright: ignore[reportPrivateUsage]
+
+
+def without_unused_params(graph: Graph) -> Graph:
+    """The graph without params that nothing reads any more."""
+    used = {v.name for n in graph.nodes for v in n.ins} | {v.name for v in output_values(graph)}
+    kept = tuple(p for p in graph.params if p.value.name in used)
+    return graph if len(kept) == len(graph.params) else replace(graph, params=kept)
 
 
 def _check(rule: Rule, node: Node, by: Replacement, context: Context) -> None:

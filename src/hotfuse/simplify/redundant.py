@@ -77,8 +77,9 @@ def _proven(node: Node, _context: Context) -> Replacement | None:
     return Replacement() if holds else None
 
 
+DROP_DEAD = Rule("drop-dead", _dead, _NOTE)
 RULES = (
-    Rule("drop-dead", _dead, _NOTE),
+    DROP_DEAD,
     Rule("fold-known-size", _known_size, _NOTE),
     Rule("share-size", _same_size, _NOTE),
     Rule("share-node", _same_node, _NOTE),

@@ -7,6 +7,7 @@ Some exporters write such a mask for calls without padding. Its values follow fr
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,7 @@ from hotfuse.analysis.attention import FUSED
 from hotfuse.backends.library import meaning
 from hotfuse.backends.pycode import flat_function
 from hotfuse.ir.graph import Graph, Kind, Node, Value
+from hotfuse.ir.rewrite import READS, Context, Replacement, Rule, apply
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.ops import expand
 from hotfuse.lower.ops.views import is_move
@@ -35,8 +37,17 @@ def without_idle_masks(graph: Graph) -> Graph:
     idle = {name for name, v in masks.items() if _hides_nothing(graph, v, constant)}
     if not idle:
         return graph
-    nodes = tuple(_unmasked(n) if (v := _mask(n)) is not None and v.name in idle else n for n in graph.nodes)
-    return simplify(replace(graph, nodes=nodes))[0]
+    return simplify(apply(graph, rules(idle))[0])[0]
+
+
+def rules(idle: Container[str]) -> tuple[Rule, ...]:
+    """One rule for masks that are known to hide nothing."""
+
+    def drop(node: Node, _context: Context) -> Replacement | None:
+        mask = _mask(node)
+        return Replacement((_unmasked(node),)) if mask is not None and mask.name in idle else None
+
+    return (Rule("drop-idle-mask", drop, "one value less is read", READS, frozenset({FUSED})),)
 
 
 def _mask(node: Node) -> Value | None:

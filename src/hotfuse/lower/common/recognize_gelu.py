@@ -9,12 +9,14 @@ again; x times the share of a normal distribution below x needs neither, and kee
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
-from hotfuse.ir.graph import Arg, Graph, Node, Value, output_values
+from hotfuse.ir.graph import Arg, Graph, Node, Value
+from hotfuse.ir.rewrite import Context, Replacement, Rule, apply, without_unused_params
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.ops.table import packet
+from hotfuse.simplify.redundant import DROP_DEAD
 
 _REALS = frozenset({DType.F32, DType.F64})
 _CLOSE = 1e-7
@@ -23,60 +25,44 @@ _CLOSE = 1e-7
 
 def recognized(graph: Graph) -> Graph:
     """The group with what is written out in its short form; intermediate values that others want stay."""
-    if not any(packet(n.op) == "aten.erf" for n in graph.nodes):
-        return graph
-    made = {v.name: n for n in graph.nodes for v in n.outs}
-    short = {n.outs[0].name: x for n in graph.nodes if (x := _gelu(n, made)) is not None}
-    if not short:
-        return graph
-    nodes = [
-        replace(n, op="aten.gelu.default", args=(short[n.outs[0].name],), attrs=()) if n.outs[0].name in short else n
-        for n in graph.nodes
-    ]
-    wanted = {v.name for v in output_values(graph)}
-    kept: list[Node] = []
-    for n in reversed(nodes):
-        if any(v.name in wanted for v in n.outs) or n.graphs:
-            kept.insert(0, n)
-            wanted |= {v.name for v in n.ins}
-    params = tuple(p for p in graph.params if p.value.name in wanted)
-    return replace(graph, nodes=tuple(kept), params=params)
+    found, steps = apply(graph, RULES)
+    return without_unused_params(found) if any(s.rule == RECOGNIZE_GELU.name for s in steps) else graph
 
 
-def _gelu(node: Node, made: Mapping[str, Node]) -> Value | None:
-    """What a product x (1 + erf(x / sqrt 2)) / 2 is the gelu of, in whatever order it is multiplied."""
-    if packet(node.op) != "aten.mul" or not _plain(node):
+def _gelu(node: Node, context: Context) -> Replacement | None:
+    """A product x (1 + erf(x / sqrt 2)) / 2, in whatever order it is multiplied, is gelu(x)."""
+    if not _plain(node):
         return None
-    factors = list(_factors(node, made))
+    factors = list(_factors(node, context))
     numbers = [f for f in factors if isinstance(f, float)]
     values = [f for f in factors if isinstance(f, Value)]
     if numbers != [0.5] or len(values) != 2 or len(factors) != 3:
         return None
     for x, share in (values, values[::-1]):
-        if _same(x, node.outs[0]) and _is_share(share, x, made):
-            return x
+        if _same(x, node.outs[0]) and _is_share(share, x, context):
+            return Replacement((replace(node, op="aten.gelu.default", args=(x,), attrs=()),))
     return None
 
 
-def _factors(node: Node, made: Mapping[str, Node]) -> Iterator[Arg]:
+def _factors(node: Node, context: Context) -> Iterator[Arg]:
     """What is multiplied, through one product inside another."""
     for a in node.args:
-        inner = made.get(a.name) if isinstance(a, Value) else None
+        inner = context.producer(a) if isinstance(a, Value) else None
         if inner is not None and packet(inner.op) == "aten.mul" and _plain(inner):
             yield from inner.args
         else:
             yield a
 
 
-def _is_share(value: Value, x: Value, made: Mapping[str, Node]) -> bool:
+def _is_share(value: Value, x: Value, context: Context) -> bool:
     """Whether a value is 1 + erf(x / sqrt 2)."""
-    total = made.get(value.name)
+    total = context.producer(value)
     if total is None or packet(total.op) != "aten.add" or not _plain(total):
         return False
-    error = next((made.get(a.name) for a in total.args if isinstance(a, Value)), None)
+    error = next((context.producer(a) for a in total.args if isinstance(a, Value)), None)
     if 1.0 not in total.args or error is None or packet(error.op) != "aten.erf":
         return False
-    scaled = made.get(error.ins[0].name)
+    scaled = context.producer(error.ins[0])
     if scaled is None or not _plain(scaled) or scaled.args[0] != x or not isinstance(scaled.args[1], float):
         return False
     factor = {"aten.div": math.sqrt(2), "aten.mul": math.sqrt(0.5)}.get(packet(scaled.op))
@@ -93,3 +79,7 @@ def _same(x: Value, y: Value) -> bool:
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
         return False
     return a.dtype in _REALS and a.dtype is b.dtype and a.shape == b.shape
+
+
+RECOGNIZE_GELU = Rule("recognize-gelu", _gelu, "one argument less", ops=frozenset({"aten.mul"}))
+RULES = (RECOGNIZE_GELU, DROP_DEAD)
