@@ -89,7 +89,8 @@ __all__ = [  # noqa: RUF022
 def __getattr__(name: str) -> Any:
     """Import each public name when it is first used: a PyTorch user never pays for ONNX.
 
-    What is imported stays, so the garbage collector rests meanwhile: it would look through all of torch, for a tenth of a second.
+    What is imported stays. So the garbage collector rests meanwhile, and takes all of it for old afterwards: else it would look
+    through everything that torch has, for a tenth of a second, now or when the first model is made.
     """
     home = _HOMES.get(name)
     if home is None:
@@ -101,4 +102,7 @@ def __getattr__(name: str) -> Any:
     finally:
         if collects:
             gc.enable()
+            if not gc.get_freeze_count():  # somebody who froze objects wants them to stay so
+                gc.freeze()
+                gc.unfreeze()
     return value

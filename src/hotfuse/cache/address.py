@@ -14,13 +14,16 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from hotfuse.cache.notes import Notes
 
 SEEN = {
     "program": "it was made by another version of Hotfuse",
@@ -81,15 +84,43 @@ class Address:
         return same and (there == here or (there[:1] == here[:1] and set(there[1:]) <= usable))
 
 
+_notes: Notes | None = None
+
+
+def note_sources_in(notes: Notes | None) -> None:
+    """Where the digest of Hotfuse's own files is noted; whoever says so last decides."""
+    global _notes
+    _notes = notes
+
+
 @functools.cache
 def program() -> str:
     """A name for the code that makes entries: its sources, whatever they are called and whenever they were written."""
     root = Path(__file__).parents[1]
+    files = sorted(_sources(str(root)))
+    seen = digest(*(f"{name} {size} {changed}" for name, size, changed in files))
+    known = None if _notes is None else _notes.recall("sources", seen)
+    if isinstance(known, str):
+        return known
     made = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        data = path.read_bytes()
-        made.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
-    return made.hexdigest()[:24]
+    for name, _, _ in files:
+        data = Path(name).read_bytes()
+        made.update(f"{Path(name).relative_to(root).as_posix()} {len(data)}\n".encode() + data)
+    found = made.hexdigest()[:24]
+    if _notes is not None:
+        _notes.keep("sources", seen, found)
+    return found
+
+
+def _sources(folder: str) -> Iterator[tuple[str, int, int]]:
+    """Our files below a folder, with their sizes and when they were changed."""
+    with os.scandir(folder) as found:
+        for entry in found:
+            if entry.is_dir():
+                yield from _sources(entry.path)
+            elif entry.name.endswith(".py"):
+                about = entry.stat()
+                yield entry.path, about.st_size, about.st_mtime_ns
 
 
 def _version(package: str) -> str:

@@ -11,11 +11,14 @@ from typing import Any
 
 from hotfuse.base.errors import InputError
 from hotfuse.base.settings import Settings
+from hotfuse.cache.address import note_sources_in
 from hotfuse.cache.bundle import Bundle, open_bundle
 from hotfuse.cache.entry import Refused
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.keys import keys_for
+from hotfuse.cache.notes import Notes
 from hotfuse.cache.shared import SharedStore
+from hotfuse.machine.probe import remember_with
 
 OFF = "off"
 NAME = "code"
@@ -104,6 +107,9 @@ def _opened(place: CachePlace) -> Folder | str:
 def _made(place: CachePlace) -> Folder:
     """A folder with its bundles; one that is not believed is counted and told, and the folder does without it."""
     keys = keys_for(Path(place.home), place.key, place.trusted)
+    notes = Notes(Path(place.home), keys)
+    note_sources_in(notes)
+    remember_with(notes)
     folder = Folder(None if place.root is None else Path(place.root), keys, place.limit)
     if place.artifacts is not None:
         path = Path(place.artifacts).expanduser()

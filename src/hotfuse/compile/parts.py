@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
 from hotfuse.tile.stored import StoredKernel, StoredKernels, header
 from hotfuse.tile.text import show as show_kernel
 
+ReadGraph = Callable[[str], Graph]
 FACTS = ("flops", "traffic", "predicted_us", "kernel_us", "library_us")
 """What is kept of a kernel for readers: operations, bytes to and from memory, microseconds."""
 
@@ -90,17 +91,17 @@ class RunParts:
     """The worker's answer as it came; None where there are no runs."""
 
 
-def parts_from(header: dict[str, Any], codes: Sequence[bytes], demand: Demand) -> NativeParts:
+def parts_from(header: dict[str, Any], codes: Sequence[bytes], demand: Demand, read: ReadGraph = parse) -> NativeParts:
     """Parts as an earlier process kept them."""
     kernels = tuple(kernel_from_json(k, code) for k, code in zip(header["kernels"], codes, strict=True))
-    return NativeParts(body_from_json(header), kernels, tuple(header["notes"]), demand, (header, list(codes)))
+    return NativeParts(body_from_json(header, read), kernels, tuple(header["notes"]), demand, (header, list(codes)))
 
 
-def runs_from(parts: NativeParts, header: dict[str, Any], blobs: Sequence[bytes]) -> RunParts:
+def runs_from(parts: NativeParts, header: dict[str, Any], blobs: Sequence[bytes], read: ReadGraph = parse) -> RunParts:
     """Parts with the runs that a worker made of them, in this process or an earlier one."""
     count = len(blobs) - int(header["drivers"])
     more = tuple(kernel_from_json(k, code) for k, code in zip(header["kernels"], blobs[:count], strict=True))
-    body = _run_body(header["body"], blobs[count:])
+    body = _run_body(header["body"], blobs[count:], read)
     return RunParts(body, (*parts.kernels, *more), (*parts.notes, *header["notes"]), (header, list(blobs)))
 
 
@@ -113,10 +114,10 @@ def without_runs(parts: NativeParts) -> RunParts:
     return RunParts(plain(parts.body), parts.kernels, parts.notes)
 
 
-def body_from_json(data: dict[str, Any]) -> Body:
+def body_from_json(data: dict[str, Any], read: ReadGraph = parse) -> Body:
     """A body as the worker sent it."""
-    graph = parse(data["graph"])
-    branches = {int(i): tuple(body_from_json(b) for b in bodies) for i, bodies in data["branches"].items()}
+    graph = read(data["graph"])
+    branches = {int(i): tuple(body_from_json(b, read) for b in bodies) for i, bodies in data["branches"].items()}
     parts: list[Partition] = []
     for i, (first, last, kernel) in enumerate(data["parts"]):
         why = (
@@ -193,9 +194,9 @@ def body_to_json(body: Body) -> dict[str, Any]:
     return {"graph": show(body.partitioning.graph), "parts": parts, "branches": nested}
 
 
-def _run_body(data: dict[str, Any], codes: Sequence[bytes]) -> RunBody:
-    nested = {int(i): tuple(_run_body(b, codes) for b in bodies) for i, bodies in data["branches"].items()}
-    return RunBody(body_from_json(data), tuple(_run_code(r, codes[r["code"]]) for r in data["runs"]), nested)
+def _run_body(data: dict[str, Any], codes: Sequence[bytes], read: ReadGraph) -> RunBody:
+    nested = {int(i): tuple(_run_body(b, codes, read) for b in bodies) for i, bodies in data["branches"].items()}
+    return RunBody(body_from_json(data, read), tuple(_run_code(r, codes[r["code"]]) for r in data["runs"]), nested)
 
 
 def _run_code(data: dict[str, Any], code: bytes) -> RunCode:

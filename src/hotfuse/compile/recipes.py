@@ -9,6 +9,7 @@ made for other sizes is still right, and serves until one for the sizes of now h
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,7 @@ from hotfuse.compile.kept import code_basis, code_features
 from hotfuse.compile.parts import RunParts, parts_from, runs_from
 from hotfuse.compile.request_context import threads_for
 from hotfuse.compile.value import Demand
+from hotfuse.ir.text import parse
 from hotfuse.partition.change import Diff, PartitionChange
 
 Evidence = Mapping[str, EvidenceValue]
@@ -81,7 +83,8 @@ def again(recipe: Recipe, demand: Demand) -> Kept | None:
 def _read(recipe: Recipe, message: Message, demand: Demand) -> Kept | None:
     body, blobs = message
     count = int(body["codes"])
-    parts = runs_from(parts_from(body["parts"], blobs[:count], demand), body["runs"], blobs[count:])
+    read = functools.cache(parse)  # a graph and the same one with its runs
+    parts = runs_from(parts_from(body["parts"], blobs[:count], demand, read), body["runs"], blobs[count:], read)
     found = recipe.folder.get(_verdict(recipe.address))
     verdict = dict(found[0]["evidence"]) if found is not None and found[0]["won"] else None
     return Kept(replace(recipe, verdict=verdict), parts, _account_from(body["account"]))

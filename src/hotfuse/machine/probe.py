@@ -2,13 +2,14 @@
 
 Some machines advertise instructions that trap when used (seen: AMX in a virtual machine). A feature is therefore
 believed only when it is advertised *and* an instruction of it ran in a throw-away process: `machine.trial` forks one
-child per feature, so a trap kills only that child. The whole probe takes about a tenth of a second and its
-result is kept for the life of the process.
+child per feature, so a trap kills only that child. The whole probe takes about a tenth of a second. Its result is kept for the
+life of the process, and noted for others during the same boot (`remember_with`): what executed once does so again there.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from hotfuse.base.errors import InternalError
 from hotfuse.machine.features import RETURNS, Feature, known_features
@@ -102,10 +104,61 @@ def _judge(feature: Feature, flags: frozenset[str], answer: dict[str, int | None
     return Probed(feature.name, feature.flag in flags, detail == "ran", detail)
 
 
+class ProbeMemory(Protocol):
+    """Where trials are noted for later processes."""
+
+    def recall(self, name: str, circumstances: str, /) -> Any:
+        """What was noted in the same circumstances; None where nothing was."""
+        ...
+
+    def keep(self, name: str, circumstances: str, value: Any, /) -> None:
+        """Note it."""
+        ...
+
+
+_memory: ProbeMemory | None = None
+
+
+def remember_with(memory: ProbeMemory | None) -> None:
+    """Note trials for later processes; whoever says so last decides."""
+    global _memory
+    _memory = memory
+
+
 @functools.cache
 def features() -> tuple[Probed, ...]:
-    """Every known feature of this machine's architecture, probed once per process."""
-    return probe(known_features(), advertised_flags())
+    """Every known feature of this machine's architecture: probed once per process, or by an earlier one during the same boot."""
+    known, memory = known_features(), _memory
+    where = "" if memory is None else circumstances(known)
+    if memory is not None and where and (noted := _from_note(memory.recall("features", where), known)) is not None:
+        return noted
+    found = probe(known, advertised_flags())
+    if memory is not None and where:
+        memory.keep("features", where, [[p.name, p.advertised, p.executes, p.detail] for p in found])
+    return found
+
+
+def _from_note(noted: Any, known: Sequence[Feature]) -> tuple[Probed, ...] | None:
+    """Trials as they were noted; None where that is not what was asked."""
+    try:
+        found = tuple(Probed(str(n), bool(a), bool(e), str(d)) for n, a, e, d in noted)
+    except (TypeError, ValueError):
+        return None
+    return found if [p.name for p in found] == [f.name for f in known] else None
+
+
+def circumstances(known: Sequence[Feature]) -> str:
+    """What trials depend on: the boot, the host or container, the kind of core, and what is tried. Empty where nobody can tell."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        cpu, _, _ = Path("/proc/cpuinfo").read_text(errors="replace").partition("\n\n")
+        trial = _TRIAL.read_bytes()
+    except OSError:
+        return ""
+    moving = ("cpu MHz", "bogomips", "BogoMIPS", "processor", "apicid", "initial apicid", "core id", "physical id")
+    core = [line for line in cpu.splitlines() if line.partition(":")[0].strip() not in moving]
+    parts = (boot, os.uname().nodename, os.uname().release, *core, *(f"{f.name} {f.code.hex()}" for f in known))
+    return hashlib.sha256("\n".join(parts).encode() + trial).hexdigest()
 
 
 def usable_features() -> frozenset[str]:

@@ -37,6 +37,7 @@ class ServedModel:
         self._module = module
         self._settings = settings
         self._known: Known | None = None
+        self._naming = threading.Lock()
 
     def prepare(self) -> None:
         """Have a worker load what capturing takes, unless the cache knows the model."""
@@ -46,9 +47,16 @@ class ServedModel:
 
     def _at(self) -> Known | None:
         """Where captures of this model are kept: a file is what it is, so it is named once."""
-        if self._known is None:
-            self._known = known("onnx", lambda: digest(self._shipped()), self._settings)
-        return self._known
+        with self._naming:  # the first call's capture comes while the constructor's job is at it
+            if self._known is None:
+                self._known = known("onnx", lambda: digest(self._shipped()), self._settings)
+            return self._known
+
+    def name_model(self) -> None:
+        """Find out where captures of this model are kept: before the first call, as beside calls it takes several times as long."""
+        with contextlib.suppress(CaptureError):  # a model that cannot be sent: whoever captures it says so
+            if (known := self._at()) is not None:
+                known.calls  # noqa: B018 - what names rest on is found out, too
 
     def _shipped(self) -> bytes:
         with _SHIPPING:
@@ -79,6 +87,7 @@ def engine_for(module: OnnxModule, settings: Settings, log: EventLog) -> Engine:
     """An engine that serves the module."""
     served = ServedModel(module, settings)
     if settings.capture == "background":
+        served.name_model()
         service().submit(served.get_ready, served)
     return Engine(
         served,

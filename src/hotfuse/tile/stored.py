@@ -13,6 +13,9 @@ from dataclasses import dataclass, field, replace
 from hotfuse.tile.program import Kernel
 from hotfuse.tile.text import parse
 
+_LEVEL = 1
+"""Of compression: the best one takes four times as long and saves a quarter."""
+
 
 def header(kernel: Kernel) -> Kernel:
     """A kernel without its statements: its name, sizes, buffers and which instructions it has, which calling it needs."""
@@ -31,7 +34,7 @@ class StoredKernel:
     @classmethod
     def of(cls, name: str, text: str, facts: Mapping[str, float] | None = None) -> StoredKernel:
         """Store a kernel's text."""
-        return cls(name, zlib.compress(text.encode(), 6), facts or {})
+        return cls(name, zlib.compress(text.encode(), _LEVEL), facts or {})
 
     def kernel(self) -> Kernel:
         """The kernel, read anew."""

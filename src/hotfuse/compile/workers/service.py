@@ -36,7 +36,7 @@ STOP_S = 10.0
 MOST_THREADS = 4
 """Models whose jobs run at the same time; those of others wait for one of these to be done with its own."""
 PAUSE_S = 0.01
-"""Before a job: the call that submitted it returns first, instead of waiting for the interpreter lock."""
+"""Before a job that a call submitted: that one returns first, instead of waiting for the interpreter lock."""
 FIRST = ("ready", "torch", "onnx")
 """Requests that come before a model's first plan."""
 Job = Callable[[], None]
@@ -55,8 +55,8 @@ class Service:
 
     def __init__(self, pool: Pool | None = None) -> None:
         self._lock = threading.Lock()
-        self._jobs: dict[Hashable, deque[Job]] = {}
-        """By owner; one that has a thread is not among `_unserved`."""
+        self._jobs: dict[Hashable, deque[tuple[Job, float]]] = {}
+        """By owner, with the pause before each; one that has a thread is not among `_unserved`."""
         self._unserved: deque[Hashable] = deque()
         self._threads: set[threading.Thread] = set()
         self.pool = pool or Pool()
@@ -66,11 +66,12 @@ class Service:
 
     def submit(self, job: Job, owner: Hashable = None) -> None:
         """Run a job in the background; an owner's jobs run one after another and handle their own errors."""
+        queued = (job, 0.0 if in_background() else PAUSE_S)
         with self._lock:
             if owner in self._jobs:
-                self._jobs[owner].append(job)
+                self._jobs[owner].append(queued)
                 return
-            self._jobs[owner] = deque([job])
+            self._jobs[owner] = deque([queued])
             self._unserved.append(owner)
             if len(self._threads) < MOST_THREADS and not self._stopping:
                 thread = steady(self._serve, "hotfuse-service")
@@ -101,13 +102,14 @@ class Service:
         while (owner := self._next()) is not None:
             jobs = self._jobs[owner[0]]
             while self._more(owner[0], jobs):
-                time.sleep(PAUSE_S)
+                job, pause = jobs.popleft()
+                time.sleep(pause)
                 if self._stopping:
                     break
                 unbind()  # an OpenMP runtime binds the threads that call it, and those that they start
                 begun = time.thread_time()
                 with background_priority():
-                    _run(jobs.popleft())
+                    _run(job)
                 with self._lock:
                     self.jobs_cpu_s += time.thread_time() - begun
             heap.after_work()
@@ -119,7 +121,7 @@ class Service:
             self._threads.discard(threading.current_thread())
             return None
 
-    def _more(self, owner: Hashable, jobs: deque[Job]) -> bool:
+    def _more(self, owner: Hashable, jobs: deque[tuple[Job, float]]) -> bool:
         """Whether an owner has jobs left; one without is forgotten."""
         with self._lock:
             if not jobs:

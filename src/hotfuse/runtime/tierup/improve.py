@@ -76,6 +76,8 @@ class Improver:
         self._log = plans.log
         self._judge = Judge(plans)
         self._history = history_of(context_of(plans.settings).path)
+        self._specializes = False
+        """Whether what specializing takes has been imported: no call does that."""
 
     def admitted(self, site: Site, entry: Entry, threads: int) -> None:
         """A graph was captured. Where an earlier process made a plan of it, that one is tried now, however hot it is; else calls
@@ -88,6 +90,7 @@ class Improver:
             compare(entry, self._plans.settings)  # what tier 1 has to beat is decided by calls while it is made
             self.consider(site, entry, entry.plan, threads)
             import_module(SPECIALIZING)
+            self._specializes = True
 
         self._plans.in_background(hot)
 
@@ -152,7 +155,9 @@ class Improver:
 
     def _consider_rows(self, site: Site, entry: Entry, rows: Sequence[str]) -> bool:
         """Whether a specialization of these rows was begun: of those proposed, the one that is expected to save most."""
-        from hotfuse.runtime.tierup.rows import LEAST_VALUE, proposals  # imported beside calls by then (`admitted`)
+        if not self._specializes:
+            return False
+        from hotfuse.runtime.tierup.rows import LEAST_VALUE, proposals
 
         for found in proposals(self._context, site, entry, self._history.outcomes, rows):
             if found.key.row == SIZES and not self._promising(entry, Strategy.SPECIALIZE, found.key):
