@@ -9,7 +9,7 @@ import pytest
 
 from hotfuse.cache import address
 from hotfuse.cache.keys import Key, TrustedKeys
-from hotfuse.cache.notes import Notes
+from hotfuse.cache.notes import StartNotes
 from hotfuse.machine import probe
 from hotfuse.machine.features import known_features
 
@@ -20,18 +20,18 @@ def _keys(byte: int = 1) -> TrustedKeys:
 
 
 def test_a_note_holds_in_its_circumstances_only(tmp_path: Path) -> None:
-    notes = Notes(tmp_path, _keys())
+    notes = StartNotes(tmp_path, _keys())
     assert notes.recall("sources", "here") is None
     notes.keep("sources", "here", ["a", 1])
     assert notes.recall("sources", "here") == ["a", 1] and notes.recall("sources", "there") is None
-    assert Notes(tmp_path, _keys(2)).recall("sources", "here") is None, "signed by somebody else"
+    assert StartNotes(tmp_path, _keys(2)).recall("sources", "here") is None, "signed by somebody else"
     (tmp_path / "features.note").write_bytes((tmp_path / "sources.note").read_bytes())
     assert notes.recall("features", "here") is None, "it stands under another name"
 
 
 @pytest.mark.parametrize("at", range(0, 200, 11))
 def test_damaged_notes_are_none(tmp_path: Path, at: int) -> None:
-    notes = Notes(tmp_path, _keys())
+    notes = StartNotes(tmp_path, _keys())
     notes.keep("sources", "here", "value" * 20)
     path = tmp_path / "sources.note"
     data = bytearray(path.read_bytes())
@@ -43,7 +43,7 @@ def test_damaged_notes_are_none(tmp_path: Path, at: int) -> None:
 
 
 def test_where_nothing_can_be_written_nothing_is_noted(tmp_path: Path) -> None:
-    notes = Notes(tmp_path / "missing", _keys())
+    notes = StartNotes(tmp_path / "missing", _keys())
     notes.keep("sources", "here", "x")
     assert notes.recall("sources", "here") is None
 
@@ -54,7 +54,7 @@ def test_sources_are_read_again_when_a_file_changed(tmp_path: Path, monkeypatch:
     (package / "one.py").write_text("x = 1\n")
     monkeypatch.setattr(address, "__file__", str(package / "cache" / "address.py"))
     (tmp_path / "notes").mkdir()
-    monkeypatch.setattr(address, "_notes", Notes(tmp_path / "notes", _keys()))
+    monkeypatch.setattr(address, "_notes", StartNotes(tmp_path / "notes", _keys()))
     whole = address.program.__wrapped__
     first = whole()
     assert whole() == first and (tmp_path / "notes" / "sources.note").exists()
@@ -68,7 +68,7 @@ def test_sources_are_read_again_when_a_file_changed(tmp_path: Path, monkeypatch:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody can tell one boot from another elsewhere")
 def test_trials_are_noted_and_tried_again_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_memory", Notes(tmp_path, _keys()))
+    monkeypatch.setattr(probe, "_memory", StartNotes(tmp_path, _keys()))
     tried: list[int] = []
     real = probe.probe
     monkeypatch.setattr(probe, "probe", lambda *a: (tried.append(1), real(*a))[1])

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from hotfuse.cache.notes import Notes
+from hotfuse.cache.notes import StartNotes
 
 SEEN = {
     "program": "it was made by another version of Hotfuse",
@@ -84,10 +84,10 @@ class Address:
         return same and (there == here or (there[:1] == here[:1] and set(there[1:]) <= usable))
 
 
-_notes: Notes | None = None
+_notes: StartNotes | None = None
 
 
-def note_sources_in(notes: Notes | None) -> None:
+def note_sources_in(notes: StartNotes | None) -> None:
     """Where the digest of Hotfuse's own files is noted; whoever says so last decides."""
     global _notes
     _notes = notes

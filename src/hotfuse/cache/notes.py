@@ -24,7 +24,7 @@ MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
+class StartNotes:
     """Notes in the directory that has the user's key."""
 
     home: Path

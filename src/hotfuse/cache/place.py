@@ -16,7 +16,7 @@ from hotfuse.cache.bundle import Bundle, open_bundle
 from hotfuse.cache.entry import Refused
 from hotfuse.cache.folder import Folder
 from hotfuse.cache.keys import keys_for
-from hotfuse.cache.notes import Notes
+from hotfuse.cache.notes import StartNotes
 from hotfuse.cache.shared import SharedStore
 from hotfuse.machine.probe import remember_with
 
@@ -107,7 +107,7 @@ def _opened(place: CachePlace) -> Folder | str:
 def _made(place: CachePlace) -> Folder:
     """A folder with its bundles; one that is not believed is counted and told, and the folder does without it."""
     keys = keys_for(Path(place.home), place.key, place.trusted)
-    notes = Notes(Path(place.home), keys)
+    notes = StartNotes(Path(place.home), keys)
     note_sources_in(notes)
     remember_with(notes)
     folder = Folder(None if place.root is None else Path(place.root), keys, place.limit)
