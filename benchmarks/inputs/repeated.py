@@ -97,11 +97,11 @@ def learn(fast: Any, calls: Iterator[Call], done: Callable[[], bool]) -> float:
     return time.perf_counter() - begin
 
 
-def in_turns(runs: dict[str, Any], calls: Iterator[Call], count: int) -> dict[str, float]:
+def in_turns(runs: dict[str, Any], calls: Iterator[Call], count: int, settle: int = SETTLE_CALLS) -> dict[str, float]:
     """Milliseconds of a call by contender: each answers every call, so that contents come to each as traffic has them."""
     spent = dict.fromkeys(runs, 0.0)
     worst = 0.0
-    for _ in range(SETTLE_CALLS):
+    for _ in range(settle):
         given = next(calls)
         for name in ("ours", "without"):
             runs[name](*given)

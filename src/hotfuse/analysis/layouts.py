@@ -74,11 +74,12 @@ def _run(node: Node, made: Mapping[str, Any]) -> tuple[Any, ...]:
     def given(a: Arg) -> Any:
         if isinstance(a, Value):
             return made[a.name]
-        return [given(x) for x in a] if isinstance(a, tuple) else to_torch(a)
+        if isinstance(a, tuple):
+            return [given(x) for x in a]
+        found = to_torch(a)
+        return torch.device("meta") if isinstance(found, torch.device) else found
 
-    attrs = {k: given(a) for k, a in node.attrs if k not in ("device", "pin_memory")}
-    if any(k == "device" for k, _ in node.attrs):
-        attrs["device"] = torch.device("meta")
+    attrs = {k: given(a) for k, a in node.attrs if k != "pin_memory"}
     try:
         with torch.no_grad():
             found = resolve(node.op)(*[given(a) for a in node.args], **attrs)

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 
 import torch
 
+from hotfuse.analysis.index_sums import IndexSums
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, Relation, carries, shape_of
 from hotfuse.analysis.uniform import SPREAD, evaluated, number_of
-from hotfuse.ir.dims import Dim, expr
+from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value
-from hotfuse.ir.types import DType, ScalarType, TensorType
+from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 
@@ -48,14 +49,6 @@ class MaskFact:
     live: Number | None
     places: RowPlaces | None
     """None: the value is one number."""
-
-
-@dataclass(frozen=True, slots=True)
-class IndexSum:
-    """An int that is a sum of indices along axes, each times a number, and of a number."""
-
-    offset: Dim
-    steps: Mapping[int, Dim]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +87,8 @@ class MaskFactPass:
     def __init__(self, graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor]) -> None:
         self.graph, self.mask = graph, mask
         self.known: dict[str, MaskFact] = {}
-        self.sums: dict[str, IndexSum] = {}
+        self._indices = IndexSums(graph, weights)
+        self.sums = self._indices.found
         for p in graph.params:
             w = weights.get(p.key)
             if w is None or not isinstance(p.value.type, TensorType) or not 0 < w.numel() <= _MOST or w.device.type != "cpu":
@@ -102,8 +96,6 @@ class MaskFactPass:
             first = w.reshape(-1)[0]
             if bool((w == first).all()):
                 self.known[p.value.name] = constant_fact(number_of(p.value, first.item()))
-            if w.dtype is torch.int64 and (total := _counted(w)) is not None:
-                self.sums[p.value.name] = total
         given = next(v for v in graph.inputs if v.name == mask.name)
         places = RowPlaces(*(AxisIndex(axis) for axis in mask_axes(given)))
         self.known[given.name] = MaskFact(number_of(given, mask.dead), number_of(given, mask.live), places)
@@ -116,8 +108,8 @@ class MaskFactPass:
             found = self.fact(node)
             if found is not None:
                 self.known[node.outs[0].name] = found
-            elif (total := self._sum(node)) is not None:
-                self.sums[node.outs[0].name] = total
+            else:
+                self._indices.note(node)
         return self.known
 
     def fact(self, node: Node) -> MaskFact | None:
@@ -243,68 +235,11 @@ class MaskFactPass:
         op = packet(node.op)
         if op not in ("aten.ge", "aten.lt") or len(node.args) != 2:
             return None
-        left, right = self.as_sum(node.args[0]), self.as_sum(node.args[1])
+        left, right = self._indices.as_sum(node.args[0]), self._indices.as_sum(node.args[1])
         if left is None or right is None or right.steps or not isinstance(right.offset, int) or not isinstance(left.offset, int):
             return None
         rising = left.steps and all(not isinstance(s, int) or s >= 0 for s in left.steps.values())
         return (op == "aten.ge") if rising and left.offset >= right.offset else None
-
-    def as_sum(self, arg: Arg) -> IndexSum | None:
-        """An argument as a sum of indices."""
-        if isinstance(arg, bool):
-            return None
-        if isinstance(arg, int):
-            return IndexSum(arg, {})
-        if not isinstance(arg, Value):
-            return None
-        if isinstance(arg.type, ScalarType):
-            return None if arg.type.expr is None else IndexSum(arg.type.expr, {})
-        return self.sums.get(arg.name)
-
-    def _sum(self, node: Node) -> IndexSum | None:
-        op, args = packet(node.op), node.args
-        out = node.outs[0].type
-        if not isinstance(out, TensorType) or out.dtype is not DType.I64:
-            return None
-        if op == "aten.arange":
-            first, step = argument(node, "start", 0), argument(node, "step", 1)
-            return IndexSum(0, {0: 1}) if first == 0 and step == 1 else None
-        if op == "aten.scalar_tensor":
-            return self.as_sum(args[0])
-        if op in ("aten.stack", "aten.cat") and isinstance(args[0], tuple) and len(args[0]) == 1:
-            inner = self.as_sum(args[0][0])
-            return inner if inner is not None and not inner.steps else None
-        if op in SPREAD or op == "aten.to":
-            return self._carried(node)
-        if op in ("aten.add", "aten.mul") and len(args) == 2 and not node.attrs:
-            a, b = self.as_sum(args[0]), self.as_sum(args[1])
-            if a is None or b is None:
-                return None
-            a, b = aligned(a, args[0], out), aligned(b, args[1], out)
-            if op == "aten.add":
-                return _added(a, b) if not a.steps.keys() & b.steps.keys() else None
-            return _scaled(a, b.offset) if not b.steps else _scaled(b, a.offset) if not a.steps else None
-        return None
-
-    def _carried(self, node: Node) -> IndexSum | None:
-        """The same sum behind a view."""
-        x = node.args[0]
-        total = self.sums.get(x.name) if isinstance(x, Value) else None
-        if total is None or not isinstance(x, Value):
-            return None
-        shape, out = shape_of(x), shape_of(node.outs[0])
-        try:
-            relation = carries(node).operands[x.name]
-            steps: dict[int, Dim] = {}
-            for axis, step in total.steps.items():
-                place = relation.forward(AxisIndex(axis), shape[axis], shape, out)
-                if place.span != 1 or out[place.axis] != shape[axis]:
-                    return None
-                steps[place.axis] = step
-        except NotByRows:
-            return None
-        return IndexSum(total.offset, steps)
-
 
 def mask_axes(v: Value) -> tuple[int, ...]:
     """The axes of a mask that are more than one long: its sequences, and their rows."""
@@ -316,31 +251,5 @@ def constant_fact(number: Number) -> MaskFact:
     return MaskFact(number, number, None)
 
 
-def _counted(w: torch.Tensor) -> IndexSum | None:
-    """A weight as a sum of indices, where it is one: exporters fold those that depend on sizes alone."""
-    at = (0,) * w.dim()
-    offset = int(w[at])
-    steps = {a: int(w[(*at[:a], 1, *at[a + 1 :])]) - offset for a, n in enumerate(w.shape) if n > 1}
-    total = torch.full_like(w, offset)
-    for axis, step in steps.items():
-        shape = [-1 if a == axis else 1 for a in range(w.dim())]
-        total += step * torch.arange(w.shape[axis]).reshape(shape)
-    return IndexSum(offset, {a: s for a, s in steps.items() if s}) if torch.equal(total, w) else None
-
-
 def _both(places: RowPlaces) -> list[AxisIndex]:
     return [p for p in (places.sequence, places.row) if p is not None]
-
-
-def aligned(total: IndexSum, arg: Arg, out: TensorType) -> IndexSum:
-    """A sum whose axes are those of a broadcast result."""
-    shift = len(out.shape) - (len(shape_of(arg)) if isinstance(arg, Value) and isinstance(arg.type, TensorType) else 0)
-    return IndexSum(total.offset, {a + shift: s for a, s in total.steps.items()})
-
-
-def _added(a: IndexSum, b: IndexSum) -> IndexSum:
-    return IndexSum(expr("+", a.offset, b.offset), {**a.steps, **b.steps})
-
-
-def _scaled(total: IndexSum, by: Dim) -> IndexSum:
-    return IndexSum(expr("*", total.offset, by), {a: expr("*", s, by) for a, s in total.steps.items()})

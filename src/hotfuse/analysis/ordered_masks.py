@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hotfuse.analysis.mask_facts import MaskFact, MaskFactPass, MaskInput, aligned, constant_fact
+from hotfuse.analysis.index_sums import aligned
+from hotfuse.analysis.mask_facts import MaskFact, MaskFactPass, MaskInput, constant_fact
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, shape_of
 from hotfuse.analysis.uniform import number_of
 from hotfuse.ir.graph import Graph, Node, Value
@@ -91,7 +92,7 @@ class _OrderedPass(MaskFactPass):
             return None
         places: list[int] = []
         for arg in node.args:
-            total = self.as_sum(arg)
+            total = self._indices.as_sum(arg)
             total = None if total is None else aligned(total, arg, out)
             if total is None or total.offset != 0 or list(total.steps.values()) != [1]:
                 return None

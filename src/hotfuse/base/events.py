@@ -61,6 +61,7 @@ class Why(StrEnum):
     CIRCUMSTANCES = "threads, cores, their speed or the number of callers changed; decisions are open again"
     RARE = "calls of its kind have become rare"
     NOT_PACKED = "padded rows cannot be left out, or there are too few"
+    NOT_ROW_BY_ROW = "rows of a batch come twice, but cannot be computed once"
     NO_ZERO_ROWS = "no rows of zeros worth leaving out were found"
     TOO_MUCH_MEMORY = "compiled plans took more memory than is allowed"
     DRIFT = "what flows through the graph changed"

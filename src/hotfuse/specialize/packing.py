@@ -22,21 +22,17 @@ from enum import StrEnum
 
 import torch
 
-from hotfuse.analysis.layouts import possible_sizes, relaid
 from hotfuse.analysis.mask_facts import MaskInput, RowPlaces, mask_facts
 from hotfuse.analysis.ordered_masks import ordered_facts
-from hotfuse.analysis.row_axes import quotient, shape_of, whole
-from hotfuse.base.errors import InternalError
-from hotfuse.ir.dims import Dim, Sym, expr, sym, symbols
-from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, map_values, output_values, sources, unused_name
-from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType, Type, dims_of
-from hotfuse.ir.verify import verify
+from hotfuse.analysis.row_axes import shape_of, whole
+from hotfuse.ir.dims import Dim, Sym, expr
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_values, output_values, unused_name
+from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
 from hotfuse.ops import packed
-from hotfuse.ops.movement import RESHAPES
 from hotfuse.ops.schema import argument, draws_random
 from hotfuse.ops.table import is_mutating, packet
-from hotfuse.specialize.masks import without_unread
-from hotfuse.specialize.row_demands import EXPANDS, CannotPack, MaskedAttention, RowDemands, RowMode
+from hotfuse.specialize.row_demands import CannotPack, MaskedAttention, RowDemands, RowMode
+from hotfuse.specialize.rows_writer import RowsWriter
 
 
 class PackedInput(StrEnum):
@@ -95,35 +91,26 @@ def _draws(node: Node) -> bool:
     return draws_random(node.op, node.args, dict(node.attrs))
 
 
-class _Writer:
+class _Writer(RowsWriter):
     """The packed graph."""
 
     def __init__(self, demands: RowDemands) -> None:
-        self.demands, self.graph, self.mask = demands, demands.graph, demands.mask
-        self.nodes: list[Node] = []
-        self.taken = {v.name for n in self.graph.nodes for v in n.outs} | {v.name for v in sources(self.graph)}
-        names = frozenset[str]().union(*(symbols(d) for v in sources(self.graph) for d in dims_of(v.type)))
-        self.live_rows = sym(unused_name("live", set(names)))
+        super().__init__(demands, "live")
         self.inputs: dict[PackedInput, Value] = {}
-        self.packed: dict[str, Value] = {}
-        self.changed: set[str] = set()
-        self.sizes: dict[Dim, Value] = {}
         self.count: Value | None = None
         self.indices: dict[tuple[str, int], None] = {}
 
     def run(self) -> Packing:
         for i, node in enumerate(self.graph.nodes):
-            for v in node.outs:
-                if isinstance(v.type, ScalarType) and isinstance(v.type.expr, Sym):
-                    self.sizes.setdefault(v.type.expr, v)
+            self.note_sizes(node)
             match self.demands.modes.get(i):
                 case RowMode.WHOLE:
                     self.nodes.append(node)
                 case RowMode.ROWS:
-                    self._rows_of(node)
+                    self.rows_of(node)
                 case RowMode.FILLED:
                     fact = self.demands.facts[node.outs[0].name]
-                    self._rows_of(node)
+                    self.rows_of(node)
                     self._unpack(node.outs[0], self.demands.rows[node.outs[0].name], fact.dead.item(), node.outs[0])
                 case RowMode.ATTENDS | RowMode.ASKED as mode:
                     self._attend(node, self.demands.attends[i], mode is RowMode.ASKED)
@@ -147,28 +134,12 @@ class _Writer:
             nodes=tuple(self.nodes), outputs=tuple(map_values(o, new) for o in self.graph.outputs),
             guards=(*self.graph.guards, *(g for g in (expr("<=", 1, self.live_rows),) if isinstance(g, Sym))),
         )  # fmt: skip
-        sizes = possible_sizes(graph)
-        if sizes is None:
-            raise CannotPack("no sizes come to mind that it could be tried with")
-        try:
-            graph = verify(relaid(without_unread(graph), self.changed, sizes))
-        except InternalError as e:  # an op whose sizes follow another rule than was thought: the graph stays as it is
-            raise CannotPack(f"{e.what}: {e.because}") from e
+        graph = self.checked(graph)
         d = self.demands
         ignored = ((i, d.outputs[v.name]) for i, v in enumerate(self.graph.outputs) if isinstance(v, Value) and v.name in d.outputs)
         return Packing(self.mask, graph, order, d.products, d.first, d.last, tuple(ignored), tuple(self.indices))
 
     # Parts
-
-    def _value(self, stem: str, t: Type) -> Value:
-        out = Value(unused_name(f"{stem.partition('.packed')[0]}.packed", self.taken), t)
-        self.changed.add(out.name)
-        return out
-
-    def _node(self, op: str, args: tuple[Arg, ...], stem: str, dtype: DType, shape: tuple[Dim, ...]) -> Value:
-        out = self._value(stem, TensorType(dtype, shape))
-        self.nodes.append(Node(Kind.OPERATOR, op, args, (out,)))
-        return out
 
     def _given(self, what: PackedInput) -> Value:
         if what not in self.inputs:
@@ -182,38 +153,16 @@ class _Writer:
             self.inputs[what] = Value(unused_name(f"packing.{what.value}", self.taken), TensorType(dtype, shapes[what]))
         return self.inputs[what]
 
-    def _live_count(self) -> Value:
+    def live_count(self) -> Value:
         """T as a number of the host."""
         if self.count is None:
             self.count = self._value("live", ScalarType(ScalarKind.INT, self.live_rows))
             self.nodes.append(Node(Kind.OPERATOR, "aten.sym_size.int", (self._given(PackedInput.ROWS), 0), (self.count,)))
         return self.count
 
-    def _type(self, v: Value) -> TensorType:
-        if not isinstance(v.type, TensorType):
-            raise CannotPack(f"%{v.name} is no tensor")
-        return v.type
-
-    def shape(self, v: Value, places: RowPlaces) -> tuple[Dim, ...]:
-        """The shape of a value's live rows."""
-        shape = list(shape_of(v))
-        for place, size, now in ((places.sequence, self.mask.sequences, 1), (places.row, self.mask.rows, self.live_rows)):
-            if place is not None:
-                rest = quotient(shape[place.axis], size)
-                if rest is None:
-                    raise CannotPack(f"rows of %{v.name} share an axis with more than was thought")
-                shape[place.axis] = expr("*", rest, now)
-        return tuple(shape)
-
     # Rows of a value
 
-    def rows(self, v: Value) -> Value:
-        """The live rows of a value: made that way, or gathered."""
-        if v.name not in self.packed:
-            self.packed[v.name] = self._gathered(v, self.demands.rows[v.name])
-        return self.packed[v.name]
-
-    def _gathered(self, v: Value, places: RowPlaces) -> Value:
+    def gathered(self, v: Value, places: RowPlaces) -> Value:
         shape, dtype = shape_of(v), self._type(v).dtype
         b, s = places.sequence, places.row
         if s is None or not whole(s, self.mask.rows, shape):
@@ -247,56 +196,7 @@ class _Writer:
         order = cls._front(b, s, rank)
         return tuple(order.index(i) for i in range(rank))
 
-    def _rows_of(self, node: Node) -> None:
-        """A node on live rows."""
-        places = next(self.demands.rows[v.name] for v in node.outs if v.name in self.demands.rows)
-        wanted = self.demands.operand_places(node, places)
-        given: dict[str, Arg] = {name: self.rows(v) for v in node.ins if (name := v.name) in wanted}
-        self._note_lookup(node, wanted)
-        outs: list[Value] = []
-        for v in node.outs:
-            out = self._value(v.name, replace(self._type(v), shape=self.shape(v, places)))
-            self.packed[v.name] = out
-            outs.append(out)
-        op = packet(node.op)
-        if op in RESHAPES:
-            sizes = tuple(self._size(d, places, i) for i, d in enumerate(shape_of(node.outs[0])))
-            args = (next(iter(given.values())), sizes)
-            self.nodes.append(replace(node, op="aten.reshape.default", args=args, attrs=(), outs=tuple(outs)))
-        elif op in EXPANDS:
-            first = node.args[0]
-            x = given.get(first.name, first) if isinstance(first, Value) else first
-            expanded = tuple(
-                self._live_count() if places.row is not None and i == places.row.axis else
-                1 if places.sequence is not None and i == places.sequence.axis else self._known(d)
-                for i, d in enumerate(shape_of(node.outs[0]))
-            )  # fmt: skip
-            if not all(p is None or p.span == 1 for p in (places.sequence, places.row)):
-                raise CannotPack("an expanded axis that holds several indices")
-            self.nodes.append(replace(node, op="aten.expand.default", args=(x, expanded), attrs=(), outs=tuple(outs)))
-        else:
-            self.nodes.append(map_node(node, given, tuple(outs)))
-
-    def _size(self, d: Dim, places: RowPlaces, axis: int) -> Arg:
-        """What a reshape says of an axis of live rows."""
-        if places.row is not None and places.row.axis == axis:
-            return -1
-        if places.sequence is not None and places.sequence.axis == axis:
-            rest = quotient(d, self.mask.sequences)
-            if rest is None:
-                raise CannotPack("sequences share an axis with more than was thought")
-            return self._known(rest)
-        return self._known(d)
-
-    def _known(self, d: Dim) -> Arg:
-        """A size as an argument."""
-        if isinstance(d, int):
-            return d
-        if d not in self.sizes:
-            raise CannotPack("a size that no number of the graph says")
-        return self.sizes[d]
-
-    def _note_lookup(self, node: Node, wanted: Mapping[str, RowPlaces]) -> None:
+    def note_lookup(self, node: Node, wanted: Mapping[str, RowPlaces]) -> None:
         """Inputs that only live rows are looked up of."""
         inputs = {v.name for v in self.graph.inputs}
         table = argument(node, "weight") if packet(node.op) == "aten.embedding" else node.args[0] if node.args else None

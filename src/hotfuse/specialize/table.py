@@ -52,7 +52,7 @@ class Specialization:
     """How likely it is to win its race, before any race was run."""
 
 
-BRANCH, REPEATED, OPEN_MASK = "branch", "repeated inputs", "open mask"
+BRANCH, REPEATED, DUPLICATES, OPEN_MASK = "branch", "repeated inputs", "duplicate rows", "open mask"
 PADDING, ZERO_ROWS, SIZES = "packed rows", "zero rows", "sizes"
 
 ROWS: tuple[Specialization, ...] = (
@@ -64,6 +64,11 @@ ROWS: tuple[Specialization, ...] = (
         REPEATED, "inputs come again in half of the calls while others change", "what depends on them alone is kept, not run again",
         "their bytes against those of the last four contents; others compute it and keep it",
         "three calls that compute it apart, or 32 that took longer in all; then the plan there was, for up to 1,024 calls", 0.7,
+    ),
+    Specialization(
+        DUPLICATES, "a quarter of the rows of kept batches come twice", "distinct rows alone, and results spread over the batch",
+        "the bytes of all rows, up to a share of distinct ones that was measured; others run the plan there was",
+        "one look at the rows, given up for up to 128 calls after eight in vain", 0.6,
     ),
     Specialization(
         OPEN_MASK, "a mask let everything through in 80% of sampled calls", "the graph without the mask",

@@ -16,13 +16,10 @@ import numpy as np
 import torch
 
 from hotfuse.backends.protocol import Run
+from hotfuse.runtime.serve.rests import Rest
 from hotfuse.specialize.packing import PackedInput, Packing
 
 Array = np.ndarray[Any, Any]
-IN_VAIN = 8
-"""Masks in a row that could not be packed, after which none is read for a while."""
-FIRST_REST, MOST_DOUBLED = 8, 4
-"""Calls of the first such while, and how often it is doubled at most."""
 
 
 class Padded(StrEnum):
@@ -128,30 +125,25 @@ class PackedRun:
     why_not: Counter[Padded] = field(default_factory=Counter[Padded])
     unread: int = 0
     """Calls whose masks were not read."""
-    _in_vain: int = 0
-    _resting: int = 0
-    _doubled: int = 0
+    rest: Rest = field(default_factory=Rest)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """The outputs."""
-        if self._resting > 0:
-            self._resting -= 1
+        if self.rest.left > 0:
+            self.rest.left -= 1
             self.unread += 1
             return self.padded(*inputs)
         made = self.packer(inputs)
         if isinstance(made, Padded):
             self.why_not[made] += 1
-            self._in_vain += 1
-            if self._in_vain >= IN_VAIN:
-                self._resting = FIRST_REST << self._doubled
-                self._doubled = min(self._doubled + 1, MOST_DOUBLED)
-                self._in_vain = IN_VAIN - 1  # the next one in vain is enough
+            self.rest.missed()
             return self.padded(*inputs)
-        self._in_vain = self._doubled = 0
+        self.rest.held()
         self.calls += 1
         return self.packed(*inputs, *made)
 
     def begin(self) -> None:
         """Forget what calls have shown: those of proofs follow no traffic."""
-        self._in_vain = self._resting = self._doubled = self.calls = self.unread = 0
+        self.calls = self.unread = 0
         self.why_not.clear()
+        self.rest.begin()

@@ -158,7 +158,20 @@ def _crossing(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float
     runs: list[Callable[[], object]] = [
         lambda: padded(*call), lambda: packed(*call, *few), lambda: packed(*everything, *all_)
     ]  # fmt: skip
-    took: list[list[float]] = [[], [], []]
+    before, some, whole = least_times(runs)
+    return crossing_share(before, some, whole, packer.share(call))
+
+
+def crossing_share(before: float, some: float, whole: float, share: float) -> float:
+    """Where a straight line from `some` (a share of rows) to `whole` (all of them) meets what the plan there was takes."""
+    if share >= 1 or whole <= some:
+        return 1.0 if whole <= PAYS * before else share
+    return min(1.0, max(share, share + (PAYS * before - some) / (whole - some) * (1 - share)))
+
+
+def least_times(runs: Sequence[Callable[[], object]]) -> list[float]:
+    """What each of some runs takes at least, measured in turns for a second."""
+    took: list[list[float]] = [[] for _ in runs]
     for run in runs:
         run()
     end = time.perf_counter() + MEASURE_S
@@ -167,11 +180,7 @@ def _crossing(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float
             begin = time.perf_counter()
             run()
             times.append(time.perf_counter() - begin)
-    before, some, whole = (min(t) for t in took)
-    share = packer.share(call)
-    if share >= 1 or whole <= some:
-        return 1.0 if whole <= PAYS * before else share
-    return min(1.0, max(share, share + (PAYS * before - some) / (whole - some) * (1 - share)))
+    return [min(t) for t in took]
 
 
 def packed_plan(found: PaddedTraffic, fast: Plan, plan: Plan, graph: Graph, limit: float) -> Plan:

@@ -16,11 +16,12 @@ from hotfuse.profile.predict import ALL
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tierup.attempt import Attempt, AttemptContext, sizes_of
 from hotfuse.runtime.tierup.bets import BranchLayer
+from hotfuse.runtime.tierup.layers.distinct_rows import MOST_DISTINCT, distinct_share
 from hotfuse.runtime.tierup.layers.open_mask import open_mask
 from hotfuse.runtime.tierup.layers.repeated import repeated_inputs
 from hotfuse.runtime.tierup.padding import MIN_CALLS, may_be_padded
 from hotfuse.runtime.tierup.skipping import suspected
-from hotfuse.runtime.tierup.tier2 import BET_ON, add_layer, for_sizes, without_padding, without_rows
+from hotfuse.runtime.tierup.tier2 import BET_ON, add_layer, for_sizes, without_duplicates, without_padding, without_rows
 from hotfuse.runtime.tierup.tiers import FEWEST, PREDICTABLE, recurring
 from hotfuse.specialize import table
 from hotfuse.specialize.branches import conditions
@@ -90,6 +91,18 @@ def _repeated(context: AttemptContext, site: Site, entry: Entry) -> Proposal | N
     return Proposal(found.layer.key, found.work, found.share, attempt, evidence)
 
 
+def _duplicates(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:
+    """Batches in which rows come twice; kept calls are looked through now and then."""
+    key = AttemptKey(table.DUPLICATES)
+    if key in entry.refused or any(x.key == key for x in entry.layers) or entry.samples.taken % FEWEST:
+        return None
+    share = distinct_share(entry.baseline.graph, entry.samples.several(MIN_CALLS))
+    if share > MOST_DISTINCT:
+        return None
+    evidence = {"what": table.DUPLICATES, "distinct": round(share, 3), "samples": entry.samples.taken}
+    return Proposal(key, 1 - share, 1.0, partial(without_duplicates, context, site, entry, share), evidence)
+
+
 def _open_mask(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:
     """A mask that sampled calls showed to let everything through."""
     graph, expected = entry.baseline.graph, partial(context.plans.call_sampler.predictable, entry.key, "valid")
@@ -140,7 +153,7 @@ def _sizes(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None
 
 
 PROPOSERS: Mapping[str, Proposer] = {
-    table.BRANCH: _branch, table.REPEATED: _repeated, table.OPEN_MASK: _open_mask,
+    table.BRANCH: _branch, table.REPEATED: _repeated, table.DUPLICATES: _duplicates, table.OPEN_MASK: _open_mask,
     table.PADDING: _padding, table.ZERO_ROWS: _zero_rows, table.SIZES: _sizes,
 }  # fmt: skip
 """A function for every row of the table."""

@@ -18,17 +18,20 @@ from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Signature
+from hotfuse.runtime.serve.distinct_rows import DistinctRowsRun
 from hotfuse.runtime.serve.packing import PackedRun
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, AttemptContext, demand_of, exchange, sizes_of
 from hotfuse.runtime.tierup.layers.compose import composer_of
+from hotfuse.runtime.tierup.layers.distinct_rows import DistinctRowsLayer
 from hotfuse.runtime.tierup.layers.layer import Layer, specialized, with_layer
 from hotfuse.runtime.tierup.layers.zero_rows import ZeroRowsLayer
 from hotfuse.runtime.tierup.padding import NotPadded, PaddingLayer, padded_traffic
 from hotfuse.runtime.tierup.skipping import all_finite, products
+from hotfuse.specialize.distinct_rows import rowwise
 from hotfuse.specialize.row_demands import CannotPack
 from hotfuse.specialize.shapes import at_sizes
-from hotfuse.specialize.table import DEVICE_KERNELS, PADDING, ZERO_ROWS, AttemptKey, sizes_key
+from hotfuse.specialize.table import DEVICE_KERNELS, DUPLICATES, PADDING, ZERO_ROWS, AttemptKey, sizes_key
 
 BET_ON = 16
 """Kept calls that a bet is made up and proven with."""
@@ -160,3 +163,23 @@ def without_padding(context: AttemptContext, site: Site, entry: Entry) -> Attemp
     about = {"mask": packing.mask.name, "live": share}
     made = add_layer(context, site, entry, PaddingLayer(ignore), key, about, 1 - found.share, meant, found.calls, limited)
     return made if made is None or not packing.ignored else replace(made, shown=found.shown)
+
+
+def without_duplicates(context: AttemptContext, site: Site, entry: Entry, share: float) -> Attempt | None:
+    """Distinct rows of batches in which rows come twice."""
+    calls, key = entry.samples.several(BET_ON), AttemptKey(DUPLICATES)
+    try:
+        found = rowwise(entry.baseline.graph, entry.weights)
+    except CannotPack as e:
+        context.refuse(entry, key, Why.NOT_ROW_BY_ROW, str(e), tier=2, what=DUPLICATES, because=str(e))
+        return None
+    run = DistinctRowsRun(found.inputs, found.outputs, entry.plan.run, entry.plan.run)
+
+    def meant(inputs: Sequence[torch.Tensor]) -> bool:
+        return run.kinds(inputs) is not None
+
+    def limited(better: Plan) -> None:
+        run.limit = better.run.limit if isinstance(better.run, DistinctRowsRun) else 1.0
+
+    about = {"distinct": round(share, 3)}
+    return add_layer(context, site, entry, DistinctRowsLayer(), key, about, 1 - share, meant, calls, limited)
