@@ -12,25 +12,28 @@ WIDTH, HEADS, TOKENS, LONGEST = 32, 2, 50, 64
 class PaddedEncoder(nn.Module):
     """Two layers; `attends` is how the mask is spelled, `pools` what is read of the result."""
 
-    def __init__(self, attends: str = "bool", pools: str = "mean") -> None:
+    def __init__(
+        self, attends: str = "bool", pools: str = "mean", *, layers: int = 2, width: int = WIDTH, heads: int = HEADS,
+        longest: int = LONGEST,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.attends, self.pools = attends, pools
-        self.tokens, self.places = nn.Embedding(TOKENS, WIDTH), nn.Parameter(torch.randn(1, LONGEST, WIDTH))
+        self.attends, self.pools, self.heads = attends, pools, heads
+        self.tokens, self.places = nn.Embedding(TOKENS, width), nn.Parameter(torch.randn(1, longest, width))
         self.layers = nn.ModuleList(
             nn.ModuleDict({
-                "qkv": nn.Linear(WIDTH, 3 * WIDTH), "out": nn.Linear(WIDTH, WIDTH), "up": nn.Linear(WIDTH, 2 * WIDTH),
-                "down": nn.Linear(2 * WIDTH, WIDTH), "first": nn.LayerNorm(WIDTH), "second": nn.LayerNorm(WIDTH),
-            }) for _ in range(2)
+                "qkv": nn.Linear(width, 3 * width), "out": nn.Linear(width, width), "up": nn.Linear(width, 2 * width),
+                "down": nn.Linear(2 * width, width), "first": nn.LayerNorm(width), "second": nn.LayerNorm(width),
+            }) for _ in range(layers)
         )  # fmt: skip
-        self.head, self.score = nn.Linear(WIDTH, 5), nn.Linear(WIDTH, 1)
-        self.register_buffer("triangle", torch.ones(1, 1, LONGEST, LONGEST, dtype=torch.bool).tril(), persistent=False)
+        self.head, self.score = nn.Linear(width, 5), nn.Linear(width, 1)
+        self.register_buffer("triangle", torch.ones(1, 1, longest, longest, dtype=torch.bool).tril(), persistent=False)
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         batch, length = ids.shape
         x = self.tokens(ids) + self.places[:, :length]
         for layer in self.layers:
-            q, k, v = (t.view(batch, length, HEADS, -1).transpose(1, 2) for t in layer["qkv"](x).chunk(3, -1))
-            seen = self._attend(q, k, v, mask).transpose(1, 2).reshape(batch, length, WIDTH)
+            q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in layer["qkv"](x).chunk(3, -1))
+            seen = self._attend(q, k, v, mask).transpose(1, 2).reshape(batch, length, -1)
             x = layer["first"](x + layer["out"](seen))
             x = layer["second"](x + layer["down"](F.gelu(layer["up"](x))))
         return self._pool(x, mask)

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotfuse.analysis.placement import accelerator_of
 from hotfuse.analysis.shapes import Mismatch, bind
 from hotfuse.backends import registry
-from hotfuse.backends.cuda.device import CudaDevice, device_of_graph
-from hotfuse.backends.cuda.graphs import GraphRun
 from hotfuse.backends.library import LibraryBackend
+from hotfuse.backends.protocol import DeviceBackend
 from hotfuse.base.debug import ASSEMBLY, GRAPHS, LLVM, TILES, UNITS, say
 from hotfuse.base.errors import CaptureError, InternalError
 from hotfuse.base.events import Why
@@ -263,7 +263,8 @@ def compile_units(
     stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
     """The same unit by unit, the most valuable first; `on_progress` may deploy what there is before all of it is done."""
-    if (device := device_of_graph(graph)) is not None:
+    if (device := accelerator_of(graph)) is not None:
+        graph = _without_idle_masks(graph)
         if demand is not None and GENERATE in demand.strategies:
             return _generated(graph, weights, sample, settings, device, stop)
         return _recorded(graph, weights, settings, device)
@@ -293,7 +294,7 @@ def remembered(
     graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings
 ) -> Plan | None:
     """The plan that an earlier process made of a graph and that won there, linked and packed; None where there is none."""
-    if device_of_graph(graph) is not None:  # recordings hold addresses of this process
+    if accelerator_of(graph) is not None:  # recordings hold addresses of this process
         return None
     job, asked, recipe = _prepared(graph, weights, sample, settings, None)
     kept = None if recipe is None else recipes.find(recipe, ANY_DEMAND, other_sizes=True)
@@ -336,11 +337,26 @@ def _compiled(found: WeightedGraph, job: Job, begun: Sequence[Compilation], reci
 
 def _recorded(graph: Graph, weights: Mapping[str, torch.Tensor], settings: Settings, device: torch.device) -> Plan:
     """A graph on a device: its library kernels as CUDA graphs, one for every kind of calls that recurs."""
+    backend = _device_backend(device)
     plan = compile_tier0(graph, weights, settings)
-    run = GraphRun(plan.run, CudaDevice(device, in_background), lambda got, want: disagreement(got, want, settings.rtol))
-    artifacts = tuple(replace(a, backend="cuda graph") for a in plan.artifacts)
-    note = f"library kernels on {device} are replayed as CUDA graphs; no kernels are generated for it"
+    run = backend.recorded(plan.run, device, in_background, lambda got, want: disagreement(got, want, settings.rtol))
+    artifacts = tuple(replace(a, backend=f"recorded on {device.type}") for a in plan.artifacts)
+    note = f"library kernels on {device} are replayed as {backend.records}; no kernels are generated for it"
     return replace(plan, run=run, tier=1, artifacts=artifacts, notes=(note,), counters=run.counters)
+
+
+def _without_idle_masks(graph: Graph) -> Graph:
+    from hotfuse.compile.device.constant_masks import without_idle_masks  # with what lowering knows of ops
+
+    return without_idle_masks(graph)
+
+
+def _device_backend(device: torch.device) -> DeviceBackend:
+    found = registry.device(device.type)
+    if found is None:
+        raise InternalError(f"no plans are recorded on {device}", because=f"no back end is known for {device.type!r} devices",
+                            hint=f"an installed package may bring one: an entry point of the group {registry.GROUP}")  # fmt: skip
+    return found
 
 
 def _generated(
@@ -356,7 +372,7 @@ def _generated(
 
     made = generate(graph, weights, sample, settings, device, differ, stop)
     plan = compile_tier0(graph, weights, settings)
-    run = GraphRun(made.run, CudaDevice(device, in_background), differ)
+    run = _device_backend(device).recorded(made.run, device, in_background, differ)
     artifacts = tuple(replace(a, backend="triton", source=made.source) for a in plan.artifacts)
 
     def counters() -> dict[str, int]:
@@ -414,4 +430,5 @@ def compile_tier0(
 ) -> Plan:
     """A graph as a tier-0 plan on these weights; `constant` where nobody can change them, and they may be copied."""
     say(settings.debug, GRAPHS, lambda: show(graph))
-    return run_all(TIER0, WeightedGraph(graph, weights), Job(settings, weights, constant=constant))
+    asked = graph if accelerator_of(graph) is None else _without_idle_masks(graph)
+    return run_all(TIER0, WeightedGraph(asked, weights), Job(settings, weights, constant=constant))

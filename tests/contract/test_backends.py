@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -11,7 +12,9 @@ from hotfuse.backends import registry
 from hotfuse.backends.interp.backend import InterpreterBackend
 from hotfuse.backends.protocol import CompiledKernel, KernelBackend
 from hotfuse.base.errors import InputError, InternalError
+from hotfuse.base.settings import Settings
 from hotfuse.lower.run.constants import Constants
+from hotfuse.pipeline import compile_tier1
 from tests.contract.lowering import group_of
 
 MAKING_KERNELS = ("llvm", "interp")
@@ -72,3 +75,25 @@ def test_another_package_brings_one_by_an_entry_point(monkeypatch: pytest.Monkey
         assert "theirs" in registry.names() and isinstance(registry.kernels("theirs"), InterpreterBackend)
     finally:
         registry._made.cache_clear()  # pyright: ignore[reportPrivateUsage]
+
+
+def test_another_package_brings_a_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = registry.device("cuda")
+    assert found is not None and found.kind == "cuda"
+    entry = EntryPoint("npu", "hotfuse.backends.cuda.backend:CudaBackend", registry.GROUP)
+    other = EntryPoint("tpu", "hotfuse.backends.interp.backend:InterpreterBackend", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry, other] if group == registry.GROUP else [])
+    registry.device.cache_clear()
+    try:
+        assert hasattr(registry.device("npu"), "recorded")
+        assert registry.device("tpu") is None and registry.device("abacus") is None
+    finally:
+        registry.device.cache_clear()
+
+
+def test_a_graph_on_a_device_that_nobody_knows_is_refused_in_words() -> None:
+    graph = group_of(lambda x: x + 1, [torch.randn(3)]).graph
+    there = replace(graph, inputs=tuple(replace(v, type=replace(v.type, device="xpu:0")) for v in graph.inputs))
+    with pytest.raises(InternalError, match="no plans are recorded on xpu:0") as refused:
+        compile_tier1(there, {}, [torch.randn(3)], Settings(capture="inline"))
+    assert registry.GROUP in refused.value.hint

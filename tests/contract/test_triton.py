@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import hotfuse
+from hotfuse import Settings
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.triton import instructions
 from hotfuse.backends.triton.build import GpuTarget, build, loaded, triton_missing
@@ -316,6 +318,26 @@ def test_a_mask_that_hides_nothing_by_itself_is_left_out(hides: bool, kept: bool
     assert any("arange" in n.op for n in after.nodes) is kept
     (got,), (want,) = (LibraryBackend().compile(g, {}).run(q) for g in (after, before))
     assert torch.allclose(got, want, atol=1e-6)
+
+
+def test_a_mask_that_hides_nothing_at_any_size_is_left_out() -> None:
+    class Attends(torch.nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            rows = torch.arange(q.shape[2])
+            mask = ((rows >= 0) & (rows + 3 > -1))[None, None, :, None].expand(q.shape[0], -1, -1, q.shape[2])
+            return F.scaled_dot_product_attention(q, q, q, attn_mask=mask | (rows > 1))
+
+    fast: Any = hotfuse.jit(Attends(), settings=Settings(capture="inline", tiers=0))
+    for n in (6, 9, 12, 6, 9, 7):
+        fast(torch.randn(1, 2, n, 8))
+    (site,) = fast._engine.sites.values()
+    before = next(e for e in site.entries if e.symbols).baseline.graph
+    after = without_idle_masks(before)
+    assert any("arange" in n.op for n in before.nodes) and not any("arange" in n.op for n in after.nodes)
+    q = torch.randn(1, 2, 5, 8)
+    (got,), (want,) = (LibraryBackend().compile(g, {}).run(q) for g in (after, before))
+    assert torch.allclose(got, want, atol=1e-6)
+    fast.close()
 
 
 @needs_triton

@@ -91,8 +91,9 @@ class MaskFactPass:
         self.sums = self._indices.found
         for p in graph.params:
             w = weights.get(p.key)
-            if w is None or not isinstance(p.value.type, TensorType) or not 0 < w.numel() <= _MOST or w.device.type != "cpu":
+            if w is None or not isinstance(p.value.type, TensorType) or not 0 < w.numel() <= _MOST or w.is_meta:
                 continue
+            w = w.detach().cpu()
             first = w.reshape(-1)[0]
             if bool((w == first).all()):
                 self.known[p.value.name] = constant_fact(number_of(p.value, first.item()))

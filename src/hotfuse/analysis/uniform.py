@@ -46,7 +46,7 @@ def evaluated(node: Node, known: Mapping[str, torch.Tensor]) -> torch.Tensor | N
         return None
     if not isinstance(made, torch.Tensor) or made.dtype is not torch_dtype(out.type.dtype) or made.numel() != 1:
         return None
-    return made.reshape(())
+    return made.reshape(()).cpu()  # an op may say on which device its result is to be
 
 
 def _filled(arg: Arg, value: Mapping[str, Any]) -> Any:

@@ -6,6 +6,8 @@ A back end is a folder and a row in `backends.registry`. There are three sizes o
     KernelBackend  tile kernels become code that is compiled in any process and loaded in the one that serves (`interp`, `llvm`)
     HostBackend    the one for this machine's own cores: native runs, probes, measured peaks (`llvm`)
 
+Beside these, a DeviceBackend makes runs on an accelerator cheap to launch: they are recorded once and replayed (`cuda`).
+
 The order in which a kernel back end is asked:
 
     lower(graph, core) -> Lowered                a group of nodes as one tile kernel, and how that is called
@@ -62,6 +64,43 @@ class Backend(Protocol):
 
     def compile(self, graph: Graph, weights: Mapping[str, Any]) -> Artifact:
         """The graph as something that runs; weights by param key."""
+        ...
+
+
+# --- accelerators -------------------------------------------------------------------------------------------------------
+
+
+class RecordedRun(Protocol):
+    """A run on an accelerator that is replayed for kinds of calls that recur."""
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        """Replay, record, or launch kernel by kernel."""
+        ...
+
+    @property
+    def kernel_by_kernel(self) -> Run:
+        """What is recorded, for recordings around it."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """What it did so far."""
+        ...
+
+
+class DeviceBackend(Protocol):
+    """Devices of one kind, as runs of library kernels need them."""
+
+    kind: str
+    """torch's name of the kind of device."""
+    records: str
+    """What its recordings are called, for readers."""
+
+    def recorded(
+        self, run: Run, device: torch.device, in_background: Callable[[], bool],
+        differ: Callable[[tuple[Any, ...], tuple[Any, ...]], str],
+    ) -> RecordedRun:  # fmt: skip
+        """A run whose calls are replayed where they recur. Threads for which `in_background` holds must not record; `differ` says
+        how a first replay differs from the run itself, and one that does is not used."""
         ...
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
-from hotfuse.backends.protocol import Backend, HostBackend, KernelBackend
+from hotfuse.backends.protocol import Backend, DeviceBackend, HostBackend, KernelBackend
 from hotfuse.base.errors import InputError
 
 GROUP = "hotfuse.backends"
@@ -37,7 +37,15 @@ def _interp() -> Backend:
     return InterpreterBackend()
 
 
+def _cuda() -> DeviceBackend:
+    from hotfuse.backends.cuda.backend import CudaBackend
+
+    return CudaBackend()
+
+
 _ROWS: dict[str, Callable[[], Backend]] = {"library": _library, "llvm": _llvm, "interp": _interp}
+_DEVICES: dict[str, Callable[[], DeviceBackend]] = {"cuda": _cuda}
+"""By torch's name of a kind of device."""
 
 
 def names() -> tuple[str, ...]:
@@ -72,6 +80,22 @@ def kernels(name: str = AUTO) -> KernelBackend:
 def host() -> HostBackend:
     """The back end for the cores that Python runs on, whichever makes the kernels."""
     return cast(HostBackend, backend(AUTO))
+
+
+@functools.cache
+def device(kind: str) -> DeviceBackend | None:
+    """The back end of a kind of device, such as `cuda`; None where there is none, and models there are served by tier 0.
+
+    A package of somebody else's adds one under the name of the kind: an object with `recorded`.
+    """
+    if kind in _DEVICES:
+        return _DEVICES[kind]()
+    for e in _others():
+        if e.name == kind:
+            found: Any = cast(Callable[[], Any], e.load())()
+            if hasattr(found, "recorded"):
+                return cast(DeviceBackend, found)
+    return None
 
 
 def _others() -> list[EntryPoint]:

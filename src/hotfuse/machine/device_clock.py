@@ -26,3 +26,22 @@ def clock_of(tensors: Sequence[torch.Tensor]) -> Clock:
         return time.perf_counter()
 
     return now
+
+
+CYCLES_A_SECOND = 2e9
+"""At least as many as a device has, so that it sleeps at least as long as it is asked to."""
+LONGEST_SLEEP_S = 0.05
+
+
+def device_seconds(run: Callable[[], object], device: torch.device, ahead_s: float, times: int = 1) -> float:
+    """What a device alone takes for what a run launches. Launching may take longer than that, so the calling thread's stream first
+    sleeps on the device, for about as long as launching takes, and events around what queues up behind tell."""
+    stream = torch.cuda.current_stream(device)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(int(CYCLES_A_SECOND * min(ahead_s, LONGEST_SLEEP_S)))  # pyright: ignore[reportPrivateUsage]
+    begin.record(stream)
+    for _ in range(times):
+        run()
+    end.record(stream)
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e-3 / times

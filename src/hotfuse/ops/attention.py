@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hotfuse.ops import costs
+from hotfuse.ops.bounded_attention import NAME as BOUNDED
 from hotfuse.ops.packed import NAME as PACKED
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, defop, defops
@@ -39,3 +40,4 @@ def _packed(node: costs.Node) -> costs.Dim:
 
 
 defop(PACKED, Access.ATTENTION, _packed)
+defop(BOUNDED, Access.ATTENTION, _packed)

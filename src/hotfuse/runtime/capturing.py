@@ -21,6 +21,7 @@ from hotfuse.base.events import Action, Why
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.machine.cores import usable_cores
+from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.native.call_context import usual
 from hotfuse.runtime.background import Background
 from hotfuse.runtime.observe.repeats import InputRepeats
@@ -177,7 +178,7 @@ class Capturer:
 
         def job() -> None:
             try:
-                with torch.no_grad():
+                with torch.no_grad(), in_own_stream(inputs):
                     difference = disagreement(entry.baseline.run(*inputs), copies, self._settings.rtol)
                 if watch is not None and (watch.accepted != before or watch.check() is not WeightChange.NONE):
                     return  # it was compared with other weights
@@ -297,11 +298,11 @@ class Capturer:
         facts = facts_of(graph, tuple(t.is_contiguous() for t in sample.inputs))
         if (wrong := failed(facts, sample.inputs)) is not None:
             raise CaptureError("the captured graph excludes the very call it was captured for", because=fact_text(wrong))
-        with torch.no_grad():
-            outs = plan.run(*sample.inputs)
         expected = [*sample.outputs, *(sample.written.get(i, sample.inputs[i]) for i in done.captured.written)]
         rtol = self._settings.rtol
-        difference = disagreement(outs, expected, rtol)
+        with torch.no_grad(), in_own_stream(sample.inputs):
+            outs = plan.run(*sample.inputs)
+            difference = disagreement(outs, expected, rtol)
         steps = quanta_of(graph, done.weights) if difference else ()
         if difference and not all_tied(outs, expected, steps, lambda g, w: not disagreement([g], [w], rtol)):
             raise CaptureError("the captured graph disagrees with the model", because=difference, why=Why.MISMATCH)

@@ -28,7 +28,7 @@ from hotfuse.analysis.row_axes import shape_of, whole
 from hotfuse.ir.dims import Dim, Sym, expr
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_values, output_values, unused_name
 from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
-from hotfuse.ops import packed
+from hotfuse.ops import bounded_attention, packed
 from hotfuse.ops.schema import argument, draws_random
 from hotfuse.ops.table import is_mutating, packet
 from hotfuse.specialize.row_demands import CannotPack, MaskedAttention, RowDemands, RowMode
@@ -98,6 +98,7 @@ class _Writer(RowsWriter):
         super().__init__(demands, "live")
         self.inputs: dict[PackedInput, Value] = {}
         self.count: Value | None = None
+        self.longest: Value | None = None
         self.indices: dict[tuple[str, int], None] = {}
 
     def run(self) -> Packing:
@@ -150,7 +151,8 @@ class _Writer(RowsWriter):
                 PackedInput.QUERIES: (expr("+", b, 1),),
             }  # fmt: skip
             dtype = DType.BOOL if what is PackedInput.LIVE else DType.I64
-            self.inputs[what] = Value(unused_name(f"packing.{what.value}", self.taken), TensorType(dtype, shapes[what]))
+            given = TensorType(dtype, shapes[what], device=self.device)
+            self.inputs[what] = Value(unused_name(f"packing.{what.value}", self.taken), given)
         return self.inputs[what]
 
     def live_count(self) -> Value:
@@ -220,8 +222,12 @@ class _Writer(RowsWriter):
         v = self._by_token(self.rows(how.v), (0, 2, 1, 3))
         offsets = self._given(PackedInput.OFFSETS)
         where = (self._given(PackedInput.QUERIES), offsets) if asked else (offsets, None)
-        args = (q, k, v, *where, how.scale, -1, 0 if how.causal else -1)
-        made = self._node(f"{packed.NAME}.default", args, node.outs[0].name, dtype, (t, heads, width))
+        args: tuple[Arg, ...]
+        if self.device == "cpu":
+            op, args = packed.NAME, (q, k, v, *where, how.scale, -1, 0 if how.causal else -1)
+        else:  # which must not look at offsets on the host
+            op, args = bounded_attention.NAME, (q, k, v, *where, how.scale, self._length(), how.causal)
+        made = self._node(f"{op}.default", args, node.outs[0].name, dtype, (t, heads, width))
         if asked:
             out = node.outs[0]
             self.changed.add(out.name)
@@ -229,6 +235,15 @@ class _Writer(RowsWriter):
             return
         one = self._node("aten.unsqueeze.default", (made, 0), node.outs[0].name, dtype, (1, t, heads, width))
         self.packed[node.outs[0].name] = self._permuted(one, (0, 2, 1, 3))
+
+    def _length(self) -> Arg:
+        """How many rows a sequence has at most."""
+        if isinstance(self.mask.rows, int):
+            return self.mask.rows
+        if self.longest is None:
+            self.longest = self._value("longest", ScalarType(ScalarKind.INT, self.mask.rows))
+            self.nodes.append(Node(Kind.OPERATOR, "aten.sym_size.int", (self._given(PackedInput.LIVE), 1), (self.longest,)))
+        return self.longest
 
     def _by_token(self, v: Value, order: tuple[int, ...]) -> Value:
         """[1, heads, T, width] as [T, heads, width]."""

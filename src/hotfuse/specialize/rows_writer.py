@@ -30,6 +30,7 @@ class RowsWriter(ABC):
         self.taken = {v.name for n in self.graph.nodes for v in n.outs} | {v.name for v in sources(self.graph)}
         names = frozenset[str]().union(*(symbols(d) for v in sources(self.graph) for d in dims_of(v.type)))
         self.live_rows = sym(unused_name(size, set(names)))
+        self.device = next((v.type.device for v in self.graph.inputs if isinstance(v.type, TensorType)), "cpu")
         self.packed: dict[str, Value] = {}
         self.changed: set[str] = set()
         self.sizes: dict[Dim, Value] = {}
@@ -68,7 +69,7 @@ class RowsWriter(ABC):
         return out
 
     def _node(self, op: str, args: tuple[Arg, ...], stem: str, dtype: DType, shape: tuple[Dim, ...]) -> Value:
-        out = self._value(stem, TensorType(dtype, shape))
+        out = self._value(stem, TensorType(dtype, shape, device=self.device))
         self.nodes.append(Node(Kind.OPERATOR, op, args, (out,)))
         return out
 

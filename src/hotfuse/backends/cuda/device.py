@@ -8,18 +8,6 @@ from typing import Any
 import torch
 
 from hotfuse.backends.cuda.record import Recording, Run, pool_bytes
-from hotfuse.ir.graph import Graph
-from hotfuse.ir.types import TensorType
-
-
-def device_of_graph(graph: Graph) -> torch.device | None:
-    """The one CUDA device that everything in a graph is on; None where it is not on such a device."""
-    values = [*graph.inputs, *(p.value for p in graph.params), *(v for n in graph.nodes for v in n.outs)]
-    found = {v.type.device for v in values if isinstance(v.type, TensorType)}
-    devices = {d for d in found if d.startswith("cuda")}
-    if len(devices) != 1:
-        return None
-    return torch.device(next(iter(devices)))
 
 
 class CudaDevice:

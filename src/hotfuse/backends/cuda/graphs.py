@@ -115,6 +115,11 @@ class GraphRun:
                 self._lock.release()
         return outs
 
+    @property
+    def kernel_by_kernel(self) -> Run:
+        """What is recorded."""
+        return self._run
+
     def _replayed(self, found: Replay, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         self._device.enter()
         try:

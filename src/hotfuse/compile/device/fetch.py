@@ -28,7 +28,6 @@ from hotfuse.backends.triton.driver import DeviceFunction
 from hotfuse.backends.triton.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.base.settings import Settings
-from hotfuse.compile.device.constant_masks import without_idle_masks
 from hotfuse.compile.device.trial import DeviceTrial, Differ, tried
 from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest, RequestBody, request_of
 from hotfuse.compile.requests import Here
@@ -41,6 +40,7 @@ from hotfuse.ir.normal import normalized
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import parse, show
 from hotfuse.lower.common.codec import from_json
+from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.ops.table import Access, lookup, packet
 
 TRIALS_S = 60.0
@@ -126,7 +126,7 @@ class _Generation:
         self.executor = Here() if settings.capture == "inline" else sized(settings).pool
         self.until = time.monotonic() + TRIALS_S
         self.units: dict[str, _DeviceUnit] = {}
-        header, _ = wire.checked(self._ask(DevicePlanRequest(show(without_idle_masks(graph)))).result())
+        header, _ = wire.checked(self._ask(DevicePlanRequest(show(graph))).result())
         self.graph = parse(str(header["graph"]))
         self.parts: list[_Part] = []
         at = 0
@@ -235,7 +235,7 @@ class _Generation:
     ) -> None:
         """The library's kernels, part by part; tensors are dropped after their last use."""
         env, dead = self._begin(), last_uses(self.graph)
-        with torch.no_grad():
+        with torch.no_grad(), in_own_stream(self.sample):
             for part in self.parts:
                 if before is not None:
                     before(part, env)

@@ -1,8 +1,8 @@
 """Kernels on trial: their results against the library's on real data, and their time on the device, beside serving.
 
-Launching a small kernel from Python takes longer than the kernel. So the stream first sleeps on the device while launches queue up
-behind, and events around them show what the device alone takes. Nothing is recorded as a graph here: that is for threads that serve
-(decision 34). The stream is the trial's own; calls go on meanwhile, and the least of several rounds in turns counts.
+Launching a small kernel from Python takes longer than the kernel, so times are the device's own (`machine.device_clock`). Nothing
+is recorded as a graph here: that is for threads that serve (decision 34). The stream is the trial's own; calls go on meanwhile, and
+the least of several rounds in turns counts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hotfuse.base.errors import HotfuseError
+from hotfuse.machine.device_clock import device_seconds
 
 Run = Callable[[], Sequence[Any]]
 Differ = Callable[[Sequence[Any], Sequence[Any]], str]
@@ -22,8 +23,8 @@ Differ = Callable[[Sequence[Any], Sequence[Any]], str]
 ROUNDS = 3
 TIMES = 8
 """Runs of each in a round."""
-SLEEP_CYCLES = 1_500_000
-"""What the device waits while a round is launched: about 0.8 ms."""
+AHEAD_S = 0.0008
+"""What the device waits while a round is launched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +63,7 @@ def tried(library: Run, kernels: Sequence[Run], differ: Differ, device: torch.de
         least: dict[int, float] = {}
         for _ in range(ROUNDS):
             for i in (-1, *right):
-                us = _device_us(library if i < 0 else kernels[i], stream)
+                us = device_seconds(library if i < 0 else kernels[i], device, AHEAD_S, TIMES) * 1e6
                 least[i] = min(us, least.get(i, us))
     torch.cuda.current_stream(device).wait_stream(stream)
     return DeviceTrial(least[-1], tuple(least.get(i) for i in range(len(kernels))), wrong)
-
-
-def _device_us(run: Run, stream: torch.cuda.Stream) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(SLEEP_CYCLES)  # pyright: ignore[reportPrivateUsage]
-    begin.record(stream)
-    for _ in range(TIMES):
-        run()
-    end.record(stream)
-    end.synchronize()
-    return begin.elapsed_time(end) * 1e3 / TIMES

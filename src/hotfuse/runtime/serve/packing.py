@@ -31,6 +31,7 @@ class Padded(StrEnum):
     POSITION = "a row that is read by its place is dead"
     NOT_FINITE = "an input is not finite, which dead rows would spread"
     INDEX = "an index lies outside its table"
+    RECORDED = "the caller records a CUDA graph, so nothing can be asked of the mask"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,12 @@ class MaskPacker:
 
     def share(self, inputs: Sequence[torch.Tensor]) -> float:
         """The part of all rows that live."""
-        mask = inputs[self.mask].detach().numpy()
+        mask = _on_host(inputs[self.mask])
         return float(np.count_nonzero(mask == self.packing.mask.live)) / mask.size if mask.size else 1.0
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...] | Padded:
         """The further inputs, or why there are none."""
-        mask, (dead, alive) = inputs[self.mask].detach().numpy(), (self.packing.mask.dead, self.packing.mask.live)
+        mask, (dead, alive) = _on_host(inputs[self.mask]), (self.packing.mask.dead, self.packing.mask.live)
         if mask.dtype == np.bool_:
             live = mask if alive else ~mask
         else:
@@ -78,8 +79,15 @@ class MaskPacker:
         for i in self.floats:
             if not bool(torch.isfinite(inputs[i].detach().sum(dtype=torch.float32))):
                 return Padded.NOT_FINITE
-        return _made(self.packing.inputs, live, each)
+        made = _made(self.packing.inputs, live, each)
+        device = inputs[self.mask].device
+        return made if device.type == "cpu" else tuple(t.to(device) for t in made)
 
+
+
+def _on_host(mask: torch.Tensor) -> Array:
+    """A mask as numbers of the host; one on a device is copied: calls do that while a race is on, else not (`device_packing`)."""
+    return mask.detach().cpu().numpy()
 
 
 def _made(wanted: Sequence[PackedInput], live: Array, each: Array) -> tuple[torch.Tensor, ...]:

@@ -52,7 +52,7 @@ from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
 from hotfuse.runtime.tierup.tier1 import fused, known
 from hotfuse.runtime.tierup.tiers import is_hot
 from hotfuse.runtime.zero_rows import MAX_DENSE_CALLS
-from hotfuse.specialize.table import DEVICE_KERNELS, LAYERED, NAMES, SIZES, TIER1, ZERO_ROWS, AttemptKey
+from hotfuse.specialize.table import DEVICE_KERNELS, LAYERED, NAMES, PADDING, SIZES, TIER1, ZERO_ROWS, AttemptKey
 
 STAMP = ("model", "threads", "traffic", "performance model", "cores", "speed", "callers")
 DEVICE_WARM_UPS = 2
@@ -125,10 +125,11 @@ class Improver:
         self._consider_rows(site, entry, (SIZES,))
 
     def _consider_device(self, site: Site, entry: Entry) -> None:
-        """On an accelerator library kernels serve as recordings; generated ones are for sizes that are numbers, or recur."""
+        """On an accelerator library kernels serve as recordings; generated ones are for sizes that are numbers, or recur. Rows that
+        padding fills are left out first, since kernels are then made for what is left."""
         from hotfuse.backends.triton.build import triton_missing
 
-        if triton_missing():
+        if self._consider_rows(site, entry, (PADDING,)) or triton_missing():
             return
         if entry.symbols:
             self._consider_rows(site, entry, (SIZES,))

@@ -24,7 +24,9 @@ from hotfuse.ir.types import DType, TensorType
 from hotfuse.ops.table import packet
 from hotfuse.runtime.plan import BetCount, Plan
 from hotfuse.runtime.serve.packing import MaskPacker, PackedRun, Padded
+from hotfuse.runtime.tierup.device_padding import device_packed_plan
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
+from hotfuse.runtime.tierup.packing_share import crossing_share
 from hotfuse.simplify import simplify
 from hotfuse.specialize.packing import Packing, packed_graph
 from hotfuse.specialize.row_demands import CannotPack
@@ -36,8 +38,6 @@ MIN_CALLS = 3
 """Kept calls that have to be seen."""
 MEASURE_S = 1.0
 """Seconds for measuring up to which share packing pays, unless one round takes longer."""
-PAYS = 0.98
-"""Part of the padded plan's time that packing may take at most."""
 _SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
 _MASKS = frozenset({DType.BOOL, DType.I64, DType.I32, DType.I8, DType.U8, DType.F32})
 
@@ -129,7 +129,7 @@ def _candidates(v: Value, at: int, calls: Sequence[Call]) -> list[MaskInput]:
         return []
     found: set[float | bool] = set()
     for call in calls:
-        found.update(torch.unique(call[at].detach()).tolist()[:3])
+        found.update(torch.unique(call[at].detach().cpu()).tolist()[:3])
         if len(found) > 2:
             return []
     if v.type.dtype is DType.BOOL:
@@ -160,13 +160,6 @@ def _crossing(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float
     ]  # fmt: skip
     before, some, whole = least_times(runs)
     return crossing_share(before, some, whole, packer.share(call))
-
-
-def crossing_share(before: float, some: float, whole: float, share: float) -> float:
-    """Where a straight line from `some` (a share of rows) to `whole` (all of them) meets what the plan there was takes."""
-    if share >= 1 or whole <= some:
-        return 1.0 if whole <= PAYS * before else share
-    return min(1.0, max(share, share + (PAYS * before - some) / (whole - some) * (1 - share)))
 
 
 def least_times(runs: Sequence[Callable[[], object]]) -> list[float]:
@@ -219,6 +212,8 @@ class PaddingLayer(Layer):
         except (CannotPack, NotPadded):
             return composer.plan(graph, calls, inner)
         sample = found.calls[0]
+        if sample[found.packer.mask].device.type != "cpu":
+            return device_packed_plan(graph, found.packer, found.share, found.calls, inner, composer)
         given = found.packer(sample)
         if not isinstance(given, tuple):
             raise InternalError("a kept call cannot be packed any more", because=given)

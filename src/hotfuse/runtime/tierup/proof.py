@@ -21,6 +21,7 @@ import torch
 from hotfuse.analysis.ties import Quantum, all_tied
 from hotfuse.backends.protocol import Run
 from hotfuse.machine.device_clock import clock_of
+from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.runtime.tierup.verify import disagreement
 
 SLACK = 2.0
@@ -60,7 +61,7 @@ def prove(
     """Run both on every call, in turns who goes first; `steps` are the quanta of outputs that are rounded."""
     judge = "tier 0"
     rounds: list[tuple[float, float]] = []
-    with torch.no_grad():
+    with torch.no_grad(), in_own_stream(t for inputs in calls for t in inputs):
         for number, inputs in enumerate(calls):
             if number % 2:
                 want, old_s = _timed(baseline, inputs)

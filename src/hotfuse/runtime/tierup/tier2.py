@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -18,10 +17,11 @@ from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Signature
+from hotfuse.runtime.serve.device_packing import DevicePackedRun
 from hotfuse.runtime.serve.distinct_rows import DistinctRowsRun
 from hotfuse.runtime.serve.packing import PackedRun
 from hotfuse.runtime.site import Entry, Site
-from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, AttemptContext, demand_of, exchange, sizes_of
+from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, AttemptContext, exchange, sizes_of
 from hotfuse.runtime.tierup.layers.compose import composer_of
 from hotfuse.runtime.tierup.layers.distinct_rows import DistinctRowsLayer
 from hotfuse.runtime.tierup.layers.layer import Layer, specialized, with_layer
@@ -68,16 +68,21 @@ def for_sizes(context: AttemptContext, site: Site, entry: Entry, signature: Sign
 
 
 def with_device_kernels(context: AttemptContext, entry: Entry) -> Attempt | None:
-    """Kernels generated for the device, where the graph's sizes are numbers."""
-    inputs = entry.samples.inputs()
-    if inputs is None:
+    """Kernels generated for the device, where the graph's sizes are numbers, in a plan with the layers that the entry's has."""
+    calls = entry.samples.several(PROVEN_ON)
+    if not calls:
         return None
+    composer = composer_of(context, entry)
+    used = replace(composer, demand=replace(composer.demand, strategies=(GENERATE,)))
 
     def make() -> Plan:
-        demand = replace(demand_of(entry), strategies=(GENERATE,))
-        return replace(context.improve(entry.baseline.graph, entry.weights, inputs, demand=demand), tier=2)
+        plan = used.plan(entry.baseline.graph, calls, used.layers)
+        return replace(plan, tier=2, layers=(*(x.key for x in used.layers), DEVICE_KERNELS))
 
-    return Attempt(DEVICE_KERNELS, make, lambda: entry.plan, entry.samples.several(PROVEN_ON), partial(exchange, entry))
+    def deploy(better: Plan) -> None:
+        exchange(entry, better, used.layers)
+
+    return Attempt(DEVICE_KERNELS, make, lambda: entry.plan, calls, deploy)
 
 
 def add_layer(
@@ -155,7 +160,8 @@ def without_padding(context: AttemptContext, site: Site, entry: Entry) -> Attemp
     limits: list[float] = []
 
     def limited(better: Plan) -> None:
-        limits.append(better.run.packer.limit if isinstance(better.run, PackedRun) else 1.0)
+        run = better.run
+        limits.append(run.packer.limit if isinstance(run, PackedRun) else run.limit if isinstance(run, DevicePackedRun) else 1.0)
 
     def meant(inputs: Sequence[torch.Tensor]) -> bool:
         return found.packer.share(inputs) <= (limits[0] if limits else 1.0)

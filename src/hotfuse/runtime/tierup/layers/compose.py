@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from hotfuse.analysis.call_facts import Facts
-from hotfuse.compile.value import Demand
+from hotfuse.compile.value import GENERATE, Demand
 from hotfuse.compile.variants.skips import SKIP
 from hotfuse.ir.graph import Graph
 from hotfuse.runtime.plan import Plan
@@ -66,6 +66,15 @@ class PlanComposer:
     def plain(self, graph: Graph) -> Plan:
         """On library kernels."""
         return self.context.compile(graph, self.entry.weights)
+
+    @property
+    def generates(self) -> bool:
+        """Whether kernels are generated for an accelerator."""
+        return GENERATE in self.demand.strategies
+
+    def recording(self) -> PlanComposer:
+        """On the library's kernels."""
+        return replace(self, demand=replace(self.demand, strategies=()))
 
     def skipping(self, focus: str) -> PlanComposer:
         """With kernels that leave rows of zeros out."""

@@ -14,7 +14,8 @@ from hotfuse.ir.graph import Graph
 from hotfuse.runtime.plan import BetCount, Plan
 from hotfuse.runtime.serve.distinct_rows import DistinctRows, DistinctRowsRun, distinct_rows
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
-from hotfuse.runtime.tierup.padding import crossing_share, least_times
+from hotfuse.runtime.tierup.packing_share import crossing_share
+from hotfuse.runtime.tierup.padding import least_times
 from hotfuse.simplify import simplify
 from hotfuse.specialize.distinct_rows import batch_of, rowwise
 from hotfuse.specialize.row_demands import CannotPack

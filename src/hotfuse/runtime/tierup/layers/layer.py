@@ -61,6 +61,15 @@ class Composer(Protocol):
         """The same, which makes kernels that leave rows of zeros out of the products named."""
         ...
 
+    @property
+    def generates(self) -> bool:
+        """Whether it makes kernels that are generated for an accelerator, which are for sizes that are numbers."""
+        ...
+
+    def recording(self) -> Composer:
+        """The same, which makes plans of the library's kernels on an accelerator."""
+        ...
+
     def owns(self, graph: Graph) -> bool:
         """Whether it is the entry's own graph: not a piece of it, nor one for sizes."""
         ...

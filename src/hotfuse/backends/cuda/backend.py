@@ -1,0 +1,25 @@
+"""CUDA devices as a back end: runs of library kernels, or of generated ones among them, recorded and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hotfuse.backends.cuda.device import CudaDevice
+from hotfuse.backends.cuda.graphs import GraphRun, Run
+
+
+class CudaBackend:
+    """One for all CUDA devices of a process."""
+
+    kind = "cuda"
+    records = "CUDA graphs"
+
+    def recorded(
+        self, run: Run, device: torch.device, in_background: Callable[[], bool],
+        differ: Callable[[tuple[Any, ...], tuple[Any, ...]], str],
+    ) -> GraphRun:  # fmt: skip
+        """A run whose calls are replayed where they recur."""
+        return GraphRun(run, CudaDevice(device, in_background), differ)

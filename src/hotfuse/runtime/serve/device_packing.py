@@ -1,0 +1,169 @@
+"""Packed plans on a device: a call asks its mask a few questions there, and brings their answers back in one small copy.
+
+    facts      counted on the device in one recorded run: live rows, empty sequences, other numbers than the mask's two, …
+    capacity   live rows rounded up in steps of at most a sixteenth, so that calls of many masks share few recordings
+    packed     what a packed graph is given of the mask is made on the device too, inside the recording of the packed kernels
+
+So a recording serves every mask with at most as many live rows as its capacity. Rows between the two belong to no sequence: they
+are copies of the first row until the first attention, nobody reads them, and no output shows them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hotfuse.backends.protocol import RecordedRun, Run
+from hotfuse.runtime.serve.packing import MaskPacker, Padded
+from hotfuse.runtime.serve.rests import Rest
+from hotfuse.specialize.packing import PackedInput
+
+LEAST_ROWS = 64
+"""Capacities are multiples of it."""
+STEPS = 16
+"""Capacities between a number and its double."""
+_FACTS = (Padded.EMPTY, Padded.NUMBERS, Padded.POSITION, Padded.INDEX, Padded.NOT_FINITE)
+"""What is asked besides the number of live rows, in this order; 0 where all is well."""
+
+
+def capacity(live: int, rows: int) -> int:
+    """Rows that a recording for so many live ones has room for."""
+    step = max(LEAST_ROWS, (1 << max(0, live.bit_length() - 1)) // STEPS)
+    return max(1, min(rows, -(-live // step) * step))
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePacker:
+    """The questions and the further inputs of a packed graph, as kernels that copy nothing to the host."""
+
+    packer: MaskPacker
+
+    def facts(self, *inputs: torch.Tensor) -> tuple[torch.Tensor]:
+        """How many rows live, and 0 or more for each of `_FACTS`."""
+        packing, mask = self.packer.packing, inputs[self.packer.mask].detach()
+        live = self.live(mask)
+        each = live.sum(1)
+        none = torch.zeros((), dtype=torch.int64, device=mask.device)
+        numbers = none if mask.dtype is torch.bool else (~live.reshape(mask.shape) & (mask != packing.mask.dead)).sum()
+        places = none
+        if packing.first:
+            places = places + (~live[:, 0]).sum()
+        if packing.last:
+            places = places + (~live[:, -1]).sum()
+        outside = none
+        for i, most in self.packer.indices:
+            outside = outside + ((inputs[i] < 0) | (inputs[i] >= most)).sum()
+        odd = none
+        for i in self.packer.floats:
+            odd = odd + (~torch.isfinite(inputs[i].detach())).sum()
+        return (torch.stack([live.sum(), (each == 0).sum(), numbers, places, outside, odd]),)
+
+    def live(self, mask: torch.Tensor) -> torch.Tensor:
+        """Which rows live, [sequences, rows]."""
+        return (mask == self.packer.packing.mask.live).reshape([mask.shape[i] for i in self.packer.axes])
+
+    def made(self, mask: torch.Tensor, room: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The further inputs for as many rows as there is room."""
+        live, t = self.live(mask.detach()), room.shape[0]
+        flat = live.reshape(-1)
+        place = flat.cumsum(0) - 1
+        every = torch.arange(flat.shape[0], device=mask.device)
+        rows = torch.zeros(t + 1, dtype=torch.int64, device=mask.device)  # dead rows share one place behind the last
+        rows = rows.index_copy_(0, torch.where(flat, place.clamp(max=t), t), every)[:t]
+        each = live.sum(1)
+        offsets = torch.cat([each.new_zeros(1), each.cumsum(0)])
+
+        def one(what: PackedInput) -> torch.Tensor:
+            match what:
+                case PackedInput.ROWS:
+                    return rows
+                case PackedInput.POSITIONS:
+                    return rows % live.shape[1]
+                case PackedInput.OFFSETS:
+                    return offsets
+                case PackedInput.INVERSE:
+                    return place.clamp(min=0).reshape(live.shape)
+                case PackedInput.LIVE:
+                    return live
+                case PackedInput.FIRST:
+                    return offsets[:-1]
+                case PackedInput.LAST:
+                    return offsets[1:] - 1
+                case PackedInput.QUERIES:
+                    return torch.arange(live.shape[0] + 1, device=mask.device)
+
+        return tuple(one(what) for what in self.packer.packing.inputs)
+
+
+@dataclass(slots=True)
+class DevicePackedRun:
+    """A packed plan where it pays, else the padded one; call it like either."""
+
+    packer: DevicePacker
+    limit: float
+    """The share of live rows up to which packing pays."""
+    ask: Run
+    """`DevicePacker.facts`, recorded."""
+    packed: RecordedRun
+    """Takes a call's inputs, and a tensor with as many elements as there is room for rows."""
+    padded: Run
+    rooms: dict[torch.device, torch.Tensor] = field(default_factory=dict[torch.device, torch.Tensor])
+    calls: int = 0
+    """Packed ones."""
+    live: int = 0
+    """Rows of these."""
+    room: int = 0
+    """Rows that were computed for these."""
+    why_not: Counter[Padded] = field(default_factory=Counter[Padded])
+    unread: int = 0
+    """Calls whose masks were not asked: several in a row before them could not be packed."""
+    rest: Rest = field(default_factory=Rest)
+
+    @property
+    def padded_calls(self) -> int:
+        """Those that were not packed."""
+        return self.why_not.total() + self.unread
+
+    def begin(self) -> None:
+        """Forget what calls have shown: from here on they are served."""
+        self.calls = self.live = self.room = self.unread = 0
+        self.why_not.clear()
+        self.rest.begin()
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """The outputs."""
+        if self.rest.left > 0:
+            self.rest.left -= 1
+            self.unread += 1
+            return self.padded(*inputs)
+        mask = inputs[self.packer.packer.mask]
+        if mask.is_cuda and torch.cuda.is_current_stream_capturing():  # nothing may be asked now
+            self.why_not[Padded.RECORDED] += 1
+            return self.padded(*inputs)
+        found: list[int] = self.ask(*inputs)[0].tolist() if mask.numel() else [0, 1]
+        if (why := self._padded_because(found, mask.numel())) is not None:
+            self.why_not[why] += 1
+            self.rest.missed()
+            return self.padded(*inputs)
+        self.rest.held()
+        rows = capacity(found[0], mask.numel())
+        self.calls += 1
+        self.live += found[0]
+        self.room += rows
+        return self.packed(*inputs, self.room_for(mask, rows))
+
+    def _padded_because(self, found: Sequence[int], rows: int) -> Padded | None:
+        if found[0] > self.limit * rows:
+            return Padded.SHARE
+        return next((why for why, n in zip(_FACTS, found[1:], strict=False) if n), None)
+
+    def room_for(self, mask: torch.Tensor, rows: int) -> torch.Tensor:
+        """Which capacity a recording is for shows by the size of an input: nobody reads what it holds."""
+        held = self.rooms.get(mask.device)
+        if held is None or held.shape[0] < rows:
+            held = self.rooms[mask.device] = torch.zeros(mask.numel(), dtype=torch.uint8, device=mask.device)
+        return held[:rows]

@@ -1,0 +1,155 @@
+"""Packed rows as a device has them, on the host: what is made of a mask without a look at it, with room for more rows than live."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse
+from hotfuse import Settings
+from hotfuse.ir.graph import Graph, Value, map_node, sources
+from hotfuse.ir.types import TensorType
+from hotfuse.lower.gpu import placeless
+from hotfuse.ops.bounded_attention import NAME as BOUNDED
+from hotfuse.ops.packed import NAME as PACKED
+from hotfuse.pipeline import compile_tier0
+from hotfuse.runtime.serve.device_packing import DevicePackedRun, DevicePacker, capacity
+from hotfuse.runtime.serve.packing import MaskPacker, Padded
+from hotfuse.runtime.tierup.padding import padded_traffic
+from tests.padded import PaddedEncoder, batch
+
+CAPTURED = Settings(capture="inline", tiers=0)
+
+
+@pytest.fixture(autouse=True)
+def no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def on_device(graph: Graph, device: str = "cuda:0") -> Graph:
+    """A graph as it is captured from a model there."""
+    values = [*sources(graph), *(v for n in graph.nodes for v in n.outs)]
+    there = {v.name: Value(v.name, replace(v.type, device=device)) if isinstance(v.type, TensorType) else v for v in values}
+    nodes = tuple(map_node(n, dict(there), tuple(there[v.name] for v in n.outs)) for n in graph.nodes)
+    params = tuple(replace(p, value=there[p.value.name]) for p in graph.params)
+    outputs = tuple(there[o.name] if isinstance(o, Value) else o for o in graph.outputs)
+    return replace(graph, inputs=tuple(there[v.name] for v in graph.inputs), params=params, nodes=nodes, outputs=outputs)
+
+
+def packed(model: nn.Module, dynamic: bool = False) -> tuple[MaskPacker, Any]:
+    """What packs, and the packed graph's run on the host."""
+    fast: Any = hotfuse.jit(model.eval(), settings=CAPTURED)
+    for i in range(12 if dynamic else 2):
+        fast(*batch(*((2 + i % 3, 20 + i) if dynamic else (3, 16))))
+    (site,) = fast._engine.sites.values()
+    entry = next(e for e in site.entries if bool(e.symbols) is dynamic)
+    fast.close()
+    found = padded_traffic(on_device(entry.baseline.graph), entry.weights, [batch(3, 16) for _ in range(4)], False)
+    graph = found.packing.graph
+    made = [v.type for v in (*graph.inputs, *(v for n in graph.nodes for v in n.outs))]
+    assert {t.device for t in made if isinstance(t, TensorType)} == {"cuda:0"}
+    ops = [n.op for n in graph.nodes]
+    assert f"{BOUNDED}.default" in ops and f"{PACKED}.default" not in ops
+    return found.packer, compile_tier0(placeless(graph), entry.weights, CAPTURED)
+
+
+def truth(model: nn.Module, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    return copy.deepcopy(model).double()(*(t.double() if t.is_floating_point() else t for t in inputs))
+
+
+@pytest.mark.parametrize(("attends", "pools", "dynamic"), [
+    ("expanded", "expanded mean", False), ("lowest", "last", True), ("filled", "largest", False), ("indexed", "weighed", True),
+    ("causal", "mean", False),
+])  # fmt: skip
+def test_any_room_gives_what_the_model_gives(attends: str, pools: str, dynamic: bool) -> None:
+    model = PaddedEncoder(attends, pools=pools)
+    packer, plan = packed(model, dynamic)
+    asks = DevicePacker(packer)
+    for share in (0.1, 0.5, 1.0):
+        inputs = batch(3, 16, share)
+        mask = inputs[packer.mask]
+        live = int(asks.facts(*inputs)[0][0])
+        assert live == round(packer.share(inputs) * mask.numel())
+        for room in sorted({live, min(live + 5, mask.numel()), mask.numel()}):
+            given = asks.made(mask, torch.zeros(room, dtype=torch.uint8))
+            torch.testing.assert_close(plan.run(*inputs, *given)[0].double(), truth(model, inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_made_is_what_the_host_makes() -> None:
+    packer, _ = packed(PaddedEncoder())
+    for _ in range(20):
+        inputs = batch(5, 13, float(torch.rand(())))
+        want = packer(inputs)
+        assert isinstance(want, tuple)
+        mask = inputs[packer.mask]
+        live = int((mask == packer.packing.mask.live).sum())
+        got = DevicePacker(packer).made(mask, torch.zeros(live, dtype=torch.uint8))
+        for a, b, what in zip(got, want, packer.packing.inputs, strict=True):
+            assert torch.equal(a, b), what
+
+
+@dataclass
+class Counting:
+    """A recorded run on the host."""
+
+    rooms: list[int]
+
+    def __call__(self, *given: torch.Tensor) -> tuple[Any, ...]:
+        self.rooms.append(given[-1].shape[0])
+        return ("packed",)
+
+    @property
+    def kernel_by_kernel(self) -> Any:
+        return self
+
+    def counters(self) -> Mapping[str, int]:
+        return {}
+
+
+def test_each_call_decides_by_its_own_mask() -> None:
+    packer, _ = packed(PaddedEncoder(pools="last"))
+    asks = DevicePacker(packer)
+    fast: Any = Counting([])
+    run = DevicePackedRun(asks, 0.6, asks.facts, fast, lambda *_: ("padded",))
+    ids, mask = batch(4, 40, 0.3)
+    assert run(ids, mask) == ("packed",) and run.live == int(mask.sum()) <= run.room == fast.rooms[0] == 64
+    full = torch.ones_like(mask)
+    odd, empty, far = mask.clone(), mask.clone(), ids.clone()
+    odd[0, 0] = 7
+    empty[1] = 0
+    far[0, 0] = 10**6
+    refused = ((ids, full, Padded.SHARE), (ids, odd, Padded.NUMBERS), (ids, empty, Padded.EMPTY), (far, mask, Padded.INDEX))
+    for *call, why in refused:
+        before = run.why_not[why]
+        assert run(*call) == ("padded",)
+        assert run.why_not[why] == before + 1, (why, run.why_not)
+    assert run.calls == 1 and isinstance(packer((ids, odd)), Padded)
+
+
+def test_capacities_are_few_and_near() -> None:
+    rows = 64 * 512
+    found = {live: capacity(live, rows) for live in range(1, rows + 1, 7)}
+    assert all(live <= room <= max(live + 63, live * 17 / 16 + 1) and room <= rows for live, room in found.items())
+    assert len({room for live, room in found.items() if live >= rows // 2}) <= 17
+    assert capacity(0, 0) == 1 and capacity(5, 5) == 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bounded_attention_is_packed_attention(dtype: torch.dtype) -> None:
+    lengths = [3, 1, 7, 5]
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    q, k, v = torch.randn(20, 4, 8, dtype=dtype), torch.randn(20, 2, 8, dtype=dtype), torch.randn(20, 2, 6, dtype=dtype)
+    for longest, causal in ((7, False), (9, False), (9, True)):
+        want = hotfuse.packed_attention(q, k, v, offsets, scale=0.3, causal=causal)
+        got = torch.ops.hotfuse.bounded_packed_attention(q, k, v, offsets, None, 0.3, longest, causal)
+        torch.testing.assert_close(got[:16], want[:16])
+    one = torch.arange(5)
+    got = torch.ops.hotfuse.bounded_packed_attention(q[:4], k, v, one, offsets, None, 7, True)
+    torch.testing.assert_close(got, hotfuse.packed_attention(q[:4], k, v, one, offsets, causal=True))
