@@ -446,3 +446,22 @@ def test_rows_that_are_put_together_of_pieces_are_refused_in_words() -> None:
       %y: f32[3, 5, 16] = aten.linear.default(%d, %w) return %y }"""
     with pytest.raises(CannotLower, match="put together of pieces"):
         lower(parse(source), CORES["avx2"])
+
+
+@pytest.mark.parametrize("batch", ["3, 6", "3, s0", "2, 3, s0"])
+@pytest.mark.parametrize("native", [False, True])
+def test_rows_that_lie_all_over_the_place_are_put_together(batch: str, native: bool) -> None:
+    """Mixers multiply along tokens: what they read of several images is transposed, and has no one step from row to row."""
+    rank = batch.count(",") + 2
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    for layout in ("{" + ",".join(map(str, order)) + "}", "{*}"):
+        source = text("linear", batch, 21, 13, "gelu, residual").replace(f"%x: f32[{batch}, 13]", f"%x: f32[{batch}, 13]{layout}")
+        graph = parse(source)
+        lowered = lower_contraction(graph, CORES["avx2"])
+        values = inputs_for(graph, {"s0": 6})
+        values["x"] = values["x"].transpose(-1, -2).contiguous().transpose(-1, -2) if layout != "{*}" else values["x"]
+        assert not values["x"].is_contiguous()
+        target = host_levels()[0] if native else None
+        given = values | ({} if layout == "{*}" else {"x": values["x"].as_strided((values["x"].numel(),), (1,))})  # as it lies
+        (got,), (exact,) = run(lowered, graph, given, {"s0": 6}, target), reference(graph, values)
+        assert torch.allclose(got.double(), exact, rtol=2e-5, atol=2e-5), (got - exact).abs().max()

@@ -38,7 +38,7 @@ from hotfuse.lower.common.values import Evaluator, TileAxis
 from hotfuse.lower.cpu.gemm import amx
 from hotfuse.lower.cpu.gemm.gemm import FinishedTile, Product, let
 from hotfuse.lower.cpu.gemm.gemm import product as write_product
-from hotfuse.lower.cpu.gemm.lhs import Left
+from hotfuse.lower.cpu.gemm.lhs import Left, rows_apart
 from hotfuse.lower.cpu.gemm.rows_through import ProductRows
 from hotfuse.lower.cpu.gemm.skipping import ActiveRows
 from hotfuse.lower.cpu.tiling import Core, choose
@@ -117,8 +117,11 @@ class _GemmGroup:
         self.builder = KernelBuilder(name or self.title(), loc=found[0].node.loc)
         self.memory = KernelBuffers(self.builder, graph, strides)
         shifted = any(c.scaling is not None and c.scaling.zero_w != 0 for c in found)
-        made = any(v.name == found[0].x.name for n in graph.nodes for v in n.outs)
-        self.left = Left(self.memory, found[0].x, self.k, self.tiling, row_sums=shifted, paired=self.paired,
+        x = found[0].x
+        # A row that is read in pieces from all over the place is put together once, as a computed one is.
+        made = any(v.name == x.name for n in graph.nodes for v in n.outs) or (
+            self.acc is not DType.I32 and bool(rows_apart(self.memory.place(x), shape_of(x))))
+        self.left = Left(self.memory, x, self.k, self.tiling, row_sums=shifted, paired=self.paired,
                          computed=self._computed if made else None, m=self.m,
                          block=self.blocks.rows if self.blocks else 0)  # fmt: skip
         self.column_sums: Buffer | None = None

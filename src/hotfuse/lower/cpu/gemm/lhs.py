@@ -36,6 +36,16 @@ Computed = Callable[[Dim, Dim, int, Dim | None, Callable[[Tile], None]], None]
 done with them is written where they are."""
 
 
+def rows_apart(place: BufferView, shape: tuple[Dim, ...]) -> str:
+    """Why rows, all batch dims counted through, have no one step from each to the next; empty where they have."""
+    if not place.flat:
+        moving = sum(n != 1 for n in shape[:-1])
+        return f"are strided in {moving} dims" if moving > 1 else ""
+    steps = [(n, s) for n, s in zip(shape[:-1], place.strides[:-1], strict=True) if n != 1]
+    even = all(same(outer, mul(n, inner)) for (_, outer), (n, inner) in itertools.pairwise(steps))
+    return "" if even else "do not lie one behind the other"
+
+
 class Left:
     """Rows of x, all batch dims counted through."""
 
@@ -79,21 +89,16 @@ class Left:
         """How tiles of rows by steps of K lie: index dims of the row and of K, buffer axes, and steps."""
         if place.flat:
             return (0, 0), (0, 0), (self._row_step(place, shape), place.strides[-1])
-        moving = [d for d, n in enumerate(shape[:-1]) if n != 1]
-        if len(moving) > 1:
-            raise CannotLower(f"the rows of %{self.name} are strided in {len(moving)} dims")
-        along = moving[0] if moving else -1
+        if why := rows_apart(place, shape):
+            raise CannotLower(f"the rows of %{self.name} {why}")
+        along = next((d for d, n in enumerate(shape[:-1]) if n != 1), -1)
         return (along, len(shape) - 1), (along, len(shape) - 1), (1, 1)
 
     def _row_step(self, place: BufferView, shape: tuple[Dim, ...]) -> Dim:
         """Elements from one row of x to the next, over all batch dims."""
-        steps = [(n, s) for n, s in zip(shape[:-1], place.strides[:-1], strict=True) if n != 1]
-        if not steps:
-            return 0
-        for (_, outer), (n, inner) in itertools.pairwise(steps):
-            if not same(outer, mul(n, inner)):
-                raise CannotLower(f"the rows of %{self.name} do not lie one behind the other")
-        return steps[-1][1]
+        if why := rows_apart(place, shape):
+            raise CannotLower(f"the rows of %{self.name} {why}")
+        return next((s for n, s in zip(reversed(shape[:-1]), reversed(place.strides[:-1]), strict=True) if n != 1), 0)
 
     def read(self, row: Dim, k: Dim, shape: tuple[int, int], valid: Sequence[Dim | None] = ()) -> Tile:
         """Rows by steps of K, as they lie in memory."""
