@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import importlib
 import os
 import shutil
 import tempfile
@@ -92,6 +93,15 @@ def named(node: Any) -> str:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"random data: --seed {config.getoption('--seed')}; order: --shuffle {config.getoption('--shuffle')}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def what_workers_import_is_there() -> None:
+    """Every test has workers of its own, forked from this process: what they would each import for seconds is imported once."""
+    for module in ("torch.export._trace", "hotfuse.frontends.torch_module", "torch.fx.experimental.validator",
+                   "hotfuse.frontends.onnx.capture", "hotfuse.compile.unit.units", "hotfuse.compile.run.runs",
+                   "hotfuse.backends.llvm.emission.emit"):  # fmt: skip
+        importlib.import_module(module)
 
 
 @pytest.fixture(scope="session", autouse=True)
