@@ -16,6 +16,7 @@ from hotfuse.compile.value import Facts
 from hotfuse.fusion.candidates import CandidateKind
 from hotfuse.fusion.criteria import FusionSide, judge
 from hotfuse.fusion.groups import MAX_NODES
+from hotfuse.fusion.kinds import GroupKind
 from hotfuse.hpm.bottleneck import Bottleneck
 from hotfuse.partition.change import CannotChange
 from hotfuse.partition.manager import fuse, part_needs, reads_from
@@ -41,7 +42,8 @@ def requeued(graph: CompileGraph, unit: Unit, seen: set[tuple[str, str]]) -> Non
     """A unit that waits, fresh from a cut: with a neighbour that waits too, both of rows, it is tried as one."""
     for first, second, *_ in list(_neighbours(graph, unit)):
         both = first.facts.work.nodes + second.facts.work.nodes
-        waiting = first.state is second.state is UnitState.WAITING and first.kind == second.kind == "rows" and both <= MAX_NODES
+        rows = first.kind == second.kind == GroupKind.ROWS and both <= MAX_NODES
+        waiting = rows and first.state is second.state is UnitState.WAITING
         if waiting and unit in (first, second) and (first.key, second.key) not in seen:
             seen.add((first.key, second.key))
             made = _together(graph, first, second, "both still waited")
@@ -83,7 +85,7 @@ def joined(graph: CompileGraph, unit: Unit, keys: Sequence[str]) -> None:
 
 def arm(unit: Unit) -> str:
     """The kind of promise that a unit put together from two is."""
-    return (CandidateKind.VERTICAL if unit.kind == "rows" else CandidateKind.EPILOGUE).value
+    return (CandidateKind.VERTICAL if unit.kind == GroupKind.ROWS else CandidateKind.EPILOGUE).value
 
 
 def held_back(unit: Unit, peaks: CorePeaks) -> Bottleneck:
@@ -122,7 +124,7 @@ def partner(graph: CompileGraph, unit: Unit, place: UseSite) -> int:
 
 
 def _together(graph: CompileGraph, first: Unit, second: Unit, why: str) -> Unit:
-    kind = next((u.kind for u in (first, second) if u.kind != "rows"), "rows")
+    kind = next((u.kind for u in (first, second) if u.kind != GroupKind.ROWS), GroupKind.ROWS)
     work = Work(first.facts.work.nodes + second.facts.work.nodes, None, None, None, None)
     ops = f"{first.ops} | {second.ops}"
     unit = Unit(f"{first.key}+{second.key}", kind, ops, Facts(kind, work, None, None, ops), why=why, of=(first, second))

@@ -14,10 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from hotfuse.fusion.kinds import GroupKind
+
 if TYPE_CHECKING:
     from hotfuse.analysis.resources import Work
 
-_FIRST_GUESS = {"attention": 0.8, "contract": 0.08, "product": 0.08, "convolution": 0.15, "recurrent": 0.15}
+_FIRST_GUESS: dict[str, float] = {
+    GroupKind.ATTENTION: 0.8, GroupKind.GEMM_WEIGHT: 0.08, GroupKind.GEMM_ACTIVATION: 0.08, GroupKind.CONVOLUTION: 0.15,
+    GroupKind.RECURRENT: 0.15,
+}  # fmt: skip
 """Seconds to compile a kernel, by kind, before one was seen."""
 _SHRINK = 0.3
 """How far one observation moves the estimate of its kind."""

@@ -24,6 +24,7 @@ from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.criteria import ANCHORS, Criterion, Reason
 from hotfuse.fusion.forecast import live_values
 from hotfuse.fusion.groups import MAX_NODES, Group, node_kind
+from hotfuse.fusion.kinds import GroupKind
 from hotfuse.fusion.layout import CONVERTS
 from hotfuse.fusion.order import GroupOrder
 from hotfuse.fusion.rewrites import Rewritten, recomputed, rows_of, tiled
@@ -93,22 +94,25 @@ def fails(criterion: Criterion, text: str, **evidence: int | float | str) -> Rea
     return Reason(criterion, False, text, evidence)
 
 
-def anchor_kind(node: Node) -> str:
-    """The kind of kernel a node asks for; `rows` where it fits into others."""
+_ANCHORS = {
+    Access.CONTRACTION: GroupKind.GEMM_WEIGHT, Access.ATTENTION: GroupKind.ATTENTION, Access.RECURRENT: GroupKind.RECURRENT,
+}  # fmt: skip
+
+
+def anchor_kind(node: Node) -> GroupKind:
+    """The kind of kernel a node asks for; ROWS where it fits into others."""
     if is_convolution(node):
-        return "convolution"
-    return {Access.CONTRACTION: "contract", Access.ATTENTION: "attention", Access.RECURRENT: "recurrent"}.get(
-        lookup(node.op).access, "rows"
-    )
+        return GroupKind.CONVOLUTION
+    return _ANCHORS.get(lookup(node.op).access, GroupKind.ROWS)
 
 
-def kind_of(index: UseIndex, nodes: Sequence[int], whole: str = "") -> str:
-    """The kind of a group of nodes that may be generated; `whole` is that of the group they are cut from, whose heart keeps it."""
+def kind_of(index: UseIndex, nodes: Sequence[int], whole: GroupKind = GroupKind.ROWS) -> GroupKind:
+    """The kind of a group of nodes that may be generated; `whole` is that of the group they are cut from, whose anchor keeps it."""
     anchors = [h for i in nodes if (h := node_kind(index.graph.nodes[i], index.params)) in ANCHORS]
     if anchors:
-        return anchors[0] if whole in ("", "rows") else whole
+        return anchors[0] if whole == GroupKind.ROWS else whole
     moves = all(lookup(index.graph.nodes[i].op).access is Access.MOVEMENT for i in nodes)
-    return "library" if moves else "rows"
+    return GroupKind.LIBRARY if moves else GroupKind.ROWS
 
 
 @dataclass(slots=True)
@@ -127,12 +131,12 @@ class Generator:
         for a, b in self.order.edges():
             if a not in dirty and b not in dirty:
                 continue
-            if "library" not in (a.kind, b.kind):
+            if GroupKind.LIBRARY not in (a.kind, b.kind):
                 yield self._joined(a, b)
             if heavy := self._tiling(a, b):
                 yield heavy
         for a, b in self.order.siblings(MAX_SIBLINGS):
-            if (a in dirty or b in dirty) and "library" not in (a.kind, b.kind):
+            if (a in dirty or b in dirty) and GroupKind.LIBRARY not in (a.kind, b.kind):
                 yield self._siblings(a, b)
 
     def _joined(self, a: Group, b: Group) -> FusionCandidate:
@@ -140,7 +144,7 @@ class Generator:
         anchors = [g for g in (a, b) if g.kind in ANCHORS]
         kind = CandidateKind.VERTICAL if not anchors else CandidateKind.EPILOGUE if anchors[0] is a else CandidateKind.PROLOGUE
         nodes = tuple(sorted((*a.nodes, *b.nodes)))
-        made = Group(nodes, anchors[0].kind if anchors else "rows")
+        made = Group(nodes, anchors[0].kind if anchors else GroupKind.ROWS)
         between = self.index.between(a.nodes, b.nodes)
         reasons = [self._convex(a, b), self._sizes(nodes), self._limits(a, b, nodes), self._parallel(a, b)]
         reasons.append(self._passes(between))
@@ -157,11 +161,11 @@ class Generator:
         shared = {v.name: v for v in self.index.entering(a.nodes)}.keys() & {v.name for v in self.index.entering(b.nodes)}
         sizes = [self.index.size(v) or 0 for v in self.index.entering(a.nodes) if v.name in shared]
         reasons = [self._convex(a, b), self._sizes(nodes), self._parallel(a, b)]
-        if a.kind != b.kind or a.kind not in ("rows", "contract"):
+        if a.kind != b.kind or a.kind not in (GroupKind.ROWS, GroupKind.GEMM_WEIGHT):
             reasons.append(fails(Criterion.LIMITS, f"{a.kind} and {b.kind} are loops of different forms"))
         else:
             reasons.append(self._limits(a, b, nodes, siblings=True))
-        same = a.kind == "contract" or self._domain(a) == self._domain(b)
+        same = a.kind == GroupKind.GEMM_WEIGHT or self._domain(a) == self._domain(b)
         text = f"{len(shared)} values, {sum(sizes)} bytes, are read by both"
         evidence = {"shared_bytes": sum(sizes)}
         reasons.append(Reason(Criterion.OVERLAP, same, text if same else "they run over different extents", evidence))
@@ -197,26 +201,26 @@ class Generator:
     def singles(self, dirty: set[Group]) -> Iterator[FusionCandidate]:
         """Candidates for one group by itself."""
         for g in self.order.groups:
-            if g not in dirty or g.kind == "library":
+            if g not in dirty or g.kind == GroupKind.LIBRARY:
                 continue
             key = self.index.key(g.nodes)
             yield FusionCandidate(
                 CandidateKind.LIBRARY,
                 (g,),
-                (Group(g.nodes, "library"),),
+                (Group(g.nodes, GroupKind.LIBRARY),),
                 (self._sizes(g.nodes),),
                 None,
                 (CandidateKind.LIBRARY, key),
             )
-            if g.kind not in ("attention", "recurrent") and len(g.nodes) > 1:
+            if g.kind not in (GroupKind.ATTENTION, GroupKind.RECURRENT) and len(g.nodes) > 1:
                 yield from self._splits(g, key)
-            if len(g.nodes) <= CHEAP_NODES and g.kind == "rows" and (again := self._again(g, key)):
+            if len(g.nodes) <= CHEAP_NODES and g.kind == GroupKind.ROWS and (again := self._again(g, key)):
                 yield again
 
     def _splits(self, g: Group, key: Key) -> Iterator[FusionCandidate]:
         """Behind the heart, and where the least passes from one half to the other."""
         places: set[int] = set()
-        anchors = [n for n, i in enumerate(g.nodes) if anchor_kind(self.index.graph.nodes[i]) != "rows"]
+        anchors = [n for n, i in enumerate(g.nodes) if anchor_kind(self.index.graph.nodes[i]) != GroupKind.ROWS]
         if anchors and anchors[-1] + 1 < len(g.nodes):
             places.add(anchors[-1] + 1)
         passing = [(self.index.between(g.nodes[:n], g.nodes[n:]), n) for n in range(1, len(g.nodes))]
@@ -232,7 +236,7 @@ class Generator:
             )
 
     def _again(self, g: Group, key: Key) -> FusionCandidate | None:
-        readers = [r for r in self.order.readers(g) if r.kind == "rows"]
+        readers = [r for r in self.order.readers(g) if r.kind == GroupKind.ROWS]
         if len(readers) < 2 or len(readers) != len(self.order.readers(g)):
             return None
         made = recomputed(self.index, g.nodes, readers)
@@ -280,7 +284,7 @@ class Generator:
         anchors = [g.kind for g in (a, b) if g.kind in ANCHORS]
         if len(anchors) == 2 and not siblings:
             return fails(Criterion.LIMITS, f"{anchors[0]} and {anchors[1]} each need the registers for themselves")
-        if any(h in ("attention", "recurrent") for h in anchors):
+        if any(h in (GroupKind.ATTENTION, GroupKind.RECURRENT) for h in anchors):
             return fails(Criterion.LIMITS, f"{anchors[0]} leaves no registers for others")
         if len(nodes) > MAX_NODES:
             return fails(Criterion.LIMITS, f"{len(nodes)} nodes, at most {MAX_NODES}", nodes=len(nodes))
@@ -322,7 +326,7 @@ class Generator:
         if bad:
             op = packet(self.index.graph.nodes[bad[0]].op).removeprefix("aten.")
             return fails(Criterion.OVERLAP, f"{op} needs whole rows before the product begins")
-        if b.kind == "convolution" and any(self.index.graph.nodes[i].op == CONVERTS for i in a.nodes):
+        if b.kind == GroupKind.CONVOLUTION and any(self.index.graph.nodes[i].op == CONVERTS for i in a.nodes):
             return fails(Criterion.OVERLAP, "an image that is converted as it is read is read plane by plane")
         return holds(Criterion.OVERLAP, "its elements are computed where they are read")
 

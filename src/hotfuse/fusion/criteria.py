@@ -17,9 +17,8 @@ from enum import StrEnum
 from hotfuse.analysis.resources import Bound, CorePeaks, ResourceUse
 from hotfuse.base.events import EvidenceValue
 from hotfuse.fusion.groups import MAX_NODES
+from hotfuse.fusion.kinds import ANCHORS
 
-ANCHORS = frozenset({"contract", "product", "convolution", "attention", "recurrent"})
-"""Kinds of kernels with a loop nest that nothing else fits into."""
 SCRATCH = 256 << 10
 """Bytes of its own that a kernel may have before it pushes its operands out of the second-level cache."""
 

@@ -26,6 +26,7 @@ from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.criteria import Criterion, Reason
 from hotfuse.fusion.forecast import Predictor
 from hotfuse.fusion.groups import Group
+from hotfuse.fusion.kinds import GroupKind
 from hotfuse.fusion.order import GroupOrder
 from hotfuse.fusion.steps import Side, conversions, differing, ops, regrouped, rewritten
 from hotfuse.fusion.worth import NOTHING, Gain, Horizon, PredictedCost, cost, gain, score, value
@@ -96,7 +97,7 @@ def apart(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
     index = UseIndex(graph, {})
     found: list[Group] = []
     for g in groups:
-        if g.kind in ("attention", "recurrent", "library"):
+        if g.kind in (GroupKind.ATTENTION, GroupKind.RECURRENT, GroupKind.LIBRARY):
             found.append(g)
         else:
             found += [Group((i,), kind_of(index, (i,), g.kind)) for i in g.nodes]
@@ -216,13 +217,14 @@ class FusionPlanner:
     def _sides(self, graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> list[tuple[Key, Side]]:
         index = UseIndex(graph, sizes)
         return [
-            (index.key(g.nodes), (index.closed(g.nodes), g.kind == "library" or bool(self._unbuilt(index, g)))) for g in groups
+            (index.key(g.nodes), (index.closed(g.nodes), g.kind == GroupKind.LIBRARY or bool(self._unbuilt(index, g))))
+            for g in groups
         ]
 
     def _total_of(self, where: Grouped, sizes: Mapping[str, int], nodes: Sequence[int]) -> float:
         """What nodes would take by themselves."""
         index = UseIndex(where[0], sizes)
-        alone = [Group((i,), "rows") for i in nodes]
+        alone = [Group((i,), GroupKind.ROWS) for i in nodes]
         self._foresee(index, alone)
         return self._total(index, alone).seconds
 
@@ -315,8 +317,8 @@ class FusionPlanner:
     def _held(index: UseIndex, c: FusionCandidate, contest: Contest) -> tuple[str, float]:
         """What a contest says of a candidate."""
         where = UseIndex(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
-        old = [(index.closed(g.nodes), g.kind == "library") for g in c.old]
-        return contest(old, [(where.closed(g.nodes), g.kind == "library") for g in c.new])
+        old = [(index.closed(g.nodes), g.kind == GroupKind.LIBRARY) for g in c.old]
+        return contest(old, [(where.closed(g.nodes), g.kind == GroupKind.LIBRARY) for g in c.new])
 
     # --- what predictions leave undecided ----------------------------------------------------------------------------
 
@@ -332,7 +334,7 @@ class FusionPlanner:
     def _looking_s(self, index: UseIndex, c: FusionCandidate) -> float:
         """What building and measuring a candidate takes; what looks alike is built once."""
         where = UseIndex(c.rewritten.graph, index.sizes) if c.rewritten is not None else index
-        built = {where.key(g.nodes): self.compile_s(g) for g in c.new if g.kind != "library"}
+        built = {where.key(g.nodes): self.compile_s(g) for g in c.new if g.kind != GroupKind.LIBRARY}
         return looking.LOOK_S + sum(built.values())
 
     def _looked(self, order: GroupOrder, choices: list[FusionChoice]) -> tuple[GroupOrder, set[Group]]:
@@ -372,7 +374,7 @@ class FusionPlanner:
 
     def _unbuilt(self, index: UseIndex, g: Group) -> str:
         """Why a group has no kernel; empty if it has one or needs none."""
-        if g.kind == "library":
+        if g.kind == GroupKind.LIBRARY:
             return ""
         key = index.key(g.nodes)
         if key not in self._lowered:
@@ -394,7 +396,7 @@ class FusionPlanner:
     def _foresee(self, index: UseIndex, groups: Sequence[Group]) -> None:
         missing: dict[tuple[Key, bool], Group] = {}
         for g in groups:
-            key = (index.key(g.nodes), g.kind == "library")
+            key = (index.key(g.nodes), g.kind == GroupKind.LIBRARY)
             if key not in self._costs:
                 missing.setdefault(key, g)
         asks = {
@@ -416,7 +418,7 @@ class FusionPlanner:
             self._costs[key] = cost(seconds, low, high, joules, stored or 0, exposed)
 
     def _cost(self, index: UseIndex, g: Group) -> PredictedCost:
-        return self._costs.get((index.key(g.nodes), g.kind == "library"), UNKNOWN)
+        return self._costs.get((index.key(g.nodes), g.kind == GroupKind.LIBRARY), UNKNOWN)
 
     def _total(self, index: UseIndex, groups: Sequence[Group]) -> PredictedCost:
         """The sum over groups whose cost is known."""
@@ -440,8 +442,8 @@ class FusionPlanner:
             reason = fails(Criterion.PREDICTABLE, "its time cannot be predicted")
             return FusionChoice(c.kind, subject, False, uses, before, after, Gain(0.0, 0.0), 0.0, (*c.reasons, reason))
         won = gain(before, after, self.objective, self.threads)
-        building = sum(0.0 if g.kind == "library" else self.compile_s(g) for g in c.new)
-        building -= sum(0.0 if g.kind == "library" else self.compile_s(g) for g in c.old)
+        building = sum(0.0 if g.kind == GroupKind.LIBRARY else self.compile_s(g) for g in c.new)
+        building -= sum(0.0 if g.kind == GroupKind.LIBRARY else self.compile_s(g) for g in c.old)
         trust = self.bandit.trust(c.kind.value)
         worth = value(won, trust, uses, self.horizon, building)
         least = LEAST_GAIN * score(before, self.objective, self.threads)

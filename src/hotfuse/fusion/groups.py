@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from hotfuse.analysis.attention import PACKED, WHOLE, written
 from hotfuse.analysis.convolution import is_convolution, padding_in_front
 from hotfuse.analysis.quantized import byte_products
+from hotfuse.fusion.kinds import ANCHORS, GroupKind
 from hotfuse.fusion.reads import from_memory, reads_places
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Kind, Node, Value, makers, output_values, readers, values_in
@@ -45,16 +46,14 @@ class Group:
     """Node indexes in graph order, and what kind of kernel they ask for."""
 
     nodes: tuple[int, ...]
-    kind: str
-    """`contract`, `product` (of two activations), `convolution`, `attention`, `recurrent`, `rows`, or `library` for nodes left to
-    their operators."""
+    kind: GroupKind
 
 
 @dataclass(slots=True)
 class _Open:
     """A group while it grows."""
 
-    kind: str
+    kind: GroupKind
     nodes: list[int] = field(default_factory=list[int])
 
 
@@ -71,17 +70,17 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
 
     for i, node in enumerate(graph.nodes):
         made_by = [maker[v.name] for v in node.ins if v.name in maker]
-        kind = node_kind(node, params) if fits(node) else "library"
+        kind = node_kind(node, params) if fits(node) else GroupKind.LIBRARY
         chosen = -1
         if i in bound:
             kind, chosen = bound[i][0], begun.get(bound[i], -1)
             if chosen >= 0 and _cycle(chosen, {home[m] for m in made_by}, needs):
                 chosen = -1
-        elif kind != "library":
+        elif kind != GroupKind.LIBRARY:
             joinable = [home[m] for m in reversed(made_by) if _joins(groups[home[m]], kind, node, graph.nodes[m])]
             if (data := from_memory(node)) in maker:
                 joinable = [g for g in joinable if g != home[maker[data]]]
-            if kind == "contract" and (sibling := fed.get(_data(node))) is not None:
+            if kind == GroupKind.GEMM_WEIGHT and (sibling := fed.get(_data(node))) is not None:
                 joinable.append(sibling)  # linears of one input are one kernel
             for g in joinable:  # the latest input is the likeliest to still be in registers
                 if len(groups[g].nodes) < MAX_NODES and not _cycle(g, {home[m] for m in made_by}, needs):
@@ -94,7 +93,7 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
         groups[chosen].nodes.append(i)
         if i in bound:
             begun[bound[i]] = chosen
-        elif kind == "contract":
+        elif kind == GroupKind.GEMM_WEIGHT:
             fed.setdefault(_data(node), chosen)
         home.append(chosen)
         needs[chosen] |= {home[m] for m in made_by} - {chosen}
@@ -105,16 +104,16 @@ def group(graph: Graph, fits: Callable[[Node], bool] = lambda _node: True) -> tu
     return _ordered(graph, [Group(tuple(g.nodes), _final_kind(graph, g)) for g in groups if g.nodes])
 
 
-def _bound(graph: Graph, fits: Callable[[Node], bool]) -> dict[int, tuple[str, object]]:
+def _bound(graph: Graph, fits: Callable[[Node], bool]) -> dict[int, tuple[GroupKind, object]]:
     """Nodes that belong together before anything else is looked at: the kind of their group, and what binds them."""
-    bound: dict[int, tuple[str, object]] = {}
+    bound: dict[int, tuple[GroupKind, object]] = {}
     for w in written(graph):
         if all(fits(graph.nodes[i]) for i in w.nodes):
-            bound |= {i: ("attention", w.nodes[-1]) for i in w.nodes}
+            bound |= {i: (GroupKind.ATTENTION, w.nodes[-1]) for i in w.nodes}
     for p in byte_products(graph).values():
         alone = is_convolution(graph.nodes[p.node])
         if all(fits(graph.nodes[i]) for i in p.nodes):
-            bound |= {i: ("convolution", p.node) if alone else ("contract", p.x.raw.name) for i in p.nodes}
+            bound |= {i: (GroupKind.CONVOLUTION, p.node) if alone else (GroupKind.GEMM_WEIGHT, p.x.raw.name) for i in p.nodes}
     return bound
 
 
@@ -126,7 +125,7 @@ def _data(node: Node) -> str:
 
 def _release_views(graph: Graph, groups: list[_Open]) -> None:
     """A product keeps a reshape of its result only for an epilogue behind it: a last one costs nothing outside."""
-    for g in [g for g in groups if g.kind == "contract"]:
+    for g in [g for g in groups if g.kind == GroupKind.GEMM_WEIGHT]:
         read = {v.name for i in g.nodes if not _keeps_rows(graph.nodes[i]) for v in graph.nodes[i].ins}
         for i in sorted(g.nodes, reverse=True):
             node = graph.nodes[i]
@@ -136,7 +135,7 @@ def _release_views(graph: Graph, groups: list[_Open]) -> None:
                 read |= {v.name for v in node.ins}
             else:
                 g.nodes.remove(i)
-                groups.append(_Open("rows", [i]))
+                groups.append(_Open(GroupKind.ROWS, [i]))
 
 
 def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
@@ -163,13 +162,13 @@ def _absorb_views(graph: Graph, groups: list[_Open]) -> None:
         into.nodes.append(i)
         owner[i] = into
 
-    for g in [g for g in groups if g.kind in ("attention", "product")]:
+    for g in [g for g in groups if g.kind in (GroupKind.ATTENTION, GroupKind.GEMM_ACTIVATION)]:
         centre = g.nodes[-1]
         waiting = [maker.get(v.name, -1) for v in _operands(graph, g)]
         while (ready := next((m for m in waiting if m >= 0 and _is_view(graph.nodes[m]) and inside(m, g)), -1)) >= 0:
             take(ready, g)
             waiting = [m for m in waiting if m != ready] + [maker.get(graph.nodes[ready].ins[0].name, -1)]
-        last = centre if g.kind == "attention" else -1
+        last = centre if g.kind == GroupKind.ATTENTION else -1
         while last >= 0 and (after := alone(graph.nodes[last].outs[0])) >= 0 and _is_view(graph.nodes[after]) and (
             len(graph.nodes[after].outs) == 1
         ):
@@ -198,7 +197,7 @@ def _absorb_constants(graph: Graph, groups: list[_Open], params: set[str]) -> No
         moves = n.kind is Kind.OPERATOR and lookup(n.op).access is Access.MOVEMENT
         if moves and n.ins and all(v.name in constant for v in n.ins):
             constant |= {v.name for v in n.outs}
-    for g in [g for g in groups if g.kind == "recurrent"]:
+    for g in [g for g in groups if g.kind == GroupKind.RECURRENT]:
         (centre,) = g.nodes
         states = {v.name for v in values_in(graph.nodes[centre].args[1])}
         for i in range(centre - 1, -1, -1):
@@ -216,7 +215,7 @@ def _absorb_padding(graph: Graph, groups: list[_Open]) -> None:
     """A convolution takes in the zeros that are put around its input: it reads as if they were there."""
     owner = {i: g for g in groups for i in g.nodes}
     number = makers(graph)
-    for g in [g for g in groups if g.kind == "convolution"]:
+    for g in [g for g in groups if g.kind == GroupKind.CONVOLUTION]:
         conv = next(graph.nodes[i] for i in g.nodes if is_convolution(graph.nodes[i]))
         if (found := padding_in_front(graph, conv)) is not None:
             at = number[found[0].outs[0].name]
@@ -231,29 +230,29 @@ def _is_view(node: Node) -> bool:
     return moves and sum(isinstance(v.type, TensorType) for v in node.ins) == 1
 
 
-def _final_kind(graph: Graph, g: _Open) -> str:
+def _final_kind(graph: Graph, g: _Open) -> GroupKind:
     """A group that only moves data is left to torch, whose views cost nothing."""
     moves = all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in g.nodes)
-    return "library" if g.kind == "rows" and moves else g.kind
+    return GroupKind.LIBRARY if g.kind == GroupKind.ROWS and moves else g.kind
 
 
-def node_kind(node: Node, params: Container[str]) -> str:
+def node_kind(node: Node, params: Container[str]) -> GroupKind:
     """The kind of kernel that a node begins; `library` where it may be in none."""
     if node.kind is not Kind.OPERATOR or any(isinstance(v.type, ScalarType) for v in node.outs) or not node.outs:
-        return "library"
+        return GroupKind.LIBRARY
     row = lookup(node.op)
     if packet(node.op) in WHOLE:
-        return "attention"
+        return GroupKind.ATTENTION
     if node.op in _RECURRENT:
-        return "recurrent"
+        return GroupKind.RECURRENT
     if packet(node.op) in _LINEAR:
         weight = node.args[2] if packet(node.op) == "aten.addmm" else node.args[1]
-        return "contract" if isinstance(weight, Value) and weight.name in params else "product"
+        return GroupKind.GEMM_WEIGHT if isinstance(weight, Value) and weight.name in params else GroupKind.GEMM_ACTIVATION
     if packet(node.op) in _BETWEEN:
-        return "product"
+        return GroupKind.GEMM_ACTIVATION
     if is_convolution(node):
-        return "convolution" if isinstance(node.args[1], Value) and node.args[1].name in params else "library"
-    return "rows" if row.access in _ROWS or reads_places(node) else "library"
+        return GroupKind.CONVOLUTION if isinstance(node.args[1], Value) and node.args[1].name in params else GroupKind.LIBRARY
+    return GroupKind.ROWS if row.access in _ROWS or reads_places(node) else GroupKind.LIBRARY
 
 
 def _shape(node: Node) -> tuple[Dim, ...] | None:
@@ -273,18 +272,18 @@ def _keeps_rows(node: Node) -> bool:
     return expr("*", 1, *before.shape[:-1]) == expr("*", 1, *after.shape[:-1])
 
 
-def _joins(into: _Open, kind: str, node: Node, made: Node) -> bool:
+def _joins(into: _Open, kind: GroupKind, node: Node, made: Node) -> bool:
     """Whether a node that reads the result of `made` fits the group that `made` is in."""
-    if kind in ("contract", "product", "convolution", "attention", "recurrent") or into.kind in ("attention", "recurrent"):
+    if kind in ANCHORS or into.kind in (GroupKind.ATTENTION, GroupKind.RECURRENT):
         return False
-    if into.kind == "contract":
+    if into.kind == GroupKind.GEMM_WEIGHT:
         return (lookup(node.op).access is Access.POINTWISE and _shape(node) == _shape(made)) or _keeps_rows(node)
-    if into.kind == "product":
+    if into.kind == GroupKind.GEMM_ACTIVATION:
         return lookup(node.op).access is Access.POINTWISE and _shape(node) == _shape(made)
-    if into.kind == "convolution":
+    if into.kind == GroupKind.CONVOLUTION:
         fits = lookup(node.op).access is Access.POINTWISE or packet(node.op) == _BATCH_NORM
         return fits and _shape(node) == _shape(made)
-    return into.kind == "rows"
+    return into.kind == GroupKind.ROWS
 
 
 def _cycle(g: int, sources: set[int], needs: Sequence[set[int]]) -> bool:

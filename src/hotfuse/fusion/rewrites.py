@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.fusion.groups import Group
+from hotfuse.fusion.kinds import GroupKind
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, unused_name
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.table import Access, is_random, lookup, packet
@@ -73,7 +74,9 @@ def _aligned(v: Value, out: TensorType, rows: int) -> bool:
     return len(t.shape) == len(out.shape) and (t.shape[0] == 1 or rows_of(v) == rows)
 
 
-def tiled(index: UseIndex, first: Sequence[int], second: Sequence[int], kinds: tuple[str, str], block: int) -> Rewritten | str:
+def tiled(
+    index: UseIndex, first: Sequence[int], second: Sequence[int], kinds: tuple[GroupKind, GroupKind], block: int
+) -> Rewritten | str:
     """Two groups over blocks of rows; or why not."""
     graph, nodes = index.graph, sorted((*first, *second))
     leaving = index.leaving(nodes)
@@ -102,7 +105,7 @@ def tiled(index: UseIndex, first: Sequence[int], second: Sequence[int], kinds: t
         for v in sliced:
             made.append(Node(Kind.OPERATOR, "aten.slice.Tensor", (v, 0, lo, hi), (_part(v, b, hi - lo),)))
             new[v.name] = made[-1].outs[0]
-            groups.append(Group((at,), "library"))
+            groups.append(Group((at,), GroupKind.LIBRARY))
             at += 1
         halves: tuple[list[int], list[int]] = ([], [])
         inside = set(first)
@@ -120,7 +123,7 @@ def tiled(index: UseIndex, first: Sequence[int], second: Sequence[int], kinds: t
             parts[n].append(part)
     for n, v in enumerate(leaving):
         made.append(Node(Kind.OPERATOR, "aten.cat.default", (tuple(parts[n]), 0), (v,)))
-        groups.append(Group((at,), "library"))
+        groups.append(Group((at,), GroupKind.LIBRARY))
         at += 1
     origin = [-1] * len(made)
     return _spliced(graph, set(nodes), made, origin, tuple(groups))

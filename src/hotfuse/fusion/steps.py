@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from hotfuse.fusion.candidates import FusionCandidate, anchor_kind
 from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.groups import Group
+from hotfuse.fusion.kinds import GroupKind
 from hotfuse.fusion.order import GroupOrder
 from hotfuse.ir.graph import Graph
 from hotfuse.ops.table import packet
@@ -67,11 +68,12 @@ def rewritten(order: GroupOrder, c: FusionCandidate, sizes: Mapping[str, int]) -
 
 
 def ops(index: UseIndex, groups: Sequence[Group]) -> str:
-    """What groups compute, for a reader: hearts first."""
+    """What groups compute, for a reader: anchors first."""
     texts: list[str] = []
     for g in groups:
         nodes = [index.graph.nodes[i] for i in g.nodes]
-        names = dict.fromkeys(packet(n.op).removeprefix("aten.") for n in sorted(nodes, key=lambda n: anchor_kind(n) == "rows"))
+        anchors_first = sorted(nodes, key=lambda n: anchor_kind(n) is GroupKind.ROWS)
+        names = dict.fromkeys(packet(n.op).removeprefix("aten.") for n in anchors_first)
         listed = list(names)
         texts.append("+".join(listed[:4]) + ("+..." if len(listed) > 4 else ""))
     return " | ".join(texts)

@@ -23,6 +23,7 @@ from hotfuse.compile import request_context
 from hotfuse.compile.kept import WAIT_S, answered
 from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest
 from hotfuse.fusion.groups import Group, group, reordered
+from hotfuse.fusion.kinds import GroupKind
 from hotfuse.fusion.reads import reads_places
 from hotfuse.ir.graph import Graph, Kind, Node, makers, output_values, readers
 from hotfuse.ir.text import parse, show
@@ -69,7 +70,7 @@ def _narrowed(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
     reading, returned = readers(graph), {v.name for v in output_values(graph)}
     for k, g in enumerate(found):
         made = {v.type.dtype for n in g.nodes for v in graph.nodes[n].outs if isinstance(v.type, TensorType)}
-        if g.kind not in ("contract", "product") or not made & {DType.F16, DType.BF16}:
+        if g.kind not in (GroupKind.GEMM_WEIGHT, GroupKind.GEMM_ACTIVATION) or not made & {DType.F16, DType.BF16}:
             continue
         for i in reversed(g.nodes):
             node = graph.nodes[i]
@@ -78,9 +79,9 @@ def _narrowed(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
             if is_product(node) or not wide or len(into) != 1 or any(v.name in returned for v in node.outs):
                 continue
             (to,) = into
-            if to != k and found[to].kind == "rows":
+            if to != k and found[to].kind == GroupKind.ROWS:
                 found[k] = Group(tuple(n for n in found[k].nodes if n != i), g.kind)
-                found[to] = Group((i, *found[to].nodes), "rows")
+                found[to] = Group((i, *found[to].nodes), GroupKind.ROWS)
                 home[i] = to
     return tuple(g for g in found if g.nodes)
 
@@ -97,14 +98,14 @@ def _with_views(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
         if not all(is_move(n.op) or packet(n.op) in _COPIES for n in nodes) or len(makes) != 1:
             continue
         (into,) = makes
-        if into < 0 or found[into].kind != "attention":
+        if into < 0 or found[into].kind != GroupKind.ATTENTION:
             continue
         outs = [v for i in found[into].nodes for v in graph.nodes[i].outs]
         inside = {into, k}
         if any(v.name in returned or not {home[r] for r in reading.get(v.name, [])} <= inside for v in outs):
             continue
-        found[into] = Group((*found[into].nodes, *g.nodes), "attention")
-        found[k] = Group((), "library")
+        found[into] = Group((*found[into].nodes, *g.nodes), GroupKind.ATTENTION)
+        found[k] = Group((), GroupKind.LIBRARY)
         home |= {i: into for i in g.nodes}
     return tuple(g for g in found if g.nodes)
 
@@ -112,7 +113,7 @@ def _with_views(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
 def _kind(graph: Graph, g: Group) -> str:
     """What only moves data is views to torch, and those cost nothing."""
     moves = all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in g.nodes)
-    return "library" if moves or not all(fits(graph.nodes[i]) for i in g.nodes) else g.kind
+    return GroupKind.LIBRARY if moves or not all(fits(graph.nodes[i]) for i in g.nodes) else g.kind
 
 
 def unit(request: DeviceUnitRequest) -> Message:

@@ -47,6 +47,7 @@ from hotfuse.compile.variants.skips import SKIP, Skips
 from hotfuse.compile.variants.variant_search import BUDGET_S, VariantDecision, VariantSearch
 from hotfuse.fusion.forecast import Predictor, RooflinePredictor, Trained
 from hotfuse.fusion.groups import Group
+from hotfuse.fusion.kinds import GroupKind
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.branches import CAPTURES, branches
 from hotfuse.ir.graph import Graph, Node
@@ -133,7 +134,7 @@ def _growth(graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int]) -> 
     """Where memory is asked for: what convolutions would keep otherwise."""
     if not kernel_cache().core.lean:
         return []
-    pieces = [piece_of(graph, g.nodes, sizes) for g in groups if g.kind == "convolution"]
+    pieces = [piece_of(graph, g.nodes, sizes) for g in groups if g.kind == GroupKind.CONVOLUTION]
     return growth.lines((p.ops, lambda p=p: (kernel_cache().lowering(p), kernel_cache(lean=False).lowering(p))) for p in pieces)
 
 
@@ -144,8 +145,8 @@ def described(
 
     `known` holds what was said of the same group before.
     """
-    if kind == "library" or all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in nodes):
-        return {"nodes": len(nodes), "kind": "library"}  # what only moves data is views to torch, and those cost nothing
+    if kind == GroupKind.LIBRARY or all(lookup(graph.nodes[i].op).access is Access.MOVEMENT for i in nodes):
+        return {"nodes": len(nodes), "kind": GroupKind.LIBRARY}  # what only moves data is views to torch, and those cost nothing
     piece = piece_of(graph, nodes, sizes)
     if piece.key not in known:
         work, peaks = work_of(piece.normal, piece.sizes), kernel_cache().peaks
@@ -229,7 +230,7 @@ class _Unit:
         if Strategy.LIBRARY.value in wanted(piece.text):
             return {"ok": True, "refused": f"{piece.ops} stays with the library: that is what is to be tried"}, []
         # A recurrent layer has beside its centre only what prepares it, which is nothing to compile alone.
-        several = len(nodes) > 1 and self.kind != "recurrent" and self.may_split
+        several = len(nodes) > 1 and self.kind != GroupKind.RECURRENT and self.may_split
         why = kernel_cache().lowers(piece) if several else ""
         if why:
             first = self._blamed(graph, nodes)
@@ -319,7 +320,7 @@ class _Unit:
 
     def _cut(self, first: int, why: str) -> Message:
         """The two pieces that each use becomes."""
-        kinds, known = (self.kind, "rows"), dict[str, dict[str, Any]]()
+        kinds, known = (self.kind, GroupKind.ROWS), dict[str, dict[str, Any]]()
         pieces = [
             [described(g, part, k, self.sizes, known) for part, k in zip((n[:first], n[first:]), kinds, strict=True)]
             for g, n in self.uses
@@ -343,9 +344,9 @@ class _Unit:
 
 def _prefix(kind: str, nodes: Sequence[Node]) -> int:
     """Where to cut a group that loses: behind what it is around, in the middle of a long one; 0 for not at all."""
-    if kind in ("contract", "convolution"):
+    if kind in (GroupKind.GEMM_WEIGHT, GroupKind.CONVOLUTION):
         return 1 if len(nodes) > 1 else 0
-    if kind == "product":
+    if kind == GroupKind.GEMM_ACTIVATION:
         behind = next((i for i, n in enumerate(nodes, 1) if lookup(n.op).access is Access.CONTRACTION), len(nodes))
         return behind if behind < len(nodes) else 0
     return len(nodes) // 2 if len(nodes) >= WORTH_CUTTING else 0

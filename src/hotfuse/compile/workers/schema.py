@@ -11,6 +11,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -27,7 +28,7 @@ def encoded(value: Any) -> Any:
         return {str(k): encoded(v) for k, v in cast("Mapping[Any, Any]", value).items()}
     if isinstance(value, list | tuple):
         return [encoded(v) for v in cast("tuple[Any, ...]", value)]
-    return value
+    return value.value if isinstance(value, Enum) else value
 
 
 def decoded(kind: type[T], data: Mapping[str, Any], where: str) -> T:

@@ -1,0 +1,25 @@
+"""What kind of kernel a group of nodes asks for: the loop nest at its centre decides."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class GroupKind(StrEnum):
+    """By its centre. The values are the names on the wire and in the cache."""
+
+    GEMM_WEIGHT = "contract"
+    """A product with a weight, which is packed once."""
+    GEMM_ACTIVATION = "product"
+    """A product of two activations."""
+    CONVOLUTION = "convolution"
+    ATTENTION = "attention"
+    RECURRENT = "recurrent"
+    ROWS = "rows"
+    """Elements, reductions and movement: loops over rows."""
+    LIBRARY = "library"
+    """Nodes that are left to their operators."""
+
+
+ANCHORS = frozenset(GroupKind) - {GroupKind.ROWS, GroupKind.LIBRARY}
+"""Kinds with a loop nest that nothing else fits into."""
