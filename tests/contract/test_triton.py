@@ -14,15 +14,16 @@ import torch.nn.functional as F
 
 import hotfuse
 from hotfuse import Settings
+from hotfuse.backends.device_code import GpuTarget
 from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.triton import instructions
-from hotfuse.backends.triton.build import GpuTarget, build, loaded, triton_missing
+from hotfuse.backends.triton.build import build, loaded, triton_missing
 from hotfuse.backends.triton.emit import NAME, TritonSource, emit
-from hotfuse.backends.triton.launch import generated, observed_strides
 from hotfuse.base.errors import HotfuseError
 from hotfuse.cli.device_kernels import show_device_kernels
 from hotfuse.compile.device import units
 from hotfuse.compile.device.constant_masks import without_idle_masks
+from hotfuse.compile.device.launch import generated, observed_strides
 from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest
 from hotfuse.ir.graph import sources
 from hotfuse.ir.text import parse, show
@@ -146,7 +147,7 @@ class ByAddress:
 
 
 def interpreted(made: Group, low: Lowered, tiling: GpuTiling, tensors: Sequence[Tensor], folder: Path) -> list[Tensor]:
-    """Run by `backends.triton.launch`, with strides as they are."""
+    """Run by `compile.device.launch`, with strides as they are."""
     graph = made.graph
     strides = observed_strides(sources(graph), {v.name: t for v, t in zip(sources(graph), tensors, strict=True)})
     run = Interpreted(emit(low.kernel, tiling.stages), folder)

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import hotfuse
-from hotfuse.backends.triton.build import triton_missing
+from hotfuse.backends import registry
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device: make test-gpu", allow_module_level=True)
-if triton_missing():
-    pytest.skip(triton_missing(), allow_module_level=True)
+if why := registry.device_kernels().unavailable():
+    pytest.skip(why, allow_module_level=True)
 
 WAIT_S = 90.0
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:  # a seam needs the names of what passes through it, and nothing else
     import torch
 
+    from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget
     from hotfuse.ir.graph import Graph
     from hotfuse.lower.common.lowered import Lowered
     from hotfuse.lower.cpu.tiling import Core
@@ -84,6 +85,44 @@ class RecordedRun(Protocol):
 
     def counters(self) -> dict[str, int]:
         """What it did so far."""
+        ...
+
+
+class LaunchedKernel(Protocol):
+    """A kernel's function on one device."""
+
+    def launch(self, pointers: list[int], stream: int) -> None:
+        """On a stream, with the memory of every buffer in order."""
+        ...
+
+
+class DeviceKernelBackend(Protocol):
+    """Makes device code of tile kernels, in processes without a device, and loads it where there is one (`triton`)."""
+
+    name: str
+
+    def unavailable(self) -> str:
+        """Why no kernels can be generated; empty where they can."""
+        ...
+
+    def toolchain(self) -> str:
+        """What code rests on besides its text, for cache keys."""
+        ...
+
+    def target(self, device: torch.device) -> GpuTarget:
+        """What kernels for a device are compiled for; raises CaptureError where none are."""
+        ...
+
+    def source(self, kernel: Kernel, target: GpuTarget, stages: int, tf32: bool = False) -> tuple[str, int]:
+        """A kernel's text, for readers, and how many programs run it; raises CannotLower for instructions that devices lack."""
+        ...
+
+    def compile(self, kernel: Kernel, target: GpuTarget, warps: int, stages: int, tf32: bool = False) -> BuiltDeviceKernel:
+        """Device code of a kernel; raises a HotfuseError where there is none."""
+        ...
+
+    def load(self, built: BuiltDeviceKernel, device: torch.device) -> LaunchedKernel:
+        """Code as a function on a device; raises CaptureError where the driver refuses."""
         ...
 
 

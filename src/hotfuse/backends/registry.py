@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
-from hotfuse.backends.protocol import Backend, DeviceBackend, HostBackend, KernelBackend
+from hotfuse.backends.protocol import Backend, DeviceBackend, DeviceKernelBackend, HostBackend, KernelBackend
 from hotfuse.base.errors import InputError
 
 GROUP = "hotfuse.backends"
@@ -96,6 +96,14 @@ def device(kind: str) -> DeviceBackend | None:
             if hasattr(found, "recorded"):
                 return cast(DeviceBackend, found)
     return None
+
+
+@functools.cache
+def device_kernels() -> DeviceKernelBackend:
+    """The back end that makes kernels for accelerators."""
+    from hotfuse.backends.triton.backend import TritonBackend  # Triton itself is loaded when a kernel is built
+
+    return TritonBackend()
 
 
 def _others() -> list[EntryPoint]:

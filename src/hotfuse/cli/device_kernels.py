@@ -23,9 +23,9 @@ ARCH = "90"
 
 def show_device_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str, wanted: str, as_json: bool) -> None:
     """Print each distinct group's kernel, or why it has none."""
-    from hotfuse.backends.triton.build import triton_missing
+    from hotfuse.backends import registry
 
-    if stage == "ptx" and (why := triton_missing()):
+    if stage == "ptx" and (why := registry.device_kernels().unavailable()):
         raise InputError("kernels for a GPU cannot be compiled here", because=why)
     found = [k for k in _kernels(graph, shapes, stage) if wanted in k["name"] or wanted == str(k["number"])]
     if not found:
@@ -61,18 +61,18 @@ def _kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str) -> lis
 
 
 def _one(piece: Graph, stage: str) -> dict[str, Any]:
-    from hotfuse.backends.triton.build import GpuTarget, build
-    from hotfuse.backends.triton.emit import emit
+    from hotfuse.backends import registry
+    from hotfuse.backends.device_code import GpuTarget
     from hotfuse.lower.gpu import gpu_tilings, lower_gpu
     from hotfuse.ops.table import packet
 
     ops = "_".join(dict.fromkeys(packet(n.op).partition(".")[2] for n in piece.nodes))
     try:
         tiling = gpu_tilings(piece)[0]
-        lowered = lower_gpu(piece, tiling)
-        target = GpuTarget("cuda", ARCH)
-        source = emit(lowered.kernel, tiling.stages, dependent=target.dependent)
-        text = source.text if stage == "triton" else build(source, target, tiling.warps, target.dependent).texts["ptx"]
+        kernel, target = lower_gpu(piece, tiling).kernel, GpuTarget("cuda", ARCH)
+        text, programs = registry.device_kernels().source(kernel, target, tiling.stages)
+        if stage != "triton":
+            text = registry.device_kernels().compile(kernel, target, tiling.warps, tiling.stages).texts["ptx"]
     except HotfuseError as e:
         return {"name": ops, "about": f"no kernel: {e.because or e.what}", "text": ""}
-    return {"name": ops, "about": f"{source.grid} programs of {tiling}", "text": text}
+    return {"name": ops, "about": f"{programs} programs of {tiling}", "text": text}

@@ -148,7 +148,7 @@ class DeviceUnitRequest:
     graph: str
     strides: Mapping[str, tuple[int, ...]]
     target: tuple[str, str, int]
-    """`backends.triton.build.GpuTarget`"""
+    """`backends.device_code.GpuTarget`"""
     tf32: bool
     share: tuple[int, int]
     """Which of its tilings: every `share[1]`-th from `share[0]` on, so that several workers make the kernels of one group."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.triton.build import BuiltDeviceKernel
+from hotfuse.backends.device_code import BuiltDeviceKernel
 from hotfuse.base.errors import CaptureError
 
 _SHARED_LIMIT = 8

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 
 from hotfuse.analysis.liveness import last_uses
+from hotfuse.backends import registry
+from hotfuse.backends.device_code import BuiltDeviceKernel
 from hotfuse.backends.library import meaning
-from hotfuse.backends.protocol import Run
+from hotfuse.backends.protocol import LaunchedKernel, Run
 from hotfuse.backends.pycode import flat_function
-from hotfuse.backends.triton.build import BuiltDeviceKernel, GpuTarget
-from hotfuse.backends.triton.driver import DeviceFunction
-from hotfuse.backends.triton.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.base.settings import Settings
+from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.compile.device.trial import DeviceTrial, Differ, tried
 from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest, RequestBody, request_of
 from hotfuse.compile.requests import Here
@@ -89,14 +89,6 @@ class _Part:
     key: str = ""
 
 
-def device_target(device: torch.device) -> GpuTarget:
-    """What kernels for a device are compiled for."""
-    if torch.version.hip is not None:
-        raise CaptureError("no kernels are generated for this device", because="device code for AMD is compiled, not yet loaded")
-    major, minor = torch.cuda.get_device_capability(device)
-    return GpuTarget("cuda", str(10 * major + minor))
-
-
 def tf32_allowed() -> bool:
     """Whether torch's setting lets products of fp32 round their operands; where both of its names were used, the older raises."""
     try:
@@ -122,7 +114,7 @@ class _Generation:
     ) -> None:  # fmt: skip
         self.weights, self.sample, self.settings, self.device = weights, sample, settings, device
         self.differ, self.stop = differ, stop
-        self.target = device_target(device)
+        self.target = registry.device_kernels().target(device)
         self.executor = Here() if settings.capture == "inline" else sized(settings).pool
         self.until = time.monotonic() + TRIALS_S
         self.units: dict[str, _DeviceUnit] = {}
@@ -319,10 +311,10 @@ class _LoadedLater:
 
     def __init__(self, built: BuiltDeviceKernel, device: torch.device) -> None:
         self._built, self._device = built, device
-        self._function: DeviceFunction | None = None
+        self._function: LaunchedKernel | None = None
 
     def launch(self, pointers: list[int], stream: int) -> None:
         """Load if that is still to be done, and launch."""
         if self._function is None:
-            self._function = DeviceFunction(self._built, self._device)
+            self._function = registry.device_kernels().load(self._built, self._device)
         self._function.launch(pointers, stream)

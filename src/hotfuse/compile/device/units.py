@@ -15,8 +15,8 @@ from typing import Any
 from hotfuse.analysis.attention import FUSED
 from hotfuse.analysis.convolution import is_convolution
 from hotfuse.analysis.sorts import is_sort
-from hotfuse.backends.triton.build import BuiltDeviceKernel, GpuTarget, build
-from hotfuse.backends.triton.emit import emit
+from hotfuse.backends import registry
+from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget
 from hotfuse.base.errors import HotfuseError
 from hotfuse.cache.address import Address, digest, versions
 from hotfuse.compile import request_context
@@ -121,7 +121,7 @@ def unit(request: DeviceUnitRequest) -> Message:
     its tilings: every `of`-th from the `first` on, so that several workers make the kernels of one group."""
     text, target, strides = request.graph, GpuTarget(*request.target), request.strides
     basis = {
-        **versions(), "toolchain": _toolchain(), "machine": f"{target.backend} {target.arch}",
+        **versions(), "toolchain": registry.device_kernels().toolchain(), "machine": f"{target.backend} {target.arch}",
         "options": repr((request.tf32, sorted(strides.items()), list(request.share))),
     }  # fmt: skip
     first, of = request.share
@@ -131,12 +131,6 @@ def unit(request: DeviceUnitRequest) -> Message:
         return _unit(parse(text), strides, target, request.tf32, slice(first, None, of))
 
     return answered(request_context.folder(), address, make, WAIT_S)[0]
-
-
-def _toolchain() -> str:
-    from importlib.metadata import version
-
-    return f"triton {version('triton')}"
 
 
 def _unit(graph: Graph, strides: Strides, target: GpuTarget, tf32: bool, share: slice) -> Message:
@@ -165,8 +159,7 @@ def compiled(
     """One kernel of a group: what it reads and writes, and its code; with fewer stages where they do not fit in shared memory."""
     lowered = lower_gpu(graph, tiling, strides)
     for stages in range(tiling.stages, 0, -1):
-        source = emit(lowered.kernel, stages, tf32, target.dependent)
-        built = build(source, target, tiling.warps, target.dependent)
+        built = registry.device_kernels().compile(lowered.kernel, target, tiling.warps, stages, tf32)
         if built.shared <= target.shared:
             return lowered, built
     raise CannotLower(f"tiles of {tiling} do not fit in {target.shared} bytes of shared memory")

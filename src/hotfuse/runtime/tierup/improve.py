@@ -16,6 +16,7 @@ from importlib import import_module
 import torch
 
 from hotfuse.analysis.ties import quanta_of
+from hotfuse.backends import registry
 from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EvidenceValue, Why
@@ -127,9 +128,7 @@ class Improver:
     def _consider_device(self, site: Site, entry: Entry) -> None:
         """On an accelerator library kernels serve as recordings; generated ones are for sizes that are numbers, or recur. Rows that
         padding fills are left out first, since kernels are then made for what is left."""
-        from hotfuse.backends.triton.build import triton_missing
-
-        if self._consider_rows(site, entry, (PADDING,)) or triton_missing():
+        if self._consider_rows(site, entry, (PADDING,)) or registry.device_kernels().unavailable():
             return
         if entry.symbols:
             self._consider_rows(site, entry, (SIZES,))

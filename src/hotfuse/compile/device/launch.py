@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from hotfuse.backends.protocol import LaunchedKernel
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import evaluate
 from hotfuse.ir.graph import Graph, Value, output_values, sources
@@ -21,14 +22,6 @@ from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.tile.memory import NUMPY
 
 ALIGNED = 16
-
-
-class Launches(Protocol):
-    """What runs on a device."""
-
-    def launch(self, pointers: list[int], stream: int) -> None:
-        """On a stream, with the memory of every buffer in order."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +37,7 @@ class TensorPlace:
 class GeneratedKernel:
     """One group's kernel: called with the group's sources in order, it gives the group's outputs in order."""
 
-    function: Launches
+    function: LaunchedKernel
     order: tuple[tuple[BufferRole, int], ...]
     """Per buffer of the kernel, which source or output it is."""
     places: tuple[TensorPlace, ...]
@@ -78,7 +71,7 @@ def same_strides(t: torch.Tensor, place: TensorPlace) -> bool:
 
 
 def generated(
-    graph: Graph, lowered: Lowered, strides: Mapping[str, tuple[int, ...]], function: Launches, device: torch.device
+    graph: Graph, lowered: Lowered, strides: Mapping[str, tuple[int, ...]], function: LaunchedKernel, device: torch.device
 ) -> GeneratedKernel:
     """The callable of a group's kernel; `strides` are those that it was lowered with."""
     given = [v.name for v in sources(graph)]
