@@ -4,6 +4,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.ir.rewrite import RewriteTrace, Rule, apply
 from hotfuse.simplify import identities, redundant
 from hotfuse.simplify.dead_rows import without_dead_rows
+from hotfuse.simplify.einsum import einsums_as_products
 
 TIER0: tuple[Rule, ...] = (*redundant.RULES, *identities.RULES)
 """What runs before tier 0: a fraction of a second at most, exact to the bit."""
@@ -15,10 +16,11 @@ def simplify(graph: Graph, rules: tuple[Rule, ...] = TIER0) -> tuple[Graph, tupl
 
 
 def simplify_captured(graph: Graph) -> tuple[Graph, tuple[str, ...]]:
-    """A graph as a front end gives it, as every tier begins with it: without needless nodes, and without rows that nobody reads.
+    """A graph as a front end gives it, as every tier begins with it: without needless nodes, with einsums as products, and without
+    rows that nobody reads.
     And what `explain()` says of that.
     """
-    graph, _ = simplify(graph)
+    graph, _ = simplify(einsums_as_products(graph)[0])
     fewer, products = without_dead_rows(graph)
     if not products:
         return graph, ()

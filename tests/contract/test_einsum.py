@@ -1,0 +1,54 @@
+"""Einsums of two tensors as products: the same numbers, and none is left where letters are batches, rows, columns and sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hotfuse.base.settings import Settings
+from hotfuse.ops.table import packet
+from hotfuse.pipeline import compile_tier0
+from hotfuse.simplify import simplify_captured
+from tests.contract.lowering import group_of
+
+SIZES = dict(zip("bhqkdsnij", (2, 3, 5, 7, 4, 6, 8, 5, 3), strict=True))
+TAKEN = (
+    "bqd,kd->bqk", "bhqd,bhkd->bhqk", "bhqk,bhkd->bqhd", "bsd,dhk->bshk", "bshk,hkd->bsd", "qd,kd", "bqd,bkd->bkq",
+    "bhqid,bhkd->bhqik", "bhqd,qkd->bhqk", "dk,bsd->bsk", "b s d, d n -> n b s",
+)  # fmt: skip
+LEFT = (
+    "bqd,bqd->bqd", "bqd->bq", "bqq,bqd->bd", "bqd,kd->b", "...qd,kd->...qk", "bq,kd->bqkd", "bd,bd->b",
+    "hd,bqhd->bqh", "bq,qd,dk->bk",
+)  # fmt: skip
+
+
+def operands(equation: str) -> list[torch.Tensor]:
+    left = equation.replace(" ", "").partition("->")[0].replace("...", "b")
+    return [torch.randn([SIZES[c] for c in term]) for term in left.split(",")]
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("equation", [*TAKEN, *LEFT])
+def test_the_same_numbers(equation: str, symbolic: bool) -> None:
+    xs = operands(equation)
+
+    def fn(*ts: torch.Tensor) -> torch.Tensor:
+        return torch.einsum(equation, *ts).relu() * 2
+
+    group = group_of(fn, xs, symbolic=symbolic)
+    graph, _ = simplify_captured(group.graph)
+    left = sum(packet(n.op) == "aten.einsum" for n in graph.nodes)
+    if not symbolic:
+        assert left == (equation in LEFT)
+    (got,) = compile_tier0(graph, group.weights, Settings()).run(*xs)
+    want = torch.einsum(equation, *[x.double() for x in xs]).relu() * 2
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    assert got.stride() == fn(*xs).stride()
+
+
+def test_a_stretched_operand_stays_an_einsum() -> None:
+    """A size of 1 that is stretched is no batch of a product."""
+    xs = [torch.randn(1, 5, 4), torch.randn(3, 7, 4)]
+    group = group_of(lambda a, b: torch.einsum("bqd,bkd->bqk", a, b) + 1, xs)
+    graph, _ = simplify_captured(group.graph)
+    assert [packet(n.op) for n in graph.nodes] == ["aten.einsum", "aten.add"]
