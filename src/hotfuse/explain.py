@@ -113,6 +113,7 @@ def explain_engine(
             "cache": {**cache_stats(engine.settings), "unnamed": getattr(engine.model, "unnamed", "")},
             "workers": {k: v for k, v in counters().items() if k in WORKERS},
             "background": {k: v for k, v in counters().items() if k in BACKGROUND},
+            "spared_a_core": engine.log.counts.get("calls_that_spared_a_core", 0),
             "concurrency": engine.concurrency.to_dict(),
             "decisions": [d.to_dict() for d in engine.log.decisions],
             "spans": [s.to_dict() for s in engine.log.spans],
@@ -394,6 +395,8 @@ def _lines(data: dict[str, Any]) -> list[str]:
     out += _central(data.get("central", {}))
     out += (_cache(data["cache"]) if "cache" in data else []) + _workers(data["workers"])
     out += _background(data.get("background", {}))
+    if spared := data.get("spared_a_core"):
+        out.append(f"{spared} calls left one core of their team's to background work")
     out += _concurrency(data.get("concurrency", {}))
     out += [f"background work of the process failed {n} times: {what}" for what, n in data.get("background_faults", {}).items()]
     out.append("decisions:")

@@ -1,16 +1,20 @@
-"""What calls that wait for a capture do for it: they leave a core to the worker, and show how hot the plan will be."""
+"""What calls do for background work beside them: they leave a core to it, and show how hot a plan will be."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import hotfuse
-from hotfuse.runtime import capturing
+from hotfuse.compile.workers.background_priority import background_priority
+from hotfuse.machine import team
 
 
 def module() -> nn.Module:
@@ -38,15 +42,17 @@ def test_a_plan_that_calls_waited_for_is_improved_without_another_call() -> None
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("cores", "threads", "spared"), [(4, 4, 1), (4, 5, 1), (8, 4, 0), (2, 2, 0)])
-def test_a_team_on_every_core_leaves_one_to_the_worker(
-    cores: int, threads: int, spared: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("cores", "threads", "has"), [(4, 4, 3), (4, 5, 3), (8, 4, 4), (2, 2, 2)])
+def test_a_team_on_every_core_leaves_one_to_background_work(
+    cores: int, threads: int, has: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capturing, "usable_cores", lambda: cores)
+    monkeypatch.setattr(team, "usable_cores", lambda: cores)
     seen: list[int] = []
+    known: list[int] = []
 
     def own(x: torch.Tensor) -> torch.Tensor:
         seen.append(torch.get_num_threads())
+        known.append(team.threads())
         return x * 2 + 1
 
     before = torch.get_num_threads()
@@ -56,11 +62,58 @@ def test_a_team_on_every_core_leaves_one_to_the_worker(
             go_on = threading.Event()
             monkeypatch.setattr(fast._engine.model, "prepare", lambda: go_on.wait(120))  # pyright: ignore[reportPrivateUsage]
             fast(torch.randn(4))
+            until(lambda: background_priority.jobs > 0)
             fast(torch.randn(4))
-            assert torch.get_num_threads() == threads
+            assert torch.get_num_threads() == threads, "the caller's own loops have all of them"
+            assert in_a_new_thread(torch.get_num_threads) == threads
             go_on.set()
             assert fast.wait(120)
-            assert fast._engine._capturer._under_way == 0  # pyright: ignore[reportPrivateUsage]
-        assert seen[:2] == [threads, threads - spared]
+            until(lambda: background_priority.jobs == 0)
+            assert ("1 calls left one core" in fast.explain(full=True).text(full=True)) is (has < threads)
+        assert seen[:2] == [threads, has] and known[:2] == [threads, threads]
     finally:
         torch.set_num_threads(before)
+
+
+def test_calls_of_every_tier_leave_the_core_and_decisions_are_for_the_whole_team(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A team that is smaller for some calls is no other number of threads: nothing is decided anew for it."""
+    monkeypatch.setattr(team, "usable_cores", lambda: 4)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        model, x = module(), torch.randn(4, 32)
+        with torch.inference_mode(), hotfuse.jit(model, settings=hotfuse.Settings(tiers=0, record=False)) as fast:
+            for _ in range(20):
+                fast(x)
+                assert fast.wait(120)
+            (entry,) = (e for s in fast._engine.sites.values() for e in s.entries)  # pyright: ignore[reportPrivateUsage]
+            stamp, seen, run = entry.stamp, list[int](), entry.plan.run
+
+            def counted(*leaves: torch.Tensor) -> tuple[Any, ...]:
+                seen.append(torch.get_num_threads())
+                return run(*leaves)
+
+            entry.plan = entry.baseline = replace(entry.plan, run=counted)
+            with background_priority():
+                for _ in range(200):
+                    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)
+            assert set(seen) == {3} and entry.stamp == stamp and torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+def in_a_new_thread(ask: Callable[[], int]) -> int:
+    """What a thread is told that has asked nothing before."""
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(ask()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def until(what: Callable[[], bool]) -> None:
+    """Wait for something that is sure to come."""
+    end = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.005)

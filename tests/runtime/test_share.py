@@ -71,6 +71,27 @@ def test_less_gain_gets_less_and_none_gets_nothing_of_a_busy_machine() -> None:
     assert got[1] / 120 == pytest.approx(0.2 * LATER_PLAN_GAIN / FULL_SHARE_GAIN, rel=0.15)
 
 
+def test_niced_work_of_others_leaves_nothing_idle() -> None:
+    governor = Governor(0.2, cores=2)
+    for _ in range(400):  # calls have a core, somebody's niced work all of the rest: no load, and no idle time either
+        used = 0.0 if governor.paused else TICK * (0.45 if governor.raised else 0.03)
+        governor.step(TICK, used, load=0.5, gain=FIRST_PLAN_GAIN, traffic=0.5, unused=0.0)
+    assert governor.raised and governor.price.taken_s > 0
+
+
+def test_a_team_on_all_cores_has_one_worker_beside_it() -> None:
+    governor = Governor(0.2, cores=16)
+    governor.threads = 16
+    assert governor.abreast(8) == 8, "nobody calls"
+    for threads, abreast in ((16, 1), (12, 4), (4, 8), (1, 8)):
+        governor.threads = threads
+        governor.step(TICK, 0.0, load=0.5, gain=FIRST_PLAN_GAIN, traffic=0.5)
+        assert governor.abreast(8) == abreast
+    governor.threads = 16
+    governor.rest()
+    assert governor.abreast(8) == 8
+
+
 def test_idle_cores_are_used_at_the_lowest_priority() -> None:
     governor = Governor(0.2, cores=2)
     for _ in range(400):  # one core serves, the worker has the other

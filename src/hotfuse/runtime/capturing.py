@@ -20,7 +20,7 @@ from hotfuse.base.errors import CaptureError, HotfuseError, InputError
 from hotfuse.base.events import Action, Why
 from hotfuse.base.structure import NUMBER, TENSOR, Spec, builder, describe
 from hotfuse.frontends.captured import CallSpec
-from hotfuse.machine.cores import usable_cores
+from hotfuse.machine import team
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.native.call_context import usual
 from hotfuse.runtime.background import Background
@@ -40,8 +40,6 @@ from hotfuse.runtime.tierup.verify import disagreement
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
 
 MAX_SITES = 64
-SPARE_FROM = 4
-"""Threads of a team of which one may be missed for some seconds."""
 MAX_TRIES = 3
 """Captures of one kind of call that may fail for a passing reason before it is given up."""
 
@@ -81,23 +79,6 @@ class Capturer:
         self.admitted: Callable[[Site, Entry, int], None] | None = None
         """Told of every captured graph that serves, and how many threads its calls have."""
         self._keys = itertools.count()
-        self._under_way = 0
-        """Captures that calls wait for."""
-
-    def _own(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the model. While a capture is under way, a team of threads on every core leaves one of them to the worker.
-
-        A team is as fast as its slowest thread: beside a worker on the same core that is half as fast, whatever the other cores do.
-        """
-        threads = torch.get_num_threads() if self._under_way else 0
-        if threads < max(SPARE_FROM, usable_cores()):
-            return self._model.call(*args, **kwargs)
-        self._log.count("calls_that_spared_a_core")
-        torch.set_num_threads(threads - 1)
-        try:
-            return self._model.call(*args, **kwargs)
-        finally:
-            torch.set_num_threads(threads)
 
     def own_code(
         self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], counts: ThreadCounts
@@ -107,7 +88,7 @@ class Capturer:
         self.own_answers()
         wanted = self._wanted(spec, leaves)
         if wanted is None:
-            return self._own(args, kwargs)
+            return self._model.call(*args, **kwargs)
         site, group, why = wanted
         grad_mode = torch.is_grad_enabled()
         inputs, number = [snapshot(t) for t in leaves], group.noted
@@ -128,7 +109,7 @@ class Capturer:
             self._given_up(group)
             return result
         copies = [o.detach().clone() if isinstance(o, torch.Tensor) else o for o in after.leaves]
-        sample = CallSample(inputs, copies, after.spec, watched.written(inputs), seconds, number, torch.get_num_threads())
+        sample = CallSample(inputs, copies, after.spec, watched.written(inputs), seconds, number, team.threads())
 
         def job() -> None:
             try:
@@ -214,11 +195,6 @@ class Capturer:
     def _ended(self, group: CallGroup) -> None:
         with self._plans.lock:
             group.pending = False
-            self._under_way -= 1
-
-    def after_fork(self) -> None:
-        """In a forked child: captures that were under way are the parent's."""
-        self._under_way = 0
 
     def _wanted(self, spec: Spec, leaves: Sequence[torch.Tensor]) -> tuple[Site, CallGroup, Why] | None:
         """Whether this call should be captured, and why; marks its group as pending if so."""
@@ -251,7 +227,6 @@ class Capturer:
             why = Why.NEW_SHAPE if group.tried else Why.FIRST_CALL
             group.tried.add(shapes)
             group.pending = True
-            self._under_way += 1
             group.captures += 1
             self._plans.captures += 1
         self._background.begin()

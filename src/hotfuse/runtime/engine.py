@@ -28,6 +28,8 @@ from hotfuse.base.faults import error_text
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import Spec, take_call
 from hotfuse.cache.place import folder_of
+from hotfuse.compile.workers.background_priority import background_priority
+from hotfuse.machine import team
 from hotfuse.machine.device_clock import being_recorded, clock_of
 from hotfuse.native.call_context import Around, asked_in_python, native_around
 from hotfuse.native.toolchain import keep_in
@@ -134,6 +136,8 @@ class Engine:
                 return self.model.call(*args, **kwargs)
             if self._threads is not None and not counted and torch.get_num_threads() != self._threads:
                 return self._with_threads(self._threads, args, kwargs)
+            if background_priority.jobs and not counted and team.has_every_core():
+                return self._beside_jobs(args, kwargs)
             if kwargs:
                 leaves, key = (*args, *kwargs.values()), (len(args), *kwargs)
             else:
@@ -222,9 +226,16 @@ class Engine:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
+            if background_priority.jobs and team.has_every_core():
+                return self._beside_jobs(args, kwargs)
             return self.serve(args, kwargs, True)
         finally:
             torch.set_num_threads(before)
+
+    def _beside_jobs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serve a call whose team has every core, while background work needs one."""
+        self.log.count("calls_that_spared_a_core")
+        return team.leaving_a_core(self.serve, args, kwargs, True)
 
     def _serve_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         counts = self._tally.mine
@@ -468,7 +479,6 @@ class Engine:
     def after_fork(self) -> None:
         """In a forked child: what was pending belongs to the parent."""
         self._background.after_fork()
-        self._capturer.after_fork()
         self.plans.after_fork()
 
 

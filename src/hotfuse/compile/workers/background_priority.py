@@ -68,7 +68,8 @@ class BackgroundPriority:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._jobs = 0
+        self.jobs = 0
+        """That run now."""
         self._switch = 0.0
         self._oldest = self._rare = 0
 
@@ -76,15 +77,15 @@ class BackgroundPriority:
     def __call__(self) -> Generator[None]:
         """Around a job."""
         with self._lock:
-            self._jobs += 1
-            if self._jobs == 1:
+            self.jobs += 1
+            if self.jobs == 1:
                 self._begin()
         try:
             yield
         finally:
             with self._lock:
-                self._jobs -= 1
-                if not self._jobs:
+                self.jobs -= 1
+                if not self.jobs:
                     self._end()
 
     def _begin(self) -> None:
@@ -107,8 +108,8 @@ class BackgroundPriority:
     def after_fork(self) -> None:
         """In a forked child no job runs."""
         self._lock = threading.Lock()
-        if self._jobs:
-            self._jobs = 0
+        if self.jobs:
+            self.jobs = 0
             self._end()
 
 

@@ -204,7 +204,7 @@ class Pool:
         until = time.monotonic() + self._idle_s
         with self._lock:
             while not self._closed and len(self._slots) <= self.size:
-                if self._queue and not self._governor.paused:
+                if self._queue and not self._governor.paused and self._running() < self._governor.abreast(self.size):
                     best = max(self._queue, key=lambda w: w.task.value)
                     self._queue.remove(best)
                     if best.begin():
@@ -217,6 +217,9 @@ class Pool:
                 self._changed.wait(max(left, TICK_S))
             self._slots.remove(slot)
             return None
+
+    def _running(self) -> int:
+        return sum(s.running is not None for s in self._slots)
 
     def _failed(self, waiting: Waiting, error: CaptureError) -> None:
         """Try again, or tell who waits, and remember a request that kills."""
@@ -260,13 +263,14 @@ class Pool:
                     load = max(0.0, load - used / max(1e-9, (now - last) * self._governor.cores))
                 behind = max((w.task.gain for w in self._queue), default=0.0)
                 gain = max(behind, *(s.running.task.gain for s in busy if s.running is not None), 0.0)
-                was = self._governor.paused
-                paused = self._governor.step(now - last, used, load, gain, load if self._load is not None else meter.own)
+                was, abreast = self._governor.paused, self._governor.abreast(self.size)
+                traffic, unused = (load, 1.0) if self._load is not None else (meter.own, meter.unused)
+                paused = self._governor.step(now - last, used, load, gain, traffic, unused)
                 self._govern(now)
                 for s in busy:
                     s.prioritize(behind > 0)
                     s.hold(paused)
-                if was and not paused:
+                if (was and not paused) or self._governor.abreast(self.size) > abreast:
                     self._changed.notify_all()
             last = now
 

@@ -6,6 +6,7 @@
     priority    the lowest while idle cores give that much anyway; ordinary (less one step) once workers fall behind their share
     bound       the workers' CPU time comes out of a bucket that fills with what calls leave idle plus the share; while it is empty,
                 workers are stopped where they are and no new request begins
+    abreast     how many run at once beside calls that have teams: as many as a team leaves cores, and one where it leaves none
 
 Priority alone gives no bound, and the lowest one no guarantee: beside two busy threads on two cores such a worker got 3% of a core.
 All of it is a function of figures that are passed in, so tests need no clock. Decision 27 says what was weighed.
@@ -32,6 +33,8 @@ BEHIND_S = 0.1
 """CPU seconds that workers may be behind what they can count on before their priority is raised."""
 WINDOW_S = 1.0
 """Seconds over which idleness and traffic are averaged."""
+TEAM_TRAFFIC = 0.5
+"""Cores that calls keep busy, from which on workers beside their teams hold them up."""
 NO_IDLE = 0.05
 """A machine with less than this part idle is saturated: what workers use, calls miss."""
 
@@ -56,6 +59,7 @@ def granted_share(most: float, gain: float, traffic: float, threads: int = 1) ->
 @dataclass(frozen=True, slots=True)
 class _CpuTimes:
     busy: float
+    unused: float
     total: float
     own: float
     at: float
@@ -79,6 +83,8 @@ class LoadMeter:
         self._last = self._read()
         self.own = 0.0
         """The part of the cores' time that this process took, when it was last asked."""
+        self.unused = 1.0
+        """The part that nobody took, when it was last asked. Others' niced work is no load, and yet leaves nothing."""
 
     def __call__(self) -> float:
         """The load since the last call."""
@@ -86,13 +92,14 @@ class LoadMeter:
         passed, total = now.at - was.at, now.total - was.total
         self._last = now
         machine = (now.busy - was.busy) / total if total > 0 else 0.0
+        self.unused = min(1.0, max(0.0, (now.unused - was.unused) / total)) if total > 0 else 1.0
         self.own = min(1.0, max(0.0, (now.own - was.own) / (passed * self._cores))) if passed > 0 else 0.0
         return min(1.0, max(machine, self.own, 0.0))
 
     def _read(self) -> _CpuTimes:
         """Niced time, which is the workers' unless the server is niced too, is not busy; time stolen by the host is."""
         own, at = time.process_time(), self._clock()
-        busy = total = 0
+        busy = unused = total = 0
         try:
             lines = [line.split() for line in self._stat.read_text().splitlines() if line.startswith("cpu")]
             each = [fields for fields in lines if fields[0] in self._names] or lines[:1]
@@ -100,9 +107,10 @@ class LoadMeter:
                 user, nice, system, idle, wait, irq, soft, steal = (*map(int, fields[:8]), *[0] * 8)[:8]
                 took = user + system + irq + soft + steal
                 busy, total = busy + took + (nice if self.niced else 0), total + took + nice + idle + wait
+                unused += idle + wait
         except (OSError, ValueError):
-            return _CpuTimes(0.0, 0.0, own, at)
-        return _CpuTimes(busy, total, own, at)
+            return _CpuTimes(0.0, 0.0, 0.0, own, at)
+        return _CpuTimes(busy, unused, total, own, at)
 
 
 @dataclass(slots=True)
@@ -140,15 +148,18 @@ class Governor:
         self._idle = 1.0
         self._traffic: float | None = None
 
-    def step(self, passed: float, used: float, load: float, gain: float = 1.0, traffic: float = 1.0) -> bool:
+    def step(
+        self, passed: float, used: float, load: float, gain: float = 1.0, traffic: float = 1.0, unused: float = 1.0
+    ) -> bool:
         """Account for some seconds in which workers used so much CPU time; whether they must stand still now.
 
-        `gain` is the part of calls' time that the work is expected to save, `traffic` the part of the machine that calls use.
+        `gain` is the part of calls' time that the work is expected to save, `traffic` the part of the machine that calls use,
+        `unused` the part that nobody used.
         """
         whole = self.cores * passed
         if whole <= 0:
             return self.paused
-        idle = max(0.0, 1.0 - load - used / whole)
+        idle = min(unused, max(0.0, 1.0 - load - used / whole))
         weight = min(1.0, passed / WINDOW_S)
         self._idle += weight * (idle - self._idle)
         self._traffic = traffic if self._traffic is None else self._traffic + weight * (traffic - self._traffic)
@@ -166,6 +177,16 @@ class Governor:
             self.paused = True
             self.pauses += 1
         return self.paused
+
+    def abreast(self, most: int) -> int:
+        """How many of so many workers may run at once.
+
+        A call on several threads waits for the last of them, so a core that a worker has is one that all of its loops wait for,
+        however much of the machine looks idle between them: eight workers beside a team of sixteen on sixteen cores made
+        calls two to four times as slow. A team on every core leaves one of them (`machine.team`).
+        """
+        beside_calls = self._traffic is not None and self._traffic * self.cores > TEAM_TRAFFIC
+        return max(1, min(most, self.cores - self.threads)) if beside_calls and self.threads > 1 else most
 
     def rest(self) -> None:
         """Nothing waits or runs; what does so next begins with the priority that this had."""

@@ -27,6 +27,7 @@ from hotfuse.compile.workers.service import sized
 from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.retype import widened
 from hotfuse.ir.types import TensorType
+from hotfuse.machine import team
 from hotfuse.machine.cores import usable_cores
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
@@ -98,7 +99,7 @@ class Improver:
     def consider(self, site: Site, entry: Entry, plan: Plan, threads: int = 0) -> None:
         """After a call that was looked at, which has torch's threads as they are, or so many; at most starts something."""
         settings = self._plans.settings
-        stamp = (self._plans.generation, threads or torch.get_num_threads(), self._plans.call_sampler.drifts(entry.key),
+        stamp = (self._plans.generation, threads or team.threads(), self._plans.call_sampler.drifts(entry.key),
                  self._plans.recorder.trained, usable_cores(), self._plans.recorder.speed_changes, entry.callers.changes)
         if entry.stamp != stamp:  # what lost under other circumstances may win now
             self._reopen(site, entry, stamp)
