@@ -10,9 +10,8 @@ import torch
 
 import hotfuse
 import hotfuse.profile.agent as agent_module
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.runtime.tierup.race import Trial
+from tests.races import new_plans_win
 
 INLINE = Settings(capture="inline", hot_calls=2, watch_rate=2)
 
@@ -22,7 +21,7 @@ def new_plans_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here: samples are taken whatever they cost."""
     monkeypatch.setattr(agent_module, "BUDGET", 1e9)
     monkeypatch.setattr(agent_module, "MOST_PER_SECOND", 1e9, raising=False)
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))
+    new_plans_win(monkeypatch)
     with torch.no_grad():
         yield
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-import hotfuse.runtime.tierup.improve as improve_module
-from hotfuse.runtime.tierup.race import Trial
 from hotfuse.runtime.weights.model_guard import ModelGuard, WeightChange
+from tests.races import new_plans_win
 from tests.runtime.test_tiers import Compiler, served, tier
 
 
@@ -24,7 +23,7 @@ def no_grad() -> Any:
 
 def hot(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Linear, Any]:
     """A model that serves in a plan with copies of its weights, as packed kernels do."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
+    new_plans_win(monkeypatch)
     model = nn.Linear(4, 4).eval()
     engine = served(model, Compiler())
     for _ in range(8):

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.backends.interp import backend as interpreting
 from hotfuse.base.settings import Settings
-from hotfuse.runtime.tierup.race import Trial
+from tests.races import new_plans_win
 
 SERVED = Settings(capture="inline", hot_calls=1, backend="interp", tiers=1, record=False)
 
@@ -40,7 +39,7 @@ def backends(fast: Any) -> list[str]:
 
 def served(model: nn.Module, calls: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, int]:
     """The model after these calls, each right; and how many kernels were interpreted for the last one."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))  # an interpreter wins no race
+    new_plans_win(monkeypatch, 0.2)  # an interpreter wins no other race
     counted, run = list[str](), interpreting.interp.run
 
     def noted(kernel: Any, *args: Any) -> None:

@@ -11,10 +11,9 @@ from torch import nn
 
 import hotfuse
 import hotfuse.profile.agent as agent_module
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.runtime.tierup.race import Trial
 from hotfuse.specialize.table import OPEN_MASK, REPEATED
+from tests.races import new_plans_win
 from tests.runtime.test_masks import Attention
 
 
@@ -22,7 +21,7 @@ from tests.runtime.test_masks import Attention
 def new_plans_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(agent_module, "BUDGET", 1e9)
     monkeypatch.setattr(agent_module, "MOST_PER_SECOND", 1e9, raising=False)
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))
+    new_plans_win(monkeypatch)
     with torch.no_grad():
         yield
 

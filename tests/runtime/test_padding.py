@@ -10,20 +10,19 @@ import pytest
 import torch
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 import hotfuse.runtime.tierup.padding as padding_module
 from hotfuse import Settings
 from hotfuse.base.events import Action, Why
-from hotfuse.runtime.tierup.race import Trial
 from hotfuse.specialize.table import PADDING, AttemptKey
 from tests.padded import PaddedEncoder, batch
+from tests.races import new_plans_win
 
 INLINE = Settings(capture="inline", hot_calls=2)
 
 
 @pytest.fixture(autouse=True)
 def clocks_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))
+    new_plans_win(monkeypatch)
     monkeypatch.setattr(padding_module, "paying_share", lambda *_a: 0.8)
     with torch.no_grad():
         yield
