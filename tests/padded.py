@@ -26,6 +26,7 @@ class PaddedEncoder(nn.Module):
             }) for _ in range(layers)
         )  # fmt: skip
         self.head, self.score = nn.Linear(width, 5), nn.Linear(width, 1)
+        self.far = nn.Embedding(2 * longest, heads)
         self.register_buffer("triangle", torch.ones(1, 1, longest, longest, dtype=torch.bool).tril(), persistent=False)
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -52,6 +53,14 @@ class PaddedEncoder(nn.Module):
                 rows, keys_at = torch.arange(mask.shape[0]), torch.arange(mask.shape[1])
                 hidden = mask.bool()[rows[:, None, None, None], keys_at[None, None, None, :]]
                 return F.scaled_dot_product_attention(q, k, v, attn_mask=hidden & (keys_at >= 0)[None, None, :, None])
+            case "biased" | "biased, chosen":  # by how far a key is, as T5 does
+                places = torch.arange(mask.shape[1])
+                bias = self.far(places[None, :] - places[:, None] + self.places.shape[1]).permute(2, 0, 1)[None]
+                if self.attends == "biased":
+                    scores = q @ k.transpose(-1, -2) + (bias + (1.0 - keys.to(q.dtype)) * torch.finfo(q.dtype).min)
+                    return scores.softmax(-1) @ v
+                hidden = torch.where(keys.bool(), bias, torch.finfo(q.dtype).min)
+                return F.scaled_dot_product_attention(q, k, v, attn_mask=hidden, scale=1.0)
             case "causal" | "causal, grouped":  # as transformers builds it
                 rows, places = torch.arange(mask.shape[0]), torch.arange(mask.shape[1])
                 seen = places[None, None, None, :] <= places[None, None, :, None]

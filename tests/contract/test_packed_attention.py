@@ -52,7 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def formula(
     q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, offsets_k: Tensor | None = None, *, causal: bool = False,
-    scale: float | None = None, window: tuple[int, int] = (-1, -1),
+    scale: float | None = None, window: tuple[int, int] = (-1, -1), bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Query by query in float64, with no operator of attention in it."""
     q, k, v = q.double(), k.double(), v.double()
@@ -69,6 +69,7 @@ def formula(
                 if lo < hi:
                     kv = h * k.shape[1] // q.shape[1]
                     scores = k[lo:hi, kv] @ q[i, h] * (1 / math.sqrt(q.shape[2]) if scale is None else scale)
+                    scores = scores if bias is None else scores + bias[i, h, lo - c : hi - c].double()
                     out[i, h] = torch.softmax(scores, 0) @ v[lo:hi, kv]
     return out
 
@@ -103,6 +104,29 @@ def test_one_kernel_for_all_batches(case: str, execute: Callable[..., None], cor
     for offsets in BATCHES:
         args = [*operands(2, 16), torch.tensor(offsets)]
         check(call(graph, lowered, args, execute), formula(*args, **CASES[case]))
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("case", ["plain", "causal"])
+def test_a_bias_is_added_to_scores(case: str, execute: Callable[..., None], core: Core) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, bias: Tensor) -> Tensor:
+        return hotfuse.packed_attention(q, k, v, offsets, bias=bias, **CASES[case])
+
+    bias = numbers(61, 2, 43, seed=3)
+    first = [*operands(2, 16), torch.tensor([0, 20, 61]), bias]
+    graph = graph_of(function, first, [*ON_ANY, {0: "t", 2: "s"}])
+    lowered = lower_packed(graph, core, tiling=replace(choose(core, 16), block=16))
+    for offsets in ([0, 20, 61], [0, 19, 19, 20, 25, 61], [2, 19, 40], [0]):
+        args = [*operands(2, 16), torch.tensor(offsets), bias]
+        want = formula(*args[:4], bias=bias, **CASES[case])
+        check(call(graph, lowered, args, execute), want)
+        check(function(*args), want)
+    args = [*operands(2, 16), torch.tensor([0, 61]), bias]  # a sequence for which it has too few keys
+    with pytest.raises(InputError, match="for 43 keys, and a sequence has 61"):
+        function(*args)
+    if execute is interpreted:
+        with pytest.raises(hotfuse.HotfuseError, match="require"):
+            call(graph, lowered, args, execute)
 
 
 @BOTH_WAYS
@@ -270,6 +294,8 @@ def test_what_does_not_fit_is_said(change: Callable[[list[Tensor]], list[Tensor]
     args = [*operands(4, 8, 2), torch.tensor([0, 61])]
     with pytest.raises(InputError, match=message):
         hotfuse.packed_attention(*change(args))
+    with pytest.raises(InputError, match=r"bias is torch.float32 of \(61, 2, 5\)"):
+        hotfuse.packed_attention(*args, bias=torch.zeros(61, 2, 5))
     with pytest.raises(InputError, match="reaches 3 keys ahead"):
         hotfuse.packed_attention(*args, causal=True, window=(-1, 3))
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.pipeline import compile_tier0
+from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.serve.packing import PackedRun, Padded
 from hotfuse.runtime.tierup.padding import NotPadded, PaddedTraffic, padded_traffic
 from hotfuse.specialize.row_demands import CannotPack
@@ -64,6 +64,23 @@ def test_every_spelling_of_a_mask(attends: str) -> None:
     assert found.packing.products == 10
     for share in (0.05, 0.4, 1.0):
         assert_right(model, found, plan, batch(3, 16, share))
+
+
+@pytest.mark.parametrize("attends", ["biased", "biased, chosen"])
+def test_a_bias_is_read_at_live_rows(attends: str) -> None:
+    model = PaddedEncoder(attends)
+    entry = captured(model, batch, False)
+    calls = [batch(3, 16) for _ in range(4)]
+    found = padded_traffic(entry.baseline.graph, entry.weights, calls, False)
+    assert found.packing.products == 10
+    given = found.packer(calls[0])
+    assert isinstance(given, tuple)
+    native = compile_tier1(found.packing.graph, entry.weights, [*calls[0], *given], CAPTURED)
+    plain = compile_tier0(found.packing.graph, entry.weights, CAPTURED)
+    for share in (0.05, 0.4, 1.0):
+        for plan in (plain, native):
+            assert_right(model, found, plan, batch(3, 16, share))
+    assert native.counters().get("fell_back", 0) == 0
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -23,9 +23,9 @@ _OFFSETS = (torch.int32, torch.int64)
 
 def packed_attention(
     query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, offsets_k: Tensor | None = None, *,
-    causal: bool = False, scale: float | None = None, window: tuple[int, int] = (-1, -1),
+    causal: bool = False, scale: float | None = None, window: tuple[int, int] = (-1, -1), bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """softmax(q kᵀ · scale) v of each packed sequence by itself.
+    """softmax(q kᵀ · scale + bias) v of each packed sequence by itself.
 
     `query` is [tokens, heads, width], `key` [tokens, kv heads, width], `value` [tokens, kv heads, value width]; the result is
     [tokens, heads, value width]. Where there are fewer heads of keys and values, each serves as many query heads one behind the
@@ -34,41 +34,47 @@ def packed_attention(
 
     `scale` is 1 / sqrt(width) unless given. A query sees its own place among the keys (the last query stands at the last key),
     `window[0]` keys before and `window[1]` after it, -1 being all; `causal` is a window that ends at the place itself. A query that
-    sees no key is 0. For inference: there is no gradient.
+    sees no key is 0. `bias` is [tokens, heads, keys]: what is added to the scores of a query and the keys of its sequence, counted
+    from the sequence's first; it has as many as the longest sequence, or more. For inference: there is no gradient.
     """
     left, right = window
     if causal:
         if right > 0:
             raise InputError(f"packed_attention is causal, and its window reaches {right} keys ahead", hint="window=(left, 0)")
         right = 0
-    return torch.ops.hotfuse.packed_attention(query, key, value, offsets, offsets_k, scale, left, right)
+    return torch.ops.hotfuse.packed_attention(query, key, value, offsets, offsets_k, scale, left, right, bias)
 
 
 @torch.library.custom_op("hotfuse::packed_attention", mutates_args=())
 def _packed_attention(
     query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, offsets_k: Tensor | None = None,
-    scale: float | None = None, left: int = -1, right: int = -1,
+    scale: float | None = None, left: int = -1, right: int = -1, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    _check(query, key, value, offsets, offsets_k)
+    _check(query, key, value, offsets, offsets_k, bias)
     rows = _ascending(offsets, query.shape[0], "query")
     rows_k = rows if offsets_k is None else _ascending(offsets_k, key.shape[0], "key")
     out = query.new_zeros((query.shape[0], query.shape[1], value.shape[2]))
     for (a, b), (c, d) in zip(pairwise(rows), pairwise(rows_k), strict=True):
         if a < b and c < d:
-            out[a:b] = _one(query[a:b], key[c:d], value[c:d], scale, left, right)
+            if bias is not None and bias.shape[2] < d - c:
+                raise InputError(f"packed_attention's bias is for {bias.shape[2]} keys, and a sequence has {d - c}")
+            added = None if bias is None else bias[a:b, :, : d - c].transpose(0, 1)
+            out[a:b] = _one(query[a:b], key[c:d], value[c:d], scale, left, right, added)
     return out
 
 
 @_packed_attention.register_fake
 def _like(
     query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, offsets_k: Tensor | None = None,
-    scale: float | None = None, left: int = -1, right: int = -1,
+    scale: float | None = None, left: int = -1, right: int = -1, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    _check(query, key, value, offsets, offsets_k)
+    _check(query, key, value, offsets, offsets_k, bias)
     return query.new_empty((query.shape[0], query.shape[1], value.shape[2]))
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, offsets_k: Tensor | None) -> None:
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, offsets_k: Tensor | None, bias: Tensor | None
+) -> None:
     """What sizes and types tell."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 3:
@@ -88,6 +94,11 @@ def _check(query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, offsets_k
         raise InputError(f"packed_attention has {key.shape[0]} rows of keys and {value.shape[0]} of values")
     if offsets_k is None and query.shape[0] != key.shape[0]:
         raise InputError(f"packed_attention has {query.shape[0]} rows of queries and {key.shape[0]} of keys", hint="pass offsets_k")
+    if bias is not None and (bias.dim() != 3 or bias.shape[:2] != query.shape[:2] or bias.dtype != query.dtype):
+        raise InputError(
+            f"packed_attention's bias is {bias.dtype} of {tuple(bias.shape)}",
+            hint=f"{query.dtype} of [{query.shape[0]} tokens, {heads} heads, keys]",
+        )
     if offsets_k is not None and offsets.shape[0] != offsets_k.shape[0]:
         raise InputError(f"packed_attention has {offsets.shape[0]} offsets, and {offsets_k.shape[0]} of keys")
 
@@ -103,16 +114,19 @@ def _ascending(offsets: Tensor, tokens: int, name: str) -> list[int]:
     return found
 
 
-def _one(q: Tensor, k: Tensor, v: Tensor, scale: float | None, left: int, right: int) -> Tensor:
+def _one(q: Tensor, k: Tensor, v: Tensor, scale: float | None, left: int, right: int, bias: Tensor | None = None) -> Tensor:
     """One sequence: [rows, heads, width]."""
     grouped = q.shape[1] != k.shape[1]
-    plain = left < 0 and (right < 0 or (right == 0 and q.shape[0] == k.shape[0]))
-    mask = None if plain else seen(q.shape[0], k.shape[0], left, right, q.device)
+    plain = bias is None and left < 0 and (right < 0 or (right == 0 and q.shape[0] == k.shape[0]))
+    window = None if plain or (left < 0 and right < 0) else seen(q.shape[0], k.shape[0], left, right, q.device)
+    mask = window
+    if bias is not None:
+        mask = bias if window is None else bias.masked_fill(~window, -torch.inf)
     y = F.scaled_dot_product_attention(
         *(x.transpose(0, 1)[None] for x in (q, k, v)), attn_mask=mask, is_causal=plain and right == 0, scale=scale,
         enable_gqa=grouped,
     )[0].transpose(0, 1)  # fmt: skip
-    return y if mask is None else y.masked_fill(~mask.any(1)[:, None, None], 0.0)
+    return y if window is None else y.masked_fill(~window.any(1)[:, None, None], 0.0)
 
 
 def seen(queries: int, keys: int, left: int, right: int, device: torch.device) -> Tensor:

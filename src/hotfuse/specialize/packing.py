@@ -52,6 +52,8 @@ class PackedInput(StrEnum):
     """i64[B]: the first live row of each sequence."""
     LAST = "last"
     """i64[B]: the last."""
+    KEY_PLACES = "key places"
+    """i64[T, S]: of each live row, where the live rows of its sequence lie, in order; any behind them."""
     QUERIES = "queries"
     """i64[B + 1]: one row of each sequence."""
 
@@ -148,11 +150,11 @@ class _Writer(RowsWriter):
             shapes: dict[PackedInput, tuple[Dim, ...]] = {
                 PackedInput.ROWS: (t,), PackedInput.POSITIONS: (t,), PackedInput.OFFSETS: (expr("+", b, 1),),
                 PackedInput.INVERSE: (b, s), PackedInput.LIVE: (b, s), PackedInput.FIRST: (b,), PackedInput.LAST: (b,),
-                PackedInput.QUERIES: (expr("+", b, 1),),
+                PackedInput.QUERIES: (expr("+", b, 1),), PackedInput.KEY_PLACES: (t, s),
             }  # fmt: skip
             dtype = DType.BOOL if what is PackedInput.LIVE else DType.I64
             given = TensorType(dtype, shapes[what], device=self.device)
-            self.inputs[what] = Value(unused_name(f"packing.{what.value}", self.taken), given)
+            self.inputs[what] = Value(unused_name(f"packing.{what.name.lower()}", self.taken), given)
         return self.inputs[what]
 
     def live_count(self) -> Value:
@@ -224,7 +226,8 @@ class _Writer(RowsWriter):
         where = (self._given(PackedInput.QUERIES), offsets) if asked else (offsets, None)
         args: tuple[Arg, ...]
         if self.device == "cpu":
-            op, args = packed.NAME, (q, k, v, *where, how.scale, -1, 0 if how.causal else -1)
+            bias = None if how.bias is None else self._bias(how.bias, heads)
+            op, args = packed.NAME, (q, k, v, *where, how.scale, -1, 0 if how.causal else -1, bias)
         else:  # which must not look at offsets on the host
             op, args = bounded_attention.NAME, (q, k, v, *where, how.scale, self._length(), how.causal)
         made = self._node(f"{op}.default", args, node.outs[0].name, dtype, (t, heads, width))
@@ -244,6 +247,22 @@ class _Writer(RowsWriter):
             self.longest = self._value("longest", ScalarType(ScalarKind.INT, self.mask.rows))
             self.nodes.append(Node(Kind.OPERATOR, "aten.sym_size.int", (self._given(PackedInput.LIVE), 1), (self.longest,)))
         return self.longest
+
+    def _bias(self, v: Value, heads: Dim) -> Value:
+        """[1, heads or 1, S, S] as [T, heads, S]: a live row's, for the live rows of its sequence; once for all layers."""
+        if (name := f"{v.name}.bias") not in self.packed:
+            (_, alike, s, _), dtype, t = shape_of(v), self._type(v).dtype, self.live_rows
+            rows = self._node("aten.unsqueeze.default", (self._given(PackedInput.POSITIONS), 1), "rows", DType.I64, (t, 1))
+            by_rows = self._permuted(v, (2, 3, 1, 0))
+            one = self._node("aten.select.int", (by_rows, 3, 0), v.name, dtype, (s, s, alike))
+            at = (rows, self._given(PackedInput.KEY_PLACES))
+            read = self._node("aten.index.Tensor", (one, at), v.name, dtype, (t, s, alike))
+            turned = self._permuted(read, (0, 2, 1))
+            if alike != heads:
+                sizes = (self.live_count(), self._known(heads), self._known(s))
+                turned = self._node("aten.expand.default", (turned, sizes), v.name, dtype, (t, heads, s))
+            self.packed[name] = self._node("aten.contiguous.default", (turned,), v.name, dtype, (t, heads, s))
+        return self.packed[name]
 
     def _by_token(self, v: Value, order: tuple[int, ...]) -> Value:
         """[1, heads, T, width] as [T, heads, width]."""

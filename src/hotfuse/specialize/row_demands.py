@@ -16,7 +16,7 @@ from hotfuse.analysis.attention import FUSED, written
 from hotfuse.analysis.mask_facts import MaskFact, MaskInput, Number, RowPlaces
 from hotfuse.analysis.ordered_masks import OrderedFact
 from hotfuse.analysis.row_axes import AxisIndex, NotByRows, carries, shape_of, whole
-from hotfuse.ir.graph import Graph, Node, Value, output_values
+from hotfuse.ir.graph import Graph, Node, Value, makers, output_values
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
@@ -28,6 +28,9 @@ _WORK = (Access.CONTRACTION, Access.ATTENTION)
 _END = 2**63 - 1
 
 
+LOWEST = -1e30
+"""A number that hides a key beside any bias: what weights make of finite numbers is above it."""
+_COPIES = frozenset({"aten.contiguous", "aten.clone", "aten.alias", "aten.detach"})
 _KEYS = RowPlaces(AxisIndex(0), AxisIndex(3))
 """Where sequences and rows lie in a mask of keys."""
 
@@ -57,6 +60,8 @@ class MaskedAttention:
     """Whether it hides keys ahead of a query as well. Live rows keep their order, so it is causal among them."""
     empty_is_nan: bool = False
     """Whether a query that sees no key gives NaN."""
+    bias: Value | None = None
+    """What is added to scores besides, alike for all sequences: [1, heads or 1, rows, rows]."""
 
 
 class RowMode(StrEnum):
@@ -82,6 +87,7 @@ class RowDemands:
         self, graph: Graph, mask: MaskInput, facts: Mapping[str, MaskFact], ordered: Mapping[str, OrderedFact], ignore_outputs: bool
     ) -> None:
         self.graph, self.mask, self.facts, self.ordered, self.ignore_outputs = graph, mask, facts, ordered, ignore_outputs
+        self._maker = makers(graph)
         self.attends = self._attentions()
         self.hints = self._hints()
         self.whole: set[str] = set()
@@ -225,6 +231,8 @@ class RowDemands:
                     found[i] = made
         for w in written(self.graph):
             causal = self._hides(w.mask, w.hides, w.q, w.v)
+            if causal is None and not w.hides and (bias := self._biased(w.mask, w.q, w.v)) is not None:
+                found[w.nodes[-1]] = MaskedAttention(w.q, w.k, w.v, True, w.scale, w.nodes[:-1], bias=bias)
             if causal is not None:
                 found[w.nodes[-1]] = MaskedAttention(w.q, w.k, w.v, True, w.scale, w.nodes[:-1], causal, w.empty_is_nan)
         return found
@@ -238,10 +246,11 @@ class RowDemands:
             return None
         if argument(node, "dropout_p", 0.0) not in (0, 0.0) or not (scale is None or isinstance(scale, int | float)):
             return None
-        causal = self._hides(mask, False, q, v)
+        causal, factor = self._hides(mask, False, q, v), None if scale is None else float(scale)
         if causal is None:
-            return None
-        return MaskedAttention(q, k, v, False, None if scale is None else float(scale), (), causal)
+            bias = self._biased(mask, q, v)
+            return None if bias is None else MaskedAttention(q, k, v, False, factor, (), bias=bias)
+        return MaskedAttention(q, k, v, False, factor, (), causal)
 
     def _hides(self, mask: Value | None, inverted: bool, q: Value, v: Value) -> bool | None:
         """Whether a mask hides keys ahead of a query besides dead ones; None where it does not hide these, or others too."""
@@ -258,12 +267,54 @@ class RowDemands:
             return None
         return True if _hidden((order.seen.dead, order.ahead.dead, order.ahead.live), order.seen.live, inverted) else None
 
+    def _biased(self, mask: Value | None, q: Value, v: Value) -> Value | None:
+        """What a mask of floats adds to scores where it hides no dead key, if that is alike for all sequences; on CPUs."""
+        if not isinstance(q.type, TensorType) or q.type.device != "cpu":
+            return None
+        at = None if mask is None else self._maker.get(mask.name)
+        while at is not None and packet(self.graph.nodes[at].op) in _COPIES:
+            x = self.graph.nodes[at].args[0]
+            at = self._maker.get(x.name) if isinstance(x, Value) else None
+        if at is None or shape_of(v)[2] != self.mask.rows or shape_of(q)[2] != self.mask.rows:
+            return None
+        node = self.graph.nodes[at]
+        for bias, hidden in self._parts(node):
+            shape = shape_of(bias)
+            wide = len(shape) == 4 and shape[0] == 1 and shape[1] in (1, shape_of(q)[1]) and shape[2:] == (self.mask.rows,) * 2
+            if wide and bias.name not in self.facts and self._adds_nothing(hidden):
+                return bias
+        return None
+
+    def _parts(self, node: Node) -> list[tuple[Value, tuple[MaskFact, float] | MaskFact]]:
+        """How a mask may be put together: a bias, and either a mask that is added, or a condition and the number behind it."""
+        op, args = packet(node.op), node.args
+        if op == "aten.add" and len(args) == 2 and not node.attrs:
+            return [(b, self.facts[m.name]) for b, m in (args, args[::-1])
+                    if isinstance(b, Value) and isinstance(m, Value) and m.name in self.facts]  # fmt: skip
+        if op == "aten.where" and len(args) == 3 and isinstance(args[0], Value) and isinstance(args[1], Value):
+            condition, other = self.facts.get(args[0].name), args[2]
+            if isinstance(other, Value):
+                fact = self.facts.get(other.name)
+                other = fact.dead.item() if fact is not None and fact.places is None else None
+            if condition is not None and isinstance(other, int | float):
+                return [(args[1], (condition, other))]
+        return []
+
+    def _adds_nothing(self, hidden: tuple[MaskFact, float] | MaskFact) -> bool:
+        """Whether a mask leaves scores of live keys as they are, and lowers others below all that a score can be."""
+        if isinstance(hidden, tuple):
+            fact, number = hidden
+            return fact.places == _KEYS and fact.live is not None and bool(fact.live) and not bool(fact.dead) and number <= LOWEST
+        return hidden.places == _KEYS and hidden.live is not None and hidden.live.item() == 0 and hidden.dead.item() <= LOWEST
+
     def _attending(self, how: MaskedAttention, node: Node, asked: set[RowPlaces], wanted_whole: bool) -> RowMode | None:
         of_queries = RowPlaces(AxisIndex(0), AxisIndex(2))
         of_keys = RowPlaces(AxisIndex(0), AxisIndex(3)) if how.turned else of_queries
         if not wanted_whole and asked == {of_queries} and shape_of(how.q)[2] == self.mask.rows:
             self._want(how.q, of_queries)
             mode = RowMode.ATTENDS
+            if how.bias is not None:
+                self.whole.add(how.bias.name)
             if how.causal and how.empty_is_nan:  # a dead row before the first live one would be NaN, and so would all of them
                 self.first = True
         elif wanted_whole and shape_of(how.q)[2] == 1:

@@ -111,6 +111,8 @@ def _made(wanted: Sequence[PackedInput], live: Array, each: Array) -> tuple[torc
                 return offsets[:-1].copy()
             case PackedInput.LAST:
                 return offsets[1:] - 1
+            case PackedInput.KEY_PLACES:
+                return np.argsort(~live, axis=1, kind="stable")[rows // live.shape[1]]
             case PackedInput.QUERIES:
                 return np.arange(len(each) + 1, dtype=np.int64)
 

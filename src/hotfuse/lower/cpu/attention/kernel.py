@@ -308,7 +308,7 @@ class Panel:
         with b.loop("m", keys.begin, keys.end, t.lanes) as m:
             left = remaining(keys.end, m.var)
             for j in range(0, vectors * t.lanes, t.lanes):
-                row, valid = expr("+", self.query, j), (remaining(self.count, j), left)
+                row, valid = expr("+", self.a.first, self.query, j), (remaining(self.count, j), left)
                 x = self.read(mask.rows, row, m.var, (t.lanes, t.lanes), valid=valid)
                 b.store(self.columns, (remaining(m.var, keys.begin), j), b.transpose(added(b, x, mask.hides), (1, 0)))
 

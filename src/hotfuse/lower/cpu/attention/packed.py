@@ -24,7 +24,7 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import same
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import KernelBuffers, Lowered, tensor_type
-from hotfuse.lower.cpu.attention.data import F32, HALVES, MAX_WIDTH, Attention, AttentionView, Band
+from hotfuse.lower.cpu.attention.data import F32, HALVES, MAX_WIDTH, Attention, AttentionView, Band, Mask
 from hotfuse.lower.cpu.attention.kernel import Panel, apart
 from hotfuse.lower.cpu.attention.tiling import AttentionTiling, choose
 from hotfuse.lower.cpu.attention.views import Four, Views, one_wide
@@ -71,6 +71,8 @@ class _PackedAttention:
     scale: float
     left: int
     right: int
+    bias: Value | None
+    """[tokens, heads, keys]: added to the scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +93,15 @@ def _write(asked: _PackedAttention, b: KernelBuilder, memory: KernelBuffers, vie
     k = views.walked(asked.k, shared)
     k = one_wide(k) if asked.width == 1 else k
     views.neighbours(k, asked.k, only=(2,))
+    bias = None if asked.bias is None else Mask(views.view(asked.bias), per_query=True)
+    longest = None if asked.bias is None else shape_of(asked.bias)[2]
     alone = asked.offsets_k == asked.offsets
     if not isinstance(count, int):
         b.effect("require", b.map("ne", b.index(expr("<", 0, count)), 0))  # no offsets at all is none of a first row
     with _if(b, count):
         rows = queries if not alone or same(queries, keys) else expr("min", queries, keys)
-        of_q = _checked(b, memory, asked.offsets, count, rows, "")
-        of_k = of_q if alone else _checked(b, memory, asked.offsets_k, count, keys, "_k")
+        of_q = _checked(b, memory, asked.offsets, count, rows, "", longest if alone else None)
+        of_k = of_q if alone else _checked(b, memory, asked.offsets_k, count, keys, "_k", longest)
         with b.given("before", of_q.begins, (0,), 0, expr("+", rows, 1)) as before:
             _zero(b, asked, out, tiling.lanes, 0, before)
         with b.given("behind", of_q.begins, (expr("+", count, -1),), 0, expr("+", rows, 1)) as behind:
@@ -112,7 +116,7 @@ def _write(asked: _PackedAttention, b: KernelBuilder, memory: KernelBuffers, vie
                 job = Attention(
                     q=q, k=k, v=v, out=out, batch=1, heads=asked.heads, queries=length, keys=length_k, width=asked.width,
                     value_width=asked.value_width, scale=asked.scale, first=first, first_key=first_key, most_keys=keys,
-                    band=_band(asked, remaining(length_k, length)),
+                    band=_band(asked, remaining(length_k, length)), mask=bias,
                 )  # fmt: skip
                 with b.loop("first", 0, length, tiling.panel) as panel:
                     Panel(b, job, tiling, 0, head, panel.var).write()
@@ -129,8 +133,10 @@ def _band(asked: _PackedAttention, shift: Dim) -> Band | None:
     return Band(None if asked.left < 0 else asked.left, None if asked.right < 0 else asked.right, shift)
 
 
-def _checked(b: KernelBuilder, memory: KernelBuffers, offsets: Value, count: Dim, rows: Dim, suffix: str) -> _Sequences:
-    """Offsets that ascend within the rows; others are the one before them, and a fault."""
+def _checked(
+    b: KernelBuilder, memory: KernelBuffers, offsets: Value, count: Dim, rows: Dim, suffix: str, longest: Dim | None
+) -> _Sequences:
+    """Offsets that ascend within the rows, by at most `longest`; others are the one before them, and a fault."""
     i64 = DType.I64
     begins, lengths = (b.shared(f"{n}{suffix}", i64, (count,)) for n in ("begins", "lengths"))
     place = memory.place(offsets)
@@ -138,6 +144,8 @@ def _checked(b: KernelBuilder, memory: KernelBuffers, offsets: Value, count: Dim
         (before,) = i.carried
         at = b.cast(b.load(place.buffer, (i.var,)), i64)
         fits = b.map("and", b.map("le", before, at), b.map("le", at, b.index(rows)))
+        if longest is not None:
+            fits = b.map("and", fits, b.map("le", b.map("sub", at, before), b.index(longest)))
         b.effect("require", fits)
         at = b.map("select", fits, at, before)
         b.store(begins, (i.var,), at)
@@ -188,8 +196,11 @@ def _asked(graph: Graph) -> _PackedAttention:
         raise CannotLower(f"{heads} heads of {width} meet {kv_heads} of {value_width}", where=where)
     if shape_of(offsets) == (0,):
         raise CannotLower("packed attention without offsets", where=where)
+    bias = None if argument(node, "bias") is None else _tensor(node, "bias")
+    if bias is not None and tensor_type(bias).dtype is not dtype:
+        raise CannotLower(f"packed attention whose bias is {tensor_type(bias).dtype.value}", where=where)
     factor = 1 / math.sqrt(width) if scale is None else float(scale)
-    return _PackedAttention(node, q, k, v, offsets, offsets_k, heads, kv_heads, width, value_width, factor, left, right)
+    return _PackedAttention(node, q, k, v, offsets, offsets_k, heads, kv_heads, width, value_width, factor, left, right, bias)
 
 
 def _tensor(node: Node, name: str) -> Value:
