@@ -15,7 +15,7 @@ from hotfuse.ir.retype import widened
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import TensorType
 from hotfuse.pipeline import compile_tier0
-from hotfuse.runtime.tierup.proof import NOISE, prove
+from hotfuse.runtime.tierup.proof import NOISE, prove, rounds_otherwise
 
 QDQ = """graph g(%x: f32[4, 8]) {{
   param %s: f32[] = "s"
@@ -157,8 +157,12 @@ def test_a_model_that_amplifies_its_last_digit_is_judged_by_its_neighbours() -> 
         assert difference(plan, lambda noise=0: exact)  # the neighbours are the reason
         assert difference(plan, quantum=None)
         assert difference(plan, lambda noise=0: lambda x: tuple(o * (1.0 + noise) for o in exact(x)))
+        assert rounds_otherwise(plan(steps.x), baseline(steps.x), [steps.x], 1e-6, steps.run, (0.0,))  # a capture's question
+        assert not rounds_otherwise(plan(steps.x), baseline(steps.x), [steps.x], 1e-6, steps.run, (None,))
     for bias in (1e-2, 1e-3):
-        assert difference(steps.run(dtype=torch.float32, bias=bias))
+        wrong = steps.run(dtype=torch.float32, bias=bias)
+        assert difference(wrong)
+        assert not rounds_otherwise(wrong(steps.x), baseline(steps.x), [steps.x], 1e-6, steps.run, (0.0,))
 
 
 def test_a_capture_whose_output_lies_on_a_half_is_taken() -> None:

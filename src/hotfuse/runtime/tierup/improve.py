@@ -25,7 +25,6 @@ from hotfuse.compile.learn.strategy_history import history_of, send
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.workers.service import sized
 from hotfuse.hpm.bottleneck import Strategy
-from hotfuse.ir.retype import widened
 from hotfuse.ir.types import TensorType
 from hotfuse.machine import team
 from hotfuse.machine.cores import usable_cores
@@ -47,7 +46,7 @@ from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.judge import Judge
 from hotfuse.runtime.tierup.objective import Trade, decide
 from hotfuse.runtime.tierup.own_code import compare
-from hotfuse.runtime.tierup.proof import NOISE, prove
+from hotfuse.runtime.tierup.proof import neighbour, prove
 from hotfuse.runtime.tierup.race import MARGIN, Trial, race
 from hotfuse.runtime.tierup.skipping import suspected
 from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
@@ -351,15 +350,8 @@ class Improver:
         return True
 
     def _wide(self, entry: Entry, noise: int = 0) -> Run:
-        """The baseline on weights in float64; with a number, on weights that are off as sums of float32 are."""
-        weights = {k: w.double() if w.is_floating_point() else w for k, w in entry.weights.items()}
-        if noise:
-            rng = torch.Generator().manual_seed(noise)
-            for k, w in weights.items():
-                if w.is_floating_point():
-                    off = torch.rand(w.shape, generator=rng, dtype=w.dtype).to(w.device) * 2 - 1
-                    weights[k] = w * (1 + off * NOISE)
-        return self._context.compile(widened(entry.baseline.graph), weights).run
+        """The baseline in float64, or a neighbour of it."""
+        return self._context.compile(*neighbour(entry.baseline.graph, entry.weights, noise)).run
 
     def _remember(self) -> None:
         """Have what was learned added to the store; nobody waits for it."""

@@ -12,7 +12,7 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ import torch
 
 from hotfuse.analysis.ties import Quantum, all_tied
 from hotfuse.backends.protocol import Run
+from hotfuse.ir.graph import Graph
+from hotfuse.ir.retype import widened
 from hotfuse.machine.device_clock import clock_of
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.runtime.tierup.verify import disagreement
@@ -83,6 +85,34 @@ def _timed(run: Run, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], f
     begin = clock()
     outs = run(*inputs)
     return outs, clock() - begin
+
+
+def neighbour(graph: Graph, weights: Mapping[str, torch.Tensor], noise: int = 0) -> tuple[Graph, dict[str, torch.Tensor]]:
+    """A graph and its weights in float64; with a number, weights that are off as sums of float32 are. Whole numbers stay: zero
+    points that a file keeps as floats are cast to integers, and one that is a little less would move everything by a quantum.
+    """
+    wide = {k: w.double() if w.is_floating_point() else w for k, w in weights.items()}
+    if noise:
+        rng = torch.Generator().manual_seed(noise)
+        for k, w in wide.items():
+            if w.is_floating_point() and not torch.equal(w, w.round()):
+                off = torch.rand(w.shape, generator=rng, dtype=w.dtype).to(w.device) * 2 - 1
+                wide[k] = w * (1 + off * NOISE)
+    return widened(graph), wide
+
+
+def rounds_otherwise(
+    expected: Sequence[Any], outs: Sequence[Any], inputs: Sequence[torch.Tensor], rtol: float, wide: Wide, steps: Sequence[Quantum]
+) -> bool:  # fmt: skip
+    """Whether a model's own answers differ from its captured graph's as those of the graph's neighbours do: both round, and every
+    output that differs is computed from rounded numbers.
+    """
+    if len(expected) != len(outs) or len(steps) != len(outs):
+        return False
+    if any(s is None and disagreement([g], [w], rtol) for g, w, s in zip(outs, expected, steps, strict=True)):
+        return False
+    with torch.no_grad():
+        return _closer(expected, outs, inputs, wide, steps)
 
 
 def _closer(
