@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hotfuse.analysis.resources import Work
 from hotfuse.base.errors import InputError
 from hotfuse.cli.calibrate import seconds
 from hotfuse.compile.host import Host, host_core
 from hotfuse.compile.learn import learned, measure
 from hotfuse.compile.learn.calibrate import Calibration, Slice, calibrate, items
 from hotfuse.compile.requests import Here
-from hotfuse.compile.value import Facts, Learned, RooflineEstimator, Work
+from hotfuse.compile.value import Facts, Learned, RooflineEstimator
 from hotfuse.hpm import forest, judge, model
 from hotfuse.hpm.compiled import walk
 from hotfuse.hpm.features import NAMES, derive
