@@ -29,7 +29,7 @@ def to_json(lowered: Lowered) -> dict[str, Any]:
     return {
         "kernel": show(lowered.kernel),
         "header": show(header(lowered.kernel)),
-        "ops": sorted(lowered.kernel.ops),
+        "instructions": sorted(lowered.kernel.ops),  # not "ops": who sends a kernel says by that what of the graph it computes
         "arguments": [argument_to_json(a) for a in lowered.arguments],
         "strides": [[name, [dims.show(d) for d in ds]] for name, ds in lowered.strides],
     }
@@ -44,7 +44,7 @@ def from_json(data: dict[str, Any], kernel: Kernel | None = None) -> Lowered:
 
 def header_from_json(data: dict[str, Any]) -> Kernel:
     """What calling a kernel needs. Reading the statements of 45 kernels takes a second; a process that serves reads none."""
-    return replace(parse(data["header"]), left_out=frozenset(str(op) for op in data["ops"]))
+    return replace(parse(data["header"]), left_out=frozenset(str(op) for op in data["instructions"]))
 
 
 def argument_to_json(a: Argument) -> dict[str, Any]:
