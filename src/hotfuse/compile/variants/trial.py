@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from hotfuse.analysis.attention import PACKED
+from hotfuse.analysis.closeness import relative_error, same_specials
 from hotfuse.analysis.registers import parallel_iterations
 from hotfuse.analysis.ties import Quantum, quanta, tied
 from hotfuse.backends.library import LibraryBackend
@@ -178,14 +179,12 @@ def agree(got: Any, want: Any, step: Quantum = None, rtol: float = RTOL) -> None
         if not torch.equal(got, want):
             raise InternalError("a kernel gives other integers than the library")
         return
-    finite = torch.isfinite(want)
-    if not torch.equal(torch.isfinite(got), finite):
+    if not same_specials(got, want):
         raise InternalError("a kernel gives NaN or infinity elsewhere than the library")
-    error = (got[finite].double() - want[finite].double()).abs()
-    scale = float(want[finite].abs().max()) if finite.any() else 0.0
-    allowed = rtol if want.dtype in (torch.float32, torch.float64) else 2e-2
-    if error.numel() and float(error.max()) > allowed * scale:
-        raise InternalError(f"a kernel differs from the library by {float(error.max()) / (scale or 1):.1e}")
+    finite = torch.isfinite(want)
+    error = relative_error(got[finite].double(), want[finite].double())
+    if error > (rtol if want.dtype in (torch.float32, torch.float64) else 2e-2):
+        raise InternalError(f"a kernel differs from the library by {error:.1e}")
 
 
 def _timed(native: Run, library: Run, inputs: list[Any]) -> Outcome:

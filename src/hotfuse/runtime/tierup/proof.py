@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hotfuse.analysis.closeness import largest, units
 from hotfuse.analysis.ties import Quantum, all_tied
 from hotfuse.backends.protocol import Run
 from hotfuse.ir.graph import Graph
@@ -136,7 +137,8 @@ def _closer(
         if disagreement([g[~finite].double()], [t[~finite]], 0.0):  # an infinity is no NaN, nor the other one
             return False
         mine, theirs = ((x.double() - t)[finite].abs() for x in (g, w))
-        if mine.numel() and float(mine.max()) > SLACK * float(theirs.max()):
+        unit = units(t[finite])
+        if largest(mine, unit) > SLACK * largest(theirs, unit):
             if i >= len(steps) or steps[i] is None:
                 return False
             neighbours = neighbours or [wide(number)(*exact) for number in range(1, NOISES + 1)]

@@ -1,8 +1,8 @@
 """Judging a plan's outputs against the model's own.
 
 Integers, booleans and strings must be equal. Floats may differ by a relative error measured against the largest magnitude
-in the reference (so that a sum near zero is not judged by its cancellation); NaN and infinities must
-stand in the same places. Half precisions get the tolerance their format allows.
+in the reference (so that a sum near zero is not judged by its cancellation; `analysis.closeness` says what is apart from that); NaN
+and infinities must stand in the same places. Half precisions get the tolerance their format allows.
 
 What lies on a device and is not the same bit by bit is compared on the host: comparing there takes kernels that nothing else uses,
 and loading each for the first time holds up calls for longer than they take (seen: 120 ms of them at batch 64).
@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from hotfuse.analysis.closeness import relative_error, same_specials
 
 _HALF_RTOL = {torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
@@ -60,17 +62,8 @@ def _tensor(got: torch.Tensor, want: torch.Tensor, rtol: float) -> str:
         return "" if torch.equal(got, want) else "integer values differ"
     wide = torch.complex128 if want.is_complex() else torch.float64
     g, w = got.to(wide), want.to(wide)
-    finite = torch.isfinite(w)
-    if not torch.equal(torch.isfinite(g), finite):
+    if not same_specials(g, w):
         return "NaN or infinity in other places"
-    if not finite.all():
-        special = ~finite
-        if not torch.equal(torch.nan_to_num(g[special].abs(), nan=-1.0), torch.nan_to_num(w[special].abs(), nan=-1.0)):
-            return "NaN or infinity differ"
-        g, w = g[finite], w[finite]
-    if not w.numel():
-        return ""
-    error = float((g - w).abs().max())
-    scale = float(w.abs().max())
-    allowed = max(rtol, _HALF_RTOL.get(want.dtype, 0.0))
-    return "" if error <= allowed * scale or error == 0 else f"relative error {error / scale if scale else error:.2e}"
+    finite = torch.isfinite(w)
+    error = relative_error(g[finite], w[finite])
+    return "" if error <= max(rtol, _HALF_RTOL.get(want.dtype, 0.0)) else f"relative error {error:.2e}"
