@@ -10,6 +10,7 @@ import pytest
 from hotfuse.compile import request_context
 from hotfuse.compile.learn import learned, strategy_history
 from hotfuse.compile.learn.calibrate import Calibration
+from hotfuse.compile.request_bodies import LearnedRequest
 from hotfuse.compile.request_context import RequestContext
 from hotfuse.compile.requests import Here
 from hotfuse.hpm import model
@@ -100,7 +101,7 @@ def test_what_promises_were_worth_is_remembered_by_the_next_process(tmp_path: Pa
             if learn:
                 mine.trust.learn("vertical", 10.0, 5.0)
                 mine.ledger.learn(Bottleneck.MEMORY, Strategy.VERTICAL, 2.0, 1.0)
-            strategy_history.handle({"more": mine.more()})
+            strategy_history.handle(LearnedRequest(more=mine.more()))
         return mine
 
     assert process(learn=False).trust.arms == {}
