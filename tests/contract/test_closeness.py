@@ -24,7 +24,7 @@ def test_a_masked_score_hides_no_error_beside_it(mask: float) -> None:
     with pytest.raises(InternalError):
         agree(got, want)
     got = want.clone()
-    got[3, 60] *= 1 - 1e-3  # and is held against itself
+    got[3, 60] *= 1 - 1e-3  # and is held against its like
     assert "relative error" in disagreement([got], [want], 1e-4)
 
 

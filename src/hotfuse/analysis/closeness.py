@@ -2,7 +2,7 @@
 
 A sum near zero is as far off as the numbers it was made of, so errors are held against the largest magnitude of the whole result.
 Numbers that stand for something else (a masked score of -1e9, the least float) would hide any error beside them: what is that far
-above the rest is held against itself, and the rest against its own largest.
+above the rest does not count as its largest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def units(want: torch.Tensor) -> torch.Tensor:
         return magnitude
     most = OUTLIER * magnitude[magnitude > 0].median()
     ordinary = magnitude <= most
-    return torch.where(ordinary, magnitude[ordinary].max(), magnitude)
+    return torch.where(ordinary, magnitude[ordinary].max(), magnitude.max())
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
