@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hotfuse.backends.llvm.emission.emit import symbol
 from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.backends.llvm.runs.abi import entry
+from hotfuse.backends.llvm.runs.symbols import symbol
 from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.ir.types import DType
 from hotfuse.native import publish
