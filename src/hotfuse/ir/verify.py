@@ -45,9 +45,12 @@ _OP = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[^\s.()]+)+")
 _PREDICATES = {"==", "!=", "<", "<=", "and", "or", "not"}
 
 
-def verify(graph: Graph) -> Graph:
-    """The graph itself, when it is well formed; otherwise an InternalError that shows the faulty place."""
-    _GraphVerifier(graph, f"graph {graph.name!r}", 0).run(set())
+def verify(graph: Graph, told: Iterable[str] = ()) -> Graph:
+    """The graph itself, when it is well formed; otherwise an InternalError that shows the faulty place.
+
+    `told` are symbols that whoever calls the graph tells, as a call's sizes are told to its groups.
+    """
+    _GraphVerifier(graph, f"graph {graph.name!r}", 0).run(set(told))
     return graph
 
 

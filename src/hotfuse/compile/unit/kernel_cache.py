@@ -116,7 +116,7 @@ def _code(lowered: Lowered, _job: None) -> CompiledCandidate:
     return CompiledCandidate(lowered, kernels().compile_kernel(lowered.kernel))
 
 
-NORMALIZE = Pass("normalize", GroupUse, NormalGroup, _normal, lambda piece: verify(piece.normal), Where.WORKER)
+NORMALIZE = Pass("normalize", GroupUse, NormalGroup, _normal, lambda piece: verify(piece.normal, piece.sizes), Where.WORKER)
 LOWER = Pass("lower", NormalGroup, Lowered, _lower, lambda made: verify_kernel(made.kernel), Where.WORKER)
 GENERATE_CODE = Pass("generate code", Lowered, CompiledCandidate, _code, where=Where.WORKER)
 KERNEL = (NORMALIZE, LOWER, GENERATE_CODE)
