@@ -108,3 +108,14 @@ def test_the_command_line_lists_them() -> None:
     done = CliRunner().invoke(app, ["show", "none.onnx", "--stage", "passes", "--json"])
     assert done.exit_code == 0, done.output
     assert [p["pass"] for p in json.loads(done.output)["passes"]] == [p.name for _, p in flattened(pipeline.PASSES)]
+
+
+def test_sizes_of_a_group_may_be_told_by_its_caller() -> None:
+    """A group behind a window knows its input's size as an expression of the call's, and reads the call's beside it."""
+    piece = parse("""graph group(%x: f32[s0, (((s1 + -192) // 256) + 1)]) {
+      %y: f32[s0, (((s1 + -192) // 256) + 1)] = aten.relu.default(%x)
+      return %y
+    }""")
+    with pytest.raises(InternalError, match="nothing tells s1"):
+        verify(piece)
+    assert verify(piece, {"s0": 1, "s1": 576}) is piece

@@ -11,14 +11,15 @@ from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
 from hotfuse.compile import fetch
+from hotfuse.compile.request_bodies import RequestBody
 from hotfuse.pipeline import compile_tier1
 from tests.contract.lowering import group_of
 
 
 @pytest.mark.parametrize("why", [Why.TIMEOUT, Why.WORKER_DIED])
 def test_kernels_serve_one_by_one_where_runs_took_too_long(monkeypatch: pytest.MonkeyPatch, why: Why) -> None:
-    def late(request: dict[str, Any], *_: Any) -> Any:
-        raise CaptureError(f"a request of kind {request['kind']} took longer than 300 s", why=why)
+    def late(request: RequestBody, *_: Any) -> Any:
+        raise CaptureError(f"a request of kind {request.kind} took longer than 300 s", why=why)
 
     monkeypatch.setattr(fetch, "ask", late)
     x = torch.randn(64, 512)
