@@ -22,6 +22,7 @@ from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.serve.device_packing import DevicePackedRun, DevicePacker, capacity
 from hotfuse.runtime.serve.packing import MaskPacker, Padded
 from hotfuse.runtime.tierup.padding import padded_traffic
+from hotfuse.specialize.packing import PackedInput
 from tests.padded import PaddedEncoder, batch
 
 CAPTURED = Settings(capture="inline", tiers=0)
@@ -84,6 +85,7 @@ def test_any_room_gives_what_the_model_gives(attends: str, pools: str, dynamic: 
 
 def test_what_is_made_is_what_the_host_makes() -> None:
     packer, _ = packed(PaddedEncoder())
+    packer = replace(packer, packing=replace(packer.packing, inputs=tuple(PackedInput)))
     for _ in range(20):
         inputs = batch(5, 13, float(torch.rand(())))
         want = packer(inputs)

@@ -93,6 +93,8 @@ class DevicePacker:
                     return offsets[:-1]
                 case PackedInput.LAST:
                     return offsets[1:] - 1
+                case PackedInput.KEY_PLACES:
+                    return (~live).byte().argsort(dim=1, stable=True)[rows // live.shape[1]]
                 case PackedInput.QUERIES:
                     return torch.arange(live.shape[0] + 1, device=mask.device)
 
