@@ -102,6 +102,17 @@ def test_calls_of_every_tier_leave_the_core_and_decisions_are_for_the_whole_team
         torch.set_num_threads(before)
 
 
+def test_a_number_that_a_call_chooses_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "usable_cores", lambda: 4)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        team.leaving_a_core(lambda: torch.set_num_threads(2))
+        assert torch.get_num_threads() == team.threads() == 2, "as without Hotfuse"
+    finally:
+        torch.set_num_threads(before)
+
+
 def in_a_new_thread(ask: Callable[[], int]) -> int:
     """What a thread is told that has asked nothing before."""
     found: list[int] = []

@@ -24,12 +24,12 @@ SPARE_FROM = 4
 T = TypeVar("T")
 
 
-class _Here(threading.local):
+class _OwnTeam(threading.local):
     whole = 0
     """Threads that calls of this thread have otherwise, while they leave a core free."""
 
 
-_here = _Here()
+_here = _OwnTeam()
 
 
 def threads() -> int:
@@ -43,15 +43,16 @@ def has_every_core() -> bool:
 
 
 def leaving_a_core(call: Callable[..., T], *args: Any) -> T:
-    """Call with a team that leaves one core free."""
-    whole = torch.get_num_threads()
-    before = _set(usable_cores() - 1)
+    """Call with a team that leaves one core free; where the call itself chooses another number, that one stays."""
+    whole, fewer = torch.get_num_threads(), usable_cores() - 1
+    before = _set(fewer)
     _here.whole = whole
     try:
         return call(*args)
     finally:
         _here.whole = 0
-        _set(whole, before)
+        if torch.get_num_threads() == fewer:
+            _set(whole, before)
 
 
 @functools.cache

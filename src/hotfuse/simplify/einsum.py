@@ -45,7 +45,7 @@ def einsums_as_products(graph: Graph) -> tuple[Graph, int]:
     sizes = possible_sizes(graph)
     if sizes is None:
         return graph, 0
-    writer = _Writer(graph)
+    writer = _EinsumWriter(graph)
     count = writer.run()
     if not count:
         return graph, 0
@@ -90,7 +90,7 @@ def _shape(v: Value) -> tuple[Dim, ...]:
     return v.type.shape if isinstance(v.type, TensorType) else ()
 
 
-class _Writer:
+class _EinsumWriter:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.nodes: list[Node] = []

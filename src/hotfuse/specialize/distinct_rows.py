@@ -65,7 +65,7 @@ def rowwise(graph: Graph, weights: Mapping[str, torch.Tensor]) -> RowwiseGraph:
     demands.run()
     inputs = tuple(i for i, v in enumerate(graph.inputs) if v.name in demands.rows)
     outputs = tuple(demands.axis(v) for v in output_values(graph))
-    made = graph if isinstance(batch, Sym) else _Writer(demands).run()
+    made = graph if isinstance(batch, Sym) else _DistinctWriter(demands).run()
     return RowwiseGraph(made, batch, inputs, outputs)
 
 
@@ -132,7 +132,7 @@ class _BatchDemands(RowDemands):
         return found
 
 
-class _Writer(RowsWriter):
+class _DistinctWriter(RowsWriter):
     """The graph for any number of rows."""
 
     def __init__(self, demands: RowDemands) -> None:

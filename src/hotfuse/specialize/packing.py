@@ -86,14 +86,14 @@ def packed_graph(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tens
     demands.run()
     if not demands.products:
         raise CannotPack(demands.reason(), bool(demands.attends))
-    return _Writer(demands).run()
+    return _PackedWriter(demands).run()
 
 
 def _draws(node: Node) -> bool:
     return draws_random(node.op, node.args, dict(node.attrs))
 
 
-class _Writer(RowsWriter):
+class _PackedWriter(RowsWriter):
     """The packed graph."""
 
     def __init__(self, demands: RowDemands) -> None:
