@@ -19,7 +19,7 @@ from hotfuse import InputError, Settings
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel
 from hotfuse.base.settings import BF16_RTOL
 from hotfuse.compile.host import host_core
-from hotfuse.compile.variants import precision_variants, trial
+from hotfuse.compile.variants import precision_variants
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.codec import from_json, to_json
@@ -30,7 +30,7 @@ from hotfuse.machine.probe import usable_features
 from hotfuse.native.target import CpuTarget, host_levels, level
 from hotfuse.tile.program import BufferKind, Loop, LoopKind, Stmt, TileAccess, When
 from tests.contract.test_lower_contract_types import EVERY, data, run
-from tests.races import slow_library
+from tests.races import kernels_win, slow_library
 
 EVERYWHERE = pytest.mark.parametrize("target", EVERY, ids=lambda t: "interpreted" if t is None else t.name)
 CORE = core_for(16, many_registers=True, precision="bf16")
@@ -146,7 +146,7 @@ class Net(nn.Module):
 @pytest.fixture
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     monkeypatch.setattr(precision_variants, "seconds", lambda batch: [1.0 + i for i in range(len(batch))])  # clocks decide nothing
     with torch.no_grad():
         yield

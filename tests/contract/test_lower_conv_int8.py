@@ -13,7 +13,6 @@ from onnx.reference import ReferenceEvaluator
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.compile.variants import trial
 from hotfuse.ir.text import parse
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.errors import CannotLower
@@ -22,7 +21,7 @@ from hotfuse.lower.cpu.conv.group import lower_convolution
 from hotfuse.native.target import CpuTarget
 from tests.contract.test_lower_contract import CORES, core_of
 from tests.contract.test_lower_contract_types import EVERYWHERE, data, meaning, run
-from tests.races import slow_library
+from tests.races import kernels_win, slow_library
 
 INTEGER = """graph g(%x: {x}[s0, {ic}, {h}, {w}], %zx: {x}[]) {{
   param %w: {kind}[{oc}, {ic}, {r}, {s}] = "w"
@@ -134,7 +133,7 @@ def test_models(kind: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch)
     ONNX Runtime is no judge: without dot products of bytes it sums pairs of them in 16 bits, which saturate.
     """
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     made = model(kind, **how)
     x = np.random.default_rng(1).standard_normal((1, how.get("inputs", 8), 9, 11)).astype(np.float32)
     (want,) = ReferenceEvaluator(onnx.load_from_string(made)).run(None, {"x": x})
@@ -169,7 +168,7 @@ def exact_convolution(x: Any, w: Any, zx: int, zw: Any, group: int, pad: int) ->
 def test_integers_of_models_are_exact(group: int, xt: Any, wt: Any, extreme: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zero points that only a call knows, also at the ends of their range, in groups and without: not one integer is off."""
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     rng = np.random.default_rng(group)
     low, high = np.iinfo(xt), np.iinfo(wt)
     w = rng.integers(high.min, high.max + 1, (12, 12 // group, 3, 3)).astype(wt)
@@ -197,7 +196,7 @@ def test_integers_of_models_are_exact(group: int, xt: Any, wt: Any, extreme: boo
 def test_products_whose_weight_lies_either_way_are_exact(turned: bool, each: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """QGemm of a layer: bytes are multiplied as they lie, and with one scale and zero point they stay bytes to the end."""
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     rng = np.random.default_rng(3)
     w, zero = rng.integers(0, 256, (37, 50)).astype(np.uint8), rng.integers(0, 256, 37 if each else ()).astype(np.uint8)
     bias = rng.integers(-(1 << 20), 1 << 20, 37).astype(np.int32)

@@ -13,7 +13,6 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, load_kernel
 from hotfuse.base.errors import CallFault
-from hotfuse.compile.variants import trial
 from hotfuse.ir.text import parse
 from hotfuse.lower.common import pack
 from hotfuse.lower.common.lowered import BufferArgument, Lowered, PackArgument
@@ -24,7 +23,7 @@ from hotfuse.lower.cpu.conv.shape import Axis
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.native.target import CpuTarget, host_levels, level
 from tests.contract.convolving import CORES, EPILOGUES, check, text
-from tests.races import slow_library
+from tests.races import kernels_win, slow_library
 
 
 def fewer(lowered: Lowered) -> bool:
@@ -156,7 +155,7 @@ def test_what_is_not_finite_is_a_fault(bad: float) -> None:
 def test_what_is_not_finite_is_answered_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a number stays where the model's own code puts it; the plan serves on."""
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     model = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 16, 3, padding=1)).eval()
     x = torch.randn(1, 16, 20, 20)
     with torch.no_grad(), hotfuse.jit(model, settings=Settings(capture="inline", hot_calls=1)) as fast:

@@ -16,7 +16,6 @@ from torch import nn
 import hotfuse
 from hotfuse import Settings
 from hotfuse.backends.llvm.native import compile_kernel, load_kernel
-from hotfuse.compile.variants import trial
 from hotfuse.fusion.groups import group
 from hotfuse.ir.graph import Graph, Value
 from hotfuse.ir.text import parse
@@ -42,7 +41,7 @@ from hotfuse.native.target import CpuTarget, host_levels
 from hotfuse.tile import interp
 from hotfuse.tile.program import BufferKind, Kernel
 from hotfuse.tile.text import show
-from tests.races import slow_library
+from tests.races import kernels_win, slow_library
 
 Tensor = torch.Tensor
 CORES = {
@@ -410,7 +409,7 @@ def test_a_group_takes_in_what_prepares_it() -> None:
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     with torch.no_grad():
         yield
 

@@ -9,12 +9,11 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.backends.llvm.emission.multiplies import multiplies
 from hotfuse.backends.llvm.native import compile_kernel, llvm_text
-from hotfuse.compile.variants import trial
 from hotfuse.ir.types import DType
 from hotfuse.native.target import CpuTarget, host, level
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Kernel
-from tests.races import slow_library
+from tests.races import kernels_win, slow_library
 
 AVX2 = {"sse4.2", "avx", "avx2", "fma"}
 WIDE = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
@@ -60,7 +59,7 @@ def test_a_kernel_without_products_names_none_and_compiling_tells() -> None:
 
 def test_the_kernel_s_line_in_explain_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     model, x = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).eval(), torch.randn(16, 64)
     with torch.no_grad(), hotfuse.jit(model, settings=Settings(capture="inline", hot_calls=2, record=False)) as fast:
         for _ in range(40):

@@ -17,14 +17,13 @@ from hotfuse.base.errors import ModelError
 from hotfuse.compile.run.loops import LoopPlanner
 from hotfuse.compile.run.plan import RunPlanner
 from hotfuse.compile.unit import units
-from hotfuse.compile.variants import trial
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
 from hotfuse.lower.run.description import OUTCOMES
 from hotfuse.ops import control
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan
-from tests.races import slow_library
+from tests.races import kernels_win, slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1)
 
@@ -33,7 +32,7 @@ INLINE = Settings(capture="inline", hot_calls=1)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     with torch.no_grad():
         yield

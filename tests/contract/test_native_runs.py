@@ -17,7 +17,6 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.backends.llvm.runs.enter import give_back_arenas, unavailable
 from hotfuse.compile.unit import units
-from hotfuse.compile.variants import trial
 from hotfuse.ir.dims import Dim, evaluate, expr, sym
 from hotfuse.lower.cpu.group import lower_group
 from hotfuse.lower.run.arena import Live, allocate
@@ -26,7 +25,7 @@ from hotfuse.lower.run.inplace import may_overwrite
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan
 from tests.contract.lowering import group_of
-from tests.races import slow_library
+from tests.races import kernels_win, slow_library
 from tests.runtime.test_branches import model as nested_branches
 
 INLINE = Settings(capture="inline", hot_calls=1)
@@ -36,7 +35,7 @@ Function = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     assert unavailable() == ""
     with torch.no_grad():

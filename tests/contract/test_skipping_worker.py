@@ -19,7 +19,6 @@ from hotfuse.compile.unit import units
 from hotfuse.compile.variants import breakpoints, skipping
 from hotfuse.compile.variants.skipping import SHARES, Skipping, Zeroed, at_limit, crossing, expected, left
 from hotfuse.compile.variants.skips import SKIP, Skips
-from hotfuse.compile.variants.trial import Outcome
 from hotfuse.fusion.crossover import Shifts
 from hotfuse.fusion.forecast import RooflinePredictor
 from hotfuse.hpm.work import Candidate
@@ -27,6 +26,7 @@ from hotfuse.ir.text import show
 from hotfuse.lower.common.lowered import StateArgument
 from hotfuse.lower.run.kernel_state import NEVER, WHOLE
 from tests.contract.lowering import Group, group_of
+from tests.races import kernels_win
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +168,7 @@ def test_a_request_names_the_groups_it_is_about() -> None:
 
 @pytest.mark.parametrize("pays", [True, False])
 def test_a_unit_gets_the_kernel_that_was_asked_for(pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotfuse.compile.variants.trial._timed", lambda *_: Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     gain = 1e-7 if pays else -1e-7
     monkeypatch.setattr(Skipping, "_timed", lambda *_a: lambda s: (1e-4, 1e-4 - gain * s - 1e-9))
     graph = product().graph

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from hotfuse import Settings
 from hotfuse.backends.llvm.threads import parallel
 from hotfuse.compile.unit import units
-from hotfuse.compile.variants import trial
 from hotfuse.compile.variants.variant_search import VariantDecision
 from hotfuse.lower.cpu import thread_work
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.plan import Plan
 from tests.contract.lowering import group_of
+from tests.races import kernels_win
 
 INLINE = Settings(capture="inline")
 THREADS = (1, 2, 3, 7, 16)
@@ -27,7 +27,7 @@ HIDDEN, HEADS = 96, 3
 @pytest.fixture(autouse=True)
 def any_work_is_worth_a_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here, and small kernels are divided as large ones are."""
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     monkeypatch.setattr(units.VariantSearch, "found", lambda _self: VariantDecision())
     for name in ("WORK_PER_THREAD", "AWAKE_WORK", "MEETING_WORK"):

@@ -18,15 +18,15 @@ from hotfuse.compile.learn.measure import core_variants
 from hotfuse.compile.request_context import RequestContext
 from hotfuse.compile.unit import units
 from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
-from hotfuse.compile.variants import breakpoints, trial
+from hotfuse.compile.variants import breakpoints
 from hotfuse.compile.variants.alternatives import ANY_SIZE, LIBRARY, ONE_THREAD, SizeRange, VariantQuestion, asked
-from hotfuse.compile.variants.trial import Outcome
 from hotfuse.compile.variants.variant_search import VariantDecision, VariantSearch
 from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Variant
 from hotfuse.ir.text import parse
 from hotfuse.pipeline import compile_tier1
 from hotfuse.runtime.plan import Plan
 from tests.contract.variant_cases import PRODUCT, forgets, question  # noqa: F401 - a fixture
+from tests.races import kernels_win
 
 ATTENTION = """
 graph main(%q: f32[s1, 4, s0, 32], %k: f32[s1, 4, s0, 32], %v: f32[s1, 4, s0, 32]) where (1 <= s0), (1 <= s1) {
@@ -120,7 +120,7 @@ def compiled(
 
     monkeypatch.setattr(VariantSearch, "_timed", timed)
     monkeypatch.setattr(units, "BUDGET_S", math.inf)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     return compile_tier1(parse(text), {}, call, INLINE)
 
 

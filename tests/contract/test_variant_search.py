@@ -18,9 +18,8 @@ from hotfuse.compile.learn.measure import make
 from hotfuse.compile.parts import KernelCode
 from hotfuse.compile.unit import units
 from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
-from hotfuse.compile.variants import trial, variant_search
+from hotfuse.compile.variants import variant_search
 from hotfuse.compile.variants.alternatives import ANY_SIZE, FEW_ROWS, LIBRARY, SizeRange, allowed, asked
-from hotfuse.compile.variants.trial import Outcome
 from hotfuse.compile.variants.variant_search import VariantDecision, VariantSearch
 from hotfuse.compile.variants.variant_table import VariantTable
 from hotfuse.fusion.crossover import Crossovers, Interval, Shifts, Variant
@@ -35,6 +34,7 @@ from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.serve.native import assembled
 from tests.contract.variant_cases import PRODUCT as TEXT
 from tests.contract.variant_cases import forgets, question  # noqa: F401 - a fixture
+from tests.races import kernels_win
 
 INLINE = Settings(capture="inline")
 pytestmark = pytest.mark.usefixtures("forgets")
@@ -130,7 +130,7 @@ def plan_with(variants: Callable[[int], VariantTable], other: str, monkeypatch: 
     """A plan of a group whose other kernel computes something else, so that results show which one ran."""
     graph = parse(TEXT)
     monkeypatch.setattr("hotfuse.compile.unit.units._Unit._crossing", lambda *_: VariantDecision())
-    monkeypatch.setattr("hotfuse.compile.variants.trial._timed", lambda *_: Outcome(1.0, 2.0))  # a clock decides nothing here
+    kernels_win(monkeypatch)  # a clock decides nothing here
     found = fetch.finished(fetch.begin(TEXT, {"s0": 16}, INLINE))
     piece = piece_of(parse(TEXT.replace("aten.relu.default", other)), range(2), {"s0": 16})
     made = kernel_cache().kernel(piece)
@@ -185,7 +185,7 @@ def test_a_dynamic_product_gets_two_kernels_and_stays_right(monkeypatch: pytest.
 
     monkeypatch.setattr(VariantSearch, "_timed", timed)
     monkeypatch.setattr(units, "BUDGET_S", math.inf)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     graph = parse(TEXT)
     b = torch.randn(4, 40, 70)
     plan = compile_tier1(graph, {}, [torch.randn(4, 16, 40), b], INLINE)

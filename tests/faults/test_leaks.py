@@ -29,9 +29,8 @@ from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.observe import examine
 from hotfuse.runtime.observe.call_sampler import CallSampler, shared_here
 from hotfuse.runtime.plan import Plan
-from hotfuse.runtime.tierup import improve
-from hotfuse.runtime.tierup.race import Trial
 from hotfuse.runtime.tierup.tier2 import for_sizes
+from tests.races import new_plans_win
 from tests.runtime.test_pool import light
 
 INLINE = Settings(capture="inline", hot_calls=2, profiles=":memory:")
@@ -287,6 +286,6 @@ def test_a_version_is_deployed_though_the_one_it_replaces_went_meanwhile(monkeyp
     monkeypatch.setattr(entry.samples, "shares", meanwhile)
     monkeypatch.setattr(engine.plans, "settings", replace(engine.settings, max_versions=1))
     context = replace(improver._context, improve=lambda *_args, **_how: replace(entry.baseline))
-    monkeypatch.setattr(improve, "race", lambda *_args, **_how: Trial(2.0, 1.0, 7, True))
+    new_plans_win(monkeypatch)
     improver._try(entry, for_sizes(context, site, entry, wanted))
     assert set(entry.versions) == {wanted} and consistent(site)

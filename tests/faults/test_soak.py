@@ -15,17 +15,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.runtime.tierup.race import Trial, race
 from tests.faults.soak import LOOK_EVERY_S, Chaos, Model, Scales, alive, holders, settled
+from tests.races import raced
 
 CALLS = int(os.environ.get("HOTFUSE_SOAK_CALLS", "3000"))
 SEED = int(os.environ.get("HOTFUSE_SOAK_SEED", "0"))
@@ -60,13 +58,7 @@ def fresh_heap() -> Iterator[None]:
 def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not alive()  # those of other tests in this process are frozen
     print(f"HOTFUSE_SOAK_SEED={SEED}")
-    races: list[Trial] = []
-
-    def won(*args: Any, **kwargs: Any) -> Trial:
-        races.append(race(*args, **kwargs))
-        return replace(races[-1], won=True)
-
-    monkeypatch.setattr(improve_module, "race", won)
+    races = raced(monkeypatch, lambda: (0.005, 0.0))
     torch.manual_seed(SEED)
     model = Model().eval()
     settings = Settings(hot_calls=2, max_captures=100_000, capture_timeout_s=20.0, max_events=256, race_s=0.05)
@@ -149,7 +141,7 @@ def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
     tiers = reached()
     assert min(tiers["0"], tiers["1"], tiers["2"]) > 0, str(fast.explain(full=True))
     assert tiers["1"] + tiers["2"] > COMPILED, f"compiled plans served {tiers} calls only"
-    assert races and all(t.rounds > 0 and t.old_us > 0 and t.new_us > 0 for t in races)
+    assert races and all(r.found.rounds > 0 and r.found.old_us > 0 and r.found.new_us > 0 for r in races)
     assert max(last, slope) < GROWTH, f"memory grew by {last:.2%} from the second quarter to the last, {slope:.2%} along a line"
     held_by = "\n".join(f"tier {p.tier} {p.layers}, held by\n{holders(p)}" for p in left)
     assert not left, f"{len(left)} plans are held that no call can reach:\n{held_by}"

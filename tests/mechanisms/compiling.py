@@ -21,7 +21,6 @@ from hotfuse.compile.compilation import Compilation
 from hotfuse.compile.graph import CompileGraph
 from hotfuse.compile.unit import units
 from hotfuse.compile.value import Expected, Facts
-from hotfuse.compile.variants import trial
 from hotfuse.compile.workers.pool import Pool
 from hotfuse.compile.workers.scheduler import Governor
 from hotfuse.compile.workers.slot import PoolLimits, WorkerSlot
@@ -31,10 +30,10 @@ from hotfuse.fusion.criteria import Criterion, Reason, judge
 from hotfuse.ir.text import parse
 from hotfuse.partition.change import PartitionChange
 from hotfuse.partition.manager import Placement, fuse, place, reorder, split
-from hotfuse.runtime.tierup.race import Trial
 from tests.contract.test_partition_manager import DIAMOND, each_alone
 from tests.contract.test_resources import side
 from tests.mechanisms.table import Row, World, replaced
+from tests.races import SLOWER_S, kernels_win, raced
 from tests.runtime.test_parallel_branches import WIDTH, forked, towers
 from tests.runtime.test_parallel_branches import compiled as compiled_towers
 from tests.runtime.test_pool import blocked, light, said
@@ -76,7 +75,7 @@ def untouched(change: PartitionChange) -> Callable[[World], None]:
 
 
 def no_clocks(world: World) -> None:
-    world.patch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(world.patch)
     world.patch.setattr(units, "measuring", lambda _sizes: None)
 
 
@@ -158,19 +157,20 @@ def side_by_side(world: World) -> float:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     if not world.changes:
-        world.patch.setattr(measuring, "race", lambda *_a: Trial(100.0, 50.0, 9, True))
+        raced(world.patch, lambda: (SLOWER_S, 0.0), measuring)
     try:
         sample = [torch.randn(64, WIDTH), torch.randn(64, WIDTH)]
         native, _ = compiled_towers(towers, sample, symbolic=False)
+        rounds = forked(native)
         native.run(*sample)
-        return forked(native)
+        return forked(native) - rounds
     finally:
         torch.set_num_threads(before)
 
 
 def measured_slower(world: World) -> None:
     world.changes["race"] = "lost"
-    world.patch.setattr(measuring, "race", lambda *_a: Trial(100.0, 150.0, 9, False))
+    raced(world.patch, lambda: (0.0, SLOWER_S), measuring)
 
 
 # --- workers ------------------------------------------------------------------------------------------------------------

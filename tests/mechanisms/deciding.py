@@ -25,7 +25,6 @@ from hotfuse.analysis.decision import decide
 from hotfuse.api import engine_stats
 from hotfuse.base.events import Action, Why
 from hotfuse.compile.variants.skipping import Skipping
-from hotfuse.compile.variants.trial import Outcome
 from hotfuse.ir.types import DType
 from hotfuse.native.guard import native_select
 from hotfuse.runtime.engine import Engine
@@ -44,6 +43,7 @@ from hotfuse.specialize.table import BRANCH, OPEN_MASK, REPEATED, ZERO_ROWS
 from tests.contract.test_native_guards import basics
 from tests.mechanisms.table import Row, Switch, World, replaced, setting
 from tests.padded import PaddedEncoder, batch
+from tests.races import kernels_win
 from tests.runtime.live import SETTINGS as LIVE
 from tests.runtime.live import Live
 from tests.runtime.test_bets import Branchy
@@ -171,7 +171,7 @@ def kept_results(world: World) -> float:
 def rows_left_out(world: World) -> float:
     """Calls of a product that did not multiply rows of zeros, as sampled calls had shown them."""
     sampled_always(world)
-    world.patch.setattr("hotfuse.compile.variants.trial._timed", lambda *_: Outcome(1.0, 2.0))
+    kernels_win(world.patch)
     world.patch.setattr(Skipping, "_timed", lambda *_a: lambda share: (1e-4, 1.2e-4 - 1e-7 * share))
     fast: Any = hotfuse.jit(nn.Sequential(nn.Linear(24, 40), nn.GELU()).eval(), settings=world.settings(watch_rate=2))
     x = torch.randn(16, 24)

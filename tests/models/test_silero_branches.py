@@ -5,7 +5,6 @@ Races are run for real; only the verdict is given, so that what is deployed does
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,9 @@ import pytest
 
 import hotfuse
 import hotfuse.profile.agent as agent_module
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
-from hotfuse.runtime.tierup.race import Trial, race
 from tests.models.test_zoo_onnx import agree, load, reference
+from tests.races import SLOWER_S, raced
 
 pytestmark = pytest.mark.zoo
 
@@ -35,13 +33,7 @@ def straight(plan: Any) -> bool:
 
 
 def test_the_branch_of_silero_flips_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    races: list[Trial] = []
-
-    def won(*args: Any, **kwargs: Any) -> Trial:
-        races.append(race(*args, **kwargs))
-        return replace(races[-1], won=True)
-
-    monkeypatch.setattr(improve_module, "race", won)
+    races = raced(monkeypatch, lambda: (SLOWER_S, 0.0))
     monkeypatch.setattr(agent_module, "BUDGET", 1e9)  # samples whatever they cost: clocks decide nothing
     monkeypatch.setattr(agent_module, "MOST_PER_SECOND", 1e9)
     model = load("silero-vad")
@@ -81,4 +73,4 @@ def test_the_branch_of_silero_flips_and_comes_back(monkeypatch: pytest.MonkeyPat
             assert after[count] == before[count], count
         assert after["events"]["specialize.recurs"] == before["events"]["specialize.recurs"]
         assert bet.outcomes.hits - hits == 180 and bet.outcomes.misses == 0
-    assert races and all(t.rounds > 0 and t.old_us > 0 and t.new_us > 0 for t in races)
+    assert races and all(r.found.rounds > 0 and r.found.old_us > r.found.new_us > 0 for r in races)

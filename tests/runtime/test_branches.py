@@ -18,11 +18,10 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.errors import InternalError
 from hotfuse.compile import native
 from hotfuse.compile.unit import units
-from hotfuse.compile.variants import trial
 from hotfuse.ir.branches import branches
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
-from tests.races import slow_library
+from tests.races import kernels_lose, kernels_win, slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1)
 
@@ -31,7 +30,7 @@ INLINE = Settings(capture="inline", hot_calls=1)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     with torch.no_grad():
         yield
@@ -80,7 +79,7 @@ def test_branches_are_bodies_of_their_own() -> None:
 
 
 def test_branches_without_kernels_stay_with_their_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(3.0, 2.0))
+    kernels_lose(monkeypatch)
     header, codes = native.make(parse(CHOICE), {"s0": 5})
     assert header["parts"] == [[0, 2, -1]] and header["branches"] == {} and not codes
 

@@ -21,11 +21,10 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.api import Jit
 from hotfuse.runtime.samples import CallSamples
-from hotfuse.runtime.tierup.race import Trial
+from tests.races import new_plans_win
 
 SETTINGS = Settings(hot_calls=2, race_s=0.05)
 
@@ -39,7 +38,7 @@ def mlp() -> nn.Module:
 def served() -> Iterator[tuple[nn.Module, Jit]]:
     """A model that has reached native code; whether it is faster does not matter here."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
+    new_plans_win(patch)
     model = mlp()
     with hotfuse.jit(model, settings=SETTINGS) as fast:
         for n in range(40):
@@ -321,7 +320,8 @@ def test_the_process_may_end_at_any_time(moment: str) -> None:
         with torch.no_grad():
             fast(torch.randn(2, 24))
             if {compile_}:
-                fast.wait(180)
+                while not fast.stats()["graph_calls"]:
+                    time.sleep(0.01)
                 for _ in range(8):
                     fast(torch.randn(2, 24))
             time.sleep({pause})

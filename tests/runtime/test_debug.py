@@ -8,8 +8,7 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.compile.variants import trial
-from tests.races import slow_library
+from tests.races import kernels_win, slow_library
 
 MARKS = ["deploy ", "unit: ", "graph main", "kernel ", "define ", "\t.globl", "call "]
 """What shows that a level printed: one mark per level, from 1 on."""
@@ -18,7 +17,7 @@ MARKS = ["deploy ", "unit: ", "graph main", "kernel ", "define ", "\t.globl", "c
 @pytest.mark.parametrize("level", [0, 1, 3, 6, 7])
 def test_levels(level: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     settings = Settings(capture="inline", hot_calls=1, debug=level, watch=False)
     with torch.no_grad(), hotfuse.jit(nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), settings=settings) as fast:
         for _ in range(4):

@@ -11,11 +11,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.compile.unit import units
-from hotfuse.compile.variants import trial
-from hotfuse.runtime.tierup.race import Trial
+from tests.races import kernels_win, new_plans_win
 
 INPUTS, HIDDEN = 96, 160
 TORCH_ORDER = (0, 2, 3, 1)
@@ -24,8 +22,8 @@ TORCH_ORDER = (0, 2, 3, 1)
 @pytest.fixture(autouse=True)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 5, True))
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    new_plans_win(monkeypatch)
+    kernels_win(monkeypatch)
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     with torch.no_grad():
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from hotfuse.compile import request_context, requests
 from hotfuse.compile.learn import strategy_history
 from hotfuse.compile.learn.learned import notes
 from hotfuse.compile.request_context import RequestContext
-from hotfuse.compile.variants import trial
 from hotfuse.compile.workers import wire
 from hotfuse.hpm.bottleneck import Bottleneck, Ledger, Strategy
 from hotfuse.ir.text import show
@@ -31,9 +31,9 @@ from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.observe.instrument import InstrumentedPlan
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
-from hotfuse.runtime.tierup.race import Trial
 from hotfuse.specialize.table import AGAINST, AttemptKey
 from tests.contract.test_hpm import drawn
+from tests.races import kernels_win, new_plans_win, raced
 from tests.runtime.test_speed import PEAKS
 from tests.runtime.test_tiers import SETTINGS, Compiler, served
 
@@ -69,6 +69,8 @@ def test_partitions_are_diagnosed_and_their_times_kept(tmp_path: Path) -> None:
 
 
 VERTICAL = AttemptKey(AGAINST, "vertical against memory", 1)
+OLD_S = 0.01
+"""How long what serves sleeps in a race."""
 FOUND = Finding(1, 0, "tier 1 partition 0", "3x4", 50.0, 0.9, Bottleneck.MEMORY, "70% of memory", 48.0, 3)
 
 
@@ -90,17 +92,12 @@ class Again(Compiler):
 
 
 def looked_into(
-    monkeypatch: pytest.MonkeyPatch, compiler: Again, times: list[float], finding: Finding = FOUND
+    monkeypatch: pytest.MonkeyPatch, compiler: Again, times: Sequence[float], finding: Finding = FOUND
 ) -> tuple[Engine, Entry]:
-    """A model whose plan of tier 1 was found to be bound by memory; its races take these times, after the first."""
+    """A model whose plan of tier 1 was found to be bound by memory; better ones take so many times as long in races."""
     monkeypatch.setattr(strategy_history, "_histories", {})
-    left = [50.0, *times]
-
-    def race(*_a: object, **_k: object) -> Trial:
-        after = left.pop(0) if left else 200.0
-        return Trial(100.0, after, 9, after < 97.0)
-
-    monkeypatch.setattr(improve_module, "race", race)
+    left = [0.5, *times]
+    raced(monkeypatch, lambda: (OLD_S, OLD_S * (left.pop(0) if left else 2.0)))
     net = nn.Linear(4, 4).eval()
     engine = served(net, compiler, SETTINGS)
     for _ in range(6):
@@ -126,7 +123,7 @@ def no_grad() -> Any:
 
 def test_what_limits_a_plan_is_addressed_one_strategy_at_a_time_and_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Again()
-    engine, entry = looked_into(monkeypatch, compiler, [150.0, 80.0])
+    engine, entry = looked_into(monkeypatch, compiler, [1.5, 0.5])
     assert compiler.asked[:3] == [(), ("vertical",), ("tiling",)], "the table's order, as nothing is known"
     rows = ledger().rows
     assert (rows[Bottleneck.MEMORY, Strategy.VERTICAL].helped, rows[Bottleneck.MEMORY, Strategy.TILING].helped) == (
@@ -141,7 +138,7 @@ def test_what_limits_a_plan_is_addressed_one_strategy_at_a_time_and_learned(monk
 
 
 def test_a_plan_that_comes_out_the_same_is_not_raced(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, entry = looked_into(monkeypatch, Again(same=True), [1.0] * 9)
+    _, entry = looked_into(monkeypatch, Again(same=True), [0.01] * 9)
     assert "changes nothing" in entry.refused[VERTICAL] and not ledger().rows
 
 
@@ -150,7 +147,7 @@ def test_nothing_is_tried_without_cause(monkeypatch: pytest.MonkeyPatch, change:
     from dataclasses import replace
 
     compiler = Again()
-    looked_into(monkeypatch, compiler, [1.0] * 9, replace(FOUND, **change))
+    looked_into(monkeypatch, compiler, [0.01] * 9, replace(FOUND, **change))
     assert compiler.asked == [()]
 
 
@@ -174,8 +171,8 @@ def test_a_strategy_that_failed_again_and_again_is_not_tried(monkeypatch: pytest
 
 def test_a_plan_that_won_is_examined_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody watches its calls; and no clock says which kernels there are, nor how many plans win one after the other."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    new_plans_win(monkeypatch)
+    kernels_win(monkeypatch)
     net = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).eval()
     settings = Settings(profiles=str(tmp_path / "p.sqlite"), capture="inline", hot_calls=1, tiers=1, watch=False)
     with hotfuse.jit(net, settings=settings) as fast:

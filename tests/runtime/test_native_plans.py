@@ -25,7 +25,7 @@ from hotfuse.ir.verify import verify
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.tile import text as tile_text
-from tests.races import slow_library
+from tests.races import kernels_lose, kernels_win, slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1)
 
@@ -34,7 +34,7 @@ INLINE = Settings(capture="inline", hot_calls=1)
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     with torch.no_grad():
         yield
@@ -294,7 +294,7 @@ def test_layers_that_are_alike_are_compiled_once() -> None:
 
 
 def test_a_slower_kernel_never_leaves_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(3.0, 2.0))
+    kernels_lose(monkeypatch)
     header, codes = native.make(parse(LAYER), {"s0": 7})
     assert not codes and all(k < 0 for _, _, k in header["parts"])
     assert any("the library takes" in n for n in header["notes"])
@@ -319,7 +319,7 @@ def test_sizes_that_depend_on_data_are_not_tried() -> None:
         trial.made_up(value, {}, torch.Generator())
 
 def test_a_group_is_cut_before_the_node_that_is_to_blame(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     ops = ["tanh", "exp", "sigmoid", "lgamma", "neg", "abs", "relu"]
     lines = ["graph main(%x0: f32[s0, 64]) where (2 <= s0) {"]
     lines += [f"  %x{i + 1}: f32[s0, 64] = aten.{op}.default(%x{i})" for i, op in enumerate(ops)]

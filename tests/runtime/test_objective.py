@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,23 @@ from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Plan, PlanMemory
 from hotfuse.runtime.tierup.objective import SLOWER, CoreSeconds
 from hotfuse.runtime.tierup.race import Trial
+from tests.races import raced
 from tests.runtime.test_tiers import SETTINGS, Compiler, served
+
+OLD_S = 0.02
+"""How long what serves sleeps in a race."""
+
+
+def busy(run: Callable[..., Any], seconds: float = 0.003) -> Callable[..., Any]:
+    """The same with a core kept busy before."""
+
+    def slower(*args: Any) -> Any:
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            pass
+        return run(*args)
+
+    return slower
 
 
 class Sized(Compiler):
@@ -33,9 +50,9 @@ class Sized(Compiler):
         return replace(super().__call__(*args, **more), memory=self.memory)
 
 
-def outcome(monkeypatch: pytest.MonkeyPatch, objective: Objective, memory: PlanMemory, new_us: float) -> tuple[int, Engine]:
-    """The tier that serves after a race in which the old plan took 100."""
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, new_us, 9, new_us < 97))
+def outcome(monkeypatch: pytest.MonkeyPatch, objective: Objective, memory: PlanMemory, times: float) -> tuple[int, Engine]:
+    """The tier that serves after a race in which the new plan took so many times as long as the old one."""
+    raced(monkeypatch, lambda: (OLD_S, times * OLD_S))
     model = nn.Linear(4, 4).eval()
     with torch.no_grad():
         engine = served(model, Sized(memory), SETTINGS.with_(objective=objective))
@@ -45,17 +62,17 @@ def outcome(monkeypatch: pytest.MonkeyPatch, objective: Objective, memory: PlanM
 
 
 @pytest.mark.parametrize(
-    ("objective", "new_us", "arena", "tier"),
+    ("objective", "times", "arena", "tier"),
     [
-        ("latency", 50.0, 9000, 1), ("latency", 120.0, 10, 0),
-        ("memory", 50.0, 9000, 0), ("memory", 120.0, 10, 1), ("memory", 100 * SLOWER + 1, 10, 0),
-        ("memory", 50.0, 1000, 1), ("memory", 120.0, 1000, 0),
+        ("latency", 0.5, 9000, 1), ("latency", 1.2, 10, 0),
+        ("memory", 0.5, 9000, 0), ("memory", 1.2, 10, 1), ("memory", 1.3 * SLOWER, 10, 0),
+        ("memory", 0.5, 1000, 1), ("memory", 1.2, 1000, 0),
     ],
 )  # fmt: skip
 def test_what_was_asked_for_decides(
-    monkeypatch: pytest.MonkeyPatch, objective: Objective, new_us: float, arena: int, tier: int
+    monkeypatch: pytest.MonkeyPatch, objective: Objective, times: float, arena: int, tier: int
 ) -> None:
-    found, engine = outcome(monkeypatch, objective, PlanMemory(arena, 0, 1000), new_us)
+    found, engine = outcome(monkeypatch, objective, PlanMemory(arena, 0, 1000), times)
     assert found == tier
     decision = next(d for d in reversed(engine.log.decisions) if "bytes_after" in d.evidence)
     assert (decision.evidence["bytes_before"], decision.evidence["bytes_after"]) == (1000, arena)
@@ -67,16 +84,17 @@ def test_what_was_asked_for_decides(
 
 
 def test_weights_that_are_released_are_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert outcome(monkeypatch, "memory", PlanMemory(10, 5000, 1000), 100.0)[0] == 0
+    assert outcome(monkeypatch, "memory", PlanMemory(10, 5000, 1000), 1.0)[0] == 0
     assert SETTINGS.release_weights is False
 
 
 def test_a_race_for_energy_runs_on_another_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks: list[Callable[[], float] | None] = []
+    """On that clock sleep costs nothing: the old plan computes."""
+    real, held = improve_module.race, list[tuple[Trial, Any]]()
 
-    def race(*_a: Any, **how: Any) -> Trial:
-        clocks.append(how.get("clock"))
-        return Trial(100.0, 50.0, 9, True)
+    def race(old: Callable[..., Any], new: Callable[..., Any], *more: Any, before: Any = (), **how: Any) -> Trial:
+        held.append((real(busy(old), new, *more, **how), how.get("clock")))
+        return held[-1][0]
 
     monkeypatch.setattr(improve_module, "race", race)
     with torch.no_grad():
@@ -89,9 +107,10 @@ def test_a_race_for_energy_runs_on_another_clock(monkeypatch: pytest.MonkeyPatch
             decision = next(d for d in engine.log.decisions if d.why in (Why.BETTER, Why.FASTER))
             if objective == "energy":
                 assert (
-                    decision.evidence["uj_before"] == 100.0 * watts_per_core() and decision.evidence["us_before"] != 100.0
+                    decision.evidence["uj_before"] == pytest.approx(held[0][0].old_us * watts_per_core(), abs=0.1)
+                    and decision.evidence["us_before"] != pytest.approx(held[0][0].old_us, abs=0.1)
                 )
-    assert isinstance(clocks[0], CoreSeconds) and clocks[1] is None
+    assert isinstance(held[0][1], CoreSeconds) and held[1][1] is None
 
 
 def test_joules_are_counted_where_the_processor_has_meters() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,16 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import InputError, Settings
 from hotfuse.base.events import Action, Why
-from hotfuse.compile.variants import trial
 from hotfuse.machine import pages
 from hotfuse.machine.copied import Copied
-from hotfuse.runtime.tierup.race import Trial
 from hotfuse.runtime.weights.originals import Originals
 from hotfuse.runtime.weights.scrubber import scrubber
-from tests.races import slow_library
+from tests.races import SLOWER_S, kernels_win, raced, slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1, watch=False, weights_calls=20, weights_ms=1e9)
 
@@ -33,7 +29,7 @@ INLINE = Settings(capture="inline", hot_calls=1, watch=False, weights_calls=20, 
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     with torch.no_grad():
         yield
 
@@ -209,21 +205,19 @@ def test_the_thread_compares_on_a_clock_and_only_where_calls_did_not() -> None:
 def test_a_write_while_a_plan_is_made_keeps_it_from_serving(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Net().eval()
     with hotfuse.jit(model, settings=INLINE) as fast:
-        made = [0]
 
-        def race(*_a: Any, **_k: Any) -> Trial:
-            made[0] += 1
-            if made[0] == 1:
+        def sleeps() -> tuple[float, float]:
+            if not held:
                 model.first.weight.data.mul_(3)  # the plan was made and proven with others
-            return Trial(2.0, 1.0, 5, True)
+            return SLOWER_S, 0.0
 
-        monkeypatch.setattr(improve_module, "race", race)
+        held = raced(monkeypatch, sleeps)
         for _ in range(80):
-            want, before = model(X), made[0]
+            want, before = model(X), len(held)
             got = fast(X)
-            assert before != made[0] or torch.allclose(got, want, rtol=1e-3, atol=1e-3)
+            assert before != len(held) or torch.allclose(got, want, rtol=1e-3, atol=1e-3)
         refused = [d for d in fast._engine.log.decisions if d.action is Action.REFUSE and d.why is Why.WEIGHTS_CHANGED]
-        assert refused and made[0] >= 2 and fast.stats()["calls_per_tier"]["1"] > 0
+        assert refused and len(held) >= 2 and fast.stats()["calls_per_tier"]["1"] > 0
 
 
 def test_weights_that_are_read_in_place_are_not_compared_and_are_right_at_once() -> None:

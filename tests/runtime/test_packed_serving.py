@@ -16,12 +16,11 @@ import hotfuse
 from hotfuse import Settings, torch_backend
 from hotfuse.base.errors import InputError
 from hotfuse.compile.unit import units
-from hotfuse.compile.variants import trial
 from hotfuse.frontends.fx import PlaceholderRole, to_graph
 from hotfuse.frontends.varlen import packed_for_varlen
 from hotfuse.ops.varlen import as_packed
 from hotfuse.torch_backend import explain_compiled
-from tests.races import slow_library
+from tests.races import kernels_win, slow_library
 
 varlen = pytest.importorskip("torch.nn.attention.varlen")
 INLINE = Settings(capture="inline", hot_calls=1)
@@ -33,7 +32,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     monkeypatch.setattr(torch_backend, "_graphs", weakref.WeakSet())
     torch._dynamo.reset()

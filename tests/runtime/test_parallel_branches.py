@@ -18,15 +18,13 @@ from hotfuse import Settings
 from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.compile.run.lanes import ForkSpan, LaneCall, allocate_lanes, forks
 from hotfuse.compile.unit import units
-from hotfuse.compile.variants import trial
 from hotfuse.ir.dims import evaluate
 from hotfuse.lower.run.arena import Live
 from hotfuse.pipeline import compile_tier0, compile_tier1
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.serve.parallel_branches import set_all
-from hotfuse.runtime.tierup.race import Trial
 from tests.contract.lowering import group_of
-from tests.races import slow_library
+from tests.races import SLOWER_S, kernels_win, raced, slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1, race_s=0.02)
 WIDTH = 128
@@ -35,7 +33,7 @@ WIDTH = 128
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -123,21 +121,16 @@ def test_a_timed_call_tells_partitions_apart() -> None:
 
 @pytest.mark.parametrize("won", [True, False])
 def test_the_measurement_decides_and_is_told(monkeypatch: pytest.MonkeyPatch, won: bool) -> None:
-    seen: list[bool] = []
-
-    def race(old: Any, new: Any, args: Any, _seconds: float) -> Trial:
-        seen.append(torch.allclose(old(*args)[0], new(*args)[0], rtol=1e-5, atol=1e-6))
-        return Trial(100.0, 50.0 if won else 150.0, 9, won)
-
-    monkeypatch.setattr(measuring, "race", race)
+    held = raced(monkeypatch, lambda: (SLOWER_S, 0.0) if won else (0.0, SLOWER_S), measuring)
     sample = [torch.randn(64, WIDTH), torch.randn(64, WIDTH)]
-    native, _ = compiled(towers, sample, symbolic=False)
-    assert seen == [True] and [s.on for s in native.switches] == [won] * len(native.switches)
+    native, library = compiled(towers, sample, symbolic=False)
+    ((found, _, _),) = held
+    assert [s.on for s in native.switches] == [won] * len(native.switches)
     said = [n for n in native.notes if "independent parts" in n]
     assert said == [f"2 independent parts in 1 stretch run {'side by side' if won else 'one after the other'}: side by side "
-                    f"{50.0 if won else 150.0:.1f} us, one after the other 100.0 us, 9 rounds"]  # fmt: skip
+                    f"{found.new_us:.1f} us, one after the other {found.old_us:.1f} us, {found.rounds} rounds"]  # fmt: skip
     before = forked(native)
-    native.run(*sample)
+    torch.testing.assert_close(native.run(*sample)[0], library.run(*sample)[0], rtol=1e-4, atol=1e-5)
     assert forked(native) == before + won
 
 
@@ -148,7 +141,7 @@ class Towers(torch.nn.Module):
 
 def test_users_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_library(monkeypatch)
-    monkeypatch.setattr(measuring, "race", lambda *_a: Trial(100.0, 50.0, 9, True))
+    raced(monkeypatch, lambda: (SLOWER_S, 0.0), measuring)
     fast = hotfuse.jit(Towers(), settings=INLINE)
     for _ in range(12):
         given = [torch.randn(64, WIDTH), torch.randn(64, WIDTH)]

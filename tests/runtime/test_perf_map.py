@@ -13,11 +13,10 @@ import hotfuse
 from hotfuse import Settings
 from hotfuse.base.errors import HotfuseError, InputError
 from hotfuse.base.settings import from_env
-from hotfuse.compile.variants import trial
 from hotfuse.native import perf_map
 from hotfuse.native.jit import compile_object
 from hotfuse.native.target import host
-from tests.races import slow_library
+from tests.races import kernels_win, slow_library
 
 TWO = """
 define void @first(ptr %a, ptr %b) {
@@ -36,7 +35,7 @@ def named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "perf.map"
     monkeypatch.setattr(perf_map, "place", lambda: place)
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     with torch.no_grad():
         yield place
 

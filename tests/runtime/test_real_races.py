@@ -25,8 +25,7 @@ from hotfuse import api
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
 from hotfuse.compile.unit import units
-from hotfuse.compile.variants import trial
-from tests.races import SLOWER_S, sleeping, slow_library
+from tests.races import SLOWER_S, kernels_win, sleeping, slow_library
 
 MOST_S = 120.0
 BACKGROUND = Settings(hot_calls=3, record=False, idle=False)
@@ -57,7 +56,7 @@ def wanted(model: Mlp, x: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def kernels_are_made(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """On a busy machine a kernel may lose its trial in the worker, and there would be no plan to race: only those are given."""
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     with torch.no_grad():
         yield

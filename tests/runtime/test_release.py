@@ -16,9 +16,8 @@ from torch import nn
 
 import hotfuse
 from hotfuse import Settings
-from hotfuse.compile.variants import trial
 from hotfuse.machine import pages
-from tests.races import slow_library
+from tests.races import kernels_win, slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1, release_weights=True)
 WIDTH = 768
@@ -28,7 +27,7 @@ WIDTH = 768
 def kernels_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     with torch.no_grad():
         yield
 

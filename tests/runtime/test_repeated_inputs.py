@@ -11,23 +11,22 @@ import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
 from hotfuse.runtime.observe.repeats import InputRepeats
 from hotfuse.runtime.serve import kept_results
 from hotfuse.runtime.serve.kept_results import RepeatedInputs
-from hotfuse.runtime.tierup.race import Trial
 from hotfuse.specialize.repeats import kept_part, work_saved
 from hotfuse.specialize.table import REPEATED
+from tests.races import new_plans_win
 
 INLINE = Settings(capture="inline", hot_calls=2, watch_rate=2)
 
 
 @pytest.fixture(autouse=True)
 def new_plans_always_win(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(2.0, 1.0, 7, True))
+    new_plans_win(monkeypatch)
     with torch.no_grad():
         yield
 

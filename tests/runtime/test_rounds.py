@@ -20,7 +20,8 @@ from hotfuse.ir.types import DType, TensorType
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.tierup.proof import prove
-from hotfuse.runtime.tierup.race import Trial, race
+from hotfuse.runtime.tierup.race import race
+from tests.races import SLOWER_S, new_plans_win, raced
 from tests.runtime.test_tiers import Compiler, served
 
 SETTINGS = Settings(capture="inline", hot_calls=2)
@@ -82,33 +83,21 @@ def test_a_proof_tells_the_rounds_behind_its_first_call(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("objective", "known"), [("latency", True), ("memory", True), ("energy", False)])
 def test_a_race_for_tier_1_knows_what_the_proof_timed(monkeypatch: pytest.MonkeyPatch, objective: Any, known: bool) -> None:
-    given: list[Sequence[tuple[float, float]]] = []
-
-    def noted(*_a: Any, **how: Any) -> Trial:
-        given.append(how["before"])
-        return Trial(100.0, 50.0, 9, True)
-
-    monkeypatch.setattr(improve_module, "race", noted)
+    held = raced(monkeypatch, lambda: (SLOWER_S, 0.0))
     engine = served(nn.Linear(4, 4).eval(), Compiler(), SETTINGS.with_(objective=objective, hot_calls=4))
     for _ in range(6):
         engine(torch.randn(3, 4))
-    assert len(given) == 1 and bool(given[0]) is known
-    assert all(old > 0 and new > 0 for old, new in given[0])
+    assert len(held) == 1 and bool(held[0].before) is known
+    assert all(old > 0 and new > 0 for old, new in held[0].before)
 
 
 def test_plans_for_some_calls_are_raced_on_those_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Sequence[tuple[float, float]]] = []
-
-    def noted(*_a: Any, **how: Any) -> Trial:
-        given.append(how["before"])
-        return Trial(100.0, 50.0, 9, True)
-
-    monkeypatch.setattr(improve_module, "race", noted)
+    held = raced(monkeypatch, lambda: (SLOWER_S, 0.0))
     engine = served(nn.Linear(4, 4).eval(), Compiler(), SETTINGS.with_(watch_rate=2))
     for n in [3, 5, 6, 7] + [9] * 120:
         engine(torch.randn(n, 4))
     assert next(iter(engine.sites.values())).entries[0].versions
-    assert len(given) >= 2 and given[0] and not any(given[1:])
+    assert len(held) >= 2 and held[0].before and not any(h.before for h in held[1:])
 
 
 @pytest.mark.parametrize(("given", "right"), [(float("nan"), True), (float("inf"), False), (float("-inf"), False)])
@@ -141,7 +130,7 @@ def test_calls_that_waited_for_a_capture_are_heat() -> None:
 
 
 def test_a_plan_is_proven_on_kinds_of_calls_that_came_while_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
+    new_plans_win(monkeypatch)
     proven: list[list[int]] = []
     plain = prove
 

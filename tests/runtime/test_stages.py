@@ -16,9 +16,8 @@ import hotfuse
 from hotfuse.base.errors import InputError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.unit import units
-from hotfuse.compile.variants import trial
 from hotfuse.tile.text import parse
-from tests.races import slow_library
+from tests.races import kernels_win, slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1, record=False)
 
@@ -26,7 +25,7 @@ INLINE = Settings(capture="inline", hot_calls=1, record=False)
 @pytest.fixture(autouse=True)
 def kernels_are_made(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     with torch.no_grad():
         yield
@@ -42,7 +41,7 @@ def test_a_users_way_from_a_model_to_machine_code() -> None:
     kernel = plan.kernels[0]
     assert parse(kernel.text("tile")).name == kernel.name == parse(kernel.text()).name
     assert "define" in kernel.text("llvm") and kernel.name in kernel.text("asm")
-    assert kernel.measured is not None and (kernel.measured.kernel_us, kernel.measured.library_us) == (1.0, 2.0)
+    assert kernel.measured is not None and 0 < kernel.measured.kernel_us < kernel.measured.library_us
     assert kernel.cost.flops is not None and kernel.cost.flops >= 2 * 5 * 16 * 24 and kernel.cost.bytes
     with pytest.raises(InputError, match="no stage 'wasm'"):
         kernel.text("wasm")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import hotfuse
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse import Settings
 from hotfuse.base.events import Action, Why
 from hotfuse.compile import request_context
@@ -19,14 +17,13 @@ from hotfuse.compile.learn import strategy_history
 from hotfuse.compile.request_bodies import body_of
 from hotfuse.compile.request_context import STRATEGIES, RequestContext
 from hotfuse.compile.unit.contest import UnitContests
-from hotfuse.compile.variants.trial import Outcome
 from hotfuse.hpm.bottleneck import ADDRESSES, Bottleneck, Ledger, Strategy, Tried
 from hotfuse.runtime.observe.examine import Examiner
 from hotfuse.runtime.observe.findings import Finding
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.site import Entry
-from hotfuse.runtime.tierup.race import Trial, race
 from hotfuse.tile.program import Loop, LoopKind, Stmt, When
+from tests.races import kernels_win, new_plans_win, raced
 from tests.runtime.test_layouts import Rows, moved
 
 
@@ -44,8 +41,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategy_history, "_histories", {})
     monkeypatch.setattr(Examiner, "raced", lambda *_a: None)  # what limits a plan is the test's to say
     monkeypatch.setattr(Examiner, "look", lambda *_a: None)
-    monkeypatch.setattr("hotfuse.compile.variants.trial._timed", lambda *_: Outcome(1.0, 2.0))  # a clock decides nothing here
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0, 9, True))
+    kernels_win(monkeypatch)  # a clock decides nothing here
+    new_plans_win(monkeypatch)
 
 
 def served(model: nn.Module, x: torch.Tensor, settings: Settings) -> tuple[hotfuse.api.Jit, Entry]:
@@ -171,12 +168,6 @@ def test_what_the_real_race_measured_decides_and_is_learned(
 ) -> None:
     """Whoever wins: the plan that serves, the decision and the ledger all follow the figures of one trial."""
     monkeypatch.setattr(UnitContests, "_measured", lambda *_a: (4e-6, 3e-6))  # of layouts, both are built
-    trials: list[Trial] = []
-
-    def recorded(*a: Any, **k: Any) -> Trial:
-        trials.append(race(*a, **k))
-        return trials[-1]
-
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -184,7 +175,7 @@ def test_what_the_real_race_measured_decides_and_is_learned(
             x = torch.randn(shape)
             fast, entry = served(model().eval(), x, Settings(capture="inline", hot_calls=2, race_s=0.2))
             before = entry.plan
-            monkeypatch.setattr(improve_module, "race", recorded)
+            held = raced(monkeypatch, lambda: (0.0, 0.0))
             (own,) = strategy_history._histories.values()  # pyright: ignore[reportPrivateUsage]
             only(own.ledger, bound, strategy)
             slowest = next(i for i, a in enumerate(before.artifacts) if a.backend == "llvm")
@@ -192,13 +183,13 @@ def test_what_the_real_race_measured_decides_and_is_learned(
                 Finding(1, slowest, f"tier 1 partition {slowest}", "", 50.0, 0.9, bound, "", 48.0, 0, EVIDENCE),
             )
             log = fast._engine.log  # pyright: ignore[reportPrivateUsage]
-            raced = [d for d in log.decisions if "strategy" in d.evidence and "us_after" in d.evidence]
+            told = [d for d in log.decisions if "strategy" in d.evidence and "us_after" in d.evidence]
             for _ in range(600):
                 fast(x)
-                if raced := [d for d in log.decisions if "strategy" in d.evidence and "us_after" in d.evidence]:
+                if told := [d for d in log.decisions if "strategy" in d.evidence and "us_after" in d.evidence]:
                     break
-        assert raced, str(fast.explain(full=True))[-4000:]
-        (said,), (trial,) = raced, trials
+        assert told, str(fast.explain(full=True))[-4000:]
+        (said,), (trial,) = told, [h.found for h in held]
         assert (said.evidence["us_before"], said.evidence["us_after"]) == (round(trial.old_us, 1), round(trial.new_us, 1))
         assert said.evidence["strategy"] == strategy.value and said.evidence["rounds"] == trial.rounds
         assert (said.action is Action.DEPLOY) is trial.won and (entry.plan is not before) is trial.won

@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 import hotfuse
 from hotfuse import Settings
 from hotfuse.cli import app
-from hotfuse.compile.variants import trial
 from hotfuse.runtime.observe.telling import AFTER_S, MOST_TOLD, Teller, advice, headline, logger
 from hotfuse.torch_backend import explain_compiled
-from tests.races import slow_library
+from tests.races import kernels_win, slow_library
 
 INLINE = Settings(capture="inline", hot_calls=1, watch=False)
 
@@ -105,7 +104,7 @@ def test_nothing_is_told_of_a_model_that_reaches_tier_1_or_was_switched_off(
 ) -> None:
     monkeypatch.setattr("hotfuse.runtime.observe.telling.AFTER_S", 0.0)
     slow_library(monkeypatch)
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval(), torch.randn(4, 8)
     with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:
         for _ in range(40):

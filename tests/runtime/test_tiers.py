@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-import hotfuse.runtime.tierup.improve as improve_module
 from hotfuse.api import TorchModel, engine_stats
 from hotfuse.base.errors import InternalError
 from hotfuse.base.events import EventLog
@@ -24,8 +23,9 @@ from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Plan, PlanMemory
 from hotfuse.runtime.samples import CallSamples, made_up
 from hotfuse.runtime.tierup.attempt import demand_of
-from hotfuse.runtime.tierup.race import ALPHA, Trial, growth, race
+from hotfuse.runtime.tierup.race import ALPHA, growth, race
 from hotfuse.runtime.tierup.tiers import is_hot, threshold
+from tests.races import new_plans_lose, new_plans_win
 
 SETTINGS = Settings(capture="inline", hot_calls=2)
 
@@ -54,7 +54,8 @@ def no_grad() -> Iterator[None]:
 
 
 def race_says(monkeypatch: pytest.MonkeyPatch, won: bool) -> None:
-    monkeypatch.setattr(improve_module, "race", lambda *_a, **_k: Trial(100.0, 50.0 if won else 150.0, 9, won))
+    """Who is slower is known beforehand: he sleeps."""
+    (new_plans_win if won else new_plans_lose)(monkeypatch, 0.005)
 
 
 def served(model: nn.Module, compiler: Any, settings: Settings = SETTINGS) -> Engine:

@@ -18,7 +18,6 @@ from hotfuse.backends.llvm.probe import Probes, compile_all
 from hotfuse.base.events import EventLog
 from hotfuse.compile.instruments import fetch_counting
 from hotfuse.compile.unit import units
-from hotfuse.compile.variants import trial
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.ir.verify import verify
@@ -35,6 +34,7 @@ from hotfuse.runtime.observe.inside import COUNT_AFTER
 from hotfuse.runtime.observe.instrument import InstrumentedPlan
 from hotfuse.runtime.observe.points import WatchReason, choose, masks
 from hotfuse.runtime.plan import Plan
+from tests.races import kernels_win
 from tests.seeds import generator
 
 INLINE = Settings(capture="inline", hot_calls=1)
@@ -83,7 +83,7 @@ LOOP = """graph main(%x: f32[4], %n: i64[]) {
 @pytest.fixture(autouse=True)
 def no_clocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clocks decide nothing here."""
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(1.0, 2.0))
+    kernels_win(monkeypatch)
     monkeypatch.setattr(units, "measuring", lambda _sizes: None)
     with torch.no_grad():
         yield

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hotfuse.runtime.samples import Signature
-from hotfuse.runtime.tierup.race import ALPHA, MARGIN, Trial, growth
+from hotfuse.runtime.tierup.race import ALPHA, LIVE, MARGIN, Trial, growth
 from hotfuse.runtime.tierup.turns import NEW, OLD, Key, Turns
 
 if TYPE_CHECKING:
@@ -118,4 +118,4 @@ class PlanContest:
 
     def _so_far(self, won: bool, decided: bool) -> Trial:
         old, new = (median(r[side] for r in self._rounds) * 1e6 if self._rounds else 0.0 for side in (OLD, NEW))
-        return Trial(old, new, len(self._rounds), won, decided, "live calls")
+        return Trial(old, new, len(self._rounds), won, decided, LIVE)

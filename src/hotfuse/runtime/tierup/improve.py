@@ -47,7 +47,7 @@ from hotfuse.runtime.tierup.judge import Judge
 from hotfuse.runtime.tierup.objective import Trade, decide
 from hotfuse.runtime.tierup.own_code import compare
 from hotfuse.runtime.tierup.proof import neighbour, prove
-from hotfuse.runtime.tierup.race import MARGIN, Trial, race
+from hotfuse.runtime.tierup.race import LIVE, MARGIN, Trial, race
 from hotfuse.runtime.tierup.skipping import suspected
 from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
 from hotfuse.runtime.tierup.tier1 import fused, known
@@ -320,6 +320,8 @@ class Improver:
             self._refuse(entry, key, lost_why, said, not trial.decided, **evidence)
             self._plans.recorder.tried(name, graph, Action.REFUSE, lost_why, kept, rests)
             return
+        if trial.by != LIVE:
+            better.begin()  # rounds repeat one call: what they showed says nothing of traffic
         if not self._deploy(entry, attempt, better, made_of, won, evidence, trade):
             return
         self._plans.examiner.raced(entry, better, calls[0])

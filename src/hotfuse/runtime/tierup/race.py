@@ -29,6 +29,7 @@ FEWEST_ROUNDS, MOST_ROUNDS = 5, 200
 """However short the time, enough rounds that one that wins them all can pass; however long it is, an end."""
 
 
+LIVE = "live calls"
 _one = threading.Lock()
 """Two races at the same time would measure each other."""
 
