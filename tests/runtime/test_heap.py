@@ -121,6 +121,17 @@ print(os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"])
     assert done.stdout.strip() == (said or str(CAPACITY)), done.stderr
 
 
+def test_idle_gives_back_what_was_freed_inside_of_what_it_held() -> None:
+    """Freed memory does not show as growth, so growth is no reason to leave it."""
+    m = Machine()
+    t = m.trimmer()
+    t.after_work()
+    t.spares(lambda: 0)
+    m.free = 40 * MB
+    assert t.after_work() == 0
+    assert t.when_idle() == 40 * MB
+
+
 def test_idle_frees_spares_and_trims_little_growth() -> None:
     m = Machine()
     t = m.trimmer()

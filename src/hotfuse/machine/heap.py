@@ -6,7 +6,7 @@ of text under mixed sizes: 380 of 880 MB were free pages that nobody used again 
 
 Giving back takes the heap's lock for some milliseconds, and pages that are needed again must be mapped again. So it happens only
 where the process has grown since the last time, and takes at most one per cent of the time. When nobody has called for a while,
-what is kept only to make the next call faster (`spares`) is freed first.
+what is kept only to make the next call faster (`spares`) is freed, and all that is free is given back.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from pathlib import Path
 
 GROWN_BYTES = 32 << 20
 """The process must have grown by so much since the last trim."""
-IDLE_GROWN_BYTES = 4 << 20
-"""The same where nobody calls: nothing waits for the heap's lock then."""
 SHARE = 0.01
 """Part of the time that trimming may take."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -67,37 +65,42 @@ class Trimmer:
         self.bytes = 0
         """Given back so far."""
 
-    def after_work(self, grown: int = GROWN_BYTES) -> int:
-        """For a background thread that has finished its jobs: trim if that pays; the bytes given back.
-
-        `grown`: by how much the process must have grown since the last time.
-        """
+    def after_work(self) -> int:
+        """For a background thread that has finished its jobs: trim if that pays; the bytes given back."""
         if not self._lock.acquire(blocking=False):
             return 0
         try:
             held, begin = self._held(), self._clock()
-            if held < self._low + grown or begin < self._not_before:
+            if held < self._low + GROWN_BYTES or begin < self._not_before:
                 return 0
-            self._trim()
-            end = self._clock()
-            self._low = self._held()
-            self._not_before = end + (end - begin) / SHARE
-            given = max(0, held - self._low)
-            self.trims += 1
-            self.bytes += given
-            return given
+            return self._trimmed(held, begin)
         finally:
             self._lock.release()
+
+    def _trimmed(self, held: int, begin: float) -> int:
+        self._trim()
+        end = self._clock()
+        self._low = self._held()
+        self._not_before = end + (end - begin) / SHARE
+        given = max(0, held - self._low)
+        self.trims += 1
+        self.bytes += given
+        return given
 
     def spares(self, give_back: Callable[[], int]) -> None:
         """A function that frees what is kept only to make the next call faster; it tells the bytes."""
         self._spares.append(give_back)
 
     def when_idle(self) -> int:
-        """Nobody has called for a while: free what only the next call would use, and trim; the bytes given back by trimming."""
+        """Nobody has called for a while: free what only the next call would use, and trim; the bytes given back by trimming.
+
+        Whether the process has grown says nothing here: what was freed since the last trim, spares among it, lies inside of what it
+        held then. Nothing waits for the heap's lock, and this is asked once for a pause.
+        """
         for give_back in self._spares:
             give_back()
-        return self.after_work(IDLE_GROWN_BYTES)
+        with self._lock:
+            return self._trimmed(self._held(), self._clock())
 
     def after_fork(self) -> None:
         """In a forked child: who held the lock is in the parent."""

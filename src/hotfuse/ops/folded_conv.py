@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotfuse.base.fixed_weights import made_of
+
 Activation = Literal["none", "relu", "hardswish"]
 
 
@@ -95,19 +97,22 @@ def of_norm(constants: Sequence[Any], epsilon: float) -> Affine | None:
 class FoldedConv:
     """`after(activation(before(conv(x))))` in one call; what it is not made for goes to `plain`."""
 
-    __slots__ = ("_activate", "_after", "_bias", "_weight", "_window", "bytes", "plain")
+    __slots__ = ("_activate", "_after", "_bias", "_made", "_weight", "_window", "bytes", "plain")
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, window: Window, before: Affine, activation: Activation, after: Affine,
         plain: Callable[[Tensor], Tensor],
     ) -> None:  # fmt: skip
-        self._weight, self._bias = _folded(weight, bias, before)
+        given = (weight,) if bias is None else (weight, bias)
+        numbers = tuple(t.expand(weight.shape[0]).numpy().tobytes() for t in (before.scale, before.shift))
+        self._made = made_of(given, ("folded convolution", numbers), lambda: _folded(weight, bias, before))
+        self._weight, self._bias = self._made.value
         self._window = (window.stride, window.pads, window.dilation, window.groups)
         self._activate = _ACTIVATIONS[activation]
         self._after = _ending(after, weight.shape[0])
         self.plain = plain
-        given = [t.untyped_storage().data_ptr() for t in (weight, bias) if t is not None]
-        kept = [t for t in (self._weight, self._bias) if t is not None and t.untyped_storage().data_ptr() not in given]
+        theirs = [t.untyped_storage().data_ptr() for t in given]
+        kept = [t for t in (self._weight, self._bias) if t is not None and t.untyped_storage().data_ptr() not in theirs]
         self.bytes = sum(t.untyped_storage().nbytes() for t in kept)
 
     def __call__(self, x: Tensor) -> Tensor:

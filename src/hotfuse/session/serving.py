@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from hotfuse.base.errors import CaptureError
 from hotfuse.base.events import EventLog
+from hotfuse.base.fixed_weights import fix
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import TENSOR, Spec, describe
 from hotfuse.cache.address import digest
@@ -38,6 +39,7 @@ class ServedModel:
         self._settings = settings
         self._known: Known | None = None
         self._naming = threading.Lock()
+        fix(module.weights.values())
 
     def prepare(self) -> None:
         """Have a worker load what capturing takes, unless the cache knows the model."""

@@ -1,7 +1,8 @@
 """The constants of a plan: params as kernels read them, made once and shared by all kernels that want the same.
 
 A param that lies as a kernel wants it is read where it is. Otherwise there is a copy: in another order of dims, or packed into
-panels. Copies are counted, so that a plan can say what it holds besides the model's own weights.
+panels. Copies are counted, so that a plan can say what it holds besides the model's own weights. Plans of weights that nobody can
+change share what they pack (`base.fixed_weights`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from hotfuse.base.errors import InternalError
+from hotfuse.base.fixed_weights import MadeOf, made_of
 from hotfuse.ir.types import DType, Layout
 from hotfuse.lower.common.codec import argument_from_json, argument_to_json
 from hotfuse.lower.common.lowered import PackArgument, StateArgument
@@ -37,6 +39,7 @@ class Constants:
         self.dials: dict[int, Dial] = {}
         """By their kernel's address."""
         self._made: dict[object, Any] = {}
+        self._packed: dict[str, MadeOf[Any]] = {}
 
     def param(self, key: str, layout: Layout) -> torch.Tensor:
         """A param in a layout."""
@@ -55,12 +58,13 @@ class Constants:
     def pack(self, spec: PackSpec) -> Any:
         """Packed params; the spec's sources are keys."""
         at = json.dumps(argument_to_json(PackArgument("", spec)), sort_keys=True)
-        if at not in self._made:
-            made = pack(spec, {s.name: _array(self.weights[s.name]) for s in spec.sources})
-            self.bytes += made.nbytes
-            self.copied |= {s.name for s in spec.sources}
-            self._made[at] = made
-        return self._made[at]
+        if at not in self._packed:
+            sources = {s.name: self.weights[s.name] for s in spec.sources}
+            made = made_of([*sources.values()], at, lambda: pack(spec, {k: _array(w) for k, w in sources.items()}))
+            self.bytes += made.value.nbytes
+            self.copied |= set(sources)
+            self._packed[at] = made
+        return self._packed[at].value
 
     def state(self, code: int, words: tuple[int, ...]) -> Dial:
         """The words of the kernel at this address that outlive its calls."""
