@@ -12,8 +12,8 @@ import os
 
 VARIABLE = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 CAPACITY = 128
-"""Primitives: convolutions of equal shapes share one, and most of those over single pixels take none, so a network of 60 convolutions
-in three sizes fits, or three such networks. 256 of them held 30 MB more of a text recognizer under mixed sizes."""
+"""Primitives: convolutions of equal shapes share one, and most of those over single pixels take none, so a network of 60
+convolutions fits in three sizes, or three such networks do. Twice as many held some 30 MB more under mixed sizes."""
 
 
 def bound_primitive_cache() -> None:
