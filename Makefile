@@ -13,9 +13,10 @@ FUZZ_ARGS ?=
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # Tests begin some hundred interpreters: our sources are compiled once, whatever the environment says about byte code.
 KEEP_BYTECODE := PYTHONDONTWRITEBYTECODE=
+PYTEST := $(ONE_THREAD) $(KEEP_BYTECODE) $(BIN)/python -m pytest -n 2 --dist loadgroup -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all tests all-tests test-gpu lint soak fuzz bench bench-gpu clean
+.PHONY: help setup demo test test-all test-levels test-costs tests all-tests test-gpu lint soak fuzz bench bench-gpu clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -36,17 +37,23 @@ lint: $(STAMP) ## ruff, pyright (strict on src), import-linter
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
 
-test: $(STAMP) ## the linters and every test, side by side; kernels' cases on one level each, drawn from their names
+test: $(STAMP) ## the linters beside the tests, 10 minutes: of tests that take long some cases, drawn from their names
 	@$(MAKE) --no-print-directory -j2 lint tests
 
-test-all: $(STAMP) ## the same, with every case on every level that this machine executes
+test-all: $(STAMP) ## the linters beside every test, as CI runs them; kernels' cases on one level each, drawn from their names
 	@$(MAKE) --no-print-directory -j2 lint all-tests
 
+test-levels: $(STAMP) ## every test, with every case on every level that this machine executes
+	$(PYTEST) --every-level $(PYTEST_ARGS)
+
+test-costs: $(STAMP) ## every test, to write down which of them are costly (tests/costs.txt)
+	$(PYTEST) --costs $(PYTEST_ARGS)
+
 tests: $(STAMP)
-	$(ONE_THREAD) $(KEEP_BYTECODE) $(BIN)/python -m pytest -n 2 --dist loadgroup -q $(PYTEST_ARGS)
+	$(PYTEST) --quick $(PYTEST_ARGS)
 
 all-tests: $(STAMP)
-	$(ONE_THREAD) $(KEEP_BYTECODE) $(BIN)/python -m pytest -n 2 --dist loadgroup -q --every-level $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device; they say so elsewhere
 	$(BIN)/python -m pytest -q -m gpu tests/gpu $(PYTEST_ARGS)

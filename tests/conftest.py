@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hotfuse.base.passes import verifying
-from tests import process
+from tests import process, quick
 from tests.levels import one_level_each
 from tests.seeds import begin, shuffled
 
@@ -81,9 +81,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         drawn = one_level_each([named(item) for item in items])
         config.hook.pytest_deselected(items=[item for item in items if named(item) not in drawn])
         items[:] = [item for item in items if named(item) in drawn]
+    if config.getoption("--quick"):
+        budgets = {quick.function_of(named(i)): float(m.args[0]) for i in items if (m := i.get_closest_marker("budget_s"))}
+        drawn = quick.drawn(map(named, items), quick.costs(), budgets)
+        config.hook.pytest_deselected(items=[item for item in items if named(item) not in drawn])
+        items[:] = [item for item in items if named(item) in drawn]
     if number := config.getoption("--shuffle"):
         places = shuffled(number, map(named, items))
         items.sort(key=lambda item: places[named(item)])
+
+
+TOOK: dict[str, float] = {}
+"""Seconds of each test that this process has heard of, for `--costs`."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    TOOK[report.nodeid] = TOOK.get(report.nodeid, 0.0) + report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Workers hear of their own tests alone; the process that began them writes."""
+    if session.config.getoption("--costs") and not hasattr(session.config, "workerinput"):
+        quick.write(TOOK)
 
 
 def named(node: Any) -> str:
@@ -142,6 +161,8 @@ def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-level", action="store_true", help="every kernel's case on every level, not on a drawn one")
+    parser.addoption("--quick", action="store_true", help="of costly tests, the cases that fit into a budget (tests/quick.py)")
+    parser.addoption("--costs", action="store_true", help="write what tests took to tests/costs.txt, for --quick")
     parser.addoption("--update", action="store_true", help="write golden files anew instead of comparing with them")
     parser.addoption("--seed", type=int, default=0, help="random data of all tests follow from this number and the test's name")
     parser.addoption("--shuffle", type=int, default=0, help="order of files and of the tests in them; 0: as they are written")

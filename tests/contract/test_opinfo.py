@@ -94,6 +94,7 @@ def run_sample(case: Case) -> str:
     return ""
 
 
+@pytest.mark.budget_s(40)
 @pytest.mark.parametrize("op", OPS)
 def test_served_as_eager(op: str) -> None:
     refused: list[str] = []

@@ -56,6 +56,7 @@ def settle(fast: Any, model: torch.nn.Module, sign: float) -> None:
         assert fast._engine.call_sampler._shared.analyzer.flush(120)
 
 
+@pytest.mark.budget_s(10)
 def test_the_hot_branch_becomes_straight_line_code_and_flips_are_served() -> None:
     model = Branchy().eval()
     fast = hotfuse.jit(model, settings=INLINE)

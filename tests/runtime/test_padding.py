@@ -38,6 +38,7 @@ def entry_of(fast: Any) -> Any:
     return next(iter(fast._engine.sites.values())).entries[0]
 
 
+@pytest.mark.budget_s(10)
 def test_padded_batches_are_packed_and_other_masks_are_served_right() -> None:
     model = PaddedEncoder().eval()
     fast: Any = hotfuse.jit(model, settings=INLINE)

@@ -55,6 +55,8 @@ with torch.no_grad():
         worst = max(worst, float((fast(x) - net(x)).abs().max()))
         if i > 40 and fast.stats()["calls_per_tier"]["1"] and fast.wait(30) and i > how.get("least", 0):
             break
+        if "reason" in how and any(how["reason"] in k for k in fast.stats()["cache"]["reasons"]):
+            break
         time.sleep(0.005)
 found, said = fast.stats(), fast.explain(full=True)
 print(json.dumps({"worst": worst, "asked": asked, "tiers": found["calls_per_tier"], "compile": found["compile"],
@@ -114,6 +116,7 @@ def machine(taught: tuple[Machine, dict[str, Any]], tmp_path: Path) -> Machine:
     return Machine(tmp_path / "home")
 
 
+@pytest.mark.budget_s(35)
 def test_a_second_process_compiles_and_captures_nothing(machine: Machine) -> None:
     second = machine.serve()
     assert second["worst"] < 1e-4 and second["tiers"]["1"] > 0
@@ -136,31 +139,32 @@ def test_without_the_cache_everything_is_compiled(machine: Machine) -> None:
     assert "switched off" in second["cache"]["state"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "swapped", "foreign"])
+def damaged(data: bytes, kind: int) -> bytes:
+    """Cut, empty, or one bit of it is another."""
+    half = len(data) // 2
+    return (data[:half], b"", data[:half] + bytes([data[half] ^ 0x40]) + data[half + 1 :])[kind]
+
+
+@pytest.mark.parametrize("damage", ["every entry in one of four ways", "foreign"])
 def test_what_is_damaged_is_refused_told_and_made_anew(machine: Machine, damage: str) -> None:
+    """That no damage of an entry is believed, byte by byte: `tests/contract/test_cache.py`."""
     files = sorted(machine.code.glob("??/*.hf"))
-    match damage:
-        case "swapped":
-            data = [f.read_bytes() for f in files]
-            for f, d in zip(files, data[1:] + data[:1], strict=True):
-                f.write_bytes(d)
-        case "foreign":
-            (machine.home / "cache.key").unlink()
-        case _:
-            for f in files:
-                data = bytearray(f.read_bytes())
-                if damage == "flipped":
-                    data[len(data) // 2] ^= 0x40
-                f.write_bytes(bytes(data) if damage == "flipped" else bytes(data[: len(data) // 2] if damage == "cut" else b""))
+    if damage == "foreign":
+        (machine.home / "cache.key").unlink()
+    else:
+        data = [f.read_bytes() for f in files]
+        for n, f in enumerate(files):
+            f.write_bytes(data[n - 1] if n % 4 == 3 else damaged(data[n], n % 4))  # the fourth is another's
     second = machine.serve()
     assert second["worst"] < 1e-4 and second["tiers"]["1"] > 0 and second["compile"]["units_compiled"] > 0
     assert second["cache"]["refused"] > 0 and "an entry was refused" in second["text"]
 
 
 def test_another_number_of_threads_is_another_plan_and_the_reason_is_told(machine: Machine) -> None:
-    second = machine.serve(threads=2, environ={"OMP_NUM_THREADS": "2"})
+    reason = "another number of threads"
+    second = machine.serve(threads=2, reason=reason, environ={"OMP_NUM_THREADS": "2"})
     assert second["worst"] < 1e-4
-    assert any("another number of threads" in k for k in second["cache"]["reasons"]), second["text"]
+    assert any(reason in k for k in second["cache"]["reasons"]), second["text"]
 
 
 def test_a_changed_model_is_captured_anew(machine: Machine) -> None:
