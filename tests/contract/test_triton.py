@@ -35,7 +35,7 @@ from hotfuse.tile import isa
 from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.interp import run as interpret_tiles
 from hotfuse.tile.memory import NUMPY
-from hotfuse.tile.program import Kernel, TileType
+from hotfuse.tile.program import BufferKind, Kernel, TileType
 from tests.contract.lowering import Group, group_of, interpret
 
 needs_triton = pytest.mark.skipif(bool(triton_missing()), reason=triton_missing())
@@ -121,17 +121,19 @@ class Interpreted:
     def __init__(self, source: TritonSource, folder: Path) -> None:
         import triton
 
-        self.grid = source.grid
+        self.grid, self.blocks = source.grid, source.blocks
         with triton.knobs.runtime.scope():
             triton.knobs.runtime.interpret = True
             self.function = vars(loaded(source, folder))[NAME]
 
     def __call__(self, *tensors: Tensor) -> None:
         import triton
+        from triton.tools.tensor_descriptor import TensorDescriptor
 
+        matrices = [TensorDescriptor(tensors[b.argument], list(b.shape), [b.stride, 1], list(b.block)) for b in self.blocks]
         with triton.knobs.runtime.scope():
             triton.knobs.runtime.interpret = True
-            self.function[(self.grid,)](*tensors)
+            self.function[(self.grid,)](*tensors, *matrices)
 
 
 class ByAddress:
@@ -150,7 +152,7 @@ def interpreted(made: Group, low: Lowered, tiling: GpuTiling, tensors: Sequence[
     """Run by `compile.device.launch`, with strides as they are."""
     graph = made.graph
     strides = observed_strides(sources(graph), {v.name: t for v, t in zip(sources(graph), tensors, strict=True)})
-    run = Interpreted(emit(low.kernel, tiling.stages), folder)
+    run = Interpreted(emit(low.kernel, tiling.stages, bulk=tiling.bulk), folder)
     behind = ByAddress(run, tensors)
     kernel = generated(graph, low, strides, behind, torch.device("cpu"))
     room: list[Tensor] = []
@@ -181,6 +183,55 @@ def test_their_text_computes_the_same_in_the_interpreter(name: str, tmp_path: Pa
     made, tensors, tilings = lowered(name)
     low = lower_gpu(made.graph, tilings[0])
     close(interpreted(made, low, tilings[0], tensors, tmp_path), reference(name, tensors))
+
+
+BULK = {
+    "tails of rows and columns": (lambda x, w, b: F.gelu(F.linear(x, w, b)), lambda: (half(1, 70, 96), half(40, 96), half(40))),
+    "a tail of steps": (lambda x, w: F.linear(x, w), lambda: (half(64, 104), half(32, 104))),
+    "not turned": (lambda x, w: torch.matmul(x, w), lambda: (half(64, 64), half(64, 48))),
+    "two matrices": (lambda x, w, u: (F.linear(x, w), F.linear(x, u)), lambda: (half(64, 64), half(72, 64), half(40, 64))),
+}  # fmt: skip
+
+
+@needs_triton
+@pytest.mark.parametrize("name", BULK)
+def test_bulk_copies_read_the_same(name: str, tmp_path: Path) -> None:
+    fn, make = BULK[name]
+    tensors = make()
+    made = group_of(fn, tensors)
+    tiling = GpuTiling(64, 16, 64, 4, 2, bulk=True)
+    source = emit(lower_gpu(made.graph, tiling).kernel, 2, dependent=True, bulk=True)
+    assert len(source.blocks) == (3 if name == "two matrices" else 2) and "tl.load(p0" not in source.text, source.text
+    found = fn(*(t.double() for t in tensors))
+    got = interpreted(made, lower_gpu(made.graph, tiling), tiling, tensors, tmp_path)
+    close(got, found if isinstance(found, tuple) else [found])
+    built = build(source, GpuTarget("cuda", "90"), 4, True)
+    assert "cp.async.bulk.tensor" in built.texts["ptx"] and len(built.descriptors) == len(source.blocks)
+
+
+@needs_triton
+def test_weights_are_asked_for_before_the_wait_and_other_operands_before_the_loop() -> None:
+    tensors = (half(32, 96), half(64, 96), half(64), half(32, 64))
+    kernel = lower_gpu(group_of(lambda x, w, b, r: F.linear(x, w, b) + r, tensors).graph, GpuTiling(32, 32, 32, 4, 2)).kernel
+    weight = next(b for b in kernel.buffers if b.shape == (64 * 96,))
+    kernel = replace(kernel, buffers=tuple(replace(b, kind=BufferKind.CONST) if b is weight else b for b in kernel.buffers))
+    source = emit(kernel, 2, dependent=True)
+    order = [source.text.rindex(part) for part in ("_prefetch(p1", "gdc_wait()", "tl.load(p3", "tl.range(", "tl.load(p1")]
+    assert order == sorted(order), source.text
+    assert "prefetch.global.L2" in build(source, GpuTarget("cuda", "90"), 4, True).texts["ptx"]
+    assert "_prefetch(p" not in emit(kernel, 2).text
+
+
+def test_what_is_no_block_of_a_matrix_is_loaded_by_threads() -> None:
+    def windows(x: Tensor, w: Tensor) -> Tensor:  # rows that overlap: 8 elements further each, 64 long
+        return F.linear(x.as_strided((32, 64), (8, 1)), w)
+
+    tensors = (half(512), half(32, 64))
+    try:
+        low = lower_gpu(group_of(windows, tensors).graph, GpuTiling(32, 32, 64, 4, 2))
+    except CannotLower:
+        return
+    assert "p0" not in "".join(line for line in emit(low.kernel, 2, bulk=True).text.splitlines() if ".load([" in line)
 
 
 @needs_triton

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,11 @@ class GpuTarget:
         return self.backend == "cuda" and int(self.arch) >= 90
 
     @property
+    def bulk(self) -> bool:
+        """Whether a copy engine fetches blocks of matrices by tensor descriptors."""
+        return self.backend == "cuda" and int(self.arch) >= 90
+
+    @property
     def shared(self) -> int:
         """Bytes of shared memory that one program may take."""
         if self.backend != "cuda":
@@ -32,6 +38,35 @@ class GpuTarget:
     def code(self) -> str:
         """What device code is called among Triton's results."""
         return "cubin" if self.backend == "cuda" else "hsaco"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchShape:
+    """How a program of a kernel runs."""
+
+    warps: int
+    stages: int
+    """Loop iterations whose loads are under way at the same time."""
+    tf32: bool = False
+    """Whether products of fp32 may round their operands."""
+    bulk: bool = False
+    """Whether the copy engine fetches blocks of matrices."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDescriptor:
+    """A matrix that the copy engine reads in blocks: what the driver is told, besides the address."""
+
+    argument: int
+    """The place of its memory among a kernel's arguments."""
+    shape: tuple[int, int]
+    stride: int
+    """Elements from one row to the next."""
+    block: tuple[int, int]
+    swizzle: int
+    """How blocks lie in shared memory, as the driver numbers it."""
+    dtype: str
+    """`fp16`, `bf16` or `fp32`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +84,24 @@ class BuiltDeviceKernel:
     dependent: bool
     texts: Mapping[str, str]
     """Other stages by name, for a reader: `ptx` or `amdgcn`."""
+    descriptors: tuple[TensorDescriptor, ...] = ()
+    """Further arguments, behind its memory."""
+
+
+def device_kernel(code: bytes, about: Mapping[str, Any]) -> BuiltDeviceKernel:
+    """Device code with what was told of it as plain data (`dataclasses.asdict`)."""
+    descriptors = tuple(
+        TensorDescriptor(
+            int(d["argument"]), _pair(d["shape"]), int(d["stride"]), _pair(d["block"]), int(d["swizzle"]), str(d["dtype"])
+        )
+        for d in about["descriptors"]
+    )
+    return BuiltDeviceKernel(
+        code, str(about["name"]), int(about["shared"]), int(about["warps"]), int(about["warp"]), int(about["grid"]),
+        bool(about["dependent"]), {}, descriptors,
+    )  # fmt: skip
+
+
+def _pair(numbers: Sequence[int]) -> tuple[int, int]:
+    first, second = numbers
+    return int(first), int(second)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:  # a seam needs the names of what passes through it, and nothing else
     import torch
 
-    from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget
+    from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget, LaunchShape
     from hotfuse.ir.graph import Graph
     from hotfuse.lower.common.lowered import Lowered
     from hotfuse.lower.cpu.tiling import Core
@@ -113,11 +113,11 @@ class DeviceKernelBackend(Protocol):
         """What kernels for a device are compiled for; raises CaptureError where none are."""
         ...
 
-    def source(self, kernel: Kernel, target: GpuTarget, stages: int, tf32: bool = False) -> tuple[str, int]:
+    def source(self, kernel: Kernel, target: GpuTarget, how: LaunchShape) -> tuple[str, int]:
         """A kernel's text, for readers, and how many programs run it; raises CannotLower for instructions that devices lack."""
         ...
 
-    def compile(self, kernel: Kernel, target: GpuTarget, warps: int, stages: int, tf32: bool = False) -> BuiltDeviceKernel:
+    def compile(self, kernel: Kernel, target: GpuTarget, how: LaunchShape) -> BuiltDeviceKernel:
         """Device code of a kernel; raises a HotfuseError where there is none."""
         ...
 

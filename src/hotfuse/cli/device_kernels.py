@@ -62,17 +62,18 @@ def _kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str) -> lis
 
 def _one(piece: Graph, stage: str) -> dict[str, Any]:
     from hotfuse.backends import registry
-    from hotfuse.backends.device_code import GpuTarget
+    from hotfuse.backends.device_code import GpuTarget, LaunchShape
     from hotfuse.lower.gpu import gpu_tilings, lower_gpu
     from hotfuse.ops.table import packet
 
     ops = "_".join(dict.fromkeys(packet(n.op).partition(".")[2] for n in piece.nodes))
     try:
-        tiling = gpu_tilings(piece)[0]
-        kernel, target = lower_gpu(piece, tiling).kernel, GpuTarget("cuda", ARCH)
-        text, programs = registry.device_kernels().source(kernel, target, tiling.stages)
+        target = GpuTarget("cuda", ARCH)
+        tiling = gpu_tilings(piece, target.bulk)[0]
+        kernel, how = lower_gpu(piece, tiling).kernel, LaunchShape(tiling.warps, tiling.stages, bulk=tiling.bulk)
+        text, programs = registry.device_kernels().source(kernel, target, how)
         if stage != "triton":
-            text = registry.device_kernels().compile(kernel, target, tiling.warps, tiling.stages).texts["ptx"]
+            text = registry.device_kernels().compile(kernel, target, how).texts["ptx"]
     except HotfuseError as e:
         return {"name": ops, "about": f"no kernel: {e.because or e.what}", "text": ""}
     return {"name": ops, "about": f"{programs} programs of {tiling}", "text": text}

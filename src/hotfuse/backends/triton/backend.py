@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import torch
 
-from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget
+from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget, LaunchShape
 from hotfuse.backends.protocol import LaunchedKernel
 from hotfuse.backends.triton.build import build, triton_missing
 from hotfuse.backends.triton.driver import DeviceFunction
@@ -35,14 +35,14 @@ class TritonBackend:
         major, minor = torch.cuda.get_device_capability(device)
         return GpuTarget("cuda", str(10 * major + minor))
 
-    def source(self, kernel: Kernel, target: GpuTarget, stages: int, tf32: bool = False) -> tuple[str, int]:
+    def source(self, kernel: Kernel, target: GpuTarget, how: LaunchShape) -> tuple[str, int]:
         """A kernel's text, and how many programs run it."""
-        made = emit(kernel, stages, tf32, target.dependent)
+        made = emit(kernel, how.stages, how.tf32, target.dependent, how.bulk)
         return made.text, made.grid
 
-    def compile(self, kernel: Kernel, target: GpuTarget, warps: int, stages: int, tf32: bool = False) -> BuiltDeviceKernel:
+    def compile(self, kernel: Kernel, target: GpuTarget, how: LaunchShape) -> BuiltDeviceKernel:
         """Device code of a kernel."""
-        return build(emit(kernel, stages, tf32, target.dependent), target, warps, target.dependent)
+        return build(emit(kernel, how.stages, how.tf32, target.dependent, how.bulk), target, how.warps, target.dependent)
 
     def load(self, built: BuiltDeviceKernel, device: torch.device) -> LaunchedKernel:
         """Code as a function on a device."""

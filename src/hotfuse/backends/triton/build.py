@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget
+from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget, TensorDescriptor
 from hotfuse.backends.triton.emit import NAME, TritonSource
 from hotfuse.base.errors import InternalError
 
@@ -37,8 +37,8 @@ def build(source: TritonSource, target: GpuTarget, warps: int, dependent: bool =
     with tempfile.TemporaryDirectory(prefix="hotfuse-triton-") as folder, knobs.cache.scope():
         knobs.cache.dir = folder
         function: Any = vars(loaded(source, Path(folder)))[NAME]
-        signature = {f"p{i}": kind for i, kind in enumerate(source.signature)}
-        attrs = {(i,): [["tt.divisibility", 16]] for i in range(len(source.signature))}
+        signature = dict(zip(function.arg_names, source.signature, strict=True))
+        attrs = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(source.signature) if kind.startswith("*")}
         arch: Any = int(target.arch) if target.backend == "cuda" else target.arch
         try:
             made: Any = triton.compile(
@@ -52,8 +52,21 @@ def build(source: TritonSource, target: GpuTarget, warps: int, dependent: bool =
         texts = {stage: str(made.asm[stage]) for stage in ("ptx", "amdgcn") if stage in made.asm}
         return BuiltDeviceKernel(
             bytes(made.asm[target.code]), str(made.metadata.name), int(made.metadata.shared), warps, target.warp, source.grid,
-            dependent, texts,
+            dependent, texts, descriptors(source, made.metadata),
         )
+
+
+def descriptors(source: TritonSource, metadata: Any) -> tuple[TensorDescriptor, ...]:
+    """What the tensor descriptors of a kernel must say, as Triton laid its shared memory out."""
+    told: list[dict[str, Any]] = list(getattr(metadata, "tensordesc_meta", None) or [])
+    if len(told) != len(source.blocks):
+        because = f"{len(told)}, not {len(source.blocks)}"
+        raise InternalError("Triton gave other tensor descriptors than were asked for", because=because)
+    return tuple(
+        TensorDescriptor(b.argument, b.shape, b.stride, (int(t["block_size"][0]), int(t["block_size"][1])), int(t["swizzle"]),
+                         source.signature[b.argument][1:])
+        for b, t in zip(source.blocks, told, strict=True)
+    )  # fmt: skip
 
 
 def loaded(source: TritonSource, folder: Path) -> ModuleType:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hotfuse.backends.device_code import BuiltDeviceKernel
+from hotfuse.backends.device_code import BuiltDeviceKernel, TensorDescriptor
 from hotfuse.base.errors import CaptureError
 
 _SHARED_LIMIT = 8
@@ -89,6 +89,31 @@ def when_idle(device: torch.device) -> bool:
     return True
 
 
+_TENSOR_MAP_BYTES = 128
+_TENSOR_MAP_ALIGNED = 64
+_TYPES = {"fp16": (6, 2), "fp32": (7, 4), "bf16": (9, 2)}
+"""CU_TENSOR_MAP_DATA_TYPE_…, and bytes."""
+_L2_PROMOTION = 2
+"""CU_TENSOR_MAP_L2_PROMOTION_L2_128B."""
+
+
+def tensor_map(d: TensorDescriptor, address: int) -> Any:
+    """A matrix as the copy engine reads it; raises CaptureError where the driver refuses it."""
+    library = _driver.open()
+    room = ctypes.create_string_buffer(_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGNED)
+    skip = -ctypes.addressof(room) % _TENSOR_MAP_ALIGNED
+    made = (ctypes.c_char * _TENSOR_MAP_BYTES).from_buffer(room, skip)
+    kind, size = _TYPES[d.dtype]
+    extents = (ctypes.c_uint64 * 2)(d.shape[1], d.shape[0])
+    strides = (ctypes.c_uint64 * 1)(d.stride * size)
+    block, ones = (ctypes.c_uint32 * 2)(d.block[1], d.block[0]), (ctypes.c_uint32 * 2)(1, 1)
+    code = library.cuTensorMapEncodeTiled(
+        made, kind, 2, ctypes.c_void_p(address), extents, strides, block, ones, 0, d.swizzle, _L2_PROMOTION, 0
+    )
+    _driver.check(code, "describing a matrix to the copy engine")
+    return made
+
+
 class DeviceFunction:
     """A kernel's function on one device."""
 
@@ -111,11 +136,14 @@ class DeviceFunction:
 
     def launch(self, pointers: list[int], stream: int) -> None:
         """On a stream; two more pointers are scratch memory that such kernels do not use."""
-        values = (ctypes.c_void_p * (len(pointers) + 2))(*pointers, None, None)
-        size = ctypes.sizeof(ctypes.c_void_p)
-        base = ctypes.addressof(values)
-        args = (ctypes.c_void_p * len(values))(*(base + i * size for i in range(len(values))))
         b = self.built
+        values: list[Any] = [ctypes.c_void_p(p) for p in pointers]
+        for d in b.descriptors:  # by the matrix, its extents and its strides, as Triton has them
+            rows, columns = d.shape
+            values += [tensor_map(d, pointers[d.argument]), ctypes.c_int32(rows), ctypes.c_int32(columns), ctypes.c_int64(d.stride),
+                       ctypes.c_int64(1)]  # fmt: skip
+        values += [ctypes.c_void_p(None), ctypes.c_void_p(None)]
+        args = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         attributes = ctypes.pointer(self._attribute)
         config = _Config(b.grid, 1, 1, b.warps * b.warp, 1, 1, b.shared, stream, attributes, 1 if b.dependent else 0)
         _driver.check(self._library.cuLaunchKernelEx(ctypes.byref(config), self._function, args, None), "launching a kernel")

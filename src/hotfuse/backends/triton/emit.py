@@ -5,6 +5,10 @@
     serial loops                 ->  tl.range, whose loads are fetched ahead by `stages`
     tiles                        ->  variables; extents are powers of 2
     accesses                     ->  base pointer, plus an arange per tile axis; `valid` is a mask
+    blocks of matrices           ->  copies by tensor descriptors, where `bulk` is asked for (`backends.triton.bulk`)
+
+What a kernel reads behind its loop is loaded before it, where it is small: nothing waits for it then. A kernel that may begin
+before the one in front of it has ended first has its weights fetched into the second-level cache: that reads no value.
 
 All sizes are numbers: a kernel is for the sizes of its calls, which is what a recording (`backends.cuda`) is for too. The text
 holds names that are made here and numbers only; nothing of a model is read as code.
@@ -16,9 +20,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from hotfuse.backends.triton.bulk import ELEMENT_BYTES, MatrixBlock, bulk_load
 from hotfuse.backends.triton.instructions import (
     POINTERS,
     PREAMBLE,
+    PREFETCH,
     SILENT,
     TYPES,
     cast,
@@ -30,14 +36,34 @@ from hotfuse.backends.triton.instructions import (
     shape_text,
 )
 from hotfuse.base.errors import InternalError
-from hotfuse.ir.dims import Dim
+from hotfuse.ir.dims import Dim, sym, symbols
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.tile.isa import attributes
-from hotfuse.tile.program import OWN, Buffer, Instr, Kernel, Loop, LoopKind, Operand, Stmt, Tile, TileAccess, When
+from hotfuse.tile.program import (
+    OWN,
+    Buffer,
+    BufferKind,
+    Instr,
+    Kernel,
+    Loop,
+    LoopKind,
+    Operand,
+    Stmt,
+    Tile,
+    TileAccess,
+    When,
+)
 
 NAME = "kernel"
 _FAR = 1 << 31
 """Elements of a buffer from which on places need 64 bits."""
+EARLY_ELEMENTS = 4096
+"""Of a tile that is loaded before the loop although it is used behind: it takes registers meanwhile."""
+LINE = 128
+"""Bytes that one prefetch asks for."""
+PREFETCHED_BYTES = 256 << 10
+PREFETCHING_PROGRAMS = 264
+"""Programs that all run at once: later ones would ask for their weights too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +75,15 @@ class TritonSource:
     """The types of its arguments, one per buffer, in order."""
     grid: int
     """How many programs there are."""
+    blocks: tuple[MatrixBlock, ...] = ()
+    """Tensor descriptors that are further arguments."""
 
 
-def emit(kernel: Kernel, stages: int = 1, tf32: bool = False, dependent: bool = False) -> TritonSource:
+def emit(kernel: Kernel, stages: int = 1, tf32: bool = False, dependent: bool = False, bulk: bool = False) -> TritonSource:
     """The kernel's text; raises CannotLower where Triton has no such instruction.
 
-    `dependent`: it may be launched while the kernel before it still runs, and waits for that one's results itself.
+    `dependent`: it may be launched while the kernel before it still runs, and waits for that one's results itself. `bulk`: blocks
+    of matrices that a loop reads are copied by tensor descriptors; CannotLower where there are none.
     """
     check(kernel)
     if kernel.sizes:
@@ -64,8 +93,13 @@ def emit(kernel: Kernel, stages: int = 1, tf32: bool = False, dependent: bool = 
     for b in kernel.buffers:
         if any(not isinstance(n, int) for n in (*b.shape, *b.stride)):
             raise CannotLower(f"the strides of %{b.name} are known only at run time")
-    writer = _KernelWriter(kernel, stages, tf32, dependent)
-    return TritonSource(writer.text(), tuple(POINTERS[b.dtype] for b in kernel.buffers), writer.programs)
+    writer = _KernelWriter(kernel, stages, tf32, dependent, bulk)
+    text = writer.text()
+    if bulk and not writer.blocks:
+        raise CannotLower("no loop reads blocks of matrices")
+    kinds = [POINTERS[b.dtype] for b in kernel.buffers]
+    kinds += [f"tensordesc<{kinds[b.argument][1:]}[{b.block[0]},{b.block[1]}]>" for b in writer.blocks]
+    return TritonSource(text, tuple(kinds), writer.programs, tuple(writer.blocks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +119,12 @@ def _trips(loop: Loop) -> int:
     if not isinstance(loop.lo, int) or not isinstance(loop.hi, int) or loop.given is not None:
         raise CannotLower("a loop over the grid has no constant bounds")
     return max(0, -(-(loop.hi - loop.lo) // loop.step))
+
+
+def _last(loop: Loop) -> int:
+    """The largest value of a loop variable."""
+    assert isinstance(loop.lo, int) and isinstance(loop.hi, int)
+    return loop.lo + max(0, (loop.hi - loop.lo - 1) // loop.step) * loop.step
 
 
 def _nests(body: Sequence[Stmt]) -> list[_Nest]:
@@ -107,7 +147,14 @@ class _KernelWriter:
     stages: int
     tf32: bool
     dependent: bool
+    bulk: bool
     programs: int = 0
+    blocks: dict[MatrixBlock, str] = field(default_factory=dict[MatrixBlock, str])
+    """Tensor descriptors, by what they are of."""
+    most: dict[str, int] = field(default_factory=dict[str, int])
+    """The largest values of the loop variables around."""
+    looping: int = 0
+    """Serial loops around."""
     lines: list[str] = field(default_factory=list[str])
     names: dict[str, str] = field(default_factory=dict[str, str])
     """Loop variables by their names in the program."""
@@ -123,10 +170,8 @@ class _KernelWriter:
             raise CannotLower("there is nothing to compute")
         sizes = [math.prod(n for n in b.shape if isinstance(n, int)) for b in self.kernel.buffers]
         far = max(sizes, default=0) >= _FAR or self.programs >= _FAR
+        self.bulk = self.bulk and not far
         self.line(f"pid = tl.program_id(0){'.to(tl.int64)' if far else ''}")
-        if self.dependent:
-            self.line("gdc_wait()")
-            self.line("gdc_launch_dependents()")
         begin = 0
         for i, nest in enumerate(nests):
             count = math.prod(nest.trips)
@@ -139,7 +184,8 @@ class _KernelWriter:
             begin += count
         head = "import triton\nimport triton.language as tl\n"
         head += "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n" if self.dependent else ""
-        return f"{head}\n{PREAMBLE}\n\n@triton.jit\ndef {NAME}({', '.join(args)}):\n" + "\n".join(self.lines) + "\n"
+        head += f"\n{PREAMBLE}\n{PREFETCH if self.dependent else ''}"
+        return f"{head}\n\n@triton.jit\ndef {NAME}({', '.join([*args, *self.blocks.values()])}):\n" + "\n".join(self.lines) + "\n"
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
@@ -150,13 +196,48 @@ class _KernelWriter:
         left = program
         for loop, trips in zip(reversed(nest.loops), reversed(nest.trips), strict=True):
             name = self.named(loop.var)
+            self.most[loop.var] = _last(loop)
             at = f"({left}) % {trips}" if loop is not nest.loops[0] else f"{left}"
             self.line(f"{name} = ({at}) * {loop.step} + {loop.lo}")
             if loop is not nest.loops[0]:
                 rest = f"r{len(self.lines)}"
                 self.line(f"{rest} = ({left}) // {trips}")
                 left = rest
-        self.block(nest.body)
+        body = _loads_first(nest.body)
+        if self.dependent:
+            self.prefetch(body)
+            self.line("gdc_wait()")
+            self.line("gdc_launch_dependents()")
+        self.block(body)
+
+    def prefetch(self, body: Sequence[Stmt]) -> None:
+        """Ask for the weights that the loops of a program are going to read."""
+        if self.programs > PREFETCHING_PROGRAMS:
+            return
+        for loop in body:
+            if not isinstance(loop, Loop) or not isinstance(loop.lo, int) or not isinstance(loop.hi, int):
+                continue
+            for instr in loop.body:
+                if isinstance(instr, Instr) and instr.op == "load" and isinstance(instr.args[0], TileAccess):
+                    self.prefetch_one(instr.args[0], instr.outs[0].type.shape, loop)
+
+    def prefetch_one(self, access: TileAccess, tile: Sequence[int], loop: Loop) -> None:
+        buffer, pointer = self.buffers[access.buffer]
+        if buffer.kind is not BufferKind.CONST:
+            return
+        found = bulk_load(buffer, 0, access, tile, 0.0, {**self.most, loop.var: _last(loop)})
+        if found is None or found.column != sym(loop.var) or found.source.shape[0] % found.source.block[0]:
+            return
+        assert isinstance(loop.lo, int) and isinstance(loop.hi, int)
+        size = ELEMENT_BYTES[buffer.dtype]
+        each, lines = LINE // size, (loop.hi - loop.lo) * size // LINE
+        wide = next((n for n in (8, 4, 2, 1) if lines % n == 0), 1)
+        if not lines or lines * LINE * found.source.block[0] > PREFETCHED_BYTES:
+            return
+        stride, rows = found.source.stride, found.source.block[0]
+        self.line(f"for ahead in tl.static_range({loop.lo}, {loop.lo + lines * each}, {wide * each}):")
+        self.line(f"    _prefetch({pointer} + ({self.dim(found.row)} + tl.arange(0, {rows})[:, None]) * {stride}"
+                  f" + ahead + tl.arange(0, {wide})[None, :] * {each})")  # fmt: skip
 
     def named(self, var: str) -> str:
         return self.names.setdefault(var, f"i{len(self.names)}")
@@ -183,7 +264,12 @@ class _KernelWriter:
         counted = f"tl.static_range({bounds})" if loop.kind is LoopKind.UNROLL else f"tl.range({bounds}, num_stages={self.stages})"
         self.line(f"for {self.named(loop.var)} in {counted}:")
         self.depth += 1
+        self.looping += 1
+        self.most.pop(loop.var, None)
+        if isinstance(loop.lo, int) and isinstance(loop.hi, int):
+            self.most[loop.var] = _last(loop)
         self.block(loop.body)
+        self.looping -= 1
         moved = [(inner, out) for (inner, _), out in zip(loop.carried, loop.yields, strict=True) if inner.name != out.name]
         carried = {inner.name for inner, _ in loop.carried}
         for i, (_, out) in enumerate(moved):
@@ -211,9 +297,11 @@ class _KernelWriter:
                 assert out is not None
                 fill = given["fill"]
                 assert isinstance(fill, int | float)
-                pointer, mask = self.place(place, out.type.shape)
-                masked = f", mask={mask}, other={number(fill)}" if mask else ""
-                text = f"tl.load({pointer}{masked})"
+                text = self.copied(place, out.type.shape, fill) if self.bulk and self.looping else ""
+                if not text:
+                    pointer, mask = self.place(place, out.type.shape)
+                    masked = f", mask={mask}, other={number(fill)}" if mask else ""
+                    text = f"tl.load({pointer}{masked})"
             case "store", (TileAccess() as place, Tile() as tile):
                 pointer, mask = self.place(place, tile.type.shape)
                 self.line(f"tl.store({pointer}, {_tile(tile)}{f', mask={mask}' if mask else ''})")
@@ -258,6 +346,15 @@ class _KernelWriter:
                 text = computed(op, [_tile(t) for t in tiles], types[1:] if op == "map.select" else types)
         assert out is not None
         self.line(f"{_tile(out)} = {text}")
+
+    def copied(self, access: TileAccess, shape: Sequence[int], fill: float) -> str:
+        """A load by a tensor descriptor; empty where it cannot be one."""
+        buffer, pointer = self.buffers[access.buffer]
+        found = bulk_load(buffer, int(pointer[1:]), access, shape, fill, self.most)
+        if found is None:
+            return ""
+        name = self.blocks.setdefault(found.source, f"d{len(self.blocks)}")
+        return f"{name}.load([{self.dim(found.row)}, {self.dim(found.column)}])" + (".T" if found.turned else "")
 
     def place(self, access: TileAccess, shape: Sequence[int]) -> tuple[str, str]:
         """Pointers to the elements of a tile, and which of them exist (empty: all)."""
@@ -308,6 +405,24 @@ class _KernelWriter:
                 return found
             case _:
                 raise CannotLower(f"an index with {d.op}")
+
+
+def _loads_first(body: Sequence[Stmt]) -> Sequence[Stmt]:
+    """What is loaded behind a loop, loaded before it: such loads depend on no loop, as results are never read again."""
+    first = next((i for i, s in enumerate(body) if isinstance(s, Loop)), None)
+    if first is None:
+        return body
+    outer = frozenset[str]().union(*(frozenset({s.var}) for s in body if isinstance(s, Loop)))
+    early = [s for s in body[first + 1 :] if isinstance(s, Instr) and s.op == "load" and _early(s, outer)]
+    return [*body[:first], *early, *(s for s in body[first:] if not any(s is e for e in early))]
+
+
+def _early(load: Instr, loops: frozenset[str]) -> bool:
+    access, tile = load.args[0], load.outs[0].type.shape
+    if not isinstance(access, TileAccess) or math.prod(tile) > EARLY_ELEMENTS:
+        return False
+    dims = (*access.index, *access.step, *(v for v in access.valid if v is not None))
+    return not any(symbols(d) & loops for d in dims)
 
 
 def _tile(tile: Tile) -> str:

@@ -21,7 +21,7 @@ import torch
 
 from hotfuse.analysis.liveness import last_uses
 from hotfuse.backends import registry
-from hotfuse.backends.device_code import BuiltDeviceKernel
+from hotfuse.backends.device_code import BuiltDeviceKernel, device_kernel
 from hotfuse.backends.library import meaning
 from hotfuse.backends.protocol import LaunchedKernel, Run
 from hotfuse.backends.pycode import flat_function
@@ -47,6 +47,8 @@ TRIALS_S = 60.0
 """Seconds that compiling and trying the kernels of one graph may take."""
 MARGIN = 0.97
 """A kernel must take less than this part of the library's time."""
+MOST_PLACES = 12
+"""Places in the model whose weights a trial goes through."""
 DONE_S = 0.05
 SHARES = 3
 """Requests that the tilings of one group are divided into, for workers that would be idle."""
@@ -196,12 +198,7 @@ class _Generation:
                 self._request(half)
 
     def _candidate(self, unit: _DeviceUnit, data: dict[str, Any], code: bytes) -> tuple[GeneratedKernel, str]:
-        about = data["built"]
-        built = BuiltDeviceKernel(
-            code, str(about["name"]), int(about["shared"]), int(about["warps"]), int(about["warp"]), int(about["grid"]),
-            bool(about["dependent"]), {},
-        )  # fmt: skip
-        function = _LoadedLater(built, self.device)
+        function = _LoadedLater(device_kernel(code, data["built"]), self.device)
         return generated(unit.graph, from_json(data["lowered"]), unit.strides, function, self.device), str(data["tiling"])
 
     # -- on the device
@@ -254,14 +251,16 @@ class _Generation:
 
     def _try(self, part: _Part, unit: _DeviceUnit, env: Mapping[str, Any]) -> None:
         unit.tried = True
-        piece = extract(self.graph, part.nodes, "part")
-        library, _ = flat_function(piece, meaning, self.weights)
-        inputs = [env[v.name] for v in piece.inputs]
-        every = [*inputs, *(self.weights[p.key] for p in piece.params)]
+        alike = [part, *(p for p in self.parts if p.key == part.key and p is not part)][:MOST_PLACES]
+        pieces = [extract(self.graph, p.nodes, "part") for p in alike]
+        libraries = [flat_function(piece, meaning, self.weights)[0] for piece in pieces]
+        inputs = [env[v.name] for v in pieces[0].inputs]
+        every = [[*inputs, *(self.weights[p.key] for p in piece.params)] for piece in pieces]
         try:
             found: DeviceTrial = tried(
-                lambda: library(*inputs), [lambda k=k: k(*every) for k, _ in unit.candidates], self.differ, self.device
-            )
+                [lambda run=run: run(*inputs) for run in libraries],
+                [[lambda k=k, given=given: k(*given) for given in every] for k, _ in unit.candidates], self.differ, self.device,
+            )  # fmt: skip
         except (HotfuseError, RuntimeError) as e:
             unit.because = str(e).splitlines()[0][:200]
             return

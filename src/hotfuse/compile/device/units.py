@@ -16,7 +16,7 @@ from hotfuse.analysis.attention import FUSED
 from hotfuse.analysis.convolution import is_convolution
 from hotfuse.analysis.sorts import is_sort
 from hotfuse.backends import registry
-from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget
+from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget, LaunchShape
 from hotfuse.base.errors import HotfuseError
 from hotfuse.cache.address import Address, digest, versions
 from hotfuse.compile import request_context
@@ -138,7 +138,7 @@ def _unit(graph: Graph, strides: Strides, target: GpuTarget, tf32: bool, share: 
     codes: list[bytes] = []
     because = ""
     try:
-        tilings = gpu_tilings(graph)[share]
+        tilings = gpu_tilings(graph, target.bulk)[share]
     except HotfuseError as e:
         return {"ok": True, "kernels": [], "because": e.because or e.what}, []
     for tiling in tilings:
@@ -159,7 +159,7 @@ def compiled(
     """One kernel of a group: what it reads and writes, and its code; with fewer stages where they do not fit in shared memory."""
     lowered = lower_gpu(graph, tiling, strides)
     for stages in range(tiling.stages, 0, -1):
-        built = registry.device_kernels().compile(lowered.kernel, target, tiling.warps, stages, tf32)
+        built = registry.device_kernels().compile(lowered.kernel, target, LaunchShape(tiling.warps, stages, tf32, tiling.bulk))
         if built.shared <= target.shared:
             return lowered, built
     raise CannotLower(f"tiles of {tiling} do not fit in {target.shared} bytes of shared memory")

@@ -40,12 +40,20 @@ _LEAST = 16
 """The least extent of a tensor core's operand."""
 MOST_TRIED = 8
 """Tilings of one group that are compiled and tried on the device."""
+MOST_BULK = 5
+"""Of those, such with bulk copies."""
 SHAPES = (
     GpuTiling(16, 64, 128, 4, 4), GpuTiling(32, 32, 128, 4, 4), GpuTiling(32, 64, 64, 4, 5), GpuTiling(64, 32, 64, 4, 5),
     GpuTiling(64, 64, 64, 4, 4), GpuTiling(64, 128, 64, 4, 4), GpuTiling(128, 64, 64, 4, 4), GpuTiling(128, 128, 64, 8, 3),
     GpuTiling(128, 256, 64, 8, 3), GpuTiling(256, 128, 64, 8, 3), GpuTiling(16, 32, 256, 4, 3), GpuTiling(16, 128, 64, 4, 4),
     GpuTiling(32, 32, 256, 4, 3), GpuTiling(32, 64, 128, 4, 4), GpuTiling(64, 32, 128, 4, 4), GpuTiling(32, 32, 128, 8, 5),
 )  # fmt: skip
+BULK = (
+    GpuTiling(64, 64, 64, 4, 6), GpuTiling(64, 64, 64, 4, 8), GpuTiling(64, 32, 128, 4, 4), GpuTiling(64, 32, 128, 4, 6),
+    GpuTiling(64, 16, 128, 4, 6), GpuTiling(64, 64, 128, 4, 4), GpuTiling(64, 128, 64, 4, 4), GpuTiling(128, 64, 64, 4, 4),
+    GpuTiling(128, 128, 64, 4, 3), GpuTiling(128, 128, 64, 8, 4), GpuTiling(128, 256, 64, 8, 4), GpuTiling(128, 256, 64, 8, 3),
+)  # fmt: skip
+"""Those whose operands a copy engine fetches: no thread computes addresses, so more may be under way."""
 ONE_ROW = (GpuTiling(1, 16, 512, 4, 1), GpuTiling(1, 8, 512, 4, 2), GpuTiling(1, 32, 256, 4, 2), GpuTiling(1, 16, 1024, 8, 1))
 """A product of one row reads its weights once: no tensor core helps, and what counts is how much is read at the same time."""
 PROCESSORS = 132
@@ -89,8 +97,9 @@ def _lowered(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, .
     return memory.finish(builder.finish())
 
 
-def gemm_tilings(graph: Graph) -> Sequence[GpuTiling]:
-    """Those that fill the device with the least waste, by a count of what each program has to do."""
+def gemm_tilings(graph: Graph, bulk: bool = False) -> Sequence[GpuTiling]:
+    """Those that fill the device with the least waste, by a count of what each program has to do; `bulk`: half of them with copies
+    by the device's copy engine."""
     graph = flattened(graph) or graph
     found = [between(n) for n in graph.nodes if is_product(n)]
     (*batch, m, n), k = numbers(*shape_of(found[0].out)), numbers(shape_of(found[0].a)[-1])[0]
@@ -111,7 +120,12 @@ def gemm_tilings(graph: Graph) -> Sequence[GpuTiling]:
     if wide:  # twice the bytes: what is under way must fit in shared memory
         fitting = [replace(t, depth=max(16, t.depth // 2), stages=min(3, t.stages)) for t in fitting if t.rows * t.columns <= 16384]
     fitting = [replace(t, depth=max(_LEAST, min(t.depth, power_of_2(k)))) for t in fitting] or [GpuTiling(16, 16, 32, 4, 2)]
-    return tuple(dict.fromkeys(sorted(fitting, key=cost)))[:MOST_TRIED]
+    plain = list(dict.fromkeys(sorted(fitting, key=cost)))
+    if not bulk or wide:
+        return tuple(plain[:MOST_TRIED])
+    by_engine = [replace(t, bulk=True) for t in BULK if t.rows <= power_of_2(m) and t.columns <= power_of_2(n) and t.depth <= k]
+    by_engine.sort(key=cost)
+    return tuple((*by_engine[:MOST_BULK], *plain[: MOST_TRIED - min(MOST_BULK, len(by_engine)) + 1]))
 
 
 def _clusters(graph: Graph) -> list[_Cluster]:

@@ -20,10 +20,12 @@ class GpuTiling:
     warps: int = 4
     stages: int = 1
     """Loop iterations whose loads are under way at the same time."""
+    bulk: bool = False
+    """Whether the device's copy engine fetches what loops read."""
 
     def __str__(self) -> str:
         deep = f"x{self.depth}" if self.depth > 1 else ""
-        return f"{self.rows}x{self.columns}{deep}, {self.warps} warps, {self.stages} stages"
+        return f"{self.rows}x{self.columns}{deep}, {self.warps} warps, {self.stages} stages{', bulk copies' if self.bulk else ''}"
 
 
 def power_of_2(n: int) -> int:
