@@ -121,7 +121,7 @@ class Interpreted:
     def __init__(self, source: TritonSource, folder: Path) -> None:
         import triton
 
-        self.grid, self.blocks = source.grid, source.blocks
+        self.grid, self.blocks, self.workspace, self.counters = source.grid, source.blocks, source.workspace, source.counters
         with triton.knobs.runtime.scope():
             triton.knobs.runtime.interpret = True
             self.function = vars(loaded(source, folder))[NAME]
@@ -133,7 +133,9 @@ class Interpreted:
         matrices = [TensorDescriptor(tensors[b.argument], list(b.shape), [b.stride, 1], list(b.block)) for b in self.blocks]
         with triton.knobs.runtime.scope():
             triton.knobs.runtime.interpret = True
-            self.function[(self.grid,)](*tensors, *matrices)
+            shared = [torch.full((self.workspace,), float("nan")), torch.zeros(self.counters, dtype=torch.int32)]
+            self.function[(self.grid,)](*tensors, *(shared if self.counters else []), *matrices)
+            assert not shared[1].any()
 
 
 class ByAddress:
@@ -152,7 +154,7 @@ def interpreted(made: Group, low: Lowered, tiling: GpuTiling, tensors: Sequence[
     """Run by `compile.device.launch`, with strides as they are."""
     graph = made.graph
     strides = observed_strides(sources(graph), {v.name: t for v, t in zip(sources(graph), tensors, strict=True)})
-    run = Interpreted(emit(low.kernel, tiling.stages, bulk=tiling.bulk), folder)
+    run = Interpreted(emit(low.kernel, tiling.stages, bulk=tiling.bulk, split=tiling.split), folder)
     behind = ByAddress(run, tensors)
     kernel = generated(graph, low, strides, behind, torch.device("cpu"))
     room: list[Tensor] = []
@@ -207,6 +209,30 @@ def test_bulk_copies_read_the_same(name: str, tmp_path: Path) -> None:
     close(got, found if isinstance(found, tuple) else [found])
     built = build(source, GpuTarget("cuda", "90"), 4, True)
     assert "cp.async.bulk.tensor" in built.texts["ptx"] and len(built.descriptors) == len(source.blocks)
+
+
+@needs_triton
+@pytest.mark.parametrize("bulk", [False, True])
+def test_programs_that_share_a_product_add_its_parts_up(bulk: bool, tmp_path: Path) -> None:
+    def gated(x: Tensor, w: Tensor, u: Tensor, r: Tensor) -> Tensor:
+        return F.silu(F.linear(x, w)) * F.linear(x, u) + r
+
+    tensors = (half(40, 256), half(48, 256) / 8, half(48, 256) / 8, half(40, 48))
+    made = group_of(gated, tensors)
+    tiling = GpuTiling(64, 16, 32, 4, 2, bulk=bulk, split=4)
+    low = lower_gpu(made.graph, tiling)
+    close(interpreted(made, low, tiling, tensors, tmp_path), [gated(*(t.double() for t in tensors))])
+    built = build(emit(low.kernel, 2, dependent=True, bulk=bulk, split=4), GpuTarget("cuda", "90"), 4, True)
+    assert built.counters == 3 and built.grid == 12 and built.workspace == 12 * 2 * 64 * 16 and "atom." in built.texts["ptx"]
+
+
+def test_sums_that_cannot_be_shared_are_refused() -> None:
+    product = lower_gpu(group_of(lambda x, w: F.linear(x, w), (half(32, 96), half(32, 96))).graph, GpuTiling(32, 32, 32)).kernel
+    with pytest.raises(CannotLower, match="cannot be shared"):
+        emit(product, split=2)
+    norm = lowered("layer norm")
+    with pytest.raises(CannotLower, match="no one loop"):
+        emit(lower_gpu(norm[0].graph, norm[2][0]).kernel, split=2)
 
 
 @needs_triton

@@ -51,6 +51,8 @@ class LaunchShape:
     """Whether products of fp32 may round their operands."""
     bulk: bool = False
     """Whether the copy engine fetches blocks of matrices."""
+    split: int = 1
+    """Programs that share the sums of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,10 @@ class BuiltDeviceKernel:
     """Other stages by name, for a reader: `ptx` or `amdgcn`."""
     descriptors: tuple[TensorDescriptor, ...] = ()
     """Further arguments, behind its memory."""
+    workspace: int = 0
+    """Numbers of f32 that its programs leave each other; where there are some, they and the counters are further arguments too."""
+    counters: int = 0
+    """Words that are 0 before and after."""
 
 
 def device_kernel(code: bytes, about: Mapping[str, Any]) -> BuiltDeviceKernel:
@@ -98,7 +104,7 @@ def device_kernel(code: bytes, about: Mapping[str, Any]) -> BuiltDeviceKernel:
     )
     return BuiltDeviceKernel(
         code, str(about["name"]), int(about["shared"]), int(about["warps"]), int(about["warp"]), int(about["grid"]),
-        bool(about["dependent"]), {}, descriptors,
+        bool(about["dependent"]), {}, descriptors, int(about["workspace"]), int(about["counters"]),
     )  # fmt: skip
 
 

@@ -62,7 +62,8 @@ def _kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str) -> lis
 
 def _one(piece: Graph, stage: str) -> dict[str, Any]:
     from hotfuse.backends import registry
-    from hotfuse.backends.device_code import GpuTarget, LaunchShape
+    from hotfuse.backends.device_code import GpuTarget
+    from hotfuse.compile.device.units import launch_shape
     from hotfuse.lower.gpu import gpu_tilings, lower_gpu
     from hotfuse.ops.table import packet
 
@@ -70,7 +71,7 @@ def _one(piece: Graph, stage: str) -> dict[str, Any]:
     try:
         target = GpuTarget("cuda", ARCH)
         tiling = gpu_tilings(piece, target.bulk)[0]
-        kernel, how = lower_gpu(piece, tiling).kernel, LaunchShape(tiling.warps, tiling.stages, bulk=tiling.bulk)
+        kernel, how = lower_gpu(piece, tiling).kernel, launch_shape(tiling, tiling.stages, tf32=False)
         text, programs = registry.device_kernels().source(kernel, target, how)
         if stage != "triton":
             text = registry.device_kernels().compile(kernel, target, how).texts["ptx"]

@@ -52,7 +52,7 @@ def build(source: TritonSource, target: GpuTarget, warps: int, dependent: bool =
         texts = {stage: str(made.asm[stage]) for stage in ("ptx", "amdgcn") if stage in made.asm}
         return BuiltDeviceKernel(
             bytes(made.asm[target.code]), str(made.metadata.name), int(made.metadata.shared), warps, target.warp, source.grid,
-            dependent, texts, descriptors(source, made.metadata),
+            dependent, texts, descriptors(source, made.metadata), source.workspace, source.counters,
         )
 
 

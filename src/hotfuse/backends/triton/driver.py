@@ -10,7 +10,7 @@ import ctypes
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -114,6 +114,48 @@ def tensor_map(d: TensorDescriptor, address: int) -> Any:
     return made
 
 
+class Counters:
+    """Words of a device's memory that are 0 whenever no kernel runs: with them programs tell which of them is the last.
+
+    Kernels of one stream follow each other, so a kernel has one place per stream. What is recorded may be replayed on any stream,
+    so each launch in a recording has a place of its own. Places are not given back: a recording holds them by address.
+    """
+
+    WORDS = 1 << 22
+    _all: ClassVar[dict[torch.device, Counters]] = {}
+    _making: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, device: torch.device) -> None:
+        self._words = torch.zeros(self.WORDS, dtype=torch.int32, device=device)
+        torch.cuda.current_stream(device).synchronize()  # other streams use them
+        self._lock = threading.Lock()
+        self._used = 0
+        self._places: dict[tuple[int, int], int] = {}
+
+    @classmethod
+    def on(cls, device: torch.device) -> Counters:
+        """A device's own; made outside of recordings, when the first kernel is loaded."""
+        with cls._making:
+            if device not in cls._all:
+                cls._all[device] = cls(device)
+            return cls._all[device]
+
+    def place(self, count: int, who: tuple[int, int]) -> int:
+        """The address of so many words for a kernel on a stream; raises CaptureError where none are left."""
+        recording = torch.cuda.is_current_stream_capturing()
+        with self._lock:
+            if not recording and who in self._places:
+                return self._places[who]
+            at = self._used
+            if at + count > self.WORDS:
+                raise CaptureError("a kernel cannot be launched", because="no counters are left on the device")
+            self._used += count
+            address = self._words.data_ptr() + 4 * at
+            if not recording:
+                self._places[who] = address
+            return address
+
+
 class DeviceFunction:
     """A kernel's function on one device."""
 
@@ -132,12 +174,18 @@ class DeviceFunction:
             if built.shared > _PLAIN_SHARED:
                 _driver.check(library.cuFuncSetAttribute(function, _SHARED_LIMIT, built.shared), "taking shared memory")
         self._function = function
+        self._device = device
+        self._zeros = Counters.on(device)
         self._attribute = _Attribute(_DEPENDENT, 0, 1)
 
     def launch(self, pointers: list[int], stream: int) -> None:
         """On a stream; two more pointers are scratch memory that such kernels do not use."""
         b = self.built
         values: list[Any] = [ctypes.c_void_p(p) for p in pointers]
+        parts: torch.Tensor | None = None
+        if b.workspace:
+            parts = torch.empty(b.workspace, dtype=torch.float32, device=self._device)  # of the stream that is launched on
+            values += [ctypes.c_void_p(parts.data_ptr()), ctypes.c_void_p(self._zeros.place(b.counters, (id(self), stream)))]
         for d in b.descriptors:  # by the matrix, its extents and its strides, as Triton has them
             rows, columns = d.shape
             values += [tensor_map(d, pointers[d.argument]), ctypes.c_int32(rows), ctypes.c_int32(columns), ctypes.c_int64(d.stride),

@@ -6,6 +6,8 @@
     tiles                        ->  variables; extents are powers of 2
     accesses                     ->  base pointer, plus an arange per tile axis; `valid` is a mask
     blocks of matrices           ->  copies by tensor descriptors, where `bulk` is asked for (`backends.triton.bulk`)
+    sums over a long loop        ->  shared by `split` programs: each adds up a part of it, stores that and counts itself; the last
+                                     one adds the parts in order, so results do not depend on who that is, and goes on alone
 
 What a kernel reads behind its loop is loaded before it, where it is small: nothing waits for it then. A kernel that may begin
 before the one in front of it has ended first has its weights fetched into the second-level cache: that reads no value.
@@ -37,6 +39,7 @@ from hotfuse.backends.triton.instructions import (
 )
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, sym, symbols
+from hotfuse.ir.types import DType
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.tile.isa import attributes
 from hotfuse.tile.program import (
@@ -77,13 +80,21 @@ class TritonSource:
     """How many programs there are."""
     blocks: tuple[MatrixBlock, ...] = ()
     """Tensor descriptors that are further arguments."""
+    workspace: int = 0
+    """Numbers of f32 that programs leave each other; where there are some, they and the counters are arguments in front of
+    the descriptors."""
+    counters: int = 0
+    """Words that are 0 before and after."""
 
 
-def emit(kernel: Kernel, stages: int = 1, tf32: bool = False, dependent: bool = False, bulk: bool = False) -> TritonSource:
+def emit(
+    kernel: Kernel, stages: int = 1, tf32: bool = False, dependent: bool = False, bulk: bool = False, split: int = 1
+) -> TritonSource:
     """The kernel's text; raises CannotLower where Triton has no such instruction.
 
     `dependent`: it may be launched while the kernel before it still runs, and waits for that one's results itself. `bulk`: blocks
-    of matrices that a loop reads are copied by tensor descriptors; CannotLower where there are none.
+    of matrices that a loop reads are copied by tensor descriptors; CannotLower where there are none. `split`: so many programs
+    share the sums of one; CannotLower where there are no such sums.
     """
     check(kernel)
     if kernel.sizes:
@@ -93,13 +104,15 @@ def emit(kernel: Kernel, stages: int = 1, tf32: bool = False, dependent: bool = 
     for b in kernel.buffers:
         if any(not isinstance(n, int) for n in (*b.shape, *b.stride)):
             raise CannotLower(f"the strides of %{b.name} are known only at run time")
-    writer = _KernelWriter(kernel, stages, tf32, dependent, bulk)
+    writer = _KernelWriter(kernel, stages, tf32, dependent, bulk, split)
     text = writer.text()
     if bulk and not writer.blocks:
         raise CannotLower("no loop reads blocks of matrices")
     kinds = [POINTERS[b.dtype] for b in kernel.buffers]
+    kinds += [POINTERS[DType.F32], POINTERS[DType.I32]] if split > 1 else []
     kinds += [f"tensordesc<{kinds[b.argument][1:]}[{b.block[0]},{b.block[1]}]>" for b in writer.blocks]
-    return TritonSource(text, tuple(kinds), writer.programs, tuple(writer.blocks))
+    counters = writer.programs // split if split > 1 else 0
+    return TritonSource(text, tuple(kinds), writer.programs, tuple(writer.blocks), writer.programs * writer.left, counters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +161,12 @@ class _KernelWriter:
     tf32: bool
     dependent: bool
     bulk: bool
+    split: int = 1
     programs: int = 0
+    left: int = 0
+    """Sums that a program leaves to the last of those that share them."""
+    shared: Loop | None = None
+    """The loop of the nest at hand that programs share."""
     blocks: dict[MatrixBlock, str] = field(default_factory=dict[MatrixBlock, str])
     """Tensor descriptors, by what they are of."""
     most: dict[str, int] = field(default_factory=dict[str, int])
@@ -165,7 +183,9 @@ class _KernelWriter:
         args = [f"p{i}" for i in range(len(self.kernel.buffers))]
         self.buffers = {b.name: (b, p) for b, p in zip(self.kernel.buffers, args, strict=True)}
         nests = _nests(self.kernel.body)
-        self.programs = sum(math.prod(n.trips) for n in nests)
+        self.programs = sum(math.prod(n.trips) for n in nests) * self.split
+        loops = [_sums(n.body, self.split) for n in nests] if self.split > 1 else [None] * len(nests)
+        self.left = max((sum(math.prod(t.type.shape) for t in loop.outs) for loop in loops if loop is not None), default=0)
         if not self.programs:
             raise CannotLower("there is nothing to compute")
         sizes = [math.prod(n for n in b.shape if isinstance(n, int)) for b in self.kernel.buffers]
@@ -174,8 +194,9 @@ class _KernelWriter:
         self.line(f"pid = tl.program_id(0){'.to(tl.int64)' if far else ''}")
         begin = 0
         for i, nest in enumerate(nests):
-            count = math.prod(nest.trips)
+            count = math.prod(nest.trips) * self.split
             last = i == len(nests) - 1
+            self.shared = loops[i]
             if len(nests) > 1:
                 self.line("if pid < " + str(begin + count) + ":" if i == 0 else "else:" if last else f"elif pid < {begin + count}:")
                 self.depth += 1
@@ -185,6 +206,7 @@ class _KernelWriter:
         head = "import triton\nimport triton.language as tl\n"
         head += "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n" if self.dependent else ""
         head += f"\n{PREAMBLE}\n{PREFETCH if self.dependent else ''}"
+        args += ["parts", "done"] if self.split > 1 else []
         return f"{head}\n\n@triton.jit\ndef {NAME}({', '.join([*args, *self.blocks.values()])}):\n" + "\n".join(self.lines) + "\n"
 
     def line(self, text: str) -> None:
@@ -194,6 +216,10 @@ class _KernelWriter:
 
     def nest(self, nest: _Nest, program: str) -> None:
         left = program
+        if self.shared is not None:
+            self.line(f"part = pid % {self.split}")
+            self.line(f"left = ({program}) // {self.split}")
+            left = "left"
         for loop, trips in zip(reversed(nest.loops), reversed(nest.trips), strict=True):
             name = self.named(loop.var)
             self.most[loop.var] = _last(loop)
@@ -208,7 +234,34 @@ class _KernelWriter:
             self.prefetch(body)
             self.line("gdc_wait()")
             self.line("gdc_launch_dependents()")
-        self.block(body)
+        at = body.index(self.shared) + 1 if self.shared is not None else len(body)
+        self.block(body[:at])
+        if self.shared is None:
+            return
+        self.gathered(self.shared)
+        self.depth += 1
+        self.block(body[at:])
+        self.line(f"tl.store(done + pid // {self.split}, 0)")
+        self.depth -= 1
+
+    def gathered(self, loop: Loop) -> None:
+        """Leave a part of the sums; the last program to do so has them all, and goes on."""
+        offset = 0
+        for out in loop.outs:
+            self.line(f"tl.store(parts + pid * {self.left} + {offset} + {_flat(out.type.shape)}, {_tile(out)})")
+            offset += math.prod(out.type.shape)
+        self.line("tl.debug_barrier()")
+        self.line(f'before = tl.atomic_add(done + pid // {self.split}, 1, sem="acq_rel", scope="gpu")')
+        self.line(f"if before == {self.split - 1}:")
+        self.line("    tl.debug_barrier()")
+        offset = 0
+        for out in loop.outs:
+            where = f"parts + (pid // {self.split} * {self.split}) * {self.left} + {offset} + {_flat(out.type.shape)}"
+            parts = [f'tl.load({where} + {i * self.left}, cache_modifier=".cg")' for i in range(self.split)]
+            self.line(f"    {_tile(out)} = {parts[0]}")
+            for part in parts[1:]:
+                self.line(f"    {_tile(out)} += {part}")
+            offset += math.prod(out.type.shape)
 
     def prefetch(self, body: Sequence[Stmt]) -> None:
         """Ask for the weights that the loops of a program are going to read."""
@@ -230,14 +283,16 @@ class _KernelWriter:
             return
         assert isinstance(loop.lo, int) and isinstance(loop.hi, int)
         size = ELEMENT_BYTES[buffer.dtype]
-        each, lines = LINE // size, (loop.hi - loop.lo) * size // LINE
+        steps = (loop.hi - loop.lo) // self.split
+        each, lines = LINE // size, steps * size // LINE
         wide = next((n for n in (8, 4, 2, 1) if lines % n == 0), 1)
         if not lines or lines * LINE * found.source.block[0] > PREFETCHED_BYTES:
             return
         stride, rows = found.source.stride, found.source.block[0]
+        begin = f"part * {steps} + " if self.shared is loop else ""
         self.line(f"for ahead in tl.static_range({loop.lo}, {loop.lo + lines * each}, {wide * each}):")
         self.line(f"    _prefetch({pointer} + ({self.dim(found.row)} + tl.arange(0, {rows})[:, None]) * {stride}"
-                  f" + ahead + tl.arange(0, {wide})[None, :] * {each})")  # fmt: skip
+                  f" + {begin}ahead + tl.arange(0, {wide})[None, :] * {each})")  # fmt: skip
 
     def named(self, var: str) -> str:
         return self.names.setdefault(var, f"i{len(self.names)}")
@@ -260,10 +315,17 @@ class _KernelWriter:
             raise CannotLower("a loop that only a CPU runs")
         for inner, first in loop.carried:
             self.line(f"{_tile(inner)} = {_tile(first)}")
-        bounds = f"{self.dim(loop.lo)}, {self.dim(loop.hi)}, {loop.step}"
+        bounds, each = f"{self.dim(loop.lo)}, {self.dim(loop.hi)}, {loop.step}", 0
+        if loop is self.shared:
+            assert isinstance(loop.lo, int) and isinstance(loop.hi, int)
+            each = (loop.hi - loop.lo) // self.split
+            bounds = f"{loop.lo}, {loop.lo + each}, {loop.step}"
         counted = f"tl.static_range({bounds})" if loop.kind is LoopKind.UNROLL else f"tl.range({bounds}, num_stages={self.stages})"
-        self.line(f"for {self.named(loop.var)} in {counted}:")
+        name = self.named(loop.var)
+        self.line(f"for {f'{name}p' if loop is self.shared else name} in {counted}:")
         self.depth += 1
+        if loop is self.shared:
+            self.line(f"{name} = {name}p + part * {each}")
         self.looping += 1
         self.most.pop(loop.var, None)
         if isinstance(loop.lo, int) and isinstance(loop.hi, int):
@@ -407,11 +469,34 @@ class _KernelWriter:
                 raise CannotLower(f"an index with {d.op}")
 
 
-def _loads_first(body: Sequence[Stmt]) -> Sequence[Stmt]:
+def _sums(body: Sequence[Stmt], split: int) -> Loop:
+    """The one loop of a nest, all of whose results are sums of products that begin at 0: parts of it can be added up apart."""
+    loops = [s for s in body if isinstance(s, Loop)]
+    if len(loops) != 1 or not isinstance(loops[0].lo, int) or not isinstance(loops[0].hi, int) or loops[0].given is not None:
+        raise CannotLower("there is no one loop whose sums programs could share")
+    (loop,) = loops
+    assert isinstance(loop.lo, int) and isinstance(loop.hi, int)
+    if (loop.hi - loop.lo) % (split * loop.step):
+        raise CannotLower(f"{loop.hi - loop.lo} steps cannot be shared by {split} programs")
+    zeros = {s.outs[0].name for s in body if isinstance(s, Instr) and s.op == "fill" and s.args[0] == 0}
+    added = {s.outs[0].name: s.args[0] for s in loop.body if isinstance(s, Instr) and s.op == "mma"}
+    for (inner, first), out in zip(loop.carried, loop.yields, strict=True):
+        if first.name not in zeros or added.get(out.name) != inner or inner.type.dtype is not DType.F32:
+            raise CannotLower("what the loop hands on is no sum of products")
+    return loop
+
+
+def _flat(shape: Sequence[int]) -> str:
+    """Places of a tile's elements in a row of memory."""
+    rows, columns = shape
+    return f"tl.arange(0, {rows})[:, None] * {columns} + tl.arange(0, {columns})[None, :]"
+
+
+def _loads_first(body: Sequence[Stmt]) -> list[Stmt]:
     """What is loaded behind a loop, loaded before it: such loads depend on no loop, as results are never read again."""
     first = next((i for i, s in enumerate(body) if isinstance(s, Loop)), None)
     if first is None:
-        return body
+        return list(body)
     outer = frozenset[str]().union(*(frozenset({s.var}) for s in body if isinstance(s, Loop)))
     early = [s for s in body[first + 1 :] if isinstance(s, Instr) and s.op == "load" and _early(s, outer)]
     return [*body[:first], *early, *(s for s in body[first:] if not any(s is e for e in early))]

@@ -153,13 +153,18 @@ def _unit(graph: Graph, strides: Strides, target: GpuTarget, tf32: bool, share: 
     return {"ok": True, "kernels": kernels, "because": because}, codes
 
 
+def launch_shape(tiling: GpuTiling, stages: int, tf32: bool) -> LaunchShape:
+    """How the programs of a tiling run."""
+    return LaunchShape(tiling.warps, stages, tf32, tiling.bulk, tiling.split)
+
+
 def compiled(
     graph: Graph, tiling: GpuTiling, strides: Strides, target: GpuTarget, tf32: bool = False
 ) -> tuple[Lowered, BuiltDeviceKernel]:
     """One kernel of a group: what it reads and writes, and its code; with fewer stages where they do not fit in shared memory."""
     lowered = lower_gpu(graph, tiling, strides)
     for stages in range(tiling.stages, 0, -1):
-        built = registry.device_kernels().compile(lowered.kernel, target, LaunchShape(tiling.warps, stages, tf32, tiling.bulk))
+        built = registry.device_kernels().compile(lowered.kernel, target, launch_shape(tiling, stages, tf32))
         if built.shared <= target.shared:
             return lowered, built
     raise CannotLower(f"tiles of {tiling} do not fit in {target.shared} bytes of shared memory")

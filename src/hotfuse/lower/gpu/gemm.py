@@ -54,6 +54,13 @@ BULK = (
     GpuTiling(128, 128, 64, 4, 3), GpuTiling(128, 128, 64, 8, 4), GpuTiling(128, 256, 64, 8, 4), GpuTiling(128, 256, 64, 8, 3),
 )  # fmt: skip
 """Those whose operands a copy engine fetches: no thread computes addresses, so more may be under way."""
+SPLIT = (
+    GpuTiling(64, 32, 128, 4, 4, split=2), GpuTiling(64, 32, 128, 4, 6, split=2), GpuTiling(64, 64, 64, 4, 8, split=4),
+    GpuTiling(64, 64, 128, 4, 4, split=4),
+)  # fmt: skip
+"""For long products with few results, where one program a tile would leave processors idle."""
+LEAST_SPLIT = 1024
+"""Steps of a product that is worth sharing."""
 ONE_ROW = (GpuTiling(1, 16, 512, 4, 1), GpuTiling(1, 8, 512, 4, 2), GpuTiling(1, 32, 256, 4, 2), GpuTiling(1, 16, 1024, 8, 1))
 """A product of one row reads its weights once: no tensor core helps, and what counts is how much is read at the same time."""
 PROCESSORS = 132
@@ -125,7 +132,9 @@ def gemm_tilings(graph: Graph, bulk: bool = False) -> Sequence[GpuTiling]:
         return tuple(plain[:MOST_TRIED])
     by_engine = [replace(t, bulk=True) for t in BULK if t.rows <= power_of_2(m) and t.columns <= power_of_2(n) and t.depth <= k]
     by_engine.sort(key=cost)
-    return tuple((*by_engine[:MOST_BULK], *plain[: MOST_TRIED - min(MOST_BULK, len(by_engine)) + 1]))
+    shared = [replace(t, bulk=True) for t in SPLIT if many * -(-m // t.rows) * -(-n // t.columns) <= PROCESSORS * 3 // 4
+              and k % (t.depth * t.split) == 0 and k >= LEAST_SPLIT and t.rows <= power_of_2(m)]  # fmt: skip
+    return tuple((*by_engine[:MOST_BULK], *shared, *plain[: MOST_TRIED - min(MOST_BULK, len(by_engine))]))
 
 
 def _clusters(graph: Graph) -> list[_Cluster]:

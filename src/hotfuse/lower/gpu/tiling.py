@@ -22,10 +22,13 @@ class GpuTiling:
     """Loop iterations whose loads are under way at the same time."""
     bulk: bool = False
     """Whether the device's copy engine fetches what loops read."""
+    split: int = 1
+    """Programs that share the steps of one product."""
 
     def __str__(self) -> str:
         deep = f"x{self.depth}" if self.depth > 1 else ""
-        return f"{self.rows}x{self.columns}{deep}, {self.warps} warps, {self.stages} stages{', bulk copies' if self.bulk else ''}"
+        more = (", bulk copies" if self.bulk else "") + (f", {self.split} programs a tile" if self.split > 1 else "")
+        return f"{self.rows}x{self.columns}{deep}, {self.warps} warps, {self.stages} stages{more}"
 
 
 def power_of_2(n: int) -> int:
