@@ -23,8 +23,10 @@ from hotfuse.cli import app, doctor, output
 from hotfuse.cli import show as show_module
 from hotfuse.cli.feeds import make_feeds
 from hotfuse.cli.output import pairs, print_json, rows
+from hotfuse.compile.device.selftest import doubling
 from hotfuse.ir.dims import Sym
 from hotfuse.ir.text import parse
+from hotfuse.tile.interp import run as interpret_tiles
 
 runner = CliRunner()
 
@@ -225,6 +227,17 @@ def test_doctor_asks_for_gpus_in_another_process(monkeypatch: pytest.MonkeyPatch
     assert all(str(d["device"]).startswith("cuda:") for d in seen[1:]), seen
     one = {"device": "cuda:0", "name": "some", "memory_bytes": 1, "capability": "9.0"}
     assert doctor.gpus(f"print('noise'); print({json.dumps([one])!r})") == [one]
+
+
+def test_doctor_says_whether_kernels_work_on_a_gpu() -> None:
+    seen: list[dict[str, object]] = [{"device": "cpu", "name": "some"}, {"device": "cuda:0", "kernels": ""},
+                                     {"device": "cuda:1", "kernels": "no Triton"}]  # fmt: skip
+    works, lacks = doctor.check_devices(seen)
+    assert works.status == "ok" and "cuda:0" in works.name
+    assert lacks.status == "warn" and "no Triton" in lacks.detail
+    kernel, x, y = doubling(), np.random.randn(4096).astype(np.float32), np.zeros(4096, np.float32)
+    interpret_tiles(kernel, {"x": x, "y": y}, {})
+    assert np.array_equal(y, 2 * x)
 
 
 @pytest.mark.parametrize("code", ["raise ValueError('no driver')", "print('no driver')", "", "import os; os.abort()"])

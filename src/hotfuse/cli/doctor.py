@@ -66,6 +66,7 @@ def doctor(
         check_native_code(),
         check_entry_point(),
         check_bf16(),
+        *check_devices(seen),
     ]
     report["checks"] = [asdict(c) for c in checks]
     report["ok"] = all(c.status != "FAIL" for c in checks)
@@ -89,12 +90,9 @@ def versions() -> dict[str, str]:
 
 
 _ASK_CUDA = """
-import json, torch
-found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
-print(json.dumps([
-    {"device": f"cuda:{i}", "name": p.name, "memory_bytes": p.total_memory, "capability": f"{p.major}.{p.minor}"}
-    for i, p in enumerate(found)
-]))
+import json
+from hotfuse.compile.device.selftest import report
+print(json.dumps(report()))
 """
 
 
@@ -117,6 +115,18 @@ def gpus(code: str, timeout_s: float = 120.0) -> list[dict[str, object]]:
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as e:
         said = (getattr(e, "stderr", None) or str(e)).strip().splitlines()
         return [{"device": "cuda", "name": f"could not be asked: {said[-1] if said else type(e).__name__}"}]
+
+
+def check_devices(seen: list[dict[str, object]]) -> list[Check]:
+    """Whether a kernel was generated, launched, recorded and replayed on each GPU."""
+    found: list[Check] = []
+    for device in (d for d in seen if "kernels" in d):
+        why, name = str(device["kernels"]), f"kernels on {device['device']}"
+        if why:
+            found.append(Check(name, "warn", f"plans have library kernels only: {why}"))
+        else:
+            found.append(Check(name, "ok", "a generated kernel was launched, recorded and replayed"))
+    return found
 
 
 def check_threads(top: Topology) -> Check:

@@ -9,6 +9,10 @@ import torch
 
 from hotfuse.backends.cuda.record import Recording, Run, pool_bytes
 
+_DEFAULT = 0
+"""The handle of the default stream."""
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _index: _DEFAULT)  # absent without CUDA
+
 
 class CudaDevice:
     """One device, for the recordings of one plan: replays follow each other, whatever streams they are launched on."""
@@ -18,6 +22,9 @@ class CudaDevice:
         self._in_background = in_background
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._done = torch.cuda.Event()
+        self._index = device.index if device.index is not None else torch.cuda.current_device()
+        self._last: int | None = None
+        """The stream of the last replay."""
 
     def record(self, run: Run, inputs: Sequence[torch.Tensor]) -> Recording:
         """Record a run; raises CaptureError where that cannot be."""
@@ -29,16 +36,29 @@ class CudaDevice:
         return not self._in_background() and not torch.cuda.is_current_stream_capturing()
 
     def enter(self) -> None:
-        """The caller's stream waits for the last replay."""
-        self._done.wait(torch.cuda.current_stream(self._device))
+        """The caller's stream waits for the last replay, if that was launched on another one: a stream keeps its own order."""
+        stream = self._stream()
+        if self._last is not None and self._last != stream:
+            if self._last == _DEFAULT:
+                self._done.record(torch.cuda.default_stream(self._device))
+            self._done.wait(torch.cuda.current_stream(self._device))
 
     def leave(self) -> None:
-        """The results of this one are copied when the caller's stream is here."""
-        self._done.record(torch.cuda.current_stream(self._device))
+        """The results of this one are copied when the stream is here. The default stream, which most programs use, lives as
+        long as the process, so it is asked only when another one enters."""
+        self._last = self._stream()
+        if self._last != _DEFAULT:
+            self._done.record(torch.cuda.current_stream(self._device))
 
     def drain(self) -> None:
         """Until the device has done the last replay."""
-        self._done.synchronize()
+        if self._last == _DEFAULT:
+            torch.cuda.default_stream(self._device).synchronize()
+        elif self._last is not None:
+            self._done.synchronize()
+
+    def _stream(self) -> int:
+        return _raw_stream(self._index)
 
     def held(self) -> int:
         """Bytes of device memory that recordings hold."""
