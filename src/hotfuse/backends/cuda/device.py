@@ -11,7 +11,8 @@ from hotfuse.backends.cuda.record import Recording, Run, pool_bytes
 
 _DEFAULT = 0
 """The handle of the default stream."""
-_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _index: _DEFAULT)  # absent without CUDA
+_own: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+_raw_stream: Callable[[int], int] = getattr(_own, "_cuda_getCurrentRawStream", lambda _index: _DEFAULT)  # absent without CUDA
 
 
 class CudaDevice:
@@ -22,7 +23,7 @@ class CudaDevice:
         self._in_background = in_background
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._done = torch.cuda.Event()
-        self._index = device.index if device.index is not None else torch.cuda.current_device()
+        self._index = torch.empty(0, device=device).device.index
         self._last: int | None = None
         """The stream of the last replay."""
 
