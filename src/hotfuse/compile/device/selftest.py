@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from hotfuse.backends import registry
-from hotfuse.backends.cuda.record import Recording
 from hotfuse.backends.device_code import LaunchShape
 from hotfuse.base.errors import HotfuseError
 from hotfuse.ir.types import DType
@@ -44,11 +43,15 @@ def unusable(device: torch.device) -> str:
             function.launch([x.data_ptr(), y.data_ptr()], int(torch.cuda.current_stream(device).cuda_stream))
             return (y,)
 
+        recorder = registry.device(device.type)
+        if recorder is None:
+            return f"nothing can be recorded on {device.type} devices"
+        recorded = recorder.recorded(run, device, lambda: False, lambda got, want: "" if torch.equal(got[0], want[0]) else "differs")
         with torch.cuda.device(device), torch.no_grad():
-            first, second = (torch.randn(ELEMENTS, device=device) for _ in range(2))
-            launched = run(first)[0]
-            replayed = Recording(run, [first], device, torch.cuda.graph_pool_handle()).replay([second])[0]
-            right = torch.equal(launched, first * 2) and torch.equal(replayed, second * 2)
+            given = [torch.randn(ELEMENTS, device=device) for _ in range(4)]
+            right = all(torch.equal(recorded(x)[0], x * 2) for x in given)
+        if not recorded.counters()["replays"]:
+            return "a kernel could not be recorded"
     except (HotfuseError, RuntimeError) as e:
         said = str(e).strip().splitlines()
         return said[0][:200] if said else type(e).__name__
