@@ -46,7 +46,7 @@ def unusable(device: torch.device) -> str:
         recorder = registry.device(device.type)
         if recorder is None:
             return f"nothing can be recorded on {device.type} devices"
-        recorded = recorder.recorded(run, device, lambda: False, lambda got, want: "" if torch.equal(got[0], want[0]) else "differs")
+        recorded = recorder.recorded(run, device, lambda: False, _difference)
         with torch.cuda.device(device), torch.no_grad():
             given = [torch.randn(ELEMENTS, device=device) for _ in range(4)]
             right = all(torch.equal(recorded(x)[0], x * 2) for x in given)
@@ -56,6 +56,10 @@ def unusable(device: torch.device) -> str:
         said = str(e).strip().splitlines()
         return said[0][:200] if said else type(e).__name__
     return "" if right else "a kernel gave wrong results"
+
+
+def _difference(got: tuple[Any, ...], want: tuple[Any, ...]) -> str:
+    return "" if torch.equal(got[0], want[0]) else "a replay gave other results"
 
 
 def doubling() -> Kernel:
