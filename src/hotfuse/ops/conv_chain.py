@@ -26,6 +26,7 @@ class ChainRole(Enum):
     HARDSWISH = "hardswish"
     CLIP = "limits 0 and 6"
     TIMES = "a product of two values"
+    INNERMOST = "a convolution that is no chain's, and makes images with channels innermost"
     ANY_ORDER = "something that reads images in any order of their memory, and keeps it"
     OTHER = "anything else"
 
@@ -151,7 +152,9 @@ def to_rows(
         if place in replaced or place in gone:
             continue
         found = tuple(v for v in dict.fromkeys(link.reads) if v in innermost)
-        if link.role is ChainRole.OTHER and found:
+        if link.role is ChainRole.INNERMOST:
+            innermost.update(link.makes)
+        elif link.role is ChainRole.OTHER and found:
             before[place] = found
             innermost.difference_update(found)
         elif found:

@@ -2,7 +2,8 @@
 
 torch's `conv2d` on planes copies images and weights into another order in every call, and each operator behind it goes through
 the image again. Here scales and shifts behind the convolution are part of its weights, images lie with channels innermost from
-one convolution to the next, and an activation changes the result in place. Results differ by float error only.
+one convolution to the next, and an activation changes the result in place. Results differ by float error only. A signal (one axis)
+is an image of one row here: the library's depthwise kernels for signals take up to six times as long as those for images.
 
 Weights in oneDNN's own order (`torch.ops.mkldnn._convolution_pointwise`) would save another 5% at most, lose where images are
 small, and cost 10 to 20 times as much for sizes that want another order than the one they were packed for.
@@ -55,21 +56,22 @@ def is_floats(value: Any, dims: int) -> bool:
     return isinstance(value, Tensor) and value.dtype is torch.float32 and value.dim() == dims and value.layout is torch.strided
 
 
-def by_channel(value: Any) -> Tensor | None:
-    """A constant that is the same for all pixels of an image, in float64: a number, or a vector of channels; None for others."""
+def by_channel(value: Any, dims: int = 4) -> Tensor | None:
+    """A constant that is the same for all pixels of an image (`dims` 4; of a signal 3), in float64: a number, or a vector of
+    channels; None for others."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return torch.tensor(float(value), dtype=torch.float64)
-    if not isinstance(value, Tensor) or value.dtype is not torch.float32 or value.dim() > 4:
+    if not isinstance(value, Tensor) or value.dtype is not torch.float32 or value.dim() > dims:
         return None
     if value.numel() == 1:
         return value.reshape(()).double()
-    shape = (1,) * (4 - value.dim()) + tuple(value.shape)
-    return value.reshape(-1).double() if value.dim() >= 3 and shape[1] == value.numel() else None
+    shape = (1,) * (dims - value.dim()) + tuple(value.shape)
+    return value.reshape(-1).double() if value.dim() >= dims - 1 and shape[1] == value.numel() else None
 
 
-def of_arithmetic(op: str, constant: Any, first: bool) -> Affine | None:
-    """`add`, `sub`, `mul` or `div` of an image and a constant; `first` where the image comes first."""
-    number = by_channel(constant)
+def of_arithmetic(op: str, constant: Any, first: bool, dims: int = 4) -> Affine | None:
+    """`add`, `sub`, `mul` or `div` of an image of so many dims and a constant; `first` where the image comes first."""
+    number = by_channel(constant, dims)
     match op:
         case _ if number is None:
             return None
@@ -97,15 +99,17 @@ def of_norm(constants: Sequence[Any], epsilon: float) -> Affine | None:
 class FoldedConv:
     """`after(activation(before(conv(x))))` in one call; what it is not made for goes to `plain`."""
 
-    __slots__ = ("_activate", "_after", "_bias", "_made", "_weight", "_window", "bytes", "plain")
+    __slots__ = ("_activate", "_after", "_bias", "_dims", "_made", "_weight", "_window", "bytes", "plain")
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, window: Window, before: Affine, activation: Activation, after: Affine,
         plain: Callable[[Tensor], Tensor],
     ) -> None:  # fmt: skip
+        self._dims = weight.dim()
         given = (weight,) if bias is None else (weight, bias)
         numbers = tuple(t.expand(weight.shape[0]).numpy().tobytes() for t in (before.scale, before.shift))
-        self._made = made_of(given, ("folded convolution", numbers), lambda: _folded(weight, bias, before))
+        image = weight.unsqueeze(2) if self._dims == 3 else weight
+        self._made = made_of(given, ("folded convolution", numbers), lambda: _folded(image, bias, before))
         self._weight, self._bias = self._made.value
         self._window = (window.stride, window.pads, window.dilation, window.groups)
         self._activate = _ACTIVATIONS[activation]
@@ -117,12 +121,14 @@ class FoldedConv:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The result; where images lie with channels innermost, so does it."""
-        if x.dim() != 4 or x.dtype is not torch.float32 or x.requires_grad or torch.is_autocast_enabled("cpu"):
+        if x.dim() != self._dims or x.dtype is not torch.float32 or x.requires_grad or torch.is_autocast_enabled("cpu"):
             return self.plain(x)
-        y = F.conv2d(x, self._weight, self._bias, *self._window)
+        y = F.conv2d(x if self._dims == 4 else x.unsqueeze(2), self._weight, self._bias, *self._window)
         if self._activate is not None:
             self._activate(y)
-        return y if self._after is None else self._after(y)
+        if self._after is not None:
+            y = self._after(y)
+        return y if self._dims == 4 else y.squeeze(2)
 
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor] | None] = {

@@ -18,6 +18,7 @@ import torch
 
 from hotfuse.frontends.onnx import control, limits
 from hotfuse.frontends.onnx.convs import folded
+from hotfuse.frontends.onnx.int8.qdq import on_bytes
 from hotfuse.frontends.onnx.model import OnnxNode
 from hotfuse.frontends.onnx.program import ABSENT, UNUSED, Call, Program, ProgramStep, Ready
 from hotfuse.frontends.onnx.registry import VARIES
@@ -64,7 +65,8 @@ def _folded(program: Program) -> Ready:
     """Of memory that steps are run on: its address, and how large it is."""
     made: dict[int, int] = {}
     left: list[ProgramStep] = []
-    for step in program.steps:
+    steps = on_bytes(program.steps, known - {ABSENT}, env, program.out_slots) if program.pack else program.steps
+    for step in steps:
         if _constant(step, known, program.out_slots):
             read.update(_memory(env[i] for i in step.ins))
             result = step.call(*[env[i] for i in step.ins])

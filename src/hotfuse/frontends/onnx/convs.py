@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,10 @@ from hotfuse.ops.conv_chain import Chain, ChainLink, ChainRole, chains, to_rows
 from hotfuse.ops.folded_conv import Affine, FoldedConv, Window, affine, is_floats, of_arithmetic, of_norm
 
 _ANY_ORDER = frozenset({
-    "Abs", "Add", "AveragePool", "BatchNormalization", "Ceil", "Clip", "Concat", "Conv", "ConvTranspose", "Div", "Elu",
-    "Erf", "Exp", "Floor", "Gelu", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "Identity",
-    "LeakyRelu", "Log", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pow", "Relu", "Resize", "Sigmoid", "Softplus",
-    "Sqrt", "Sub", "Swish", "Tanh",
+    "Abs", "Add", "AveragePool", "BatchNormalization", "Ceil", "Clip", "Concat", "Conv", "ConvTranspose", "DequantizeLinear",
+    "Div", "Elu", "Erf", "Exp", "Floor", "Gelu", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "Identity",
+    "LeakyRelu", "Log", "Max", "MaxPool", "Min", "Mul", "Neg", "PRelu", "Pow", "QuantizeLinear", "ReduceMean", "Relu", "Resize",
+    "Sigmoid", "Softplus", "Sqrt", "Sub", "Swish", "Tanh",
 })  # fmt: skip
 """Operators whose functions take images in any order of memory without copying them."""
 
@@ -38,9 +38,10 @@ class Folded:
 
 def folded(steps: Sequence[ProgramStep], known: set[int], env: Sequence[Value], outputs: Sequence[int]) -> Folded | None:
     """Convolutions with constant weights among the steps; None where there are none."""
-    links = [_link(s, known, env) for s in steps]
+    ranks = _ranks(steps, known, env)
+    links = [_link(s, known, env, ranks) for s in steps]
     found = chains(links, outputs)
-    if not found:
+    if not found and not any(link.role is ChainRole.INNERMOST for link in links):
         return None
     instead = {c.places[0]: (_conv(c, steps, known, env), c) for c in found}
     gone = frozenset(p for c in found for p in c.places[1:])
@@ -52,19 +53,36 @@ def _slots(values: Sequence[Hashable]) -> tuple[int, ...]:
     return tuple(v for v in values if isinstance(v, int))
 
 
-def _link(step: ProgramStep, known: set[int], env: Sequence[Value]) -> ChainLink:
+def _ranks(steps: Sequence[ProgramStep], known: set[int], env: Sequence[Value]) -> dict[int, int]:
+    """Dims of what convolutions make, and of what only operators in any order of memory make of it."""
+    found: dict[int, int] = {}
+    for step in steps:
+        if step.node.op in ("Conv", "QLinearConv"):
+            weight = env[step.ins[1 if step.node.op == "Conv" else 3]]
+            if isinstance(weight, Tensor):
+                found[step.outs[0]] = weight.dim()
+        elif step.node.op in _ANY_ORDER and (read := [found[i] for i in step.ins if i in found and i not in known]):
+            found.update(dict.fromkeys(step.outs, read[0]))
+    return found
+
+
+def _link(step: ProgramStep, known: set[int], env: Sequence[Value], ranks: Mapping[int, int]) -> ChainLink:
     reads = tuple(i for i in step.ins if i not in known)
     role, numbers, channels = ChainRole.OTHER, None, 0
     if step.kind == "op" and step.node.domain in ("", "ai.onnx") and reads and len(step.outs) == 1:
         constants = [env[i] if i in known else None for i in step.ins]
-        role, numbers, channels = _role(step, reads, constants)
+        role, numbers, channels = _role(step, reads, constants, ranks.get(reads[0], 4))
     return ChainLink(role, reads, step.outs, numbers, channels)
 
 
-def _role(step: ProgramStep, reads: tuple[int, ...], constants: list[Any]) -> tuple[ChainRole, Affine | None, int]:
+def _role(
+    step: ProgramStep, reads: tuple[int, ...], constants: list[Any], dims: int
+) -> tuple[ChainRole, Affine | None, int]:  # fmt: skip
     op = step.node.op
     if op == "Conv" and len(reads) == 1 and _window(step, constants) is not None:
         return ChainRole.CONV, None, int(constants[1].shape[0])
+    if op == "QLinearConv":
+        return ChainRole.INNERMOST, None, 0
     if op == "Relu":
         return ChainRole.RELU, None, 0
     if op == "HardSwish":
@@ -73,7 +91,7 @@ def _role(step: ProgramStep, reads: tuple[int, ...], constants: list[Any]) -> tu
         return ChainRole.TIMES, None, 0
     if op == "Clip" and not step.attrs and len(constants) == 3 and [_number(c) for c in constants[1:]] == [0.0, 6.0]:
         return ChainRole.CLIP, None, 0
-    if len(reads) == 1 and (numbers := _affine(step, reads[0], constants)) is not None:
+    if len(reads) == 1 and (numbers := _affine(step, reads[0], constants, dims)) is not None:
         return ChainRole.AFFINE, numbers, 0
     return (ChainRole.ANY_ORDER if op in _ANY_ORDER else ChainRole.OTHER), None, 0
 
@@ -83,21 +101,24 @@ def _number(value: Any) -> float | None:
 
 
 def _window(step: ProgramStep, constants: Sequence[Any]) -> Window | None:
-    """A plain convolution of float32 images with the same padding at both ends; None for others."""
+    """A plain convolution of float32 images or signals with the same padding at both ends; None for others."""
     weight, bias = constants[1], constants[2] if len(constants) > 2 else None
-    if not is_floats(weight, 4) or step.ins[0] == step.ins[1] or not (bias is None or is_floats(bias, 1)):
+    if not (is_floats(weight, 4) or is_floats(weight, 3)) or step.ins[0] == step.ins[1] or not (bias is None or is_floats(bias, 1)):
         return None
     if step.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or min(weight.shape) == 0:
         return None
-    stride, dilation = per_axis(step.attrs.get("strides"), 2), per_axis(step.attrs.get("dilations"), 2)
-    pads = symmetric(window_pads("NOTSET", step.attrs.get("pads"), [0, 0], weight.shape[2:], stride, dilation))
+    n = weight.dim() - 2
+    stride, dilation = per_axis(step.attrs.get("strides"), n), per_axis(step.attrs.get("dilations"), n)
+    pads = symmetric(window_pads("NOTSET", step.attrs.get("pads"), [0] * n, weight.shape[2:], stride, dilation))
     groups = int(step.attrs.get("group", 1))
     if pads is None or min(pads) < 0 or groups < 1 or weight.shape[0] % groups:
         return None
+    if n == 1:
+        return Window((1, stride[0]), (0, pads[0]), (1, dilation[0]), groups)
     return Window((stride[0], stride[1]), (pads[0], pads[1]), (dilation[0], dilation[1]), groups)
 
 
-def _affine(step: ProgramStep, read: int, constants: Sequence[Any]) -> Affine | None:
+def _affine(step: ProgramStep, read: int, constants: Sequence[Any], dims: int) -> Affine | None:
     """A step that scales and shifts by constants, one number or one for each channel."""
     op, first = step.node.op, step.ins[0] == read
     if op == "Identity":
@@ -106,7 +127,7 @@ def _affine(step: ProgramStep, read: int, constants: Sequence[Any]) -> Affine | 
         return of_norm(constants[1:], float(step.attrs.get("epsilon", 1e-5)))
     if op not in ("Add", "Sub", "Mul", "Div") or step.attrs or len(constants) != 2:
         return None
-    return of_arithmetic(op.lower(), constants[1 if first else 0], first)
+    return of_arithmetic(op.lower(), constants[1 if first else 0], first, dims)
 
 
 def _conv(chain: Chain, steps: Sequence[ProgramStep], known: set[int], env: Sequence[Value]) -> FoldedConv:

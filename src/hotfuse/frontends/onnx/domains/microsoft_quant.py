@@ -12,6 +12,8 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.domains import microsoft as ops_microsoft
+from hotfuse.frontends.onnx.int8 import layers
+from hotfuse.frontends.onnx.int8.storage import prepare_dequantize, prepare_quantize
 from hotfuse.frontends.onnx.ops import pool as ops_pool
 from hotfuse.frontends.onnx.ops import recurrent as ops_recurrent
 from hotfuse.frontends.onnx.ops.quant import (
@@ -143,7 +145,31 @@ def qlinear_concat(ctx: Ctx, y_scale: Tensor, y_zero: Tensor, *inputs: Tensor, a
     return _stored(torch.cat(parts, axis), y_scale, y_zero, inputs[0].dtype)
 
 
-@onnx_op("QGemm", domain=_MS)
+def _prepare_gemm(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+    """Constant weights: a layer of bytes."""
+    given: list[Any] = [*inputs, None, None, None]
+    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = given[:9]
+    constants = (a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero)
+    if not isinstance(a, Varies) or not all(isinstance(t, Tensor) for t in constants) or isinstance(c, Varies):
+        return None
+    if attrs.get("alpha", 1.0) != 1.0 or attrs.get("transA") or b.dim() != 2 or b.dtype is not b_zero.dtype:
+        return None
+    scales = layers.layer_scales((a_scale, a_zero), (b_scale, b_zero), (y_scale, y_zero))
+    weight = b if attrs.get("transB") else b.t().contiguous()
+    if scales is None or not (c is None or c.numel() == weight.shape[0]):
+        return None
+    made = layers.linear(scales, weight, None if c is None else c.reshape(-1))
+    if made is None:
+        return None
+    run, size = made
+
+    def call(a: Tensor, *rest: Any) -> Tensor:
+        return run(a) if a.dtype is scales.x_dtype and a.dim() == 2 and a.numel() else qgemm(ctx, a, *rest, **attrs)
+
+    return Prepared(call, size)
+
+
+@onnx_op("QGemm", domain=_MS, prepare=_prepare_gemm)
 def qgemm(
     ctx: Ctx,
     a: Tensor,
@@ -198,12 +224,20 @@ def dynamic_quantize_matmul(
     return matmul_integer_to_float(ctx, q, b, scale, b_scale, zero, b_zero, bias)
 
 
-@onnx_op("QuantizeLinear", domain=_MS)
+def _prepare_quantize(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+    return prepare_quantize(ctx, inputs, attrs, quantize)
+
+
+@onnx_op("QuantizeLinear", domain=_MS, prepare=_prepare_quantize)
 def quantize(ctx: Ctx, x: Tensor, scale: Tensor, zero: Any = None, *, axis: int = 1) -> Any:
     return quantize_linear(ctx, x, scale, zero, axis=axis)
 
 
-@onnx_op("DequantizeLinear", domain=_MS)
+def _prepare_dequantize(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+    return prepare_dequantize(ctx, inputs, attrs, dequantize)
+
+
+@onnx_op("DequantizeLinear", domain=_MS, prepare=_prepare_dequantize)
 def dequantize(ctx: Ctx, x: Any, scale: Tensor, zero: Any = None, *, axis: int = 1) -> Any:
     return dequantize_linear(ctx, x, scale, zero, axis=axis)
 

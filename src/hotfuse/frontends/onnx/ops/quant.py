@@ -7,6 +7,7 @@ that they are exact there too.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,13 @@ from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.elements import FLOAT8, Value, norm_axis, torch_dtype
+from hotfuse.frontends.onnx.int8 import layers
+from hotfuse.frontends.onnx.int8.storage import prepare_dequantize, prepare_quantize
 from hotfuse.frontends.onnx.ops.cast import convert
 from hotfuse.frontends.onnx.ops.conv import conv
-from hotfuse.frontends.onnx.registry import Ctx, onnx_op
+from hotfuse.frontends.onnx.registry import Ctx, Prepared, Varies, onnx_op
 from hotfuse.frontends.onnx.values import BY_CODE, Elem, elem_of
+from hotfuse.frontends.onnx.windows import per_axis, symmetric, window_pads
 
 _UINT8 = 2
 
@@ -54,7 +58,11 @@ def _store(y: Tensor, zero: Tensor | None, elem: Elem, saturate: bool = True) ->
     return convert(y.to(torch.int32), elem)
 
 
-@onnx_op("QuantizeLinear")
+def _prepare_quantize(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+    return prepare_quantize(ctx, inputs, attrs, quantize_linear)
+
+
+@onnx_op("QuantizeLinear", prepare=_prepare_quantize)
 def quantize_linear(
     ctx: Ctx,
     x: Tensor,
@@ -78,7 +86,11 @@ def quantize_linear(
     return _store(y, zero, elem, bool(saturate))
 
 
-@onnx_op("DequantizeLinear")
+def _prepare_dequantize(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+    return prepare_dequantize(ctx, inputs, attrs, dequantize_linear)
+
+
+@onnx_op("DequantizeLinear", prepare=_prepare_dequantize)
 def dequantize_linear(
     ctx: Ctx,
     x: Value,
@@ -128,7 +140,23 @@ def matmul_integer(
     return torch.matmul(shifted(a, a_zero_point, rows=True), shifted(b, b_zero_point)).to(torch.int32)
 
 
-@onnx_op("QLinearMatMul")
+def _prepare_matmul(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+    """Constant weights, one matrix: a layer of bytes."""
+    x, xs, xz, w, ws, wz, ys, yz = inputs
+    if not isinstance(x, Varies) or any(isinstance(t, Varies) for t in inputs[1:]) or w.dim() != 2:
+        return None
+    scales = layers.layer_scales((xs, xz), (ws, wz), (ys, yz))
+    if scales is None or w.dtype is not wz.dtype or (made := layers.linear(scales, w.t().contiguous(), None)) is None:
+        return None
+    run, size = made
+
+    def call(a: Tensor, *rest: Any) -> Value:
+        return run(a) if a.dtype is scales.x_dtype and a.dim() > 1 and a.numel() else qlinear_matmul(ctx, a, *rest)
+
+    return Prepared(call, size)
+
+
+@onnx_op("QLinearMatMul", prepare=_prepare_matmul)
 def qlinear_matmul(
     ctx: Ctx,
     a: Tensor,
@@ -174,7 +202,45 @@ def conv_integer(
     return conv(ctx, shifted(x, x_zero_point, dtype=dtype), shifted(w, zero, dtype=dtype), **attrs).to(torch.int32)
 
 
-@onnx_op("QLinearConv")
+def _prepare_conv(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+    """Constant weights, images or signals with the same padding at both ends: a layer of bytes."""
+    given: list[Any] = [*inputs, None]
+    x, xs, xz, w, ws, wz, ys, yz, bias = given[:9]
+    if not isinstance(x, Varies) or any(isinstance(t, Varies) for t in inputs[1:]) or w.dim() not in (3, 4):
+        return None
+    scales, slide = layers.layer_scales((xs, xz), (ws, wz), (ys, yz)), _slide(w, attrs)
+    if scales is None or slide is None or w.dtype is not wz.dtype:
+        return None
+    rank = w.dim()
+    made = layers.conv(scales, w if rank == 4 else w.unsqueeze(2), bias, slide)
+    if made is None:
+        return None
+    run, size = made
+
+    def call(x: Tensor, *rest: Any) -> Value:
+        if x.dtype is not scales.x_dtype or x.dim() != rank or not x.numel():
+            return qlinear_conv(ctx, x, *rest, **attrs)
+        return run(x) if rank == 4 else run(x.unsqueeze(2)).squeeze(2)
+
+    return Prepared(call, size)
+
+
+def _slide(w: Tensor, attrs: Mapping[str, Any]) -> layers.Slide | None:
+    """How a convolution goes over images (over signals: images of one row); None where padding differs at both ends."""
+    n = w.dim() - 2
+    stride, dilation = per_axis(attrs.get("strides"), n), per_axis(attrs.get("dilations"), n)
+    if attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID", "") or min(w.shape) == 0:
+        return None
+    pads = symmetric(window_pads(attrs.get("auto_pad", "NOTSET"), attrs.get("pads"), [0] * n, w.shape[2:], stride, dilation))
+    groups = int(attrs.get("group", 1))
+    if pads is None or min(pads) < 0 or groups < 1 or w.shape[0] % groups:
+        return None
+    if n == 1:
+        return layers.Slide((1, stride[0]), (0, pads[0]), (1, dilation[0]), groups)
+    return layers.Slide((stride[0], stride[1]), (pads[0], pads[1]), (dilation[0], dilation[1]), groups)
+
+
+@onnx_op("QLinearConv", prepare=_prepare_conv)
 def qlinear_conv(
     ctx: Ctx,
     x: Tensor,

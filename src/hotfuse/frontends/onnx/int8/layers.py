@@ -1,0 +1,178 @@
+"""Products and convolutions of bytes with constant weights, in the library's integer kernels where their sums are exact.
+
+FBGEMM's kernels compute what ONNX says: an integer sum, times `x_scale * w_scale / y_scale`, rounded half to even. On processors
+without VNNI they add two products of bytes in 16 bits, which saturates; weights of seven bits never do. Others are multiplied as
+floats, where floats hold every sum exactly. What fits neither stays with the operator's own function.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hotfuse.frontends.onnx.int8.storage import LIMITS, QUANTIZED, available, bytes_of, number, quantized_view, stored
+
+SEVEN_BITS = 64
+"""Two products of a byte and such a weight fit 16 bits."""
+EXACT = 1 << 24
+"""Integers up to here are floats."""
+FEW_ROWS = 4
+"""Products of fewer rows are faster as floats: the integer kernels take as long for one row as for four."""
+WIDENED_BYTES = 64 << 20
+"""Most memory of one layer's weights as floats."""
+
+_engine = threading.Lock()
+ByteLayer = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerScales:
+    """Scales and zero points of what a layer reads, of its weights (one, or one for every output channel) and of what it makes."""
+
+    x: float
+    x_zero: int
+    x_dtype: torch.dtype
+    w: Tensor
+    w_zero: Tensor
+    y: float
+    y_zero: int
+    y_dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """How a convolution goes over images."""
+
+    stride: tuple[int, int]
+    pads: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+
+def layer_scales(x: Sequence[Any], w: Sequence[Any], y: Sequence[Any]) -> LayerScales | None:
+    """Of constants, a scale and a zero point each; None where one is no constant, or not of bytes."""
+    (xs, xz), (ws, wz), (ys, yz) = x, w, y
+    single = (xs, xz, ys, yz)
+    if any(number(t) is None for t in single) or not all(isinstance(t, Tensor) and t.dim() <= 1 and t.numel() for t in (ws, wz)):
+        return None
+    if any(t.dtype is not torch.float32 for t in (xs, ws, ys)) or any(t.dtype not in QUANTIZED for t in (xz, wz, yz)):
+        return None
+    return LayerScales(
+        float(xs), int(xz), xz.dtype, ws.reshape(-1), wz.reshape(-1).to(torch.int64), float(ys), int(yz), yz.dtype
+    )
+
+
+def linear(scales: LayerScales, weight: Tensor, bias: Tensor | None) -> tuple[ByteLayer, int] | None:
+    """`y = x @ weight.T + bias` of bytes, and the memory it holds; None where neither way is exact."""
+    w, scales = _signed(weight, scales)
+    floats = _floats(scales, w, bias, F.linear, 0)
+    if not _integer_kernels(w, 1):
+        return floats
+    run = _kernel(scales, _packed(torch.ops.quantized.linear_prepack, w, scales, bias), torch.ops.quantized.linear)
+    if floats is None:
+        return run, w.nbytes
+    few, size = floats
+    columns = w.shape[1]
+    return (lambda x: few(x) if x.numel() < FEW_ROWS * columns else run(x)), size + w.nbytes
+
+
+def conv(scales: LayerScales, weight: Tensor, bias: Tensor | None, slide: Slide) -> tuple[ByteLayer, int] | None:
+    """A convolution of images of bytes, with channels innermost in the result; None where neither way is exact."""
+    w, scales = _signed(weight, scales)
+    if not _integer_kernels(w, slide.groups):
+        how = (slide.stride, slide.pads, slide.dilation, slide.groups)
+        return _floats(scales, w, bias, lambda x, w, b: F.conv2d(x, w, b, *how), 2)
+    window = (list(slide.stride), list(slide.pads), list(slide.dilation), slide.groups)
+    packed = _packed(torch.ops.quantized.conv2d_prepack, w, scales, bias, *window)
+    return _kernel(scales, packed, torch.ops.quantized.conv2d), w.nbytes
+
+
+def _signed(w: Tensor, scales: LayerScales) -> tuple[Tensor, LayerScales]:
+    """Weights and their zero points as signed bytes: the same differences."""
+    if w.dtype is torch.int8:
+        return w, scales
+    s = scales
+    zero = s.w_zero - 128
+    return (w.to(torch.int16) - 128).to(torch.int8), LayerScales(s.x, s.x_zero, s.x_dtype, s.w, zero, s.y, s.y_zero, s.y_dtype)
+
+
+def _integer_kernels(w: Tensor, groups: int) -> bool:
+    """Whether the library's integer kernels add products of these signed weights exactly."""
+    if not available() or "fbgemm" not in torch.backends.quantized.supported_engines or not w.numel():
+        return False
+    return int(w.to(torch.int16).abs().max()) <= SEVEN_BITS or (groups == 1 and full_bytes_are_exact())
+
+
+@functools.cache
+def full_bytes_are_exact() -> bool:
+    """Whether the integer kernels add products of weights of eight bits exactly on this processor: believed after they did."""
+    one, zero = torch.ones(1), torch.zeros(1, dtype=torch.int64)
+    scales = LayerScales(1.0, 0, torch.uint8, one, zero, 255.0 * 127.0 * 64.0 / 200.0, 0, torch.uint8)
+    packed = _packed(torch.ops.quantized.linear_prepack, torch.full((16, 64), 127, dtype=torch.int8), scales, None)
+    made = _kernel(scales, packed, torch.ops.quantized.linear)(torch.full((8, 64), 255, dtype=torch.uint8))
+    return bool((made == 200).all())
+
+
+def _packed(prepack: Callable[..., Any], w: Tensor, scales: LayerScales, bias: Tensor | None, *window: Any) -> Any:
+    """Weights in the order of FBGEMM's kernels; other engines round by reciprocals. The choice is the process's: it is put back."""
+    each = w.shape[0]
+    unit = scales.w.expand(each)
+    whole = torch._make_per_channel_quantized_tensor(  # pyright: ignore[reportPrivateUsage]
+        w.contiguous(), unit.double().contiguous(), scales.w_zero.expand(each).contiguous(), 0
+    )
+    start = None if bias is None else bias.float() * (torch.tensor(scales.x) * unit)
+    with _engine:
+        before = torch.backends.quantized.engine
+        torch.backends.quantized.engine = "fbgemm"
+        try:
+            return prepack(whole, start, *window)
+        finally:
+            torch.backends.quantized.engine = before
+
+
+def _kernel(scales: LayerScales, packed: Any, kernel: Callable[..., Tensor]) -> ByteLayer:
+    """Integer kernels read and make unsigned bytes: signed ones have their highest bit turned."""
+    reads, makes = scales.x_dtype is torch.int8, scales.y_dtype is torch.int8
+    x_scale, x_zero = scales.x, scales.x_zero + 128 * reads
+    y_scale, y_zero = scales.y, scales.y_zero + 128 * makes
+
+    def run(x: Tensor) -> Tensor:
+        if reads:
+            x = x.view(torch.uint8) ^ 128
+        y = bytes_of(kernel(quantized_view(x, x_scale, x_zero), packed, y_scale, y_zero))
+        return y.bitwise_xor_(128).view(torch.int8) if makes else y
+
+    return run
+
+
+def _floats(
+    scales: LayerScales, w: Tensor, bias: Tensor | None, product: Callable[..., Tensor], trailing: int
+) -> tuple[ByteLayer, int] | None:  # fmt: skip
+    """The same integers as floats; None where a sum could leave what floats hold exactly."""
+    low, high = LIMITS[scales.x_dtype]
+    if not available() or w.numel() * 4 > WIDENED_BYTES or not w.numel():
+        return None
+    wide = w.float() - scales.w_zero.float().reshape([-1] + [1] * (w.dim() - 1))
+    most = wide.abs().flatten(1).double().sum(1) * max(high - scales.x_zero, scales.x_zero - low)
+    start = None if bias is None else bias.float()
+    if bias is not None:
+        most = most + bias.abs().double()
+    if not bool((most < EXACT).all()):
+        return None
+    if trailing:
+        wide = wide.contiguous(memory_format=torch.channels_last)
+    factor = torch.tensor(scales.x) * scales.w / torch.tensor(scales.y)
+    factor = factor.reshape([-1] + [1] * trailing) if factor.numel() > 1 else factor.reshape(())
+
+    def run(x: Tensor) -> Tensor:
+        y = product(quantized_view(x, 1.0, scales.x_zero).dequantize(), wide, start)
+        return stored(y.mul_(factor), scales.y_zero, scales.y_dtype)
+
+    return run, wide.nbytes

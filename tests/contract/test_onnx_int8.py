@@ -1,0 +1,274 @@
+"""Before compiled code is there, quantized files run in the library's integer kernels: the operators' own bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+import hotfuse
+from hotfuse.base.settings import Settings
+from hotfuse.frontends.onnx.int8 import layers, storage
+from hotfuse.frontends.onnx.interp import OnnxModule
+from hotfuse.frontends.onnx.load import load
+from hotfuse.frontends.onnx.program import NodeCtx
+from hotfuse.frontends.onnx.registry import VARIES, find
+
+CTX = NodeCtx(19, 1)
+Array = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.skipif(not storage.available(), reason="this torch has no quantized tensors")
+
+
+def prepared(op: str, inputs: list[Any], domain: str = "", **attrs: Any) -> Any:
+    """The prepared operator and its own function, for a first input that varies."""
+    row = find(domain, op, 10)
+    assert row is not None and row.prepare is not None
+    made = row.prepare(CTX, [VARIES, *inputs[1:]], attrs)
+    return None if made is None else (made.call(*inputs), row.fn(CTX, *inputs, **attrs), made)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zero"), [(torch.uint8, 0), (torch.uint8, 1), (torch.uint8, 128), (torch.int8, -5), (torch.int8, 127)]
+)
+@pytest.mark.parametrize("scale", [0.02, 0.5, 1e-6])
+def test_bytes_are_those_of_the_operators(dtype: torch.dtype, zero: int, scale: float) -> None:
+    low, high = storage.LIMITS[dtype]
+    s, z = torch.tensor(scale), torch.tensor(zero, dtype=dtype)
+    edges = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1e30, -1e30])
+    x = torch.cat([torch.randn(1003) * 100 * s, torch.arange(-600, 600) / 2 * s, edges])
+    got, want, _ = prepared("QuantizeLinear", [x, s, z])
+    assert torch.equal(got, want)
+    got, want, _ = prepared("DequantizeLinear", [torch.arange(low, high + 1).to(dtype), s, z])
+    assert torch.equal(got, want)
+
+
+def test_what_is_no_number_is_the_lowest() -> None:
+    got, _, _ = prepared("QuantizeLinear", [torch.full((9,), torch.nan), torch.tensor(0.1), torch.tensor(3, dtype=torch.int8)])
+    assert got.tolist() == [-128] * 9  # ONNX Runtime's
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.randn(2, 8, 5, 3).contiguous(memory_format=torch.channels_last), lambda: torch.randn(6, 7).t(),
+    lambda: torch.randn(3, 0), lambda: torch.randn(()), lambda: torch.randn(1),
+    lambda: torch.randn(5, 9)[:, 2:7], lambda: torch.randn(4, 1).expand(4, 5),
+])  # fmt: skip
+def test_any_order_of_memory(make: Any) -> None:
+    x, s, z = make(), torch.tensor(0.05), torch.tensor(7, dtype=torch.uint8)
+    bytes_, want, _ = prepared("QuantizeLinear", [x, s, z])
+    assert torch.equal(bytes_, want) and bytes_.shape == x.shape
+    view = torch.randint(0, 256, (40, 40), dtype=torch.uint8)[3:9, 1:20:2].t()
+    for given in (bytes_, view):
+        got, want, _ = prepared("DequantizeLinear", [given, s, z])
+        assert torch.equal(got, want) and got.shape == given.shape
+
+
+def extreme(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """Bytes that are mostly at their limits, where sums are largest."""
+    low, high = storage.LIMITS[dtype]
+    ends = torch.where(torch.rand(shape) < 0.7, high, low)
+    return torch.where(torch.rand(shape) < 0.7, ends, torch.randint(low, high + 1, shape)).to(dtype)
+
+
+def weights(dtype: torch.dtype, bits: int, *shape: int) -> tuple[torch.Tensor, int]:
+    """Mostly the largest ones of so many bits, around a zero point."""
+    middle = 128 if dtype is torch.uint8 else 0
+    most = 64 if bits == 7 else 127
+    w = torch.where(torch.rand(shape) < 0.6, most, torch.randint(-most, most + 1, shape))
+    return (w + middle).to(dtype), middle
+
+
+@pytest.mark.parametrize("bits", [7, 8])
+@pytest.mark.parametrize(("x_dtype", "w_dtype"), [(torch.uint8, torch.int8), (torch.int8, torch.int8), (torch.uint8, torch.uint8)])
+@pytest.mark.parametrize("form", [(1, 24, 3, 2), (24, 24, 3, 2), (4, 24, 5, 2), (1, 24, 1, 2), (1, 3, 7, 2), (1, 24, 5, 1)])
+def test_convolutions(bits: int, x_dtype: torch.dtype, w_dtype: torch.dtype, form: tuple[int, int, int, int]) -> None:
+    groups, channels, kernel, rank = form
+    x = extreme(x_dtype, 2, channels, *(11, 9)[:rank])
+    w, middle = weights(w_dtype, bits, 24, channels // groups, *(kernel,) * rank)
+    each = torch.rand(24) * 0.01 + 0.001
+    zeros = torch.full((24,), middle, dtype=w_dtype)
+    x_zero = 121 if x_dtype is torch.uint8 else -9
+    out = w[0].numel() * 60.0 * 100 * 0.006 * 0.02 / 100
+    bias = torch.randint(-9000, 9000, (24,), dtype=torch.int32)
+    zero = torch.tensor(x_zero, dtype=x_dtype)
+    inputs = [x, torch.tensor(0.02), zero, w, each, zeros, torch.tensor(out), zero, bias]
+    attrs = {"group": groups, "pads": [kernel // 2] * (2 * rank), "strides": [1, 2][-rank:]}
+    found = prepared("QLinearConv", inputs, **attrs)
+    assert found is not None
+    got, want, _ = found
+    assert got.shape == want.shape and got.dtype is want.dtype
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("bits", [7, 8])
+@pytest.mark.parametrize("rows", [1, 3, 9])
+@pytest.mark.parametrize("x_dtype", [torch.uint8, torch.int8])
+def test_products(bits: int, rows: int, x_dtype: torch.dtype) -> None:
+    w, _ = weights(torch.int8, bits, 70, 33)
+    a = extreme(x_dtype, rows, 70)
+    scales = [torch.tensor(0.02), torch.tensor(5, dtype=x_dtype)]
+    each = [torch.rand(33) * 0.01 + 0.001, torch.zeros(33, dtype=torch.int8)]
+    ends = [torch.tensor(2.0), torch.tensor(9, dtype=x_dtype)]
+    got, want, _ = prepared("QLinearMatMul", [a, *scales, w, *each, *ends])
+    assert torch.equal(got, want)
+    bias = torch.randint(-9000, 9000, (33,), dtype=torch.int32)
+    got, want, _ = prepared("QGemm", [a, *scales, w.t().contiguous(), *each, bias, *ends], "com.microsoft", transB=1)
+    assert int((got.int() - want.int()).abs().max()) <= 1  # its own function divides by the result's scale
+    assert float((got != want).float().mean()) < 0.02
+
+
+def test_sums_that_floats_do_not_hold_stay_with_the_operator() -> None:
+    if layers.full_bytes_are_exact():
+        pytest.skip("integer kernels are exact here for all weights")
+    w = torch.full((2000, 8), 127, dtype=torch.int8)
+    s, z = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)
+    row = find("", "QLinearMatMul", 10)
+    assert row is not None and row.prepare is not None
+    assert row.prepare(CTX, [VARIES, s, z, w, s, torch.tensor(0, dtype=torch.int8), s, z], {}) is None
+
+
+def model(nodes: list[onnx.NodeProto], shape: tuple[int, ...], constants: dict[str, Array]) -> bytes:
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+
+
+class Written:
+    """A QDQ file as quantizers write it."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: dict[str, Array] = {}
+        self.random = np.random.default_rng(seed)
+
+    def pair(self, name: str, scale: float, zero: int, of: type = np.uint8) -> str:
+        """Q and DQ of a value."""
+        self.constants |= {f"{name}_s": np.float32(scale), f"{name}_z": of(zero)}
+        self.nodes.append(helper.make_node("QuantizeLinear", [name, f"{name}_s", f"{name}_z"], [f"{name}_q"]))
+        self.nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", f"{name}_s", f"{name}_z"], [f"{name}_d"]))
+        return f"{name}_d"
+
+    def weight(self, name: str, shape: tuple[int, ...], channels: int | None, axis: int = 0) -> str:
+        """DQ of constant bytes, one scale for each of so many channels."""
+        scale = np.float32(0.01) if channels is None else (self.random.random(channels) * 0.01 + 0.005).astype(np.float32)
+        self.constants |= {f"{name}_q": self.random.integers(-64, 65, shape).astype(np.int8), f"{name}_s": scale,
+                           f"{name}_z": np.zeros(np.shape(scale), np.int8)}  # fmt: skip
+        given = {} if channels is None else {"axis": axis}
+        self.nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", f"{name}_s", f"{name}_z"], [name], **given))
+        return name
+
+    def bias(self, name: str, x: str, w: str, n: int) -> str:
+        scale = np.atleast_1d(self.constants[f"{x}_s"] * self.constants[f"{w}_s"]).astype(np.float32)
+        bias = self.random.integers(-3000, 3000, n).astype(np.int32)
+        self.constants |= {f"{name}_q": bias, f"{name}_s": scale, f"{name}_z": np.zeros(scale.shape, np.int32)}
+        self.nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", f"{name}_s", f"{name}_z"], [name], axis=0))
+        return name
+
+    def op(self, op: str, ins: list[str], out: str, **attrs: Any) -> str:
+        self.nodes.append(helper.make_node(op, ins, [out], **attrs))
+        return out
+
+
+def network(of: type, channels: bool) -> bytes:
+    """Convolution, hardswish spelled out, a residual, moves, and two products."""
+    w = Written()
+    low = 0 if of is np.uint8 else -128
+    x = w.pair("x", 0.03, low + 120, of)
+    weight = w.weight("w1", (8, 4, 3, 3), 8 if channels else None)
+    w.op("Conv", [x, weight, w.bias("b1", "x", "w1", 8)], "c1", pads=[1, 1, 1, 1])
+    c1 = w.pair("c1", 0.05, low + 100, of)
+    w.op("HardSigmoid", [c1], "h", alpha=1 / 6, beta=0.5)
+    w.op("Mul", [c1, w.pair("h", 1 / 255, low, of)], "s")
+    s = w.pair("s", 0.04, low + 10, of)
+    w.op("Conv", [s, w.weight("w2", (8, 8, 1, 1), 8 if channels else None), w.bias("b2", "s", "w2", 8)], "c2")
+    w.op("Relu", ["c2"], "r2")
+    w.op("Add", [w.pair("r2", 0.05, low, of), s], "a")
+    a = w.pair("a", 0.06, low + 3, of)
+    w.constants |= {"flat": np.array([0, -1], np.int64)}
+    w.op("Transpose", [a], "t", perm=[0, 2, 3, 1])
+    w.op("Reshape", ["t", "flat"], "f")
+    w.constants |= {"f_s": w.constants["a_s"], "f_z": w.constants["a_z"]}
+    f = w.pair("f", 0.06, low + 3, of)
+    w.op("Gemm", [f, w.weight("w3", (16, 8 * 30), 16 if channels else None), w.bias("b3", "f", "w3", 16)], "g", transB=1)
+    g = w.pair("g", 0.2, low + 128, of)
+    w.op("MatMul", [g, w.weight("w4", (16, 5), 5 if channels else None, axis=1)], "m")
+    w.op("Identity", [w.pair("m", 0.1, low + 128, of)], "y")
+    return model(w.nodes, (2, 4, 6, 5), w.constants)
+
+
+@pytest.mark.parametrize("of", [np.uint8, np.int8])
+@pytest.mark.parametrize("channels", [False, True])
+def test_a_qdq_network_runs_on_bytes(of: type, channels: bool) -> None:
+    data = network(of, channels)
+    fast, plain = OnnxModule(load(data)), OnnxModule(load(data), pack=False)
+    for seed in range(4):
+        x = torch.randn(2, 4, 6, 5, generator=torch.Generator().manual_seed(seed))
+        (got,), (want,) = fast.forward(x), plain.forward(x)
+        assert isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
+        assert float((got - want).abs().max()) <= 0.1001 and float((got != want).float().mean()) <= 0.2  # one step
+    ran = [c[-1].op for c in fast.program.ready().calls]
+    assert not fast.unprepared
+    assert [ran.count(op) for op in ("QLinearConv", "QGemm", "QLinearMatMul")] == [2, 1, 1]
+    assert not {"HardSigmoid", "Mul", "Conv", "Gemm", "MatMul"} & set(ran)
+    assert len(ran) < len(plain.program.ready().calls) * 0.6
+
+
+def test_a_session_serves_it() -> None:
+    ort = pytest.importorskip("onnxruntime")
+    data = network(np.uint8, True)
+    x = np.random.default_rng(3).normal(size=(2, 4, 6, 5)).astype(np.float32)
+    options = ort.SessionOptions()  # as the file says: its optimizer's own operators round otherwise
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    want = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    with hotfuse.InferenceSession(data, settings=Settings(tiers=0, record=False)) as session:
+        got = session.run(None, {"x": x})[0]
+    assert np.abs(got - want).max() <= 0.1001
+
+
+def test_what_others_read_too_is_still_computed() -> None:
+    w = Written()
+    x = w.pair("x", 0.05, 128)
+    w.op("Sigmoid", [x], "s")
+    w.op("Add", [w.pair("s", 1 / 255, 0), "s"], "a")  # the float between is read, too
+    w.op("Identity", [w.pair("a", 1 / 127, 0)], "y")
+    data = model(w.nodes, (3, 50), w.constants)
+    x = torch.randn(3, 50) * 3
+    (got,), (want,) = OnnxModule(load(data)).forward(x), OnnxModule(load(data), pack=False).forward(x)
+    assert torch.equal(got, want)
+
+
+def test_functions_of_a_byte_with_other_scales_and_empty_images() -> None:
+    w = Written()
+    x = w.pair("x", 0.05, -3, np.int8)
+    w.op("Tanh", [x], "t")
+    w.op("Identity", [w.pair("t", 1 / 127, 0, np.int8)], "y")
+    data = model(w.nodes, ("n", 3, 2, 2), w.constants)  # pyright: ignore[reportArgumentType]
+    fast, plain = OnnxModule(load(data)), OnnxModule(load(data), pack=False)
+    for x in (torch.randn(0, 3, 2, 2), torch.randn(2, 3, 2, 2) * 4, torch.randn(1, 2, 2, 3).permute(0, 3, 1, 2)):
+        (got,), (want,) = fast.forward(x), plain.forward(x)
+        assert torch.equal(got, want) and got.shape == want.shape
+    assert "Tanh" not in [c[-1].op for c in fast.program.ready().calls]
+
+
+def test_a_bias_in_other_units_keeps_the_floats() -> None:
+    w = Written()
+    x = w.pair("x", 0.03, 120)
+    weight = w.weight("w", (8, 4, 1, 1), None)
+    bias = w.bias("b", "x", "w", 8)
+    w.constants["b_s"] = w.constants["b_s"] * 3
+    w.op("Conv", [x, weight, bias], "c")
+    w.op("Identity", [w.pair("c", 0.05, 100)], "y")
+    data = model(w.nodes, (1, 4, 3, 3), w.constants)
+    fast, x = OnnxModule(load(data)), torch.randn(1, 4, 3, 3)
+    (got,), (want,) = fast.forward(x), OnnxModule(load(data), pack=False).forward(x)
+    assert float((got - want).abs().max()) <= 0.0501
+    assert "Conv" in [c[-1].op for c in fast.program.ready().calls]
+
