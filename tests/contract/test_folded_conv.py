@@ -135,3 +135,27 @@ def test_the_input_is_left_alone() -> None:
     first, second = module(x)[0], module(x)[0]
     assert torch.equal(x, before) and torch.equal(first, second)
     assert first.data_ptr() != second.data_ptr()
+
+
+@pytest.mark.parametrize(("group", "kernel", "stride", "dilation"), [(1, 1, 1, 1), (1, 3, 2, 1), (4, 5, 1, 2), (2, 3, 1, 1)])
+def test_signals_are_images_of_one_row(group: int, kernel: int, stride: int, dilation: int) -> None:
+    info = helper.make_tensor_value_info
+    reach = (kernel - 1) * dilation // 2
+    shapes = {"w": (4, 4 // group, kernel), "b": (4,), "k": (1, 4, 1), "n": (4, 1, 1), "u": (4, 4, 1)}
+    nodes = [
+        _node("Conv", "x w b", "a", group=group, strides=[stride], dilations=[dilation], pads=[reach, reach]),
+        _node("Mul", "a k", "m"), _node("Relu", "m", "r"), _node("Conv", "r u", "c"),
+        _node("Add", "c n", "y"),  # a number for each of four signals, though there are as many channels
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "g", [info("x", TensorProto.FLOAT, [4, 4, "l"])], [info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.random.randn(*shape).astype(np.float32), k) for k, shape in shapes.items()],
+    )  # fmt: skip
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
+    fast, plain = OnnxModule(load(data)), OnnxModule(load(data), pack=False)
+    for x in (torch.randn(4, 4, 17), torch.randn(4, 17, 4).transpose(1, 2)):
+        (got,), (want,) = fast.forward(x), plain.forward(x)
+        assert got.shape == want.shape and got.is_contiguous()
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert sum(isinstance(c[0], Bounded) for c in fast.program.ready().calls) == 2
+    assert "Add" in [c[-1].op for c in fast.program.ready().calls] and "Mul" not in [c[-1].op for c in fast.program.ready().calls]
