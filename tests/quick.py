@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 COSTS = Path(__file__).with_name("costs.txt")
-BUDGET_S = 1.0
-LONGEST_S = 6.0
+BUDGET_S = 0.5
+LONGEST_S = 4.0
 
 
 def function_of(name: str) -> str:

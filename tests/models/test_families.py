@@ -23,6 +23,7 @@ def test_there_are_sixty_families_under_names_of_their_own() -> None:
     assert len(ROWS) == len(FAMILIES) >= 60 and sum(row.generates for row in FAMILIES) >= 30
 
 
+@pytest.mark.budget_s(5)
 @pytest.mark.parametrize("name", ["wav2vec2", "mamba", "patchtst"])
 def test_forward_at_tier_1(name: str) -> None:
     found = family(ROWS[name], Settings(capture="inline", watch=False), calls=12, runs=0)

@@ -66,6 +66,7 @@ def check(model: Any, least: float, calls: int = 4, capture: str = "inline", **h
     return fast
 
 
+@pytest.mark.budget_s(10)
 @pytest.mark.parametrize("make", [llama, gpt2, t5, mamba], ids=lambda f: f.__name__)
 def test_greedy(make: Any) -> None:
     check(make(), 0.9 if make is not mamba else 0.0)
