@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +15,10 @@ import hotfuse
 import hotfuse.runtime.tierup.padding as padding_module
 from hotfuse import Settings
 from hotfuse.base.events import Action, Why
+from hotfuse.runtime.tierup import rows
+from hotfuse.runtime.tierup.alongside import JobAlongside
+from hotfuse.runtime.tierup.padding import PaddingLayer
+from hotfuse.runtime.tierup.tier2 import PACKED, PACKED_BY_LIBRARY, PADDED_CALLS
 from hotfuse.specialize.table import PADDING, AttemptKey
 from tests.padded import PaddedEncoder, batch
 from tests.races import new_plans_win
@@ -92,3 +98,96 @@ def test_a_session_packs_what_its_file_pads() -> None:
         torch.testing.assert_close(torch.from_numpy(got), model(ids, mask), rtol=1e-4, atol=1e-5)
     assert entry_of(session).plan.counters().get("packed_calls", 0) > 0, str(session.explain(full=True))
     session.close()
+
+
+def about(fast: Any, what: AttemptKey) -> list[Any]:
+    return [d for d in fast._engine.log.decisions if d.evidence.get("what") == str(what)]
+
+
+def test_packing_comes_before_tier_1_and_kernels_for_other_calls_when_they_come() -> None:
+    model = PaddedEncoder(layers=1).eval()
+    fast: Any = hotfuse.jit(model, settings=INLINE)
+    serve(fast, model, 6)
+    entry = entry_of(fast)
+    assert entry.layers == (PaddingLayer(False, compiled=False),), str(fast.explain(full=True))
+    deployed = [d.evidence for d in fast._engine.log.decisions if d.action is Action.DEPLOY]
+    assert [e["tier"] for e in deployed] == [0, 2] and about(fast, PACKED)[0].evidence["before_tier_1"]
+    assert "else on library kernels" in str(fast.explain(full=True))
+    for _ in range(60):
+        serve(fast, model, 1, share=0.2)
+        serve(fast, model, 1, share=1.0)
+        if entry.layers == (PaddingLayer(False),):
+            break
+    assert entry.layers == (PaddingLayer(False),), str(fast.explain(full=True))  # and so packed calls are still packed
+    assert about(fast, PADDED_CALLS)[0].evidence["share"] >= rows.LEAST_OTHERS
+    serve(fast, model, 2, share=0.2)
+    assert entry.plan.counters()["packed_calls"] > 0
+    fast.close()
+
+
+def test_masks_that_hide_little_leave_tier_1_the_first() -> None:
+    model = PaddedEncoder(layers=1).eval()
+    fast: Any = hotfuse.jit(model, settings=INLINE)
+    serve(fast, model, 6, share=0.9)
+    deployed = [d.evidence for d in fast._engine.log.decisions if d.action is Action.DEPLOY]
+    assert [e["tier"] for e in deployed][:2] == [0, 1], str(fast.explain(full=True))
+    fast.close()
+
+
+def test_traffic_that_turns_to_whole_batches_gets_tier_1_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "LEAST_OTHERS", 0.95)  # so that no kept call is padded any more
+    model = PaddedEncoder(layers=1).eval()
+    fast: Any = hotfuse.jit(model, settings=INLINE)
+    serve(fast, model, 6)
+    entry = entry_of(fast)
+    assert entry.layers
+    for _ in range(400):
+        serve(fast, model, 1, share=1.0)
+        if not entry.layers:
+            break
+    assert entry.plan.tier == 1 and not entry.layers, str(fast.explain(full=True))
+    fast.close()
+
+
+def test_live_rows_are_served_by_library_kernels_while_others_are_made() -> None:
+    model = PaddedEncoder(layers=1).eval()
+    fast: Any = hotfuse.jit(model, settings=Settings(hot_calls=2))
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not entry_layers(fast):
+        serve(fast, model, 1)
+    tried = [d for d in about(fast, PACKED_BY_LIBRARY) if d.action is Action.SPECIALIZE]
+    assert tried and entry_layers(fast), str(fast.explain(full=True))
+    assert fast.wait(120)
+    serve(fast, model, 4)
+    assert isinstance(entry_layers(fast)[0], PaddingLayer)
+    fast.close()
+
+
+def entry_layers(fast: Any) -> Any:
+    return next((e.layers for s in fast._engine.sites.values() for e in s.entries), ())
+
+
+def test_a_job_alongside_is_over_before_the_other_goes_on_or_never_begins() -> None:
+    threads: list[threading.Thread] = []
+    done: list[str] = []
+
+    def later(job: Callable[[], None]) -> None:
+        threads.append(threading.Thread(target=job))
+
+    begun = threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        time.sleep(0.05)
+        done.append("slow")
+
+    job = JobAlongside(later, slow)
+    threads[0].start()
+    assert begun.wait(10)
+    job.finish()
+    assert done == ["slow"]
+    never = JobAlongside(later, lambda: done.append("never"))
+    never.finish()
+    threads[1].start()
+    threads[1].join()
+    assert done == ["slow"]

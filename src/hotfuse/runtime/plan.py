@@ -64,6 +64,8 @@ class BetCount:
     missed: int
     saved_s: float | None = None
     """What that saved in all, where the plan itself knows."""
+    outgrown: float = 0.0
+    """The part of the calls of late that code for those which the bet is not for would serve better, where there is none yet."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

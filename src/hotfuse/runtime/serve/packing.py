@@ -20,6 +20,8 @@ from hotfuse.runtime.serve.rests import Rest
 from hotfuse.specialize.packing import PackedInput, Packing
 
 Array = np.ndarray[Any, Any]
+_BY_ROW = frozenset({PackedInput.ROWS, PackedInput.POSITIONS, PackedInput.KEY_PLACES})
+"""Inputs that are as long as there are live rows."""
 
 
 class Padded(StrEnum):
@@ -54,6 +56,11 @@ class MaskPacker:
         """The part of all rows that live."""
         mask = _on_host(inputs[self.mask])
         return float(np.count_nonzero(mask == self.packing.mask.live)) / mask.size if mask.size else 1.0
+
+    def live_rows(self, made: Sequence[torch.Tensor]) -> int:
+        """How many rows live, by the further inputs of a call; 0 where none of them tells."""
+        at = next((i for i, what in enumerate(self.packing.inputs) if what in _BY_ROW), None)
+        return 0 if at is None else made[at].shape[0]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...] | Padded:
         """The further inputs, or why there are none."""
@@ -119,6 +126,12 @@ def _made(wanted: Sequence[PackedInput], live: Array, each: Array) -> tuple[torc
     return tuple(torch.from_numpy(one(what)) for what in wanted)
 
 
+MOSTLY_LIVE = 0.8
+"""The share of live rows from which on a padded plan of generated kernels is likely to be the faster one."""
+OF_LATE = 1 / 32
+"""What a call weighs in what calls were like of late."""
+
+
 @dataclass(slots=True)
 class PackedRun:
     """A packed plan where it pays, else the padded one; call it like either.
@@ -136,24 +149,31 @@ class PackedRun:
     unread: int = 0
     """Calls whose masks were not read."""
     rest: Rest = field(default_factory=Rest)
+    mostly_live: float = 0.0
+    """The part of the calls of late that ran padded, or packed with nearly all rows alive."""
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """The outputs."""
         if self.rest.left > 0:
             self.rest.left -= 1
             self.unread += 1
+            self.mostly_live += (1 - self.mostly_live) * OF_LATE
             return self.padded(*inputs)
         made = self.packer(inputs)
         if isinstance(made, Padded):
             self.why_not[made] += 1
             self.rest.missed()
+            self.mostly_live += (1 - self.mostly_live) * OF_LATE
             return self.padded(*inputs)
         self.rest.held()
         self.calls += 1
+        dense = self.packer.live_rows(made) > MOSTLY_LIVE * inputs[self.packer.mask].numel()
+        self.mostly_live += (dense - self.mostly_live) * OF_LATE
         return self.packed(*inputs, *made)
 
     def begin(self) -> None:
         """Forget what calls have shown: those of proofs follow no traffic."""
         self.calls = self.unread = 0
+        self.mostly_live = 0.0
         self.why_not.clear()
         self.rest.begin()

@@ -32,6 +32,7 @@ from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
 from hotfuse.runtime.site import MOST_REFUSED, THREADS, Entry, Site, WonRace
+from hotfuse.runtime.tierup.alongside import JobAlongside
 from hotfuse.runtime.tierup.attempt import (
     Attempt,
     AttemptContext,
@@ -109,7 +110,7 @@ class Improver:
         if plan is entry.baseline:
             nodes = len(plan.graph.nodes)
             if TIER1 not in entry.refused and is_hot(entry.heat, entry.seconds, settings.hot_calls, nodes):
-                self._attempt(entry, TIER1, partial(fused, self._context, entry, partial(self._try, entry)))
+                self._first_plan(site, entry)
                 return
         elif plan.recipe is not None and plan.recipe.stale and TIER1 not in entry.refused and plan is entry.plan:
             self._attempt(entry, TIER1, partial(fused, self._context, entry, partial(self._try, entry)))
@@ -124,6 +125,30 @@ class Improver:
         if self._consider_rows(site, entry, LAYERED) or self._consider_bottleneck(entry):
             return
         self._consider_rows(site, entry, (SIZES,))
+
+    def _first_plan(self, site: Site, entry: Entry) -> None:
+        """Begin what is to replace library kernels: tier 1, or live rows alone where most rows are padding. Whichever comes first,
+        the other may follow: tier 1 where calls are seen that are not packed.
+        """
+        tier1 = partial(fused, self._context, entry, partial(self._try, entry))
+
+        def propose() -> Attempt | None:
+            from hotfuse.runtime.tierup.rows import packs
+            from hotfuse.runtime.tierup.tier2 import packed_first
+
+            if packs(self._context, entry):
+                try:
+                    found = packed_first(self._context, site, entry, self._history.outcomes, partial(self._alongside, entry))
+                except Exception as e:  # it is no reason to go without tier 1
+                    said = error_text(e)
+                    self._refuse(entry, AttemptKey(PADDING), Why.BACKGROUND_FAILED, said, what=PADDING, error=said)
+                    found = None
+                if found is not None:
+                    return found
+            return tier1()
+
+        plain = self._plans.settings.tiers < 2 or _on_device(entry)
+        self._attempt(entry, TIER1, tier1 if plain else propose)
 
     def _consider_device(self, site: Site, entry: Entry) -> None:
         """On an accelerator library kernels serve as recordings; generated ones are for sizes that are numbers, or recur. Rows that
@@ -222,6 +247,13 @@ class Improver:
 
         self._plans.in_background(job)
 
+    def _alongside(self, entry: Entry, propose: Callable[[], Attempt | None]) -> Callable[[], None]:
+        """Try something while the job that calls this goes on; returns what waits for its end. Inline there is no other thread."""
+        if self._plans.settings.capture == "inline":
+            return lambda: None
+        submit = sized(self._plans.settings).submit
+        return JobAlongside(partial(submit, owner=(self, "alongside")), lambda: self._try(entry, propose())).finish
+
     def close(self) -> None:
         """Call off what is being made for the plans that there were."""
         if isinstance(self._context.improve, CalledOff):
@@ -232,6 +264,7 @@ class Improver:
         if attempt is None:
             return
         key, what, calls, tier, about = attempt.key, str(attempt.key), attempt.calls, attempt.tier, attempt.about
+        entry.trying = key
         generation = self._plans.generation
         versions, taken = _versions(entry.weights), self._plans.before_copying(entry)
         made_of = (generation, taken, versions)

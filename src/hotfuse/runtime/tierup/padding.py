@@ -36,8 +36,12 @@ MOST_LIVE = 0.9
 """The mean share of live rows above which nobody tries."""
 MIN_CALLS = 3
 """Kept calls that have to be seen."""
+MIN_SEQUENCES = 6
+"""Sequences of kept calls that are as good: one batch of them tells what masks are like."""
 MEASURE_S = 1.0
 """Seconds for measuring up to which share packing pays, unless one round takes longer."""
+SLOW_S = 0.1
+"""A first run that takes so long is measured like others: what warming up adds does not show in it."""
 _SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
 _MASKS = frozenset({DType.BOOL, DType.I64, DType.I32, DType.I8, DType.U8, DType.F32})
 
@@ -45,6 +49,14 @@ def may_be_padded(graph: Graph) -> bool:
     """Whether a graph has attention and an input that could be a mask."""
     ops = {packet(n.op) for n in graph.nodes}
     return bool(ops & {FUSED, *_SOFTMAX}) and any(_is_mask(v) for v in graph.inputs)
+
+
+def enough_seen(graph: Graph, taken: int, calls: Sequence[Call]) -> bool:
+    """Whether kept calls, of so many that were looked at, tell what masks are like."""
+    at = next((i for i, v in enumerate(graph.inputs) if _is_mask(v)), None)
+    if taken >= MIN_CALLS or at is None:
+        return taken >= MIN_CALLS
+    return sum(call[at].shape[mask_axes(graph.inputs[at])[0]] for call in calls) >= MIN_SEQUENCES
 
 
 def _is_mask(v: Value) -> bool:
@@ -165,9 +177,13 @@ def _crossing(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float
 def least_times(runs: Sequence[Callable[[], object]]) -> list[float]:
     """What each of some runs takes at least, measured in turns for a second."""
     took: list[list[float]] = [[] for _ in runs]
-    for run in runs:
-        run()
     end = time.perf_counter() + MEASURE_S
+    for times, run in zip(took, runs, strict=True):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    if min(times[0] for times in took) < SLOW_S:
+        took, end = [[] for _ in runs], time.perf_counter() + MEASURE_S
     while not took[0] or (time.perf_counter() < end and len(took[0]) < 15):
         for times, run in zip(took, runs, strict=True):
             begin = time.perf_counter()
@@ -176,8 +192,8 @@ def least_times(runs: Sequence[Callable[[], object]]) -> list[float]:
     return [min(t) for t in took]
 
 
-def packed_plan(found: PaddedTraffic, fast: Plan, plan: Plan, graph: Graph, limit: float) -> Plan:
-    """A plan of tier 2: live rows alone in `fast` up to a share of them, else the plan there was."""
+def packed_plan(found: PaddedTraffic, fast: Plan, plan: Plan, graph: Graph, limit: float, *, compiled: bool = True) -> Plan:
+    """A plan of tier 2: live rows alone in `fast` up to a share of them, else `plan`, which may have generated kernels."""
     run = PackedRun(replace(found.packer, limit=limit), fast.run, plan.run)
     packing = found.packing
 
@@ -187,10 +203,14 @@ def packed_plan(found: PaddedTraffic, fast: Plan, plan: Plan, graph: Graph, limi
 
     about = (
         f"rows that {packing.mask.name} hides are not computed where at most {limit:.0%} live ({found.share:.0%} do): "
-        f"{packing.products} products and attentions on packed rows; else as before"
+        f"{packing.products} products and attentions on packed rows; else {'as before' if compiled else 'on library kernels'}"
     )
+
+    def counted() -> BetCount:
+        return BetCount(run.calls, run.why_not.total() + run.unread, outgrown=0.0 if compiled else run.mostly_live)
+
     return composed(graph, run, "packed", about, (fast, plan), counters=counters, begin=run.begin,
-                    counts=(AttemptKey(PADDING), lambda: BetCount(run.calls, run.why_not.total() + run.unread)))  # fmt: skip
+                    counts=(AttemptKey(PADDING), counted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +219,10 @@ class PaddingLayer(Layer):
 
     ignore: bool
     """Whether rows of outputs that a mask hides may be anything."""
+    compiled: bool = True
+    """Whether calls that are not packed have generated kernels; where nearly all are packed, those would be made in vain."""
+    by_library: bool = False
+    """Whether packed calls run on library kernels: a plan that is there at once, and serves until the generated ones are."""
 
     @property
     def key(self) -> AttemptKey:
@@ -217,6 +241,9 @@ class PaddingLayer(Layer):
         given = found.packer(sample)
         if not isinstance(given, tuple):
             raise InternalError("a kept call cannot be packed any more", because=given)
-        fast = composer.plan(found.packing.graph, [[*sample, *given]], inner)
-        other = composer.plan(graph, calls, inner)
-        return packed_plan(found, fast, other, graph, paying_share(found.packer, fast.run, other.run, sample))
+        packed = found.packing.graph
+        fast = composer.plain(packed) if self.by_library else composer.plan(packed, [[*sample, *given]], inner)
+        other = composer.plan(graph, calls, inner) if self.compiled else composer.plain(graph)
+        composer.quiet()
+        limit = paying_share(found.packer, fast.run, other.run, sample)
+        return packed_plan(found, fast, other, graph, limit, compiled=self.compiled)

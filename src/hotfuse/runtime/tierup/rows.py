@@ -19,9 +19,18 @@ from hotfuse.runtime.tierup.bets import BranchLayer
 from hotfuse.runtime.tierup.layers.distinct_rows import MOST_DISTINCT, distinct_share
 from hotfuse.runtime.tierup.layers.open_mask import open_mask
 from hotfuse.runtime.tierup.layers.repeated import repeated_inputs
-from hotfuse.runtime.tierup.padding import MIN_CALLS, may_be_padded
+from hotfuse.runtime.tierup.padding import MIN_CALLS, PaddingLayer, enough_seen, may_be_padded
 from hotfuse.runtime.tierup.skipping import suspected
-from hotfuse.runtime.tierup.tier2 import BET_ON, add_layer, for_sizes, without_duplicates, without_padding, without_rows
+from hotfuse.runtime.tierup.tier2 import (
+    BET_ON,
+    PADDED_CALLS,
+    add_layer,
+    for_sizes,
+    with_padded_calls,
+    without_duplicates,
+    without_padding,
+    without_rows,
+)
 from hotfuse.runtime.tierup.tiers import FEWEST, PREDICTABLE, recurring
 from hotfuse.specialize import table
 from hotfuse.specialize.branches import conditions
@@ -32,6 +41,8 @@ LEAST_VALUE = 0.005
 """Part of the calls' time that a specialization must be expected to save: less is not worth a compile."""
 BRANCH_SAVES, MASK_SAVES, PADDING_SAVES, ROWS_SAVE, SIZES_SAVE = 0.25, 0.15, 0.3, 0.3, 0.08
 """Parts of a call's time that rows save where they pay and nothing else tells; rows of zeros: of the rows that are left out."""
+LEAST_OTHERS = 0.1
+"""Part of the calls of late that must be mostly live rows for kernels that compute all of them, where packing came first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +131,26 @@ def _open_mask(context: AttemptContext, site: Site, entry: Entry) -> Proposal | 
     return Proposal(layer.key, MASK_SAVES, found.accuracy, attempt, evidence)
 
 
+def packs(context: AttemptContext, entry: Entry) -> bool:
+    """Whether live rows of padded batches are worth a look: calls bring a mask, and nobody looked in vain."""
+    if AttemptKey(table.PADDING) in entry.refused or context.plans.settings.padding == "keep":
+        return False
+    graph, samples = entry.baseline.graph, entry.samples
+    return may_be_padded(graph) and enough_seen(graph, samples.taken, samples.several(MIN_CALLS))
+
+
 def _padding(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:
-    """Where calls bring a mask, kept ones tell how much it hides."""
+    """Where calls bring a mask, kept ones tell how much it hides. Where packing came first, calls that it is not for may follow."""
     key = AttemptKey(table.PADDING)
-    if key in entry.refused or any(x.key == key for x in entry.layers) or context.plans.settings.padding == "keep":
+    placed = next((x for x in entry.layers if isinstance(x, PaddingLayer)), None)
+    if placed is None:
+        attempt = partial(without_padding, context, site, entry)
+        return Proposal(key, PADDING_SAVES, 1.0, attempt) if packs(context, entry) else None
+    others = max((count().outgrown for of, count in entry.plan.bets if of == key), default=0.0)
+    if placed.compiled or PADDED_CALLS in entry.refused or others < LEAST_OTHERS:
         return None
-    if entry.samples.taken < MIN_CALLS or not may_be_padded(entry.baseline.graph):
-        return None
-    return Proposal(key, PADDING_SAVES, 1.0, partial(without_padding, context, site, entry))
+    evidence = {"what": str(PADDED_CALLS), "share": round(others, 3)}
+    return Proposal(PADDED_CALLS, PADDING_SAVES, others, partial(with_padded_calls, context, site, entry), evidence)
 
 
 def _zero_rows(context: AttemptContext, site: Site, entry: Entry) -> Proposal | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -19,7 +20,7 @@ from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.serve.device_packing import DevicePackedRun
 from hotfuse.runtime.serve.distinct_rows import DistinctRowsRun
-from hotfuse.runtime.serve.packing import PackedRun
+from hotfuse.runtime.serve.packing import MOSTLY_LIVE, PackedRun, Padded
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tierup.attempt import PROVEN_ON, Attempt, AttemptContext, exchange, sizes_of
 from hotfuse.runtime.tierup.layers.compose import composer_of
@@ -28,13 +29,21 @@ from hotfuse.runtime.tierup.layers.layer import Layer, specialized, with_layer
 from hotfuse.runtime.tierup.layers.zero_rows import ZeroRowsLayer
 from hotfuse.runtime.tierup.padding import NotPadded, PaddingLayer, padded_traffic
 from hotfuse.runtime.tierup.skipping import all_finite, products
+from hotfuse.runtime.tierup.tier1 import fused
 from hotfuse.specialize.distinct_rows import rowwise
+from hotfuse.specialize.outcomes import SpecializationOutcomes
 from hotfuse.specialize.row_demands import CannotPack
 from hotfuse.specialize.shapes import at_sizes
 from hotfuse.specialize.table import DEVICE_KERNELS, DUPLICATES, PADDING, ZERO_ROWS, AttemptKey, sizes_key
 
 BET_ON = 16
 """Kept calls that a bet is made up and proven with."""
+FIRST_VALUE = 0.15
+"""Part of the calls' time that packing must be expected to save to come before tier 1: as much as that saves as a rule."""
+PACKED, PACKED_BY_LIBRARY = AttemptKey(PADDING), AttemptKey(PADDING, "on library kernels")
+PADDED_CALLS = AttemptKey(PADDING, "calls that are not packed")
+Alongside = Callable[[], Callable[[], None]]
+"""Begins something, and gives what waits until it is over."""
 
 
 def for_sizes(context: AttemptContext, site: Site, entry: Entry, signature: Signature, share: float = 1.0) -> Attempt | None:
@@ -89,22 +98,27 @@ def add_layer(
     context: AttemptContext, site: Site, entry: Entry, new: Layer, key: AttemptKey, about: Mapping[str, EvidenceValue],
     share: float, meant: Callable[[Sequence[torch.Tensor]], bool] | None = None,
     calls: Sequence[Sequence[torch.Tensor]] | None = None, made_well: Callable[[Plan], None] | None = None,
+    alongside: Alongside | None = None,
 ) -> Attempt | None:  # fmt: skip
     """The entry's plan with one more layer, or one that goes on from a layer it has.
 
     `meant`: the calls that the layer is for. It is raced on one of them and proven on all. `made_well` raises where the plan lacks
-    what the layer is for.
+    what the layer is for. `alongside` begins what is tried while the plan is made; it is over before anything is measured.
     """
     kept = entry.samples.several(BET_ON) if calls is None else calls
     if meant is not None:
         kept = sorted(kept, key=lambda c: not meant(c))
     if not kept or (meant is not None and not meant(kept[0])):
-        entry.mark_refused(key, "no inputs of this kind are kept")
+        entry.mark_refused(key, "no inputs of this kind are kept", later=True)
         return None
     layers, composer = with_layer(entry.layers, new), composer_of(context, entry)
 
     def make() -> Plan:
-        better = composer.plan(entry.baseline.graph, kept, layers)
+        used = composer if alongside is None else replace(composer, quiet=alongside())
+        try:
+            better = used.plan(entry.baseline.graph, kept, layers)
+        finally:
+            used.quiet()
         if made_well is not None:
             made_well(better)
         return specialized(better, layers)
@@ -121,7 +135,7 @@ def add_layer(
             site.remove_version(entry, signature)
             epochs.retire(version)
 
-    return Attempt(key, make, lambda: composer.serving, kept, deploy, about=about, meant=meant, share=share)
+    return Attempt(key, make, lambda: entry.plan, kept, deploy, about=about, meant=meant, share=share)
 
 
 def without_rows(context: AttemptContext, site: Site, entry: Entry) -> Attempt | None:
@@ -142,21 +156,64 @@ def without_rows(context: AttemptContext, site: Site, entry: Entry) -> Attempt |
     return add_layer(context, site, entry, layer, key, {"share": share}, found.share, None, found.calls, leaves_out)
 
 
-def without_padding(context: AttemptContext, site: Site, entry: Entry) -> Attempt | None:
-    """Live rows of padded batches, packed; calls with too many of them run as before."""
-    calls, key, ignore = entry.samples.several(BET_ON), AttemptKey(PADDING), context.plans.settings.padding == "ignore"
+def packed_first(
+    context: AttemptContext, site: Site, entry: Entry, outcomes: SpecializationOutcomes,
+    at_once: Callable[[Callable[[], Attempt | None]], Callable[[], None]],
+) -> Attempt | None:  # fmt: skip
+    """Live rows of padded batches as an entry's first plan, while the rest stays on library kernels; None where tier 1, which
+    computes every row, is expected to save as much. `at_once` tries the packed graph on library kernels while others are made.
+    """
+
+    def early() -> Attempt | None:
+        return without_padding(context, site, entry, lambda _live: True, key=PACKED_BY_LIBRARY)
+
+    def worth(live: float) -> bool:
+        return outcomes.promise(PADDING, 1 - live) * (1 - live) >= FIRST_VALUE
+
+    return without_padding(context, site, entry, worth, alongside=partial(at_once, early))
+
+
+def with_padded_calls(context: AttemptContext, site: Site, entry: Entry) -> Attempt | None:
+    """Generated kernels for calls that are not packed, in a plan that packs the others; all alone where there are no others now."""
+    try:
+        padded_traffic(entry.baseline.graph, entry.weights, entry.samples.several(BET_ON), _ignores(context))
+    except NotPadded:
+        return fused(context, entry, lambda _unfinished: None)
+    except CannotPack:  # cannot be: the plan that serves does
+        pass
+    return without_padding(context, site, entry, key=PADDED_CALLS)
+
+
+def _ignores(context: AttemptContext) -> bool:
+    return context.plans.settings.padding == "ignore"
+
+
+def without_padding(
+    context: AttemptContext, site: Site, entry: Entry, first: Callable[[float], bool] | None = None,
+    key: AttemptKey = PACKED, alongside: Alongside | None = None,
+) -> Attempt | None:  # fmt: skip
+    """Live rows of padded batches, packed; calls with too many of them run as before.
+
+    `first`: nothing serves but library kernels, and by the share of live rows it says whether packing should be the first to
+    change that. Where it should not, nothing is refused.
+    """
+    calls, ignore = entry.samples.several(BET_ON), _ignores(context)
     try:
         found = padded_traffic(entry.baseline.graph, entry.weights, calls, ignore)
     except (CannotPack, NotPadded) as e:
-        context.refuse(entry, key, Why.NOT_PACKED, str(e), isinstance(e, NotPadded), tier=2, what=PADDING, because=str(e))
+        later = isinstance(e, NotPadded)
+        if not later or first is None:
+            context.refuse(entry, key, Why.NOT_PACKED, str(e), later, tier=2, what=PADDING, because=str(e))
+        return None
+    if first is not None and not first(found.share):
         return None
     if not all_finite({p.key: entry.weights[p.key] for p in found.packing.graph.params}):
         said = "weights are not finite, which dead rows would spread"
         context.refuse(entry, key, Why.NOT_PACKED, said, tier=2, what=PADDING, because=said)
         return None
     share, packing = round(found.share, 3), found.packing
-    context.decide(Action.SPECIALIZE, Why.RECURS, what=PADDING, mask=packing.mask.name, live=share, products=packing.products,
-                 samples=len(calls))
+    context.decide(Action.SPECIALIZE, Why.RECURS, what=str(key), mask=packing.mask.name, live=share, products=packing.products,
+                   samples=len(calls), before_tier_1=first is not None)
     limits: list[float] = []
 
     def limited(better: Plan) -> None:
@@ -164,10 +221,14 @@ def without_padding(context: AttemptContext, site: Site, entry: Entry) -> Attemp
         limits.append(run.packer.limit if isinstance(run, PackedRun) else run.limit if isinstance(run, DevicePackedRun) else 1.0)
 
     def meant(inputs: Sequence[torch.Tensor]) -> bool:
-        return found.packer.share(inputs) <= (limits[0] if limits else 1.0)
+        share = found.packer.share(inputs)
+        if key == PADDED_CALLS:
+            return share > MOSTLY_LIVE or isinstance(found.packer(inputs), Padded)
+        return share <= (limits[0] if limits else 1.0)
 
     about = {"mask": packing.mask.name, "live": share}
-    made = add_layer(context, site, entry, PaddingLayer(ignore), key, about, 1 - found.share, meant, found.calls, limited)
+    layer = PaddingLayer(ignore, compiled=first is None, by_library=key == PACKED_BY_LIBRARY)
+    made = add_layer(context, site, entry, layer, key, about, 1 - found.share, meant, found.calls, limited, alongside)
     return made if made is None or not packing.ignored else replace(made, shown=found.shown)
 
 

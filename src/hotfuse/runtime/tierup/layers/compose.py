@@ -31,6 +31,8 @@ class PlanComposer:
     placed: dict[str, BranchBet]
     reused: list[Plan] = field(default_factory=list[Plan])
     """The plan that serves, where it is a piece."""
+    quiet: Callable[[], None] = lambda: None
+    """Waits until what was begun alongside is over."""
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -64,8 +66,8 @@ class PlanComposer:
         return self.context.improve(graph, self.entry.weights, calls[0], demand=demand)
 
     def plain(self, graph: Graph) -> Plan:
-        """On library kernels."""
-        return self.context.compile(graph, self.entry.weights)
+        """On library kernels: the entry's own graph has such a plan."""
+        return self.entry.baseline if self.owns(graph) else self.context.compile(graph, self.entry.weights)
 
     @property
     def generates(self) -> bool:

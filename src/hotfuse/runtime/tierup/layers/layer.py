@@ -57,6 +57,11 @@ class Composer(Protocol):
         """A graph on library kernels, at once."""
         ...
 
+    @property
+    def quiet(self) -> Callable[[], None]:
+        """To be called before something is measured: waits until what was begun alongside is over."""
+        ...
+
     def skipping(self, focus: str) -> Composer:
         """The same, which makes kernels that leave rows of zeros out of the products named."""
         ...
