@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 BESIDE = (guard, publish, model_guard, registry.host())
 """What no pass needs, but calls that got hot do; and what loads and enters code."""
 Progress = Callable[[Callable[[], Plan], float], None]
-"""Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is settled."""
+"""Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is decided."""
 
 
 @dataclass(frozen=True, slots=True)

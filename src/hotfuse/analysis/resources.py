@@ -39,7 +39,7 @@ class CorePeaks:
 
 
 LATENCY_BOUND_BELOW = 0.2
-"""The part of a roof from which on it is what limits."""
+"""The part of a peak from which on it is what limits."""
 
 
 class Bound(StrEnum):
@@ -89,7 +89,7 @@ class ResourceUse:
     """Measured."""
     bound: Bound
     utilization: float
-    """Of the resource that binds; beyond 1 where the estimated roof is too low."""
+    """Of the resource that binds; beyond 1 where the estimated peak is too low."""
     scratch: int = 0
     """Bytes of memory of its own."""
     vectors: int = 0
@@ -115,7 +115,7 @@ def work_of(piece: Graph, env: Mapping[str, int]) -> Work:
 
 
 def library_seconds(piece: Graph, env: Mapping[str, int], peaks: CorePeaks) -> float | None:
-    """A guess at the time of the piece's operators one by one: each at its own roof, and a call each."""
+    """A guess at the time of the piece's operators one by one: each on the roofline, and a call each."""
     total = 0.0
     for node in piece.nodes:
         flops, moved = _flops(node, env), _moved(node, env)
@@ -134,7 +134,7 @@ def roof_seconds(work: Work, peaks: CorePeaks) -> float | None:
 
 
 def used(work: Work, us: float, peaks: CorePeaks, *, scratch: int = 0, vectors: int = 0, parallel: int = 1) -> ResourceUse:
-    """A measured time against the roofs."""
+    """A measured time against the roofline."""
     if work.flops is None or work.traffic is None or us <= 0:
         return ResourceUse(work, us, Bound.UNKNOWN, 0.0, scratch, vectors, parallel)
     compute = work.flops / peaks.flops_per_s * 1e6 / us

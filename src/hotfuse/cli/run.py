@@ -62,15 +62,15 @@ class DoneRun:
     explained: str
 
 
-def _timed(call: Callable[[], Any], calls: int, settle: Callable[[], object] | None) -> tuple[Any, list[float]]:
-    """The last result, and what each call took; `settle` waits behind the first."""
+def _timed(call: Callable[[], Any], calls: int, wait: Callable[[], object] | None) -> tuple[Any, list[float]]:
+    """The last result, and what each call took; `wait` is called behind the first."""
     result, times_ms = None, list[float]()
     for i in range(calls):
         start = time.perf_counter()
         result = call()
         times_ms.append((time.perf_counter() - start) * 1e3)
-        if settle is not None and i == 0:
-            settle()
+        if wait is not None and i == 0:
+            wait()
     return result, times_ms
 
 

@@ -39,7 +39,7 @@ TRIES = 2
 TURNS = 2
 """Changes of the sizes that calls have which a compilation follows: traffic to and fro must not keep it from ending."""
 Progress = Callable[[Callable[[], wire.Message], float], None]
-"""Told after each kernel: what there is so far, on demand, and which part of the expected saving is settled."""
+"""Told after each kernel: what there is so far, on demand, and which part of the expected saving is decided."""
 _serial = itertools.count(1)
 
 
@@ -167,7 +167,7 @@ class Compilation:
 
     @property
     def fraction(self) -> float:
-        """The part of the expected saving that is settled, 0 to 1."""
+        """The part of the expected saving that is decided, 0 to 1."""
         with self._lock:
             alive = [u for u in self.graph.units.values() if u.state not in OVER and u.of is None]
             total = sum(map(self._saving, alive))

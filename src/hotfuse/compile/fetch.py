@@ -27,7 +27,7 @@ from hotfuse.compile.workers.service import ask, sized
 from hotfuse.lower.common.codec import to_json
 
 Progress = Callable[[Callable[[], NativeParts], float], None]
-"""Told after each kernel but the last: what there is so far, on demand, and which part of the expected saving is settled."""
+"""Told after each kernel but the last: what there is so far, on demand, and which part of the expected saving is decided."""
 
 
 def begin(text: str, sizes: Mapping[str, int], settings: Settings, demand: Demand = ANY_DEMAND) -> Compilation:

@@ -1,4 +1,4 @@
-"""The dynamic compilation graph: a graph's units, which are cut, fused and settled while others compile.
+"""The dynamic compilation graph: a graph's units, which are cut, fused and decided while others compile.
 
 The worker says how the graph is grouped; each distinct group is a unit, whatever the number of its uses. An answer is a kernel, a
 cut, or a refusal. The partitioning is the partition manager's, so every change is checked and remembered; what it is at any

@@ -1,4 +1,4 @@
-"""This machine as compilation sees it: the core that kernels are cut for, and the roofs that they are held against."""
+"""This machine as compilation sees it: the core that kernels are cut for, and the roofline that they are held against."""
 
 from __future__ import annotations
 

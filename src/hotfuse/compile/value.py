@@ -2,7 +2,7 @@
 
     value = saving per call x uses in the graph x calls per second x horizon - seconds to compile
 
-The estimator is a function that is passed in; one knows only roofs and what compiling units of the same kind took so far, the other
+The estimator is a function that is passed in; one knows only rooflines and what compiling units of the same kind took, the other
 believes what the performance model predicted, where the profile store of the worker holds one.
 Where nobody knows how often the model is called, units are ordered by what they save per second of compiling.
 """
@@ -27,7 +27,7 @@ _FIRST_GUESS: dict[str, float] = {
 _SHRINK = 0.3
 """How far one observation moves the estimate of its kind."""
 LIBRARY_REACH = 0.85
-"""The part of the roof that the library's kernels reach, as a rule."""
+"""The part of the roofline that the library's kernels reach, as a rule."""
 RISK = 0.5
 """How much of the distance to an interval's far end counts against a kernel that nobody has built."""
 UNKNOWN_SAVING = 5e-6
@@ -98,7 +98,7 @@ class RooflineEstimator:
     compile_s: dict[str, float] = field(default_factory=lambda: dict(_FIRST_GUESS))
 
     def __call__(self, facts: Facts) -> Expected:
-        """The library's guessed time against a single kernel at its roof."""
+        """The library's guessed time against a single kernel on the roofline."""
         compile_s = self.compile_s.get(facts.kind, 0.01 + 0.004 * facts.work.nodes)
         if facts.roof_s is None or facts.library_s is None:
             return Expected(UNKNOWN_SAVING, compile_s)
@@ -113,7 +113,7 @@ class RooflineEstimator:
 
 @dataclass(slots=True)
 class Learned(RooflineEstimator):
-    """The estimator that believes predictions where a unit has them, and roofs where it has none."""
+    """The estimator that believes predictions where a unit has them, and rooflines where it has none."""
 
     def __call__(self, facts: Facts) -> Expected:
         """The library's time less the kernel's, with a margin for not knowing."""

@@ -29,7 +29,7 @@ from hotfuse.ops.table import Access, lookup
 
 Vector = npt.NDArray[np.float64]
 REACH = 0.85
-"""The part of the roof that kernels reach, as a rule; without measurements, nobody's are thought to be better."""
+"""The part of the roofline that kernels reach, as a rule; without measurements, nobody's are thought to be better."""
 ENTRY_S = 0.3e-6
 """Calling one more kernel inside a native run."""
 SPILL_BYTES_PER_S = 100e9
@@ -94,7 +94,7 @@ class RooflinePredictor:
     peaks: CorePeaks = CorePeaks()
 
     def __call__(self, asks: Sequence[Candidate]) -> Figures:
-        """Each at the part of its roof that kernels reach as a rule, and a call."""
+        """Each at the part of its roofline that kernels reach as a rule, and a call."""
         seconds, memory, exposed = np.full(len(asks), np.nan), np.zeros(len(asks)), np.zeros(len(asks))
         for i, ask in enumerate(asks):
             work = work_of(ask.graph, ask.sizes)

@@ -1,7 +1,7 @@
 """What predictions leave undecided: worth a measurement where the best reading of them would pay for the look.
 
-    reading   predictions miss two ways of one thing nearly alike, and roofs have arithmetic hide what memory takes; where the two
-              take turns instead, bytes that no longer travel are won although a roof says that they cost nothing
+    reading   predictions miss two variants of a thing alike, and rooflines have arithmetic hide what memory takes; where the two
+              take turns instead, bytes that no longer travel are won although a roofline says that they cost nothing
     worth     at best a candidate saves more than a contest can tell from noise, and the look is paid back within so many calls
     budget    what all looks of one graph may take; a bandit says which come first: kinds that often won, much for little time
 

@@ -4,7 +4,7 @@
     bottleneck   the resource it used most of; or latency, or imbalance, where it used little of everything
     ledger       outcomes of strategies against bottlenecks: what helped before is proposed first
 
-Utilizations are derived: counted operations and bytes over measured time, against the machine's roofs.
+Utilizations are derived: counted operations and bytes over measured time, against the machine's roofline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hotfuse.hpm.roofline import Roofline
 from hotfuse.machine.peaks import LEVELS
 
 LATENCY_BOUND_BELOW = 0.25
-"""The part of a roof from which on it is what limits."""
+"""The part of a peak from which on it is what limits."""
 BALANCED = 0.75
 """The mean of the threads' busy times over the longest, from which on work is spread evenly."""
 PRIOR = 2.0
@@ -103,7 +103,7 @@ class Diagnosis:
     """Mean over longest busy time of the threads; 1 where nobody measured it."""
     source: str = "derived"
     measured: bool = True
-    """Whether the roofs were; else they are guesses."""
+    """Whether the peaks were; else they are guesses."""
 
     @property
     def because(self) -> str:
@@ -120,7 +120,7 @@ class Diagnosis:
 
 
 def _share(part: float, of: str, measured: bool) -> str:
-    """Nothing uses more than all of a roof: then the roof lies too low, and the reader is told so."""
+    """Nothing uses more than all of a peak: then the peak lies too low, and the reader is told so."""
     if part <= 1.0:
         return f"{part:.0%} of {of}"
     why = "it moves or computes less than its operators say" if measured else "that roof is a guess, and too low"

@@ -49,7 +49,7 @@ class Columns:
 
 
 def columns(c: Mapping[str, Column], at: Any) -> Columns:
-    """What the features of rows are, by formulas; `at` is a machine's roof, or its symbols."""
+    """What the features of rows are, by formulas; `at` is a machine's roofline, or its symbols."""
     floor, kind = least_of(c, at), families_of(c)
     t = floor.seconds
     rows, wide_rows, depth, elements, wide = (
@@ -100,7 +100,7 @@ def _divides(by: float, n: Column) -> Column:
 
 
 class _Given(Speeds):
-    """A machine's roof as symbols, in the order of `_told`."""
+    """A machine's roofline as symbols, in the order of `_told`."""
 
     def __init__(self, read: Callable[[int], Any]) -> None:
         self.flops, self.hz, self.threads, self.call_s, self.fork_s = (read(i) for i in range(5))
@@ -118,7 +118,7 @@ def _told(at: Roofline) -> Matrix:
 
 @once
 def _native() -> native.Compiled:
-    """The formulas as code: figures of the roof, the family and amounts as doubles, features as singles."""
+    """The formulas as code: figures of the roofline, the family and amounts as doubles, features as singles."""
 
     def formulas(row: Callable[[int], Any], given: Callable[[int], Any]) -> tuple[list[Any], list[Any]]:
         found = columns({n: row(i) for n, i in COLUMN.items()}, _Given(given))

@@ -1,7 +1,7 @@
 """The model: times by fitted rates, and what a forest learned about how far from them kernels stay, with an interval that holds.
 
     utilization = roofline / time
-    time        = sum of rates * amounts * exp(forest(features))      never below what the roofs allow
+    time        = sum of rates * amounts * exp(forest(features))      never below the roofline
     interval    = residuals of kernels the forest had not seen, by family and length
 
 It is stored as plain arrays under one name, each training a new version.

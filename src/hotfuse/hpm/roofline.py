@@ -75,7 +75,7 @@ class Roofline(Speeds):
 
 
 def roof(peaks: MachinePeaks | None, top: Topology, lanes: int, threads: int = 1) -> Roofline:
-    """A machine's roof: measured where there are measured peaks, else the same guesses everywhere."""
+    """A machine's roofline: measured where there are measured peaks, else the same guesses everywhere."""
     caches = {f"L{c.level}": c.bytes for c in top.caches if c.kind != "instruction"}
     sizes = [caches.get("L1", 32 << 10), caches.get("L2", 1 << 20), caches.get("L3", 8 << 20)]
     flops = peaks.rate("f32", threads) if peaks is not None else None
@@ -105,7 +105,7 @@ class Least:
     """Least times, in seconds, and what they come from."""
 
     seconds: Vector
-    """What a kernel at every roof takes, with a call."""
+    """What a kernel on the roofline takes, with a call."""
     compute: Vector
     memory: Vector
     bound: Vector

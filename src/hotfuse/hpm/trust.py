@@ -1,10 +1,10 @@
 """What a model may be used for, by how it did on problems that it had not seen.
 
     believed   its forecasts decide
-    asked      it says what is worth a look; what is taken was measured, as with roofs
-    aside      roofs predicted the same rows better: nobody asks it
+    asked      it says what is worth a look; what is taken was measured, as with rooflines
+    aside      rooflines predicted the same rows better: nobody asks it
 
-A short calibration gives a model of few rows. Where such a model is believed it is worse than none: roofs decide nothing without a
+A short calibration gives a model of few rows. Where it is believed it is worse than none: rooflines decide nothing without a
 measurement, so that what they get wrong costs time to compile and no more.
 """
 
@@ -37,7 +37,7 @@ class Judged:
 
 
 def judged(facts: Mapping[str, Any]) -> Judged:
-    """By what training wrote down; roofs that an older program did not judge are taken for worse."""
+    """By what training wrote down; rooflines that an older program did not judge are taken for worse."""
     held = facts.get("held_out") or {}
     within, mine = (float(held.get(n, math.nan)) for n in ("within20", "mape"))
     roofs = float((facts.get("roofs") or {}).get("mape", math.inf))

@@ -135,7 +135,7 @@ def _cpu_name(root: Path) -> str:
 
 @cache
 def stated_hz(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> float:
-    """Cycles a second of a core as the system states them, for roofs that nobody has measured; an assumption where it does not."""
+    """Cycles a second of a core as the system states them, for rooflines nobody has measured; an assumption where it does not."""
     if (mhz := _max_mhz(root)) is not None:
         return mhz * 1e6
     stated = re.findall(r"^cpu MHz\s*:\s*([\d.]+)$", read_text(proc / "cpuinfo") or "", re.MULTILINE)

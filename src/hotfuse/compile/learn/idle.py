@@ -31,7 +31,7 @@ from hotfuse.hpm.trust import Trust, judged
 MAX_DRAWN_ROWS = 2000
 """Measurements of drawn kernels after which more of them teach little; groups of the user's models are measured all the same."""
 FIRST = 300
-"""Rows of the first model: one of fewer predicts what it has not seen no better than roofs do."""
+"""Rows of the first model: one of fewer predicts what it has not seen no better than rooflines do."""
 TRAIN_AFTER = 0.2
 """The part of the rows that must be new before a model is trained again."""
 SEED = 1
@@ -45,7 +45,7 @@ class _Work:
     problems: frozenset[str]
     """Groups it knew of."""
     in_vain: int = 0
-    """New rows when a model was last trained that was no better than roofs."""
+    """New rows when a model was last trained that was no better than rooflines."""
 
 
 _begun: dict[tuple[str, int], _Work] = {}
@@ -98,7 +98,7 @@ def _work(kept: Notes, executor: Executor) -> _Work:
 
 
 def _trained(kept: Notes, work: _Work, *, last: bool) -> PerformanceModel | None:
-    """A new version, where enough is new and it predicts better than roofs alone; `last`: there is nothing left to measure."""
+    """A new version, where enough is new and it predicts better than rooflines alone; `last`: there is nothing left to measure."""
     dates = kept.store.model_dates(model.named(kept.host.at.threads), kept.host.machine)
     at, facts = dates[max(dates)] if dates else (0.0, {})
     new = len(kept.store.measurements(machine=kept.host.machine, source=("calibrate", *SERVING), since=at))

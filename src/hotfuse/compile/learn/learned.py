@@ -73,7 +73,7 @@ class Foresight:
 
     @classmethod
     def of(cls, store: Store, host: Host | None = None) -> Foresight | None:
-        """What a store holds for this machine; None where that is nothing, or knows less than roofs."""
+        """What a store holds for this machine; None where that is nothing, or knows less than rooflines."""
         host = host or this_host(store, measure_peaks=False)
         found = model.load(store, host.machine, threads=host.at.threads)
         if found is None:

@@ -1,6 +1,6 @@
 """The measuring gate of the fusion engine: what a candidate would build against what there is, side by side, before it is taken.
 
-Roofs are no judges of kernels: they say which candidates are worth a look, and this says which of them won. Both sides are built
+Rooflines are no judges of kernels: they say which candidates are worth a look, and this says who won. Both sides are built
 and run in turns on made-up data; the candidate has to be faster by more than noise, twice: machines change their speed for some
 milliseconds, and who had none of the fast ones looks slower than it is. The time for it is bounded, and a candidate that came too
 late is refused with that reason: what there is stays.

@@ -42,7 +42,7 @@ MAX_KEPT = 256
 
 
 def host_peaks(core: Core) -> CorePeaks:
-    """Roofs of this machine, estimated."""
+    """Peaks of this machine, estimated."""
     return CorePeaks(l1=core.l1, l2=core.l2, flops_per_s=core.lanes * 4 * stated_hz(), registers=core.registers)
 
 

@@ -1,6 +1,6 @@
 """Where the fusion engine meets compilation: groups of a graph, adjusted by prediction before any of them is compiled.
 
-A trained model of this machine is believed if it did well on what it had not seen (`hpm.trust`). Else it, or roofs where there
+A trained model of this machine is believed if it did well on what it had not seen (`hpm.trust`). Else it, or rooflines where there
 is none, says which changes are worth a look, and only those that were measured to be faster are made. Whether a kernel or the
 library runs a group is left to the trial, which measures it.
 """
@@ -30,7 +30,7 @@ KINDS = frozenset(CandidateKind) - {CandidateKind.LIBRARY, CandidateKind.LAYOUT}
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What stands in for a trained model: roofs that propose, contests that decide about groups and about layouts."""
+    """What stands in for a trained model: rooflines that propose, contests that decide about groups and about layouts."""
 
     roofs: Predictor
     contest: Contest

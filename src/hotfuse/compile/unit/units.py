@@ -178,7 +178,7 @@ def _predicted_us(graph: Graph, groups: Sequence[dict[str, Any]], sizes: Mapping
 
 
 def _predictor() -> Predictor:
-    """The trained model's forecasts, or roofs where no model knows this machine."""
+    """The trained model's forecasts, or rooflines where no model knows this machine."""
     ahead = foresight()
     return RooflinePredictor(kernel_cache().peaks) if ahead is None else Trained(ahead.predictor)
 

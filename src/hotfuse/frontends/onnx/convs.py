@@ -1,4 +1,4 @@
-"""Convolutions of a file become one with what follows them when its constants are prepared (`settle`)."""
+"""Convolutions of a file become one with what follows them when its constants are folded."""
 
 from __future__ import annotations
 

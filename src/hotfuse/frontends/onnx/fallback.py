@@ -173,7 +173,7 @@ def graph_proto(graph: OnnxGraph, opsets: Mapping[str, int]) -> GraphProto:
 
 
 def attr_proto(name: str, value: Any, kind: int | None, opsets: Mapping[str, int]) -> AttributeProto:
-    """One attribute; `kind` settles what an empty list is of."""
+    """One attribute; `kind` decides what an empty list is of."""
     if isinstance(value, OnnxGraph):
         return helper.make_attribute(name, graph_proto(value, opsets))
     if isinstance(value, (torch.Tensor, np.ndarray)):

@@ -1,7 +1,7 @@
 """What limits each partition of a plan that serves, from sampled calls: the evidence that strategies are chosen by.
 
     seen      times, flops, bytes and counters of partitions, from the analyzer
-    finding   the same with a diagnosis: what binds it, how near the roofs it is, what was predicted, which strategies address that
+    finding   the same with a diagnosis: what binds it, how near its roofline, what was predicted, which strategies address that
 
 Making sense of it happens in a worker (`compile.learn.profiling`), whose answer also goes to the profile store.
 """

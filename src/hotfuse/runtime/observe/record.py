@@ -164,7 +164,7 @@ class Recorder:
 
     def lost(self, graph: Graph, attempt: str, rests: Rests) -> dict[str, EvidenceValue] | None:
         """The evidence of the last of several races that earlier processes lost for certain, all on the same basis and without one
-        that was won or not settled in between, and how many they were; None where it is to be tried. Asked once per attempt.
+        that was won or not decided in between, and how many they were; None where it is to be tried. Asked once per attempt.
         """
         if not self.on:
             return None

@@ -34,7 +34,7 @@ Weights = Mapping[str, torch.Tensor]
 Compile = Callable[[Graph, Weights], Plan]
 """A graph as a tier-0 plan, at once."""
 Progress = Callable[[Callable[[], Plan], float], None]
-"""Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is settled."""
+"""Told while kernels are made: a plan of those there are, made on demand, and which part of the expected saving is decided."""
 
 
 class Improve(Protocol):

@@ -110,7 +110,7 @@ class PlanContest:
         return len(self._rounds)
 
     def give_up(self) -> Trial:
-        """Ended from outside: what was found, or that nothing was settled."""
+        """Ended from outside: what was found, or that nothing was decided."""
         if self.trial is None:
             self._end(won=False, decided=False)
         assert self.trial is not None

@@ -4,7 +4,7 @@
 | --- | --- |
 | come one after another | a contest on them (`runtime.tierup.contest`) |
 | pause | rounds on a kept call, with the machine to themselves; those during which somebody called do not count |
-| never pause, for too long to settle anything | nothing: the new plan is refused, to be tried again later |
+| never pause, for too long to decide anything | nothing: the new plan is refused, to be tried again later |
 
 A glance beside, on a kept call, only keeps those off live calls that would take more than twice as long: they have to win while
 nobody calls. It accepts nothing.

@@ -1,10 +1,10 @@
-"""Two plans measured against each other on real calls: interleaved, alternating who goes first, until the question is settled.
+"""Two plans measured against each other on real calls: interleaved, alternating who goes first, until one has won or lost.
 
 A machine flips between speeds within milliseconds, so rounds are judged in pairs: did the new plan beat the old one by the margin?
 The evidence is a bet that cannot be won by patience: against "it does so in at most half of all rounds" a stake is put on every
 round, its expected growth is at most 1 if that is true, and so the chance that it ever grows 1/ALPHA-fold is at most ALPHA,
 however often one looks. Half the stake is put on a plan that wins every round, which is through after five of them; the other half
-on any chance above one half. One that keeps losing is out as soon. What is not settled when the time is up is refused.
+on any chance above one half. One that keeps losing is out as soon. What is not decided when the time is up is refused.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def race(
     clock: Callable[[], float] | None = None, pause: Callable[[float], None] | None = None,
     before: Sequence[tuple[float, float]] = (), undisturbed: Callable[[], bool] | None = None, handicap: float = 1.0,
 ) -> Trial:
-    """Measure until settled, after one warm-up each; `pause` is told after a round how long it took, to let others work.
+    """Measure until it is decided, after one warm-up each; `pause` is told after a round how long it took, to let others work.
 
     `before` are rounds that both have just run, on calls that may have other sizes: seconds of the old and of the new one. They
     count like others, and nobody needs to be warmed up behind them. A round does not count that `undisturbed` says was not.
