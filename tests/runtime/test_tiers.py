@@ -21,7 +21,7 @@ from hotfuse.ir.graph import Graph
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plan import Plan, PlanMemory
-from hotfuse.runtime.samples import CallSamples, made_up
+from hotfuse.runtime.samples import KEPT_IDLE, CallSamples, made_up
 from hotfuse.runtime.tierup.attempt import demand_of
 from hotfuse.runtime.tierup.race import ALPHA, growth, race
 from hotfuse.runtime.tierup.tiers import is_hot, threshold
@@ -265,6 +265,19 @@ def test_samples_stay_within_their_budget() -> None:
         samples.note((n,), [torch.zeros(n, 4)])
     assert samples.bytes <= 4000 and next(iter(samples.shares())) == (7,)
     assert samples.inputs((7,)) is not None and sum(samples.shares().values()) <= 1.001
+
+
+def test_few_samples_are_kept_while_nobody_calls() -> None:
+    samples = CallSamples(1 << 20)
+    for n in (*range(1, 41), *[7] * 60):
+        samples.note((n,), [torch.full((16, 4), float(n))])
+    held, shares = samples.bytes, samples.shares()
+    assert samples.give_back() == held - samples.bytes > 0
+    assert samples.bytes == KEPT_IDLE * 16 * 4 * 4 and samples.shares() == shares
+    kept = samples.inputs((7,))
+    assert kept is not None and float(kept[0][0, 0]) == 7.0 and len(samples.several(64)) == KEPT_IDLE
+    samples.note((3,), [torch.zeros(16, 4)])
+    assert samples.inputs((3,)) is not None, "calls bring others"
 
 
 @pytest.mark.parametrize(("nodes", "calls_needed"), [(10, 3), (256, 6), (2560, 33)])

@@ -23,6 +23,8 @@ GROWN_BYTES = 32 << 20
 """The process must have grown by so much since the last trim."""
 SHARE = 0.01
 """Part of the time that trimming may take."""
+FIRST_S = 10.0
+"""No trim beside calls before: one takes up to a tenth of a second of a large heap, and a start has better uses for it."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -60,7 +62,7 @@ class Trimmer:
         self._spares: list[Callable[[], int]] = []
         self._low = 0
         """Bytes held after the last trim."""
-        self._not_before = 0.0
+        self._not_before = clock() + FIRST_S
         self.trims = 0
         self.bytes = 0
         """Given back so far."""

@@ -4,17 +4,20 @@ A signature is the sizes a call gives to the graph's symbols. How often each cam
 changes is seen to change. Where inputs must not be kept, plans are proven on made-up ones of the same shapes.
 
 Any number of threads call: one notes at a time, and what comes meanwhile is passed over, so that no call waits. Readers take no
-lock: what is kept of a signature is exchanged by one reference store.
+lock: what is kept of a signature is exchanged by one reference store. While nobody calls, less is kept.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from hotfuse.machine.heap import heap
 
 Signature = tuple[int, ...]
 
@@ -28,6 +31,8 @@ EACH = 4
 """Calls kept of one signature: what is in the tensors differs, too."""
 REFRESH = 8
 """Samples of a signature after which a newer call takes the place of the oldest."""
+KEPT_IDLE = 8
+"""Signatures of which a call is kept while nobody calls: enough to prove a plan on. The next calls bring others."""
 
 
 @dataclass(slots=True)
@@ -78,6 +83,7 @@ class CallSamples:
         self.passed_over = 0
         """Calls that came while another one was noted."""
         self._noting = threading.Lock()
+        _all.add(self)
 
     def note(self, signature: Signature, inputs: Sequence[torch.Tensor]) -> None:
         """Count a call, and keep its inputs if its kind has none yet and memory allows."""
@@ -88,6 +94,14 @@ class CallSamples:
             self._note(signature, inputs)
         finally:
             self._noting.release()
+
+    def give_back(self) -> int:
+        """Nobody calls: keep the newest call of the commonest signatures alone; the bytes that others took."""
+        with self._noting:
+            before = self.bytes
+            for rank, (_, seen) in enumerate(pair for pair in self._ranked() if pair[1].kept):
+                seen.kept = seen.kept[: rank < KEPT_IDLE]
+            return before - self.bytes
 
     def after_fork(self) -> None:
         """In a forked child: who was noting is in the parent."""
@@ -156,3 +170,14 @@ class CallSamples:
         ranked = [seen.kept for _, seen in self._ranked()]
         found = [kept[i] for i in range(EACH) for kept in ranked if i < len(kept)]
         return found[:most]
+
+
+_all: weakref.WeakSet[CallSamples] = weakref.WeakSet()
+
+
+def give_back_samples() -> int:
+    """Let go of calls that are kept beyond what a proof takes; about how many bytes."""
+    return sum(samples.give_back() for samples in list(_all))
+
+
+heap.spares(give_back_samples)

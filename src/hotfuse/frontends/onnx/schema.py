@@ -17,6 +17,8 @@ from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.model import OnnxGraph, OnnxNode, PortType
 from hotfuse.frontends.onnx.values import is_tensor
 
+onnx.defs.has("Identity")  # the package reads all of its schemas at the first question: every model asks, and no constructor waits
+
 
 def _all(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda v: isinstance(v, list) and all(kind(x) for x in cast(list[Any], v))
