@@ -272,3 +272,32 @@ def test_a_bias_in_other_units_keeps_the_floats() -> None:
     assert float((got - want).abs().max()) <= 0.0501
     assert "Conv" in [c[-1].op for c in fast.program.ready().calls]
 
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+@pytest.mark.parametrize("zero", [None, 3, "each"])
+def test_integer_products_with_constant_weights(dtype: torch.dtype, zero: Any) -> None:
+    b = extreme(dtype, 100, 7)
+    b_zero = None if zero is None else torch.tensor(3, dtype=dtype) if zero == 3 else torch.arange(7).to(dtype)
+    for shape in ((1, 100), (2, 3, 100), (5, 100), (0, 100)):
+        got, want, _ = prepared("MatMulInteger", [extreme(torch.uint8, *shape), b, torch.tensor(131, dtype=torch.uint8), b_zero])
+        assert torch.equal(got, want) and got.dtype is torch.int32
+    w = extreme(dtype, 7, 5, 3, 3)
+    x = extreme(torch.uint8, 2, 5, 9, 8)
+    got, want, _ = prepared("ConvInteger", [x, w, torch.tensor(131, dtype=torch.uint8), b_zero], pads=[1, 0, 1, 0])
+    assert torch.equal(got, want) and got.dtype is torch.int32
+
+
+def test_integer_products_that_floats_do_not_hold_stay_with_the_operator() -> None:
+    row = find("", "MatMulInteger", 10)
+    assert row is not None and row.prepare is not None
+    assert row.prepare(CTX, [VARIES, torch.full((600, 2), 127, dtype=torch.int8)], {}) is None
+
+
+@pytest.mark.parametrize("x", [
+    torch.randn(3, 50), torch.rand(7) + 2, -torch.rand(7), torch.zeros(4), torch.randn(6, 4).t(), torch.tensor([1.0, torch.inf]),
+    torch.tensor([1.0, torch.nan]), torch.tensor(3.0), torch.full((3,), 1e-42), torch.tensor([3e38, -3e38]),
+])  # fmt: skip
+def test_ranges_of_calls(x: torch.Tensor) -> None:
+    got, want, _ = prepared("DynamicQuantizeLinear", [x])
+    assert all(g.dtype is w.dtype and g.shape == w.shape for g, w in zip(got, want, strict=True))
+    assert all(torch.equal(g, w) or not bool(torch.isfinite(want[1])) for g, w in zip(got, want, strict=True))

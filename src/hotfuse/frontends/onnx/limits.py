@@ -148,6 +148,7 @@ PREDICT: dict[str, Predict] = {
     "Multinomial": lambda a, at: a[0].shape[0] * at.get("sample_size", 1),
     "OneHot": _one_hot,
     "Pad": _pad,
+    "QLinearConv": _windows(lambda a: a[3].shape[0]),
     "RandomNormal": lambda a, at: _shape_given((), at, 0),
     "RandomUniform": lambda a, at: _shape_given((), at, 0),
     "Range": _range,

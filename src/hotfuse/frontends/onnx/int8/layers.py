@@ -157,14 +157,11 @@ def _floats(
 ) -> tuple[ByteLayer, int] | None:  # fmt: skip
     """The same integers as floats; None where a sum could leave what floats hold exactly."""
     low, high = LIMITS[scales.x_dtype]
-    if not available() or w.numel() * 4 > WIDENED_BYTES or not w.numel():
+    if not available():
         return None
-    wide = w.float() - scales.w_zero.float().reshape([-1] + [1] * (w.dim() - 1))
-    most = wide.abs().flatten(1).double().sum(1) * max(high - scales.x_zero, scales.x_zero - low)
     start = None if bias is None else bias.float()
-    if bias is not None:
-        most = most + bias.abs().double()
-    if not bool((most < EXACT).all()):
+    wide = exact_weights(w, scales.w_zero, max(high - scales.x_zero, scales.x_zero - low), start)
+    if wide is None:
         return None
     if trailing:
         wide = wide.contiguous(memory_format=torch.channels_last)
@@ -176,3 +173,15 @@ def _floats(
         return stored(y.mul_(factor), scales.y_zero, scales.y_dtype)
 
     return run, wide.nbytes
+
+
+def exact_weights(w: Tensor, zero: Tensor | None, most: int, bias: Tensor | None = None) -> Tensor | None:
+    """Weights less their zero points (one, or one for each output channel) as floats, where every sum of products with integers up
+    to `most` is exact in whatever order it is added; None for others, and for those that take too much memory."""
+    if w.numel() * 4 > WIDENED_BYTES or not w.numel():
+        return None
+    wide = w.float() if zero is None else w.float() - zero.float().reshape([-1] + [1] * (w.dim() - 1))
+    total = wide.abs().flatten(1).double().sum(1) * most
+    if bias is not None:
+        total = total + bias.abs().double()
+    return wide if bool((total < EXACT).all()) else None

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
 from hotfuse.frontends.onnx.elements import FLOAT8, Value, norm_axis, torch_dtype
 from hotfuse.frontends.onnx.int8 import layers
-from hotfuse.frontends.onnx.int8.storage import prepare_dequantize, prepare_quantize
+from hotfuse.frontends.onnx.int8.storage import QUANTIZED, available, prepare_dequantize, prepare_quantize, stored
 from hotfuse.frontends.onnx.ops.cast import convert
 from hotfuse.frontends.onnx.ops.conv import conv
 from hotfuse.frontends.onnx.registry import Ctx, Prepared, Varies, onnx_op
@@ -108,7 +109,34 @@ def dequantize_linear(
     return y.to(torch_dtype(output_dtype) if output_dtype else scale.dtype)
 
 
-@onnx_op("DynamicQuantizeLinear")
+_WIDEST = 3e38
+"""The widest range whose width is a float32."""
+
+
+def _prepare_dynamic(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+    """The range is two numbers: what follows from them is reckoned as numbers, in float32 as the tensors would be."""
+    if not available():
+        return None
+
+    def call(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if x.dtype is not torch.float32 or not x.numel():
+            return dynamic_quantize_linear(ctx, x)
+        ends = torch.aminmax(x)
+        low, high = min(float(ends.min), 0.0), max(float(ends.max), 0.0)
+        if not high - low <= _WIDEST:  # nor where there are no numbers
+            return dynamic_quantize_linear(ctx, x)
+        one = np.float32
+        scale = one(1.0 if high == low else one(high) - one(low)) / one(255)
+        if scale == 0:
+            return dynamic_quantize_linear(ctx, x)
+        zero = int(np.rint(np.clip(one(-low) / scale, 0, 255)))
+        unit = torch.tensor(float(scale))
+        return stored(x / unit, zero, torch.uint8), unit, torch.tensor(zero, dtype=torch.uint8)
+
+    return Prepared(call, 0)
+
+
+@onnx_op("DynamicQuantizeLinear", prepare=_prepare_dynamic)
 def dynamic_quantize_linear(ctx: Ctx, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The range always holds zero, so that zero stays exact."""
     high = torch.clamp(torch.amax(x), min=0)
@@ -133,7 +161,29 @@ def shifted(x: Tensor, zero_point: Tensor | None, rows: bool = False, dtype: tor
     return y - (_per_row(zero) if rows else zero)
 
 
-@onnx_op("MatMulInteger")
+_MOST = 255
+"""The largest difference of two bytes."""
+
+
+def _prepare_integer(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+    """Constant weights, one matrix: their differences as floats, once, where no sum leaves what floats hold."""
+    given: list[Any] = [*inputs, None, None]
+    a, b, _, zero = given[:4]
+    if not isinstance(a, Varies) or isinstance(b, Varies) or isinstance(zero, Varies) or b.dim() != 2 or b.dtype not in QUANTIZED:
+        return None
+    wide = layers.exact_weights(b.t().contiguous(), zero, _MOST)
+    if wide is None:
+        return None
+
+    def call(a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None) -> Tensor:
+        if a.dtype not in QUANTIZED or a.dim() < 2:
+            return matmul_integer(ctx, a, b, a_zero, b_zero)
+        return F.linear(shifted(a, a_zero, rows=True, dtype=torch.float32), wide).to(torch.int32)
+
+    return Prepared(call, wide.nbytes)
+
+
+@onnx_op("MatMulInteger", prepare=_prepare_integer)
 def matmul_integer(
     ctx: Ctx, a: Tensor, b: Tensor, a_zero_point: Tensor | None = None, b_zero_point: Tensor | None = None
 ) -> Tensor:
@@ -188,7 +238,25 @@ def _exact(w: Tensor, group: int) -> torch.dtype:
     return torch.float32 if few else torch.float64
 
 
-@onnx_op("ConvInteger")
+def _prepare_conv_integer(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:
+    """Constant weights: their differences as floats, once, where no sum leaves what floats hold."""
+    given: list[Any] = [*inputs, None, None]
+    x, w, _, zero = given[:4]
+    if not isinstance(x, Varies) or isinstance(w, Varies) or isinstance(zero, Varies) or w.dtype not in QUANTIZED or w.dim() < 3:
+        return None
+    wide = layers.exact_weights(w, zero, _MOST)
+    if wide is None:
+        return None
+
+    def call(x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None) -> Tensor:
+        if x.dtype not in QUANTIZED:
+            return conv_integer(ctx, x, w, x_zero, w_zero, **attrs)
+        return conv(ctx, shifted(x, x_zero, dtype=torch.float32), wide, **attrs).to(torch.int32)
+
+    return Prepared(call, wide.nbytes)
+
+
+@onnx_op("ConvInteger", prepare=_prepare_conv_integer)
 def conv_integer(
     ctx: Ctx,
     x: Tensor,
