@@ -28,6 +28,7 @@ from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
 from hotfuse.frontends.leaf import UNKNOWN
 from hotfuse.frontends.onnx.program import ProgramStep
 from hotfuse.frontends.onnx.tracing import shape_algebra
+from hotfuse.frontends.onnx.tracing.direct import Descriptions, DirectOperators
 from hotfuse.frontends.onnx.tracing.shape_algebra import LIMIT, Numbers
 from hotfuse.frontends.onnx.values import Value
 
@@ -93,6 +94,7 @@ class TracedLevel:
         self.where = ""
         self._known: dict[int, tuple[torch.Tensor, Numbers]] = {}
         self._const_values: dict[str, Any] = {}
+        self.descriptions = Descriptions(session.mode)
 
     # --- the graph -------------------------------------------------------------------------------
 
@@ -101,7 +103,9 @@ class TracedLevel:
 
         def flat() -> tuple[Any, ...]:
             self.tracer = get_proxy_mode().tracer  # type: ignore[union-attr]
-            return tuple(self.as_output(v) for v in body())
+            with DirectOperators(self):
+                results = body()
+            return tuple(self.as_output(v) for v in results)
 
         with self.session.mode:
             return make_fx(flat, tracing_mode="real", pre_dispatch=True)()
@@ -120,8 +124,9 @@ class TracedLevel:
         if key not in self._const_values:
             if isinstance(value, torch.Tensor):
                 fake = isinstance(value, FakeTensor)
-                val: Any = value if fake else self._described(value)
-                self.consts[key] = self._placeholder(key, val).node
+                proxy = self._placeholder(key, value) if fake else self._input_node(key)
+                val: Any = value if fake else self._described(value, proxy)
+                self.consts[key] = proxy.node
                 if not fake and value.numel() <= LIMIT and value.dtype not in _NO_LIST:
                     with plainly():
                         self.know(val, shape_algebra.array(value.reshape(-1).tolist(), tuple(value.shape)))
@@ -132,14 +137,19 @@ class TracedLevel:
             self._const_values[key] = val
         return self._const_values[key]
 
-    def _described(self, value: torch.Tensor) -> torch.Tensor:
+    def _described(self, value: torch.Tensor, proxy: fx.Proxy) -> torch.Tensor:
         """A fake tensor that looks like a constant. Torch's own way asks a hundred questions, each of which the trace would see."""
-        with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        with torch._C.DisableTorchFunction():
+            return self.descriptions.named(
+                self.tracer, proxy, tuple(value.shape), value.stride(), value.dtype, value.device
+            )
+
+    def _input_node(self, name: str) -> fx.Proxy:
+        target = "".join(c if c.isalnum() else "_" for c in name)
+        return self.tracer.create_proxy("placeholder", f"v_{target}", (), {})
 
     def _placeholder(self, name: str, val: Any) -> fx.Proxy:
-        target = "".join(c if c.isalnum() else "_" for c in name)
-        proxy = self.tracer.create_proxy("placeholder", f"v_{target}", (), {})
+        proxy = self._input_node(name)
         if val is UNKNOWN:
             proxy.node.meta["val"] = UNKNOWN
         else:
