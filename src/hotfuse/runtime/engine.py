@@ -312,6 +312,8 @@ class Engine:
         effects = entry.effects
         seen = leaves if effects is None else effects.unwritten(leaves)
         try:
+            if number >= entry.sampler.at and self._improver is not None and self._improver.first_plan_awaited(entry):
+                entry.sampler.later(number)  # what samples are for comes behind it, and looking takes a worker's time
             if number >= entry.sampler.at:
                 answer, seconds = plan, list[float]()
 

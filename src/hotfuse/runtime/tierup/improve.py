@@ -66,7 +66,7 @@ MACHINE = frozenset({"threads", "cores", "speed", "callers"})
 
 
 SPECIALIZING = "hotfuse.runtime.tierup.rows"
-"""What calls need once tier 1 serves: imported by a background job as soon as a graph is admitted."""
+"""What calls need once tier 1 serves: imported by a background job behind the one that makes it."""
 
 
 class Improver:
@@ -91,10 +91,17 @@ class Improver:
         def hot() -> None:
             compare(entry, self._plans.settings)  # what tier 1 has to beat is decided by calls while it is made
             self.consider(site, entry, entry.plan, threads)
+            self._plans.in_background(specializing)  # behind what has just begun
+
+        def specializing() -> None:
             import_module(SPECIALIZING)
             self._specializes = True
 
         self._plans.in_background(hot)
+
+    def first_plan_awaited(self, entry: Entry) -> bool:
+        """Whether a first plan of kernels is still to come, or was not asked for yet: everything else waits for it."""
+        return entry.trying == TIER1 or (entry.plan is entry.baseline and TIER1 not in entry.refused)
 
     def consider(self, site: Site, entry: Entry, plan: Plan, threads: int = 0) -> None:
         """After a call that was looked at, which has torch's threads as they are, or so many; at most starts something."""
