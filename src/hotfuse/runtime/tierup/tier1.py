@@ -22,8 +22,10 @@ from hotfuse.specialize.table import PART_OF_TIER1, TIER1
 EARLY = 0.5
 """Part of the expected saving that must be there before an unfinished plan is tried."""
 EARLY_S = 5.0
-"""Seconds of compilation before that: making, proving and racing an unfinished plan takes as long as a whole one, and the rest
-waits meanwhile."""
+"""Seconds of compilation before that."""
+EARLY_REST_S = 20.0
+"""Seconds that the rest is expected to take at the pace so far. Making, proving and racing an unfinished plan takes as long as
+for a whole one, and the rest waits meanwhile: on a busy machine 25 seconds, for a part of what took ten more."""
 
 RECALLED_ON = 2
 """Calls that a plan of an earlier process is proven on: its code was proven there, and what is new are the packed weights."""
@@ -38,7 +40,8 @@ def fused(context: AttemptContext, entry: Entry, at_once: Callable[[Attempt], No
     deploy = partial(exchange, entry)
 
     def early(make: Callable[[], Plan], decided: float) -> None:
-        if not tried and EARLY <= decided < 1 and time.perf_counter() - begin > EARLY_S:
+        passed = time.perf_counter() - begin
+        if not tried and EARLY <= decided < 1 and passed > EARLY_S and passed * (1 - decided) / decided > EARLY_REST_S:
             tried.append(decided)
             about = {"decided": round(decided, 2)}
             at_once(Attempt(PART_OF_TIER1, make, lambda: entry.baseline, calls, deploy, about=about))

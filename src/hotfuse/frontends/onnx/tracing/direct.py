@@ -4,8 +4,8 @@
 
 Torch answers any operator on tensors of symbolic sizes, at about ten milliseconds each: an OCR model of 440 operators took five
 seconds of a processor, most of what a busy server waited for. And it answers as if it were to run the operator: which library's
-convolution it would take depends on the number of elements, so each convolution left a bound on the sizes in the graph's guards, and
-traffic of three sizes had to be captured three times.
+convolution it would take depends on the number of elements, so convolutions left bounds on sizes in the graph's guards, and traffic
+of three sizes had to be captured three times.
 
 A row says for one function of torch what its operator is and how large the result, or nothing where the arguments are not of the
 usual kind (another type, another layout, sizes that only a guard could compare): torch then answers as ever.
@@ -331,7 +331,8 @@ def _reduction(op: Any, typed: bool = False) -> Row:
 def _permute(x: torch.Tensor, dims: Sequence[int]) -> DirectNode | None:
     if sorted(dims) != list(range(x.dim())):
         return None
-    return DirectNode(aten.permute.default, (x, list(dims)), *(tuple(of[d] for d in dims) for of in (x.shape, x.stride())))
+    shape, stride = (tuple(of[d] for d in dims) for of in (x.shape, x.stride()))
+    return DirectNode(aten.permute.default, (x, list(dims)), shape, stride)
 
 
 def _squeeze(x: torch.Tensor, dims: Sequence[int]) -> DirectNode | None:
@@ -363,8 +364,8 @@ def _reshape(x: torch.Tensor, sizes: Sequence[Size]) -> DirectNode | None:
 def _rows() -> dict[Any, Row]:
     rows: dict[Any, Row] = {F.hardswish: _unary(aten.hardswish.default), F.silu: _unary(aten.silu.default)}
     names = (
-        "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "erf", "reciprocal", "neg", "abs", "floor", "ceil", "round", "sin",
-        "cos", "square",
+        "relu", "sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "erf", "reciprocal", "neg", "abs", "floor", "ceil", "round",
+        "sin", "cos", "square",
     )  # fmt: skip
     for name in names:
         rows[getattr(torch, name)] = _unary(getattr(aten, name).default)
