@@ -114,7 +114,7 @@ def tensor_map(d: TensorDescriptor, address: int) -> Any:
     return made
 
 
-class Counters:
+class ArrivalCounters:
     """Words of a device's memory that are 0 whenever no kernel runs: with them programs tell which of them is the last.
 
     Kernels of one stream follow each other, so a kernel has one place per stream. What is recorded may be replayed on any stream,
@@ -122,7 +122,7 @@ class Counters:
     """
 
     WORDS = 1 << 22
-    _all: ClassVar[dict[torch.device, Counters]] = {}
+    _all: ClassVar[dict[torch.device, ArrivalCounters]] = {}
     _making: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, device: torch.device) -> None:
@@ -133,7 +133,7 @@ class Counters:
         self._places: dict[tuple[int, int], int] = {}
 
     @classmethod
-    def on(cls, device: torch.device) -> Counters:
+    def on(cls, device: torch.device) -> ArrivalCounters:
         """A device's own; made outside of recordings, when the first kernel is loaded."""
         with cls._making:
             if device not in cls._all:
@@ -175,7 +175,7 @@ class DeviceFunction:
                 _driver.check(library.cuFuncSetAttribute(function, _SHARED_LIMIT, built.shared), "taking shared memory")
         self._function = function
         self._device = device
-        self._zeros = Counters.on(device)
+        self._zeros = ArrivalCounters.on(device)
         self._attribute = _Attribute(_DEPENDENT, 0, 1)
 
     def launch(self, pointers: list[int], stream: int) -> None:
