@@ -155,7 +155,7 @@ def interpreted(made: Group, low: Lowered, tiling: GpuTiling, tensors: Sequence[
     """Run by `compile.device.launch`, with strides as they are."""
     graph = made.graph
     strides = observed_strides(sources(graph), {v.name: t for v, t in zip(sources(graph), tensors, strict=True)})
-    run = Interpreted(emit(low.kernel, tiling.stages, bulk=tiling.bulk, split=tiling.split), folder)
+    run = Interpreted(emit(low.kernel, tiling.stages, bulk=tiling.bulk, split=tiling.split, programs=tiling.programs), folder)
     behind = ByAddress(run, tensors)
     kernel = generated(graph, low, strides, behind, torch.device("cpu"))
     room: list[Tensor] = []
@@ -225,6 +225,23 @@ def test_programs_that_share_a_product_add_its_parts_up(bulk: bool, tmp_path: Pa
     close(interpreted(made, low, tiling, tensors, tmp_path), [gated(*(t.double() for t in tensors))])
     built = build(emit(low.kernel, 2, dependent=True, bulk=bulk, split=4), GpuTarget("cuda", "90"), 4, True)
     assert built.counters == 3 and built.grid == 12 and built.workspace == 12 * 2 * 64 * 16 and "atom." in built.texts["ptx"]
+
+
+@needs_triton
+def test_programs_that_make_tiles_in_turns(tmp_path: Path) -> None:
+    tensors = (half(150, 64), half(80, 64), half(80), half(150, 80))
+
+    def fn(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, w, b)) + r
+
+    made = group_of(fn, tensors)
+    tiling = GpuTiling(64, 32, 32, 4, 2, bulk=True, programs=4)  # 9 tiles
+    low = lower_gpu(made.graph, tiling)
+    close(interpreted(made, low, tiling, tensors, tmp_path), [fn(*(t.double() for t in tensors))])
+    built = build(emit(low.kernel, 2, dependent=True, bulk=True, programs=4), GpuTarget("cuda", "90"), 4, True)
+    assert built.grid == 4 and "cp.async.bulk.tensor" in built.texts["ptx"]
+    with pytest.raises(CannotLower, match="take turns"):
+        emit(low.kernel, 2, programs=9)
 
 
 def test_sums_that_cannot_be_shared_are_refused() -> None:

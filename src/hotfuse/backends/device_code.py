@@ -53,6 +53,8 @@ class LaunchShape:
     """Whether the copy engine fetches blocks of matrices."""
     split: int = 1
     """Programs that share the sums of one."""
+    programs: int = 0
+    """So many make one tile after the other; 0: one program a tile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,12 +37,12 @@ class TritonBackend:
 
     def source(self, kernel: Kernel, target: GpuTarget, how: LaunchShape) -> tuple[str, int]:
         """A kernel's text, and how many programs run it."""
-        made = emit(kernel, how.stages, how.tf32, target.dependent, how.bulk, how.split)
+        made = emit(kernel, how.stages, how.tf32, target.dependent, how.bulk, how.split, how.programs)
         return made.text, made.grid
 
     def compile(self, kernel: Kernel, target: GpuTarget, how: LaunchShape) -> BuiltDeviceKernel:
         """Device code of a kernel."""
-        made = emit(kernel, how.stages, how.tf32, target.dependent, how.bulk, how.split)
+        made = emit(kernel, how.stages, how.tf32, target.dependent, how.bulk, how.split, how.programs)
         return build(made, target, how.warps, target.dependent)
 
     def load(self, built: BuiltDeviceKernel, device: torch.device) -> LaunchedKernel:

@@ -88,13 +88,15 @@ class TritonSource:
 
 
 def emit(
-    kernel: Kernel, stages: int = 1, tf32: bool = False, dependent: bool = False, bulk: bool = False, split: int = 1
-) -> TritonSource:
+    kernel: Kernel, stages: int = 1, tf32: bool = False, dependent: bool = False, bulk: bool = False, split: int = 1,
+    programs: int = 0,
+) -> TritonSource:  # fmt: skip
     """The kernel's text; raises CannotLower where Triton has no such instruction.
 
     `dependent`: it may be launched while the kernel before it still runs, and waits for that one's results itself. `bulk`: blocks
     of matrices that a loop reads are copied by tensor descriptors; CannotLower where there are none. `split`: so many programs
-    share the sums of one; CannotLower where there are no such sums.
+    share the sums of one; CannotLower where there are no such sums. `programs`: so many make one tile after the other, and the end
+    of one overlaps with the beginning of the next; CannotLower where there are not more tiles than that.
     """
     check(kernel)
     if kernel.sizes:
@@ -104,7 +106,7 @@ def emit(
     for b in kernel.buffers:
         if any(not isinstance(n, int) for n in (*b.shape, *b.stride)):
             raise CannotLower(f"the strides of %{b.name} are known only at run time")
-    writer = _KernelWriter(kernel, stages, tf32, dependent, bulk, split)
+    writer = _KernelWriter(kernel, stages, tf32, dependent, bulk, split, programs)
     text = writer.text()
     if bulk and not writer.blocks:
         raise CannotLower("no loop reads blocks of matrices")
@@ -162,6 +164,8 @@ class _KernelWriter:
     dependent: bool
     bulk: bool
     split: int = 1
+    turns: int = 0
+    """Programs that make one tile after the other; 0: one program a tile."""
     programs: int = 0
     left: int = 0
     """Sums that a program leaves to the last of those that share them."""
@@ -173,6 +177,8 @@ class _KernelWriter:
     """The largest values of the loop variables around."""
     looping: int = 0
     """Serial loops around."""
+    waited: bool = False
+    """Whether the kernel in front has ended."""
     lines: list[str] = field(default_factory=list[str])
     names: dict[str, str] = field(default_factory=dict[str, str])
     """Loop variables by their names in the program."""
@@ -191,7 +197,10 @@ class _KernelWriter:
         sizes = [math.prod(n for n in b.shape if isinstance(n, int)) for b in self.kernel.buffers]
         far = max(sizes, default=0) >= _FAR or self.programs >= _FAR
         self.bulk = self.bulk and not far
-        self.line(f"pid = tl.program_id(0){'.to(tl.int64)' if far else ''}")
+        if self.turns:
+            self.in_turns(nests, far)
+        else:
+            self.line(f"pid = tl.program_id(0){'.to(tl.int64)' if far else ''}")
         begin = 0
         for i, nest in enumerate(nests):
             count = math.prod(nest.trips) * self.split
@@ -214,6 +223,19 @@ class _KernelWriter:
 
     # -- structure
 
+    def in_turns(self, nests: Sequence[_Nest], far: bool) -> None:
+        """The loop over tiles. In the last turn some programs make the last tile again: they would be idle otherwise."""
+        if far or len(nests) > 1 or self.split > 1 or self.programs <= self.turns:
+            raise CannotLower(f"{self.programs} programs are not worth {self.turns} that take turns")
+        if self.dependent:
+            self.line("gdc_wait()")
+            self.line("gdc_launch_dependents()")
+            self.waited = True
+        self.line(f"for turn in tl.range(0, {-(-self.programs // self.turns)}, flatten=True):")
+        self.depth += 1
+        self.line(f"pid = tl.minimum(tl.program_id(0) + turn * {self.turns}, {self.programs - 1})")
+        self.programs = self.turns
+
     def nest(self, nest: _Nest, program: str) -> None:
         left = program
         if self.shared is not None:
@@ -230,7 +252,7 @@ class _KernelWriter:
                 self.line(f"{rest} = ({left}) // {trips}")
                 left = rest
         body = _loads_first(nest.body)
-        if self.dependent:
+        if self.dependent and not self.waited:
             self.prefetch(body)
             self.line("gdc_wait()")
             self.line("gdc_launch_dependents()")

@@ -155,7 +155,7 @@ def _unit(graph: Graph, strides: Strides, target: GpuTarget, tf32: bool, share: 
 
 def launch_shape(tiling: GpuTiling, stages: int, tf32: bool) -> LaunchShape:
     """How the programs of a tiling run."""
-    return LaunchShape(tiling.warps, stages, tf32, tiling.bulk, tiling.split)
+    return LaunchShape(tiling.warps, stages, tf32, tiling.bulk, tiling.split, tiling.programs)
 
 
 def compiled(

@@ -34,6 +34,8 @@ from hotfuse.tile.build import KernelBuilder
 from hotfuse.tile.program import Tile
 
 _TRIES = 16
+PROCESSORS = 132
+"""Multiprocessors that tilings are made and ranked for; on other devices they are right all the same."""
 _NEIGHBOURS = 8
 """Tiles of rows in a group of the grid."""
 _LEAST = 16
@@ -59,12 +61,15 @@ SPLIT = (
     GpuTiling(64, 64, 128, 4, 4, split=4),
 )  # fmt: skip
 """For long products with few results, where one program a tile would leave processors idle."""
+TURNS = (
+    GpuTiling(128, 256, 64, 8, 4, programs=PROCESSORS), GpuTiling(128, 128, 64, 4, 3, programs=2 * PROCESSORS),
+    GpuTiling(128, 128, 64, 8, 4, programs=PROCESSORS),
+)  # fmt: skip
+"""For many tiles: storing one overlaps with fetching the next."""
 LEAST_SPLIT = 1024
 """Steps of a product that is worth sharing."""
 ONE_ROW = (GpuTiling(1, 16, 512, 4, 1), GpuTiling(1, 8, 512, 4, 2), GpuTiling(1, 32, 256, 4, 2), GpuTiling(1, 16, 1024, 8, 1))
 """A product of one row reads its weights once: no tensor core helps, and what counts is how much is read at the same time."""
-PROCESSORS = 132
-"""Multiprocessors that tilings are ranked for; only the order of trials depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +139,8 @@ def gemm_tilings(graph: Graph, bulk: bool = False) -> Sequence[GpuTiling]:
     by_engine.sort(key=cost)
     shared = [replace(t, bulk=True) for t in SPLIT if many * -(-m // t.rows) * -(-n // t.columns) <= PROCESSORS * 3 // 4
               and k % (t.depth * t.split) == 0 and k >= LEAST_SPLIT and t.rows <= power_of_2(m)]  # fmt: skip
+    shared += [replace(t, bulk=True) for t in TURNS
+               if len(found) == 1 and many * -(-m // t.rows) * -(-n // t.columns) > t.programs and k >= t.depth]  # fmt: skip
     return tuple((*by_engine[:MOST_BULK], *shared, *plain[: MOST_TRIED - min(MOST_BULK, len(by_engine))]))
 
 

@@ -24,10 +24,13 @@ class GpuTiling:
     """Whether the device's copy engine fetches what loops read."""
     split: int = 1
     """Programs that share the steps of one product."""
+    programs: int = 0
+    """So many make one tile after the other; 0: one program a tile."""
 
     def __str__(self) -> str:
         deep = f"x{self.depth}" if self.depth > 1 else ""
         more = (", bulk copies" if self.bulk else "") + (f", {self.split} programs a tile" if self.split > 1 else "")
+        more += f", {self.programs} programs in turns" if self.programs else ""
         return f"{self.rows}x{self.columns}{deep}, {self.warps} warps, {self.stages} stages{more}"
 
 
