@@ -135,6 +135,15 @@ def test_each_call_decides_by_its_own_mask() -> None:
     assert run.calls == 1 and isinstance(packer((ids, odd)), Padded)
 
 
+def test_a_room_that_is_recorded_serves_slightly_smaller_calls() -> None:
+    packer, _ = packed(PaddedEncoder(pools="last"))
+    run = DevicePackedRun(DevicePacker(packer), 1.0, lambda *_: ("asked",), Counting([]), lambda *_: ("padded",))  # type: ignore[arg-type]
+    assert [run.usual_room(n) for n in (1024, 960)] == [1024, 960]  # nothing is recorded yet
+    assert [run.usual_room(n) for n in (1024, 960)] == [1024, 1024]  # now the larger one is
+    assert [run.usual_room(n) for n in (896, 1088, 960)] == [896, 1088, 1024]  # too far, too small
+    assert [run.usual_room(n) for n in (896, 896)] == [896, 896]  # a capacity of its own all the same
+
+
 def test_capacities_are_few_and_near() -> None:
     rows = 64 * 512
     found = {live: capacity(live, rows) for live in range(1, rows + 1, 7)}

@@ -26,6 +26,11 @@ LEAST_ROWS = 64
 """Capacities are multiples of it."""
 STEPS = 16
 """Capacities between a number and its double."""
+TO_RECORD = 2
+"""Calls of a capacity after which it is recorded."""
+NEAR = 8
+"""A room may be larger by this part of itself."""
+MOST_ROOMS = 1024
 _FACTS = (Padded.EMPTY, Padded.NUMBERS, Padded.POSITION, Padded.INDEX, Padded.NOT_FINITE)
 """What is asked besides the number of live rows, in this order; 0 where all is well."""
 
@@ -120,6 +125,8 @@ class DevicePackedRun:
     """Rows of these."""
     room: int = 0
     """Rows that were computed for these."""
+    used: Counter[int] = field(default_factory=Counter[int])
+    """How often a capacity was taken."""
     why_not: Counter[Padded] = field(default_factory=Counter[Padded])
     unread: int = 0
     """Calls whose masks were not asked: several in a row before them could not be packed."""
@@ -152,7 +159,7 @@ class DevicePackedRun:
             self.rest.missed()
             return self.padded(*inputs)
         self.rest.held()
-        rows = capacity(found[0], mask.numel())
+        rows = self.usual_room(capacity(found[0], mask.numel()))
         self.calls += 1
         self.live += found[0]
         self.room += rows
@@ -162,6 +169,17 @@ class DevicePackedRun:
         if found[0] > self.limit * rows:
             return Padded.SHARE
         return next((why for why, n in zip(_FACTS, found[1:], strict=False) if n), None)
+
+    def usual_room(self, rows: int) -> int:
+        """A somewhat larger room that calls have had often enough to be recorded, where this one has not been: one recording more
+        would take two calls kernel by kernel, and traffic around a capacity would need two of them for ever."""
+        used = self.used
+        if used[rows] < TO_RECORD:
+            larger = [n for n, times in used.items() if rows < n <= rows + rows // NEAR and times >= TO_RECORD]
+            rows = min(larger, default=rows)
+        if rows in used or len(used) < MOST_ROOMS:
+            used[rows] += 1
+        return rows
 
     def room_for(self, mask: torch.Tensor, rows: int) -> torch.Tensor:
         """Which capacity a recording is for shows by the size of an input: nobody reads what it holds."""
