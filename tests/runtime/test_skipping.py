@@ -171,6 +171,27 @@ def test_what_is_not_offered_says_why(traffic: dict[str, float], spoil: float | 
             assert torch.equal(torch.isfinite(got), finite) and (got - want)[finite].abs().max() < 1e-4
 
 
+class Placed(torch.nn.Module):
+    """Reads a slice of a parameter, which is folded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(48, 64), torch.nn.Linear(64, 8)
+        self.places = torch.nn.Parameter(torch.randn(1, 64, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.nn.functional.gelu(self.first(x) + self.places[:, : x.shape[1]]))
+
+
+def test_folded_weights_are_looked_at_like_others(traffic: dict[str, float]) -> None:
+    sparse = padded(0.6)
+    with torch.no_grad(), hotfuse.jit(Placed().eval(), settings=INLINE) as fast:
+        served(fast, sparse, lambda: entry_of(fast).plan.tier == 1)
+        traffic["zero rows"] = 0.6
+        served(fast, sparse, lambda: bool(decided(fast, Action.SPECIALIZE)))
+        assert not [d for d in fast._engine.log.decisions if d.why is Why.BACKGROUND_FAILED]  # pyright: ignore[reportPrivateUsage]
+
+
 def test_what_loses_its_race_is_not_tried_again(traffic: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = Deep().eval(), padded(0.5)
     with torch.no_grad(), hotfuse.jit(model, settings=INLINE) as fast:

@@ -53,6 +53,7 @@ def products(
     plan: Plan, weights: Mapping[str, torch.Tensor], calls: Sequence[Sequence[torch.Tensor]], compile: Callable[..., Plan]
 ) -> ZeroRowProducts | str:
     """What of a plan is worth a side that leaves rows out, or why nothing is."""
+    weights = {**plan.weights, **weights}  # what was folded for it has weights of its own
     asked: list[tuple[str, Value]] = []
     for a in plan.artifacts:
         node = next((n for n in a.graph.nodes if is_contraction(n)), None) if a.backend == "llvm" else None
