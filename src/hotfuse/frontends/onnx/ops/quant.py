@@ -129,7 +129,7 @@ def _prepare_dynamic(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) 
         scale = one(1.0 if high == low else one(high) - one(low)) / one(255)
         if scale == 0:
             return dynamic_quantize_linear(ctx, x)
-        zero = int(np.rint(np.clip(one(-low) / scale, 0, 255)))
+        zero = round(min(max(float(one(-low) / scale), 0.0), 255.0))  # half to even
         unit = torch.tensor(float(scale))
         return stored(x / unit, zero, torch.uint8), unit, torch.tensor(zero, dtype=torch.uint8)
 
