@@ -86,12 +86,22 @@ def linear(scales: LayerScales, weight: Tensor, bias: Tensor | None) -> tuple[By
 def conv(scales: LayerScales, weight: Tensor, bias: Tensor | None, slide: Slide) -> tuple[ByteLayer, int] | None:
     """A convolution of images of bytes, with channels innermost in the result; None where neither way is exact."""
     w, scales = _signed(weight, scales)
-    if not _integer_kernels(w, slide.groups):
+    exact = _integer_kernels(w, slide.groups)
+    if not exact or not _made_for(w, slide):
         how = (slide.stride, slide.pads, slide.dilation, slide.groups)
-        return _floats(scales, w, bias, lambda x, w, b: F.conv2d(x, w, b, *how), 2)
+        order = torch.channels_last  # of weights of one channel the library cannot tell, and takes far longer in the other
+        floats = _floats(scales, w, bias, lambda x, w, b: F.conv2d(x.contiguous(memory_format=order), w, b, *how), 2)
+        if floats is not None or not exact:
+            return floats
     window = (list(slide.stride), list(slide.pads), list(slide.dilation), slide.groups)
     packed = _packed(torch.ops.quantized.conv2d_prepack, w, scales, bias, *window)
     return _kernel(scales, packed, torch.ops.quantized.conv2d), w.nbytes
+
+
+def _made_for(w: Tensor, slide: Slide) -> bool:
+    """Whether the integer kernels take this convolution as it is; groups with other windows go one by one, ten to
+    fifty times as slow."""
+    return slide.groups == 1 or (w.shape[2] == w.shape[3] and slide.dilation == (1, 1))
 
 
 def _signed(w: Tensor, scales: LayerScales) -> tuple[Tensor, LayerScales]:
