@@ -17,7 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -33,9 +33,6 @@ from torch.overrides import TorchFunctionMode
 
 from hotfuse.ir.types import ROW_MAJOR
 from hotfuse.ops.torch_types import layout_of
-
-if TYPE_CHECKING:
-    from hotfuse.frontends.onnx.tracing.level import TracedLevel
 
 aten = torch.ops.aten
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
@@ -91,10 +88,21 @@ class Descriptions:
         return out
 
 
+class GraphInTrace(Protocol):
+    """The graph that nodes are added to, as far as adding needs it."""
+
+    tracer: Any
+    descriptions: Descriptions
+
+    def proxy(self, v: Any) -> Any:
+        """A value as an argument of a node."""
+        ...
+
+
 class DirectOperators(TorchFunctionMode):
     """Answers calls of the functions that have a row, while one graph is traced."""
 
-    def __init__(self, level: TracedLevel) -> None:
+    def __init__(self, level: GraphInTrace) -> None:
         super().__init__()
         self._level = level
         self._row_major: dict[int, tuple[torch.Tensor, bool]] = {}
