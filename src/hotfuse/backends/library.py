@@ -8,6 +8,7 @@ from typing import Any, cast
 from hotfuse.backends.convs import folded
 from hotfuse.backends.protocol import Artifact, Run
 from hotfuse.backends.pycode import flat_function
+from hotfuse.backends.torchscript import scripted
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.graph import Graph, Kind, Node, Value
 from hotfuse.ir.types import TensorType
@@ -31,12 +32,13 @@ class LibraryBackend:
 
     def compile(self, graph: Graph, weights: Mapping[str, Any]) -> Artifact:
         """The graph as calls of torch operators on these weights."""
+        nodes, calls, size, text = graph, meaning, 0, ""
         if self._constant and (found := folded(graph, meaning, weights)) is not None:
-            nodes, also, size = found
-            run, source = flat_function(nodes, also, weights)
-            return Artifact(graph, run, self.name, source, bytes=size)
-        run, source = flat_function(graph, meaning, weights)
-        return Artifact(graph, run, self.name, source)
+            nodes, calls, size = found
+        if (regions := scripted(nodes, calls)) is not None:
+            nodes, calls, text = regions.graph, regions.meaning, regions.text
+        run, source = flat_function(nodes, calls, weights)
+        return Artifact(graph, run, self.name, f"{source}\n{text}" if text else source, bytes=size)
 
 
 def meaning(node: Node) -> tuple[Callable[..., Any], bool]:

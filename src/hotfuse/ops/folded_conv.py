@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.fixed_weights import made_of
@@ -96,48 +95,73 @@ def of_norm(constants: Sequence[Any], epsilon: float) -> Affine | None:
     return Affine(scale, shift - mean * scale)
 
 
+PREVIOUS = object()
+"""In the arguments of a step: what the step before gave, or the image."""
+Step = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""An operator of torch, its arguments, its keywords."""
+
+
 class FoldedConv:
     """`after(activation(before(conv(x))))` in one call; what it is not made for goes to `plain`."""
 
-    __slots__ = ("_activate", "_after", "_bias", "_dims", "_made", "_weight", "_window", "bytes", "plain")
+    __slots__ = ("_calls", "_made", "bytes", "dims", "plain", "steps")
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, window: Window, before: Affine, activation: Activation, after: Affine,
         plain: Callable[[Tensor], Tensor],
     ) -> None:  # fmt: skip
-        self._dims = weight.dim()
+        self.dims = weight.dim()
+        """Of the images that it takes, which are float32."""
         given = (weight,) if bias is None else (weight, bias)
         numbers = tuple(t.expand(weight.shape[0]).numpy().tobytes() for t in (before.scale, before.shift))
-        image = weight.unsqueeze(2) if self._dims == 3 else weight
+        image = weight.unsqueeze(2) if self.dims == 3 else weight
         self._made = made_of(given, ("folded convolution", numbers), lambda: _folded(image, bias, before))
-        self._weight, self._bias = self._made.value
-        self._window = (window.stride, window.pads, window.dilation, window.groups)
-        self._activate = _ACTIVATIONS[activation]
-        self._after = _ending(after, weight.shape[0])
+        new, shift = self._made.value
+        conv = (new, shift, window.stride, window.pads, window.dilation, window.groups)
+        into, out_of = _as_image(window.groups) if self.dims == 3 else ((), ())
+        self.steps: tuple[Step, ...] = (
+            *into, (torch.ops.aten.conv2d.default, (PREVIOUS, *conv), {}), *_ACTIVATIONS[activation],
+            *_ending(after, weight.shape[0]), *out_of,
+        )  # fmt: skip
+        """For images that it takes: all behind the convolution writes in place, since the result is nobody else's."""
+        self._calls = [_call(step) for step in self.steps]
         self.plain = plain
         theirs = [t.untyped_storage().data_ptr() for t in given]
-        kept = [t for t in (self._weight, self._bias) if t is not None and t.untyped_storage().data_ptr() not in theirs]
+        kept = [t for t in (new, shift) if t is not None and t.untyped_storage().data_ptr() not in theirs]
         self.bytes = sum(t.untyped_storage().nbytes() for t in kept)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The result; where images lie with channels innermost, so does it."""
-        if x.dim() != self._dims or x.dtype is not torch.float32 or x.requires_grad or torch.is_autocast_enabled("cpu"):
+        if x.dim() != self.dims or x.dtype is not torch.float32 or x.requires_grad or torch.is_autocast_enabled("cpu"):
             return self.plain(x)
-        if self._dims == 3:
-            x = x.unsqueeze(2)
-            if self._window[3] > 1:  # in rows these take up to six times as long
-                x = x.contiguous(memory_format=torch.channels_last)
-        y = F.conv2d(x, self._weight, self._bias, *self._window)
-        if self._activate is not None:
-            self._activate(y)
-        if self._after is not None:
-            y = self._after(y)
-        return y if self._dims == 4 else y.squeeze(2)
+        for call in self._calls:
+            x = call(x)
+        return x
 
 
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor] | None] = {
-    "none": None, "relu": torch.relu_, "hardswish": lambda y: F.hardswish(y, inplace=True)
-}  # fmt: skip
+_ACTIVATIONS: dict[Activation, tuple[Step, ...]] = {
+    "none": (),
+    "relu": ((torch.ops.aten.relu_.default, (PREVIOUS,), {}),),
+    "hardswish": ((torch.ops.aten.hardswish_.default, (PREVIOUS,), {}),),
+}
+
+
+def _as_image(groups: int) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """What makes an image of a signal, and a signal of an image; in rows grouped convolutions take up to six times as long."""
+    aten = torch.ops.aten
+    rows: Step = (aten.contiguous.default, (PREVIOUS,), {"memory_format": torch.channels_last})
+    into: Step = (aten.unsqueeze.default, (PREVIOUS, 2), {})
+    return (into, rows) if groups > 1 else (into,), ((aten.squeeze.dim, (PREVIOUS, 2), {}),)
+
+
+def _call(step: Step) -> Callable[[Tensor], Tensor]:
+    """A step as a function of what was before."""
+    fn, args, keywords = step
+    op = fn._op  # without its Python wrapper
+    if args[0] is PREVIOUS and PREVIOUS not in keywords.values():
+        rest = args[1:]
+        return lambda y: op(y, *rest, **keywords)
+    return lambda y: op(*[y if a is PREVIOUS else a for a in args], **{k: y if a is PREVIOUS else a for k, a in keywords.items()})
 
 
 def _folded(weight: Tensor, bias: Tensor | None, before: Affine) -> tuple[Tensor, Tensor | None]:
@@ -151,11 +175,11 @@ def _folded(weight: Tensor, bias: Tensor | None, before: Affine) -> tuple[Tensor
     return scaled.contiguous(memory_format=torch.channels_last), (start * scale + before.shift).float()
 
 
-def _ending(after: Affine, channels: int) -> Callable[[Tensor], Tensor] | None:
-    """In place: the convolution's result is nobody else's. A scale is one number here (`conv_chain`)."""
-    scale = float(after.scale)
+def _ending(after: Affine, channels: int) -> tuple[Step, ...]:
+    """In place. A scale is one number here (`conv_chain`)."""
+    scale, aten = float(after.scale), torch.ops.aten
     if not bool(after.shift.any()):
-        return None if scale == 1.0 else lambda y: y.mul_(scale)
+        return () if scale == 1.0 else ((aten.mul_.Scalar, (PREVIOUS, scale), {}),)
     shift = after.shift.float()
     shift = shift.reshape(1) if shift.numel() == 1 else shift.expand(channels).reshape(1, -1, 1, 1)
-    return lambda y: torch.add(shift, y, alpha=scale, out=y)
+    return ((aten.add.out, (shift, PREVIOUS), {"alpha": scale, "out": PREVIOUS}),)
