@@ -56,7 +56,7 @@ def test_the_same_numbers_in_fewer_calls(name: str) -> None:
         (want,), (got,) = plain.run(x), folded.run(x)
         assert got.is_contiguous()
         torch.testing.assert_close(got, want.contiguous(), rtol=1e-4, atol=1e-4)
-    assert folded.source.count("# ") == calls
+    assert folded.source.replace("# hotfuse.region", "").count("# ") == calls
     assert "hotfuse.folded_conv" in folded.source and "hotfuse.folded_conv" not in plain.source
     assert folded.graph is graph  # what is analyzed and compiled further is what was captured
     assert folded.bytes > 0 == plain.bytes

@@ -206,3 +206,30 @@ def test_rounds_in_which_a_plan_records_are_not_judged(warm_ups: int, won: bool)
         if made.trial is not None:
             break
     assert made.trial is not None and made.trial.won is won
+
+
+def test_many_threads_and_sizes_have_one_round_at_a_time() -> None:
+    """A reference ten times as slow, sixteen threads, three sizes each: rounds stay what their budget allows."""
+    audit = Audit(object(), None, 0, clock=lambda: number * 1e-4)
+    old = number = 0
+    for number in range(1, 60_000):
+        key = (number % 16, (number // 16 % 3,), False)
+        if number < audit.at or not audit.due(number, key):
+            audit.note(number, key[1], 1e-3, 1)
+            continue
+        side = audit.turn(key)
+        old += side == OLD
+        assert not audit.took(number, key, side, 1e-3 if side == NEW else 1e-2, LOOK_S)
+    found = audit.standing()
+    assert found is not None and found.rounds >= 4 and found.cost < 1.5 * BUDGET and old < 60
+
+
+def test_a_thread_that_ends_within_a_round_keeps_nobody_from_the_next() -> None:
+    now = [0.0]
+    audit = Audit(object(), None, 0, clock=lambda: now[0])
+    gone, other = (1, (), False), (2, (), False)
+    assert audit.due(4, gone)
+    audit.took(4, gone, audit.turn(gone), 1e-3, LOOK_S)
+    assert not audit.due(5, other)
+    now[0] += 2.0
+    assert audit.due(6, other)

@@ -79,7 +79,7 @@ class Scripted:
     meaning: Meaning
     regions: tuple[ScriptedRegion, ...]
     text: str
-    """Of all regions."""
+    """The operators of all regions, line by line."""
 
 
 def scripted(graph: Graph, meaning: Meaning) -> Scripted | None:
@@ -97,7 +97,7 @@ def scripted(graph: Graph, meaning: Meaning) -> Scripted | None:
         name = f"{_REGION}{len(made)}"
         piece = Graph(f"{graph.name}.r{len(made)}", tuple(writer.inputs.values()), (), graph.nodes[first:last], outs)
         made[name] = ScriptedRegion(writer.function(name.replace(".", "_"), outs), _one_by_one(piece, meaning))
-        texts.append(f"# {name}\n{writer.graph}")
+        texts.extend([f"{name}:", *(f"    # {n.op}" for n in piece.nodes)])
         nodes.append(Node(Kind.OPERATOR, name, piece.inputs, outs, loc=graph.nodes[first].loc))
 
     first, writer = 0, _RegionWriter()

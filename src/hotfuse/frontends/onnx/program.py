@@ -6,6 +6,7 @@ looks outside itself. The tracer walks the same programs.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,7 @@ from hotfuse.frontends.onnx.model import OnnxGraph, OnnxNode
 from hotfuse.frontends.onnx.registry import OpFn, Prepare
 from hotfuse.frontends.onnx.values import Value
 
+_preparing = threading.RLock()
 ABSENT, UNUSED = 0, 1
 """Slots that every program has: an optional input not given, and a result nobody reads."""
 Call = tuple[Callable[..., Any], tuple[int, ...], tuple[int, ...], tuple[int, ...], OnnxNode]
@@ -110,7 +112,9 @@ class Program:
     def ready(self) -> Ready:
         """What runs: made by the first run, since a branch that is never taken needs none."""
         if self._ready is None:
-            self._ready = self.prepare(self)  # threads that meet here make the same
+            with _preparing:  # sixteen threads whose first calls meet here would each do the work of one, in turns
+                if self._ready is None:
+                    self._ready = self.prepare(self)
         return self._ready
 
     @property

@@ -39,5 +39,7 @@ def turn_of(entry: Entry, plan: Plan, signature: Signature, leaves: Sequence[tor
     if audit is None or entry.calls < audit.at:
         return None
     key = (threading.get_ident(), signature, grad)
+    if not audit.due(entry.calls, key):
+        return None
     side = audit.turn(key)
     return Turn(audit, key, side, plan if side == NEW else entry.reference(audit.version))

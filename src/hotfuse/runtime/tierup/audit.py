@@ -96,6 +96,8 @@ class Audit:
         """How many times as long a plan may take: more than once where memory is what counts."""
         self._clock = clock
         self._turns = Turns(begin + 1, deployed=True)
+        self._key: Key | None = None
+        """Whose round is under way."""
         self._waiting = 0
         self._half_at = 0.0
         self._rounds: deque[Round] = deque(maxlen=KEPT)
@@ -123,10 +125,28 @@ class Audit:
         if usual is not None or len(self._usual) < MOST:
             self._usual[signature] = seconds if usual is None else usual + (seconds - usual) / 16
 
+    def due(self, number: int, key: Key) -> bool:
+        """Whether a call is part of a round. One is under way at a time: sixteen threads and three sizes would have 48 rounds open,
+        and with one of them always waiting for its other half every call would be part of one.
+        """
+        if number < self.at:
+            return False
+        held = self._key
+        if held is None or held == key:
+            return True
+        if self._clock() - self._half_at > STALE_S:
+            self._key = None
+            return True
+        if held[0] == key[0]:
+            self._wait(number, 4 * PATIENCE)
+        return False
+
     def turn(self, key: Key) -> int:
         """Who answers a call that is due."""
         if self._turns.half(key) and self._clock() - self._half_at > STALE_S:
             self._turns = Turns(self.rounds + 1, deployed=True)
+        if self._key != key:
+            self._key, self._half_at = key, self._clock()
         return self._turns.next(key)
 
     def took(self, number: int, key: Key, side: int, seconds: float, look_s: float) -> bool:
@@ -138,12 +158,11 @@ class Audit:
         ended = self._turns.took(key, side, seconds)
         if ended is None:
             self._half_at = self._clock()
-            self._waiting += 1
             self.at = number + 1
-            if self._waiting > PATIENCE:
-                self._plan_next(number)
+            self._wait(number, PATIENCE)
             return False
         if not self._judging.acquire(blocking=False):
+            self._key = None
             return False
         try:
             alarm = self._judge(ended)
@@ -151,6 +170,12 @@ class Audit:
             self._judging.release()
         self._plan_next(number)
         return alarm
+
+    def _wait(self, number: int, patience: int) -> None:
+        """A round has waited for one more call."""
+        self._waiting += 1
+        if self._waiting > patience:
+            self._plan_next(number)
 
     def _judge(self, ended: Round) -> bool:
         reference, plan = ended
@@ -168,7 +193,7 @@ class Audit:
 
     def _plan_next(self, number: int) -> None:
         """When the next round begins: as its cost allows, and not sooner than anybody has use for."""
-        self._waiting = 0
+        self._waiting, self._key = 0, None
         if self.rounds < FIRST:
             self.at = number + FIRST_GAP
             return
