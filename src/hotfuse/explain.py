@@ -238,7 +238,7 @@ def explain_plan(plan: Plan, calls: int, notes: tuple[str, ...] = ()) -> dict[st
         "params": len(plan.graph.params),
         "partitions": parts,
         "kernels": [k.to_dict() for k in kernels_of(plan)],
-        "notes": [*notes, *plan.notes],
+        "notes": [*notes, *plan.notes, *(why for a in plan.artifacts for why in a.failures())],
         "memory": {"arena": plan.memory.arena, "constants": plan.memory.constants, "eager_peak": plan.memory.eager_peak},
         "counters": plan.counters(),
         "account": None if plan.account is None else {**plan.account.to_dict(), "lines": plan.account.lines()},

@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """Library calls as TorchScript functions: the same numbers, exceptions and gradients as calls from Python."""
 
 from __future__ import annotations
@@ -78,6 +79,22 @@ def test_it_raises_what_eager_raises_and_goes_on() -> None:
             run(*bad)
         assert str(of_region.value) == str(of_nodes.value)
         assert not found.regions[0].failed and torch.equal(run(*good)[0], plain(*good)[0])
+
+
+def test_a_region_at_fault_is_left_and_told() -> None:
+    """Where the nodes answer what the function does not, they serve from then on."""
+    _, run, found = _both(verify(parse(MIXED)), _weights())
+    asked: list[int] = []
+
+    def broken(*_args: Any) -> Any:
+        asked.append(1)
+        raise RuntimeError("no such thing")
+
+    found.regions[0]._function = broken
+    with torch.no_grad():
+        for _ in range(3):
+            run(torch.randn(2, 6), torch.tensor([0, 8]), torch.tensor(0.0))
+    assert len(asked) == 1 and found.failures() == ("a region of the graph left TorchScript: no such thing",)
 
 
 def test_gradients_flow_where_they_are_recorded() -> None:

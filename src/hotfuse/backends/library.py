@@ -32,13 +32,14 @@ class LibraryBackend:
 
     def compile(self, graph: Graph, weights: Mapping[str, Any]) -> Artifact:
         """The graph as calls of torch operators on these weights."""
-        nodes, calls, size, text = graph, meaning, 0, ""
+        nodes, calls, size = graph, meaning, 0
         if self._constant and (found := folded(graph, meaning, weights)) is not None:
             nodes, calls, size = found
-        if (regions := scripted(nodes, calls)) is not None:
-            nodes, calls, text = regions.graph, regions.meaning, regions.text
-        run, source = flat_function(nodes, calls, weights)
-        return Artifact(graph, run, self.name, f"{source}\n{text}" if text else source, bytes=size)
+        if (regions := scripted(nodes, calls)) is None:
+            run, source = flat_function(nodes, calls, weights)
+            return Artifact(graph, run, self.name, source, bytes=size)
+        run, source = flat_function(regions.graph, regions.meaning, weights)
+        return Artifact(graph, run, self.name, f"{source}\n{regions.text}", bytes=size, failures=regions.failures)
 
 
 def meaning(node: Node) -> tuple[Callable[..., Any], bool]:

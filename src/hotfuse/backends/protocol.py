@@ -56,6 +56,8 @@ class Artifact:
     """What a model of this machine said it would take, where there is one."""
     bytes: int = 0
     """Memory of weights that it has in another form."""
+    failures: Callable[[], tuple[str, ...]] = tuple[str, ...]
+    """What has gone wrong in calls so far, and was done in another way instead."""
 
 
 class Backend(Protocol):

@@ -9,6 +9,8 @@ differentiating stay off. What TorchScript cannot say (control flow, operators o
 random numbers) stays a call from Python, and regions end there.
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from hotfuse.backends.pycode import Meaning, flat_function
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values
@@ -28,8 +31,8 @@ SHORTEST = 4
 """Operators in the smallest region: entering one costs about as much as three calls from Python."""
 _REGION = "hotfuse.region"
 _HOST = {
-    "sym.add": "aten::add", "sym.sub": "aten::sub", "sym.mul": "aten::mul", "sym.floordiv": "aten::floordiv", "sym.neg": "aten::neg",
-    "sym.max": "prim::max", "sym.min": "prim::min",
+    "sym.add": "aten::add", "sym.sub": "aten::sub", "sym.mul": "aten::mul", "sym.floordiv": "aten::floordiv",
+    "sym.neg": "aten::neg", "sym.max": "prim::max", "sym.min": "prim::min",
 }  # fmt: skip
 """Arithmetic on sizes, of integers only."""
 _FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3}
@@ -57,12 +60,13 @@ class ScriptedRegion:
         """Why the function is no longer called."""
 
     def __call__(self, *args: Any) -> Any:
+        """What the nodes give: one value, or a tuple of them."""
         if torch.is_grad_enabled() or self.failed or torch.is_autocast_enabled("cpu"):
             return self._nodes(*args)
         before = torch._C._get_graph_executor_optimize(False)  # the calling thread's own setting
         try:
             return self._function(*args)
-        except Exception as e:  # noqa: BLE001  whatever it is, the nodes say it in eager's words
+        except Exception as e:  # whatever it is, the nodes say it in eager's words
             said = str(e).strip().splitlines()
         finally:
             torch._C._get_graph_executor_optimize(before)
@@ -80,6 +84,10 @@ class Scripted:
     regions: tuple[ScriptedRegion, ...]
     text: str
     """The operators of all regions, line by line."""
+
+    def failures(self) -> tuple[str, ...]:
+        """What explains that operators are called from Python again."""
+        return tuple(f"a region of the graph left TorchScript: {r.failed}" for r in self.regions if r.failed)
 
 
 def scripted(graph: Graph, meaning: Meaning) -> Scripted | None:
@@ -139,7 +147,7 @@ class _RegionWriter:
     """Nodes as TorchScript's, as long as it has words for them. Weights are inputs: a program may exchange their memory."""
 
     def __init__(self) -> None:
-        self.graph = torch._C.Graph()
+        self.graph: Any = torch._C.Graph()
         self.inputs: dict[str, Value] = {}
         self._values: dict[str, Any] = {}
         self._constants: dict[tuple[type, Any], Any] = {}
@@ -183,7 +191,7 @@ class _RegionWriter:
 
     def _operator(self, node: Node, fn: Any, several: bool) -> list[Any]:
         found = resolve(node.op)
-        if not isinstance(found, torch._ops.OpOverload) or found.namespace != "aten" or fn is not found._op:
+        if not isinstance(found, OpOverload) or found.namespace != "aten" or fn is not found._op:
             raise _Unsaid
         if is_mutating(node.op) or is_random(node.op):
             raise _Unsaid
@@ -203,7 +211,7 @@ class _RegionWriter:
     def _folded(self, conv: FoldedConv, node: Node) -> list[Any]:
         """A convolution with what became part of it, for the images it is made for."""
         (image,) = node.ins
-        if not (isinstance(image.type, TensorType) and image.type.dtype is DType.F32 and len(image.type.shape) == 4):
+        if not (isinstance(image.type, TensorType) and image.type.dtype is DType.F32 and len(image.type.shape) == conv.dims):
             raise _Unsaid
         last = self._value(image)
         for op, args, attrs in conv.steps:
