@@ -18,7 +18,7 @@ import torch
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+@dataclass(frozen=True, eq=False)  # no slots: before 3.13 a generic class with them has no place for weak references
 class MadeOf(Generic[T]):
     """What was made of weights. Who uses it keeps this object, and with it the weights, so that their ids stay theirs."""
 
