@@ -79,10 +79,10 @@ class Explanation:
 
 
 def explain_engine(
-    engine: Engine, fallbacks: dict[str, int] | None = None, unprepared: Sequence[str] = (), full: bool = False
+    engine: Engine, fallbacks: dict[str, int] | None = None, unprepared: Sequence[str] = (), full: bool = False, callers: str = ""
 ) -> Explanation:
     """What an engine runs now and every decision that led there; `unprepared`: what of a file could not be computed ahead; `full`:
-    whether its text goes on behind the summary.
+    whether its text goes on behind the summary; `callers`: what limits calls in the model's own code.
     """
     sites: list[dict[str, Any]] = []
     for site in list(engine.sites.values()):
@@ -105,6 +105,7 @@ def explain_engine(
             "sites": sites,
             "fallbacks": dict(fallbacks or {}),
             "unprepared": list(unprepared),
+            "callers": callers,
             "watching": engine.call_sampler.text(),
             "gradients": engine.gradients.explain([e.links for s in list(engine.sites.values()) for e in s.entries]),
             "idle": engine.recorder.idle(),
@@ -389,6 +390,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
     for name, n in data["fallbacks"].items():
         out.append(f"fallback {name}: {n}")
     out += [f"constants not prepared: {why}" for why in data.get("unprepared", ())]
+    out += [f"the model's own code: {data['callers']}"] if data.get("callers") else []
     out += data["watching"].splitlines()
     out.append("idle time: " + ", ".join(f"{v}" if k == "state" else f"{k} {v}" for k, v in data["idle"].items()
                                          if v not in (None, "", 0)))
@@ -439,6 +441,7 @@ def _page(data: dict[str, Any]) -> str:
     if data["fallbacks"]:
         parts.append("<h2>fallbacks</h2>" + _table(["operator", "calls"], [[k, v] for k, v in data["fallbacks"].items()]))
     parts += [f"<p>constants not prepared: {html.escape(why)}</p>" for why in data.get("unprepared", ())]
+    parts += [f"<p>the model's own code: {html.escape(data['callers'])}</p>"] if data.get("callers") else []
     rows = [[f"{d['at']:.3f}", d["action"], d["why"], ", ".join(f"{k}={v}" for k, v in d["evidence"].items())]
             for d in data["decisions"]]
     parts.append("<h2>decisions</h2>" + _table(["seconds", "action", "why", "evidence"], rows))

@@ -482,6 +482,8 @@ class Engine:
         """In a forked child: what was pending belongs to the parent."""
         self._background.after_fork()
         self.plans.after_fork()
+        if self._improver is not None:
+            self._improver.after_fork()
 
 
 _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()

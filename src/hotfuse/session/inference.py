@@ -300,7 +300,7 @@ class InferenceSession:
 
     def explain(self, full: bool = False) -> Explanation:
         """What runs now and why, in about ten lines; with `full` partitions, kernels and every decision behind them."""
-        return explain_engine(self._engine, dict(self._fallbacks()), self._module.unprepared, full)
+        return explain_engine(self._engine, dict(self._fallbacks()), self._module.unprepared, full, self._module.callers)
 
     def plans(self) -> tuple[ServedPlan, ...]:
         """What serves now, as values: plans, their kernels, each kernel's code, cost and measurements."""

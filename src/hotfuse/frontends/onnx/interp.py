@@ -12,6 +12,7 @@ from hotfuse.base.errors import InputError, ModelError
 from hotfuse.frontends.onnx.compiler import Compiler
 from hotfuse.frontends.onnx.model import OnnxModel, Port
 from hotfuse.frontends.onnx.values import Value, from_any
+from hotfuse.machine.turnstile import UNMEASURED, Turnstile
 
 
 class OnnxModule(torch.nn.Module):
@@ -23,6 +24,7 @@ class OnnxModule(torch.nn.Module):
         self.fallbacks: Counter[str] = Counter()
         """Per operator, how often it ran through `onnx.reference`."""
         self._on_fallback = on_fallback
+        self._turnstile = Turnstile()
         compiler = Compiler(model.functions, self._fell_back, pack=pack)
         try:
             self.program = compiler.graph(model.graph, model.opsets)
@@ -61,6 +63,12 @@ class OnnxModule(torch.nn.Module):
         """Programs of the model whose constants are computed with in every call, and why."""
         return self.program.unprepared
 
+    @property
+    def callers(self) -> str:
+        """What limits the calls that run at once; empty where no call has waited."""
+        most, waited = self._turnstile.most, self._turnstile.waited
+        return f"{most} calls run in it at once, as Python's lock allows; {waited} have waited for a place" if waited else ""
+
     def forward(self, *inputs: Value) -> tuple[Value, ...]:
         """Run the model on tensors (NumPy arrays are taken too)."""
         if len(inputs) != len(self.program.in_slots):
@@ -68,8 +76,15 @@ class OnnxModule(torch.nn.Module):
                 f"the model takes {len(self.program.in_slots)} inputs, {len(inputs)} were given",
                 hint="in order: " + ", ".join(p.name for p in self.inputs),
             )
-        with torch.no_grad():
-            return self.program.run([x if isinstance(x, torch.Tensor) else from_any(x) for x in inputs])
+        since = self._turnstile.enter(self.program.prepared)
+        try:
+            with torch.no_grad():
+                made = self.program.run([x if isinstance(x, torch.Tensor) else from_any(x) for x in inputs])
+            if since != UNMEASURED:
+                self._turnstile.measure(since, self.program.prepared_steps)
+            return made
+        finally:
+            self._turnstile.leave()
 
     def run_with(self, inputs: Sequence[Value], overrides: Mapping[str, Value]) -> tuple[Value, ...]:
         """Run with other values for initializers that the model also declares as inputs."""

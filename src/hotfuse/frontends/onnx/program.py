@@ -123,6 +123,16 @@ class Program:
         return 0 if self._ready is None else self._ready.bytes + sum(p.prepared_bytes for p in self._ready.nested)
 
     @property
+    def prepared(self) -> bool:
+        """Whether a run prepares nothing any more that this graph needs."""
+        return self._ready is not None
+
+    @property
+    def prepared_steps(self) -> int:
+        """Calls that a run makes, with those of branches taken so far."""
+        return 0 if self._ready is None else len(self._ready.calls) + sum(p.prepared_steps for p in self._ready.nested)
+
+    @property
     def unprepared(self) -> tuple[str, ...]:
         """Why constants were not prepared, here and in nested programs."""
         if self._ready is None:

@@ -8,6 +8,7 @@ changed: the weights, the number of threads, or the traffic.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -78,6 +79,7 @@ class Improver:
         self._log = plans.log
         self._judge = Judge(plans)
         self._history = history_of(context_of(plans.settings).path)
+        self._considering = threading.Lock()
         self._specializes = False
         """Whether what specializing takes has been imported: no call does that."""
 
@@ -104,7 +106,18 @@ class Improver:
         return entry.trying == TIER1 or (entry.plan is entry.baseline and TIER1 not in entry.refused)
 
     def consider(self, site: Site, entry: Entry, plan: Plan, threads: int = 0) -> None:
-        """After a call that was looked at, which has torch's threads as they are, or so many; at most starts something."""
+        """After a call that was looked at, which has torch's threads as they are, or so many; at most starts something.
+
+        One thread at a time: sixteen that look at once would all begin what each of them finds worth beginning.
+        """
+        if not self._considering.acquire(blocking=False):
+            return
+        try:
+            self._consider(site, entry, plan, threads)
+        finally:
+            self._considering.release()
+
+    def _consider(self, site: Site, entry: Entry, plan: Plan, threads: int) -> None:
         settings = self._plans.settings
         stamp = (self._plans.generation, threads or team.threads(), self._plans.call_sampler.drifts(entry.key),
                  self._plans.recorder.trained, usable_cores(), self._plans.recorder.speed_changes, entry.callers.changes)
@@ -260,6 +273,10 @@ class Improver:
             return lambda: None
         submit = sized(self._plans.settings).submit
         return JobAlongside(partial(submit, owner=(self, "alongside")), lambda: self._try(entry, propose())).finish
+
+    def after_fork(self) -> None:
+        """In a forked child: whoever considered is in the parent."""
+        self._considering = threading.Lock()
 
     def close(self) -> None:
         """Call off what is being made for the plans that there were."""
