@@ -21,7 +21,7 @@ import torch
 from torch._ops import OpOverload
 
 from hotfuse.backends.pycode import Meaning, flat_function
-from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values
+from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, output_values, values_in
 from hotfuse.ir.types import DType, ScalarKind, ScalarType, TensorType
 from hotfuse.ops.folded_conv import PREVIOUS, FoldedConv
 from hotfuse.ops.table import is_mutating, is_random, resolve
@@ -200,7 +200,7 @@ class _RegionWriter:
         lists = [r.type.kind() == "ListType" for r in schema.returns]
         if any(lists) and (len(lists) != 1 or schema.returns[0].type.getElementType().kind() != "TensorType"):
             raise _Unsaid
-        outs = self._append(schema.name, args, len(lists), f"{schema.name}.{schema.overload_name}".removesuffix("."))
+        outs = self._call(schema, args, len(lists))
         if any(lists):
             outs[0].setType(torch._C.ListType(torch._C.TensorType.get()))
             return self._append("prim::ListUnpack", outs, len(node.outs))
@@ -221,15 +221,19 @@ class _RegionWriter:
             for a in schema.arguments:
                 value = given.get(a.name, a.default_value)
                 made.append(last if value is PREVIOUS else self._constant(value, a.type, a.N))
-            (last,) = self._append(schema.name, made, 1, f"{schema.name}.{schema.overload_name}".removesuffix("."))
+            (last,) = self._call(schema, made, 1)
         return [last]
 
-    def _append(self, kind: str, args: list[Any], outs: int, schema: str = "") -> list[Any]:
-        """A node; where a schema is named, it must be the one that TorchScript takes for these types."""
+    def _call(self, schema: Any, args: list[Any], outs: int) -> list[Any]:
+        """An operator, which TorchScript must take for the very overload that was asked for, by the types of its arguments."""
+        made = self._append(schema.name, args, outs)
+        if self._new[-1].schema().partition("(")[0] != f"{schema.name}.{schema.overload_name}".removesuffix("."):
+            raise _Unsaid
+        return made
+
+    def _append(self, kind: str, args: list[Any], outs: int) -> list[Any]:
         node = self.graph.insertNode(self.graph.create(kind, args, outs))
         self._new.append(node)
-        if schema and node.schema().partition("(")[0] != schema:
-            raise _Unsaid
         return list(node.outputs())
 
     def _take_back(self, inputs: int) -> None:
@@ -257,7 +261,7 @@ class _RegionWriter:
     def _arg(self, arg: Arg, wanted: Any, length: int | None = None) -> Any:
         if isinstance(arg, Value):
             return self._value(arg)
-        if isinstance(arg, tuple) and any(isinstance(a, Value) for a in arg):
+        if isinstance(arg, tuple) and any(True for _ in values_in(arg)):
             kind = _inner(wanted)
             if kind.kind() != "ListType":
                 raise _Unsaid

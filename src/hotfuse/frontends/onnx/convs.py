@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotfuse.frontends.onnx.program import ProgramStep
 from hotfuse.frontends.onnx.values import Value
-from hotfuse.frontends.onnx.windows import per_axis, symmetric, window_pads
+from hotfuse.frontends.onnx.windows import conv_window
 from hotfuse.ops.conv_chain import Chain, ChainLink, ChainRole, chains, to_rows
 from hotfuse.ops.folded_conv import Affine, FoldedConv, Window, affine, is_floats, of_arithmetic, of_norm
 
@@ -105,17 +105,7 @@ def _window(step: ProgramStep, constants: Sequence[Any]) -> Window | None:
     weight, bias = constants[1], constants[2] if len(constants) > 2 else None
     if not (is_floats(weight, 4) or is_floats(weight, 3)) or step.ins[0] == step.ins[1] or not (bias is None or is_floats(bias, 1)):
         return None
-    if step.attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or min(weight.shape) == 0:
-        return None
-    n = weight.dim() - 2
-    stride, dilation = per_axis(step.attrs.get("strides"), n), per_axis(step.attrs.get("dilations"), n)
-    pads = symmetric(window_pads("NOTSET", step.attrs.get("pads"), [0] * n, weight.shape[2:], stride, dilation))
-    groups = int(step.attrs.get("group", 1))
-    if pads is None or min(pads) < 0 or groups < 1 or weight.shape[0] % groups:
-        return None
-    if n == 1:
-        return Window((1, stride[0]), (0, pads[0]), (1, dilation[0]), groups)
-    return Window((stride[0], stride[1]), (pads[0], pads[1]), (dilation[0], dilation[1]), groups)
+    return conv_window(weight, step.attrs)
 
 
 def _affine(step: ProgramStep, read: int, constants: Sequence[Any], dims: int) -> Affine | None:

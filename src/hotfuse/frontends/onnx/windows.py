@@ -5,7 +5,7 @@ Sizes may be symbolic, so rules that ONNX states with an `if` are written here w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.base.errors import ModelError
+from hotfuse.ops.folded_conv import Window
 
 Pads = list[tuple[Any, Any]]
 
@@ -79,3 +80,19 @@ def pooled_size(size: Any, pads: tuple[Any, Any], k: int, stride: int, dilation:
     if not ceil:
         return room // stride + 1
     return torch.sym_min(ceil_div(room, stride) + 1, (size + pads[0] - 1) // stride + 1)
+
+
+def conv_window(weight: Tensor, attrs: Mapping[str, Any]) -> Window | None:
+    """How a convolution goes over images, or over signals as images of one row; None where padding is not the same at both ends."""
+    n = weight.dim() - 2
+    auto_pad = attrs.get("auto_pad", "NOTSET")
+    if auto_pad not in ("NOTSET", "VALID", "") or min(weight.shape) == 0:
+        return None
+    stride, dilation = per_axis(attrs.get("strides"), n), per_axis(attrs.get("dilations"), n)
+    pads = symmetric(window_pads(auto_pad, attrs.get("pads"), [0] * n, weight.shape[2:], stride, dilation))
+    groups = int(attrs.get("group", 1))
+    if pads is None or min(pads) < 0 or groups < 1 or weight.shape[0] % groups:
+        return None
+    if n == 1:
+        return Window((1, stride[0]), (0, pads[0]), (1, dilation[0]), groups)
+    return Window((stride[0], stride[1]), (pads[0], pads[1]), (dilation[0], dilation[1]), groups)

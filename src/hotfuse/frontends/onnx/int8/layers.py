@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotfuse.frontends.onnx.int8.storage import LIMITS, QUANTIZED, available, bytes_of, number, quantized_view, stored
+from hotfuse.ops.folded_conv import Window
 
 SEVEN_BITS = 64
 """Two products of a byte and such a weight fit 16 bits."""
@@ -44,16 +45,6 @@ class LayerScales:
     y: float
     y_zero: int
     y_dtype: torch.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class Slide:
-    """How a convolution goes over images."""
-
-    stride: tuple[int, int]
-    pads: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int
 
 
 def layer_scales(x: Sequence[Any], w: Sequence[Any], y: Sequence[Any]) -> LayerScales | None:
@@ -83,34 +74,32 @@ def linear(scales: LayerScales, weight: Tensor, bias: Tensor | None) -> tuple[By
     return (lambda x: few(x) if x.numel() < FEW_ROWS * columns else run(x)), size + w.nbytes
 
 
-def conv(scales: LayerScales, weight: Tensor, bias: Tensor | None, slide: Slide) -> tuple[ByteLayer, int] | None:
+def conv(scales: LayerScales, weight: Tensor, bias: Tensor | None, window: Window) -> tuple[ByteLayer, int] | None:
     """A convolution of images of bytes, with channels innermost in the result; None where neither way is exact."""
     w, scales = _signed(weight, scales)
-    exact = _integer_kernels(w, slide.groups)
-    if not exact or not _made_for(w, slide):
-        how = (slide.stride, slide.pads, slide.dilation, slide.groups)
+    exact = _integer_kernels(w, window.groups)
+    if not exact or not _made_for(w, window):
+        how = (window.stride, window.pads, window.dilation, window.groups)
         order = torch.channels_last  # of weights of one channel the library cannot tell, and takes far longer in the other
         floats = _floats(scales, w, bias, lambda x, w, b: F.conv2d(x.contiguous(memory_format=order), w, b, *how), 2)
         if floats is not None or not exact:
             return floats
-    window = (list(slide.stride), list(slide.pads), list(slide.dilation), slide.groups)
-    packed = _packed(torch.ops.quantized.conv2d_prepack, w, scales, bias, *window)
+    each = (list(window.stride), list(window.pads), list(window.dilation), window.groups)
+    packed = _packed(torch.ops.quantized.conv2d_prepack, w, scales, bias, *each)
     return _kernel(scales, packed, torch.ops.quantized.conv2d), w.nbytes
 
 
-def _made_for(w: Tensor, slide: Slide) -> bool:
+def _made_for(w: Tensor, window: Window) -> bool:
     """Whether the integer kernels take this convolution as it is; groups with other windows go one by one, ten to
     fifty times as slow."""
-    return slide.groups == 1 or (w.shape[2] == w.shape[3] and slide.dilation == (1, 1))
+    return window.groups == 1 or (w.shape[2] == w.shape[3] and window.dilation == (1, 1))
 
 
 def _signed(w: Tensor, scales: LayerScales) -> tuple[Tensor, LayerScales]:
     """Weights and their zero points as signed bytes: the same differences."""
     if w.dtype is torch.int8:
         return w, scales
-    s = scales
-    zero = s.w_zero - 128
-    return (w.to(torch.int16) - 128).to(torch.int8), LayerScales(s.x, s.x_zero, s.x_dtype, s.w, zero, s.y, s.y_zero, s.y_dtype)
+    return (w.to(torch.int16) - 128).to(torch.int8), replace(scales, w_zero=scales.w_zero - 128)
 
 
 def _integer_kernels(w: Tensor, groups: int) -> bool:

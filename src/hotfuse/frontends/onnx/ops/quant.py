@@ -23,7 +23,7 @@ from hotfuse.frontends.onnx.ops.cast import convert
 from hotfuse.frontends.onnx.ops.conv import conv
 from hotfuse.frontends.onnx.registry import Ctx, Prepared, Varies, onnx_op
 from hotfuse.frontends.onnx.values import BY_CODE, Elem, elem_of
-from hotfuse.frontends.onnx.windows import per_axis, symmetric, window_pads
+from hotfuse.frontends.onnx.windows import conv_window
 
 _UINT8 = 2
 
@@ -276,11 +276,11 @@ def _prepare_conv(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> 
     x, xs, xz, w, ws, wz, ys, yz, bias = given[:9]
     if not isinstance(x, Varies) or any(isinstance(t, Varies) for t in inputs[1:]) or w.dim() not in (3, 4):
         return None
-    scales, slide = layers.layer_scales((xs, xz), (ws, wz), (ys, yz)), _slide(w, attrs)
-    if scales is None or slide is None or w.dtype is not wz.dtype:
+    scales, window = layers.layer_scales((xs, xz), (ws, wz), (ys, yz)), conv_window(w, attrs)
+    if scales is None or window is None or w.dtype is not wz.dtype:
         return None
     rank = w.dim()
-    made = layers.conv(scales, w if rank == 4 else w.unsqueeze(2), bias, slide)
+    made = layers.conv(scales, w if rank == 4 else w.unsqueeze(2), bias, window)
     if made is None:
         return None
     run, size = made
@@ -291,21 +291,6 @@ def _prepare_conv(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> 
         return run(x) if rank == 4 else run(x.unsqueeze(2)).squeeze(2)
 
     return Prepared(call, size)
-
-
-def _slide(w: Tensor, attrs: Mapping[str, Any]) -> layers.Slide | None:
-    """How a convolution goes over images (over signals: images of one row); None where padding differs at both ends."""
-    n = w.dim() - 2
-    stride, dilation = per_axis(attrs.get("strides"), n), per_axis(attrs.get("dilations"), n)
-    if attrs.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID", "") or min(w.shape) == 0:
-        return None
-    pads = symmetric(window_pads(attrs.get("auto_pad", "NOTSET"), attrs.get("pads"), [0] * n, w.shape[2:], stride, dilation))
-    groups = int(attrs.get("group", 1))
-    if pads is None or min(pads) < 0 or groups < 1 or w.shape[0] % groups:
-        return None
-    if n == 1:
-        return layers.Slide((1, stride[0]), (0, pads[0]), (1, dilation[0]), groups)
-    return layers.Slide((stride[0], stride[1]), (pads[0], pads[1]), (dilation[0], dilation[1]), groups)
 
 
 @onnx_op("QLinearConv", prepare=_prepare_conv)
