@@ -53,7 +53,8 @@ tests: $(STAMP)
 	$(PYTEST) --quick $(PYTEST_ARGS)
 
 all-tests: $(STAMP)
-	$(PYTEST) $(PYTEST_ARGS)
+	@rm -f .pytest_cache/v/cache/lastfailed
+	$(PYTEST) $(PYTEST_ARGS) || { [ $$? -eq 1 ] && $(ONE_THREAD) $(BIN)/python tools/repeat_failed.py; }
 
 test-gpu: $(STAMP) ## the tests that need a CUDA device; they say so elsewhere
 	$(BIN)/python -m pytest -q -m gpu tests/gpu $(PYTEST_ARGS)

@@ -141,7 +141,8 @@ def test_soak(monkeypatch: pytest.MonkeyPatch) -> None:
     tiers = reached()
     assert min(tiers["0"], tiers["1"], tiers["2"]) > 0, str(fast.explain(full=True))
     assert tiers["1"] + tiers["2"] > COMPILED, f"compiled plans served {tiers} calls only"
-    assert races and all(r.found.rounds > 0 and r.found.old_us > 0 and r.found.new_us > 0 for r in races)
+    decided = [r.found for r in races if r.found.decided]  # calls may have come into every round of another
+    assert decided and all(r.rounds > 0 and r.old_us > 0 and r.new_us > 0 for r in decided)
     assert max(last, slope) < GROWTH, f"memory grew by {last:.2%} from the second quarter to the last, {slope:.2%} along a line"
     held_by = "\n".join(f"tier {p.tier} {p.layers}, held by\n{holders(p)}" for p in left)
     assert not left, f"{len(left)} plans are held that no call can reach:\n{held_by}"

@@ -99,9 +99,9 @@ class Examiner:
                 return
             try:
                 if (found := findings(asked, answer)) and entry is not None:
-                    entry.findings = found
                     recorder.found(entry.baseline.graph, found, asked)
                     log.count("examinations")
+                    entry.findings = found  # whoever sees them finds them counted and kept
             except Exception as e:  # in a thread of the pool, which would print it
                 log.count("examinations_failed")
                 log.decide(Action.NOTICE, Why.BACKGROUND_FAILED, "what partitions took", error=error_text(e))

@@ -23,6 +23,7 @@ ADVICE = (
     ("data-dependent", "jit the parts around it, or write it with torch.where or torch.cond"),
     ("in earlier processes", "nothing: it was measured; HOTFUSE_PROFILES names another store, in which it is tried again"),
     ("us instead of", "nothing: the model's own code and library kernels measured as fast on these calls"),
+    ("every round of its race", "nothing: it is measured again later"),
     ("disagree", "report it, with the model: hotfuse explain --full --json"),
 )
 """What a reason says, and what to do about it."""

@@ -358,6 +358,10 @@ class Improver:
             evidence["us_predicted"] = better.account.predicted_us
         by_time = self._plans.settings.objective == "latency"
         won, lost_why = (Why.FASTER, Why.NOT_FASTER) if by_time else (Why.BETTER, Why.NOT_BETTER)
+        if not trial.rounds:  # nothing was measured: nothing is learned of it either, and it is tried again
+            epochs.retire(better)
+            self._refuse(entry, key, lost_why, "calls came into every round of its race", True, **evidence)
+            return
         if (addresses := attempt.addresses) is not None:
             helped = self._history.ledger.learn(*addresses, trial.old_us, trial.new_us)
             evidence |= {"bottleneck": addresses[0].value, "strategy": addresses[1].value, "helped": helped}
