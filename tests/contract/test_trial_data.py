@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from hotfuse.compile.unit.kernel_cache import kernel_cache, piece_of
-from hotfuse.compile.variants.trial import attempt, made_up, places_of
+from hotfuse.compile.variants.trial import attempt, drawn, made_up, places_of
 from hotfuse.ir.graph import Value
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import DType, TensorType
+from hotfuse.lower.common.errors import CannotLower
 
 MASK = """graph g(%m: bool[{b}, 6], %i: i64[{b}, 1, 1, 1], %j: i64[6]) {{
   %k: bool[{b}, 1, 1, 6] = aten.index.Tensor(%m, [%i, %j])
@@ -33,3 +34,31 @@ def test_what_indexes_nothing_small_names_two_places() -> None:
     rng, flags = torch.Generator().manual_seed(0), Value("m", TensorType(DType.BOOL, (64,)))
     assert made_up(flags, {}, rng, 1).any()  # truth values are no places
     assert not made_up(Value("i", TensorType(DType.I64, (64,))), {}, rng, 1).any()
+
+
+QUOTIENT = """graph g(%a: i64[64], %b: i64[64]) {
+  %q: i64[64] = aten.floor_divide(%a, %b)
+  return %q
+}"""
+BY_ZERO = """graph g(%a: i64[64], %b: i64[64]) {
+  %z: i64[64] = aten.sub.Tensor(%b, %b)
+  %r: i64[64] = aten.remainder.Tensor(%a, %z)
+  return %r
+}"""
+
+
+def tried(text: str) -> None:
+    graph = parse(text)
+    piece = piece_of(graph, range(len(graph.nodes)), {})
+    made = kernel_cache().kernel(piece)
+    attempt(piece.normal, made.lowered, made.compiled, piece.sizes, float("inf"))
+
+
+def test_nothing_is_divided_by_zero() -> None:
+    assert bool((drawn(parse(QUOTIENT), {})["b"] != 0).all())
+    tried(QUOTIENT)
+
+
+def test_data_that_the_library_refuses_refuse_the_kernel_alone() -> None:
+    with pytest.raises(CannotLower, match="refuses made-up data"):
+        tried(BY_ZERO)

@@ -20,10 +20,10 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.backends.protocol import CompiledKernel
 from hotfuse.compile.request_bodies import KernelRequest, Request
 from hotfuse.compile.request_context import asked, kernels
-from hotfuse.compile.variants.trial import made_up, offsets_in, places_of, tamed
+from hotfuse.compile.variants.trial import drawn, tamed
 from hotfuse.hpm.work import NO_TILE, Candidate, TileShape
 from hotfuse.hpm.work import CoreShape as AnyCore
-from hotfuse.ir.graph import Graph, sources
+from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse, show
 from hotfuse.lower import Core
 from hotfuse.lower.common.codec import from_json, to_json
@@ -170,11 +170,8 @@ class Shelf:
         """Data by name, weights by key, and the results of whoever ran first."""
         key = (group, *sorted(candidate.sizes.items()))
         if not group or key not in self._data:
-            graph, generator = candidate.graph, torch.Generator().manual_seed(0)
-            most = places_of(graph, candidate.sizes)
-            data = {v.name: made_up(v, candidate.sizes, generator, most) for v in sources(graph)}
-            data |= offsets_in(graph, candidate.sizes)
-            weights = {p.key: tamed(data[p.value.name]) for p in graph.params}
+            data = drawn(candidate.graph, candidate.sizes)
+            weights = {p.key: tamed(data[p.value.name]) for p in candidate.graph.params}
             self._data[key] = (data, weights, [])
         return self._data[key]
 
