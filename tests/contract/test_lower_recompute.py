@@ -10,7 +10,7 @@ from hotfuse.lower.common.effort import Effort, OutOfSteps, limited
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.recompute import read_often
 from hotfuse.lower.cpu.group import lower_group
-from hotfuse.lower.primitives.rules import simplified
+from hotfuse.lower.primitives.rules import expanded
 from tests.contract.lowering import group_of, interpret, run_native
 
 Tensor = torch.Tensor
@@ -64,9 +64,9 @@ def test_means_of_means_and_resized_pools() -> None:
 def test_what_is_stored_first() -> None:
     x = torch.randn(1, 2, 8, 8)
     one, three = (group_of(lambda t, n=n: pools(t, n), [x]).graph for n in (1, 3))
-    assert read_often(simplified(one)) == []
+    assert read_often(expanded(one)) == []
     pooled = [n.outs[0].name for n in three.nodes if "max_pool" in n.op]
-    stored = [v.name for v in read_often(simplified(three))]
+    stored = [v.name for v in read_often(expanded(three))]
     assert stored and all(any(name.startswith(p) for p in pooled[:2]) for name in stored), (stored, pooled)
 
 
@@ -76,7 +76,7 @@ def test_diamonds_of_pointwise_ops_are_read_once() -> None:
             t = t + torch.sigmoid(t) * t
         return t
 
-    assert read_often(simplified(group_of(fn, [torch.randn(5)]).graph)) == []
+    assert read_often(expanded(group_of(fn, [torch.randn(5)]).graph)) == []
 
 
 def test_steps_run_out_with_a_reason() -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.cpu.group import lower_group
-from hotfuse.lower.primitives.rules import rules
+from hotfuse.lower.primitives.rules import expansions
 from hotfuse.tile.program import BufferKind, Loop, LoopKind
 from tests.contract.lowering import group_of, interpret, run_native
 
@@ -235,5 +235,5 @@ def test_exponentials_that_the_result_has_no_room_for_are_kept_aside() -> None:
 
 
 def test_rules_are_of_ops_that_torch_knows() -> None:
-    for name in rules():
+    for name in expansions():
         assert hasattr(torch.ops.aten, name.removeprefix("aten.")), name

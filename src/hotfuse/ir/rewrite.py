@@ -245,7 +245,7 @@ def apply(graph: Graph, rules: Sequence[Rule]) -> tuple[Graph, tuple[RewriteTrac
                 because=f"one shrinks {rules[0].measure.name}, the other {rule.measure.name}: both may not end",
             )
     trace: list[RewriteTrace] = []
-    return _apply(graph, rules, trace), tuple(trace)
+    return _apply(graph, rules, trace) if rules else graph, tuple(trace)
 
 
 def _apply(graph: Graph, rules: Sequence[Rule], trace: list[RewriteTrace]) -> Graph:

@@ -51,7 +51,7 @@ def fits(node: Node) -> bool:
         return False
     return (
         is_product(node) or packet(node.op) == FUSED or expand.known(node.op) or is_move(node.op)
-        or packet(node.op) in primitive.rules()
+        or packet(node.op) in primitive.expansions()
     )
 
 

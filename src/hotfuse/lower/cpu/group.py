@@ -49,7 +49,7 @@ def supported(node: Node) -> bool:
         node.kind is Kind.OPERATOR
         and not node.graphs
         and not (is_sort(node) and refusal(node))
-        and (expand.known(node.op) or is_move(node.op) or packet(node.op) in primitive.rules() or _is_host(node))
+        and (expand.known(node.op) or is_move(node.op) or packet(node.op) in primitive.expansions() or _is_host(node))
     )
 
 
@@ -76,7 +76,7 @@ def lower_group(graph: Graph, options: Options | None = None, strides: Mapping[s
         tensor_type(v)
     problem: CannotLower | None = None
     for cuts in _ways(graph):
-        simple = primitive.simplified(graph, cuts=cuts, convolutions=True)
+        simple = primitive.expanded(graph, cuts=cuts, convolutions=True)
         try:
             return _Kernel(simple, outputs, options or Options(), strides or {}).lowered()
         except CannotLower as e:

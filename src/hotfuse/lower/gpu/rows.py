@@ -60,7 +60,7 @@ def lower_rows(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int,
     """The kernel of such a group; raises CannotLower where there is none."""
     if len(graph.nodes) > MAX_NODES:
         raise CannotLower(f"{len(graph.nodes)} nodes are too many for one kernel")
-    simple = primitive.simplified(graph, convolutions=True)
+    simple = primitive.expanded(graph, convolutions=True)
     found = _shaped(simple)
     builder = KernelBuilder(name)
     memory = KernelBuffers(builder, simple, strides)
@@ -70,7 +70,7 @@ def lower_rows(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int,
 
 def row_tilings(graph: Graph) -> Sequence[GpuTiling]:
     """Few rows a program where rows are long; few or many warps."""
-    found = _shaped(primitive.simplified(graph, convolutions=True))
+    found = _shaped(primitive.expanded(graph, convolutions=True))
     (*_, rows), columns = _extents(found)
     if found.reductions:
         width = power_of_2(columns)

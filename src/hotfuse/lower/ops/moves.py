@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hotfuse.ir.dims import Dim
-from hotfuse.ir.graph import Arg
+from hotfuse.ir.graph import Arg, Value
 from hotfuse.ir.types import TensorType
 from hotfuse.lower.common.algebra import add, mul, normal, not_negative, same, sub
 from hotfuse.lower.common.errors import CannotLower
@@ -286,8 +286,21 @@ def _roll(m: Move) -> Moved:
     by, dims = ((x,) if isinstance(x, int) else x for x in (by, dims))
     if not isinstance(by, tuple) or not isinstance(dims, tuple) or len(dims) != 1 or len(by) != 1:
         raise CannotLower("roll along other than one dim")
-    d = int(dims[0]) % len(m.position)  # type: ignore[arg-type]
-    extent, shift = shape_of(value)[d], by[0]
+    return _rolled(m, value, by[0], dims[0])
+
+
+@moves("lower.roll")
+def _roll_one(m: Move) -> Moved:
+    """One dim of `roll`: args are the value, by how much, the dim."""
+    value, by, dim = m.node.args
+    return _rolled(m, tensor(value, m.node), by, dim)
+
+
+def _rolled(m: Move, value: Value, shift: Arg, dim: Arg) -> Moved:
+    if not isinstance(dim, int):
+        raise CannotLower(f"roll along {dim}")
+    d = dim % len(m.position)
+    extent = shape_of(value)[d]
     if not isinstance(extent, int) or not isinstance(shift, int) or not extent:
         raise CannotLower(f"roll by {shift} of {extent}")
     shift %= extent

@@ -1,6 +1,6 @@
 """Rules for movements that are several simple ones behind each other.
 
-    roll(x, (1, 2), (1, 2))     ->   roll(roll(x, 1, 1), 2, 2)
+    roll(x, (1, 2), (1, 2))     ->   lower.roll(lower.roll(x, 1, 1), 2, 2)
     pixel_shuffle(x, r)         ->   [.., C, r, r, H, W] -> [.., C, H, r, W, r], counted through
 """
 
@@ -36,7 +36,7 @@ def _roll(d: Draft, node: Node) -> Sequence[Value]:
 
 
 def _rolled(d: Draft, x: Value, shift: int, dim: int) -> Value:
-    return d.add("aten.roll.default", (x, (shift,), (dim,)), dtype(x), shape_of(x))
+    return d.add("lower.roll", (x, shift, dim), dtype(x), shape_of(x))
 
 
 def _turned(d: Draft, x: Value, order: tuple[int, ...]) -> Value:

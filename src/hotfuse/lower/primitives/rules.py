@@ -7,22 +7,26 @@
     lower.decay(x)                    e^x where x is at most 0
     lower.scan.F(x) {dim}             F: sum prod max min; every element with those before it
     lower.pad(x, dim, before, number)
+    lower.roll(x, by, dim)
     lower.alias(x)                    a result under the name that the group gave it
 
 What stays whole keeps its ATen name. Half precision is computed in f32 between a composite op's input and its result, as torch
-does. The rows are in `primitive_conv`, `_index`, `_move`, `_norms`, `_pool`, `_reduce`, `_resize` and `_sort`;
-`windows` and `picks` say what the movements that they use mean.
+does. Each expansion is a rule of `ir.rewrite`; what falls with each step is the number of composite ops, so none may be made of
+others. The rows are in the modules beside this one, one theme a file; `lower.ops.windows` and `lower.ops.gather_reads` say what
+the movements that they use mean.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 
 from hotfuse.analysis.convolution import is_convolution
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value
+from hotfuse.ir.rewrite import Context, Measure, Replacement, Rule, apply
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.lower.common.algebra import same
 from hotfuse.lower.common.errors import CannotLower
@@ -31,63 +35,62 @@ from hotfuse.lower.ops.views import shape_of, tensor
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 
-Rule = Callable[["Draft", Node], Sequence[Value]]
-_RULES: dict[str, Rule] = {}
+Expansion = Callable[["Draft", Node], Sequence[Value]]
+"""Adds nodes to a draft, and gives a value for each result of the node."""
+_EXPANSIONS: dict[str, Expansion] = {}
 
 
-def decomposes(names: str) -> Callable[[Rule], Rule]:
-    """Add a rule for each of these ops: it gives a value for each result."""
+def decomposes(names: str) -> Callable[[Expansion], Expansion]:
+    """Add an expansion for each of these ops."""
 
-    def note(rule: Rule) -> Rule:
+    def note(expansion: Expansion) -> Expansion:
         for name in names.split():
-            _RULES[f"aten.{name}"] = rule
-        return rule
+            _EXPANSIONS[f"aten.{name}"] = expansion
+        return expansion
 
     return note
 
 
-def rules() -> Mapping[str, Rule]:
-    """Every rule by the op's name."""
+@functools.cache
+def expansions() -> Mapping[str, Expansion]:
+    """Every expansion by the op's name."""
     for name in ("conv", "index", "move", "norms", "pool", "reduce", "resize", "running", "sort"):
         import_module(f"hotfuse.lower.primitives.{name}")
-    return _RULES
+    return _EXPANSIONS
+
+
+COMPOSITES = Measure("composite ops", lambda n: (int(packet(n.op) in expansions()),))
 
 
 @dataclass(slots=True)
 class Draft:
-    """Nodes being added, after those already there."""
+    """Nodes that take the place of one."""
 
-    taken: set[str]
-    nodes: list[Node] = field(default_factory=list[Node])
-    origin: Node | None = None
+    node: Node
     """The node being replaced: new ones carry its place in the user's code."""
-    cuts: bool = False
+    taken: set[str]
+    """Names of values there are already."""
+    cuts: bool
     """Whether loops stop where windows begin and cease to fit, instead of checking every place."""
+    nodes: list[Node] = field(default_factory=list[Node])
 
     def add(
         self, op: str, args: tuple[Arg, ...], dtype: DType, shape: tuple[Dim, ...], attrs: Mapping[str, Arg] | None = None
     ) -> Value:
         """A node with one result."""
-        base = f"{self.origin.outs[0].name if self.origin else 'v'}.{op.split('.')[-1 if op.startswith('lower') else 1]}"
+        base = f"{self.node.outs[0].name}.{op.split('.')[-1 if op.startswith('lower') else 1]}"
         name, n = base, 0
         while name in self.taken:
             n += 1
             name = f"{base}{n}"
         self.taken.add(name)
         out = Value(name, TensorType(dtype, shape))
-        loc = self.origin.loc if self.origin else Node(Kind.OPERATOR, op, (), ()).loc
-        self.nodes.append(Node(Kind.OPERATOR, op, args, (out,), tuple((attrs or {}).items()), (), loc))
+        self.nodes.append(Node(Kind.OPERATOR, op, args, (out,), tuple((attrs or {}).items()), (), self.node.loc))
         return out
 
     def arg(self, name: str, default: Arg = None) -> Arg:
         """An argument of the node being replaced."""
         return argument(self.node, name, default)
-
-    @property
-    def node(self) -> Node:
-        """The node being replaced."""
-        assert self.origin is not None
-        return self.origin
 
     def value(self, name: str = "self") -> Value:
         """A tensor argument of the node being replaced."""
@@ -149,19 +152,26 @@ def broadcast(a: tuple[Dim, ...], b: tuple[Dim, ...]) -> tuple[Dim, ...]:
     return tuple(n if m == 1 else m for m, n in zip(left, right, strict=True))
 
 
-def simplified(graph: Graph, *, cuts: bool = False, convolutions: bool = False) -> Graph:
+def expanded(graph: Graph, *, cuts: bool = False, convolutions: bool = False) -> Graph:
     """The group with composite ops replaced; results keep their names. Kernels around a convolution keep it whole."""
-    table = rules()
-    draft = Draft({v.name for v in graph.inputs} | {p.value.name for p in graph.params}
-                  | {v.name for n in graph.nodes for v in n.outs}, cuts=cuts)  # fmt: skip
-    for node in graph.nodes:
-        rule = table.get(packet(node.op))
-        if rule is None or (is_convolution(node) and not convolutions):
-            draft.nodes.append(node)
-            continue
-        draft.origin = node
-        made = rule(draft, node)
-        for out, value in zip(node.outs, made, strict=False):
+    return apply(graph, rules(graph, cuts=cuts, convolutions=convolutions))[0]
+
+
+def rules(graph: Graph, *, cuts: bool = False, convolutions: bool = False) -> tuple[Rule, ...]:
+    """One rule for each composite op of a group, whose new values have names that are still free there."""
+    table = expansions()
+    taken = {v.name for v in graph.inputs} | {p.value.name for p in graph.params} | {v.name for n in graph.nodes for v in n.outs}
+
+    def expand(node: Node, _context: Context) -> Replacement | None:
+        if is_convolution(node) and not convolutions:
+            return None
+        draft = Draft(node, taken, cuts)
+        for out, value in zip(node.outs, table[packet(node.op)](draft, node), strict=False):
             result = draft.reshape(draft.cast(value, dtype(out)), shape_of(out))
             draft.nodes.append(Node(Kind.OPERATOR, "lower.alias", (result,), (out,), (), (), node.loc))
-    return replace(graph, nodes=tuple(draft.nodes))
+        return Replacement(tuple(draft.nodes))
+
+    return tuple(
+        Rule(f"expand-{op.removeprefix('aten.')}", expand, "one composite op less", COMPOSITES, frozenset({op}))
+        for op in dict.fromkeys(packet(n.op) for n in graph.nodes) if op in table
+    )  # fmt: skip

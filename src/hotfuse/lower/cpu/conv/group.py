@@ -62,7 +62,7 @@ def lower_convolution(graph: Graph, core: Core, *, name: str = "") -> Lowered:
     for v in output_values(graph):
         if shape_of(v) != shape_of(conv.out):
             raise CannotLower(f"output %{v.name} has another shape than the convolution")
-    return _ConvGroup(primitive.simplified(without_division(plain)), graph, conv, core, name).lowered()
+    return _ConvGroup(primitive.expanded(without_division(plain)), graph, conv, core, name).lowered()
 
 
 def _channels_last(v: Value) -> bool:

@@ -56,7 +56,7 @@ def lower_bytes(graph: Graph, scaling: Scaling, core: Core, *, name: str = "") -
             raise CannotLower(f"output %{v.name} has another shape than the convolution")
     if conv.groups > 1 or conv.turned or len(conv.spatial_phases) > 2:
         raise CannotLower("a convolution of bytes in groups, transposed, or in three dims")
-    return _Bytes(primitive.simplified(plain), graph, conv, scaling, core, name).lowered()
+    return _Bytes(primitive.expanded(plain), graph, conv, scaling, core, name).lowered()
 
 
 class _Bytes:
