@@ -4,13 +4,16 @@
 
 Exporters write down how weights are put together (the gates of an LSTM, positions, masks), and every call would do it again. Only
 for tiers that are withdrawn when a weight changes, and for models whose weights nobody can reach (ONNX).
+
+Which constant parts are worth their memory is weighed over the whole graph, and they are run once; then `rules` put params in the
+place of the nodes.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +23,7 @@ from hotfuse.backends.library import LibraryBackend
 from hotfuse.base.settings import Settings
 from hotfuse.ir.branches import CAPTURES, branches
 from hotfuse.ir.graph import Graph, Kind, Node, Param, Value, output_values, values_in
+from hotfuse.ir.rewrite import Context, Replacement, Rule, apply, without_unused_params
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.types import TensorType, size_of
 from hotfuse.ops.table import is_mutating, is_random, packet
@@ -63,11 +67,23 @@ def frozen(graph: Graph, weights: Weights, prefix: str = "frozen:", *, widen: bo
     with torch.no_grad():
         made = LibraryBackend().compile(piece, weights).run()
     keys = {v.name: f"{prefix}{v.name}" for v in output_values(piece)}
-    params = (*graph.params, *(Param(v, keys[v.name]) for v in output_values(piece)))
-    nodes = tuple(n for i, n in enumerate(graph.nodes) if i not in chosen)
-    used = {v.name for n in nodes for v in n.ins} | {v.name for v in output_values(graph)}
-    kept = tuple(p for p in params if p.value.name in used)
-    return replace(graph, params=kept, nodes=nodes), {**weights, **dict(zip(keys.values(), made, strict=True))}
+    known = replace(graph, params=(*graph.params, *(Param(v, keys[v.name]) for v in output_values(piece))))
+    folded, _ = apply(known, rules(output_values(piece), {v.name for i in chosen for v in graph.nodes[i].outs}))
+    return without_unused_params(folded), {**weights, **dict(zip(keys.values(), made, strict=True))}
+
+
+def rules(results: Sequence[Value], constant: Collection[str]) -> tuple[Rule, ...]:
+    """One rule: of nodes that make constants, by name, those go whose results are params of that name by now, or are not read."""
+    made = {v.name: v for v in results}
+
+    def fold(node: Node, context: Context) -> Replacement | None:
+        if not node.outs or any(v.name not in constant for v in node.outs) or not context.is_param(results[0]):
+            return None  # inside branches, which have no params, the same name may be another value
+        if any(v.name not in made and context.is_used(v) for v in node.outs):
+            return None
+        return Replacement(values={v.name: made[v.name] for v in node.outs if v.name in made})
+
+    return (Rule("fold-constant", fold, "one node less"),) if results else ()
 
 
 def unfolded(before: Graph, after: Graph) -> frozenset[str]:
