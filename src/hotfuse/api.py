@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
@@ -138,6 +138,8 @@ class Jit:
                            what="methods run the model's own code", because=view)
             else:
                 self._view = view
+        else:  # a decorated function keeps its name, its text and its signature
+            functools.update_wrapper(self, target, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Same structure, dtypes and values as the model's own call; never waits for a compile."""
@@ -169,8 +171,22 @@ class Jit:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[type[Jit], tuple[Callable[..., Any], Settings]]:
+    def __get__(self, owner: object, cls: type[Any] | None = None) -> Any:
+        """A decorated method: every object serves its own, made when it is first asked for and kept with it."""
+        if owner is None or not isinstance(self._target, FunctionType):
+            return self
+        name = self._target.__name__
+        bound = Jit(MethodType(self._target, owner), self._engine.settings)
+        if getattr(type(owner), name, None) is self and hasattr(owner, "__dict__"):
+            return owner.__dict__.setdefault(name, bound)  # two threads may have asked
+        return bound
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """A copy, or what a spawned process is given: the model, served from the beginning."""
+        if isinstance(self._target, MethodType) and self._target.__self__.__dict__.get(self._target.__name__) is self:
+            decorated = getattr(type(self._target.__self__), self._target.__name__, None)
+            if isinstance(decorated, Jit) and decorated._target is self._target.__func__:
+                return getattr, (self._target.__self__, self._target.__name__)
         return Jit, (self._target, self._engine.settings)
 
     def __getattr__(self, name: str) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import io
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -154,3 +157,49 @@ except ImportError as e:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert "refused: hotfuse cannot be imported in a sub-interpreter" in done.stdout and "try: " in done.stdout, done
+
+
+class Decorated(nn.Module):
+    """Its forward is served for each object by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    @hotfuse.jit
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Its text."""
+        return self.inner(x).relu()
+
+
+def test_a_decorated_function_keeps_what_it_is_called_and_takes() -> None:
+    @hotfuse.jit
+    def scaled(x: torch.Tensor, *, by: float = 2.0) -> torch.Tensor:
+        """Its text."""
+        return x * by
+
+    named: Any = scaled
+    assert (named.__name__, named.__doc__) == ("scaled", "Its text.")
+    assert list(inspect.signature(scaled).parameters) == ["x", "by"]
+    assert torch.equal(scaled(torch.ones(3), by=3.0), torch.full((3,), 3.0))
+
+
+def test_a_decorated_method_serves_each_object() -> None:
+    a, b, x = Decorated().eval(), Decorated().eval(), torch.randn(4, 8)
+
+    def right(m: Decorated) -> None:
+        torch.testing.assert_close(m(x), m.inner(x).relu(), rtol=1e-5, atol=1e-6)
+
+    with torch.no_grad():
+        for _ in range(20):
+            right(a)
+            right(b)
+        assert a.forward is a.forward and a.forward is not b.forward and list(a.state_dict()) == list(b.state_dict())
+        for other in (copy.deepcopy(a), pickle.loads(pickle.dumps(a))):
+            assert other.forward is not a.forward
+            torch.testing.assert_close(other(x), a(x))
+            other.inner.weight.mul_(2)
+            right(other)
+        right(a)
+        stats: Any = a.forward
+        assert stats.stats()["calls"] >= 20
