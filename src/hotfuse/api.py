@@ -147,7 +147,8 @@ class Jit:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until no background work is pending; True if drained in time."""
-        return self._engine.wait(timeout)
+        with service().pool.waited_for():
+            return self._engine.wait(timeout)
 
     def explain(self, full: bool = False) -> Explanation:
         """What runs now and why, in about ten lines; with `full` partitions, kernels and every decision behind them."""

@@ -189,4 +189,5 @@ def _summed(each: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 def wait_compiled(timeout: float | None = None) -> bool:
     """Until no background work of such graphs is pending; True if drained in time."""
-    return all([g.wait(timeout) for g in list(_graphs)])
+    with service().pool.waited_for():
+        return all([g.wait(timeout) for g in list(_graphs)])

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,18 @@ def test_work_that_others_keep_from_the_cores_is_not_this_models_to_claim() -> N
     assert 0.0 < governor.granted < 0.03
 
 
+def test_work_that_was_raised_goes_on_when_calls_end_and_others_use_the_machine() -> None:
+    governor = Governor(0.2, cores=2)
+    saturated(governor, FIRST_PLAN_GAIN, 5.0)
+    assert governor.raised
+    got = 0.0
+    for _ in range(int(60 / TICK)):  # nobody calls any more; the lowest priority gets 3% of a core
+        used = 0.0 if governor.paused else TICK * (0.45 if governor.raised else 0.03)
+        got += used
+        governor.step(TICK, used, load=0.985, gain=FIRST_PLAN_GAIN, traffic=0.0, unused=0.0)
+    assert not governor.raised and not governor.paused and got > 0.8 * 0.03 * 60
+
+
 def test_the_meter_reads_the_cores_we_may_use(tmp_path: Path) -> None:
     stat, now = tmp_path / "stat", [0.0]
     stat.write_text("cpu 0 0 0 0 0 0 0 0\ncpu0 0 0 0 0 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0\nintr 5\n")
@@ -140,11 +152,11 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.delenv("HOTFUSE_WORKER_NICE", raising=False)
     made: list[Pool] = []
 
-    def make() -> Pool:
+    def make(load: Callable[[], float] | None = lambda: 1.0) -> Pool:
         def start(memory: int) -> Worker:
             return Worker(memory, (sys.executable, "-S", "-c", LEVELLED), level=pool._books.level)  # pyright: ignore[reportPrivateUsage]
 
-        pool = Pool(PoolLimits(1, share=0.2), start, lambda: 1.0)
+        pool = Pool(PoolLimits(1, share=0.2), start, load)
         made.append(pool)
         return pool
 
@@ -286,3 +298,12 @@ def test_a_model_on_saturated_cores_is_captured_and_gets_plans(monkeypatch: pyte
     assert data["background"]["worker_cpu_s"] > 0 and 0 < data["background"]["share_most"] <= 1
     assert "CPU seconds in workers" in text and "calls in flight" in text
     assert data["concurrency"]["most"] >= 2 and data["concurrency"]["calls_in_flight"] > 1
+
+
+def test_who_waits_for_work_claims_what_calls_would_use(pools: Any, tmp_path: Path) -> None:
+    pool, go = pools(None), tmp_path / "go"
+    future = pool.submit(Task("capture", {"until": str(go), "say": 1}, gain=FIRST_PLAN_GAIN))
+    with pool.waited_for():
+        until(lambda: pool.counts()["share_granted"] > 0.1)  # this process uses nearly nothing
+    go.touch()
+    assert said(future) == 1

@@ -22,6 +22,7 @@ from hotfuse.base.errors import HotfuseError, InputError, ModelError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.settings import Settings, from_env
 from hotfuse.compile.freeze import may_copy
+from hotfuse.compile.workers.service import service
 from hotfuse.explain import Explanation, explain_engine
 from hotfuse.frontends.onnx.interp import OnnxModule
 from hotfuse.frontends.onnx.leaves import parse_name, runs_reference
@@ -333,7 +334,8 @@ class InferenceSession:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until no background work is pending; True if drained in time."""
-        return self._engine.wait(timeout)
+        with service().pool.waited_for():
+            return self._engine.wait(timeout)
 
     def close(self) -> None:
         """Drop all plans and threads; later runs are refused."""

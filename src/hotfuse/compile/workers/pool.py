@@ -55,6 +55,7 @@ class Pool:
         self._call_sampler: threading.Thread | None = None
         self._governor = Governor(self._books.limits.share)
         self._governor.threads = self._books.limits.threads
+        self._waiters = 0
         self._poison: OrderedDict[str, CaptureError] = OrderedDict()
         self._counts = self._books.counts
         self._raised_until = 0.0
@@ -218,6 +219,17 @@ class Pool:
             self._slots.remove(slot)
             return None
 
+    @contextmanager
+    def waited_for(self) -> Generator[None]:
+        """Somebody waits until the work is done, and so it may claim what his calls would use."""
+        with self._lock:
+            self._waiters += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiters -= 1
+
     def _running(self) -> int:
         return sum(s.running is not None for s in self._slots)
 
@@ -265,6 +277,7 @@ class Pool:
                 gain = max(behind, *(s.running.task.gain for s in busy if s.running is not None), 0.0)
                 was, abreast = self._governor.paused, self._governor.abreast(self.size)
                 traffic, unused = (load, 1.0) if self._load is not None else (meter.own, meter.unused)
+                traffic = 1.0 if self._waiters else traffic  # whoever waits for the work would call otherwise
                 paused = self._governor.step(now - last, used, load, gain, traffic, unused)
                 self._govern(now)
                 for s in busy:
