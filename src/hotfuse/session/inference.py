@@ -30,7 +30,7 @@ from hotfuse.frontends.onnx.load import all_nodes, load
 from hotfuse.frontends.onnx.model import OnnxGraph, OnnxModel, Port
 from hotfuse.frontends.onnx.values import Value
 from hotfuse.ir.graph import Graph
-from hotfuse.machine.primitives import bound_primitive_cache
+from hotfuse.machine.primitives import bound_primitive_caches
 from hotfuse.session import providers as eps
 from hotfuse.session.args import ModelMetadata, NodeArg, complete, fix_dims, metadata, node_args
 from hotfuse.session.errors import (
@@ -77,7 +77,7 @@ class InferenceSession:
         self._settings = settings
         self._events = EventLog(settings.max_events, settings.debug)
         self._closed = False
-        bound_primitive_cache()
+        bound_primitive_caches()
         self._unmapped: set[str] = set()
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
