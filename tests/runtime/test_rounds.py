@@ -20,7 +20,7 @@ from hotfuse.ir.types import DType, TensorType
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.tierup.proof import prove
-from hotfuse.runtime.tierup.race import race
+from hotfuse.runtime.tierup.race import OVERTIME, race
 from tests.races import SLOWER_S, new_plans_win, raced
 from tests.runtime.test_tiers import Compiler, served
 
@@ -67,6 +67,23 @@ def test_rounds_that_were_lost_before_count_as_well() -> None:
     found = race(slow, fast, (), 100.0, clock=clock, before=[(1.0, 2.0)] * 3)
     assert found.rounds > 5  # three lost ones are not made up for by two
     assert not race(fast, slow, (), 100.0, clock=clock, before=[(1.0, 2.0)] * 3).won
+
+
+def test_slow_calls_have_overtime_where_the_new_one_leads() -> None:
+    """One disturbed round of the first five decided nothing, and a plan that is a quarter faster was refused."""
+    clock = Clock()
+    times = iter([0.8, 0.8, 0.8, 1.3, *[0.8] * 100])
+
+    def disturbed(*_args: Any) -> None:
+        clock.now += next(times)
+
+    found = race(clock.taking("old", 1.0), disturbed, (), 4.0, clock=clock)
+    assert found.won and found.decided and found.rounds > 5 and clock.now < 2 + 4.0 * OVERTIME + 2
+
+    clock = Clock()
+    led = iter([1.0, 1.3, 1.3, *[0.8, 1.3] * 100])  # it never leads: there is no more time than was given
+    found = race(clock.taking("old", 1.0), lambda: setattr(clock, "now", clock.now + next(led)), (), 4.0, clock=clock)
+    assert not found.won and found.rounds <= 6
 
 
 def test_a_proof_tells_the_rounds_behind_its_first_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ A machine flips between speeds within milliseconds, so rounds are judged in pair
 The evidence is a bet that cannot be won by patience: against "it does so in at most half of all rounds" a stake is put on every
 round, its expected growth is at most 1 if that is true, and so the chance that it ever grows 1/ALPHA-fold is at most ALPHA,
 however often one looks. Half the stake is put on a plan that wins every round, which is through after five of them; the other half
-on any chance above one half. One that keeps losing is out as soon. What is not decided when the time is up is refused.
+on any chance above one half. One that keeps losing is out as soon. When the time is up, one that has won more rounds than it lost goes
+on for a while: calls of a tenth of a second have had five rounds by then, and one that was disturbed must not decide. What is not
+decided in the end is refused.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ ALPHA = 0.05
 """Chance of deploying a plan that is not faster in most rounds."""
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 200
 """However short the time, enough rounds that one that wins them all can pass; however long it is, an end."""
+OVERTIME = 8.0
+"""Times its budget that a race may take which the new one leads, and nobody has won."""
 
 
 LIVE = "live calls"
@@ -99,7 +103,8 @@ def _race(
                 times[0].append(handicap * took[0])
                 times[1].append(took[1])
                 wins += took[1] < MARGIN * handicap * took[0]
-            rounds, late = len(times[0]), clock() - start >= budget_s
+            rounds = len(times[0])
+            late = clock() - start >= budget_s * (OVERTIME if 2 * wins > rounds else 1.0)
             won, lost = growth(wins, rounds) >= 1 / ALPHA, growth(rounds - wins, rounds) >= 1 / ALPHA
             # however short the time, rounds are enough for one that wins them all, unless others are in the way for long
             over = rounds >= MOST_ROUNDS or (late and (rounds >= FEWEST_ROUNDS or turn >= 2 * FEWEST_ROUNDS + len(before)))
