@@ -103,6 +103,7 @@ def explain_engine(
             "held": memory_of([e for s in list(engine.sites.values()) for e in s.entries]),
             "weights": engine.plans.originals.text(),
             "sites": sites,
+            "limits": engine.limits(),
             "fallbacks": dict(fallbacks or {}),
             "unprepared": list(unprepared),
             "callers": callers,

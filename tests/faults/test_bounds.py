@@ -30,6 +30,7 @@ from hotfuse.runtime import engine, samples, site
 from hotfuse.runtime.observe import examine, record
 from hotfuse.runtime.observe.instrument import MAX_COSTS, InstrumentedPlan
 from hotfuse.runtime.observe.record import Recorder
+from hotfuse.runtime.plans import MOST_EARNED
 from hotfuse.runtime.serve import dispatch
 from hotfuse.runtime.serve.dispatch import Case, InlineCache
 from hotfuse.specialize.table import AttemptKey, sizes_key
@@ -90,7 +91,7 @@ def _attributes(thing: object) -> list[str]:
 
 FURTHER: dict[str, int] = {
     "Names._signatures": 8 * 512,
-    "Group.tried": INLINE.max_captures,
+    "Group.tried": MOST_EARNED * INLINE.max_captures,
     "CallSamples._seen": 4 * samples.MOST,  # of a graph; there are two or three
     "EventLog._spans": 4 * INLINE.max_events,
     "Span.evidence": 4 * 4 * INLINE.max_events,  # a few words each

@@ -381,6 +381,35 @@ def test_results_may_be_written_in_place() -> None:
     same(gradients_of(model, written(fast)), gradients_of(model, written(model)))
 
 
+def test_one_tensor_in_several_places_is_served() -> None:
+    """As `last_hidden_state` and `hidden_states[-1]` are: one object, whose gradients add up, and in which writes are seen."""
+
+    class Stages(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            states = [x * 2.0]
+            for layer in self.layers:
+                states.append(torch.tanh(layer(states[-1])) + 0.5)
+            return {"last": states[-1], "states": tuple(states)}
+
+    torch.manual_seed(0)
+    model, x = Stages().eval(), torch.randn(5, 12)
+    fast = served(model, x)
+    got, want = check_served(fast, lambda: fast(x)), model(x)
+    assert got["last"] is got["states"][-1] and not got["states"][0].requires_grad
+
+    def loss(out: dict[str, Any]) -> torch.Tensor:
+        out["last"].mul_(1.5)  # seen in both places
+        return (out["states"][-1] * torch.arange(12.0)).sum() + out["last"].pow(3).sum() + out["states"][1].sum()
+
+    for ours, theirs in zip(gradients_of(model, loss(got)), gradients_of(model, loss(want)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    fast.close()
+
+
 @pytest.mark.parametrize("what", ["an input", "a weight", "results"])
 def test_results_that_share_memory_stay_with_the_models_own_code(what: str) -> None:
     class Sharing(nn.Module):

@@ -12,6 +12,7 @@ from torch import nn
 
 import hotfuse
 from hotfuse import InputError, Settings
+from hotfuse.runtime.plans import CALLS_A_CAPTURE
 
 INLINE = Settings(capture="inline")
 
@@ -541,6 +542,46 @@ def test_graphs_are_bounded() -> None:
         assert torch.equal(fast(torch.ones(shape)), model(torch.ones(shape)))
     stats = fast.stats()
     assert stats["plans"] <= 3 and stats["captures"] <= 6
+
+
+class Scaled(nn.Module):
+    """A Python number is part of a call's structure: each one is captured by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, power: str) -> torch.Tensor:
+        return self.fc(x) * float(power)
+
+
+def test_captures_that_are_used_pay_for_more() -> None:
+    """Sixteen captures were all there ever were; a program that calls in more ways stayed in its own code for the others."""
+    model, x = Scaled().eval(), torch.randn(3, 16)
+    fast = served(model, max_captures=2)
+    for power in "123":
+        torch.testing.assert_close(fast(x, power), model(x, power))
+    assert fast.stats()["captures"] == 2 and "limit of captured graphs was reached" in str(fast.explain())
+    for _ in range(2 * CALLS_A_CAPTURE):
+        fast(x, "1")
+    before = in_graph(fast)
+    for _ in range(3):
+        torch.testing.assert_close(fast(x, "3"), model(x, "3"))
+    assert fast.stats()["captures"] == 3 and in_graph(fast) > before and "limit of captured" not in str(fast.explain())
+
+
+def test_a_changed_model_is_captured_again_though_the_limit_was_reached() -> None:
+    """What was made of the old one is gone, and nothing was ever made of the new one."""
+    model, x = Scaled().eval(), torch.randn(3, 16)
+    fast = served(model, max_captures=2)
+    for power in "123":
+        fast(x, power)
+    model.fc = nn.Linear(16, 16)
+    for _ in range(6):
+        torch.testing.assert_close(fast(x, "1"), model(x, "1"))
+    before = in_graph(fast)
+    torch.testing.assert_close(fast(x, "1"), model(x, "1"))
+    assert in_graph(fast) == before + 1, str(fast.explain(full=True))
 
 
 def test_what_goes_wrong_in_learning_costs_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,12 +75,24 @@ class Capturer:
         self._log = plans.log
         self._compile = compile
         self._background = background
-        self._exhausted = False
+        self._exhausted = 0
+        """Captures that had been made when a call had to go without one."""
+        self._told = 0
+        """How many those were when it was last told."""
         self.own_answers: Callable[[], None] = lambda: None
         """Told of every call that the model's own code answers."""
         self.admitted: Callable[[Site, Entry, int], None] | None = None
         """Told of every captured graph that serves, and how many threads its calls have."""
         self._keys = itertools.count()
+
+    def limits(self) -> list[str]:
+        """The limits that keep kinds of calls in the model's own code: none of them is told by a site."""
+        counts, spent = self._log.counts, self._exhausted and not self._plans.may_capture()
+        found = [f"{Why.TOO_MANY.value}, and calls in their plans pay for no more yet"] * bool(spent)
+        for name, most, what in (("structures_over_limit", MAX_SITES, "kinds of arguments"),
+                                 ("groups_over_limit", self._settings.max_entries, "ranks and dtypes of one kind of arguments")):
+            found += [f"there are more than {most} {what}, and only so many are captured"] * (name in counts)
+        return found
 
     def own_code(
         self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], counts: ThreadCounts
@@ -200,7 +212,7 @@ class Capturer:
 
     def _wanted(self, spec: Spec, leaves: Sequence[torch.Tensor]) -> tuple[Site, CallGroup, Why] | None:
         """Whether this call should be captured, and why; marks its group as pending if so."""
-        if self._settings.capture == "off" or self._plans.closed or self._exhausted:
+        if self._settings.capture == "off" or self._plans.closed or (self._exhausted and not self._plans.may_capture()):
             return None
         if any(t.is_neg() or t.is_conj() for t in leaves):  # their memory holds other numbers than they do: no guard takes them
             self._log.count("lazy_inputs")
@@ -222,10 +234,13 @@ class Capturer:
             group.note(shapes)
             if group.pending or group.refused or shapes in group.tried or _just_deployed(site, leaves):
                 return None
-            if self._plans.captures >= self._settings.max_captures:
-                self._exhausted = True
-                self._log.decide(Action.REFUSE, Why.TOO_MANY, self._model.name, captures=self._plans.captures)
+            if not self._plans.may_capture():
+                self._exhausted = self._plans.captures
+                if not self._told < self._exhausted < 2 * self._told:  # busy programs earn captures one by one
+                    self._told = self._exhausted
+                    self._log.decide(Action.REFUSE, Why.TOO_MANY, self._model.name, captures=self._exhausted)
                 return None
+            self._exhausted = 0
             why = Why.NEW_SHAPE if group.tried else Why.FIRST_CALL
             group.tried.add(shapes)
             group.pending = True

@@ -451,7 +451,12 @@ class Engine:
         found = [g.refused for s in sites for g in list(s.groups.values()) if g.refused]
         low = [e for s in sites for e in s.entries if e.plan is e.baseline and TIER1 in e.refused]
         found += [f"tier 1: {e.refused[TIER1]}" for e in low]
+        found += self._capturer.limits()
         return found + ([f"a call cannot be described: {self._unsupported}"] if self._unsupported else [])
+
+    def limits(self) -> list[str]:
+        """What keeps kinds of calls in the model's own code though nothing is wrong with them."""
+        return self._capturer.limits()
 
     def _failed(self, error: Exception) -> None:
         """A job of the background raised; what it was for is not there, and serving goes on."""

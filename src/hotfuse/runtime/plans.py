@@ -42,6 +42,11 @@ class Capture:
     weights: Mapping[str, torch.Tensor]
     watch: ModelGuard
 
+CALLS_A_CAPTURE, MOST_EARNED = 256, 8
+"""Calls in plans that pay for one capture more, and how many times the limit there may be in all. The limit is for models whose
+captures serve nobody; a program that generates in many ways (beams, batches, caches of several kinds) has more than sixteen kinds
+of calls, and uses all of them."""
+
 
 class Servable(Protocol):
     """What an engine serves."""
@@ -91,6 +96,14 @@ class Plans:
         self.closed = False
         self.lock = threading.Lock()
         self._tally = tally
+
+    def may_capture(self) -> bool:
+        """Whether another capture is paid for: the first ones are given, later ones by calls that plans of earlier ones took."""
+        most = self.settings.max_captures
+        if self.captures < most:
+            return True
+        served = sum(e.calls for site in list(self.sites.values()) for e in site.entries)
+        return self.captures < min(MOST_EARNED * most, most + served // CALLS_A_CAPTURE)
 
     @contextmanager
     def exchanging(self, generation: int) -> Generator[bool]:

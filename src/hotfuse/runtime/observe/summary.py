@@ -25,7 +25,7 @@ def summary(data: dict[str, Any]) -> list[str]:
         f"serves now: {_serving(plans)}; so far {_shares(c)}",
         f"speed: {_speed(plans, data['decisions'])}",
         f"being tried: {_trying(data['sites'])}",
-        *(f"in the way: {line}" for line in _in_the_way(data["sites"])),
+        *(f"in the way: {line}" for line in _in_the_way(data["sites"], data.get("limits", ()))),
     ]
     if "held" in data:  # graphs of torch.compile hold nothing beside the model
         lines += [f"holds: {_held(data['held'])}", f"weights: {data['weights']}"]
@@ -74,9 +74,10 @@ def _trying(sites: list[dict[str, Any]]) -> str:
     return ", ".join(found) or "nothing"
 
 
-def _in_the_way(sites: list[dict[str, Any]]) -> Iterable[str]:
+def _in_the_way(sites: list[dict[str, Any]], limits: Iterable[str]) -> Iterable[str]:
     """What keeps calls in the model's own code, or a plan from being better; the first few."""
     found = [f"the model's own code stays for some calls: {headline(reason)}" for s in sites for reason in s["refused"]]
+    found += [f"the model's own code stays for some calls: {limit}" for limit in limits]
     for plan in (p for s in sites for p in s["plans"]):
         found += [f"{what}: {headline(why)}" for what, why in plan.get("refused", {}).items()]
         if plan.get("findings"):

@@ -15,8 +15,9 @@ and those of several calls are added up there, as the engine adds up what comes 
 
 Which results require gradients is seen in the model's own results, once for each pattern of what requires them among inputs and
 parameters (`GradientLink`). What this cannot do like eager stays in the model's own code, and `explain()` says so: results sharing
-memory with inputs, weights or one another; and programs that do call `backward`: the model would run twice, and what a loss makes
-of results that are rounded otherwise would not be what it makes of eager's (decision 41).
+memory with inputs, weights or one another (one tensor in several places is served); and programs that do call `backward`: the
+model would run twice, and what a loss makes of results that are rounded otherwise would not be what it makes of eager's
+(decision 41).
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class GradientLink:
 
     wanted: Wanted
     places: tuple[int, ...]
-    """The results that require gradients."""
+    """The results that require gradients, each once."""
     own: Callable[..., Any]
     """The model's own code."""
     spec: Spec
@@ -147,6 +148,8 @@ class GradientLink:
     """The model has one result."""
     kept: str = ""
     """Why the model's own code serves such calls; empty where plans may."""
+    repeats: tuple[tuple[int, int], ...] = ()
+    """Results that are the tensor of a place: where, and which (`hidden_states[-1]` is `last_hidden_state`)."""
 
 
 def _nobody(*_args: Any, **_kwargs: Any) -> Any:
@@ -197,9 +200,12 @@ class Gradients:
 
     def seen(self, spec: Spec, outputs: Sequence[Any], leaves: Sequence[torch.Tensor], now: Wanted) -> GradientLink:
         """The model's own results of a call show how those of such calls are joined to the graph."""
-        places = tuple(i for i, o in enumerate(outputs) if isinstance(o, torch.Tensor) and o.requires_grad)
+        requiring = [i for i, o in enumerate(outputs) if isinstance(o, torch.Tensor) and o.requires_grad]
+        first: dict[int, int] = {}
+        repeats = tuple((i, at) for i in requiring if (at := first.setdefault(id(outputs[i]), i)) != i)
+        places = tuple(first.values())
         kept = _sharing(outputs, places, leaves, now) if places else ""
-        return GradientLink(now, places, self._own, spec, self.counts, len(outputs) == 1, kept)
+        return GradientLink(now, places, self._own, spec, self.counts, len(outputs) == 1, kept, repeats)
 
     def learn(self, links: dict[Pattern, GradientLink], pattern: Pattern, link: GradientLink) -> None:
         """Results of such calls are joined like this from now on."""
@@ -245,7 +251,8 @@ def _sharing(outputs: Sequence[Any], places: Sequence[int], inputs: Sequence[tor
         memory = _memory(out)
         if i in places and (owner := owners.get(memory)) is not None:
             return f"result {i} shares memory with {owner}"
-        if (other := results.setdefault(memory, i)) != i and (i in places or other in places):
+        other = results.setdefault(memory, i)
+        if out is not outputs[other] and (i in places or other in places):
             return f"results {other} and {i} share memory"
     return ""
 
@@ -268,6 +275,8 @@ def joined(link: GradientLink, run: Callable[..., Sequence[Any]], leaves: Sequen
         raise
     for place, out in zip(link.places, made if len(link.places) > 1 else (made,), strict=True):
         outs[place] = out
+    for repeat, place in link.repeats:
+        outs[repeat] = outs[place]
     return tuple(outs)
 
 

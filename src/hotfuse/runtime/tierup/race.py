@@ -4,9 +4,9 @@ A machine flips between speeds within milliseconds, so rounds are judged in pair
 The evidence is a bet that cannot be won by patience: against "it does so in at most half of all rounds" a stake is put on every
 round, its expected growth is at most 1 if that is true, and so the chance that it ever grows 1/ALPHA-fold is at most ALPHA,
 however often one looks. Half the stake is put on a plan that wins every round, which is through after five of them; the other half
-on any chance above one half. One that keeps losing is out as soon. When the time is up, one that has won more rounds than it lost goes
-on for a while: calls of a tenth of a second have had five rounds by then, and one that was disturbed must not decide. What is not
-decided in the end is refused.
+on any chance above one half. One that keeps losing is out as soon. When the time is up, one that has won more rounds than it lost
+goes on for a while: calls of a tenth of a second have had five rounds by then, and one that was disturbed must not decide. What is
+not decided in the end is refused.
 """
 
 from __future__ import annotations
