@@ -217,4 +217,4 @@ def test_products_whose_weight_lies_either_way_are_exact(turned: bool, each: boo
         assert np.array_equal(got, want.astype(np.float32))
     plans = [p for s in session.explain().to_dict()["sites"] for p in s["plans"] if p["tier"] == 1]
     told = str(session.explain(full=True))
-    assert plans and (each or "int8 dot" in told or "multiply and add i32" in told), told
+    assert plans and (each or "int8 dot" in told or "int16 dot" in told or "multiply and add i32" in told), told

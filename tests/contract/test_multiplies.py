@@ -41,7 +41,7 @@ BYTES = product(DType.U8, DType.I8, DType.I32)
         (SHORT, level("avx512", WIDE | {"avx512bf16"}), "avx512 bf16 dot"),
         (SHORT, level("avx512", WIDE), "avx512 fma f32"),
         (BYTES, level("avx512", WIDE | {"avx512vnni"}), "avx512 int8 dot"),
-        (BYTES, level("avx2", AVX2), "avx2 multiply and add i32"),
+        (BYTES, level("avx2", AVX2), "avx2 int16 dot"),
     ],
 )
 def test_products_name_their_instructions(kernel: Kernel, target: CpuTarget, want: str) -> None:

@@ -2,6 +2,8 @@
 
 The sign that an operand lacks is made by moving it by 128 (flipping the top bit) and taking the difference back:
 a b = (a + 128) b - 128 b, and a b = a (b - 128) + 128 a. Everything stays exact.
+Where there is no such instruction, the even and the odd bytes of each lane are widened to 16 bits where they stand (two shifts), and
+`vpmaddwd` adds two products to each lane. `vpmaddubsw` would take the bytes as they are, but its sums of two products saturate.
 
 Products of bf16 two at a time: `vdpbf16ps` adds two products to each fp32 lane. Lowering makes such pairs only where the user
 allows the precision (`Core.precision`).
@@ -20,10 +22,15 @@ _QUARTERS = str(0x40404040)
 
 
 def applies(target: CpuTarget, acc: Val, a: Val, b: Val) -> bool:
-    """Whether a product of byte tiles has the instruction for all of its chunks and groups of four."""
+    """Whether a product of byte tiles has instructions for all of its chunks and groups of four."""
     if acc.type.dtype is not DType.I32 or a.type.dtype not in _BYTES or b.type.dtype not in _BYTES or a.cols % 4:
         return False
-    return min(acc.widths) >= 4 and (target.has("avx512vnni") or target.has("avx-vnni"))
+    return min(acc.widths) >= 4 and (_has_quads(target) or target.has("avx2"))
+
+
+def _has_quads(target: CpuTarget) -> bool:
+    """Whether four products at a time are one instruction."""
+    return target.has("avx512vnni") or target.has("avx-vnni")
 
 
 def pairs_apply(target: CpuTarget, acc: Val, a: Val, b: Val) -> bool:
@@ -57,15 +64,51 @@ def _dot_pairs(fn: Fn, width: int, acc: str, a: str, b: str) -> str:
 
 def emit_dot(fn: Fn, acc: Val, a: Val, b: Val) -> Val:
     """acc + a @ b over groups of four along K."""
+    return _emit_quads(fn, acc, a, b) if _has_quads(fn.target) else _emit_words(fn, acc, a, b)
+
+
+def _emit_words(fn: Fn, acc: Val, a: Val, b: Val) -> Val:
+    """By pairs of 16-bit numbers. Row by row, so that a row of `a` is widened once for all columns."""
+    rows = [list(r) for r in acc.rows]
+    groups = range(0, a.cols, 4)
+    right = {(j, k): _words(fn, b.type.dtype, w, _quad(fn, b, j, k, w)) for j, w in enumerate(acc.widths) for k in groups}
+    for i, row in enumerate(rows):
+        for k in groups:
+            one = _joined(fn, a, i, k, 4)
+            left = {w: _words(fn, a.type.dtype, w, fn.splat("i32", w, one)) for w in dict.fromkeys(acc.widths)}
+            for j, w in enumerate(acc.widths):
+                for x, y in zip(left[w], right[j, k], strict=True):
+                    row[j] = fn.val(f"add {vec('i32', w)} {row[j]}, {_madd(fn, w, x, y)}")
+    return Val(acc.type, rows, acc.widths)
+
+
+def _words(fn: Fn, dtype: DType, width: int, quads: str) -> tuple[str, str]:
+    """The even and the odd bytes of 32-bit lanes as 16-bit numbers."""
+    ty = vec("i16", 2 * width)
+    whole = fn.val(f"bitcast {vec('i32', width)} {quads} to {ty}")
+    by = fn.splat("i16", 2 * width, "8")
+    if dtype is DType.U8:
+        return fn.val(f"and {ty} {whole}, {fn.splat('i16', 2 * width, '255')}"), fn.val(f"lshr {ty} {whole}, {by}")
+    return fn.val(f"ashr {ty} {fn.val(f'shl {ty} {whole}, {by}')}, {by}"), fn.val(f"ashr {ty} {whole}, {by}")
+
+
+_MADD = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
+
+
+def _madd(fn: Fn, width: int, x: str, y: str) -> str:
+    ty = vec("i16", 2 * width)
+    return fn.call(_MADD[width], vec("i32", width), (ty, x), (ty, y))
+
+
+def _emit_quads(fn: Fn, acc: Val, a: Val, b: Val) -> Val:
+    """By fours of bytes."""
     signs = (a.type.dtype, b.type.dtype)
     rows = [list(r) for r in acc.rows]
     groups = range(0, a.cols, 4)
     left = {(i, k): _joined(fn, a, i, k, 4) for i in range(len(rows)) for k in groups}
     for j, w in enumerate(acc.widths):
         ty = vec("i32", w)
-        right = [b.quads[j]] if b.quads is not None else [
-            _interleaved(fn, [b.rows[k + d][j] for d in range(4)], w, "i8") for k in groups
-        ]
+        right = [_quad(fn, b, j, k, w) for k in groups]
         correction = "zeroinitializer"
         if signs == (DType.I8, DType.I8):
             for r in right:
@@ -97,6 +140,11 @@ def _dot(fn: Fn, width: int, acc: str, unsigned: str, signed: str) -> str:
     sides = [fn.val(f"bitcast {lanes} {x} to {raw}") for x in (unsigned, signed)]
     name = f"llvm.x86.avx512.vpdpbusd.{32 * width}"
     return fn.call(name, lanes, (lanes, acc), (raw, sides[0]), (raw, sides[1]))
+
+
+def _quad(fn: Fn, b: Val, j: int, k: int, width: int) -> str:
+    """A chunk of columns, four bytes of each side by side, as 32-bit lanes."""
+    return b.quads[j] if b.quads is not None else _interleaved(fn, [b.rows[k + d][j] for d in range(4)], width, "i8")
 
 
 def _joined(fn: Fn, a: Val, row: int, k: int, many: int) -> str:

@@ -8,8 +8,8 @@ from hotfuse.ir.types import DType
 from hotfuse.native.target import CpuTarget
 from hotfuse.tile.program import Kernel
 
-_DOTS = {DType.F32: ("dpbf16ps", "bf16 dot"), DType.I32: ("vpdpbusd", "int8 dot")}
-"""By what is summed: the instruction that multiplies several numbers at once, and what it is called."""
+_DOTS = {DType.F32: {"dpbf16ps": "bf16 dot"}, DType.I32: {"vpdpbusd": "int8 dot", "pmadd": "int16 dot"}}
+"""By what is summed: instructions that multiply several numbers at once, and what they are called."""
 
 
 def multiplies(kernel: Kernel, text: str, target: CpuTarget) -> str:
@@ -23,8 +23,8 @@ def multiplies(kernel: Kernel, text: str, target: CpuTarget) -> str:
 
 
 def _made(dtype: DType, text: str, target: CpuTarget) -> str:
-    mark, name = _DOTS.get(dtype, ("", ""))
-    if mark and mark in text:
-        return f"{target.name} {name}"
+    for mark, name in _DOTS.get(dtype, {}).items():
+        if mark in text:
+            return f"{target.name} {name}"
     fused = "@llvm.fma." in text and dtype in (DType.F32, DType.F64)
     return f"{target.name} {'fma' if fused else 'multiply and add'} {dtype.value}"

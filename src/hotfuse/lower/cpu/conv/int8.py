@@ -11,13 +11,14 @@
         finish((sums - zero point * sum of weights - weight's zero point * (all - K * zero point)) * scales)
 
 Real zeros around the image are zero points in bytes: with a border of these, every window is whole, and what zero points add to the
-sums is the same for every pixel.
+sums is the same for every pixel. An image that needs no border and whose channels lie in fours is read where it is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from hotfuse.analysis.convolution import is_convolution
@@ -111,11 +112,13 @@ class _Bytes:
         self.column_sums = b.buffer("column_sums", BufferKind.CONST, DType.I32, shape, stride)
         images = shape_of(self.conv.x)[0]
         self.image = product((*self.sizes, self.channels))
-        self.padded = b.shared("padded", self.kind, (product((images, self.image, 1)) if images != 1 else self.image,))
+        self.padded = place.buffer if self._as_it_lies(place) else b.shared(
+            "padded", self.kind, (product((images, self.image, 1)) if images != 1 else self.image,))  # fmt: skip
         self.sums = b.scratch("sums", DType.I32, (self.cut.mr, spec.nr))
         if self.scaling.zero_w != 0:
             self.row_sums = b.scratch("row_sums", DType.I32, (self.cut.mr, self.core.lanes))
-        self._copy(place, images)
+        if self.padded is not place.buffer:
+            self._copy(place, images)
         self._products(images)
         packs = {"panels": PackArgument("panels", spec), "column_sums": PackArgument("column_sums", self.sums_spec)}
         lowered = replace(self.memory, graph=self.original).finish(b.finish(), packs)
@@ -136,12 +139,34 @@ class _Bytes:
         place = self.memory.place(value)
         return self.b.load(place.buffer, (0,) * len(place.buffer.shape))
 
+    def _as_it_lies(self, place: BufferView) -> bool:
+        """Whether a copy with borders would be the image itself."""
+        if any(a.padding or a.end for a in self.axes) or self.channels != self.conv.inputs or len(place.buffer.shape) != 1:
+            return False
+        steps = (*self.sizes[-(len(place.strides) - 2) :], self.channels)
+        dense = [product(steps[i + 1 :]) for i in range(len(steps) - 1)]
+        wanted = (self.image, 1, *dense)
+        images = shape_of(self.conv.x)[0]
+        return place.strides[1:] == wanted[1:] and (images == 1 or place.strides[0] == wanted[0])
+
+    def _by_fours(self, name: str, count: Dim, each: Callable[[Dim, int], None]) -> None:
+        """So many bytes, a whole number of fours: most at once, the rest in the largest pieces that fit, without masks."""
+        whole = expr("*", expr("//", count, _COPIED), _COPIED)
+        if whole != 0:
+            with self.b.loop(name, 0, whole, _COPIED) as i:
+                each(i.var, _COPIED)
+        if not isinstance(count, int) or not isinstance(whole, int):
+            with self.b.loop(name, whole, count, BYTE_GROUP) as i:
+                each(i.var, BYTE_GROUP)
+            return
+        while whole < count:
+            piece = 1 << (count - whole).bit_length() - 1
+            each(whole, piece)
+            whole += piece
+
     def _fill(self, at: Dim, count: Dim) -> None:
         """Zero points into so many bytes."""
-        b = self.b
-        with b.loop("border", 0, count, _COPIED) as i:
-            left = remaining(count, i.var)
-            b.store(self.padded, (expr("+", at, i.var),), self._zero((_COPIED,)), valid=(left,))
+        self._by_fours("border", count, lambda i, n: self.b.store(self.padded, (expr("+", at, i),), self._zero((n,))))
 
     def _copy(self, place: BufferView, images: Dim) -> None:
         b, (down, across), (height, width) = self.b, self.axes, self.sizes
@@ -168,10 +193,10 @@ class _Bytes:
         """A line of pixels, with zero points where channels are missing from the last four."""
         b, inputs, size = self.b, self.conv.inputs, self.axes[1].size
         if channel == 1 and inputs == self.channels and apart == inputs:
-            with b.loop("byte", 0, mul(size, inputs), _COPIED) as i:
-                left = (remaining(mul(size, inputs), i.var),)
-                tile = b.load(x, (expr("+", source, i.var),), (_COPIED,), valid=left)
-                b.store(self.padded, (expr("+", at, i.var),), tile, valid=left)
+            def piece(i: Dim, n: int) -> None:
+                b.store(self.padded, (expr("+", at, i),), b.load(x, (expr("+", source, i),), (n,)))
+
+            self._by_fours("byte", mul(size, inputs), piece)
             return
         with b.loop("pixel", 0, size) as p:
             here, there = expr("+", source, mul(apart, p.var)), expr("+", at, expr("*", p.var, self.channels))
