@@ -69,6 +69,35 @@ def test_integers_are_exact(target: CpuTarget | None, shape: str, x: str, kind: 
         assert torch.equal(got, want)
 
 
+@EVERYWHERE
+@pytest.mark.parametrize(("ic", "p", "stride", "copied"), [(16, 0, 1, False), (16, 0, 2, False), (16, 1, 1, True), (18, 0, 1, True)])
+def test_an_image_without_borders_is_read_where_it_lies(target: CpuTarget | None, ic: int, p: int, stride: int, copied: bool) -> None:
+    text = filled("1x1", ic=ic, p=p, stride=stride, r=2, s=2, h=6)
+    graph = parse(text.replace(f"%x: u8[s0, {ic}, 6, 5]", f"%x: u8[s0, {ic}, 6, 5]{{0, 2, 3, 1}}"))
+    lowered = lower_convolution(graph, CORES["avx2"] if target is None else core_of(target))
+    assert any(b.name == "padded" for b in lowered.kernel.buffers) == copied
+    for s0 in (1, 3):
+        values = data(graph, {"s0": s0})
+        (want,) = meaning(graph, values, wide=False)
+        values["x"] = values["x"].permute(0, 2, 3, 1).contiguous()
+        (got,) = run(lowered, graph, values, {"s0": s0}, target)
+        assert torch.equal(got, want)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize(("x", "w"), [(255, -128), (255, 127), (0, -128)])
+def test_the_largest_bytes_do_not_saturate(target: CpuTarget | None, x: int, w: int) -> None:
+    """Sums of two products of bytes do not fit 16 bits, which is where instructions without VNNI would add them."""
+    graph = parse(filled("3x3"))
+    lowered = lower_convolution(graph, CORES["avx2"] if target is None else core_of(target))
+    values = data(graph, {"s0": 1})
+    values["x"].fill_(x)
+    values["w"].fill_(w)
+    (got,) = run(lowered, graph, values, {"s0": 1}, target)
+    (want,) = meaning(graph, values, wide=False)
+    assert torch.equal(got, want)
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(CannotLower, match="products of bytes"):
         SHAPES["long"] = {"ic": 4000, "oc": 2, "h": 4, "w": 4, "r": 3, "s": 3}

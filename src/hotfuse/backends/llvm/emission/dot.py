@@ -2,8 +2,8 @@
 
 The sign that an operand lacks is made by moving it by 128 (flipping the top bit) and taking the difference back:
 a b = (a + 128) b - 128 b, and a b = a (b - 128) + 128 a. Everything stays exact.
-Where there is no such instruction, the even and the odd bytes of each lane are widened to 16 bits where they stand (two shifts), and
-`vpmaddwd` adds two products to each lane. `vpmaddubsw` would take the bytes as they are, but its sums of two products saturate.
+Where there is no such instruction, the even and the odd bytes of each lane are widened to 16 bits where they stand, and
+`vpmaddwd` adds two products to each lane. `vpmaddubsw` takes bytes as they are, but its sums of two products saturate.
 
 Products of bf16 two at a time: `vdpbf16ps` adds two products to each fp32 lane. Lowering makes such pairs only where the user
 allows the precision (`Core.precision`).
