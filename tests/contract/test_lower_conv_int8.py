@@ -71,7 +71,9 @@ def test_integers_are_exact(target: CpuTarget | None, shape: str, x: str, kind: 
 
 @EVERYWHERE
 @pytest.mark.parametrize(("ic", "p", "stride", "copied"), [(16, 0, 1, False), (16, 0, 2, False), (16, 1, 1, True), (18, 0, 1, True)])
-def test_an_image_without_borders_is_read_where_it_lies(target: CpuTarget | None, ic: int, p: int, stride: int, copied: bool) -> None:
+def test_an_image_without_borders_is_read_where_it_lies(
+    target: CpuTarget | None, ic: int, p: int, stride: int, copied: bool
+) -> None:
     text = filled("1x1", ic=ic, p=p, stride=stride, r=2, s=2, h=6)
     graph = parse(text.replace(f"%x: u8[s0, {ic}, 6, 5]", f"%x: u8[s0, {ic}, 6, 5]{{0, 2, 3, 1}}"))
     lowered = lower_convolution(graph, CORES["avx2"] if target is None else core_of(target))
