@@ -70,7 +70,9 @@ def test_integers_are_exact(target: CpuTarget | None, shape: str, x: str, kind: 
 
 
 @EVERYWHERE
-@pytest.mark.parametrize(("ic", "p", "stride", "copied"), [(16, 0, 1, False), (16, 0, 2, False), (16, 1, 1, True), (18, 0, 1, True)])
+@pytest.mark.parametrize(
+    ("ic", "p", "stride", "copied"), [(16, 0, 1, False), (16, 0, 2, False), (16, 1, 1, True), (18, 0, 1, True)]
+)
 def test_an_image_without_borders_is_read_where_it_lies(
     target: CpuTarget | None, ic: int, p: int, stride: int, copied: bool
 ) -> None:
