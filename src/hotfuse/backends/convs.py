@@ -1,11 +1,12 @@
 """Tier 0 of models whose weights nobody can reach: convolutions become one with what follows them (`ops.folded_conv`).
 
-Only what runs is another: the plan's graph stays as it was captured.
+Only what runs is another: the plan's graph stays as it was captured. Which operators become one is found in the whole graph
+(`ops.conv_chain`), with where its images have to be put back into rows; then `rules` put folded convolutions in their place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from hotfuse.backends.pycode import Meaning, flat_function
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value, map_node, map_values, output_values, unused_name
+from hotfuse.ir.rewrite import Context, Measure, Replacement, Rule, apply
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.conv_chain import Chain, ChainLink, ChainRole, chains, to_rows
@@ -20,6 +22,7 @@ from hotfuse.ops.folded_conv import Affine, FoldedConv, Window, is_floats, of_ar
 from hotfuse.ops.table import is_mutating
 
 _FOLDED = "hotfuse.folded_conv"
+UNFOLDED = Measure("nodes that are no folded convolution", lambda n: (int(n.op != _FOLDED),))
 _ARITHMETIC = {"aten.add.Tensor": "add", "aten.sub.Tensor": "sub", "aten.mul.Tensor": "mul", "aten.div.Tensor": "div"}
 _ANY_ORDER = frozenset(f"aten.{name}" for name in (
     "abs.default", "add.Tensor", "avg_pool2d.default", "batch_norm.default", "cat.default", "clamp.default",
@@ -43,7 +46,8 @@ def folded(graph: Graph, meaning: Meaning, weights: Mapping[str, Any]) -> tuple[
         return None
     convs = {chain.makes: _conv(graph, chain, constants, meaning, weights) for chain in found.values()}
     gone = frozenset(p for c in found.values() for p in c.places[1:])
-    made = _nodes(graph, found, gone, to_rows(links, found, gone, outputs))
+    laid_out = _in_rows(graph, to_rows(links, found, gone, outputs))
+    made, _ = apply(laid_out, rules(graph, tuple(found.values())))
 
     def also(node: Node) -> tuple[Callable[..., Any], bool]:
         return (convs[node.outs[0].name], False) if node.op == _FOLDED else meaning(node)
@@ -51,11 +55,34 @@ def folded(graph: Graph, meaning: Meaning, weights: Mapping[str, Any]) -> tuple[
     return made, also, sum(c.bytes for c in convs.values())
 
 
-def _nodes(
-    graph: Graph, found: Mapping[int, Chain], gone: frozenset[int],
-    rows: tuple[dict[int, tuple[Hashable, ...]], tuple[Hashable, ...]],
-) -> Graph:  # fmt: skip
-    """The graph with chains as single nodes; what others read of them is put into rows before."""
+def rules(graph: Graph, found: Sequence[Chain]) -> tuple[Rule, ...]:
+    """Two rules for the chains of a graph: the last node of one becomes a folded convolution, and those before it go."""
+    ends = {chain.makes: graph.nodes[chain.places[0]] for chain in found}
+    inside = {v.name for chain in found for place in chain.places[:-1] for v in graph.nodes[place].outs}
+
+    def at_top(context: Context) -> bool:
+        """Inside branches, which have no params, the same name may be another value."""
+        return bool(context.graph.params)
+
+    def fold(node: Node, context: Context) -> Replacement | None:
+        if node.op == _FOLDED or len(node.outs) != 1 or node.outs[0].name not in ends or not at_top(context):
+            return None
+        conv = context.producer(ends[node.outs[0].name].outs[0])
+        assert conv is not None  # it goes after what reads it
+        return Replacement((Node(Kind.OPERATOR, _FOLDED, (conv.args[0],), node.outs, loc=conv.loc),))
+
+    def drop(node: Node, context: Context) -> Replacement | None:
+        unread = bool(node.outs) and all(v.name in inside and not context.is_used(v) for v in node.outs)
+        return Replacement() if unread and at_top(context) else None
+
+    return (
+        Rule("fold-convolution", fold, "one node less that is not folded", UNFOLDED),
+        Rule("drop-folded", drop, "one node less that is not folded", UNFOLDED),
+    )
+
+
+def _in_rows(graph: Graph, rows: tuple[dict[int, tuple[Hashable, ...]], tuple[Hashable, ...]]) -> Graph:
+    """The graph with images put into rows before those that read them so, and at its end."""
     values = {v.name: v for v in graph.inputs} | {v.name: v for n in graph.nodes for v in n.outs}
     taken = set(values) | {p.value.name for p in graph.params}
     now: dict[str, Arg] = {}
@@ -72,11 +99,7 @@ def _nodes(
     for place, node in enumerate(graph.nodes):
         for name in before.get(place, ()):
             put_in_rows(name)
-        if place in found:
-            image, result = values[str(found[place].reads)], values[str(found[place].makes)]
-            nodes.append(Node(Kind.OPERATOR, _FOLDED, (now.get(image.name, image),), (result,), loc=node.loc))
-        elif place not in gone:
-            nodes.append(map_node(node, now))
+        nodes.append(map_node(node, now))
     for name in last:
         put_in_rows(name)
     return replace(graph, nodes=tuple(nodes), outputs=tuple(map_values(o, now) for o in graph.outputs))

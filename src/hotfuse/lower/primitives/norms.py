@@ -101,9 +101,9 @@ def _with_running(d: Draft, x: Value) -> Sequence[Value]:
     return (d.pointwise("add.Tensor", d.pointwise("mul.Tensor", x, scale), shift),)
 
 
-@decomposes("batch_norm _native_batch_norm_legit_no_training _batch_norm_no_update native_batch_norm")
+@decomposes("batch_norm")
 def _batch_norm(d: Draft, node: Node) -> Sequence[Value]:
-    if d.arg("training", False) or len(node.outs) > 1:
+    if d.arg("training", False):
         raise CannotLower("batch norm's statistics of the batch")
     return _with_running(d, d.wide(d.value("input")))
 
