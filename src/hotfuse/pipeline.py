@@ -2,6 +2,7 @@
 
     capture  simplify | bind  freeze  numbers | kernels( rules layouts groups order | normalize lower generate-code )
     runs( bridges drivers ) | link  parallel-branches                          and for tier 0: partitions  library
+    on a device, behind bind: masks | recordings, or device-kernels( device-groups order | device-lower device-code ) record
 
 The engine runs it pass by pass, workers run captures and what stands within brackets, and `hotfuse show --stage` runs the same
 values up to the one it is asked for. What links and serves code that there is already is imported here; what has code compiled is
@@ -31,7 +32,7 @@ from hotfuse.compile import recipes, request_context
 from hotfuse.compile.capturing import CAPTURE, SIMPLIFY
 from hotfuse.compile.freeze import WeightedGraph, frozen, may_copy, unfolded
 from hotfuse.compile.literals import with_numbers
-from hotfuse.compile.parts import NativeParts, RunParts, without_runs
+from hotfuse.compile.parts import GeneratedPlan, NativeParts, RunParts, without_runs
 from hotfuse.compile.recipes import Recipe
 from hotfuse.compile.request_context import context_of, settings_of
 from hotfuse.compile.value import ANY_DEMAND, GENERATE, Demand
@@ -76,6 +77,8 @@ class Job:
     """Whether nobody can change the weights, so that they may be copied."""
     unfolded: frozenset[str] = frozenset()
     """Keys of weights of which nothing was computed ahead."""
+    stop: Callable[[], bool] = lambda: False
+    """Whether nobody wants the outcome any more."""
 
 
 def _verify_graph(found: WeightedGraph | Partitioning) -> object:
@@ -227,6 +230,83 @@ PASSES: tuple[Pass[Any, Any, Any], ...] = (CAPTURE, SIMPLIFY, BIND, *PREPARE, *T
 """From a model to a plan of kernels; tier 0 leaves it behind `bind` (`TIER0`)."""
 
 
+def _masks(found: WeightedGraph, _job: Job) -> WeightedGraph:
+    from hotfuse.compile.device.constant_masks import without_idle_masks  # with what lowering knows of ops
+
+    return WeightedGraph(without_idle_masks(found.graph), found.weights)
+
+
+def _library_on(found: WeightedGraph, job: Job) -> Plan:
+    return run_all(TIER0, found, replace(job, constant=False))
+
+
+def _recordings(found: WeightedGraph, job: Job) -> Plan:
+    """A graph on a device: its library kernels as CUDA graphs, one for every kind of calls that recurs."""
+    device, backend = _device_of(found.graph)
+    plan = _library_on(found, job)
+    run = backend.recorded(plan.run, device, in_background, _differ(job.settings))
+    artifacts = tuple(replace(a, backend=f"recorded on {device.type}") for a in plan.artifacts)
+    note = f"library kernels on {device} are replayed as {backend.records}; no kernels are generated for it"
+    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=(note,), counters=run.counters)
+
+
+def _device_kernels(found: WeightedGraph, job: Job) -> GeneratedPlan:
+    """Kernels that were generated for the sizes of the graph, where they beat the library's on the device."""
+    from hotfuse.compile.device.fetch import generate
+
+    device, _ = _device_of(found.graph)
+    return generate(found.graph, job.weights, job.sample, job.settings, device, _differ(job.settings), job.stop)
+
+
+def _record(made: GeneratedPlan, job: Job) -> Plan:
+    device, backend = _device_of(made.graph)
+    plan = _library_on(WeightedGraph(made.graph, job.weights), job)
+    run = backend.recorded(made.run, device, in_background, _differ(job.settings))
+    artifacts = tuple(replace(a, backend="triton", source=made.source) for a in plan.artifacts)
+
+    def counters() -> dict[str, int]:
+        copied = sum(k.copies for k in made.kernels)
+        return {**run.counters(), "generated_kernels": len(made.kernels), "copied_to_fit": copied}
+
+    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=made.notes, counters=counters, layers=(DEVICE_KERNELS,))
+
+
+def _differ(settings: Settings) -> Callable[[Sequence[Any], Sequence[Any]], str]:
+    return lambda got, want: disagreement(got, want, settings.rtol)
+
+
+def _device_of(graph: Graph) -> tuple[torch.device, DeviceBackend]:
+    device = accelerator_of(graph)
+    assert device is not None  # who comes here has asked
+    found = registry.device(device.type)
+    if found is None:
+        raise InternalError(f"no plans are recorded on {device}", because=f"no back end is known for {device.type!r} devices",
+                            hint=f"an installed package may bring one: an entry point of the group {registry.GROUP}")  # fmt: skip
+    return device, found
+
+
+def _within_device() -> tuple[Pass[Any, Any, Any], ...]:
+    from hotfuse.compile.device.units import DEVICE_GROUPING, DEVICE_KERNEL
+
+    return (*DEVICE_GROUPING, *DEVICE_KERNEL)
+
+
+MASKS = Pass("masks", WeightedGraph, WeightedGraph, _masks, _verify_graph)
+RECORDED = (MASKS, Pass("recordings", WeightedGraph, Plan, _recordings))
+"""Tier 1 on a device: library kernels, replayed."""
+GENERATED = (
+    MASKS,
+    Pass("device kernels", WeightedGraph, GeneratedPlan, _device_kernels, within=_within_device),
+    Pass("record", GeneratedPlan, Plan, _record),
+)
+"""Tier 2 on a device: kernels for its sizes, and library kernels between them, replayed."""
+BRANCHES: Mapping[str, tuple[Pass[Any, Any, Any], ...]] = {
+    "every target": PASSES[:3], "this machine's cores": PASSES[3:], "tier 0": TIER0, "a device, tier 1": RECORDED,
+    "a device, tier 2": GENERATED,
+}  # fmt: skip
+"""Every pass there is, by what it is for: behind `bind` the way divides."""
+
+
 def graph_after(name: str, found: WeightedGraph, sizes: Mapping[str, int], settings: Settings) -> tuple[Graph, tuple[Group, ...]]:
     """A model's graph behind one of the passes that give one, and its groups from there on where they are formed; for readers."""
     for step in PREPARE:
@@ -263,11 +343,10 @@ def compile_units(
     stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
     """The same unit by unit, the most valuable first; `on_progress` may deploy what there is before all of it is done."""
-    if (device := accelerator_of(graph)) is not None:
-        graph = _without_idle_masks(graph)
-        if demand is not None and GENERATE in demand.strategies:
-            return _generated(graph, weights, sample, settings, device, stop)
-        return _recorded(graph, weights, settings, device)
+    if accelerator_of(graph) is not None:
+        say(settings.debug, GRAPHS, lambda: show(graph))
+        steps = GENERATED if demand is not None and GENERATE in demand.strategies else RECORDED
+        return run_all(steps, WeightedGraph(graph, weights), Job(settings, weights, sample, stop=stop))
     begun: list[Compilation] = []
 
     def note(compilation: Compilation) -> None:
@@ -335,53 +414,6 @@ def _compiled(found: WeightedGraph, job: Job, begun: Sequence[Compilation], reci
     return replace(plan, account=told, recipe=recipe)
 
 
-def _recorded(graph: Graph, weights: Mapping[str, torch.Tensor], settings: Settings, device: torch.device) -> Plan:
-    """A graph on a device: its library kernels as CUDA graphs, one for every kind of calls that recurs."""
-    backend = _device_backend(device)
-    plan = compile_tier0(graph, weights, settings)
-    run = backend.recorded(plan.run, device, in_background, lambda got, want: disagreement(got, want, settings.rtol))
-    artifacts = tuple(replace(a, backend=f"recorded on {device.type}") for a in plan.artifacts)
-    note = f"library kernels on {device} are replayed as {backend.records}; no kernels are generated for it"
-    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=(note,), counters=run.counters)
-
-
-def _without_idle_masks(graph: Graph) -> Graph:
-    from hotfuse.compile.device.constant_masks import without_idle_masks  # with what lowering knows of ops
-
-    return without_idle_masks(graph)
-
-
-def _device_backend(device: torch.device) -> DeviceBackend:
-    found = registry.device(device.type)
-    if found is None:
-        raise InternalError(f"no plans are recorded on {device}", because=f"no back end is known for {device.type!r} devices",
-                            hint=f"an installed package may bring one: an entry point of the group {registry.GROUP}")  # fmt: skip
-    return found
-
-
-def _generated(
-    graph: Graph, weights: Mapping[str, torch.Tensor], sample: Sequence[torch.Tensor], settings: Settings, device: torch.device,
-    stop: Callable[[], bool],
-) -> Plan:  # fmt: skip
-    """The same with kernels that were generated for the sizes of the graph, where they beat the library's on the device."""
-
-    from hotfuse.compile.device.fetch import generate
-
-    def differ(got: Sequence[Any], want: Sequence[Any]) -> str:
-        return disagreement(got, want, settings.rtol)
-
-    made = generate(graph, weights, sample, settings, device, differ, stop)
-    plan = compile_tier0(graph, weights, settings)
-    run = _device_backend(device).recorded(made.run, device, in_background, differ)
-    artifacts = tuple(replace(a, backend="triton", source=made.source) for a in plan.artifacts)
-
-    def counters() -> dict[str, int]:
-        copied = sum(k.copies for k in made.kernels)
-        return {**run.counters(), "generated_kernels": len(made.kernels), "copied_to_fit": copied}
-
-    return replace(plan, run=run, tier=1, artifacts=artifacts, notes=made.notes, counters=counters, layers=(DEVICE_KERNELS,))
-
-
 class Units:
     """`compile_units` for one model. What it has begun for a model that nobody serves any more is called off."""
 
@@ -430,5 +462,5 @@ def compile_tier0(
 ) -> Plan:
     """A graph as a tier-0 plan on these weights; `constant` where nobody can change them, and they may be copied."""
     say(settings.debug, GRAPHS, lambda: show(graph))
-    asked = graph if accelerator_of(graph) is None else _without_idle_masks(graph)
-    return run_all(TIER0, WeightedGraph(asked, weights), Job(settings, weights, constant=constant))
+    steps = TIER0 if accelerator_of(graph) is None else (MASKS, *TIER0)
+    return run_all(steps, WeightedGraph(graph, weights), Job(settings, weights, constant=constant))

@@ -84,7 +84,9 @@ CASES: dict[str, Case] = {
     "group_norm": (lambda x, w, b: aten.group_norm.default(x, 2, w, b), [R(2, 4, 5), R(4), R(4)]),
     "native_group_norm": (lambda x, w, b: aten.native_group_norm.default(x, w, b, 2, 4, 5, 2, 1e-5)[0], [R(2, 4, 5), R(4), R(4)]),
     "batch_norm": normed(lambda x, w, b, m, v: aten.batch_norm.default(x, w, b, m, v, False, 0.1, 1e-5, False)),
-    "instance_norm": (lambda x, w, b: aten.instance_norm.default(x, w, b, None, None, True, 0.1, 1e-5, False), [R(IMAGE), R(3), R(3)]),
+    "instance_norm": (
+        lambda x, w, b: aten.instance_norm.default(x, w, b, None, None, True, 0.1, 1e-5, False), [R(IMAGE), R(3), R(3)]
+    ),
     **{name: rowwise(name, [1], overload="dim_IntList" if name == "sum" else "dim") for name in ("sum", "mean")},
     "prod": rowwise("prod", 1, overload="dim_int"),
     **{name: rowwise(name, [1]) for name in ("amax", "amin", "logsumexp", "special_logsumexp")},

@@ -33,20 +33,23 @@ GRAPH = """graph main(%x: f32[4, 8]) {
 }
 """
 
+EVERY = [p for steps in pipeline.BRANCHES.values() for _, p in flattened(steps)]
+
 
 def test_every_pass_takes_what_the_one_before_gives() -> None:
-    for steps in (pipeline.PASSES, (*pipeline.PASSES[:3], *pipeline.TIER0)):
+    bound = pipeline.PASSES[:3]
+    for steps in (pipeline.PASSES, *((*bound, *more) for more in (pipeline.TIER0, pipeline.RECORDED, pipeline.GENERATED))):
         for before, step in itertools.pairwise(steps):
             assert before.gives is step.takes, f"{before.name} -> {step.name}"
-    given = {p.gives for _, p in flattened(pipeline.PASSES)} | {p.takes for p in pipeline.PASSES}
-    begin = {"GroupUse": "nodes of a grouped graph", "Graph": "of a weighted graph", "LevelParts": "of kernels"}
-    missing = [p.name for _, p in flattened(pipeline.PASSES) if p.takes not in given and p.takes.__name__ not in begin]
+    given = {p.gives for p in EVERY} | {p.takes for p in pipeline.PASSES}
+    begin = {"GroupUse", "DeviceGroup", "Graph", "LevelParts"}  # parts of what the pass around them has
+    missing = [p.name for p in EVERY if p.takes not in given and p.takes.__name__ not in begin]
     assert missing == []
 
 
 def test_names_are_unique() -> None:
-    names = [p.name for _, p in flattened(pipeline.PASSES)]
-    assert len(set(names)) == len(names)
+    by_name = {p.name: p for p in EVERY}
+    assert [p.name for p in EVERY if by_name[p.name] is not p] == []
 
 
 def test_a_pass_is_held_to_its_types_and_its_result_verified() -> None:
@@ -107,7 +110,7 @@ def test_a_served_model_goes_through_every_pass(monkeypatch: pytest.MonkeyPatch)
 def test_the_command_line_lists_them() -> None:
     done = CliRunner().invoke(app, ["show", "none.onnx", "--stage", "passes", "--json"])
     assert done.exit_code == 0, done.output
-    assert [p["pass"] for p in json.loads(done.output)["passes"]] == [p.name for _, p in flattened(pipeline.PASSES)]
+    assert [p["pass"] for p in json.loads(done.output)["passes"]] == [p.name for p in EVERY]
 
 
 def test_sizes_of_a_group_may_be_told_by_its_caller() -> None:

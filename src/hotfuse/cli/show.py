@@ -147,17 +147,18 @@ def _show_graph(model: CapturedModel, name: str, as_json: bool) -> None:
 
 def _show_passes(as_json: bool) -> None:
     from hotfuse.base.passes import flattened
-    from hotfuse.pipeline import PASSES
+    from hotfuse.pipeline import BRANCHES
 
     found = [
-        {"pass": p.name, "within": depth > 0, "takes": p.takes.__name__, "gives": p.gives.__name__, "runs in": p.where.value}
-        for depth, p in flattened(PASSES)
-    ]
+        {"pass": p.name, "within": depth > 0, "takes": p.takes.__name__, "gives": p.gives.__name__, "runs in": p.where.value,
+         "for": target}
+        for target, steps in BRANCHES.items() for depth, p in flattened(steps)
+    ]  # fmt: skip
     if as_json:
         print_json({"stage": "passes", "passes": found})
         return
-    body = [(("  " if f["within"] else "") + str(f["pass"]), f["takes"], f["gives"], f["runs in"]) for f in found]
-    rows(("pass", "takes", "gives", "runs in"), body)
+    body = [(("  " if f["within"] else "") + str(f["pass"]), f["takes"], f["gives"], f["runs in"], f["for"]) for f in found]
+    rows(("pass", "takes", "gives", "runs in", "for"), body)
 
 
 @contextmanager

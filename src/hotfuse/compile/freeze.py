@@ -123,7 +123,7 @@ def _within_budget(graph: Graph, constant: set[int], widened_bytes: int) -> set[
     """The constant nodes that are worth their memory: parts that share no value are judged one by one, the least growth first."""
     chosen: set[int] = set()
     extra = widened = 0
-    for part in sorted((_Part.of(graph, nodes) for nodes in _parts(graph, constant)), key=lambda p: p.growth):
+    for part in sorted((_ConstantPart.of(graph, nodes) for nodes in _parts(graph, constant)), key=lambda p: p.growth):
         if extra + part.growth <= EXTRA_BYTES:
             extra += part.growth
         elif part.widens and widened + part.growth <= widened_bytes:
@@ -135,7 +135,7 @@ def _within_budget(graph: Graph, constant: set[int], widened_bytes: int) -> set[
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _ConstantPart:
     """Constant nodes that hang together."""
 
     nodes: frozenset[int]
@@ -145,7 +145,7 @@ class _Part:
     """Whether they give weights of about as many elements as they read."""
 
     @classmethod
-    def of(cls, graph: Graph, nodes: frozenset[int]) -> _Part:
+    def of(cls, graph: Graph, nodes: frozenset[int]) -> _ConstantPart:
         inside = {v.name for i in nodes for v in graph.nodes[i].outs}
         read = {v.name: v for i in nodes for v in graph.nodes[i].ins if v.name not in inside}
         outside = {v.name for i, n in enumerate(graph.nodes) if i not in nodes for v in n.ins}

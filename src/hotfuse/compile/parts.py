@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hotfuse.backends.protocol import Run
 from hotfuse.compile.value import ANY_DEMAND, Demand
 from hotfuse.compile.variants.skips import Skips
 from hotfuse.compile.variants.variant_table import VariantTable
@@ -22,6 +23,9 @@ from hotfuse.lower.run.description import InputSpec, OutputSpec, RunCode, SizeSp
 from hotfuse.partition.cut import CutReason, Partition, Partitioning, device_of
 from hotfuse.tile.stored import StoredKernel, StoredKernels, header
 from hotfuse.tile.text import show as show_kernel
+
+if TYPE_CHECKING:
+    from hotfuse.compile.device.launch import GeneratedKernel
 
 ReadGraph = Callable[[str], Graph]
 FACTS = ("flops", "traffic", "predicted_us", "kernel_us", "library_us")
@@ -45,6 +49,17 @@ class KernelCode:
     """The kernel as the worker said it, to be said again."""
     facts: Mapping[str, float] = field(default_factory=dict[str, float])
     """What it computes and moves, what it was predicted to take and what it took, as far as that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedPlan:
+    """A graph's generated kernels on a device, in one function with library operators."""
+
+    graph: Graph
+    run: Run
+    source: str
+    kernels: tuple[GeneratedKernel, ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ def emit(
 
 
 @dataclass(frozen=True, slots=True)
-class _Nest:
+class _GridNest:
     """Parallel loops around a body."""
 
     loops: tuple[Loop, ...]
@@ -142,8 +142,8 @@ def _last(loop: Loop) -> int:
     return loop.lo + max(0, (loop.hi - loop.lo - 1) // loop.step) * loop.step
 
 
-def _nests(body: Sequence[Stmt]) -> list[_Nest]:
-    found: list[_Nest] = []
+def _nests(body: Sequence[Stmt]) -> list[_GridNest]:
+    found: list[_GridNest] = []
     for stmt in body:
         loops: list[Loop] = []
         inner: tuple[Stmt, ...] = (stmt,)
@@ -151,8 +151,8 @@ def _nests(body: Sequence[Stmt]) -> list[_Nest]:
             loops.append(inner[0])
             inner = inner[0].body
         if not loops:
-            return [_Nest((), tuple(body))]  # statements outside of loops: one program does all
-        found.append(_Nest(tuple(loops), inner))
+            return [_GridNest((), tuple(body))]  # statements outside of loops: one program does all
+        found.append(_GridNest(tuple(loops), inner))
     return found
 
 
@@ -223,7 +223,7 @@ class _KernelWriter:
 
     # -- structure
 
-    def in_turns(self, nests: Sequence[_Nest], far: bool) -> None:
+    def in_turns(self, nests: Sequence[_GridNest], far: bool) -> None:
         """The loop over tiles. In the last turn some programs make the last tile again: they would be idle otherwise."""
         if far or len(nests) > 1 or self.split > 1 or self.programs <= self.turns:
             raise CannotLower(f"{self.programs} programs are not worth {self.turns} that take turns")
@@ -236,7 +236,7 @@ class _KernelWriter:
         self.line(f"pid = tl.minimum(tl.program_id(0) + turn * {self.turns}, {self.programs - 1})")
         self.programs = self.turns
 
-    def nest(self, nest: _Nest, program: str) -> None:
+    def nest(self, nest: _GridNest, program: str) -> None:
         left = program
         if self.shared is not None:
             self.line(f"part = pid % {self.split}")

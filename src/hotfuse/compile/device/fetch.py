@@ -29,6 +29,7 @@ from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.compile.device.trial import DeviceTrial, Differ, tried
+from hotfuse.compile.parts import GeneratedPlan
 from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest, RequestBody, request_of
 from hotfuse.compile.requests import Here
 from hotfuse.compile.value import FIRST_PLAN_GAIN
@@ -56,17 +57,6 @@ SHARES = 3
 Strides = Mapping[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class GeneratedPlan:
-    """A graph's generated kernels in one function with library operators."""
-
-    graph: Graph
-    run: Run
-    source: str
-    kernels: tuple[GeneratedKernel, ...]
-    notes: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class _DeviceUnit:
     """A group in its normal form, wherever it occurs."""
@@ -84,7 +74,7 @@ class _DeviceUnit:
 
 
 @dataclass(slots=True)
-class _Part:
+class _DevicePart:
     """A range of nodes, and its unit where it may have a kernel."""
 
     nodes: range
@@ -120,12 +110,13 @@ class _Generation:
         self.executor = Here() if settings.capture == "inline" else sized(settings).pool
         self.until = time.monotonic() + TRIALS_S
         self.units: dict[str, _DeviceUnit] = {}
+        self.given = graph
         header, _ = wire.checked(self._ask(DevicePlanRequest(show(graph))).result())
         self.graph = parse(str(header["graph"]))
-        self.parts: list[_Part] = []
+        self.parts: list[_DevicePart] = []
         at = 0
         for count, kind in header["groups"]:
-            self.parts.append(_Part(range(at, at + count), "" if kind == "library" else "?"))
+            self.parts.append(_DevicePart(range(at, at + count), "" if kind == "library" else "?"))
             at += count
         self.strides = self._observed()
 
@@ -149,7 +140,7 @@ class _Generation:
 
     # -- compiling
 
-    def _request(self, part: _Part) -> None:
+    def _request(self, part: _DevicePart) -> None:
         if not part.key:
             return
         piece = extract(self.graph, part.nodes, "group")
@@ -171,11 +162,11 @@ class _Generation:
             ]
         unit.uses += 1
 
-    def _pending(self, part: _Part) -> bool:
+    def _pending(self, part: _DevicePart) -> bool:
         unit = self.units[part.key]
         return bool(unit.futures) or (not unit.candidates and len(part.nodes) > 1)
 
-    def _absorb(self, part: _Part) -> None:
+    def _absorb(self, part: _DevicePart) -> None:
         """Take a unit's answer in, if it is there; a group without a kernel goes on as two halves."""
         unit = self.units[part.key]
         if unit.futures:
@@ -191,7 +182,7 @@ class _Generation:
             unit.futures = []
         if not unit.candidates and len(part.nodes) > 1:
             middle = part.nodes[len(part.nodes) // 2]
-            second = _Part(range(middle, part.nodes.stop), "?")
+            second = _DevicePart(range(middle, part.nodes.stop), "?")
             self.parts.insert(self.parts.index(part) + 1, second)
             part.nodes, part.key = range(part.nodes.start, middle), "?"
             for half in (part, second):
@@ -220,8 +211,9 @@ class _Generation:
         return env | {p.value.name: self.weights[p.key] for p in self.graph.params}
 
     def _walk(
-        self, after: Callable[[Mapping[str, Any], range], None], before: Callable[[_Part, Mapping[str, Any]], None] | None = None
-    ) -> None:
+        self, after: Callable[[Mapping[str, Any], range], None],
+        before: Callable[[_DevicePart, Mapping[str, Any]], None] | None = None,
+    ) -> None:  # fmt: skip
         """The library's kernels, part by part; tensors are dropped after their last use."""
         env, dead = self._begin(), last_uses(self.graph)
         with torch.no_grad(), in_own_stream(self.sample):
@@ -238,7 +230,7 @@ class _Generation:
                         env.pop(v.name, None)
 
     def _trials(self) -> None:
-        def one(part: _Part, env: Mapping[str, Any]) -> None:
+        def one(part: _DevicePart, env: Mapping[str, Any]) -> None:
             unit = self.units.get(part.key)
             if unit is None or unit.tried or not unit.candidates:
                 return
@@ -249,7 +241,7 @@ class _Generation:
 
         self._walk(lambda _env, _nodes: None, one)
 
-    def _try(self, part: _Part, unit: _DeviceUnit, env: Mapping[str, Any]) -> None:
+    def _try(self, part: _DevicePart, unit: _DeviceUnit, env: Mapping[str, Any]) -> None:
         unit.tried = True
         alike = [part, *(p for p in self.parts if p.key == part.key and p is not part)][:MOST_PLACES]
         pieces = [extract(self.graph, p.nodes, "part") for p in alike]
@@ -302,7 +294,7 @@ class _Generation:
         outline = Graph(self.graph.name, self.graph.inputs, self.graph.params, tuple(nodes), self.graph.outputs)
         run, source = flat_function(outline, lambda n: (runs[n.op], True) if n.op in runs else meaning(n), self.weights)
         head = f"{len(runs)} calls of {len(kernels)} generated kernels on {self.device}, {len(nodes) - len(runs)} library calls"
-        return GeneratedPlan(self.graph, run, source, tuple(kernels.values()), (head, *notes, *stays))
+        return GeneratedPlan(self.given, run, source, tuple(kernels.values()), (head, *notes, *stays))
 
 
 class _LoadedLater:

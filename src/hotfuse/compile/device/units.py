@@ -9,7 +9,7 @@ A worker has no device. So nothing is timed here: every kernel that is likely to
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hotfuse.analysis.attention import FUSED
@@ -18,16 +18,19 @@ from hotfuse.analysis.sorts import is_sort
 from hotfuse.backends import registry
 from hotfuse.backends.device_code import BuiltDeviceKernel, GpuTarget, LaunchShape
 from hotfuse.base.errors import HotfuseError
+from hotfuse.base.passes import Pass, Where, run, run_all
 from hotfuse.cache.address import Address, digest, versions
 from hotfuse.compile import request_context
 from hotfuse.compile.kept import WAIT_S, answered
 from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest
-from hotfuse.fusion.groups import Group, group, reordered
+from hotfuse.compile.unit.grouping import ORDER, GroupedGraph
+from hotfuse.fusion.groups import Group, group
 from hotfuse.fusion.kinds import GroupKind
 from hotfuse.fusion.reads import reads_places
 from hotfuse.ir.graph import Graph, Kind, Node, makers, output_values, readers
 from hotfuse.ir.text import parse, show
 from hotfuse.ir.types import DType, TensorType
+from hotfuse.ir.verify import verify
 from hotfuse.lower.common.between import is_product
 from hotfuse.lower.common.codec import to_json
 from hotfuse.lower.common.errors import CannotLower
@@ -37,6 +40,7 @@ from hotfuse.lower.ops import expand
 from hotfuse.lower.ops.views import is_move
 from hotfuse.lower.primitives import rules as primitive
 from hotfuse.ops.table import Access, lookup, packet
+from hotfuse.tile.verify import verify as verify_kernel
 
 _COPIES = frozenset({"aten.contiguous", "aten.clone"})
 Message = tuple[dict[str, Any], list[bytes]]
@@ -57,10 +61,12 @@ def fits(node: Node) -> bool:
 
 def plan(request: DevicePlanRequest) -> Message:
     """The request of kind `device plan`: a graph as text."""
-    graph = parse(request.graph)
-    groups = _with_views(graph, _narrowed(graph, group(graph, fits)))
-    ordered = reordered(graph, groups)
-    return {"ok": True, "graph": show(ordered), "groups": [[len(g.nodes), _kind(graph, g)] for g in groups]}, []
+    made: GroupedGraph = run_all(DEVICE_GROUPING, parse(request.graph), None)
+    return {"ok": True, "graph": show(made.graph), "groups": [[len(g.nodes), _kind(made.graph, g)] for g in made.groups]}, []
+
+
+def _grouped(graph: Graph, _job: None) -> GroupedGraph:
+    return GroupedGraph(graph, _with_views(graph, _narrowed(graph, group(graph, fits))))
 
 
 def _narrowed(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
@@ -128,12 +134,12 @@ def unit(request: DeviceUnitRequest) -> Message:
     address = Address("device unit", digest(text), basis)
 
     def make() -> Message:
-        return _unit(parse(text), strides, target, request.tf32, slice(first, None, of))
+        return _unit(parse(text), strides, target, slice(first, None, of), tf32=request.tf32)
 
     return answered(request_context.folder(), address, make, WAIT_S)[0]
 
 
-def _unit(graph: Graph, strides: Strides, target: GpuTarget, tf32: bool, share: slice) -> Message:
+def _unit(graph: Graph, strides: Strides, target: GpuTarget, share: slice, *, tf32: bool) -> Message:
     kernels: list[dict[str, Any]] = []
     codes: list[bytes] = []
     because = ""
@@ -143,7 +149,7 @@ def _unit(graph: Graph, strides: Strides, target: GpuTarget, tf32: bool, share: 
         return {"ok": True, "kernels": [], "because": e.because or e.what}, []
     for tiling in tilings:
         try:
-            lowered, built = compiled(graph, tiling, strides, target, tf32)
+            lowered, built = compiled(graph, tiling, strides, target, tf32=tf32)
         except HotfuseError as e:
             because = because or e.because or e.what
             continue
@@ -153,18 +159,55 @@ def _unit(graph: Graph, strides: Strides, target: GpuTarget, tf32: bool, share: 
     return {"ok": True, "kernels": kernels, "because": because}, codes
 
 
-def launch_shape(tiling: GpuTiling, stages: int, tf32: bool) -> LaunchShape:
+def launch_shape(tiling: GpuTiling, stages: int, *, tf32: bool) -> LaunchShape:
     """How the programs of a tiling run."""
     return LaunchShape(tiling.warps, stages, tf32, tiling.bulk, tiling.split, tiling.programs)
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceGroup:
+    """A group in its normal form, and how its sources lie where that is not as their types say."""
+
+    graph: Graph
+    strides: Strides
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKernelJob:
+    """One of the kernels that a group is compiled to."""
+
+    tiling: GpuTiling
+    target: GpuTarget
+    tf32: bool = False
+
+
 def compiled(
-    graph: Graph, tiling: GpuTiling, strides: Strides, target: GpuTarget, tf32: bool = False
+    graph: Graph, tiling: GpuTiling, strides: Strides, target: GpuTarget, *, tf32: bool = False
 ) -> tuple[Lowered, BuiltDeviceKernel]:
-    """One kernel of a group: what it reads and writes, and its code; with fewer stages where they do not fit in shared memory."""
-    lowered = lower_gpu(graph, tiling, strides)
-    for stages in range(tiling.stages, 0, -1):
-        built = registry.device_kernels().compile(lowered.kernel, target, launch_shape(tiling, stages, tf32))
-        if built.shared <= target.shared:
-            return lowered, built
-    raise CannotLower(f"tiles of {tiling} do not fit in {target.shared} bytes of shared memory")
+    """One kernel of a group: what it reads and writes, and its code."""
+    job = DeviceKernelJob(tiling, target, tf32)
+    lowered = run(LOWER, DeviceGroup(graph, strides), job)
+    return lowered, run(GENERATE_CODE, lowered, job)
+
+
+def _lower(found: DeviceGroup, job: DeviceKernelJob) -> Lowered:
+    return lower_gpu(found.graph, job.tiling, found.strides)
+
+
+def _code(lowered: Lowered, job: DeviceKernelJob) -> BuiltDeviceKernel:
+    """With fewer stages where they do not fit in shared memory."""
+    for stages in range(job.tiling.stages, 0, -1):
+        built = registry.device_kernels().compile(lowered.kernel, job.target, launch_shape(job.tiling, stages, tf32=job.tf32))
+        if built.shared <= job.target.shared:
+            return built
+    raise CannotLower(f"tiles of {job.tiling} do not fit in {job.target.shared} bytes of shared memory")
+
+
+DEVICE_GROUPING = (
+    Pass("device groups", Graph, GroupedGraph, _grouped, lambda found: verify(found.graph), Where.WORKER),
+    ORDER,
+)
+LOWER = Pass("device lower", DeviceGroup, Lowered, _lower, lambda made: verify_kernel(made.kernel), Where.WORKER)
+GENERATE_CODE = Pass("device code", Lowered, BuiltDeviceKernel, _code, where=Where.WORKER)
+DEVICE_KERNEL = (LOWER, GENERATE_CODE)
+"""One group's way to device code, in one tiling."""

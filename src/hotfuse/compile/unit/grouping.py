@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hotfuse.base.passes import Pass, Where
 from hotfuse.base.settings import Objective
@@ -50,7 +51,7 @@ def _groups(found: GroupedGraph, job: GroupingJob) -> GroupedGraph:
     return GroupedGraph(graph, groups, (*found.choices, *choices))
 
 
-def _order(found: GroupedGraph, _job: GroupingJob) -> GroupedGraph:
+def _order(found: GroupedGraph, _job: object) -> GroupedGraph:
     """Each group's nodes side by side, groups in the order that they need each other."""
     at, groups = 0, list[Group]()
     for g in found.groups:
@@ -63,9 +64,13 @@ def _well_formed(found: GroupedGraph) -> object:
     return verify(found.graph)
 
 
+ORDER: Pass[GroupedGraph, GroupedGraph, Any] = Pass(
+    "order", GroupedGraph, GroupedGraph, _order, _well_formed, Where.WORKER, always=True
+)
+"""Of any target."""
 GROUPING = (
     Pass("rules", Graph, Graph, lambda graph, _: simplify(graph)[0], verify, Where.WORKER),
     Pass("layouts", Graph, GroupedGraph, _layouts, _well_formed, Where.WORKER),
     Pass("groups", GroupedGraph, GroupedGraph, _groups, _well_formed, Where.WORKER),
-    Pass("order", GroupedGraph, GroupedGraph, _order, _well_formed, Where.WORKER, always=True),
+    ORDER,
 )
