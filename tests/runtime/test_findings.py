@@ -69,7 +69,7 @@ def test_partitions_are_diagnosed_and_their_times_kept(tmp_path: Path) -> None:
 
 
 VERTICAL = AttemptKey(AGAINST, "vertical against memory", 1)
-OLD_S = 0.01
+OLD_S = 0.02
 """How long what serves sleeps in a race."""
 FOUND = Finding(1, 0, "tier 1 partition 0", "3x4", 50.0, 0.9, Bottleneck.MEMORY, "70% of memory", 48.0, 3)
 
@@ -96,8 +96,8 @@ def looked_into(
 ) -> tuple[Engine, Entry]:
     """A model whose plan of tier 1 was found to be bound by memory; better ones take so many times as long in races."""
     monkeypatch.setattr(strategy_history, "_histories", {})
-    left = [0.5, *times]
-    raced(monkeypatch, lambda: (OLD_S, OLD_S * (left.pop(0) if left else 2.0)))
+    left = [0.2, *times]
+    raced(monkeypatch, lambda: (OLD_S, OLD_S * (left.pop(0) if left else 2.5)))
     net = nn.Linear(4, 4).eval()
     engine = served(net, compiler, SETTINGS)
     for _ in range(6):
@@ -123,7 +123,7 @@ def no_grad() -> Any:
 
 def test_what_limits_a_plan_is_addressed_one_strategy_at_a_time_and_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Again()
-    engine, entry = looked_into(monkeypatch, compiler, [1.5, 0.5])
+    engine, entry = looked_into(monkeypatch, compiler, [2.5, 0.2])
     assert compiler.asked[:3] == [(), ("vertical",), ("tiling",)], "the table's order, as nothing is known"
     rows = ledger().rows
     assert (rows[Bottleneck.MEMORY, Strategy.VERTICAL].helped, rows[Bottleneck.MEMORY, Strategy.TILING].helped) == (
