@@ -19,6 +19,7 @@ from hotfuse.ir.graph import Value
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.engine import Engine
+from hotfuse.runtime.tierup.judge import _badly  # pyright: ignore[reportPrivateUsage]
 from hotfuse.runtime.tierup.proof import prove
 from hotfuse.runtime.tierup.race import OVERTIME, race
 from tests.races import SLOWER_S, new_plans_win, raced
@@ -90,12 +91,44 @@ def test_a_proof_tells_the_rounds_behind_its_first_call(monkeypatch: pytest.Monk
     clock, out = Clock(), (torch.ones(3),)
     monkeypatch.setattr(proof_module, "clock_of", lambda _inputs: clock)
     calls = [[torch.zeros(n)] for n in (1, 2, 3, 4)]
-    found = prove(clock.taking("new", 1.0, out), clock.taking("old", 4.0, out), calls, 0.0, lambda: lambda *_a: out)
-    assert not found.difference and found.rounds == ((4.0, 1.0),) * 3
+    found = prove(clock.taking("new", 0.1, out), clock.taking("old", 0.4, out), calls, 0.0, lambda: lambda *_a: out)
+    assert not found.difference and found.inputs == 4
+    assert [round(s, 6) for pair in found.rounds for s in pair] == [0.4, 0.1] * 3
     assert clock.order == ["new", "old", "old", "new", "new", "old", "old", "new"]
     other = prove(clock.taking("new", 1.0, (torch.zeros(3),)), clock.taking("old", 4.0, out), calls, 0.0,
                   lambda: lambda *_a: out)  # fmt: skip
     assert other.difference and not other.rounds
+
+
+@pytest.mark.parametrize(("seconds", "proven"), [(0.4, 3), (0.6, 2), (3.0, 2), (0.01, 5)])
+def test_a_proof_ends_when_its_time_is_over_but_not_before_two_calls(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, proven: int
+) -> None:
+    clock, out = Clock(), (torch.ones(3),)
+    monkeypatch.setattr(proof_module, "clock_of", lambda _inputs: clock)
+    calls = [[torch.zeros(n)] for n in range(5)]
+    both = clock.taking("new", seconds, out), clock.taking("old", seconds, out)
+    found = prove(*both, calls, 0.0, lambda: lambda *_a: out)
+    assert not found.difference and found.inputs == proven and len(found.rounds) == proven - 1
+
+
+def test_three_rounds_decide_where_the_time_is_halved() -> None:
+    clock = Clock()
+    found = race(clock.taking("old", 2.1), clock.taking("new", 1.0), (), 100.0, clock=clock)
+    assert found.won and found.decided and found.rounds == 3
+    one_other = race(clock.taking("old", 2.1), clock.taking("new", 1.0), (), 100.0, clock=clock, before=[(2.0, 1.5)])
+    assert one_other.won and one_other.rounds == 5
+
+
+def test_what_a_proof_took_on_slow_calls_is_glance_enough() -> None:
+    """A plan that would take more than twice as long is kept off live calls, and neither runs once more to show that."""
+    clock = Clock()
+    runs = clock.taking("old", 0.0), clock.taking("new", 0.0)
+    assert _badly(*runs, (), 1.0, [(0.4, 0.9)]) and not _badly(*runs, (), 1.0, [(0.4, 0.7), (0.5, 1.1)])
+    assert _badly(*runs, (), 0.5, [(0.4, 0.7)])
+    assert not clock.order
+    _badly(*runs, (), 1.0, [(0.01, 0.09)])  # what is over at once is looked at again, warm
+    assert clock.order == ["old", "new", "new", "old"]
 
 
 @pytest.mark.parametrize(("objective", "known"), [("latency", True), ("memory", True), ("energy", False)])

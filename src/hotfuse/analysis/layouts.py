@@ -1,4 +1,10 @@
-"""Types of nodes that were written anew: torch's own meta kernels say how results lie, and whether their sizes are as said."""
+"""Types of nodes that were written anew: torch's own kernels say how results lie, and whether their sizes are as said.
+
+Operators of the CPU run on zeros of small sizes. Meta kernels would say the same, but the first of them imports Dynamo into a
+process that serves: one and a half seconds with the interpreter lock held. They answer where zeros are no input (a division of
+integers), for devices, for what draws numbers (the program's generator stays where it is) and for operators of our own. Layers
+repeat, so each operator is asked once for operands of one kind.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from hotfuse.analysis.shapes import holds
@@ -14,7 +21,7 @@ from hotfuse.ir.dims import evaluate, symbols
 from hotfuse.ir.graph import Arg, Graph, Node, Value, map_node, map_values, sources
 from hotfuse.ir.types import ScalarType, TensorType, Type, dims_of
 from hotfuse.ops.dense_order import layout_by
-from hotfuse.ops.table import resolve
+from hotfuse.ops.table import is_random, resolve
 from hotfuse.ops.torch_args import to_torch
 from hotfuse.ops.torch_dtypes import torch_dtype
 
@@ -34,6 +41,7 @@ def possible_sizes(graph: Graph) -> Mapping[str, int] | None:
 
 def relaid(graph: Graph, changed: Collection[str], sizes: Mapping[str, int]) -> Graph:
     """The graph with layouts as its ops give them, behind the values named; raises InternalError where sizes are not as said."""
+    asked = _Kernels()
     made: dict[str, Any] = {v.name: _stand_in(v.type, sizes) for v in sources(graph)}
     new: dict[str, Arg] = {}
     nodes: list[Node] = []
@@ -43,7 +51,7 @@ def relaid(graph: Graph, changed: Collection[str], sizes: Mapping[str, int]) -> 
             nodes.append(node)
             continue
         now = map_node(node, new)
-        results = _run(now, made)
+        results = _run(now, made, asked)
         outs: list[Value] = []
         for v, t in zip(node.outs, results, strict=True):
             made[v.name] = t
@@ -70,22 +78,75 @@ def _stand_in(t: Type, sizes: Mapping[str, int]) -> Any:
             return None
 
 
-def _run(node: Node, made: Mapping[str, Any]) -> tuple[Any, ...]:
+class _Kernels:
+    """What operators gave so far, by their operands; and memory of zeros that all operands share."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self._zeros = torch.zeros(0, dtype=torch.uint8)
+
+    def results(self, node: Node, args: list[Any], attrs: dict[str, Any]) -> tuple[Any, ...]:
+        """Stand-ins for the results of a node."""
+        key = (node.op, *map(_described, args), *((k, _described(a)) for k, a in attrs.items()))
+        if key not in self._known:
+            found = self._on_zeros(node, args, attrs)
+            self._known[key] = found if found is not None else _called(node, args, attrs, torch.device("meta"))
+        return self._known[key]
+
+    def _on_zeros(self, node: Node, args: list[Any], attrs: dict[str, Any]) -> tuple[Any, ...] | None:
+        devices = {v.type.device for v in (*node.ins, *node.outs) if isinstance(v.type, TensorType)}
+        if not node.op.startswith("aten.") or is_random(node.op) or not devices <= {"cpu"}:
+            return None
+        try:
+            given = [self._zeroed(a) for a in args]
+            found = _called(node, given, {k: self._zeroed(a) for k, a in attrs.items()}, torch.device("cpu"))
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, ZeroDivisionError):
+            return None
+        return tuple(_lying_as(t) if isinstance(t, torch.Tensor) else t for t in found)
+
+    def _zeroed(self, a: Any) -> Any:
+        """A stand-in with memory, as operators of the CPU take it."""
+        if isinstance(a, list):
+            return [self._zeroed(x) for x in a]  # pyright: ignore[reportUnknownVariableType] - arguments of any operator
+        if not isinstance(a, torch.Tensor):
+            return a
+        span = max(1, 1 + sum((n - 1) * s for n, s in zip(a.shape, a.stride(), strict=True)))
+        if span * a.element_size() > self._zeros.numel():  # of NumPy's, which come with their first use
+            self._zeros = torch.from_numpy(np.zeros(-(-span * a.element_size() // 16) * 16, np.uint8))
+        return self._zeros.view(a.dtype).as_strided(a.shape, a.stride())
+
+
+def _described(a: Any) -> Any:
+    """An argument as a key: whatever its memory holds, operators of stand-ins see how it lies."""
+    if isinstance(a, torch.Tensor):
+        return (a.dtype, tuple(a.shape), a.stride())
+    return tuple(_described(x) for x in a) if isinstance(a, list) else (type(a), a)  # pyright: ignore[reportUnknownVariableType]
+
+
+def _lying_as(t: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+
+
+def _called(node: Node, args: list[Any], attrs: dict[str, Any], device: torch.device) -> tuple[Any, ...]:
+    def here(a: Any) -> Any:
+        return device if isinstance(a, torch.device) else a
+
+    with torch.no_grad():
+        found = resolve(node.op)(*map(here, args), **{k: here(a) for k, a in attrs.items()})
+    return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+
+def _run(node: Node, made: Mapping[str, Any], asked: _Kernels) -> tuple[Any, ...]:
     def given(a: Arg) -> Any:
         if isinstance(a, Value):
             return made[a.name]
-        if isinstance(a, tuple):
-            return [given(x) for x in a]
-        found = to_torch(a)
-        return torch.device("meta") if isinstance(found, torch.device) else found
+        return [given(x) for x in a] if isinstance(a, tuple) else to_torch(a)
 
     attrs = {k: given(a) for k, a in node.attrs if k != "pin_memory"}
     try:
-        with torch.no_grad():
-            found = resolve(node.op)(*[given(a) for a in node.args], **attrs)
+        return asked.results(node, [given(a) for a in node.args], attrs)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as e:
         raise InternalError(f"{node.op} does not take what a rewrite gives it", where=str(node.loc), because=str(e)) from e
-    return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 
 def _typed(v: Value, t: Any, sizes: Mapping[str, int]) -> Type:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hotfuse.runtime.samples import Signature
-from hotfuse.runtime.tierup.race import ALPHA, LIVE, MARGIN, Trial, growth
+from hotfuse.runtime.tierup.race import ALPHA, LIVE, MARGIN, Trial, by_far, growth
 from hotfuse.runtime.tierup.turns import NEW, OLD, Key, Turns
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ class PlanContest:
         if self._bad >= BAD_ROUNDS and 2 * self._bad > rounds:
             self._end(won=False, decided=True)
         elif rounds <= 16 or rounds % max(1, rounds >> 3) == 0:  # a look at any of them is allowed, and each takes its time
-            won, lost = growth(wins, rounds) >= 1 / ALPHA, growth(rounds - wins, rounds) >= 1 / ALPHA
+            won = growth(wins, rounds) >= 1 / ALPHA or by_far(self._rounds)
+            lost = growth(rounds - wins, rounds) >= 1 / ALPHA
             if won or lost or rounds >= MOST_LIVE_ROUNDS:
                 self._end(won, won or lost)
 

@@ -347,7 +347,8 @@ class Improver:
         # A proof is against the baseline, on calls as they come: rounds for tier 1, not for what is meant for some of them only.
         before = proof.rounds if tier == 1 and old is entry.baseline else ()
         contest = PlanContest(old, better, own, attempt.signature, attempt.meant, DEVICE_WARM_UPS if _on_device(entry) else 0)
-        trial, trade = self._race(entry, contest, begin_contest, calls[0], before)
+        seen = proof.rounds if old is entry.baseline else ()
+        trial, trade = self._race(entry, contest, begin_contest, calls[0], before, seen)
         evidence: dict[str, EvidenceValue] = {
             "tier": tier, "us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1), "rounds": trial.rounds,
             "race": trial.by, "proven_on": proof.inputs, "judge": proof.judge, **trade.evidence(), **about,
@@ -423,7 +424,7 @@ class Improver:
 
     def _race(
         self, entry: Entry, contest: PlanContest, begin_contest: Callable[[PlanContest], bool], inputs: Sequence[torch.Tensor],
-        before: Sequence[tuple[float, float]],
+        before: Sequence[tuple[float, float]], seen: Sequence[tuple[float, float]],
     ) -> tuple[Trial, Trade]:  # fmt: skip
         """Of two proven plans; where captures are inline nobody is served beside, and rounds follow each other here and now."""
         begin, settings = self._log.now(), self._plans.settings
@@ -432,7 +433,7 @@ class Improver:
             trial, trade = decide(settings, race, contest.serving, contest.new, inputs, before=known)
         else:
             judge = partial(self._judge.between, entry, contest, begin_contest, race)
-            trial, trade = decide(settings, judge, contest.serving, contest.new, inputs)
+            trial, trade = decide(settings, judge, contest.serving, contest.new, inputs, seen=seen)
         self._log.span("race", "race", begin, rounds=trial.rounds, won=trial.won, by=trial.by)
         return trial, trade
 

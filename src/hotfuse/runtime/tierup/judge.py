@@ -33,6 +33,8 @@ LIVE_S, MOST_LIVE_S, MIN_ROUNDS = 20.0, 120.0, 8
 """Seconds that live calls have to decide; slow ones have longer, until there are a few rounds."""
 SUSPECT_S = 5.0
 """Seconds that what is kept off live calls waits for a pause."""
+LONG_S = 0.1
+"""Seconds of a call from which on what its proof took is enough to glance at."""
 WAIT_S = 0.02
 """Between two looks at whether calls pause."""
 PAUSE_S = 0.5
@@ -52,16 +54,18 @@ class Judge:
 
     def between(
         self, entry: Entry, contest: PlanContest, begin: Callable[[PlanContest], bool], in_background: Race,
-        old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], budget_s: float, **how: Any,
+        old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], budget_s: float,
+        seen: Sequence[tuple[float, float]] = (), **how: Any,
     ) -> Trial:
         """A race as `runtime.tierup.objective` wants one. `begin` opens the contest unless the model changed; `in_background` is
-        the race for when nobody calls. Another clock than wall time (`how`) is of the whole process, which live calls share.
+        the race for when nobody calls; `seen` are seconds that both took on calls beside. Another clock than wall time (`how`) is
+        of the whole process, which live calls share.
         """
         lull, begun = Lull(), time.monotonic()
         handicap = min(1.0, entry.own_ratio or 1.0) if contest.own else 1.0
         found = Trial(0.0, 0.0, 0, won=False, decided=False, by="nothing: calls never paused")
         here = not any(t.is_cuda for t in call)  # what a device replays is recorded by calls, not beside (`backends.cuda`)
-        live = "clock" not in how and not (here and _badly(old, new, call, handicap))
+        live = "clock" not in how and not (here and _badly(old, new, call, handicap, seen))
         while not self.plans.closed and not _late(contest, begun, live):
             if here and lull.lasts():
                 lull.disturbed = 0
@@ -114,8 +118,16 @@ def _late(contest: PlanContest, begun: float, live: bool) -> bool:
     return gone >= (SUSPECT_S if not live else MOST_LIVE_S if contest.rounds < MIN_ROUNDS else LIVE_S)
 
 
-def _badly(old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], handicap: float) -> bool:
-    """Whether the new one seems to take more than twice as long, beside whatever goes on: both have run before."""
+def _badly(
+    old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], handicap: float,
+    seen: Sequence[tuple[float, float]],
+) -> bool:  # fmt: skip
+    """Whether the new one seems to take more than twice as long, beside whatever goes on: both have run before. Calls that take
+    long need not run once more to show it.
+    """
+    took = [min((s[side] for s in seen), default=float("inf")) for side in (0, 1)]
+    if seen and max(took) >= LONG_S:
+        return took[1] > BADLY * handicap * took[0]
     took = [float("inf"), float("inf")]
     with torch.no_grad():
         for side in (0, 1, 1, 0):

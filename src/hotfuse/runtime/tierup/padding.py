@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -73,6 +73,8 @@ class PaddedTraffic:
     """Mean part of rows that live."""
     calls: tuple[Call, ...]
     """The most ordinary first: that one decides the race."""
+    graph: Graph
+    """What they are calls of."""
 
     @property
     def packing(self) -> Packing:
@@ -125,7 +127,7 @@ def padded_traffic(
             able = [c for c in ordered if not isinstance(packer(c), Padded)]
             if not able:
                 raise NotPadded(f"no kept call can be packed: {packer(ordered[0])}")
-            return PaddedTraffic(packer, mean, tuple([able[0], *(c for c in ordered if c is not able[0])]))
+            return PaddedTraffic(packer, mean, tuple([able[0], *(c for c in ordered if c is not able[0])]), graph)
     if most:
         raise NotPadded(f"{most:.0%} of all rows live")
     raise CannotPack(why)
@@ -155,23 +157,29 @@ def _candidates(v: Value, at: int, calls: Sequence[Call]) -> list[MaskInput]:
     return [MaskInput(v.name, low, high, sequences, rows), MaskInput(v.name, high, low, sequences, rows)]
 
 
-def paying_share(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float:
-    """The share of live rows up to which packing pays, by the ends of the line: a call as it came, and with every row alive."""
+def paying_share(packer: MaskPacker, packed: Run, padded: Run, call: Call, *, in_proportion: bool = False) -> float:
+    """The share of live rows up to which packing pays, by the ends of the line: a call as it came, and with every row alive; or as
+    if the time grew in proportion, which is more than it does, so that nothing has to run with every row alive.
+    """
     with torch.no_grad():
-        return _crossing(packer, packed, padded, call)
+        return _crossing(packer, packed, padded, call, in_proportion)
 
 
-def _crossing(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float:
+def _crossing(packer: MaskPacker, packed: Run, padded: Run, call: Call, in_proportion: bool) -> float:
+    given, share = packer(call), packer.share(call)
+    if in_proportion and not isinstance(given, Padded):
+        before, some = least_times([lambda: padded(*call), lambda: packed(*call, *given)])
+        return crossing_share(before, some, some / share, share)
     everything = list(call)
     everything[packer.mask] = torch.full_like(call[packer.mask], packer.packing.mask.live)
-    few, all_ = packer(call), packer(everything)
+    few, all_ = given, packer(everything)
     if isinstance(few, Padded) or isinstance(all_, Padded):
         raise CannotPack(f"a kept call cannot be packed: {few if isinstance(few, Padded) else all_}")
     runs: list[Callable[[], object]] = [
         lambda: padded(*call), lambda: packed(*call, *few), lambda: packed(*everything, *all_)
     ]  # fmt: skip
     before, some, whole = least_times(runs)
-    return crossing_share(before, some, whole, packer.share(call))
+    return crossing_share(before, some, whole, share)
 
 
 def least_times(runs: Sequence[Callable[[], object]]) -> list[float]:
@@ -223,6 +231,8 @@ class PaddingLayer(Layer):
     """Whether calls that are not packed have generated kernels; where nearly all are packed, those would be made in vain."""
     by_library: bool = False
     """Whether packed calls run on library kernels: a plan that is there at once, and serves until the generated ones are."""
+    known: list[PaddedTraffic] = field(default_factory=list[PaddedTraffic], compare=False, repr=False)
+    """What was found when the layer was proposed; building it takes that, so that no kept call outlives it."""
 
     @property
     def key(self) -> AttemptKey:
@@ -232,7 +242,8 @@ class PaddingLayer(Layer):
     def build(self, graph: Graph, calls: Sequence[Call], inner: tuple[Layer, ...], composer: Composer) -> Plan:
         """Live rows alone up to the share of them that is measured to pay; a graph that cannot be packed stays as it is."""
         try:
-            found = padded_traffic(graph, composer.weights, calls, self.ignore)
+            known = self.known.pop() if self.known and self.known[-1].graph is graph else None
+            found = known or padded_traffic(graph, composer.weights, calls, self.ignore)
         except (CannotPack, NotPadded):
             return composer.plan(graph, calls, inner)
         sample = found.calls[0]
@@ -245,5 +256,5 @@ class PaddingLayer(Layer):
         fast = composer.plain(packed) if self.by_library else composer.plan(packed, [[*sample, *given]], inner)
         other = composer.plan(graph, calls, inner) if self.compiled else composer.plain(graph)
         composer.quiet()
-        limit = paying_share(found.packer, fast.run, other.run, sample)
+        limit = paying_share(found.packer, fast.run, other.run, sample, in_proportion=self.by_library)
         return packed_plan(found, fast, other, graph, limit, compiled=self.compiled)

@@ -105,7 +105,12 @@ def _left(graph: Graph, node: Node, weights: Mapping[str, torch.Tensor]) -> Valu
 @torch.no_grad()
 def all_finite(weights: Mapping[str, torch.Tensor]) -> bool:
     """Whether zero times any weight is zero."""
-    return all(bool(torch.isfinite(w).all()) for w in weights.values() if w.is_floating_point())
+    return all(_finite(w) for w in weights.values() if w.is_floating_point())
+
+
+def _finite(w: torch.Tensor) -> bool:
+    """A sum reads a weight once and makes nothing as large; one that is not finite may have overflowed, and proves nothing."""
+    return bool(torch.isfinite(w.sum())) or bool(torch.isfinite(w).all())
 
 
 def _zero_rows(t: torch.Tensor) -> float:

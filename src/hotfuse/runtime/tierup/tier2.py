@@ -27,7 +27,7 @@ from hotfuse.runtime.tierup.layers.compose import composer_of
 from hotfuse.runtime.tierup.layers.distinct_rows import DistinctRowsLayer
 from hotfuse.runtime.tierup.layers.layer import Layer, specialized, with_layer
 from hotfuse.runtime.tierup.layers.zero_rows import ZeroRowsLayer
-from hotfuse.runtime.tierup.padding import NotPadded, PaddingLayer, padded_traffic
+from hotfuse.runtime.tierup.padding import NotPadded, PaddedTraffic, PaddingLayer, padded_traffic
 from hotfuse.runtime.tierup.skipping import all_finite, products
 from hotfuse.runtime.tierup.tier1 import fused
 from hotfuse.specialize.distinct_rows import rowwise
@@ -164,13 +164,15 @@ def packed_first(
     computes every row, is expected to save as much. `at_once` tries the packed graph on library kernels while others are made.
     """
 
+    known: list[PaddedTraffic] = []
+
     def early() -> Attempt | None:
-        return without_padding(context, site, entry, lambda _live: True, key=PACKED_BY_LIBRARY)
+        return without_padding(context, site, entry, lambda _live: True, key=PACKED_BY_LIBRARY, known=known)
 
     def worth(live: float) -> bool:
         return outcomes.promise(PADDING, 1 - live) * (1 - live) >= FIRST_VALUE
 
-    return without_padding(context, site, entry, worth, alongside=partial(at_once, early))
+    return without_padding(context, site, entry, worth, alongside=partial(at_once, early), known=known)
 
 
 def with_padded_calls(context: AttemptContext, site: Site, entry: Entry) -> Attempt | None:
@@ -190,16 +192,16 @@ def _ignores(context: AttemptContext) -> bool:
 
 def without_padding(
     context: AttemptContext, site: Site, entry: Entry, first: Callable[[float], bool] | None = None,
-    key: AttemptKey = PACKED, alongside: Alongside | None = None,
+    key: AttemptKey = PACKED, alongside: Alongside | None = None, known: list[PaddedTraffic] | None = None,
 ) -> Attempt | None:  # fmt: skip
     """Live rows of padded batches, packed; calls with too many of them run as before.
 
     `first`: nothing serves but library kernels, and by the share of live rows it says whether packing should be the first to
-    change that. Where it should not, nothing is refused.
+    change that. Where it should not, nothing is refused. `known` holds what an attempt before this one found, or gets it.
     """
     calls, ignore = entry.samples.several(BET_ON), _ignores(context)
     try:
-        found = padded_traffic(entry.baseline.graph, entry.weights, calls, ignore)
+        found = known[0] if known else padded_traffic(entry.baseline.graph, entry.weights, calls, ignore)
     except (CannotPack, NotPadded) as e:
         later = isinstance(e, NotPadded)
         if not later or first is None:
@@ -207,13 +209,15 @@ def without_padding(
         return None
     if first is not None and not first(found.share):
         return None
-    if not all_finite({p.key: entry.weights[p.key] for p in found.packing.graph.params}):
+    if not known and not all_finite({p.key: entry.weights[p.key] for p in found.packing.graph.params}):
         said = "weights are not finite, which dead rows would spread"
         context.refuse(entry, key, Why.NOT_PACKED, said, tier=2, what=PADDING, because=said)
         return None
+    if known is not None and not known:
+        known.append(found)
     share, packing = round(found.share, 3), found.packing
     context.decide(Action.SPECIALIZE, Why.RECURS, what=str(key), mask=packing.mask.name, live=share, products=packing.products,
-                   samples=len(calls), before_tier_1=first is not None)
+                   samples=len(found.calls), before_tier_1=first is not None)
     limits: list[float] = []
 
     def limited(better: Plan) -> None:
@@ -227,7 +231,7 @@ def without_padding(
         return share <= (limits[0] if limits else 1.0)
 
     about = {"mask": packing.mask.name, "live": share}
-    layer = PaddingLayer(ignore, compiled=first is None, by_library=key == PACKED_BY_LIBRARY)
+    layer = PaddingLayer(ignore, compiled=first is None, by_library=key == PACKED_BY_LIBRARY, known=[found])
     made = add_layer(context, site, entry, layer, key, about, 1 - found.share, meant, found.calls, limited, alongside)
     return made if made is None or not packing.ignored else replace(made, shown=found.shown)
 
