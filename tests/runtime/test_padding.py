@@ -29,7 +29,7 @@ INLINE = Settings(capture="inline", hot_calls=2)
 @pytest.fixture(autouse=True)
 def clocks_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     new_plans_win(monkeypatch)
-    monkeypatch.setattr(padding_module, "paying_share", lambda *_a: 0.8)
+    monkeypatch.setattr(padding_module, "paying_share", lambda *_a, **_k: 0.8)
     with torch.no_grad():
         yield
 

@@ -25,6 +25,7 @@ from hotfuse import api
 from hotfuse.base.events import Why
 from hotfuse.base.settings import Settings
 from hotfuse.compile.unit import units
+from hotfuse.runtime.tierup.race import ROUNDS_HALVED
 from tests.races import SLOWER_S, kernels_win, sleeping, slow_library
 
 MOST_S = 120.0
@@ -77,7 +78,7 @@ def call_until(call: Callable[[], object], done: Callable[[], bool], said: Calla
 def raced(decision: dict[str, Any]) -> tuple[float, float]:
     """What a race found, in microseconds: a written verdict has no rounds that took that long."""
     evidence = decision["evidence"]
-    assert evidence["rounds"] >= 5, evidence
+    assert evidence["rounds"] >= ROUNDS_HALVED, evidence
     return evidence["us_before"], evidence["us_after"]
 
 

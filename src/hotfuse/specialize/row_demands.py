@@ -130,7 +130,8 @@ class RowDemands:
         if not self.attends:
             return f"no attention's keys are hidden by {self.mask.name} alone"
         if self._seen_rows:
-            return f"output {self._seen_rows} shows padded rows, which have to be right (padding='ignore' says that they need not)"
+            use = "where nobody reads them, pool inside of the model or say Settings(padding='ignore')"
+            return f"output {self._seen_rows} shows padded rows, which have to be right ({use})"
         return f"what is made of attention by {self.mask.name} is read at padded rows too"
 
     # What a node gives
