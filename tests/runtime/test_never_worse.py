@@ -93,6 +93,17 @@ def test_tier_1_has_to_beat_own_code_where_tier_0_lost() -> None:
         assert live.entry.plan.tier == 1
 
 
+def test_a_ratio_that_a_few_calls_got_wrong_keeps_no_plan_off_live_calls() -> None:
+    """Tier 0's first live calls take twenty times as long as later ones: two rounds show that the own code is as much faster."""
+    caller, slow = threading.get_ident(), iter([0.6] * 3)
+    with Live(own_s=0.03, tier0_s=lambda _rows: next(slow, 0.035) if threading.get_ident() == caller else 0.035,
+              tier1_s=lambda: 0.008) as live:  # fmt: skip
+        live.calls_until(lambda: bool(live.said(Action.DEPLOY, Why.FASTER, 1)))
+        first, *_ = live.said(Action.REFUSE, Why.NOT_FASTER, 0)
+        assert first.evidence["us_after"] > first.evidence["us_before"]
+        assert not live.said(Action.REFUSE, Why.NOT_FASTER, 1) and live.made == 1
+
+
 def test_calls_that_are_rare_leave_the_race_to_their_pauses() -> None:
     with Live(own_s=0.006, tier0_s=0.003) as live:
         live.calls_until(lambda: bool(live.said(Action.DEPLOY, Why.FASTER, 1)), pause_s=0.25)

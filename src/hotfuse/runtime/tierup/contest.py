@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from math import log
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -109,6 +110,16 @@ class PlanContest:
     def rounds(self) -> int:
         """Rounds that were judged."""
         return len(self._rounds)
+
+    @property
+    def ratio(self) -> float | None:
+        """What the old one takes over what the new one takes: the middle of what single rounds showed, of two the nearer to one;
+        None before the first. Load and sizes that change between rounds change both sides of one.
+        """
+        found = sorted(max(old, 1e-9) / max(new, 1e-9) for old, new in list(self._rounds))
+        if not found:
+            return None
+        return min(found[(len(found) - 1) // 2], found[len(found) // 2], key=lambda r: abs(log(r)))
 
     def give_up(self) -> Trial:
         """Ended from outside: what was found, or that nothing was decided."""

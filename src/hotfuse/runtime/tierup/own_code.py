@@ -28,10 +28,10 @@ def compare(entry: Entry, settings: Settings) -> None:
 def decided(entry: Entry, contest: PlanContest, trial: Trial, log: EventLog, name: str) -> None:
     """Calls have decided, or somebody could not wait for them any longer."""
     entry.close(contest)
-    if not trial.rounds:
+    if (ratio := contest.ratio) is None:
         return
     entry.own = not (trial.won if trial.decided else trial.new_us < trial.old_us)
-    entry.own_ratio = trial.old_us / max(trial.new_us, 1e-3)
+    entry.own_ratio = ratio
     action, why = (Action.REFUSE, Why.NOT_FASTER) if entry.own else (Action.KEEP, Why.FASTER)
     log.decide(action, why, name, tier=0, us_before=round(trial.old_us, 1), us_after=round(trial.new_us, 1), rounds=trial.rounds,
                race=trial.by, certain=trial.decided, against="the model's own code")  # fmt: skip
