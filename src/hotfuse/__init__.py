@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         set_default_logger_severity,
     )
     from hotfuse.stages import PlanKernel, ServedPlan
-    from hotfuse.torch_backend import explain_compiled
+    from hotfuse.torch_backend import compiled_plans, explain_compiled
 
 __version__ = "0.1.0"
 import_module("hotfuse.machine.cores")  # records the affinity before more threads are bound
@@ -51,6 +51,7 @@ _HOMES = {
     "varlen_on_cpu": "ops.varlen",
     "Settings": "base.settings",
     "Explanation": "explain",
+    "compiled_plans": "torch_backend",
     "explain_compiled": "torch_backend",
     "InferenceSession": "session",
     "SessionOptions": "session",
@@ -78,7 +79,7 @@ _HOMES = {
 
 __all__ = [  # noqa: RUF022
     "jit", "Jit", "packed_attention", "varlen_on_cpu", "InferenceSession", "SessionOptions", "RunOptions",
-    "Settings", "Explanation", "ServedPlan", "PlanKernel", "explain_compiled",
+    "Settings", "Explanation", "ServedPlan", "PlanKernel", "explain_compiled", "compiled_plans",
     "HotfuseError", "ModelError", "InputError", "CaptureError", "InternalError",
     "ExecutionMode", "ExecutionOrder", "GraphOptimizationLevel", "IOBinding", "ModelMetadata", "NodeArg",
     "OrtValue", "get_all_providers", "get_available_providers", "get_device", "set_default_logger_severity",

@@ -35,6 +35,7 @@ from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
 from hotfuse.runtime.weights.model_guard import ModelGuard
+from hotfuse.stages import ServedPlan, plans_of
 
 MAX_BINDINGS = 4
 """Sets of weights that one of Dynamo's graphs is served with: more instances of one class run as Dynamo gave them."""
@@ -182,6 +183,12 @@ def explain_compiled(full: bool = False) -> Explanation:
         },
         full,
     )
+
+
+def compiled_plans() -> tuple[ServedPlan, ...]:
+    """What serves such graphs now, as values (`Jit.plans`)."""
+    graphs = sorted(_graphs, key=lambda g: int(g.name.removeprefix("graph")))
+    return tuple(plan for g in graphs for _, engine in g.engines for plan in plans_of(engine))
 
 
 def _summed(each: Sequence[Mapping[str, int]]) -> dict[str, int]:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import hotfuse
 from hotfuse import pipeline
+from hotfuse.backends import registry
 from hotfuse.base import passes
 from hotfuse.base.errors import InternalError
 from hotfuse.base.passes import Pass, flattened, run, run_all, verifying
@@ -20,7 +21,7 @@ from hotfuse.base.settings import Settings
 from hotfuse.cli import app
 from hotfuse.compile.freeze import WeightedGraph
 from hotfuse.ir.graph import Graph
-from hotfuse.ir.text import parse
+from hotfuse.ir.text import parse, show
 from hotfuse.ir.verify import verify
 
 GRAPH = """graph main(%x: f32[4, 8]) {
@@ -105,6 +106,26 @@ def test_a_served_model_goes_through_every_pass(monkeypatch: pytest.MonkeyPatch)
     assert set(seen) >= set(names) - {"drivers", "bridges"}, set(names) - set(seen)
     first = [seen.index(p.name) for p in pipeline.PASSES]
     assert first == sorted(first), seen
+
+
+def test_a_group_is_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grouping asks whether a group has a kernel, compiling makes code of it, and readers look at it: of one lowering."""
+    backend = type(registry.backend("interp"))
+    lowered: list[str] = []
+    plain = backend.lower
+
+    def noted(self: Any, graph: Graph, core: Any) -> Any:
+        lowered.append(show(graph))
+        return plain(self, graph, core)
+
+    monkeypatch.setattr(backend, "lower", noted)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, activation="gelu", batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    with torch.no_grad():
+        fast = hotfuse.jit(model, settings=Settings(capture="inline", backend="interp", hot_calls=1))
+        for _ in range(6):
+            fast(torch.randn(2, 5, 16))
+    assert lowered and sorted(lowered) == sorted(set(lowered))
 
 
 def test_the_command_line_lists_them() -> None:

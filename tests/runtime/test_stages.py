@@ -72,3 +72,15 @@ def test_sessions_have_them_too(tmp_path: Path) -> None:
         session.run(None, {"x": np.ones((3, 8), np.float32)})
     (plan,) = session.plans()
     assert plan.tier == 1 and [k.name for k in plan.kernels]
+
+
+def test_graphs_of_torch_compile_have_them_too() -> None:
+    options = {"capture": "inline", "hot_calls": 1, "record": False}
+    fast = torch.compile(nn.Sequential(nn.Linear(16, 24), nn.GELU()).eval(), backend="hotfuse", options=options)
+    for _ in range(6):
+        fast(torch.randn(5, 16))
+    (plan,) = hotfuse.compiled_plans()
+    assert plan.tier == 1 and "linear" in plan.text()
+    kernel = plan.kernels[0]
+    assert parse(kernel.text("tile")).name == kernel.name and "define" in kernel.text("llvm")
+    assert kernel.measured is not None and kernel.cost.flops is not None
