@@ -339,3 +339,19 @@ def test_kernels_behind_strides_serve_every_size() -> None:
         for _ in range(2):
             torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
     assert native_calls(fast) >= 6, str(fast.explain(full=True))
+
+
+def test_parts_without_elements_stay_with_the_library() -> None:
+    w, v = torch.randn(16, 32), torch.randn(32, 16)
+
+    def net(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        up = (x @ w).relu()
+        return up @ v, up.sum(0) + 1, torch.cat([up, torch.ones(3, 32).exp()]).mean(0)
+
+    with hotfuse.jit(net, settings=Settings(capture="inline", hot_calls=2)) as fast, torch.no_grad():
+        for _ in range(6):
+            for got, want in zip(fast(torch.randn(0, 16)), net(torch.randn(0, 16)), strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+        assert "KeyError" not in str(fast.explain(full=True))
+        x = torch.randn(5, 16)
+        torch.testing.assert_close(fast(x)[0], net(x)[0], rtol=1e-4, atol=1e-5)

@@ -23,10 +23,11 @@ from hotfuse.compile.learn.measure import CompiledCandidate
 from hotfuse.compile.request_context import asked, kernels
 from hotfuse.compile.variants import precision_variants
 from hotfuse.ir.dims import Dim, evaluate, symbols
-from hotfuse.ir.graph import Graph
+from hotfuse.ir.graph import Graph, output_values
 from hotfuse.ir.normal import normalized
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import show
+from hotfuse.ir.types import TensorType
 from hotfuse.ir.verify import verify
 from hotfuse.lower import Core
 from hotfuse.lower.common.effort import OutOfSteps
@@ -109,6 +110,9 @@ def _normal(use: GroupUse, _job: None) -> NormalGroup:
 
 
 def _lower(piece: NormalGroup, core: Core) -> Lowered:
+    for v in output_values(piece.normal):
+        if isinstance(v.type, TensorType) and 0 in v.type.shape:  # a loop over nothing stores nothing
+            raise CannotLower(f"%{v.name} has no elements in any call")
     return kernels().lower(piece.normal, core)
 
 
