@@ -245,6 +245,35 @@ def prune(
         rows(("table", "rows dropped"), dropped.items())
 
 
+@db.command()
+@reports_errors
+def learn(at: At = None, as_json: AsJson = False) -> None:
+    """Train the performance model of all machines: what one that nobody measured begins with. Says how far it is off on each
+    when it saw nothing of that one."""
+    from hotfuse.hpm import fleet
+    from hotfuse.hpm.trust import judged
+
+    with _open(at) as store:
+        made = fleet.train(store)
+    if made is None:
+        raise InputError(
+            "there is too little to learn from",
+            because=f"no {fleet.LEAST_ROWS} rows of a machine whose peaks were measured",
+            hint="hotfuse calibrate, or serve models with --store or HOTFUSE_PROFILES",
+        )
+    facts, stands = made.facts, judged(made.facts)
+    found = {"version": made.version, "samples": facts["samples"], "machines": facts["machines"], "left_out": facts["left_out"],
+             "knows_machines": facts["knows_machines"], "standing": stands.standing.value, "because": stands.because}  # fmt: skip
+    if as_json:
+        print_json(found)
+        return
+    heading(f"version {made.version}: {facts['samples']} kernels of {facts['machines']} machines")
+    scores = [(n, f"{int(s['n'])}", f"{s['mape']:.1%}", f"{s['within20']:.0%}") for n, s in facts["left_out"].items()]
+    if scores:
+        rows(("machine left out", "kernels", "MAPE", "within 20%"), scores)
+    heading(f"the model is {stands.standing.value}: {stands.because}")
+
+
 def _when(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
 

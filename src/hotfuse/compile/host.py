@@ -32,8 +32,9 @@ def this_host(store: Store, threads: int = 1, measure_peaks: bool = True) -> Hos
         peaks = machine_peaks.from_dict(known) if known is not None else None
     except ValueError:
         peaks = None
-    if measure_peaks and (peaks is None or peaks.rate("f32", threads) is None):
-        peaks = registry.host().measure_peaks(sorted({1, threads}))
+    if measure_peaks and (peaks is None or not peaks.measured(threads)):
+        before = set[int]() if peaks is None else {r.threads for r in peaks.rates}
+        peaks = registry.host().measure_peaks(sorted({1, threads} | before))
         store.machine(fingerprint(), peaks.to_dict())
     core = host_core(host())
     return Host(number, core, roof(peaks, topology(), core.lanes, threads))

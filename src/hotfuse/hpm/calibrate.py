@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from hotfuse.hpm import model
-from hotfuse.hpm.model import PerformanceModel, TrainingRows
+from hotfuse.hpm.model import PerformanceModel, Support, TrainingRows
 from hotfuse.hpm.roofline import Roofline
 from hotfuse.hpm.work import FAMILIES, NAMES, CoreShape, Matrix, families
 from hotfuse.profile.rows import Measurement, Source
@@ -56,8 +56,8 @@ def measurements(
 def samples(store: Store, machine: int | None, threads: int = 1, limit: int = 20_000) -> TrainingRows:
     """Everything in the store that fits what models read today; of a kernel measured twice, the newest row."""
     seen: dict[str, Measurement] = {}
-    for m in store.measurements(machine=machine, limit=limit):
-        fits = m.threads == threads and m.time_ns > 0 and m.noise <= NOISY and all(n in m.features for n in NAMES)
+    for m in store.measurements(machine=machine, threads=threads, limit=limit):
+        fits = m.time_ns > 0 and m.noise <= NOISY and all(n in m.features for n in NAMES)
         if fits and m.kernel not in seen:
             seen[m.kernel] = m
     rows = sorted(seen.values(), key=lambda m: m.kernel)
@@ -72,11 +72,11 @@ def known(store: Store, machine: int | None) -> set[str]:
     return {m.kernel for m in store.measurements(machine=machine, source="calibrate")}
 
 
-def train(store: Store, machine: int | None, at: Roofline) -> PerformanceModel | None:
+def train(store: Store, machine: int | None, at: Roofline, support: Support | None = None) -> PerformanceModel | None:
     """A new version from everything measured so far; None where that is too little."""
     found = samples(store, machine, at.threads)
     if len(found) < model.LEAST_SAMPLES:
         return None
-    made = model.fit(found, at)
+    made = model.fit(found, at, support=support)
     version = model.save(store, made, machine)
     return replace(made, version=version)

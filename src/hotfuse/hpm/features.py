@@ -6,8 +6,8 @@ the tile is cut, a cache model how long its operands take to arrive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,21 @@ class Features:
     family: npt.NDArray[np.int64]
     amounts: Matrix
     """What fitted rates are multiplied with, a column a term."""
+    machine: npt.NDArray[np.float32]
+    """The machine that each row is about, as `MACHINE` lists: what only models of several machines read."""
 
     def pick(self, where: npt.NDArray[Any]) -> Features:
         """Some rows."""
-        return Features(self.x[where], self.roof.pick(where), self.family[where], self.amounts[where])
+        return Features(self.x[where], self.roof.pick(where), self.family[where], self.amounts[where], self.machine[where])
+
+
+def joined(parts: Sequence[Features]) -> Features:
+    """Rows of several machines, one after another."""
+    x, family, counted, machine = (
+        np.concatenate([getattr(p, n) for p in parts]) for n in ("x", "family", "amounts", "machine")
+    )
+    return Features(x, Least(*(np.concatenate([getattr(p.roof, f.name) for p in parts]) for f in fields(Least))), family,
+                    counted, machine)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +144,15 @@ def derive(table: Matrix, at: Roofline) -> Features:
     found, x = _native()(table, _told(at))
     seconds, compute, memory, bound, level, products, family = found[:, :7].T.copy()
     roof = Least(seconds, compute, memory, bound, level.astype(np.int64), products)
-    return Features(x, roof, family.astype(np.int64), found[:, 7:])
+    machine = np.broadcast_to(described(at), (len(x), len(MACHINE)))
+    return Features(x, roof, family.astype(np.int64), found[:, 7:], machine)
+
+
+def described(at: Roofline) -> npt.NDArray[np.float32]:
+    """A machine as a model of several reads it: what it does in a cycle, how its memory keeps up with that, where levels end."""
+    balance = (s / at.flops for s in at.speeds)
+    numbers = (at.flops / at.threads / at.hz, at.hz, *balance, *at.knots, at.call_s, at.fork_s + 1e-9, at.threads)
+    return np.log(np.array(numbers)).astype(np.float32)
 
 
 _OVER_ROOF = ("compute", "memory", "core", "arrive", "left", "writes", "core_or_arrive", "both")
@@ -149,3 +168,5 @@ _PLAIN = ("softmax", "norm", "extremum", "folds", "joined", "across", "nodes", "
           "tile_padding", "registers", "threads")  # fmt: skip
 NAMES = (*_OVER_ROOF, *_EACH, *_EXTENTS, "traffic", "starts", "flops", *_COUNTS, *_PER_ELEMENT, *_MADE, *_PLAIN)
 """Columns of a feature matrix, in order: logarithms, shares of elements, plain figures."""
+MACHINE = ("cycle_flops", "hz", *(f"balance_{n}" for n in LEVELS), *(f"ends_{n}" for n in LEVELS), "call", "fork", "team")
+"""Columns of a machine's description: logarithms of measured peaks, cache sizes, clock and threads."""

@@ -19,13 +19,14 @@ import numpy.typing as npt
 
 from hotfuse.hpm import fitted, forest, phases, tiling_residuals
 from hotfuse.hpm.compiled import walk
-from hotfuse.hpm.features import NAMES, Features, derive
+from hotfuse.hpm.features import MACHINE, NAMES, Features, derive, joined
 from hotfuse.hpm.forest import Forest
 from hotfuse.hpm.roofline import Roofline
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.work import FAMILIES, Candidate, Matrix
 from hotfuse.hpm.work import NAMES as ROW_NAMES
 from hotfuse.machine.energy import watts_per_core
+from hotfuse.profile.rows import StoredModel
 from hotfuse.profile.store import Store
 
 Vector = npt.NDArray[np.float64]
@@ -39,6 +40,8 @@ def named(threads: int) -> str:
 
 INPUTS = (*NAMES, "fitted")
 """What a forest reads."""
+MANY_MACHINES = (*INPUTS, *MACHINE)
+"""What a forest of several machines may read besides: which machine it is."""
 KEPT = 0.8
 """The part of all measurements that stated intervals hold."""
 LENGTHS = (5e-6, 100e-6)
@@ -103,10 +106,12 @@ class PerformanceModel:
     rates: fitted.Rates = field(default_factory=lambda: fitted.NONE)
     tilings: Forest | None = None
     """What tells the ways of one problem apart, where it was seen to help."""
+    knows_machines: bool = False
+    """Whether the forest reads which machine a row is about (`hpm.fleet`)."""
 
     def ratio(self, found: Features) -> Vector:
         """log(time / roofline)."""
-        x, base = _inputs(found, self.rates)
+        x, base = _inputs(found, self.rates, self.knows_machines)
         keys = walk.ordered(x)
         value = base + self.forest.predict(keys)
         if self.tilings is not None:
@@ -122,11 +127,43 @@ class PerformanceModel:
         return self.width[found.family, np.searchsorted(LENGTHS, seconds)]
 
 
-def _inputs(found: Features, rates: fitted.Rates) -> tuple[npt.NDArray[np.float32], Vector]:
-    """What a forest reads, and log(time by rates / roofline), which is its last column."""
+FAMILY_ROWS = 10.0
+"""Own rows of a family that say as much about it on this machine as all others together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Rows of other machines that are learned from beside a machine's own (`hpm.fleet`)."""
+
+    found: Features
+    """Each against the roofline of the machine it was measured on."""
+    seconds: Vector
+    weight: Vector
+    """In ordinary rows of the machine itself."""
+    model: PerformanceModel
+    """What these rows alone say."""
+
+    def behind(self, found: Features, seconds: Vector, weight: Vector) -> tuple[Features, Vector, Vector]:
+        """A machine's own rows, and these as they would have been there: by how much its own are off from what these alone say."""
+        off = np.log(seconds / self.model.seconds(found))
+        overall = float(np.median(off)) * len(off) / (len(off) + FAMILY_ROWS) if len(off) else 0.0
+        shift = np.full(len(FAMILIES), overall)
+        for f in np.unique(found.family):
+            own = off[found.family == f]
+            shift[f] += (float(np.median(own)) - overall) * len(own) / (len(own) + FAMILY_ROWS)
+        there = self.seconds * np.exp(shift[self.found.family])
+        more = self.weight * float(weight.mean())
+        return joined([found, self.found]), np.concatenate([seconds, there]), np.concatenate([weight, more])
+
+
+def _inputs(found: Features, rates: fitted.Rates, machines: bool) -> tuple[npt.NDArray[np.float32], Vector]:
+    """What a forest reads, and log(time by rates / roofline), which is the last column of `INPUTS`."""
     base = np.log(fitted.base(found.amounts, found.family, rates, found.roof.seconds) / found.roof.seconds)
-    x = np.empty((len(base), len(INPUTS)), np.float32)
-    x[:, :-1], x[:, -1] = found.x, base
+    own = len(INPUTS)
+    x = np.empty((len(base), len(MANY_MACHINES) if machines else own), np.float32)
+    x[:, : own - 1], x[:, own - 1] = found.x, base
+    if machines:
+        x[:, own:] = found.machine
     return x, base
 
 
@@ -138,14 +175,22 @@ def grown(
     *,
     seed: int = 0,
     few: int = forest.BOOST_FROM_ROWS,
+    machines: bool = False,
+    support: Support | None = None,
 ) -> PerformanceModel:
-    """Rates, a forest for what they leave, and one for ways if cells are told; it knows nothing about its errors yet."""
+    """Rates, a forest for what they leave, and one for ways if cells are told; it knows nothing about its errors yet. `machines`:
+    the forest reads which machine each row is about."""
+    own = len(seconds)
+    if support is not None:
+        found, seconds, weight = support.behind(found, seconds, weight)
     rates = fitted.fit(found.amounts, found.family, seconds, weight)
-    x, base = _inputs(found, rates)
+    x, base = _inputs(found, rates, machines)
     left = np.log(seconds / found.roof.seconds) - base
     trees = forest.grow(x, left, weight, seed=seed, few=few)
-    apart = tiling_residuals.grow(x, left - trees.predict(x), weight, cell, seed) if cell is not None else None
-    return PerformanceModel(trees, np.zeros((len(FAMILIES), len(LENGTHS) + 1)), rates=rates, tilings=apart)
+    rest = (left - trees.predict(x))[:own]
+    apart = tiling_residuals.grow(x[:own], rest, weight[:own], cell, seed) if cell is not None else None
+    none = np.zeros((len(FAMILIES), len(LENGTHS) + 1))
+    return PerformanceModel(trees, none, rates=rates, tilings=apart, knows_machines=machines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +210,11 @@ class Unseen:
         return np.log(self.samples.seconds / self.predicted)
 
 
-def unseen(samples: TrainingRows, at: Roofline, *, few: int = forest.BOOST_FROM_ROWS, seed: int = 0) -> Unseen:
+def unseen(
+    samples: TrainingRows, at: Roofline, *, few: int = forest.BOOST_FROM_ROWS, seed: int = 0, support: Support | None = None
+) -> Unseen:
     """Every sample predicted by a model that saw none of its problem, once phases in which the machine was slow are taken out."""
-    predicted, helps = _folded(samples, at, few, FOLDS, seed)
+    predicted, helps = _folded(samples, at, few, FOLDS, seed, support)
     off = np.log(samples.seconds / predicted)
     slow = np.zeros(len(off)) if samples.at is None else phases.slowed(samples.at, off, samples.group)
     samples = replace(samples, seconds=samples.seconds / np.exp(slow))
@@ -175,7 +222,9 @@ def unseen(samples: TrainingRows, at: Roofline, *, few: int = forest.BOOST_FROM_
     return Unseen(samples, predicted / np.exp(mean), slow, helps)
 
 
-def _folded(samples: TrainingRows, at: Roofline, few: int, folds: int, seed: int) -> tuple[Vector, bool]:
+def _folded(
+    samples: TrainingRows, at: Roofline, few: int, folds: int, seed: int, support: Support | None
+) -> tuple[Vector, bool]:
     """Predictions by models that saw no sample of the group, and whether a forest of ways makes them better."""
     found, weight, cell = derive(samples.table, at), weights(samples), tiling_residuals.cells(samples.table)
     fold = _folds(samples.group, folds, seed)
@@ -184,7 +233,9 @@ def _folded(samples: TrainingRows, at: Roofline, few: int, folds: int, seed: int
     for k in range(folds):
         test = fold == k
         if test.any() and not test.all():
-            made = grown(found.pick(~test), samples.seconds[~test], weight[~test], cell[~test], seed=seed, few=few)
+            made = grown(
+                found.pick(~test), samples.seconds[~test], weight[~test], cell[~test], seed=seed, few=few, support=support
+            )
             part = found.pick(test)
             told[test] = made.seconds(part)
             plain[test] = replace(made, tilings=None).seconds(part) if made.tilings is not None else told[test]
@@ -203,24 +254,19 @@ def weights(samples: TrainingRows) -> Vector:
     return 1.0 / (0.05**2 + samples.noise**2)
 
 
-def fit(samples: TrainingRows, at: Roofline, *, seed: int = 0, few: int = forest.BOOST_FROM_ROWS) -> PerformanceModel:
+def fit(
+    samples: TrainingRows, at: Roofline, *, seed: int = 0, few: int = forest.BOOST_FROM_ROWS, support: Support | None = None
+) -> PerformanceModel:
     """Train on everything, as fast as it is when nothing slows the machine (`hpm.phases`); intervals come from forests that did not
-    see what they are judged on.
+    see what they are judged on. `support`: rows of other machines, which count besides and are not judged.
     """
     started = time.perf_counter()
-    told = unseen(samples, at, few=few, seed=seed)
+    told = unseen(samples, at, few=few, seed=seed, support=support)
     samples, predicted, off = told.samples, told.predicted, told.off
     found = derive(samples.table, at)
     cell = tiling_residuals.cells(samples.table) if told.helps else None
-    made = grown(found, samples.seconds, weights(samples), cell, seed=seed, few=few)
-    length = np.searchsorted(LENGTHS, predicted)
-    overall = float(np.quantile(np.abs(off), KEPT))
-    width = np.full((len(FAMILIES), len(LENGTHS) + 1), overall)
-    for f in range(len(FAMILIES)):
-        for b in range(len(LENGTHS) + 1):
-            near = np.abs(off[(found.family == f) & (length == b)])
-            if len(near) >= MIN_RESIDUALS:
-                width[f, b] = float(np.quantile(near, min(1.0, KEPT * (1 + 1 / len(near)))))
+    made = grown(found, samples.seconds, weights(samples), cell, seed=seed, few=few, support=support)
+    width = intervals(found.family, predicted, off)
     scores = accuracy(samples.seconds, predicted)
     facts = {
         "samples": len(samples), "groups": len(np.unique(samples.group)), "kind": "boosted" if len(samples) >= few else "extra",
@@ -229,8 +275,21 @@ def fit(samples: TrainingRows, at: Roofline, *, seed: int = 0, few: int = forest
         "roofs": accuracy(samples.seconds, found.roof.seconds),
         "slowed": phases.summary(told.slow),
         "features": list(INPUTS), "rows": list(ROW_NAMES), "kept": KEPT, "threads": at.threads,
+        "supported_by": 0 if support is None else len(support.seconds),
     }  # fmt: skip
     return replace(made, width=width, facts=facts)
+
+
+def intervals(family: npt.NDArray[np.int64], predicted: Vector, off: Vector) -> Matrix:
+    """Half-widths by family and length that hold `KEPT` of residuals; all of them speak where a family and length has few."""
+    length = np.searchsorted(LENGTHS, predicted)
+    width = np.full((len(FAMILIES), len(LENGTHS) + 1), float(np.quantile(np.abs(off), KEPT)))
+    for f in range(len(FAMILIES)):
+        for b in range(len(LENGTHS) + 1):
+            near = np.abs(off[(family == f) & (length == b)])
+            if len(near) >= MIN_RESIDUALS:
+                width[f, b] = float(np.quantile(near, min(1.0, KEPT * (1 + 1 / len(near)))))
+    return width
 
 
 def accuracy(measured: Vector, predicted: Vector, least_s: float = 5e-6) -> dict[str, float]:
@@ -243,12 +302,12 @@ def accuracy(measured: Vector, predicted: Vector, least_s: float = 5e-6) -> dict
             "within20": float((error <= 0.2).mean())}  # fmt: skip
 
 
-def save(store: Store, model: PerformanceModel, machine: int | None) -> int:
-    """Keep a model; its version."""
+def save(store: Store, model: PerformanceModel, machine: int | None, name: str | None = None) -> int:
+    """Keep a model; its version. It is named by its threads unless told."""
     arrays = {**model.forest.arrays(), "width": model.width, "rates": model.rates}
     if model.tilings is not None:
         arrays |= model.tilings.arrays("ways_")
-    return store.save_model(named(int(model.facts.get("threads", 1))), arrays, model.facts, machine)
+    return store.save_model(name or named(int(model.facts.get("threads", 1))), arrays, model.facts, machine)
 
 
 def load(store: Store, machine: int | None = None, version: int | None = None, threads: int = 1) -> PerformanceModel | None:
@@ -260,12 +319,18 @@ def load(store: Store, machine: int | None = None, version: int | None = None, t
     if int(found.facts.get("threads", 1)) != threads:
         store.notes.append(f"a stored model was left aside: it was not trained for {threads} threads")
         return None
-    if _columns(found.facts) != (list(INPUTS), list(ROW_NAMES)):
+    return restored(store, found)
+
+
+def restored(store: Store, found: StoredModel) -> PerformanceModel | None:
+    """A model out of stored arrays; None, with a note, where they are not one that this program reads."""
+    reads, rows = (list(found.facts.get(n, ())) for n in ("features", "rows"))
+    if reads not in (list(INPUTS), list(MANY_MACHINES)) or rows != list(ROW_NAMES):
         store.notes.append("a stored model was left aside: it reads other features")
         return None
     try:
-        trees = forest.from_arrays(found.arrays, len(INPUTS))
-        apart = forest.from_arrays(found.arrays, len(INPUTS), "ways_") if "ways_roots" in found.arrays else None
+        trees = forest.from_arrays(found.arrays, len(reads))
+        apart = forest.from_arrays(found.arrays, len(reads), "ways_") if "ways_roots" in found.arrays else None
         width, rates = found.arrays["width"], found.arrays["rates"]
     except (KeyError, ValueError) as e:
         store.notes.append(f"a stored model was left aside: {e}")
@@ -276,11 +341,8 @@ def load(store: Store, machine: int | None = None, version: int | None = None, t
     if rates.shape != fitted.NONE.shape or not np.isfinite(rates).all() or (rates < 0).any():
         store.notes.append("a stored model was left aside: its rates do not fit")
         return None
-    return PerformanceModel(trees, width.astype(np.float64), dict(found.facts), found.version, rates.astype(np.float64), apart)
-
-
-def _columns(facts: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    return list(facts.get("features", ())), list(facts.get("rows", ()))
+    return PerformanceModel(trees, width.astype(np.float64), dict(found.facts), found.version, rates.astype(np.float64), apart,
+                            len(reads) > len(INPUTS))  # fmt: skip
 
 
 class Correction:

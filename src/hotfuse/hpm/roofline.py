@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hotfuse.hpm.work import NAMES, Matrix
 from hotfuse.machine.peaks import LEVELS, MachinePeaks
-from hotfuse.machine.topology import Topology, stated_hz
+from hotfuse.machine.topology import ASSUMED_HZ, Topology, stated_hz
 
 Vector = npt.NDArray[np.float64]
 _GUESS = {"L1": 100e9, "L2": 50e9, "L3": 25e9, "memory": 10e9}
@@ -77,6 +77,16 @@ class Roofline(Speeds):
 def roof(peaks: MachinePeaks | None, top: Topology, lanes: int, threads: int = 1) -> Roofline:
     """A machine's roofline: measured where there are measured peaks, else the same guesses everywhere."""
     caches = {f"L{c.level}": c.bytes for c in top.caches if c.kind != "instruction"}
+    return _roof(peaks, caches, lanes * 4 * stated_hz(), top.max_mhz * 1e6 if top.max_mhz else stated_hz(), threads)
+
+
+def measured_roof(peaks: MachinePeaks, caches: Mapping[str, int], hz: float | None, threads: int) -> Roofline | None:
+    """The same of a machine that others measured: its peaks, the sizes of its caches and its highest clock, as far as it is told;
+    None where its peaks are not those of arithmetic."""
+    return None if peaks.rate("f32", threads) is None else _roof(peaks, caches, 0.0, hz or ASSUMED_HZ, threads)
+
+
+def _roof(peaks: MachinePeaks | None, caches: Mapping[str, int], flops_a_thread: float, hz: float, threads: int) -> Roofline:
     sizes = [caches.get("L1", 32 << 10), caches.get("L2", 1 << 20), caches.get("L3", 8 << 20)]
     flops = peaks.rate("f32", threads) if peaks is not None else None
     speeds: list[float] = []
@@ -86,10 +96,10 @@ def roof(peaks: MachinePeaks | None, top: Topology, lanes: int, threads: int = 1
     knots = _increasing([sizes[0] * 0.8, sizes[1] * 0.8, sizes[2] * 0.5, sizes[2] * 2.0])
     fork = peaks.fork(threads) if peaks is not None else None
     return Roofline(
-        threads, flops or lanes * 4 * stated_hz() * threads, tuple(knots), tuple(speeds),
+        threads, flops or flops_a_thread * threads, tuple(knots), tuple(speeds),
         (peaks.call_ns if peaks is not None else 100.0) * 1e-9,
         (fork * 1e-9 if fork is not None else FORK_S) if threads > 1 else 0.0, flops is not None,
-        (peaks.hz if peaks is not None else None) or (top.max_mhz * 1e6 if top.max_mhz else stated_hz()),
+        (peaks.hz if peaks is not None else None) or hz,
     )  # fmt: skip
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hotfuse.machine.probe import usable_features
@@ -63,6 +65,21 @@ def make_fingerprint(top: Topology, usable: frozenset[str]) -> Fingerprint:
         "max_mhz": "" if top.max_mhz is None else str(top.max_mhz),
     }
     return Fingerprint(tuple(sorted(identity.items())), tuple(sorted(tuning.items())))
+
+
+_CACHE = re.compile(r"L(\d)([a-z])=(\d+)/")
+
+
+def caches_of(tuning: Mapping[str, str]) -> dict[str, int]:
+    """Bytes of a machine's data caches by level, `L1`, `L2`, …, as `make_fingerprint` wrote them down."""
+    found = _CACHE.findall(tuning.get("caches", ""))
+    return {f"L{level}": int(size) for level, kind, size in found if kind != "i"}
+
+
+def hz_of(tuning: Mapping[str, str]) -> float | None:
+    """Its highest clock, where the system stated one."""
+    text = tuning.get("max_mhz", "")
+    return float(text) * 1e6 if text.isdigit() and int(text) else None
 
 
 def fingerprint() -> Fingerprint:

@@ -69,6 +69,10 @@ class MachinePeaks:
     hz: float | None = None
     """Cycles a second of one core at work; None where no instruction's latency is known for certain."""
 
+    def measured(self, threads: int) -> bool:
+        """Whether this number of threads was measured itself."""
+        return any(r.dtype == "f32" and r.threads == threads for r in self.rates)
+
     def rate(self, dtype: str = "f32", threads: int = 1) -> float | None:
         """Operations a second; between two measured numbers of threads, in proportion."""
         return _between({r.threads: r.per_s for r in self.rates if r.dtype == dtype}, threads)

@@ -1,7 +1,8 @@
 """Rows between a machine's own file and the database that a fleet shares.
 
     push    what was measured here, in batches: rows and how far they go are written in one transaction there, so each arrives once
-    pull    what others measured on the same hardware: kernels, verdicts, memories, and a performance model where there is none
+    pull    what others measured on the same hardware: kernels, verdicts, memories, and a performance model where there is none;
+            of other hardware the newest kernels, and the model of all machines: what a machine that nobody saw begins with
 
 The file is where everything is written and read; the database only gets what the file has. So it may be away, slow, full or frozen
 for as long as it likes: rows wait in the file. Graphs of models, weights and inputs do not travel, hashes and numbers do.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import platform
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -33,6 +34,8 @@ BATCH = 500
 """Rows of one transaction."""
 MAX_PULLED = 20_000
 """Rows of one table that one visit brings, the newest."""
+MAX_ELSEWHERE, MAX_MACHINES = 1500, 12
+"""Rows of a machine with other hardware that one visit brings, and how many such machines: what a model of all is trained on."""
 
 
 @dataclass(slots=True)
@@ -181,33 +184,62 @@ class Exchange:
     # --- receiving -------------------------------------------------------------------------------
 
     def pull(self, who: Fingerprint) -> int:
-        """Take over what others learned on the same hardware; how many rows there were."""
+        """Take over what others learned, on the same hardware and elsewhere; how many rows there were."""
         t = s.machines
         same = (t.c.identity_key == who.key) & (t.c.tuning_key == who.tuning_key)
         there = self.central.database.read(lambda c: c.execute(select(t.c.id).where(same)).scalar())
-        if there is None:
-            return 0
         here, before = self.local.machine(who), self.received
-        for table in (s.measurements, s.decisions):
-            self._pull_rows(table, int(there), here)
-        self._pull_memories(int(there), here)
-        self._pull_model(int(there), here)
+        if there is not None:
+            for table in (s.measurements, s.decisions):
+                self._pull_rows(table, int(there), here)
+            self._pull_memories(int(there), here)
+            self._pull_model(int(there), here)
+        self._pull_elsewhere(who)
+        self._pull_common_models()
         self._pull_origins()
         return self.received - before
 
+    def _pull_elsewhere(self, who: Fingerprint) -> None:
+        """Kernels that were measured on other hardware, with the machines they belong to."""
+        for other in self.central.machines()[: MAX_MACHINES + 1]:
+            print_of = Fingerprint(tuple(sorted(other.identity.items())), tuple(sorted(other.tuning.items())))
+            if print_of == who or other.peaks is None:
+                continue
+            name = f"measurements of {other.name}"
+            if rows := self._newer(s.measurements, other.id, name, MAX_ELSEWHERE):
+                self._take(s.measurements, rows, self.local.machine(print_of, other.peaks), name)
+
+    def _pull_common_models(self) -> None:
+        """The newest performance model of each name that is about no one machine."""
+        t, name = s.hpm_models, "models of all machines"
+        last = self.local.database.read(lambda c: cursor(c, RECEIVED, name))
+        new = t.c.machine_id.is_(None) & (t.c.origin != self.uid) & (t.c.id > last)
+        heads = self.central.database.read(lambda c: c.execute(select(t.c.id, t.c.name).where(new).order_by(t.c.id)).all())
+        for common in {h.name for h in heads}:
+            if (found := self.central.load_model(common)) is not None:
+                self.local.save_model(common, found.arrays, {**found.facts, "received": True}, None, origin=RECEIVED)
+                self.received += 1
+        if heads:
+            self.local.database.write(lambda c: advance(c, RECEIVED, name, int(heads[-1].id)))
+
     def _pull_rows(self, table: Table, there: int, here: int) -> None:
-        last = self.local.database.read(lambda c: cursor(c, RECEIVED, table.name))
+        if rows := self._newer(table, there, table.name, MAX_PULLED):
+            self._take(table, rows, here, table.name)
+
+    def _newer(self, table: Table, there: int, name: str, most: int) -> Sequence[Row[Any]]:
+        """Others' rows of a machine that were not received so far, newest first."""
+        last = self.local.database.read(lambda c: cursor(c, RECEIVED, name))
         others = (table.c.machine_id == there) & (table.c.origin != self.uid) & (table.c.id > last)
-        query = select(table).where(others).order_by(table.c.id.desc()).limit(MAX_PULLED)
-        rows = self.central.database.read(lambda c: c.execute(query).all())
-        if not rows:
-            return
+        query = select(table).where(others).order_by(table.c.id.desc()).limit(most)
+        return self.central.database.read(lambda c: c.execute(query).all())
+
+    def _take(self, table: Table, rows: Sequence[Row[Any]], here: int, name: str) -> None:
         values = [{**_plain(r), "machine_id": here} for r in reversed(rows)]
 
         def work(c: Connection) -> None:
             for at in range(0, len(values), BATCH):
                 c.execute(insert(table), values[at : at + BATCH])
-            advance(c, RECEIVED, table.name, int(rows[0].id))
+            advance(c, RECEIVED, name, int(rows[0].id))
 
         self.local.database.write(work)
         self.received += len(rows)

@@ -144,7 +144,7 @@ class Store(LearnedTables):
 
     def measurements(
         self, *, machine: int | None = None, family: str | None = None, source: str | Sequence[str] | None = None,
-        kernel: str | None = None, since: float | None = None, limit: int | None = None,
+        kernel: str | None = None, threads: int | None = None, since: float | None = None, limit: int | None = None,
     ) -> list[Measurement]:  # fmt: skip
         """The rows that fit, newest first."""
         t = s.measurements
@@ -153,6 +153,7 @@ class Store(LearnedTables):
             (t.c.machine_id, machine),
             (t.c.family, family),
             (t.c.kernel, kernel),
+            (t.c.threads, threads),
         ):
             if wanted is not None:
                 query = query.where(column == wanted)
@@ -171,6 +172,12 @@ class Store(LearnedTables):
             )  # fmt: skip
 
         return self.rows_of("measurements", query if limit is None else query.limit(limit), one)
+
+    def measured_threads(self, machine: int) -> set[int]:
+        """Numbers of threads that a machine's rows were measured with."""
+        t = s.measurements
+        query = select(t.c.threads).where(t.c.machine_id == machine).distinct()
+        return {int(n) for (n,) in self.database.read(lambda c: c.execute(query).all())}
 
     # -- problems
 

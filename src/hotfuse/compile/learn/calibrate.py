@@ -25,6 +25,7 @@ from hotfuse.compile.learn.measure import BoundCall, CompiledCandidate, Shelf, b
 from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.task import Task
 from hotfuse.hpm import calibrate as rows
+from hotfuse.hpm import fleet
 from hotfuse.hpm.model import PerformanceModel
 from hotfuse.hpm.row_cache import RowCache
 from hotfuse.hpm.shapes import Problem, calibrated, remembered
@@ -226,7 +227,8 @@ def calibrate(
         run.report.interrupted = True
     finally:
         torch.set_num_threads(before)
-    run.report.model = rows.train(store, run.host.machine, run.host.at)
+    others = fleet.support(fleet.machines(store, without=run.host.machine))
+    run.report.model = rows.train(store, run.host.machine, run.host.at, others)
     run.report.seconds = time.perf_counter() - start
     return run.report
 

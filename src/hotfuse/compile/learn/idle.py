@@ -23,7 +23,7 @@ from hotfuse.compile.request_bodies import IdleRequest
 from hotfuse.compile.variants.served_threads import apart
 from hotfuse.compile.workers import wire
 from hotfuse.hpm import calibrate as rows
-from hotfuse.hpm import model
+from hotfuse.hpm import fleet, model
 from hotfuse.hpm.model import PerformanceModel
 from hotfuse.hpm.shapes import draws, remembered
 from hotfuse.hpm.trust import Trust, judged
@@ -32,6 +32,8 @@ MAX_DRAWN_ROWS = 2000
 """Measurements of drawn kernels after which more of them teach little; groups of the user's models are measured all the same."""
 FIRST = 300
 """Rows of the first model: one of fewer predicts what it has not seen no better than rooflines do."""
+FIRST_SUPPORTED = 20
+"""The same where rows of other machines support it."""
 TRAIN_AFTER = 0.2
 """The part of the rows that must be new before a model is trained again."""
 SEED = 1
@@ -103,19 +105,31 @@ def _trained(kept: Notes, work: _Work, *, last: bool) -> PerformanceModel | None
     at, facts = dates[max(dates)] if dates else (0.0, {})
     new = len(kept.store.measurements(machine=kept.host.machine, source=("calibrate", *SERVING), since=at))
     have = int(facts.get("samples", 0))
-    first = model.LEAST_SAMPLES if last else FIRST
+    alone = len(kept.store.machines()) < 2
+    first = (model.LEAST_SAMPLES if last else FIRST) if alone else FIRST_SUPPORTED
     if new < max(first if not have else model.LEAST_SAMPLES, TRAIN_AFTER * have, (1 + TRAIN_AFTER) * work.in_vain):
         return None
     samples = rows.samples(kept.store, kept.host.machine, kept.host.at.threads)
-    if len(samples) < model.LEAST_SAMPLES:
+    others = None if alone else fleet.support(fleet.machines(kept.store, without=kept.host.machine))
+    if len(samples) < (model.LEAST_SAMPLES if others is None else FIRST_SUPPORTED):
         return None
-    made = model.fit(samples, kept.host.at)
+    made = model.fit(samples, kept.host.at, support=others)
     if judged(made.facts).standing is Trust.ASIDE:
         work.in_vain = new
         return None
     version = model.save(kept.store, made, kept.host.machine)
+    if others is not None:
+        _train_fleet(kept)
     kept.read()
     return replace(made, version=version)
+
+
+def _train_fleet(kept: Notes) -> None:
+    """The model of all machines, where their rows have become enough more: what a machine that nobody saw begins with."""
+    dates = kept.store.model_dates(fleet.NAME)
+    have = int(dates[max(dates)][1].get("samples", 0)) if dates else 0
+    if have < fleet.MOST_ROWS and sum(len(p.rows) for p in fleet.machines(kept.store)) > (1 + TRAIN_AFTER) * have:
+        fleet.train(kept.store)
 
 
 def _plain(made: PerformanceModel) -> dict[str, Any]:

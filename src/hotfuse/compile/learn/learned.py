@@ -23,7 +23,7 @@ from hotfuse.compile.learn import measure
 from hotfuse.compile.request_context import ARMS, RequestContext
 from hotfuse.fusion.bandit import Bandit
 from hotfuse.hpm import calibrate as rows
-from hotfuse.hpm import model
+from hotfuse.hpm import fleet, model
 from hotfuse.hpm.model import CostPredictor
 from hotfuse.hpm.online import WINDOW, Online
 from hotfuse.hpm.row_cache import RowCache
@@ -32,7 +32,7 @@ from hotfuse.hpm.work import NAMES, Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import show
 from hotfuse.machine.drift import IN_A_ROW, THRESHOLD
-from hotfuse.profile.rows import Measurement
+from hotfuse.profile.rows import SOURCES, Measurement
 from hotfuse.profile.store import Store
 
 LEAST_US = 20.0
@@ -68,6 +68,8 @@ class Foresight:
     online: Online
     believed: bool = True
     """Whether forecasts decide; else what they propose is measured first (`hpm.trust`)."""
+    own: bool = True
+    """Whether it was trained for this machine; else it is the fleet's, for machines that have none (`hpm.fleet`)."""
     unknown: int = 0
     """Groups whose work depends on data."""
 
@@ -76,6 +78,9 @@ class Foresight:
         """What a store holds for this machine; None where that is nothing, or knows less than rooflines."""
         host = host or this_host(store, measure_peaks=False)
         found = model.load(store, host.machine, threads=host.at.threads)
+        own = found is not None
+        if found is None and host.at.measured:  # ratios against peaks that nobody measured would say nothing
+            found = fleet.load(store)
         if found is None:
             return None
         stands = judged(found.facts)
@@ -84,16 +89,18 @@ class Foresight:
             return None
         online = Online()
         predictor = CostPredictor(found, host.at, RowCache(measure.tile_of), online)
-        made = cls(host, predictor, online, stands.standing is Trust.BELIEVED)
+        made = cls(host, predictor, online, stands.standing is Trust.BELIEVED, own)
         made.replay(store)
         return made
 
     def replay(self, store: Store) -> None:
         """Correct by what serving measured since the training, oldest first; by the machine's own probe where that is little."""
-        version = self.predictor.model.version
-        trained, _ = store.model_dates(model.named(self.host.at.threads), self.host.machine).get(version, (0.0, {}))
-        found = store.measurements(machine=self.host.machine, source=SERVING, since=trained, limit=WINDOW)
-        self.observe([m for m in reversed(found) if m.threads == self.host.at.threads])
+        version, trained, who = self.predictor.model.version, 0.0, self.host
+        if self.own:
+            trained, _ = store.model_dates(model.named(who.at.threads), who.machine).get(version, (0.0, {}))
+        sources = SERVING if self.own else SOURCES  # to the fleet's model, all that was measured here is news
+        found = store.measurements(machine=who.machine, threads=who.at.threads, source=sources, since=trained, limit=WINDOW)
+        self.observe(found[::-1])
         looks = store.drift(machine=self.host.machine, probe="fma", limit=IN_A_ROW)
         ratios = sorted(d.ratio for d in looks)
         if len(looks) == IN_A_ROW and (ratios[0] > THRESHOLD or ratios[-1] < 1 / THRESHOLD):
