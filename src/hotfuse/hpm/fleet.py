@@ -85,6 +85,7 @@ class Pooled:
 
     @classmethod
     def of(cls, parts: Sequence[MachineRows]) -> Pooled:
+        """Those of some machines."""
         weights = [model.weights(p.rows) for p in parts]
         total: dict[int, float] = {}
         for p, w in zip(parts, weights, strict=True):
@@ -96,6 +97,7 @@ class Pooled:
         )  # fmt: skip
 
     def grown(self, where: Vector | None = None, *, knows: bool, few: int, seed: int) -> PerformanceModel:
+        """A model of them, or of some rows; `knows`: it reads which machine each is about."""
         chosen = np.ones(len(self.seconds), bool) if where is None else where.astype(bool)
         return model.grown(self.found.pick(chosen), self.seconds[chosen], self.weight[chosen], seed=seed, few=few, machines=knows)
 
