@@ -238,3 +238,23 @@ def test_memory_is_given_back_once_when_nobody_calls(monkeypatch: pytest.MonkeyP
         assert given.count(1) <= 1 and given.count(2) == 1
     finally:
         own.end()
+
+
+def test_memory_is_given_back_while_background_work_goes_on_and_once_more_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idle, "GIVE_BACK_S", 0.02)
+    calls, works, given = [0], [True], list[bool]()
+    own = Idle(
+        RequestContext("nowhere"), 0, Fake, lambda: 1.0, lambda: (calls[0], works[0]), give_back=lambda: given.append(works[0])
+    )
+    log = EventLog()
+    own.join(log)
+    try:
+        calls[0] = 1
+        until(lambda: given)
+        time.sleep(0.1)
+        assert given and all(given) and len(given) <= 2, "once behind the last call: one was made while it looked"
+        works[0] = False
+        until(lambda: not given[-1])
+        assert given.count(False) == 1
+    finally:
+        own.end()

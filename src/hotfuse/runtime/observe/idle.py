@@ -34,7 +34,8 @@ from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.tally import calls_everywhere
 
 GIVE_BACK_S = 5.0
-"""Without a call for so long, memory that only makes the next calls faster is given back (`machine.heap`)."""
+"""Without a call for so long, memory that only makes the next calls faster is given back (`machine.heap`); once more when
+background work has ended as long ago, since that may go on for minutes behind the last call."""
 AFTER_S = 20.0
 """Quiet for so long before a worker is started: it takes 200 MB, which a pause between requests is not worth."""
 QUIET_S = 0.25
@@ -162,7 +163,7 @@ class Idle:
     def _run(self) -> None:
         load = self._load or LoadMeter()
         calls, last, looked, busy = -1, self._clock(), self._clock(), 0.0
-        called, given = last, True
+        called = active = given = last
         while not self._ending.wait(TICK_S if self._worker is not None else REST_S):
             with self._lock:
                 if not self._logs:
@@ -172,11 +173,11 @@ class Idle:
             count, inside = self._used()
             if now - looked >= LOAD_S:
                 busy, looked = load(), now
-            if count != calls or inside:
-                called, given = now, False
-            elif not given and now - called >= GIVE_BACK_S:
+            called = now if count != calls else called
+            active = now if count != calls or inside else active
+            if any(given < since and now - since >= GIVE_BACK_S for since in (called, active)):
                 self._give_back()
-                given = True
+                given = now
             if count != calls or inside or busy > BUSY:
                 calls, last = count, now
             self._step(now, now - last)
