@@ -45,6 +45,8 @@ def main(tiny: bool = False) -> Outcome:
             "patch_size": patch}  # fmt: skip
     config = YolosConfig(image_size=[side, side], num_detection_tokens=10 if tiny else 50, num_labels=7, **size)
     model = YolosForObjectDetection(config).eval()
+    for weight in (model.vit.embeddings.detection_tokens, model.class_labels_classifier.layers[-1].weight):
+        torch.nn.init.normal_(weight)  # untrained ones are all equal, and so would be the scores that a threshold divides
     pictures = torch.randn(1, 3, side, side)
     fast = hotfuse.jit(model)
     return compared("detection", lambda: detect(model, pictures), lambda: detect(fast, pictures), fast, close,

@@ -284,8 +284,11 @@ def jit(
     `precision="bf16"` lets products round their operands, which no default does (`Settings.precision`);
     `weights` says how writes to weights are noticed that torch does not show (`Settings.weights`);
     `artifacts` is a bundle that `hotfuse build` made: its plans are proven on the first calls and serve, without a compile;
-    `threads` bounds torch's threads during a call; `settings` replaces what the environment says.
+    `threads` bounds torch's threads during a call; `settings` replaces what the environment says. Of a model that is served already
+    the model itself is served once more, by itself and with these settings.
     """
+    if issubclass(type(model), Jit):  # which passes for an instance of its model's class
+        model = cast("Callable[..., Any]", model.__dict__["_target"])
     export = sys.modules.get("torch.export.exported_program")  # whose import takes a second
     if export is not None and isinstance(model, export.ExportedProgram):
         model = cast("ExportedProgram", model).module()

@@ -137,6 +137,16 @@ def test_function_transforms(name: str) -> None:
         torch.testing.assert_close(fast(x), model(x))
 
 
+def test_what_is_served_already_is_served_by_itself() -> None:
+    model, x = nn.Linear(4, 4).eval(), torch.randn(3, 4)
+    once = hotfuse.jit(model, settings=Settings(capture="inline"))
+    for _ in range(4):
+        once(x)
+    twice = hotfuse.jit(once, settings=Settings(capture="off"))
+    torch.testing.assert_close(twice(x), model(x))
+    assert twice.stats()["calls"] == 1 and once.stats()["calls"] == 4 and twice.weight is model.weight
+
+
 def test_sub_interpreters_are_refused_in_words() -> None:
     script = f"""
 import sys

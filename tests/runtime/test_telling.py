@@ -99,6 +99,25 @@ def test_arguments_that_cannot_be_described_are_told_of(log: list[str], monkeypa
     assert len(log) == 1 and "cannot be described" in log[0] and "pass its tensors" in log[0]
 
 
+def test_what_gradients_keep_in_the_models_own_code_is_told_of(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotfuse.runtime.observe.telling.AFTER_S", 0.0)
+
+    class Views(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.fc(x)
+            return y, y.t()
+
+    fast = hotfuse.jit(Views().eval(), settings=INLINE)
+    for _ in range(8):
+        fast(torch.randn(3, 6))
+    told = "Views stays below its fastest plans: calls with gradients enabled: results 0 and 1 share memory; call it under"
+    assert sum(told in line for line in log) == 1, log
+
+
 def test_nothing_is_told_of_a_model_that_reaches_tier_1_or_was_switched_off(
     log: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

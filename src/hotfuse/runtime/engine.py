@@ -180,6 +180,8 @@ class Engine:
                         return self._capturer.meet((site, entry, around), leaves, args, kwargs, counts)
                     if link.places and (link.kept or self.gradients.own_turn()):
                         counts.module_calls += 1
+                        if link.kept:
+                            self._teller.below()
                         return self.model.call(*args, **kwargs)
                     plan, sizes = route.version, route.signature
                     if plan is None or sizes is None or entry.versions.get(sizes) is not plan:  # it may just have been withdrawn
@@ -451,6 +453,8 @@ class Engine:
         found = [g.refused for s in sites for g in list(s.groups.values()) if g.refused]
         low = [e for s in sites for e in s.entries if e.plan is e.baseline and TIER1 in e.refused]
         found += [f"tier 1: {e.refused[TIER1]}" for e in low]
+        kept = {link.kept for s in sites for e in s.entries for link in list(e.links.values()) if link.kept}
+        found += [f"calls with gradients enabled: {why}" for why in sorted(kept)]
         found += self._capturer.limits()
         return found + ([f"a call cannot be described: {self._unsupported}"] if self._unsupported else [])
 

@@ -24,6 +24,7 @@ ADVICE = (
     ("in earlier processes", "nothing: it was measured; HOTFUSE_PROFILES names another store, in which it is tried again"),
     ("us instead of", "nothing: the model's own code and library kernels measured as fast on these calls"),
     ("every round of its race", "nothing: it is measured again later"),
+    ("gradients enabled", "call it under torch.inference_mode() or torch.no_grad() where nobody calls backward"),
     ("limit of captured graphs", "nothing where such calls are rare; Settings(max_captures=...) allows more graphs"),
     ("only so many are captured", "pass what varies from call to call as tensors, not as Python numbers or strings"),
     ("disagree", "report it, with the model: hotfuse explain --full --json"),
