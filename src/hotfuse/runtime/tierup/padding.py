@@ -40,6 +40,9 @@ MIN_SEQUENCES = 6
 """Sequences of kept calls that are as good: one batch of them tells what masks are like."""
 MEASURE_S = 1.0
 """Seconds for measuring up to which share packing pays, unless one round takes longer."""
+LIBRARY_LIVE = 0.75
+"""The share of live rows up to which library kernels run packed. Nothing is measured for it: such a plan serves until generated
+kernels are there, each run beside calls holds those up, and what it saves of rows is more than gathering them takes."""
 SLOW_S = 0.1
 """A first run that takes so long is measured like others: what warming up adds does not show in it."""
 _SOFTMAX = frozenset({"aten.softmax", "aten._softmax"})
@@ -157,33 +160,27 @@ def _candidates(v: Value, at: int, calls: Sequence[Call]) -> list[MaskInput]:
     return [MaskInput(v.name, low, high, sequences, rows), MaskInput(v.name, high, low, sequences, rows)]
 
 
-def paying_share(packer: MaskPacker, packed: Run, padded: Run, call: Call, *, in_proportion: bool = False) -> float:
-    """The share of live rows up to which packing pays, by the ends of the line: a call as it came, and with every row alive; or as
-    if the time grew in proportion, which is more than it does, so that nothing has to run with every row alive.
-    """
+def paying_share(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float:
+    """The share of live rows up to which packing pays, by the ends of the line: a call as it came, and with every row alive."""
     with torch.no_grad():
-        return _crossing(packer, packed, padded, call, in_proportion)
+        return _crossing(packer, packed, padded, call)
 
 
-def _crossing(packer: MaskPacker, packed: Run, padded: Run, call: Call, in_proportion: bool) -> float:
-    given, share = packer(call), packer.share(call)
-    if in_proportion and not isinstance(given, Padded):
-        before, some = least_times([lambda: padded(*call), lambda: packed(*call, *given)])
-        return crossing_share(before, some, some / share, share)
+def _crossing(packer: MaskPacker, packed: Run, padded: Run, call: Call) -> float:
     everything = list(call)
     everything[packer.mask] = torch.full_like(call[packer.mask], packer.packing.mask.live)
-    few, all_ = given, packer(everything)
+    few, all_ = packer(call), packer(everything)
     if isinstance(few, Padded) or isinstance(all_, Padded):
         raise CannotPack(f"a kept call cannot be packed: {few if isinstance(few, Padded) else all_}")
     runs: list[Callable[[], object]] = [
         lambda: padded(*call), lambda: packed(*call, *few), lambda: packed(*everything, *all_)
     ]  # fmt: skip
     before, some, whole = least_times(runs)
-    return crossing_share(before, some, whole, share)
+    return crossing_share(before, some, whole, packer.share(call))
 
 
 def least_times(runs: Sequence[Callable[[], object]]) -> list[float]:
-    """What each of some runs takes at least, measured in turns for a second."""
+    """What each of some runs takes at least, measured in turns for a second, and twice."""
     took: list[list[float]] = [[] for _ in runs]
     end = time.perf_counter() + MEASURE_S
     for times, run in zip(took, runs, strict=True):
@@ -192,7 +189,7 @@ def least_times(runs: Sequence[Callable[[], object]]) -> list[float]:
         times.append(time.perf_counter() - begin)
     if min(times[0] for times in took) < SLOW_S:
         took, end = [[] for _ in runs], time.perf_counter() + MEASURE_S
-    while not took[0] or (time.perf_counter() < end and len(took[0]) < 15):
+    while len(took[0]) < 2 or (time.perf_counter() < end and len(took[0]) < 15):
         for times, run in zip(took, runs, strict=True):
             begin = time.perf_counter()
             run()
@@ -256,5 +253,5 @@ class PaddingLayer(Layer):
         fast = composer.plain(packed) if self.by_library else composer.plan(packed, [[*sample, *given]], inner)
         other = composer.plan(graph, calls, inner) if self.compiled else composer.plain(graph)
         composer.quiet()
-        limit = paying_share(found.packer, fast.run, other.run, sample, in_proportion=self.by_library)
+        limit = LIBRARY_LIVE if self.by_library else paying_share(found.packer, fast.run, other.run, sample)
         return packed_plan(found, fast, other, graph, limit, compiled=self.compiled)

@@ -105,7 +105,7 @@ def add_layer(
     `meant`: the calls that the layer is for. It is raced on one of them and proven on all. `made_well` raises where the plan lacks
     what the layer is for. `alongside` begins what is tried while the plan is made; it is over before anything is measured.
     """
-    kept = entry.samples.several(BET_ON) if calls is None else calls
+    kept = list(entry.samples.several(BET_ON) if calls is None else calls)
     if meant is not None:
         kept = sorted(kept, key=lambda c: not meant(c))
     if not kept or (meant is not None and not meant(kept[0])):
@@ -121,6 +121,7 @@ def add_layer(
             used.quiet()
         if made_well is not None:
             made_well(better)
+        kept.extend(c for c in entry.samples.several(PROVEN_ON) if all(c is not k for k in kept))  # what came meanwhile proves, too
         return specialized(better, layers)
 
     def deploy(better: Plan) -> None:
