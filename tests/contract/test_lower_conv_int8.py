@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,25 @@ def test_integers_are_exact(target: CpuTarget | None, shape: str, x: str, kind: 
 
 
 @EVERYWHERE
+@pytest.mark.parametrize(("x", "kind", "zw"), [("u8", "i8", 0.0), ("i8", "i8", -128.0), ("i8", "u8", 77.0)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_integers_are_exact_as_16_bit_numbers(target: CpuTarget | None, shape: str, x: str, kind: str, zw: float) -> None:
+    """What is multiplied where four products of bytes are no instruction; not where little memory is asked for."""
+    graph = parse(filled(shape, x=x, kind=kind, zw=zw))
+    core = replace(CORES["avx2"] if target is None else core_of(target), dots_bytes=False)
+    lowered = lower_convolution(graph, core)
+    assert {a.spec.dtype.value for a in lowered.arguments if isinstance(a, PackArgument)} == {"i16", "i32"}
+    lean = lower_convolution(graph, replace(core, lean=True))
+    assert {a.spec.dtype.value for a in lean.arguments if isinstance(a, PackArgument)} == {"i8", "i32"}
+    assert from_json(to_json(lowered)) == lowered
+    for s0 in (1, 3):
+        values = data(graph, {"s0": s0})
+        (got,) = run(lowered, graph, values, {"s0": s0}, target)
+        (want,) = meaning(graph, values, wide=False)
+        assert torch.equal(got, want)
+
+
+@EVERYWHERE
 @pytest.mark.parametrize(
     ("ic", "p", "stride", "copied"), [(16, 0, 1, False), (16, 0, 2, False), (16, 1, 1, True), (18, 0, 1, True)]
 )
@@ -89,11 +109,13 @@ def test_an_image_without_borders_is_read_where_it_lies(
 
 
 @EVERYWHERE
+@pytest.mark.parametrize("dots", [True, False])
 @pytest.mark.parametrize(("x", "w"), [(255, -128), (255, 127), (0, -128)])
-def test_the_largest_bytes_do_not_saturate(target: CpuTarget | None, x: int, w: int) -> None:
+def test_the_largest_bytes_do_not_saturate(target: CpuTarget | None, x: int, w: int, dots: bool) -> None:
     """Sums of two products of bytes do not fit 16 bits, which is where instructions without VNNI would add them."""
     graph = parse(filled("3x3"))
-    lowered = lower_convolution(graph, CORES["avx2"] if target is None else core_of(target))
+    core = replace(CORES["avx2"] if target is None else core_of(target), dots_bytes=dots)
+    lowered = lower_convolution(graph, core)
     values = data(graph, {"s0": 1})
     values["x"].fill_(x)
     values["w"].fill_(w)

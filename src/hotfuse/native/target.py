@@ -85,6 +85,11 @@ class CpuTarget:
         """Whether products of bf16 may be made block by block."""
         return self.has("amx-tile") and self.has("amx-bf16")
 
+    @property
+    def dots_bytes(self) -> bool:
+        """Whether four products of bytes, added to 32 bits, are one instruction."""
+        return self.has("avx512vnni") or self.has("avx-vnni")
+
     def has(self, feature: str) -> bool:
         """Whether code may use a feature."""
         return feature in self.features

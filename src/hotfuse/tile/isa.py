@@ -234,7 +234,7 @@ definstr("map.bitcast", types=r.bitcast, meaning=m.bitcast, category=Category.MA
 # --- contraction, reduction, scan -------------------------------------------------------------------------------------
 
 definstr("mma", types=r.mma, meaning=m.mma, category=Category.CONTRACT, arity=3,
-         dtypes=(DType.F64, DType.F32, *r.HALVES, DType.I64, DType.I32, DType.I8, DType.U8))  # fmt: skip
+         dtypes=(DType.F64, DType.F32, *r.HALVES, DType.I64, DType.I32, DType.I16, DType.I8, DType.U8))  # fmt: skip
 definstr("mma.memory", types=r.mma_memory, meaning=m.mma_memory, category=Category.MEMORY, arity=3, dtypes=(DType.BF16,),
          attrs={"rows": None, "columns": None, "blocks": None})  # fmt: skip
 

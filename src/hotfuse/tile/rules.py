@@ -337,7 +337,7 @@ def concat(use: InstructionUse) -> tuple[TileType, ...]:
 _ACCUMULATES: dict[DType, tuple[DType, ...]] = {
     DType.F64: (DType.F64,),
     DType.F32: (DType.F32, *HALVES),
-    DType.I32: (DType.I32, DType.I8, DType.U8),
+    DType.I32: (DType.I32, DType.I16, DType.I8, DType.U8),
     DType.I64: (DType.I64,),
 }
 

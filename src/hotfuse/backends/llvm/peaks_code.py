@@ -32,7 +32,7 @@ def accumulators(target: CpuTarget) -> int:
 
 def dot_width(target: CpuTarget) -> int:
     """Lanes of 32 bits of the instruction that multiplies bytes; 0 where there is none."""
-    if not (target.has("avx512vnni") or target.has("avx-vnni")):
+    if not target.dots_bytes:
         return 0
     return 16 if target.vl_bytes == 64 and target.has("avx512vnni") else 8
 

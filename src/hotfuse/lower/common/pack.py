@@ -2,6 +2,7 @@
 
     W[N, K] or W[K, N]  ->  panels[ceil(N / nr)][K][nr], zero beyond N
     bytes               ->  panels[ceil(N / nr)][K / 4][nr][4]: what one instruction multiplies lies side by side
+    bytes as 16 bits    ->  panels[ceil(N / nr)][K / 2][nr][2]
 
 What is to be packed is plain data, so that a worker process decides it and the process that owns the weights carries it out.
 Several weights that meet the same input lie behind each other, each beginning with its own panel; or together, when their
@@ -10,6 +11,7 @@ products are wanted at the same time: then every panel has as many columns of ea
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,9 +27,13 @@ from hotfuse.ir.types import DType
 from hotfuse.lower.common.winograd import transformed
 from hotfuse.tile.memory import NUMPY
 
-_NUMPY = {d: NUMPY[d] for d in (DType.F32, DType.F64, DType.F16, DType.BF16, DType.I8, DType.I32)}
+_NUMPY = {d: NUMPY[d] for d in (DType.F32, DType.F64, DType.F16, DType.BF16, DType.I8, DType.I16, DType.I32)}
 BYTE_GROUP = 4
 """Bytes that one instruction multiplies and adds up."""
+WORD_GROUP = 2
+"""The same of 16-bit numbers."""
+_OF_BYTES = frozenset({DType.I8, DType.I16, DType.I32})
+"""What is packed of weights that are bytes."""
 _PAGE = 4096
 _HUGE = 2 << 20
 _LINE = 64
@@ -73,7 +79,8 @@ class PackSpec:
     k: int
     nr: int
     dtype: DType = DType.F32
-    """I8 is for weights of bytes; those without a sign are stored less 128. I32 is for the sums of their columns, as stored."""
+    """I8 is for weights of bytes, I16 for bytes that are widened; those without a sign are stored less 128. I32 is for the sums of
+    their columns, as stored."""
     together: bool = False
     paired: bool = False
     """fp32 weights rounded to bf16, two steps of K side by side: [panels][K / 2][nr][2], what one instruction multiplies."""
@@ -83,7 +90,7 @@ class PackSpec:
     @property
     def group(self) -> int:
         """Steps of K that lie side by side."""
-        return BYTE_GROUP if self.dtype is DType.I8 else 2 if self.paired else 1
+        return BYTE_GROUP if self.dtype is DType.I8 else WORD_GROUP if self.paired or self.dtype is DType.I16 else 1
 
     @property
     def steps(self) -> int:
@@ -138,7 +145,7 @@ def supported(dtype: DType) -> bool:
 def pack(spec: PackSpec, weights: Mapping[str, Array]) -> Array:
     """Carry a spec out: the packed buffer as one flat array."""
     flat = aligned(spec.panels * spec.panel_stride, _NUMPY[spec.dtype])
-    if spec.dtype in (DType.I8, DType.I32):
+    if spec.dtype in _OF_BYTES:
         _pack_bytes(spec, weights, flat)
         return flat
     if spec.paired:
@@ -152,7 +159,7 @@ def pack(spec: PackSpec, weights: Mapping[str, Array]) -> Array:
 
 def _pack_bytes(spec: PackSpec, weights: Mapping[str, Array], flat: Array) -> None:
     """Panels of bytes in groups along K, or the sums of their columns."""
-    panels = np.zeros((spec.panels, -(-spec.k // BYTE_GROUP) * BYTE_GROUP, spec.nr), np.int8)
+    panels = np.zeros((spec.panels, max(spec.k, spec.steps * spec.group), spec.nr), np.int8)
     _fill(spec, weights, panels[:, : spec.k])
     view = np.lib.stride_tricks.as_strided(
         flat, (spec.panels, spec.panel_stride), (spec.panel_stride * flat.itemsize, flat.itemsize)
@@ -160,8 +167,8 @@ def _pack_bytes(spec: PackSpec, weights: Mapping[str, Array], flat: Array) -> No
     if spec.dtype is DType.I32:
         view[:, : spec.nr] = panels.sum(1, dtype=np.int32)
     else:
-        grouped = panels.reshape(spec.panels, spec.steps, BYTE_GROUP, spec.nr).transpose(0, 1, 3, 2)
-        view[:, : spec.steps * spec.nr * BYTE_GROUP] = grouped.reshape(spec.panels, -1)
+        grouped = panels.reshape(spec.panels, spec.steps, spec.group, spec.nr).transpose(0, 1, 3, 2)
+        view[:, : spec.steps * spec.nr * spec.group] = grouped.reshape(spec.panels, -1)
 
 
 def _pack_pairs(spec: PackSpec, weights: Mapping[str, Array], flat: Array) -> None:
@@ -196,14 +203,14 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
     if source.name not in weights:
         raise InternalError(f"there is no weight {source.name!r} to pack")
     weight = weights[source.name]
-    if spec.dtype in (DType.I8, DType.I32) and weight.dtype == np.uint8:
+    if spec.dtype in _OF_BYTES and weight.dtype == np.uint8:
         weight = (weight ^ np.uint8(128)).view(np.int8)
     if source.order in (WeightOrder.WINDOW, WeightOrder.TURNED, WeightOrder.FEWER):
         return _windows(spec, source, weight)
     if source.order is WeightOrder.ROWS:
         weight = weight.reshape(-1, spec.k)[source.first : source.first + source.n]
     shape = (spec.k, source.n) if source.order is WeightOrder.KN else (source.n, spec.k)
-    wanted = _NUMPY[DType.I8 if spec.dtype is DType.I32 else DType.F32 if spec.paired else spec.dtype]
+    wanted = _NUMPY[DType.I8 if spec.dtype in _OF_BYTES else DType.F32 if spec.paired else spec.dtype]
     if weight.shape != shape or weight.dtype != wanted:
         raise InternalError(
             f"weight {source.name} is {weight.dtype}{list(weight.shape)}, to be packed as {spec.dtype.value}{list(shape)}"
@@ -213,9 +220,10 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
 
 def _windows(spec: PackSpec, source: PackSource, weight: Array) -> Array:
     """A convolution's weight, or one of its groups, as K x N."""
-    wanted = _NUMPY[DType.I8 if spec.dtype is DType.I32 else spec.dtype]
-    if wanted == np.int8 and (beyond := -weight.shape[1] % BYTE_GROUP):  # every place of the window has whole groups
-        weight = np.pad(weight, [(0, 0), (0, beyond), *[(0, 0)] * (weight.ndim - 2)])
+    wanted = _NUMPY[DType.I8 if spec.dtype in _OF_BYTES else spec.dtype]
+    if wanted == np.int8 and weight.ndim > 2:  # every place of the window has whole groups
+        beyond = spec.k // math.prod(weight.shape[2:]) - weight.shape[1]
+        weight = np.pad(weight, [(0, 0), (0, beyond), *[(0, 0)] * (weight.ndim - 2)]) if 0 < beyond < BYTE_GROUP else weight
     if source.order is WeightOrder.FEWER:
         weight = transformed(weight, source.taps).astype(weight.dtype)
     flat = weight.reshape(*weight.shape[:2], -1)

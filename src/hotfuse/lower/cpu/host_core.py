@@ -14,4 +14,4 @@ def host_core(target: CpuTarget, precision: Precision = "fp32") -> Core:
     caches = {m.name: m.bytes for m in target.memory}
     core = core_for(target.lanes, many_registers=target.registers >= 32, l1=caches.get("L1"), l2=caches.get("L2"),
                     precision=precision if target.has("avx512bf16") else "fp32")  # fmt: skip
-    return replace(core, tiles=core.precision == "bf16" and target.matrix_unit)
+    return replace(core, dots_bytes=target.dots_bytes, tiles=core.precision == "bf16" and target.matrix_unit)

@@ -43,6 +43,8 @@ class Core:
     """What operands of fp32 products may be rounded to: what the user allows and the machine has instructions for."""
     tiles: bool = False
     """Whether products of bf16 may be made on a matrix unit, where the machine has one that executes (`lower.cpu.gemm.amx`)."""
+    dots_bytes: bool = True
+    """Whether four products of bytes are one instruction; where not, convolutions multiply bytes as 16-bit numbers."""
     lean: bool = False
     """Whether weights may not be kept in a form that takes more memory than they do: the user asked for little memory."""
     threads: int = 1

@@ -6,6 +6,8 @@ a b = (a + 128) b - 128 b, and a b = a (b - 128) + 128 a. Everything stays exact
 Where there is no such instruction, the even and the odd bytes of each lane are widened to 16 bits where they stand, and
 `vpmaddwd` adds two products to each lane. `vpmaddubsw` takes bytes as they are, but its sums of two products saturate.
 
+Products of 16-bit integers two at a time: what lowering makes of bytes where it widens them beforehand (`Core.dots_bytes`).
+
 Products of bf16 two at a time: `vdpbf16ps` adds two products to each fp32 lane. Lowering makes such pairs only where the user
 allows the precision (`Core.precision`).
 """
@@ -22,37 +24,33 @@ _QUARTERS = str(0x40404040)
 """64 in every byte: twice this is the 128 that a signed byte cannot hold."""
 
 
+_PAIRS = {(DType.F32, DType.BF16, DType.BF16): "avx512bf16", (DType.I32, DType.I16, DType.I16): "avx2"}
+"""What multiplies pairs, by what is summed and multiplied."""
+
+
 def applies(target: CpuTarget, acc: Val, a: Val, b: Val) -> bool:
     """Whether a product of byte tiles has instructions for all of its chunks and groups of four."""
     if acc.type.dtype is not DType.I32 or a.type.dtype not in _BYTES or b.type.dtype not in _BYTES or a.cols % 4:
         return False
-    return min(acc.widths) >= 4 and (_has_quads(target) or target.has("avx2"))
-
-
-def _has_quads(target: CpuTarget) -> bool:
-    """Whether four products at a time are one instruction."""
-    return target.has("avx512vnni") or target.has("avx-vnni")
+    return min(acc.widths) >= 4 and (target.dots_bytes or target.has("avx2"))
 
 
 def pairs_apply(target: CpuTarget, acc: Val, a: Val, b: Val) -> bool:
-    """Whether a product of bf16 tiles has the instruction for all of its chunks and pairs."""
-    if acc.type.dtype is not DType.F32 or not a.type.dtype is b.type.dtype is DType.BF16 or a.cols % 2:
-        return False
-    return min(acc.widths) >= 4 and target.has("avx512bf16")
+    """Whether a product of bf16 or of 16-bit integers has the instruction for all of its chunks and pairs."""
+    needs = _PAIRS.get((acc.type.dtype, a.type.dtype, b.type.dtype))
+    return needs is not None and target.has(needs) and min(acc.widths) >= 4 and a.cols % 2 == 0
 
 
 def emit_pairs(fn: Fn, acc: Val, a: Val, b: Val) -> Val:
-    """acc + a @ b over pairs along K."""
-    rows = [list(r) for r in acc.rows]
-    pairs = range(0, a.cols, 2)
-    left = {(i, k): _joined(fn, a, i, k, 2) for i in range(len(rows)) for k in pairs}
-    for j, w in enumerate(acc.widths):
-        right = [b.quads[j]] if b.quads is not None else [
-            _interleaved(fn, [b.rows[k + d][j] for d in range(2)], w, "i16") for k in pairs
-        ]
+    """acc + a @ b over pairs along K, row by row: the panel's vectors stay in registers, a pair of `a` is spread once."""
+    rows, dot = [list(r) for r in acc.rows], _dot_words if acc.type.dtype is DType.I32 else _dot_pairs
+    for k in range(0, a.cols, 2):
+        right = [b.quads[j] if b.quads is not None else _interleaved(fn, [b.rows[k + d][j] for d in range(2)], w, "i16")
+                 for j, w in enumerate(acc.widths)]  # fmt: skip
         for i, row in enumerate(rows):
-            for k, r in zip(pairs, right, strict=True):
-                row[j] = _dot_pairs(fn, w, row[j], fn.splat("i32", w, left[i, k]), r)
+            left = _joined(fn, a, i, k, 2)
+            for j, w in enumerate(acc.widths):
+                row[j] = dot(fn, w, row[j], fn.splat("i32", w, left), right[j])
     return Val(acc.type, rows, acc.widths)
 
 
@@ -63,9 +61,15 @@ def _dot_pairs(fn: Fn, width: int, acc: str, a: str, b: str) -> str:
     return fn.call(f"llvm.x86.avx512bf16.dpbf16ps.{32 * width}", sums, (sums, acc), (raw, sides[0]), (raw, sides[1]))
 
 
+def _dot_words(fn: Fn, width: int, acc: str, a: str, b: str) -> str:
+    lanes, raw = vec("i32", width), vec("i16", 2 * width)
+    sides = [fn.val(f"bitcast {lanes} {x} to {raw}") for x in (a, b)]
+    return fn.val(f"add {lanes} {acc}, {_madd(fn, width, sides[0], sides[1])}")
+
+
 def emit_dot(fn: Fn, acc: Val, a: Val, b: Val) -> Val:
     """acc + a @ b over groups of four along K."""
-    return _emit_quads(fn, acc, a, b) if _has_quads(fn.target) else _emit_words(fn, acc, a, b)
+    return _emit_quads(fn, acc, a, b) if fn.target.dots_bytes else _emit_words(fn, acc, a, b)
 
 
 def _emit_words(fn: Fn, acc: Val, a: Val, b: Val) -> Val:

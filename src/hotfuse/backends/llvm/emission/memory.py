@@ -353,7 +353,7 @@ def emit_load(s: FunctionState, instr: Instr) -> Val:
     w = walk(s, access_of(instr), out.shape)
     _same(w.buffer.dtype, out.dtype, instr)
     size = size_of(out.dtype)
-    beside = out.dtype in (DType.I8, DType.U8, DType.BF16) and len(out.shape) == 2 and out.shape[0] * size == 4
+    beside = out.dtype in (DType.I8, DType.U8, DType.I16, DType.BF16) and len(out.shape) == 2 and out.shape[0] * size == 4
     if beside and w.steps == (size, 4) and w.valid == (None, None):
         return _load_beside(s, w, out)
     cols = out.shape[-1] if out.shape else 1
@@ -382,7 +382,7 @@ def emit_load(s: FunctionState, instr: Instr) -> Val:
 
 
 def _load_beside(s: FunctionState, w: Walk, out: TileType) -> Val:
-    """Four rows of bytes, or two of bf16, whose columns lie one behind the other.
+    """Four rows of bytes, or two of bf16 or 16-bit integers, whose columns lie one behind the other.
 
     One load, kept as it is for products, taken apart for others.
     """

@@ -12,6 +12,7 @@
 
 Real zeros around the image are zero points in bytes: with a border of these, every window is whole, and what zero points add to the
 sums is the same for every pixel. An image that needs no border and whose channels lie in fours is read where it is.
+Without an instruction for four products of bytes, the copy and the weights are 16-bit numbers, two at a time (decision 73).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from hotfuse.lower.common.algebra import add, mul, product
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.index import Position
 from hotfuse.lower.common.lowered import BufferView, KernelBuffers, Lowered, PackArgument, tensor_type
-from hotfuse.lower.common.pack import BYTE_GROUP, PackSource, PackSpec, WeightOrder
+from hotfuse.lower.common.pack import BYTE_GROUP, WORD_GROUP, PackSource, PackSpec, WeightOrder
 from hotfuse.lower.common.quant import MAX_K, Scaling, corrected, scaled
 from hotfuse.lower.common.values import Evaluator
 from hotfuse.lower.cpu import division
@@ -74,7 +75,11 @@ class _Bytes:
         outs = list(dict.fromkeys(output_values(graph)))
         self.finish = Finish(self.memory, graph, self.conv.out, self.conv.bias, outs, core.lanes)
         self.finish.real = self._real
-        self.channels = -(-conv.inputs // BYTE_GROUP) * BYTE_GROUP
+        wide = not core.dots_bytes and not core.lean
+        self.held = DType.I16 if wide else self.kind
+        """What the copy of the image holds."""
+        self.group = WORD_GROUP if wide else BYTE_GROUP
+        self.channels = -(-conv.inputs // self.group) * self.group
         axes = [dim[0].axis for dim in conv.spatial_phases]
         self.axes: tuple[Axis, Axis] = (axes[0] if len(axes) > 1 else Axis(1, 1), axes[-1])
         self.sizes = tuple(self._padded(a) for a in self.axes)
@@ -82,7 +87,7 @@ class _Bytes:
         if window * self.channels > MAX_K:
             raise CannotLower(f"a sum over {window * self.channels} products of bytes")
         width = self.axes[1].out
-        self.cut = conv_shape.choose(core, width, conv.outputs, window * self.channels // BYTE_GROUP, 0)
+        self.cut = conv_shape.choose(core, width, conv.outputs, window * self.channels // self.group, 0)
         if self.cut.nr % core.lanes:
             whole = -(-self.cut.nr // core.lanes)
             self.cut = replace(self.cut, width=whole * core.lanes, vectors=whole)
@@ -91,7 +96,7 @@ class _Bytes:
             rows = max(1, (core.registers - vectors - 2) // (vectors + 1))
             self.cut = replace(self.cut, mr=min(self.cut.mr, rows))
         source = PackSource(conv.weight.name, WeightOrder.WINDOW, conv.outputs)
-        self.spec = PackSpec((source,), window * self.channels, self.cut.nr, DType.I8)
+        self.spec = PackSpec((source,), window * self.channels, self.cut.nr, DType.I16 if wide else DType.I8)
         self.sums_spec = replace(self.spec, dtype=DType.I32)
 
     @staticmethod
@@ -113,7 +118,7 @@ class _Bytes:
         images = shape_of(self.conv.x)[0]
         self.image = product((*self.sizes, self.channels))
         self.padded = place.buffer if self._as_it_lies(place) else b.shared(
-            "padded", self.kind, (product((images, self.image, 1)) if images != 1 else self.image,))  # fmt: skip
+            "padded", self.held, (product((images, self.image, 1)) if images != 1 else self.image,))  # fmt: skip
         self.sums = b.scratch("sums", DType.I32, (self.cut.mr, spec.nr))
         if self.scaling.zero_w != 0:
             self.row_sums = b.scratch("row_sums", DType.I32, (self.cut.mr, self.core.lanes))
@@ -132,8 +137,8 @@ class _Bytes:
     def _zero(self, shape: tuple[int, ...]) -> Tile:
         zero = self.scaling.zero_x
         if isinstance(zero, Value):
-            return self.b.bcast(self.b.cast(self._scalar(zero), self.kind), shape)
-        return self.b.fill(int(zero), self.kind, shape)
+            return self.b.bcast(self.b.cast(self._scalar(zero), self.held), shape)
+        return self.b.fill(int(zero), self.held, shape)
 
     def _scalar(self, value: Value) -> Tile:
         place = self.memory.place(value)
@@ -141,7 +146,9 @@ class _Bytes:
 
     def _as_it_lies(self, place: BufferView) -> bool:
         """Whether a copy with borders would be the image itself."""
-        if any(a.padding or a.end for a in self.axes) or self.channels != self.conv.inputs or len(place.buffer.shape) != 1:
+        if self.held is not self.kind or self.channels != self.conv.inputs or len(place.buffer.shape) != 1:
+            return False
+        if any(a.padding or a.end for a in self.axes):
             return False
         steps = (*self.sizes[-(len(place.strides) - 2) :], self.channels)
         dense = [product(steps[i + 1 :]) for i in range(len(steps) - 1)]
@@ -149,15 +156,15 @@ class _Bytes:
         images = shape_of(self.conv.x)[0]
         return place.strides[1:] == wanted[1:] and (images == 1 or place.strides[0] == wanted[0])
 
-    def _by_fours(self, name: str, count: Dim, each: Callable[[Dim, int], None]) -> None:
-        """So many bytes, a whole number of fours: most at once, the rest in the largest pieces that fit, without masks."""
+    def _in_pieces(self, name: str, count: Dim, each: Callable[[Dim, int], None]) -> None:
+        """So many bytes, a whole number of groups: most at once, the rest in the largest pieces that fit, without masks."""
         whole = expr("*", expr("//", count, _COPIED), _COPIED)
         if whole != 0:
             with self.b.loop(name, 0, whole, _COPIED) as i:
                 each(i.var, _COPIED)
         if not isinstance(count, int) or not isinstance(whole, int):
-            with self.b.loop(name, whole, count, BYTE_GROUP) as i:
-                each(i.var, BYTE_GROUP)
+            with self.b.loop(name, whole, count, self.group) as i:
+                each(i.var, self.group)
             return
         while whole < count:
             piece = 1 << (count - whole).bit_length() - 1
@@ -166,7 +173,7 @@ class _Bytes:
 
     def _fill(self, at: Dim, count: Dim) -> None:
         """Zero points into so many bytes."""
-        self._by_fours("border", count, lambda i, n: self.b.store(self.padded, (expr("+", at, i),), self._zero((n,))))
+        self._in_pieces("border", count, lambda i, n: self.b.store(self.padded, (expr("+", at, i),), self._zero((n,))))
 
     def _copy(self, place: BufferView, images: Dim) -> None:
         b, (down, across), (height, width) = self.b, self.axes, self.sizes
@@ -190,24 +197,24 @@ class _Bytes:
                 self._fill(behind, across.end * self.channels)
 
     def _line(self, x: Buffer, source: Dim, at: Dim, channel: Dim, apart: Dim) -> None:
-        """A line of pixels, with zero points where channels are missing from the last four."""
+        """A line of pixels, with zero points where channels are missing from the last group."""
         b, inputs, size = self.b, self.conv.inputs, self.axes[1].size
         if channel == 1 and inputs == self.channels and apart == inputs:
             def piece(i: Dim, n: int) -> None:
-                b.store(self.padded, (expr("+", at, i),), b.load(x, (expr("+", source, i),), (n,)))
+                b.store(self.padded, (expr("+", at, i),), b.cast(b.load(x, (expr("+", source, i),), (n,)), self.held))
 
-            self._by_fours("byte", mul(size, inputs), piece)
+            self._in_pieces("byte", mul(size, inputs), piece)
             return
         with b.loop("pixel", 0, size) as p:
             here, there = expr("+", source, mul(apart, p.var)), expr("+", at, expr("*", p.var, self.channels))
             if inputs != self.channels:
-                four = add(there, self.channels - BYTE_GROUP)
-                b.store(self.padded, (four,), self._zero((BYTE_GROUP,)))
+                last = add(there, self.channels - self.group)
+                b.store(self.padded, (last,), self._zero((self.group,)))
             with b.loop("c", 0, inputs, self.core.lanes) as c:
                 left = (remaining(inputs, c.var),) if inputs % self.core.lanes else ()
                 place = expr("+", here, mul(channel, c.var))
                 tile = b.load(x, (place,), (self.core.lanes,), axes=(0,), step=(channel,), valid=left)
-                b.store(self.padded, (expr("+", there, c.var),), tile, valid=left)
+                b.store(self.padded, (expr("+", there, c.var),), b.cast(tile, self.held), valid=left)
 
     # -- products
 
@@ -232,7 +239,7 @@ class _Bytes:
             along(b, task, self.cut.mr, block, _never, together=True)
 
     def _task(self, images: Dim) -> ConvTask:
-        """The convolution of the padded image, whose steps are fours of bytes."""
+        """The convolution of the padded image, whose steps are groups of bytes."""
         width, rank = self.sizes[1], len(self.conv.spatial_phases)
         steps = (mul(width, self.channels), self.channels)
         spatial_phases = [
@@ -240,7 +247,7 @@ class _Bytes:
             for axis, size, step, dim in zip(self.axes, self.sizes, steps, (2, 1 + rank), strict=True)
         ]
         outer = (spatial_phases[0],) if rank > 1 else ()
-        return ConvTask(self.padded, self.image, 1, outer, spatial_phases[1], images, self.channels // BYTE_GROUP, self.panels)
+        return ConvTask(self.padded, self.image, 1, outer, spatial_phases[1], images, self.channels // self.group, self.panels)
 
     def _block(self, task: ConvTask, row: OutputRow, block: Block, pixel: Dim, panel: Dim, channels: Channels) -> None:
         b, columns = self.b, task.columns
@@ -269,12 +276,12 @@ class _Bytes:
         """Sums of products, and those of the image alone where they are wanted."""
         b, height = self.b, tiles[0].type.shape[0]
         apart = task.columns.stride * self.channels
-        ones = b.fill(1, DType.I8, (BYTE_GROUP, self.core.lanes)) if len(tiles) > 1 else None
+        ones = b.fill(1, self.spec.dtype, (self.group, self.core.lanes)) if len(tiles) > 1 else None
         with b.loop("k", 0, steps, carry=tiles) as loop:
-            here = expr("+", at, expr("*", loop.var, BYTE_GROUP))
-            x = b.load(self.padded, (here,), (height, BYTE_GROUP), axes=(0, 0), step=(apart, 1))
+            here = expr("+", at, expr("*", loop.var, self.group))
+            x = b.load(self.padded, (here,), (height, self.group), axes=(0, 0), step=(apart, 1))
             weights = b.load(
-                self.panels, (panel, expr("+", k, loop.var), 0, 0), (BYTE_GROUP, self.spec.nr), axes=(3, 2)
+                self.panels, (panel, expr("+", k, loop.var), 0, 0), (self.group, self.spec.nr), axes=(3, 2)
             )
             made = [b.mma(loop.carried[0], x, weights)]
             if ones is not None:
