@@ -281,6 +281,7 @@ def test_transposes(target: CpuTarget) -> None:
         (DType.U8, DType.I8, DType.I32),
         (DType.U8, DType.U8, DType.I32),
         (DType.I8, DType.U8, DType.I32),
+        (DType.I16, DType.I16, DType.I32),
         (DType.I32, DType.I32, DType.I32),
         (DType.I64, DType.I64, DType.I64),
     ],

@@ -71,7 +71,8 @@ def operand_types(row: InstructionRow, dtype: DType) -> list[TileType]:
     shapes: list[tuple[int, ...]] = [(3, 4), (4,), (3, 1)]
     match row.name:
         case "mma":
-            acc = {DType.I8: DType.I32, DType.U8: DType.I32, DType.F16: F32, DType.BF16: F32}.get(dtype, dtype)
+            whole = dict.fromkeys((DType.I16, DType.I8, DType.U8), DType.I32)
+            acc = {**whole, DType.F16: F32, DType.BF16: F32}.get(dtype, dtype)
             return [TileType(acc, (3, 5)), TileType(dtype, (3, 2)), TileType(dtype, (2, 5))]
         case "map.select":
             return [TileType(BOOL, (4,)), TileType(dtype, (3, 4)), TileType(dtype)]
