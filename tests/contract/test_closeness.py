@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hotfuse.analysis.closeness import relative_error, same_specials
+from hotfuse.analysis.closeness import OUTLIER, relative_error, same_specials, units
 from hotfuse.base.errors import InternalError
 from hotfuse.compile.variants.trial import agree
 from hotfuse.runtime.tierup.verify import disagreement
@@ -56,3 +56,18 @@ def test_complex_numbers_are_compared_by_magnitude() -> None:
     want = torch.tensor([complex(INF, 0), complex(3, 4), complex(NAN, 1)])
     assert not disagreement([want.clone()], [want], 1e-4)
     assert disagreement([want + torch.tensor([0, 0.1, 0])], [want], 1e-4)
+
+
+def test_units_are_those_of_the_median_though_it_is_not_looked_for() -> None:
+    """Counting what lies near the largest number must say what comparing with the median says, zeros and few numbers included."""
+    torch.manual_seed(7)
+    for n in (1, 2, 3, 8, 31):
+        for _ in range(200):
+            want = torch.randn(n, dtype=torch.float64) * 10.0 ** torch.randint(-8, 9, (n,)).double()
+            want[torch.rand(n) < 0.2] = 0
+            magnitude = want.abs()
+            expected = magnitude
+            if bool(magnitude.any()):
+                ordinary = magnitude <= OUTLIER * magnitude[magnitude > 0].median()
+                expected = torch.where(ordinary, magnitude[ordinary].max(), magnitude.max())
+            assert torch.equal(units(want).expand(n), expected)

@@ -26,10 +26,13 @@ def _as_numbers(special: torch.Tensor) -> torch.Tensor:
 
 
 def units(want: torch.Tensor) -> torch.Tensor:
-    """What an error of each element is divided by; `want` is finite."""
+    """What an error of each element is divided by, one number where that is the same for all; `want` is finite."""
     magnitude = want.abs()
-    if not magnitude.numel() or not float(magnitude.max()):
+    if not magnitude.numel() or not float(largest_one := magnitude.max()):
         return magnitude
+    count, near = int(torch.count_nonzero(magnitude)), int(torch.count_nonzero(magnitude >= largest_one / OUTLIER))
+    if near >= count - (count - 1) // 2:  # so is the median: counting takes a tenth of what finding it does
+        return largest_one
     most = OUTLIER * magnitude[magnitude > 0].median()
     ordinary = magnitude <= most
     return torch.where(ordinary, magnitude[ordinary].max(), magnitude.max())

@@ -128,7 +128,9 @@ def expr(op: str, *args: Dim) -> Dim:
         number = _EVAL[op](*[a for a in flat if isinstance(a, int)], unit)
         if op == "*" and number == 0:
             return 0
-        rest = sorted((a for a in flat if isinstance(a, Sym)), key=str)
+        rest = [a for a in flat if isinstance(a, Sym)]
+        if len(rest) > 1:  # the text of a single one is asked for by nobody
+            rest.sort(key=str)
         if number != unit:
             rest.append(number)  # type: ignore[arg-type]
         if not rest:

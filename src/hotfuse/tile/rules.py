@@ -116,6 +116,8 @@ def show_type(t: TileType) -> str:
 
 def broadcast(use: InstructionUse, *shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The extents that all these reach by repeating extents of 1 and adding leading axes."""
+    if all([shape == shapes[0] for shape in shapes]):  # as nearly all are
+        return shapes[0]
     try:
         return tuple(np.broadcast_shapes(*shapes))
     except ValueError as e:
