@@ -68,6 +68,8 @@ def test_seldom_calls_are_no_traffic(log: list[str]) -> None:
 
 
 def test_advice_is_what_the_error_says_or_what_helps_against_its_kind() -> None:
+    assert "later" in advice("tier 1: 90.0 us instead of 99.0, not decided")
+    assert "measured as fast" in advice("tier 1: 99.0 us instead of 90.0")
     assert advice("x\n  try:     no lock") == "no lock"
     assert "pickled" in advice("the model cannot be sent to a worker process") and "measured" in advice("9 us instead of 8")
     assert advice("whatever") == "explain() says more" and headline("") == "no reason is known"

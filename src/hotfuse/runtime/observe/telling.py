@@ -22,6 +22,7 @@ ADVICE = (
     ("dynamic control flow", "jit the parts around the branch, or write it with torch.where or torch.cond"),
     ("data-dependent", "jit the parts around it, or write it with torch.where or torch.cond"),
     ("in earlier processes", "nothing: it was measured; HOTFUSE_PROFILES names another store, in which it is tried again"),
+    (", not decided", "nothing: it is measured again later"),
     ("us instead of", "nothing: the model's own code and library kernels measured as fast on these calls"),
     ("every round of its race", "nothing: it is measured again later"),
     ("gradients enabled", "call it under torch.inference_mode() or torch.no_grad() where nobody calls backward"),
