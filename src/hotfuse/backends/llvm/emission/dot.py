@@ -2,7 +2,6 @@
 
 The sign that an operand lacks is made by moving it by 128 (flipping the top bit) and taking the difference back:
 a b = (a + 128) b - 128 b, and a b = a (b - 128) + 128 a. Everything stays exact.
-<<<<<<< HEAD
 Where there is no such instruction, the even and the odd bytes of each lane are widened to 16 bits where they stand, and
 `vpmaddwd` adds two products to each lane. `vpmaddubsw` takes bytes as they are, but its sums of two products saturate.
 
