@@ -7,6 +7,7 @@ units in the last place; integers and truth values exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -324,3 +325,14 @@ def test_refusals_have_a_reason() -> None:
     ):
         with pytest.raises(CannotLower, match=part):
             lower_group(group_of(fn, tensors).graph)
+
+
+@pytest.mark.parametrize(("fn", "dtype"), [(torch.sin, DType.F32), (torch.cos, DType.F32), (torch.exp, DType.F64)])
+def test_a_kernel_that_is_called_like_what_it_calls_calls_that(fn: Callable[..., Any], dtype: DType) -> None:
+    """Its code asks C for `sin`: under that name it found itself, and called itself until the stack ended."""
+    x = sample(dtype, (5, 33), 1)
+    group = group_of(fn, [x], False)
+    lowered = lower_group(group.graph)
+    lowered = replace(lowered, kernel=replace(lowered.kernel, name=fn.__name__))
+    expected, exact = [fn(x)], [fn(x.double())]
+    compare(run_native(lowered, group, [x]), expected, exact)

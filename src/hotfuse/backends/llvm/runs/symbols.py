@@ -11,8 +11,9 @@ CONTROL_HEAD = 2
 
 
 def symbol(kernel: Kernel) -> str:
-    """The name of a kernel's function in object code."""
-    return "".join(ch if ch.isalnum() or ch in "_." else "_" for ch in kernel.name)
+    """The name of a kernel's function in object code: never one that C has, or a kernel called `sin` would be what its own code
+    finds under that name."""
+    return "kernel." + "".join(ch if ch.isalnum() or ch in "_." else "_" for ch in kernel.name)
 
 
 def outcomes_at(partitions: int) -> int:
