@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import make_url, select
+from sqlalchemy import NullPool, create_engine, make_url, select
 
 from hotfuse.base.errors import InputError
 from hotfuse.base.events import EventLog, Why
@@ -162,6 +162,58 @@ def test_a_database_that_is_away_costs_a_decision_and_gets_the_rows_later(tmp_pa
         back.stop()
     with Store.open(fresh) as there:
         assert there.info()["rows"]["measurements"] == 3
+
+
+FULL = (
+    "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$BEGIN RAISE EXCEPTION 'no space left on device' USING ERRCODE = 'disk_full'; END$$",
+    "CREATE TRIGGER no_room BEFORE INSERT ON measurements FOR EACH STATEMENT EXECUTE FUNCTION no_room()",
+)
+SLOW = (
+    "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(1); RETURN NULL; END$$",
+    "CREATE TRIGGER slow AFTER INSERT ON measurements FOR EACH STATEMENT EXECUTE FUNCTION slow()",
+)
+KILLED = ("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()",)
+READ_ONLY = ("ALTER DATABASE {name} SET default_transaction_read_only = on", *KILLED)
+WRITABLE = ("SET SESSION CHARACTERISTICS AS TRANSACTION READ WRITE", "ALTER DATABASE {name} RESET default_transaction_read_only",
+            *KILLED)  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "mended", "fails"), [
+    (FULL, ("DROP TRIGGER no_room ON measurements",), True),
+    (READ_ONLY, WRITABLE, True),
+    (KILLED, (), False),
+    (SLOW, (), False),
+], ids=["full", "read-only", "killed", "slow"])  # fmt: skip
+def test_whatever_the_database_does_every_row_arrives_once(
+    fresh: str, here: Store, fault: tuple[str, ...], mended: tuple[str, ...], fails: bool
+) -> None:
+    """A server that refuses rows, may not be written, breaks connections, or takes a second for a statement."""
+    name, machine, log = make_url(fresh).database, here.machine(fingerprint()), EventLog(100)
+    engine = create_engine(make_url(fresh).set(drivername="postgresql+psycopg"), isolation_level="AUTOCOMMIT", poolclass=NullPool)
+
+    def do(statements: tuple[str, ...]) -> None:
+        with engine.connect() as c:
+            for one in statements:
+                c.exec_driver_sql(one.format(name=name))
+
+    sync = CentralSync(fresh, here, log, 600, 1000)
+    try:
+        assert sync.once()
+        do(fault)
+        here.record_measurements(_measured(BATCH + 3), machine)
+        went = sync.once() or (not fails and sync.once())  # a broken connection may be noticed by using it
+        assert went is not fails, sync.stats()
+        if fails:
+            assert sync.stats()["waiting"] == BATCH + 3 and Why.DATABASE_AWAY in [d.why for d in log.decisions]
+            here.record_measurements(_measured(2), machine)  # nobody who measures notices
+            do(mended)
+            assert sync.once() or sync.once(), sync.stats()
+        assert sync.stats()["waiting"] == 0
+    finally:
+        sync.stop()
+    with Store.open(fresh) as there:
+        assert there.info()["rows"]["measurements"] == here.info()["rows"]["measurements"]
 
 
 def test_a_role_that_may_only_write_rows_is_enough_once_the_tables_are_there(fresh: str, here: Store) -> None:

@@ -98,7 +98,7 @@ class Exchange:
             rows = self.local.database.read(lambda here: here.execute(query).all())
             if not rows:
                 return 0, last
-            c.execute(insert(table), [self._theirs(c, r) for r in rows])
+            c.execute(insert(table).values([self._theirs(c, r) for r in rows]))  # one statement: each may take a second
             advance(c, self.uid, table.name, int(rows[-1].id))
             return len(rows), int(rows[-1].id)
 
