@@ -10,10 +10,11 @@ import pytest
 
 from hotfuse.machine import counters as counting
 from hotfuse.machine import energy as metering
+from hotfuse.machine.assumed import assumed_core
 from hotfuse.machine.counters import EVENTS, Counters, availability
 from hotfuse.machine.drift import IN_A_ROW, DriftWatch, ProbeRun, SpeedChange
-from hotfuse.machine.energy import ASSUMED_WATTS_PER_CORE, EnergyMeter, nvml_meters, rapl_meters, watts_per_core
-from hotfuse.machine.topology import ASSUMED_HZ, stated_hz, topology
+from hotfuse.machine.energy import EnergyMeter, nvml_meters, rapl_meters, watts_per_core
+from hotfuse.machine.topology import stated_hz, topology
 from hotfuse.profile.rows import SpeedRow
 from hotfuse.profile.store import Store
 from hotfuse.runtime.tierup.objective import CoreSeconds
@@ -111,10 +112,10 @@ def test_power_and_frequency_are_what_the_system_states(tmp_path: Path) -> None:
     cores = top.physical_cores or top.logical_cpus
     stated = powercap(tmp_path, {"intel-rapl:0": package, "intel-rapl:0:0": package, "intel-rapl:1": package})
     assert watts_per_core(stated) == pytest.approx(180 / cores), "parts inside a package are counted with it"
-    assert watts_per_core(tmp_path / "none") == ASSUMED_WATTS_PER_CORE
+    assert watts_per_core(tmp_path / "none") == assumed_core().watts
     (tmp_path / "cpuinfo").write_text("processor\t: 0\ncpu MHz\t\t: 2100.5\nprocessor\t: 1\ncpu MHz\t\t: 1800.0\n")
     assert stated_hz(tmp_path, tmp_path) == pytest.approx(2.1005e9)
-    assert stated_hz(tmp_path, tmp_path / "none") == ASSUMED_HZ
+    assert stated_hz(tmp_path, tmp_path / "none") == assumed_core().hz
     cpufreq = tmp_path / "devices/system/cpu/cpu0/cpufreq"
     cpufreq.mkdir(parents=True)
     (cpufreq / "cpuinfo_max_freq").write_text("3400000\n")

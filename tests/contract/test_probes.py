@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotfuse.backends.llvm.probe import MOST, Probes, compile_all, dtype_of, symbols, view_of
+from hotfuse.backends.llvm.probe import MAX_ELEMENTS_LOOKED_AT, Probes, compile_all, dtype_of, symbols, view_of
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.profile.records import COUNTS, RANGES, Batch, Flag, RecordKind, Subject, split
 from hotfuse.tile.probe import DTYPES, MASKED, probe
@@ -149,15 +149,15 @@ def test_masks_say_what_is_valid() -> None:
 
 
 def test_large_values_show_part_of_their_rows() -> None:
-    t = torch.zeros(4 * MOST // 64, 64)
+    t = torch.zeros(4 * MAX_ELEMENTS_LOOKED_AT // 64, 64)
     t[::4] = 1.0
     v = view_of(t)
-    assert v.partial and v.rows * v.cols <= MOST
+    assert v.partial and v.rows * v.cols <= MAX_ELEMENTS_LOOKED_AT
     found = look(t)
     assert found["flags"] & Flag.PARTIAL and found["zeros"] == 0 and found["valid"] == found["rows"] * 64
-    assert look(torch.ones(3 * MOST))["cols"] == MOST
-    wide = torch.ones(64, 4 * MOST // 64).t()[:, ::2]
-    assert look(wide)["nonfinite"] == 0 and look(wide)["rows"] * look(wide)["cols"] <= MOST
+    assert look(torch.ones(3 * MAX_ELEMENTS_LOOKED_AT))["cols"] == MAX_ELEMENTS_LOOKED_AT
+    wide = torch.ones(64, 4 * MAX_ELEMENTS_LOOKED_AT // 64).t()[:, ::2]
+    assert look(wide)["nonfinite"] == 0 and look(wide)["rows"] * look(wide)["cols"] <= MAX_ELEMENTS_LOOKED_AT
 
 
 def test_ranks_beyond_the_limit_fold() -> None:

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
-from hotfuse.analysis.resources import Bound, CorePeaks, ResourceUse, Work, library_seconds, roof_seconds, used, work_of
+from hotfuse.analysis.resources import (
+    Bound,
+    CorePeaks,
+    ResourceUse,
+    Work,
+    library_seconds,
+    roofline_seconds,
+    used,
+    work_of,
+)
 from hotfuse.compile.unit.kernel_cache import kernel_cache
 from hotfuse.fusion.criteria import Criterion, FusionSide, judge
 from hotfuse.ir.text import parse
@@ -38,7 +47,7 @@ def test_work_of_a_piece() -> None:
     assert Work.from_dict(work.to_dict()) == work
     unknown = work_of(parse(LAYER), {})
     assert unknown.flops is None and unknown.traffic is None and unknown.working_set is None
-    assert roof_seconds(unknown, PEAKS) is None and library_seconds(parse(LAYER), {}, PEAKS) is None
+    assert roofline_seconds(unknown, PEAKS) is None and library_seconds(parse(LAYER), {}, PEAKS) is None
 
 
 def test_of_a_table_only_what_is_picked_counts() -> None:

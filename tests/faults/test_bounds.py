@@ -92,7 +92,7 @@ def _attributes(thing: object) -> list[str]:
 FURTHER: dict[str, int] = {
     "Names._signatures": 8 * 512,
     "Group.tried": MOST_EARNED * INLINE.max_captures,
-    "CallSamples._seen": 4 * samples.MOST,  # of a graph; there are two or three
+    "CallSamples._seen": 4 * samples.MAX_SIGNATURES,  # of a graph; there are two or three
     "EventLog._spans": 4 * INLINE.max_events,
     "Span.evidence": 4 * 4 * INLINE.max_events,  # a few words each
 }

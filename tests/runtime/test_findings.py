@@ -57,7 +57,7 @@ def test_partitions_are_diagnosed_and_their_times_kept(tmp_path: Path) -> None:
     assert found == ["latency", "imbalance", "latency", "compute"], (
         "a second; the same on uneven threads; near the roof"
     )
-    assert answer["parts"][0]["measured_roofs"] and answer["parts"][0]["hz"] == PEAKS.hz
+    assert answer["parts"][0]["measured_rooflines"] and answer["parts"][0]["hz"] == PEAKS.hz
     with request_context.used_by(place.header()):
         kept = notes()
         assert kept is not None

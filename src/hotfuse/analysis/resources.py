@@ -126,7 +126,7 @@ def library_seconds(piece: Graph, env: Mapping[str, int], peaks: CorePeaks) -> f
     return total
 
 
-def roof_seconds(work: Work, peaks: CorePeaks) -> float | None:
+def roofline_seconds(work: Work, peaks: CorePeaks) -> float | None:
     """The least time of a piece as one kernel."""
     if work.flops is None or work.traffic is None:
         return None

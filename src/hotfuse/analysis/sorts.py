@@ -10,7 +10,7 @@ from hotfuse.ir.types import TensorType
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import packet
 
-MOST = 64
+MAX_SORTED = 64
 """Elements along the dim that is sorted, at most."""
 _SORTS = frozenset({"aten.topk", "aten.sort", "aten.argsort"})
 
@@ -29,4 +29,4 @@ def refusal(node: Node) -> str | None:
     extent = shape[dim]
     if not isinstance(extent, int) or not isinstance(k, int):
         return f"how many are sorted is known only at run time: {k} of {extent}"
-    return f"sorting {extent} elements for {k}" if extent > MOST or extent < 1 or k < 1 else None
+    return f"sorting {extent} elements for {k}" if extent > MAX_SORTED or extent < 1 or k < 1 else None

@@ -17,7 +17,7 @@ from hotfuse.ir.graph import Graph, Node, Value
 from hotfuse.ir.types import TensorType
 from hotfuse.ops.table import Access, lookup, packet
 
-MOST = 0.01
+MAX_TIE_SHARE = 0.01
 """Most results, as a share of all, that may be a quantum apart; one in any case."""
 STEPS = 255
 """Steps of the range of a result that is computed from rounded numbers."""
@@ -101,7 +101,7 @@ def tied(got: torch.Tensor, want: torch.Tensor, quantum: Quantum) -> bool:
 
 def _few(places: torch.Tensor) -> bool:
     """Whether a share of all places that ties may have; of a few places, one."""
-    return int(places.sum()) <= max(1.0, MOST * places.numel())
+    return int(places.sum()) <= max(1.0, MAX_TIE_SHARE * places.numel())
 
 
 def all_tied(

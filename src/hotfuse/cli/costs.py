@@ -14,7 +14,7 @@ from hotfuse.cli.output import heading, print_json, rows
 if TYPE_CHECKING:
     from hotfuse.ir.graph import Graph
 
-MOST = 40
+MAX_EDGES_SHOWN = 40
 """Edges that a terminal is shown, the dearest; JSON has all."""
 
 
@@ -29,7 +29,7 @@ def show_costs(graph: Graph, shapes: Sequence[tuple[int, ...]], as_json: bool) -
     heading(f"{len(found['groups'])} groups, predicted by {found['predictor']}: {found['total_us']:.1f} us")
     body = [(g["kind"], g["nodes"], _figure(g["us"]), _figure(g["uj"]), g["stored"], g["ops"]) for g in found["groups"]]
     rows(("group", "nodes", "us", "uJ", "bytes left", "ops"), body)
-    dear = sorted(found["edges"], key=lambda e: -(e["us"] or 0))[:MOST]
+    dear = sorted(found["edges"], key=lambda e: -(e["us"] or 0))[:MAX_EDGES_SHOWN]
     weights = ("bytes", "cycles", "us", "uj")
     listed = [(f"%{e['value']}", e["maker"], e["readers"], *(_figure(e[w]) for w in weights)) for e in dear]
     rows(("value", "made by", "readers", "bytes", "cycles", "us", "uJ"), listed)

@@ -13,7 +13,8 @@ from hotfuse.fusion.engine import FusionChoice, Planned
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.worth import PredictedCost
 from hotfuse.ir.graph import Graph
-from hotfuse.machine.energy import ASSUMED_JOULES_PER_BYTE, watts_per_core
+from hotfuse.machine.assumed import assumed_core
+from hotfuse.machine.energy import watts_per_core
 from hotfuse.machine.topology import stated_hz
 from hotfuse.ops.table import packet
 
@@ -96,7 +97,7 @@ def edges(graph: Graph, groups: Sequence[Group], sizes: Mapping[str, int], peaks
                 continue
             moved = 0 if inside else size * (1 + len({id(home.get(r)) for r in readers}))
             seconds = moved / peaks.bandwidth(size)
-            joules = seconds * watts_per_core() + moved * ASSUMED_JOULES_PER_BYTE
+            joules = seconds * watts_per_core() + moved * assumed_core().joules_per_byte
             found.append(Edge(v.name, name, len(readers), inside, size, round(seconds * 1e6, 3),
                               round(seconds * stated_hz()), round(joules * 1e6, 4)))
     return found

@@ -17,14 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.analysis.cost import value_bytes
-from hotfuse.analysis.resources import CorePeaks, library_seconds, roof_seconds, work_of
+from hotfuse.analysis.resources import CorePeaks, library_seconds, roofline_seconds, work_of
 from hotfuse.base.errors import HotfuseError
 from hotfuse.fusion.closed import UseIndex
 from hotfuse.hpm import model as hpm
 from hotfuse.hpm.work import Candidate
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.types import TensorType
-from hotfuse.machine.energy import ASSUMED_JOULES_PER_BYTE, watts_per_core
+from hotfuse.machine.assumed import assumed_core
+from hotfuse.machine.energy import watts_per_core
 from hotfuse.ops.table import Access, lookup
 
 Vector = npt.NDArray[np.float64]
@@ -107,12 +108,12 @@ class RooflinePredictor:
                 found = library_seconds(ask.graph, ask.sizes, self.peaks)
                 seconds[i] = np.nan if found is None else found / REACH / max(1, ask.threads)
             else:
-                least = roof_seconds(work, self.peaks) or 0.0
+                least = roofline_seconds(work, self.peaks) or 0.0
                 again = spilled(ask.graph, ask.sizes, ask.core.registers) + repeated(ask.graph, ask.sizes, ask.core.lanes)
                 least += again / SPILL_BYTES_PER_S
                 seconds[i] = ENTRY_S + least / REACH / max(1, ask.threads)
         threads = np.asarray([a.threads for a in asks], dtype=np.float64)
-        joules = seconds * watts_per_core() * threads + memory * ASSUMED_JOULES_PER_BYTE
+        joules = seconds * watts_per_core() * threads + memory * assumed_core().joules_per_byte
         return Figures(seconds, seconds / SPREAD, seconds * SPREAD, joules, memory, exposed)
 
 
@@ -185,5 +186,5 @@ class Trained:
 
 
 def _plain(found: hpm.Predictions) -> Figures:
-    joules = found.joules + found.memory * ASSUMED_JOULES_PER_BYTE
+    joules = found.joules + found.memory * assumed_core().joules_per_byte
     return Figures(found.seconds, found.low_s, found.high_s, joules, found.memory)

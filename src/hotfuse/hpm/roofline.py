@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hotfuse.hpm.work import NAMES, Matrix
+from hotfuse.machine.assumed import assumed_core
 from hotfuse.machine.peaks import LEVELS, MachinePeaks
-from hotfuse.machine.topology import ASSUMED_HZ, Topology, stated_hz
+from hotfuse.machine.topology import Topology, stated_hz
 
 Vector = npt.NDArray[np.float64]
 _GUESS = {"L1": 100e9, "L2": 50e9, "L3": 25e9, "memory": 10e9}
@@ -83,7 +84,7 @@ def roof(peaks: MachinePeaks | None, top: Topology, lanes: int, threads: int = 1
 def measured_roof(peaks: MachinePeaks, caches: Mapping[str, int], hz: float | None, threads: int) -> Roofline | None:
     """The same of a machine that others measured: its peaks, the sizes of its caches and its highest clock, as far as it is told;
     None where its peaks are not those of arithmetic."""
-    return None if peaks.rate("f32", threads) is None else _roof(peaks, caches, 0.0, hz or ASSUMED_HZ, threads)
+    return None if peaks.rate("f32", threads) is None else _roof(peaks, caches, 0.0, hz or assumed_core().hz, threads)
 
 
 def _roof(peaks: MachinePeaks | None, caches: Mapping[str, int], flops_a_thread: float, hz: float, threads: int) -> Roofline:

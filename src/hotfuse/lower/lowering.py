@@ -19,7 +19,7 @@ from hotfuse.lower.cpu.conv.group import is_convolution, lower_convolution
 from hotfuse.lower.cpu.gemm.bmm import lower_product
 from hotfuse.lower.cpu.gemm.contract import lower_contraction
 from hotfuse.lower.cpu.group import Options, lower_group
-from hotfuse.lower.cpu.prefetch import asks_ahead
+from hotfuse.lower.cpu.prefetch import with_prefetches
 from hotfuse.lower.cpu.recurrent.group import is_recurrent, lower_recurrent
 from hotfuse.lower.cpu.softmax_rows import is_rows, lower_rows
 from hotfuse.lower.cpu.tiling import Core
@@ -64,7 +64,7 @@ def _lowered(graph: Graph, core: Core) -> Lowered:
     if is_average(graph, core):
         return lower_average(graph, core, name=_name(graph))
     found = lower_group(replace(graph, name=_name(graph)), Options(vector_bytes=core.lanes * 4))
-    return replace(found, kernel=asks_ahead(found.kernel, core))
+    return replace(found, kernel=with_prefetches(found.kernel, core))
 
 
 def _between(graph: Graph, node: Node) -> bool:

@@ -12,12 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from hotfuse.machine.assumed import assumed_core
 from hotfuse.machine.topology import read_text, topology
 
-ASSUMED_WATTS_PER_CORE = 5.0
-"""Where the system states no power (most virtual machines): estimates are compared with estimates alone."""
-ASSUMED_JOULES_PER_BYTE = 100e-12
-"""Of memory, which no meter here counts apart: an assumption that ranks what moves more against what computes more."""
 _POWERCAP = Path("/sys/class/powercap")
 
 
@@ -97,8 +94,8 @@ def meters() -> tuple[tuple[EnergyMeter, ...], dict[str, str]]:
 
 @cache
 def watts_per_core(root: Path = _POWERCAP) -> float:
-    """What a busy core draws: the power that the system states for its packages over their cores, or the assumption."""
+    """What a busy core draws: the power that the system states for its packages over their cores, or what is assumed."""
     stated = [read_text(zone / "constraint_0_power_limit_uw") for zone in root.glob("*-rapl:*") if zone.name.count(":") == 1]
     watts = sum(int(text) for text in stated if text and text.isdecimal()) * 1e-6
     top = topology()
-    return watts / (top.physical_cores or top.logical_cpus) if watts > 0 else ASSUMED_WATTS_PER_CORE
+    return watts / (top.physical_cores or top.logical_cpus) if watts > 0 else assumed_core().watts

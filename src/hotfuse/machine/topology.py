@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from hotfuse.machine.assumed import assumed_core
 from hotfuse.machine.cores import allowed, quota
 
-ASSUMED_HZ = 2.5e9
-"""Of a core of which the system says nothing: what servers run at when all cores are busy."""
 _SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -139,7 +138,7 @@ def stated_hz(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> float:
     if (mhz := _max_mhz(root)) is not None:
         return mhz * 1e6
     stated = re.findall(r"^cpu MHz\s*:\s*([\d.]+)$", read_text(proc / "cpuinfo") or "", re.MULTILINE)
-    return max(float(m) for m in stated) * 1e6 if stated else ASSUMED_HZ
+    return max(float(m) for m in stated) * 1e6 if stated else assumed_core().hz
 
 
 def _max_mhz(root: Path) -> int | None:

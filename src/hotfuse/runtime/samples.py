@@ -23,7 +23,7 @@ Signature = tuple[int, ...]
 
 DECAY = 0.99
 """What a count keeps with every further sample: half of it after about 70."""
-MOST = 64
+MAX_SIGNATURES = 64
 """Signatures remembered."""
 
 
@@ -113,7 +113,7 @@ class CallSamples:
         self._total += self._unit
         found = self._seen.get(signature)
         if found is None:
-            if len(self._seen) >= MOST:
+            if len(self._seen) >= MAX_SIGNATURES:
                 rarest = min(self._seen, key=lambda s: self._seen[s].weight)
                 self._total -= self._seen.pop(rarest).weight
             found = self._seen[signature] = _Seen(each=sum(t.numel() * t.element_size() for t in inputs))

@@ -26,7 +26,7 @@ from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.profile.records import COUNTS_AT, RANGES_AT, Batch, Flag, Subject
 from hotfuse.tile.probe import DTYPES, probe
 
-MOST = 1 << 18
+MAX_ELEMENTS_LOOKED_AT = 1 << 18
 """Elements of one value that a sample looks at: about a tenth of a millisecond."""
 _NUMBER = {torch_dtype(d): i for i, d in enumerate(DTYPES)}
 _EMPTY = np.array([0, 0, 0, 0, 0, 0, 0], np.int64).tobytes() + np.array([np.inf, -np.inf, 0.0]).tobytes()
@@ -64,7 +64,7 @@ class RowsView(NamedTuple):
     copied: bool
 
 
-def view_of(t: torch.Tensor, keep: int = 1, most: int = MOST) -> RowsView:
+def view_of(t: torch.Tensor, keep: int = 1, most: int = MAX_ELEMENTS_LOOKED_AT) -> RowsView:
     """A tensor as rows; the last `keep` dims make a row where it is contiguous, the innermost one where it is not."""
     numel = t.numel()
     copied = False

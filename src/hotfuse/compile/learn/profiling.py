@@ -53,7 +53,7 @@ def _of(part: PartitionTimes, kept: Notes, host: Host) -> dict[str, Any]:
     return {
         "bottleneck": seen.bottleneck.value, "because": seen.because, "overhead": round(seen.overhead, 3),
         "utilization": {k: round(v, 3) for k, v in seen.utilization.items()}, "source": seen.source,
-        "measured_roofs": host.at.measured, "hz": host.at.hz, "predicted_us": _predicted(part, graph, sizes, kept, host),
+        "measured_rooflines": host.at.measured, "hz": host.at.hz, "predicted_us": _predicted(part, graph, sizes, kept, host),
     }  # fmt: skip
 
 

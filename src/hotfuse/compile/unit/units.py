@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hotfuse.analysis.registers import parallel_iterations, vectors_at_once
-from hotfuse.analysis.resources import library_seconds, roof_seconds, used, work_of
+from hotfuse.analysis.resources import library_seconds, roofline_seconds, used, work_of
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.passes import run_all
 from hotfuse.base.settings import Objective
@@ -152,7 +152,7 @@ def described(
         work, peaks = work_of(piece.normal, piece.sizes), kernel_cache().peaks
         known[piece.key] = {
             "nodes": len(nodes), "kind": kind, "key": piece.key, "ops": piece.ops, "work": work.to_dict(),
-            "library_s": library_seconds(piece.normal, piece.sizes, peaks), "roof_s": roof_seconds(work, peaks),
+            "library_s": library_seconds(piece.normal, piece.sizes, peaks), "roof_s": roofline_seconds(work, peaks),
         }  # fmt: skip
         if (seen := foreseen(piece)) is not None:
             known[piece.key].update(library_s=seen.library_s, kernel_s=seen.kernel_s, high_s=seen.high_s)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from hotfuse.analysis.attention import FUSED
 from hotfuse.analysis.cost import value_bytes
-from hotfuse.analysis.resources import CorePeaks, roof_seconds, work_of
+from hotfuse.analysis.resources import CorePeaks, roofline_seconds, work_of
 from hotfuse.compile.variants import precision_variants
 from hotfuse.fusion.crossover import Variant
 from hotfuse.ir.dims import Dim, Sym, dims_in, evaluate, symbols
@@ -154,7 +154,7 @@ def _sharing(
             return 0.0
         if work.flops / (2 * core.lanes) >= 2 * WORK_PER_THREAD:
             return WAKE_S
-        alone = roof_seconds(work, peaks) or 0.0
+        alone = roofline_seconds(work, peaks) or 0.0
         return alone * (1 - 1 / threads)
 
     return waste

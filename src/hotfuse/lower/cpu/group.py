@@ -75,7 +75,7 @@ def lower_group(graph: Graph, options: Options | None = None, strides: Mapping[s
     for v in outputs:
         tensor_type(v)
     problem: CannotLower | None = None
-    for cuts in _ways(graph):
+    for cuts in _cut_variants(graph):
         simple = primitive.expanded(graph, cuts=cuts, convolutions=True)
         try:
             return _Kernel(simple, outputs, options or Options(), strides or {}).lowered()
@@ -85,7 +85,7 @@ def lower_group(graph: Graph, options: Options | None = None, strides: Mapping[s
     raise problem
 
 
-def _ways(graph: Graph) -> tuple[bool, ...]:
+def _cut_variants(graph: Graph) -> tuple[bool, ...]:
     """How windows are kept inside: checked where channels are vectors anyway, else by cutting loops where that works."""
     if not any("pool" in n.op for n in graph.nodes):
         return (False,)

@@ -37,7 +37,7 @@ def _bytes(buffer: Buffer) -> Dim:
     return expr("*", bits(buffer.dtype) // 8, *buffer.shape)
 
 
-def asks_ahead(kernel: Kernel, core: Core) -> Kernel:
+def with_prefetches(kernel: Kernel, core: Core) -> Kernel:
     """The kernel with lines of the next row asked for where data is large; the same one where its rows have a single pass."""
     pred = large(kernel.buffers, core)
     if pred == 0:

@@ -21,14 +21,15 @@ from hotfuse.base.errors import HotfuseError
 from hotfuse.compile.request_bodies import PartitionTimes
 from hotfuse.hpm.bottleneck import Bottleneck, Diagnosis, Ledger, Strategy
 from hotfuse.ir.text import show
-from hotfuse.machine.energy import ASSUMED_JOULES_PER_BYTE, watts_per_core
+from hotfuse.machine.assumed import assumed_core
+from hotfuse.machine.energy import watts_per_core
 from hotfuse.machine.traffic import of_misses
 from hotfuse.profile.names import Names
 from hotfuse.profile.snapshot import GraphSeen, PartitionSeen
 from hotfuse.runtime.observe.partition_cost import known, partition_cost
 from hotfuse.runtime.plan import Plan
 
-MOST = 12
+MAX_PARTITIONS = 12
 """Partitions that are looked into, the slowest: the others are not worth it."""
 LEAST_NS = 100
 """What takes less is views, and limited by nothing."""
@@ -126,7 +127,7 @@ def _asked(
     seen = {i: p for i, p in seen.items() if p.p50 >= LEAST_NS}
     total = sum(p.mean for p in seen.values())
     text = " ".join("x".join(map(str, s)) or "scalar" for s in shapes)
-    slowest = sorted(seen.items(), key=lambda kv: -kv[1].mean)[:MOST]
+    slowest = sorted(seen.items(), key=lambda kv: -kv[1].mean)[:MAX_PARTITIONS]
     return [
         PartitionQuestion(plan.tier, i, _name(plan, i), text, _complete(plan, i, p, env), p.mean / total, threads,
                  _times(plan, i, p, env, threads))
@@ -173,7 +174,7 @@ def _finding(q: PartitionQuestion, said: Mapping[str, Any], version: int) -> Fin
     us = q.seen.p50 * 1e-3
     evidence: dict[str, Any] = {
         "utilization": dict(said["utilization"]), "overhead": said["overhead"], "source": said["source"],
-        "roofs": "measured" if said["measured_roofs"] else "guessed", **_counters(q, said), **_traffic(q), **_energy(q),
+        "roofs": "measured" if said["measured_rooflines"] else "guessed", **_counters(q, said), **_traffic(q), **_energy(q),
     }  # fmt: skip
     return Finding(q.tier, q.index, q.name, q.shapes, us, q.share, Bottleneck(said["bottleneck"]), str(said["because"]),
                    said["predicted_us"], version, evidence)  # fmt: skip
@@ -184,7 +185,7 @@ def _counters(q: PartitionQuestion, said: Mapping[str, Any]) -> dict[str, Any]:
     if q.seen.counters:
         found = dict(zip(COUNTED, (round(c) for c in q.seen.counters), strict=True))
         return {"counters": found, "counters_source": "counted on the calling thread"}
-    clock = "measured" if said["measured_roofs"] else "stated or guessed"
+    clock = "measured" if said["measured_rooflines"] else "stated or guessed"
     cycles = round(q.seen.p50 * 1e-9 * float(said["hz"]))
     return {"counters": {"cycles": cycles}, "counters_source": f"derived from time and a {clock} clock"}
 
@@ -203,5 +204,5 @@ def _traffic(q: PartitionQuestion) -> dict[str, Any]:
 def _energy(q: PartitionQuestion) -> dict[str, Any]:
     """An estimate: meters of a whole processor say nothing about some microseconds of it."""
     moved = max(q.seen.bytes, 0)
-    joules = q.seen.p50 * 1e-9 * watts_per_core() * q.threads + moved * ASSUMED_JOULES_PER_BYTE
+    joules = q.seen.p50 * 1e-9 * watts_per_core() * q.threads + moved * assumed_core().joules_per_byte
     return {"microjoules": round(joules * 1e6, 2), "energy_source": "estimated"}

@@ -28,7 +28,7 @@ STEPS = 16
 """Capacities between a number and its double."""
 TO_RECORD = 2
 """Calls of a capacity after which it is recorded."""
-NEAR = 8
+ROOM_SLACK = 8
 """A room may be larger by this part of itself."""
 MOST_ROOMS = 1024
 _FACTS = (Padded.EMPTY, Padded.NUMBERS, Padded.POSITION, Padded.INDEX, Padded.NOT_FINITE)
@@ -175,7 +175,7 @@ class DevicePackedRun:
         would take two calls kernel by kernel, and traffic around a capacity would need two of them for ever."""
         used = self.used
         if used[rows] < TO_RECORD:
-            larger = [n for n, times in used.items() if rows < n <= rows + rows // NEAR and times >= TO_RECORD]
+            larger = [n for n, times in used.items() if rows < n <= rows + rows // ROOM_SLACK and times >= TO_RECORD]
             rows = min(larger, default=rows)
         if rows in used or len(used) < MOST_ROOMS:
             used[rows] += 1

@@ -13,18 +13,18 @@ from hotfuse.runtime.tierup.race import race
 
 
 def measured(plan: Plan, sample: Sequence[torch.Tensor], seconds: float) -> Plan:
-    """The plan, not serving yet, with its switches set the faster way on a real call; its notes say what was measured."""
+    """The plan, not serving yet, with its switches set to the faster of both on a real call; its notes say what was measured."""
     if not plan.switches or torch.get_num_threads() < 2:
         return plan
 
-    def way(on: bool) -> Callable[..., Any]:
+    def variant(*, on: bool) -> Callable[..., Any]:
         def run(*inputs: torch.Tensor) -> Any:
             set_all(plan, on)
             return plan.run(*inputs)
 
         return run
 
-    trial = race(way(False), way(True), sample, seconds)
+    trial = race(variant(on=False), variant(on=True), sample, seconds)
     set_all(plan, trial.won)
     lanes = [n for r in plan.runs for n in r.code.forks]
     about = f"{sum(lanes)} independent parts in {len(lanes)} {'stretch' if len(lanes) == 1 else 'stretches'}"

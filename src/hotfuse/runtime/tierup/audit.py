@@ -46,7 +46,7 @@ SUSPECT, SEEMS_SLOWER = 20.0, 1.1
 """Evidence, or a ratio in the last rounds, at which rounds follow each other as fast as their cost allows."""
 KEPT = 64
 """Rounds that the running ratio is of."""
-MOST = 32
+MAX_USUAL_TIMES = 32
 """Kinds of calls whose usual time is kept."""
 
 
@@ -122,7 +122,7 @@ class Audit:
         if self._unpaid_s <= 0 and self.rounds >= FIRST:
             self.at = min(self.at, max(number + 1, self._not_before))
         usual = self._usual.get(signature)
-        if usual is not None or len(self._usual) < MOST:
+        if usual is not None or len(self._usual) < MAX_USUAL_TIMES:
             self._usual[signature] = seconds if usual is None else usual + (seconds - usual) / 16
 
     def due(self, number: int, key: Key) -> bool:

@@ -240,14 +240,14 @@ class _Body:
         fn.do(f"call void {code}(ptr {self.pointers}, ptr {self.numbers})")
 
     def _choice(self, choice: ChoiceStep) -> None:
-        """Every way stores the same values, so all of them write the same counters."""
+        """Every variant stores the same values, so all of them write the same counters."""
         counters = self.counters
 
-        def way(call: Call) -> None:
+        def variant(call: Call) -> None:
             self.counters = counters
             self._call(call)
 
-        emit_choice(self.fn, choice, way)
+        emit_choice(self.fn, choice, variant)
 
     def _branch(self, branch: BranchStep) -> None:
         fn = self.fn
