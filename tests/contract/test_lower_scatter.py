@@ -62,6 +62,21 @@ def test_index_put(dtype: torch.dtype) -> None:
         check(lambda a, i, v: torch.ops.aten.index_put(a, [i], v, True), [x, twice, values], 1e-6)
 
 
+@pytest.mark.parametrize("dim", [0, -1])
+@pytest.mark.parametrize("alpha", [1, -2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16], ids=str)
+def test_index_add(dim: int, alpha: int, dtype: torch.dtype) -> None:
+    """Some places are written to more than once, others never."""
+    x = (torch.randn(5, 3, 4) * 3).to(dtype)
+    index = torch.tensor([2, 0, 2, 3])
+    shape = [5, 3, 4]
+    shape[dim] = len(index)
+    source = (torch.randn(shape) * 3).to(dtype)
+    tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-5
+    check(lambda a, i, s: a.index_add(dim, i, s, alpha=alpha), [x, index, source], tolerance)
+    check(lambda a, i, s: a.index_add(dim, i.int(), s), [x, index, source], tolerance)
+
+
 def test_many_into_few_places() -> None:
     """As a sum over the nodes of each graph of a batch."""
     x, source, index = torch.zeros(7, 19), torch.randn(130, 19), torch.randint(0, 7, (130, 1)).expand(130, 19).contiguous()
@@ -84,6 +99,7 @@ def test_an_index_outside_is_a_fault_of_the_call(bad: int) -> None:
     index = torch.randint(0, 7, (3, 5))
     index[1, 2] = bad
     for fn, args in ((lambda i: F.one_hot(i, 7), [index]),
+                     (lambda a, i, s: a.index_add(0, i[1], s), [torch.randn(7, 2), index, torch.randn(5, 2)]),
                      (lambda a, i: a.scatter(1, i, 1.0), [torch.randn(3, 7), index])):  # fmt: skip
         found = group_of(fn, [torch.zeros_like(a) if a.dtype is torch.int64 else a for a in args])
         lowered = lower_group(found.graph)

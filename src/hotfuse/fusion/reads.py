@@ -19,7 +19,7 @@ _WINDOWS = frozenset({
 })  # fmt: skip
 _INDEXED = frozenset({
     "aten.embedding", "aten.index_select", "aten.gather", "aten.index", "aten.one_hot", "aten.scatter", "aten.scatter_add",
-    "aten.index_put",
+    "aten.index_put", "aten.index_add",
 })  # fmt: skip
 
 

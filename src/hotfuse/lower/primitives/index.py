@@ -3,7 +3,7 @@
     one_hot(i, n)             ->   i' = lower.checked(i) {extent = n};  i' == [0 .. n)
     scatter(x, d, i, y)       ->   hit = i' == place along d;  j = max(where(hit, j, -1));  y[j] where j >= 0, else x
     scatter_add(x, d, i, y)   ->   x + sum(where(hit, y, 0))
-    index_put(x, [i], y)      ->   the same, whole slices at a time
+    index_put(x, [i], y)      ->   the same, whole slices at a time; so index_add(x, d, i, y)
 
     lower.checked() {self, extent}    an index; one outside is a fault of the call, which torch's own operators then answer
 
@@ -101,10 +101,33 @@ def _index_put(d: Draft, node: Node) -> Sequence[Value]:
     wide = d.cast(index, _I64)
     below = d.add("aten.lt.Scalar", (wide, 0), _BOOL, (many,))
     wrapped = either(d, below, d.pointwise("add.Tensor", wide, extent), wide)
-    row = d.reshape(_checked(d, wrapped, extent), (*(1,) * len(shape), many))
-    hit = equal(d, row, places(d, extent, len(shape) + 1, at))
     turned = _turned(d, values, at) if wanted else d.reshape(values, (1,) * (len(shape) + 1))
-    return (_written(d, x, hit, turned, many, adds=d.arg("accumulate", False) is True),)
+    return (_written(d, x, _hit(d, x, at, wrapped, extent), turned, many, adds=d.arg("accumulate", False) is True),)
+
+
+@decomposes("index_add")
+def _index_add(d: Draft, node: Node) -> Sequence[Value]:
+    """Slices of the source, times a number, added where one index tensor says; no index counts from the end."""
+    x, index, source, dim, alpha = d.value(), d.value("index"), d.value("source"), d.arg("dim"), d.arg("alpha", 1)
+    shape, given = shape_of(x), shape_of(source)
+    if not isinstance(dim, int) or not shape or len(shape_of(index)) != 1 or not isinstance(alpha, int | float):
+        raise CannotLower("an index_add of an unusual form")
+    at = dim % len(shape)
+    extent, (many,) = shape[at], shape_of(index)
+    if not isinstance(extent, int) or not isinstance(many, int) or not _few(many, extent):
+        raise CannotLower(f"{many} indexes into a dim of {extent}")
+    if dtype(x) is _BOOL or dtype(source) is not dtype(x) or len(given) != len(shape):
+        raise CannotLower("an index_add of truth values, or of another type or rank")
+    values = _turned(d, source, at)
+    scaled = values if alpha == 1 else d.pointwise("mul.Tensor", d.wide(values), alpha)
+    return (_written(d, x, _hit(d, x, at, index, extent), scaled, many, adds=True),)
+
+
+def _hit(d: Draft, x: Value, at: int, index: Value, extent: int) -> Value:
+    """Who writes whole slices to which place of a dim."""
+    rank = len(shape_of(x))
+    row = d.reshape(_checked(d, index, extent), (*(1,) * rank, shape_of(index)[0]))
+    return equal(d, row, places(d, extent, rank + 1, at))
 
 
 def _written(d: Draft, x: Value, hit: Value, values: Value, many: int, *, adds: bool) -> Value:
