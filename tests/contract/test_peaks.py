@@ -156,3 +156,9 @@ def test_the_highest_clock_is_a_hint(tmp_path: Path) -> None:
     slow = replace(top, max_mhz=1000)
     a, b = (make_fingerprint(t, frozenset({"avx2"})) for t in (top, slow))
     assert a.key == b.key and a.tuning_key != b.tuning_key
+
+
+def test_without_an_instruction_for_both_kernels_multiply_and_add_apart() -> None:
+    """`llvm.fma` there is a call of C's function for every element, and the peak a hundredth of what kernels reach."""
+    for target in host_levels():
+        assert ("llvm.fma." in peaks_code.module_text(target)) is target.fma

@@ -77,6 +77,6 @@ def train(store: Store, machine: int | None, at: Roofline, support: Support | No
     found = samples(store, machine, at.threads)
     if len(found) < model.LEAST_SAMPLES:
         return None
-    made = model.fit(found, at, support=support)
+    made = model.best_fit(found, at, support)
     version = model.save(store, made, machine)
     return replace(made, version=version)

@@ -280,6 +280,15 @@ def fit(
     return replace(made, width=width, facts=facts)
 
 
+def best_fit(samples: TrainingRows, at: Roofline, support: Support | None) -> PerformanceModel:
+    """The same; rows of other machines stay where they made errors on problems that it had not seen smaller."""
+    made = fit(samples, at, support=support)
+    if support is None or len(samples) < LEAST_SAMPLES:
+        return made
+    alone = fit(samples, at)
+    return made if made.facts["held_out"]["mape"] < alone.facts["held_out"]["mape"] else alone
+
+
 def intervals(family: npt.NDArray[np.int64], predicted: Vector, off: Vector) -> Matrix:
     """Half-widths by family and length that hold `KEPT` of residuals; all of them speak where a family and length has few."""
     length = np.searchsorted(LENGTHS, predicted)

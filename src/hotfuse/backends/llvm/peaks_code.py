@@ -54,7 +54,7 @@ def module_text(target: CpuTarget) -> str:
     for dtype, (ty, size) in _FLOATS.items():
         parts.append(_function(f"rate_{dtype}", _rate(target, f"<{target.vl_bytes // size} x {ty}>", dtype)))
         n = target.vl_bytes // size
-        parts.append(f"declare <{n} x {ty}> @llvm.fma.v{n}{dtype}(<{n} x {ty}>, <{n} x {ty}>, <{n} x {ty}>)")
+        parts.append(f"declare <{n} x {ty}> @{_multiply_add(target)}.v{n}{dtype}(<{n} x {ty}>, <{n} x {ty}>, <{n} x {ty}>)")
     if width := dot_width(target):
         raw = f"<{4 * width} x i8>"
         parts.append(_function("rate_i8", _rate(target, f"<{width} x i32>", "i8")))
@@ -108,6 +108,11 @@ entry:
 }}"""
 
 
+def _multiply_add(target: CpuTarget) -> str:
+    """What a kernel multiplies and adds with: without an instruction for both, `llvm.fma` would be C's function for each."""
+    return "llvm.fma" if target.fma else "llvm.fmuladd"
+
+
 def _rate(target: CpuTarget, ty: str, dtype: str) -> str:
     """Independent chains of multiply-adds; the sums are stored, so that they are wanted."""
     count = accumulators(target)
@@ -125,7 +130,7 @@ def _rate(target: CpuTarget, ty: str, dtype: str) -> str:
         half, one = (f"<{', '.join([f'{scalar} {n}'] * lanes)}>" for n in ("0.5", "1.0"))
 
         def step(x: str) -> str:
-            return f"call {ty} @llvm.fma.v{lanes}{dtype}({ty} {x}, {ty} {half}, {ty} {one})"
+            return f"call {ty} @{_multiply_add(target)}.v{lanes}{dtype}({ty} {x}, {ty} {half}, {ty} {one})"
 
         first = one
     lines = ["  br label %loop", "loop:", "  %i = phi i64 [0, %entry], [%i1, %loop]"]

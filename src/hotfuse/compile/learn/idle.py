@@ -113,7 +113,7 @@ def _trained(kept: Notes, work: _Work, *, last: bool) -> PerformanceModel | None
     others = None if alone else fleet.support(fleet.machines(kept.store, without=kept.host.machine))
     if len(samples) < (model.LEAST_SAMPLES if others is None else FIRST_SUPPORTED):
         return None
-    made = model.fit(samples, kept.host.at, support=others)
+    made = model.best_fit(samples, kept.host.at, others)
     if judged(made.facts).standing is Trust.ASIDE:
         work.in_vain = new
         return None
