@@ -25,7 +25,6 @@ from hotfuse.compile.request_bodies import PlanRequest, UnitRequest
 from hotfuse.compile.requests import Here
 from hotfuse.compile.unit import units
 from hotfuse.compile.value import Demand, Expected, Facts, RooflineEstimator, worth
-from hotfuse.compile.variants import trial
 from hotfuse.compile.workers.service import counters, service
 from hotfuse.compile.workers.task import Task
 from hotfuse.fusion.bandit import Bandit, Budget
@@ -233,15 +232,15 @@ def test_two_kernels_stay_two_where_one_is_slower_and_both_times_are_kept() -> N
 
 
 def test_the_worker_itself_refuses_a_common_kernel_that_does_not_beat_the_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_timed", lambda *_a: trial.Outcome(9.0, 20.0))
+    kernels_win(monkeypatch)
     text = chain(["aten.tanh.default({})", "aten.exp.default({})"])
     header, _ = units.plan(PlanRequest(text, {"s0": 4}))
     ident = header["bodies"][0]["id"]
-    request = UnitRequest("rows", {"s0": 4}, ((ident, (0, 1)),), split=False, joined=True, beat=9.5)
+    request = UnitRequest("rows", {"s0": 4}, ((ident, (0, 1)),), split=False, joined=True, beat=1e9)
     won, codes = units.unit(request, [])
     assert "kernel" in won and codes and len(won["keys"]) == 1
-    lost, codes = units.unit(replace(request, beat=8.5), [])
-    assert "9.0 us where two take 8.5" in lost["refused"] and not codes
+    lost, codes = units.unit(replace(request, beat=1e-3), [])
+    assert "us where two take 0.0" in lost["refused"] and not codes
 
 
 def test_what_is_left_of_a_cut_joins_a_neighbour_that_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
