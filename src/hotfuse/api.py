@@ -106,6 +106,8 @@ class TorchModel:
             try:
                 message = ask_here(request) if self.settings.capture == "inline" else ask_fork(request, self.settings)
             except ForkFailed as e:
+                if service().stopping:
+                    raise
                 how, message = f"in this process ({e.because or e.what})", ask_here(request)
             done = wire.answer_from_message(message)
         finally:

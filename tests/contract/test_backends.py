@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -13,6 +12,7 @@ from hotfuse.backends.interp.backend import InterpreterBackend
 from hotfuse.backends.protocol import CompiledKernel, KernelBackend
 from hotfuse.base.errors import InputError, InternalError
 from hotfuse.base.settings import Settings
+from hotfuse.ir.text import parse, show
 from hotfuse.lower.run.constants import Constants
 from hotfuse.pipeline import compile_tier1
 from tests.contract.lowering import group_of
@@ -93,7 +93,7 @@ def test_another_package_brings_a_kind_of_device(monkeypatch: pytest.MonkeyPatch
 
 def test_a_graph_on_a_device_that_nobody_knows_is_refused_in_words() -> None:
     graph = group_of(lambda x: x + 1, [torch.randn(3)]).graph
-    there = replace(graph, inputs=tuple(replace(v, type=replace(v.type, device="xpu:0")) for v in graph.inputs))
+    there = parse(show(graph).replace("f32[3]", "f32[3]@xpu:0"))
     with pytest.raises(InternalError, match="no plans are recorded on xpu:0") as refused:
         compile_tier1(there, {}, [torch.randn(3)], Settings(capture="inline"))
     assert registry.GROUP in refused.value.hint

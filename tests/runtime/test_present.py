@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,3 +170,35 @@ def test_what_has_no_end_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(2):
         fast(torch.randn(3, 8))
     assert "more than 5 objects" in str(fast.explain(full=True))
+
+
+LEAVES = """
+import os, sys, threading, time, torch, hotfuse
+
+class Slow(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lock, self.inner, self.pid = threading.Lock(), torch.nn.Linear(8, 8), os.getpid()
+
+    def forward(self, x):
+        if os.getpid() != self.pid:
+            with open(sys.argv[1], "w") as told:
+                told.write(str(os.getpid()))
+            until = time.monotonic() + 300
+            while time.monotonic() < until:
+                sum(range(10000))
+        return self.inner(x)
+
+fast = hotfuse.jit(Slow().eval())
+with torch.no_grad():
+    until = time.monotonic() + 120
+    while not (os.path.exists(sys.argv[1]) and os.path.getsize(sys.argv[1])) and time.monotonic() < until:
+        fast(torch.randn(3, 8))
+        time.sleep(0.01)
+"""
+
+
+def test_a_process_that_ends_takes_the_fork_with_it(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    subprocess.run([sys.executable, "-c", LEAVES, str(told)], check=True, timeout=240)
+    assert not Path(f"/proc/{int(told.read_text())}").exists(), "its capture went on for nobody"

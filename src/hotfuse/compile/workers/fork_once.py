@@ -52,8 +52,9 @@ def _watched(worker: ForkedWorker, timeout: float) -> Generator[list[str]]:
         while not done.wait(LOOK_S):
             now = worker.cpu_s()
             slept, used = (slept + LOOK_S if now == used and worker.sleeps() else 0.0), now
-            if slept > STALL_S or time.monotonic() > until:
-                ended.append("it stood still" if slept > STALL_S else f"it took longer than {timeout:g} s")
+            late = f"it took longer than {timeout:g} s" if time.monotonic() > until else ""
+            if why := "the process ends" if service().stopping else "it stood still" if slept > STALL_S else late:
+                ended.append(why)
                 worker.kill()
                 return
 

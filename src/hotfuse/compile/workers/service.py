@@ -86,6 +86,11 @@ class Service:
         return self.pool.submit(task).result()
 
     @property
+    def stopping(self) -> bool:
+        """Whether the process ends: nothing is begun any more."""
+        return self._stopping
+
+    @property
     def started(self) -> int:
         """Workers started so far."""
         return int(self.pool.counts()["workers_started"])
