@@ -12,6 +12,7 @@ import torch
 
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
+from hotfuse.backends.llvm.runs.symbols import symbol
 from hotfuse.backends.llvm.threads import fork_join, parallel
 from hotfuse.base.errors import InputError, InternalError
 from hotfuse.ir.dims import expr, sym
@@ -217,9 +218,9 @@ def thread_numbers(monkeypatch: pytest.MonkeyPatch, worth: int, threads: int) ->
         run_type(body)(data, 0, 1)
 
     symbols = dict(parallel.runtime().symbols) | {fork_join.FORK: ctypes.cast(fork, ctypes.c_void_p).value or 0}
-    loaded = load_object(compiled.code, ["count_threads"], symbols)
+    loaded = load_object(compiled.code, [symbol(kernel)], symbols)
     out = torch.zeros(1, dtype=torch.int64)
-    NativeKernel(loaded, "count_threads", kernel, scratch.plan(kernel))([out], (), threads)
+    NativeKernel(loaded, symbol(kernel), kernel, scratch.plan(kernel))([out], (), threads)
     assert out.item() == 64
     return asked[0] if asked else 1
 
@@ -241,8 +242,8 @@ def test_without_a_runtime_one_thread_does_everything(monkeypatch: pytest.Monkey
     alone = parallel.runtime.__wrapped__()
     assert alone.kind == "serial" and "nowhere" in alone.detail
     kernel = gemm(False)
-    loaded = load_object(compile_kernel(kernel).code, ["gemm"], alone.symbols)
-    native = NativeKernel(loaded, "gemm", kernel, scratch.plan(kernel))
+    loaded = load_object(compile_kernel(kernel).code, [symbol(kernel)], alone.symbols)
+    native = NativeKernel(loaded, symbol(kernel), kernel, scratch.plan(kernel))
     x, w, bias, y = torch.randn(40, 20), torch.randn(20, 50), torch.randn(50), torch.zeros(40, 50)
     native([x, w, bias, y], (40, 50, 20), 4)
     torch.testing.assert_close(y, torch.relu(x @ w + bias), atol=1e-4, rtol=1e-4)
@@ -300,7 +301,7 @@ def test_other_targets_compile() -> None:
         compiled = compile_kernel(kernel, cross_neon())
         assert compiled.code[:4] == b"\x7fELF" and compiled.code[18:20] == b"\xb7\x00"
     assert "fmla" in assembly_text(gemm(True), cross_neon())
-    assert "define void @gemm(ptr %buffers, ptr %sizes)" in llvm_text(gemm(False))
+    assert f"define void @{symbol(gemm(False))}(ptr %buffers, ptr %sizes)" in llvm_text(gemm(False))
     for target in host_levels():
         text = assembly_text(gemm(True), target)
         assert ("zmm" in text) == (target.name == "avx512")
