@@ -12,6 +12,7 @@ import torch
 from hotfuse.backends.llvm.emission import emit
 from hotfuse.backends.llvm.native import assembly_text, compile_kernel, llvm_text, load_kernel
 from hotfuse.backends.llvm.runs.abi import NativeKernel
+from hotfuse.backends.llvm.runs.symbols import symbol
 from hotfuse.backends.llvm.threads import fork_join, parallel, team
 from hotfuse.ir.dims import expr
 from hotfuse.ir.types import DType
@@ -145,8 +146,8 @@ def forks(kernel: Kernel, rounds: int, threads: int) -> list[int]:
         own(body, data, cold, awake, given)
 
     symbols = dict(parallel.runtime().symbols) | {fork_join.FORK: ctypes.cast(fork, ctypes.c_void_p).value or 0}
-    loaded = load_object(compile_kernel(kernel).code, [kernel.name], symbols)
-    native = NativeKernel(loaded, kernel.name, kernel, scratch.plan(kernel))
+    loaded = load_object(compile_kernel(kernel).code, [symbol(kernel)], symbols)
+    native = NativeKernel(loaded, symbol(kernel), kernel, scratch.plan(kernel))
     native([torch.randn(7), torch.zeros(7)], (rounds,), threads)
     return asked
 
