@@ -28,7 +28,7 @@ EXAMPLES: tuple[Any, ...] = (
     bodies.RunsRequest({"graph": "g", "parts": [[0, 1, -1]]}, {}, ({"kernel": "k", "variants": None},), 1.5),
     bodies.ProbesRequest(), bodies.CountingRequest((1, 2), ("a", "b")), bodies.DevicePlanRequest("graph g() {}"),
     bodies.DeviceUnitRequest("graph g() {}", {"x": (4, 1)}, ("cuda", "90", 32), True, (0, 2)),
-    bodies.KernelRequest("graph g() {}", Core(8, 16, 1 << 15, 1 << 20, "bf16", True, True, 3)),
+    bodies.KernelRequest("graph g() {}", Core(8, 16, 1 << 15, 1 << 20, "bf16", tiles=True, dots_bytes=False, lean=True, threads=3)),
     bodies.LearnedRequest({"strategies": {"compute": (1.0, 2.0, 3.0)}}), bodies.IdleRequest(2.0), bodies.ProfileRequest((TIMES,)),
 )  # fmt: skip
 ASKED = RequestSettings("bf16", "memory", 7, "interp", ("library",), "*")

@@ -16,7 +16,7 @@ import torch
 
 from hotfuse.backends.llvm.native import compile_kernel
 from hotfuse.backends.llvm.runs.abi import entry
-from hotfuse.backends.llvm.runs.symbols import symbol
+from hotfuse.backends.llvm.runs.symbols import symbol, symbol_of
 from hotfuse.backends.llvm.threads.parallel import runtime
 from hotfuse.ir.types import DType
 from hotfuse.native import publish
@@ -24,7 +24,7 @@ from hotfuse.native.jit import compile_object, load_object
 from hotfuse.native.target import CpuTarget, host
 from hotfuse.ops.torch_dtypes import torch_dtype
 from hotfuse.profile.records import COUNTS_AT, RANGES_AT, Batch, Flag, Subject
-from hotfuse.tile.probe import DTYPES, probe
+from hotfuse.tile.probe import DTYPES, name, probe
 
 MAX_ELEMENTS_LOOKED_AT = 1 << 18
 """Elements of one value that a sample looks at: about a tenth of a millisecond."""
@@ -50,7 +50,7 @@ def compile_all(target: CpuTarget | None = None) -> dict[str, bytes]:
 
 def symbols() -> list[str]:
     """The names of the probes in the order of `DTYPES`, then the publisher's."""
-    return [*(f"probe_{d.value}" for d in DTYPES), publish.NAME]
+    return [*(symbol_of(name(d)) for d in DTYPES), publish.NAME]
 
 
 class RowsView(NamedTuple):
@@ -129,8 +129,8 @@ class Probes:
     def __init__(self, codes: Mapping[str, bytes]) -> None:
         self._enter: list[Callable[..., None]] = []
         *probes, publisher = symbols()
-        for name in probes:
-            self._enter.append(entry(load_object(codes[name], [name], runtime().symbols), name, 5, 4))
+        for probe_symbol in probes:
+            self._enter.append(entry(load_object(codes[probe_symbol], [probe_symbol], runtime().symbols), probe_symbol, 5, 4))
         self.publish: Callable[[int, int, int], None] = entry(
             load_object(codes[publisher], [publisher]), publisher, 2, 1
         )

@@ -11,9 +11,13 @@ CONTROL_HEAD = 2
 
 
 def symbol(kernel: Kernel) -> str:
-    """The name of a kernel's function in object code: never one that C has, or a kernel called `sin` would be what its own code
-    finds under that name."""
-    return "kernel." + "".join(ch if ch.isalnum() or ch in "_." else "_" for ch in kernel.name)
+    """The name of a kernel's function in object code."""
+    return symbol_of(kernel.name)
+
+
+def symbol_of(name: str) -> str:
+    """The same by the kernel's name: never one that C has, or a kernel called `sin` would be what its own code finds under that."""
+    return "kernel." + "".join(ch if ch.isalnum() or ch in "_." else "_" for ch in name)
 
 
 def outcomes_at(partitions: int) -> int:
