@@ -355,3 +355,34 @@ def test_parts_without_elements_stay_with_the_library() -> None:
         assert "KeyError" not in str(fast.explain(full=True))
         x = torch.randn(5, 16)
         torch.testing.assert_close(fast(x)[0], net(x)[0], rtol=1e-4, atol=1e-5)
+
+
+SHARING: dict[str, Any] = {
+    "a row and all": lambda y, x: (y, y[:, 0]),
+    "all, then a row": lambda y, x: (y[:, 0], y),
+    "parts of what is no result": lambda y, x: (y[:, 0], y[:, 1:]),
+    "turned": lambda y, x: (y.transpose(1, 2), y[:, 0].unsqueeze(-1)),
+    "an input": lambda y, x: (x.transpose(1, 2)[:, 1], x, y),
+    "nothing": lambda y, x: (y, y[:, 0] + 1),
+}
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_results_share_memory_where_the_models_own_do(name: str) -> None:
+    body, of = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.LayerNorm(16)).eval(), SHARING[name]
+
+    def net(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return of(body(x), x)
+
+    with hotfuse.jit(net, settings=Settings(capture="inline", hot_calls=2)) as fast, torch.no_grad():
+        x = torch.randn(3, 5, 16)
+        for _ in range(6):
+            got, want = fast(x), net(x)
+        assert fast.stats()["calls_per_tier"]["1"] > 0, str(fast.explain(full=True))
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
+
+        def shared(results: tuple[torch.Tensor, ...]) -> list[bool]:
+            return [a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() for a in (*results, x) for b in results]
+
+        assert shared(got) == shared(want)

@@ -10,9 +10,10 @@ from hotfuse.base.passes import Pass, Where
 from hotfuse.base.settings import Objective
 from hotfuse.compile.unit.planning import Gate, adjusted, arranged
 from hotfuse.fusion.groups import Group, group, reordered
-from hotfuse.ir.graph import Graph
+from hotfuse.ir.graph import Graph, makers, output_values
 from hotfuse.ir.verify import verify
 from hotfuse.lower.cpu.tiling import Core
+from hotfuse.lower.run.places import is_view, operand
 from hotfuse.simplify import simplify
 
 
@@ -45,10 +46,27 @@ def _layouts(graph: Graph, job: GroupingJob) -> GroupedGraph:
 
 
 def _groups(found: GroupedGraph, job: GroupingJob) -> GroupedGraph:
-    graph, groups, choices = adjusted(
-        found.graph, group(found.graph), job.sizes, job.core, job.lowers, job.objective, gate=job.gate
-    )
+    apart = shared_views(found.graph)
+    first = group(found.graph, lambda node: not any(v.name in apart for v in node.outs))
+    graph, groups, choices = adjusted(found.graph, first, job.sizes, job.core, job.lowers, job.objective, gate=job.gate)
     return GroupedGraph(graph, groups, (*found.choices, *choices))
+
+
+def shared_views(graph: Graph) -> frozenset[str]:
+    """Views that lead to outputs which share memory with other outputs or with inputs. A kernel would give each memory of its own,
+    and whoever writes into one result would not see it in the other, as he does with the model's own code.
+    """
+    maker = makers(graph)
+    chains: dict[str, list[str]] = {}  # by the value whose memory it is: the outputs that lie in it, and the views up to them
+    outputs: dict[str, int] = {}
+    for out in dict.fromkeys(v.name for v in output_values(graph)):
+        name, passed = out, list[str]()
+        while name in maker and is_view(node := graph.nodes[maker[name]]) and (below := operand(node, 0)) is not None:
+            passed.append(name)
+            name = below.name
+        outputs[name] = outputs.get(name, 0) + 1
+        chains.setdefault(name, []).extend(passed)
+    return frozenset(view for base, views in chains.items() if outputs[base] > 1 or base not in maker for view in views)
 
 
 def _order(found: GroupedGraph, _job: object) -> GroupedGraph:
