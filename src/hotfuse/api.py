@@ -179,17 +179,18 @@ class Jit:
         if owner is None or not isinstance(self._target, FunctionType):
             return self
         name = self._target.__name__
+        if getattr(type(owner), name, None) is not self or not hasattr(owner, "__dict__"):
+            return MethodType(self, owner)  # nowhere to keep another one; why its calls are not captured is told
         bound = Jit(MethodType(self._target, owner), self._engine.settings)
-        if getattr(type(owner), name, None) is self and hasattr(owner, "__dict__"):
-            return owner.__dict__.setdefault(name, bound)  # two threads may have asked
-        return bound
+        return owner.__dict__.setdefault(name, bound)  # two threads may have asked
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """A copy, or what a spawned process is given: the model, served from the beginning."""
-        if isinstance(self._target, MethodType) and self._target.__self__.__dict__.get(self._target.__name__) is self:
-            decorated = getattr(type(self._target.__self__), self._target.__name__, None)
-            if isinstance(decorated, Jit) and decorated._target is self._target.__func__:
-                return getattr, (self._target.__self__, self._target.__name__)
+        if isinstance(self._target, MethodType):
+            owner, name = self._target.__self__, self._target.__name__
+            decorated = getattr(type(owner), name, None)
+            if isinstance(decorated, Jit) and getattr(owner, "__dict__", {}).get(name) is self:
+                return getattr, (owner, name)
         return Jit, (self._target, self._engine.settings)
 
     def __getattr__(self, name: str) -> Any:

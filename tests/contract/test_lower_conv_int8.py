@@ -14,10 +14,11 @@ from onnx.reference import ReferenceEvaluator
 
 import hotfuse
 from hotfuse import Settings
+from hotfuse.ir.graph import Graph
 from hotfuse.ir.text import parse
 from hotfuse.lower.common.codec import from_json, to_json
 from hotfuse.lower.common.errors import CannotLower
-from hotfuse.lower.common.lowered import PackArgument
+from hotfuse.lower.common.lowered import Lowered, PackArgument
 from hotfuse.lower.cpu.conv.group import lower_convolution
 from hotfuse.native.target import CpuTarget
 from tests.contract.test_lower_contract import CORES, core_of
@@ -52,6 +53,16 @@ def filled(shape: str, **more: Any) -> str:
     return INTEGER.format(**v)
 
 
+def assert_exact(lowered: Lowered, graph: Graph, target: CpuTarget | None) -> None:
+    """Every bit, on one image and on three, and the kernel travels whole."""
+    assert from_json(to_json(lowered)) == lowered
+    for s0 in (1, 3):
+        values = data(graph, {"s0": s0})
+        (got,) = run(lowered, graph, values, {"s0": s0}, target)
+        (want,) = meaning(graph, values, wide=False)
+        assert torch.equal(got, want)
+
+
 @EVERYWHERE
 @pytest.mark.parametrize(("x", "kind", "zw"), [
     ("u8", "i8", 0.0), ("u8", "u8", 128.0), ("i8", "i8", 0.0), ("u8", "u8", 0.0), ("u8", "u8", 255.0), ("u8", "u8", 131.0),
@@ -62,12 +73,7 @@ def test_integers_are_exact(target: CpuTarget | None, shape: str, x: str, kind: 
     graph = parse(filled(shape, x=x, kind=kind, zw=zw))
     lowered = lower_convolution(graph, CORES["avx2"] if target is None else core_of(target))
     assert any(isinstance(a, PackArgument) and a.spec.dtype.value == "i8" for a in lowered.arguments)
-    assert from_json(to_json(lowered)) == lowered
-    for s0 in (1, 3):
-        values = data(graph, {"s0": s0})
-        (got,) = run(lowered, graph, values, {"s0": s0}, target)
-        (want,) = meaning(graph, values, wide=False)
-        assert torch.equal(got, want)
+    assert_exact(lowered, graph, target)
 
 
 @EVERYWHERE
@@ -81,12 +87,7 @@ def test_integers_are_exact_as_16_bit_numbers(target: CpuTarget | None, shape: s
     assert {a.spec.dtype.value for a in lowered.arguments if isinstance(a, PackArgument)} == {"i16", "i32"}
     lean = lower_convolution(graph, replace(core, lean=True))
     assert {a.spec.dtype.value for a in lean.arguments if isinstance(a, PackArgument)} == {"i8", "i32"}
-    assert from_json(to_json(lowered)) == lowered
-    for s0 in (1, 3):
-        values = data(graph, {"s0": s0})
-        (got,) = run(lowered, graph, values, {"s0": s0}, target)
-        (want,) = meaning(graph, values, wide=False)
-        assert torch.equal(got, want)
+    assert_exact(lowered, graph, target)
 
 
 @EVERYWHERE

@@ -47,6 +47,13 @@ BY_ZERO = """graph g(%a: i64[64], %b: i64[64]) {
 }"""
 
 
+SCALED = """graph g(%q: f32[9, 2, 4], %o: i64[3], %s: f32[]) {
+  %a: f32[9, 2, 4] = aten.div.Tensor(%q, %s)
+  %i: i64[3] = aten.floor_divide(%o, %o)
+  return %a, %i
+}"""
+
+
 def tried(text: str) -> None:
     graph = parse(text)
     piece = piece_of(graph, range(len(graph.nodes)), {})
@@ -57,6 +64,12 @@ def tried(text: str) -> None:
 def test_nothing_is_divided_by_zero() -> None:
     assert bool((drawn(parse(QUOTIENT), {})["b"] != 0).all())
     tried(QUOTIENT)
+
+
+def test_quotients_of_floats_leave_integers_as_they_are() -> None:
+    floats = SCALED.replace("aten.floor_divide(%o, %o)", "aten.add.Tensor(%o, %o)")
+    wide = floats.replace("i64[3]", "i64[300]")
+    assert not bool(drawn(parse(wide), {})["o"].all()) and bool(drawn(parse(SCALED), {})["o"].all())
 
 
 def test_data_that_the_library_refuses_refuse_the_kernel_alone() -> None:

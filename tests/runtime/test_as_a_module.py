@@ -213,3 +213,22 @@ def test_a_decorated_method_serves_each_object() -> None:
         right(a)
         stats: Any = a.forward
         assert stats.stats()["calls"] >= 20
+
+
+class Above(Decorated):
+    """Its own forward calls the one below."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 1
+
+    renamed = hotfuse.jit(lambda self, x: self.inner(x) * 2)
+
+
+def test_a_method_that_has_no_place_of_its_own_runs_the_models_code() -> None:
+    above, x = Above().eval(), torch.randn(4, 8)
+    with torch.no_grad():
+        for _ in range(10):
+            torch.testing.assert_close(above(x), above.inner(x).relu() + 1)
+            torch.testing.assert_close(above.renamed(x), above.inner(x) * 2)
+    served: Any = Decorated.forward
+    assert served.stats()["calls"] >= 10 and served.stats()["calls_per_tier"]["module"] == served.stats()["calls"]

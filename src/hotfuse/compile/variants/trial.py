@@ -25,7 +25,7 @@ from hotfuse.base.settings import BF16_RTOL
 from hotfuse.compile.request_context import kernels
 from hotfuse.compile.variants.served_threads import as_served
 from hotfuse.ir.dims import evaluate, symbols
-from hotfuse.ir.graph import Graph, Value, sources
+from hotfuse.ir.graph import Graph, Node, Value, sources
 from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered, PackArgument
@@ -102,11 +102,17 @@ def shares_evenly(lowered: Lowered, sizes: Mapping[str, int], threads: int) -> b
 def drawn(graph: Graph, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Made-up data of what a graph reads, by name, the same every time."""
     generator, places = torch.Generator().manual_seed(0), places_of(graph, sizes)
-    data = {v.name: made_up(v, sizes, generator, places) for v in sources(graph)} | offsets_in(graph, sizes)
-    if places > 1 and any(packet(n.op) in _DIVISIONS for n in graph.nodes):  # integers, which nobody divides by zero
+    data = {v.name: made_up(v, sizes, generator, places) for v in sources(graph)}
+    if places > 1 and any(_divides_integers(n) for n in graph.nodes):
         for made in (t for t in data.values() if isinstance(t, torch.Tensor) and t.dtype in _INTEGERS):
             made.masked_fill_(made == 0, 1)
-    return data
+    return data | offsets_in(graph, sizes)
+
+
+def _divides_integers(node: Node) -> bool:
+    """Whether a zero among the divisors would be an error, as it is none of floats."""
+    by = node.args[1] if packet(node.op) in _DIVISIONS and len(node.args) > 1 else None
+    return isinstance(by, Value) and isinstance(by.type, TensorType) and torch_dtype(by.type.dtype) in _INTEGERS
 
 
 def places_of(graph: Graph, sizes: Mapping[str, int]) -> int:
