@@ -325,3 +325,20 @@ def test_a_forked_child_lets_go_of_the_workers(pools: Any) -> None:
     os.close(end)
     os.waitpid(pid, 0)
     os.close(over)
+
+
+@pytest.mark.parametrize(("threads", "together"), [(0, False), (1, True)])
+def test_work_beside_calls_on_a_device_is_done_by_several_workers(pools: Any, tmp_path: Path, threads: int, together: bool) -> None:
+    """A team of 64 threads leaves no core for a second worker; calls on a device have no team, whatever torch would use here."""
+    pool, go = pools(2, threads=64, load=lambda: 0.9), tmp_path / "go"
+    futures = [pool.submit(Task("first", {"until": str(go), "say": 0}, gain=0.4, threads=threads))]
+    end = time.monotonic() + 60.0
+    while not pool.counts()["share_granted"] and time.monotonic() < end:  # traffic has been seen
+        time.sleep(0.01)
+    futures.append(pool.submit(Task("second", {"until": str(go), "say": 1}, gain=0.4, threads=threads)))
+    until = time.monotonic() + (30.0 if together else 0.5)
+    while pool.counts()["workers_started"] < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert (pool.counts()["workers_started"] == 2) is together
+    go.touch()
+    assert [said(f) for f in futures] == [0, 1]

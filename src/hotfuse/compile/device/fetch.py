@@ -121,7 +121,8 @@ class _Generation:
         self.strides = self._observed()
 
     def _ask(self, body: RequestBody) -> Future[wire.Message]:
-        task = Task(body.kind, request_of(body, self.settings).header(), timeout=self.settings.unit_timeout_s, gain=FIRST_PLAN_GAIN)
+        task = Task(body.kind, request_of(body, self.settings).header(), timeout=self.settings.unit_timeout_s, gain=FIRST_PLAN_GAIN,
+                    threads=1)  # calls keep one thread of the host busy, however many torch would use there
         answer: Future[wire.Message] = self.executor.submit(task)
         return answer
 

@@ -110,7 +110,7 @@ class Pool:
         with self._lock:
             if limits != self._books.limits:
                 self._books.limits = limits
-                self._governor.share, self._governor.threads = limits.share, limits.threads
+                self._governor.share, self._governor.threads = limits.share, self._threads()
                 self._grow()
                 self._changed.notify_all()
 
@@ -205,6 +205,7 @@ class Pool:
         until = time.monotonic() + self._idle_s
         with self._lock:
             while not self._closed and len(self._slots) <= self.size:
+                self._governor.threads = self._threads()
                 if self._queue and not self._governor.paused and self._running() < self._governor.abreast(self.size):
                     best = max(self._queue, key=lambda w: w.task.value)
                     self._queue.remove(best)
@@ -232,6 +233,12 @@ class Pool:
 
     def _running(self) -> int:
         return sum(s.running is not None for s in self._slots)
+
+    def _threads(self) -> int:
+        """Of the calls that this work is beside: the most that any of it is; called with the lock."""
+        usual = self._books.limits.threads
+        tasks = [*(w.task for w in self._queue), *(s.running.task for s in self._slots if s.running is not None)]
+        return max((t.threads or usual for t in tasks), default=usual)
 
     def _failed(self, waiting: Waiting, error: CaptureError) -> None:
         """Try again, or tell who waits, and remember a request that kills."""
@@ -275,6 +282,7 @@ class Pool:
                     load = max(0.0, load - used / max(1e-9, (now - last) * self._governor.cores))
                 behind = max((w.task.gain for w in self._queue), default=0.0)
                 gain = max(behind, *(s.running.task.gain for s in busy if s.running is not None), 0.0)
+                self._governor.threads = self._threads()
                 was, abreast = self._governor.paused, self._governor.abreast(self.size)
                 traffic, unused = (load, 1.0) if self._load is not None else (meter.own, meter.unused)
                 traffic = 1.0 if self._waiters else traffic  # whoever waits for the work would call otherwise

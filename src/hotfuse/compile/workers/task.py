@@ -33,6 +33,8 @@ class Task:
     """Whose it is, to cancel all of it."""
     gain: float = 0.0
     """The part of calls' time that it is expected to save, with what it is a part of; without any it gets idle time alone."""
+    threads: int = 0
+    """Of the calls that it runs beside; 0: what the pool's limits say. Calls on a device keep one thread of the host busy."""
 
     @property
     def value(self) -> float:
