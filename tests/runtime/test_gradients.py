@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 import hotfuse
 from hotfuse import Settings
 from hotfuse.runtime.serve import gradients
+from hotfuse.runtime.tally import ThreadCounts
 
 INLINE = Settings(capture="inline", watch=False)
 
@@ -143,6 +144,24 @@ def test_code_that_asks_for_the_grad_mode_gets_a_plan_for_each() -> None:
             got = check_served(fast, lambda: fast(x))
             torch.testing.assert_close(got, model(x))
     assert fast.stats()["captures"] == 2 and fast.stats()["events"]["notice.grad_mode"] == 1
+
+
+def test_a_call_that_looked_before_the_modes_were_told_apart_is_not_captured_again() -> None:
+    class Asking(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + (1 if torch.is_grad_enabled() else 2)
+
+    model = Asking(4, 4).eval()
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        fast = served(model, x)
+        check_served(fast, lambda: fast(x))
+        engine = fast._engine
+        (site,) = engine.sites.values()
+        (entry,) = site.entries
+        torch.testing.assert_close(engine._capturer.own_code(site.spec, [x], (x,), {}, ThreadCounts()), model(x))
+        assert fast.wait(60)
+    assert fast.stats()["captures"] == 1 and site.entries == (entry,)
 
 
 def test_code_that_asks_unseen_is_noticed_by_its_results() -> None:

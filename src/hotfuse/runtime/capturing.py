@@ -193,14 +193,17 @@ class Capturer:
         self._background.go_on(job)
         return result
 
-    def _asks(self, site: Site, because: str) -> None:
-        """The model's code does something else where gradients are enabled: both get plans of their own."""
+    def _asks(self, site: Site, because: str, captured: CallGroup | None = None, grad_mode: bool = False) -> None:
+        """The model's code does something else where gradients are enabled: both get plans of their own.
+
+        `captured` is the group whose capture showed it, in that grad mode.
+        """
         with self._plans.lock:
             for entry in site.entries:
                 self._plans.call_sampler.forget(entry.key)
             if not site.mask:
                 self._log.decide(Action.DROP if site.entries else Action.NOTICE, Why.GRAD_MODE, self._model.name, because=because)
-            site.split()
+            site.split(captured, grad_mode)
 
     def _given_up(self, group: CallGroup) -> None:
         self._ended(group)
@@ -309,7 +312,7 @@ class Capturer:
         samples = CallSamples(self._settings.sample_bytes, snapshot if self._settings.keep_inputs else made_up)
         samples.note(signature(*sample.inputs), sample.inputs)
         if done.captured.asks_grad_mode and not site.mask:
-            self._asks(site, "it asks whether they are")
+            self._asks(site, "it asks whether they are", group, call.grad_mode)
         key = next(self._keys)
         entry = Entry(
             key, facts, plan, plan, done.weights, builder(result_spec), bare, call.grad_mode,

@@ -300,10 +300,15 @@ class Site:
         self.mask = 0
         """What of the grad mode tells caches apart: 1 where the model's code asks whether gradients are enabled."""
 
-    def split(self) -> None:
-        """Plans for calls with gradients enabled and without are different ones from now on; what there is goes."""
+    def split(self, captured: CallGroup | None, grad_mode: bool) -> None:
+        """Plans for calls with gradients enabled and without are different ones from now on; what there is goes.
+
+        A group that is being captured stays, for the grad mode of that capture: its calls, some of which are past the look for
+        a plan already, must not ask for another one.
+        """
         with self._lock:
-            self.entries, self.mask, self.groups, self.caches = (), 1, {}, {}
+            kept = {(grad_mode, *key[1:]): g for key, g in self.groups.items() if g is captured}
+            self.entries, self.mask, self.groups, self.caches = (), 1, kept, {}
 
     def cache(self, grad_mode: bool) -> InlineCache[Route] | None:
         """Where calls of a grad mode look for their route."""
