@@ -19,7 +19,7 @@ from hotfuse.lower.gpu import placeless
 from hotfuse.ops.bounded_attention import NAME as BOUNDED
 from hotfuse.ops.packed import NAME as PACKED
 from hotfuse.pipeline import compile_tier0
-from hotfuse.runtime.serve.device_packing import DevicePackedRun, DevicePacker, capacity
+from hotfuse.runtime.serve.device_packing import REMEMBERED, DevicePackedRun, DevicePacker, capacity
 from hotfuse.runtime.serve.packing import MaskPacker, Padded
 from hotfuse.runtime.tierup.padding import padded_traffic
 from hotfuse.specialize.packing import PackedInput
@@ -142,6 +142,51 @@ def test_a_room_that_is_recorded_serves_slightly_smaller_calls() -> None:
     assert [run.usual_room(n) for n in (1024, 960)] == [1024, 1024]  # now the larger one is
     assert [run.usual_room(n) for n in (896, 1088, 960)] == [896, 1088, 1024]  # too far, too small
     assert [run.usual_room(n) for n in (896, 896)] == [896, 896]  # a capacity of its own all the same
+
+
+def test_calls_like_the_last_ones_are_launched_before_their_masks_are_known() -> None:
+    packer, _ = packed(PaddedEncoder(pools="last"))
+    asks, order = DevicePacker(packer), list[str]()
+
+    def ask(*given: torch.Tensor) -> tuple[torch.Tensor]:
+        order.append("asked")
+        return asks.facts(*given)
+
+    class Packed(Counting):
+        def __call__(self, *given: torch.Tensor) -> tuple[Any, ...]:
+            order.append("packed")
+            super().__call__(*given)
+            return (given[1].sum().item(), given[-1].shape[0])
+
+    fast: Any = Packed([])
+    run = DevicePackedRun(asks, 0.8, ask, fast, lambda *_: ("padded",))
+    ids = torch.randint(0, 20, (8, 200))
+    full = torch.ones_like(ids)
+
+    def mask(length: int) -> torch.Tensor:
+        return (torch.arange(200)[None] >= 200 - length).long().expand(8, 200).contiguous()
+
+    for length in (60, 63) * (REMEMBERED // 2):
+        assert run(ids, mask(length)) == (8 * length, 512)
+    assert (run.guessed, run.wrong) == (0, 0)
+    assert run(ids, mask(61)) == (8 * 61, 512) and (run.guessed, run.wrong) == (1, 0)
+    assert run(ids, mask(70)) == (8 * 70, 576) and (run.guessed, run.wrong) == (1, 1), "it needs more room"
+    assert all(run(ids, mask(61))[1] == 512 for _ in range(2 * REMEMBERED)) and run.guessed > 1, "later there are guesses again"
+    before = run.calls
+    assert run(ids, full) == ("padded",) and run.calls == before and run.wrong == 2
+    assert order.count("asked") == len(run.why_not) + run.calls
+
+
+def test_what_is_made_of_a_mask_stays_within_any_room() -> None:
+    packer, _ = packed(PaddedEncoder())
+    packer = replace(packer, packing=replace(packer.packing, inputs=tuple(PackedInput)))
+    for mask in (torch.ones(5, 13), torch.zeros(5, 13), torch.eye(5, 13)):
+        for t in (1, 7, 20, 65):
+            made = DevicePacker(packer).made(mask.to(torch.int64), torch.zeros(t, dtype=torch.uint8))
+            for what, got in zip(packer.packing.inputs, made, strict=True):
+                most = {PackedInput.ROWS: 64, PackedInput.OFFSETS: t, PackedInput.INVERSE: t - 1, PackedInput.FIRST: t - 1,
+                        PackedInput.LAST: t - 1, PackedInput.POSITIONS: 12, PackedInput.KEY_PLACES: 12}.get(what)  # fmt: skip
+                assert most is None or (int(got.min()) >= 0 and int(got.max()) <= most), (what, t)
 
 
 def test_capacities_are_few_and_near() -> None:

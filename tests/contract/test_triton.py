@@ -116,6 +116,19 @@ def test_kernels_mean_what_the_group_does(name: str) -> None:
         close(interpret(lower_gpu(made.graph, tiling), made, tensors), reference(name, tensors))
 
 
+def counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Triton's interpreter count from and to numbers that it computed: since NumPy 2.4 an array of one element is no number."""
+    from triton.runtime import interpreter
+
+    patched: Any = interpreter._patch_lang_tensor  # pyright: ignore[reportPrivateUsage]
+
+    def patch(tensor: Any, scope: Any) -> None:
+        patched(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
+
+
 class Interpreted:
     """A kernel's text in Triton's interpreter, on memory of the host."""
 
@@ -227,21 +240,59 @@ def test_programs_that_share_a_product_add_its_parts_up(bulk: bool, tmp_path: Pa
     assert built.counters == 3 and built.grid == 12 and built.workspace == 12 * 2 * 64 * 16 and "atom." in built.texts["ptx"]
 
 
+TURNS = {
+    "one product": (lambda x, w, b, r: F.gelu(F.linear(x, w, b)) + r,
+                    lambda: (half(150, 64), half(80, 64), half(80), half(150, 80))),
+    "three": (lambda x, w, u, v: (F.linear(x, w), F.linear(x, u), F.relu(F.linear(x, v))),
+              lambda: (half(150, 64), half(80, 64), half(32, 64), half(96, 64))),
+}  # fmt: skip
+
+
 @needs_triton
-def test_programs_that_make_tiles_in_turns(tmp_path: Path) -> None:
-    tensors = (half(150, 64), half(80, 64), half(80), half(150, 80))
-
-    def fn(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
-        return F.gelu(F.linear(x, w, b)) + r
-
+@pytest.mark.parametrize("name", TURNS)
+@pytest.mark.parametrize("bulk", [False, True])
+def test_programs_that_make_tiles_in_turns(name: str, bulk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting(monkeypatch)
+    fn, make = TURNS[name]
+    tensors = make()
     made = group_of(fn, tensors)
-    tiling = GpuTiling(64, 32, 32, 4, 2, bulk=True, programs=4)  # 9 tiles
+    tiling = GpuTiling(64, 32, 32, 4, 2, bulk=bulk, programs=4)  # 9 tiles, or 9 and 3 and 9
     low = lower_gpu(made.graph, tiling)
-    close(interpreted(made, low, tiling, tensors, tmp_path), [fn(*(t.double() for t in tensors))])
-    built = build(emit(low.kernel, 2, dependent=True, bulk=True, programs=4), GpuTarget("cuda", "90"), 4, True)
-    assert built.grid == 4 and "cp.async.bulk.tensor" in built.texts["ptx"]
+    found = fn(*(t.double() for t in tensors))
+    close(interpreted(made, low, tiling, tensors, tmp_path), found if isinstance(found, tuple) else [found])
+    source = emit(low.kernel, 2, dependent=True, bulk=bulk, programs=4)
+    built = build(source, GpuTarget("cuda", "90"), 4, True)
+    stores = "cp.async.bulk.tensor.2d.global" in built.texts["ptx"]
+    assert built.grid == 4 and stores is bulk
     with pytest.raises(CannotLower, match="take turns"):
-        emit(low.kernel, 2, programs=9)
+        emit(low.kernel, 2, programs=21)
+
+
+@needs_triton
+def test_wide_tiles_are_stored_in_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting(monkeypatch)
+    tensors = (half(300, 64), half(264, 64), half(264))
+    made = group_of(lambda x, w, b: F.gelu(F.linear(x, w, b)), tensors)
+    tiling = GpuTiling(64, 128, 64, 4, 2, bulk=True, programs=4)
+    low = lower_gpu(made.graph, tiling)
+    close(interpreted(made, low, tiling, tensors, tmp_path), [F.gelu(F.linear(*(t.double() for t in tensors)))])
+    assert "tl.split(" in emit(low.kernel, 2, bulk=True, programs=4).text
+
+
+@needs_triton
+def test_gelu_of_16_bits_is_off_by_less_than_their_rounding(tmp_path: Path) -> None:
+    x = torch.cat([torch.linspace(-12, 12, 4090), torch.tensor([float("nan"), float("inf"), 0.0, -0.0, 1e-7, -3e4])]).half()[None]
+    made = group_of(lambda x: F.gelu(x), (x,))
+    tiling = gpu_tilings(made.graph)[0]
+    low = lower_gpu(made.graph, tiling)
+    assert "_normal_of_16_bits(t" in emit(low.kernel).text
+    (got,) = interpreted(made, low, tiling, (x,), tmp_path)
+    want = F.gelu(x.double())
+    assert torch.equal(got.isnan(), want.isnan()) and got[0, 4091] == float("inf")
+    finite = want.isfinite()
+    assert bool(((got.double() - want).abs()[finite] <= 2.6e-5 + 2.0**-11 * want.abs()[finite]).all())
+    wide = lower_gpu(group_of(lambda x: F.gelu(x), (x.float(),)).graph, tiling)
+    assert "_normal_of_16_bits(t" not in emit(wide.kernel).text
 
 
 def test_sums_that_cannot_be_shared_are_refused() -> None:

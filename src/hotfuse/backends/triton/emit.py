@@ -1,7 +1,7 @@
 """A tile program as the text of one Triton kernel.
 
     parallel loops, outermost    ->  the grid: one program per iteration, the last loop's neighbours next to each other
-    several such nests           ->  one grid behind the other: a program finds its nest by its number
+    several such nests           ->  one grid behind the other (`backends.triton.grid`)
     serial loops                 ->  tl.range, whose loads are fetched ahead by `stages`
     tiles                        ->  variables; extents are powers of 2
     accesses                     ->  base pointer, plus an arange per tile axis; `valid` is a mask
@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hotfuse.backends.triton.bulk import ELEMENT_BYTES, MatrixBlock, bulk_load
+from hotfuse.backends.triton.grid import GridNest, last_value, nests, turns_range
 from hotfuse.backends.triton.instructions import (
     POINTERS,
     PREAMBLE,
@@ -62,6 +63,8 @@ _FAR = 1 << 31
 """Elements of a buffer from which on places need 64 bits."""
 EARLY_ELEMENTS = 4096
 """Of a tile that is loaded before the loop although it is used behind: it takes registers meanwhile."""
+HALVED_COLUMNS = 128
+"""Of a tile from which on it is stored in two halves by the copy engine."""
 LINE = 128
 """Bytes that one prefetch asks for."""
 PREFETCHED_BYTES = 256 << 10
@@ -117,45 +120,6 @@ def emit(
     return TritonSource(text, tuple(kinds), writer.programs, tuple(writer.blocks), writer.programs * writer.left, counters)
 
 
-@dataclass(frozen=True, slots=True)
-class _GridNest:
-    """Parallel loops around a body."""
-
-    loops: tuple[Loop, ...]
-    body: tuple[Stmt, ...]
-
-    @property
-    def trips(self) -> tuple[int, ...]:
-        """Iterations of each."""
-        return tuple(_trips(loop) for loop in self.loops)
-
-
-def _trips(loop: Loop) -> int:
-    if not isinstance(loop.lo, int) or not isinstance(loop.hi, int) or loop.given is not None:
-        raise CannotLower("a loop over the grid has no constant bounds")
-    return max(0, -(-(loop.hi - loop.lo) // loop.step))
-
-
-def _last(loop: Loop) -> int:
-    """The largest value of a loop variable."""
-    assert isinstance(loop.lo, int) and isinstance(loop.hi, int)
-    return loop.lo + max(0, (loop.hi - loop.lo - 1) // loop.step) * loop.step
-
-
-def _nests(body: Sequence[Stmt]) -> list[_GridNest]:
-    found: list[_GridNest] = []
-    for stmt in body:
-        loops: list[Loop] = []
-        inner: tuple[Stmt, ...] = (stmt,)
-        while len(inner) == 1 and isinstance(inner[0], Loop) and inner[0].kind is LoopKind.PARALLEL:
-            loops.append(inner[0])
-            inner = inner[0].body
-        if not loops:
-            return [_GridNest((), tuple(body))]  # statements outside of loops: one program does all
-        found.append(_GridNest(tuple(loops), inner))
-    return found
-
-
 @dataclass(slots=True)
 class _KernelWriter:
     kernel: Kernel
@@ -185,12 +149,18 @@ class _KernelWriter:
     buffers: dict[str, tuple[Buffer, str]] = field(default_factory=dict[str, tuple[Buffer, str]])
     depth: int = 1
 
+    @property
+    def rounded(self) -> bool:
+        """Whether all results have 16 bits, so that a few digits of what they are made of are enough."""
+        made = [b.dtype for b in self.kernel.buffers if b.kind is BufferKind.OUTPUT]
+        return bool(made) and all(d in (DType.F16, DType.BF16) for d in made)
+
     def text(self) -> str:
         args = [f"p{i}" for i in range(len(self.kernel.buffers))]
         self.buffers = {b.name: (b, p) for b, p in zip(self.kernel.buffers, args, strict=True)}
-        nests = _nests(self.kernel.body)
-        self.programs = sum(math.prod(n.trips) for n in nests) * self.split
-        loops = [_sums(n.body, self.split) for n in nests] if self.split > 1 else [None] * len(nests)
+        found = nests(self.kernel.body)
+        self.programs = sum(math.prod(n.trips) for n in found) * self.split
+        loops = [_sums(n.body, self.split) for n in found] if self.split > 1 else [None] * len(found)
         self.left = max((sum(math.prod(t.type.shape) for t in loop.outs) for loop in loops if loop is not None), default=0)
         if not self.programs:
             raise CannotLower("there is nothing to compute")
@@ -198,19 +168,22 @@ class _KernelWriter:
         far = max(sizes, default=0) >= _FAR or self.programs >= _FAR
         self.bulk = self.bulk and not far
         if self.turns:
-            self.in_turns(nests, far)
+            self.in_turns(far)
         else:
             self.line(f"pid = tl.program_id(0){'.to(tl.int64)' if far else ''}")
         begin = 0
-        for i, nest in enumerate(nests):
+        for i, nest in enumerate(found):
             count = math.prod(nest.trips) * self.split
-            last = i == len(nests) - 1
+            last = i == len(found) - 1
             self.shared = loops[i]
-            if len(nests) > 1:
+            if self.turns:
+                self.line(f"for pid in {turns_range(begin, count, self.turns)}:")
+                self.depth += 1
+            elif len(found) > 1:
                 self.line("if pid < " + str(begin + count) + ":" if i == 0 else "else:" if last else f"elif pid < {begin + count}:")
                 self.depth += 1
             self.nest(nest, f"pid - {begin}" if begin else "pid")
-            self.depth -= 1 if len(nests) > 1 else 0
+            self.depth = 1
             begin += count
         head = "import triton\nimport triton.language as tl\n"
         head += "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait\n" if self.dependent else ""
@@ -223,20 +196,18 @@ class _KernelWriter:
 
     # -- structure
 
-    def in_turns(self, nests: Sequence[_GridNest], far: bool) -> None:
-        """The loop over tiles. In the last turn some programs make the last tile again: they would be idle otherwise."""
-        if far or len(nests) > 1 or self.split > 1 or self.programs <= self.turns:
+    def in_turns(self, far: bool) -> None:
+        """What comes before the loops over tiles."""
+        if far or self.split > 1 or self.programs <= self.turns:
             raise CannotLower(f"{self.programs} programs are not worth {self.turns} that take turns")
         if self.dependent:
             self.line("gdc_wait()")
             self.line("gdc_launch_dependents()")
             self.waited = True
-        self.line(f"for turn in tl.range(0, {-(-self.programs // self.turns)}, flatten=True):")
-        self.depth += 1
-        self.line(f"pid = tl.minimum(tl.program_id(0) + turn * {self.turns}, {self.programs - 1})")
+        self.line("first = tl.program_id(0)")
         self.programs = self.turns
 
-    def nest(self, nest: _GridNest, program: str) -> None:
+    def nest(self, nest: GridNest, program: str) -> None:
         left = program
         if self.shared is not None:
             self.line(f"part = pid % {self.split}")
@@ -244,7 +215,7 @@ class _KernelWriter:
             left = "left"
         for loop, trips in zip(reversed(nest.loops), reversed(nest.trips), strict=True):
             name = self.named(loop.var)
-            self.most[loop.var] = _last(loop)
+            self.most[loop.var] = last_value(loop)
             at = f"({left}) % {trips}" if loop is not nest.loops[0] else f"{left}"
             self.line(f"{name} = ({at}) * {loop.step} + {loop.lo}")
             if loop is not nest.loops[0]:
@@ -300,7 +271,7 @@ class _KernelWriter:
         buffer, pointer = self.buffers[access.buffer]
         if buffer.kind is not BufferKind.CONST:
             return
-        found = bulk_load(buffer, 0, access, tile, 0.0, {**self.most, loop.var: _last(loop)})
+        found = bulk_load(buffer, 0, access, tile, 0.0, {**self.most, loop.var: last_value(loop)})
         if found is None or found.column != sym(loop.var) or found.source.shape[0] % found.source.block[0]:
             return
         assert isinstance(loop.lo, int) and isinstance(loop.hi, int)
@@ -351,7 +322,7 @@ class _KernelWriter:
         self.looping += 1
         self.most.pop(loop.var, None)
         if isinstance(loop.lo, int) and isinstance(loop.hi, int):
-            self.most[loop.var] = _last(loop)
+            self.most[loop.var] = last_value(loop)
         self.block(loop.body)
         self.looping -= 1
         moved = [(inner, out) for (inner, _), out in zip(loop.carried, loop.yields, strict=True) if inner.name != out.name]
@@ -387,6 +358,8 @@ class _KernelWriter:
                     masked = f", mask={mask}, other={number(fill)}" if mask else ""
                     text = f"tl.load({pointer}{masked})"
             case "store", (TileAccess() as place, Tile() as tile):
+                if self.bulk and self.turns and self.copied_back(place, tile):
+                    return
                 pointer, mask = self.place(place, tile.type.shape)
                 self.line(f"tl.store({pointer}, {_tile(tile)}{f', mask={mask}' if mask else ''})")
                 return
@@ -424,6 +397,8 @@ class _KernelWriter:
             case op, _ if op.startswith("reduce."):
                 tile = _as_tile(args[0])
                 text = computed(op, (_tile(tile), str(given["axis"])), (tile.type.dtype,))
+            case "map.normal", (Tile() as tile,) if self.rounded and tile.type.dtype is DType.F32:
+                text = f"_normal_of_16_bits({_tile(tile)})"
             case op, _:
                 tiles = [_as_tile(a) for a in args]
                 types = [t.type.dtype for t in tiles]
@@ -439,6 +414,26 @@ class _KernelWriter:
             return ""
         name = self.blocks.setdefault(found.source, f"d{len(self.blocks)}")
         return f"{name}.load([{self.dim(found.row)}, {self.dim(found.column)}])" + (".T" if found.turned else "")
+
+    def copied_back(self, access: TileAccess, tile: Tile) -> bool:
+        """A store by tensor descriptors, in two halves of the columns where these are many, so that the next tile's operands keep
+        most of the shared memory; whether it can be one."""
+        rows, columns = tile.type.shape if len(tile.type.shape) == 2 else (0, 0)
+        buffer, pointer = self.buffers[access.buffer]
+        found = bulk_load(buffer, int(pointer[1:]), access, tile.type.shape, 0.0, self.most)
+        if found is None or found.turned:
+            return False
+        parts = 2 if columns >= HALVED_COLUMNS else 1
+        source = replace(found.source, block=(rows, columns // parts))
+        name = self.blocks.setdefault(source, f"d{len(self.blocks)}")
+        row, column, halves = self.dim(found.row), self.dim(found.column), [_tile(tile)]
+        if parts == 2:
+            halves = [f"h{tile.name}", f"g{tile.name}"]
+            turned = f"tl.permute(tl.reshape({_tile(tile)}, ({rows}, 2, {columns // 2})), (0, 2, 1))"
+            self.line(f"{', '.join(halves)} = tl.split({turned})")
+        for i, half in enumerate(halves):
+            self.line(f"{name}.store([{row}, {column} + {i * columns // parts}], {half})")
+        return True
 
     def place(self, access: TileAccess, shape: Sequence[int]) -> tuple[str, str]:
         """Pointers to the elements of a tile, and which of them exist (empty: all)."""

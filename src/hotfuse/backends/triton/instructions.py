@@ -3,7 +3,7 @@
 A row is a function from operand names and types to an expression. Instructions without a row (scatters, scans, faults by
 `require`) are left to the library: `missing` lists them, so that what this target lacks is visible. `PREAMBLE` holds the functions
 that Triton has not, or has with other results for NaN, or slower: `_normal` is formula 7.1.26 of Abramowitz and Stegun, off by at
-most 1e-7.
+most 1e-7; `_normal_of_16_bits`, for results that are rounded to 16 bits, is fitted: x times it is off by at most 2.6e-5.
 """
 
 from __future__ import annotations
@@ -78,6 +78,12 @@ def _normal(x):
     p = 0.5 * t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     q = p * tl.exp(-h * h)
     return tl.where(x < 0, q, 1.0 - q)
+
+
+@triton.jit
+def _normal_of_16_bits(x):
+    s = tl.minimum(x * x, 50.0)
+    return 1.0 / (1.0 + tl.exp2(x * (-2.3011207 + s * (-0.10677627 + s * 0.0010143513))))
 
 
 @triton.jit

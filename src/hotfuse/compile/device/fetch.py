@@ -51,7 +51,7 @@ MARGIN = 0.97
 MOST_PLACES = 12
 """Places in the model whose weights a trial goes through."""
 DONE_S = 0.05
-SHARES = 3
+SHARES = 5
 """Requests that the tilings of one group are divided into, for workers that would be idle."""
 
 Strides = Mapping[str, tuple[int, ...]]

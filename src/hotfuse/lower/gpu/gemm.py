@@ -66,6 +66,7 @@ TURNS = (
     GpuTiling(128, 128, 64, 8, 4, programs=PROCESSORS),
 )  # fmt: skip
 """For many tiles: storing one overlaps with fetching the next."""
+LARGE_TILE = 128 * 256
 LEAST_SPLIT = 1024
 """Steps of a product that is worth sharing."""
 ONE_ROW = (GpuTiling(1, 16, 512, 4, 1), GpuTiling(1, 8, 512, 4, 2), GpuTiling(1, 32, 256, 4, 2), GpuTiling(1, 16, 1024, 8, 1))
@@ -120,6 +121,7 @@ def gemm_tilings(graph: Graph, bulk: bool = False) -> Sequence[GpuTiling]:
         return tuple(dict.fromkeys(fitting))
     wide = tensor_type(found[0].a).dtype is DType.F32
     many = math.prod(batch) * len(found)
+    alone = all(len(c.products) == 1 for c in _clusters(graph))  # two sums of such tiles need more registers than there are
 
     def cost(t: GpuTiling) -> float:
         programs = many * -(-m // t.rows) * -(-n // t.columns)
@@ -140,7 +142,9 @@ def gemm_tilings(graph: Graph, bulk: bool = False) -> Sequence[GpuTiling]:
     shared = [replace(t, bulk=True) for t in SPLIT if many * -(-m // t.rows) * -(-n // t.columns) <= PROCESSORS * 3 // 4
               and k % (t.depth * t.split) == 0 and k >= LEAST_SPLIT and t.rows <= power_of_2(m)]  # fmt: skip
     shared += [replace(t, bulk=True) for t in TURNS
-               if len(found) == 1 and many * -(-m // t.rows) * -(-n // t.columns) > t.programs and k >= t.depth]  # fmt: skip
+               if alone and many * -(-m // t.rows) * -(-n // t.columns) > t.programs and k >= t.depth]  # fmt: skip
+    if any(t.programs for t in shared) and len(found) > 1:  # programs that take turns have all of the shared memory for one nest
+        by_engine = [t for t in by_engine if t.rows * t.columns < LARGE_TILE]
     return tuple((*by_engine[:MOST_BULK], *shared, *plain[: MOST_TRIED - min(MOST_BULK, len(by_engine))]))
 
 

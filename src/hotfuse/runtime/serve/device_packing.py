@@ -6,12 +6,16 @@
 
 So a recording serves every mask with at most as many live rows as its capacity. Rows between the two belong to no sequence: they
 are copies of the first row until the first attention, nobody reads them, and no output shows them.
+
+Where the last calls all needed nearly the same capacity, packed kernels are launched before the answers are there, and the device
+does not stand still meanwhile. If the answers then forbid it, these results are dropped, and the call is answered as without them:
+what is made of a mask stays within the room, whatever the mask is.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +35,10 @@ TO_RECORD = 2
 ROOM_SLACK = 8
 """A room may be larger by this part of itself."""
 MOST_ROOMS = 1024
+REMEMBERED = 64
+"""Packed calls whose capacities the next one is expected to stay within."""
+REST_AFTER_WRONG = 64
+"""Calls after a wrong guess that are asked first; doubled with each, since a guess that is wrong costs as much as a call."""
 _FACTS = (Padded.EMPTY, Padded.NUMBERS, Padded.POSITION, Padded.INDEX, Padded.NOT_FINITE)
 """What is asked besides the number of live rows, in this order; 0 where all is well."""
 
@@ -80,7 +88,7 @@ class DevicePacker:
         rows = torch.zeros(t + 1, dtype=torch.int64, device=mask.device)  # dead rows share one place behind the last
         rows = rows.index_copy_(0, torch.where(flat, place.clamp(max=t), t), every)[:t]
         each = live.sum(1)
-        offsets = torch.cat([each.new_zeros(1), each.cumsum(0)])
+        offsets = torch.cat([each.new_zeros(1), each.cumsum(0)]).clamp(max=t)  # nothing outside is read, whatever the mask is
 
         def one(what: PackedInput) -> torch.Tensor:
             match what:
@@ -91,19 +99,35 @@ class DevicePacker:
                 case PackedInput.OFFSETS:
                     return offsets
                 case PackedInput.INVERSE:
-                    return place.clamp(min=0).reshape(live.shape)
+                    return place.clamp(min=0, max=t - 1).reshape(live.shape)
                 case PackedInput.LIVE:
                     return live
                 case PackedInput.FIRST:
-                    return offsets[:-1]
+                    return offsets[:-1].clamp(max=t - 1)
                 case PackedInput.LAST:
-                    return offsets[1:] - 1
+                    return (offsets[1:] - 1).clamp(min=0)
                 case PackedInput.KEY_PLACES:
                     return (~live).byte().argsort(dim=1, stable=True)[rows // live.shape[1]]
                 case PackedInput.QUERIES:
                     return torch.arange(live.shape[0] + 1, device=mask.device)
 
         return tuple(one(what) for what in self.packer.packing.inputs)
+
+
+def _soon(answers: torch.Tensor) -> Callable[[], list[int]]:
+    """Numbers that a device is still to count: what waits for them alone, not for what is launched behind."""
+    if not answers.is_cuda:
+        return answers.tolist
+    copied = answers.to("cpu", non_blocking=True)
+    there = torch.cuda.Event()
+    there.record()
+
+    def wait() -> list[int]:
+        there.synchronize()
+        found: list[int] = copied.tolist()
+        return found
+
+    return wait
 
 
 @dataclass(slots=True)
@@ -131,6 +155,13 @@ class DevicePackedRun:
     unread: int = 0
     """Calls whose masks were not asked: several in a row before them could not be packed."""
     rest: Rest = field(default_factory=Rest)
+    needed: deque[int] = field(default_factory=lambda: deque[int](maxlen=REMEMBERED))
+    """Capacities of the last packed calls."""
+    guesses: Rest = field(default_factory=lambda: Rest(patience=1, first=REST_AFTER_WRONG))
+    guessed: int = 0
+    """Calls whose kernels were launched before the answers were there, rightly."""
+    wrong: int = 0
+    """The same in vain."""
 
     @property
     def padded_calls(self) -> int:
@@ -139,7 +170,7 @@ class DevicePackedRun:
 
     def begin(self) -> None:
         """Forget what calls have shown: from here on they are served."""
-        self.calls = self.live = self.room = self.unread = 0
+        self.calls = self.live = self.room = self.unread = self.guessed = self.wrong = 0
         self.why_not.clear()
         self.rest.begin()
 
@@ -153,17 +184,42 @@ class DevicePackedRun:
         if mask.is_cuda and torch.cuda.is_current_stream_capturing():  # nothing may be asked now
             self.why_not[Padded.RECORDED] += 1
             return self.padded(*inputs)
-        found: list[int] = self.ask(*inputs)[0].tolist() if mask.numel() else [0, 1]
-        if (why := self._padded_because(found, mask.numel())) is not None:
+        answers = _soon(self.ask(*inputs)[0]) if mask.numel() else lambda: [0, 1]
+        guess = self._guess()
+        early = self.packed(*inputs, self.room_for(mask, guess)) if guess and mask.numel() else None
+        found = answers()
+        why = self._padded_because(found, mask.numel())
+        needs = capacity(found[0], mask.numel())
+        fits = early is not None and why is None and needs <= guess
+        if early is not None and not fits:
+            self.wrong += 1
+            self.guesses.missed()
+        if why is not None:
             self.why_not[why] += 1
             self.rest.missed()
             return self.padded(*inputs)
         self.rest.held()
-        rows = self.usual_room(capacity(found[0], mask.numel()))
+        self.needed.append(needs)
+        rows = guess if fits else self.usual_room(needs)
         self.calls += 1
         self.live += found[0]
         self.room += rows
+        if early is not None and fits:
+            self.guessed += 1
+            return early
         return self.packed(*inputs, self.room_for(mask, rows))
+
+    def _guess(self) -> int:
+        """The room that the next call needs, as it seems; 0 where it has to be asked first."""
+        if self.guesses.left > 0:
+            self.guesses.left -= 1
+            return 0
+        if len(self.needed) < REMEMBERED:
+            return 0
+        kept = list(self.needed)
+        least, most = min(kept), max(kept)
+        rooms = [n for n, times in list(self.used.items()) if most <= n <= least + least // ROOM_SLACK and times > TO_RECORD]
+        return min(rooms, default=0)
 
     def _padded_because(self, found: Sequence[int], rows: int) -> Padded | None:
         if found[0] > self.limit * rows:

@@ -117,7 +117,8 @@ def _plan(
         told = {f"padded_{why.name.lower()}": n for why, n in sorted(run.why_not.items())}
         kept = {f"packed_{k}": n for k, n in run.packed.counters().items()}
         return {"packed_calls": run.calls, "padded_calls": run.padded_calls, "padded_unread": run.unread, "packed_rows": run.live,
-                "packed_room": run.room, **kept, **told}  # fmt: skip
+                "packed_room": run.room, "packed_early": run.guessed, "packed_early_in_vain": run.wrong,
+                **kept, **told}  # fmt: skip
 
     about = (
         f"rows that {packing.mask.name} hides are not computed where at most {run.limit:.0%} live ({mean:.0%} do): "
