@@ -53,8 +53,9 @@ def test_live_calls_refuse_what_is_slower() -> None:
 
 def test_what_takes_three_times_as_long_never_meets_a_live_call() -> None:
     with Live(own_s=0.009, tier0_s=0.003, tier1_s=lambda: 0.012) as live:
-        live.calls_until(lambda: bool(live.said(Action.REFUSE, Why.NOT_FASTER, 1)))
+        live.calls_until(lambda: bool(live.said(Action.REFUSE, Why.NOT_MEASURED, 1)))
         assert engine_stats(live.engine)["calls_per_tier"]["1"] == 0
+        assert "us_after" not in live.said(Action.REFUSE, Why.NOT_MEASURED, 1)[0].evidence
         assert TIER1 in live.entry.refused and TIER1 in live.entry.retries  # nobody measured it: it is tried again later
 
 

@@ -49,6 +49,7 @@ class Why(StrEnum):
     TOO_MANY = "the limit of captured graphs was reached"
     FASTER = "it measured faster on a real call"
     NOT_FASTER = "it did not measure faster on a real call"
+    NOT_MEASURED = "calls came into every round of its race; it is tried again"
     BETTER = "it measured better in what was asked for on a real call"
     NOT_BETTER = "it did not measure better in what was asked for on a real call"
     NOT_COMPILED = "no kernels could be made for it"

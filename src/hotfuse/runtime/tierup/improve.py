@@ -349,9 +349,10 @@ class Improver:
         contest = PlanContest(old, better, own, attempt.signature, attempt.meant, DEVICE_WARM_UPS if _on_device(entry) else 0)
         seen = proof.rounds if old is entry.baseline else ()
         trial, trade = self._race(entry, contest, begin_contest, calls[0], before, seen)
+        took = {"us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1)} if trial.rounds else {}
         evidence: dict[str, EvidenceValue] = {
-            "tier": tier, "us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1), "rounds": trial.rounds,
-            "race": trial.by, "proven_on": proof.inputs, "judge": proof.judge, **trade.evidence(), **about,
+            "tier": tier, **took, "rounds": trial.rounds, "race": trial.by, "proven_on": proof.inputs, "judge": proof.judge,
+            **(trade.evidence() if trial.rounds else {}), **about,
         }
         if own:
             evidence["against"] = "the model's own code"
@@ -361,7 +362,7 @@ class Improver:
         won, lost_why = (Why.FASTER, Why.NOT_FASTER) if by_time else (Why.BETTER, Why.NOT_BETTER)
         if not trial.rounds:  # nothing was measured: nothing is learned of it either, and it is tried again
             epochs.retire(better)
-            self._refuse(entry, key, lost_why, "calls came into every round of its race", True, **evidence)
+            self._refuse(entry, key, Why.NOT_MEASURED, "calls came into every round of its race", True, **evidence)
             return
         if (addresses := attempt.addresses) is not None:
             helped = self._history.ledger.learn(*addresses, trial.old_us, trial.new_us)
