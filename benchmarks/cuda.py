@@ -86,6 +86,9 @@ def plans(fast: hotfuse.Jit) -> list[dict[str, Any]]:
 
 
 def replays(fast: hotfuse.Jit) -> int:
+    own = fast.explain().to_dict()["own_recordings"]
+    if any(kind["state"] == "replayed" for kind in own.get("kinds", ())):
+        return own["replays"]
     return sum(p["counters"].get("replays", 0) + p["counters"].get("packed_replays", 0) for p in plans(fast))
 
 

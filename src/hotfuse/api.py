@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import nn
 
 from hotfuse.base.errors import CaptureError, InputError
@@ -19,7 +20,7 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import faults
 from hotfuse.base.passes import run
 from hotfuse.base.settings import Objective, Precision, Settings, Weights, from_env
-from hotfuse.base.structure import Spec
+from hotfuse.base.structure import TENSOR, Spec
 from hotfuse.cache.place import cache_stats
 from hotfuse.compile.captures import Known, captured, known
 from hotfuse.compile.request_bodies import PresentCapture, ReadyRequest, TorchCapture, request_of
@@ -73,6 +74,17 @@ class TorchModel:
         except Unnamed as e:
             self.unnamed = str(e)
             return None
+
+    def watched(self) -> ModelGuard:
+        """What notices that the model changed; raises CaptureError where hooks or kinds of weights would be left out."""
+        held = hold(self.target, TENSOR)
+        refuse_hooks(held.modules)
+        known = set(map(id, held.tensors))
+        weights = [w for m in held.modules for w in (*m.named_parameters(recurse=False), *m.named_buffers(recurse=False))]
+        for name, t in weights:
+            if id(t) not in known or t.layout is not torch.strided:
+                raise CaptureError("not all weights can be watched", because=f"{name} is a {type(t).__name__}, {t.layout}")
+        return ModelGuard(held.modules, held.tensors, [self.target])
 
     def capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
         """Ship the model to the worker and bind what comes back to the live tensors."""
@@ -241,6 +253,7 @@ def engine_stats(engine: Engine) -> dict[str, Any]:
         "watching": engine.call_sampler.stats(),
         "idle": engine.recorder.idle(),
         "model_watch": engine.watch_stats(),
+        "own_recordings": engine.own_recordings.explain() if engine.own_recordings is not None else {},
         "gradients": engine.gradients.explain(),
         "code": epochs.counts(),
         "recorded": engine.recorder.stats(),

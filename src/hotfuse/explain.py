@@ -108,6 +108,7 @@ def explain_engine(
             "unprepared": list(unprepared),
             "callers": callers,
             "watching": engine.call_sampler.text(),
+            "own_recordings": engine.own_recordings.explain() if engine.own_recordings is not None else {},
             "gradients": engine.gradients.explain([e.links for s in list(engine.sites.values()) for e in s.entries]),
             "idle": engine.recorder.idle(),
             "central": engine.recorder.central(),
@@ -266,6 +267,20 @@ def _gradients(g: dict[str, Any]) -> list[str]:
     return said + [f"gradients: the model's own code serves calls that want them: {why}" for why in g.get("kept", ())]
 
 
+def _own_recordings(found: dict[str, Any]) -> list[str]:
+    """Which calls are answered by recordings of the model's own kernels, and why others are not."""
+    if not found:
+        return []
+    off = f"; off: {found['off']}" if found["off"] else ""
+    lines = [f"the model's own kernels, recorded: {found['replays']} replays of {found['recorded']} recordings, "
+             f"{found['dropped']} let go, {readable(found['device_bytes'])} on the device{off}"]
+    for kind in found["kinds"]:
+        race, because = kind["race"], f": {kind['because']}" if kind["because"] else ""
+        took = f", {race['us_after']:g} against {race['us_before']:g} us" if race else ""
+        lines.append(f"  {kind['call']}: {kind['state']}{because}, {kind['calls']} calls{took}")
+    return lines
+
+
 def _background(b: dict[str, Any]) -> list[str]:
     """What background work used, what it can count on, and what that cost calls."""
     if not b:
@@ -387,7 +402,7 @@ def _lines(data: dict[str, Any]) -> list[str]:
             out.append("  a capture is under way")
         for reason in site["refused"]:
             out += ["  stays in the model's own code:"] + ["    " + line for line in reason.splitlines()]
-    out += _gradients(data.get("gradients", {}))
+    out += _own_recordings(data.get("own_recordings", {})) + _gradients(data.get("gradients", {}))
     for name, n in data["fallbacks"].items():
         out.append(f"fallback {name}: {n}")
     out += [f"constants not prepared: {why}" for why in data.get("unprepared", ())]

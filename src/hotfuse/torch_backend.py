@@ -63,6 +63,10 @@ class DynamoModel:
         """Dynamo's own graph."""
         return self._graph.own(*self._graph.arguments.put(inputs, self._weights))
 
+    def watched(self) -> ModelGuard:
+        """The weights that calls bring, and the graph's constants."""
+        return ModelGuard((), (*self._weights, *self._graph.converted.constants.values()))
+
     def prepare(self) -> None:
         """There is nothing to wait for."""
 

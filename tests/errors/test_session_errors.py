@@ -177,8 +177,8 @@ def test_thread_count_is_honoured_and_put_back(monkeypatch: pytest.MonkeyPatch) 
     session = hf.InferenceSession(good().SerializeToString(), options)
     before = torch.get_num_threads()
     seen: list[int] = []
-    own = session._engine.model.call
-    monkeypatch.setattr(session._engine.model, "call", lambda *a: (seen.append(torch.get_num_threads()), own(*a))[1])
+    own = session._engine.own_code
+    monkeypatch.setattr(session._engine._capturer, "_own_code", lambda *a: (seen.append(torch.get_num_threads()), own(*a))[1])
     session.run(None, {"x": X})
     assert seen == [3] and torch.get_num_threads() == before
 

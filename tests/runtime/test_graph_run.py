@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hotfuse.backends.cuda.graphs import AT_ONCE_S, MOST_KINDS, SHARE, GraphRun
-from hotfuse.backends.cuda.record import _copies, unrecordable  # pyright: ignore[reportPrivateUsage]
+from hotfuse.backends.cuda.record import Results, on_own_inputs, unrecordable
 from hotfuse.base.errors import CaptureError
 from hotfuse.runtime.tierup.verify import disagreement
 
@@ -26,9 +26,7 @@ class OnCpu:
         self.now += self.took_s
         if self.refuses:
             raise CaptureError("no", because=self.refuses)
-        static = [t.clone() for t in inputs]
-        copies = _copies(run(*static), static)
-        del copies
+        static, _ = on_own_inputs(run, inputs)
         device = self
 
         class Kept:
@@ -54,6 +52,12 @@ class OnCpu:
         self.drained += 1
 
     def held(self) -> int:
+        return 0
+
+    def total(self) -> int:
+        return 1
+
+    def random_state(self) -> int:
         return 0
 
 
@@ -179,18 +183,21 @@ def test_threads_replay_one_at_a_time_and_get_their_own_results() -> None:
     assert device.most_inside == 1
 
 
-def test_results_that_share_memory_are_refused_and_inputs_given_back_are_the_callers() -> None:
-    x = torch.randn(4)
-    y = torch.randn(4)
+def test_results_that_share_memory_share_it_in_every_copy_and_inputs_given_back_are_the_callers() -> None:
+    x, y = torch.randn(4), torch.randn(3, 4)
     with pytest.raises(CaptureError, match="view of an input"):
-        _copies([x[1:]], [x])
-    with pytest.raises(CaptureError, match="share memory"):
-        _copies([y, y.view(2, 2)], [x])
-    mine, number, several = _copies([x, 7, [y]], [x])
+        Results([x[1:]], [x])
+    with pytest.raises(CaptureError, match="different types"):
+        Results([y, y.view(torch.int32)], [x])
+    kept = Results([x, 7, [y], y.t(), y[1:, 2], y[:, :0]], [x])
     given = torch.randn(4)
-    assert mine([given]) is given
-    assert number([given]) == 7
-    assert torch.equal(several([given])[0], y) and several([given])[0] is not y
+    mine, number, (whole,), turned, part, empty = kept.copied([given])
+    assert mine is given and number == 7 and tuple(empty.shape) == (3, 0)
+    assert torch.equal(whole, y) and torch.equal(turned, y.t()) and torch.equal(part, y[1:, 2])
+    whole.fill_(3.0)
+    assert bool((turned == 3).all()) and bool((part == 3).all()) and turned.stride() == y.t().stride()
+    assert not bool((y == 3).any())
+    assert torch.equal(kept.copied([given])[3], y.t())
 
 
 def test_inputs_that_cannot_be_copied_into() -> None:

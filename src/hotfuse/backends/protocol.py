@@ -128,6 +128,50 @@ class DeviceKernelBackend(Protocol):
         ...
 
 
+class Replay(Protocol):
+    """What was recorded of one run on a device."""
+
+    def replay(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """The results for other inputs of the same sizes and strides; they are the caller's own."""
+        ...
+
+
+class RecordingDevice(Protocol):
+    """A device as recordings need it: a memory pool, the order of streams, and which threads may record."""
+
+    def record(self, run: Run, inputs: Sequence[torch.Tensor]) -> Replay:
+        """Record a run; raises CaptureError where that cannot be."""
+        ...
+
+    def may_record(self) -> bool:
+        """Whether the calling thread serves a call, on a stream that is not itself being recorded."""
+        ...
+
+    def enter(self) -> None:
+        """The caller's stream goes on when the last replay is done."""
+        ...
+
+    def leave(self) -> None:
+        """A replay was launched."""
+        ...
+
+    def drain(self) -> None:
+        """Until the last replay is done."""
+        ...
+
+    def held(self) -> int:
+        """Bytes of device memory that recordings hold."""
+        ...
+
+    def total(self) -> int:
+        """Bytes of memory that the device has."""
+        ...
+
+    def random_state(self) -> Any:
+        """The state of the device's own generator of random numbers; equal ones compare equal."""
+        ...
+
+
 class DeviceBackend(Protocol):
     """Devices of one kind, as runs of library kernels need them."""
 
@@ -142,6 +186,10 @@ class DeviceBackend(Protocol):
     ) -> RecordedRun:  # fmt: skip
         """A run whose calls are replayed where they recur. Threads for which `in_background` holds must not record; `differ` says
         how a first replay differs from the run itself, and one that does is not used."""
+        ...
+
+    def recorder(self, device: torch.device, in_background: Callable[[], bool]) -> RecordingDevice:
+        """A device with a memory pool of its own, for those who decide themselves what is recorded."""
         ...
 
 

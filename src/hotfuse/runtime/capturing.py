@@ -67,8 +67,11 @@ class CallSample:
 class Capturer:
     """Captures the calls of one engine."""
 
-    def __init__(self, plans: Plans, compile: Compile, background: Background, gradients: Gradients) -> None:
+    def __init__(
+        self, plans: Plans, compile: Compile, background: Background, gradients: Gradients, own_code: Callable[..., Any]
+    ) -> None:
         self._plans = plans
+        self._own_code = own_code
         self._gradients = gradients
         self._model = plans.model
         self._settings = plans.settings
@@ -102,14 +105,14 @@ class Capturer:
         self.own_answers()
         wanted = self._wanted(spec, leaves)
         if wanted is None:
-            return self._model.call(*args, **kwargs)
+            return self._own_code(*args, **kwargs)
         site, group, why = wanted
         grad_mode = torch.is_grad_enabled()
         inputs, number = [snapshot(t) for t in leaves], group.noted
         watched = Before(args, kwargs, leaves)
         begin = time.perf_counter()
         try:
-            result = self._model.call(*args, **kwargs)
+            result = self._own_code(*args, **kwargs)
         except BaseException:
             self._given_up(group)
             raise
@@ -149,7 +152,7 @@ class Capturer:
             entry.meeting or entry.met & (entry.met - 1) or self._plans.closed or self._settings.capture == "off"
             or (around | 1) != (entry.around[0] | 1)
         ):  # fmt: skip
-            return self._model.call(*args, **kwargs)
+            return self._own_code(*args, **kwargs)
         entry.meeting = True
         self._background.begin()
         watch, pattern = self._plans.watch, tuple(map(requires, leaves))
@@ -157,7 +160,7 @@ class Capturer:
         inputs = [snapshot(t) for t in leaves]
         watched, effects = Before(args, kwargs, leaves), entry.effects
         try:
-            result = self._model.call(*args, **kwargs)
+            result = self._own_code(*args, **kwargs)
             outputs = watched.after(result).leaves
             link = self._gradients.seen(site.spec, outputs, leaves, now)
             if link.places and effects is not None and effects.changes_arguments:  # its backward pass would have to see them

@@ -43,6 +43,7 @@ from hotfuse.runtime.plans import Plans, Servable
 from hotfuse.runtime.samples import Signature
 from hotfuse.runtime.serve.answering import Turn, turn_of
 from hotfuse.runtime.serve.gradients import PLAIN, GradientLink, Gradients, joined
+from hotfuse.runtime.serve.own_recordings import recorded_own_code
 from hotfuse.runtime.site import Entry, Site
 from hotfuse.runtime.tally import Everyone, Tally, ThreadCounts
 from hotfuse.runtime.tierup.attempt import Compile, Improve
@@ -96,7 +97,11 @@ class Engine:
         self.call_sampler = self.plans.call_sampler
         self.recorder = self.plans.recorder
         self.gradients = Gradients(model.call, model.name, log)
-        self._capturer = Capturer(self.plans, compile, self._background, self.gradients)
+        self.own_recordings = recorded_own_code(model, settings, log, self._in_background)
+        """Recordings of the model's own kernels, where torch has a device that can be recorded."""
+        self.own_code = self.own_recordings or model.call
+        """What answers where no plan does."""
+        self._capturer = Capturer(self.plans, compile, self._background, self.gradients, self.own_code)
         self._improver = Improver(self.plans, compile, improve) if improve is not None and settings.tiers >= 1 else None
         if self._improver is not None:
             self._capturer.admitted = self._improver.admitted
@@ -151,13 +156,13 @@ class Engine:
         if site.resting > 0:
             site.resting -= 1
             counts.module_calls += 1
-            return self.model.call(*args, **kwargs)
+            return self.own_code(*args, **kwargs)
         around = _around()
         if around < 0:
             if not plain and not _TENSORS.issuperset(map(type, leaves)):
                 return self._serve_nested(args, kwargs)
             counts.module_calls += 1
-            return self.model.call(*args, **kwargs)
+            return self.own_code(*args, **kwargs)
         cache = site.caches.get(around & site.mask)
         outer = slot.epoch
         slot.epoch = outer or epochs.now  # from here on nothing this call may find is freed
@@ -182,7 +187,7 @@ class Engine:
                         counts.module_calls += 1
                         if link.kept:
                             self._teller.below()
-                        return self.model.call(*args, **kwargs)
+                        return self.own_code(*args, **kwargs)
                     plan, sizes = route.version, route.signature
                     if plan is None or sizes is None or entry.versions.get(sizes) is not plan:  # it may just have been withdrawn
                         plan = entry.plan
@@ -192,7 +197,7 @@ class Engine:
                         return self._looked_at((site, entry, plan, link), leaves, holders, args, kwargs, counts)
                     if entry.own and plan is entry.baseline:
                         counts.module_calls += 1
-                        return self.model.call(*args, **kwargs)
+                        return self.own_code(*args, **kwargs)
                     try:
                         outs = joined(link, plan.run, leaves) if link.places else plan.run(*leaves)
                     except Exception as e:
@@ -252,10 +257,10 @@ class Engine:
                 self.log.decide(Action.KEEP, Why.UNSUPPORTED_CALL, self.model.name, because=str(e).splitlines()[0])
             counts.module_calls += 1
             self._teller.below()
-            return self.model.call(*args, **kwargs)
+            return self.own_code(*args, **kwargs)
         if not _TENSORS.issuperset(map(type, leaves)):
             counts.module_calls += 1
-            return self.model.call(*args, **kwargs)
+            return self.own_code(*args, **kwargs)
         if (site := self.sites.get(spec)) is None:
             return self._unmet(spec, leaves, args, kwargs)
         return self.serve(args, kwargs, True, (site, leaves, taken.holders))
@@ -265,7 +270,7 @@ class Engine:
         counts = self._tally.mine
         if _around() < 0:
             counts.module_calls += 1
-            return self.model.call(*args, **kwargs)
+            return self.own_code(*args, **kwargs)
         return self._capturer.own_code(spec, leaves, args, kwargs, counts)
 
     def _answered_instead(
@@ -309,7 +314,7 @@ class Engine:
         if being_recorded(leaves):  # by the caller: nothing is timed, kept or compared
             entry.next_look = number + 1
             counts.answered(-1)
-            return self.model.call(*args, **kwargs)
+            return self.own_code(*args, **kwargs)
         signature = entry.signature(*leaves)
         effects = entry.effects
         seen = leaves if effects is None else effects.unwritten(leaves)
@@ -334,7 +339,7 @@ class Engine:
                 clock = clock_of(leaves)
                 begin = clock()
                 if answer is None:
-                    outs = self.model.call(*args, **kwargs)
+                    outs = self.own_code(*args, **kwargs)
                 else:
                     outs = joined(link, answer.run, leaves) if link.places else answer.run(*leaves)
                 spent = clock() - begin
@@ -484,6 +489,8 @@ class Engine:
         """
         self.plans.close()
         self.gradients.close()
+        if self.own_recordings is not None:
+            self.own_recordings.close()
         if self._improver is not None:
             self._improver.close()
 

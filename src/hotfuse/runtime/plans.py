@@ -57,6 +57,10 @@ class Servable(Protocol):
         """The model's own code."""
         ...
 
+    def watched(self) -> ModelGuard:
+        """What notices that the model changed; raises CaptureError where its code does what no recording of kernels would."""
+        ...
+
     def prepare(self) -> None:
         """Have whoever captures ready; may take seconds, in which more calls show what varies."""
         ...

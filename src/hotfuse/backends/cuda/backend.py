@@ -22,4 +22,8 @@ class CudaBackend:
         differ: Callable[[tuple[Any, ...], tuple[Any, ...]], str],
     ) -> GraphRun:  # fmt: skip
         """A run whose calls are replayed where they recur."""
-        return GraphRun(run, CudaDevice(device, in_background), differ)
+        return GraphRun(run, self.recorder(device, in_background), differ)
+
+    def recorder(self, device: torch.device, in_background: Callable[[], bool]) -> CudaDevice:
+        """A device with a memory pool of its own."""
+        return CudaDevice(device, in_background)

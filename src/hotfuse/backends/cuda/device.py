@@ -64,3 +64,11 @@ class CudaDevice:
     def held(self) -> int:
         """Bytes of device memory that recordings hold."""
         return pool_bytes(self._pool)
+
+    def total(self) -> int:
+        """Bytes of memory that the device has."""
+        return torch.cuda.get_device_properties(self._device).total_memory
+
+    def random_state(self) -> bytes:
+        """The state of the device's own generator of random numbers."""
+        return torch.cuda.default_generators[self._index].get_state().numpy().tobytes()

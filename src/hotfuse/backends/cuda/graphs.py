@@ -12,10 +12,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from hotfuse.backends.protocol import RecordingDevice, Replay
 from hotfuse.base.errors import CaptureError
 
 Run = Callable[..., tuple[Any, ...]]
@@ -31,42 +32,6 @@ AT_ONCE_S = 0.1
 """Seconds of recording that need no time before them."""
 
 
-class Replay(Protocol):
-    """What was recorded."""
-
-    def replay(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        """The results for other inputs of this kind."""
-        ...
-
-
-class Device(Protocol):
-    """What a run needs to know of the device it launches on."""
-
-    def record(self, run: Run, inputs: Sequence[torch.Tensor]) -> Replay:
-        """Record a run; raises CaptureError where that cannot be."""
-        ...
-
-    def may_record(self) -> bool:
-        """Whether the calling thread serves a call, on a stream that is not itself being recorded."""
-        ...
-
-    def enter(self) -> None:
-        """The caller's stream goes on when the last replay is done."""
-        ...
-
-    def leave(self) -> None:
-        """A replay was launched."""
-        ...
-
-    def drain(self) -> None:
-        """Until the last replay is done."""
-        ...
-
-    def held(self) -> int:
-        """Bytes of device memory that recordings hold."""
-        ...
-
-
 def kind_of(inputs: Sequence[torch.Tensor]) -> Kind:
     """What a recording is for; a guard has checked types, ranks and devices already."""
     return tuple([(t.shape, t.stride()) for t in inputs])
@@ -76,7 +41,7 @@ class GraphRun:
     """A run that replays recordings where it has them."""
 
     def __init__(
-        self, run: Run, device: Device, differ: Callable[[tuple[Any, ...], tuple[Any, ...]], str],
+        self, run: Run, device: RecordingDevice, differ: Callable[[tuple[Any, ...], tuple[Any, ...]], str],
         most: int = MOST_RECORDINGS, clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`differ` says how results of a replay differ from those of the kernels; empty if they do not."""

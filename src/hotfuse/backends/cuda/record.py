@@ -1,3 +1,5 @@
+# pyright: reportPrivateUsage=false
+# A tensor's version has no public name.
 """One run on a device as a CUDA graph: recorded once on a stream of its own, replayed with other inputs.
 
 A graph reads fixed addresses, so inputs are copied into tensors of its own; results are copied out, because the next replay writes
@@ -9,6 +11,7 @@ for the whole device (`torch.cuda.synchronize()`) gets an error, whatever error 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,8 +19,11 @@ import torch
 
 from hotfuse.base.errors import CaptureError
 
+_end_allocating: Callable[[int, Any], None] = getattr(torch._C, "_cuda_endAllocateToPool", lambda _device, _pool: None)
 Run = Callable[..., tuple[Any, ...]]
-Copy = Callable[[Sequence[torch.Tensor]], Any]
+Bases = Sequence[torch.Tensor]
+Copy = Callable[[Sequence[torch.Tensor], Bases], Any]
+"""From a call's inputs and its copies of what results share to a result of its own."""
 
 
 def unrecordable(inputs: Sequence[torch.Tensor], device: torch.device) -> str:
@@ -37,21 +43,24 @@ class Recording:
         """Record; raises CaptureError where the run synchronizes, allocates by data, or returns memory that replays would share."""
         if why := unrecordable(inputs, device):
             raise CaptureError("a call cannot be recorded", because=why)
-        self._inputs = [t.detach().clone() for t in inputs]
         self._graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.no_grad(), torch.cuda.stream(stream):
-            outputs = self._recorded(run, pool)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        self._copies = _copies(outputs, self._inputs)
 
-    def _recorded(self, run: Run, pool: Any) -> tuple[Any, ...]:
+        def record(*own: torch.Tensor) -> tuple[Any, ...]:
+            stream = torch.cuda.Stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                outputs = self._recorded(run, own, pool)
+            torch.cuda.current_stream(device).wait_stream(stream)
+            return outputs
+
+        self._inputs, self._results = on_own_inputs(record, inputs)
+
+    def _recorded(self, run: Run, own: Sequence[torch.Tensor], pool: Any) -> tuple[Any, ...]:
         error: Exception | None = None
         outputs: tuple[Any, ...] = ()
         self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            outputs = run(*self._inputs)
+            outputs = run(*own)
         except Exception as e:
             error = e
         try:
@@ -59,6 +68,8 @@ class Recording:
         except Exception as e:
             error = error or e
         if error is not None:
+            with contextlib.suppress(Exception):  # where the end failed too, the allocator would go on taking from the pool
+                _end_allocating(torch.cuda.current_device(), pool)
             said = str(error).strip().splitlines()
             because = f"{type(error).__name__}: {said[0][:200] if said else ''}"
             raise CaptureError("the kernels of a call cannot be recorded", because=because) from error
@@ -69,32 +80,79 @@ class Recording:
         for mine, given in zip(self._inputs, inputs, strict=True):
             mine.copy_(given, non_blocking=True)
         self._graph.replay()
-        return tuple(copy(inputs) for copy in self._copies)
+        return self._results.copied(inputs)
 
 
-def _copies(outputs: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Copy]:
-    """For each output, how a call gets its own."""
-    theirs = {t.untyped_storage().data_ptr() for t in inputs}
-    seen: set[int] = set()
-    return [_copy(o, inputs, theirs, seen) for o in outputs]
+def on_own_inputs(run: Run, inputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Results]:
+    """Run once on copies of the inputs; these and the results. Raises CaptureError where the run writes into them.
+
+    Outside of inference mode, or calls outside of it could not write into what one inside of it made.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        own = [t.detach().clone() for t in inputs]
+        before = [t._version for t in own]
+        outputs = run(*own)
+    if before != [t._version for t in own]:
+        raise CaptureError("a call cannot be recorded", because="it writes into an input")
+    return own, Results(outputs, own)
 
 
-def _copy(output: Any, inputs: Sequence[torch.Tensor], theirs: set[int], seen: set[int]) -> Copy:
-    if isinstance(output, (list, tuple)):
-        parts = [_copy(o, inputs, theirs, seen) for o in output]
-        return lambda given: [part(given) for part in parts]
-    if not isinstance(output, torch.Tensor):
-        return lambda _given: output
-    for i, t in enumerate(inputs):
-        if output is t:
-            return lambda given: given[i]
-    at = output.untyped_storage().data_ptr()
-    if at and at in theirs:
-        raise CaptureError("a call cannot be recorded", because="a result is a view of an input")
-    if at and at in seen:
-        raise CaptureError("a call cannot be recorded", because="two results share memory")
-    seen.add(at)
-    return lambda _given: output.clone()
+class Results:
+    """What a run returned, and how each call gets copies of its own: results that share memory share it in the copies too."""
+
+    def __init__(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor]) -> None:
+        """Raises CaptureError where a result lies in an input's memory, or results read the same memory as different types."""
+        self._inputs = inputs
+        self._theirs = {t.untyped_storage().data_ptr() for t in inputs} - {0}
+        self._sharing: dict[int, list[torch.Tensor]] = {}
+        self._note(outputs)
+        self._bases: list[torch.Tensor] = []
+        """Of memory that several results lie in, all that they reach."""
+        self._base_of: dict[int, tuple[int, int]] = {}
+        for at, group in self._sharing.items():
+            if at and len(group) > 1:
+                self._share(at, group)
+        self._copies = [self._copy(o) for o in outputs]
+
+    def copied(self, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """The results as they are now, for the call that brought these inputs."""
+        bases = [b.clone() for b in self._bases]
+        return tuple(copy(inputs, bases) for copy in self._copies)
+
+    def _note(self, outputs: Sequence[Any]) -> None:
+        for o in outputs:
+            if isinstance(o, (list, tuple)):
+                self._note(o)
+            elif isinstance(o, torch.Tensor) and not any(o is t for t in self._inputs):
+                at = o.untyped_storage().data_ptr()
+                if at in self._theirs:
+                    raise CaptureError("a call cannot be recorded", because="a result is a view of an input")
+                self._sharing.setdefault(at, []).append(o)
+
+    def _share(self, at: int, group: Sequence[torch.Tensor]) -> None:
+        if len({t.dtype for t in group}) > 1:
+            raise CaptureError("a call cannot be recorded", because="two results of different types share memory")
+        filled = [t for t in group if t.numel()] or group
+        first = min(int(t.storage_offset()) for t in filled)
+        last = max(t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in filled)
+        self._base_of[at] = (len(self._bases), first)
+        self._bases.append(group[0].as_strided((max(0, last + 1 - first),), (1,), first))
+
+    def _copy(self, output: Any) -> Copy:
+        if isinstance(output, (list, tuple)):
+            parts = [self._copy(o) for o in output]
+            return lambda given, bases: [part(given, bases) for part in parts]
+        if not isinstance(output, torch.Tensor):
+            return lambda _given, _bases: output
+        for i, t in enumerate(self._inputs):
+            if output is t:
+                return lambda given, _bases: given[i]
+        shared = self._base_of.get(output.untyped_storage().data_ptr())
+        if shared is not None:
+            which, first = shared
+            shape, stride, offset = output.shape, output.stride(), max(0, output.storage_offset() - first)
+            return lambda _given, bases: bases[which].as_strided(shape, stride, offset)
+        return lambda _given, _bases: output.clone()
 
 
 def pool_bytes(pool: Any) -> int:

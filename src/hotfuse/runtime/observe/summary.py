@@ -22,7 +22,7 @@ def summary(data: dict[str, Any]) -> list[str]:
     plans = [p for s in data["sites"] for p in s["plans"]]
     lines = [
         f"{data['model']}: {c['calls']} calls, {c['graph_calls']} in a captured graph, {c['module_calls']} in the model's own code",
-        f"serves now: {_serving(plans)}; so far {_shares(c)}",
+        f"serves now: {_serving(plans)}{_replayed(data)}; so far {_shares(c)}",
         f"speed: {_speed(plans, data['decisions'])}",
         f"being tried: {_trying(data['sites'])}",
         *(f"in the way: {line}" for line in _in_the_way(data["sites"], data.get("limits", ()))),
@@ -40,6 +40,13 @@ def _serving(plans: list[dict[str, Any]]) -> str:
     versions = len(most.get("versions", ()))
     kind = "module" if most.get("own_code", {}).get("answers") else str(most["tier"])
     return WHAT[kind] + (f", and {versions} versions for sizes that recur" if versions else "")
+
+
+def _replayed(data: dict[str, Any]) -> str:
+    """Whether the model's own code is replayed, where there are recordings of it."""
+    found = data.get("own_recordings") or {}
+    kinds = sum(k["state"] == "replayed" for k in found.get("kinds", ()))
+    return f" (of which {kinds} kinds of calls replay a recording of its kernels)" if kinds else ""
 
 
 def _shares(c: dict[str, int]) -> str:

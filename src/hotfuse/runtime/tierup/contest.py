@@ -32,21 +32,11 @@ BAD_ROUNDS = 2
 Meant = Callable[[Sequence[torch.Tensor]], bool]
 
 
-class PlanContest:
-    """Two plans, one of which may be the model's own code."""
+class LiveContest:
+    """Rounds on live calls between an old and a new way to answer them."""
 
-    def __init__(
-        self, serving: Plan, new: Plan, own: bool = False, signature: Signature | None = None, meant: Meant | None = None,
-        warm_ups: int = 0,
-    ) -> None:
+    def __init__(self, warm_ups: int = 0) -> None:
         """The first `warm_ups` rounds are not judged: on a device a plan's first calls record what later ones replay."""
-        self.serving = serving
-        """What calls are routed to while it is open."""
-        self.new = new
-        self.own = own
-        """The model's own code answers in the place of what calls are routed to."""
-        self._signature = signature
-        self._meant = meant
         self._warm_ups = warm_ups
         self._turns = Turns(id(self) >> 4)
         self._rounds: list[tuple[float, float]] = []
@@ -56,19 +46,9 @@ class PlanContest:
         self.trial: Trial | None = None
         """Set before `over` is."""
 
-    def takes(self, plan: Plan, signature: Signature, leaves: Sequence[torch.Tensor]) -> bool:
-        """Whether a call is one of those that the new plan is for."""
-        if plan is not self.serving or self.trial is not None:
-            return False
-        return self._signature in (None, signature) and (self._meant is None or self._meant(leaves))
-
     def turn(self, key: Key) -> int:
         """Who answers a call."""
         return self._turns.next(key)
-
-    def answers(self, side: int) -> Plan | None:
-        """The plan of a side; None where it is the model's own code."""
-        return self.new if side == NEW else None if self.own else self.serving
 
     def took(self, key: Key, side: int, seconds: float) -> None:
         """A call was answered. Rounds that end while another one is judged are passed over, so that no call waits."""
@@ -131,3 +111,30 @@ class PlanContest:
     def _so_far(self, won: bool, decided: bool) -> Trial:
         old, new = (median(r[side] for r in self._rounds) * 1e6 if self._rounds else 0.0 for side in (OLD, NEW))
         return Trial(old, new, len(self._rounds), won, decided, LIVE)
+
+
+class PlanContest(LiveContest):
+    """Two plans, one of which may be the model's own code."""
+
+    def __init__(
+        self, serving: Plan, new: Plan, own: bool = False, signature: Signature | None = None, meant: Meant | None = None,
+        warm_ups: int = 0,
+    ) -> None:
+        super().__init__(warm_ups)
+        self.serving = serving
+        """What calls are routed to while it is open."""
+        self.new = new
+        self.own = own
+        """The model's own code answers in the place of what calls are routed to."""
+        self._signature = signature
+        self._meant = meant
+
+    def takes(self, plan: Plan, signature: Signature, leaves: Sequence[torch.Tensor]) -> bool:
+        """Whether a call is one of those that the new plan is for."""
+        if plan is not self.serving or self.trial is not None:
+            return False
+        return self._signature in (None, signature) and (self._meant is None or self._meant(leaves))
+
+    def answers(self, side: int) -> Plan | None:
+        """The plan of a side; None where it is the model's own code."""
+        return self.new if side == NEW else None if self.own else self.serving

@@ -134,6 +134,16 @@ class ModelGuard:
         """Everything whose memory is watched."""
         return self._tensors
 
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """The modules whose attributes are watched."""
+        return self._modules
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where the tensors lay when they were last accepted."""
+        return self._addresses
+
     def observe(self) -> tuple[list[Any], list[int], list[int]]:
         """What the tensors are like now: kinds, versions and addresses."""
         return (

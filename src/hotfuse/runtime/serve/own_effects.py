@@ -1,0 +1,75 @@
+# pyright: reportPrivateUsage=false
+# Torch has no public question for hooks on every module, nor for all that decides which kernels a library takes.
+"""What a run of the model's own code rests on and does besides computing: all that a recording of its kernels would leave out.
+
+A recording holds kernels and addresses. It does not draw from a generator in Python, append to a list, count calls or ask which
+kernels are allowed. So such things are looked at around a real call, before anything of it is recorded, and what decides which
+kernels run is part of what tells kinds of calls apart.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules import module as every_module
+
+_C: Any = torch._C
+_ASKED = ("_get_cudnn_enabled", "_get_cudnn_benchmark", "_get_cudnn_deterministic", "_get_deterministic_algorithms",
+          "_get_flash_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled", "_get_cudnn_sdp_enabled",
+          "_get_cublas_allow_fp16_reduced_precision_reduction", "_get_cublas_allow_bf16_reduced_precision_reduction")  # fmt: skip
+
+
+def _questions() -> tuple[Callable[[], Any], ...]:
+    """Those that this torch has; the names of some changed."""
+    found: list[Callable[[], Any]] = [getattr(_C, name) for name in _ASKED if hasattr(_C, name)]
+    if hasattr(_C, "_get_fp32_precision_getter"):
+        found += [functools.partial(_C._get_fp32_precision_getter, "cuda", what) for what in ("matmul", "conv")]
+    else:
+        found += [_C._get_cublas_allow_tf32, _C._get_cudnn_allow_tf32]
+    return tuple(found)
+
+
+_QUESTIONS = _questions()
+
+
+def allowed_kernels() -> tuple[Any, ...]:
+    """What a process may set that decides which library kernels run, and how they round."""
+    return tuple([ask() for ask in _QUESTIONS])
+
+
+def transformed() -> bool:
+    """Whether the call is inside of a function transform (`torch.func`), under which tensors are more than they show."""
+    return _C._functorch.peek_interpreter_stack() is not None
+
+
+def global_hooks() -> bool:
+    """Whether hooks run around every module of the process."""
+    return bool(every_module._global_forward_hooks or every_module._global_forward_pre_hooks)
+
+
+def random_states() -> tuple[Any, ...]:
+    """The states of generators on the host: equal before and behind a call that draws nothing."""
+    own: Any = np.random.get_state()
+    return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), own[1].tobytes(), own[2]
+
+
+def contents_of(modules: Iterable[nn.Module]) -> list[tuple[int, ...]]:
+    """Which objects the lists, dicts and sets hold that are attributes of modules."""
+    held = [v for m in modules for v in list(m.__dict__.values()) if isinstance(v, (list, dict, set, deque))]
+    return [_inside(v) for v in held]
+
+
+def _inside(held: Any) -> tuple[int, ...]:
+    return (*map(id, held), *map(id, held.values())) if isinstance(held, dict) else tuple(map(id, held))
+
+
+def single_numbers(tensors: Sequence[torch.Tensor], kind: str) -> list[tuple[torch.Tensor, str]]:
+    """Tensors of one element on the host, beside a device, with what they hold: a kernel is launched with the number itself."""
+    return [(t, repr(t.item())) for t in tensors if t.device.type == "cpu" != kind and t.numel() == 1]

@@ -1,0 +1,148 @@
+"""On a CUDA device: the model's own kernels are replayed within a second, and stop where the model or the call is another one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hotfuse
+from hotfuse.base.settings import Settings
+
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device: make test-gpu", allow_module_level=True)
+
+SETTINGS = Settings(record=False, idle=False, cache="off")
+CALLS = 60
+
+
+def block(width: int = 128) -> Any:
+    return nn.Sequential(*[nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU()) for _ in range(24)])
+
+
+def fresh(rows: int = 8) -> torch.Tensor:
+    return torch.randn(rows, 128, device="cuda")
+
+
+def own(fast: hotfuse.Jit) -> dict[str, Any]:
+    return fast.explain().to_dict()["own_recordings"]
+
+
+def called(fast: hotfuse.Jit, model: nn.Module) -> None:
+    """So often that a race is over, right each time."""
+    for _ in range(CALLS):
+        x = fresh()
+        got, want = fast(x), model(x)
+        torch.cuda.synchronize()
+        assert torch.allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+@torch.inference_mode()
+def test_replayed_within_a_second_and_as_the_model_answers() -> None:
+    model = block().cuda().eval()
+    model(fresh())
+    torch.cuda.synchronize()
+    with hotfuse.jit(model, settings=SETTINGS) as fast:
+        begin = time.perf_counter()
+        while not own(fast).get("replays") and time.perf_counter() < begin + 10:
+            fast(fresh())
+            torch.cuda.synchronize()
+        took = time.perf_counter() - begin
+        called(fast, model)
+        told = own(fast)
+        assert told["kinds"][0]["state"] == "replayed", str(fast.explain(full=True))
+        print(f"first replay after {took:.3f} s; {told}")
+        assert "recorded" in str(fast.explain(full=True))
+
+
+@torch.no_grad()
+def test_other_weights_streams_modes_and_the_users_own_graph() -> None:
+    model = block().cuda().eval()
+    with hotfuse.jit(model, settings=SETTINGS) as fast:
+        called(fast, model)
+        assert own(fast).get("replays", 0) > 0, str(fast.explain(full=True))
+        model[0][1].weight.mul_(-2)
+        called(fast, model)
+        model[1][1].weight.data = torch.randn_like(model[1][1].weight)
+        called(fast, model)
+        with torch.inference_mode():
+            called(fast, model)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            called(fast, model)
+        x = fresh()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = fast(x)
+        x.copy_(fresh())
+        graph.replay()
+        assert torch.allclose(y, model(x), rtol=1e-3, atol=1e-3)
+        with torch.autocast("cuda", dtype=torch.float16):
+            assert fast(x).dtype is model(x).dtype
+    with torch.enable_grad(), hotfuse.jit(model, settings=SETTINGS) as fast:
+        assert fast(fresh()).requires_grad
+
+
+class Syncs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(x) * (2.0 if float(x[0, 0]) > 0 else 1.0)
+
+
+class MakesOnHost(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(x) + torch.tensor([1.0, 2.0]).to(x.device).sum()
+
+
+class Drops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(x) + nn.functional.dropout(x, 0.5, training=True) * 0
+
+
+@pytest.mark.parametrize("cls", [Syncs, MakesOnHost, Drops])
+@torch.inference_mode()
+def test_what_cannot_be_recorded_says_why_and_stays_right(cls: type[nn.Module]) -> None:
+    model = cls().cuda().eval()
+    with hotfuse.jit(model, settings=SETTINGS) as fast:
+        called(fast, model)
+        told = own(fast)
+        print(told)
+        assert told["replays"] == 0 and told["not_recordable"] == 1 and told["kinds"][0]["because"], told
+
+
+@torch.inference_mode()
+def test_memory_is_given_back() -> None:
+    model = block(1024).cuda().eval()
+    x = torch.randn(4096, 1024, device="cuda")
+    for _ in range(3):
+        model(x)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    with hotfuse.jit(model, settings=SETTINGS.with_(tiers=1)) as fast:
+        for _ in range(20):
+            fast(x)
+            torch.cuda.synchronize()
+        assert own(fast).get("recorded") == 1, own(fast)
+        held = own(fast)["device_bytes"]
+        fast.wait(60)
+    del fast
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert held > 0
+    print(f"{held} bytes held, {torch.cuda.memory_reserved() - before} more than before are reserved")

@@ -1,0 +1,345 @@
+"""When the model's own code is recorded, replayed, refused and let go; on the CPU a recording is the run on tensors of its own."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hotfuse.api import TorchModel
+from hotfuse.backends.cuda.record import Results, on_own_inputs
+from hotfuse.base.errors import CaptureError
+from hotfuse.base.events import Action, EventLog, Why
+from hotfuse.base.settings import Settings
+from hotfuse.runtime.serve.own_recordings import MOST_RECORDINGS, PROOFS, WARM_UPS, OwnRecordings
+
+SETTINGS = Settings(record=False, idle=False)
+RACED = 40
+"""Calls in which a race is surely over that one side wins by far."""
+
+
+class OnCpu:
+    """Records by keeping the inputs, replays by running on them; the model sleeps, a replay does not."""
+
+    def __init__(self) -> None:
+        self.asleep = False
+        self.refuses = ""
+        self.drained = 0
+        self.bytes = 0
+        self.spoils = 0.0
+
+    def record(self, run: Any, inputs: Sequence[torch.Tensor]) -> Any:
+        if self.refuses:
+            raise CaptureError("no", because=self.refuses)
+        static, _ = on_own_inputs(run, inputs)
+        self.bytes += 1
+        device = self
+
+        class Kept:
+            def replay(self, given: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+                for mine, theirs in zip(static, given, strict=True):
+                    mine.copy_(theirs)
+                device.asleep = True
+                try:
+                    with torch.inference_mode(False), torch.no_grad():
+                        outs = run(*static)
+                    found = Results(outs, static).copied(given)
+                finally:
+                    device.asleep = False
+                return tuple(o + device.spoils if isinstance(o, torch.Tensor) and device.spoils else o for o in found)
+
+        return Kept()
+
+    def may_record(self) -> bool:
+        return True
+
+    def enter(self) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+    def drain(self) -> None:
+        self.drained += 1
+
+    def held(self) -> int:
+        return self.bytes
+
+    def total(self) -> int:
+        return 1000
+
+    def random_state(self) -> int:
+        return 0
+
+
+class Slow(nn.Module):
+    """What launching costs is sleep, which a replay does not have."""
+
+    def __init__(self, device: OnCpu, seconds: float = 0.002) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.full((4,), 2.0))
+        self.device, self.seconds = device, seconds
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        if not self.device.asleep:
+            time.sleep(self.seconds)
+        y = self.inner(x) * self.scale
+        return {"y": y, "again": y[:1], "sum": y.sum() if bias is None else y.sum() + bias}
+
+
+def made(model: Any, device: OnCpu, settings: Settings = SETTINGS) -> tuple[OwnRecordings, EventLog]:
+    log = EventLog(256)
+    served = TorchModel(model, settings)
+    run = OwnRecordings(served, settings, log, lambda job: job(), lambda _of: device, "cpu", lambda: True)
+    return run, log
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def serving(model: nn.Module, device: OnCpu, make: Callable[[], torch.Tensor] = lambda: torch.randn(3, 4)) -> tuple[Any, EventLog]:
+    run, log = made(model, device)
+    for _ in range(RACED):
+        run(make())
+    return run, log
+
+
+def whys(log: EventLog, action: Action) -> list[Why]:
+    return [d.why for d in log.decisions if d.action is action]
+
+
+def test_recorded_in_the_third_call_proven_raced_and_replayed() -> None:
+    device = OnCpu()
+    model = Slow(device)
+    run, log = made(model, device)
+    for n in range(RACED):
+        x = torch.randn(3, 4)
+        got, want = run(x), model(x)
+        assert list(got) == list(want) and all(torch.equal(got[k], want[k]) for k in want)
+        assert (run.counts["recorded"] == 1) is (n >= WARM_UPS), n
+    assert whys(log, Action.DEPLOY) == [Why.FASTER]
+    assert run.counts["replays"] > RACED // 2
+    told = run.explain()
+    assert told["kinds"][0]["state"] == "replayed" and told["kinds"][0]["race"]["us_after"] < told["kinds"][0]["race"]["us_before"]
+
+
+def test_results_are_the_callers_own_and_share_memory_as_the_models_do() -> None:
+    device = OnCpu()
+    run, _ = serving(Slow(device), device)
+    x = torch.randn(3, 4)
+    first, second = run(x), run(torch.randn(3, 4))
+    assert not torch.equal(first["y"], second["y"])
+    first["again"].fill_(7.0)
+    assert bool((first["y"][0] == 7).all())
+
+
+def test_keywords_sizes_strides_types_and_allowed_kernels_are_kinds_of_their_own() -> None:
+    device = OnCpu()
+    model = Slow(device)
+    run, _ = serving(model, device)
+    before = run.counts["replays"]
+    for args, kwargs in [((torch.randn(5, 4),), {}), ((torch.randn(4, 3).t(),), {}), ((), {"x": torch.randn(3, 4)}),
+                         ((torch.randn(3, 4),), {"bias": torch.tensor(1.0)}), ((torch.randn(0, 4),), {})]:
+        got, want = run(*args, **kwargs), model(*args, **kwargs)
+        assert all(torch.equal(got[k], want[k]) for k in want)
+    torch.use_deterministic_algorithms(True)
+    try:
+        run(torch.randn(3, 4))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert run.counts["replays"] == before
+
+
+def test_gradients_autocast_and_transforms_run_the_models_own_code() -> None:
+    device = OnCpu()
+    run, _ = serving(Slow(device), device)
+    before = run.counts["replays"]
+    with torch.enable_grad():
+        assert run(torch.randn(3, 4))["y"].requires_grad
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        run(torch.randn(3, 4))
+    torch.func.vmap(lambda x: run(x)["y"])(torch.randn(2, 3, 4))
+    assert run.counts["replays"] == before
+
+
+def test_inference_mode_and_no_grad_share_a_recording() -> None:
+    device = OnCpu()
+    model = Slow(device)
+    with torch.inference_mode():
+        run, _ = serving(model, device)
+        assert run(torch.randn(3, 4))["y"].is_inference()
+    x = torch.randn(3, 4)
+    got = run(x)["y"]
+    assert torch.equal(got, model(x)["y"]) and not got.is_inference()
+
+
+def test_written_weights_are_read_and_exchanged_ones_end_the_recording() -> None:
+    device = OnCpu()
+    model = Slow(device)
+    run, log = serving(model, device)
+    x = torch.randn(3, 4)
+    model.inner.weight.mul_(-3)
+    assert torch.equal(run(x)["y"], model(x)["y"])
+    model.inner.weight.data = torch.randn(4, 4)
+    assert torch.equal(run(x)["y"], model(x)["y"])
+    assert Why.MODEL_CHANGED in whys(log, Action.DROP) and device.drained
+    for _ in range(RACED):
+        assert torch.equal(run(x)["y"], model(x)["y"])
+    assert run.counts["recorded"] >= 2
+    model.eval()
+    dropped = run.counts["dropped"]
+    run(x)
+    assert run.counts["dropped"] == dropped + 1
+
+
+class Counts(Slow):
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(x)
+
+
+class Appends(Slow):
+    def __init__(self, device: OnCpu) -> None:
+        super().__init__(device)
+        self.seen: list[int] = []
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        self.seen.append(len(x))
+        return super().forward(x)
+
+
+class Draws(Slow):
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        return super().forward(x + (random.random() > 2))
+
+
+class Dropped(Slow):
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        return super().forward(nn.functional.dropout(x, 0.0, training=True) + torch.rand(()) * 0)
+
+
+class Writes(Slow):
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        return super().forward(x.add_(0))
+
+
+class GivesWeight(Slow):
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        return super().forward(x)["y"], self.inner.weight
+
+
+class GivesInput(Slow):
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        return super().forward(x)["y"], x[1:]
+
+
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [(Appends, Why.STATEFUL), (Draws, Why.RANDOM), (Dropped, Why.RANDOM), (Writes, Why.STATEFUL),
+     (GivesWeight, Why.NOT_CAPTURABLE), (GivesInput, Why.NOT_CAPTURABLE)],
+)  # fmt: skip
+def test_what_a_recording_would_leave_out_is_refused_once(cls: type[Slow], why: Why) -> None:
+    device = OnCpu()
+    model = cls(device)
+    run, log = made(model, device)
+    for _ in range(12):
+        run(torch.randn(3, 4))
+    assert whys(log, Action.REFUSE) == [why], list(map(str, log.decisions))
+    assert run.counts["replays"] == 0 and run.counts["not_recordable"] == 1
+    assert run.explain()["kinds"][0]["because"]
+
+
+def test_a_model_that_counts_its_calls_is_left_alone_and_counts_on() -> None:
+    device = OnCpu()
+    model = Counts(device)
+    run, log = made(model, device)
+    for _ in range(40):
+        run(torch.randn(3, 4))
+    assert model.calls == 40
+    assert run.counts["replays"] == 0 and whys(log, Action.REFUSE)
+
+
+def test_a_sync_in_the_model_is_refused_with_its_reason() -> None:
+    device = OnCpu()
+    device.refuses = "it synchronizes"
+    run, log = made(Slow(device), device)
+    for _ in range(8):
+        run(torch.randn(3, 4))
+    assert run.counts["not_recordable"] == 1
+    assert [d.evidence["because"] for d in log.decisions if d.action is Action.REFUSE] == ["it synchronizes"]
+
+
+def test_a_recording_that_is_wrong_on_other_data_never_answers() -> None:
+    device = OnCpu()
+    model = Slow(device)
+    run, log = made(model, device)
+    for n in range(RACED):
+        device.spoils = 1.0 if n == WARM_UPS + PROOFS - 1 else 0.0
+        x = torch.randn(3, 4)
+        assert torch.equal(run(x)["y"], model(x)["y"])
+    assert whys(log, Action.REFUSE) == [Why.MISMATCH]
+    assert run.counts["replays"] == 0
+
+
+def test_one_that_is_not_faster_is_refused() -> None:
+    device = OnCpu()
+    model = Slow(device, 0.0)
+
+    class Slower(OnCpu):
+        def enter(self) -> None:
+            time.sleep(0.002)
+
+    slower = Slower()
+    run, log = made(model, slower)
+    for _ in range(RACED):
+        run(torch.randn(3, 4))
+    assert Why.NOT_FASTER in whys(log, Action.REFUSE) and not whys(log, Action.DEPLOY)
+
+
+def test_recordings_are_bounded_by_number_and_by_memory() -> None:
+    device = OnCpu()
+    run, _ = made(Slow(device, 0.0), device)
+    for rows in range(1, MOST_RECORDINGS + 4):
+        for _ in range(WARM_UPS + 1):
+            run(torch.randn(rows, 4))
+    assert run.counts["recorded"] == MOST_RECORDINGS + 3 and run.counts["dropped"] == 3
+    device = OnCpu()
+    device.bytes = 500
+    run, log = made(Slow(device, 0.0), device)
+    for _ in range(6):
+        run(torch.randn(3, 4))
+    assert whys(log, Action.REFUSE) == [Why.TOO_MUCH_MEMORY] and run.counts["recorded"] == 0
+
+
+def test_hooks_are_refused_and_switched_off_means_off() -> None:
+    device = OnCpu()
+    model = Slow(device)
+    seen: list[int] = []
+    model.inner.register_forward_hook(lambda _m, _a, _o: seen.append(1))
+    run, log = made(model, device)
+    for _ in range(6):
+        run(torch.randn(3, 4))
+    assert len(seen) == 6 and whys(log, Action.REFUSE) and run.why_off
+    off, _ = made(Slow(device), device, SETTINGS.with_(capture="off"))
+    for _ in range(6):
+        off(torch.randn(3, 4))
+    assert off.counts["recorded"] == 0 and off.explain() == {}
+
+
+def test_closed_ones_run_the_models_own_code() -> None:
+    device = OnCpu()
+    model = Slow(device)
+    run, _ = serving(model, device)
+    run.close()
+    before = run.counts["replays"]
+    x = torch.randn(3, 4)
+    assert torch.equal(run(x)["y"], model(x)["y"]) and run.counts["replays"] == before and run.counts["dropped"] == 1
