@@ -141,7 +141,7 @@ def of_plans(model: Encoder) -> list[dict[str, Any]]:
         for call in calls:
             served(*call)
         entry = next(iter(served._engine.sites.values())).entries[0]
-        found = padded_traffic(entry.baseline.graph, entry.weights, calls, False)
+        found = padded_traffic(entry.baseline.graph, entry.weights, calls, ignore_outputs=False)
         given = found.packer(calls[0])
         assert isinstance(given, tuple), given
         packed = compile_tier1(found.packing.graph, entry.weights, [*calls[0], *given], settings)

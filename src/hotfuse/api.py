@@ -164,7 +164,7 @@ class Jit:
         with service().pool.waited_for():
             return self._engine.wait(timeout)
 
-    def explain(self, full: bool = False) -> Explanation:
+    def explain(self, *, full: bool = False) -> Explanation:
         """What runs now and why, in about ten lines; with `full` partitions, kernels and every decision behind them."""
         return explain_engine(self._engine, full=full)
 

@@ -46,14 +46,14 @@ MORE = "more: explain(full=True), hotfuse explain --full, or to_html(path), for 
 class Explanation:
     """A snapshot of an engine; it does not change while the engine goes on."""
 
-    def __init__(self, data: dict[str, Any], full: bool = False) -> None:
+    def __init__(self, data: dict[str, Any], *, full: bool = False) -> None:
         self._data, self._full = data, full
 
     def summary(self) -> str:
         """About ten lines: what serves, how fast, what is being tried, what is in the way, what it holds, what was noticed."""
         return "\n".join(summary(self._data))
 
-    def text(self, full: bool) -> str:
+    def text(self, *, full: bool) -> str:
         """The summary and where the rest is; with `full` the rest too: partitions, kernels, guards and every decision."""
         return "\n".join(_lines(self._data)) if full else f"{self.summary()}\n{MORE}"
 
@@ -75,11 +75,12 @@ class Explanation:
         return target
 
     def __str__(self) -> str:
-        return self.text(self._full)
+        return self.text(full=self._full)
 
 
 def explain_engine(
-    engine: Engine, fallbacks: dict[str, int] | None = None, unprepared: Sequence[str] = (), full: bool = False, callers: str = ""
+    engine: Engine, fallbacks: dict[str, int] | None = None, unprepared: Sequence[str] = (), *,
+    full: bool = False, callers: str = "",
 ) -> Explanation:
     """What an engine runs now and every decision that led there; `unprepared`: what of a file could not be computed ahead; `full`:
     whether its text goes on behind the summary; `callers`: what limits calls in the model's own code.
@@ -121,7 +122,7 @@ def explain_engine(
             "decisions": [d.to_dict() for d in engine.log.decisions],
             "spans": [s.to_dict() for s in engine.log.spans],
         },
-        full,
+        full=full,
     )
 
 

@@ -458,7 +458,7 @@ class Units:
 
 
 def compile_tier0(
-    graph: Graph, weights: Mapping[str, torch.Tensor], settings: Settings, constant: bool = False
+    graph: Graph, weights: Mapping[str, torch.Tensor], settings: Settings, *, constant: bool = False
 ) -> Plan:
     """A graph as a tier-0 plan on these weights; `constant` where nobody can change them, and they may be copied."""
     say(settings.debug, GRAPHS, lambda: show(graph))

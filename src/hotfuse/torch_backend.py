@@ -158,7 +158,7 @@ def hotfuse_backend(
     return compiled
 
 
-def explain_compiled(full: bool = False) -> Explanation:
+def explain_compiled(*, full: bool = False) -> Explanation:
     """Every graph that `torch.compile` gave us in this process and that is still in use; `full` as in `Jit.explain`."""
     graphs = sorted(_graphs, key=lambda g: int(g.name.removeprefix("graph")))
     told = [(g, explain_engine(e).to_dict()) for g in graphs for _, e in g.engines]
@@ -185,7 +185,7 @@ def explain_compiled(full: bool = False) -> Explanation:
             "decisions": [d.to_dict() for g in graphs for d in g.log.decisions],
             "spans": [s.to_dict() for g in graphs for s in g.log.spans],
         },
-        full,
+        full=full,
     )
 
 

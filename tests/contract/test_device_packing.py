@@ -52,7 +52,7 @@ def packed(model: nn.Module, dynamic: bool = False) -> tuple[MaskPacker, Any]:
     (site,) = fast._engine.sites.values()
     entry = next(e for e in site.entries if bool(e.symbols) is dynamic)
     fast.close()
-    found = padded_traffic(on_device(entry.baseline.graph), entry.weights, [batch(3, 16) for _ in range(4)], False)
+    found = padded_traffic(on_device(entry.baseline.graph), entry.weights, [batch(3, 16) for _ in range(4)], ignore_outputs=False)
     graph = found.packing.graph
     made = [v.type for v in (*graph.inputs, *(v for n in graph.nodes for v in n.outs))]
     assert {t.device for t in made if isinstance(t, TensorType)} == {"cuda:0"}

@@ -43,7 +43,7 @@ def captured(model: nn.Module, batches: Batches, dynamic: bool) -> Any:
 
 def packed(model: nn.Module, batches: Batches = batch, dynamic: bool = False, ignore: bool = False) -> tuple[PaddedTraffic, Any]:
     entry = captured(model, batches, dynamic)
-    found = padded_traffic(entry.baseline.graph, entry.weights, [batches(3, 16) for _ in range(4)], ignore)
+    found = padded_traffic(entry.baseline.graph, entry.weights, [batches(3, 16) for _ in range(4)], ignore_outputs=ignore)
     return found, compile_tier0(found.packing.graph, entry.weights, CAPTURED)
 
 
@@ -71,7 +71,7 @@ def test_a_bias_is_read_at_live_rows(attends: str) -> None:
     model = PaddedEncoder(attends)
     entry = captured(model, batch, False)
     calls = [batch(3, 16) for _ in range(4)]
-    found = padded_traffic(entry.baseline.graph, entry.weights, calls, False)
+    found = padded_traffic(entry.baseline.graph, entry.weights, calls, ignore_outputs=False)
     assert found.packing.products == 10
     given = found.packer(calls[0])
     assert isinstance(given, tuple)
@@ -127,7 +127,7 @@ def test_a_file_that_spells_attention_out(attends: str) -> None:
     for _ in range(2):
         session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})
     entry = next(iter(session._engine.sites.values())).entries[0]
-    found = padded_traffic(entry.baseline.graph, entry.weights, [batch(3, 16) for _ in range(4)], False)
+    found = padded_traffic(entry.baseline.graph, entry.weights, [batch(3, 16) for _ in range(4)], ignore_outputs=False)
     assert found.packing.products == 10
     assert_right(model, found, compile_tier0(found.packing.graph, entry.weights, CAPTURED), batch(3, 16))
     session.close()

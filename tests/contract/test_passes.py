@@ -57,7 +57,7 @@ def test_a_pass_is_held_to_its_types_and_its_result_verified() -> None:
     good = parse(GRAPH)
     broken = replace(good, nodes=good.nodes[1:])  # %t is read and not made
     step: Pass[Graph, Graph, None] = Pass("breaks", Graph, Graph, lambda *_: broken, verify)
-    with verifying(False):
+    with verifying(on=False):
         assert run(step, good, None) is broken, "in production, results of our own passes are believed"
         with pytest.raises(InternalError, match="pass breaks is not well-formed"):
             run(replace(step, always=True), good, None)

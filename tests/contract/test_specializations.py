@@ -20,9 +20,10 @@ def test_every_row_has_a_proposer_and_words() -> None:
 
 
 def test_keys_tell_attempts_apart_and_read_well() -> None:
-    keys = [TIER1, sizes_key((2, 3)), sizes_key((23,)), branch_key("%c", True), branch_key("%c", False), AttemptKey("zero rows")]
+    branches = [branch_key("%c", outcome=o) for o in (True, False)]
+    keys = [TIER1, sizes_key((2, 3)), sizes_key((23,)), *branches, AttemptKey("zero rows")]
     assert len(set(keys)) == len({str(k) for k in keys}) == len(keys)
-    assert str(TIER1) == "tier 1" and TIER1.tier == 1 and str(branch_key("%c", True)) == "branch: %c is true"
+    assert str(TIER1) == "tier 1" and TIER1.tier == 1 and str(branch_key("%c", outcome=True)) == "branch: %c is true"
 
 
 def test_layers_stand_in_the_order_of_the_table_whatever_came_first() -> None:
@@ -34,7 +35,8 @@ def test_layers_stand_in_the_order_of_the_table_whatever_came_first() -> None:
             layers = with_layer(layers, layer)
         assert layers == want
     both = BranchLayer("%c", (True, False))
-    assert with_layer(want, both) == (both, mask, rows) and both.keys == (branch_key("%c", True), branch_key("%c", False))
+    assert with_layer(want, both) == (both, mask, rows)
+    assert both.keys == (branch_key("%c", outcome=True), branch_key("%c", outcome=False))
     assert with_layer(want, OpenMaskLayer("n", 1))[1:3] == (mask, OpenMaskLayer("n", 1))
 
 

@@ -78,7 +78,7 @@ def test_a_bet_on_a_branch_and_its_other_side(outcome: bool, sign: float, flag: 
     x, f = torch.rand(5, 4) * sign, torch.tensor(flag)
     weights = {"w": torch.randn(4, 4)}
     want = run(graph, weights, x, f)
-    bet = speculate(graph, conditions(graph)[0], outcome)
+    bet = speculate(graph, conditions(graph)[0], outcome=outcome)
     known = run(bet.prefix, weights, x)
     assert bool(known[bet.condition]) is (sign > 0)
     side = bet.hot if bool(known[bet.condition]) is outcome else bet.cold
@@ -88,18 +88,18 @@ def test_a_bet_on_a_branch_and_its_other_side(outcome: bool, sign: float, flag: 
 
 def test_a_bet_leaves_no_condition_and_tells_sizes() -> None:
     graph = verify(parse(NESTED))
-    hot = speculate(graph, 3, False).hot
+    hot = speculate(graph, 3, outcome=False).hot
     assert not conditions(hot) and "u0" not in show(hot) and "f32[2, 4] = aten.relu" in show(hot)
-    outer = speculate(graph, 3, True).hot
+    outer = speculate(graph, 3, outcome=True).hot
     (inner,) = conditions(outer)
-    straight = speculate(outer, inner, True)
+    straight = speculate(outer, inner, outcome=True)
     assert not conditions(straight.hot) and [v.name for v in straight.prefix.inputs] == ["flag"]
     x, f, weights = torch.rand(3, 4), torch.tensor(True), {"w": torch.randn(4, 4)}
-    known = run(speculate(graph, 3, True).prefix, weights, x)
+    known = run(speculate(graph, 3, outcome=True).prefix, weights, x)
     got = run(straight.hot, weights, *(x, f, *known)[: len(straight.hot.inputs)])
     assert all(torch.equal(a, b) for a, b in zip(got, run(graph, weights, x, f), strict=True))
 
 
 def test_only_conditions_can_be_bet_on() -> None:
     with pytest.raises(InternalError, match="not a condition"):
-        speculate(parse(NESTED), 0, True)
+        speculate(parse(NESTED), 0, outcome=True)

@@ -508,16 +508,16 @@ def test_numbers_of_every_type_have_a_name() -> None:
 def test_the_command_line_shows_kernels_and_why_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.randn(4, 16)
     graph = group_of(lambda x: F.gelu(x).cumsum(-1), (x,)).graph
-    show_device_kernels(graph, [(4, 16)], "triton", "", False)
+    show_device_kernels(graph, [(4, 16)], "triton", "", as_json=False)
     said = capsys.readouterr().out
     assert "no kernel: " in said or "def kernel(" in said
     graph = group_of(lambda x: F.gelu(x) + 1, (x,)).graph
-    show_device_kernels(graph, [(4, 16)], "triton", "gelu", False)
+    show_device_kernels(graph, [(4, 16)], "triton", "gelu", as_json=False)
     assert "def kernel(p0, p1):" in capsys.readouterr().out
     with pytest.raises(HotfuseError, match="no kernel has"):
-        show_device_kernels(graph, [(4, 16)], "triton", "attention", False)
+        show_device_kernels(graph, [(4, 16)], "triton", "attention", as_json=False)
     if not triton_missing():
-        show_device_kernels(graph, [(4, 16)], "ptx", "", False)
+        show_device_kernels(graph, [(4, 16)], "ptx", "", as_json=False)
         assert ".target sm_90a" in capsys.readouterr().out
 
 

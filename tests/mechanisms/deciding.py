@@ -33,9 +33,9 @@ from hotfuse.runtime.samples import CallSamples
 from hotfuse.runtime.serve.check import failed
 from hotfuse.runtime.serve.dispatch import Case, InlineCache, SiteState, _Tallies
 from hotfuse.runtime.serve.partition_guard import guarded
+from hotfuse.runtime.tierup.attempt import AttemptContext
 from hotfuse.runtime.tierup.audit import Audit
 from hotfuse.runtime.tierup.contest import PlanContest
-from hotfuse.runtime.tierup.improve import Improver
 from hotfuse.runtime.tierup.proof import Proof, prove
 from hotfuse.runtime.tierup.race import Trial
 from hotfuse.runtime.tierup.rows import PROPOSERS
@@ -112,7 +112,7 @@ def not_again(world: World) -> float:
 
 
 def said_only(self: Any, _entry: object, _attempt: object, why: Any, _reason: str, **evidence: Any) -> None:
-    self._decide(improve_module.Action.REFUSE, why, **evidence)
+    self.decide(improve_module.Action.REFUSE, why, **evidence)
 
 
 def without_row(name: str) -> Switch:
@@ -347,7 +347,7 @@ ROWS: tuple[Row, ...] = (
     row("a site has few cases", polymorphic, setting(max_entries=100)),
     row("a site that thrashes becomes generic", generic, replaced(dispatch_module, "THRASHING", 1 << 60)),
     row("compiled plans within a budget of memory", dropped_for_memory, setting(code_bytes=4 << 30)),
-    row("what lost is not tried again", not_again, replaced(Improver, "_refuse", said_only)),
+    row("what lost is not tried again", not_again, replaced(AttemptContext, "refuse", said_only)),
     row("a branch that goes one way becomes straight-line code", bets, without_row(BRANCH)),
     row("a mask that hides nothing goes", unmasked, without_row(OPEN_MASK)),
     row("what depends on repeated inputs is kept", kept_results, without_row(REPEATED)),

@@ -142,7 +142,7 @@ def test_show_fixes_dims_that_are_given(model: Path) -> None:
 
 
 def test_show_names_open_dims_whatever_stage_fails(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_a: object) -> None:
+    def fails(*_a: object, **_how: object) -> None:
         raise CaptureError("the graph breaks an invariant")
 
     monkeypatch.setattr(show_module, "show_kernels", fails)

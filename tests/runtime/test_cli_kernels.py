@@ -36,7 +36,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def shown(capsys: pytest.CaptureFixture[str], stage: str, wanted: str = "") -> Any:
-    kernels.show_kernels(None, [], stage, wanted, True)  # type: ignore[arg-type]
+    kernels.show_kernels(None, [], stage, wanted, as_json=True)  # type: ignore[arg-type]
     return json.loads(capsys.readouterr().out)["kernels"]
 
 
@@ -47,7 +47,7 @@ def test_kernels_of_one_name_are_all_shown(made: list[str], capsys: pytest.Captu
     assert all(sign in k["text"] for k in both) and both[0]["text"] != both[1]["text"]
     assert shown(capsys, stage, "relu") == both
     assert shown(capsys, stage, "1") == both[1:], "by its number"
-    kernels.show_kernels(None, [], stage, "", False)  # type: ignore[arg-type]
+    kernels.show_kernels(None, [], stage, "", as_json=False)  # type: ignore[arg-type]
     said = capsys.readouterr().out
     assert "kernel 0, relu_add: relu+add\n" in said and "kernel 1, relu_add: relu+add\n" in said
 
@@ -58,16 +58,16 @@ def test_tile_text_is_what_runs(made: list[str], capsys: pytest.CaptureFixture[s
 
 def test_the_table_numbers_them(made: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert [(k["number"], k["uses"]) for k in shown(capsys, "kernels")] == [(0, 1), (1, 1)]
-    kernels.show_kernels(None, [], "kernels", "", False)  # type: ignore[arg-type]
+    kernels.show_kernels(None, [], "kernels", "", as_json=False)  # type: ignore[arg-type]
     said = capsys.readouterr().out
     assert "2 kernels; 1 nodes stay with the library" in said and "# sort stays with the library" in said
 
 
 def test_what_is_not_there_names_what_is(made: list[str]) -> None:
     with pytest.raises(InputError, match="there is no kernel number 7"):
-        kernels.show_kernels(None, [], "tile", "7", False)  # type: ignore[arg-type]
+        kernels.show_kernels(None, [], "tile", "7", as_json=False)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="'gelu' in its name") as found:
-        kernels.show_kernels(None, [], "tile", "gelu", False)  # type: ignore[arg-type]
+        kernels.show_kernels(None, [], "tile", "gelu", as_json=False)  # type: ignore[arg-type]
     assert found.value.hint == "0 relu_add, 1 relu_add"
 
 

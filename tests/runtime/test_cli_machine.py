@@ -52,9 +52,9 @@ def test_costs_say_that_a_model_was_left_aside_and_go_on(
             store.save_model(model.NAME, {"width": np.zeros(1)}, {"features": ["of another version"]}, machine)
     learned.forget()
     with used_by(RequestContext(str(place), False).header()):
-        costs_module.show_costs(parse(GRAPH), [(64, 64)], False)
+        costs_module.show_costs(parse(GRAPH), [(64, 64)], as_json=False)
         said = capsys.readouterr().out
-        costs_module.show_costs(parse(GRAPH), [(64, 64)], True)
+        costs_module.show_costs(parse(GRAPH), [(64, 64)], as_json=True)
     found = json.loads(capsys.readouterr().out)
     learned.forget()
     assert found["predictor"] == "roofs" and "predicted by roofs" in said

@@ -86,7 +86,7 @@ def test_both_ways_give_the_same(fn: Any, inputs: int, symbolic: bool) -> None:
         truths = (exact,) if torch.is_tensor(exact) else exact
         results: list[Any] = []
         for on in (False, True):
-            set_all(native, on)
+            set_all(native, on=on)
             before = forked(native)
             results.append(native.run(*given))
             assert (forked(native) > before) == (on and runtime().kind == "gomp")
@@ -100,7 +100,7 @@ def test_both_ways_give_the_same(fn: Any, inputs: int, symbolic: bool) -> None:
 def test_nothing_forks_on_one_thread() -> None:
     sample = [torch.randn(64, WIDTH), torch.randn(64, WIDTH)]
     native, _ = compiled(towers, sample, symbolic=False)
-    set_all(native, True)
+    set_all(native, on=True)
     torch.set_num_threads(1)
     before = forked(native)
     native.run(*sample)
@@ -112,7 +112,7 @@ def test_nothing_forks_on_one_thread() -> None:
 def test_a_timed_call_tells_partitions_apart() -> None:
     sample = [torch.randn(64, WIDTH), torch.randn(64, WIDTH)]
     native, library = compiled(towers, sample, symbolic=False)
-    set_all(native, True)
+    set_all(native, on=True)
     before = forked(native)
     outs, times = native.timed(*sample)
     assert forked(native) == before and len(times) == len(native.artifacts) and sum(times) > 0
@@ -162,7 +162,7 @@ def test_a_real_race_is_recorded() -> None:
 def test_threads_that_share_a_forking_plan() -> None:
     sample = [torch.randn(64, WIDTH), torch.randn(64, WIDTH)]
     native, library = compiled(towers, sample, symbolic=True)
-    set_all(native, True)
+    set_all(native, on=True)
     wrong: list[float] = []
 
     def serve(seed: int) -> None:

@@ -23,7 +23,7 @@ def is_convolution(node: Node) -> bool:
 
 def is_transposed(node: Node) -> bool:
     """Whether it is a transposed one."""
-    return packet(node.op) in TURNED or argument(node, "transposed", False) is True
+    return packet(node.op) in TURNED or argument(node, "transposed", default=False) is True
 
 
 def windows_overlap(node: Node) -> bool:

@@ -46,7 +46,7 @@ class OrderedFact:
 
 def ordered_facts(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor]) -> dict[str, OrderedFact]:
     """Of every value that the mask and the order of two rows decide."""
-    seen, ahead = (_OrderedPass(graph, mask, weights, a) for a in (False, True))
+    seen, ahead = (_OrderedPass(graph, mask, weights, ahead=a) for a in (False, True))
     seen.run()
     ahead.run()
     return {name: OrderedFact(seen.known[name], ahead.known[name], axes) for name, axes in seen.orders.items()
@@ -56,7 +56,7 @@ def ordered_facts(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Ten
 class _OrderedPass(MaskFactPass):
     """Facts as if keys were ahead of queries everywhere, or nowhere."""
 
-    def __init__(self, graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor], ahead: bool) -> None:
+    def __init__(self, graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor], *, ahead: bool) -> None:
         super().__init__(graph, mask, weights)
         self._ahead = ahead
         self.orders: dict[str, Axes] = {}

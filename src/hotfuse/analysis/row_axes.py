@@ -319,7 +319,7 @@ def _reduced(node: Node) -> dict[str, Relation]:
     if len(node.outs) != 1 or not dims or not all(isinstance(d, int) for d in dims):
         raise NotByRows(f"{packet(node.op)} over everything")
     axes = frozenset(d % rank for d in dims if isinstance(d, int))
-    if argument(node, "keepdim", False) is True:
+    if argument(node, "keepdim", default=False) is True:
         return {x.name: AlignedAxes(frozenset(a - rank for a in axes))}
     return {x.name: Dropped(axes)}
 
@@ -377,7 +377,7 @@ def _indexed(node: Node) -> dict[str, Relation]:
 def _attention(node: Node) -> dict[str, Relation]:
     """The rows of queries are the result's; keys and values have only the batch in common with it."""
     q, k, v = (_named(node, n) for n in ("query", "key", "value"))
-    if argument(node, "is_causal", False) is not False or argument(node, "enable_gqa", False) is not False:
+    if argument(node, "is_causal", default=False) is not False or argument(node, "enable_gqa", default=False) is not False:
         raise NotByRows("attention in which places matter")
     if len({q.name, k.name, v.name}) < 3:
         raise NotByRows("attention of one value to itself")

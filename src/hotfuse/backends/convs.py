@@ -172,7 +172,7 @@ def _affine(node: Node, constants: Mapping[str, Any]) -> Affine | None:
     if (name := _ARITHMETIC.get(node.op)) is None or node.attrs or len(node.args) != 2:
         return None
     first = isinstance(node.args[0], Value) and node.args[0].name not in constants
-    return of_arithmetic(name, _constant(node.args[1 if first else 0], constants), first)
+    return of_arithmetic(name, _constant(node.args[1 if first else 0], constants), first=first)
 
 
 def _conv(

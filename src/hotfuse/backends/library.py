@@ -27,7 +27,7 @@ class LibraryBackend:
 
     name = "library"
 
-    def __init__(self, constant: bool = False) -> None:
+    def __init__(self, *, constant: bool = False) -> None:
         self._constant = constant
 
     def compile(self, graph: Graph, weights: Mapping[str, Any]) -> Artifact:

@@ -163,7 +163,7 @@ class _RegionWriter:
                 outs = self._host(node)
             else:
                 fn, several = meaning(node)
-                outs = self._folded(fn, node) if isinstance(fn, FoldedConv) else self._operator(node, fn, several)
+                outs = self._folded(fn, node) if isinstance(fn, FoldedConv) else self._operator(node, fn, several=several)
         except _Unsaid:
             self._take_back(known)
             return False
@@ -189,7 +189,7 @@ class _RegionWriter:
             raise _Unsaid
         return self._append(_HOST[node.op], [self._arg(a, torch._C.IntType.get()) for a in node.args], 1)
 
-    def _operator(self, node: Node, fn: Any, several: bool) -> list[Any]:
+    def _operator(self, node: Node, fn: Any, *, several: bool) -> list[Any]:
         found = resolve(node.op)
         if not isinstance(found, OpOverload) or found.namespace != "aten" or fn is not found._op:
             raise _Unsaid

@@ -50,7 +50,7 @@ _everywhere = False
 
 
 @contextmanager
-def verifying(on: bool = True) -> Generator[None]:
+def verifying(*, on: bool = True) -> Generator[None]:
     """While it is on, the result of every pass of this process is verified."""
     global _everywhere
     before, _everywhere = _everywhere, on

@@ -36,7 +36,7 @@ class Settings:
 
     objective: Objective = _code("latency")  # type: ignore[assignment]
     """What a new plan has to be better in on real calls: the time of a call, its energy, or its memory."""
-    exact: bool = _code(True)  # type: ignore[assignment]
+    exact: bool = _code(default=True)  # type: ignore[assignment]
     """Only transformations that are equal in real arithmetic. There are no others yet, so False changes nothing."""
     precision: Precision = _code("fp32")  # type: ignore[assignment]
     """`bf16`: products of fp32 tensors with constant weights round both operands to bfloat16 and add up in fp32, where the machine

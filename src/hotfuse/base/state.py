@@ -30,7 +30,7 @@ def contents(holder: Any) -> Contents:
 
 def take_after(result: Any, holders: Sequence[Any], before: Sequence[Contents]) -> Taken:
     """A result and what its call changed, taken apart: `holders` are those of the arguments, `before` what they held."""
-    taker = Taker(True, holders)
+    taker = Taker(numbers=True, known=holders)
     specs = [taker.take(result)]
     for holder, old in zip(holders, before, strict=True):
         specs.append(_changes(taker, holder, old))
@@ -44,11 +44,11 @@ def _changes(taker: Taker, holder: Any, old: Contents) -> Spec:
         assert isinstance(old, list)
         if len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True)):
             return SAME
-        return Spec("contents", list, None, tuple([taker.take(o, inside) for o in new]))
+        return Spec("contents", list, None, tuple([taker.take(o, inside=inside) for o in new]))
     assert isinstance(old, dict)
     if list(new) == list(old) and all(new[k] is old[k] for k in new):
         return SAME
-    children = tuple([SAME if k in old and new[k] is old[k] else taker.take(new[k], inside) for k in new])
+    children = tuple([SAME if k in old and new[k] is old[k] else taker.take(new[k], inside=inside) for k in new])
     return Spec("contents", type(holder), tuple(new), children)
 
 

@@ -68,14 +68,14 @@ def flatten(obj: Any, *, numbers: bool = False) -> tuple[list[Any], Spec]:
 
 def take(obj: Any, *, numbers: bool = False, known: Sequence[Any] = ()) -> Taken:
     """Take an object apart; `known` are holders that have their numbers already."""
-    taker = Taker(numbers, known)
+    taker = Taker(numbers=numbers, known=known)
     spec = taker.take(obj)
     return Taken(taker.leaves, spec, taker.holders)
 
 
 def take_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Taken:
     """Take a call's arguments apart; the dict of those given by name is no holder: the caller does not hold it."""
-    taker = Taker(False)
+    taker = Taker(numbers=False)
     positional = Spec("tuple", tuple, None, tuple([taker.take(a) for a in args]))
     named = Spec("named", dict, tuple(kwargs), tuple([taker.take(a) for a in kwargs.values()]))
     return Taken(taker.leaves, Spec("tuple", tuple, None, (positional, named)), taker.holders)
@@ -91,14 +91,14 @@ def count_tensor(n: int) -> torch.Tensor:
 class Taker:
     """Takes objects apart, one after the other, into the same leaves."""
 
-    def __init__(self, numbers: bool, known: Sequence[Any] = ()) -> None:
+    def __init__(self, *, numbers: bool, known: Sequence[Any] = ()) -> None:
         self.leaves: list[Any] = []
         self.holders: list[Any] = list(known)
         self._numbers = numbers
         self._met = {id(h): k for k, h in enumerate(known)}
         self._nodes = 0
 
-    def take(self, obj: Any, inside: bool = False) -> Spec:
+    def take(self, obj: Any, *, inside: bool = False) -> Spec:
         """The spec of an object; `inside` says that an object holds it."""
         if isinstance(obj, torch.Tensor):
             self.leaves.append(obj)
@@ -121,21 +121,22 @@ class Taker:
         self._nodes += 1
         if self._nodes > MAX_NODES:
             raise InputError(f"cannot take apart an object with more than {MAX_NODES} parts")
-        return self._several(obj, cls, inside)
+        return self._several(obj, cls, inside=inside)
 
-    def _several(self, obj: Any, cls: type[Any], inside: bool) -> Spec:
+    def _several(self, obj: Any, cls: type[Any], *, inside: bool) -> Spec:
         """A container or an object."""
         if cls is tuple:
-            return Spec("tuple", cls, None, tuple([self.take(o, inside) for o in obj]))
+            return Spec("tuple", cls, None, tuple([self.take(o, inside=inside) for o in obj]))
         if cls is torch.Size:
-            return Spec("size", cls, None, tuple([self.take(o, inside) for o in obj]))
+            return Spec("size", cls, None, tuple([self.take(o, inside=inside) for o in obj]))
         if cls is list or cls is dict:
             if (ref := self._hold(obj)) is not None:
                 return ref
             keys = tuple(obj) if cls is dict else None
-            return Spec(cls.__name__, cls, keys, tuple([self.take(o, inside) for o in (obj.values() if keys is not None else obj)]))
+            parts = obj if keys is None else obj.values()
+            return Spec(cls.__name__, cls, keys, tuple([self.take(o, inside=inside) for o in parts]))
         if isinstance(obj, tuple) and hasattr(cls, "_fields"):
-            return Spec("namedtuple", cls, None, tuple([self.take(o, inside) for o in obj]))
+            return Spec("namedtuple", cls, None, tuple([self.take(o, inside=inside) for o in obj]))
         registered = pytree.SUPPORTED_NODES.get(cls)
         if registered is None or is_plain(cls):
             if (keys := attributes(obj)) is None:
@@ -146,9 +147,9 @@ class Taker:
                 )
             if (ref := self._hold(obj)) is not None:
                 return ref
-            return Spec("object", cls, keys, tuple([self.take(getattr(obj, k), True) for k in keys]))
+            return Spec("object", cls, keys, tuple([self.take(getattr(obj, k), inside=True) for k in keys]))
         children, context = registered.flatten_fn(obj)
-        return Spec("pytree", cls, _Context(context), tuple([self.take(o, inside) for o in children]))
+        return Spec("pytree", cls, _Context(context), tuple([self.take(o, inside=inside) for o in children]))
 
     def _hold(self, obj: Any) -> Spec | None:
         """Number a holder; a ref where it has been met before."""

@@ -18,7 +18,7 @@ MAX_EDGES_SHOWN = 40
 """Edges that a terminal is shown, the dearest; JSON has all."""
 
 
-def show_costs(graph: Graph, shapes: Sequence[tuple[int, ...]], as_json: bool) -> None:
+def show_costs(graph: Graph, shapes: Sequence[tuple[int, ...]], *, as_json: bool) -> None:
     """Print edges, groups and decisions."""
     found = costs(graph, shapes)
     if as_json:

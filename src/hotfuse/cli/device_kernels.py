@@ -21,7 +21,7 @@ ARCH = "90"
 """What code is shown for."""
 
 
-def show_device_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str, wanted: str, as_json: bool) -> None:
+def show_device_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str, wanted: str, *, as_json: bool) -> None:
     """Print each distinct group's kernel, or why it has none."""
     from hotfuse.backends import registry
 
@@ -70,7 +70,7 @@ def _one(piece: Graph, stage: str) -> dict[str, Any]:
     ops = "_".join(dict.fromkeys(packet(n.op).partition(".")[2] for n in piece.nodes))
     try:
         target = GpuTarget("cuda", ARCH)
-        tiling = gpu_tilings(piece, target.bulk)[0]
+        tiling = gpu_tilings(piece, bulk=target.bulk)[0]
         kernel, how = lower_gpu(piece, tiling).kernel, launch_shape(tiling, tiling.stages, tf32=False)
         text, programs = registry.device_kernels().source(kernel, target, how)
         if stage != "triton":

@@ -39,9 +39,9 @@ def explain(
 ) -> None:
     """Serve a model for some calls; print what serves, how fast, what is tried, what is in the way; with --full everything."""
     if is_torch_name(model):
-        found = _torch(model, inputs or [], calls, threads, wait, seed, full)
+        found = _torch(model, inputs or [], calls, threads, wait=wait, seed=seed, full=full)
     else:
-        found = _onnx(Path(model), inputs or [], dims or [], calls, threads, wait, seed, full)
+        found = _onnx(Path(model), inputs or [], dims or [], calls, threads, wait=wait, seed=seed, full=full)
     for path, write in ((html, found.to_html), (trace, found.to_trace)):
         if path is not None:
             try:
@@ -54,7 +54,7 @@ def explain(
         typer.echo(str(found))
 
 
-def _torch(name: str, inputs: list[str], calls: int, threads: int | None, wait: bool, seed: int, full: bool) -> Explanation:
+def _torch(name: str, inputs: list[str], calls: int, threads: int | None, *, wait: bool, seed: int, full: bool) -> Explanation:
     """A PyTorch model, called without gradients on the inputs it brings or on made-up ones."""
     import torch
 
@@ -67,11 +67,11 @@ def _torch(name: str, inputs: list[str], calls: int, threads: int | None, wait: 
             fast(*args)
             if wait and i & (i + 1) == 0:  # after 1, 2, 4, 8, ... calls
                 fast.wait()
-        return fast.explain(full)
+        return fast.explain(full=full)
 
 
 def _onnx(
-    model: Path, inputs: list[str], dims: list[str], calls: int, threads: int | None, wait: bool, seed: int, full: bool
+    model: Path, inputs: list[str], dims: list[str], calls: int, threads: int | None, *, wait: bool, seed: int, full: bool
 ) -> Explanation:
     from hotfuse.session import InferenceSession, SessionOptions
 
@@ -87,7 +87,7 @@ def _onnx(
                 session.run(None, feeds[i % len(feeds)].arrays)
             if wait and i & (i + 1) == 0:  # after 1, 2, 4, 8, ... calls
                 session.wait()
-        return session.explain(full)
+        return session.explain(full=full)
 
 
 def _turns(dims: dict[str, str]) -> list[dict[str, str]]:

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from hotfuse.ir.graph import Graph
 
 
-def show_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str, wanted: str, as_json: bool) -> None:
+def show_kernels(graph: Graph, shapes: Sequence[tuple[int, ...]], stage: str, wanted: str, *, as_json: bool) -> None:
     """Print the table of kernels (`kernels`), or their code at one stage."""
     header = _made(graph, shapes)
     kernels: list[dict[str, Any]] = header["kernels"]
     if stage == "kernels":
-        _table(header, as_json)
+        _table(header, as_json=as_json)
         return
     from hotfuse.stages import kernel_text
     from hotfuse.tile.text import parse
@@ -64,7 +64,7 @@ def _parts(body: dict[str, Any]) -> list[list[int]]:
     return found
 
 
-def _table(header: dict[str, Any], as_json: bool) -> None:
+def _table(header: dict[str, Any], *, as_json: bool) -> None:
     from hotfuse.tile.text import parse
 
     parts = _parts(header)

@@ -43,12 +43,12 @@ class MachineLimits:
 
 def limits(settings: Settings, who: Fingerprint, *, measure: bool) -> MachineLimits:
     """Look, and with `measure` also measure and keep; without it nothing is written."""
-    peaks, note, store = _peaks(settings, who, measure)
+    peaks, note, store = _peaks(settings, who, measure=measure)
     found, missing = meters()
     return MachineLimits(peaks, note, availability(), _traffic(), tuple(m.name for m in found), missing, store)
 
 
-def _peaks(settings: Settings, who: Fingerprint, measure: bool) -> tuple[MachinePeaks | None, str, dict[str, Any]]:
+def _peaks(settings: Settings, who: Fingerprint, *, measure: bool) -> tuple[MachinePeaks | None, str, dict[str, Any]]:
     from hotfuse.profile.place import location
     from hotfuse.profile.store import Store
 

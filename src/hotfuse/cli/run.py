@@ -38,10 +38,10 @@ def run(
     if is_torch_name(model):
         if dims:
             raise InputError("--dim is for ONNX models", hint="--input 2x16 for each input of a PyTorch model")
-        done = _torch(model, inputs or [], calls, wait, threads, seed)
+        done = _torch(model, inputs or [], calls, wait=wait, threads=threads, seed=seed)
     else:
         given, sizes = pairs(inputs or [], "--input"), pairs(dims or [], "--dim")
-        done = _onnx(Path(model), given, sizes, list(save), calls, wait, threads, seed)
+        done = _onnx(Path(model), given, sizes, list(save), calls, wait=wait, threads=threads, seed=seed)
     for name, file in save.items():
         if name not in done.results:
             raise InputError(f"the model has no output {name!r}", hint="one of " + ", ".join(done.results))
@@ -75,7 +75,7 @@ def _timed(call: Callable[[], Any], calls: int, wait: Callable[[], object] | Non
 
 
 def _onnx(
-    model: Path, given: dict[str, str], sizes: dict[str, str], wanted: list[str], calls: int, wait: bool, threads: int | None,
+    model: Path, given: dict[str, str], sizes: dict[str, str], wanted: list[str], calls: int, *, wait: bool, threads: int | None,
     seed: int,
 ) -> DoneRun:  # fmt: skip
     from hotfuse.session import InferenceSession, SessionOptions
@@ -105,7 +105,7 @@ def _onnx(
         return DoneRun(report, dict(zip(names, results, strict=True)), str(session.explain()))
 
 
-def _torch(name: str, inputs: list[str], calls: int, wait: bool, threads: int | None, seed: int) -> DoneRun:
+def _torch(name: str, inputs: list[str], calls: int, *, wait: bool, threads: int | None, seed: int) -> DoneRun:
     """A PyTorch model, called without gradients on the inputs it brings or on made-up ones."""
     import torch
     from torch.utils import _pytree as pytree

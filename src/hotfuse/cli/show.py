@@ -65,18 +65,18 @@ def show(
 ) -> None:
     """Show a model behind one pass of its way to a plan: `passes` lists them."""
     with verifying():
-        _show(model, stage, dims or [], kernel or "", inputs or [], as_json)
+        _show(model, stage, dims or [], kernel or "", inputs or [], as_json=as_json)
 
 
-def _show(model: str, stage: StageName, dims: list[str], kernel: str, inputs: list[str], as_json: bool) -> None:
+def _show(model: str, stage: StageName, dims: list[str], kernel: str, inputs: list[str], *, as_json: bool) -> None:
     if stage is StageName.PASSES:
-        _show_passes(as_json)
+        _show_passes(as_json=as_json)
         return
     sizes = pairs(dims, "--dim")
     if is_torch_name(model):
         if sizes:
             raise InputError("--dim is for ONNX models", hint="--input 2?x16 leaves the first size of a PyTorch model's input open")
-        _show_stage(capture_torch(*load_torch(model, inputs)), stage, kernel, as_json)
+        _show_stage(capture_torch(*load_torch(model, inputs)), stage, kernel, as_json=as_json)
         return
     if inputs:
         raise InputError("--input is for PyTorch models", hint="fix an ONNX model's sizes with --dim name=size")
@@ -84,23 +84,23 @@ def _show(model: str, stage: StageName, dims: list[str], kernel: str, inputs: li
 
     loaded = load(Path(model))
     with _naming_open_dims(loaded.inputs):
-        _show_stage(_capture(loaded, sizes), stage, kernel, as_json)
+        _show_stage(_capture(loaded, sizes), stage, kernel, as_json=as_json)
 
 
-def _show_stage(model: CapturedModel, stage: StageName, kernel: str, as_json: bool) -> None:
+def _show_stage(model: CapturedModel, stage: StageName, kernel: str, *, as_json: bool) -> None:
     captured, shapes = model.captured, model.shapes
     if stage is StageName.IR:
-        _show_ir(captured, as_json)
+        _show_ir(captured, as_json=as_json)
     elif stage in (StageName.FREEZE, StageName.NUMBERS, StageName.LAYOUTS, StageName.GROUPS):
-        _show_graph(model, stage.value, as_json)
+        _show_graph(model, stage.value, as_json=as_json)
     elif stage is StageName.PARTITIONS:
-        _show_partitions(captured.graph, shapes, as_json)
+        _show_partitions(captured.graph, shapes, as_json=as_json)
     elif stage is StageName.COSTS:
-        show_costs(captured.graph, shapes, as_json)
+        show_costs(captured.graph, shapes, as_json=as_json)
     elif stage in (StageName.TRITON, StageName.PTX):
-        show_device_kernels(captured.graph, shapes, stage.value, kernel, as_json)
+        show_device_kernels(captured.graph, shapes, stage.value, kernel, as_json=as_json)
     else:
-        show_kernels(_graph_after(model, StageName.NUMBERS.value)[0], shapes, stage.value, kernel, as_json)
+        show_kernels(_graph_after(model, StageName.NUMBERS.value)[0], shapes, stage.value, kernel, as_json=as_json)
 
 
 def _capture(loaded: OnnxModel, sizes: dict[str, str]) -> CapturedModel:
@@ -132,7 +132,7 @@ def _graph_after(model: CapturedModel, name: str) -> tuple[Graph, tuple[Group, .
     return graph_after(name, WeightedGraph(graph, model.weights), sizes, from_env())
 
 
-def _show_graph(model: CapturedModel, name: str, as_json: bool) -> None:
+def _show_graph(model: CapturedModel, name: str, *, as_json: bool) -> None:
     from hotfuse.ir.text import show as show_graph
 
     graph, groups = _graph_after(model, name)
@@ -145,7 +145,7 @@ def _show_graph(model: CapturedModel, name: str, as_json: bool) -> None:
         typer.echo(f"# {g.kind}: {' '.join(f'%{v.name}' for i in g.nodes for v in graph.nodes[i].outs)}")
 
 
-def _show_passes(as_json: bool) -> None:
+def _show_passes(*, as_json: bool) -> None:
     from hotfuse.base.passes import flattened
     from hotfuse.pipeline import BRANCHES
 
@@ -235,7 +235,7 @@ def _strides(shape: Sequence[int]) -> list[int]:
     return strides
 
 
-def _show_ir(captured: Captured, as_json: bool) -> None:
+def _show_ir(captured: Captured, *, as_json: bool) -> None:
     from hotfuse.ir.dims import show as show_dim
     from hotfuse.ir.text import show as show_graph
     from hotfuse.ir.text import show_value
@@ -260,7 +260,7 @@ def _show_ir(captured: Captured, as_json: bool) -> None:
         typer.echo(f"# {note}")
 
 
-def _show_partitions(graph: Graph, shapes: list[tuple[int, ...]], as_json: bool) -> None:
+def _show_partitions(graph: Graph, shapes: list[tuple[int, ...]], *, as_json: bool) -> None:
     parts = partition_report(graph, shapes)
     if as_json:
         print_json({"stage": "partitions", "graph": graph.name, "nodes": len(graph.nodes), "partitions": parts})

@@ -30,7 +30,7 @@ class WatchedModel(Protocol):
         """Until background work is done."""
         ...
 
-    def explain(self, full: bool = False) -> Explanation:
+    def explain(self, *, full: bool = False) -> Explanation:
         """What runs now and why."""
         ...
 
@@ -106,9 +106,9 @@ class Pace:
                 model.wait(max(0.0, end - time.monotonic()))
             i += 1
             if (now := time.monotonic()) >= shown + self.every:
-                self.show(model.explain(True))
+                self.show(model.explain(full=True))
                 shown = now
-        last = model.explain(True)
+        last = model.explain(full=True)
         self.show(last)
         return last
 

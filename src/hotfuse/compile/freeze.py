@@ -59,7 +59,7 @@ def frozen(graph: Graph, weights: Weights, prefix: str = "frozen:", *, widen: bo
 
     `widen`: weights may be widened once, where every call would do it (`WIDENED_BYTES`).
     """
-    graph, weights = _inside_branches(graph, weights, prefix, widen)
+    graph, weights = _inside_branches(graph, weights, prefix, widen=widen)
     chosen = _within_budget(graph, _constant(graph), WIDENED_BYTES if widen else 0)
     if not chosen:
         return graph, weights
@@ -97,7 +97,7 @@ def unfolded(before: Graph, after: Graph) -> frozenset[str]:
     return frozenset(p.key for p in before.params if uses[0][p.value.name] == uses[1][p.value.name])
 
 
-def _inside_branches(graph: Graph, weights: Weights, prefix: str, widen: bool) -> tuple[Graph, Weights]:
+def _inside_branches(graph: Graph, weights: Weights, prefix: str, *, widen: bool) -> tuple[Graph, Weights]:
     """Branches and loops with their constants computed outside: each comes in as one more capture of all bodies."""
     found = dict(weights)
     params, nodes = list(graph.params), list[Node]()

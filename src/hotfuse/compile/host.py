@@ -24,7 +24,7 @@ class Host:
     at: Roofline
 
 
-def this_host(store: Store, threads: int = 1, measure_peaks: bool = True) -> Host:
+def this_host(store: Store, threads: int = 1, *, measure_peaks: bool = True) -> Host:
     """This machine with its peaks: those in the store, or measured now."""
     number = store.machine(fingerprint())
     known = store.peaks(number)

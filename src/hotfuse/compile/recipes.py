@@ -42,7 +42,7 @@ class Recipe:
     stale: str = ""
     """Why it is not quite what this process needs; it is made anew beside."""
 
-    def judged(self, won: bool, evidence: Evidence) -> None:
+    def judged(self, *, won: bool, evidence: Evidence) -> None:
         """What the plan was worth on real calls here: what the next process begins with."""
         self.folder.put(_verdict(self.address), {"won": won, "evidence": dict(evidence)})
 

@@ -77,4 +77,5 @@ def info_header(info: TensorInfo) -> dict[str, Any]:
 def info_from(header: dict[str, Any], data: bytes) -> TensorInfo:
     """The inverse of `info_header`; constants arrive contiguous."""
     shape = tuple(int(s) for s in header["shape"])
-    return TensorInfo(named_dtype(str(header["dtype"])), shape, (), str(header["device"]), False, False, data)
+    dtype, device = named_dtype(str(header["dtype"])), str(header["device"])
+    return TensorInfo(dtype, shape, (), device, parameter=False, requires_grad=False, data=data)

@@ -70,7 +70,7 @@ def to_graph(
     and the random generator may move on: whoever serves the graph sees to both behind a call.
     """
     packed_for_varlen(gm)
-    c = _Converter(name, strip_prefix, writable)
+    c = _Converter(name, strip_prefix, writable=writable)
     graph = c.convert(gm, roles)
     return Converted(graph, c.constants, c.written, c.returned, tuple(c.draws))
 
@@ -107,7 +107,7 @@ def type_of(val: Any) -> Type:
 class _Converter:
     """State of one graph's conversion; nested graphs get a converter of their own."""
 
-    def __init__(self, name: str, strip_prefix: str, writable: bool = False) -> None:
+    def __init__(self, name: str, strip_prefix: str, *, writable: bool = False) -> None:
         self.name = name
         self.strip_prefix = strip_prefix
         self.nodes: list[Node] = []

@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from hotfuse.analysis.convolution import is_convolution
 from hotfuse.fusion.closed import Key, UseIndex
-from hotfuse.fusion.criteria import ANCHORS, Criterion, Reason
+from hotfuse.fusion.criteria import ANCHORS, Criterion, Reason, fails, holds
 from hotfuse.fusion.forecast import live_values
 from hotfuse.fusion.groups import MAX_NODES, Group, node_kind
 from hotfuse.fusion.kinds import GroupKind
@@ -82,16 +82,6 @@ _DECIDING = frozenset({
     Criterion.DEPENDENCE, Criterion.LIMITS, Criterion.PREDICTABLE, Criterion.LOWERING, Criterion.PARALLEL, Criterion.OVERLAP,
 })  # fmt: skip
 """Reasons that rule a candidate out; the others go into its value."""
-
-
-def holds(criterion: Criterion, text: str, **evidence: int | float | str) -> Reason:
-    """A reason for."""
-    return Reason(criterion, True, text, evidence)
-
-
-def fails(criterion: Criterion, text: str, **evidence: int | float | str) -> Reason:
-    """A reason against."""
-    return Reason(criterion, False, text, evidence)
 
 
 _ANCHORS = {
@@ -230,7 +220,7 @@ class Generator:
         held = live_values(self.index, g.nodes)
         for n in sorted(places):
             new = tuple(Group(p, kind_of(self.index, p, g.kind)) for p in (g.nodes[:n], g.nodes[n:]))
-            pressure = Reason(Criterion.LIMITS, True, f"{held} values at once, {self.core.registers} registers", {"live": held})
+            pressure = holds(Criterion.LIMITS, f"{held} values at once, {self.core.registers} registers", live=held)
             yield FusionCandidate(
                 CandidateKind.SPLIT, (g,), new, (self._sizes(g.nodes), pressure), None, (CandidateKind.SPLIT, n, key)
             )

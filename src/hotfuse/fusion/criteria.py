@@ -50,6 +50,16 @@ class Reason:
         return f"{self.criterion.value}: {self.text}"
 
 
+def holds(criterion: Criterion, text: str, **evidence: EvidenceValue) -> Reason:
+    """A reason for."""
+    return Reason(criterion, holds=True, text=text, evidence=evidence)
+
+
+def fails(criterion: Criterion, text: str, **evidence: EvidenceValue) -> Reason:
+    """A reason against."""
+    return Reason(criterion, holds=False, text=text, evidence=evidence)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether to try, what it may save, and every reason."""
@@ -93,14 +103,14 @@ def _limits(a: FusionSide, b: FusionSide, registers: int) -> Reason:
     vectors, scratch = a.use.vectors + b.use.vectors, a.use.scratch + b.use.scratch
     evidence: dict[str, EvidenceValue] = {"nodes": nodes, "vectors": vectors, "scratch": scratch}
     if len(anchors) == 2:
-        return Reason(Criterion.LIMITS, False, f"{anchors[0]} and {anchors[1]} each need the registers for themselves", evidence)
+        return fails(Criterion.LIMITS, f"{anchors[0]} and {anchors[1]} each need the registers for themselves", **evidence)
     if nodes > MAX_NODES:
-        return Reason(Criterion.LIMITS, False, f"{nodes} nodes, at most {MAX_NODES}", evidence)
+        return fails(Criterion.LIMITS, f"{nodes} nodes, at most {MAX_NODES}", **evidence)
     if not anchors and vectors > registers:
-        return Reason(Criterion.LIMITS, False, f"{vectors} vectors at once, {registers} registers", evidence)
+        return fails(Criterion.LIMITS, f"{vectors} vectors at once, {registers} registers", **evidence)
     if scratch > SCRATCH:
-        return Reason(Criterion.LIMITS, False, f"{scratch} bytes of scratch, at most {SCRATCH}", evidence)
-    return Reason(Criterion.LIMITS, True, "they fit one kernel", evidence)
+        return fails(Criterion.LIMITS, f"{scratch} bytes of scratch, at most {SCRATCH}", **evidence)
+    return holds(Criterion.LIMITS, "they fit one kernel", **evidence)
 
 
 def _locality(between: int, peaks: CorePeaks) -> tuple[Reason, float]:
@@ -108,7 +118,8 @@ def _locality(between: int, peaks: CorePeaks) -> tuple[Reason, float]:
     fits = between <= peaks.l2 // 2
     saved = 2 * between / peaks.bytes_per_s * 1e6 * (0.125 if fits else 1.0)
     text = f"{between} bytes pass and {'stay in' if fits else 'outgrow'} the second-level cache"
-    return Reason(Criterion.LOCALITY, not fits, text, {"bytes": between, "saves_us": round(saved, 2)}), saved
+    evidence: dict[str, EvidenceValue] = {"bytes": between, "saves_us": round(saved, 2)}
+    return Reason(Criterion.LOCALITY, holds=not fits, text=text, evidence=evidence), saved
 
 
 def _complement(a: ResourceUse, b: ResourceUse, peaks: CorePeaks) -> tuple[Reason, float]:
@@ -118,13 +129,13 @@ def _complement(a: ResourceUse, b: ResourceUse, peaks: CorePeaks) -> tuple[Reaso
         busy = (computing.work.traffic or 0) / peaks.bytes_per_s * 1e6
         hidden = min(moving.us, max(0.0, computing.us - busy))
         text = "one waits for memory, the other for arithmetic"
-        return Reason(Criterion.COMPLEMENT, True, text, {"hides_us": round(hidden, 2)}), hidden
-    return Reason(Criterion.COMPLEMENT, False, f"{a.bound.value} and {b.bound.value}"), 0.0
+        return holds(Criterion.COMPLEMENT, text, hides_us=round(hidden, 2)), hidden
+    return fails(Criterion.COMPLEMENT, f"{a.bound.value} and {b.bound.value}"), 0.0
 
 
 def _parallel(a: ResourceUse, b: ResourceUse, threads: int) -> Reason:
     before, after = max(a.parallel, b.parallel), min(a.parallel, b.parallel)
     evidence: dict[str, EvidenceValue] = {"before": before, "after": after, "threads": threads}
     if after < threads <= before:
-        return Reason(Criterion.PARALLEL, False, f"{after} iterations left for {threads} threads", evidence)
-    return Reason(Criterion.PARALLEL, True, f"{after} iterations for {threads} threads", evidence)
+        return fails(Criterion.PARALLEL, f"{after} iterations left for {threads} threads", **evidence)
+    return holds(Criterion.PARALLEL, f"{after} iterations for {threads} threads", **evidence)

@@ -171,4 +171,4 @@ def refined(found: Crossovers, measure: Callable[[int, int], float], most: int =
             border = border if limit is None else min(border, max(limit, left.first))
         made[n] = Interval(left.first, border, left.variant)
         made[n + 1] = Interval(border + 1, right.last, right.variant)
-    return Crossovers(found.symbol, tuple(made), True)
+    return Crossovers(found.symbol, tuple(made), measured=True)

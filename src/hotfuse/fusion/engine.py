@@ -21,9 +21,9 @@ import numpy as np
 from hotfuse.base.settings import Objective
 from hotfuse.fusion import looking
 from hotfuse.fusion.bandit import Bandit, Budget, Option
-from hotfuse.fusion.candidates import CandidateKind, FusionCandidate, Generator, fails, holds, kind_of
+from hotfuse.fusion.candidates import CandidateKind, FusionCandidate, Generator, kind_of
 from hotfuse.fusion.closed import Key, UseIndex
-from hotfuse.fusion.criteria import Criterion, Reason
+from hotfuse.fusion.criteria import Criterion, Reason, fails, holds
 from hotfuse.fusion.forecast import Predictor
 from hotfuse.fusion.groups import Group
 from hotfuse.fusion.kinds import GroupKind
@@ -40,6 +40,7 @@ MAX_ROUNDS = 24
 LEAST_GAIN = 0.002
 """Gains below this part of what there is drown in noise."""
 UNKNOWN = PredictedCost(float("nan"), 0.0, float("nan"), 0)
+NO_GAIN = Gain(0.0, 0.0)
 
 
 Contest = Callable[[Sequence[Side], Sequence[Side]], tuple[str, float]]
@@ -62,11 +63,11 @@ class FusionChoice:
     subject: str
     accepted: bool
     uses: int
-    before: PredictedCost
-    after: PredictedCost
-    gain: Gain
-    value: float
-    reasons: tuple[Reason, ...]
+    before: PredictedCost = UNKNOWN
+    after: PredictedCost = UNKNOWN
+    gain: Gain = NO_GAIN
+    value: float = 0.0
+    reasons: tuple[Reason, ...] = ()
     looked: bool = False
     """Whether a measurement decided what predictions could not."""
 
@@ -148,7 +149,7 @@ class FusionPlanner:
             order = self._decided(order, new, decided, choices)
             order, new = self._looked(order, choices)
         late = fails(Criterion.VALUE, "predictions cannot tell, and no time is left for a look")
-        choices += [_with(c, False, (*c.reasons, late)) for c in self._open.values()]
+        choices += [_with(c, accepted=False, reasons=(*c.reasons, late)) for c in self._open.values()]
         index = order.index
         costs = {g: self._cost(index, g) for g in order.groups}
         return Planned(index.graph, order.groups, tuple(choices), before, self._total(index, order.groups),
@@ -284,18 +285,18 @@ class FusionPlanner:
             if objection := unbuilt or self._lost(order.index, found[0], choice):
                 decided.add(found[0].key)
                 reasons = (*choice.reasons, fails(Criterion.LOWERING if unbuilt else Criterion.VALUE, objection))
-                choices.append(_with(choice, False, reasons))
+                choices.append(_with(choice, accepted=False, reasons=reasons))
                 continue
             if found[0].rewritten is not None:
                 if made:
                     continue
                 now, made = rewritten(now, found[0], now.index.sizes)
-                choices.append(_with(choice, True, choice.reasons, 1))
+                choices.append(_with(choice, accepted=True, reasons=choice.reasons, uses=1))
                 return now, True, made
             now, count, made = regrouped(now, found, made)
             if count:
                 taken[found[0].key] += count
-                choices.append(_with(choice, True, choice.reasons, count))
+                choices.append(_with(choice, accepted=True, reasons=choice.reasons, uses=count))
         return now, bool(taken), made
 
     def _objection(self, index: UseIndex, c: FusionCandidate) -> str:
@@ -354,21 +355,23 @@ class FusionPlanner:
         for option in self.bandit.choose(options, self._looks):
             found, choice = alike[option.what], self._open.pop(option.what)
             if unbuilt := self._objection(index, found[0]):
-                choices.append(_with(choice, False, (*choice.reasons, fails(Criterion.LOWERING, unbuilt))))
+                choices.append(_with(choice, accepted=False, reasons=(*choice.reasons, fails(Criterion.LOWERING, unbuilt))))
                 continue
             self._looks.spend(option.cost_s)
             objection, saved = self._held(index, found[0], self.contest)
             self.bandit.learn(option.arm, option.value / len(found), saved)
             text = f"predictions cannot tell, a look can: {objection or f'saves {saved * 1e6:.1f} us, measured'}"
             if objection:
-                choices.append(replace(_with(choice, False, (*choice.reasons, fails(Criterion.VALUE, text))), looked=True))
+                refused = _with(choice, accepted=False, reasons=(*choice.reasons, fails(Criterion.VALUE, text)))
+                choices.append(replace(refused, looked=True))
                 continue
             if found[0].rewritten is not None:
                 now, made = rewritten(order, found[0], index.sizes)
                 count = 1
             else:
                 now, count, made = regrouped(order, found, set())
-            choices.append(replace(_with(choice, True, (*choice.reasons, holds(Criterion.VALUE, text)), count), looked=True))
+            taken = _with(choice, accepted=True, reasons=(*choice.reasons, holds(Criterion.VALUE, text)), uses=count)
+            choices.append(replace(taken, looked=True))
             return now, made
         return order, set()
 
@@ -440,7 +443,8 @@ class FusionPlanner:
         subject = ops(index, c.old)
         if not before.known or not after.known:
             reason = fails(Criterion.PREDICTABLE, "its time cannot be predicted")
-            return FusionChoice(c.kind, subject, False, uses, before, after, Gain(0.0, 0.0), 0.0, (*c.reasons, reason))
+            refused = FusionChoice(c.kind, subject, accepted=False, uses=uses, before=before, after=after)
+            return replace(refused, reasons=(*c.reasons, reason))
         won = gain(before, after, self.objective, self.threads)
         building = sum(0.0 if g.kind == GroupKind.LIBRARY else self.compile_s(g) for g in c.new)
         building -= sum(0.0 if g.kind == GroupKind.LIBRARY else self.compile_s(g) for g in c.old)
@@ -456,8 +460,8 @@ class FusionPlanner:
     def _refused(self, index: UseIndex, found: Sequence[FusionCandidate]) -> FusionChoice:
         c = found[0]
         reasons = tuple(r for r in c.reasons if not r.holds)
-        return FusionChoice(c.kind, ops(index, c.old), False, len(found), UNKNOWN, UNKNOWN, Gain(0.0, 0.0), 0.0, reasons)
+        return FusionChoice(c.kind, ops(index, c.old), accepted=False, uses=len(found), reasons=reasons)
 
 
-def _with(choice: FusionChoice, accepted: bool, reasons: tuple[Reason, ...], uses: int | None = None) -> FusionChoice:
+def _with(choice: FusionChoice, *, accepted: bool, reasons: tuple[Reason, ...], uses: int | None = None) -> FusionChoice:
     return replace(choice, accepted=accepted, reasons=reasons, uses=choice.uses if uses is None else uses)

@@ -109,7 +109,7 @@ class Diagnosis:
     def because(self) -> str:
         """For a reader."""
         most = max(self.utilization, key=lambda n: self.utilization[n], default="")
-        used = _share(self.utilization[most], most, self.measured) if most else "nothing is known of its work"
+        used = _share(self.utilization[most], most, measured=self.measured) if most else "nothing is known of its work"
         match self.bottleneck:
             case Bottleneck.IMBALANCE:
                 return f"threads are busy {self.balance:.0%} of the longest one's time; {used}"
@@ -119,7 +119,7 @@ class Diagnosis:
                 return used
 
 
-def _share(part: float, of: str, measured: bool) -> str:
+def _share(part: float, of: str, *, measured: bool) -> str:
     """Nothing uses more than all of a peak: then the peak lies too low, and the reader is told so."""
     if part <= 1.0:
         return f"{part:.0%} of {of}"

@@ -111,7 +111,7 @@ class PerformanceModel:
 
     def ratio(self, found: Features) -> Vector:
         """log(time / roofline)."""
-        x, base = _inputs(found, self.rates, self.knows_machines)
+        x, base = _inputs(found, self.rates, machines=self.knows_machines)
         keys = walk.ordered(x)
         value = base + self.forest.predict(keys)
         if self.tilings is not None:
@@ -156,7 +156,7 @@ class Support:
         return joined([found, self.found]), np.concatenate([seconds, there]), np.concatenate([weight, more])
 
 
-def _inputs(found: Features, rates: fitted.Rates, machines: bool) -> tuple[npt.NDArray[np.float32], Vector]:
+def _inputs(found: Features, rates: fitted.Rates, *, machines: bool) -> tuple[npt.NDArray[np.float32], Vector]:
     """What a forest reads, and log(time by rates / roofline), which is the last column of `INPUTS`."""
     base = np.log(fitted.base(found.amounts, found.family, rates, found.roof.seconds) / found.roof.seconds)
     own = len(INPUTS)
@@ -184,7 +184,7 @@ def grown(
     if support is not None:
         found, seconds, weight = support.behind(found, seconds, weight)
     rates = fitted.fit(found.amounts, found.family, seconds, weight)
-    x, base = _inputs(found, rates, machines)
+    x, base = _inputs(found, rates, machines=machines)
     left = np.log(seconds / found.roof.seconds) - base
     trees = forest.grow(x, left, weight, seed=seed, few=few)
     rest = (left - trees.predict(x))[:own]

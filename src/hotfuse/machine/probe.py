@@ -73,7 +73,7 @@ def probe(features: Sequence[Feature], flags: frozenset[str]) -> tuple[Probed, .
     if not features:
         return ()
     if sys.platform != "linux":
-        return tuple(Probed(f.name, f.flag in flags, False, "not probed: needs Linux") for f in features)
+        return tuple(Probed(f.name, f.flag in flags, executes=False, detail="not probed: needs Linux") for f in features)
     request = json.dumps([{"code": f.code.hex(), "tiles": f.tiles} for f in features])
     try:
         done = subprocess.run(

@@ -42,13 +42,13 @@ def has_every_core() -> bool:
     return torch.get_num_threads() >= max(SPARE_FROM, usable_cores()) and _settable()
 
 
-def leaving_a_core(call: Callable[..., T], *args: Any) -> T:
+def leaving_a_core(call: Callable[..., T], *args: Any, **how: Any) -> T:
     """Call with a team that leaves one core free; where the call itself chooses another number, that one stays."""
     whole, fewer = torch.get_num_threads(), usable_cores() - 1
     before = _set(fewer)
     _here.whole = whole
     try:
-        return call(*args)
+        return call(*args, **how)
     finally:
         _here.whole = 0
         if torch.get_num_threads() == fewer:

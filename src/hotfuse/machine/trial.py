@@ -30,7 +30,7 @@ def _tile_config() -> bytes:
     return struct.pack("<BB14x", 1, 0) + columns + rows
 
 
-def _execute(code: bytes, tiles: bool) -> int:
+def _execute(code: bytes, *, tiles: bool) -> int:
     """Run machine code in this process; what it returned, or 255 where the kernel refuses tile state."""
     libc = ctypes.CDLL(None, use_errno=True)
     if tiles and libc.syscall(_ARCH_PRCTL, _REQ_XCOMP_PERM, _XTILEDATA) != 0:
@@ -46,7 +46,7 @@ def _execute(code: bytes, tiles: bool) -> int:
     return int(ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address)(ctypes.addressof(scratch)))
 
 
-def _trial(code: bytes, tiles: bool) -> dict[str, int | None]:
+def _trial(code: bytes, *, tiles: bool) -> dict[str, int | None]:
     """Fork, run, and report how the child ended."""
     pid = os.fork()
     if pid == 0:
@@ -54,7 +54,7 @@ def _trial(code: bytes, tiles: bool) -> dict[str, int | None]:
         status = 254
         try:
             signal.alarm(_SECONDS)
-            status = _execute(code, tiles) & 0xFF
+            status = _execute(code, tiles=tiles) & 0xFF
         finally:
             os._exit(status)
     _, status = os.waitpid(pid, 0)
@@ -67,7 +67,7 @@ def main() -> None:
     """Answer the list on standard input."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     trials = json.load(sys.stdin)
-    json.dump([_trial(bytes.fromhex(t["code"]), bool(t["tiles"])) for t in trials], sys.stdout)
+    json.dump([_trial(bytes.fromhex(t["code"]), tiles=bool(t["tiles"])) for t in trials], sys.stdout)
 
 
 if __name__ == "__main__":

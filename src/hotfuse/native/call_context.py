@@ -129,7 +129,7 @@ def _proven(around: Around) -> None:
         if got != want:
             raise InternalError("native code sees another state of torch than Python", because=f"{got}, not {want}")
     for key in _named():
-        with _C._SetExcludeDispatchKeyGuard(key, False):
+        with _C._SetExcludeDispatchKeyGuard(key, False):  # noqa: FBT003 - torch takes it by place
             if around() != CHANGED:
                 raise InternalError("native code does not see autocast", because=str(key))
 

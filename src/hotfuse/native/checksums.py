@@ -269,7 +269,7 @@ def turn_symbol() -> dict[str, int]:
 
 
 @functools.cache
-def _native(name: str, arguments: int, result: bool) -> Callable[..., Any]:
+def _native(name: str, arguments: int, *, result: bool) -> Callable[..., Any]:
     """As a function that lets the interpreter lock go."""
     kind = ctypes.CFUNCTYPE(ctypes.c_int64 if result else None, *[ctypes.c_int64] * arguments)
     return kind(_loaded().address(name))
@@ -277,7 +277,7 @@ def _native(name: str, arguments: int, result: bool) -> Callable[..., Any]:
 
 def checksum(address: int, size: int) -> int:
     """Of some memory."""
-    return _native("hf_checksum", 2, True)(address, size)
+    return _native("hf_checksum", 2, result=True)(address, size)
 
 
 class ChecksumRows:
@@ -291,12 +291,12 @@ class ChecksumRows:
 
     def take(self) -> None:
         """From now on what they hold now is what they should hold."""
-        _native("hf_rows_take", 2, False)(ctypes.addressof(self.words), len(self.pieces))
+        _native("hf_rows_take", 2, result=False)(ctypes.addressof(self.words), len(self.pieces))
 
     def same(self, first: int = 0, last: int | None = None, moved: int = 0) -> bool:
         """Whether rows hold what they should; `moved`: read so many bytes behind their address, from a copy."""
         until = len(self.pieces) if last is None else last
-        return bool(_native("hf_rows_same", 4, True)(ctypes.addressof(self.words), first, until, moved))
+        return bool(_native("hf_rows_same", 4, result=True)(ctypes.addressof(self.words), first, until, moved))
 
 
 class ChecksumTable:
@@ -328,7 +328,7 @@ class ChecksumTable:
 
     def step(self) -> int:
         """Compare the next chunk; without the interpreter lock."""
-        return int(_native("hf_table_step", 1, True)(self.address))
+        return int(_native("hf_table_step", 1, result=True)(self.address))
 
     def found(self) -> int:
         """What a step found since this was last asked, if it found anything."""

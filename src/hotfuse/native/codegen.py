@@ -77,7 +77,7 @@ def _light_passes(module: Any, machine: Any) -> None:
             manager.run(function, builder)
 
 
-def _prepared(text: str, target: CpuTarget, passes: bool) -> tuple[Any, Any, dict[str, float]]:
+def _prepared(text: str, target: CpuTarget, *, passes: bool) -> tuple[Any, Any, dict[str, float]]:
     start = time.perf_counter()
     machine = _machine(target)
     module = _parse(text)
@@ -89,7 +89,7 @@ def _prepared(text: str, target: CpuTarget, passes: bool) -> tuple[Any, Any, dic
 
 def compile_object(text: str, target: CpuTarget, passes: bool) -> tuple[bytes, Mapping[str, float]]:
     """Object code of a module's text, for any target LLVM knows, and seconds per phase."""
-    module, machine, seconds = _prepared(text, target, passes)
+    module, machine, seconds = _prepared(text, target, passes=passes)
     start = time.perf_counter()
     with contextlib.closing(module):
         code = bytes(machine.emit_object(module))
@@ -99,7 +99,7 @@ def compile_object(text: str, target: CpuTarget, passes: bool) -> tuple[bytes, M
 
 def assembly(text: str, target: CpuTarget, passes: bool) -> str:
     """The machine code of a module as assembler text, for a reader."""
-    module, machine, _ = _prepared(text, target, passes)
+    module, machine, _ = _prepared(text, target, passes=passes)
     with contextlib.closing(module):
         return str(machine.emit_assembly(module))
 

@@ -38,7 +38,7 @@ no:
 """
 
 
-def _scan(name: str, width: int, wrong: str, given: bool) -> str:
+def _scan(name: str, width: int, wrong: str, *, given: bool) -> str:
     lanes = 512 // width
     value = "%wanted" if given else "0"
     splat = (
@@ -50,7 +50,7 @@ def _scan(name: str, width: int, wrong: str, given: bool) -> str:
     return text.replace("LANES", str(lanes)).replace("BITS", str(width)).replace("WRONG", wrong)
 
 
-SCANS = {f"hf_all_{w}": _scan(f"hf_all_{w}", w, "ne", True) for w in (8, 16, 32, 64)}
+SCANS = {f"hf_all_{w}": _scan(f"hf_all_{w}", w, "ne", given=True) for w in (8, 16, 32, 64)}
 """`i32 hf_all_64(ptr data, i64 count, i64 bits)`: 1 if every element has these bits.
 `i32 hf_all_true(ptr data, i64 count)`: 1 if no byte is 0."""
-SCANS["hf_all_true"] = _scan("hf_all_true", 8, "eq", False)
+SCANS["hf_all_true"] = _scan("hf_all_true", 8, "eq", given=False)

@@ -104,7 +104,7 @@ def _chain(graph: _ChainGraph, place: int) -> Chain:
 
 
 def _affine(
-    graph: _ChainGraph, value: Hashable, found: Affine, channels: int, places: list[int], one_scale: bool
+    graph: _ChainGraph, value: Hashable, found: Affine, channels: int, places: list[int], *, one_scale: bool
 ) -> tuple[Affine, Hashable]:
     """Scales and shifts that follow a value, put together; their places are added."""
     while (at := graph.only(value, ChainRole.AFFINE)) is not None:

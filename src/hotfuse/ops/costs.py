@@ -199,7 +199,7 @@ def distances(node: Node) -> Dim:
 def convolution(node: Node) -> Dim:
     """2·(elements of the result)·(inputs of one output channel); transposed ones scatter each input instead."""
     x, w = shape(argument(node, "input")), shape(argument(node, "weight"))
-    transposed = "transpose" in node.op or argument(node, "transposed", False) is True
+    transposed = "transpose" in node.op or argument(node, "transposed", default=False) is True
     main = times(product(x if transposed else out_shape(node)), *w[1:], 2)
     return plus(main, product(out_shape(node)) if argument(node, "bias") is not None else 0)
 

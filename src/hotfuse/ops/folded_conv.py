@@ -68,7 +68,7 @@ def by_channel(value: Any, dims: int = 4) -> Tensor | None:
     return value.reshape(-1).double() if value.dim() >= dims - 1 and shape[1] == value.numel() else None
 
 
-def of_arithmetic(op: str, constant: Any, first: bool, dims: int = 4) -> Affine | None:
+def of_arithmetic(op: str, constant: Any, *, first: bool, dims: int = 4) -> Affine | None:
     """`add`, `sub`, `mul` or `div` of an image of so many dims and a constant; `first` where the image comes first."""
     number = by_channel(constant, dims)
     match op:

@@ -40,7 +40,7 @@ def draws_random(op: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
     names = argument_names(op)
     flags = [n for n in _TRAIN_FLAGS if n in names]
     rates = [n for n in _RATES if n in names]
-    if any(_find(op, args, kwargs, n, False) is False for n in flags):
+    if any(_find(op, args, kwargs, n, default=False) is False for n in flags):
         return False
     if flags or "dropout_p" in rates:  # elsewhere `p` may be a probability to draw with, as for bernoulli
         return not (rates and all(_find(op, args, kwargs, n, 0.0) == 0 for n in rates))

@@ -47,7 +47,7 @@ def _graph(g: GraphSeen, names: Names) -> list[str]:
                  for s in g.signatures])
     add("value", [f"{names.item_name(g.graph, v.item)} {list(v.shape)}: {', '.join(_notable(v))}" for v in g.values])
     add("control", [
-        f"{names.item_name(g.graph, c.item)}: " + ", ".join(f"{_outcome(o, c.loop)} {share:.0%}" for o, share in c.outcomes)
+        f"{names.item_name(g.graph, c.item)}: " + ", ".join(f"{_outcome(o, loop=c.loop)} {share:.0%}" for o, share in c.outcomes)
         for c in g.controls
     ])
     slowest = sorted(g.partitions, key=lambda p: -p.mean)
@@ -69,7 +69,7 @@ def _notable(v: ValueSeen) -> list[str]:
     return found
 
 
-def _outcome(outcome: int, loop: bool) -> str:
+def _outcome(outcome: int, *, loop: bool) -> str:
     return f"{outcome} trips" if loop else ("else", "then")[outcome] if outcome in (0, 1) else str(outcome)
 
 
@@ -95,6 +95,6 @@ def _expected(p: Prediction, graph: int, names: Names) -> str:
             what = "zeros" if p.kind == "sparsity" else "valid elements"
             return f"{what} in {name}: {CLASSES[p.value]}"
         case "trips":
-            return f"{name}: {_outcome(p.value, True)}"
+            return f"{name}: {_outcome(p.value, loop=True)}"
         case _:
-            return f"{name}: {_outcome(p.value, False)}"
+            return f"{name}: {_outcome(p.value, loop=False)}"

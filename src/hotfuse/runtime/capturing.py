@@ -130,7 +130,7 @@ class Capturer:
 
         def job() -> None:
             try:
-                self._learn(site, group, why, grad_mode, sample)
+                self._learn(site, group, why, grad_mode=grad_mode, sample=sample)
             finally:
                 self._ended(group)
 
@@ -255,7 +255,7 @@ class Capturer:
         self._background.begin()
         return site, group, why
 
-    def _learn(self, site: Site, group: CallGroup, why: Why, grad_mode: bool, sample: CallSample) -> None:
+    def _learn(self, site: Site, group: CallGroup, why: Why, *, grad_mode: bool, sample: CallSample) -> None:
         """Capture, compile, verify, deploy: in the background, reporting every outcome as a decision.
 
         Which sizes vary is asked when whoever captures is ready: calls that came meanwhile have shown it, and one capture does

@@ -124,7 +124,7 @@ class Engine:
         return self.serve(args, kwargs)
 
     def serve(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], counted: bool = False,
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, counted: bool = False,
         met: tuple[Site, Sequence[Any], Sequence[Any]] | None = None,
     ) -> Any:
         """The same, for callers that have the arguments as they are kept; `counted` says that the threads are as they can be.
@@ -226,7 +226,7 @@ class Engine:
             return self._unmet(spec, leaves, args, kwargs)
         if len(self._plain) < MOST_PLAIN:
             self._plain[key] = site
-        return self.serve(args, kwargs, True, (site, leaves, ()))
+        return self.serve(args, kwargs, counted=True, met=(site, leaves, ()))
 
     def _with_threads(self, threads: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve a call with as many threads as the settings say, and give the caller's number back."""
@@ -235,14 +235,14 @@ class Engine:
         try:
             if background_priority.jobs and team.has_every_core():
                 return self._beside_jobs(args, kwargs)
-            return self.serve(args, kwargs, True)
+            return self.serve(args, kwargs, counted=True)
         finally:
             torch.set_num_threads(before)
 
     def _beside_jobs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve a call whose team has every core, while background work needs one."""
         self.log.count("calls_that_spared_a_core")
-        return team.leaving_a_core(self.serve, args, kwargs, True)
+        return team.leaving_a_core(self.serve, args, kwargs, counted=True)
 
     def _serve_nested(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         counts = self._tally.mine
@@ -263,7 +263,7 @@ class Engine:
             return self.own_code(*args, **kwargs)
         if (site := self.sites.get(spec)) is None:
             return self._unmet(spec, leaves, args, kwargs)
-        return self.serve(args, kwargs, True, (site, leaves, taken.holders))
+        return self.serve(args, kwargs, counted=True, met=(site, leaves, taken.holders))
 
     def _unmet(self, spec: Spec, leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A structure that no call has had so far."""
@@ -334,7 +334,7 @@ class Engine:
                 if own and not entry.sampler.sampled_ns:
                     later_than_own(entry, number)
             else:
-                if (turn := turn_of(entry, plan, signature, leaves, bool(link.places))) is not None:
+                if (turn := turn_of(entry, plan, signature, leaves, grad=bool(link.places))) is not None:
                     answer = turn.answers
                 clock = clock_of(leaves)
                 begin = clock()

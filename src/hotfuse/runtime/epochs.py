@@ -69,7 +69,7 @@ class _Retired:
 class Epochs:
     """Marks of threads, things that were retired, and the thread that frees them, which runs only while there are any."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, background: bool = True) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, background: bool = True) -> None:
         self.now = 1
         """The current number; calls put it into their slot."""
         self._clock = clock

@@ -286,7 +286,7 @@ class Plans:
             self._tally.mine.deopts += 1
             if (recipe := plan.recipe) is not None:  # nor does the next process begin with it
                 took = {"us_before": round(found.reference_us, 1), "us_after": round(found.plan_us, 1)}
-                self.in_background(lambda: recipe.judged(False, took))
+                self.in_background(lambda: recipe.judged(won=False, evidence=took))
             if plan is entry.baseline:
                 entry.own, entry.own_ratio = True, min(1.0, 1 / found.ratio)
                 entry.reset_hotness()

@@ -173,11 +173,11 @@ class InferenceSession:
         """One call of the model, all inputs in order: the only place that runs it."""
         if not torch.is_grad_enabled():
             return self._engine.serve(args, {})
-        _set_grad_enabled(False)  # what `torch.no_grad()` does, without its Python
+        _set_grad_enabled(False)  # noqa: FBT003 - what `torch.no_grad()` does, without its Python
         try:
             return self._engine.serve(args, {})
         finally:
-            _set_grad_enabled(True)
+            _set_grad_enabled(True)  # noqa: FBT003
 
     def _serve_with(self, args: tuple[Value, ...], overrides: Mapping[str, Value]) -> tuple[Value, ...]:
         """The rare call that replaces an initializer: always by the model's own definition."""
@@ -299,9 +299,10 @@ class InferenceSession:
                                  hint="read explain() and stats()")
         return ""
 
-    def explain(self, full: bool = False) -> Explanation:
+    def explain(self, *, full: bool = False) -> Explanation:
         """What runs now and why, in about ten lines; with `full` partitions, kernels and every decision behind them."""
-        return explain_engine(self._engine, dict(self._fallbacks()), self._module.unprepared, full, self._module.callers)
+        module = self._module
+        return explain_engine(self._engine, dict(self._fallbacks()), module.unprepared, full=full, callers=module.callers)
 
     def plans(self) -> tuple[ServedPlan, ...]:
         """What serves now, as values: plans, their kernels, each kernel's code, cost and measurements."""

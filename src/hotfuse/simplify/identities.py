@@ -50,7 +50,7 @@ def _always(_node: Node, _x: Value, _context: Context) -> bool:
 
 def _stays(node: Node, _x: Value, _context: Context) -> bool:
     """`to` gives its input back unless a copy or a memory format is asked for; dtype and device are in the type."""
-    return argument(node, "copy", False) is False and _keeps_format(node)
+    return argument(node, "copy", default=False) is False and _keeps_format(node)
 
 
 def _needless_copy(node: Node, x: Value, context: Context) -> bool:

@@ -41,7 +41,7 @@ def conditions(graph: Graph) -> tuple[int, ...]:
     return tuple(i for i, n in enumerate(graph.nodes) if n.op == IF and isinstance(n.args[0], Value))
 
 
-def speculate(graph: Graph, at: int, outcome: bool) -> Speculation:
+def speculate(graph: Graph, at: int, *, outcome: bool) -> Speculation:
     """Bet that the `if` at node `at` goes one way."""
     node = graph.nodes[at]
     condition = node.args[0]
@@ -55,7 +55,7 @@ def speculate(graph: Graph, at: int, outcome: bool) -> Speculation:
         known = ()
     rest = tuple(n for i, n in enumerate(graph.nodes) if i not in set(needed))
     cold = _closed(replace(graph, name=f"{graph.name}.otherwise", inputs=(*graph.inputs, *known), nodes=rest))
-    hot = _closed(_inlined(replace(cold, name=f"{graph.name}.{'then' if outcome else 'else'}"), rest.index(node), outcome))
+    hot = _closed(_inlined(replace(cold, name=f"{graph.name}.{'then' if outcome else 'else'}"), rest.index(node), outcome=outcome))
     if known and not any(v in _read(hot) for v in known):
         hot = replace(hot, inputs=graph.inputs)
     position = next(i for i, v in enumerate(output_values(prefix)) if v.name == condition.name)
@@ -85,7 +85,7 @@ def _closed(graph: Graph) -> Graph:
     return replace(graph, params=tuple(p for p in graph.params if p.value.name in used))
 
 
-def _inlined(graph: Graph, at: int, outcome: bool) -> Graph:
+def _inlined(graph: Graph, at: int, *, outcome: bool) -> Graph:
     """The graph with a branch in place of its `if`."""
     node = graph.nodes[at]
     branch = node.graphs[0 if outcome else 1]

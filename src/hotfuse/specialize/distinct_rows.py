@@ -73,7 +73,7 @@ class _BatchDemands(RowDemands):
     """Every output is wanted by rows of the batch, and so is all that they are made of."""
 
     def __init__(self, graph: Graph, batch: Dim) -> None:
-        super().__init__(graph, MaskInput("", False, True, 1, batch), {}, {}, False)
+        super().__init__(graph, MaskInput("", dead=False, live=True, sequences=1, rows=batch), {}, {}, ignore_outputs=False)
 
     def run(self) -> None:
         """Go through the graph, backwards."""

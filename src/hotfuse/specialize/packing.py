@@ -77,15 +77,15 @@ class Packing:
     """Inputs that are looked up in tables of so many rows: dead rows are not, and what is no index has to be said all the same."""
 
 
-def packed_graph(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor], ignore_outputs: bool = False) -> Packing:
+def packed_graph(graph: Graph, mask: MaskInput, weights: Mapping[str, torch.Tensor], *, ignore_outputs: bool = False) -> Packing:
     """The graph on live rows; raises CannotPack where no product gets smaller. With `ignore_outputs`, those are 0 at dead rows."""
     if any(n.kind is not Kind.OPERATOR or is_mutating(n.op) or _draws(n) for n in graph.nodes):
         raise CannotPack("it has branches, loops or ops that are not pure")
     facts, ordered = mask_facts(graph, mask, weights), ordered_facts(graph, mask, weights)
-    demands = RowDemands(graph, mask, facts, ordered, ignore_outputs)
+    demands = RowDemands(graph, mask, facts, ordered, ignore_outputs=ignore_outputs)
     demands.run()
     if not demands.products:
-        raise CannotPack(demands.reason(), bool(demands.attends))
+        raise CannotPack(demands.reason(), hides_keys=bool(demands.attends))
     return _PackedWriter(demands).run()
 
 
@@ -116,7 +116,7 @@ class _PackedWriter(RowsWriter):
                     self.rows_of(node)
                     self._unpack(node.outs[0], self.demands.rows[node.outs[0].name], fact.dead.item(), node.outs[0])
                 case RowMode.ATTENDS | RowMode.ASKED as mode:
-                    self._attend(node, self.demands.attends[i], mode is RowMode.ASKED)
+                    self._attend(node, self.demands.attends[i], asked=mode is RowMode.ASKED)
                 case RowMode.PICKS:
                     self._pick(node)
                 case None:  # nobody reads it, or it is a size
@@ -212,7 +212,7 @@ class _PackedWriter(RowsWriter):
 
     # Attention, and the way back
 
-    def _attend(self, node: Node, how: MaskedAttention, asked: bool) -> None:
+    def _attend(self, node: Node, how: MaskedAttention, *, asked: bool) -> None:
         dtype = self._type(how.q).dtype
         heads, width = shape_of(how.q)[1], shape_of(how.v)[3]
         t: Dim = self.mask.sequences if asked else self.live_rows

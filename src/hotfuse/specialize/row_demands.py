@@ -38,7 +38,7 @@ _KEYS = RowPlaces(AxisIndex(0), AxisIndex(3))
 class CannotPack(Exception):
     """Why a graph stays padded."""
 
-    def __init__(self, why: str, hides_keys: bool = True) -> None:
+    def __init__(self, why: str, *, hides_keys: bool = True) -> None:
         super().__init__(why)
         self.hides_keys = hides_keys
         """Whether the mask hides keys of an attention at all."""
@@ -84,7 +84,8 @@ class RowDemands:
     """Which values are wanted whole, and of which live rows suffice; and how each node gives that."""
 
     def __init__(
-        self, graph: Graph, mask: MaskInput, facts: Mapping[str, MaskFact], ordered: Mapping[str, OrderedFact], ignore_outputs: bool
+        self, graph: Graph, mask: MaskInput, facts: Mapping[str, MaskFact], ordered: Mapping[str, OrderedFact], *,
+        ignore_outputs: bool,
     ) -> None:
         self.graph, self.mask, self.facts, self.ordered, self.ignore_outputs = graph, mask, facts, ordered, ignore_outputs
         self._maker = makers(graph)
@@ -139,7 +140,7 @@ class RowDemands:
     def _mode(self, i: int, node: Node) -> RowMode:
         asked = {self.rows[v.name] for v in node.outs if v.name in self.rows}
         wanted_whole = any(v.name in self.whole for v in node.outs)
-        if i in self.attends and (mode := self._attending(self.attends[i], node, asked, wanted_whole)) is not None:
+        if i in self.attends and (mode := self._attending(self.attends[i], node, asked, wanted_whole=wanted_whole)) is not None:
             return mode
         if not wanted_whole and len(asked) == 1:
             return RowMode.ROWS if self._by_rows(node, next(iter(asked))) else RowMode.WHOLE
@@ -231,11 +232,13 @@ class RowDemands:
                 if made is not None:
                     found[i] = made
         for w in written(self.graph):
-            causal = self._hides(w.mask, w.hides, w.q, w.v)
+            causal = self._hides(w.mask, inverted=w.hides, q=w.q, v=w.v)
             if causal is None and not w.hides and (bias := self._biased(w.mask, w.q, w.v)) is not None:
-                found[w.nodes[-1]] = MaskedAttention(w.q, w.k, w.v, True, w.scale, w.nodes[:-1], bias=bias)
+                found[w.nodes[-1]] = MaskedAttention(w.q, w.k, w.v, turned=True, scale=w.scale, absorbed=w.nodes[:-1], bias=bias)
             if causal is not None:
-                found[w.nodes[-1]] = MaskedAttention(w.q, w.k, w.v, True, w.scale, w.nodes[:-1], causal, w.empty_is_nan)
+                found[w.nodes[-1]] = MaskedAttention(
+                    w.q, w.k, w.v, turned=True, scale=w.scale, absorbed=w.nodes[:-1], causal=causal, empty_is_nan=w.empty_is_nan
+                )
         return found
 
     def _fused(self, node: Node) -> MaskedAttention | None:
@@ -243,17 +246,17 @@ class RowDemands:
         mask, scale = argument(node, "attn_mask"), argument(node, "scale")
         if not isinstance(q, Value) or not isinstance(k, Value) or not isinstance(v, Value) or not isinstance(mask, Value):
             return None
-        if argument(node, "is_causal", False) is not False:
+        if argument(node, "is_causal", default=False) is not False:
             return None
         if argument(node, "dropout_p", 0.0) not in (0, 0.0) or not (scale is None or isinstance(scale, int | float)):
             return None
-        causal, factor = self._hides(mask, False, q, v), None if scale is None else float(scale)
+        causal, factor = self._hides(mask, inverted=False, q=q, v=v), None if scale is None else float(scale)
         if causal is None:
             bias = self._biased(mask, q, v)
-            return None if bias is None else MaskedAttention(q, k, v, False, factor, (), bias=bias)
-        return MaskedAttention(q, k, v, False, factor, (), causal)
+            return None if bias is None else MaskedAttention(q, k, v, turned=False, scale=factor, absorbed=(), bias=bias)
+        return MaskedAttention(q, k, v, turned=False, scale=factor, absorbed=(), causal=causal)
 
-    def _hides(self, mask: Value | None, inverted: bool, q: Value, v: Value) -> bool | None:
+    def _hides(self, mask: Value | None, *, inverted: bool, q: Value, v: Value) -> bool | None:
         """Whether a mask hides keys ahead of a query besides dead ones; None where it does not hide these, or others too."""
         if mask is None or len(shape_of(q)) != 4 or len(shape_of(mask)) != 4:
             return None
@@ -261,12 +264,12 @@ class RowDemands:
             return None
         fact, order = self.facts.get(mask.name), self.ordered.get(mask.name)
         if fact is not None and fact.live is not None and fact.places == _KEYS:
-            return False if _hidden((fact.dead,), fact.live, inverted) else None
+            return False if _hidden((fact.dead,), fact.live, inverted=inverted) else None
         if order is None or order.seen.live is None or order.seen.places != _KEYS or order.ahead.live is None:
             return None
         if order.axes != (2, 3) or shape_of(q)[2] != self.mask.rows:
             return None
-        return True if _hidden((order.seen.dead, order.ahead.dead, order.ahead.live), order.seen.live, inverted) else None
+        return True if _hidden((order.seen.dead, order.ahead.dead, order.ahead.live), order.seen.live, inverted=inverted) else None
 
     def _biased(self, mask: Value | None, q: Value, v: Value) -> Value | None:
         """What a mask of floats adds to scores where it hides no dead key, if that is alike for all sequences; on CPUs."""
@@ -308,7 +311,7 @@ class RowDemands:
             return fact.places == _KEYS and fact.live is not None and bool(fact.live) and not bool(fact.dead) and number <= LOWEST
         return hidden.places == _KEYS and hidden.live is not None and hidden.live.item() == 0 and hidden.dead.item() <= LOWEST
 
-    def _attending(self, how: MaskedAttention, node: Node, asked: set[RowPlaces], wanted_whole: bool) -> RowMode | None:
+    def _attending(self, how: MaskedAttention, node: Node, asked: set[RowPlaces], *, wanted_whole: bool) -> RowMode | None:
         of_queries = RowPlaces(AxisIndex(0), AxisIndex(2))
         of_keys = RowPlaces(AxisIndex(0), AxisIndex(3)) if how.turned else of_queries
         if not wanted_whole and asked == {of_queries} and shape_of(how.q)[2] == self.mask.rows:
@@ -351,7 +354,7 @@ class RowDemands:
         return found
 
 
-def _hidden(hidden: tuple[Number, ...], shown: Number, inverted: bool) -> bool:
+def _hidden(hidden: tuple[Number, ...], shown: Number, *, inverted: bool) -> bool:
     """Whether a mask of these numbers hides keys, beside others that it shows."""
     live = shown.item()
     if isinstance(live, bool):

@@ -104,6 +104,6 @@ def sizes_key(sizes: tuple[int, ...]) -> AttemptKey:
     return AttemptKey(SIZES, "x".join(map(str, sizes)))
 
 
-def branch_key(condition: str, outcome: bool) -> AttemptKey:
+def branch_key(condition: str, *, outcome: bool) -> AttemptKey:
     """What a try at a bet on a condition is known by."""
     return AttemptKey(BRANCH, f"{condition} is {str(outcome).lower()}")

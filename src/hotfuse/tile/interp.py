@@ -105,7 +105,7 @@ class _Races:
         self.through.append(False)
         return len(self.parent) - 1
 
-    def touch(self, place: TileRegion, spots: tuple[Array, ...] | None, writes: bool) -> None:
+    def touch(self, place: TileRegion, spots: tuple[Array, ...] | None, *, writes: bool) -> None:
         if place.name not in self.writer:
             self.writer[place.name] = np.zeros(place.view.shape, np.int64)
             self.reader[place.name] = np.zeros(place.view.shape, np.int64)
@@ -241,7 +241,7 @@ class _Run:
             spots = None
             if instr.op in ("gather", "scatter"):
                 spots = place.scattered(int(dict(instr.attrs)["dim"]), args[1])  # type: ignore[arg-type]
-            self.races.touch(place, spots, at == 0 and instr.op in _WRITES)
+            self.races.touch(place, spots, writes=at == 0 and instr.op in _WRITES)
 
     def operand(self, arg: Operand, shape: tuple[int, ...]) -> Any:
         match arg:

@@ -75,11 +75,11 @@ def view_of(t: torch.Tensor, keep: int = 1, most: int = MAX_ELEMENTS_LOOKED_AT) 
             t = _part(t, most).contiguous().resolve_neg()
             numel = t.numel()
         else:
-            return _thinned(t, *found, most, copied)
+            return _thinned(t, *found, most, copied=copied)
     cols = 1
     for n in t.shape[max(0, t.dim() - keep) :]:
         cols *= n
-    return _thinned(t, numel // cols if cols else 0, cols, cols, most, copied)
+    return _thinned(t, numel // cols if cols else 0, cols, cols, most, copied=copied)
 
 
 def _part(t: torch.Tensor, most: int) -> torch.Tensor:
@@ -115,12 +115,12 @@ def _rows(t: torch.Tensor) -> tuple[int, int, int] | None:
     return rows, cols, pitch
 
 
-def _thinned(t: torch.Tensor, rows: int, cols: int, pitch: int, most: int, copied: bool) -> RowsView:
+def _thinned(t: torch.Tensor, rows: int, cols: int, pitch: int, most: int, *, copied: bool) -> RowsView:
     if rows * cols <= most:
-        return RowsView(t, rows, cols, pitch, False, copied)
+        return RowsView(t, rows, cols, pitch, partial=False, copied=copied)
     cols = min(cols, most)
     every = -(-rows * cols // most)
-    return RowsView(t, -(-rows // every), cols, pitch * every, True, copied)
+    return RowsView(t, -(-rows // every), cols, pitch * every, partial=True, copied=copied)
 
 
 class Probes:

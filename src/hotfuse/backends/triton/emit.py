@@ -168,7 +168,7 @@ class _KernelWriter:
         far = max(sizes, default=0) >= _FAR or self.programs >= _FAR
         self.bulk = self.bulk and not far
         if self.turns:
-            self.in_turns(far)
+            self.in_turns(far=far)
         else:
             self.line(f"pid = tl.program_id(0){'.to(tl.int64)' if far else ''}")
         begin = 0
@@ -196,7 +196,7 @@ class _KernelWriter:
 
     # -- structure
 
-    def in_turns(self, far: bool) -> None:
+    def in_turns(self, *, far: bool) -> None:
         """What comes before the loops over tiles."""
         if far or self.split > 1 or self.programs <= self.turns:
             raise CannotLower(f"{self.programs} programs are not worth {self.turns} that take turns")

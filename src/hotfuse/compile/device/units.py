@@ -144,7 +144,7 @@ def _unit(graph: Graph, strides: Strides, target: GpuTarget, share: slice, *, tf
     codes: list[bytes] = []
     because = ""
     try:
-        tilings = gpu_tilings(graph, target.bulk)[share]
+        tilings = gpu_tilings(graph, bulk=target.bulk)[share]
     except HotfuseError as e:
         return {"ok": True, "kernels": [], "because": e.because or e.what}, []
     for tiling in tilings:

@@ -352,7 +352,7 @@ def _sizes(graph: Graph, state: RunState, given: list[Value], wanted: set[str]) 
     for name in sorted(wanted):
         if name in state.strided:
             at, dim = state.strided[name]
-            found.append(SizeSpec(name, at, True, dim))
+            found.append(SizeSpec(name, at, stride=True, dim=dim))
             continue
         place = _shown(given, name)
         if place is None:
@@ -362,7 +362,7 @@ def _sizes(graph: Graph, state: RunState, given: list[Value], wanted: set[str]) 
             given.append(source)
             place = _shown(given, name)
         assert place is not None
-        found.append(SizeSpec(name, place[0], False, place[1]))
+        found.append(SizeSpec(name, place[0], stride=False, dim=place[1]))
     return tuple(found)
 
 

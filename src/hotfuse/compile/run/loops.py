@@ -85,7 +85,7 @@ class LoopPlanner(RunPlanner):
             states.append(root)
         first = form.counted + len(form.carried)
         for k, (x, inner) in enumerate(zip(form.scanned, own[first:], strict=True)):
-            lies[inner.name] = self._slice(scope, x, inner, form.in_axes[k], form.in_reverse[k], var, length)
+            lies[inner.name] = self._slice(scope, x, inner, form.in_axes[k], reverse=form.in_reverse[k], var=var, length=length)
         stacks = [self._stack(out, axis, length) for out, axis in zip(node.outs[len(states) :], form.out_axes, strict=True)]
         before = self.state
         self.state = before.copy()
@@ -142,13 +142,13 @@ class LoopPlanner(RunPlanner):
         lies[v.name] = Lies(root, 0, strides)
         return Pointer(root)
 
-    def _slice(self, scope: GraphScope, x: Value, inner: Value, axis: int, reverse: bool, var: str, length: Dim | None) -> Lies:
+    def _slice(self, scope: GraphScope, x: Value, inner: Value, axis: int, *, reverse: bool, var: str, length: Dim | None) -> Lies:
         t = tensor_of(x)
         if length is None or not same(t.shape[axis], length):
             raise CannotLower("scanned values of different lengths")
         alike(Value(x.name, replace(t, shape=_without(t.shape, axis), layout=Layout())), inner)
         at = self._where(scope, x.name)
-        offset = add(at.offset, mul(_turn(var, length, reverse), at.strides[axis]))
+        offset = add(at.offset, mul(_turn(var, length, reverse=reverse), at.strides[axis]))
         return Lies(at.root, offset, _without(at.strides, axis))
 
     # -- the body
@@ -175,7 +175,7 @@ class LoopPlanner(RunPlanner):
             t, length = tensor_of(v), stack.length
             alike(v, Value(v.name, replace(stack.type, shape=stack.type.shape[1:])))
             copy = self._copy(self._where(scope, v.name), t, Layout(), stack.root)
-            offset = mul(_turn(var, length, form.out_reverse[k]), product(t.shape))
+            offset = mul(_turn(var, length, reverse=form.out_reverse[k]), product(t.shape))
             steps += [*copy[:-1], _moved(copy[-1], stack.root, offset)]
         return [*steps, *late], again
 
@@ -233,7 +233,7 @@ class _Stack:
     length: Dim
 
 
-def _turn(var: str, length: Dim, reverse: bool) -> Dim:
+def _turn(var: str, length: Dim, *, reverse: bool) -> Dim:
     """Which slice an iteration takes."""
     return expr("+", length, -1, expr("*", -1, sym(var))) if reverse else sym(var)
 

@@ -181,7 +181,7 @@ _caches: OrderedDict[tuple[Precision, bool, int, str], KernelCache] = OrderedDic
 MAX_CACHES = 8
 
 
-def kernel_cache(lean: bool | None = None) -> KernelCache:
+def kernel_cache(*, lean: bool | None = None) -> KernelCache:
     """This process's, for what the request in hand wants, or for weights that may or must not grow."""
     own = asked()
     wants = (own.precision, own.lean if lean is None else lean, own.threads, own.backend)

@@ -101,7 +101,7 @@ class ForkedWorker(Worker):
     forked = True
 
     def __init__(self, memory: int = 0, before_hello: Callable[[], None] | None = None, level: int = LOWEST,
-                 whole: bool = True) -> None:
+                 *, whole: bool = True) -> None:
         """`whole`: one that will get requests of every kind. `before_hello` is for tests: run in the child before its hello."""
         requests_out, requests_in = os.pipe()
         answers_out, answers_in = os.pipe()
@@ -112,7 +112,7 @@ class ForkedWorker(Worker):
         try:
             pid = _fork()
             if pid == 0:
-                _child(parent, requests_out, answers_in, log.fileno(), memory, before_hello, level, whole)
+                _child(parent, requests_out, answers_in, log.fileno(), memory, before_hello, level, whole=whole)
         except OSError as e:
             for end in (requests_out, requests_in, answers_out, answers_in):
                 os.close(end)
@@ -195,7 +195,7 @@ def _fork() -> int:
 
 def _child(
     parent: int, requests_in: int, answers_out: int, log: int, memory: int, before_hello: Callable[[], None] | None, level: int,
-    whole: bool,
+    *, whole: bool,
 ) -> NoReturn:  # fmt: skip
     """Everything a forked worker ever does: nothing of the server's runs behind it, neither code nor exit handlers."""
     status = 1
@@ -210,7 +210,7 @@ def _child(
         inherited = int(worker.usage()["peak_rss"])
         out = os.fdopen(answers, "wb")
         wire.send(out, {"pid": os.getpid()})
-        _begin(level, whole)
+        _begin(level, whole=whole)
         worker.bound_memory(memory)
         worker.collect_rarely()
         worker.serve(os.fdopen(0, "rb", closefd=False), out, inherited)
@@ -221,7 +221,7 @@ def _child(
         os._exit(status)
 
 
-def _begin(level: int, whole: bool) -> None:
+def _begin(level: int, *, whole: bool) -> None:
     """Import what requests take, and only then step back: at the lowest priority a second of imports takes ten on a busy machine,
     while whoever waits for the first plan waits for them.
     """

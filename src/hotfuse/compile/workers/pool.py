@@ -289,7 +289,7 @@ class Pool:
                 paused = self._governor.step(now - last, used, load, gain, traffic, unused)
                 self._govern(now)
                 for s in busy:
-                    s.prioritize(behind > 0)
+                    s.prioritize(waited_for=behind > 0)
                     s.hold(paused)
                 if (was and not paused) or self._governor.abreast(self.size) > abreast:
                     self._changed.notify_all()

@@ -72,7 +72,7 @@ class LoadMeter:
 
     def __init__(
         self, stat: Path = Path("/proc/stat"), clock: Callable[[], float] = time.monotonic, cores: frozenset[int] | None = None,
-        niced: bool = False,
+        *, niced: bool = False,
     ) -> None:  # fmt: skip
         self._stat = stat
         self._clock = clock

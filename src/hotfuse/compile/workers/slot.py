@@ -245,7 +245,7 @@ class WorkerSlot:
         if self.worker is not None and self.worker.paused is not paused:
             (self.worker.pause if paused else self.worker.resume)()
 
-    def prioritize(self, waited_for: bool = False) -> None:
+    def prioritize(self, *, waited_for: bool = False) -> None:
         """Give the worker the priority it needs, for its own request or for a valuable one that waits behind it.
 
         Where a priority may not be raised, a worker that begins with it is asked the same.

@@ -33,7 +33,7 @@ def bind(node: OnnxNode, opset: int, programs: Sequence[Program], attrs: Mapping
     n_in, n_out = len(node.inputs), len(node.outputs)
     match node.op:
         case "If":
-            _want(node, n_in == 1 and all(len(p.out_slots) >= n_out for p in programs))
+            _want(node, holds=n_in == 1 and all(len(p.out_slots) >= n_out for p in programs))
             then, else_ = programs
             return lambda cond, *captures: run_if(cond, then, else_, captures)
         case "Loop":
@@ -42,11 +42,11 @@ def bind(node: OnnxNode, opset: int, programs: Sequence[Program], attrs: Mapping
             return _scan8(node, programs[0], attrs) if opset < 9 else _scan(node, programs[0], attrs)
         case _:
             body = programs[0]
-            _want(node, n_in >= 1 and len(body.out_slots) == n_out)
+            _want(node, holds=n_in >= 1 and len(body.out_slots) == n_out)
             return lambda *args: run_map(args[:n_in], body, n_out, args[n_in:])
 
 
-def _want(node: OnnxNode, holds: bool) -> None:
+def _want(node: OnnxNode, *, holds: bool) -> None:
     if not holds:
         raise ModelError(
             f"node {node.title!r} ({node.op}) does not fit its graph", because="inputs or outputs differ in number"
@@ -70,7 +70,7 @@ def _loop(node: OnnxNode, body: Program) -> Callable[..., Any]:
     stacked = stacked_of(body, 1 + n)
     missing = 2 - len(node.inputs)
     n_ports = len(body.in_slots) - len(body.captures)
-    _want(node, n_ports == 2 + n and len(node.outputs) <= n + len(stacked))
+    _want(node, holds=n_ports == 2 + n and len(node.outputs) <= n + len(stacked))
 
     def loop(*args: Any) -> tuple[Any, ...]:
         if missing > 0:
@@ -93,7 +93,7 @@ def _scan(node: OnnxNode, body: Program, attrs: Mapping[str, Any]) -> Callable[.
     n_scan = int(attrs.get("num_scan_inputs", 0))
     n_in = len(node.inputs)
     n = n_in - n_scan
-    _want(node, n_scan >= 1 and n >= 0 and len(body.in_slots) - len(body.captures) == n_in)
+    _want(node, holds=n_scan >= 1 and n >= 0 and len(body.in_slots) - len(body.captures) == n_in)
     stacked = stacked_of(body, n)
     axes = scan_axes(attrs, n_scan, len(stacked))
     return lambda *args: run_scan(args[:n], args[n:n_in], body, axes, args[n_in:], stacked)
@@ -104,7 +104,7 @@ def _scan8(node: OnnxNode, body: Program, attrs: Mapping[str, Any]) -> Callable[
     n_scan = int(attrs.get("num_scan_inputs", 0))
     n_in = len(node.inputs)
     n = n_in - 1 - n_scan
-    _want(node, n_scan >= 1 and n >= 0 and len(body.in_slots) - len(body.captures) == n_in - 1)
+    _want(node, holds=n_scan >= 1 and n >= 0 and len(body.in_slots) - len(body.captures) == n_in - 1)
     stacked = stacked_of(body, n)
     axes = scan_axes(attrs, n_scan, len(stacked), v8=True)
 

@@ -117,7 +117,7 @@ def _affine(step: ProgramStep, read: int, constants: Sequence[Any], dims: int) -
         return of_norm(constants[1:], float(step.attrs.get("epsilon", 1e-5)))
     if op not in ("Add", "Sub", "Mul", "Div") or step.attrs or len(constants) != 2:
         return None
-    return of_arithmetic(op.lower(), constants[1 if first else 0], first, dims)
+    return of_arithmetic(op.lower(), constants[1 if first else 0], first=first, dims=dims)
 
 
 def _conv(chain: Chain, steps: Sequence[ProgramStep], known: set[int], env: Sequence[Value]) -> FoldedConv:

@@ -28,7 +28,7 @@ def ceil_div(a: Any, b: Any) -> Any:
     return -((-a) // b)
 
 
-def same_pads(total: Any, lower: bool) -> tuple[Any, Any]:
+def same_pads(total: Any, *, lower: bool) -> tuple[Any, Any]:
     """Split padding in two; the odd one goes to the start for SAME_LOWER, else to the end."""
     small = total // 2
     return (total - small, small) if lower else (small, total - small)
@@ -52,7 +52,7 @@ def window_pads(
             reach = (k - 1) * d + 1
             # with stride 1 the padding does not depend on the size, which keeps it a plain number
             total = reach - 1 if s == 1 else torch.sym_max((ceil_div(size, s) - 1) * s + reach - size, 0)
-            out.append(same_pads(total, auto_pad == "SAME_LOWER"))
+            out.append(same_pads(total, lower=auto_pad == "SAME_LOWER"))
         return out
     if auto_pad not in ("NOTSET", ""):
         raise ModelError(f"auto_pad is {auto_pad!r}", because="ONNX knows NOTSET, SAME_UPPER, SAME_LOWER and VALID")
@@ -74,7 +74,7 @@ def pad_spatial(x: Tensor, pads: Pads, value: float = 0.0) -> Tensor:
     return F.pad(x, flat, value=value)
 
 
-def pooled_size(size: Any, pads: tuple[Any, Any], k: int, stride: int, dilation: int, ceil: bool) -> Any:
+def pooled_size(size: Any, pads: tuple[Any, Any], k: int, stride: int, dilation: int, *, ceil: bool) -> Any:
     """How many windows fit; rounding up never makes one that starts in the padding at the end."""
     room = size + pads[0] + pads[1] - ((k - 1) * dilation + 1)
     if not ceil:

@@ -73,7 +73,7 @@ class ColumnTrace:
 class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
     """A column's number in one row, under construction."""
 
-    def __init__(self, trace: ColumnTrace, name: str, truth: bool = False) -> None:
+    def __init__(self, trace: ColumnTrace, name: str, *, truth: bool = False) -> None:
         self.trace, self.name, self.truth = trace, name, truth
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Symbol:
@@ -85,7 +85,7 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
             return Symbol(t, t.line(f"{_BINARY[ufunc]} double {a}, {b}"))
         if ufunc in _COMPARED:
             a, b = map(t.number, inputs)
-            return Symbol(t, t.line(f"fcmp {_COMPARED[ufunc]} double {a}, {b}"), True)
+            return Symbol(t, t.line(f"fcmp {_COMPARED[ufunc]} double {a}, {b}"), truth=True)
         if ufunc in _CHOSEN:
             a, b = map(t.number, inputs)
             first = t.line(f"fcmp {_CHOSEN[ufunc]} double {a}, {b}")
@@ -98,9 +98,9 @@ class Symbol(np.lib.mixins.NDArrayOperatorsMixin):
             return Symbol(t, found)
         if ufunc in _LOGIC:
             a, b = map(t.truth, inputs)
-            return Symbol(t, t.line(f"{_LOGIC[ufunc]} i1 {a}, {b}"), True)
+            return Symbol(t, t.line(f"{_LOGIC[ufunc]} i1 {a}, {b}"), truth=True)
         if ufunc is np.invert:
-            return Symbol(t, t.line(f"xor i1 {t.truth(inputs[0])}, true"), True)
+            return Symbol(t, t.line(f"xor i1 {t.truth(inputs[0])}, true"), truth=True)
         raise InternalError(f"formulas do without {ufunc.__name__}")
 
     def __array_function__(self, func: Any, types: Any, args: Sequence[Any], options: Any) -> Symbol:

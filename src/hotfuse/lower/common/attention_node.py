@@ -55,7 +55,7 @@ def attention_node(graph: Graph) -> AttentionNode:
         raise CannotLower("attention whose operands are not tensors", where=where)
     if not (mask is None or isinstance(mask, Value)):
         raise CannotLower("attention whose mask is not a tensor", where=where)
-    causal, grouped = (bool(argument(node, n, False)) for n in ("is_causal", "enable_gqa"))
+    causal, grouped = (bool(argument(node, n, default=False)) for n in ("is_causal", "enable_gqa"))
     return AttentionNode(node, q, k, v, turned=False, scale=None if scale is None else float(scale), mask=mask,
                   causal=causal, grouped=grouped)  # fmt: skip
 

@@ -150,7 +150,7 @@ class KernelBuffers:
             t = tensor_type(value)
             buffer = self.builder.shared(value.name, t.dtype, (product(t.shape),), (1,))
             layout = Layout() if t.layout.strided else t.layout
-            made = BufferView(buffer, dense_strides(t.shape, layout), True)
+            made = BufferView(buffer, dense_strides(t.shape, layout), flat=True)
             self.places[value.name] = self.places[f"{value.name} "] = made
 
     def _made(self, value: Value, kind: BufferKind, role: BufferRole) -> BufferView:
@@ -160,13 +160,13 @@ class KernelBuffers:
         if strided and known is None:
             strides = tuple(self._stride(value, d, n) for d, n in enumerate(t.shape))
             buffer = self.builder.buffer(value.name, kind, t.dtype, t.shape, strides)
-            made = BufferView(buffer, strides, False)
+            made = BufferView(buffer, strides, flat=False)
         elif known is not None and role is not BufferRole.OUTPUT:
-            made = BufferView(self.builder.buffer(value.name, kind, t.dtype, t.shape, known), known, False)
+            made = BufferView(self.builder.buffer(value.name, kind, t.dtype, t.shape, known), known, flat=False)
         else:
             layout = Layout() if t.layout.strided else t.layout
             buffer = self.builder.buffer(value.name, kind, t.dtype, (product(t.shape),), (1,))
-            made = BufferView(buffer, dense_strides(t.shape, layout), True)
+            made = BufferView(buffer, dense_strides(t.shape, layout), flat=True)
         self.arguments.append(BufferArgument(made.buffer.name, role, value.name))
         return made
 

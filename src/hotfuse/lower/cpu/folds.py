@@ -30,7 +30,7 @@ _ACROSS = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "max", "min": "mi
 _NO_INDEX = np.iinfo(np.int64).max
 
 
-def _limit(dtype: DType, low: bool) -> float:
+def _limit(dtype: DType, *, low: bool) -> float:
     if dtype in FLOATS:
         return -math.inf if low else math.inf
     return int(np.iinfo(NUMPY[dtype]).min if low else np.iinfo(NUMPY[dtype]).max)
@@ -48,7 +48,7 @@ def _neutral(function: str, dtype: DType) -> float:
         case "prod" | "all":
             return 1
         case "max" | "argmax" | "min" | "argmin" | "top":
-            return _limit(dtype, not function.endswith("min"))
+            return _limit(dtype, low=not function.endswith("min"))
         case _:
             raise CannotLower(f"there is no reduction {function}")
 

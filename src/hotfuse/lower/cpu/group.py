@@ -115,7 +115,7 @@ class _Nest:
     extras: dict[tuple[str, ...], tuple[int, ...]] = field(default_factory=dict[tuple[str, ...], tuple[int, ...]])
 
 
-def _around(reduction: Node, outputs: list[Value], scalar: bool) -> _Nest:
+def _around(reduction: Node, outputs: list[Value], *, scalar: bool) -> _Nest:
     """Loops around what is reduced."""
     (value,), dims = reduction.ins, reduction.attr("dims")
     kept = frozenset(d for d in range(len(shape_of(value))) if not isinstance(dims, tuple) or d not in dims)
@@ -165,14 +165,14 @@ class _Kernel:
             for v in stage:
                 memory.aside(v)
             self.definitions = Definitions(self.graph, stored, (v.name for v in stage))
-            done = self._stage(stage, scalar, memory, nests)
+            done = self._stage(stage, scalar=scalar, memory=memory, nests=nests)
             waiting = [v for v in waiting if v not in done]
             stored += [v.name for v in done]
         self.definitions = Definitions(self.graph, stored)
         left = [v for v in self.outputs if v.name not in stored]
         reductions = [n for n in self.graph.nodes if n.op.startswith("lower.reduce.") and n.outs[0].name not in stored]
         if around == "reduction" and reductions:
-            left = self._nest(_around(reductions[0], left, scalar), memory, nests)
+            left = self._nest(_around(reductions[0], left, scalar=scalar), memory, nests)
         while left:
             root = max(left, key=lambda v: len(shape_of(v)))
             left = self._nest(_Nest(root, left, None, scalar), memory, nests)
@@ -181,12 +181,12 @@ class _Kernel:
         return memory.finish(memory.builder.finish())
 
     def _stage(
-        self, stage: list[Value], scalar: bool, memory: KernelBuffers, nests: list[tuple[NestPlan, Definitions]]
+        self, stage: list[Value], *, scalar: bool, memory: KernelBuffers, nests: list[tuple[NestPlan, Definitions]]
     ) -> list[Value]:
         """The nest of what is stored next; gives what it stores."""
         node, _ = self.definitions.nodes[stage[0].name]
         if node.op.startswith("lower.reduce."):
-            left = self._nest(_around(node, stage, scalar), memory, nests)
+            left = self._nest(_around(node, stage, scalar=scalar), memory, nests)
         else:
             left = self._nest(_Nest(stage[0], stage[:1], None, scalar), memory, nests)
         return [v for v in stage if v not in left]

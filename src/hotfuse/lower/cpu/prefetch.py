@@ -68,7 +68,7 @@ def _pass(kernel: Kernel, row: str, loop: Loop, pred: Dim, seen: set[str]) -> Lo
         buffer = kernel.buffer(access.buffer)
         if buffer.kind in _GIVEN and buffer.name not in seen and _walks(access, row, loop):
             seen.add(buffer.name)
-            hints += _lines(access, buffer, row, loop.step, instr.op == "store")
+            hints += _lines(access, buffer, row, loop.step, write=instr.op == "store")
     return replace(loop, body=(*guarded(pred, hints), *loop.body)) if hints else loop
 
 
@@ -78,7 +78,7 @@ def _walks(access: TileAccess, row: str, loop: Loop) -> bool:
     return {row, loop.var} <= named and access.axes == (len(access.index) - 1,) and access.step in ((), (1,))
 
 
-def _lines(access: TileAccess, buffer: Buffer, row: str, elements: int, write: bool) -> Iterator[Instr]:
+def _lines(access: TileAccess, buffer: Buffer, row: str, elements: int, *, write: bool) -> Iterator[Instr]:
     """Hints for the lines of so many elements at the same place of the next row."""
     *outer, last = (substitute(d, {row: expr("+", sym(row), 1)}) for d in access.index)
     for n in range(0, elements, max(1, LINE_BYTES * 8 // bits(buffer.dtype))):

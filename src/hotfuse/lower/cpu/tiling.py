@@ -112,7 +112,7 @@ def choose(core: Core, m: Dim, ns: Sequence[int], k: int, *, together: bool = Fa
         why += f"; all {m} rows in one tile"
     # Code for all heights is long: there, a shorter inner loop costs nothing measurable and halves the compile time.
     unroll = 4 if isinstance(m, int) else 2
-    return GemmTiling(core.lanes, core.registers, vectors, mr, unroll, group, 0, True, why, threads=core.threads)
+    return GemmTiling(core.lanes, core.registers, vectors, mr, unroll, group, 0, next_panel=True, why=why, threads=core.threads)
 
 
 def _panel(core: Core, ns: Sequence[int], parts: int) -> tuple[int, str]:

@@ -52,7 +52,7 @@ def parts(start: Dim, stop: Dim, widths: Sequence[int]) -> list[LoopStretch]:
             end = add(at, left // width * width)
         else:
             end = add(at, expr("*", expr("//", left, width), width))
-        found.append(LoopStretch(width, at, end, False))
+        found.append(LoopStretch(width, at, end, partial=False))
         at = end
     left = sub(stop, at)
     if isinstance(left, int):
@@ -60,7 +60,7 @@ def parts(start: Dim, stop: Dim, widths: Sequence[int]) -> list[LoopStretch]:
             width = 1 << (left - 1).bit_length()
             found.append(LoopStretch(width, at, stop, left != width))
     elif widths[-1] > 1:
-        found.append(LoopStretch(widths[-1], at, stop, True))
+        found.append(LoopStretch(widths[-1], at, stop, partial=True))
     return found
 
 
@@ -235,7 +235,7 @@ class NestWriter:
                 terms.append((k, size))
                 size = mul(size, self.plan.space.extents[k])
             buffer = self.b.scratch(f"kept.{value.name}", tensor_type(value).dtype, (size,))
-            found[value, position] = (BufferView(buffer, (1,), True), (Coord(0, tuple(sorted(terms))),))
+            found[value, position] = (BufferView(buffer, (1,), flat=True), (Coord(0, tuple(sorted(terms))),))
         return found
 
     def overwritten(self, phase: NestPhase, value: Value, position: Position) -> BufferView | None:

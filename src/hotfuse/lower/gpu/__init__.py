@@ -36,13 +36,13 @@ def lower_gpu(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, 
         return lower_rows(found, tiling, given, name)
 
 
-def gpu_tilings(graph: Graph, bulk: bool = False) -> Sequence[GpuTiling]:
+def gpu_tilings(graph: Graph, *, bulk: bool = False) -> Sequence[GpuTiling]:
     """Tilings that are worth a trial, the likeliest first; `bulk`: the device has a copy engine for blocks of matrices."""
     found = recognized(placeless(graph))
     if _is_attention(found):
         return attention_tilings(found)
     if any(is_product(n) for n in found.nodes):
-        return gemm_tilings(found, bulk)
+        return gemm_tilings(found, bulk=bulk)
     return row_tilings(found)
 
 

@@ -110,7 +110,7 @@ def _lowered(graph: Graph, tiling: GpuTiling, strides: Mapping[str, tuple[int, .
     return memory.finish(builder.finish())
 
 
-def gemm_tilings(graph: Graph, bulk: bool = False) -> Sequence[GpuTiling]:
+def gemm_tilings(graph: Graph, *, bulk: bool = False) -> Sequence[GpuTiling]:
     """Those that fill the device with the least waste, by a count of what each program has to do; `bulk`: half of them with copies
     by the device's copy engine."""
     graph = flattened(graph) or graph

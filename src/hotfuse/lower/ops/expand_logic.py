@@ -50,19 +50,19 @@ def _logical_not(e: Expansion, x: Tile) -> Tile:
     return e.map("not", _truth(e, x))
 
 
-def _test(e: Expansion, x: Tile, function: str, otherwise: bool) -> Tile:
+def _test(e: Expansion, x: Tile, function: str, *, otherwise: bool) -> Tile:
     if x.type.dtype not in FLOATS:
         return e.b.fill(int(otherwise), DType.BOOL)
     return e.map(function, x)
 
 
-expands("isnan", computes=_OWN)(lambda e, x: _test(e, x, "isnan", False))
-expands("isinf", computes=_OWN)(lambda e, x: _test(e, x, "isinf", False))
+expands("isnan", computes=_OWN)(lambda e, x: _test(e, x, "isnan", otherwise=False))
+expands("isinf", computes=_OWN)(lambda e, x: _test(e, x, "isinf", otherwise=False))
 
 
 @expands("isfinite", computes=_OWN)
 def _isfinite(e: Expansion, x: Tile) -> Tile:
-    return e.map("not", e.map("or", _test(e, x, "isnan", False), _test(e, x, "isinf", False)))
+    return e.map("not", e.map("or", _test(e, x, "isnan", otherwise=False), _test(e, x, "isinf", otherwise=False)))
 
 
 @expands("isposinf isneginf", computes=_OWN)

@@ -423,6 +423,6 @@ def _rad2deg(e: Expansion, x: Tile) -> Tile:
 
 @expands("dropout feature_dropout alpha_dropout native_dropout", "input", Computes.OWN)
 def _dropout(e: Expansion, x: Tile) -> Tile:
-    if e.arg("train", True) is not False and e.arg("p", 0.5) != 0:
+    if e.arg("train", default=True) is not False and e.arg("p", 0.5) != 0:
         raise CannotLower("dropout draws random numbers while training")
     return x

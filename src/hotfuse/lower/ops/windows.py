@@ -39,11 +39,11 @@ def nearest(c: Coord, extent: Dim) -> Coord:
     return Coord(expr("max", expr("min", as_dim(c), sub(extent, 1)), 0))
 
 
-def _bounded(m: Move, c: Coord, extent: Dim, content: Alias, safe: Alias, number: float, belongs: bool) -> Moved:
+def _bounded(m: Move, c: Coord, extent: Dim, content: Alias, safe: Alias, number: float, *, belongs: bool) -> Moved:
     """The element at a place that may lie outside."""
-    if m.node.attr("whole", False) or m.space.below(c, extent):
+    if m.node.attr("whole", default=False) or m.space.below(c, extent):
         return content
-    if m.node.attr("cut", False):
+    if m.node.attr("cut", default=False):
         return Pieces(c, (ConcatPart(0, number), ConcatPart(0, content), ConcatPart(extent, number)))
     return safe if belongs else MaskedElement(c, extent, safe, number)
 
@@ -55,7 +55,7 @@ def _window(m: Move) -> Moved:
     extent = shape_of(value)[dim]
     c = shifted(scaled(m.position[dim], stride), start)
     inside, safe = m.moved(value, dim, c), m.moved(value, dim, nearest(c, extent))
-    return _bounded(m, c, extent, inside, safe, _number(m.node, 4), bool(m.node.args[5]))
+    return _bounded(m, c, extent, inside, safe, _number(m.node, 4), belongs=bool(m.node.args[5]))
 
 
 @moves("lower.unfold")
@@ -66,7 +66,7 @@ def _unfold(m: Move) -> Moved:
     c = shifted(summed(scaled(m.position[dim], stride), scaled(m.position[dim + 1], step)), start)
     before, after = m.position[:dim], m.position[dim + 2:]
     inside = Alias(value, (*before, c, *after))
-    if m.node.attr("whole", False) or m.space.below(c, extent):
+    if m.node.attr("whole", default=False) or m.space.below(c, extent):
         return inside
     return MaskedElement(c, extent, Alias(value, (*before, nearest(c, extent), *after)), _number(m.node, 5))
 

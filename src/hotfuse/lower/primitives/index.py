@@ -102,7 +102,7 @@ def _index_put(d: Draft, node: Node) -> Sequence[Value]:
     below = d.add("aten.lt.Scalar", (wide, 0), _BOOL, (many,))
     wrapped = either(d, below, d.pointwise("add.Tensor", wide, extent), wide)
     turned = _turned(d, values, at) if wanted else d.reshape(values, (1,) * (len(shape) + 1))
-    return (_written(d, x, _hit(d, x, at, wrapped, extent), turned, many, adds=d.arg("accumulate", False) is True),)
+    return (_written(d, x, _hit(d, x, at, wrapped, extent), turned, many, adds=d.arg("accumulate", default=False) is True),)
 
 
 @decomposes("index_add")
@@ -138,7 +138,7 @@ def _written(d: Draft, x: Value, hit: Value, values: Value, many: int, *, adds: 
     number = places(d, many, last + 1, last)
     chosen = equal(d, number, d.reduce("max", either(d, hit, number, -1), (last,)))
     if dtype(x) is _BOOL:
-        picked = once(d, "any", either(d, chosen, values, False), last)
+        picked = once(d, "any", either(d, chosen, values, no=False), last)
     else:
         kept = d.cast(values, DType.F32) if dtype(x) in HALVES else values
         picked = d.cast(once(d, "sum", either(d, chosen, kept, 0), last), dtype(x))

@@ -103,7 +103,7 @@ def _with_running(d: Draft, x: Value) -> Sequence[Value]:
 
 @decomposes("batch_norm")
 def _batch_norm(d: Draft, node: Node) -> Sequence[Value]:
-    if d.arg("training", False):
+    if d.arg("training", default=False):
         raise CannotLower("batch norm's statistics of the batch")
     return _with_running(d, d.wide(d.value("input")))
 
@@ -111,7 +111,7 @@ def _batch_norm(d: Draft, node: Node) -> Sequence[Value]:
 @decomposes("instance_norm")
 def _instance_norm(d: Draft, node: Node) -> Sequence[Value]:
     x = d.wide(d.value("input"))
-    if not d.arg("use_input_stats", True):
+    if not d.arg("use_input_stats", default=True):
         return _with_running(d, x)
     if d.arg("running_mean") is not None:
         raise CannotLower("instance norm that updates running statistics")

@@ -122,12 +122,13 @@ def _avg_pool(d: Draft, node: Node) -> Sequence[Value]:
         if not isinstance(override, int | float):
             raise CannotLower(f"divisor_override is {override}")
         return (d.pointwise("div.Tensor", total, float(override)),)
-    return (_divided(d, total, extents, sizes, strides, pads, out, d.arg("count_include_pad", True) is not False),)
+    pads_count = d.arg("count_include_pad", default=True) is not False
+    return (_divided(d, total, extents, sizes, strides, pads, out, pads_count=pads_count),)
 
 
 def _divided(
     d: Draft, total: Value, extents: Sequence[Dim], sizes: Sequence[int], strides: Sequence[int], pads: Sequence[int],
-    out: Sequence[Dim], pads_count: bool,
+    out: Sequence[Dim], *, pads_count: bool,
 ) -> Value:  # fmt: skip
     """By how many elements each window holds: the padding too where that counts, what lies behind it never."""
     fixed = 1.0
@@ -177,4 +178,4 @@ def _adaptive_avg_pool(d: Draft, node: Node) -> Sequence[Value]:
         raise CannotLower(f"an adaptive pool of {extents} to {out}")
     each = [s for s in sizes if isinstance(s, int)]
     total = _windows(d, x, each, each, [0] * rank, [1] * rank, out, "add.Tensor", 0.0)
-    return (_divided(d, total, extents, each, each, [0] * rank, out, True),)
+    return (_divided(d, total, extents, each, each, [0] * rank, out, pads_count=True),)

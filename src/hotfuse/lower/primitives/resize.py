@@ -119,7 +119,7 @@ def _linear(d: Draft, node: Node) -> Sequence[Value]:
     x, first, extents, out = _spatial(d, node)
     if dtype(x) not in (_F32, DType.F16, DType.BF16):
         raise CannotLower(f"resizing {dtype(x).value}")
-    corners = d.arg("align_corners", False)
+    corners = d.arg("align_corners", default=False)
     scales = _given_scales(d, node, len(extents))
     rank = 2 + len(out)
     neighbours: list[tuple[Value, Value, Value]] = []

@@ -41,7 +41,7 @@ def _stored(d: Draft, x: Value) -> Value:
     return d.add("lower.stored", (x,), dtype(x), shape_of(x)) if made.name in maker else x
 
 
-def _first(d: Draft, x: Value, dim: int, many: int, largest: bool) -> tuple[Value, Value]:
+def _first(d: Draft, x: Value, dim: int, many: int, *, largest: bool) -> tuple[Value, Value]:
     """(values, indexes) of the first so many places along a dim."""
     shape = shape_of(x)
     rank, order = len(shape), [i for i in range(len(shape)) if i != dim] + [dim]
@@ -82,6 +82,6 @@ def _sort(d: Draft, node: Node) -> Sequence[Value]:
     dim = given % len(shape_of(x))
     many = d.arg("k") if top else shape_of(x)[dim]
     assert isinstance(many, int)
-    largest = d.arg("largest", True) if top else d.arg("descending", False)
-    values, indexes = _first(d, x, dim, many, bool(largest))
+    largest = d.arg("largest", default=True) if top else d.arg("descending", default=False)
+    values, indexes = _first(d, x, dim, many, largest=bool(largest))
     return (indexes,) if packet(node.op) == "aten.argsort" else (values, indexes)

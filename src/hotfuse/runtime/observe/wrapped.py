@@ -58,7 +58,7 @@ class Wrapped:
             i = at[id(node)]
             points = [(k, self._at[v.name]) for k, v in enumerate(node.outs) if v.name in self._at]
             if points or i in first or i in last:
-                fn = self._around(fn, points, first.get(i), last.get(i), several or len(node.outs) > 1)
+                fn = self._around(fn, points, first.get(i), last.get(i), several=several or len(node.outs) > 1)
             return fn, several
 
         return flat_function(self._plan.graph, wrapped, weights)[0]
@@ -124,7 +124,7 @@ class Wrapped:
                 inputs = {v.name for v in graph.inputs}
                 self.outputs = [(k, self._at[v.name]) for k, v in enumerate(output_values(graph))
                                 if v.name in self._at and v.name not in inputs]
-            return self._around(run, (), 0, 0, True) if plan.partitioning.parts else run
+            return self._around(run, (), 0, 0, several=True) if plan.partitioning.parts else run
         return chained(graph, [replace(u, run=self._unit(u)) for u in plan.units], plan.weights)
 
     def _unit(self, unit: PlanUnit) -> Run:
@@ -145,7 +145,7 @@ class Wrapped:
                 run = self._asked(run, self._item(name), cond)
         points = [(k, self._at[v.name]) for k, v in enumerate(unit.outputs) if v.name in self._at]
         part = unit.parts[0] if unit.parts and unit.native is None else None
-        return self._around(run, points, part, part, True)
+        return self._around(run, points, part, part, several=True)
 
     def _native(self, plain: Run, native: LoadedRun, parts: Sequence[int]) -> Run:
         """A native run: its branches tell every time, its partitions are clocked now and then."""
@@ -183,7 +183,7 @@ class Wrapped:
 
     def _around(
         self, fn: Callable[..., Any], points: Sequence[tuple[int, tuple[int, Point]]], begin: int | None, end: int | None,
-        several: bool,
+        *, several: bool,
     ) -> Callable[..., Any]:
         """A call with the clock of a partition around it, and looks at what it gives."""
         noting = self._noting

@@ -27,7 +27,7 @@ class Turn:
     """None: the model's own code."""
 
 
-def turn_of(entry: Entry, plan: Plan, signature: Signature, leaves: Sequence[torch.Tensor], grad: bool) -> Turn | None:
+def turn_of(entry: Entry, plan: Plan, signature: Signature, leaves: Sequence[torch.Tensor], *, grad: bool) -> Turn | None:
     """The turn that a call is, if any, which may want gradients: a race on live calls goes before the audit of what serves."""
     if (contest := entry.contest) is not None:
         if not contest.takes(plan, signature, leaves):

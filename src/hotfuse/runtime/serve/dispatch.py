@@ -94,7 +94,7 @@ class DispatchTable(Generic[T]):
 
     def __init__(
         self, cases: tuple[Case[T], ...], decision: Callable[[], DecisionDag | None], select: Callable[..., int],
-        numbers: Callable[[], Sequence[int]], native: bool, after_fork: Job = lambda: None,
+        numbers: Callable[[], Sequence[int]], *, native: bool, after_fork: Job = lambda: None,
     ) -> None:
         self.cases = cases
         """Those that are left."""
@@ -179,7 +179,7 @@ def python_table(cases: tuple[Case[T], ...], inputs: int) -> DispatchTable[T]:
         tree = decision() if tallies.missed else None
         return tallies.read(len(tree.facts) if tree is not None else 1)
 
-    return DispatchTable(cases, decision, select if cases else _nothing, numbers, False, tallies.after_fork)
+    return DispatchTable(cases, decision, select if cases else _nothing, numbers, native=False, after_fork=tallies.after_fork)
 
 
 def native_table(table: DispatchTable[T], inputs: int) -> DispatchTable[T]:
@@ -189,7 +189,7 @@ def native_table(table: DispatchTable[T], inputs: int) -> DispatchTable[T]:
     cases = table.cases
     decision = decide([c.facts for c in cases], inputs)
     native = native_select(decision)
-    return DispatchTable(cases, lambda: decision, native.select, lambda: native.counters, True)
+    return DispatchTable(cases, lambda: decision, native.select, lambda: native.counters, native=True)
 
 
 class InlineCache(Generic[T]):

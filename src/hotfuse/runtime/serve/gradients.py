@@ -378,7 +378,7 @@ def _differentiated(
     create = torch.is_grad_enabled()
     closed = [True]
     with torch.enable_grad():
-        again = [_again(t, create, closed) if need else t.detach() for t, need in zip(leaves, needs, strict=True)]
+        again = [_again(t, create=create, closed=closed) if need else t.detach() for t, need in zip(leaves, needs, strict=True)]
         args, kwargs = unflatten(link.spec, again)
         drawn = torch.get_rng_state()
         results = flatten(link.own(*args, **kwargs), numbers=True)[0]
@@ -396,7 +396,7 @@ def _differentiated(
     return [next(of_inputs) if need else None for need in needs], list(made[len(sources) :])
 
 
-def _again(t: torch.Tensor, create: bool, closed: list[bool]) -> torch.Tensor:
+def _again(t: torch.Tensor, *, create: bool, closed: list[bool]) -> torch.Tensor:
     return _Gate.apply(t, closed) if create else t.detach().requires_grad_()  # type: ignore[no-any-return]
 
 

@@ -19,20 +19,20 @@ def measured(plan: Plan, sample: Sequence[torch.Tensor], seconds: float) -> Plan
 
     def variant(*, on: bool) -> Callable[..., Any]:
         def run(*inputs: torch.Tensor) -> Any:
-            set_all(plan, on)
+            set_all(plan, on=on)
             return plan.run(*inputs)
 
         return run
 
     trial = race(variant(on=False), variant(on=True), sample, seconds)
-    set_all(plan, trial.won)
+    set_all(plan, on=trial.won)
     lanes = [n for r in plan.runs for n in r.code.forks]
     about = f"{sum(lanes)} independent parts in {len(lanes)} {'stretch' if len(lanes) == 1 else 'stretches'}"
     times = f"side by side {trial.new_us:.1f} us, one after the other {trial.old_us:.1f} us, {trial.rounds} rounds"
     return replace(plan, notes=(*plan.notes, f"{about} run {'side by side' if trial.won else 'one after the other'}: {times}"))
 
 
-def set_all(plan: Plan, on: bool) -> None:
+def set_all(plan: Plan, *, on: bool) -> None:
     """Have all runs fork, or none."""
     for switch in plan.switches:
         switch.on = on

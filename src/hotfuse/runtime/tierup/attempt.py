@@ -82,11 +82,14 @@ class AttemptContext:
         """Say what was decided, and on what evidence."""
         self.plans.log.decide(action, why, self.plans.model.name, **evidence)
 
-    def refuse(
-        self, entry: Entry, attempt: AttemptKey, why: Why, reason: str, later: bool = False, /, **evidence: EvidenceValue
-    ) -> None:
-        """The same of something that is not tried again until what it rested on changed, or `later`."""
-        entry.mark_refused(attempt, reason, later=later)
+    def refuse(self, entry: Entry, attempt: AttemptKey, why: Why, reason: str, /, **evidence: EvidenceValue) -> None:
+        """The same of something that is not tried again until what it rested on changed."""
+        entry.mark_refused(attempt, reason)
+        self.decide(Action.REFUSE, why, **evidence)
+
+    def postpone(self, entry: Entry, attempt: AttemptKey, why: Why, reason: str, /, **evidence: EvidenceValue) -> None:
+        """The same of something that is tried again after a while."""
+        entry.mark_refused(attempt, reason, later=True)
         self.decide(Action.REFUSE, why, **evidence)
 
 

@@ -71,9 +71,9 @@ def _told(plan: Plan) -> str:
 def place(graph: Graph, at: int, outcome: bool, name: str, calls: Sequence[Call], make: Make, plain: Make,
           before: BranchBet | None = None) -> BranchBet:
     """A bet on one outcome, beside those of a bet made before on the same condition."""
-    cut = speculate(graph, at, outcome)
+    cut = speculate(graph, at, outcome=outcome)
     prefix = before.prefix if before is not None else plain(cut.prefix, calls)
-    inside = _inside(graph, cut, prefix, calls, outcome)
+    inside = _inside(graph, cut, prefix, calls, outcome=outcome)
     if not inside:
         raise NoSuchCall("no kept call goes that way")
     hot = _straight(cut.hot, inside, make, plain, DEEPEST)
@@ -97,7 +97,7 @@ def _takes(graph: Graph, cut: Speculation) -> tuple[int, ...]:
     return tuple(names.index(v.name) for v in cut.prefix.inputs)
 
 
-def _inside(graph: Graph, cut: Speculation, prefix: Plan, calls: Sequence[Call], outcome: bool) -> list[Call]:
+def _inside(graph: Graph, cut: Speculation, prefix: Plan, calls: Sequence[Call], *, outcome: bool) -> list[Call]:
     """The kept calls that go the way of the bet, as the code behind the condition takes them."""
     takes, found = _takes(graph, cut), list[Call]()
     with torch.no_grad():
@@ -111,13 +111,13 @@ def _inside(graph: Graph, cut: Speculation, prefix: Plan, calls: Sequence[Call],
 def _straight(graph: Graph, calls: Sequence[Call], make: Make, plain: Make, depth: int) -> Plan:
     """The code behind a condition, with the conditions in it bet on where all calls agree."""
     for at in conditions(graph) if depth else ():
-        guess = speculate(graph, at, True)
+        guess = speculate(graph, at, outcome=True)
         prefix = plain(guess.prefix, calls)
-        ways = {way for way in (True, False) if _inside(graph, guess, prefix, calls, way)}
+        ways = {way for way in (True, False) if _inside(graph, guess, prefix, calls, outcome=way)}
         if len(ways) == 1:
             outcome = ways.pop()
-            cut = guess if outcome else speculate(graph, at, False)
-            inside = _inside(graph, cut, prefix, calls, outcome)
+            cut = guess if outcome else speculate(graph, at, outcome=False)
+            inside = _inside(graph, cut, prefix, calls, outcome=outcome)
             hot = _straight(cut.hot, inside, make, plain, depth - 1)
             name = f"%{graph.nodes[at].outs[0].name}" if graph.nodes[at].outs else f"node {at}"
             bet = BranchBet(name, prefix, _takes(graph, cut), cut.condition, bool(cut.prefix.nodes), {outcome: hot},
@@ -141,7 +141,7 @@ class BranchLayer(Layer):
     @property
     def keys(self) -> tuple[AttemptKey, ...]:
         """Every outcome is an attempt of its own."""
-        return tuple(branch_key(self.name, o) for o in self.outcomes)
+        return tuple(branch_key(self.name, outcome=o) for o in self.outcomes)
 
     def build(self, graph: Graph, calls: Sequence[Call], inner: tuple[Layer, ...], composer: Composer) -> Plan:
         """The condition, and behind it plans with the other layers; code that serves already is used again."""

@@ -75,10 +75,10 @@ class LiveContest:
             won = growth(wins, rounds) >= 1 / ALPHA or by_far(self._rounds)
             lost = growth(rounds - wins, rounds) >= 1 / ALPHA
             if won or lost or rounds >= MOST_LIVE_ROUNDS:
-                self._end(won, won or lost)
+                self._end(won=won, decided=won or lost)
 
-    def _end(self, won: bool, decided: bool) -> None:
-        self.trial = self._so_far(won, decided)
+    def _end(self, *, won: bool, decided: bool) -> None:
+        self.trial = self._so_far(won=won, decided=decided)
         self.over.set()
 
     def failed(self) -> None:
@@ -108,7 +108,7 @@ class LiveContest:
         assert self.trial is not None
         return self.trial
 
-    def _so_far(self, won: bool, decided: bool) -> Trial:
+    def _so_far(self, *, won: bool, decided: bool) -> Trial:
         old, new = (median(r[side] for r in self._rounds) * 1e6 if self._rounds else 0.0 for side in (OLD, NEW))
         return Trial(old, new, len(self._rounds), won, decided, LIVE)
 
@@ -117,7 +117,7 @@ class PlanContest(LiveContest):
     """Two plans, one of which may be the model's own code."""
 
     def __init__(
-        self, serving: Plan, new: Plan, own: bool = False, signature: Signature | None = None, meant: Meant | None = None,
+        self, serving: Plan, new: Plan, *, own: bool = False, signature: Signature | None = None, meant: Meant | None = None,
         warm_ups: int = 0,
     ) -> None:
         super().__init__(warm_ups)

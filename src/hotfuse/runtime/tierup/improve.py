@@ -161,7 +161,7 @@ class Improver:
                     found = packed_first(self._context, site, entry, self._history.outcomes, partial(self._alongside, entry))
                 except Exception as e:  # it is no reason to go without tier 1
                     said = error_text(e)
-                    self._refuse(entry, AttemptKey(PADDING), Why.BACKGROUND_FAILED, said, what=PADDING, error=said)
+                    self._context.refuse(entry, AttemptKey(PADDING), Why.BACKGROUND_FAILED, said, what=PADDING, error=said)
                     found = None
                 if found is not None:
                     return found
@@ -209,8 +209,9 @@ class Improver:
                 continue
             value = found.value(self._history.outcomes)
             if value < LEAST_VALUE:
-                self._refuse(entry, found.key, Why.UNPROMISING, f"{value:.2%} of the calls' time may be saved", row=found.key.row,
-                             share=round(found.share, 3), value=round(value, 4))  # fmt: skip
+                said = f"{value:.2%} of the calls' time may be saved"
+                self._context.refuse(entry, found.key, Why.UNPROMISING, said, row=found.key.row,
+                                     share=round(found.share, 3), value=round(value, 4))  # fmt: skip
                 continue
             if found.evidence:
                 self._decide(Action.SPECIALIZE, Why.RECURS, **found.evidence)
@@ -234,8 +235,8 @@ class Improver:
         past = failed_before(entry, strategy, self._history.ledger)
         if past is not None:
             bound, said = entry.findings[0].bottleneck.value, f"{strategy.value} helped {past.helped} of {past.count} times"
-            self._refuse(entry, attempt, Why.UNPROMISING, said, bottleneck=bound, strategy=strategy.value, helped=past.helped,
-                         tried=past.count)  # fmt: skip
+            self._context.refuse(entry, attempt, Why.UNPROMISING, said, bottleneck=bound, strategy=strategy.value,
+                                 helped=past.helped, tried=past.count)  # fmt: skip
         return past is None
 
     def _notice_sides(self, entry: Entry, plan: Plan) -> None:
@@ -260,7 +261,7 @@ class Improver:
                 if not self._plans.closed:
                     work()
             except Exception as e:  # what raised once would do so at every look: it is refused like what lost
-                self._refuse(entry, key, Why.BACKGROUND_FAILED, error_text(e), what=what, error=error_text(e))
+                self._context.refuse(entry, key, Why.BACKGROUND_FAILED, error_text(e), what=what, error=error_text(e))
             finally:
                 entry.improving, entry.trying = False, None
                 self._log.span("in_background", what, begin)
@@ -298,8 +299,9 @@ class Improver:
         lost = None if attempt.remembered else self._plans.recorder.lost(entry.baseline.graph, what, rests)
         if lost is not None:
             before, after = lost.get("us_before"), lost.get("us_after")
-            self._refuse(entry, key, Why.LOST_BEFORE, f"{after} us instead of {before} in earlier processes", True, tier=tier,
-                         us_before=before, us_after=after, times=lost.get("times"), **about)
+            said = f"{after} us instead of {before} in earlier processes"
+            self._context.postpone(entry, key, Why.LOST_BEFORE, said, tier=tier, us_before=before, us_after=after,
+                                   times=lost.get("times"), **about)
             return
         try:
             better = attempt.make()
@@ -316,11 +318,11 @@ class Improver:
         except Exception as e:
             text = f"{e.what}: {e.because}" if isinstance(e, HotfuseError) else f"{type(e).__name__}: {e}"
             reason = text.strip(": ").splitlines()[0][:500]
-            self._refuse(entry, key, Why.NOT_COMPILED, reason, tier=tier, what=reason, **about)
+            self._context.refuse(entry, key, Why.NOT_COMPILED, reason, tier=tier, what=reason, **about)
             return
         if proof.difference:
-            self._refuse(entry, key, Why.MISMATCH, proof.difference, tier=tier, because=proof.difference, judge=proof.judge,
-                         **about)
+            self._context.refuse(entry, key, Why.MISMATCH, proof.difference, tier=tier, because=proof.difference, judge=proof.judge,
+                                 **about)
             return
         better.begin()
         recipe = better.recipe
@@ -346,7 +348,8 @@ class Improver:
 
         # A proof is against the baseline, on calls as they come: rounds for tier 1, not for what is meant for some of them only.
         before = proof.rounds if tier == 1 and old is entry.baseline else ()
-        contest = PlanContest(old, better, own, attempt.signature, attempt.meant, DEVICE_WARM_UPS if _on_device(entry) else 0)
+        warm_ups = DEVICE_WARM_UPS if _on_device(entry) else 0
+        contest = PlanContest(old, better, own=own, signature=attempt.signature, meant=attempt.meant, warm_ups=warm_ups)
         seen = proof.rounds if old is entry.baseline else ()
         trial, trade = self._race(entry, contest, begin_contest, calls[0], before, seen)
         took = {"us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1)} if trial.rounds else {}
@@ -362,7 +365,7 @@ class Improver:
         won, lost_why = (Why.FASTER, Why.NOT_FASTER) if by_time else (Why.BETTER, Why.NOT_BETTER)
         if not trial.rounds:  # nothing was measured: nothing is learned of it either, and it is tried again
             epochs.retire(better)
-            self._refuse(entry, key, Why.NOT_MEASURED, "calls came into every round of its race", True, **evidence)
+            self._context.postpone(entry, key, Why.NOT_MEASURED, "calls came into every round of its race", **evidence)
             return
         if (addresses := attempt.addresses) is not None:
             helped = self._history.ledger.learn(*addresses, trial.old_us, trial.new_us)
@@ -376,11 +379,12 @@ class Improver:
         graph, name = entry.baseline.graph, self._plans.model.name
         if recipe is not None:  # a part of it may serve already, which won against the baseline as this would have
             first = entry.trade.us[0] if entry.trade is not None and old is not entry.baseline else trial.old_us
-            recipe.judged(trial.won or trial.new_us < MARGIN * first, {**evidence, "us_before": round(first, 1)})
+            recipe.judged(won=trial.won or trial.new_us < MARGIN * first, evidence={**evidence, "us_before": round(first, 1)})
         if not trial.won:
             epochs.retire(better)  # a live call may be in it
             said = f"{trial.new_us:.1f} us instead of {trial.old_us:.1f}" + ("" if trial.decided else ", not decided")
-            self._refuse(entry, key, lost_why, said, not trial.decided, **evidence)
+            refuse = self._context.refuse if trial.decided else self._context.postpone
+            refuse(entry, key, lost_why, said, **evidence)
             self._plans.recorder.tried(name, graph, Action.REFUSE, lost_why, kept, rests)
             return
         if trial.by != LIVE:
@@ -437,11 +441,6 @@ class Improver:
             trial, trade = decide(settings, judge, contest.serving, contest.new, inputs, seen=seen)
         self._log.span("race", "race", begin, rounds=trial.rounds, won=trial.won, by=trial.by)
         return trial, trade
-
-    def _refuse(
-        self, entry: Entry, attempt: AttemptKey, why: Why, reason: str, later: bool = False, /, **evidence: EvidenceValue
-    ) -> None:
-        self._context.refuse(entry, attempt, why, reason, later, **evidence)
 
     def _decide(self, action: Action, why: Why, **evidence: EvidenceValue) -> None:
         self._context.decide(action, why, **evidence)

@@ -66,7 +66,7 @@ class Judge:
         here = not any(t.is_cuda for t in call)  # what a device replays is recorded by calls, not beside (`backends.cuda`)
         live = "clock" not in how and not (here and self._badly(entry, contest, _glance(old, new, call, seen)))
         handicap, begun = _handicap(entry, contest), time.monotonic()
-        while not self.plans.closed and not _late(contest, begun, live):
+        while not self.plans.closed and not _late(contest, begun, live=live):
             if here and lull.lasts():
                 lull.disturbed = 0
                 with served_threads(entry, self.plans.settings):
@@ -134,7 +134,7 @@ class Judge:
                 break
 
 
-def _late(contest: PlanContest, begun: float, live: bool) -> bool:
+def _late(contest: PlanContest, begun: float, *, live: bool) -> bool:
     """Whether calls have had their time."""
     gone = time.monotonic() - begun
     return gone >= (SUSPECT_S if not live else MOST_LIVE_S if contest.rounds < MIN_ROUNDS else LIVE_S)

@@ -103,7 +103,7 @@ class NotPadded(Exception):
 
 
 def padded_traffic(
-    graph: Graph, weights: Mapping[str, torch.Tensor], calls: Sequence[Call], ignore_outputs: bool
+    graph: Graph, weights: Mapping[str, torch.Tensor], calls: Sequence[Call], *, ignore_outputs: bool
 ) -> PaddedTraffic:
     """What calls show of padding; raises CannotPack, or NotPadded where there is little of it now."""
     plain = with_numbers(graph, weights)
@@ -111,7 +111,7 @@ def padded_traffic(
     for i, v in enumerate(graph.inputs):
         for mask in _candidates(v, i, calls):
             try:
-                packing = packed_graph(plain, mask, weights, ignore_outputs)
+                packing = packed_graph(plain, mask, weights, ignore_outputs=ignore_outputs)
             except CannotPack as e:
                 why = str(e) if e.hides_keys or not hidden else why
                 hidden = hidden or e.hides_keys
@@ -240,7 +240,7 @@ class PaddingLayer(Layer):
         """Live rows alone up to the share of them that is measured to pay; a graph that cannot be packed stays as it is."""
         try:
             known = self.known.pop() if self.known and self.known[-1].graph is graph else None
-            found = known or padded_traffic(graph, composer.weights, calls, self.ignore)
+            found = known or padded_traffic(graph, composer.weights, calls, ignore_outputs=self.ignore)
         except (CannotPack, NotPadded):
             return composer.plan(graph, calls, inner)
         sample = found.calls[0]

@@ -78,7 +78,7 @@ def _branch(context: AttemptContext, site: Site, entry: Entry) -> Proposal | Non
         placed = next((x for x in entry.layers if isinstance(x, BranchLayer)), None)
         if placed is not None and (placed.name != name or outcome in placed.outcomes):
             continue
-        key = branch_key(name, outcome)
+        key = branch_key(name, outcome=outcome)
         if key in entry.refused:
             continue
         layer = BranchLayer(name, (outcome,) if placed is None else (*placed.outcomes, outcome))

@@ -179,7 +179,7 @@ def packed_first(
 def with_padded_calls(context: AttemptContext, site: Site, entry: Entry) -> Attempt | None:
     """Generated kernels for calls that are not packed, in a plan that packs the others; all alone where there are no others now."""
     try:
-        padded_traffic(entry.baseline.graph, entry.weights, entry.samples.several(BET_ON), _ignores(context))
+        padded_traffic(entry.baseline.graph, entry.weights, entry.samples.several(BET_ON), ignore_outputs=_ignores(context))
     except NotPadded:
         return fused(context, entry, lambda _unfinished: None)
     except CannotPack:  # cannot be: the plan that serves does
@@ -202,11 +202,12 @@ def without_padding(
     """
     calls, ignore = entry.samples.several(BET_ON), _ignores(context)
     try:
-        found = known[0] if known else padded_traffic(entry.baseline.graph, entry.weights, calls, ignore)
+        found = known[0] if known else padded_traffic(entry.baseline.graph, entry.weights, calls, ignore_outputs=ignore)
     except (CannotPack, NotPadded) as e:
         later = isinstance(e, NotPadded)
         if not later or first is None:
-            context.refuse(entry, key, Why.NOT_PACKED, str(e), later, tier=2, what=PADDING, because=str(e))
+            refuse = context.postpone if later else context.refuse
+            refuse(entry, key, Why.NOT_PACKED, str(e), tier=2, what=PADDING, because=str(e))
         return None
     if first is not None and not first(found.share):
         return None

@@ -145,7 +145,7 @@ def _is_number(operand: str) -> bool:
     return is_constant(operand) and "0x7FF8" not in operand
 
 
-def _extreme(greater: bool) -> Function:
+def _extreme(*, greater: bool) -> Function:
     def f(c: Chunk, a: list[str]) -> str:
         x, y = a
         if not c.real:
@@ -215,7 +215,7 @@ def integer_power(c: Chunk, a: list[str]) -> str:
     return c.pick(c.op("icmp slt", a[1], c.const(0)), units, result1)
 
 
-def _shift(left: bool) -> Function:
+def _shift(*, left: bool) -> Function:
     def f(c: Chunk, a: list[str]) -> str:
         size = bits(c.dtype)
         inside = c.op("icmp ult", a[1], c.const(size))
@@ -259,8 +259,8 @@ ARITHMETIC: dict[str, Function] = {
     "rem": remainder,
     "mod": modulo,
     "fma": fused,
-    "max": _extreme(True),
-    "min": _extreme(False),
+    "max": _extreme(greater=True),
+    "min": _extreme(greater=False),
     "neg": negate,
     "abs": magnitude,
     "sign": sign,
@@ -275,8 +275,8 @@ ARITHMETIC: dict[str, Function] = {
     "or": _plain("or", "or"),
     "xor": _plain("xor", "xor"),
     "not": invert,
-    "shl": _shift(True),
-    "shr": _shift(False),
+    "shl": _shift(left=True),
+    "shr": _shift(left=False),
 }
 
 _COMPARE = {
@@ -302,7 +302,7 @@ TESTS: dict[str, Function] = {
 """Functions whose result is a comparison's bit."""
 
 
-def emit_map(function: Function, is_test: bool = False) -> Callable[[FunctionState, Instr], Val]:
+def emit_map(function: Function, *, is_test: bool = False) -> Callable[[FunctionState, Instr], Val]:
     """The emission of an elementwise instruction."""
 
     def emit(s: FunctionState, instr: Instr) -> Val:

@@ -112,11 +112,11 @@ def _function(kernel: Kernel, module: Module, name: str, params: str, number_til
         given = [b for b in kernel.buffers if b.kind not in OWN]
         for k, buffer in enumerate(given):
             s.bases[buffer.name] = fn.val(f"load ptr, ptr {fn.val(f'getelementptr ptr, ptr {buffers}, i64 {k}')}")
-        _scratch(s, buffers, len(given), outlined)
+        _scratch(s, buffers, len(given), outlined=outlined)
     return s
 
 
-def _scratch(s: FunctionState, buffers: str, given: int, outlined: bool) -> None:
+def _scratch(s: FunctionState, buffers: str, given: int, *, outlined: bool) -> None:
     """Bind the kernel's own buffers: stack memory, or a slice of the arena, this thread's or the kernel's."""
     fn, own = s.fn, scratch.plan(s.kernel)
     for name, size in own.stack.items():

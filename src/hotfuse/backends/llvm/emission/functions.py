@@ -32,7 +32,7 @@ _INF, _NAN = math.inf, math.nan
 # ---- exponentials --------------------------------------------------------------------------------------------------------
 
 
-def _scaled(r: FloatFormulas, p: str, n_float: str, n: str, narrow: bool = False) -> str:
+def _scaled(r: FloatFormulas, p: str, n_float: str, n: str, *, narrow: bool = False) -> str:
     """p * 2^n: one instruction, or two exact half steps where the result may overflow or be denormal (not `narrow`)."""
     if r.fn.target.name == "avx512" and r.width == 16:
         ty = r.c.ty

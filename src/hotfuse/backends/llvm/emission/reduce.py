@@ -130,7 +130,7 @@ def emit_reduce(name: str) -> Emit:
     return emit
 
 
-def _beats(c: Chunk, x: str, best: str, greater: bool) -> str:
+def _beats(c: Chunk, x: str, best: str, *, greater: bool) -> str:
     """Whether a later element replaces the best so far: it is better, or the first NaN."""
     if not c.real:
         sign = "u" if c.dtype in UNSIGNED else "s"
@@ -148,13 +148,13 @@ def emit_arg(name: str) -> Emit:
         fn, out, axis = s.fn, instr.outs[0].type, int_attr(instr, "axis")
         a = _widened(fn, s.tiles(instr)[0])
         if axis < len(a.type.shape) - 1:
-            return Val(out, _arg_rows(fn, a, axis, greater), a.widths)
-        return Val(out, [[_arg_row(fn, a, row, greater)] for row in a.rows], (1,))
+            return Val(out, _arg_rows(fn, a, axis, greater=greater), a.widths)
+        return Val(out, [[_arg_row(fn, a, row, greater=greater)] for row in a.rows], (1,))
 
     return emit
 
 
-def _arg_rows(fn: Fn, a: Val, axis: int, greater: bool) -> list[list[str]]:
+def _arg_rows(fn: Fn, a: Val, axis: int, *, greater: bool) -> list[list[str]]:
     outer, extent, inner = _split(a.type.shape, axis)
     rows: list[list[str]] = []
     for o in range(outer):
@@ -165,14 +165,14 @@ def _arg_rows(fn: Fn, a: Val, axis: int, greater: bool) -> list[list[str]]:
                 best, where = a.rows[o * extent * inner + i][at], index.const(0)
                 for e in range(1, extent):
                     x = a.rows[(o * extent + e) * inner + i][at]
-                    wins = _beats(c, x, best, greater)
+                    wins = _beats(c, x, best, greater=greater)
                     best, where = c.pick(wins, x, best), index.pick(wins, index.const(e), where)
                 row.append(where)
             rows.append(row)
     return rows
 
 
-def _arg_row(fn: Fn, a: Val, row: list[str], greater: bool) -> str:
+def _arg_row(fn: Fn, a: Val, row: list[str], *, greater: bool) -> str:
     """The first lane that equals the best, or that is NaN if the best is."""
     name, dtype = "max" if greater else "min", a.type.dtype
     best = _row_total(fn, a, row, _COMBINE[name], name)

@@ -48,16 +48,16 @@ def shares(stmts: Sequence[Stmt]) -> bool:
 
 def is_for_team(stmts: Sequence[Stmt]) -> bool:
     """Whether a kernel's statements share work in a loop, and can be run by a team."""
-    return _repeats(stmts, False) and _possible(stmts)
+    return _repeats(stmts, inside=False) and _possible(stmts)
 
 
-def _repeats(stmts: Sequence[Stmt], inside: bool) -> bool:
+def _repeats(stmts: Sequence[Stmt], *, inside: bool) -> bool:
     """Whether a parallel loop lies in a loop of several rounds."""
     for s in stmts:
-        if isinstance(s, When) and _repeats(s.body, inside):
+        if isinstance(s, When) and _repeats(s.body, inside=inside):
             return True
         if isinstance(s, Loop) and (
-            inside if s.kind is LoopKind.PARALLEL else _repeats(s.body, inside or not _once(s))
+            inside if s.kind is LoopKind.PARALLEL else _repeats(s.body, inside=inside or not _once(s))
         ):
             return True
     return False

@@ -42,13 +42,13 @@ def _key_mask(mask: Tensor, batch: Any, kv_len: Any) -> Tensor:
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, past: Any, scale: float | None, value: float
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *, causal: bool, past: Any, scale: float | None, value: float
 ) -> Tensor:
     """Whole attention; a causal mask that starts after a past is written out."""
     if causal and bias is None and isinstance(past, int) and past == 0:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
     if causal:
-        seen = window_mask(q.shape[2], k.shape[2], past, True, -1, -1, q.device)
+        seen = window_mask(q.shape[2], k.shape[2], past, causal=True, left=-1, right=-1, device=q.device)
         assert seen is not None
         ahead = torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, value)
         bias = ahead if bias is None else bias + ahead
@@ -77,7 +77,7 @@ def _self_attention(
         keys = _key_mask(mask, q.shape[0], k.shape[2])
         extra = _mask_bias(keys, q.shape[2], k.shape[2], filter_value, q.dtype)
         bias = extra if bias is None else bias + extra
-    y = join_heads(_attend(q, k, v, bias, bool(unidirectional), before, scale or None, filter_value))
+    y = join_heads(_attend(q, k, v, bias, causal=bool(unidirectional), past=before, scale=scale or None, value=filter_value))
     return y if ctx.n_outputs == 1 else (y, torch.stack([k, v]))
 
 
@@ -182,7 +182,7 @@ def multi_head_attention(
         keys = _key_mask(key_padding_mask, q.shape[0], k.shape[2])
         added = _mask_bias(keys, q.shape[2], k.shape[2], mask_filter_value, q.dtype)
         extra = added if extra is None else extra + added
-    y = join_heads(_attend(q, k, v, extra, bool(unidirectional), before, scale or None, mask_filter_value))
+    y = join_heads(_attend(q, k, v, extra, causal=bool(unidirectional), past=before, scale=scale or None, value=mask_filter_value))
     return y if ctx.n_outputs == 1 else (y, k, v)
 
 
@@ -211,7 +211,7 @@ def rotary_embedding(
     if at.dim() == 1:
         at = (at + torch.arange(data.shape[2], device=x.device)).unsqueeze(0).expand(data.shape[0], -1)
     cos, sin = F.embedding(at, cos_cache), F.embedding(at, sin_cache)
-    y = ops_attention.rotary(data, cos, sin, bool(interleaved), rotary_embedding_dim)
+    y = ops_attention.rotary(data, cos, sin, interleaved=bool(interleaved), dim=rotary_embedding_dim)
     return join_heads(y) if packed else y
 
 
@@ -276,12 +276,12 @@ def group_query_attention(
         cos, sin = F.embedding(at, cos_cache), F.embedding(at, sin_cache)
         dim = cos_cache.shape[1] * 2
         dim = 0 if bool(dim == q.shape[3]) else dim
-        q = ops_attention.rotary(q, cos, sin, bool(rotary_interleaved), dim)
-        k = ops_attention.rotary(k, cos, sin, bool(rotary_interleaved), dim)
+        q = ops_attention.rotary(q, cos, sin, interleaved=bool(rotary_interleaved), dim=dim)
+        k = ops_attention.rotary(k, cos, sin, interleaved=bool(rotary_interleaved), dim=dim)
     length = total if past_key is None else torch.sym_max(past_key.shape[2], total)
     k, v = _into_cache(past_key, k, before, length), _into_cache(past_value, v, before, length)
     left = local_window_size - 1 if local_window_size > 0 else -1
-    seen = window_mask(steps, length, before.reshape(-1, 1, 1, 1), True, left, -1, q.device)
+    seen = window_mask(steps, length, before.reshape(-1, 1, 1, 1), causal=True, left=left, right=-1, device=q.device)
     assert seen is not None
     if attention_bias is not None:
         gap: Any = length - attention_bias.shape[-1]

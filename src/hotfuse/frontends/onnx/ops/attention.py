@@ -31,7 +31,7 @@ def repeat_heads(x: Tensor, times: int) -> Tensor:
 
 
 def window_mask(
-    q_len: Any, kv_len: Any, offset: Any, causal: bool, left: int, right: int, device: torch.device
+    q_len: Any, kv_len: Any, offset: Any, *, causal: bool, left: int, right: int, device: torch.device
 ) -> Tensor | None:
     """Which keys a query at `offset + row` may see; offset is a number, or (batch, 1, 1, 1) numbers."""
     if not causal and left < 0 and right < 0:
@@ -139,7 +139,8 @@ def attention(
     causal_whole = square and left_window_size < 0 and right_window_size < 0
     whole = softcap == 0.0 and ctx.n_outputs < 4 and softmax_precision is None and q.dtype == v.dtype
     if not (whole and causal_whole):
-        seen = window_mask(q_len, kv_len, offset, bool(is_causal), left_window_size, right_window_size, q.device)
+        left, right = left_window_size, right_window_size
+        seen = window_mask(q_len, kv_len, offset, causal=bool(is_causal), left=left, right=right, device=q.device)
         mask = _combine(_combine(mask, seen, q.dtype), valid, q.dtype)
         if mask is not None and mask.dim() < 4:
             mask = mask[(None,) * (4 - mask.dim())]
@@ -164,7 +165,7 @@ def attention(
     return (join_heads(y) if packed else y, *present, shown)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """Rotate pairs of x's last axis: halves, or neighbours when interleaved."""
     if interleaved:
         a, b = x[..., 0::2], x[..., 1::2]
@@ -173,12 +174,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.cat([cos * a - sin * b, sin * a + cos * b], -1)
 
 
-def rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, dim: int) -> Tensor:
+def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool, dim: int) -> Tensor:
     """x is (batch, heads, time, size), cos and sin (batch, time, dim / 2); only the first `dim` numbers turn."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     if dim == 0:
-        return rotate(x, cos, sin, interleaved)
-    return torch.cat([rotate(x[..., :dim], cos, sin, interleaved), x[..., dim:]], -1)
+        return rotate(x, cos, sin, interleaved=interleaved)
+    return torch.cat([rotate(x[..., :dim], cos, sin, interleaved=interleaved), x[..., dim:]], -1)
 
 
 @onnx_op("RotaryEmbedding")
@@ -196,8 +197,9 @@ def rotary_embedding(
     if position_ids is not None:
         cos_cache, sin_cache = F.embedding(position_ids, cos_cache), F.embedding(position_ids, sin_cache)
     if x.dim() == 4:
-        return rotary(x, cos_cache, sin_cache, bool(interleaved), rotary_embedding_dim)
-    return join_heads(rotary(split_heads(x, num_heads), cos_cache, sin_cache, bool(interleaved), rotary_embedding_dim))
+        return rotary(x, cos_cache, sin_cache, interleaved=bool(interleaved), dim=rotary_embedding_dim)
+    heads = split_heads(x, num_heads)
+    return join_heads(rotary(heads, cos_cache, sin_cache, interleaved=bool(interleaved), dim=rotary_embedding_dim))
 
 
 @onnx_op("TensorScatter")

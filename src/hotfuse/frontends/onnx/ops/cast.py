@@ -38,11 +38,11 @@ def convert(x: Value, to: Elem, saturate: bool = True, round_mode: str = "up") -
     if to.torch is None:
         return _to_strings(x) if to.code == _STRING else _quiet(to_numpy(x), to.np)
     if isinstance(x, Tensor):
-        return _to_torch(x, to.torch, saturate, round_mode)
+        return _to_torch(x, to.torch, saturate=saturate, round_mode=round_mode)
     if elem_of(x).code == _STRING:
-        return _from_strings(x, to, saturate, round_mode)
+        return _from_strings(x, to, saturate=saturate, round_mode=round_mode)
     wide: Any = np.float32 if "float" in elem_of(x).name else np.int8
-    return _to_torch(torch.from_numpy(x.astype(wide)), to.torch, saturate, round_mode)
+    return _to_torch(torch.from_numpy(x.astype(wide)), to.torch, saturate=saturate, round_mode=round_mode)
 
 
 def _quiet(array: Array, dtype: np.dtype[Any]) -> Array:
@@ -51,14 +51,14 @@ def _quiet(array: Array, dtype: np.dtype[Any]) -> Array:
         return array.astype(dtype)
 
 
-def _to_torch(x: Tensor, dtype: torch.dtype, saturate: bool, round_mode: str) -> Tensor:
+def _to_torch(x: Tensor, dtype: torch.dtype, *, saturate: bool, round_mode: str) -> Tensor:
     if x.dtype == dtype:
         return x
     if dtype not in FLOAT8:
         return x.float().to(dtype) if x.dtype in FLOAT8 else x.to(dtype)
     x = x.float()
     if dtype == torch.float8_e8m0fnu:
-        return _to_e8m0(x, saturate, round_mode)
+        return _to_e8m0(x, saturate=saturate, round_mode=round_mode)
     if saturate:
         limit = torch.finfo(dtype).max
         x = torch.clamp(x, -limit, limit)
@@ -68,7 +68,7 @@ def _to_torch(x: Tensor, dtype: torch.dtype, saturate: bool, round_mode: str) ->
     return x.to(dtype)
 
 
-def _to_e8m0(x: Tensor, saturate: bool, round_mode: str) -> Tensor:
+def _to_e8m0(x: Tensor, *, saturate: bool, round_mode: str) -> Tensor:
     """Only the exponent bits survive, rounded by what the mantissa held; 0xFF is NaN, and infinities become it."""
     bits = x.view(torch.int32)
     exponent = (bits >> 23) & 0xFF
@@ -95,7 +95,7 @@ def _to_strings(x: Value) -> Array:
     return np.array(texts, dtype=object).reshape(array.shape)
 
 
-def _from_strings(x: Array, to: Elem, saturate: bool, round_mode: str) -> Tensor:
+def _from_strings(x: Array, to: Elem, *, saturate: bool, round_mode: str) -> Tensor:
     try:
         if to.name == "bool":
             numbers = np.array([_truth(s) for s in x.reshape(-1)], dtype=np.bool_)
@@ -108,7 +108,7 @@ def _from_strings(x: Array, to: Elem, saturate: bool, round_mode: str) -> Tensor
     tensor = from_numpy(numbers.reshape(x.shape))
     if not isinstance(tensor, Tensor) or to.torch is None:
         raise ModelError(f"strings cannot be converted to {to.name}")
-    return _to_torch(tensor, to.torch, saturate, round_mode)
+    return _to_torch(tensor, to.torch, saturate=saturate, round_mode=round_mode)
 
 
 def _truth(text: str) -> bool:

@@ -76,7 +76,7 @@ def conv_transpose(
     same = auto_pad in ("SAME_UPPER", "SAME_LOWER")
     if output_shape or same:
         want = output_shape[-n:] if output_shape else [size * s for size, s in zip(x.shape[2:], stride, strict=True)]
-        around = [same_pads(f + e - o, auto_pad != "SAME_UPPER") for f, e, o in zip(full, extra, want, strict=True)]
+        around = [same_pads(f + e - o, lower=auto_pad != "SAME_UPPER") for f, e, o in zip(full, extra, want, strict=True)]
     else:
         around = window_pads(auto_pad, pads, x.shape[2:], w.shape[2:], stride, dilation)
     even = symmetric(around)
@@ -148,7 +148,7 @@ def deform_conv(
     around = window_pads("NOTSET", pads, x.shape[2:], w.shape[2:], stride, dilation)
     batch, channels = x.shape[0], x.shape[1]
     kh, kw = int(w.shape[2]), int(w.shape[3])
-    oh, ow = (pooled_size(x.shape[2 + i], around[i], (kh, kw)[i], stride[i], dilation[i], False) for i in (0, 1))
+    oh, ow = (pooled_size(x.shape[2 + i], around[i], (kh, kw)[i], stride[i], dilation[i], ceil=False) for i in (0, 1))
     shift = offset.reshape(batch, offset_group, kh * kw, 2, oh, ow)
     places: list[Tensor] = []
     for axis, (count, taps) in enumerate(((oh, kh), (ow, kw))):

@@ -32,7 +32,7 @@ def _reflect(at: Tensor, low: float, high: float) -> Tensor:
     return torch.where(at > span, 2 * span - at, at) + low
 
 
-def _pixel(x: Tensor, places: Sequence[Tensor], padding: str, align: bool) -> Tensor:
+def _pixel(x: Tensor, places: Sequence[Tensor], padding: str, *, align: bool) -> Tensor:
     """x (N, C, *sizes) at whole-numbered places, each (N, P), outside as the padding mode says."""
     sizes = x.shape[2:]
     inside = torch.ones_like(places[0], dtype=torch.bool)
@@ -56,7 +56,7 @@ def _cubic_weights(t: Tensor, a: float = -0.75) -> list[Tensor]:
     return [far(t + 1), near(t), near(1 - t), far(2 - t)]
 
 
-def _cubic_nd(x: Tensor, grid: Tensor, padding: str, align: bool) -> Tensor:
+def _cubic_nd(x: Tensor, grid: Tensor, padding: str, *, align: bool) -> Tensor:
     """Cubic sampling of any rank, one axis after another (torch has it for images only)."""
     n = x.dim() - 2
     flat = grid.reshape(grid.shape[0], -1, n)
@@ -72,7 +72,7 @@ def _cubic_nd(x: Tensor, grid: Tensor, padding: str, align: bool) -> Tensor:
         for i, tap in enumerate(taps):
             w = w * weights[i][tap]
         near = [b + (t - 1) for b, t in zip(base, taps, strict=True)]
-        total = total + _pixel(x, near, padding, align) * w.unsqueeze(1)
+        total = total + _pixel(x, near, padding, align=align) * w.unsqueeze(1)
     return total.reshape([x.shape[0], x.shape[1], *grid.shape[1:-1]])
 
 
@@ -85,7 +85,7 @@ def grid_sample(
     name = _GRID_MODES[mode]
     grid = grid.to(x.dtype)
     if name == "bicubic" and x.dim() != 4:
-        return _cubic_nd(x, grid, padding_mode, bool(align_corners))
+        return _cubic_nd(x, grid, padding_mode, align=bool(align_corners))
     return F.grid_sample(x, grid, name, padding_mode, bool(align_corners))
 
 
@@ -201,7 +201,7 @@ def max_roi_pool(
     return torch.where(covered.unsqueeze(1), data, torch.zeros_like(data))
 
 
-def _iou(boxes: Tensor, one: Tensor, center: bool) -> Tensor:
+def _iou(boxes: Tensor, one: Tensor, *, center: bool) -> Tensor:
     """Overlap over union of every box (n, 4) with one."""
 
     def edges(b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -249,6 +249,6 @@ def non_max_suppression(
             chosen.append([batch, cls, best])
             kept += 1
             rest = torch.tensor(left[1:], dtype=torch.int64)
-            overlap = _iou(boxes[batch][rest], boxes[batch, best], bool(center_point_box))
+            overlap = _iou(boxes[batch][rest], boxes[batch, best], center=bool(center_point_box))
             left = ctx.ints(rest[overlap <= limit])
     return torch.tensor(chosen, dtype=torch.int64).reshape(-1, 3)

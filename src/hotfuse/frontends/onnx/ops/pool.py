@@ -31,13 +31,13 @@ def _rank(x: Tensor) -> int:
 
 
 def _padded(
-    x: Tensor, around: Pads, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], ceil: bool, v: float
+    x: Tensor, around: Pads, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], *, ceil: bool, v: float
 ) -> Tensor:
     """x padded (or cropped) to exactly what the windows read."""
     need: Pads = []
     for i, k in enumerate(kernel):
         size = x.shape[2 + i]
-        count = pooled_size(size, around[i], k, stride[i], dilation[i], ceil)
+        count = pooled_size(size, around[i], k, stride[i], dilation[i], ceil=ceil)
         need.append((around[i][0], (count - 1) * stride[i] + (k - 1) * dilation[i] + 1 - size - around[i][0]))
     return pad_spatial(x, need, v)
 
@@ -76,13 +76,13 @@ def max_pool(
         if fits:
             return _MAX[n](x, kernel, stride, even, dilation, ceil)
         return _MAX[n](
-            _padded(x, around, kernel, stride, dilation, ceil, _lowest(x.dtype)), kernel, stride, 0, dilation
+            _padded(x, around, kernel, stride, dilation, ceil=ceil, v=_lowest(x.dtype)), kernel, stride, 0, dilation
         )
     if fits:
         y, at = _MAX_AT[n](x, kernel, stride, even, dilation, ceil)
         wide, before = list(x.shape[2:]), [0] * n
     else:
-        data = _padded(x, around, kernel, stride, dilation, ceil, _lowest(x.dtype))
+        data = _padded(x, around, kernel, stride, dilation, ceil=ceil, v=_lowest(x.dtype))
         y, at = _MAX_AT[n](data, kernel, stride, [0] * n, dilation, False)
         wide, before = list(data.shape[2:]), [a for a, _ in around]
     return y, _global_index(x, at, wide, before, storage_order)
@@ -143,12 +143,12 @@ def average_pool(
         return _AVG[n](x, kernel, stride, even, ceil, bool(count_include_pad))
     ones = x.new_ones([1, 1, *x.shape[2:]])
     if count_include_pad:
-        counted = _padded(pad_spatial(ones, around, 1.0), [(0, 0)] * n, kernel, stride, dilation, ceil, 0.0)
+        counted = _padded(pad_spatial(ones, around, 1.0), [(0, 0)] * n, kernel, stride, dilation, ceil=ceil, v=0.0)
         if ceil:
-            counted = _like(counted, _padded(ones, around, kernel, stride, dilation, ceil, 0.0), n)
+            counted = _like(counted, _padded(ones, around, kernel, stride, dilation, ceil=ceil, v=0.0), n)
     else:
-        counted = _padded(ones, around, kernel, stride, dilation, ceil, 0.0)
-    data = _padded(x, around, kernel, stride, dilation, ceil, 0.0)
+        counted = _padded(ones, around, kernel, stride, dilation, ceil=ceil, v=0.0)
+    data = _padded(x, around, kernel, stride, dilation, ceil=ceil, v=0.0)
     return _window_mean(data, kernel, stride, dilation) / _window_mean(counted, kernel, stride, dilation)
 
 
@@ -174,7 +174,7 @@ def lp_pool(
     kernel, stride, dilation = list(kernel_shape), per_axis(strides, n), per_axis(dilations, n)
     around = window_pads(auto_pad, pads, x.shape[2:], kernel, stride, dilation)
     ceil = bool(ceil_mode) and auto_pad in ("NOTSET", "")
-    powers = _padded(x.abs() ** p, around, kernel, stride, dilation, ceil, 0.0)
+    powers = _padded(x.abs() ** p, around, kernel, stride, dilation, ceil=ceil, v=0.0)
     return (_window_mean(powers, kernel, stride, dilation) * math.prod(kernel)) ** (1.0 / p)
 
 

@@ -49,7 +49,7 @@ def _limits(elem: Elem) -> tuple[int, int]:
     return (0, 2**elem.bits - 1) if elem.name.startswith("u") else (-(2 ** (elem.bits - 1)), 2 ** (elem.bits - 1) - 1)
 
 
-def _store(y: Tensor, zero: Tensor | None, elem: Elem, saturate: bool = True) -> Value:
+def _store(y: Tensor, zero: Tensor | None, elem: Elem, *, saturate: bool = True) -> Value:
     """Round, shift and saturate real numbers into a quantized type."""
     if "int" not in elem.name:
         return convert(y if zero is None or elem.torch in FLOAT8 else y + zero, elem, saturate)
@@ -84,7 +84,7 @@ def quantize_linear(
         dtype = scale.dtype if scale.is_floating_point() and scale.dtype not in FLOAT8 else torch.float32
     y = x.to(dtype) / _spread(scale.to(dtype), x, axis, block_size)
     zero = None if zero_point is None else _spread(_number(zero_point), x, axis, block_size)
-    return _store(y, zero, elem, bool(saturate))
+    return _store(y, zero, elem, saturate=bool(saturate))
 
 
 def _prepare_dequantize(ctx: Ctx, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Prepared | None:

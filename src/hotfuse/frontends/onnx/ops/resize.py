@@ -141,7 +141,7 @@ def _plain_number(v: Any) -> bool:
     return isinstance(v, int | float)
 
 
-def _whole(x: Tensor, axes: Sequence[_Axis], how: _How, scaled: bool) -> Tensor | None:
+def _whole(x: Tensor, axes: Sequence[_Axis], how: _How, *, scaled: bool) -> Tensor | None:
     """torch's operator where it is the same function; None where it is not known to be."""
     n = x.dim() - 2
     if not 1 <= n <= 3 or not x.dtype.is_floating_point or any(a.axis < 2 for a in axes) or how.antialias:
@@ -171,8 +171,8 @@ def _whole(x: Tensor, axes: Sequence[_Axis], how: _How, scaled: bool) -> Tensor 
     return F.interpolate(x, size, mode=name, align_corners=False)
 
 
-def _resize(x: Tensor, axes: Sequence[_Axis], how: _How, scaled: bool) -> Tensor:
-    y = _whole(x, axes, how, scaled)
+def _resize(x: Tensor, axes: Sequence[_Axis], how: _How, *, scaled: bool) -> Tensor:
+    y = _whole(x, axes, how, scaled=scaled)
     if y is not None:
         return y
     work = x if how.mode == "nearest" or x.dtype.is_floating_point else x.double()
@@ -253,16 +253,17 @@ def resize(
         extrapolation_value,
     )
     if given is not None:
-        return _resize(x, _by_scales(x, over, given, box), how, True)
+        return _resize(x, _by_scales(x, over, given, box), how, scaled=True)
     if sizes is None:
         raise ModelError("Resize: neither scales nor sizes are given", because="one of them must be")
-    return _resize(x, _by_sizes(x, over, ctx.ints(sizes), keep_aspect_ratio_policy, box), how, False)
+    return _resize(x, _by_sizes(x, over, ctx.ints(sizes), keep_aspect_ratio_policy, box), how, scaled=False)
 
 
 def _old(x: Tensor, scales: Sequence[float], mode: str) -> Tensor:
     linear = mode in ("linear", "bilinear", "trilinear")
-    how = _How("linear" if linear else "nearest", "asymmetric", "simple", -0.75, False, False, 0.0)
-    return _resize(x, _by_scales(x, range(x.dim()), scales, None), how, True)
+    mode = "linear" if linear else "nearest"
+    how = _How(mode, "asymmetric", "simple", -0.75, exclude_outside=False, antialias=False, extrapolation=0.0)
+    return _resize(x, _by_scales(x, range(x.dim()), scales, None), how, scaled=True)
 
 
 @onnx_op("Resize", since=10)

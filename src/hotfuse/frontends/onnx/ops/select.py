@@ -30,7 +30,7 @@ def compress(ctx: Ctx, x: Tensor, condition: Tensor, *, axis: int | None = None)
 
 @onnx_op("TopK")
 def top_k_1(ctx: Ctx, x: Tensor, *, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
-    return _top_k(x, k, axis, True)
+    return _top_k(x, k, axis, largest=True)
 
 
 @onnx_op("TopK", since=10)
@@ -38,10 +38,10 @@ def top_k(
     ctx: Ctx, x: Tensor, k: Tensor, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Equal values come in the order of their indices, which is why this is a stable sort and not torch's topk."""
-    return _top_k(x, ctx.ints(k)[0], axis, bool(largest))
+    return _top_k(x, ctx.ints(k)[0], axis, largest=bool(largest))
 
 
-def _top_k(x: Tensor, k: Any, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
+def _top_k(x: Tensor, k: Any, axis: int, *, largest: bool) -> tuple[Tensor, Tensor]:
     axis = norm_axis(axis, x.dim())
     values, indices = torch.sort(to_ordered(x), dim=axis, descending=largest, stable=True)
     return from_ordered(values.narrow(axis, 0, k), x.dtype), indices.narrow(axis, 0, k)
@@ -54,13 +54,13 @@ def unique(ctx: Ctx, x: Value, *, axis: int | None = None, sorted: int = 1) -> t
         flat = x.reshape(-1) if axis is None else x
         names, codes = np.unique(flat.astype(str), return_inverse=True)
         ranks = torch.from_numpy(codes.reshape(flat.shape).astype(np.int64))
-        values, *rest = _unique(ranks, axis, bool(sorted))
+        values, *rest = _unique(ranks, axis, in_order=bool(sorted))
         return names[values.numpy()].astype(object), *rest
-    values, *rest = _unique(to_ordered(x), axis, bool(sorted))
+    values, *rest = _unique(to_ordered(x), axis, in_order=bool(sorted))
     return from_ordered(values, x.dtype), *rest
 
 
-def _unique(x: Tensor, axis: int | None, in_order: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _unique(x: Tensor, axis: int | None, *, in_order: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if axis is None:
         x, axis = x.reshape(-1), 0
     axis = norm_axis(axis, x.dim())

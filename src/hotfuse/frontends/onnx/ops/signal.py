@@ -30,7 +30,7 @@ def _as_complex(x: Tensor) -> Tensor:
     return work.squeeze(-1) if x.shape[-1] == 1 else torch.view_as_complex(work.contiguous())
 
 
-def _transform(x: Tensor, length: Any, axis: int, inverse: bool, onesided: bool) -> Tensor:
+def _transform(x: Tensor, length: Any, axis: int, *, inverse: bool, onesided: bool) -> Tensor:
     signal = _as_complex(x)
     if inverse and onesided:
         size = 2 * (signal.shape[axis] - 1) if length is None else length
@@ -50,7 +50,7 @@ def dft_17(
     ctx: Ctx, x: Tensor, dft_length: Tensor | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
 ) -> Tensor:
     length = None if dft_length is None else ctx.ints(dft_length)[0]
-    return _transform(x, length, axis % x.dim(), bool(inverse), bool(onesided))
+    return _transform(x, length, axis % x.dim(), inverse=bool(inverse), onesided=bool(onesided))
 
 
 @onnx_op("DFT", since=20)
@@ -65,7 +65,7 @@ def dft_20(
 ) -> Tensor:
     length = None if dft_length is None else ctx.ints(dft_length)[0]
     at = -2 if axis is None else int(ctx.ints(axis)[0])
-    return _transform(x, length, at % x.dim(), bool(inverse), bool(onesided))
+    return _transform(x, length, at % x.dim(), inverse=bool(inverse), onesided=bool(onesided))
 
 
 @onnx_op("STFT")
@@ -88,7 +88,7 @@ def stft(
     frames = data.unfold(1, length, step).transpose(2, 3)
     if window is not None:
         frames = frames * F.pad(window, [0, length - window.shape[0]]).to(frames.dtype).unsqueeze(1)
-    return _transform(frames, None, 2, False, bool(onesided))
+    return _transform(frames, None, 2, inverse=False, onesided=bool(onesided))
 
 
 def _cosine_window(ctx: Ctx, size: Tensor, periodic: int, output_datatype: int, weights: tuple[float, ...]) -> Tensor:

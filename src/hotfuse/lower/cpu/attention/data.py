@@ -190,7 +190,7 @@ def finished(b: KernelBuilder, a: Attention, sums: Tile, factor: Tile) -> Tile:
     return b.map("select", b.map("isnan", factor), b.fill(0.0, F32), result) if a.nan_is_zero else result
 
 
-def added(b: KernelBuilder, mask: Tile, hides: bool = False) -> Tile:
+def added(b: KernelBuilder, mask: Tile, *, hides: bool = False) -> Tile:
     """What is added to scores: a float mask itself, 0 or -inf for a bool one."""
     if mask.type.dtype is DType.BOOL:
         one, other = b.fill(0.0, F32), b.fill(NONE, F32)

@@ -78,7 +78,7 @@ class _Few:
                 s = b.reshape(b.reduce("sum", total, 1), (rows,))
                 if a.mask is not None:
                     x = a.mask.rows.read(b, (self.batch, self.head, i, key), (1, rows), valid=() if full else (None, left))
-                    s = b.map("add", s, b.reshape(added(b, x, a.mask.hides), (rows,)))
+                    s = b.map("add", s, b.reshape(added(b, x, hides=a.mask.hides), (rows,)))
                 if not full:
                     exists = b.map("lt", b.iota(remaining(key, a.keys), (rows,), 0, DType.I32), b.fill(0, DType.I32))
                     s = b.map("select", exists, s, b.fill(NONE, F32))

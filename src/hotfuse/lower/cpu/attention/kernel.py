@@ -243,9 +243,9 @@ class Panel:
             (top,) = k.carried
             overlaps = full and a.band is None and not isinstance(keys.count, int)
             key = expr("min", k.var, remaining(keys.end, rows)) if overlaps else k.var
-            s = self.score_tile(rows, lanes, key, full)
+            s = self.score_tile(rows, lanes, key, full=full)
             if a.mask is not None:
-                s = b.map("add", s, self.mask_tile(a.mask, rows, lanes, keys, key, full))
+                s = b.map("add", s, self.mask_tile(a.mask, rows, lanes, keys, key, full=full))
             if not full:
                 s = b.map("select", self.counting(rows, lanes, keys, key), s, b.fill(NONE, F32))
             b.store(self.p, (remaining(key, keys.begin), 0), s)
@@ -254,14 +254,14 @@ class Panel:
             k.yields(top)
         return k.outs[0]
 
-    def score_tile(self, rows: int, lanes: int, key: Dim, full: bool) -> Tile:
+    def score_tile(self, rows: int, lanes: int, key: Dim, *, full: bool) -> Tile:
         """Some keys by all queries."""
         b, a, t = self.b, self.a, self.t
         acc = b.fill(0.0, F32, (rows, lanes))
         even = a.width // t.unroll * t.unroll
 
         def step(acc: Tile, at: Dim) -> Tile:
-            return b.mma(acc, self.key_column(rows, key, at, full), b.load(self.qt, (at, 0), (1, lanes)))
+            return b.mma(acc, self.key_column(rows, key, at, full=full), b.load(self.qt, (at, 0), (1, lanes)))
 
         with b.loop("d", 0, even, t.unroll, carry=[acc]) as d:
             (acc,) = d.carried
@@ -274,7 +274,7 @@ class Panel:
             acc = step(acc, at)
         return acc
 
-    def key_column(self, rows: int, key: Dim, element: Dim, full: bool) -> Tile:
+    def key_column(self, rows: int, key: Dim, element: Dim, *, full: bool) -> Tile:
         """One element of some keys; keys beyond the last are the last again, and do not count."""
         b, a = self.b, self.a
         if full:
@@ -310,9 +310,9 @@ class Panel:
             for j in range(0, vectors * t.lanes, t.lanes):
                 row, valid = expr("+", self.a.first, self.query, j), (remaining(self.count, j), left)
                 x = self.read(mask.rows, row, m.var, (t.lanes, t.lanes), valid=valid)
-                b.store(self.columns, (remaining(m.var, keys.begin), j), b.transpose(added(b, x, mask.hides), (1, 0)))
+                b.store(self.columns, (remaining(m.var, keys.begin), j), b.transpose(added(b, x, hides=mask.hides), (1, 0)))
 
-    def mask_tile(self, mask: Mask, rows: int, lanes: int, keys: _Keys, key: Dim, full: bool) -> Tile:
+    def mask_tile(self, mask: Mask, rows: int, lanes: int, keys: _Keys, key: Dim, *, full: bool) -> Tile:
         """What is added to a tile of scores."""
         b = self.b
         if mask.per_query:
@@ -320,7 +320,7 @@ class Panel:
         axis, step = mask.rows.walk(3)
         place = mask.rows.at(self.batch, self.head, 0, key)
         valid = () if full else (remaining(keys.end, key), None)
-        return added(b, b.load(mask.rows.buffer, place, (rows, 1), axes=(axis, -1), step=(step, 1), valid=valid), mask.hides)
+        return added(b, b.load(mask.rows.buffer, place, (rows, 1), axes=(axis, -1), step=(step, 1), valid=valid), hides=mask.hides)
 
     # -- softmax and values
 

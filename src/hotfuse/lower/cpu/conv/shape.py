@@ -212,7 +212,9 @@ def choose(core: Core, width: Dim, channels: int, k: int, apart: int) -> GemmTil
     _, vectors, rows, columns = best
     why = f"{rows}x{columns} for rows of {width} and {channels} channels"
     unroll = 4 if isinstance(width, int) else 2
-    return GemmTiling(core.lanes, core.registers, vectors, rows, unroll, 0, 0, True, why, columns, core.threads)
+    return GemmTiling(
+        core.lanes, core.registers, vectors, rows, unroll, 0, 0, next_panel=True, why=why, width=columns, threads=core.threads
+    )
 
 
 def product(core: Core, pixels: Dim, channels: int, k: int) -> GemmTiling:

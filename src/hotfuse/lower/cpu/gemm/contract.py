@@ -150,12 +150,12 @@ class _GemmGroup:
         simple = len(long) <= _FEW and all(packet(n.op) in _CHEAP for n in long) and self.acc is DType.F32
         in_loop = not simple or not isinstance(self.m, int) or len(self.found) > 1 or self.rows != (self.m,)
         if skipping:
-            return self._skipping(p, owners, in_loop)
+            return self._skipping(p, owners, in_loop=in_loop)
         self.left.prepare_all()
         write_product(b, p, lambda f: self._finish(f, owners), in_loop=in_loop)
         return self._call(packed)
 
-    def _skipping(self, p: Product, owners: list[list[Value]], in_loop: bool) -> Lowered:
+    def _skipping(self, p: Product, owners: list[list[Value]], *, in_loop: bool) -> Lowered:
         """Both sides: with rows of zeros left out, and as it always is."""
         if self.paired or self.acc is DType.I32:
             raise CannotLower("rows of zeros are looked for in products of real numbers that are not rounded")

@@ -53,7 +53,7 @@ def tiling(core: Core, cell: str) -> GemmTiling:
     vectors = len(GATES[cell])
     rows = rows_for(core.registers, vectors)
     return GemmTiling(
-        core.lanes, core.registers, vectors, rows, UNROLL, rows, 0, False, f"{rows} rows, {vectors} gates"
+        core.lanes, core.registers, vectors, rows, UNROLL, rows, 0, next_panel=False, why=f"{rows} rows, {vectors} gates"
     )
 
 

@@ -79,7 +79,7 @@ class _RecurrentGroup:
         hidden = self._hidden(states, layers * directions, batch)
         if not isinstance(shape[2], int) or shape[2] < 1:
             raise CannotLower(f"steps of {shape[2]} elements", where=self.where)
-        weights = self._weights(layers, directions, bool(biased), shape[2], hidden)
+        weights = self._weights(layers, directions, biased=bool(biased), inputs=shape[2], hidden=hidden)
         made = {v.name for v in output_values(self.graph)}
         if not made <= {v.name for v in node.outs}:
             raise CannotLower("a value inside the group is read outside it", where=self.where)
@@ -136,7 +136,7 @@ class _RecurrentGroup:
 
     # -- weights
 
-    def _weights(self, layers: int, directions: int, biased: bool, inputs: int, hidden: int) -> tuple[Weights, ...]:
+    def _weights(self, layers: int, directions: int, *, biased: bool, inputs: int, hidden: int) -> tuple[Weights, ...]:
         given = argument(self.node, "params")
         params = [v for v in given if isinstance(v, Value)] if isinstance(given, tuple) else []
         each = 4 if biased else 2

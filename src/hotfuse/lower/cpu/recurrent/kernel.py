@@ -282,7 +282,7 @@ class _RecurrentWriter:
         m = expr("*", steps, self.height)
         p = Product(rows, weights.wi, m, weights.inputs, self.panels, t)
         biases = [weights.bi, weights.bh] if self.job.cell == "lstm" else [weights.bi]
-        with self.each_panel(self.shares_steps or weights.inputs >= WIDE * self.job.hidden) as panel:
+        with self.each_panel(shared=self.shares_steps or weights.inputs >= WIDE * self.job.hidden) as panel:
             bias = self._bias(biases, panel)
 
             def tile(row: Dim, height: int) -> None:
@@ -293,7 +293,7 @@ class _RecurrentWriter:
             self._tiles(m, tile)
 
     @contextlib.contextmanager
-    def each_panel(self, shared: bool) -> Generator[Dim]:
+    def each_panel(self, *, shared: bool) -> Generator[Dim]:
         """The panels, shared among threads where threads share panels and it pays, or one after the other."""
         shared = shared and self.by_panel
         with self.b.parallel("panel", self.panels) if shared else self.b.loop("panel", 0, self.panels) as panel:
@@ -303,7 +303,7 @@ class _RecurrentWriter:
     def to_and_fro(self, parity: Dim) -> Generator[Dim]:
         """The panels of a step: shared among threads, or else from the first to the last and back in turns."""
         if self.shares_steps:
-            with self.each_panel(True) as panel:
+            with self.each_panel(shared=True) as panel:
                 yield panel
             return
         with self.b.loop("panel", 0, self.panels) as panel:
