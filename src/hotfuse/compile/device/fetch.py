@@ -4,6 +4,7 @@
     strides        one run of the library's kernels shows how intermediate tensors lie
     device unit    workers compile each distinct group in several tilings; one without a kernel is asked for again in two halves
     trial          each kernel against the library's on the device, with the data of a real call (`compile.device.trial`)
+    tuning         kernels exchanged one at a time, and the whole plan measured (`compile.device.tuning`)
     outline        one function of generated kernels and library operators, in order
 
 Everything here runs on a background thread. Time for it is bounded; what was not tried by then stays with the library.
@@ -29,6 +30,7 @@ from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.compile.device.trial import DeviceTrial, Differ, tried
+from hotfuse.compile.device.tuning import LIBRARY, Choice, alternatives, descended
 from hotfuse.compile.parts import GeneratedPlan
 from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest, RequestBody, request_of
 from hotfuse.compile.requests import Here
@@ -41,6 +43,7 @@ from hotfuse.ir.normal import normalized
 from hotfuse.ir.subgraph import extract
 from hotfuse.ir.text import parse, show
 from hotfuse.lower.common.codec import from_json
+from hotfuse.machine.device_clock import device_seconds
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.ops.table import Access, lookup, packet
 
@@ -50,6 +53,8 @@ MARGIN = 0.97
 """A kernel must take less than this part of the library's time."""
 MOST_PLACES = 12
 """Places in the model whose weights a trial goes through."""
+TUNING_S = 4.0
+"""Seconds for choosing kernels inside the whole plan."""
 DONE_S = 0.05
 SHARES = 5
 """Requests that the tilings of one group are divided into, for workers that would be idle."""
@@ -67,10 +72,21 @@ class _DeviceUnit:
     futures: list[Future[wire.Message]] = field(default_factory=list[Future[wire.Message]])
     candidates: list[tuple[GeneratedKernel, str]] = field(default_factory=list[tuple[GeneratedKernel, str]])
     because: str = ""
-    chosen: GeneratedKernel | None = None
+    trial: DeviceTrial | None = None
+    chosen: int = LIBRARY
+    """Which of the candidates serves."""
     tried: bool = False
     uses: int = 0
-    said: str = ""
+
+    @property
+    def kernel(self) -> GeneratedKernel | None:
+        """What serves instead of the library."""
+        return None if self.chosen == LIBRARY else self.candidates[self.chosen][0]
+
+    def said(self, at: int) -> str:
+        """What a candidate took alone."""
+        assert self.trial is not None
+        return f"{self.trial.us[at]:.1f} us ({self.candidates[at][1]}), the library {self.trial.library_us:.1f} us"
 
 
 @dataclass(slots=True)
@@ -262,40 +278,78 @@ class _Generation:
         at = found.best
         if at < 0:
             return
-        us, tiling = found.us[at], unit.candidates[at][1]
+        unit.trial, us = found, found.us[at]
         assert us is not None
-        unit.said = f"{us:.1f} us ({tiling}), the library {found.library_us:.1f} us"
         if us < MARGIN * found.library_us:
-            unit.chosen = unit.candidates[at][0]
+            unit.chosen = at
         else:
-            unit.because = f"its best kernel takes {unit.said}"
+            unit.because = f"its best kernel takes {unit.said(at)}"
+
+    def _tune(self) -> str:
+        """Kernels by what the whole plan takes; what came of it, in words."""
+        tried = {k: (u, u.trial) for k, u in self.units.items() if u.trial is not None}
+        order = sorted(tried, key=lambda k: -tried[k][0].uses * tried[k][1].library_us)
+        others = {k: alternatives(t.us, u.chosen, t.library_us) for k in order for u, t in [tried[k]]}
+        until = time.monotonic() + TUNING_S
+        made: dict[tuple[int, ...], Run] = {}
+        with torch.no_grad(), in_own_stream(self.sample):
+
+            def measure(choice: Choice) -> float:
+                at = tuple(choice[k] for k in order)
+                if at not in made:
+                    for k in order:
+                        self.units[k].chosen = choice[k]
+                    made[at] = self._outlined()[0]
+                    made[at](*self.sample)  # code is loaded
+                begin = time.perf_counter()
+                made[at](*self.sample)
+                launching = time.perf_counter() - begin
+                return device_seconds(lambda: made[at](*self.sample), self.device, 1.3 * launching)
+
+            found = descended({k: self.units[k].chosen for k in order}, others, measure,
+                              lambda: self.stop() or time.monotonic() > until)  # fmt: skip
+        for k in order:
+            self.units[k].chosen = found.chosen[k]
+        ended = "" if found.complete else f", until {TUNING_S:g} s were over"
+        return (f"in the whole plan {found.exchanged} kernels were exchanged for others{ended}: "
+                f"{found.before_us:.1f} us before, {found.after_us:.1f} us after")  # fmt: skip
 
     # -- the plan
 
-    def _assembled(self) -> GeneratedPlan:
+    def _outlined(self) -> tuple[Run, str, Mapping[str, GeneratedKernel], int, int]:
+        """The plan with the kernels that are chosen now: its run and text, its kernels by group, how many calls of those and of the
+        library."""
         runs: dict[str, Run] = {}
         nodes: list[Node] = []
         kernels: dict[str, GeneratedKernel] = {}
         for part in self.parts:
             unit = self.units.get(part.key)
-            if unit is None or unit.chosen is None:
+            if unit is None or unit.kernel is None:
                 nodes.extend(self.graph.nodes[i] for i in part.nodes)
                 continue
             piece = extract(self.graph, part.nodes, "part")
             op = f"generated.k{len(runs)}"
-            runs[op] = unit.chosen
-            kernels[part.key] = unit.chosen
+            runs[op] = kernels[part.key] = unit.kernel
             outs = tuple(dict.fromkeys(output_values(piece)))
             nodes.append(Node(Kind.OPERATOR, op, sources(piece), outs, loc=self.graph.nodes[part.nodes[0]].loc))
-        notes = [f"{u.uses} x {u.ops}: {u.said}" for u in self.units.values() if u.chosen is not None]
-        stays = [f"{u.uses} x {u.ops} stays with the library: {u.because}" for u in self.units.values()
-                 if u.chosen is None and u.because and (u.tried or len(u.graph.nodes) == 1)]  # fmt: skip
-        if not runs:
-            raise InternalError("no generated kernel beat the library's on the device", because="; ".join(stays)[:500])
         outline = Graph(self.graph.name, self.graph.inputs, self.graph.params, tuple(nodes), self.graph.outputs)
         run, source = flat_function(outline, lambda n: (runs[n.op], True) if n.op in runs else meaning(n), self.weights)
-        head = f"{len(runs)} calls of {len(kernels)} generated kernels on {self.device}, {len(nodes) - len(runs)} library calls"
-        return GeneratedPlan(self.given, run, source, tuple(kernels.values()), (head, *notes, *stays))
+        return run, source, kernels, len(runs), len(nodes) - len(runs)
+
+    def _assembled(self) -> GeneratedPlan:
+        units = self.units.values()
+        if all(u.kernel is None for u in units):
+            raise InternalError("no generated kernel beat the library's on the device", because="; ".join(self._stays())[:500])
+        tuned = self._tune()
+        run, source, kernels, calls, library = self._outlined()
+        notes = [f"{u.uses} x {u.ops}: {u.said(u.chosen)}" for u in units if u.kernel is not None]
+        head = f"{calls} calls of {len(kernels)} generated kernels on {self.device}, {library} library calls"
+        return GeneratedPlan(self.given, run, source, tuple(kernels.values()), (head, tuned, *notes, *self._stays()))
+
+    def _stays(self) -> list[str]:
+        """Groups that stay with the library, and why."""
+        return [f"{u.uses} x {u.ops} stays with the library: {u.because}" for u in self.units.values()
+                if u.kernel is None and u.because and (u.tried or len(u.graph.nodes) == 1)]  # fmt: skip
 
 
 class _LoadedLater:

@@ -1,0 +1,43 @@
+"""Kernels chosen inside a whole plan: the search alone, on plans whose times are made up. Real ones are measured in `tests/gpu`."""
+
+from __future__ import annotations
+
+import random
+
+from hotfuse.compile.device.tuning import LIBRARY, MOST_OTHERS, Choice, alternatives, descended
+
+
+def test_only_right_kernels_that_are_near_the_best_are_tried() -> None:
+    us = (5.0, None, 4.0, 9.0, 4.4, 4.1, 4.2)
+    assert alternatives(us, 2, 8.0) == [5, 6, 4] and len(alternatives(us, 2, 8.0)) == MOST_OTHERS
+    assert alternatives(us, LIBRARY, 3.9) == [2, 5, 6], "one that lost narrowly may win beside others"
+    assert alternatives(us, LIBRARY, 1.0) == [] and alternatives((None,), LIBRARY, 1.0) == []
+
+
+def together(choice: Choice) -> float:
+    """The second kernel is slower beside kernel 0 of the first group."""
+    alone = {"a": (3.0, 3.1), "b": (2.0, 1.9), "c": (1.0, 1.2)}
+    beside = 0.5 if choice["a"] == 0 and choice["b"] == 1 else 0.0
+    return 1e-6 * (sum(alone[g][i] if i != LIBRARY else 2.0 for g, i in choice.items()) + beside)
+
+
+def test_what_is_best_together_is_found_and_the_first_choice_may_stay() -> None:
+    rng, measured = random.Random(3), list[float]()
+
+    def measure(choice: Choice) -> float:
+        measured.append(together(choice) * (1.3 if rng.random() < 0.1 else 1.0))  # calls beside make any of them slower, sometimes
+        return measured[-1]
+
+    first = {"a": 0, "b": 1, "c": LIBRARY}
+    found = descended(first, {"a": [1], "b": [0], "c": [0, 1]}, measure, lambda: False)
+    assert found.chosen == {"a": 0, "b": 0, "c": 0} and found.complete and found.exchanged >= 2
+    assert found.after_us < found.before_us and len(measured) < 200
+    again = descended(found.chosen, {"a": [1], "b": [1], "c": [1]}, together, lambda: False)
+    assert again.chosen == found.chosen and again.exchanged == 0 and again.before_us == again.after_us
+
+
+def test_time_that_is_over_ends_the_search_with_what_was_found() -> None:
+    turns = iter(range(1000))
+    found = descended({"a": 1, "b": 1, "c": 1}, {"a": [0], "b": [0], "c": [0]}, together, lambda: next(turns) > 2)
+    assert not found.complete and found.chosen["c"] == 1
+    assert descended({}, {}, lambda _: 1.0, lambda: False).complete
