@@ -61,7 +61,7 @@ def descended(
             for other in (*choices, start[group]):
                 candidate = {**chosen, group: other}
                 if over():
-                    return TunedChoice(chosen, begin * 1e6, now * 1e6, exchanged, False)
+                    return TunedChoice(chosen, begin * 1e6, now * 1e6, exchanged, complete=False)
                 if tuple(candidate.items()) in tried:
                     continue
                 tried.add(tuple(candidate.items()))
@@ -69,7 +69,7 @@ def descended(
                 now = min(now, held)
                 if new < (1 - LEAST_GAIN) * held:
                     chosen, now, helped, exchanged = candidate, new, True, exchanged + 1
-    return TunedChoice(chosen, begin * 1e6, now * 1e6, exchanged, not over())
+    return TunedChoice(chosen, begin * 1e6, now * 1e6, exchanged, complete=not over())
 
 
 def _in_turns(one: Choice, other: Choice, measure: Callable[[Choice], float]) -> tuple[float, float]:
