@@ -25,6 +25,9 @@ from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim
 from hotfuse.ir.types import DType
 from hotfuse.lower.common.winograd import transformed
+from hotfuse.machine.huge_pages import SIZE as HUGE_PAGE
+from hotfuse.machine.huge_pages import huge_pages
+from hotfuse.native.panels import fill_panels
 from hotfuse.tile.memory import NUMPY
 
 _NUMPY = {d: NUMPY[d] for d in (DType.F32, DType.F64, DType.F16, DType.BF16, DType.I8, DType.I16, DType.I32)}
@@ -35,8 +38,9 @@ WORD_GROUP = 2
 _OF_BYTES = frozenset({DType.I8, DType.I16, DType.I32})
 """What is packed of weights that are bytes."""
 _PAGE = 4096
-_HUGE = 2 << 20
 _LINE = 64
+NATIVE_BYTES = 1 << 20
+"""Of a weight that native code packs: what is smaller takes less than asking for that code does."""
 
 Array = npt.NDArray[Any]
 
@@ -187,7 +191,13 @@ def _fill(spec: PackSpec, weights: Mapping[str, Array], panels: Array) -> None:
     at = left = 0
     for source in spec.sources:
         weight, width = _columns(spec, source, weights), spec.width
-        full, rest = divmod(source.n, width)
+        if _turned_natively(weight, panels):
+            _, step, size = panels.strides
+            to = panels.ctypes.data + at * panels.strides[0] + left * size
+            fill_panels((weight.ctypes.data, source.n, spec.k, weight.strides[1]), (to, width, step, panels.strides[0]))
+            full = rest = 0
+        else:
+            full, rest = divmod(source.n, width)
         whole = weight[:, : full * width].reshape(spec.k, full, width)
         panels[at : at + full, :, left : left + width] = whole.transpose(1, 0, 2)
         if rest:
@@ -196,6 +206,12 @@ def _fill(spec: PackSpec, weights: Mapping[str, Array], panels: Array) -> None:
             left += width
         else:
             at += spec.panels_of(source)
+
+
+def _turned_natively(weight: Array, panels: Array) -> bool:
+    """Whether columns that lie as rows, of four bytes an element, are worth native code."""
+    same = weight.dtype == panels.dtype and weight.itemsize == 4 and panels.strides[2] == 4
+    return same and weight.strides[0] == 4 and weight.strides[1] % 4 == 0 and weight.nbytes >= NATIVE_BYTES
 
 
 def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -> Array:
@@ -242,13 +258,12 @@ def _windows(spec: PackSpec, source: PackSource, weight: Array) -> Array:
 def aligned(count: int, dtype: np.dtype[Any]) -> Array:
     """Zeros that begin on a cache line; large ones on huge pages, where the system has them to give."""
     size = max(count * dtype.itemsize, 1)
-    align = _HUGE if size >= _HUGE else _LINE
-    if align == _LINE:
-        raw = np.zeros(size + align, np.uint8)
+    if size < HUGE_PAGE:
+        raw = np.zeros(size + _LINE, np.uint8)
+        start = -raw.ctypes.data % _LINE
     else:
-        memory = mmap.mmap(-1, size + align, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+        memory = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         raw = np.frombuffer(memory, np.uint8)
-    start = -raw.ctypes.data % align
+        start = -raw.ctypes.data % HUGE_PAGE
+        huge_pages.prefer(memory, start, size)
     return raw[start : start + count * dtype.itemsize].view(dtype)

@@ -29,6 +29,7 @@ from hotfuse.hpm.bottleneck import Strategy
 from hotfuse.ir.types import TensorType
 from hotfuse.machine import team
 from hotfuse.machine.cores import usable_cores
+from hotfuse.machine.huge_pages import huge_pages
 from hotfuse.runtime.epochs import epochs
 from hotfuse.runtime.plan import Plan
 from hotfuse.runtime.plans import Plans
@@ -416,6 +417,8 @@ class Improver:
         self._decide(Action.DEPLOY, why, **evidence)
         self._plans.release(entry)
         self._plans.compare_copies()
+        if huge_pages.waiting:
+            self._plans.in_background(huge_pages.gather)
         return True
 
     def _wide(self, entry: Entry, noise: int = 0) -> Run:
