@@ -19,7 +19,7 @@ from hotfuse.lower.gpu import placeless
 from hotfuse.ops.bounded_attention import NAME as BOUNDED
 from hotfuse.ops.packed import NAME as PACKED
 from hotfuse.pipeline import compile_tier0
-from hotfuse.runtime.serve.device_packing import REMEMBERED, DevicePackedRun, DevicePacker, capacity
+from hotfuse.runtime.serve.device_packing import REMEMBERED, DevicePackedRun, DevicePacker, capacity, usual_capacity
 from hotfuse.runtime.serve.packing import MaskPacker, Padded
 from hotfuse.runtime.tierup.padding import padded_traffic
 from hotfuse.specialize.packing import PackedInput
@@ -142,6 +142,15 @@ def test_a_room_that_is_recorded_serves_slightly_smaller_calls() -> None:
     assert [run.usual_room(n) for n in (1024, 960)] == [1024, 1024]  # now the larger one is
     assert [run.usual_room(n) for n in (896, 1088, 960)] == [896, 1088, 1024]  # too far, too small
     assert [run.usual_room(n) for n in (896, 896)] == [896, 896]  # a capacity of its own all the same
+
+
+def test_the_room_of_generated_kernels_serves_calls_that_need_somewhat_less() -> None:
+    packer, _ = packed(PaddedEncoder(pools="last"))
+    run = DevicePackedRun(
+        DevicePacker(packer), 1.0, lambda *_: ("asked",), Counting([]), lambda *_: ("padded",), generated=1152  # type: ignore[arg-type]
+    )
+    assert [run.usual_room(n) for n in (1152, 1088, 960, 960, 896, 1216)] == [1152, 1152, 1152, 1152, 896, 1216]
+    assert usual_capacity([1024, 1152, 2048, 896]) == 1152 and usual_capacity([1024]) == 1024
 
 
 def test_calls_like_the_last_ones_are_launched_before_their_masks_are_known() -> None:

@@ -34,6 +34,8 @@ TO_RECORD = 2
 """Calls of a capacity after which it is recorded."""
 ROOM_SLACK = 8
 """A room may be larger by this part of itself."""
+GENERATED_SLACK = 6
+"""The same of the room that kernels were generated for: those save more than the rows that are computed for nobody."""
 MOST_ROOMS = 1024
 REMEMBERED = 64
 """Packed calls whose capacities the next one is expected to stay within."""
@@ -47,6 +49,16 @@ def capacity(live: int, rows: int) -> int:
     """Rows that a recording for so many live ones has room for."""
     step = max(LEAST_ROWS, (1 << max(0, live.bit_length() - 1)) // STEPS)
     return max(1, min(rows, -(-live // step) * step))
+
+
+def usual_capacity(rooms: Sequence[int]) -> int:
+    """What kernels are best made for: the first of these, or somewhat more where others need that."""
+    return max(n for n in rooms if n <= rooms[0] + rooms[0] // ROOM_SLACK)
+
+
+def least_generated(room: int) -> int:
+    """The least capacity whose calls take a room that kernels were generated for."""
+    return room - room // GENERATED_SLACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +154,8 @@ class DevicePackedRun:
     packed: RecordedRun
     """Takes a call's inputs, and a tensor with as many elements as there is room for rows."""
     padded: Run
+    generated: int = 0
+    """The room that kernels were generated for; 0: none."""
     rooms: dict[torch.device, torch.Tensor] = field(default_factory=dict[torch.device, torch.Tensor])
     calls: int = 0
     """Packed ones."""
@@ -230,7 +244,9 @@ class DevicePackedRun:
         """A somewhat larger room that calls have had often enough to be recorded, where this one has not been: one recording more
         would take two calls kernel by kernel, and traffic around a capacity would need two of them for ever."""
         used = self.used
-        if used[rows] < TO_RECORD:
+        if least_generated(self.generated) <= rows <= self.generated:
+            rows = self.generated
+        elif used[rows] < TO_RECORD:
             larger = [n for n, times in used.items() if rows < n <= rows + rows // ROOM_SLACK and times >= TO_RECORD]
             rows = min(larger, default=rows)
         if rows in used or len(used) < MOST_ROOMS:

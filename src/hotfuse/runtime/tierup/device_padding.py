@@ -1,8 +1,8 @@
 """Packed plans on an accelerator: the library's kernels for any number of live rows, generated ones for the usual number.
 
 How rows are counted and packed there is in `runtime.serve.device_packing`; what a packed graph is, in `specialize.packing`. Kernels
-are generated for sizes that are numbers, so they are made for the capacity that the most ordinary kept call needs; calls of other
-capacities run in the library's kernels, recorded as well.
+are generated for sizes that are numbers, so they are made for one capacity: one that the most ordinary kept call needs, and others
+like it. Calls that need somewhat less have that room too; others run in the library's kernels, recorded as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from hotfuse.ir.graph import Graph
 from hotfuse.machine.device_clock import device_seconds
 from hotfuse.machine.device_stream import in_own_stream
 from hotfuse.runtime.plan import BetCount, Plan
-from hotfuse.runtime.serve.device_packing import DevicePackedRun, DevicePacker, capacity
+from hotfuse.runtime.serve.device_packing import (
+    DevicePackedRun,
+    DevicePacker,
+    capacity,
+    least_generated,
+    usual_capacity,
+)
 from hotfuse.runtime.serve.packing import MaskPacker
 from hotfuse.runtime.tierup.layers.layer import Call, Composer, Layer, composed
 from hotfuse.runtime.tierup.packing_share import crossing_share
@@ -41,7 +47,7 @@ def device_packed_plan(
     asks, sample = DevicePacker(packer), calls[0]
     mask = sample[packer.mask]
     rows = mask.numel()
-    room = capacity(round(packer.share(sample) * rows), rows)
+    room = usual_capacity([capacity(round(packer.share(c) * rows), rows) for c in calls])
     usual = torch.zeros(room, dtype=torch.uint8, device=mask.device)
     library = composer.plain(packer.packing.graph)
     by_room: dict[int, Run] = {}
@@ -54,7 +60,8 @@ def device_packed_plan(
         else:
             by_room[room] = _unrecorded(made.run)
             pieces.append(made)
-            notes.append(f"calls with room for {room} rows run in generated kernels, others in the library's")
+            least = least_generated(room)
+            notes.append(f"calls that need room for {least} to {room} rows run in generated kernels, others in the library's")
     other = composer.recording().plan(graph, calls, inner)
 
     def packed(*given: Any) -> tuple[Any, ...]:
@@ -62,7 +69,8 @@ def device_packed_plan(
         return by_room.get(space.shape[0], library.run)(*inputs, *asks.made(inputs[packer.mask], space))
 
     limit = _paying_share(packer, packed, other.run, sample, usual)
-    run = DevicePackedRun(asks, limit, _recorded(asks.facts, mask.device), _recorded(packed, mask.device), other.run)
+    run = DevicePackedRun(asks, limit, _recorded(asks.facts, mask.device), _recorded(packed, mask.device), other.run,
+                          generated=room if by_room else 0)  # fmt: skip
     return _plan(graph, packer, run, mean, [*pieces, other], notes)
 
 
