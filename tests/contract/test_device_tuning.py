@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
+from hotfuse import Settings
+from hotfuse.compile.device.remembered import STAYS, remembered_kernels
 from hotfuse.compile.device.tuning import LIBRARY, MOST_OTHERS, Choice, alternatives, descended
 
 
@@ -41,3 +44,18 @@ def test_time_that_is_over_ends_the_search_with_what_was_found() -> None:
     found = descended({"a": 1, "b": 1, "c": 1}, {"a": [0], "b": [0], "c": [0]}, together, lambda: next(turns) > 2)
     assert not found.complete and found.chosen["c"] == 1
     assert descended({}, {}, lambda _: 1.0, lambda: False).complete
+
+
+def test_what_won_is_known_to_the_next_process_on_such_a_device(tmp_path: Path) -> None:
+    settings = Settings(cache_dir=tmp_path)
+    first = remembered_kernels("a graph", "H200 90", settings, tf32=False)
+    assert first.tiling("group 1") == ""
+    first.keep({"group 1": "64x64x64, 4 warps, 4 stages", "group 2": STAYS})
+    second = remembered_kernels("a graph", "H200 90", settings, tf32=False)
+    assert second.tiling("group 1") == "64x64x64, 4 warps, 4 stages" and second.tiling("group 2") == STAYS
+    assert second.tiling("group 3") == ""
+    for graph, machine, tf32 in (("another", "H200 90", False), ("a graph", "A100 80", False), ("a graph", "H200 90", True)):
+        assert not remembered_kernels(graph, machine, settings, tf32=tf32).tilings
+    nowhere = remembered_kernels("a graph", "H200 90", Settings(capture="inline"), tf32=False)
+    nowhere.keep({"group 1": STAYS})
+    assert not remembered_kernels("a graph", "H200 90", Settings(capture="inline"), tf32=False).tilings

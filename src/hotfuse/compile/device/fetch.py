@@ -4,7 +4,7 @@
     strides        one run of the library's kernels shows how intermediate tensors lie
     device unit    workers compile each distinct group in several tilings; one without a kernel is asked for again in two halves
     trial          each kernel against the library's on the device, with the data of a real call (`compile.device.trial`)
-    tuning         kernels exchanged one at a time, and the whole plan measured (`compile.device.tuning`)
+    tuning         kernels exchanged one at a time, and the whole plan measured (`compile.device.tuning`); what came of it is kept
     outline        one function of generated kernels and library operators, in order
 
 Everything here runs on a background thread. Time for it is bounded; what was not tried by then stays with the library.
@@ -29,6 +29,7 @@ from hotfuse.backends.pycode import flat_function
 from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
+from hotfuse.compile.device.remembered import STAYS, remembered_kernels
 from hotfuse.compile.device.trial import DeviceTrial, Differ, tried
 from hotfuse.compile.device.tuning import LIBRARY, Choice, alternatives, descended
 from hotfuse.compile.parts import GeneratedPlan
@@ -76,6 +77,8 @@ class _DeviceUnit:
     chosen: int = LIBRARY
     """Which of the candidates serves."""
     tried: bool = False
+    known: bool = False
+    """Whether an earlier process has chosen."""
     uses: int = 0
 
     @property
@@ -127,6 +130,8 @@ class _Generation:
         self.until = time.monotonic() + TRIALS_S
         self.units: dict[str, _DeviceUnit] = {}
         self.given = graph
+        name = f"{torch.cuda.get_device_name(device)} {self.target.arch}"
+        self.kept = remembered_kernels(show(graph), name, settings, tf32=tf32_allowed())
         header, _ = wire.checked(self._ask(DevicePlanRequest(show(graph))).result())
         self.graph = parse(str(header["graph"]))
         self.parts: list[_DevicePart] = []
@@ -197,6 +202,7 @@ class _Generation:
                 except HotfuseError as e:
                     unit.because = unit.because or e.because or e.what
             unit.futures = []
+            self._recall(part.key, unit)
         if not unit.candidates and len(part.nodes) > 1:
             middle = part.nodes[len(part.nodes) // 2]
             second = _DevicePart(range(middle, part.nodes.stop), "?")
@@ -204,6 +210,15 @@ class _Generation:
             part.nodes, part.key = range(part.nodes.start, middle), "?"
             for half in (part, second):
                 self._request(half)
+
+    def _recall(self, key: str, unit: _DeviceUnit) -> None:
+        """What an earlier process chose is the only candidate."""
+        tiling = self.kept.tiling(key)
+        if tiling == STAYS:
+            unit.known = unit.tried = True
+            unit.because = "the library's kernels were faster in an earlier process"
+        elif found := [c for c in unit.candidates if c[1] == tiling]:
+            unit.known, unit.candidates = True, found
 
     def _candidate(self, unit: _DeviceUnit, data: dict[str, Any], code: bytes) -> tuple[GeneratedKernel, str]:
         function = _LoadedLater(device_kernel(code, data["built"]), self.device)
@@ -288,6 +303,8 @@ class _Generation:
     def _tune(self) -> str:
         """Kernels by what the whole plan takes; what came of it, in words."""
         tried = {k: (u, u.trial) for k, u in self.units.items() if u.trial is not None}
+        if all(u.known for u, _ in tried.values()):
+            return "its kernels are those that an earlier process chose in the whole plan"
         order = sorted(tried, key=lambda k: -tried[k][0].uses * tried[k][1].library_us)
         others = {k: alternatives(t.us, u.chosen, t.library_us) for k in order for u, t in [tried[k]]}
         until = time.monotonic() + TUNING_S
@@ -341,6 +358,7 @@ class _Generation:
         if all(u.kernel is None for u in units):
             raise InternalError("no generated kernel beat the library's on the device", because="; ".join(self._stays())[:500])
         tuned = self._tune()
+        self.kept.keep({k: STAYS if u.kernel is None else u.candidates[u.chosen][1] for k, u in self.units.items() if u.tried})
         run, source, kernels, calls, library = self._outlined()
         notes = [f"{u.uses} x {u.ops}: {u.said(u.chosen)}" for u in units if u.kernel is not None]
         head = f"{calls} calls of {len(kernels)} generated kernels on {self.device}, {library} library calls"
