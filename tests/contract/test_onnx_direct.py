@@ -64,6 +64,10 @@ CASES: dict[str, tuple[Function, list[tuple[int, ...]]]] = {
     "permute": (lambda x: torch.permute(x, (0, 2, 3, 1)), [IMAGE]), "squeeze": (lambda x: torch.squeeze(x, [1]), [(2, 1, 7)]),
     "reshape": (lambda x: torch.reshape(x, [x.shape[0], x.shape[1], 3, 4]), [ROWS]),
     "reshape to the rest": (lambda x: torch.reshape(x, [-1, 4, 3]), [(7, 12)]),
+    "reshape as a method": (lambda x: x.reshape(-1, 4, 3), [(7, 12)]), "of a list": (lambda x: x.reshape([-1, 4, 3]), [(7, 12)]),
+    "bytes": (lambda x: x.to(torch.int32).to(torch.uint8), [IMAGE]), "there and back": (lambda x: x.to(torch.int8).float(), [ROWS]),
+    "integers reshaped": (lambda x: x.to(torch.int64).reshape(-1, 4, 3), [(7, 12)]),
+    "a number": (lambda x: x.to(torch.uint8), [()]),
 }  # fmt: skip
 
 
@@ -82,6 +86,14 @@ def test_rules_give_what_torch_gives(name: str, dynamic: tuple[int, ...], monkey
     assert len(fewer) <= max(len(more), len(dynamic))
 
 
+@pytest.mark.parametrize("function", [lambda x: x.float(), lambda x: x.to(torch.float32), lambda x: x.to(x.dtype)])
+def test_conversions_that_change_nothing_are_no_nodes(function: Function) -> None:
+    """Half of the nodes of a quantized file were such ones."""
+    assert traced(lambda x: function(x) + 1, [ROWS], (1,))[0] == traced(lambda x: x + 1, [ROWS], (1,))[0]
+    assert len(traced(lambda x: x.reshape(()) + 1, [()], ())[0]) == 1
+    assert len(traced(lambda x: x.reshape(()) + 1, [(1,)], ())[0]) == 2
+
+
 def test_convolutions_bound_no_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch answers which library it would take, by the number of elements: a bound in both directions."""
     function, shapes = CASES["conv strides"][0], [(1, 3, 48, 320), (16, 3, 3, 3)]
@@ -97,7 +109,7 @@ def test_what_is_not_usual_is_asked_of_torch(name: str) -> None:
 
     def tried(function: Function, *args: Tensor) -> Any:
         row = direct._ROWS[function]  # pyright: ignore[reportPrivateUsage]
-        return direct.DirectOperators(TracedLevel(Session(mode, trace_step)))._asked(row, False, args, {})  # pyright: ignore[reportPrivateUsage]
+        return direct.DirectOperators(TracedLevel(Session(mode, trace_step)))._asked(row, function, args, {})  # pyright: ignore[reportPrivateUsage]
 
     mode = fresh_mode()
     with mode:

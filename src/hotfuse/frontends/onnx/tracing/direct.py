@@ -36,6 +36,7 @@ from hotfuse.ops.torch_types import layout_of
 
 aten = torch.ops.aten
 _FLOATS = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+_CONVERTIBLE = _FLOATS | {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
 _LEAST_SIZE = 2
 """Of a computed size that depends on inputs: torch takes 0 and 1 for cases of their own, and so does whoever reads the graph."""
 Size = Any
@@ -44,7 +45,7 @@ Size = Any
 
 @dataclass(frozen=True, slots=True)
 class DirectNode:
-    """A node to be added: its result has the first operand's dtype and device."""
+    """A node to be added: its result has the first operand's device, and its dtype where no other is given."""
 
     op: Any
     args: tuple[Any, ...]
@@ -52,10 +53,11 @@ class DirectNode:
     stride: tuple[Size, ...] | None = None
     """None is row-major."""
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    dtype: torch.dtype | None = None
 
 
-Row = Callable[..., DirectNode | None]
-"""Called with a function's arguments; None where torch has to be asked."""
+Row = Callable[..., DirectNode | torch.Tensor | None]
+"""Called with a function's arguments: the node, the operand that is the result already, or None where torch has to be asked."""
 
 
 class Descriptions:
@@ -114,17 +116,17 @@ class DirectOperators(TorchFunctionMode):
         row = _ROWS.get(func)
         if row is not None:
             with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
-                made = self._asked(row, func in _ANY_LAYOUT, args, kwargs or {})
+                made = self._asked(row, func, args, kwargs or {})
             if made is not None:
-                return self._added(made)
+                return self._added(made) if isinstance(made, DirectNode) else made
         return func(*args, **(kwargs or {}))
 
-    def _asked(self, row: Row, any_layout: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DirectNode | None:
+    def _asked(self, row: Row, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DirectNode | torch.Tensor | None:
         operands = _tensors(args)
         first = operands[0] if operands else None
-        if first is None or first.dtype not in _FLOATS or not all(_alike(t, first) for t in operands):
+        if first is None or (first.dtype not in _FLOATS and func not in _ANY_TYPE) or not all(_alike(t, first) for t in operands):
             return None
-        if not any_layout and not all(map(self._is_row_major, operands)):
+        if func not in _ANY_LAYOUT and not all(map(self._is_row_major, operands)):
             return None
         try:
             return row(*args, **kwargs)
@@ -144,7 +146,8 @@ class DirectOperators(TorchFunctionMode):
         name = made.op.overloadpacket.__name__
         proxy = level.tracer.create_proxy("call_function", made.op, args, dict(made.kwargs), name=name)
         with torch._C.DisableTorchFunction():
-            out = level.descriptions.named(level.tracer, proxy, made.shape, made.stride, first.dtype, first.device)
+            dtype = first.dtype if made.dtype is None else made.dtype
+            out = level.descriptions.named(level.tracer, proxy, made.shape, made.stride, dtype, first.device)
         if made.stride is None:
             self._row_major[id(out)] = (out, True)
         return out
@@ -350,6 +353,25 @@ def _squeeze(x: torch.Tensor, dims: Sequence[int]) -> DirectNode | None:
     return DirectNode(aten.squeeze.dims, (x, list(dims)), shape, stride)
 
 
+def _reshape_method(x: torch.Tensor, *sizes: Any) -> DirectNode | torch.Tensor | None:
+    """As a method, which takes its sizes one by one as well; of a single number it leaves that as it is."""
+    given = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
+    return x if not len(given) and x.dim() == 0 else _reshape(x, given)
+
+
+def _converted(x: torch.Tensor, dtype: Any) -> DirectNode | torch.Tensor | None:
+    """To another type; what has that type already is the result itself, as torch's answer is. Quantized files are full of these."""
+    if not isinstance(dtype, torch.dtype):
+        return None
+    if x.dtype == dtype:
+        return x
+    return DirectNode(aten.to.dtype, (x, dtype), tuple(x.shape), dtype=dtype) if _CONVERTIBLE.issuperset((x.dtype, dtype)) else None
+
+
+def _as_float(x: torch.Tensor) -> DirectNode | torch.Tensor | None:
+    return _converted(x, torch.float32)
+
+
 def _reshape(x: torch.Tensor, sizes: Sequence[Size]) -> DirectNode | None:
     """Of row-major elements, where symbols only change places; a size of -1 is what the others leave, if that is one size."""
     left, count = Counter(_expression(s) for s in x.shape if isinstance(s, torch.SymInt)), 1
@@ -394,9 +416,11 @@ def _rows() -> dict[Any, Row]:
     rows |= {torch.softmax: _softmax(aten.softmax.int), torch.log_softmax: _softmax(aten.log_softmax.int)}
     rows |= {torch.mean: _reduction(aten.mean.dim), torch.sum: _reduction(aten.sum.dim_IntList, typed=True)}
     rows |= {torch.amax: _reduction(aten.amax.default), torch.amin: _reduction(aten.amin.default)}
+    rows |= {torch.Tensor.to: _converted, torch.Tensor.float: _as_float, torch.Tensor.reshape: _reshape_method}
     return rows | {torch.permute: _permute, torch.squeeze: _squeeze, torch.reshape: _reshape}
 
 
 _ROWS = _rows()
 _ANY_LAYOUT = frozenset[Any]({torch.matmul, F.linear, torch.permute, torch.squeeze})
 """What looks through the order of its operands, or gives a row-major result whatever it is."""
+_ANY_TYPE = frozenset[Any]({torch.Tensor.to, torch.Tensor.float, torch.reshape, torch.Tensor.reshape})
