@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hotfuse.runtime.callers import WINDOW, Callers
-from hotfuse.runtime.tierup.audit import BUDGET, Audit, interval
+from hotfuse.runtime.tierup.audit import BUDGET, FIRST, FIRST_BUDGET, Audit, interval
 from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.lull import QUIET_S, Lull
 from hotfuse.runtime.tierup.turns import NEW, OLD, Turns
@@ -49,6 +49,14 @@ def test_the_audit_of_what_is_faster_stays_within_its_budget(slower: float) -> N
     found = audit.standing()
     assert at is None and found is not None and found.cost < 1.5 * BUDGET
     assert found.low < slower < found.high and abs(found.ratio - slower) < 0.1 * slower
+
+
+def test_the_first_rounds_of_what_is_much_faster_cost_little_either() -> None:
+    calls = 200
+    _, audit = audited(0.25, 0.1, calls)
+    found = audit.standing()
+    assert found is not None and audit.rounds >= 2 and found.cost < 1.7 * FIRST_BUDGET
+    assert audited(0.95, 0.1, 60)[1].rounds >= FIRST, "what is hardly faster has them at once"
 
 
 def test_a_plan_that_becomes_slower_after_long_is_noticed() -> None:

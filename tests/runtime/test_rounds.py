@@ -19,7 +19,7 @@ from hotfuse.ir.graph import Value
 from hotfuse.ir.types import DType, TensorType
 from hotfuse.pipeline import compile_tier0
 from hotfuse.runtime.engine import Engine
-from hotfuse.runtime.tierup.judge import _glance  # pyright: ignore[reportPrivateUsage]
+from hotfuse.runtime.tierup.judge import glance
 from hotfuse.runtime.tierup.proof import prove
 from hotfuse.runtime.tierup.race import OVERTIME, race
 from tests.races import SLOWER_S, new_plans_win, raced
@@ -124,9 +124,9 @@ def test_what_a_proof_took_on_slow_calls_is_glance_enough() -> None:
     """Neither plan runs once more beside the calls that it would hold up."""
     clock = Clock()
     runs = clock.taking("old", 0.0), clock.taking("new", 0.0)
-    assert _glance(*runs, (), [(0.4, 0.9)]) == (0.4, 0.9) and _glance(*runs, (), [(0.4, 1.2), (0.5, 1.1)]) == (0.4, 1.1)
+    assert glance(*runs, (), [(0.4, 0.9)]) == (0.4, 0.9) and glance(*runs, (), [(0.4, 1.2), (0.5, 1.1)]) == (0.4, 1.1)
     assert not clock.order
-    _glance(*runs, (), [(0.01, 0.09)])  # what is over at once is looked at again, warm
+    glance(*runs, (), [(0.01, 0.09)])  # what is over at once is looked at again, warm
     assert clock.order == ["old", "new", "new", "old"]
 
 

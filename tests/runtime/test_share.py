@@ -59,6 +59,18 @@ def test_a_starved_worker_is_raised_and_then_gets_its_share_and_no_more() -> Non
         assert 0 < governor.price.lost(2) <= 1.1 * share
 
 
+def test_the_first_work_beside_busy_cores_is_raised_within_a_second() -> None:
+    governor = Governor(0.2, cores=2)
+    governor.threads = 2
+    saturated(governor, FIRST_PLAN_GAIN, 1.0)
+    assert governor.raised, "that nothing was seen before is no idle time"
+    got = saturated(governor, FIRST_PLAN_GAIN, 4.0)
+    assert governor.raised and got > 0.9 * 4.0 * 2 * 0.1
+    governor.forget()
+    saturated(governor, FIRST_PLAN_GAIN, 1.0)
+    assert governor.raised
+
+
 def test_less_gain_gets_less_and_none_gets_nothing_of_a_busy_machine() -> None:
     gains = (FIRST_PLAN_GAIN, LATER_PLAN_GAIN, 0.0)
     got: list[float] = []

@@ -148,6 +148,8 @@ class Governor:
         self._held = BURST_S * self.cores
         self._behind = 0.0
         self._idle = 1.0
+        self._watched_s = 0.0
+        """Seconds that idleness is an average of, until they are a window: before the first of them nothing is known of it."""
         self._traffic: float | None = None
 
     def step(
@@ -163,7 +165,8 @@ class Governor:
             return self.paused
         idle = min(unused, max(0.0, 1.0 - load - used / whole))
         weight = min(1.0, passed / WINDOW_S)
-        self._idle += weight * (idle - self._idle)
+        self._watched_s = min(WINDOW_S, self._watched_s + passed)
+        self._idle += passed / max(passed, self._watched_s) * (idle - self._idle)
         self._traffic = traffic if self._traffic is None else self._traffic + weight * (traffic - self._traffic)
         self.granted = granted_share(self.share, gain, self._traffic, min(self.threads, self.cores))
         self._account(passed, used, idle)
@@ -196,7 +199,7 @@ class Governor:
 
     def forget(self) -> None:
         """That was long ago."""
-        self.raised, self._idle = False, 1.0
+        self.raised, self._idle, self._watched_s = False, 1.0, 0.0
 
     def _prioritize(self, whole: float, used: float) -> None:
         """Raise where workers that may run fall behind their share; lower where idle cores give as much."""

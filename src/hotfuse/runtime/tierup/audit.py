@@ -31,7 +31,10 @@ from hotfuse.runtime.tierup.turns import OLD, Key, Round, Turns
 BUDGET = 0.005
 """The part of the calls' time that rounds may cost."""
 FIRST, FIRST_GAP = 4, 4
-"""Rounds right behind a deployment, so many calls apart, before their cost is known."""
+"""Rounds right behind a deployment, so many calls apart at least."""
+FIRST_BUDGET = 0.05
+"""What these may cost. A plan that is not much faster has them at once; four rounds of one that is four times as fast would take a
+fifth of the first half minute."""
 GAP = 64
 """Calls between two rounds of a plan that nothing speaks against, at least."""
 PATIENCE = 8
@@ -119,7 +122,7 @@ class Audit:
         """
         self._total_s += seconds * calls
         self._unpaid_s -= seconds * calls
-        if self._unpaid_s <= 0 and self.rounds >= FIRST:
+        if self._unpaid_s <= 0 and self.rounds:
             self.at = min(self.at, max(number + 1, self._not_before))
         usual = self._usual.get(signature)
         if usual is not None or len(self._usual) < MAX_USUAL_TIMES:
@@ -194,14 +197,15 @@ class Audit:
     def _plan_next(self, number: int) -> None:
         """When the next round begins: as its cost allows, and not sooner than anybody has use for."""
         self._waiting, self._key = 0, None
-        if self.rounds < FIRST:
+        if not self.rounds:
             self.at = number + FIRST_GAP
             return
         late = list(self._rounds)[-2 * FIRST :]
         reference, plan = median(r[0] for r in late), median(r[1] for r in late)
         slower = median(r[1] / max(r[0], 1e-9) for r in late) > SEEMS_SLOWER * self._allowed
-        self._unpaid_s = (2 * (reference - plan) + 4 * median(self._looks)) / BUDGET
-        self._not_before = number + (2 if slower or self.evidence >= SUSPECT or self.rounds < 2 * FIRST else GAP)
+        early, soon = self.rounds < FIRST, slower or self.evidence >= SUSPECT or self.rounds < 2 * FIRST
+        self._unpaid_s = (2 * (reference - plan) + 4 * median(self._looks)) / (FIRST_BUDGET if early else BUDGET)
+        self._not_before = number + (FIRST_GAP if early else 2 if soon else GAP)
         self.at = max(self._not_before, number + int(self._unpaid_s / max(plan, 1e-9)))
 
     def reopen(self, number: int) -> None:

@@ -332,7 +332,8 @@ class Improver:
             self._deploy(entry, attempt, better, made_of, Why.WON_BEFORE,
                          {"tier": tier, **took, "proven_on": proof.inputs, "judge": proof.judge, **about})
             return
-        self._judge.baseline(entry)
+        shown = (*proof.first, *proof.rounds)
+        self._judge.baseline(entry, shown)
         old = attempt.rival()
         own = entry.own and old is entry.baseline
 
@@ -351,7 +352,7 @@ class Improver:
         before = proof.rounds if tier == 1 and old is entry.baseline else ()
         warm_ups = DEVICE_WARM_UPS if _on_device(entry) else 0
         contest = PlanContest(old, better, own=own, signature=attempt.signature, meant=attempt.meant, warm_ups=warm_ups)
-        seen = proof.rounds if old is entry.baseline else ()
+        seen = shown if old is entry.baseline else as_served(shown, entry.trade)
         trial, trade = self._race(entry, contest, begin_contest, calls[0], before, seen)
         took = {"us_before": round(trial.old_us, 1), "us_after": round(trial.new_us, 1)} if trial.rounds else {}
         evidence: dict[str, EvidenceValue] = {
@@ -452,6 +453,15 @@ class Improver:
 def _on_device(entry: Entry) -> bool:
     """Whether calls run on an accelerator: what is specialized so far is for CPUs."""
     return any(isinstance(v.type, TensorType) and v.type.device != "cpu" for v in entry.baseline.graph.inputs)
+
+
+def as_served(shown: Sequence[tuple[float, float]], trade: Trade | None) -> list[tuple[float, float]]:
+    """Seconds of what serves and of a new plan, by a proof, which ran the baseline: by as much as the race of what serves showed it
+    to be faster. Empty where nothing is known of that.
+    """
+    if trade is None or not trade.us[0]:
+        return []
+    return [(old * trade.us[1] / trade.us[0], new) for old, new in shown]
 
 
 def _versions(weights: Weights) -> list[int]:

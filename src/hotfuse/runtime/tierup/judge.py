@@ -27,7 +27,7 @@ from hotfuse.runtime.tierup.contest import BADLY, PlanContest
 from hotfuse.runtime.tierup.lull import POLL_S, Lull
 from hotfuse.runtime.tierup.objective import Race
 from hotfuse.runtime.tierup.own_code import decided
-from hotfuse.runtime.tierup.race import FEWEST_ROUNDS, Trial
+from hotfuse.runtime.tierup.race import FEWEST_ROUNDS, HALVED, Trial
 
 LIVE_S, MOST_LIVE_S, MIN_ROUNDS = 20.0, 120.0, 8
 """Seconds that live calls have to decide; slow ones have longer, until there are a few rounds."""
@@ -64,7 +64,7 @@ class Judge:
         lull = Lull()
         found = Trial(0.0, 0.0, 0, won=False, decided=False, by="nothing: calls never paused")
         here = not any(t.is_cuda for t in call)  # what a device replays is recorded by calls, not beside (`backends.cuda`)
-        live = "clock" not in how and not (here and self._badly(entry, contest, _glance(old, new, call, seen)))
+        live = "clock" not in how and not (here and self._badly(entry, contest, glance(old, new, call, seen)))
         handicap, begun = _handicap(entry, contest), time.monotonic()
         while not self.plans.closed and not _late(contest, begun, live=live):
             if here and lull.lasts():
@@ -116,12 +116,15 @@ class Judge:
             entry.own_ratio = again.ratio or entry.own_ratio
         return new > BADLY * _handicap(entry, contest) * old
 
-    def baseline(self, entry: Entry) -> None:
-        """A plan that must beat the better of tier 0 and the model's own code waits until calls have shown which that is."""
+    def baseline(self, entry: Entry, seen: Sequence[tuple[float, float]] = ()) -> None:
+        """A plan that must beat the better of tier 0 and the model's own code waits until calls have shown which that is. Where it
+        takes less than half of tier 0's time on calls that take long, it makes no difference which of them that is.
+        """
         contest = entry.contest
         if contest is None or contest.new is not entry.baseline:
             return
-        self._show(entry, contest)
+        if not seen or any(new < LONG_S or new > HALVED * old for old, new in seen):
+            self._show(entry, contest)
         if entry.contest is contest and contest.trial is None:
             decided(entry, contest, contest.give_up(), self.plans.log, self.plans.model.name)
 
@@ -145,7 +148,7 @@ def _handicap(entry: Entry, contest: PlanContest) -> float:
     return min(1.0, entry.own_ratio or 1.0) if contest.own else 1.0
 
 
-def _glance(
+def glance(
     old: Callable[..., Any], new: Callable[..., Any], call: Sequence[torch.Tensor], seen: Sequence[tuple[float, float]]
 ) -> tuple[float, float]:
     """Seconds of both, beside whatever goes on: each has run before. Calls that take long need not run once more to show it."""
