@@ -171,6 +171,8 @@ def main() -> None:
                 print(f"{model}, {n} threads: {(done.stderr.strip().splitlines() or ['no answer'])[-1][:200]}", file=sys.stderr)
                 continue
             rows.append(summary(json.loads(done.stdout.strip().splitlines()[-1])))
+            ms = ", ".join(f"{n} {t:.2f}" for n, t in rows[-1]["ms"].items())
+            print(f"{model}, {n} threads: {ms} ms, {rows[-1]['ratio']:.2f}x {rows[-1]['tiers']}", file=sys.stderr, flush=True)
     rows = with_efficiency(rows)
     print(json.dumps(rows) if o.json else table(rows))
 
