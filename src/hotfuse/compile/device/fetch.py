@@ -30,7 +30,7 @@ from hotfuse.base.errors import CaptureError, HotfuseError, InternalError
 from hotfuse.base.settings import Settings
 from hotfuse.compile.device.launch import GeneratedKernel, generated, observed_strides
 from hotfuse.compile.device.remembered import STAYS, remembered_kernels
-from hotfuse.compile.device.trial import DeviceTrial, Differ, tried
+from hotfuse.compile.device.trial import BEFORE_CALLS, DeviceTrial, Differ, tried
 from hotfuse.compile.device.tuning import LIBRARY, Choice, alternatives, descended
 from hotfuse.compile.parts import GeneratedPlan
 from hotfuse.compile.request_bodies import DevicePlanRequest, DeviceUnitRequest, RequestBody, request_of
@@ -309,7 +309,7 @@ class _Generation:
         others = {k: alternatives(t.us, u.chosen, t.library_us) for k in order for u, t in [tried[k]]}
         until = time.monotonic() + TUNING_S
         made: dict[tuple[int, ...], Run] = {}
-        with torch.no_grad(), in_own_stream(self.sample):
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream(self.device, priority=BEFORE_CALLS)), in_own_stream(self.sample):
 
             def measure(choice: Choice) -> float:
                 at = tuple(choice[k] for k in order)

@@ -2,7 +2,8 @@
 
 Launching a small kernel from Python takes longer than the kernel, so times are the device's own (`machine.device_clock`). Nothing
 is recorded as a graph here: that is for threads that serve (decision 34). The stream is the trial's own; calls go on meanwhile, and
-the least of several rounds in turns counts.
+the least of several rounds in turns counts. Where calls keep the device busy most of the time, most rounds are disturbed: the
+stream goes before theirs, and no kernel is given up before it had several rounds.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ Run = Callable[[], Sequence[Any]]
 Differ = Callable[[Sequence[Any], Sequence[Any]], str]
 """How results differ from those they should be; empty if they do not."""
 
-ROUNDS = 5
+ROUNDS = 10
+FOR_ALL = 4
+"""Rounds in which every kernel is measured."""
 BEST = 4
-"""Kernels that are measured in all rounds; the first round decides which."""
+"""Kernels that are measured in the others."""
+BEFORE_CALLS = -1
+"""The priority of a stream that goes before those of ordinary calls."""
 MOST_COMPARED = 1 << 20
 """Elements of a result that are compared in a trial: the first, the last, and some between. All of them are when the whole plan is
 proven; here copying them would hold up the copies of calls."""
@@ -73,7 +78,7 @@ def tried(library: Sequence[Run], kernels: Sequence[Sequence[Run]], differ: Diff
     Each is given as its runs with the weights of several places in the model. A model reads its weights once a call, so between two
     runs they leave the cache, and a kernel that is best on one weight over and over is often not in the model.
     """
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device, priority=BEFORE_CALLS)
     stream.wait_stream(torch.cuda.current_stream(device))
     wrong = ""
     with torch.no_grad(), torch.cuda.stream(stream):
@@ -89,7 +94,7 @@ def tried(library: Sequence[Run], kernels: Sequence[Sequence[Run]], differ: Diff
                 right.append(i)
         least: dict[int, float] = {}
         for number in range(ROUNDS):
-            still = right if not number else sorted(right, key=lambda i: least[i])[:BEST]
+            still = right if number < FOR_ALL else sorted(right, key=lambda i: least[i])[:BEST]
             for i in (-1, *still):
                 us = device_seconds(_in_turns(library if i < 0 else kernels[i]), device, AHEAD_S, TIMES) * 1e6
                 least[i] = min(us, least.get(i, us))

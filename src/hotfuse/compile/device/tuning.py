@@ -16,8 +16,8 @@ ROUNDS = 6
 """Measurements of each of two plans, in turns; the least counts."""
 GLANCE = 2
 """Rounds after which a plan that is clearly slower is given up."""
-HOPELESS = 1.02
-LEAST_GAIN = 0.004
+HOPELESS = 1.05
+LEAST_GAIN = 0.006
 """Part of the plan's time that an exchange must save: the least of several measurements repeats about as well."""
 NEAR = 1.3
 """Candidates that took more than so many times the best one's time alone are not tried in the plan."""
@@ -61,7 +61,7 @@ def descended(
             for other in (*choices, start[group]):
                 candidate = {**chosen, group: other}
                 if over():
-                    return TunedChoice(chosen, begin * 1e6, now * 1e6, exchanged, complete=False)
+                    break
                 if tuple(candidate.items()) in tried:
                     continue
                 tried.add(tuple(candidate.items()))
@@ -69,7 +69,12 @@ def descended(
                 now = min(now, held)
                 if new < (1 - LEAST_GAIN) * held:
                     chosen, now, helped, exchanged = candidate, new, True, exchanged + 1
-    return TunedChoice(chosen, begin * 1e6, now * 1e6, exchanged, complete=not over())
+    complete = not over()
+    if exchanged:
+        begin, now = _in_turns(start, chosen, measure)
+        if now >= begin:  # what was measured beside calls does not repeat
+            return TunedChoice(dict(start), begin * 1e6, begin * 1e6, 0, complete=complete)
+    return TunedChoice(chosen, begin * 1e6, now * 1e6, exchanged, complete=complete)
 
 
 def _in_turns(one: Choice, other: Choice, measure: Callable[[Choice], float]) -> tuple[float, float]:
