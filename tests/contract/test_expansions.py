@@ -73,6 +73,7 @@ CASES: dict[str, Case] = {
     "scatter_add": (lambda x, i, s: aten.scatter_add.default(x, 1, i, s), [R(ROWS), torch.randint(10, (3, 4)), R(3, 4)]),
     "index_put": (lambda x, i, s: aten.index_put.default(x, [i], s), [R(6, 5), torch.tensor([4, 0]), R(2, 5)]),
     "index_add": (lambda x, i, s: aten.index_add.default(x, 1, i, s), [R(ROWS), torch.tensor([4, 0, 4]), R(3, 3)]),
+    "diff": (lambda x, p: aten.diff.default(x, 1, -1, p), [R(ROWS), R(3, 2)]),
     "roll": (lambda x: aten.roll.default(x, [2, 3], [0, 1]), [R(ROWS)]),
     "pixel_shuffle": (lambda x: aten.pixel_shuffle.default(x, 2), [R(2, 8, 3, 5)]),
     "pixel_unshuffle": (lambda x: aten.pixel_unshuffle.default(x, 2), [R(2, 3, 6, 4)]),

@@ -24,7 +24,7 @@ from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.criteria import ANCHORS, Criterion, Reason, fails, holds
 from hotfuse.fusion.forecast import live_values
 from hotfuse.fusion.groups import MAX_NODES, Group, node_kind
-from hotfuse.fusion.kinds import GroupKind
+from hotfuse.fusion.kinds import WHOLE_GROUPS, GroupKind
 from hotfuse.fusion.layout import CONVERTS
 from hotfuse.fusion.order import GroupOrder
 from hotfuse.fusion.rewrites import Rewritten, recomputed, rows_of, tiled
@@ -32,6 +32,7 @@ from hotfuse.hpm.work import CoreShape
 from hotfuse.ir.graph import Kind as NodeKind
 from hotfuse.ir.graph import Node
 from hotfuse.ir.types import TensorType
+from hotfuse.ops.own.experts import EXPERT_OPS
 from hotfuse.ops.schema import draws_random
 from hotfuse.ops.table import Access, lookup, packet
 
@@ -93,6 +94,8 @@ def anchor_kind(node: Node) -> GroupKind:
     """The kind of kernel a node asks for; ROWS where it fits into others."""
     if is_convolution(node):
         return GroupKind.CONVOLUTION
+    if packet(node.op) in EXPERT_OPS:
+        return GroupKind.EXPERTS
     return _ANCHORS.get(lookup(node.op).access, GroupKind.ROWS)
 
 
@@ -202,7 +205,7 @@ class Generator:
                 None,
                 (CandidateKind.LIBRARY, key),
             )
-            if g.kind not in (GroupKind.ATTENTION, GroupKind.RECURRENT) and len(g.nodes) > 1:
+            if g.kind not in WHOLE_GROUPS and len(g.nodes) > 1:
                 yield from self._splits(g, key)
             if len(g.nodes) <= CHEAP_NODES and g.kind == GroupKind.ROWS and (again := self._again(g, key)):
                 yield again
@@ -274,7 +277,7 @@ class Generator:
         anchors = [g.kind for g in (a, b) if g.kind in ANCHORS]
         if len(anchors) == 2 and not siblings:
             return fails(Criterion.LIMITS, f"{anchors[0]} and {anchors[1]} each need the registers for themselves")
-        if any(h in (GroupKind.ATTENTION, GroupKind.RECURRENT) for h in anchors):
+        if any(h in WHOLE_GROUPS for h in anchors):
             return fails(Criterion.LIMITS, f"{anchors[0]} leaves no registers for others")
         if len(nodes) > MAX_NODES:
             return fails(Criterion.LIMITS, f"{len(nodes)} nodes, at most {MAX_NODES}", nodes=len(nodes))

@@ -26,7 +26,7 @@ from hotfuse.fusion.closed import Key, UseIndex
 from hotfuse.fusion.criteria import Criterion, Reason, fails, holds
 from hotfuse.fusion.forecast import Predictor
 from hotfuse.fusion.groups import Group
-from hotfuse.fusion.kinds import GroupKind
+from hotfuse.fusion.kinds import WHOLE_GROUPS, GroupKind
 from hotfuse.fusion.order import GroupOrder
 from hotfuse.fusion.steps import Side, conversions, differing, ops, regrouped, rewritten
 from hotfuse.fusion.worth import NOTHING, Gain, Horizon, PredictedCost, cost, gain, score, value
@@ -98,7 +98,7 @@ def apart(graph: Graph, groups: Sequence[Group]) -> tuple[Group, ...]:
     index = UseIndex(graph, {})
     found: list[Group] = []
     for g in groups:
-        if g.kind in (GroupKind.ATTENTION, GroupKind.RECURRENT, GroupKind.LIBRARY):
+        if g.kind in WHOLE_GROUPS or g.kind == GroupKind.LIBRARY:
             found.append(g)
         else:
             found += [Group((i,), kind_of(index, (i,), g.kind)) for i in g.nodes]

@@ -10,6 +10,7 @@ Nodes join the group that makes one of their inputs when that keeps the group co
     products of bytes with what makes numbers of them         -> one kernel that sums integers
     attention, whole or spelled out, with the views around it -> one kernel that reads and writes the projections' layout
     a recurrent layer with what makes its weights and zeros -> one kernel over the whole sequence
+    rows times the weights of their experts, halves of the result and pointwise consumers -> one kernel
 
 This is the rule a fused tier starts from; whether a group can be lowered, and whether it pays, is decided later and by others.
 """
@@ -21,13 +22,15 @@ from dataclasses import dataclass, field, replace
 
 from hotfuse.analysis.attention import PACKED, WHOLE, written
 from hotfuse.analysis.convolution import is_convolution, padding_in_front
+from hotfuse.analysis.experts import expert_products, has_kernel
 from hotfuse.analysis.quantized import byte_products
-from hotfuse.fusion.kinds import ANCHORS, GroupKind
+from hotfuse.fusion.kinds import ANCHORS, WHOLE_GROUPS, GroupKind
 from hotfuse.fusion.reads import from_memory, reads_places
 from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Graph, Kind, Node, Value, makers, output_values, readers, values_in
 from hotfuse.ir.types import ScalarType, TensorType
 from hotfuse.ops.movement import RESHAPES
+from hotfuse.ops.own.experts import EXPERT_OPS
 from hotfuse.ops.table import Access, lookup, packet
 
 MAX_NODES = 48
@@ -110,6 +113,9 @@ def _bound(graph: Graph, fits: Callable[[Node], bool]) -> dict[int, tuple[GroupK
     for w in written(graph):
         if all(fits(graph.nodes[i]) for i in w.nodes):
             bound |= {i: (GroupKind.ATTENTION, w.nodes[-1]) for i in w.nodes}
+    for centre, nodes in expert_products(graph).items():
+        if all(fits(graph.nodes[i]) for i in nodes):
+            bound |= {i: (GroupKind.EXPERTS, ("expert", centre)) for i in nodes}
     for p in byte_products(graph).values():
         alone = is_convolution(graph.nodes[p.node])
         if all(fits(graph.nodes[i]) for i in p.nodes):
@@ -245,6 +251,8 @@ def node_kind(node: Node, params: Container[str]) -> GroupKind:
         return GroupKind.ATTENTION
     if node.op in _RECURRENT:
         return GroupKind.RECURRENT
+    if packet(node.op) in EXPERT_OPS:
+        return GroupKind.EXPERTS if has_kernel(node, params) else GroupKind.LIBRARY
     if packet(node.op) in _LINEAR:
         weight = node.args[2] if packet(node.op) == "aten.addmm" else node.args[1]
         return GroupKind.GEMM_WEIGHT if isinstance(weight, Value) and weight.name in params else GroupKind.GEMM_ACTIVATION
@@ -274,7 +282,7 @@ def _keeps_rows(node: Node) -> bool:
 
 def _joins(into: _Open, kind: GroupKind, node: Node, made: Node) -> bool:
     """Whether a node that reads the result of `made` fits the group that `made` is in."""
-    if kind in ANCHORS or into.kind in (GroupKind.ATTENTION, GroupKind.RECURRENT):
+    if kind in ANCHORS or into.kind in WHOLE_GROUPS:
         return False
     if into.kind == GroupKind.GEMM_WEIGHT:
         return (lookup(node.op).access is Access.POINTWISE and _shape(node) == _shape(made)) or _keeps_rows(node)

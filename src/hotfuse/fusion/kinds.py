@@ -15,6 +15,8 @@ class GroupKind(StrEnum):
     CONVOLUTION = "convolution"
     ATTENTION = "attention"
     RECURRENT = "recurrent"
+    EXPERTS = "experts"
+    """Rows in the order of the experts they go to, or one product for each expert that has any."""
     ROWS = "rows"
     """Elements, reductions and movement: loops over rows."""
     LIBRARY = "library"
@@ -23,3 +25,5 @@ class GroupKind(StrEnum):
 
 ANCHORS = frozenset(GroupKind) - {GroupKind.ROWS, GroupKind.LIBRARY}
 """Kinds with a loop nest that nothing else fits into."""
+WHOLE_GROUPS = frozenset({GroupKind.ATTENTION, GroupKind.RECURRENT, GroupKind.EXPERTS})
+"""Kinds whose groups are found as a whole: nobody joins or divides them later."""

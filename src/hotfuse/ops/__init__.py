@@ -17,11 +17,13 @@ from hotfuse.ops import (
     reduce,
     sym,
 )
+from hotfuse.ops.own import experts
 
 __all__ = [
     "attention",
     "contract",
     "conv",
+    "experts",
     "index",
     "misc",
     "movement",

@@ -15,6 +15,7 @@ from hotfuse.ir.verify import verify
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.run.places import is_view, operand
 from hotfuse.simplify import simplify
+from hotfuse.simplify.experts import experts_in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ ORDER: Pass[GroupedGraph, GroupedGraph, Any] = Pass(
 )
 """Of any target."""
 GROUPING = (
-    Pass("rules", Graph, Graph, lambda graph, _: simplify(graph)[0], verify, Where.WORKER),
+    Pass("rules", Graph, Graph, lambda graph, _: simplify(experts_in_order(graph))[0], verify, Where.WORKER),
     Pass("layouts", Graph, GroupedGraph, _layouts, _well_formed, Where.WORKER),
     Pass("groups", GroupedGraph, GroupedGraph, _groups, _well_formed, Where.WORKER),
     ORDER,

@@ -344,7 +344,7 @@ class _Unit:
 
 def _prefix(kind: str, nodes: Sequence[Node]) -> int:
     """Where to cut a group that loses: behind what it is around, in the middle of a long one; 0 for not at all."""
-    if kind in (GroupKind.GEMM_WEIGHT, GroupKind.CONVOLUTION):
+    if kind in (GroupKind.GEMM_WEIGHT, GroupKind.CONVOLUTION, GroupKind.EXPERTS):
         return 1 if len(nodes) > 1 else 0
     if kind == GroupKind.GEMM_ACTIVATION:
         behind = next((i for i, n in enumerate(nodes, 1) if lookup(n.op).access is Access.CONTRACTION), len(nodes))

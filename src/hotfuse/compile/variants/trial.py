@@ -31,6 +31,7 @@ from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import Lowered, PackArgument
 from hotfuse.lower.cpu.division import balance
 from hotfuse.lower.run.constants import Constants
+from hotfuse.ops.own.experts import PRODUCT
 from hotfuse.ops.schema import argument
 from hotfuse.ops.table import Access, lookup, packet
 from hotfuse.ops.torch_dtypes import torch_dtype
@@ -147,7 +148,7 @@ def made_up(v: Value, sizes: Mapping[str, int], generator: torch.Generator, plac
 
 
 def offsets_in(graph: Graph, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """Offsets that packed sequences can have, where others would be a fault: all sequences are about as long."""
+    """Offsets that packed sequences or the rows of experts can have, where others would be a fault: all are about as long."""
     found: dict[str, torch.Tensor] = {}
     for node in (n for n in graph.nodes if packet(n.op) == PACKED):
         for name, of in (("offsets_k", "key"), ("offsets", "query")):
@@ -157,6 +158,12 @@ def offsets_in(graph: Graph, sizes: Mapping[str, int]) -> dict[str, torch.Tensor
                 last = min(last, int(found[given.name][-1])) if given.name in found else last  # one for queries and keys
                 assert isinstance(given.type, TensorType)
                 found[given.name] = torch.linspace(0, last, max(count, 1)).to(torch_dtype(given.type.dtype))[:count]
+    for node in (n for n in graph.nodes if packet(n.op) == PRODUCT):
+        ends, rows = argument(node, "ends"), argument(node, "x")
+        if isinstance(ends, Value) and isinstance(rows, Value):
+            (count,), last = _sizes(ends, sizes), _sizes(rows, sizes)[0]
+            assert isinstance(ends.type, TensorType)
+            found[ends.name] = torch.linspace(0, last, count + 1).to(torch_dtype(ends.type.dtype))[1:]
     return {v.name: found[v.name] for v in sources(graph) if v.name in found}
 
 

@@ -62,7 +62,7 @@ def argument_to_json(a: Argument) -> dict[str, Any]:
             spec = a.spec
             return {
                 "is": "pack", "buffer": a.buffer, "k": spec.k, "nr": spec.nr, "dtype": spec.dtype.value,
-                "together": spec.together, "paired": spec.paired, "whole": spec.whole,
+                "together": spec.together, "paired": spec.paired, "whole": spec.whole, "experts": spec.experts,
                 "sources": [[s.name, s.order.value, s.n, s.first, list(s.taps)] for s in spec.sources],
             }
 
@@ -84,7 +84,8 @@ def argument_from_json(a: dict[str, Any]) -> Argument:
                 for name, order, n, first, taps in a["sources"]
             )
             spec = PackSpec(
-                sources, int(a["k"]), int(a["nr"]), DType(a["dtype"]), bool(a["together"]), bool(a["paired"]), int(a["whole"])
+                sources, int(a["k"]), int(a["nr"]), DType(a["dtype"]), bool(a["together"]), bool(a["paired"]), int(a["whole"]),
+                int(a["experts"]),
             )
             return PackArgument(a["buffer"], spec)
         case other:

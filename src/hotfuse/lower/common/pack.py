@@ -54,6 +54,8 @@ class WeightOrder(StrEnum):
     """A matrix product's right operand."""
     ROWS = "rows"
     """Some rows of a linear layer's weight, or of several behind each other: [..., K], rows counted over all dims but the last."""
+    COLUMNS = "columns"
+    """Some columns of a matrix product's right operand: from `first` on, one of every `taps[0]`."""
     WINDOW = "window"
     """A convolution's, [outputs, inputs, window...]: steps go by place of the window, then input (bytes: whole groups)."""
     TURNED = "turned"
@@ -70,9 +72,9 @@ class PackSource:
     order: WeightOrder
     n: int
     first: int = 0
-    """Where the rows of `ROWS` begin, a group's outputs of `WINDOW`, or its inputs of `TURNED`."""
+    """Where the rows of `ROWS` or the columns of `COLUMNS` begin, a group's outputs of `WINDOW`, or its inputs of `TURNED`."""
     taps: tuple[int, ...] = ()
-    """The places of a window that are wanted, counted through, in this order (`TURNED`), or what `FEWER` says."""
+    """The places of a window that are wanted, counted through, in this order (`TURNED`), or what `FEWER` or `COLUMNS` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class PackSpec:
     """fp32 weights rounded to bf16, two steps of K side by side: [panels][K / 2][nr][2], what one instruction multiplies."""
     whole: int = 1
     """Groups of steps are filled up with zeros to a multiple of so many: what a matrix unit takes at once."""
+    experts: int = 0
+    """Weights have a first dim of so many matrices, and the panels of each lie behind those of the one before; 0: no such dim."""
 
     @property
     def group(self) -> int:
@@ -114,7 +118,7 @@ class PackSpec:
     def panels(self) -> int:
         """Panels of all weights."""
         each = [self.panels_of(s) for s in self.sources]
-        return max(each) if self.together else sum(each)
+        return (max(each) if self.together else sum(each)) * max(1, self.experts)
 
     @property
     def panel_stride(self) -> int:
@@ -157,7 +161,14 @@ def pack(spec: PackSpec, weights: Mapping[str, Array]) -> Array:
         return flat
     size = flat.itemsize
     strides = (spec.panel_stride * size, spec.nr * size, size)
-    _fill(spec, weights, np.lib.stride_tricks.as_strided(flat, (spec.panels, spec.k, spec.nr), strides))
+    panels = np.lib.stride_tricks.as_strided(flat, (spec.panels, spec.k, spec.nr), strides)
+    if not spec.experts:
+        _fill(spec, weights, panels)
+        return flat
+    each = spec.panels // spec.experts
+    for expert in range(spec.experts):
+        own = {s.name: weights[s.name][expert] for s in spec.sources if s.name in weights}
+        _fill(spec, own, panels[expert * each : (expert + 1) * each])
     return flat
 
 
@@ -225,13 +236,16 @@ def _columns(spec: PackSpec, source: PackSource, weights: Mapping[str, Array]) -
         return _windows(spec, source, weight)
     if source.order is WeightOrder.ROWS:
         weight = weight.reshape(-1, spec.k)[source.first : source.first + source.n]
-    shape = (spec.k, source.n) if source.order is WeightOrder.KN else (source.n, spec.k)
+    if source.order is WeightOrder.COLUMNS:
+        weight = weight[:, source.first :: source.taps[0]][:, : source.n]
+    across = source.order in (WeightOrder.KN, WeightOrder.COLUMNS)
+    shape = (spec.k, source.n) if across else (source.n, spec.k)
     wanted = _NUMPY[DType.I8 if spec.dtype in _OF_BYTES else DType.F32 if spec.paired else spec.dtype]
     if weight.shape != shape or weight.dtype != wanted:
         raise InternalError(
             f"weight {source.name} is {weight.dtype}{list(weight.shape)}, to be packed as {spec.dtype.value}{list(shape)}"
         )
-    return weight if source.order is WeightOrder.KN else weight.T
+    return weight if across else weight.T
 
 
 def _windows(spec: PackSpec, source: PackSource, weight: Array) -> Array:

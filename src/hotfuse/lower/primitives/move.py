@@ -2,14 +2,16 @@
 
     roll(x, (1, 2), (1, 2))     ->   lower.roll(lower.roll(x, 1, 1), 2, 2)
     pixel_shuffle(x, r)         ->   [.., C, r, r, H, W] -> [.., C, H, r, W, r], counted through
+    diff(x, prepend=p)          ->   y[1:] - y[:-1] of y = cat(p, x)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hotfuse.ir.dims import Dim
+from hotfuse.ir.dims import Dim, expr
 from hotfuse.ir.graph import Node, Value
+from hotfuse.ir.types import DType
 from hotfuse.lower.common.algebra import divide, mul
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.ops.views import shape_of
@@ -77,3 +79,23 @@ def _channel_shuffle(d: Draft, node: Node) -> Sequence[Value]:
     first, channels, *rest = shape_of(x)
     parts = d.reshape(x, (first, groups, _quotient(channels, groups), *rest))
     return (d.reshape(_turned(d, parts, (0, 2, 1, *range(3, 3 + len(rest)))), (first, channels, *rest)),)
+
+
+@decomposes("diff")
+def _diff(d: Draft, node: Node) -> Sequence[Value]:
+    times, (dim,) = d.arg("n", 1), _numbers(d.arg("dim", -1))
+    x, many = d.value(), len(shape_of(d.value()))
+    if times != 1 or dtype(x) is DType.BOOL or not many:
+        raise CannotLower(f"differences of {dtype(x).value}, {times} times")
+    dim %= many
+    parts = tuple(v for v in (d.maybe("prepend"), x, d.maybe("append")) if v is not None)
+    if len(parts) > 1:
+        if any(dtype(v) is not dtype(x) for v in parts):
+            raise CannotLower("differences of several element types")
+        joined = expr("+", 0, *(shape_of(v)[dim] for v in parts))
+        shape = tuple(joined if i == dim else n for i, n in enumerate(shape_of(x)))
+        x = d.add("aten.cat.default", (parts, dim), dtype(x), shape)
+    length = expr("+", shape_of(x)[dim], -1)
+    fewer = tuple(length if i == dim else n for i, n in enumerate(shape_of(x)))
+    ends = [d.add("aten.slice.Tensor", (x, dim, a, b), dtype(x), fewer) for a, b in ((1, 2**63 - 1), (0, -1))]
+    return (d.pointwise("sub.Tensor", *ends),)

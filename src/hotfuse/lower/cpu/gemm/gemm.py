@@ -53,6 +53,8 @@ class Product:
     """Most rows of A that are read before they are used, 0 for all. Rows a distance apart that only the call tells are found by
     as many addresses: reading all of them first leaves no registers for the sums."""
 
+    first_panel: Dim = 0
+    """Where the panels of this product begin in `b`, which may hold those of others before it."""
     paired: bool = False
     """Both operands are bf16, two steps of K at a time: A gives [rows, 2] with k in twos, B is [panels, K / 2, nr, 2]."""
 
@@ -142,7 +144,7 @@ def product(
         taller = expr("min", 1, expr("max", 0, expr("+", extra, expr("*", block, -1))))
         height = scope.enter_context(let(b, "height", rows if extra == 0 else expr("+", rows, taller)))
         row = scope.enter_context(let(b, "row", _first_row(block, rows, extra)))
-        at = _Block(row, panel, expr("min", expr("+", block, expr("*", lo, -1)), span - 1), span)
+        at = _Block(row, expr("+", p.first_panel, panel), expr("min", expr("+", block, expr("*", lo, -1)), span - 1), span)
         if p.prepare is not None:
             p.prepare(row, height)
         for h in _heights(p):
@@ -164,6 +166,7 @@ class _Block:
 
     row: Dim
     panel: Dim
+    """Of `Product.b`."""
     nth: Dim
     """Which of the blocks that fetch the next panel this one is."""
     span: int
