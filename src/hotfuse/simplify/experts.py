@@ -101,7 +101,7 @@ def _order(graph: Graph, reading: dict[str, list[int]], maker: dict[str, int], a
     """What a sort is for, where it is this."""
     sort = graph.nodes[at]
     ids = argument(sort, "self")
-    if packet(sort.op) != "aten.sort" or not isinstance(ids, Value) or _dims(ids) != 1 or argument(sort, "descending", False):
+    if packet(sort.op) != "aten.sort" or not isinstance(ids, Value) or _dims(ids) != 1 or argument(sort, "descending"):
         return None
     assert isinstance(ids.type, TensorType)
     if ids.type.dtype is not DType.I64 or ids.type.device != "cpu" or len(sort.outs) != 2:
@@ -140,7 +140,7 @@ def _turned(graph: Graph, reading: dict[str, list[int]], maker: dict[str, int], 
     for r in reading.get(order.name, []):
         node = graph.nodes[r]
         places, numbers = argument(node, "indices"), argument(node, "values")
-        if packet(node.op) != "aten.index_put" or places != (order,) or argument(node, "accumulate", False):
+        if packet(node.op) != "aten.index_put" or places != (order,) or argument(node, "accumulate"):
             continue
         target = argument(node, "self")
         if not isinstance(numbers, Value) or numbers.name not in maker or not isinstance(target, Value):
