@@ -12,7 +12,7 @@ writable arrays: one that shares memory with an input, a weight or another resul
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -79,6 +79,8 @@ def admit(s: InputSlot, value: object) -> Value:
             return torch.from_numpy(array)  # what nearly every feed is
     if isinstance(value, OrtValue):
         value = value.value
+    if isinstance(value, torch.Tensor) and s.kind == "tensor" and s.elem is not None:
+        return _there(s, s.elem, value)
     if value is None:
         if s.optional or not s.used:
             return None
@@ -102,6 +104,15 @@ def _tensor(s: InputSlot, elem: Elem, value: object) -> Value:
     if s.native and array.flags.carray:
         return torch.from_numpy(array)
     return _enter(array)
+
+
+def _there(s: InputSlot, elem: Elem, value: torch.Tensor) -> Value:
+    """A tensor that an OrtValue holds on a device."""
+    if value.dtype is not elem.torch:
+        raise InvalidArgument(f"Unexpected input data type. Actual: ({value.dtype}) , expected: (tensor({elem.name}))")
+    if not _fits(s, tuple(value.shape)):
+        _refuse_shape(s, tuple(value.shape))
+    return value
 
 
 def _fits(s: InputSlot, shape: tuple[int, ...]) -> bool:
@@ -218,20 +229,33 @@ _ONE_OWNER = _references([torch.empty(0)], 0)
 """What `_references` counts when the list alone holds a value."""
 
 
-def release(values: list[Value]) -> list[Any]:
-    """Results as NumPy arrays of their own.
+def release(values: list[Value], places: Sequence[torch.device | None] = ()) -> list[Any]:
+    """Results as NumPy arrays of their own, or, where a device is named, as tensors of their own there.
 
     The caller must hold the results in this list alone, and still hold the inputs, so that any other holder shows up in
     a count: of the tensor object, or of the memory behind it. Counting too many only costs a copy.
     """
+    if any(places):
+        return [_release(values, i) if at is None else _on_device(values, i, at) for i, at in enumerate(places)]
     return [_release(values, i) for i in range(len(values))]
+
+
+def _on_device(values: list[Value], i: int, device: torch.device) -> torch.Tensor:
+    mine = _references(values, i) == _ONE_OWNER
+    t = values[i]
+    if not isinstance(t, torch.Tensor):
+        raise Fail(f"output {i} cannot be on {device}", because="it is no tensor")
+    mine = mine and _storage_use_count(t.untyped_storage()._cdata) == _SOLE  # pyright: ignore[reportPrivateUsage]
+    return t.to(device).contiguous() if mine or t.device != device else t.clone(memory_format=torch.contiguous_format)
 
 
 def _release(values: list[Value], i: int) -> Any:
     v = values[i]
     if isinstance(v, torch.Tensor):
+        if not v.is_cpu:
+            return to_numpy(v.detach().contiguous().cpu())
         if v.dtype in _PLAIN and v.nbytes <= _SMALL and not v.requires_grad:
-            return (v.numpy() if v.is_cpu else v.numpy(force=True)).copy()  # cheaper than finding out who else holds it
+            return v.numpy().copy()  # cheaper than finding out who else holds it
         del v
         mine = _references(values, i) == _ONE_OWNER
         t: torch.Tensor = values[i]

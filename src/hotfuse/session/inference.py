@@ -46,7 +46,7 @@ from hotfuse.session.errors import (
 from hotfuse.session.feeds import admit, release, slot
 from hotfuse.session.options import RunOptions, SessionOptions, adopted, check_severity
 from hotfuse.session.ortvalue import IOBinding, OrtValue
-from hotfuse.session.serving import engine_for
+from hotfuse.session.serving import DeviceModel, engine_for
 from hotfuse.stages import ServedPlan, plans_of
 
 _OVERRIDABLE_SINCE = 4
@@ -83,7 +83,8 @@ class InferenceSession:
         self._pool: ThreadPoolExecutor | None = None
         self._note_ignored("session option", options.ignored())
         self._note_ignored("argument", {k: str(v) for k, v in kwargs.items()})
-        self.set_providers(providers, provider_options)
+        self._providers = eps.resolve(providers, provider_options)
+        self._note_ignored("provider", self._providers.ignored)
         try:
             model = load(path_or_bytes)
             self._module = OnnxModule(model, self._fell_back, pack=may_copy(settings))
@@ -94,8 +95,18 @@ class InferenceSession:
         except Exception as e:
             # A damaged file that got past every check of its own: still the model's error, with the cause kept.
             raise InvalidGraph("cannot load the model: malformed", because=f"{type(e).__name__}: {e}") from e
-        self._engine = engine_for(self._module, settings, self._events)
         self._describe(model, path_or_bytes)
+        self._place()
+
+    def _place(self) -> None:
+        """Serve on the device of the providers, if they have one and the model's inputs can be there."""
+        self._device = self._providers.device
+        unfit = next((s.name for s in self._slots if s.plain is None or s.optional), None)
+        if self._device is not None and unfit is not None:
+            self._events.decide(Action.FALLBACK, Why.UNSUPPORTED_CALL, self._module.model.source,
+                                what=f"calls stay on the host, not on {self._device}", because=f"input {unfit} is no plain tensor")
+            self._device = None
+        self._engine, self._served = engine_for(self._module, self._settings, self._events, self._device)
 
     def _describe(self, model: OnnxModel, source: Source) -> None:
         sizes = self._options.free_dimensions
@@ -138,19 +149,26 @@ class InferenceSession:
 
     def _run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
              run_options: RunOptions | None) -> list[Any]:
+        inputs: list[Value] = []
+        return release(self._values(output_names, input_feed, run_options, inputs))
+
+    def _values(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
+                run_options: RunOptions | None, inputs: list[Value]) -> list[Value]:
+        """The results where they were computed; `inputs` is filled, and has to be held until nobody asks who holds the results."""
         wanted = self._wanted(output_names)
         if run_options is not None:
             self._check_run_options(run_options)
         if not self._known.issuperset(input_feed):
             self._refuse_name(next(name for name in input_feed if name not in self._known))
         args = tuple([admit(s, input_feed.get(s.name)) for s in self._slots])
+        inputs += args
         overrides: dict[str, Value] = {}
         if self._override_slots and any(name in self._override_slots for name in input_feed):
             overrides = {n: admit(s, input_feed[n]) for n, s in self._override_slots.items() if n in input_feed}
         results = self._guarded(args, overrides)
         picked = list(results) if wanted is None else [results[i] for i in wanted]
         del results
-        return release(picked)
+        return picked
 
     def _guarded(self, args: tuple[Value, ...], overrides: Mapping[str, Value]) -> Sequence[Value]:
         """Serve a call; whatever fails inside becomes an error of ours that keeps the cause."""
@@ -171,6 +189,15 @@ class InferenceSession:
 
     def _serve(self, args: tuple[Value, ...]) -> tuple[Value, ...]:
         """One call of the model, all inputs in order: the only place that runs it."""
+        if self._device is not None and isinstance(self._served, DeviceModel):
+            if self._served.off:  # the device cannot run it: from now on an engine for the host does
+                self._engine.close()
+                self._device = None
+                self._engine, self._served = engine_for(self._module, self._settings, self._events)
+            else:
+                args = tuple([a.to(self._device) if isinstance(a, torch.Tensor) else a for a in args])
+        if self._device is None and any(isinstance(a, torch.Tensor) and not a.is_cpu for a in args):
+            args = tuple([a.cpu() if isinstance(a, torch.Tensor) else a for a in args])
         if not torch.is_grad_enabled():
             return self._engine.serve(args, {})
         _set_grad_enabled(False)  # noqa: FBT003 - what `torch.no_grad()` does, without its Python
@@ -234,7 +261,14 @@ class InferenceSession:
 
     def io_binding(self) -> IOBinding:
         """A holder for inputs and outputs that are used again and again."""
-        return IOBinding(self, sorted(self._known), self.run)
+        return IOBinding(self, sorted(self._known), self._bound)
+
+    def _bound(self, output_names: Sequence[str], input_feed: Mapping[str, Any], run_options: RunOptions | None,
+               places: Sequence[torch.device | None]) -> list[Any]:
+        """Like `run`, with results on devices where that is wanted: as tensors there, arrays elsewhere."""
+        self._require(input_feed)
+        inputs: list[Value] = []
+        return release(self._values(output_names, input_feed, run_options, inputs), places)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
         """Run on what is bound; the results are in the binding."""
@@ -273,17 +307,21 @@ class InferenceSession:
         return self._options
 
     def get_providers(self) -> list[str]:
-        """Where the model runs."""
-        return [eps.CPU]
+        """Where the model runs, in the order of preference."""
+        return [eps.CPU] if self._device is None else list(self._providers.names)
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """There are none to set."""
-        return {eps.CPU: {}}
+        """The options in use."""
+        return {eps.CPU: {}} if self._device is None else self._providers.options()
 
     def set_providers(self, providers: Sequence[eps.Provider] | None = None,
                       provider_options: Sequence[dict[Any, Any]] | None = None) -> None:
-        """Accepted; what is not available is warned about and recorded."""
-        self._note_ignored("provider", eps.refused(providers, provider_options))
+        """Serve on other providers from now on; what is not available is warned about and recorded."""
+        before, self._providers = self._providers, eps.resolve(providers, provider_options)
+        self._note_ignored("provider", self._providers.ignored)
+        if self._providers.device != before.device:
+            self._engine.close()
+            self._place()
 
     def disable_fallback(self) -> None:
         """Accepted; there is no other provider to fall back to."""

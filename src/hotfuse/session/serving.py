@@ -7,8 +7,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
 from hotfuse.base.errors import CaptureError
-from hotfuse.base.events import EventLog
+from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.fixed_weights import fix
 from hotfuse.base.settings import Settings
 from hotfuse.base.structure import TENSOR, Spec, describe
@@ -20,7 +22,9 @@ from hotfuse.compile.workers import wire
 from hotfuse.compile.workers.service import ask, service
 from hotfuse.frontends.captured import CallSpec
 from hotfuse.frontends.onnx.interp import OnnxModule
+from hotfuse.frontends.onnx.values import Value
 from hotfuse.frontends.ship import restore, ship
+from hotfuse.ir.placed import placed
 from hotfuse.pipeline import Units, compile_tier0
 from hotfuse.runtime.engine import Engine
 from hotfuse.runtime.plans import Capture
@@ -89,18 +93,85 @@ class ServedModel:
         return Capture(replace(done, graph=graph), weights, ModelGuard((), ()))
 
 
-def engine_for(module: OnnxModule, settings: Settings, log: EventLog) -> Engine:
-    """An engine that serves the module."""
-    served = ServedModel(module, settings)
+MOST_OF_FREE = 0.8
+"""Part of a device's free memory that the weights of a file may take."""
+
+
+class DeviceModel(ServedModel):
+    """The same for tensors on a device: the interpreter answers on the host until a graph with its weights on the device does.
+
+    Operators of a file read sizes as values, which on a device would be a synchronization each. In the graph that is captured from
+    them sizes are symbols, so all of its tensors can be there.
+    """
+
+    def __init__(self, module: OnnxModule, settings: Settings, device: torch.device, log: EventLog) -> None:
+        super().__init__(module, settings)
+        self.call = self._on_host
+        self._device = device
+        self._log = log
+        self._moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Weights by their ids on the host, with what stands for them on the device."""
+        self.refused: Callable[[], str] = str
+        """Why graphs of the file cannot run on the device, as far as captures have shown it."""
+        self.off = ""
+        """The same, when it has been told: calls stay on the host from then on."""
+
+    def watched(self) -> ModelGuard:
+        """There are no kernels of its own to record."""
+        raise CaptureError("the interpreter of a file runs on the host")
+
+    def _on_host(self, *inputs: Value) -> tuple[Value, ...]:
+        outs = self._module.forward(*[x.cpu() if isinstance(x, torch.Tensor) else x for x in inputs])
+        if not self.off and (why := self.refused()):
+            self.off = why
+            self._log.decide(Action.FALLBACK, Why.NOT_CAPTURABLE, self.name, what=f"calls stay on the host, not on {self._device}",
+                             because=why.splitlines()[0][:300])  # fmt: skip
+        return tuple([o.to(self._device) if isinstance(o, torch.Tensor) else o for o in outs])
+
+    def capture(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None]) -> Capture:
+        """A graph of the file as on the host, placed on the device with its weights."""
+        here = replace(call, inputs=tuple(replace(t, device="cpu") for t in call.inputs))
+        found = super().capture(spec, here, watching)
+        graph = placed(found.captured.graph, str(self._device))
+        used = [p.key for p in graph.params]
+        held: dict[str, Value] = dict(found.weights)
+        odd = next((key for key in used if not isinstance(held[key], torch.Tensor)), None)
+        if odd is not None:
+            raise CaptureError("the model cannot run on the device", because=f"the constant {odd} is no tensor")
+        new = {id(w): w.nbytes for w in (found.weights[key] for key in used) if id(w) not in self._moved}
+        free = torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else sum(new.values()) * 2
+        if sum(new.values()) > MOST_OF_FREE * free:
+            raise CaptureError("the model cannot run on the device", why=Why.TOO_MUCH_MEMORY,
+                               because=f"its weights take {sum(new.values()) >> 20} MiB, {free >> 20} are free")  # fmt: skip
+        weights = {key: self._there(found.weights[key]) for key in used}
+        return Capture(replace(found.captured, graph=graph), weights, found.watch)
+
+    def _there(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight on the device; one for all graphs of the file. The host's is kept so that its id stays its own."""
+        if id(weight) not in self._moved:
+            self._moved[id(weight)] = (weight, weight.to(self._device))
+        return self._moved[id(weight)][1]
+
+
+def engine_for(
+    module: OnnxModule, settings: Settings, log: EventLog, device: torch.device | None = None
+) -> tuple[Engine, ServedModel]:
+    """An engine that serves the module to tensors on the host, or on a device."""
+    served = ServedModel(module, settings) if device is None else DeviceModel(module, settings, device, log)
     if settings.capture == "background":
         served.name_model()
         service().submit(served.get_ready, served)
-    return Engine(
+    constant = may_copy(settings) and device is None  # what is made of them is for the host's kernels
+    engine = Engine(
         served,
-        lambda graph, weights: compile_tier0(graph, weights, settings, constant=may_copy(settings)),
+        lambda graph, weights: compile_tier0(graph, weights, settings, constant=constant),
         lambda job: service().submit(job, served),
         settings,
         log,
         Units(settings),
         lambda job: service().submit(job, (served, "captures")),
     )
+    if isinstance(served, DeviceModel):
+        groups = engine.sites
+        served.refused = lambda: next((g.refused for s in list(groups.values()) for g in list(s.groups.values()) if g.refused), "")
+    return engine, served
