@@ -78,6 +78,8 @@ class Capturer:
         self._log = plans.log
         self._compile = compile
         self._background = background
+        self._under_way = 0
+        """Captures that are pending."""
         self._exhausted = 0
         """Captures that had been made when a call had to go without one."""
         self._told = 0
@@ -87,6 +89,10 @@ class Capturer:
         self.admitted: Callable[[Site, Entry, int], None] | None = None
         """Told of every captured graph that serves, and how many threads its calls have."""
         self._keys = itertools.count()
+
+    def after_fork(self) -> None:
+        """In a forked child: what was pending belongs to the parent."""
+        self._under_way = 0
 
     def limits(self) -> list[str]:
         """The limits that keep kinds of calls in the model's own code: none of them is told by a site."""
@@ -215,6 +221,7 @@ class Capturer:
     def _ended(self, group: CallGroup) -> None:
         with self._plans.lock:
             group.pending = False
+            self._under_way = max(0, self._under_way - 1)
 
     def _wanted(self, spec: Spec, leaves: Sequence[torch.Tensor]) -> tuple[Site, CallGroup, Why] | None:
         """Whether this call should be captured, and why; marks its group as pending if so."""
@@ -223,7 +230,8 @@ class Capturer:
         if any(t.is_neg() or t.is_conj() for t in leaves):  # their memory holds other numbers than they do: no guard takes them
             self._log.count("lazy_inputs")
             return None
-        if (watch := self._plans.watch) is not None and (change := watch.check()) is not WeightChange.NONE:
+        watch = self._plans.watch if not self._under_way else None  # a capture makes sure by itself, and calls need not meanwhile
+        if watch is not None and (change := watch.check()) is not WeightChange.NONE:
             self._plans.changed(change, watch)  # what was refused may be possible now
         with self._plans.lock:
             site = self._plans.sites.get(spec)
@@ -250,6 +258,7 @@ class Capturer:
             why = Why.NEW_SHAPE if group.tried else Why.FIRST_CALL
             group.tried.add(shapes)
             group.pending = True
+            self._under_way += 1
             group.captures += 1
             self._plans.captures += 1
         self._background.begin()

@@ -497,6 +497,7 @@ class Engine:
     def after_fork(self) -> None:
         """In a forked child: what was pending belongs to the parent."""
         self._background.after_fork()
+        self._capturer.after_fork()
         self.plans.after_fork()
         if self._improver is not None:
             self._improver.after_fork()

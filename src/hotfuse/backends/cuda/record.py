@@ -58,6 +58,8 @@ class Recording:
     def _recorded(self, run: Run, own: Sequence[torch.Tensor], pool: Any) -> tuple[Any, ...]:
         error: Exception | None = None
         outputs: tuple[Any, ...] = ()
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        drawn = generator.clone_state()
         self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             outputs = run(*own)
@@ -68,7 +70,9 @@ class Recording:
         except Exception as e:
             error = error or e
         if error is not None:
-            with contextlib.suppress(Exception):  # where the end failed too, the allocator would go on taking from the pool
+            # torch puts neither its generator nor its allocator back where a recording cannot be ended
+            generator.graphsafe_set_state(drawn)
+            with contextlib.suppress(Exception):
                 _end_allocating(torch.cuda.current_device(), pool)
             said = str(error).strip().splitlines()
             because = f"{type(error).__name__}: {said[0][:200] if said else ''}"

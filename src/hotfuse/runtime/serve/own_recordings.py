@@ -282,7 +282,6 @@ class OwnRecordings:
             return
         self._numbers = single_numbers(guard.tensors, self._device_kind)
         self._guard = guard
-        self._in_background(guard.harden)
 
     def _record(
         self, kind: OwnKind, device: RecordingDevice, leaves: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -388,8 +387,11 @@ class OwnRecordings:
                 return
             kind.audit = Audit(kind.recording, None, kind.calls) if self._audited else None
             kind.next_look = kind.calls + 1
+            guard = self._guard
             self._log.decide(Action.DEPLOY, Why.FASTER, self._model.name, what=_WHAT, call=kind.text, **took,
                              against="the model's own code")  # fmt: skip
+        for job in guard.hardening_jobs() if guard is not None else ():
+            self._in_background(job)
 
     def _slower(self, kind: OwnKind, audit: Audit) -> None:
         with self._lock:
