@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
+from hotfuse.analysis.growth import read_anywhere
 from hotfuse.base.errors import CaptureError, InputError
 from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import faults
@@ -29,7 +30,7 @@ from hotfuse.compile.workers.fork_once import ask_fork
 from hotfuse.compile.workers.forked import ForkFailed
 from hotfuse.compile.workers.service import ask, ask_here, counters, service
 from hotfuse.explain import Explanation, explain_engine, memory_of
-from hotfuse.frontends.captured import CallSpec
+from hotfuse.frontends.captured import CallSpec, Captured
 from hotfuse.frontends.hooks import refuse_hooks
 from hotfuse.frontends.naming import Unnamed, structure_name
 from hotfuse.frontends.present import hold, keep, release
@@ -102,8 +103,12 @@ class TorchModel:
         def capture(call: CallSpec) -> wire.Message:
             return ask(TorchCapture(wire.call_to_json(call)), [shipment.blob], self.settings)
 
-        done = captured(self._at(), repr(spec), call, capture, self.settings.capture_timeout_s)
+        done = self._growing(captured(self._at(), repr(spec), call, capture, self.settings.capture_timeout_s))
         return Capture(done, run(BIND, done, shipment.tensors).weights, watch)
+
+    def _growing(self, done: Captured) -> Captured:
+        """With caches that may grow in place, unless they are to be copied."""
+        return replace(done, graph=read_anywhere(done.graph)) if self.settings.caches == "grow" else done
 
     def _capture_in_place(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None], because: str) -> Capture:
         """Capture a model that cannot be sent: in a fork made for it, or else in this process, in turns with calls."""
@@ -121,7 +126,7 @@ class TorchModel:
                 if service().stopping:
                     raise
                 how, message = f"in this process ({e.because or e.what})", ask_here(request)
-            done = wire.answer_from_message(message)
+            done = self._growing(wire.answer_from_message(message))
         finally:
             release(number)
         weights = run(BIND, done, held.tensors).weights

@@ -1,6 +1,6 @@
 """The only list of passes, from capture to link: `PASSES`. Each is a value with a name, a type in and a type out (`base.passes`).
 
-    capture  simplify | bind  freeze  numbers | kernels( rules layouts groups order | normalize lower generate-code )
+    capture  simplify | bind  freeze  numbers | kernels( rules appends layouts groups order | normalize lower generate-code )
     runs( bridges drivers ) | link  parallel-branches                          and for tier 0: partitions  library
     on a device, behind bind: masks | recordings, or device-kernels( device-groups order | device-lower device-code ) record
 

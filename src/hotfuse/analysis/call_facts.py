@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hotfuse.analysis.growth import read_in_any_strides
 from hotfuse.base.errors import InternalError
 from hotfuse.ir.dims import Dim, Sym, dims_in, expr, show, sym, symbols
 from hotfuse.ir.graph import Graph
@@ -172,8 +173,10 @@ def facts_of(graph: Graph, contiguous: Sequence[bool], more: Iterable[Fact] = ()
     """Exactly what capture assumed of a call, in an order in which each may be checked after those before it.
 
     `contiguous` says of each input whether the captured call's was row-major, because user code may branch on it; `more`
-    are facts that a specialized plan bets on besides.
+    are facts that a specialized plan bets on besides. A cache that grows may lie in any way: one that a plan gave lies otherwise
+    than the model's own code would have put it.
     """
+    anywhere = {g.input for g in read_in_any_strides(graph)}
     names: dict[str, str] = {}
     kinds: list[Fact] = []
     sizes: list[Fact] = []
@@ -182,7 +185,8 @@ def facts_of(graph: Graph, contiguous: Sequence[bool], more: Iterable[Fact] = ()
         if not isinstance(v.type, TensorType):
             raise InternalError(f"input %{v.name} is not a tensor")
         rank = len(v.type.shape)
-        kinds += [Plain(i, v.type.device), Typed(i, v.type.dtype), Ranked(i, rank), Dense(i, rank, None, dense)]
+        kinds += [Plain(i, v.type.device), Typed(i, v.type.dtype), Ranked(i, rank)]
+        kinds += [] if i in anywhere else [Dense(i, rank, None, dense)]
         for k, d in enumerate(v.type.shape):
             if isinstance(d, int):
                 sizes.append(Sized(i, k, d))

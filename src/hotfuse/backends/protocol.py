@@ -343,6 +343,11 @@ class LoadedRun(Protocol):
         ...
 
     @property
+    def grown(self) -> tuple[int, int]:
+        """Caches that were appended to in place, and those that were copied into memory with room first."""
+        ...
+
+    @property
     def allocated(self) -> int:
         """Arenas allocated so far."""
         ...

@@ -19,6 +19,7 @@ Precision = Literal["fp32", "bf16"]
 CaptureMode = Literal["background", "inline", "off"]
 Workers = Literal["auto", "fork", "spawn"]
 Padding = Literal["exact", "ignore", "keep"]
+Caches = Literal["grow", "copy"]
 Weights = Literal["watched", "checked", "frozen"]
 
 
@@ -93,6 +94,10 @@ class Settings:
     """Writes to weights that torch does not show (`p.data`, NumPy views, shared memory, tensors of inference mode), where plans
     serve copies. `watched`: noticed within `weights_calls` calls and `weights_ms` milliseconds. `checked`: every call compares
     everything first. `frozen`: nobody writes so, and nothing is compared. What torch shows the next call notices in any case."""
+    caches: Caches = "grow"
+    """Results that are an argument with more behind it (keys and values of a decode step). `grow`: they lie in memory with room to
+    grow, where the next call appends without a copy; they are not row-major then, and hold up to half as much memory again.
+    `copy`: as the model's own code makes them."""
     weights_calls: int = 1000
     """Most calls that are served after such a write before it is noticed."""
     weights_ms: float = 30_000.0

@@ -220,7 +220,10 @@ def _run_code(data: dict[str, Any], code: bytes) -> RunCode:
         for name, dtype, rank, order in data["inputs"]
     )
     sizes = tuple(SizeSpec(str(s), int(i), bool(stride), int(d)) for s, i, stride, d in data["sizes"])
-    outputs = tuple(OutputSpec(str(n), DType(t), _read(shape), _read(strides)) for n, t, shape, strides in data["outputs"])
+    outputs = tuple(
+        OutputSpec(str(n), DType(t), _read(shape), _read(strides), None if grows is None else (int(grows[0]), int(grows[1])))
+        for n, t, shape, strides, grows in data["outputs"]
+    )
     return RunCode(
         int(data["first"]), int(data["last"]), inputs, sizes, outputs, tuple(word_from_json(w) for w in data["words"]),
         tuple(int(i) for i in data["exits"]), tuple(str(n) for n in data["returned"]), dims.parse(data["arena"]),

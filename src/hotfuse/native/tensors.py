@@ -18,6 +18,10 @@ with Python, which they count.
     declare ptr @hf_data(ptr)          the first element, to read from
     declare i32 @hf_contiguous(ptr)    1 if row-major, as `is_contiguous()`
     declare ptr @hf_empty(i64, ptr, ptr, i32)    a new tensor of (rank, sizes, strides, dtype), or null with a Python error set
+    declare ptr @hf_view(ptr, i64, ptr, ptr)     a tensor of (rank, sizes, strides) in the memory of another, from its first element
+    declare i32 @hf_copy(ptr, ptr)     0 if all elements of the second are those of the first now; they have the same sizes
+    declare i64 @hf_room(ptr)          bytes of its memory from its first element on
+    declare i32 @hf_of_now(ptr)        1 if a tensor made now would be of inference mode exactly if this one is
 
 All need the interpreter lock. Offsets stand in the helpers, which are compiled once per process, and not in the code that calls
 them: object code that outlives the process does not depend on torch's layout.
@@ -43,7 +47,8 @@ _C = torch._C
 _OBJECT_WORDS = torch.Tensor.__basicsize__ // 8
 _IMPL_WORDS = 24
 """How much of the C++ part is searched; it has never been smaller."""
-_NAMES = ("hf_plain", "hf_rank", "hf_sizes", "hf_strides", "hf_dtype", "hf_numel", "hf_data", "hf_contiguous", "hf_empty")
+_NAMES = ("hf_plain", "hf_rank", "hf_sizes", "hf_strides", "hf_dtype", "hf_numel", "hf_data", "hf_contiguous", "hf_empty",
+          "hf_view", "hf_copy", "hf_room", "hf_of_now")
 DECLARATIONS = """
 declare i32 @hf_plain(ptr)
 declare i64 @hf_rank(ptr)
@@ -54,6 +59,10 @@ declare i64 @hf_numel(ptr)
 declare ptr @hf_data(ptr)
 declare i32 @hf_contiguous(ptr)
 declare ptr @hf_empty(i64, ptr, ptr, i32)
+declare ptr @hf_view(ptr, i64, ptr, ptr)
+declare i32 @hf_copy(ptr, ptr)
+declare i64 @hf_room(ptr)
+declare i32 @hf_of_now(ptr)
 """
 """What a generated module says to use the helpers; link it with `symbols()`."""
 
@@ -171,6 +180,12 @@ declare i32 @aoti_torch_empty_strided(i64, ptr, ptr, i32, i32, i32, ptr)
 declare i32 @aoti_torch_delete_tensor_object(ptr)
 declare ptr @hf_shim_wrap(ptr)
 declare ptr @PyErr_NoMemory()
+declare i32 @aoti_torch__reinterpret_tensor(ptr, i64, ptr, ptr, i64, ptr)
+declare i32 @aoti_torch_copy_(ptr, ptr, i32)
+declare i32 @aoti_torch_get_storage_size(ptr, ptr)
+declare i32 @aoti_torch_get_storage_offset(ptr, ptr)
+declare i64 @aoti_torch_dtype_element_size(i32)
+declare zeroext i1 @hf_inference_mode()
 
 define i32 @hf_plain(ptr %object) {
 entry:
@@ -235,6 +250,61 @@ no:
   ret i32 0
 }
 
+define ptr @hf_view(ptr %object, i64 %rank, ptr %sizes, ptr %strides) {
+entry:
+  %slot = alloca ptr
+  %tensor = getelementptr i8, ptr %object, i64 IMPL
+  %failed = call i32 @aoti_torch__reinterpret_tensor(ptr %tensor, i64 %rank, ptr %sizes, ptr %strides, i64 0, ptr %slot)
+  %good = icmp eq i32 %failed, 0
+  br i1 %good, label %wrap, label %none
+wrap:
+  %handle = load ptr, ptr %slot
+  %made = call ptr @hf_shim_wrap(ptr %handle)
+  %ignored = call i32 @aoti_torch_delete_tensor_object(ptr %handle)
+  ret ptr %made
+none:
+  %null = call ptr @PyErr_NoMemory()
+  ret ptr null
+}
+
+define i32 @hf_copy(ptr %to, ptr %from) {
+  %one = getelementptr i8, ptr %to, i64 IMPL
+  %other = getelementptr i8, ptr %from, i64 IMPL
+  %failed = call i32 @aoti_torch_copy_(ptr %one, ptr %other, i32 0)
+  ret i32 %failed
+}
+
+define i64 @hf_room(ptr %object) {
+  %size.at = alloca i64
+  %offset.at = alloca i64
+  store i64 0, ptr %size.at
+  store i64 0, ptr %offset.at
+  %tensor = getelementptr i8, ptr %object, i64 IMPL
+  %asked = call i32 @aoti_torch_get_storage_size(ptr %tensor, ptr %size.at)
+  %asked.too = call i32 @aoti_torch_get_storage_offset(ptr %tensor, ptr %offset.at)
+  %dtype = call i32 @hf_dtype(ptr %object)
+  %width = call i64 @aoti_torch_dtype_element_size(i32 %dtype)
+  %size = load i64, ptr %size.at
+  %offset = load i64, ptr %offset.at
+  %before = mul i64 %offset, %width
+  %room = sub i64 %size, %before
+  ret i64 %room
+}
+
+define i32 @hf_of_now(ptr %object) {
+  %impl.at = getelementptr i8, ptr %object, i64 IMPL
+  %impl = load ptr, ptr %impl.at
+  %keys.at = getelementptr i8, ptr %impl, i64 KEYS
+  %keys = load i64, ptr %keys.at
+  %autograd = and i64 %keys, AUTOGRAD
+  %of.inference = icmp eq i64 %autograd, 0
+  %now = call zeroext i1 @hf_inference_mode()
+  %differs = xor i1 %of.inference, %now
+  %same = xor i1 %differs, true
+  %answer = zext i1 %same to i32
+  ret i32 %answer
+}
+
 define ptr @hf_empty(i64 %rank, ptr %sizes, ptr %strides, i32 %dtype) {
 entry:
   %slot = alloca ptr
@@ -261,8 +331,10 @@ none:
     )
 )
 _SHIMS = tuple(f"aoti_torch_{n}" for n in ("get_sizes", "get_strides", "get_dim", "get_dtype", "get_numel", "empty_strided",
-                                           "delete_tensor_object"))  # fmt: skip
+                                           "delete_tensor_object", "_reinterpret_tensor", "copy_", "get_storage_size",
+                                           "get_storage_offset", "dtype_element_size"))  # fmt: skip
 _WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
+_INFERENCE = "_ZN3c1013InferenceMode10is_enabledEv"
 
 
 def _address(name: str) -> int:
@@ -295,6 +367,7 @@ def _imports() -> dict[str, int]:
     # Reading must not unshare memory that torch shares until somebody writes, so the reader's function comes first.
     found["hf_shim_data"] = _first("torch_get_const_data_ptr", "aoti_torch_get_data_ptr")
     found["hf_shim_wrap"] = _address(_WRAP)
+    found["hf_inference_mode"] = _address(_INFERENCE)
     found["PyErr_NoMemory"] = ctypes.cast(ctypes.pythonapi.PyErr_NoMemory, ctypes.c_void_p).value or 0
     found["hf_type_tensor"], found["hf_type_parameter"] = id(torch.Tensor), id(nn.Parameter)
     return found
@@ -307,7 +380,7 @@ def _cpu() -> int:
 def _compiled(places: Places) -> TensorHelpers:
     keys = plain_keys()
     words = {"TYPE": places.type_at, "IMPL": places.impl_at, "KEYS": places.keys_at, "NOT_MAY": _signed(~keys.may),
-             "MUST": _signed(keys.must), "CPU": _cpu()}  # fmt: skip
+             "MUST": _signed(keys.must), "AUTOGRAD": _signed(keys.may & ~keys.must), "CPU": _cpu()}  # fmt: skip
     text = _TEXT
     for word, number in words.items():
         text = text.replace(f" {word}\n", f" {number}\n").replace(f" {word},", f" {number},")
@@ -333,6 +406,10 @@ class TensorReader:
         self._dtype, self._data = function("hf_dtype", ctypes.c_int32), function("hf_data", address)
         self._sizes, self._strides = function("hf_sizes", address), function("hf_strides", address)
         self._empty = ctypes.PYFUNCTYPE(ctypes.py_object, number, address, address, ctypes.c_int32)(symbols["hf_empty"])
+        self._room, self._of_now = function("hf_room", number), function("hf_of_now", ctypes.c_int32)
+        of, two = ctypes.py_object, ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.py_object, ctypes.py_object)
+        self._view = ctypes.PYFUNCTYPE(of, of, number, address, address)(symbols["hf_view"])
+        self._copy = two(symbols["hf_copy"])
 
     def plain(self, value: object) -> bool:
         """Whether native code may read the object."""
@@ -350,6 +427,21 @@ class TensorReader:
         array = ctypes.c_int64 * max(1, len(sizes))
         size, stride = array(*sizes), array(*strides)
         return self._empty(len(sizes), ctypes.addressof(size), ctypes.addressof(stride), dtype)
+
+
+    def view(self, t: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+        """A tensor in another one's memory."""
+        array = ctypes.c_int64 * max(1, len(sizes))
+        size, stride = array(*sizes), array(*strides)
+        return self._view(t, len(sizes), ctypes.addressof(size), ctypes.addressof(stride))
+
+    def copies(self, to: torch.Tensor, source: torch.Tensor) -> bool:
+        """Copy all elements; whether that was done."""
+        return not self._copy(to, source)
+
+    def memory(self, t: torch.Tensor) -> tuple[int, bool]:
+        """Bytes from its first element on, and whether a tensor made now would be of inference mode exactly if this one is."""
+        return int(self._room(t)), bool(self._of_now(t))
 
 
 @functools.cache
@@ -379,6 +471,18 @@ def _proven(access: TensorHelpers, tensors: Sequence[torch.Tensor]) -> None:
         made = reader.empty(t.shape, t.stride(), dtype_code(t.dtype))
         if type(made) is not torch.Tensor or (made.shape, made.stride(), made.dtype) != (t.shape, t.stride(), t.dtype):
             raise InternalError("native code makes another tensor than it was asked for")
+        if not t.numel():
+            continue
+        behind = t.untyped_storage().nbytes() - t.storage_offset() * t.element_size()
+        if reader.memory(t) != (behind, t.is_inference() == torch.is_inference_mode_enabled()):
+            raise InternalError("native code finds another memory behind a tensor than there is")
+        seen = reader.view(t, t.shape, t.stride())
+        if (seen.data_ptr(), seen.shape, seen.stride(), seen.dtype) != (t.data_ptr(), t.shape, t.stride(), t.dtype):
+            raise InternalError("native code sees another memory than it was asked for")
+        if not reader.copies(made := reader.empty(t.shape, torch.empty(t.shape).stride(), dtype_code(t.dtype)), t) or not (
+            torch.equal(made, t)
+        ):
+            raise InternalError("native code copies other numbers than it was asked for")
     for other in (None, 1, object(), [1]):
         if reader.plain(other):
             raise InternalError(f"native code takes {other!r} for a tensor")

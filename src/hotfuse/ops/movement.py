@@ -5,7 +5,10 @@ Rows with `view` may give their input's memory back.
 
 from __future__ import annotations
 
-from hotfuse.ops.table import Access, defops
+import torch
+from torch import Tensor
+
+from hotfuse.ops.table import Access, defop, defops
 
 _M = Access.MOVEMENT
 _RESHAPES = "view reshape _unsafe_view _reshape_alias view_as reshape_as flatten unflatten ravel squeeze unsqueeze"
@@ -37,3 +40,27 @@ defops(
     fft_fftshift fft_ifftshift""",
     _M,
 )
+
+# --- a cache with more behind it ---------------------------------------------------------------------------------------
+# `cat((past, new), dim)` whose result lies with that dim outermost: what is appended to it needs no byte of it moved. A native run
+# appends in place where the past has room behind it (`backends.llvm.runs.growth`); anywhere else this is a `cat`.
+
+APPEND = "hotfuse.append.default"
+
+
+@torch.library.custom_op("hotfuse::append", mutates_args=())
+def _append(past: Tensor, new: Tensor, dim: int) -> Tensor:
+    return torch.cat((past.movedim(dim, 0), new.movedim(dim, 0))).movedim(0, dim)
+
+
+@_append.register_fake
+def _appended(past: Tensor, new: Tensor, dim: int) -> Tensor:
+    return torch.cat((past.movedim(dim, 0), new.movedim(dim, 0))).movedim(0, dim)
+
+
+defop("hotfuse.append", Access.OPAQUE)
+
+
+def append_order(rank: int, dim: int) -> tuple[int, ...]:
+    """The dims of such a result from the outermost in."""
+    return (dim, *(d for d in range(rank) if d != dim))

@@ -17,6 +17,7 @@ from hotfuse.compile.run.steps import (
     PlannedChoice,
     PlannedLoop,
     PlannedMark,
+    PlannedMove,
     PlannedStep,
     Pointer,
     Root,
@@ -43,6 +44,7 @@ from hotfuse.lower.run.description import (
     LoopStep,
     Mark,
     MemoryAddress,
+    MoveStep,
     OutputSpec,
     Run,
     SizeSpec,
@@ -81,8 +83,10 @@ def finish(planner: RunPlanner, first: int, last: int, sizes: Mapping[str, int],
     results, exits, returned = _leaving(level.graph, nodes, state)
     forks = planned_forks(planner, sizes, threads)
     placed = _Placed(state, results, sizes, forks)
+    read = {v.name: i for i, v in enumerate(state.inputs)}
+    grown = {name: (read[past], dim) for name, (past, dim) in state.grown.items()}
     outputs = tuple(
-        OutputSpec(r.value.name, r.value.type.dtype, r.value.type.shape, r.strides)
+        OutputSpec(r.value.name, r.value.type.dtype, r.value.type.shape, r.strides, grown.get(r.value.name))
         for r in results
         if isinstance(r.value.type, TensorType)
     )
@@ -254,6 +258,11 @@ class _Placed:
                         self._touch(root)
                 case PlannedLoop():
                     self._walk_loop(step)
+                case PlannedMove():
+                    self.clock += 1
+                    for root in (step.source.root, step.into.root):
+                        self._touch(root)
+                    self.addresses.append(step.bytes)
                 case PlannedMark():
                     pass
 
@@ -329,6 +338,8 @@ class _Placed:
                     condition, again, iteration, go = (None if p is None else self.address(p) for p in found)
                     inside = self.steps(step.steps, first)
                     made.append(LoopStep(step.var, trips, condition, again, iteration, go, inside, step.name, step.exactly))
+                case PlannedMove():
+                    made.append(MoveStep(self.address(step.source), self.address(step.into), step.bytes))
                 case PlannedMark():
                     made.append(Mark(step.part - first))
         return tuple(made)

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hotfuse.compile.run.plan import RunPlanner
+from hotfuse.compile.run.plan import RunPlanner, moved
 from hotfuse.compile.run.steps import (
     GraphScope,
     LevelParts,
-    PlannedCall,
     PlannedLoop,
     PlannedStep,
     Pointer,
@@ -176,7 +175,7 @@ class LoopPlanner(RunPlanner):
             alike(v, Value(v.name, replace(stack.type, shape=stack.type.shape[1:])))
             copy = self._copy(self._where(scope, v.name), t, Layout(), stack.root)
             offset = mul(_turn(var, length, reverse=form.out_reverse[k]), product(t.shape))
-            steps += [*copy[:-1], _moved(copy[-1], stack.root, offset)]
+            steps += [*copy[:-1], moved(copy[-1], stack.root, offset)]
         return [*steps, *late], again
 
     def _next(self, scope: GraphScope, v: Value, root: int, states: Sequence[int], late: list[PlannedStep]) -> list[PlannedStep]:
@@ -241,12 +240,6 @@ def _turn(var: str, length: Dim, *, reverse: bool) -> Dim:
 def _without(items: tuple[Dim, ...], axis: int) -> tuple[Dim, ...]:
     at = axis % len(items)
     return (*items[:at], *items[at + 1 :])
-
-
-def _moved(step: PlannedStep, root: int, offset: Dim) -> PlannedStep:
-    """A copy into the beginning of a buffer, into a later place of it."""
-    assert isinstance(step, PlannedCall)
-    return replace(step, buffers=tuple(Pointer(root, offset) if p.root == root else p for p in step.buffers))
 
 
 def _form(node: Node) -> _Form:

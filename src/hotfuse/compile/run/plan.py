@@ -20,6 +20,7 @@ from hotfuse.compile.run.steps import (
     PlannedCall,
     PlannedChoice,
     PlannedMark,
+    PlannedMove,
     PlannedStep,
     Pointer,
     Root,
@@ -33,8 +34,8 @@ from hotfuse.ir.branches import branches, control_name, inside
 from hotfuse.ir.dims import Dim, expr, substitute, sym, symbols
 from hotfuse.ir.graph import Arg, Graph, Kind, Node, Value
 from hotfuse.ir.subgraph import extract
-from hotfuse.ir.types import STRIDED, DType, Layout, TensorType
-from hotfuse.lower.common.algebra import product, same
+from hotfuse.ir.types import STRIDED, DType, Layout, TensorType, size_of
+from hotfuse.lower.common.algebra import mul, product, same
 from hotfuse.lower.common.codec import argument_to_json
 from hotfuse.lower.common.errors import CannotLower
 from hotfuse.lower.common.lowered import (
@@ -50,6 +51,7 @@ from hotfuse.lower.common.own_sizes import anchored, with_own_sizes
 from hotfuse.lower.cpu import scratch
 from hotfuse.lower.run.description import LOOP_VAR, THREADS, Constant, Word
 from hotfuse.lower.run.places import Lies, does_nothing, fits, is_view, operand, view
+from hotfuse.ops.movement import APPEND
 from hotfuse.ops.table import Access, lookup
 
 
@@ -87,6 +89,8 @@ class RunPlanner:
     def _free(self, scope: GraphScope, node: Node) -> list[PlannedStep]:
         if does_nothing(node):
             return []
+        if node.op == APPEND:
+            return self._append(scope, node)
         if not is_view(node):
             raise CannotLower(f"{node.op} has no kernel")
         steps: list[PlannedStep] = []
@@ -100,6 +104,27 @@ class RunPlanner:
                 raise CannotLower(f"{node.op} is not a view")
             scope.lies[out.name] = lies
         return steps
+
+    def _append(self, scope: GraphScope, node: Node) -> list[PlannedStep]:
+        """A cache with more behind it: what is new goes to its end. The past is there when the run begins."""
+        past, new, dim = node.args
+        (out,) = node.outs
+        if not scope.top or not isinstance(past, Value) or not isinstance(new, Value) or not isinstance(dim, int):
+            raise CannotLower("a cache that grows inside a branch")
+        if past.name not in {v.name for v in scope.graph.inputs}:
+            raise CannotLower("a cache that is no input of the graph")
+        made, more = tensor_of(out), tensor_of(new)
+        strides = dense_strides(made.shape, made.layout)
+        self._where(scope, past.name)
+        begin = self._where(scope, new.name)
+        root = self._made(out.name, made, strides)
+        scope.lies[out.name] = Lies(root, 0, strides)
+        self.state.grown[out.name] = past.name, dim
+        end = mul(tensor_of(past).shape[dim], strides[dim])
+        if fits(begin.strides, more.shape, dense_strides(more.shape, made.layout)):
+            size = mul(product(more.shape), size_of(more.dtype))
+            return [PlannedMove(Pointer(begin.root, begin.offset), Pointer(root, end), size)]
+        return [moved(step, root, end) for step in self._copy(begin, more, made.layout, root)]
 
     def _where(self, scope: GraphScope, name: str) -> Lies:
         """Where a value lies; what comes from outside is an input of the run, or a constant."""
@@ -325,6 +350,12 @@ class RunPlanner:
             else:
                 steps += self._copy(at, t, Layout(), root)
         return steps
+
+
+def moved(step: PlannedStep, root: int, offset: Dim) -> PlannedStep:
+    """A copy into the beginning of a buffer, into a later place of it."""
+    assert isinstance(step, PlannedCall)
+    return replace(step, buffers=tuple(Pointer(root, offset) if p.root == root else p for p in step.buffers))
 
 
 def _lie_alike(a: Lies, b: Lies) -> bool:

@@ -41,6 +41,7 @@ from hotfuse.lower.common.lowered import Lowered
 from hotfuse.lower.common.own_sizes import anchored
 from hotfuse.lower.run.description import LoopStep, branches, calls, word_to_json
 from hotfuse.lower.run.places import does_nothing, is_view
+from hotfuse.ops.movement import APPEND
 from hotfuse.ops.table import packet
 
 Message = tuple[dict[str, Any], list[bytes]]
@@ -210,7 +211,7 @@ def _refined(level: LevelParts, bench: _RunKernels) -> LevelParts:
 
 
 def _segments(graph: Graph, first: int, last: int, bench: _RunKernels) -> list[tuple[int, int, int]]:
-    free = [is_view(n) or does_nothing(n) for n in graph.nodes[first:last]]
+    free = [is_view(n) or does_nothing(n) or n.op == APPEND for n in graph.nodes[first:last]]
     if all(free):
         return [(first, last, -1)]
     begin = first + free.index(False)
@@ -264,7 +265,7 @@ def _planned(level: LevelParts, bench: _RunKernels) -> tuple[list[tuple[int, int
             except CannotLower:
                 break
             at += 1
-            if level.parts[at - 1][2] >= 0 or at - 1 in level.branches:  # views alone are the library's
+            if level.parts[at - 1][2] >= 0 or at - 1 in level.branches or _appends(level, at - 1):  # views alone are the library's
                 end, kept = at, planner.state
         if end > begin:
             planner.state = kept
@@ -276,6 +277,11 @@ def _planned(level: LevelParts, bench: _RunKernels) -> tuple[list[tuple[int, int
         if at == begin:
             at += 1
     return found, native
+
+
+def _appends(level: LevelParts, part: int) -> bool:
+    first, last, _ = level.parts[part]
+    return any(n.op == APPEND for n in level.graph.nodes[first:last])
 
 
 def _native(planner: RunPlanner, level: LevelParts, begin: int, end: int) -> set[int]:
@@ -323,7 +329,7 @@ def _to_json(done: FinishedRun) -> dict[str, Any]:
     return {
         "inputs": [[i.name, i.dtype.value, i.rank, i.order] for i in run.inputs],
         "sizes": [[s.symbol, s.input, s.stride, s.dim] for s in run.sizes],
-        "outputs": [[o.name, o.dtype.value, _shown(o.shape), _shown(o.strides)] for o in run.outputs],
+        "outputs": [[o.name, o.dtype.value, _shown(o.shape), _shown(o.strides), o.grows] for o in run.outputs],
         "words": [word_to_json(w) for w in done.words],
         "exits": done.exits,
         "returned": done.returned,

@@ -137,7 +137,16 @@ class PlannedLoop:
     exactly: Dim | None = None
 
 
-PlannedStep = PlannedCall | PlannedBranch | PlannedChoice | PlannedLoop | PlannedMark
+@dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """Bytes that are copied as they are."""
+
+    source: Pointer
+    into: Pointer
+    bytes: Dim
+
+
+PlannedStep = PlannedCall | PlannedBranch | PlannedChoice | PlannedLoop | PlannedMark | PlannedMove
 
 
 @dataclass(slots=True)
@@ -169,12 +178,14 @@ class RunState:
     into: dict[int, int] = field(default_factory=dict[int, int])
     """Buffers that are another buffer: results of a branch."""
     copied: dict[tuple[Lies, Layout], Lies] = field(default_factory=dict[tuple[Lies, Layout], Lies])
+    grown: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+    """Results that are an input with more behind it: the input, and the dim."""
 
     def copy(self) -> RunState:
         """The same, to go on from."""
         return RunState(
             list(self.roots), list(self.inputs), list(self.words), dict(self.symbols), dict(self.strided),
-            list(self.steps), dict(self.lies), dict(self.into), dict(self.copied),
+            list(self.steps), dict(self.lies), dict(self.into), dict(self.copied), dict(self.grown),
         )  # fmt: skip
 
 
@@ -190,6 +201,9 @@ def written(steps: Sequence[PlannedStep], root: int) -> bool:
                     return True
             case PlannedBranch() | PlannedLoop():
                 if root in step.outs:
+                    return True
+            case PlannedMove():
+                if step.into.root == root:
                     return True
             case PlannedMark():
                 pass

@@ -6,14 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hotfuse.analysis.growth import read_in_any_strides
 from hotfuse.base.passes import Pass, Where
 from hotfuse.base.settings import Objective
 from hotfuse.compile.unit.planning import Gate, adjusted, arranged
 from hotfuse.fusion.groups import Group, group, reordered
-from hotfuse.ir.graph import Graph, makers, output_values
+from hotfuse.ir.graph import Graph, Value, makers, output_values
+from hotfuse.ir.retype import revalued
+from hotfuse.ir.types import Layout, TensorType
 from hotfuse.ir.verify import verify
 from hotfuse.lower.cpu.tiling import Core
 from hotfuse.lower.run.places import is_view, operand
+from hotfuse.ops.movement import APPEND, append_order
 from hotfuse.simplify import simplify
 from hotfuse.simplify.experts import experts_in_order
 
@@ -39,6 +43,24 @@ class GroupedGraph:
     groups: tuple[Group, ...] = ()
     choices: tuple[str, ...] = ()
     """What was decided on the way, for `explain()`."""
+
+
+def appended(graph: Graph) -> Graph:
+    """The graph with caches that grow as nodes of their own, whose results lie so that more can be appended to them.
+
+        %y = cat((%past, %new), 2)   f32[1, 4, s0 + 1, 64]   ->   %y = append(%past, %new, 2)   f32[1, 4, s0 + 1, 64]{2,0,1,3}
+    """
+    grown = {g.node: g.dim for g in read_in_any_strides(graph)}
+    if not grown:
+        return graph
+    nodes = list(graph.nodes)
+    laid: dict[str, Value] = {}
+    for i, dim in grown.items():
+        (out,), (joined, *_) = nodes[i].outs, nodes[i].args
+        assert isinstance(out.type, TensorType) and isinstance(joined, tuple)
+        laid[out.name] = Value(out.name, replace(out.type, layout=Layout(append_order(len(out.type.shape), dim))))
+        nodes[i] = replace(nodes[i], op=APPEND, args=(*joined, dim), attrs=())
+    return revalued(replace(graph, nodes=tuple(nodes)), lambda v: laid.get(v.name, v))
 
 
 def _layouts(graph: Graph, job: GroupingJob) -> GroupedGraph:
@@ -89,6 +111,7 @@ ORDER: Pass[GroupedGraph, GroupedGraph, Any] = Pass(
 """Of any target."""
 GROUPING = (
     Pass("rules", Graph, Graph, lambda graph, _: simplify(experts_in_order(graph))[0], verify, Where.WORKER),
+    Pass("appends", Graph, Graph, lambda graph, _: appended(graph), verify, Where.WORKER),
     Pass("layouts", Graph, GroupedGraph, _layouts, _well_formed, Where.WORKER),
     Pass("groups", GroupedGraph, GroupedGraph, _groups, _well_formed, Where.WORKER),
     ORDER,

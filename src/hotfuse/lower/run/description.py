@@ -117,7 +117,16 @@ class Mark:
     partition: int
 
 
-Step = Call | BranchStep | ChoiceStep | LoopStep | Mark
+@dataclass(frozen=True, slots=True)
+class MoveStep:
+    """Bytes copied as they are."""
+
+    source: MemoryAddress
+    into: MemoryAddress
+    bytes: Dim
+
+
+Step = Call | BranchStep | ChoiceStep | LoopStep | Mark | MoveStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +159,9 @@ class OutputSpec:
     dtype: DType
     shape: tuple[Dim, ...]
     strides: tuple[Dim, ...]
+    grows: tuple[int, int] | None = None
+    """It is an input with more behind it, in a dim: (input, dim), the dim being the outermost in memory. Whoever makes it puts the
+    input there; the run writes what is behind it."""
 
 
 @dataclass(frozen=True, slots=True)

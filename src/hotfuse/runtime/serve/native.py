@@ -93,6 +93,8 @@ def assembled(
             "fell_back": sum(r.fell_back for r in runs),
             "arenas_allocated": sum(r.allocated for r in runs),
             "arena_bytes_kept": sum(r.arena_bytes for r in runs),
+            **({"appended_in_place": sum(r.grown[0] for r in runs), "moved_to_grow": sum(r.grown[1] for r in runs)}
+               if any(o.grows for r in runs for o in r.code.outputs) else {}),
             **({"forks_taken": sum(s.taken for s in shared.switches)} if shared.switches else {}),
             **({} if sides is None else sides.counts()),
             **_team_counts(runs),

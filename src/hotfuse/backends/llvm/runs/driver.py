@@ -37,6 +37,7 @@ from hotfuse.lower.run.description import (
     LoopStep,
     Mark,
     MemoryAddress,
+    MoveStep,
     Run,
     Step,
     branches,
@@ -194,6 +195,9 @@ class _Body:
                     self._loop(step)
                 case Mark():
                     self._look(step.partition + 1)
+                case MoveStep():
+                    into, source, size = self._address(step.into), self._address(step.source), self.fn.i64(step.bytes)
+                    self.fn.call("llvm.memcpy.p0.p0.i64", "void", ("ptr", into), ("ptr", source), ("i64", size), ("i1", "false"))
 
     def _base(self, a: MemoryAddress) -> str:
         """The beginning of some memory, loaded once."""

@@ -23,12 +23,14 @@ import torch
 
 from hotfuse.backends.llvm.runs.entry import (
     AT_ALLOCATED,
+    AT_APPENDED,
     AT_ARENAS,
     AT_BODY,
     AT_CONTROL,
     AT_FELL_BACK,
     AT_HOME,
     AT_LARGEST,
+    AT_MOVED,
     AT_TABLE,
     ENTER,
     KEPT,
@@ -123,7 +125,8 @@ class NativeRun:
                 order = ctypes.addressof(array)
             inputs += [spec.rank, tensors.dtype_code(torch_dtype(spec.dtype)), order]
         sizes = [n for s in code.sizes for n in (s.input, int(s.stride), s.dim)]
-        outputs = [n for o in code.outputs for n in (len(o.shape), tensors.dtype_code(torch_dtype(o.dtype)))]
+        outputs = [n for o in code.outputs
+                   for n in (len(o.shape), tensors.dtype_code(torch_dtype(o.dtype)), *(o.grows or (-1, 0)))]  # fmt: skip
         arrays = [(ctypes.c_int64 * max(1, len(a)))(*a) for a in (inputs, sizes, outputs, table)]
         held += arrays
         at = [ctypes.addressof(a) for a in arrays]
@@ -201,6 +204,11 @@ class NativeRun:
     def team_times(self) -> tuple[TeamTimes, ...]:
         """What was learned of calls with a team and on one thread, by size class."""
         return alone.read(self._team_times)
+
+    @property
+    def grown(self) -> tuple[int, int]:
+        """Caches that were appended to in place, and those that were copied into a block with room first."""
+        return int(self._kept.words[AT_APPENDED]), int(self._kept.words[AT_MOVED])
 
     @property
     def allocated(self) -> int:

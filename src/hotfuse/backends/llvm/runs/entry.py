@@ -11,7 +11,7 @@ import functools
 
 import torch
 
-from hotfuse.backends.llvm.runs import faults
+from hotfuse.backends.llvm.runs import faults, growth
 from hotfuse.backends.llvm.runs.symbols import CONTROL_HEAD, HEAD
 from hotfuse.base.errors import InternalError
 from hotfuse.base.once import once
@@ -30,7 +30,9 @@ _HEADER = 64
 # Words of a job; `home` is the job whose arenas it uses.
 AT_BODY, AT_LAYOUT, AT_TABLE, AT_INPUTS, AT_SIZES, AT_OUTPUTS = range(6)
 AT_INPUT_SPECS, AT_SIZE_SPECS, AT_OUTPUT_SPECS, AT_LAYOUT_WORDS, AT_FALLBACK, AT_CONTROL = range(6, 12)
-AT_HOME, AT_FELL_BACK, AT_ALLOCATED, AT_LARGEST, AT_ARENAS = range(12, 17)
+AT_HOME, AT_FELL_BACK, AT_ALLOCATED, AT_LARGEST, AT_APPENDED, AT_MOVED, AT_ARENAS = range(12, 19)
+OUTPUT_WORDS = 4
+"""Of a result: its rank, its dtype, the input that it is with more behind it, or -1, and the dim that grows."""
 WORDS = AT_ARENAS + KEPT
 
 
@@ -42,6 +44,7 @@ def _text() -> str:
 
     return (
         tensors.DECLARATIONS
+        + growth.DECLARATION
         + """
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare ptr @PyEval_SaveThread()
@@ -198,7 +201,7 @@ output:                                                       ; a new tensor for
   %o.end = icmp eq i64 %o, %outputs
   br i1 %o.end, label %memory, label %output.make
 output.make:
-  %about.i = mul i64 %o, 2
+  %about.i = mul i64 %o, {OUTPUT_WORDS}
   %about = getelementptr i64, ptr %output.specs, i64 %about.i
   %o.dtype.at = getelementptr i64, ptr %about, i64 1
   %o.rank = load i64, ptr %about
@@ -208,7 +211,23 @@ output.make:
   %w2 = add i64 %w1, %o.rank
   %o.shape = getelementptr i64, ptr %made, i64 %w
   %o.strides = getelementptr i64, ptr %made, i64 %w1
-  %result = call ptr @hf_empty(i64 %o.rank, ptr %o.shape, ptr %o.strides, i32 %o.dtype32)
+  %o.past.at = getelementptr i64, ptr %about, i64 2
+  %o.past = load i64, ptr %o.past.at
+  %is.grown = icmp sge i64 %o.past, 0
+  br i1 %is.grown, label %output.grown, label %output.new
+output.grown:
+  %o.dim.at = getelementptr i64, ptr %about, i64 3
+  %o.dim = load i64, ptr %o.dim.at
+  %past.at = getelementptr ptr, ptr %args, i64 %o.past
+  %past = load ptr, ptr %past.at
+  %counts = getelementptr i64, ptr %home, i64 {AT_APPENDED}
+  %result.grown = call ptr @hf_grown(ptr %past, i64 %o.rank, ptr %o.shape, ptr %o.strides, i32 %o.dtype32, i64 %o.dim, ptr %counts)
+  br label %output.made
+output.new:
+  %result.new = call ptr @hf_empty(i64 %o.rank, ptr %o.shape, ptr %o.strides, i32 %o.dtype32)
+  br label %output.made
+output.made:
+  %result = phi ptr [%result.grown, %output.grown], [%result.new, %output.new]
   %no.result = icmp eq ptr %result, null
   br i1 %no.result, label %drop, label %output.fine
 output.fine:
@@ -354,7 +373,8 @@ def stub() -> Loaded:
     """The compiled stub; it lives as long as the process."""
     library = ctypes.CDLL(torch._C.__file__)  # pyright: ignore[reportPrivateUsage]
     threads = ctypes.cast(getattr(library, _THREADS), ctypes.c_void_p).value or 0
-    symbols = {**python_symbols(*_API), "hf_threads": threads, **tensors.symbols(), **faults.SYMBOLS}
+    symbols = {**python_symbols(*_API), "hf_threads": threads, **tensors.symbols(), **faults.SYMBOLS,
+               growth.GROWN: growth.rooms().address(growth.GROWN)}  # fmt: skip
     return load_object(helper_object(_text()), [ENTER, LET_GO], symbols)
 
 
