@@ -15,7 +15,7 @@ from hotfuse.ir.retype import widened
 from hotfuse.ir.text import parse
 from hotfuse.ir.types import TensorType
 from hotfuse.pipeline import compile_tier0
-from hotfuse.runtime.tierup.proof import NOISE, prove, rounds_otherwise
+from hotfuse.runtime.tierup.proof import NOISE, in_float64, prove, rounds_otherwise
 
 QDQ = """graph g(%x: f32[4, 8]) {{
   param %s: f32[] = "s"
@@ -115,6 +115,22 @@ def test_the_judge_is_float64_where_the_graph_casts_to_float32() -> None:
     assert torch.equal(y, x.double() @ weights["w"].T) and z.dtype is torch.float64 and h.dtype is torch.float16
     assert {v.name: v.type.dtype.value for n in graph.nodes for v in n.outs if isinstance(v.type, TensorType)} == {
         "f": "f64", "z": "f64", "h": "f16", "y": "f64"}
+
+
+def test_the_judge_is_made_once_and_its_neighbours_are_others() -> None:
+    """A proof asks it for every call."""
+    graph = parse("""graph g(%x: f32[2, 4]) {
+      param %w: f32[3, 4] = "w"
+      %y: f32[2, 3] = aten.linear.default(%x, %w, None)
+      return %y
+    }""")
+    weights = {"w": torch.randn(3, 4)}
+    x = torch.randn(2, 4, dtype=torch.float64)
+    wide = in_float64(graph, weights)
+    assert wide() is wide() and wide(1) is not wide()
+    assert torch.equal(wide()(x)[0], x @ weights["w"].double().T)
+    off = (wide(1)(x)[0] - wide()(x)[0]).abs().max() / wide()(x)[0].abs().max()
+    assert 0 < float(off) < 10 * NOISE and not torch.equal(wide(1)(x)[0], wide(2)(x)[0])
 
 
 class Steps:

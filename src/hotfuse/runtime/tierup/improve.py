@@ -18,7 +18,6 @@ import torch
 
 from hotfuse.analysis.ties import quanta_of
 from hotfuse.backends import registry
-from hotfuse.backends.protocol import Run
 from hotfuse.base.errors import HotfuseError
 from hotfuse.base.events import Action, EvidenceValue, Why
 from hotfuse.base.faults import error_text
@@ -49,7 +48,7 @@ from hotfuse.runtime.tierup.contest import PlanContest
 from hotfuse.runtime.tierup.judge import Judge
 from hotfuse.runtime.tierup.objective import Trade, decide
 from hotfuse.runtime.tierup.own_code import compare
-from hotfuse.runtime.tierup.proof import neighbour, prove
+from hotfuse.runtime.tierup.proof import in_float64, prove
 from hotfuse.runtime.tierup.race import LIVE, MARGIN, Trial, race
 from hotfuse.runtime.tierup.skipping import suspected
 from hotfuse.runtime.tierup.strategies import against, attempts, failed_before
@@ -310,8 +309,9 @@ class Improver:
                 return
             self._log.span("compile", what, begin, nodes=len(better.graph.nodes))
             begin = self._log.now()
+            wide = in_float64(entry.baseline.graph, entry.weights)
             proof = prove(attempt.compared(better.run), attempt.compared(entry.baseline.run), calls,
-                          self._plans.settings.tolerance, lambda noise=0: attempt.compared(self._wide(entry, noise)),
+                          self._plans.settings.tolerance, lambda noise=0: attempt.compared(wide(noise)),
                           quanta_of(entry.baseline.graph, entry.weights))
             self._log.span("proof", what, begin, inputs=proof.inputs, judge=proof.judge)
         except NotRemembered:
@@ -421,10 +421,6 @@ class Improver:
         if huge_pages.waiting:
             self._plans.in_background(huge_pages.gather)
         return True
-
-    def _wide(self, entry: Entry, noise: int = 0) -> Run:
-        """The baseline in float64, or a neighbour of it."""
-        return self._context.compile(*neighbour(entry.baseline.graph, entry.weights, noise)).run
 
     def _remember(self) -> None:
         """Have what was learned added to the store; nobody waits for it."""

@@ -20,7 +20,9 @@ import torch
 
 from hotfuse.analysis.closeness import largest, units
 from hotfuse.analysis.ties import Quantum, all_tied
+from hotfuse.backends.library import meaning
 from hotfuse.backends.protocol import Run
+from hotfuse.backends.pycode import flat_function
 from hotfuse.ir.graph import Graph
 from hotfuse.ir.retype import widened
 from hotfuse.machine.device_clock import clock_of
@@ -94,6 +96,24 @@ def _timed(run: Run, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], f
     begin = clock()
     outs = run(*inputs)
     return outs, clock() - begin
+
+
+def in_float64(graph: Graph, weights: Mapping[str, torch.Tensor]) -> Wide:
+    """Makes a graph in float64, once for all calls of a proof, operator by operator: it runs once a call, and regions of operators
+    would take longer to compile than all its runs take.
+    """
+    exact: list[Run] = []
+
+    def wide(noise: int = 0) -> Run:
+        if noise or not exact:
+            wider, numbers = neighbour(graph, weights, noise)
+            run, _ = flat_function(wider, meaning, numbers)
+            if noise:
+                return run
+            exact.append(run)
+        return exact[0]
+
+    return wide
 
 
 def neighbour(graph: Graph, weights: Mapping[str, torch.Tensor], noise: int = 0) -> tuple[Graph, dict[str, torch.Tensor]]:
