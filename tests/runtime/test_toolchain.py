@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from hotfuse.native.target import host
 
 CODE = """
 import ctypes, os, sys
@@ -59,3 +62,16 @@ def test_llvm_stays_outside_and_what_it_made_is_kept(tmp_path: Path) -> None:
     assert asked(tmp_path, "") == 0
     assert asked(tmp_path, "refused") == 2
     assert asked(tmp_path, "nowhere") == 1
+
+
+def test_a_compiler_whose_asker_ended_says_nothing() -> None:
+    asker = subprocess.Popen([sys.executable, "-m", "hotfuse.native.compiler"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, env=os.environ)  # fmt: skip
+    assert asker.stdin is not None and asker.stdout is not None and asker.stderr is not None
+    target = host()
+    request = json.dumps({"text": "define i64 @f(i64 %x) { ret i64 %x }", "triple": target.triple, "cpu": target.cpu,
+                          "features": target.features, "vl_bytes": target.vl_bytes, "name": target.name}).encode()  # fmt: skip
+    asker.stdout.close()
+    asker.stdin.write(len(request).to_bytes(8, "little") + request)
+    asker.stdin.flush()
+    assert asker.wait(60) == 0 and asker.stderr.read() == b""

@@ -53,8 +53,11 @@ def main() -> None:
         if request is None:
             return
         left = memoryview(_answer(request))
-        while left:
-            left = left[os.write(1, left) :]
+        try:
+            while left:
+                left = left[os.write(1, left) :]
+        except BrokenPipeError:  # whoever asked has ended
+            return
 
 
 if __name__ == "__main__":

@@ -41,12 +41,12 @@ def serve(requests_in: BinaryIO, answers_out: BinaryIO, inherited: int = 0) -> N
     while True:
         try:
             header, blobs = wire.receive(requests_in)
-        except EOFError:
+            unbind()  # an OpenMP runtime inherited from the server binds this thread when it is first used
+            answer, codes = requests.answer(header, blobs)
+            wire.send(answers_out, {**answer, "usage": usage(inherited)}, codes)
+        except (EOFError, BrokenPipeError):  # nobody asks, or waits for the answer, any more
             _keep()
             return
-        unbind()  # an OpenMP runtime inherited from the server binds this thread when it is first used
-        answer, codes = requests.answer(header, blobs)
-        wire.send(answers_out, {**answer, "usage": usage(inherited)}, codes)
         if not select.select([requests_in], [], [], REST_S)[0]:
             _keep()
 
@@ -111,7 +111,7 @@ def main() -> None:
     end_with_parent()
     name_process()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    answers = os.fdopen(os.dup(1), "wb")
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)  # what nobody reads any more must not be written once more at the end
     os.dup2(2, 1)
     step_back(int(os.environ.get(LEVEL, LOWEST)))
     import torch
