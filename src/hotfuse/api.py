@@ -21,7 +21,7 @@ from hotfuse.base.events import Action, EventLog, Why
 from hotfuse.base.faults import faults
 from hotfuse.base.passes import run
 from hotfuse.base.settings import Objective, Precision, Settings, Weights, from_env
-from hotfuse.base.structure import TENSOR, Spec
+from hotfuse.base.structure import TENSOR, Spec, held_by_objects
 from hotfuse.cache.place import cache_stats
 from hotfuse.compile.captures import Known, captured, known
 from hotfuse.compile.request_bodies import PresentCapture, ReadyRequest, TorchCapture, request_of
@@ -103,12 +103,14 @@ class TorchModel:
         def capture(call: CallSpec) -> wire.Message:
             return ask(TorchCapture(wire.call_to_json(call)), [shipment.blob], self.settings)
 
-        done = self._growing(captured(self._at(), repr(spec), call, capture, self.settings.capture_timeout_s))
+        done = self._growing(spec, captured(self._at(), repr(spec), call, capture, self.settings.capture_timeout_s))
         return Capture(done, run(BIND, done, shipment.tensors).weights, watch)
 
-    def _growing(self, done: Captured) -> Captured:
-        """With caches that may grow in place, unless they are to be copied."""
-        return replace(done, graph=read_anywhere(done.graph)) if self.settings.caches == "grow" else done
+    def _growing(self, spec: Spec, done: Captured) -> Captured:
+        """With caches that may grow in place, unless they are to be copied. Only tensors that objects hold: a program that hands
+        tensors around itself may view them as their strides in the model's own code allow.
+        """
+        return replace(done, graph=read_anywhere(done.graph, held_by_objects(spec))) if self.settings.caches == "grow" else done
 
     def _capture_in_place(self, spec: Spec, call: CallSpec, watching: Callable[[ModelGuard], None], because: str) -> Capture:
         """Capture a model that cannot be sent: in a fork made for it, or else in this process, in turns with calls."""
@@ -126,7 +128,7 @@ class TorchModel:
                 if service().stopping:
                     raise
                 how, message = f"in this process ({e.because or e.what})", ask_here(request)
-            done = self._growing(wire.answer_from_message(message))
+            done = self._growing(spec, wire.answer_from_message(message))
         finally:
             release(number)
         weights = run(BIND, done, held.tensors).weights

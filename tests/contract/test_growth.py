@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import hotfuse
 from hotfuse import Settings
 from hotfuse.analysis.call_facts import Dense, facts_of
 from hotfuse.analysis.growth import growing, read_anywhere
@@ -58,7 +59,7 @@ def plan() -> Plan:
         with pytest.MonkeyPatch.context() as patch:
             kernels_win(patch)
             patch.setattr(units, "measuring", lambda _sizes: None)
-            made = compile_tier1(read_anywhere(found.graph), found.weights, inputs(7, 3), INLINE)
+            made = compile_tier1(read_anywhere(found.graph, range(3)), found.weights, inputs(7, 3), INLINE)
     assert made.runs and any(o.grows for r in made.runs for o in r.code.outputs), made.notes
     return made
 
@@ -229,7 +230,7 @@ def test_other_types_dims_and_several_rows(dtype: torch.dtype) -> None:
         return torch.cat((past, ~x if x.dtype is torch.bool else x * 2), 1)
 
     found = group_of(of, [some(2, 3, 5), some(2, 7, 5)], symbolic=True)
-    graph = read_anywhere(found.graph)
+    graph = read_anywhere(found.graph, range(3))
     assert growing(graph)
     plan = compile_tier1(graph, {}, [some(2, 3, 5), some(2, 7, 5)], INLINE)
     past = want = some(2, 7, 5)
@@ -262,14 +263,52 @@ def test_what_does_not_grow() -> None:
 def test_only_a_cache_that_grows_is_guarded_without_strides() -> None:
     graph = group_of(step, inputs(7, 3), symbolic=True, constants=True).graph
     assert sum(isinstance(f, Dense) for f in facts_of(graph, (True,) * 3)) == 3
-    assert [f.input for f in facts_of(read_anywhere(graph), (True,) * 3) if isinstance(f, Dense)] == [0]
+    assert [f.input for f in facts_of(read_anywhere(graph, range(3)), (True,) * 3) if isinstance(f, Dense)] == [0]
 
 
 def test_the_library_reads_what_a_plan_gave(plan: Plan) -> None:
     found = group_of(step, inputs(7, 3), symbolic=True, constants=True)
-    library = compile_tier0(read_anywhere(found.graph), found.weights, INLINE)
+    library = compile_tier0(read_anywhere(found.graph, range(3)), found.weights, INLINE)
     _, k, v = right(plan, *inputs(12, 3))
     x = torch.randn(3, 1, 64)
     got, want = library.run(x, k, v), step(x.double(), k.double(), v.double())
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+
+
+class Held:
+    """A cache as libraries have them: an object that a call changes."""
+
+    def __init__(self) -> None:
+        self.keys, self.values = torch.randn(2, KV, 5, WIDTH), torch.randn(2, KV, 5, WIDTH)
+
+
+class Decoder(torch.nn.Module):
+    def forward(self, x: torch.Tensor, cache: Held) -> torch.Tensor:
+        out, cache.keys, cache.values = step(x, cache.keys, cache.values)
+        return out
+
+
+class Handing(torch.nn.Module):
+    def forward(self, x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return step(x, keys, values)
+
+
+def appended_by(fast: hotfuse.Jit) -> int:
+    plans = [p for s in fast.explain().to_dict()["sites"] for p in s["plans"]]
+    assert any(p["tier"] >= 1 for p in plans)
+    return sum(p["counters"].get("appended_in_place", 0) for p in plans)
+
+
+def test_caches_in_objects_grow_and_tensors_in_a_programs_hands_lie_as_the_models() -> None:
+    cache, (x, keys, values) = Held(), inputs(5, 2)
+    with hotfuse.jit(Decoder(), settings=INLINE) as held, hotfuse.jit(Handing(), settings=INLINE) as handing:
+        for _ in range(12):
+            past = cache.keys, cache.values
+            torch.testing.assert_close(held(x, cache), step(x, *past)[0])
+            want = step(x, keys, values)
+            _, keys, values = got = handing(x, keys, values)
+            for a, b in zip(got, want, strict=True):
+                torch.testing.assert_close(a, b)
+                assert a.stride() == b.stride() and torch.equal(a.view(2, -1), a.reshape(2, -1))
+        assert appended_by(held) > 0 and appended_by(handing) == 0

@@ -9,7 +9,7 @@ a call needs no guard on them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from hotfuse.ir.graph import Graph, Node, Value, output_values, readers
@@ -56,9 +56,9 @@ def read_in_any_strides(graph: Graph) -> tuple[Growth, ...]:
     return tuple(g for g in growing(graph) if strided(graph.inputs[g.input]))
 
 
-def read_anywhere(graph: Graph) -> Graph:
-    """The graph with caches that grow as inputs of any strides."""
-    grown = {graph.inputs[g.input].name for g in growing(graph)}
+def read_anywhere(graph: Graph, inputs: Container[int]) -> Graph:
+    """The graph with those of these inputs that are caches which grow as inputs of any strides."""
+    grown = {graph.inputs[g.input].name for g in growing(graph) if g.input in inputs}
 
     def read(v: Value) -> Value:
         return Value(v.name, replace(v.type, layout=STRIDED)) if v.name in grown and isinstance(v.type, TensorType) else v

@@ -95,8 +95,8 @@ class Settings:
     serve copies. `watched`: noticed within `weights_calls` calls and `weights_ms` milliseconds. `checked`: every call compares
     everything first. `frozen`: nobody writes so, and nothing is compared. What torch shows the next call notices in any case."""
     caches: Caches = "grow"
-    """Results that are an argument with more behind it (keys and values of a decode step). `grow`: they lie in memory with room to
-    grow, where the next call appends without a copy; they are not row-major then, and hold up to half as much memory again.
+    """Tensors that a cache object holds and a call puts more behind (keys and values of a decode step). `grow`: they lie in memory
+    with room to grow, where the next call appends without a copy; they are not row-major then, and hold up to half as much again.
     `copy`: as the model's own code makes them."""
     weights_calls: int = 1000
     """Most calls that are served after such a write before it is noticed."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -158,6 +159,22 @@ class Taker:
         self._met[id(obj)] = len(self.holders)
         self.holders.append(obj)
         return None
+
+
+def held_by_objects(spec: Spec) -> frozenset[int]:
+    """The places, among all leaves, of those that objects hold: a program seldom looks at these itself."""
+    found: list[int] = []
+    leaves = itertools.count()
+
+    def walk(part: Spec, *, inside: bool) -> None:
+        if part in (TENSOR, NUMBER, COUNT):
+            place = next(leaves)
+            found.extend([place] if inside else [])
+        for child in part.children:
+            walk(child, inside=inside or part.kind == "object")
+
+    walk(spec, inside=False)
+    return frozenset(found)
 
 
 @functools.cache
